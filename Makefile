@@ -36,7 +36,7 @@ dev:
 
 demo:
 	@$(SETUP) demo
-	@$(PYTHON) -m tools.cli demo
+	@$(PYTHON) -m ugpu.tools.cli demo
 
 test:
 	@$(SETUP) $(ALL)
@@ -57,25 +57,25 @@ test-turn:
 	$(PYTHON) -m tests.shards
 	$(PYTHON) -m tests.seeds
 	$(PYTHON) -m tests.masks --turn
-	$(PYTHON) -m tests.kernel --turn --minutes 8
+	$(PYTHON) -m lab.kernel --turn --minutes 8
 
 test-all: test test-slow test-masks test-kernel
 
 mutants:
 	@$(SETUP) $(ALL)
-	$(PYTHON) -m tests.mutants
+	$(PYTHON) -m lab.mutants
 
 faults:
 	@$(SETUP) $(ALL)
-	$(PYTHON) -m tests.campaign $(if $(SEED),--seed $(SEED))
+	$(PYTHON) -m lab.campaign $(if $(SEED),--seed $(SEED))
 
 soak:
 	@$(SETUP) $(ALL)
-	$(PYTHON) -m tests.campaign.soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
+	$(PYTHON) -m lab.campaign.soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
 
 test-kernel:
 	@$(SETUP) demo dev firmware
-	$(PYTHON) -m tests.kernel
+	$(PYTHON) -m lab.kernel
 
 test-foreign:
 	@$(SETUP) dev
@@ -87,50 +87,52 @@ test-adreno:
 
 test-turnip:
 	@$(SETUP) dev
-	$(PYTHON) -m tests.turnip
+	$(PYTHON) -m lab.turnip
 
 # From a folder of wheels (docs/hardware.md says how to fill one) pip asks no index.
 hw: export PIP_FIND_LINKS := $(if $(WHEELS),$(abspath $(WHEELS)))
 hw: export PIP_NO_INDEX := $(if $(WHEELS),1)
 hw:
 	@$(SETUP) hw nv
-	$(PYTHON) -m tests.hw
+	$(PYTHON) -m lab.hw
 
 check:
 	@$(SETUP) $(ALL)
 	$(PYTHON) -m ruff check .
-	$(PYTHON) -m mypy am compiler hcq lab nv qcom tools ugpu usbgpu
-	$(PYTHON) -m tools.house.layers
-	$(PYTHON) -m tools.house.sizes
-	$(PYTHON) -m tools.house.promises
-	$(PYTHON) -m tools.clang2py --check
+	$(PYTHON) -m mypy ugpu lab/programs lab/sizes lab/threads.py
+	$(PYTHON) -m ugpu.tools.house.layers
+	$(PYTHON) -m ugpu.tools.house.sizes
+	$(PYTHON) -m ugpu.tools.house.promises
+	$(PYTHON) -m ugpu.tools.clang2py --check
 
 bench:
 	@$(SETUP) demo dev bench
-	$(PYTHON) -m tests.bench
+	$(PYTHON) -m lab.bench
 
 bench-compare:
 	@$(SETUP) demo dev
-	$(PYTHON) -m tests.bench compare
+	$(PYTHON) -m lab.bench compare
 
 # The script of ugpud's page, from TypeScript; its first line names the source that it was made from.
 page: TYPESCRIPT := typescript@7.0.2
-page: PAGE := tools/page/static/page.js
+page: PAGE := tools/service/page/static/page.js
 page:
 	npm install --silent --no-audit --no-fund --prefix build/npm $(TYPESCRIPT)
-	build/npm/node_modules/.bin/tsc -p tools/page/web
-	sed -i "1i // Made from page.ts by make page; sha256 $$(sha256sum tools/page/web/page.ts | cut -c1-64)" $(PAGE)
+	build/npm/node_modules/.bin/tsc -p tools/service/page/web
+	sed -i "1i // Made from page.ts by make page; sha256 $$(sha256sum tools/service/page/web/page.ts | cut -c1-64)" $(PAGE)
 
 regen:
 	@$(SETUP) dev regen
-	$(PYTHON) -m tools.clang2py
+	$(PYTHON) -m ugpu.tools.clang2py
 	git status --short -- am/regs hcq/uapi nv/abi/tables qcom/regs/tables
 	test -z "$$(git status --porcelain -- am/regs hcq/uapi nv/abi/tables qcom/regs/tables)"
 
 # Modules of which users call functions; what is beneath them is read in the sources.
-REFERENCE := ugpu ugpu.ir hcq hcq.errors hcq.device hcq.driver hcq.buffer hcq.queue hcq.program hcq.graph \
-	hcq.memory hcq.target hcq.telemetry hcq.timeline compiler compiler.tensor compiler.dtype \
-	compiler.front.jit compiler.front.function
+REFERENCE := ugpu ugpu.ir ugpu.hcq ugpu.hcq.errors ugpu.hcq.device.device ugpu.hcq.device.driver \
+	ugpu.hcq.work.buffer ugpu.hcq.work.queue ugpu.hcq.work.program ugpu.hcq.work.graph \
+	ugpu.hcq.work.timeline ugpu.hcq.state.memory ugpu.hcq.state.target ugpu.hcq.state.telemetry \
+	ugpu.compiler ugpu.compiler.tensor ugpu.compiler.dtype ugpu.compiler.front.jit \
+	ugpu.compiler.front.function
 
 docs:
 	@$(SETUP) demo docs

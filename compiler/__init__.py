@@ -12,24 +12,24 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from compiler import dtype as dtypes
-    from compiler.front.explain import watch as watch
-    from compiler.front.function import function as function
-    from compiler.front.jit import jit as jit
-    from compiler.runtime.runtime import kernel_log as kernel_log
-    from compiler.runtime.runtime import set_default_device as set_default_device
-    from compiler.search.tune import tuning as tuning
-    from compiler.tensor import Tensor as Tensor
+    from ugpu.compiler import dtype as dtypes
+    from ugpu.compiler.front.explain import watch as watch
+    from ugpu.compiler.front.function import function as function
+    from ugpu.compiler.front.jit import jit as jit
+    from ugpu.compiler.runtime.runtime import kernel_log as kernel_log
+    from ugpu.compiler.runtime.runtime import set_default_device as set_default_device
+    from ugpu.compiler.search.tune import tuning as tuning
+    from ugpu.compiler.tensor import Tensor as Tensor
 
 _HOMES = {
-    "Tensor": "compiler.tensor",
-    "dtypes": "compiler.dtype",
-    "function": "compiler.front.function",
-    "jit": "compiler.front.jit",
-    "kernel_log": "compiler.runtime.runtime",
-    "set_default_device": "compiler.runtime.runtime",
-    "tuning": "compiler.search.tune",
-    "watch": "compiler.front.explain",
+    "Tensor": "ugpu.compiler.tensor",
+    "dtypes": "ugpu.compiler.dtype",
+    "function": "ugpu.compiler.front.function",
+    "jit": "ugpu.compiler.front.jit",
+    "kernel_log": "ugpu.compiler.runtime.runtime",
+    "set_default_device": "ugpu.compiler.runtime.runtime",
+    "tuning": "ugpu.compiler.search.tune",
+    "watch": "ugpu.compiler.front.explain",
 }
 
 __all__ = [
@@ -47,7 +47,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module 'compiler' has no attribute {name!r}")
+        raise AttributeError(f"module 'ugpu.compiler' has no attribute {name!r}")
     module = importlib.import_module(home)
     value: object = module if name == "dtypes" else getattr(module, name)
     globals()[name] = value

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hcq.errors import BadArgument
+from ugpu.hcq.errors import BadArgument
 
 
 @dataclass(frozen=True)

@@ -15,35 +15,35 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler import dtype as dtypes
-from compiler.dtype import DType, bfloat16, float32
-from compiler.graph import node as graph
-from compiler.graph.forms import Makes
-from compiler.graph.node import Node, Shape
-from compiler.graph.origin import here
-from compiler.methods.assignment import Assignment
-from compiler.methods.convolution import Convolutions
-from compiler.methods.core import Scalar, integer_of, number_of, shape_of, whole
-from compiler.methods.einsum import Einsum
-from compiler.methods.layout import Layout
-from compiler.methods.losses import Losses
-from compiler.methods.randomness import squares
-from compiler.methods.resampling import Resampling
-from compiler.methods.scans import Scans
-from compiler.methods.scattering import Scattering
-from compiler.methods.sorting import Sorting
-from compiler.plan.plan import MemoryPlan, memory_plan
-from compiler.runtime.generator import generator
-from compiler.runtime.lent import lend
-from compiler.runtime.memory_pool import Storage
-from compiler.runtime.recording import current_recording
-from compiler.runtime.runtime import device_of, runtime_of
-from compiler.runtime.upload import array_of, copied, upload
-from compiler.search.forms import preferred
-from hcq.buffer import Buffer
-from hcq.core import core_of
-from hcq.device import Device
-from hcq.errors import BadArgument, NotSupported
+from ugpu.compiler import dtype as dtypes
+from ugpu.compiler.dtype import DType, bfloat16, float32
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.forms import Makes
+from ugpu.compiler.graph.node import Node, Shape
+from ugpu.compiler.graph.origin import here
+from ugpu.compiler.methods.assignment import Assignment
+from ugpu.compiler.methods.convolution import Convolutions
+from ugpu.compiler.methods.core import Scalar, integer_of, number_of, shape_of, whole
+from ugpu.compiler.methods.einsum import Einsum
+from ugpu.compiler.methods.losses import Losses
+from ugpu.compiler.methods.order.scans import Scans
+from ugpu.compiler.methods.order.scattering import Scattering
+from ugpu.compiler.methods.order.sorting import Sorting
+from ugpu.compiler.methods.randomness import squares
+from ugpu.compiler.methods.shape.layout import Layout
+from ugpu.compiler.methods.shape.resampling import Resampling
+from ugpu.compiler.plan.plan import MemoryPlan, memory_plan
+from ugpu.compiler.runtime.generator import generator
+from ugpu.compiler.runtime.lent import lend
+from ugpu.compiler.runtime.memory_pool import Storage
+from ugpu.compiler.runtime.recording import current_recording
+from ugpu.compiler.runtime.runtime import device_of, runtime_of
+from ugpu.compiler.runtime.upload import array_of, copied, upload
+from ugpu.compiler.search.forms import preferred
+from ugpu.hcq.device.core import core_of
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, NotSupported
+from ugpu.hcq.work.buffer import Buffer
 
 
 @whole

@@ -1,6 +1,6 @@
 """One interface to every GPU: devices, buffers, programs, queues, graphs.
 
-    import hcq
+    from ugpu import hcq
     with hcq.open("auto") as gpu: ...
 
 Importing this package loads almost nothing, not even NumPy: names are loaded on first use.
@@ -12,50 +12,50 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hcq import errors as errors
-    from hcq.buffer import Buffer as Buffer
-    from hcq.device import Device as Device
-    from hcq.errors import UgpuError as UgpuError
-    from hcq.graph import Capture as Capture
-    from hcq.listing import list_devices as list_devices
-    from hcq.memory import Placement as Placement
-    from hcq.program import Kernel as Kernel
-    from hcq.program import Parameter as Parameter
-    from hcq.program import Program as Program
-    from hcq.queue import Queue as Queue
-    from hcq.queue import QueueKind as QueueKind
-    from hcq.registry import open as open
-    from hcq.remote.lease import lease as lease
-    from hcq.target import TargetSpec as TargetSpec
-    from hcq.telemetry import Sensor as Sensor
-    from hcq.timeline import Timeline as Timeline
+    from ugpu.hcq import errors as errors
+    from ugpu.hcq.device.device import Device as Device
+    from ugpu.hcq.errors import UgpuError as UgpuError
+    from ugpu.hcq.find.listing import list_devices as list_devices
+    from ugpu.hcq.find.registry import open as open
+    from ugpu.hcq.remote.lease import lease as lease
+    from ugpu.hcq.state.memory import Placement as Placement
+    from ugpu.hcq.state.target import TargetSpec as TargetSpec
+    from ugpu.hcq.state.telemetry import Sensor as Sensor
+    from ugpu.hcq.work.buffer import Buffer as Buffer
+    from ugpu.hcq.work.graph import Capture as Capture
+    from ugpu.hcq.work.program import Kernel as Kernel
+    from ugpu.hcq.work.program import Parameter as Parameter
+    from ugpu.hcq.work.program import Program as Program
+    from ugpu.hcq.work.queue import Queue as Queue
+    from ugpu.hcq.work.queue import QueueKind as QueueKind
+    from ugpu.hcq.work.timeline import Timeline as Timeline
 
 _HOMES = {
-    "Buffer": "hcq.buffer",
-    "Capture": "hcq.graph",
-    "Device": "hcq.device",
-    "Kernel": "hcq.program",
-    "Parameter": "hcq.program",
-    "Placement": "hcq.memory",
-    "Program": "hcq.program",
-    "Queue": "hcq.queue",
-    "QueueKind": "hcq.queue",
-    "Sensor": "hcq.telemetry",
-    "TargetSpec": "hcq.target",
-    "Timeline": "hcq.timeline",
-    "UgpuError": "hcq.errors",
-    "lease": "hcq.remote.lease",
-    "list_devices": "hcq.listing",
-    "open": "hcq.registry",
+    "Buffer": "ugpu.hcq.work.buffer",
+    "Capture": "ugpu.hcq.work.graph",
+    "Device": "ugpu.hcq.device.device",
+    "Kernel": "ugpu.hcq.work.program",
+    "Parameter": "ugpu.hcq.work.program",
+    "Placement": "ugpu.hcq.state.memory",
+    "Program": "ugpu.hcq.work.program",
+    "Queue": "ugpu.hcq.work.queue",
+    "QueueKind": "ugpu.hcq.work.queue",
+    "Sensor": "ugpu.hcq.state.telemetry",
+    "TargetSpec": "ugpu.hcq.state.target",
+    "Timeline": "ugpu.hcq.work.timeline",
+    "UgpuError": "ugpu.hcq.errors",
+    "lease": "ugpu.hcq.remote.lease",
+    "list_devices": "ugpu.hcq.find.listing",
+    "open": "ugpu.hcq.find.registry",
 }
 
 
 def __getattr__(name: str) -> object:
     if name == "errors":
-        return importlib.import_module("hcq.errors")
+        return importlib.import_module("ugpu.hcq.errors")
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module 'hcq' has no attribute {name!r}")
+        raise AttributeError(f"module 'ugpu.hcq' has no attribute {name!r}")
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

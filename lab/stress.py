@@ -16,13 +16,13 @@ from contextlib import suppress
 
 import numpy as np
 
-from hcq.buffer import Buffer
-from hcq.device import Device
-from hcq.errors import UgpuError
-from hcq.memory import Placement
-from hcq.program import Parameter, Program
-from hcq.queue import QueueKind
 from tests.support import faulty_work
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import UgpuError
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.program import Parameter, Program
+from ugpu.hcq.work.queue import QueueKind
 
 SIZES = (4, 256, 4096, 70_000, 1 << 20)
 MOST_BUFFERS = 16

@@ -22,11 +22,11 @@ from contextlib import suppress
 
 import numpy as np
 
-import hcq
-from hcq.device import Device
-from hcq.errors import UgpuError
 from lab.stress import LIMIT_S, Ledger, Worker
 from tests.support.kernels import contract_object
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import UgpuError
 
 ROUND_S = 20.0
 SWITCH_S = 1e-6

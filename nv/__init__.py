@@ -1,1 +1,2 @@
-"""NVIDIA GPUs: through the stock kernel driver (nv.device), and models of it (nv.virtual)."""
+"""NVIDIA GPUs: through the stock kernel driver (nv.device.device), and models of it
+(virtual.nvidia)."""

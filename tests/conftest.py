@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,19 @@ settings.register_profile(
 settings.load_profile("ugpu")
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+class _FoldersAlone:
+    """Refuses the names of the checkout's folders as packages: they are parts of `ugpu`."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        """See importlib.abc.MetaPathFinder."""
+        if path is None and (ROOT / "ugpu" / name).is_symlink():
+            raise ImportError(f"import ugpu.{name}; {name} alone is a folder of the checkout")
+
+
+sys.meta_path.insert(0, _FoldersAlone)
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 
 from numpy._core._multiarray_umath import __cpu_dispatch__ as NUMPY_DISPATCH
 
-from hcq.host import features
 from tests import costs
 from tests.changed import Checkout
+from ugpu.hcq.state.host import features
 
 #: mask -> beginnings of LLVM's feature names, and of NumPy's dispatch targets, that it takes away
 MASKS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

@@ -8,10 +8,9 @@ import sys
 
 import pytest
 
-import compiler
-import hcq
 import ugpu
 import ugpu.ir
+from ugpu import compiler, hcq
 
 
 def test_every_name_is_the_one_of_its_home() -> None:

@@ -6,47 +6,61 @@ from pathlib import Path
 
 import pytest
 
-from tools.house import layers, sizes
+from ugpu.tools.house import layers, sizes
 
 
 @pytest.mark.parametrize(
     ("file", "module", "broken"),
     [
-        ("hcq/device.py", "am.device", True),
-        ("hcq/device.py", "hcq.queue", False),
-        ("am/device.py", "compiler", True),
-        ("am/device.py", "nv", True),
-        ("am/device.py", "am.virtual.gpu", True),
-        ("am/device.py", "am.regs", False),
-        ("am/virtual/firmware/psp.py", "am.psp", True),
-        ("am/virtual/firmware/psp.py", "am.chips.navi31.hal", True),
-        ("am/virtual/firmware/psp.py", "am.chips.navi31.facts", False),
-        ("nv/virtual/chip.py", "nv.chips.facts.ChipFacts", False),
-        ("nv/virtual/chip.py", "nv.device", True),
-        ("am/virtual/firmware/psp.py", "am.regs", False),
-        ("am/virtual/firmware/psp.py", "hcq.errors", False),
-        ("am/virtual/firmware/psp.py", "am.virtual.chip", False),
-        ("compiler/tensor.py", "am.device", True),
-        ("compiler/tensor.py", "hcq.device", False),
-        ("compiler/tensor.py", "compiler.runtime.runtime", False),
-        ("compiler/tensor.py", "compiler.front.jit", True),
-        ("compiler/runtime/runtime.py", "compiler.search.tune", True),
-        ("compiler/graph/node.py", "compiler.pattern.cost", True),
-        ("compiler/graph/node.py", "compiler.Tensor", True),
-        ("compiler/__init__.py", "compiler.front.jit", False),
-        ("compiler/novel.py", "compiler.dtype", True),
-        ("compiler/kernel/host/tiles.py", "compiler.kernel.choices", False),
-        ("compiler/kernel/host/tiles.py", "compiler.kernel", False),
-        ("compiler/kernel/host/tiles.py", "compiler.kernel.gpu.tiles", True),
-        ("compiler/kernel/choices.py", "compiler.kernel.host.tiles", True),
-        ("tools/cli.py", "am.device", False),
-        ("am/device.py", "tests.support", True),
-        ("am/device.py", ".regs", True),
-        ("tools/cli.py", ".console", False),
-        ("tools/cli.py", "tools.console", True),
-        ("ugpu/__init__.py", "compiler", False),
-        ("ugpu/__init__.py", "am", True),
-        ("hcq/device.py", "ugpu", True),
+        ("hcq/device/device.py", "ugpu.am.device.device", True),
+        ("hcq/device/device.py", "ugpu.hcq.work.queue", False),
+        ("hcq/device/device.py", "ugpu.Tensor", True),
+        ("hcq/work/queue.py", "ugpu.hcq.device.device", True),
+        ("hcq/state/clock.py", "ugpu.hcq.errors", False),
+        ("hcq/novel/file.py", "ugpu.hcq.errors", True),
+        ("hcq/transport/pci/sysfs.py", "ugpu.hcq.transport.dma", False),
+        ("hcq/transport/dma.py", "ugpu.hcq.transport.pci.sysfs", True),
+        ("am/device/device.py", "ugpu.compiler", True),
+        ("am/device/device.py", "ugpu.nv", True),
+        ("am/device/device.py", "ugpu.virtual.amd.gpu", True),
+        ("am/device/device.py", "ugpu.am.regs", False),
+        ("am/units/gmc.py", "ugpu.am.work.queue", True),
+        ("virtual/amd/firmware/psp.py", "ugpu.am.units.psp.psp", True),
+        ("virtual/amd/firmware/psp.py", "ugpu.am.chips.navi31.facts", False),
+        ("virtual/nvidia/chip.py", "ugpu.nv.chips.facts.ChipFacts", False),
+        ("virtual/nvidia/chip.py", "ugpu.nv.abi", False),
+        ("virtual/nvidia/chip.py", "ugpu.nv.device.device", True),
+        ("virtual/usb/bridge.py", "ugpu.usbgpu.link.usb", False),
+        ("virtual/usb/bridge.py", "ugpu.usbgpu.link.libusb", True),
+        ("virtual/amd/firmware/psp.py", "ugpu.am.regs", False),
+        ("virtual/amd/firmware/psp.py", "ugpu.hcq.errors", False),
+        ("virtual/amd/firmware/psp.py", "ugpu.virtual.amd.chip", False),
+        ("virtual/amd/isa/core.py", "ugpu.virtual.shader.text", False),
+        ("virtual/shader/text.py", "ugpu.virtual.amd.isa.core", True),
+        ("compiler/tensor.py", "ugpu.am.device.device", True),
+        ("compiler/tensor.py", "ugpu.hcq.device.device", False),
+        ("compiler/tensor.py", "ugpu.compiler.runtime.runtime", False),
+        ("compiler/tensor.py", "ugpu.compiler.front.jit", True),
+        ("compiler/runtime/runtime.py", "ugpu.compiler.search.tune", True),
+        ("compiler/graph/node.py", "ugpu.compiler.pattern.cost", True),
+        ("compiler/graph/node.py", "ugpu.compiler.Tensor", True),
+        ("compiler/__init__.py", "ugpu.compiler.front.jit", False),
+        ("compiler/novel.py", "ugpu.compiler.dtype", True),
+        ("compiler/kernel/host/products/tiles.py", "ugpu.compiler.kernel.choices", False),
+        ("compiler/kernel/host/products/tiles.py", "ugpu.compiler.kernel", False),
+        ("compiler/kernel/host/products/tiles.py", "ugpu.compiler.kernel.gpu.tiles", True),
+        ("compiler/kernel/choices.py", "ugpu.compiler.kernel.host.products.tiles", True),
+        ("tools/cli.py", "ugpu.am.device.device", False),
+        ("tools/cli.py", "ugpu.tools.base.console", False),
+        ("tools/base/console.py", "ugpu.tools.cli", True),
+        ("tools/cli.py", "hcq", True),
+        ("am/device/device.py", "hcq.errors", True),
+        ("am/device/device.py", "tests.support", True),
+        ("am/device/device.py", "lab.bench", True),
+        ("am/device/device.py", ".regs", True),
+        ("ugpu/__init__.py", "ugpu.compiler", False),
+        ("ugpu/__init__.py", "ugpu.am", True),
+        ("hcq/device/device.py", "ugpu", True),
     ],
 )
 def test_each_rule_is_seen(file: str, module: str, broken: bool) -> None:
@@ -55,12 +69,10 @@ def test_each_rule_is_seen(file: str, module: str, broken: bool) -> None:
 
 
 def test_imports_inside_functions_count(tmp_path: Path) -> None:
-    for package in layers.PACKAGES:
-        (tmp_path / package).mkdir()
-    (tmp_path / "hcq" / "sly.py").write_text("def f():\n    from am import device\n")
-    assert layers.check(tmp_path) == [
-        "hcq/sly.py:2: imports am: hcq may not import am",
-        "hcq/sly.py:2: imports am.device: hcq may not import am",
+    late = "def f():\n    from ugpu.am.device import device\n"
+    assert planted(tmp_path, hcq__state__sly=late) == [
+        "hcq/state/sly.py:2: imports ugpu.am.device: hcq may not import am",
+        "hcq/state/sly.py:2: imports ugpu.am.device.device: hcq may not import am",
     ]
 
 
@@ -78,43 +90,62 @@ def planted(root: Path, **files: str) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("from compiler.front.jit import jit\n", 1),
-        ("def late():\n    from compiler.front.jit import jit\n", 2),
-        ("if TYPE_CHECKING:\n    from compiler.front.jit import jit\n", 2),
+        ("from ugpu.compiler.front.jit import jit\n", 1),
+        ("def late():\n    from ugpu.compiler.front.jit import jit\n", 2),
+        ("if TYPE_CHECKING:\n    from ugpu.compiler.front.jit import jit\n", 2),
     ],
 )
 def test_an_import_from_a_higher_floor_is_seen(tmp_path: Path, text: str, line: int) -> None:
     faults = planted(tmp_path, compiler__graph__node=text, compiler__front__jit="jit = 1\n")
     said = "compiler.front is not below compiler.graph"
     assert faults == [
-        f"compiler/graph/node.py:{line}: imports compiler.front.jit: {said}",
-        f"compiler/graph/node.py:{line}: imports compiler.front.jit.jit: {said}",
+        f"compiler/graph/node.py:{line}: imports ugpu.compiler.front.jit: {said}",
+        f"compiler/graph/node.py:{line}: imports ugpu.compiler.front.jit.jit: {said}",
     ]
 
 
 def test_the_whole_of_a_package_is_not_imported_from_inside(tmp_path: Path) -> None:
-    assert planted(tmp_path, compiler__graph__node="import compiler\n") == [
-        "compiler/graph/node.py:1: imports compiler: imports the whole of compiler; name the module"
+    assert planted(tmp_path, compiler__graph__node="import ugpu.compiler\n") == [
+        "compiler/graph/node.py:1: imports ugpu.compiler: "
+        "imports the whole of compiler; name the module"
+    ]
+
+
+def test_the_name_of_a_folder_alone_is_refused(tmp_path: Path) -> None:
+    assert planted(tmp_path, am__chip__one="import hcq\n") == [
+        "am/chip/one.py:1: imports hcq: write ugpu.hcq; the folder's own name is not a package"
     ]
 
 
 def test_a_circle_is_seen(tmp_path: Path) -> None:
-    one, other = "from hcq.two import b\n", "from hcq import one\n"
-    assert planted(tmp_path, hcq__one=one, hcq__two=other) == [
-        "modules load each other: hcq.one <- hcq.two <- hcq.one"
+    one, other = "from ugpu.hcq.state.two import b\n", "from ugpu.hcq.state import one\n"
+    assert planted(tmp_path, hcq__state__one=one, hcq__state__two=other) == [
+        "modules load each other: ugpu.hcq.state.one <- ugpu.hcq.state.two <- ugpu.hcq.state.one"
     ]
 
 
 def test_modules_that_load_each_other_late_are_no_circle(tmp_path: Path) -> None:
-    later = "def f():\n    from hcq.one import a\nif TYPE_CHECKING:\n    import hcq.one\n"
-    assert planted(tmp_path, hcq__one="from hcq.two import b\n", hcq__two=later) == []
+    late = "def f():\n    from ugpu.hcq.state.one import a\n"
+    later = late + "if TYPE_CHECKING:\n    import ugpu.hcq.state.one\n"
+    one = "from ugpu.hcq.state.two import b\n"
+    assert planted(tmp_path, hcq__state__one=one, hcq__state__two=later) == []
 
 
 def test_an_import_of_nothing_is_seen(tmp_path: Path) -> None:
-    assert planted(tmp_path, hcq__one="from hcq.two import b\nimport hcq.three\n") == [
-        "hcq/one.py:1: imports hcq.two.b: there is no such module",
-        "hcq/one.py:2: imports hcq.three: there is no such module",
+    one = "from ugpu.hcq.state.two import b\nimport ugpu.hcq.state.three\n"
+    assert planted(tmp_path, hcq__state__one=one) == [
+        "hcq/state/one.py:1: imports ugpu.hcq.state.two.b: there is no such module",
+        "hcq/state/one.py:2: imports ugpu.hcq.state.three: there is no such module",
     ]
+
+
+def test_a_crowded_folder_is_seen(tmp_path: Path) -> None:
+    files = {f"hcq__state__file{number}": "" for number in range(layers.FILES)}
+    assert planted(tmp_path, **files) == []
+    (tmp_path / "hcq/state/__init__.py").touch()
+    assert layers.check(tmp_path) == []
+    (tmp_path / "hcq/state/last.py").touch()
+    assert layers.check(tmp_path) == ["hcq/state: 16 files, at most 15 in one folder"]
 
 
 def test_a_long_file_is_seen(tmp_path: Path) -> None:

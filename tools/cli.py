@@ -13,13 +13,12 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hcq.config import config
-from hcq.errors import HostError, UgpuError, UsageError
-from hcq.log import configure, remove
-from hcq.text import lines
-
-from .console import Output
-from .verbs.verb import REGISTERED, load, overview
+from ugpu.hcq.errors import HostError, UgpuError, UsageError
+from ugpu.hcq.state.config import config
+from ugpu.hcq.state.log import configure, remove
+from ugpu.hcq.state.text import lines
+from ugpu.tools.base.console import Output
+from ugpu.tools.verbs.verb import REGISTERED, load, overview
 
 JSON = "--json"
 FROM = "--from"

@@ -15,35 +15,35 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from compiler import Tensor as Tensor
-    from compiler import dtypes as dtypes
-    from compiler import function as function
-    from compiler import jit as jit
-    from compiler import kernel_log as kernel_log
-    from compiler import set_default_device as set_default_device
-    from compiler import tuning as tuning
-    from compiler import watch as watch
-    from hcq import Buffer as Buffer
-    from hcq import Capture as Capture
-    from hcq import Device as Device
-    from hcq import Kernel as Kernel
-    from hcq import Parameter as Parameter
-    from hcq import Placement as Placement
-    from hcq import Program as Program
-    from hcq import Queue as Queue
-    from hcq import QueueKind as QueueKind
-    from hcq import Sensor as Sensor
-    from hcq import UgpuError as UgpuError
-    from hcq import errors as errors
-    from hcq import list_devices as list_devices
-    from hcq import open as open
+    from ugpu.compiler import Tensor as Tensor
+    from ugpu.compiler import dtypes as dtypes
+    from ugpu.compiler import function as function
+    from ugpu.compiler import jit as jit
+    from ugpu.compiler import kernel_log as kernel_log
+    from ugpu.compiler import set_default_device as set_default_device
+    from ugpu.compiler import tuning as tuning
+    from ugpu.compiler import watch as watch
+    from ugpu.hcq import Buffer as Buffer
+    from ugpu.hcq import Capture as Capture
+    from ugpu.hcq import Device as Device
+    from ugpu.hcq import Kernel as Kernel
+    from ugpu.hcq import Parameter as Parameter
+    from ugpu.hcq import Placement as Placement
+    from ugpu.hcq import Program as Program
+    from ugpu.hcq import Queue as Queue
+    from ugpu.hcq import QueueKind as QueueKind
+    from ugpu.hcq import Sensor as Sensor
+    from ugpu.hcq import UgpuError as UgpuError
+    from ugpu.hcq import errors as errors
+    from ugpu.hcq import list_devices as list_devices
+    from ugpu.hcq import open as open
 
 _HOMES = {
-    "hcq": (
+    "ugpu.hcq": (
         "Buffer", "Capture", "Device", "Kernel", "Parameter", "Placement", "Program", "Queue",
         "QueueKind", "Sensor", "UgpuError", "errors", "list_devices", "open",
     ),
-    "compiler": (
+    "ugpu.compiler": (
         "Tensor", "dtypes", "function", "jit", "kernel_log", "set_default_device", "tuning",
         "watch",
     ),

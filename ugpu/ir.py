@@ -12,23 +12,23 @@ compiler.expression.value.
 
 from __future__ import annotations
 
-from compiler.expression.algebra import Index as Index
-from compiler.expression.algebra import Range as Range
-from compiler.expression.algebra import at_least_zero as at_least_zero
-from compiler.expression.algebra import constant as constant
-from compiler.expression.algebra import within as within
-from compiler.expression.value import Memory as Memory
-from compiler.expression.value import Value as Value
-from compiler.expression.value import binary as binary
-from compiler.expression.value import cast as cast
-from compiler.expression.value import const as const
-from compiler.expression.value import load as load
-from compiler.expression.value import value as value
-from compiler.kernel.ir import Barrier as Barrier
-from compiler.kernel.ir import If as If
-from compiler.kernel.ir import Kernel as Kernel
-from compiler.kernel.ir import Loop as Loop
-from compiler.kernel.ir import Store as Store
-from compiler.kernel.ir import group_range as group_range
-from compiler.kernel.ir import thread_range as thread_range
-from compiler.kernel.text import format_kernel as format_kernel
+from ugpu.compiler.expression.algebra import Index as Index
+from ugpu.compiler.expression.algebra import Range as Range
+from ugpu.compiler.expression.algebra import at_least_zero as at_least_zero
+from ugpu.compiler.expression.algebra import constant as constant
+from ugpu.compiler.expression.algebra import within as within
+from ugpu.compiler.expression.value import Memory as Memory
+from ugpu.compiler.expression.value import Value as Value
+from ugpu.compiler.expression.value import binary as binary
+from ugpu.compiler.expression.value import cast as cast
+from ugpu.compiler.expression.value import const as const
+from ugpu.compiler.expression.value import load as load
+from ugpu.compiler.expression.value import value as value
+from ugpu.compiler.kernel.ir import Barrier as Barrier
+from ugpu.compiler.kernel.ir import If as If
+from ugpu.compiler.kernel.ir import Kernel as Kernel
+from ugpu.compiler.kernel.ir import Loop as Loop
+from ugpu.compiler.kernel.ir import Store as Store
+from ugpu.compiler.kernel.ir import group_range as group_range
+from ugpu.compiler.kernel.ir import thread_range as thread_range
+from ugpu.compiler.kernel.text import format_kernel as format_kernel

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from hcq.transport.base import PciIdentity
-from usbgpu.bridge import Bridge
-from usbgpu.firmwares import check_firmware, open_bridge
-from usbgpu.found import choose
-from usbgpu.libusb import LibUsbDevice
-from usbgpu.transport import UsbTransport
-from usbgpu.usb import SYSFS_USB
+from ugpu.hcq.transport.base import PciIdentity
+from ugpu.usbgpu.bridge.discovery import choose
+from ugpu.usbgpu.bridge.firmwares import check_firmware, open_bridge
+from ugpu.usbgpu.bridge.interface import Bridge
+from ugpu.usbgpu.bridge.transport import UsbTransport
+from ugpu.usbgpu.link.libusb import LibUsbDevice
+from ugpu.usbgpu.link.usb import SYSFS_USB
 
 
 def attach(

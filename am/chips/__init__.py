@@ -6,13 +6,13 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 
-from am.chips.facts import ChipFacts
-from hcq.catalogue import ChipSummary, PciDriver
-from hcq.errors import DeviceNotFound
+from ugpu.am.chips.facts import ChipFacts
+from ugpu.hcq.errors import DeviceNotFound
+from ugpu.hcq.find.catalogue import ChipSummary, PciDriver
 
-_REGISTER_NAMES = "am.names:register_names"
-_OPEN = "am.device:open_device"
-_WINDOW = "am.window"
+_REGISTER_NAMES = "ugpu.am.offline.register_names:register_names"
+_OPEN = "ugpu.am.device.device:open_device"
+_WINDOW = "ugpu.am.offline.chip"
 # Registers that the driver accesses periodically, as (BAR, offset in bytes): RCC_CONFIG_MEMSIZE (is
 # the chip present), IH_RB_RPTR (the chip's reports were taken) and MP0_SMN_C2PMSG_81 (does the
 # PSP's secure OS still run).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from am.generations.facts import FirmwareFile, GenerationFacts, SmuInterface, Version
+from ugpu.am.chips.generations import FirmwareFile, GenerationFacts, SmuInterface, Version
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,16 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from am.boot import Stages
-from am.cleaner import CleanerKernel
-from am.firmware import FirmwareSet
-from am.generations.facts import GenerationFacts
-from am.mqd import QueueMemory
-from am.proof import ProofKernel
-from am.queue import ComputeQueue, CopyQueue
-from am.units import UnitClasses, Units
-from hcq.fields import RegisterMap
-from hcq.layout import Struct
+from ugpu.am.boot.boot import Stages
+from ugpu.am.boot.units import UnitClasses, Units
+from ugpu.am.chips.generations import GenerationFacts
+from ugpu.am.packets.mqd import QueueMemory
+from ugpu.am.units.psp.images import FirmwareSet
+from ugpu.am.work.cleaner import CleanerKernel
+from ugpu.am.work.proof import ProofKernel
+from ugpu.am.work.queue import ComputeQueue, CopyQueue
+from ugpu.hcq.registers.fields import RegisterMap
+from ugpu.hcq.registers.layout import Struct
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,6 @@ class Generation:
 
 def generation_of(facts: GenerationFacts) -> Generation:
     """Return the record of a generation, from its folder in am/generations."""
-    module = importlib.import_module(f"am.generations.{facts.name}.driver")
+    module = importlib.import_module(f"ugpu.am.generations.{facts.name}.driver")
     found: Generation = module.GENERATION
     return found

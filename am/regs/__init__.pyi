@@ -2,39 +2,39 @@
 from collections.abc import Sequence
 from typing import Literal, overload
 
-from am.regs import amdgpu_doorbell as _amdgpu_doorbell
-from am.regs import amdgpu_ucode as _amdgpu_ucode
-from am.regs import amdgpu_vm as _amdgpu_vm
-from am.regs import athub_3_0_0 as _athub_3_0_0
-from am.regs import discovery as _discovery
-from am.regs import gc_11_0_0 as _gc_11_0_0
-from am.regs import gc_11_0_0_indirect as _gc_11_0_0_indirect
-from am.regs import gc_11_0_3 as _gc_11_0_3
-from am.regs import hdp_6_0_0 as _hdp_6_0_0
-from am.regs import irqsrcs_gfx_11_0_0 as _irqsrcs_gfx_11_0_0
-from am.regs import irqsrcs_sdma0_5_0 as _irqsrcs_sdma0_5_0
-from am.regs import irqsrcs_vmc_1_0 as _irqsrcs_vmc_1_0
-from am.regs import mes_v11_api_def as _mes_v11_api_def
-from am.regs import mmhub_3_0_0 as _mmhub_3_0_0
-from am.regs import mmhub_3_0_2 as _mmhub_3_0_2
-from am.regs import mp_13_0_0 as _mp_13_0_0
-from am.regs import nbio_4_3_0 as _nbio_4_3_0
-from am.regs import nvd as _nvd
-from am.regs import osssys_6_0_0 as _osssys_6_0_0
-from am.regs import psp_gfx_if as _psp_gfx_if
-from am.regs import sdma_v6_0_0_pkt_open as _sdma_v6_0_0_pkt_open
-from am.regs import smu13_driver_if_v13_0_0 as _smu13_driver_if_v13_0_0
-from am.regs import smu13_driver_if_v13_0_7 as _smu13_driver_if_v13_0_7
-from am.regs import smu_v13_0_0_ppsmc as _smu_v13_0_0_ppsmc
-from am.regs import smu_v13_0_7_ppsmc as _smu_v13_0_7_ppsmc
-from am.regs import smuio_13_0_6 as _smuio_13_0_6
-from am.regs import soc15_hw_ip as _soc15_hw_ip
-from am.regs import soc15_ih_clientid as _soc15_ih_clientid
-from am.regs import thm_13_0_2 as _thm_13_0_2
-from am.regs import v11_structs as _v11_structs
-from hcq.constants import Constants
-from hcq.fields import Bus, RegisterBlock, RegisterMap
-from hcq.layout import Layouts
+from ugpu.am.regs import amdgpu_doorbell as _amdgpu_doorbell
+from ugpu.am.regs import amdgpu_ucode as _amdgpu_ucode
+from ugpu.am.regs import amdgpu_vm as _amdgpu_vm
+from ugpu.am.regs import athub_3_0_0 as _athub_3_0_0
+from ugpu.am.regs import discovery as _discovery
+from ugpu.am.regs import gc_11_0_0 as _gc_11_0_0
+from ugpu.am.regs import gc_11_0_0_indirect as _gc_11_0_0_indirect
+from ugpu.am.regs import gc_11_0_3 as _gc_11_0_3
+from ugpu.am.regs import hdp_6_0_0 as _hdp_6_0_0
+from ugpu.am.regs import irqsrcs_gfx_11_0_0 as _irqsrcs_gfx_11_0_0
+from ugpu.am.regs import irqsrcs_sdma0_5_0 as _irqsrcs_sdma0_5_0
+from ugpu.am.regs import irqsrcs_vmc_1_0 as _irqsrcs_vmc_1_0
+from ugpu.am.regs import mes_v11_api_def as _mes_v11_api_def
+from ugpu.am.regs import mmhub_3_0_0 as _mmhub_3_0_0
+from ugpu.am.regs import mmhub_3_0_2 as _mmhub_3_0_2
+from ugpu.am.regs import mp_13_0_0 as _mp_13_0_0
+from ugpu.am.regs import nbio_4_3_0 as _nbio_4_3_0
+from ugpu.am.regs import nvd as _nvd
+from ugpu.am.regs import osssys_6_0_0 as _osssys_6_0_0
+from ugpu.am.regs import psp_gfx_if as _psp_gfx_if
+from ugpu.am.regs import sdma_v6_0_0_pkt_open as _sdma_v6_0_0_pkt_open
+from ugpu.am.regs import smu13_driver_if_v13_0_0 as _smu13_driver_if_v13_0_0
+from ugpu.am.regs import smu13_driver_if_v13_0_7 as _smu13_driver_if_v13_0_7
+from ugpu.am.regs import smu_v13_0_0_ppsmc as _smu_v13_0_0_ppsmc
+from ugpu.am.regs import smu_v13_0_7_ppsmc as _smu_v13_0_7_ppsmc
+from ugpu.am.regs import smuio_13_0_6 as _smuio_13_0_6
+from ugpu.am.regs import soc15_hw_ip as _soc15_hw_ip
+from ugpu.am.regs import soc15_ih_clientid as _soc15_ih_clientid
+from ugpu.am.regs import thm_13_0_2 as _thm_13_0_2
+from ugpu.am.regs import v11_structs as _v11_structs
+from ugpu.hcq.registers.constants import Constants
+from ugpu.hcq.registers.fields import Bus, RegisterBlock, RegisterMap
+from ugpu.hcq.registers.layout import Layouts
 
 @overload
 def load(name: Literal["gc_11_0_0"]) -> _gc_11_0_0.Map: ...

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from compiler.codegen.adreno.shell import Adreno
-from compiler.codegen.gpu import Amd
-from compiler.codegen.host import Host
-from compiler.codegen.located import Emitted
-from compiler.codegen.nvptx import Nvidia
-from compiler.codegen.shell import Shell
-from compiler.expression.algebra import Index
-from compiler.expression.value import Memory, own_indices, unseen
-from compiler.kernel.ir import Bulk, Fetch, If, Kernel, Loop, Signal, Statement, Store
-from hcq.errors import NotSupported
-from hcq.target import TargetSpec
+from ugpu.compiler.codegen.adreno.shell import Adreno
+from ugpu.compiler.codegen.gpu import Amd
+from ugpu.compiler.codegen.host import Host
+from ugpu.compiler.codegen.located import Emitted
+from ugpu.compiler.codegen.nvptx import Nvidia
+from ugpu.compiler.codegen.shell import Shell
+from ugpu.compiler.expression.algebra import Index
+from ugpu.compiler.expression.value import Memory, own_indices, unseen
+from ugpu.compiler.kernel.ir import Bulk, Fetch, If, Kernel, Loop, Signal, Statement, Store
+from ugpu.hcq.errors import NotSupported
+from ugpu.hcq.state.target import TargetSpec
 
 LIMIT_32 = (1 << 31) - 1
 SHELLS: Mapping[str, Callable[[Kernel, TargetSpec, int], Shell]] = {

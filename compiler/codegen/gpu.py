@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from compiler.codegen.exchange import Word, amd
-from compiler.codegen.lines import stored_type
-from compiler.codegen.shell import Shell
-from compiler.codegen.values import Values
-from compiler.expression.algebra import Index
-from compiler.expression.value import Memory
-from compiler.kernel.ir import Kernel
-from hcq.errors import NotSupported
-from hcq.target import TargetSpec
+from ugpu.compiler.codegen.instructions.exchange import Word, amd
+from ugpu.compiler.codegen.lines import stored_type
+from ugpu.compiler.codegen.shell import Shell
+from ugpu.compiler.codegen.values import Values
+from ugpu.compiler.expression.algebra import Index
+from ugpu.compiler.expression.value import Memory
+from ugpu.compiler.kernel.ir import Kernel
+from ugpu.hcq.errors import NotSupported
+from ugpu.hcq.state.target import TargetSpec
 
 # Values that the kernels never use, so that the driver need not provide them (LLVM AMDGPUUsage,
 # "amdgpu-no-*" attributes).

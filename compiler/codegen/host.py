@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from compiler.codegen import amx
-from compiler.codegen.conversion import to_integer
-from compiler.codegen.lines import stored_type
-from compiler.codegen.shell import Shell
-from compiler.codegen.values import Values
-from compiler.dtype import DType
-from compiler.expression.value import Value
-from compiler.kernel.ir import Kernel, Loop, TileStep
-from hcq.cpu.mark import marked
-from hcq.errors import NotSupported
-from hcq.target import TargetSpec
+from ugpu.compiler.codegen.instructions import amx
+from ugpu.compiler.codegen.instructions.conversion import to_integer
+from ugpu.compiler.codegen.lines import stored_type
+from ugpu.compiler.codegen.shell import Shell
+from ugpu.compiler.codegen.values import Values
+from ugpu.compiler.dtype import DType
+from ugpu.compiler.expression.value import Value
+from ugpu.compiler.kernel.ir import Kernel, Loop, TileStep
+from ugpu.hcq.cpu.mark import marked
+from ugpu.hcq.errors import NotSupported
+from ugpu.hcq.state.target import TargetSpec
 
 
 class HostValues(Values):

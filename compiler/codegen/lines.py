@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from compiler.dtype import DType, bool_
-from compiler.expression.algebra import Atom, Div, Index, Opaque, Range, Validity
-from compiler.expression.table import Table
-from compiler.expression.value import Memory, Value
+from ugpu.compiler.dtype import DType, bool_
+from ugpu.compiler.expression.algebra import Atom, Div, Index, Opaque, Range, Validity
+from ugpu.compiler.expression.table import Table
+from ugpu.compiler.expression.value import Memory, Value
 
 _SWIZZLED = 1024  # bytes of eight rows of swizzled memory
 _CHUNK_BITS = 0x70

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from compiler.codegen.exchange import Word, nvidia
-from compiler.codegen.gpu import Gpu
-from compiler.codegen.lines import element_type
-from compiler.codegen.values import Values
-from compiler.dtype import float32
-from compiler.expression.algebra import Index, constant
-from compiler.expression.value import Memory
-from compiler.kernel.ir import Asynchronous, Await, Bulk, Close, Fetch, GroupProduct, Signal
-from compiler.kernel.matrix_units import CORE, GROUP_UNITS, ROW
+from ugpu.compiler.codegen.gpu import Gpu
+from ugpu.compiler.codegen.instructions.exchange import Word, nvidia
+from ugpu.compiler.codegen.lines import element_type
+from ugpu.compiler.codegen.values import Values
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.expression.algebra import Index, constant
+from ugpu.compiler.expression.value import Memory
+from ugpu.compiler.kernel.ir import Asynchronous, Await, Bulk, Close, Fetch, GroupProduct, Signal
+from ugpu.compiler.kernel.matrix_units import CORE, GROUP_UNITS, ROW
 
 ALIGNED = 8 * ROW  # alignment of swizzled memory: bytes after which the exchange of chunks repeats
 

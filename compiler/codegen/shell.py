@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
-from compiler.codegen.lines import stored_type
-from compiler.codegen.values import Values
-from compiler.kernel.ir import (
+from ugpu.compiler.codegen.lines import stored_type
+from ugpu.compiler.codegen.values import Values
+from ugpu.compiler.kernel.ir import (
     Asynchronous,
     Barrier,
     If,
@@ -17,8 +17,8 @@ from compiler.kernel.ir import (
     Store,
     TileStep,
 )
-from hcq.errors import NotSupported
-from hcq.target import TargetSpec
+from ugpu.hcq.errors import NotSupported
+from ugpu.hcq.state.target import TargetSpec
 
 
 class Shell:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import struct
 
-from compiler.codegen.exchange import Word, exchange
-from compiler.codegen.lines import SUFFIX, Lines, alignment, element_type, stored_type
-from compiler.codegen.matrix import matrix_product, shared_matrices
-from compiler.dtype import DType, bfloat16, bool_, float16, float32
-from compiler.expression.algebra import Index, Opaque
-from compiler.expression.lookup import Lookup
-from compiler.expression.table import Table
-from compiler.expression.value import Load, Memory, Value
+from ugpu.compiler.codegen.instructions.exchange import Word, exchange
+from ugpu.compiler.codegen.instructions.matrix import matrix_product, shared_matrices
+from ugpu.compiler.codegen.lines import SUFFIX, Lines, alignment, element_type, stored_type
+from ugpu.compiler.dtype import DType, bfloat16, bool_, float16, float32
+from ugpu.compiler.expression.algebra import Index, Opaque
+from ugpu.compiler.expression.lookup import Lookup
+from ugpu.compiler.expression.table import Table
+from ugpu.compiler.expression.value import Load, Memory, Value
 
 _COMPARE = {
     "f": {"lt": "olt", "le": "ole", "eq": "oeq", "ne": "une"},

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from compiler import dtype as dtypes
-from compiler.dtype import DType
-from compiler.expression.value import Value, const, rebuild, value
+from ugpu.compiler import dtype as dtypes
+from ugpu.compiler.dtype import DType
+from ugpu.compiler.expression.value import Value, const, rebuild, value
 
 _OPS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "or": "or"}
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from compiler.expression.algebra import Index, Range, Validity, constant, flatten
-from compiler.expression.value import Memory, Value, walk
+from ugpu.compiler.expression.algebra import Index, Range, Validity, constant, flatten
+from ugpu.compiler.expression.value import Memory, Value, walk
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from compiler.dtype import DType, bool_, float32
-from compiler.expression import functions, inverse, power, remainders
-from compiler.expression.value import Value, binary, cast, const, rebuild, value
+from ugpu.compiler.dtype import DType, bool_, float32
+from ugpu.compiler.expression import functions, inverse, power, remainders
+from ugpu.compiler.expression.value import Value, binary, cast, const, rebuild, value
 
 Build = Callable[..., Value]
 

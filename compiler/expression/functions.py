@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from compiler.dtype import bool_, float32, int32, uint32, uint64
-from compiler.expression.value import Value, binary, cast, const, value
+from ugpu.compiler.dtype import bool_, float32, int32, uint32, uint64
+from ugpu.compiler.expression.value import Value, binary, cast, const, value
 
 LOG2_E = 1.4426950408889634
 LOG2_E_LOW = LOG2_E - 1.44269502162933349609375  # beyond float32

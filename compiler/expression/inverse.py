@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 
-from compiler.dtype import float32
-from compiler.expression.functions import (
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.expression.functions import (
     absolute,
     add,
     clamp,
@@ -26,7 +26,7 @@ from compiler.expression.functions import (
     where,
     with_sign,
 )
-from compiler.expression.value import Value, binary, const
+from ugpu.compiler.expression.value import Value, binary, const
 
 HALF_PI, HALF_PI_LOW = 1.57079637050628662109375, -4.371139e-8
 PI, PI_LOW = 2 * HALF_PI, 2 * HALF_PI_LOW

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
-from compiler.dtype import int64
-from compiler.expression import elementary as ops
-from compiler.expression.algebra import Index, Opaque, Range, Validity, both
-from compiler.expression.text import operation_text
-from compiler.expression.value import (
+from ugpu.compiler.dtype import int64
+from ugpu.compiler.expression import elementary as ops
+from ugpu.compiler.expression.algebra import Index, Opaque, Range, Validity, both
+from ugpu.compiler.expression.text import operation_text
+from ugpu.compiler.expression.value import (
     Value,
     binary,
     cast,

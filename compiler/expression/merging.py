@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.expression.algebra import Div, Index, Mod, Opaque, Range
-from compiler.expression.value import Value, indices_of, substitute
+from ugpu.compiler.expression.algebra import Div, Index, Mod, Opaque, Range
+from ugpu.compiler.expression.value import Value, indices_of, substitute
 
 
 def merge_ranges(

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from functools import partial, reduce
 
-from compiler.dtype import int64
-from compiler.expression.algebra import NEVER, Index, Range, within
-from compiler.expression.elementary import expand
-from compiler.expression.lookup import guard, lookup
-from compiler.expression.value import (
+from ugpu.compiler.dtype import int64
+from ugpu.compiler.expression.algebra import NEVER, Index, Range, within
+from ugpu.compiler.expression.elementary import expand
+from ugpu.compiler.expression.lookup import guard, lookup
+from ugpu.compiler.expression.value import (
     Value,
     binary,
     cast,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 
-from compiler.dtype import float32, int32
-from compiler.expression.functions import (
+from ugpu.compiler.dtype import float32, int32
+from ugpu.compiler.expression.functions import (
     absolute,
     add,
     as_bits,
@@ -31,7 +31,7 @@ from compiler.expression.functions import (
     unequal,
     where,
 )
-from compiler.expression.value import Value, binary, cast, const
+from ugpu.compiler.expression.value import Value, binary, cast, const
 
 Pair = tuple[Value, Value | None]  # a number as a sum: rounded, and the rest, if any
 # 2/3 of log2(e)

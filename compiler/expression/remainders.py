@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
-from compiler.dtype import float16, int32, uint32
-from compiler.expression.functions import (
+from ugpu.compiler.dtype import float16, int32, uint32
+from ugpu.compiler.expression.functions import (
     absolute,
     add,
     as_bits,
@@ -28,7 +28,7 @@ from compiler.expression.functions import (
     where,
     with_sign,
 )
-from compiler.expression.value import Value, binary, cast, const
+from ugpu.compiler.expression.value import Value, binary, cast, const
 
 FIRST, STEP = 21, 22  # bits of the quotient in a step: its error stays below one
 

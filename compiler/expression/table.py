@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import gcd
 
-from compiler.expression.algebra import Index, Opaque, Range, Validity
+from ugpu.compiler.expression.algebra import Index, Opaque, Range, Validity
 
 
 class Table(Opaque):

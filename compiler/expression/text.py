@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from compiler.expression.algebra import Validity
-from compiler.expression.value import Load, Memory, Value, type_text, walk
+from ugpu.compiler.expression.algebra import Validity
+from ugpu.compiler.expression.value import Load, Memory, Value, type_text, walk
 
 
 def format_value(root: Value) -> str:

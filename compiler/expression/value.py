@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
-from compiler.dtype import DType, bool_, float32
-from compiler.expression.algebra import Index, Range, Validity, substitute_all
+from ugpu.compiler.dtype import DType, bool_, float32
+from ugpu.compiler.expression.algebra import Index, Range, Validity, substitute_all
 
 
 @dataclass(frozen=True)

@@ -18,19 +18,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from compiler.codegen.emit import emit
-from compiler.graph import origin
-from compiler.graph.call import PARAMETER
-from compiler.graph.node import Node
-from compiler.kernel.ir import Kernel
-from compiler.kernel.text import format_kernel
-from compiler.pattern.work import flops, moved
-from compiler.plan.packing import Derived, computation_of
-from compiler.plan.plan import body_plan, kernels, make_plan
-from compiler.runtime.watch import Run, Timed, Times, watchers
-from compiler.schedule.calls import CallGroup, body_of
-from compiler.schedule.group import Group, describe
-from hcq.target import TargetSpec
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.graph import origin
+from ugpu.compiler.graph.call import PARAMETER
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.kernel.ir import Kernel
+from ugpu.compiler.kernel.text import format_kernel
+from ugpu.compiler.pattern.work import flops, moved
+from ugpu.compiler.plan.packing import Derived, computation_of
+from ugpu.compiler.plan.plan import body_plan, kernels, make_plan
+from ugpu.compiler.runtime.watch import Run, Timed, Times, watchers
+from ugpu.compiler.schedule.calls import CallGroup, body_of
+from ugpu.compiler.schedule.group import Group, describe
+from ugpu.hcq.state.target import TargetSpec
 
 
 @dataclass

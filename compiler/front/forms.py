@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from compiler.tensor import Tensor
+from ugpu.compiler.tensor import Tensor
 
 Leaf = TypeVar("Leaf")
 

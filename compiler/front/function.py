@@ -7,10 +7,10 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from compiler.front.forms import tensors_of
-from compiler.front.outline import outline
-from compiler.graph.node import new_period
-from hcq.errors import NotSupported
+from ugpu.compiler.front.forms import tensors_of
+from ugpu.compiler.front.outline import outline
+from ugpu.compiler.graph.node import new_period
+from ugpu.hcq.errors import NotSupported
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")

@@ -12,15 +12,15 @@ import functools
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
-from compiler.front.forms import flatten, tensors_of, text
-from compiler.front.replay import Outdated, Replay, call, realize
-from compiler.front.touched import Touched
-from compiler.runtime.recording import Recording, current_recording
-from compiler.runtime.runtime import Runtime
-from compiler.tensor import Tensor
-from hcq.core import core_of
-from hcq.device import Device
-from hcq.errors import BadArgument, NotSupported
+from ugpu.compiler.front.forms import flatten, tensors_of, text
+from ugpu.compiler.front.replay import Outdated, Replay, call, realize
+from ugpu.compiler.front.touched import Touched
+from ugpu.compiler.runtime.recording import Recording, current_recording
+from ugpu.compiler.runtime.runtime import Runtime
+from ugpu.compiler.tensor import Tensor
+from ugpu.hcq.device.core import core_of
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, NotSupported
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")

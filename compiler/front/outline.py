@@ -15,12 +15,12 @@ import sys
 from collections import Counter
 from collections.abc import Container, Sequence
 
-from compiler.expression.elementary import BUILDERS, COSTS
-from compiler.graph.call import PARAMETER, Body, Call, connect
-from compiler.graph.node import MOVEMENT, Node
-from compiler.methods.core import TensorCore
-from compiler.plan.plan import Structure, structure
-from compiler.schedule.calls import live_results
+from ugpu.compiler.expression.elementary import BUILDERS, COSTS
+from ugpu.compiler.graph.call import PARAMETER, Body, Call, connect
+from ugpu.compiler.graph.node import MOVEMENT, Node
+from ugpu.compiler.methods.core import TensorCore
+from ugpu.compiler.plan.plan import Structure, structure
+from ugpu.compiler.schedule.calls import live_results
 
 KNOWN = 1024  # bodies kept; beyond this all are discarded
 PLAIN = 16  # operations on constants alone that each call repeats rather than stores

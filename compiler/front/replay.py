@@ -14,20 +14,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from compiler.dtype import DType
-from compiler.front.forms import difference, mapped, tensors_of
-from compiler.front.touched import Captured, Touched, exclusive, stored
-from compiler.graph.node import Node, Shape
-from compiler.graph.origin import here
-from compiler.methods.core import TensorCore
-from compiler.runtime.memory_pool import MemoryPool, Part, Storage
-from compiler.runtime.numbers import Places
-from compiler.runtime.recording import Recording
-from compiler.runtime.runtime import Runtime, runtime_of
-from compiler.tensor import Tensor
-from hcq.buffer import Buffer
-from hcq.errors import BadArgument, Closed
-from hcq.graph import Capture
+from ugpu.compiler.dtype import DType
+from ugpu.compiler.front.forms import difference, mapped, tensors_of
+from ugpu.compiler.front.touched import Captured, Touched, exclusive, stored
+from ugpu.compiler.graph.node import Node, Shape
+from ugpu.compiler.graph.origin import here
+from ugpu.compiler.methods.core import TensorCore
+from ugpu.compiler.runtime.memory_pool import MemoryPool, Part, Storage
+from ugpu.compiler.runtime.numbers import Places
+from ugpu.compiler.runtime.recording import Recording
+from ugpu.compiler.runtime.runtime import Runtime, runtime_of
+from ugpu.compiler.tensor import Tensor
+from ugpu.hcq.errors import BadArgument, Closed
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.graph import Capture
 
 
 class Outdated(Exception):

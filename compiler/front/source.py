@@ -10,18 +10,18 @@ import functools
 import re
 from pathlib import Path
 
-from compiler.codegen.children import shared, version
-from compiler.codegen.emit import emit
-from compiler.expression.value import interning
-from compiler.kernel.ir import Kernel
-from compiler.kernel.text import format_kernel
-from compiler.kernel.verify import BrokenKernel, verify
-from hcq.config import config
-from hcq.device import Device
-from hcq.diskcache import DiskCache
-from hcq.errors import BadArgument, BadCodeObject, CompileError
-from hcq.program import Program
-from hcq.target import TargetSpec
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.process.children import shared, version
+from ugpu.compiler.expression.value import interning
+from ugpu.compiler.kernel.ir import Kernel
+from ugpu.compiler.kernel.text import format_kernel
+from ugpu.compiler.kernel.verify import BrokenKernel, verify
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.disk.cache import DiskCache
+from ugpu.hcq.errors import BadArgument, BadCodeObject, CompileError
+from ugpu.hcq.state.config import config
+from ugpu.hcq.state.target import TargetSpec
+from ugpu.hcq.work.program import Program
 
 _PTX = re.compile(r"^\s*\.version\s+\d", re.MULTILINE)
 _IR = re.compile(r"^\s*(define|declare|target|source_filename|@|%|!|attributes|;)", re.MULTILINE)
@@ -29,7 +29,7 @@ _TRIPLE = re.compile(r'^\s*target\s+triple\s*=\s*"([^"-]*)', re.MULTILINE)
 _FIRST = re.compile(r'^\s*define\b[^@]*@"?([\w.$-]+)', re.MULTILINE)
 _PTX_LINE = re.compile(r"\bline (\d+)")
 # How a kernel is marked in LLVM IR, by the target's calling convention (LLVM language reference,
-# "Calling Conventions"; hcq.target.TargetSpec).
+# "Calling Conventions"; hcq.state.target.TargetSpec).
 _MARKS = {
     "amdhsa": "`define amdgpu_kernel void @name(...)`",
     "ptx": "`define ptx_kernel void @name(...)`",

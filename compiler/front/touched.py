@@ -14,10 +14,10 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from compiler.graph.node import Node
-from compiler.methods.core import TensorCore
-from compiler.runtime.memory_pool import Part, Storage
-from hcq.buffer import Buffer
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.methods.core import TensorCore
+from ugpu.compiler.runtime.memory_pool import Part, Storage
+from ugpu.hcq.work.buffer import Buffer
 
 _SLOT = TensorCore.__dict__["node"]
 _thread = threading.local()

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from compiler.graph.node import Node
+from ugpu.compiler.graph.node import Node
 
 PARAMETER = object()  # the storage of a parameter: the scheduler sees a stored node
 _numbers = itertools.count(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from compiler.graph.node import Node
+from ugpu.compiler.graph.node import Node
 
 # A form: the nodes to store first, and a function from those to the node to time.
 Makes = Callable[[], tuple[Sequence[Node], Callable[[Sequence[Node]], Node]]]

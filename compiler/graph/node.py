@@ -50,11 +50,11 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from compiler.dtype import DType, int64, uint32
-from compiler.graph.origin import Origin
+from ugpu.compiler.dtype import DType, int64, uint32
+from ugpu.compiler.graph.origin import Origin
 
 if TYPE_CHECKING:
-    from compiler.graph.recipe import Recipe
+    from ugpu.compiler.graph.recipe import Recipe
 
 Shape = tuple[int, ...]
 

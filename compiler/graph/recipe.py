@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from compiler.dtype import DType
-from compiler.graph.node import MOVEMENT, Node, Repeated, Shape
+from ugpu.compiler.dtype import DType
+from ugpu.compiler.graph.node import MOVEMENT, Node, Repeated, Shape
 
 if TYPE_CHECKING:
-    from hcq.device import Device
+    from ugpu.hcq.device.device import Device
 
 LONG = 1 << 20  # elements of a source that make waking a device's thread early worthwhile
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.expression.algebra import Index, Validity, at_least_zero, both, constant, within
-from compiler.graph import node as graph
-from compiler.graph.node import Node, Shape
+from ugpu.compiler.expression.algebra import Index, Validity, at_least_zero, both, constant, within
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node, Shape
 
 
 @dataclass(frozen=True)

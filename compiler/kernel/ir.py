@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from compiler.expression.algebra import Index, Range, Validity
-from compiler.expression.value import Load, Memory, Value
+from ugpu.compiler.expression.algebra import Index, Range, Validity
+from ugpu.compiler.expression.value import Load, Memory, Value
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class Barrier:
 
 @dataclass(frozen=True)
 class TileStep:
-    """One operation on a host's tile registers (compiler.kernel.host.amx), of 16 rows of 64 bytes.
+    """One operation on a host's tile registers (compiler.kernel.host.products.amx), of 16 rows of
+    64 bytes.
 
     operation: "zero"; "load" and "store", with rows `pitch` elements of a local memory apart, the
     first at `index`; "multiply", which adds to a tile of float32 the product of two tiles of

@@ -12,37 +12,37 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compiler.expression import elementary as ops
-from compiler.expression.computation import Computation
-from compiler.kernel import scatter
-from compiler.kernel.attention import gpu as gpu_attention
-from compiler.kernel.attention import host as host_online
-from compiler.kernel.choices import BulkTiles, Choices, MatrixTiles, RingTiles, Space, Tiles
-from compiler.kernel.gpu import loops as gpu_loops
-from compiler.kernel.gpu import matmul as gpu_matmul
-from compiler.kernel.gpu import matrix as gpu_matrix
-from compiler.kernel.gpu import reduction as gpu_reduction
-from compiler.kernel.gpu import rows as gpu_rows
-from compiler.kernel.host import dots as host_dots
-from compiler.kernel.host import loops as host_loops
-from compiler.kernel.host import matmul as host_matmul
-from compiler.kernel.host import rows as host_rows
-from compiler.kernel.host import scan as host_scan
-from compiler.kernel.host import sort as host_sort
-from compiler.kernel.host import turned as host_turned
-from compiler.kernel.host import windows as host_windows
-from compiler.kernel.ir import Kernel
-from compiler.kernel.nvidia import bulk as gpu_bulk
-from compiler.kernel.nvidia import ring as gpu_ring
-from compiler.kernel.shared.grid import within_limits
-from compiler.kernel.shared.pieces import side_by_side
-from compiler.kernel.text import format_kernel
-from compiler.kernel.verify import verify
-from compiler.pattern.chain import find_chain
-from compiler.pattern.contraction import Contraction, find_contraction
-from compiler.pattern.online import find_online
-from hcq.errors import NotSupported
-from hcq.target import TargetSpec
+from ugpu.compiler.expression import elementary as ops
+from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.kernel import scatter
+from ugpu.compiler.kernel.attention import gpu as gpu_attention
+from ugpu.compiler.kernel.attention import host as host_online
+from ugpu.compiler.kernel.choices import BulkTiles, Choices, MatrixTiles, RingTiles, Space, Tiles
+from ugpu.compiler.kernel.gpu import loops as gpu_loops
+from ugpu.compiler.kernel.gpu import matmul as gpu_matmul
+from ugpu.compiler.kernel.gpu import matrix as gpu_matrix
+from ugpu.compiler.kernel.gpu import reduction as gpu_reduction
+from ugpu.compiler.kernel.gpu import rows as gpu_rows
+from ugpu.compiler.kernel.host import loops as host_loops
+from ugpu.compiler.kernel.host import rows as host_rows
+from ugpu.compiler.kernel.host import scan as host_scan
+from ugpu.compiler.kernel.host import sort as host_sort
+from ugpu.compiler.kernel.host import turned as host_turned
+from ugpu.compiler.kernel.host import windows as host_windows
+from ugpu.compiler.kernel.host.products import dots as host_dots
+from ugpu.compiler.kernel.host.products import matmul as host_matmul
+from ugpu.compiler.kernel.ir import Kernel
+from ugpu.compiler.kernel.nvidia import bulk as gpu_bulk
+from ugpu.compiler.kernel.nvidia import ring as gpu_ring
+from ugpu.compiler.kernel.shared.grid import within_limits
+from ugpu.compiler.kernel.shared.pieces import side_by_side
+from ugpu.compiler.kernel.text import format_kernel
+from ugpu.compiler.kernel.verify import verify
+from ugpu.compiler.pattern.chain import find_chain
+from ugpu.compiler.pattern.contraction import Contraction, find_contraction
+from ugpu.compiler.pattern.online import find_online
+from ugpu.hcq.errors import NotSupported
+from ugpu.hcq.state.target import TargetSpec
 
 
 def lower(computation: Computation, target: TargetSpec, choices: Choices | None = None) -> Kernel:

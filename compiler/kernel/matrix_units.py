@@ -27,8 +27,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from compiler.dtype import DType, bfloat16, float16, float32, int8, int32
-from compiler.expression.algebra import Index
+from ugpu.compiler.dtype import DType, bfloat16, float16, float32, int8, int32
+from ugpu.compiler.expression.algebra import Index
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.expression import elementary as ops
-from compiler.expression.algebra import (
+from ugpu.compiler.expression import elementary as ops
+from ugpu.compiler.expression.algebra import (
     Index,
     Range,
     Validity,
@@ -21,13 +21,13 @@ from compiler.expression.algebra import (
     substitute_all,
     unflatten,
 )
-from compiler.expression.computation import Chosen, Computation, elements
-from compiler.expression.value import substitute
-from compiler.kernel.gpu import loops as gpu_loops
-from compiler.kernel.gpu.loops import kernel_of, threads_along
-from compiler.kernel.host import loops as host_loops
-from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
-from hcq.target import TargetSpec
+from ugpu.compiler.expression.computation import Chosen, Computation, elements
+from ugpu.compiler.expression.value import substitute
+from ugpu.compiler.kernel.gpu import loops as gpu_loops
+from ugpu.compiler.kernel.gpu.loops import kernel_of, threads_along
+from ugpu.compiler.kernel.host import loops as host_loops
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
+from ugpu.hcq.state.target import TargetSpec
 
 LINE = 16  # minimum number of elements that a group of the host takes
 LONG = 1 << 16  # elements from which on several groups, each reading all indices, are worthwhile

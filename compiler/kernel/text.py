@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from compiler.expression.text import Printer, access_text, conditions_text, memory_text
-from compiler.kernel.ir import (
+from ugpu.compiler.expression.text import Printer, access_text, conditions_text, memory_text
+from ugpu.compiler.kernel.ir import (
     Asynchronous,
     Await,
     Barrier,

@@ -7,11 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from compiler.dtype import bfloat16, bool_, float16, float32, int8, int32, uint8, uint32, uint64
-from compiler.expression.algebra import Index, Range, Validity
-from compiler.expression.lookup import Lookup, atoms
-from compiler.expression.value import OPS, Load, Memory, Value, unseen, walk
-from compiler.kernel.ir import (
+from ugpu.compiler.dtype import (
+    bfloat16,
+    bool_,
+    float16,
+    float32,
+    int8,
+    int32,
+    uint8,
+    uint32,
+    uint64,
+)
+from ugpu.compiler.expression.algebra import Index, Range, Validity
+from ugpu.compiler.expression.lookup import Lookup, atoms
+from ugpu.compiler.expression.value import OPS, Load, Memory, Value, unseen, walk
+from ugpu.compiler.kernel.ir import (
     TILE_BYTES,
     TILE_ROWS,
     TILES,
@@ -30,7 +40,7 @@ from compiler.kernel.ir import (
     Store,
     TileStep,
 )
-from compiler.kernel.matrix_units import GROUP_UNITS, MATRICES, ROW, UNITS
+from ugpu.compiler.kernel.matrix_units import GROUP_UNITS, MATRICES, ROW, UNITS
 
 ELEMENT_OPS = ("load", "const", "cast", "bitcast", "where", "gate", "extract", "pack", "broadcast",
                "shuffle", "dot2", "dot4", "matrix", "exchange", "matrices")  # fmt: skip

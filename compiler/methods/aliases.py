@@ -7,7 +7,7 @@ import inspect
 from types import FunctionType
 from typing import Any, cast
 
-from hcq.errors import BadArgument
+from ugpu.hcq.errors import BadArgument
 
 NAMES = {
     "dim": "axis",

@@ -9,15 +9,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from compiler.dtype import bool_
-from compiler.graph import node as graph
-from compiler.graph.node import Node, Shape
-from compiler.graph.origin import here
-from compiler.graph.region import Region, Scatter
-from compiler.methods.core import TensorCore, broadcast, broadcast_shape
-from compiler.methods.indexing import Key, is_bool
-from compiler.methods.operations import Operations
-from hcq.errors import BadArgument, NotSupported
+from ugpu.compiler.dtype import bool_
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node, Shape
+from ugpu.compiler.graph.origin import here
+from ugpu.compiler.graph.region import Region, Scatter
+from ugpu.compiler.methods.core import TensorCore, broadcast, broadcast_shape
+from ugpu.compiler.methods.operations import Operations
+from ugpu.compiler.methods.shape.indexing import Key, is_bool
+from ugpu.hcq.errors import BadArgument, NotSupported
 
 
 class Assignment(Operations):

@@ -14,16 +14,16 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler import dtype as dtypes
-from compiler.dtype import bool_, float32, int32
-from compiler.graph import node as graph
-from compiler.graph.node import Node
-from compiler.methods import winograd as winograd_tiles
-from compiler.methods.core import broadcast
-from compiler.methods.operations import Operations
-from compiler.pattern import cost
-from hcq.config import config
-from hcq.errors import BadArgument
+from ugpu.compiler import dtype as dtypes
+from ugpu.compiler.dtype import bool_, float32, int32
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.methods import winograd as winograd_tiles
+from ugpu.compiler.methods.core import broadcast
+from ugpu.compiler.methods.operations import Operations
+from ugpu.compiler.pattern import cost
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.state.config import config
 
 Pair = int | Sequence[int]
 T = TypeVar("T", bound=Operations)

@@ -9,18 +9,18 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from compiler import dtype as dtypes
-from compiler.dtype import DType
-from compiler.graph import node as graph
-from compiler.graph.forms import Makes
-from compiler.graph.node import Node, Repeated, Shape
-from compiler.graph.origin import here, text
-from compiler.graph.recipe import Recipe, recipe_of
-from compiler.methods.aliases import with_aliases
-from compiler.methods.ofclass import OfClass
-from hcq.core import core_of
-from hcq.device import Device
-from hcq.errors import BadArgument, BadIndex
+from ugpu.compiler import dtype as dtypes
+from ugpu.compiler.dtype import DType
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.forms import Makes
+from ugpu.compiler.graph.node import Node, Repeated, Shape
+from ugpu.compiler.graph.origin import here, text
+from ugpu.compiler.graph.recipe import Recipe, recipe_of
+from ugpu.compiler.methods.aliases import with_aliases
+from ugpu.compiler.methods.ofclass import OfClass
+from ugpu.hcq.device.core import core_of
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, BadIndex
 
 Scalar = bool | int | float
 T = TypeVar("T", bound="TensorCore")

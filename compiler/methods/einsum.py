@@ -14,13 +14,13 @@ from itertools import combinations
 from math import prod
 from typing import Self
 
-from compiler import dtype as dtypes
-from compiler.dtype import DType, bool_, float32, int32
-from compiler.graph import node as graph
-from compiler.graph.node import Node
-from compiler.methods.core import TensorCore
-from compiler.methods.operations import Operations
-from hcq.errors import BadArgument
+from ugpu.compiler import dtype as dtypes
+from ugpu.compiler.dtype import DType, bool_, float32, int32
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.methods.core import TensorCore
+from ugpu.compiler.methods.operations import Operations
+from ugpu.hcq.errors import BadArgument
 
 
 @dataclass(frozen=True)

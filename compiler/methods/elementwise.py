@@ -6,12 +6,12 @@ import math
 from functools import partial
 from typing import Any, Literal, Self
 
-from compiler import dtype as dtypes
-from compiler.dtype import DType, bool_, float32
-from compiler.expression.elementary import WHOLE_POWERS
-from compiler.graph import node as graph
-from compiler.methods.core import Scalar, TensorCore, broadcast, integer_of, number_of
-from hcq.errors import BadArgument
+from ugpu.compiler import dtype as dtypes
+from ugpu.compiler.dtype import DType, bool_, float32
+from ugpu.compiler.expression.elementary import WHOLE_POWERS
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.methods.core import Scalar, TensorCore, broadcast, integer_of, number_of
+from ugpu.hcq.errors import BadArgument
 
 
 class Elementwise(TensorCore):

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, Self
 
-from compiler import dtype as dtypes
-from compiler.dtype import float32
-from compiler.graph import node as graph
-from compiler.methods.elementwise import Elementwise
+from ugpu.compiler import dtype as dtypes
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.methods.elementwise import Elementwise
 
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805  # arXiv:1706.02515
 

@@ -8,10 +8,10 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from compiler.dtype import float32
-from compiler.methods.core import number_of
-from compiler.methods.operations import Operations
-from hcq.errors import BadArgument, BadIndex
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.methods.core import number_of
+from ugpu.compiler.methods.operations import Operations
+from ugpu.hcq.errors import BadArgument, BadIndex
 
 Reduction = Literal["mean", "sum", "none"]
 IGNORED = -100  # the label that PyTorch ignores by default

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from compiler.methods.aliases import with_aliases
-from hcq.errors import BadArgument
+from ugpu.compiler.methods.aliases import with_aliases
+from ugpu.hcq.errors import BadArgument
 
 JOINING = ("cat", "stack")  # of a sequence of tensors, along an axis
 

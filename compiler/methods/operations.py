@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from compiler.graph import node as graph
-from compiler.graph.node import Node
-from compiler.methods.core import Scalar, TensorCore, broadcast
-from compiler.methods.functions import Functions
-from compiler.methods.indexing import Indexing
-from compiler.methods.reductions import Reductions
-from hcq.errors import BadArgument
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.methods.core import Scalar, TensorCore, broadcast
+from ugpu.compiler.methods.functions import Functions
+from ugpu.compiler.methods.reductions import Reductions
+from ugpu.compiler.methods.shape.indexing import Indexing
+from ugpu.hcq.errors import BadArgument
 
 
 class Operations(Reductions, Functions, Indexing):

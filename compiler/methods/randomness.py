@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from compiler.methods.elementwise import Elementwise
+from ugpu.compiler.methods.elementwise import Elementwise
 
 Numbers = TypeVar("Numbers", bound=Elementwise)
 

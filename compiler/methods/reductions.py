@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Self
 
-from compiler import dtype as dtypes
-from compiler.dtype import bool_, float32, int32, int64
-from compiler.expression.elementary import is_narrow
-from compiler.graph import node as graph
-from compiler.graph.node import Node
-from compiler.methods.core import broadcast_shape, integer_of
-from compiler.methods.elementwise import Elementwise
-from compiler.methods.movement import Movement
-from compiler.schedule import split
-from hcq.errors import BadArgument
+from ugpu.compiler import dtype as dtypes
+from ugpu.compiler.dtype import bool_, float32, int32, int64
+from ugpu.compiler.expression.elementary import is_narrow
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.methods.core import broadcast_shape, integer_of
+from ugpu.compiler.methods.elementwise import Elementwise
+from ugpu.compiler.methods.shape.movement import Movement
+from ugpu.compiler.schedule import split
+from ugpu.hcq.errors import BadArgument
 
 Axis = int | Sequence[int] | None
 

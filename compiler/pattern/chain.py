@@ -13,13 +13,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.expression import elementary as ops
-from compiler.expression.algebra import Range, constant
-from compiler.expression.computation import Computation, elements
-from compiler.expression.lookup import Lookup, atoms
-from compiler.expression.value import Memory, Value, load, own_indices, rebuild, substitute, walk
-from compiler.pattern import cost
-from compiler.pattern.contraction import is_product
+from ugpu.compiler.expression import elementary as ops
+from ugpu.compiler.expression.algebra import Range, constant
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.lookup import Lookup, atoms
+from ugpu.compiler.expression.value import (
+    Memory,
+    Value,
+    load,
+    own_indices,
+    rebuild,
+    substitute,
+    walk,
+)
+from ugpu.compiler.pattern import cost
+from ugpu.compiler.pattern.contraction import is_product
 
 
 @dataclass(frozen=True)

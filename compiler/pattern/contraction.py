@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.expression.algebra import Range
-from compiler.expression.computation import Computation, elements
-from compiler.expression.value import Value, indices_of, walk
+from ugpu.compiler.expression.algebra import Range
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.value import Value, indices_of, walk
 
 SMALLEST = 8  # rows and columns below this do not pay for tiles
 FEWEST = 2  # minimum of one side, if the other is long

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from compiler.dtype import DType
+from ugpu.compiler.dtype import DType
 
 MEMORY = 8 / 3  # per byte, written or read
 NEAR = 2.0  # per byte read from a cache

@@ -21,13 +21,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from compiler.dtype import DType, float32
-from compiler.expression.accumulate import replace
-from compiler.expression.algebra import Range, at_least_zero, constant
-from compiler.expression.computation import Computation
-from compiler.expression.elementary import is_narrow
-from compiler.expression.lookup import guard
-from compiler.expression.value import (
+from ugpu.compiler.dtype import DType, float32
+from ugpu.compiler.expression.accumulate import replace
+from ugpu.compiler.expression.algebra import Range, at_least_zero, constant
+from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.expression.elementary import is_narrow
+from ugpu.compiler.expression.lookup import guard
+from ugpu.compiler.expression.value import (
     Memory,
     Value,
     binary,
@@ -39,8 +39,8 @@ from compiler.expression.value import (
     value,
     walk,
 )
-from compiler.pattern.chain import Stage, alike, free_ranges
-from compiler.pattern.contraction import ranges_of
+from ugpu.compiler.pattern.chain import Stage, alike, free_ranges
+from ugpu.compiler.pattern.contraction import ranges_of
 
 # A running maximum starts here, not at minus infinity: exp(-inf - -inf) is NaN, and the first
 # keys of a row may all be masked out. A row without any key gives 0 / 0, as step by step.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
-from compiler.expression.computation import Computation
-from compiler.expression.value import walk
-from compiler.pattern.chain import free_ranges
+from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.expression.value import walk
+from ugpu.compiler.pattern.chain import free_ranges
 
 # Values that are not arithmetic: sources of values, and selections.
 _PLACES = frozenset(

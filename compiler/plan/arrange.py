@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.graph.node import Node
-from compiler.plan.attention import share_out
-from compiler.plan.packing import Judge, nobody, packed
-from compiler.schedule.group import Group
-from compiler.schedule.grouping import schedule
-from compiler.schedule.hazards import NONE, InPlace
-from hcq.target import TargetSpec
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.plan.attention import share_out
+from ugpu.compiler.plan.packing import Judge, nobody, packed
+from ugpu.compiler.schedule.group import Group
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.compiler.schedule.hazards import NONE, InPlace
+from ugpu.hcq.state.target import TargetSpec
 
 
 def arrange(

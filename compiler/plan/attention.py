@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from compiler.dtype import float32
-from compiler.expression.computation import Computation
-from compiler.expression.value import interning
-from compiler.graph.node import Node
-from compiler.kernel.attention.gpu import pieces_of
-from compiler.pattern.online import find_online
-from compiler.plan.online_parts import InParts, in_parts
-from compiler.schedule.calls import CallGroup
-from compiler.schedule.express import express
-from compiler.schedule.group import Group
-from hcq.target import TargetSpec
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.expression.value import interning
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.kernel.attention.gpu import pieces_of
+from ugpu.compiler.pattern.online import find_online
+from ugpu.compiler.plan.online_parts import InParts, in_parts
+from ugpu.compiler.schedule.calls import CallGroup
+from ugpu.compiler.schedule.express import express
+from ugpu.compiler.schedule.group import Group
+from ugpu.hcq.state.target import TargetSpec
 
 KNOWN = 4096  # cached answers; beyond this all are discarded
 _known: dict[tuple[Any, ...], tuple[int, int, int, tuple[int, ...]]] = {}

@@ -16,8 +16,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from compiler.dtype import float32
-from compiler.expression.algebra import (
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.expression.algebra import (
     Index,
     Range,
     Validity,
@@ -26,9 +26,9 @@ from compiler.expression.algebra import (
     constant,
     flatten,
 )
-from compiler.expression.computation import Computation
-from compiler.expression.lookup import guarded
-from compiler.expression.value import (
+from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.expression.lookup import guarded
+from ugpu.compiler.expression.value import (
     Memory,
     Value,
     binary,
@@ -41,7 +41,7 @@ from compiler.expression.value import (
     value,
     walk,
 )
-from compiler.pattern.online import Online
+from ugpu.compiler.pattern.online import Online
 
 
 @dataclasses.dataclass(frozen=True)

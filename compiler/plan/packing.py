@@ -19,12 +19,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from compiler.expression import elementary as ops
-from compiler.expression.algebra import Opaque, Range, flatten, unflatten
-from compiler.expression.computation import Computation, elements
-from compiler.expression.lookup import atoms, guard
-from compiler.expression.text import format_value
-from compiler.expression.value import (
+from ugpu.compiler.expression import elementary as ops
+from ugpu.compiler.expression.algebra import Opaque, Range, flatten, unflatten
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.lookup import atoms, guard
+from ugpu.compiler.expression.text import format_value
+from ugpu.compiler.expression.value import (
     Load,
     Memory,
     Value,
@@ -38,19 +38,19 @@ from compiler.expression.value import (
     value,
     walk,
 )
-from compiler.graph.node import Node
-from compiler.kernel.gpu.matrix import narrow
-from compiler.kernel.matrix_units import GroupUnit, find_group_unit
-from compiler.kernel.nvidia.packed import BLOCK, Packed
-from compiler.kernel.nvidia.totals import RUN
-from compiler.kernel.shared.spread import unit_stride
-from compiler.pattern.chain import find_chain
-from compiler.pattern.contraction import Contraction, find_contraction, ranges_of
-from compiler.pattern.online import find_online
-from compiler.plan.attention import computed
-from compiler.schedule.express import express
-from compiler.schedule.group import Group
-from hcq.target import TargetSpec
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.kernel.gpu.matrix import narrow
+from ugpu.compiler.kernel.matrix_units import GroupUnit, find_group_unit
+from ugpu.compiler.kernel.nvidia.packed import BLOCK, Packed
+from ugpu.compiler.kernel.nvidia.totals import RUN
+from ugpu.compiler.kernel.shared.spread import unit_stride
+from ugpu.compiler.pattern.chain import find_chain
+from ugpu.compiler.pattern.contraction import Contraction, find_contraction, ranges_of
+from ugpu.compiler.pattern.online import find_online
+from ugpu.compiler.plan.attention import computed
+from ugpu.compiler.schedule.express import express
+from ugpu.compiler.schedule.group import Group
+from ugpu.hcq.state.target import TargetSpec
 
 # Multiplications and additions in the time of moving a byte to or from memory. NVIDIA H200 Tensor
 # Core GPU, data sheet: 989 TFLOP/s of dense 16-bit floats, 4.8 TB/s.

@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.graph.node import Node, stored_as
-from compiler.plan.arrange import arrange
-from compiler.plan.attention import PartGroup
-from compiler.plan.packing import Derived
-from compiler.plan.sizes import round_up
-from compiler.schedule.calls import CallGroup, body_of, live_results
-from compiler.schedule.group import Group
-from compiler.schedule.hazards import in_place, inside
-from hcq.target import TargetSpec
+from ugpu.compiler.graph.node import Node, stored_as
+from ugpu.compiler.plan.arrange import arrange
+from ugpu.compiler.plan.attention import PartGroup
+from ugpu.compiler.plan.packing import Derived
+from ugpu.compiler.plan.sizes import round_up
+from ugpu.compiler.schedule.calls import CallGroup, body_of, live_results
+from ugpu.compiler.schedule.group import Group
+from ugpu.compiler.schedule.hazards import in_place, inside
+from ugpu.hcq.state.target import TargetSpec
 
 Structure = tuple[Any, ...]  # nested tuples: ops, types, shapes, arguments, places of sources
 

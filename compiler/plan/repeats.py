@@ -29,12 +29,12 @@ from typing import Any
 
 import numpy as np
 
-from compiler.graph.call import PARAMETER
-from compiler.graph.node import Node
-from compiler.plan.plan import Plan, Step, Structure, last_uses
-from compiler.schedule.group import Group, members
-from compiler.schedule.grouping import wanted_apart
-from compiler.schedule.hazards import InPlace
+from ugpu.compiler.graph.call import PARAMETER
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.plan.plan import Plan, Step, Structure, last_uses
+from ugpu.compiler.schedule.group import Group, members
+from ugpu.compiler.schedule.grouping import wanted_apart
+from ugpu.compiler.schedule.hazards import InPlace
 
 KEPT = 4  # layers of the graph that is planned
 SHORTEST = 8  # entries of a layer; looking for shorter ones costs more than it saves

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from compiler.dtype import DType, as_dtype
-from compiler.graph.node import Node, Shape
-from compiler.runtime.memory_pool import MemoryPool, Storage
-from compiler.runtime.recording import current_recording
-from compiler.runtime.runtime import runtime_of
-from hcq.buffer import Buffer
-from hcq.errors import BadArgument, Closed
+from ugpu.compiler.dtype import DType, as_dtype
+from ugpu.compiler.graph.node import Node, Shape
+from ugpu.compiler.runtime.memory_pool import MemoryPool, Storage
+from ugpu.compiler.runtime.recording import current_recording
+from ugpu.compiler.runtime.runtime import runtime_of
+from ugpu.hcq.errors import BadArgument, Closed
+from ugpu.hcq.work.buffer import Buffer
 
 ALIGN = 256  # bytes: alignment that kernels assume for every parameter (compiler.codegen)
 

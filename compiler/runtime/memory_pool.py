@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 
-from compiler.plan.sizes import round_up
-from hcq.buffer import Buffer
-from hcq.core import core_of
-from hcq.device import Device
-from hcq.errors import OutOfMemory, UgpuError
+from ugpu.compiler.plan.sizes import round_up
+from ugpu.hcq.device.core import core_of
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import OutOfMemory, UgpuError
+from ugpu.hcq.work.buffer import Buffer
 
 KEEP = 512 << 20  # bytes of unused buffers kept per device
 

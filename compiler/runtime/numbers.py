@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.runtime.generator import generator
-from compiler.runtime.memory_pool import MemoryPool, Part, Storage
+from ugpu.compiler.runtime.generator import generator
+from ugpu.compiler.runtime.memory_pool import MemoryPool, Part, Storage
 
 ROOM = 16  # places in one piece of memory
 APART = 256  # bytes from one to the next: the alignment that kernels assume

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler import dtype as dtypes
-from compiler.dtype import bfloat16, bool_
-from compiler.graph import node as graph
-from compiler.graph.node import Node
-from compiler.plan.plan import Structure
-from compiler.runtime.memory_pool import MemoryPool, Storage
+from ugpu.compiler import dtype as dtypes
+from ugpu.compiler.dtype import bfloat16, bool_
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.plan.plan import Structure
+from ugpu.compiler.runtime.memory_pool import MemoryPool, Storage
 
 BY_POSITION = frozenset(("iota", "gather", "scatter", "call", "result"))
 DECIDING = frozenset(("pow",))  # operations whose expansion depends on an operand's value

@@ -6,13 +6,13 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from compiler.graph.node import Node
-from compiler.runtime.memory_pool import MemoryPool, Storage
-from compiler.runtime.numbers import Places
-from hcq.errors import NotSupported
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.runtime.memory_pool import MemoryPool, Storage
+from ugpu.compiler.runtime.numbers import Places
+from ugpu.hcq.errors import NotSupported
 
 if TYPE_CHECKING:
-    from compiler.runtime.runtime import Runtime
+    from ugpu.compiler.runtime.runtime import Runtime
 
 _thread = threading.local()
 under_way: set[int] = set()  # ids of the recordings of all threads

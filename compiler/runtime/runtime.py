@@ -1,8 +1,8 @@
 """From lazy tensors to results: schedules, compiles new kernels, launches.
 
 Everything is cached by content. Groups with equal structure share a loaded kernel; kernels with
-equal LLVM text share an object, even on disk (hcq.config, UGPU_CACHE). Launches are asynchronous:
-a failure of the device is raised by the next wait.
+equal LLVM text share an object, even on disk (hcq.state.config, UGPU_CACHE). Launches are
+asynchronous: a failure of the device is raised by the next wait.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-import hcq
-from compiler.expression.value import interning
-from compiler.graph.node import Node, Repeated, stored_as
-from compiler.graph.recipe import Recipe
-from compiler.plan.arrange import arrange
-from compiler.plan.attention import PartGroup
-from compiler.plan.packing import Derived
-from compiler.plan.plan import Plan, Structure, kernels, make_plan, structure, wanted_later
-from compiler.plan.repeats import (
+from ugpu import hcq
+from ugpu.compiler.expression.value import interning
+from ugpu.compiler.graph.node import Node, Repeated, stored_as
+from ugpu.compiler.graph.recipe import Recipe
+from ugpu.compiler.plan.arrange import arrange
+from ugpu.compiler.plan.attention import PartGroup
+from ugpu.compiler.plan.packing import Derived
+from ugpu.compiler.plan.plan import Plan, Structure, kernels, make_plan, structure, wanted_later
+from ugpu.compiler.plan.repeats import (
     Repeating,
     Written,
     copied,
@@ -37,24 +37,24 @@ from compiler.plan.repeats import (
     ways_of,
     written,
 )
-from compiler.plan.sizes import round_up
-from compiler.runtime.ahead import planners
-from compiler.runtime.memory_pool import MemoryPool, Storage
-from compiler.runtime.opened import Opened
-from compiler.runtime.programs import KernelRecord, Loaded, Programs, listeners
-from compiler.runtime.recording import current_recording
-from compiler.runtime.script import Script
-from compiler.runtime.tuners import active
-from compiler.runtime.watch import Run, Timed, Times, measure, watchers
-from compiler.schedule.group import Group
-from compiler.schedule.hazards import InPlace, in_place
-from hcq.command import Command, CommandBuffer, Launch, Reference, Symbol
-from hcq.config import config
-from hcq.core import core_of
-from hcq.device import Device
-from hcq.entered import entered
-from hcq.errors import BadArgument, Closed
-from hcq.queue import Queue
+from ugpu.compiler.plan.sizes import round_up
+from ugpu.compiler.runtime.kernels.ahead import planners
+from ugpu.compiler.runtime.kernels.programs import KernelRecord, Loaded, Programs, listeners
+from ugpu.compiler.runtime.kernels.tuners import active
+from ugpu.compiler.runtime.memory_pool import MemoryPool, Storage
+from ugpu.compiler.runtime.opened import Opened
+from ugpu.compiler.runtime.recording import current_recording
+from ugpu.compiler.runtime.script import Script
+from ugpu.compiler.runtime.watch import Run, Timed, Times, measure, watchers
+from ugpu.compiler.schedule.group import Group
+from ugpu.compiler.schedule.hazards import InPlace, in_place
+from ugpu.hcq.device.core import core_of
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.device.entered import entered
+from ugpu.hcq.errors import BadArgument, Closed
+from ugpu.hcq.state.config import config
+from ugpu.hcq.work.command import Command, CommandBuffer, Launch, Reference, Symbol
+from ugpu.hcq.work.queue import Queue
 
 
 @dataclass

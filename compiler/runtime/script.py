@@ -9,16 +9,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from compiler.graph.node import Node, Repeated
-from compiler.graph.recipe import Recipe
-from compiler.plan.plan import Plan
-from compiler.runtime.memory_pool import MemoryPool, Storage
-from compiler.runtime.recording import under_way
-from compiler.runtime.tuners import tuners
-from compiler.runtime.watch import watchers
-from hcq.command import CommandBuffer
-from hcq.device import Device
-from hcq.queue import QueueKind
+from ugpu.compiler.graph.node import Node, Repeated
+from ugpu.compiler.graph.recipe import Recipe
+from ugpu.compiler.plan.plan import Plan
+from ugpu.compiler.runtime.kernels.tuners import tuners
+from ugpu.compiler.runtime.memory_pool import MemoryPool, Storage
+from ugpu.compiler.runtime.recording import under_way
+from ugpu.compiler.runtime.watch import watchers
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.work.command import CommandBuffer
+from ugpu.hcq.work.queue import QueueKind
 
 SCRATCH = 64 << 10  # maximum bytes that a plan may keep for its intermediate results
 

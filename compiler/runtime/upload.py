@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler import dtype as dtypes
-from compiler.dtype import DType, bfloat16
-from compiler.graph.node import Node
-from compiler.runtime.recording import current_recording
-from compiler.runtime.runtime import runtime_of
-from hcq.arrays import as_array
-from hcq.device import Device
-from hcq.dlpack import bfloat16_bits
-from hcq.errors import BadArgument
+from ugpu.compiler import dtype as dtypes
+from ugpu.compiler.dtype import DType, bfloat16
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.runtime.recording import current_recording
+from ugpu.compiler.runtime.runtime import runtime_of
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.work.arrays import as_array
+from ugpu.hcq.work.dlpack import bfloat16_bits
 
 
 def array_of(data: Any, wanted: DType | None) -> tuple[NDArray[Any], DType | None]:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from compiler.expression.computation import Computation
-from compiler.graph.node import Node
-from compiler.kernel.ir import Kernel
-from compiler.schedule.group import Group
-from hcq.target import TargetSpec
+from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.kernel.ir import Kernel
+from ugpu.compiler.schedule.group import Group
+from ugpu.hcq.state.target import TargetSpec
 
 RUNS = 10  # timed runs of a kernel, after its first
 SHARE_S = 0.05  # approximate seconds of all of them

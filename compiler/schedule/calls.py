@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from compiler.graph.call import Body, Call
-from compiler.graph.node import Node
-from compiler.schedule.group import Group
+from ugpu.compiler.graph.call import Body, Call
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.schedule.group import Group
 
 
 @dataclass(frozen=True)

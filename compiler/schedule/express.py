@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial, reduce
 
-from compiler.dtype import DType, int32, uint64
-from compiler.expression import elementary as ops
-from compiler.expression.algebra import (
+from ugpu.compiler.dtype import DType, int32, uint64
+from ugpu.compiler.expression import elementary as ops
+from ugpu.compiler.expression.algebra import (
     NEVER,
     Index,
     Range,
@@ -25,11 +25,11 @@ from compiler.expression.algebra import (
     unflatten,
     within,
 )
-from compiler.expression.computation import Chosen, Computation
-from compiler.expression.lookup import looked_up, lookup
-from compiler.expression.merging import merge_ranges
-from compiler.expression.onehot import pick
-from compiler.expression.value import (
+from ugpu.compiler.expression.computation import Chosen, Computation
+from ugpu.compiler.expression.lookup import looked_up, lookup
+from ugpu.compiler.expression.merging import merge_ranges
+from ugpu.compiler.expression.onehot import pick
+from ugpu.compiler.expression.value import (
     Memory,
     Value,
     binary,
@@ -41,8 +41,8 @@ from compiler.expression.value import (
     value,
     walk,
 )
-from compiler.graph.node import ALONE, Node
-from compiler.schedule.group import Group, describe
+from ugpu.compiler.graph.node import ALONE, Node
+from ugpu.compiler.schedule.group import Group, describe
 
 FEW = 3  # pieces of a cat up to which each element selects among all of them
 

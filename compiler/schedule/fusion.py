@@ -14,15 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from compiler.expression import elementary as ops
-from compiler.expression.computation import Computation, elements
-from compiler.expression.value import interning, walk
-from compiler.graph.node import ALONE, WRITES, Node
-from compiler.pattern import cost
-from compiler.pattern.chain import find_chain, in_step
-from compiler.pattern.online import find_online
-from compiler.schedule.express import in_pieces, trace
-from compiler.schedule.group import make_group, members
+from ugpu.compiler.expression import elementary as ops
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.value import interning, walk
+from ugpu.compiler.graph.node import ALONE, WRITES, Node
+from ugpu.compiler.pattern import cost
+from ugpu.compiler.pattern.chain import find_chain, in_step
+from ugpu.compiler.pattern.online import find_online
+from ugpu.compiler.schedule.express import in_pieces, trace
+from ugpu.compiler.schedule.group import make_group, members
 
 REPEATING = ("expand", "gather")
 KNOWN = 4096  # cached answers; beyond this all are discarded

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.graph.node import MOVEMENT, Node
+from ugpu.compiler.graph.node import MOVEMENT, Node
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
-from compiler.dtype import bool_
-from compiler.expression.elementary import BUILDERS, price
-from compiler.graph.node import ALONE, MOVEMENT, ONE_TO_ONE, WRITES, Node, stored_as, topological
-from compiler.pattern import cost as costs
-from compiler.schedule.calls import make_call_group
-from compiler.schedule.fusion import fuse
-from compiler.schedule.group import Group, make_group
-from compiler.schedule.hazards import NONE, InPlace
-from compiler.schedule.siblings import join
+from ugpu.compiler.dtype import bool_
+from ugpu.compiler.expression.elementary import BUILDERS, price
+from ugpu.compiler.graph.node import (
+    ALONE,
+    MOVEMENT,
+    ONE_TO_ONE,
+    WRITES,
+    Node,
+    stored_as,
+    topological,
+)
+from ugpu.compiler.pattern import cost as costs
+from ugpu.compiler.schedule.calls import make_call_group
+from ugpu.compiler.schedule.fusion import fuse
+from ugpu.compiler.schedule.group import Group, make_group
+from ugpu.compiler.schedule.hazards import NONE, InPlace
+from ugpu.compiler.schedule.siblings import join
 
 KEPT = frozenset(("contiguous", "scatter")) | ALONE  # operations that are always stored
 

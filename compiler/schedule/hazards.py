@@ -24,10 +24,10 @@ import sys
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from compiler.graph.call import Body
-from compiler.graph.node import WRITES, Node
-from compiler.schedule.calls import body_of
-from compiler.schedule.precedence import Order
+from ugpu.compiler.graph.call import Body
+from ugpu.compiler.graph.node import WRITES, Node
+from ugpu.compiler.schedule.calls import body_of
+from ugpu.compiler.schedule.precedence import Order
 
 Earlier = dict[int, list[Node]]
 

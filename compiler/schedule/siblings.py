@@ -13,14 +13,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from compiler.expression.computation import Computation
-from compiler.expression.value import interning, walk
-from compiler.graph.node import ALONE
-from compiler.pattern import cost
-from compiler.pattern.chain import find_chain, in_step
-from compiler.schedule.calls import CallGroup
-from compiler.schedule.express import in_pieces, trace_aligned
-from compiler.schedule.group import Group, make_group, members
+from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.expression.value import interning, walk
+from ugpu.compiler.graph.node import ALONE
+from ugpu.compiler.pattern import cost
+from ugpu.compiler.pattern.chain import find_chain, in_step
+from ugpu.compiler.schedule.calls import CallGroup
+from ugpu.compiler.schedule.express import in_pieces, trace_aligned
+from ugpu.compiler.schedule.group import Group, make_group, members
 
 MOST = 4  # outputs of a kernel
 KNOWN = 4096  # cached answers; beyond this all are discarded

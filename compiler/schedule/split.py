@@ -13,8 +13,8 @@ from __future__ import annotations
 import functools
 from math import prod
 
-from compiler.graph import node as graph
-from compiler.graph.node import Node, Shape
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node, Shape
 
 FEW = 64  # results; from this number on there is a group for each
 PIECE = 16384  # elements one group reduces

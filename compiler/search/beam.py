@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from compiler.kernel.choices import Choices, Space
-from compiler.search.measure import Outcome
+from ugpu.compiler.kernel.choices import Choices, Space
+from ugpu.compiler.search.measure import Outcome
 
 AHEAD = 6  # records that are compiled while others are measured
 CLEAR = 0.97  # times the default's seconds: a gain smaller than this is noise

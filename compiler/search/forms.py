@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
-from compiler.codegen.children import version
-from compiler.graph.forms import Makes
-from compiler.kernel.choices import Form
-from compiler.runtime.runtime import runtime_of
-from compiler.search.measurer import OUT_OF_TIME
-from compiler.search.tune import FORMS, KernelTuning, active
-from hcq import planting
-from hcq.device import Device
-from hcq.diskcache import DiskCache
+from ugpu.compiler.codegen.process.children import version
+from ugpu.compiler.graph.forms import Makes
+from ugpu.compiler.kernel.choices import Form
+from ugpu.compiler.runtime.runtime import runtime_of
+from ugpu.compiler.search.measurer import OUT_OF_TIME
+from ugpu.compiler.search.tune import FORMS, KernelTuning, active
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.disk.cache import DiskCache
+from ugpu.hcq.find import planting
 
 RUNS = 9  # runs of each form, in turns
 SHARE_S = 0.5  # approximate seconds of all runs after the first

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.kernel.nvidia.packed import Packed
-from hcq.buffer import Buffer
-from hcq.device import Device
+from ugpu.compiler.kernel.nvidia.packed import Packed
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.work.buffer import Buffer
 
 SEED = 7
 RUNS = 7  # maximum; the fastest counts

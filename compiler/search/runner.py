@@ -1,10 +1,10 @@
 """The measuring process: opens the device separately, so that a kernel that crashes or never ends
 does not affect the user's process.
 
-    python -m compiler.search.runner SOCKET DEVICE OPTIONS
+    python -m ugpu.compiler.search.runner SOCKET DEVICE OPTIONS
 
-Messages (compiler.codegen.process) are pickles, exchanged only with our own process: the parameters
-of a computation, or a Candidate; the answer to each is an Outcome.
+Messages (compiler.codegen.process.child) are pickles, exchanged only with our own process: the
+parameters of a computation, or a Candidate; the answer to each is an Outcome.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import pickle
 import socket
 import sys
 
-import hcq
-from compiler.codegen.process import receive, send
-from compiler.search.measure import Bench, Candidate, Outcome
-from hcq.device import Device
-from hcq.errors import UgpuError
+from ugpu import hcq
+from ugpu.compiler.codegen.process.child import receive, send
+from ugpu.compiler.search.measure import Bench, Candidate, Outcome
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import UgpuError
 
 
 def serve(channel: socket.socket, device: Device) -> None:

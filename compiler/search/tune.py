@@ -17,24 +17,24 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from compiler.codegen.children import Compiled, shared
-from compiler.codegen.emit import emit
-from compiler.expression.computation import Computation
-from compiler.expression.value import interning
-from compiler.kernel import ir
-from compiler.kernel.choices import Choices, Packing, shown
-from compiler.kernel.lower import lower, spaces
-from compiler.kernel.nvidia.bulk import packed_layouts
-from compiler.kernel.verify import BrokenKernel
-from compiler.runtime import tuners
-from compiler.runtime.store import Store, key_of, packing_key
-from compiler.search.beam import Found, Trial, search
-from compiler.search.measure import Candidate, Outcome, Parameter, Problem
-from compiler.search.measurer import OUT_OF_TIME, Apart, Here, measurer
-from hcq import trace
-from hcq.device import Device
-from hcq.errors import BadArgument, CompileError, NotSupported
-from hcq.target import TargetSpec
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.process.children import Compiled, shared
+from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.expression.value import interning
+from ugpu.compiler.kernel import ir
+from ugpu.compiler.kernel.choices import Choices, Packing, shown
+from ugpu.compiler.kernel.lower import lower, spaces
+from ugpu.compiler.kernel.nvidia.bulk import packed_layouts
+from ugpu.compiler.kernel.verify import BrokenKernel
+from ugpu.compiler.runtime.kernels import tuners
+from ugpu.compiler.runtime.kernels.store import Store, key_of, packing_key
+from ugpu.compiler.search.beam import Found, Trial, search
+from ugpu.compiler.search.measure import Candidate, Outcome, Parameter, Problem
+from ugpu.compiler.search.measurer import OUT_OF_TIME, Apart, Here, measurer
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, CompileError, NotSupported
+from ugpu.hcq.state import trace
+from ugpu.hcq.state.target import TargetSpec
 
 SHARE = 0.25  # of the remaining time, for one kernel when first met; the rest at the end
 FORMS = "forms"  # what entries of compiler.search.forms compute

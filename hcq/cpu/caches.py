@@ -10,8 +10,8 @@ import os
 import re
 from pathlib import Path
 
-from hcq.config import config
-from hcq.target import Caches
+from ugpu.hcq.state.config import config
+from ugpu.hcq.state.target import Caches
 
 SYSFS = Path("/sys/devices/system/cpu")
 SIBLINGS = 2  # processors of a core: a cache shared by more belongs to several cores

@@ -6,10 +6,10 @@ import os
 import time
 from collections.abc import Callable
 
-from hcq.checks import whole
-from hcq.cpu.driver import CpuDriver
-from hcq.cpu.processor import native
-from hcq.device import Device
+from ugpu.hcq.cpu.driver import CpuDriver
+from ugpu.hcq.cpu.processor import native
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.state.checks import whole
 
 MOST_THREADS = 1024  # each has a stack; more threads than the host has processors gain nothing
 

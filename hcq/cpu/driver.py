@@ -18,13 +18,11 @@ from collections.abc import Sequence
 import llvmlite.binding as llvm
 import numpy as np
 
-from hcq import host, life
-from hcq.buffer import Buffer
-from hcq.cpu import tiles
-from hcq.cpu.caches import caches
-from hcq.cpu.memory import CodeMemory, HostMemory, total_memory
-from hcq.cpu.object import load_object
-from hcq.cpu.processor import (
+from ugpu.hcq.cpu import tiles
+from ugpu.hcq.cpu.caches import caches
+from ugpu.hcq.cpu.memory import CodeMemory, HostMemory, total_memory
+from ugpu.hcq.cpu.object import load_object
+from ugpu.hcq.cpu.processor import (
     ALARMS,
     CURRENT,
     FAULT,
@@ -37,18 +35,20 @@ from hcq.cpu.processor import (
     Words,
     native,
 )
-from hcq.cpu.queue import CpuQueue
-from hcq.driver import Driver
-from hcq.errors import BadPacket, ChipError, UgpuError
-from hcq.ladder import Diagnosis, Ladder, Level, PlainRung, Planned, Recovery
-from hcq.memory import Placement, VirtAddr
-from hcq.program import Kernel, Program
-from hcq.queue import HardwareQueue, QueueKind
-from hcq.target import TargetSpec
-from hcq.telemetry import Sensor
-from hcq.timeline import SIZE as TIMELINE_SIZE
-from hcq.timeline import Timeline
-from hcq.weakregistry import WeakRegistry
+from ugpu.hcq.cpu.queue import CpuQueue
+from ugpu.hcq.device.driver import Driver
+from ugpu.hcq.errors import BadPacket, ChipError, UgpuError
+from ugpu.hcq.state import host, life
+from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned, Recovery
+from ugpu.hcq.state.memory import Placement, VirtAddr
+from ugpu.hcq.state.target import TargetSpec
+from ugpu.hcq.state.telemetry import Sensor
+from ugpu.hcq.state.weak_registry import WeakRegistry
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.program import Kernel, Program
+from ugpu.hcq.work.queue import HardwareQueue, QueueKind
+from ugpu.hcq.work.timeline import SIZE as TIMELINE_SIZE
+from ugpu.hcq.work.timeline import Timeline
 
 log = logging.getLogger(__name__)
 

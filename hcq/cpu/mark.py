@@ -15,14 +15,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from hcq.argument import Argument
-from hcq.errors import BadCodeObject
+from ugpu.hcq.errors import BadCodeObject
+from ugpu.hcq.objects.argument import Argument
 
 MARK = ".ugpu"
 MAX_KERNARG_SIZE = 64 << 10
 _SIZE_ALONE, _DECLARED = 1, 2  # versions
 _HEAD = struct.Struct("<II")
-# Bytes of a type, and its kind (hcq.argument.Argument).
+# Bytes of a type, and its kind (hcq.objects.argument.Argument).
 _TYPES = {
     "ptr": (8, ""), "i1": (1, "integer"), "i8": (1, "integer"), "i16": (2, "integer"),
     "i32": (4, "integer"), "i64": (8, "integer"), "half": (2, "float"), "bfloat": (2, "float"),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from hcq.errors import HostError, OutOfMemory
+from ugpu.hcq.errors import HostError, OutOfMemory
 
 ALIGN = 256
 

@@ -15,12 +15,20 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from hcq.argument import Argument
-from hcq.cpu.aarch64 import EM_AARCH64, JUMP_SIZE, RELOCATIONS_AARCH64, jump
-from hcq.cpu.mark import MARK, declared
-from hcq.cpu.memory import CodeMemory
-from hcq.elf import SHF_EXECINSTR, SHF_WRITE, ElfObject, Rule, lay_out, link, read_object
-from hcq.errors import BadCodeObject, NotSupported
+from ugpu.hcq.cpu.aarch64 import EM_AARCH64, JUMP_SIZE, RELOCATIONS_AARCH64, jump
+from ugpu.hcq.cpu.mark import MARK, declared
+from ugpu.hcq.cpu.memory import CodeMemory
+from ugpu.hcq.errors import BadCodeObject, NotSupported
+from ugpu.hcq.objects.argument import Argument
+from ugpu.hcq.objects.elf import (
+    SHF_EXECINSTR,
+    SHF_WRITE,
+    ElfObject,
+    Rule,
+    lay_out,
+    link,
+    read_object,
+)
 
 EM_X86_64 = 62
 RELOCATIONS_X86_64 = {

@@ -16,12 +16,12 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import numpy as np
 
-from hcq.config import config
-from hcq.cpu.memory import HostMemory
-from hcq.emu import jit
-from hcq.errors import HostError
-from hcq.life import ModuleLock
-from hcq.threads import start
+from ugpu.hcq.cpu.memory import HostMemory
+from ugpu.hcq.errors import HostError
+from ugpu.hcq.objects import jit
+from ugpu.hcq.state.config import config
+from ugpu.hcq.state.life import ModuleLock
+from ugpu.hcq.state.threads import start
 
 RING_ENTRIES = 4096
 # TIMEOUT: threads end within microseconds of the request. A thread inside a kernel, which may never

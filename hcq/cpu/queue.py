@@ -20,7 +20,20 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hcq.command import (
+from ugpu.hcq.cpu.memory import HostMemory
+from ugpu.hcq.cpu.processor import (
+    COPY,
+    FILL,
+    LAUNCH,
+    SIGNAL,
+    TIMESTAMP,
+    WAIT,
+    Server,
+    Words,
+    native,
+)
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.work.command import (
     Barrier,
     Command,
     CommandBuffer,
@@ -33,26 +46,13 @@ from hcq.command import (
     Timestamp,
     Wait,
 )
-from hcq.cpu.memory import HostMemory
-from hcq.cpu.processor import (
-    COPY,
-    FILL,
-    LAUNCH,
-    SIGNAL,
-    TIMESTAMP,
-    WAIT,
-    Server,
-    Words,
-    native,
-)
-from hcq.errors import BadArgument
-from hcq.queue import HardwareQueue, QueueKind, Resident
-from hcq.repetition import Repetition
-from hcq.timeline import Timeline
+from ugpu.hcq.work.queue import HardwareQueue, QueueKind, Resident
+from ugpu.hcq.work.repetition import Repetition
+from ugpu.hcq.work.timeline import Timeline
 
 if TYPE_CHECKING:
-    from hcq.buffer import Buffer
-    from hcq.cpu.driver import CpuDriver
+    from ugpu.hcq.cpu.driver import CpuDriver
+    from ugpu.hcq.work.buffer import Buffer
 
 KERNARG_ALIGN = 64  # bytes; the image itself is aligned at least as much
 ARENA_SIZE = 1 << 20  # bytes of transient memory per queue

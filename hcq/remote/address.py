@@ -11,8 +11,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from hcq.config import config
-from hcq.errors import AccessDenied, BadArgument, DeviceNotFound, HostError, TransportError
+from ugpu.hcq.errors import AccessDenied, BadArgument, DeviceNotFound, HostError, TransportError
+from ugpu.hcq.state.config import config
 
 PORT = 7847
 CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid

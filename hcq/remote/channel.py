@@ -12,8 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from hcq.errors import DeviceLost
-from hcq.remote.wire import Buffered, Limits, Message, WireError, encode
+from ugpu.hcq.errors import DeviceLost
+from ugpu.hcq.remote.wire import Buffered, Limits, Message, WireError, encode
 
 Result = TypeVar("Result")
 

@@ -9,14 +9,30 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 
-from hcq import life, threads
-from hcq.errors import DeviceHang, DeviceLost, DeviceNotFound, LinkError, TransportError, UgpuError
-from hcq.remote import failures
-from hcq.remote.address import Address, connect
-from hcq.remote.channel import Channel, Disconnected
-from hcq.remote.session import Session
-from hcq.remote.wire import EVENTS, VERSION, Bytes, Limits, Message, WireError, check, is_number
-from hcq.text import lines
+from ugpu.hcq.errors import (
+    DeviceHang,
+    DeviceLost,
+    DeviceNotFound,
+    LinkError,
+    TransportError,
+    UgpuError,
+)
+from ugpu.hcq.remote import failures
+from ugpu.hcq.remote.address import Address, connect
+from ugpu.hcq.remote.channel import Channel, Disconnected
+from ugpu.hcq.remote.session import Session
+from ugpu.hcq.remote.wire import (
+    EVENTS,
+    VERSION,
+    Bytes,
+    Limits,
+    Message,
+    WireError,
+    check,
+    is_number,
+)
+from ugpu.hcq.state import life, threads
+from ugpu.hcq.state.text import lines
 
 # TIMEOUT: how long the server may take for one call, in addition to the call's own wait: loading a
 # program on a virtual device translates it
@@ -181,7 +197,7 @@ class Connection:
         life.inherits_no_more(self)
 
     def abandon(self) -> None:
-        """See hcq.life: the connection belongs to the parent."""
+        """See hcq.state.life: the connection belongs to the parent."""
         self.failure = Disconnected(f"{self.name} is the parent process's connection")
         self._session.channel.release()
         self._lock = threading.Lock()

@@ -14,27 +14,27 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hcq.argument import Argument
-from hcq.buffer import Buffer
-from hcq.driver import Driver
-from hcq.errors import LinkError, UgpuError
-from hcq.ladder import Diagnosis, Level, Planned, Recovery
-from hcq.memory import Placement, VirtAddr
-from hcq.program import Kernel, Program
-from hcq.queue import HardwareQueue, QueueKind
-from hcq.remote import failures
-from hcq.remote.connection import Connection, Owned
-from hcq.remote.queue import RemoteQueue, RemoteResident, RemoteTimeline
-from hcq.remote.replies import checked, facts, number, real, text
-from hcq.remote.wire import CHUNK, Message, WireError
-from hcq.telemetry import Sensor
-from hcq.timeline import Timeline
-from hcq.transfer import Transfer
-from hcq.transport.view import RemoteView
-from hcq.weakregistry import WeakRegistry
+from ugpu.hcq.copies.transfer import Transfer
+from ugpu.hcq.device.driver import Driver
+from ugpu.hcq.errors import LinkError, UgpuError
+from ugpu.hcq.objects.argument import Argument
+from ugpu.hcq.remote import failures
+from ugpu.hcq.remote.connection import Connection, Owned
+from ugpu.hcq.remote.queue import RemoteQueue, RemoteResident, RemoteTimeline
+from ugpu.hcq.remote.replies import checked, facts, number, real, text
+from ugpu.hcq.remote.wire import CHUNK, Message, WireError
+from ugpu.hcq.state.ladder import Diagnosis, Level, Planned, Recovery
+from ugpu.hcq.state.memory import Placement, VirtAddr
+from ugpu.hcq.state.telemetry import Sensor
+from ugpu.hcq.state.weak_registry import WeakRegistry
+from ugpu.hcq.transport.view import RemoteView
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.program import Kernel, Program
+from ugpu.hcq.work.queue import HardwareQueue, QueueKind
+from ugpu.hcq.work.timeline import Timeline
 
 if TYPE_CHECKING:
-    from hcq.remote.request import Grant
+    from ugpu.hcq.remote.request import Grant
 
 SHORT = 64 << 10  # bytes of a copy that is not awaited: later messages follow it anyway
 AHEAD = 8  # chunks of a large copy that are in flight at a time

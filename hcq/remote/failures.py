@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hcq import errors
-from hcq.errors import TransportError, UgpuError
-from hcq.ladder import Attempt, Diagnosis, Level, Planned, Recovery
-from hcq.text import lines
+from ugpu.hcq import errors
+from ugpu.hcq.errors import TransportError, UgpuError
+from ugpu.hcq.state.ladder import Attempt, Diagnosis, Level, Planned, Recovery
+from ugpu.hcq.state.text import lines
 
 _TEXT = 4096  # characters of a message or fact, at most
 _DEPTH = 3

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from hcq.config import config
-from hcq.device import Device
-from hcq.errors import BadArgument, LinkError
-from hcq.remote.address import parse
-from hcq.remote.connection import Connection
-from hcq.remote.driver import RemoteDriver
-from hcq.remote.replies import checked, real
-from hcq.remote.request import Grant, LeaseRequest, byte_count
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, LinkError
+from ugpu.hcq.remote.address import parse
+from ugpu.hcq.remote.connection import Connection
+from ugpu.hcq.remote.driver import RemoteDriver
+from ugpu.hcq.remote.replies import checked, real
+from ugpu.hcq.remote.request import Grant, LeaseRequest, byte_count
+from ugpu.hcq.state.config import config
 
 
 class LeasedDevice(Device):

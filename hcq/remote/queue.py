@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hcq.buffer import Buffer
-from hcq.command import Command, CommandBuffer, Launch, values_of
-from hcq.errors import BadArgument
-from hcq.memory import Placement, VirtAddr
-from hcq.queue import HardwareQueue, QueueKind, Resident
-from hcq.remote import words
-from hcq.timeline import SIZE, Timeline
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.remote import words
+from ugpu.hcq.state.memory import Placement, VirtAddr
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.command import Command, CommandBuffer, Launch, values_of
+from ugpu.hcq.work.queue import HardwareQueue, QueueKind, Resident
+from ugpu.hcq.work.timeline import SIZE, Timeline
 
 if TYPE_CHECKING:
-    from hcq.remote.driver import RemoteDriver
+    from ugpu.hcq.remote.driver import RemoteDriver
 
 #: submissions in flight at a time on one queue: limits what the server must keep for them
 OUTSTANDING = 512

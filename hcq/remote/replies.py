@@ -6,9 +6,9 @@ import contextlib
 import math
 from collections.abc import Iterator
 
-from hcq.checks import option_types
-from hcq.errors import UgpuError
-from hcq.remote.wire import WireError, is_number
+from ugpu.hcq.errors import UgpuError
+from ugpu.hcq.remote.wire import WireError, is_number
+from ugpu.hcq.state.checks import option_types
 
 
 @contextlib.contextmanager

@@ -7,12 +7,12 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from hcq.checks import seconds, whole
-from hcq.errors import BadArgument
-from hcq.remote.replies import checked, facts, fields, number
-from hcq.remote.wire import WireError, is_number
-from hcq.target import Caches, TargetSpec
-from hcq.text import is_plain
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.remote.replies import checked, facts, fields, number
+from ugpu.hcq.remote.wire import WireError, is_number
+from ugpu.hcq.state.checks import seconds, whole
+from ugpu.hcq.state.target import Caches, TargetSpec
+from ugpu.hcq.state.text import is_plain
 
 KINDS = ("exclusive", "shared", "observer", "transport")
 PRIORITIES = 10

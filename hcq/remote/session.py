@@ -15,8 +15,8 @@ import threading
 from collections import deque
 from typing import NamedTuple
 
-from hcq.remote.channel import Channel, Disconnected, Frame
-from hcq.remote.wire import Message, WireError
+from ugpu.hcq.remote.channel import Channel, Disconnected, Frame
+from ugpu.hcq.remote.wire import Message, WireError
 
 ACK_FRAMES, ACK_BYTES = 64, 1 << 20  # received since the last frame that was sent
 FULL = 64 << 20  # bytes kept, above which a sender waits for the peer

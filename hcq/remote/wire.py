@@ -24,7 +24,7 @@ from typing import Any
 
 import msgpack
 
-from hcq.errors import TransportError
+from ugpu.hcq.errors import TransportError
 
 VERSION = 1
 MAGIC = b"uq01"
@@ -141,7 +141,7 @@ REQUESTS: Mapping[str, Sequence[str]] = {
     "release": ("number?",),
     "recover": ("text",),  # a pattern of quarantined devices -> names of those that are retried
     "quarantine": ("text", "text"),  # a pattern, why -> names of the devices
-    "telemetry": ("text",),  # a device's name -> data: JSON of hcq.telemetry
+    "telemetry": ("text",),  # a device's name -> data: JSON of hcq.state.telemetry
     # with a lease: memory and programs
     "allocate": ("number", "text"),  # size, placement -> number, address
     "free": ("number",),  # number; an unknown one is ignored

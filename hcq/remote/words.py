@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hcq.command import (
+from ugpu.hcq.work.command import (
     Barrier,
     Command,
     CommandBuffer,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hcq.errors import BadArgument
-from hcq.transport import preflight
-from hcq.transport.base import PciIdentity, Transport
-from hcq.transport.binding import Binding
-from hcq.transport.dma import REACH_BITS
-from hcq.transport.pci_function import PciFunction
-from hcq.transport.sysfs import SysfsTransport
-from hcq.transport.system import System
-from hcq.transport.vfio import VfioTransport
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.transport.base import PciIdentity, Transport
+from ugpu.hcq.transport.dma import REACH_BITS
+from ugpu.hcq.transport.pci import preflight
+from ugpu.hcq.transport.pci.binding import Binding
+from ugpu.hcq.transport.pci.function import PciFunction
+from ugpu.hcq.transport.pci.sysfs import SysfsTransport
+from ugpu.hcq.transport.system import System
+from ugpu.hcq.transport.vfio.transport import VfioTransport
 
 
 def attach_pci(

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
-from hcq.clock import Clock
-from hcq.memory import BusAddr
-from hcq.telemetry import Sensor
-from hcq.transport.bulk import BulkMemory, StagedMemory
-from hcq.transport.view import HostView
+from ugpu.hcq.state.clock import Clock
+from ugpu.hcq.state.memory import BusAddr
+from ugpu.hcq.state.telemetry import Sensor
+from ugpu.hcq.transport.bulk import BulkMemory, StagedMemory
+from ugpu.hcq.transport.view import HostView
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
-from hcq.memory import BusAddr
+from ugpu.hcq.state.memory import BusAddr
 
 Data: TypeAlias = bytes | bytearray | memoryview
 

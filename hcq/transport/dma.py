@@ -13,11 +13,11 @@ import mmap
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from hcq.allocator import RangeAllocator
-from hcq.errors import BadArgument, OutOfMemory
-from hcq.memory import BusAddr
-from hcq.transport.base import DmaSegment
-from hcq.transport.system import MEMORY_REMEDY, System
+from ugpu.hcq.errors import BadArgument, OutOfMemory
+from ugpu.hcq.paging.allocator import RangeAllocator
+from ugpu.hcq.state.memory import BusAddr
+from ugpu.hcq.transport.base import DmaSegment
+from ugpu.hcq.transport.system import MEMORY_REMEDY, System
 
 PAGE = 4096
 HUGE_PAGE = 2 << 20

@@ -1,6 +1,6 @@
 """Interface of a card's model to its bus: functions, apertures, power, DMA.
 
-A model of a chip implements this, and a model of the bridge in front of it (`usbgpu.virtual`) uses
+A model of a chip implements this, and a model of the bridge in front of it (`virtual.usb`) uses
 it; neither depends on the other. Addresses are bus addresses, sizes bytes.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hcq.clock import Clock
+from ugpu.hcq.state.clock import Clock
 
 
 @dataclass(frozen=True)

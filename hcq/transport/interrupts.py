@@ -6,9 +6,9 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 
-from hcq.errors import BadArgument, Closed, OutOfMemory
-from hcq.threads import start
-from hcq.transport.system import FILES_REMEDY, System
+from ugpu.hcq.errors import BadArgument, Closed, OutOfMemory
+from ugpu.hcq.state.threads import start
+from ugpu.hcq.transport.system import FILES_REMEDY, System
 
 CLOSE_LIMIT_S = 20.0  # TIMEOUT: a woken waiter needs only a time slice to leave
 

@@ -10,8 +10,8 @@ import logging
 import threading
 from collections.abc import Callable
 
-from hcq.errors import OutOfMemory
-from hcq.threads import start
+from ugpu.hcq.errors import OutOfMemory
+from ugpu.hcq.state.threads import start
 
 log = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from hcq import life
-from hcq.clock import Clock
-from hcq.errors import Closed
-from hcq.telemetry import Sensor
-from hcq.transport.base import Traits
+from ugpu.hcq.errors import Closed
+from ugpu.hcq.state import life
+from ugpu.hcq.state.clock import Clock
+from ugpu.hcq.state.telemetry import Sensor
+from ugpu.hcq.transport.base import Traits
 
 _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 

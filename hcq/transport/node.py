@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from hcq.clock import Clock
-from hcq.errors import NotSupported
+from ugpu.hcq.errors import NotSupported
+from ugpu.hcq.state.clock import Clock
 
 
 class NodeMapping(Protocol):
@@ -108,9 +108,9 @@ class NodeAttachment:
     """A connection to one GPU through its kernel driver, passed to our driver, which then owns the
     node.
 
-    driver: key of hcq.registry.NODE_DRIVERS. index: the GPU's minor number (`/dev/nvidia<index>`).
-    chip: the model behind a virtual node, for inspecting it or provoking a fault; None for a real
-    one.
+    driver: key of hcq.find.registry.NODE_DRIVERS. index: the GPU's minor number
+    (`/dev/nvidia<index>`). chip: the model behind a virtual node, for inspecting it or provoking a
+    fault; None for a real one.
     """
 
     node: Node

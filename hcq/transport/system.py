@@ -15,7 +15,7 @@ import select
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hcq.errors import OutOfMemory
+from ugpu.hcq.errors import OutOfMemory
 
 FILES_REMEDY = "raise the limit of ulimit -n"
 MEMORY_REMEDY = "free memory of this machine: close other programs"

@@ -9,11 +9,11 @@ import struct
 import threading
 from pathlib import Path
 
-from hcq import life
-from hcq.clock import Clock
-from hcq.errors import BadArgument, Closed
-from hcq.transport.node import NodeMapping
-from hcq.transport.system import System
+from ugpu.hcq.errors import BadArgument, Closed
+from ugpu.hcq.state import life
+from ugpu.hcq.state.clock import Clock
+from ugpu.hcq.transport.node import NodeMapping
+from ugpu.hcq.transport.system import System
 
 _WORD = struct.Struct("<I")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hcq.errors import BadArgument, Closed
+from ugpu.hcq.errors import BadArgument, Closed
 
 Read = Callable[[int, int], bytes]
 Write = Callable[[int, bytes | bytearray | memoryview], None]

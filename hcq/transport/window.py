@@ -7,8 +7,8 @@ import struct
 import threading
 from typing import NoReturn
 
-from hcq.errors import BadArgument, Closed, DeviceLost
-from hcq.transport.system import System
+from ugpu.hcq.errors import BadArgument, Closed, DeviceLost
+from ugpu.hcq.transport.system import System
 
 _WORD, _LONG = struct.Struct("<I"), struct.Struct("<Q")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hcq.tables import Tables
+from ugpu.hcq.registers.tables import Tables
 
 _tables = Tables(Path(__file__).parent)
 

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import hcq
-from hcq.device import Device
 from lab.programs import recorded, tensors
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
 
 
 def run(kind: str, device: Device, seed: int, count: int, say: Callable[[str], None]) -> int:

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from compiler import Tensor, function, jit
-from hcq.device import Device
-from hcq.errors import UgpuError
 from lab.programs import draw
 from lab.programs.judge import KINDS, Array, Functions
 from lab.programs.tensors import ATTEMPTS, REFUSED, without
+from ugpu.compiler import Tensor, function, jit
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import UgpuError
 
 CALLS = 5
 LIST = re.compile(

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from compiler import Tensor
-from hcq.device import Device
-from hcq.errors import UgpuError
 from lab.programs import draw
 from lab.programs.judge import KINDS, Array, Functions, Unjudged
+from ugpu.compiler import Tensor
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import UgpuError
 
 REFUSED = (
     Unjudged,

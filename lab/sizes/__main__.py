@@ -16,10 +16,10 @@ from collections import Counter
 
 import numpy as np
 
-import hcq
 from lab.sizes.case import draw
 from lab.sizes.check import failure, smallest
 from lab.sizes.operations import operations
+from ugpu import hcq
 
 
 def main() -> int:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler import Tensor
-from hcq.device import Device
+from ugpu.compiler import Tensor
+from ugpu.hcq.device.device import Device
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]

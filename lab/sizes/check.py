@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from hcq.device import Device
-from hcq.errors import ChipError
 from lab.sizes.case import Array, Case, Operation, Shape, followed, followed_in_numpy, viewed
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import ChipError
 
 TRIES = 60  # maximum runs to make a case smaller
 WRONG = "wrong"

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from compiler import Tensor
 from lab.sizes.case import Array, Case, Operation, Shape, integers
 from lab.sizes.products import products
+from ugpu.compiler import Tensor
 
 FLOATS = ("float32", "float32", "float16")
 SIGNED = ("float32", "float16", "int32", "int8", "int64")

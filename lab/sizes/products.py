@@ -7,8 +7,8 @@ from math import prod
 
 import numpy as np
 
-from compiler import Tensor
 from lab.sizes.case import Array, Case, Operation, Shape
+from ugpu.compiler import Tensor
 
 FLOATS = ("float32", "float32", "float16")
 TYPES = ("float32", "float32", "float16", "int8", "int32")

@@ -14,10 +14,10 @@ import re
 from functools import cache
 from pathlib import Path
 
-from hcq.constants import Constants
-from hcq.errors import BadArgument, NotSupported
-from nv.abi.bits import BitField, BitTable, Descriptor, Method
-from nv.abi.interface import Abi, ClassRule, Ioctl
+from ugpu.hcq.errors import BadArgument, NotSupported
+from ugpu.hcq.registers.constants import Constants
+from ugpu.nv.abi.bits import BitField, BitTable, Descriptor, Method
+from ugpu.nv.abi.interface import Abi, ClassRule, Ioctl
 
 __all__ = [
     "Abi",

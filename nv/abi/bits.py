@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from operator import index as whole
 from typing import TypeVar
 
-from hcq.errors import BadArgument
-from hcq.malformed import Line
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.registers.malformed import Line
 
 Raw = bytearray | memoryview
 _T = TypeVar("_T")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from hcq.constants import Constants
-from hcq.errors import BadArgument
-from hcq.layout import Layouts
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.registers.constants import Constants
+from ugpu.hcq.registers.layout import Layouts
 
 BASE = "570"
 _READ_WRITE = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from hcq.catalogue import ChipSummary, PciDriver
+from ugpu.hcq.find.catalogue import ChipSummary, PciDriver
 
 MODELLED = ("tu102", "ga102", "ad102", "gh100", "gb202")
 

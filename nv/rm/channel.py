@@ -13,13 +13,13 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hcq.errors import UgpuError
-from hcq.memory import Placement
-from nv import abi
-from nv.rm.contexts import ContextRange
-from nv.rm.gpu import Gpu
-from nv.rm.memory import Memory, allocate
-from nv.rm.session import Region
+from ugpu.hcq.errors import UgpuError
+from ugpu.hcq.state.memory import Placement
+from ugpu.nv import abi
+from ugpu.nv.rm.contexts import ContextRange
+from ugpu.nv.rm.gpu import Gpu
+from ugpu.nv.rm.memory import Memory, allocate
+from ugpu.nv.rm.session import Region
 
 ENTRIES = 1024  # of the ring; a power of two
 # Newest first, as in the driver's own clients (nvidia-push-init.c, gpFifoDmaClasses): of the two
@@ -38,7 +38,7 @@ _ERROR_STATUS = 0xFFFF
 @dataclass(frozen=True)
 class ChannelError:
     """Error record that the resource manager wrote when it stopped the channel: an Xid, see
-    nv.faults."""
+    nv.failure.faults."""
 
     xid: int
     engine: int

@@ -14,7 +14,7 @@ import logging
 import re
 from typing import Any
 
-from hcq.errors import (
+from ugpu.hcq.errors import (
     AccessDenied,
     DeviceLost,
     DeviceNotFound,
@@ -26,9 +26,9 @@ from hcq.errors import (
     TransportError,
     UgpuError,
 )
-from hcq.layout import Struct
-from hcq.transport.node import Node, NodeMapping
-from nv import abi
+from ugpu.hcq.registers.layout import Struct
+from ugpu.hcq.transport.node import Node, NodeMapping
+from ugpu.nv import abi
 
 log = logging.getLogger(__name__)
 

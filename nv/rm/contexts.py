@@ -12,11 +12,11 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hcq.errors import AccessDenied, DriverRefused, NotSupported
-from nv.rm.session import Region
+from ugpu.hcq.errors import AccessDenied, DriverRefused, NotSupported
+from ugpu.nv.rm.session import Region
 
 if TYPE_CHECKING:
-    from nv.rm.gpu import Gpu
+    from ugpu.nv.rm.gpu import Gpu
 
 log = logging.getLogger(__name__)
 

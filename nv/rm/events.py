@@ -18,8 +18,8 @@ import mmap
 import struct
 from dataclasses import dataclass
 
-from hcq.errors import UgpuError
-from nv.abi.events import (
+from ugpu.hcq.errors import UgpuError
+from ugpu.nv.abi.events import (
     ACCESSES,
     CONTROL_FORMAT,
     ENTRY_SIZE,
@@ -28,7 +28,7 @@ from nv.abi.events import (
     QUEUE_VERSION,
     TOOLS_NODE,
 )
-from nv.rm.client import RmClient, call, status_error
+from ugpu.nv.rm.client import RmClient, call, status_error
 
 log = logging.getLogger(__name__)
 

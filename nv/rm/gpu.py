@@ -11,15 +11,15 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hcq.errors import AccessDenied, DeviceNotFound, DriverRefused, NotSupported, UgpuError
-from hcq.transport.node import NodeMapping
-from nv.rm.client import address_of
-from nv.rm.contexts import ContextRanges
-from nv.rm.mig import Instance, enter_instance
+from ugpu.hcq.errors import AccessDenied, DeviceNotFound, DriverRefused, NotSupported, UgpuError
+from ugpu.hcq.transport.node import NodeMapping
+from ugpu.nv.rm.client import address_of
+from ugpu.nv.rm.contexts import ContextRanges
+from ugpu.nv.rm.mig import Instance, enter_instance
 
 if TYPE_CHECKING:
-    from nv.rm.memory import Memory
-    from nv.rm.session import Session
+    from ugpu.nv.rm.memory import Memory
+    from ugpu.nv.rm.session import Session
 
 log = logging.getLogger(__name__)
 

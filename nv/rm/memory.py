@@ -12,14 +12,14 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hcq.errors import AccessDenied, DeviceLost, DriverRefused, OutOfMemory, UgpuError
-from hcq.memory import Placement
-from hcq.transport.node import NodeMapping
-from nv.rm.client import CONTROL_NODE
-from nv.rm.session import Region
+from ugpu.hcq.errors import AccessDenied, DeviceLost, DriverRefused, OutOfMemory, UgpuError
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.transport.node import NodeMapping
+from ugpu.nv.rm.client import CONTROL_NODE
+from ugpu.nv.rm.session import Region
 
 if TYPE_CHECKING:
-    from nv.rm.gpu import Gpu
+    from ugpu.nv.rm.gpu import Gpu
 
 log = logging.getLogger(__name__)
 

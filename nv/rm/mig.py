@@ -12,11 +12,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hcq.errors import BadArgument, DeviceNotFound, UgpuError
-from nv.rm.client import open_file, os_error
+from ugpu.hcq.errors import BadArgument, DeviceNotFound, UgpuError
+from ugpu.nv.rm.client import open_file, os_error
 
 if TYPE_CHECKING:
-    from nv.rm.gpu import Gpu
+    from ugpu.nv.rm.gpu import Gpu
 
 _GPU_INSTANCES, _COMPUTE_INSTANCES = 15, 8  # identifiers that the guide's profiles use
 _NAME = re.compile(r"(\d+)/(\d+)")

@@ -8,11 +8,11 @@ from __future__ import annotations
 import enum
 import threading
 
-from hcq.allocator import RangeAllocator
-from hcq.transport.node import Node
-from nv.rm.client import RmClient
-from nv.rm.events import FaultEvents
-from nv.rm.uvm import Uvm
+from ugpu.hcq.paging.allocator import RangeAllocator
+from ugpu.hcq.transport.node import Node
+from ugpu.nv.rm.client import RmClient
+from ugpu.nv.rm.events import FaultEvents
+from ugpu.nv.rm.uvm import Uvm
 
 
 class Region(enum.Enum):

@@ -13,10 +13,10 @@ import contextlib
 import re
 from typing import Any
 
-from hcq.errors import NotSupported, UgpuError, UnitTimeout
-from hcq.layout import Struct
-from nv.rm.client import CONTROL_NODE
-from nv.rm.gpu import Gpu
+from ugpu.hcq.errors import NotSupported, UgpuError, UnitTimeout
+from ugpu.hcq.registers.layout import Struct
+from ugpu.nv.rm.client import CONTROL_NODE
+from ugpu.nv.rm.gpu import Gpu
 
 _POLL = "NV00DE_RUSD_POLL_"
 _WANTED = ("CLOCK", "PERF", "MEMORY", "POWER", "THERMAL", "PCI", "FAN")

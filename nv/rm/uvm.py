@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from hcq.errors import UgpuError
-from hcq.layout import Struct
-from nv import abi
-from nv.rm.client import RmClient, call, open_file, status_error
+from ugpu.hcq.errors import UgpuError
+from ugpu.hcq.registers.layout import Struct
+from ugpu.nv import abi
+from ugpu.nv.rm.client import RmClient, call, open_file, status_error
 
 UVM_NODE = "/dev/nvidia-uvm"
 _MM_NOT_NEEDED = frozenset(("NV_OK", "NV_WARN_NOTHING_TO_DO"))

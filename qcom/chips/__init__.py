@@ -6,8 +6,8 @@ import importlib
 import pkgutil
 from dataclasses import replace
 
-from hcq.catalogue import ChipSummary, PciDriver
-from qcom.chips.facts import ChipFacts
+from ugpu.hcq.find.catalogue import ChipSummary, PciDriver
+from ugpu.qcom.chips.facts import ChipFacts
 
 MODELLED = ("a630", "a660", "a740", "a750")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hcq.target import TargetSpec, adreno_target
+from ugpu.hcq.state.target import TargetSpec, adreno_target
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 from pathlib import Path
 
-from qcom.chips.facts import ChipFacts
+from ugpu.qcom.chips.facts import ChipFacts
 
 THREADS = 128
 SPAN = 4 * THREADS  # bytes of a group
@@ -24,7 +24,7 @@ def file_of(facts: ChipFacts) -> str:
 
 
 def objects(facts: ChipFacts) -> dict[str, bytes]:
-    """Return the objects (hcq.ir3object) for a chip, by name."""
+    """Return the objects (hcq.objects.ir3_object) for a chip, by name."""
     text = (Path(__file__).parent / file_of(facts)).read_text(encoding="ascii")
     made = {}
     for block in text.split("\n", 1)[1].split("\n\n"):

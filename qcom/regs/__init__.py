@@ -7,14 +7,14 @@
     constants("msm_kgsl"), structs("msm_kgsl")      KGSL; msm DRM is hcq.uapi's "msm_drm"
 
 tables/ is written by `make regen` (tools/clang2py/adreno) from Mesa's files and never edited;
-ir3.txt, the instruction set, by tools.isaspec.
+ir3.txt, the instruction set, by tools.clang2py.isaspec.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from hcq.tables import Tables
+from ugpu.hcq.registers.tables import Tables
 
 _tables = Tables(Path(__file__).parent / "tables")
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am.device import AmDevice
-from am.virtual.chip import Chip
-from am.virtual.firmware.powerplay import combo_table
-from hcq import trace
-from hcq.errors import OverTemperature
 from tests.support.am_navi31 import build_chip, opened
+from ugpu.am.device.device import AmDevice
+from ugpu.hcq.errors import OverTemperature
+from ugpu.hcq.state import trace
+from ugpu.virtual.amd.chip import Chip
+from ugpu.virtual.amd.firmware.powerplay import combo_table
 
 LIMIT, LOWERED = 118, 106  # of the virtual board: 12 degrees less while a fan does not turn
 Pair = tuple[Chip, AmDevice]
@@ -112,7 +112,7 @@ def test_an_offset_that_makes_no_sense_is_ignored(
         whole[at : at + 2] = offset.to_bytes(2, "little", signed=True)
         return bytes(whole)
 
-    monkeypatch.setattr("am.virtual.firmware.smu.combo_table", made)
+    monkeypatch.setattr("ugpu.virtual.amd.firmware.smu.combo_table", made)
     chip = build_chip()
     try:
         with opened(chip) as device, caplog.at_level("WARNING"):

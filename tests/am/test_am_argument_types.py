@@ -7,11 +7,11 @@ import sys
 import numpy as np
 import pytest
 
-import hcq
-from hcq.codeobject import parse_amdhsa
-from hcq.errors import BadArgument
-from hcq.sourcetypes import with_kinds
 from tests.support.kernels import compile_ir
+from ugpu import hcq
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.objects.code_object import parse_amdhsa
+from ugpu.hcq.objects.source_types import with_kinds
 
 SOURCE = """
 target triple = "amdgcn-amd-amdhsa"

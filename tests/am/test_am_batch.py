@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from am.chips.navi31.facts import FACTS as NAVI31
-from am.device import open_device
-from am.virtual.bus.served import ServedChip
-from am.virtual.options import ChipOptions
-from hcq.registry import Attachment
-from hcq.transport.vfio_user.client import VfioUserTransport
 from tests.support.am_navi31 import build_chip
 from tests.support.vfio_user_served import served
-from tools.serve import write_firmware
+from ugpu.am.chips.navi31.facts import FACTS as NAVI31
+from ugpu.am.device.device import open_device
+from ugpu.hcq.find.registry import Attachment
+from ugpu.hcq.transport.vfio_user.client import VfioUserTransport
+from ugpu.tools.control.serve import write_firmware
+from ugpu.virtual.amd.bus.served import ServedChip
+from ugpu.virtual.amd.options import ChipOptions
 
 
 class Unbatched(VfioUserTransport):

@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am import proof, psp
-from am.device import open_device
-from am.virtual.options import ChipOptions, FaultPlan
-from hcq.errors import (
+from tests.conftest import Golden
+from tests.support.am_faulty import faulty_object
+from tests.support.am_navi31 import NAME, attach, build_chip, check_runs, opened, plug_in
+from tests.support.am_transcript import Names, transcript
+from ugpu.am.device.device import open_device
+from ugpu.am.units.psp import psp
+from ugpu.am.work import proof
+from ugpu.hcq.errors import (
     BadArgument,
     ChipError,
     DeviceLost,
@@ -24,11 +28,8 @@ from hcq.errors import (
     OutOfMemory,
     UgpuError,
 )
-from hcq.transport.trace import Access, TracingTransport
-from tests.conftest import Golden
-from tests.support.am_faulty import faulty_object
-from tests.support.am_navi31 import NAME, attach, build_chip, check_runs, opened, plug_in
-from tests.support.am_transcript import Names, transcript
+from ugpu.hcq.transport.recorded.accesses import Access, TracingTransport
+from ugpu.virtual.amd.options import ChipOptions, FaultPlan
 
 COLD_STAGES = [
     "config space", "board firmware", "discovery", "memory", "firmware images", "NBIO", "MMHUB",

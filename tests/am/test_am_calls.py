@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
-from am.device import AmDevice
-from hcq.errors import BadArgument, NotSupported, PageFault
 from tests.support.kernels import compile_ir
+from ugpu import hcq
+from ugpu.am.device.device import AmDevice
+from ugpu.hcq.errors import BadArgument, NotSupported, PageFault
 
 TRIPLE = "amdgcn-amd-amdhsa"
 # @sum recurses; @twice and @sum are called through a table. No attribute rules anything out, so

@@ -13,23 +13,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
-from am import chips, discovery
-from am.chips import facts_of
-from am.chips.facts import ChipFacts
-from am.device import AmDevice, open_device
-from am.regs import load
-from am.virtual.gpu import attach, build_chip
-from am.virtual.options import ChipOptions
-from hcq import catalogue
-from hcq.errors import BadArgument, DeviceNotFound, DiscoveryError
 from tests.support.kernels import contract_object
+from ugpu import hcq
+from ugpu.am import chips
+from ugpu.am.chip import discovery
+from ugpu.am.chips import facts_of
+from ugpu.am.chips.facts import ChipFacts
+from ugpu.am.device.device import AmDevice, open_device
+from ugpu.am.regs import load
+from ugpu.hcq.errors import BadArgument, DeviceNotFound, DiscoveryError
+from ugpu.hcq.find import catalogue
+from ugpu.virtual.amd.gpu import attach, build_chip
+from ugpu.virtual.amd.options import ChipOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = """
 from dataclasses import replace
 
-from am.chips.navi31.facts import FACTS as NAVI31
+from ugpu.am.chips.navi31.facts import FACTS as NAVI31
 
 FACTS = replace(
     NAVI31, name="toy", title="Toy", pci_ids=(0x7FFE,),
@@ -167,7 +168,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (folder / "facts.py").write_text(TOY)
     monkeypatch.setattr(chips, "__path__", [*chips.__path__, str(tmp_path)])
     yield "toy"
-    for name in [name for name in sys.modules if name.startswith("am.chips.toy")]:
+    for name in [name for name in sys.modules if name.startswith("ugpu.am.chips.toy")]:
         del sys.modules[name]
 
 
@@ -189,18 +190,23 @@ def test_an_unknown_chip_is_named() -> None:
 
 
 def test_importing_the_registry_imports_no_chip() -> None:
-    code = "import sys, hcq.registry; assert not [m for m in sys.modules if m.startswith('am')]"
+    code = (
+        "import sys, ugpu.hcq.find.registry; "
+        "assert not [m for m in sys.modules if m.startswith('ugpu.am')]"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_no_chip_is_named_outside_the_folders() -> None:
     """The generator's list of headers names tables, as does what a source of facts is called."""
     named = []
-    for folder, pattern in (("am", "*.py"), ("am/virtual", "**/*.py"), ("hcq", "**/*.py"),
-                            ("tools", "**/*.py")):  # fmt: skip
-        words = chips.names() if folder == "am/virtual" else [*chips.names(), "gc_11_0_[0-9]"]
+    floors = ("boot", "chip", "device", "failure", "offline", "packets", "units", "work")
+    for folder in (*(f"am/{floor}" for floor in floors), "virtual/amd", "hcq", "tools"):
+        words = chips.names() if folder == "virtual/amd" else [*chips.names(), "gc_11_0_[0-9]"]
         word = re.compile("|".join(words), re.IGNORECASE)
-        for path in (ROOT / folder).glob(pattern):
+        paths = list((ROOT / folder).glob("**/*.py"))
+        assert paths, folder
+        for path in paths:
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
                 if path.name != "catalogue.py" and word.search(line):
                     named.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")

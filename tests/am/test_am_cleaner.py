@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am import chips
-from am.chips import facts_of
-from am.dispatch import LaunchDetails, encode_setup
-from am.generations.gfx11.cleaner import kernel
-from am.virtual.gpu import build_chip
-from am.virtual.isa.core import GfxCore
-from am.virtual.isa.decoder.disassembly import text
-from am.virtual.isa.translator.program import load
-from am.virtual.options import ChipOptions
-from hcq.codeobject import Descriptor, KernelImage
-from hcq.device import Device
-from hcq.memory import Placement
-from hcq.program import Kernel, Program
 from tests.support.am_tenants import SECRET, driver_of, opened, tenant, work
 from tests.support.kernels import compile_ir
 from tests.support.shader_memory import ArrayMemory
+from ugpu.am import chips
+from ugpu.am.chips import facts_of
+from ugpu.am.generations.gfx11.cleaner import kernel
+from ugpu.am.packets.dispatch import LaunchDetails, encode_setup
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.objects.code_object import Descriptor, KernelImage
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.program import Kernel, Program
+from ugpu.virtual.amd.gpu import build_chip
+from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.isa.decoder.disassembly import text
+from ugpu.virtual.amd.isa.translator.program import load
+from ugpu.virtual.amd.options import ChipOptions
 
 SCRATCH = """
 target triple = "amdgcn-amd-amdhsa"

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from am.discovery import HEADER_SIZE, IpInstance, checksum, parse, stated_size
-from hcq.errors import DiscoveryError
 from tests.support.am_discovery import GC, Block, binary, byte_sum, gc_table, harvest_table
+from ugpu.am.chip.discovery import HEADER_SIZE, IpInstance, checksum, parse, stated_size
+from ugpu.hcq.errors import DiscoveryError
 
 BLOCKS = [
     (11, 0, (11, 0, 0), (0x1260, 0xA000, 0x1C000, 0x2402C00)),

@@ -10,15 +10,15 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-import hcq
-from am.device import AmDevice
-from hcq.codeobject import Descriptor, parse_amdhsa
-from hcq.command import Launch
-from hcq.errors import BadArgument, BadCodeObject, NotSupported, OutOfMemory
 from tests.support.am_navi31 import build_chip, plug_in
 from tests.support.am_streams import Decoder
 from tests.support.kernels import compile_ir
 from tests.support.workloads import Places
+from ugpu import hcq
+from ugpu.am.device.device import AmDevice
+from ugpu.hcq.errors import BadArgument, BadCodeObject, NotSupported, OutOfMemory
+from ugpu.hcq.objects.code_object import Descriptor, parse_amdhsa
+from ugpu.hcq.work.command import Launch
 
 TRIPLE = "amdgcn-amd-amdhsa"
 NEEDS_LITTLE = (

@@ -10,14 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from am.chips.navi31.facts import FACTS as NAVI31
-from am.firmware import (
-    FirmwareSet,
-    FirmwareSource,
-    load_firmware,
-    parse_image,
-)
-from hcq.errors import FirmwareInvalid, FirmwareNotFound, MissingDependency
+from ugpu.am.chips.navi31.facts import FACTS as NAVI31
+from ugpu.am.units.psp.images import FirmwareSet, FirmwareSource, load_firmware, parse_image
+from ugpu.hcq.errors import FirmwareInvalid, FirmwareNotFound, MissingDependency
 
 # common_firmware_header: size, header size, header major and minor, IP major and minor, version,
 # payload size, payload offset, CRC (Linux 6.12 amdgpu_ucode.h)

@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am import chips
-from am.memory import AddressSpace
-from hcq.errors import PageFault
 from tests.support.am_tenants import (
     FAR,
     SECRET,
@@ -23,6 +20,9 @@ from tests.support.am_tenants import (
     tenant,
     work,
 )
+from ugpu.am import chips
+from ugpu.am.units.memory import AddressSpace
+from ugpu.hcq.errors import PageFault
 
 KINDS = ("read_at", "write_at")
 

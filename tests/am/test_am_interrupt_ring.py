@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hcq.errors import PageFault
-from hcq.queue import QueueKind
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import build_chip, check_runs, opened, run
+from ugpu.hcq.errors import PageFault
+from ugpu.hcq.work.queue import QueueKind
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from am import boot
-from am.virtual.options import ChipOptions
-from hcq.errors import ChipError, DiscoveryError
 from tests.support.am_navi31 import build_chip, opened, plug_in
+from ugpu.am.boot import boot
+from ugpu.hcq.errors import ChipError, DiscoveryError
+from ugpu.virtual.amd.options import ChipOptions
 
 LINK_CONTROL = 0x74  # of this card: the PCI Express capability at 0x64, and 0x10 in it
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from am.device import AmDevice
-from hcq.codeobject import parse_amdhsa
-from hcq.errors import BadArgument, BadCodeObject, NotSupported
-from hcq.program import Program
 from tests.support.am_navi31 import build_chip, opened
 from tests.support.linked_object import linked, relocatable
+from ugpu.am.device.device import AmDevice
+from ugpu.hcq.errors import BadArgument, BadCodeObject, NotSupported
+from ugpu.hcq.objects.code_object import parse_amdhsa
+from ugpu.hcq.work.program import Program
 
 SHARED = 1024 * 4  # bytes of local memory that the kernel uses
 BOTH = pytest.mark.parametrize("make", [linked, relocatable], ids=["linked", "relocatable"])

@@ -8,12 +8,12 @@ from functools import partial
 
 import pytest
 
-from am import boot
-from am.device import AmDevice, open_device
-from am.lists import RESULTS
-from am.virtual.chip import Chip
-from hcq.errors import FirmwareRejected, FirmwareSilent
 from tests.support.am_navi31 import NAME, attach, build_chip
+from ugpu.am.boot import boot
+from ugpu.am.device.device import AmDevice, open_device
+from ugpu.am.units.lists import RESULTS
+from ugpu.hcq.errors import FirmwareRejected, FirmwareSilent
+from ugpu.virtual.amd.chip import Chip
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from am import pm4, sdma
-from hcq.command import Symbol
-from hcq.errors import BadArgument
+from ugpu.am.packets import pm4, sdma
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.work.command import Symbol
 
 ADDRESS = Symbol.constant(0x2000_0000_1000)
 OTHER = Symbol.constant(0x2000_8000_0040)

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am.generations.gfx11.proof import KERNEL
-from am.virtual.engines import transfer
-from am.virtual.isa.core import GfxCore
-from am.virtual.isa.decoder.disassembly import text
-from am.virtual.isa.translator.program import load
-from am.virtual.options import ChipOptions
-from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory, ShaderWave
-from hcq.emu.memory import Abort
-from hcq.errors import ChipError, OutOfMemory
-from hcq.memory import Placement
 from tests.support.am_navi31 import build_chip, opened
 from tests.support.shader_memory import ArrayMemory
+from ugpu.am.generations.gfx11.proof import KERNEL
+from ugpu.hcq.errors import ChipError, OutOfMemory
+from ugpu.hcq.state.memory import Placement
+from ugpu.virtual.amd.engines import transfer
+from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.isa.decoder.disassembly import text
+from ugpu.virtual.amd.isa.translator.program import load
+from ugpu.virtual.amd.options import ChipOptions
+from ugpu.virtual.amd.shader import Dispatch, Ending, Outcome, ShaderMemory, ShaderWave
+from ugpu.virtual.shader.memory import Abort
 
 ASSEMBLY = """
 s_load_b32 s2, s[0:1], 0x8

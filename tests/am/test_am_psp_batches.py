@@ -8,14 +8,16 @@ from itertools import groupby, pairwise
 
 import pytest
 
-from am import psp, psp_stage, smu
-from am.chip import Vram
-from am.device import AmDevice, open_device
-from am.psp_commands import Command, load_toc
-from am.virtual.chip import Chip
-from hcq.errors import FirmwareRejected, FirmwareSilent
-from hcq.layout import Struct
 from tests.support.am_navi31 import NAME, attach, build_chip
+from ugpu.am.chip.chip import Vram
+from ugpu.am.device.device import AmDevice, open_device
+from ugpu.am.units.psp import psp
+from ugpu.am.units.psp import stage as psp_stage
+from ugpu.am.units.psp.commands import Command, load_toc
+from ugpu.am.units.smu import smu
+from ugpu.hcq.errors import FirmwareRejected, FirmwareSilent
+from ugpu.hcq.registers.layout import Struct
+from ugpu.virtual.amd.chip import Chip
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from am.chip import ALL_ONES, RegisterBus
-from hcq.fields import BoundRegister, Field, Register
+from ugpu.am.chip.chip import ALL_ONES, RegisterBus
+from ugpu.hcq.registers.fields import BoundRegister, Field, Register
 
 FIELDS = (Field("LOW", 0, 8), Field("HIGH", 8, 8))
 

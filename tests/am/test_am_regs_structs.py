@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from am.regs import constants, structs
-from hcq.uapi import constants as uapi_constants
-from hcq.uapi import structs as uapi_structs
+from ugpu.am.regs import constants, structs
+from ugpu.hcq.uapi import constants as uapi_constants
+from ugpu.hcq.uapi import structs as uapi_structs
 
 
 @pytest.mark.parametrize(

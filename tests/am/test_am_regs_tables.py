@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from am.regs import load
-from hcq.errors import BadArgument
-from hcq.fields import Register, RegisterBlock
+from ugpu.am.regs import load
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.registers.fields import Register, RegisterBlock
 
 BLOCKS = {
     "athub_3_0_0": (112, 551),

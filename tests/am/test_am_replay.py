@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hcq
-from am.chips.navi31.facts import FACTS as NAVI31
-from am.virtual.firmware.images import synthetic_set
-from hcq.device import Device
-from hcq.errors import BadArgument, DeviceNotFound, TransportError
-from hcq.transport.recording import Allocation, Content, Recording
-from hcq.transport.replay import ReplayTransport
 from tests.support.kernels import contract_object
+from ugpu import hcq
+from ugpu.am.chips.navi31.facts import FACTS as NAVI31
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, DeviceNotFound, TransportError
+from ugpu.hcq.transport.recorded.format import Allocation, Content, Recording
+from ugpu.hcq.transport.recorded.replay import ReplayTransport
+from ugpu.virtual.amd.firmware.images import synthetic_set
 
 VALUES = np.arange(1 << 12, dtype=np.uint32)
 

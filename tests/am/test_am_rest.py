@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am import chips, window
-from am.boot import IN_USE, TAG
-from am.device import AmDevice, open_device
-from am.states import states
-from am.virtual.gpu import attach
-from hcq.device import Device
-from hcq.errors import DeviceHang, FirmwareError, FirmwareSilent
-from hcq.memory import Placement
-from hcq.queue import QueueKind
 from tests.support.am_tenants import card, driver_of, opened, shared, tenant, work
 from tests.support.kernels import contract_object
 from tests.support.waiting import until
+from ugpu.am import chips
+from ugpu.am.boot.boot import IN_USE, TAG
+from ugpu.am.device.device import AmDevice, open_device
+from ugpu.am.failure.states import states
+from ugpu.am.offline import chip as window
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import DeviceHang, FirmwareError, FirmwareSilent
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.virtual.amd.gpu import attach
 
 ALLOW, DISALLOW = 0x28, 0x29  # smu_v13_0_0_ppsmc.h
 

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-import hcq
-from am.device import AmDevice
-from am.virtual.bus.endpoint import ChipEndpoint
-from am.virtual.gpu import endpoint
-from am.virtual.options import ChipOptions
-from hcq.bulk_transfer import BulkTransfer
-from hcq.errors import DeviceHang, DeviceLost, FirmwareSilent, LinkDown
-from hcq.memory import Placement
-from hcq.queue import QueueKind
-from usbgpu.transport import UsbTransport
-from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
+from ugpu import hcq
+from ugpu.am.device.device import AmDevice
+from ugpu.hcq.copies.bulk_transfer import BulkTransfer
+from ugpu.hcq.errors import DeviceHang, DeviceLost, FirmwareSilent, LinkDown
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.usbgpu.bridge.transport import UsbTransport
+from ugpu.virtual.amd.bus.endpoint import ChipEndpoint
+from ugpu.virtual.amd.gpu import endpoint
+from ugpu.virtual.amd.options import ChipOptions
+from ugpu.virtual.usb.enclosure import Enclosure, EnclosureOptions
 
 
 @dataclass

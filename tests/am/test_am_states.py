@@ -10,20 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
-from am import evidence, window
-from am.chips import facts_of
-from am.device import open_device
-from am.generations.gfx11 import evidence as lists
-from am.inspect import walk
-from am.regs import load
-from am.virtual.chip import Chip
-from am.virtual.gpu import attach, build_chip
-from am.virtual.options import ChipOptions, Delays, FaultPlan
-from hcq import bundle
-from hcq.errors import FirmwareError, IllegalInstruction, PageFault, UgpuError
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import shared_facts
+from ugpu import hcq
+from ugpu.am.chips import facts_of
+from ugpu.am.chips import gfx11_evidence as lists
+from ugpu.am.device.device import open_device
+from ugpu.am.failure import evidence
+from ugpu.am.failure.inspect import walk
+from ugpu.am.offline import chip as window
+from ugpu.am.regs import load
+from ugpu.hcq.disk import bundle
+from ugpu.hcq.errors import FirmwareError, IllegalInstruction, PageFault, UgpuError
+from ugpu.virtual.amd.chip import Chip
+from ugpu.virtual.amd.gpu import attach, build_chip
+from ugpu.virtual.amd.options import ChipOptions, Delays, FaultPlan
 
 
 @contextlib.contextmanager

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from am.arena import ARENA_SIZE
-from am.device import AmDevice
 from tests.conftest import Golden
 from tests.support.am_navi31 import build_chip, opened
 from tests.support.am_streams import Streams
 from tests.support.kernels import contract_object
 from tests.support.workloads import Places, lines_of
+from ugpu.am.device.device import AmDevice
+from ugpu.am.work.arena import ARENA_SIZE
 
 
 def name_queues(device: AmDevice, places: Places) -> None:

@@ -8,13 +8,21 @@ from functools import partial
 import numpy as np
 import pytest
 
-from am import faults
-from am.faults import HubFault, SqWord, command_processor_error, sdma_error
-from am.ih import Interrupt
-from am.mqd import QueueMemory, build, mirrored
-from am.pagetable import EXECUTABLE, READABLE, SNOOPED, SYSTEM, UNCACHED, WRITABLE, Gfx11Format
-from am.regs import load
-from hcq.errors import (
+from ugpu.am.packets.mqd import QueueMemory, build, mirrored
+from ugpu.am.packets.page_table import (
+    EXECUTABLE,
+    READABLE,
+    SNOOPED,
+    SYSTEM,
+    UNCACHED,
+    WRITABLE,
+    Gfx11Format,
+)
+from ugpu.am.regs import load
+from ugpu.am.units import faults
+from ugpu.am.units.faults import HubFault, SqWord, command_processor_error, sdma_error
+from ugpu.am.units.ih import Interrupt
+from ugpu.hcq.errors import (
     BadArgument,
     BadPacket,
     ChipError,
@@ -22,7 +30,7 @@ from hcq.errors import (
     IllegalInstruction,
     PageFault,
 )
-from hcq.pagetable import PageFormat
+from ugpu.hcq.paging.page_table import PageFormat
 
 
 def test_mqd_words() -> None:

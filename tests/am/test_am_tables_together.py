@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from am.device import AmDevice
-from am.memory import AddressSpace
-from hcq.memory import Placement
 from tests.support.am_navi31 import build_chip, opened
+from ugpu.am.device.device import AmDevice
+from ugpu.am.units.memory import AddressSpace
+from ugpu.hcq.state.memory import Placement
 
 SIZES = (4096, 70_000, 3 << 20, 300_000)
 

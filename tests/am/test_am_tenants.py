@@ -11,26 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
-from am import chips
-from am.chips import facts_of
-from am.virtual.gpu import build_chip
-from am.virtual.options import ChipOptions
-from hcq.buffer import Buffer
-from hcq.device import Device
-from hcq.errors import (
-    ChipError,
-    DeviceHang,
-    DeviceLost,
-    IllegalInstruction,
-    NotSupported,
-    OutOfMemory,
-    OverTemperature,
-    PageFault,
-    UgpuError,
-)
-from hcq.memory import Placement, VirtAddr
-from hcq.queue import QueueKind
 from tests.support.am_faulty import faulty_object
 from tests.support.am_tenants import (
     FAR,
@@ -47,6 +27,26 @@ from tests.support.am_tenants import (
     work,
 )
 from tests.support.kernels import contract_object
+from ugpu import hcq
+from ugpu.am import chips
+from ugpu.am.chips import facts_of
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import (
+    ChipError,
+    DeviceHang,
+    DeviceLost,
+    IllegalInstruction,
+    NotSupported,
+    OutOfMemory,
+    OverTemperature,
+    PageFault,
+    UgpuError,
+)
+from ugpu.hcq.state.memory import Placement, VirtAddr
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.virtual.amd.gpu import build_chip
+from ugpu.virtual.amd.options import ChipOptions
 
 
 @pytest.fixture(params=chips.names())

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am.device import AmDevice
-from am.states import states
-from am.virtual.chip import Chip
-from hcq.errors import DeviceLost, OverTemperature
 from tests.support.am_navi31 import build_chip, opened
+from ugpu.am.device.device import AmDevice
+from ugpu.am.failure.states import states
+from ugpu.hcq.errors import DeviceLost, OverTemperature
+from ugpu.virtual.amd.chip import Chip
 
 LIMIT = 118
 Pair = tuple[Chip, AmDevice]
@@ -120,7 +120,7 @@ def test_a_board_without_a_sensible_limit_is_not_watched(
 ) -> None:
     chip = build_chip()
     try:
-        monkeypatch.setattr("am.virtual.firmware.smu.combo_table", _stating(stated))
+        monkeypatch.setattr("ugpu.virtual.amd.firmware.smu.combo_table", _stating(stated))
         with caplog.at_level("WARNING"), opened(chip) as device:
             assert device.driver.units.thermal.limit == 0
             chip.thermal.heat(LIMIT + 1)
@@ -131,7 +131,7 @@ def test_a_board_without_a_sensible_limit_is_not_watched(
 
 
 def _stating(celsius: int) -> Any:
-    from am.virtual.firmware.powerplay import combo_table
+    from ugpu.virtual.amd.firmware.powerplay import combo_table
 
     def made(facts: Any) -> bytes:
         whole = combo_table(facts)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import hcq
-from am.virtual.chip import Chip
-from am.virtual.options import ChipOptions
-from hcq.device import Device
-from hcq.queue import Queue, QueueKind
 from tests.support.am_navi31 import build_chip
 from tests.support.kernels import contract_object
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.work.queue import Queue, QueueKind
+from ugpu.virtual.amd.chip import Chip
+from ugpu.virtual.amd.options import ChipOptions
 
 COUNT = 3000
 GRID = (-(-COUNT // 64),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from am.ring_ahead import RingAhead
+from ugpu.am.units.ring_ahead import RingAhead
 
 COUNT = 16
 

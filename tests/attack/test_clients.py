@@ -18,20 +18,21 @@ from typing import cast
 
 import pytest
 
-from hcq.errors import AccessDenied, DeviceBusy
-from hcq.remote import channel as channels
-from hcq.remote.channel import Channel
-from hcq.remote.session import Session
-from hcq.remote.wire import CHUNK, Buffered, Limits, Message, WireError, encode
 from tests.support.daemon import Running, started
 from tests.support.raw_client import Raw, frame
 from tests.support.waiting import until
-from tools import ledger
-from tools.daemon import client, outbox
-from tools.daemon.outbox import Outbox
-from tools.daemon.places import Crowd, Places, share
-from tools.daemon.ports import Spare
-from tools.daemon.tokens import ACTIONS, ROLES, Rights
+from ugpu.hcq.errors import AccessDenied, DeviceBusy
+from ugpu.hcq.remote import channel as channels
+from ugpu.hcq.remote.channel import Channel
+from ugpu.hcq.remote.session import Session
+from ugpu.hcq.remote.wire import CHUNK, Buffered, Limits, Message, WireError, encode
+from ugpu.tools.base import ledger
+from ugpu.tools.service.daemon.clients import client
+from ugpu.tools.service.daemon.clients.places import Crowd, Places, share
+from ugpu.tools.service.daemon.clients.tokens import ACTIONS, ROLES, Rights
+from ugpu.tools.service.daemon.outlets import outbox
+from ugpu.tools.service.daemon.outlets.outbox import Outbox
+from ugpu.tools.service.daemon.ports import Spare
 
 USER = "user_clients = 3\n[lease]\nuser_leases = 2\ngrace_s = 0"
 
@@ -333,7 +334,7 @@ def test_without_descriptors_connections_are_refused_and_the_log_has_one_line(
     spare, listener = Spare(), NoneLeft()
     made = cast("socket.socket", listener)
     scarce = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    with caplog.at_level(logging.WARNING, "tools.daemon.ports"):
+    with caplog.at_level(logging.WARNING, "ugpu.tools.service.daemon.ports"):
         assert not any(spare.refused(made, scarce) for _ in range(50))
     assert listener.refused == 50 and len(caplog.records) == 1
     assert spare.refused(made, OSError(errno.ECONNABORTED, ""))

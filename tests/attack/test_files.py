@@ -13,21 +13,21 @@ from pathlib import Path
 
 import pytest
 
-from hcq import ownfolder
-from hcq.errors import AccessDenied, DeviceNotFound, HostError
-from hcq.remote import address
-from hcq.remote.address import Address, UntrustedSocket
-from hcq.transport.vfio_user import server as vfio
 from tests.support.daemon import Running, settings_text, started
 from tests.support.raw_client import Raw
 from tests.support.waiting import until
-from tools.daemon.config import parse
-from tools.daemon.handout import Handout, chip_of
-from tools.daemon.history import TABLES, CardHistory
-from tools.daemon.leases import State
-from tools.daemon.listen import Listeners
-from tools.daemon.tokens import Tokens
-from tools.ledger import Ledger
+from ugpu.hcq.disk import own_folder as ownfolder
+from ugpu.hcq.errors import AccessDenied, DeviceNotFound, HostError
+from ugpu.hcq.remote import address
+from ugpu.hcq.remote.address import Address, UntrustedSocket
+from ugpu.tools.base.ledger import Ledger
+from ugpu.tools.service.daemon.clients.handout import Handout, chip_of
+from ugpu.tools.service.daemon.clients.leases import State
+from ugpu.tools.service.daemon.clients.tokens import Tokens
+from ugpu.tools.service.daemon.config import parse
+from ugpu.tools.service.daemon.listen import Listeners
+from ugpu.tools.service.daemon.outlets.history import TABLES, CardHistory
+from ugpu.virtual.serve import server as vfio
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hcq
-from hcq.errors import UgpuError
-from hcq.target import TargetSpec
 from tests.support.hostile_server import Hostile
 from tests.support.kernels import contract_object
+from ugpu import hcq
+from ugpu.hcq.errors import UgpuError
+from ugpu.hcq.state.target import TargetSpec
 
 
 @pytest.fixture(scope="module")

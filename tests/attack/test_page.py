@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from hcq.errors import AccessDenied, BadArgument
 from tests.support.page import Served
 from tests.support.waiting import until
-from tools.daemon.config import PageSettings
-from tools.daemon.tokens import Rights
-from tools.page import api, gate, sessions
-from tools.page.origin import Origin
-from tools.page.sessions import Sessions
+from ugpu.hcq.errors import AccessDenied, BadArgument
+from ugpu.tools.service.daemon.clients.tokens import Rights
+from ugpu.tools.service.daemon.config import PageSettings
+from ugpu.tools.service.page import api, gate, sessions
+from ugpu.tools.service.page.origin import Origin
+from ugpu.tools.service.page.sessions import Sessions
 
 
 @pytest.fixture
@@ -173,7 +173,8 @@ def test_a_bundle_of_another_device_is_neither_listed_nor_sent(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "tools.page.fleet._manifest", lambda path: {"name": path.name, "device": "cpu#1"}
+        "ugpu.tools.service.page.fleet._manifest",
+        lambda path: {"name": path.name, "device": "cpu#1"},
     )
     fleet = served.page._api.fleet
     monkeypatch.setattr(fleet, "_bundle_paths", lambda: [Path("one.zip")])

@@ -12,20 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import hcq
-from hcq.errors import BadArgument
-from hcq.log import Safe
-from hcq.remote import failures
-from hcq.remote.request import LeaseRequest, byte_count
-from hcq.text import is_plain, lines, one_line
 from tests.support.daemon import started
 from tests.support.raw_client import Raw
-from tools import cli
-from tools.ci.page import Row, write
-from tools.daemon.config import parse, read
-from tools.daemon.journal import JournalHandler
-from tools.daemon.later import Later
-from tools.daemon.tokens import Tokens
+from ugpu import hcq
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.remote import failures
+from ugpu.hcq.remote.request import LeaseRequest, byte_count
+from ugpu.hcq.state.log import Safe
+from ugpu.hcq.state.text import is_plain, lines, one_line
+from ugpu.tools import cli
+from ugpu.tools.ci.report.page import Row, write
+from ugpu.tools.service.daemon.clients.tokens import Tokens
+from ugpu.tools.service.daemon.config import parse, read
+from ugpu.tools.service.daemon.outlets.journal import JournalHandler
+from ugpu.tools.service.daemon.outlets.later import Later
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\r\nlease 99: fake\u202e\u2028\ud800\x9b"
 

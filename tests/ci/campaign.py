@@ -19,8 +19,8 @@ from pathlib import Path
 
 from tests.ci.planted import judged
 from tests.support.folders import Folders
-from tools.ci import health
-from tools.ci.verdict import Verdict
+from ugpu.tools.ci import health
+from ugpu.tools.ci.verdict import Verdict
 
 
 def begin() -> None:

@@ -8,16 +8,16 @@ from random import Random
 
 import numpy as np
 
-import hcq
-from hcq.device import Device
-from hcq.errors import UgpuError
 from tests.ci import sessions
 from tests.ci.sessions import Outcome
 from tests.support.am_faulty import faulty_object
-from tools.ci.demand import Demand
-from tools.ci.evidence import attempt, of_error
-from tools.ci.pool import Pool
-from tools.ci.verdict import Attempt, Verdict, is_over, judge
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import UgpuError
+from ugpu.tools.ci.demand import Demand
+from ugpu.tools.ci.evidence import attempt, of_error
+from ugpu.tools.ci.pool import Pool
+from ugpu.tools.ci.verdict import Attempt, Verdict, is_over, judge
 
 LIMIT_S = 0.3
 Use = Callable[[Device], None]
@@ -71,7 +71,7 @@ def faults(device: Device) -> None:
 
 
 def planted(**faults: object) -> Plan:
-    """A plan: set faults of the card's model (am.virtual.options.FaultPlan)."""
+    """A plan: set faults of the card's model (virtual.amd.options.FaultPlan)."""
 
     def plan(device: Device) -> None:
         chip = device.driver.transport.chip  # type: ignore[attr-defined]

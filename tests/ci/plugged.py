@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tools.ci import health, pool, runs
+from ugpu.tools.ci import health, pool
+from ugpu.tools.ci.testing import runs
 
-OPTIONS = ["-p", "tools.ci.plugin", "-p", "xdist.plugin", "-p", "no:cacheprovider"]
+OPTIONS = ["-p", "ugpu.tools.ci.plugin", "-p", "xdist.plugin", "-p", "no:cacheprovider"]
 
 CONFTEST = """
-import hcq
-from hcq.errors import DeviceLost
-from tools.ci import pool as pools
-from tools.ci.health import Health
+from ugpu import hcq
+from ugpu.hcq.errors import DeviceLost
+from ugpu.tools.ci import pool as pools
+from ugpu.tools.ci.health import Health
 
 OPENED = []
 
@@ -43,7 +44,7 @@ def run(
     pytester: pytest.Pytester, code: str, *words: str, subprocess: bool = False
 ) -> pytest.RunResult:
     pytester.makeconftest(CONFTEST)
-    pytester.makepyfile("import pytest\nfrom hcq.errors import DeviceLost\n" + code)
+    pytester.makepyfile("import pytest\nfrom ugpu.hcq.errors import DeviceLost\n" + code)
     if subprocess:
         return pytester.runpytest_subprocess(*OPTIONS, *words)
     return pytester.runpytest(*OPTIONS, *words)

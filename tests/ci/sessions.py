@@ -18,15 +18,15 @@ from unittest import mock
 
 import pytest
 
-from tools.ci.bench import Bench
-from tools.ci.demand import Demand
-from tools.ci.plants import Plant
-from tools.ci.pool import Pool
-from tools.ci.suite import Case, Suite
-from tools.ci.verdict import Verdict
+from ugpu.tools.ci.bench import Bench
+from ugpu.tools.ci.demand import Demand
+from ugpu.tools.ci.plants import Plant
+from ugpu.tools.ci.pool import Pool
+from ugpu.tools.ci.suite import Case, Suite
+from ugpu.tools.ci.verdict import Verdict
 
 CARD, OTHER = "virtual:navi31", "virtual:gh100"
-_PLUGINS = ("tools.ci.plugin", "pytest_timeout", "no:cacheprovider", "no:terminal")
+_PLUGINS = ("ugpu.tools.ci.plugin", "pytest_timeout", "no:cacheprovider", "no:terminal")
 
 _HEAD = """
 import threading

@@ -14,22 +14,23 @@ from pathlib import Path
 
 import pytest
 
-import hcq
-from hcq import bundle
-from hcq.device import Device
-from hcq.errors import BadArgument, DeviceBusy, DeviceHang, DeviceLost, UgpuError, UsageError
 from tests.support.waiting import until
-from tools import cli
-from tools.ci import command, junit, page, suite
-from tools.ci.about import About
-from tools.ci.bench import Bench, Result, results_folder
-from tools.ci.demand import Demand
-from tools.ci.evidence import line, of_exit
-from tools.ci.health import Health
-from tools.ci.history import History
-from tools.ci.pool import Pool
-from tools.ci.suite import Case, Suite
-from tools.ci.verdict import Verdict
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.disk import bundle
+from ugpu.hcq.errors import BadArgument, DeviceBusy, DeviceHang, DeviceLost, UgpuError, UsageError
+from ugpu.tools import cli
+from ugpu.tools.ci import command, suite
+from ugpu.tools.ci.bench import Bench, Result, results_folder
+from ugpu.tools.ci.demand import Demand
+from ugpu.tools.ci.evidence import line, of_exit
+from ugpu.tools.ci.health import Health
+from ugpu.tools.ci.pool import Pool
+from ugpu.tools.ci.report import junit, page
+from ugpu.tools.ci.report.about import About
+from ugpu.tools.ci.report.history import History
+from ugpu.tools.ci.suite import Case, Suite
+from ugpu.tools.ci.verdict import Verdict
 
 LIMIT_S = 60.0
 
@@ -279,7 +280,7 @@ def test_availability_is_shown_before_a_lease(tmp_path: Path) -> None:
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     pool = Pool(["cpu"], tmp_path, "r", opener=opened)
     code = (
-        "import os, sys; from pathlib import Path; from tools.ci.pool import Pool\n"
+        "import os, sys; from pathlib import Path; from ugpu.tools.ci.pool import Pool\n"
         "lock = Pool(['cpu'], Path(sys.argv[1]), 'r')._lock('cpu')\n"
         "print('locked', flush=True); sys.stdin.read()"
     )

@@ -14,10 +14,10 @@ pytest.importorskip("jumpstarter")
 from jumpstarter.common.utils import serve
 from jumpstarter.driver import Driver
 
-from hcq.errors import DeviceBusy
 from tests.support.daemon import Running, scaled, started
-from tools.ci.jumpstarter_device import UGpu, UGpuClient
-from tools.daemon.leases import State
+from ugpu.hcq.errors import DeviceBusy
+from ugpu.tools.ci.fleet.jumpstarter_device import UGpu, UGpuClient
+from ugpu.tools.service.daemon.clients.leases import State
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_check_and_a_reset(running: Running, client: Any) -> None:
 
 
 def _admin() -> Any:
-    from tools.daemon.tokens import Rights
+    from ugpu.tools.service.daemon.clients.tokens import Rights
 
     return Rights("root", "admin")
 

@@ -76,7 +76,7 @@ def test_only_healthy_devices_are_handed_out(tmp_path: Path) -> None:
         (tmp_path / "resources.yaml").write_text(rows)
         coordinator = [*module, "labgrid.remote.coordinator", "-l", where]
         stack.enter_context(process(coordinator, "listening on", environment, tmp_path))
-        exporter = [*module, "tools.ci.labgrid_exporter", "-c", where, "-n", "bench"]
+        exporter = [*module, "ugpu.tools.ci.fleet.labgrid_exporter", "-c", where, "-n", "bench"]
         exporter.append(str(tmp_path / "resources.yaml"))
         stack.enter_context(process(exporter, "Exporter ready", environment, tmp_path))
         for group in ("good", "sick", "none"):
@@ -102,7 +102,7 @@ strategy.transition("off")
 print("off", strategy.gpu.device)
 """
         (tmp_path / "env.yaml").write_text(
-            "imports: [tools.ci.labgrid_device]\n"
+            "imports: [ugpu.tools.ci.fleet.labgrid_device]\n"
             "targets:\n  main:\n    resources:\n      RemotePlace:\n        name: good\n"
             "    drivers:\n      UGpuDriver: {}\n      UGpuStrategy: {}\n"
         )

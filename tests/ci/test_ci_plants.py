@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from hcq.errors import BadArgument, UsageError
 from tests.ci.planted import copies
 from tests.ci.plugged import own_locks, run
 from tests.ci.test_ci_bench import made
-from tools.ci import health, suite
-from tools.ci.demand import Demand
-from tools.ci.plants import Plant, prepare, read, strike
-from tools.ci.pool import Pool
-from tools.ci.verdict import Verdict
+from ugpu.hcq.errors import BadArgument, UsageError
+from ugpu.tools.ci import health, suite
+from ugpu.tools.ci.demand import Demand
+from ugpu.tools.ci.plants import Plant, prepare, read, strike
+from ugpu.tools.ci.pool import Pool
+from ugpu.tools.ci.verdict import Verdict
 
 pytest_plugins = ["pytester"]
 __all__ = ["own_locks"]

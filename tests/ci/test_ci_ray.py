@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hcq.clock import Clock
-from hcq.errors import BadArgument, ChipError, DeviceBusy, DeviceNotFound, HostError
 from tests.support.daemon import ROOT, DaemonProcess, Running, started
-from tools.daemon.leases import State
+from ugpu.hcq.errors import BadArgument, ChipError, DeviceBusy, DeviceNotFound, HostError
+from ugpu.hcq.state.clock import Clock
+from ugpu.tools.service.daemon.clients.leases import State
 
 pytest.importorskip("ray", reason="ray is not installed: the extra 'ray'")
 
@@ -28,8 +28,8 @@ os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_enable_metrics_collection="0"
 import ray
 from ray.cluster_utils import Cluster
 
-from tools.ci.ray_agent import Agent, counted
-from tools.ci.ray_fleet import run
+from ugpu.tools.ci.fleet.ray_agent import Agent, counted
+from ugpu.tools.ci.fleet.ray_fleet import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -124,7 +124,7 @@ def keys(count: float) -> dict[str, float]:
 
 
 def _cpu_labels() -> list[str]:
-    import hcq
+    from ugpu import hcq
 
     with hcq.open("cpu") as cpu:
         return [cpu.target.name, cpu.target.cpu]
@@ -147,7 +147,13 @@ def test_devices_are_resources_and_functions_run_on_leases(fleet: Fleet, tmp_pat
 
 
 def test_an_agent_in_a_process_of_its_own(fleet: Fleet) -> None:
-    words = [sys.executable, "-m", "tools.ci.ray_agent", "--address", fleet.cluster.address]
+    words = [
+        sys.executable,
+        "-m",
+        "ugpu.tools.ci.fleet.ray_agent",
+        "--address",
+        fleet.cluster.address,
+    ]
     wrong = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
     assert wrong.returncode == 1 and "pass --node" in wrong.stdout, wrong
     node, daemon = fleet.nodes[1].node_id, fleet.daemons[1].socket

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from tools.ci.reached import Reached, checks_of, traced
+from ugpu.tools.ci.testing.reached import Reached, checks_of, traced
 
 _numbers = itertools.count()
 

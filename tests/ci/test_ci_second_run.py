@@ -227,7 +227,7 @@ def test_a_device_that_the_test_closes_is_the_tests_doing(
 
 
 ONE_FAULT = """
-from hcq.errors import DeviceLost, DeviceHang
+from ugpu.hcq.errors import DeviceLost, DeviceHang
 
 def failing(gpu, error):
     def broken(*_, **__):

@@ -11,12 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import hcq
-from am.driver import AmDriver
-from hcq.device import Device
-from hcq.errors import BadArgument, DeviceBusy, DeviceNotFound
-from hcq.telemetry import Sensor
-from hcq.timeline import Timeline
 from tests.ci.planted import (
     CARD,
     CARDS,
@@ -31,13 +25,19 @@ from tests.ci.planted import (
 )
 from tests.support.clocks import Manual
 from tests.support.waiting import until
-from tools import cli
-from tools.ci import health
-from tools.ci.demand import Demand, Facts, size_of
-from tools.ci.health import check
-from tools.ci.history import History, Line
-from tools.ci.pool import Pool
-from tools.ci.verdict import Attempt, Verdict, judge
+from ugpu import hcq
+from ugpu.am.device.driver import AmDriver
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, DeviceBusy, DeviceNotFound
+from ugpu.hcq.state.telemetry import Sensor
+from ugpu.hcq.work.timeline import Timeline
+from ugpu.tools import cli
+from ugpu.tools.ci import health
+from ugpu.tools.ci.demand import Demand, Facts, size_of
+from ugpu.tools.ci.health import check
+from ugpu.tools.ci.pool import Pool
+from ugpu.tools.ci.report.history import History, Line
+from ugpu.tools.ci.verdict import Attempt, Verdict, judge
 
 CLOCK = ("clock_hertz", "gfx")
 names = st.sampled_from(["a", "b"]).map(lambda name: (name,))

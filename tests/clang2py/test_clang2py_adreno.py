@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from hcq.errors import UsageError
+from ugpu.hcq.errors import UsageError
 
 pytest.importorskip("clang.cindex", reason="libclang is not installed (pip install libclang)")
 
-from hcq.fields import Field, Register
-from tools.clang2py.adreno import regen
-from tools.clang2py.adreno.rnn import Database, RnnError
-from tools.clang2py.adreno.sources import mesa_tree
+from ugpu.hcq.registers.fields import Field, Register
+from ugpu.tools.clang2py.adreno import regen
+from ugpu.tools.clang2py.adreno.rnn import Database, RnnError
+from ugpu.tools.clang2py.adreno.sources import mesa_tree
 
 TEXT = """<?xml version="1.0"?>
 <database xmlns="http://nouveau.freedesktop.org/">

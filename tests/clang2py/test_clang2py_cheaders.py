@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from hcq.constants import Constants
-from hcq.layout import Layouts
+from ugpu.hcq.registers.constants import Constants
+from ugpu.hcq.registers.layout import Layouts
 
 pytest.importorskip("clang.cindex", reason="libclang is not installed (pip install libclang)")
 
-from tools.clang2py.cheaders import Header, HeaderError, Reader
-from tools.clang2py.crosscheck import crosscheck, gcc
-from tools.clang2py.emit import constant_text, structure_text
-from tools.clang2py.packets import read_packets
+from ugpu.tools.clang2py.cheaders import Header, HeaderError, Reader
+from ugpu.tools.clang2py.crosscheck import crosscheck, gcc
+from ugpu.tools.clang2py.emit import constant_text, structure_text
+from ugpu.tools.clang2py.packets import read_packets
 
 TYPES = "#include <linux/types.h>\n"
 

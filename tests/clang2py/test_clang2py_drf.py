@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.clang2py.nvidia.drf import (
+from ugpu.tools.clang2py.nvidia.drf import (
     DrfError,
     counts,
     group_text,

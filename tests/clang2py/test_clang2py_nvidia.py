@@ -10,13 +10,13 @@ import pytest
 
 pytest.importorskip("clang.cindex", reason="libclang is not installed (pip install libclang)")
 
-from hcq.errors import HostError, UsageError
-from nv.abi.bits import BitTable
-from nv.abi.interface import Abi
-from tools.clang2py.cheaders import HeaderError
-from tools.clang2py.manifest import complaints
-from tools.clang2py.nvidia import catalogue, regen, rm, sources
-from tools.clang2py.nvidia.sources import NvidiaSources
+from ugpu.hcq.errors import HostError, UsageError
+from ugpu.nv.abi.bits import BitTable
+from ugpu.nv.abi.interface import Abi
+from ugpu.tools.clang2py.cheaders import HeaderError
+from ugpu.tools.clang2py.manifest import complaints
+from ugpu.tools.clang2py.nvidia import catalogue, regen, rm, sources
+from ugpu.tools.clang2py.nvidia.sources import NvidiaSources
 
 if shutil.which("git") is None:
     pytest.skip("git is not installed", allow_module_level=True)

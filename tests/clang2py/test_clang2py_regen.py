@@ -10,14 +10,14 @@ import pytest
 
 pytest.importorskip("clang.cindex", reason="libclang is not installed (pip install libclang)")
 
-from hcq.errors import BadArgument, HostError, MissingDependency, UsageError
-from hcq.tables import Tables
-from tools.clang2py.__main__ import FOLDERS, ROOT, main
-from tools.clang2py.catalogue import PLAN, HeaderTable, Plan, RegisterTable
-from tools.clang2py.cheaders import HeaderError
-from tools.clang2py.manifest import NAME, Manifest, complaints
-from tools.clang2py.regen import generate, write
-from tools.clang2py.sources import KernelTree, debian_tree, given_tree
+from ugpu.hcq.errors import BadArgument, HostError, MissingDependency, UsageError
+from ugpu.hcq.registers.tables import Tables
+from ugpu.tools.clang2py.__main__ import FOLDERS, ROOT, main
+from ugpu.tools.clang2py.catalogue import PLAN, HeaderTable, Plan, RegisterTable
+from ugpu.tools.clang2py.cheaders import HeaderError
+from ugpu.tools.clang2py.manifest import NAME, Manifest, complaints
+from ugpu.tools.clang2py.regen import generate, write
+from ugpu.tools.clang2py.sources import KernelTree, debian_tree, given_tree
 
 HEADER = """\
 #pragma pack(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.clang2py.registers import RegisterSource, VendorError, defines, read_registers
+from ugpu.tools.clang2py.registers import RegisterSource, VendorError, defines, read_registers
 
 OFFSETS = """\
 /* remarks */

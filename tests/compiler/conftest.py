@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-import hcq
-from compiler.runtime.runtime import use_cache
-from hcq.device import Device
+from ugpu import hcq
+from ugpu.compiler.runtime.runtime import use_cache
+from ugpu.hcq.device.device import Device
 
 
 @pytest.fixture(scope="session")

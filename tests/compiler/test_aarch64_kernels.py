@@ -8,16 +8,16 @@ import dataclasses
 import llvmlite.binding as llvm
 import pytest
 
-from compiler import Tensor
-from compiler.codegen.emit import emit
-from compiler.codegen.objects import compile_text
-from compiler.dtype import bfloat16, float16, float32, int8, int64
-from compiler.graph.node import Node
-from hcq.cpu import processor
-from hcq.cpu.aarch64 import EM_AARCH64, RELOCATIONS_AARCH64, jump
-from hcq.device import Device
-from hcq.elf import lay_out, link, read_object
 from tests.support.compiler_cases import HOST, buffer, kernels_of
+from ugpu.compiler import Tensor
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.process.objects import compile_text
+from ugpu.compiler.dtype import bfloat16, float16, float32, int8, int64
+from ugpu.compiler.graph.node import Node
+from ugpu.hcq.cpu import processor
+from ugpu.hcq.cpu.aarch64 import EM_AARCH64, RELOCATIONS_AARCH64, jump
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.objects.elf import lay_out, link, read_object
 
 PHONE = dataclasses.replace(
     HOST, triple="aarch64-unknown-linux-gnu", cpu="cortex-a55", features="+neon", vector_bytes=16

@@ -6,14 +6,15 @@ from unittest import mock
 
 import pytest
 
-from compiler.codegen.adreno import build, lines
-from compiler.codegen.adreno.llvm import Function, read_module
-from compiler.codegen.adreno.syntax import Instruction
-from compiler.codegen.emit import emit
-from compiler.codegen.objects import compile_here
-from hcq.errors import CompileError
 from tests.support import ir3_run
 from tests.support.adreno import needs_mesa, target
+from ugpu.compiler.codegen.adreno import build
+from ugpu.compiler.codegen.adreno.llvm import lines
+from ugpu.compiler.codegen.adreno.llvm.syntax import Instruction
+from ugpu.compiler.codegen.adreno.llvm.text import Function, read_module
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.process.objects import compile_here
+from ugpu.hcq.errors import CompileError
 
 READ = lines.Lines.read
 SHARE, TURN = 32, 5

@@ -13,17 +13,17 @@ import sys
 
 import pytest
 
-from compiler.codegen.adreno.slots import redirect
 from tests.support.adreno import needs_mesa
+from ugpu.compiler.codegen.adreno.slots import redirect
 
 # Prints for each validator whether the library's slot still leads to it, how often it then was
 # called, and the code of a small kernel.
 _COUNTED = """
 import ctypes
 import ctypes.util
-from compiler.codegen.adreno.mesa import _VALIDATORS, _canary, compiler_for
-from compiler.codegen.adreno.slots import redirect
-from qcom import chips
+from ugpu.compiler.codegen.adreno.mesa import _VALIDATORS, _canary, compiler_for
+from ugpu.compiler.codegen.adreno.slots import redirect
+from ugpu.qcom import chips
 compiler = compiler_for(chips.facts("a740").chip_ids[0])
 counts = dict.fromkeys(_VALIDATORS, 0)
 kept = []

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from compiler.codegen.adreno.structure import Walk
-from hcq.errors import NotSupported
+from ugpu.compiler.codegen.adreno.llvm.structure import Walk
+from ugpu.hcq.errors import NotSupported
 
 Graph = dict[str, Sequence[str]]
 

@@ -13,18 +13,18 @@ from elftools.elf.elffile import ELFFile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.codegen.emit import emit
-from compiler.codegen.objects import compile_text
-from compiler.dtype import float16, float32
-from compiler.graph import node as graph
-from compiler.kernel.ir import Kernel
-from hcq.errors import BadCodeObject, CompileError
-from hcq.ir3object import CODE_ALIGN, Ir3Kernel, Ir3Parameter, pack_ir3, parse_ir3
-from qcom import chips
 from tests.conftest import Golden
 from tests.support import ir3_run, kernels
 from tests.support.adreno import compiled, disassembly, kernel_of, module, needs_mesa, target
 from tests.support.compiler_cases import buffer, kernels_of
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.process.objects import compile_text
+from ugpu.compiler.dtype import float16, float32
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.kernel.ir import Kernel
+from ugpu.hcq.errors import BadCodeObject, CompileError
+from ugpu.hcq.objects.ir3_object import CODE_ALIGN, Ir3Kernel, Ir3Parameter, pack_ir3, parse_ir3
+from ugpu.qcom import chips
 
 SHARE = 32  # the fast suite compiles every so many cases of the corpus
 POINTERS = "ptr addrspace(1) %out, ptr addrspace(1) %in"

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import hcq
-from compiler import Tensor
-from compiler.codegen.adreno.profit import different, fetched
-from compiler.dtype import float32
-from compiler.expression.algebra import Index, Range, constant
-from compiler.graph import node as graph
-from compiler.kernel.ir import Kernel
-from hcq.ir3object import Ir3Kernel, Ir3Texture
-from qcom import programs
 from tests.support.adreno import needs_mesa, target
 from tests.support.compiler_cases import buffer, kernels_of
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.compiler.codegen.adreno.profit import different, fetched
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.expression.algebra import Index, Range, constant
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.kernel.ir import Kernel
+from ugpu.hcq.objects.ir3_object import Ir3Kernel, Ir3Texture
+from ugpu.qcom.work import programs
 
 THREAD, CHANNEL, ROW, COLUMN = (
     Range("thread", 64, "thread"), Range("c", 5), Range("y", 3), Range("x", 3),

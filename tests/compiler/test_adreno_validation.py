@@ -14,9 +14,9 @@ from tests.support.adreno import needs_mesa
 # that adds a number of 64.
 _OPENED = """
 import sys
-from compiler.codegen.adreno.mesa import _canary, compiler_for
-from compiler.codegen.adreno.nir import Builder
-from qcom import chips
+from ugpu.compiler.codegen.adreno.mesa import _canary, compiler_for
+from ugpu.compiler.codegen.adreno.nir import Builder
+from ugpu.qcom import chips
 compiler = compiler_for(chips.facts("a740").chip_ids[0])
 print(compiler.mesa.debug_flags().value)
 print(compiler.compile(_canary(compiler.mesa.tables), 1).code.hex(), flush=True)

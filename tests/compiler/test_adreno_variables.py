@@ -7,12 +7,12 @@ from functools import cache
 
 import pytest
 
-from compiler.codegen.adreno.syntax import PLAIN
-from compiler.codegen.emit import emit
-from compiler.codegen.objects import compile_here
-from hcq.errors import CompileError
 from tests.support import ir3_run
 from tests.support.adreno import kernel_of, module, needs_mesa, target
+from ugpu.compiler.codegen.adreno.llvm.syntax import PLAIN
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.process.objects import compile_here
+from ugpu.hcq.errors import CompileError
 
 SHARE, TURN = 32, 5
 

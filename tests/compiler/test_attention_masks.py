@@ -12,20 +12,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compiler import Tensor
-from compiler.expression.algebra import Range, constant
-from compiler.kernel.attention.visible import most, needed
-from compiler.kernel.ir import If, Kernel, Loop, Statement
-from compiler.kernel.lower import lower, spaces
-from compiler.pattern.online import find_online
-from compiler.schedule.express import express
-from compiler.schedule.grouping import schedule
-from hcq.device import Device
-from hcq.target import TargetSpec, ptx_target
 from tests.support.compiler_cases import GFX1100
 from tests.support.compiler_devices import device_fixture
 from tests.support.kernel_interpreter import interpret
 from tests.support.matrix_hardware import hardware
+from ugpu.compiler import Tensor
+from ugpu.compiler.expression.algebra import Range, constant
+from ugpu.compiler.kernel.attention.visible import most, needed
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement
+from ugpu.compiler.kernel.lower import lower, spaces
+from ugpu.compiler.pattern.online import find_online
+from ugpu.compiler.schedule.express import express
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.state.target import TargetSpec, ptx_target
 
 Array = NDArray[Any]
 Mask = Callable[[Any, Any], Any]  # of rows and keys, as arrays or tensors: what is visible

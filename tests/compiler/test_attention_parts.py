@@ -10,21 +10,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import compiler
-import hcq
-from compiler import Tensor
-from compiler.front.explain import watch
-from compiler.kernel.attention import gpu as gpu_attention
-from compiler.kernel.attention.gpu import default_attention, groups_of
-from compiler.kernel.lower import lower
-from compiler.pattern.online import find_online
-from compiler.plan.attention import PartGroup, computed, share_out
-from compiler.schedule.express import express
-from compiler.schedule.grouping import schedule
-from hcq.device import Device
-from hcq.target import ptx_target
 from tests.support.compiler_cases import GFX1100
 from tests.support.compiler_devices import device_fixture
+from ugpu import compiler, hcq
+from ugpu.compiler import Tensor
+from ugpu.compiler.front.explain import watch
+from ugpu.compiler.kernel.attention import gpu as gpu_attention
+from ugpu.compiler.kernel.attention.gpu import default_attention, groups_of
+from ugpu.compiler.kernel.lower import lower
+from ugpu.compiler.pattern.online import find_online
+from ugpu.compiler.plan.attention import PartGroup, computed, share_out
+from ugpu.compiler.schedule.express import express
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.state.target import ptx_target
 
 Array = NDArray[Any]
 SM_90 = ptx_target("sm_90", compute_units=132)

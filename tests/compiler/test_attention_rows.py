@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compiler import Tensor
-from compiler.kernel.lower import lower
-from compiler.schedule.express import express
-from compiler.schedule.grouping import schedule
-from hcq.device import Device
 from tests.support.compiler_cases import HOST
+from ugpu.compiler import Tensor
+from ugpu.compiler.kernel.lower import lower
+from ugpu.compiler.schedule.express import express
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.device.device import Device
 
 Array = NDArray[Any]
 

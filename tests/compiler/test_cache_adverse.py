@@ -14,8 +14,8 @@ import resource, sys
 if sys.argv[1] != "0":
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
 import numpy as np
-from compiler import Tensor
-from compiler.runtime.runtime import kernel_log
+from ugpu.compiler import Tensor
+from ugpu.compiler.runtime.runtime import kernel_log
 array = np.arange(12, dtype=np.float32).reshape(3, 4)
 with kernel_log() as kernels:
     for device in sys.argv[2:]:

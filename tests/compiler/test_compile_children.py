@@ -13,18 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import hcq
-from compiler import Tensor
-from compiler.codegen import children, process, worker
-from compiler.codegen.children import Child, Children, shared
-from compiler.codegen.complaints import brief, locate
-from compiler.codegen.located import Emitted
-from compiler.codegen.objects import compile_text
-from compiler.runtime.runtime import use_cache
-from hcq.device import Device
-from hcq.errors import CompileError
-from hcq.target import ptx_target
 from tests.support import descriptors
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.compiler.codegen.located import Emitted
+from ugpu.compiler.codegen.process import child as process
+from ugpu.compiler.codegen.process import children, worker
+from ugpu.compiler.codegen.process.children import Child, Children, shared
+from ugpu.compiler.codegen.process.complaints import brief, locate
+from ugpu.compiler.codegen.process.objects import compile_text
+from ugpu.compiler.runtime.runtime import use_cache
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import CompileError
+from ugpu.hcq.state.target import ptx_target
 
 TARGET = ptx_target("sm_75")
 GOOD = "define ptx_kernel void @good() {\n ret void\n}\n"
@@ -177,7 +178,9 @@ def test_a_tensor_whose_kernel_aborts(tmp_path: Path, monkeypatch: pytest.Monkey
 
         result = tensor * 3
         with monkeypatch.context() as patched:
-            patched.setattr("compiler.runtime.programs.emitted", lambda *_: Emitted(ABORTS, 0, ()))
+            patched.setattr(
+                "ugpu.compiler.runtime.kernels.programs.emitted", lambda *_: Emitted(ABORTS, 0, ())
+            )
             patched.setattr(device.driver, "target", TARGET)
             with pytest.raises(CompileError, match="mul_3_") as caught:
                 result.realize()

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import hcq
-from compiler import Tensor
-from compiler.runtime.runtime import use_cache
-from hcq.device import Device
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.compiler.runtime.runtime import use_cache
+from ugpu.hcq.device.device import Device
 
 Array = NDArray[Any]
 GPUS = ["virtual:navi31", "virtual:gh100"]

@@ -20,18 +20,18 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from compiler import dtype as dtypes
-from compiler.codegen.emit import emit
-from compiler.codegen.objects import compile_text
-from compiler.dtype import bfloat16, float32
-from compiler.graph import node as graph
-from compiler.graph.node import Node
-from compiler.kernel.ir import Kernel
-from compiler.kernel.verify import BrokenKernel, verify
-from hcq import host
-from hcq.cpu import tiles
-from hcq.cpu.object import load_object
 from tests.support.compiler_cases import HOST, buffer, kernels_of
+from ugpu.compiler import dtype as dtypes
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.process.objects import compile_text
+from ugpu.compiler.dtype import bfloat16, float32
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.kernel.ir import Kernel
+from ugpu.compiler.kernel.verify import BrokenKernel, verify
+from ugpu.hcq.cpu import tiles
+from ugpu.hcq.cpu.object import load_object
+from ugpu.hcq.state import host
 
 FEATURES = "+avx512f,+avx512bw,+avx512vl,+avx512bf16,+amx-tile,+amx-bf16,+fma,+f16c,+sse4.1"
 AMX = dataclasses.replace(HOST, cpu="sapphirerapids", features=FEATURES, vector_bytes=64)

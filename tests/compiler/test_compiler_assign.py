@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler import Tensor, jit
-from compiler.runtime.memory_pool import Storage
-from hcq.device import Device
-from hcq.errors import BadArgument
 from tests.support.compiler_devices import device_fixture
+from ugpu.compiler import Tensor, jit
+from ugpu.compiler.runtime.memory_pool import Storage
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument
 
 device = device_fixture("cpu", "virtual:navi31")
 

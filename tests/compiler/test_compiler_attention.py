@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compiler import Tensor
-from compiler.dtype import bfloat16, float32
-from compiler.schedule.grouping import schedule
-from hcq.device import Device
 from tests.support.compiler_devices import device_fixture
+from ugpu.compiler import Tensor
+from ugpu.compiler.dtype import bfloat16, float32
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.device.device import Device
 
 Array = NDArray[Any]
 

@@ -10,21 +10,21 @@ from typing import cast
 import numpy as np
 import pytest
 
-import hcq
-from compiler import Tensor, dtypes
-from compiler.plan.sizes import round_up
-from compiler.runtime.memory_pool import MemoryPool
-from compiler.runtime.runtime import (
+from ugpu import hcq
+from ugpu.compiler import Tensor, dtypes
+from ugpu.compiler.plan.sizes import round_up
+from ugpu.compiler.runtime.memory_pool import MemoryPool
+from ugpu.compiler.runtime.runtime import (
     device_of,
     kernel_log,
     runtime_of,
     set_default_device,
     use_cache,
 )
-from hcq.buffer import Buffer
-from hcq.device import Device
-from hcq.diskcache import DiskCache
-from hcq.errors import BadArgument, Closed, DeviceNotFound
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.disk.cache import DiskCache
+from ugpu.hcq.errors import BadArgument, Closed, DeviceNotFound
+from ugpu.hcq.work.buffer import Buffer
 
 KEY = DiskCache.key("text", "target")
 

@@ -11,16 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compiler import Tensor
-from compiler.dtype import float16, float32
-from compiler.graph import node as graph
-from compiler.kernel.host import rows as host_rows
-from compiler.kernel.text import format_kernel
-from compiler.pattern import cost
-from compiler.schedule.grouping import schedule
-from hcq.device import Device
 from tests.support.compiler_cases import buffer, kernels_of
 from tests.support.compiler_devices import device_fixture
+from ugpu.compiler import Tensor
+from ugpu.compiler.dtype import float16, float32
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.kernel.host import rows as host_rows
+from ugpu.compiler.kernel.text import format_kernel
+from ugpu.compiler.pattern import cost
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.device.device import Device
 
 Array = NDArray[Any]
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler import Tensor, jit
-from compiler.methods.running import BLOCK
-from hcq.device import Device
-from hcq.errors import BadArgument
+from ugpu.compiler import Tensor, jit
+from ugpu.compiler.methods.order.running import BLOCK
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument
 
 INF = float("inf")
 

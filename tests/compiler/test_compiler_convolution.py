@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compiler import Tensor
-from compiler.dtype import bfloat16
-from compiler.expression.algebra import Range
-from compiler.kernel.host.axis import Axis, deep, joined
-from compiler.kernel.host.tiles import Problem
-from hcq.device import Device
-from hcq.errors import BadArgument
+from ugpu.compiler import Tensor
+from ugpu.compiler.dtype import bfloat16
+from ugpu.compiler.expression.algebra import Range
+from ugpu.compiler.kernel.host.products.axis import Axis, deep, joined
+from ugpu.compiler.kernel.host.products.tiles import Problem
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument
 
 Pair = tuple[int, int]
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compiler import Tensor
-from compiler.front.explain import watch
-from compiler.runtime.runtime import kernel_log
-from hcq.device import Device
-from hcq.errors import BadArgument
 from tests.support.compiler_devices import device_fixture
+from ugpu.compiler import Tensor
+from ugpu.compiler.front.explain import watch
+from ugpu.compiler.runtime.runtime import kernel_log
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument
 
 Array = NDArray[Any]
 device = device_fixture("cpu", "virtual:navi31")

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import hcq
-from compiler import Tensor
-from compiler.kernel.lower import lower
-from compiler.kernel.text import format_kernel
-from compiler.runtime.runtime import use_cache
-from compiler.schedule.express import express
-from compiler.schedule.grouping import schedule
-from hcq.device import Device
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.compiler.kernel.lower import lower
+from ugpu.compiler.kernel.text import format_kernel
+from ugpu.compiler.runtime.runtime import use_cache
+from ugpu.compiler.schedule.express import express
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.device.device import Device
 
 SIDE = 1 << 17  # squared, 2^34 elements
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler.expression.algebra import (
+from ugpu.compiler.expression.algebra import (
     NEVER,
     Index,
     Range,

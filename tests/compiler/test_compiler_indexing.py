@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler import Tensor
-from compiler.kernel.text import format_kernel
-from compiler.schedule.group import describe
-from compiler.schedule.grouping import schedule
-from hcq.device import Device
-from hcq.errors import BadArgument, NotSupported
 from tests.support.compiler_cases import HOST, kernels_of
+from ugpu.compiler import Tensor
+from ugpu.compiler.kernel.text import format_kernel
+from ugpu.compiler.schedule.group import describe
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, NotSupported
 
 
 def plan(tensor: Tensor) -> list[str]:

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import hcq
-from compiler import Tensor, jit
-from compiler.runtime.runtime import use_cache
-from hcq.device import Device
-from hcq.errors import BadArgument
 from tests.support.compiler_devices import device_fixture
+from ugpu import hcq
+from ugpu.compiler import Tensor, jit
+from ugpu.compiler.runtime.runtime import use_cache
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument
 
 device = device_fixture("cpu", "virtual:navi31", "virtual:gh100", poison=False)
 

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hcq
-from compiler import Tensor
-from compiler.kernel.choices import Packing
-from compiler.runtime import programs
-from compiler.runtime.known import Known, Record, states
-from compiler.runtime.runtime import kernel_log, use_cache
-from compiler.runtime.store import Store
-from compiler.schedule.group import Group
-from hcq.device import Device
-from hcq.diskcache import DiskCache
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.compiler.kernel.choices import Packing
+from ugpu.compiler.runtime.kernels import programs
+from ugpu.compiler.runtime.kernels.known import Known, Record, states
+from ugpu.compiler.runtime.kernels.store import Store
+from ugpu.compiler.runtime.runtime import kernel_log, use_cache
+from ugpu.compiler.schedule.group import Group
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.disk.cache import DiskCache
 
 VALUES = np.linspace(-1, 1, 24 * 16, dtype="f4").reshape(24, 16)
 
@@ -67,8 +67,10 @@ def test_other_sources_and_searches_make_records_void(
     assert found
     assert not any(found)
     found.clear()
-    monkeypatch.setattr("compiler.runtime.known.state", lambda: DiskCache.key("other files"))
-    monkeypatch.setattr("compiler.runtime.known.sources", lambda: "others")
+    monkeypatch.setattr(
+        "ugpu.compiler.runtime.kernels.known.state", lambda: DiskCache.key("other files")
+    )
+    monkeypatch.setattr("ugpu.compiler.runtime.kernels.known.sources", lambda: "others")
     use_cache(cpu, tmp_path / "kernels")
     work(cpu)
     assert found
@@ -79,12 +81,16 @@ def test_sources_are_read_once_for_the_state_of_their_files(
     cpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    monkeypatch.setattr("compiler.runtime.known.sources", lambda: read.append("") or "hash")
+    monkeypatch.setattr(
+        "ugpu.compiler.runtime.kernels.known.sources", lambda: read.append("") or "hash"
+    )
     disk = DiskCache(tmp_path / "kernels")
     for _ in range(2):
         assert Known(cpu.target, disk, Store(None))._sources() == "hash"
     assert len(read) == 1
-    monkeypatch.setattr("compiler.runtime.known.state", lambda: DiskCache.key("other files"))
+    monkeypatch.setattr(
+        "ugpu.compiler.runtime.kernels.known.state", lambda: DiskCache.key("other files")
+    )
     assert Known(cpu.target, disk, Store(None))._sources() == "hash"
     assert len(read) == 2
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compiler import Tensor, jit
-from hcq.device import Device
-from hcq.errors import BadArgument
+from ugpu.compiler import Tensor, jit
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument
 
 Array = NDArray[Any]
 

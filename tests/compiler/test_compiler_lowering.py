@@ -10,21 +10,21 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-from compiler import dtype as dtypes
-from compiler.codegen import objects as codegen
-from compiler.codegen.emit import emit, index_bits
-from compiler.dtype import DType, bfloat16, float16, float32, int32
-from compiler.expression.algebra import Index, Range, at_least_zero, constant
-from compiler.expression.value import Memory, const, load, value, walk
-from compiler.graph import node as graph
-from compiler.graph.node import Node
-from compiler.kernel.ir import Barrier, If, Kernel, Loop, Statement, Store, thread_range
-from compiler.kernel.text import format_kernel
-from compiler.kernel.verify import BrokenKernel, verify
-from hcq.errors import NotSupported
-from hcq.target import TargetSpec
 from tests.conftest import Golden
 from tests.support.compiler_cases import GFX1100, HOST, buffer, disassembly, kernels_of
+from ugpu.compiler import dtype as dtypes
+from ugpu.compiler.codegen.emit import emit, index_bits
+from ugpu.compiler.codegen.process import objects as codegen
+from ugpu.compiler.dtype import DType, bfloat16, float16, float32, int32
+from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant
+from ugpu.compiler.expression.value import Memory, const, load, value, walk
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.kernel.ir import Barrier, If, Kernel, Loop, Statement, Store, thread_range
+from ugpu.compiler.kernel.text import format_kernel
+from ugpu.compiler.kernel.verify import BrokenKernel, verify
+from ugpu.hcq.errors import NotSupported
+from ugpu.hcq.state.target import TargetSpec
 
 
 def matmul(rows: int, depth: int, columns: int, dtype: DType = float32) -> Node:

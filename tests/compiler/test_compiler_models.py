@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
-from compiler import Tensor
-from compiler.runtime.runtime import kernel_log, runtime_of, use_cache
-from compiler.schedule.group import describe
-from compiler.schedule.grouping import schedule
-from hcq.device import Device
 from tests.support import models
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.compiler.runtime.runtime import kernel_log, runtime_of, use_cache
+from ugpu.compiler.schedule.group import describe
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.device.device import Device
 
 
 def maker(device: Device, seed: int = 0) -> Callable[..., Tensor]:

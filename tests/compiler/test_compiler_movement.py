@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compiler import Tensor
-from hcq.device import Device
-from hcq.errors import BadArgument, NotSupported
 from tests.support.compiler_cases import arrays
+from ugpu.compiler import Tensor
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, NotSupported
 
 Array = NDArray[Any]
 Draw = Callable[[Any], Any]  # a strategy to one of its values

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import hcq
-from compiler import Tensor, jit
-from compiler.dtype import as_dtype
-from compiler.runtime.runtime import kernel_log, runtime_of, use_cache
-from hcq.device import Device
+from ugpu import hcq
+from ugpu.compiler import Tensor, jit
+from ugpu.compiler.dtype import as_dtype
+from ugpu.compiler.runtime.runtime import kernel_log, runtime_of, use_cache
+from ugpu.hcq.device.device import Device
 
 Work = Callable[[Tensor, float], Tensor]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler import Tensor
-from compiler.schedule.express import express
-from compiler.schedule.grouping import schedule
-from hcq.device import Device
 from tests.support.compiler_devices import device_fixture
+from ugpu.compiler import Tensor
+from ugpu.compiler.schedule.express import express
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.device.device import Device
 
 device = device_fixture("cpu", "virtual:navi31")
 

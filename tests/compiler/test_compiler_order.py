@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compiler import Tensor
-from compiler.graph.node import Node, topological
-from compiler.plan.plan import make_plan, memory_plan, structure
-from compiler.runtime.runtime import runtime_of
-from compiler.schedule.group import Group
-from compiler.schedule.grouping import schedule
-from hcq.device import Device
+from ugpu.compiler import Tensor
+from ugpu.compiler.graph.node import Node, topological
+from ugpu.compiler.plan.plan import make_plan, memory_plan, structure
+from ugpu.compiler.runtime.runtime import runtime_of
+from ugpu.compiler.schedule.group import Group
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.device.device import Device
 
 Array = NDArray[Any]
 
@@ -150,7 +150,7 @@ def test_every_order_of_the_graph_runs_right(cpu: Device, data: st.DataObject) -
     wanted = [tensors[place] for place in sorted(roots)] + [state]
     runtime_of(cpu)._plans.clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("compiler.schedule.grouping.topological", any_order(data))
+        patch.setattr("ugpu.compiler.schedule.grouping.topological", any_order(data))
         wanted[0].realize(*wanted[1:])
     for place in roots:
         np.testing.assert_allclose(tensors[place].numpy(), expected[place], rtol=1e-3, atol=1e-3)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compiler import Tensor
-from compiler.graph import origin
-from hcq.device import Device
-from hcq.errors import BadArgument
+from ugpu.compiler import Tensor
+from ugpu.compiler.graph import origin
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument
 
 
 def line() -> int:

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compiler import Tensor
-from compiler.front.explain import watch
-from hcq.device import Device
 from tests.support.compiler_devices import device_fixture
+from ugpu.compiler import Tensor
+from ugpu.compiler.front.explain import watch
+from ugpu.hcq.device.device import Device
 
 Array = NDArray[Any]
 

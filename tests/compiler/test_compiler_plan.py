@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import hcq
-from compiler import Tensor
-from compiler.plan.plan import structure
-from compiler.runtime.memory_pool import MemoryPool, Storage
-from compiler.runtime.runtime import runtime_of, use_cache
-from hcq.buffer import Buffer
-from hcq.device import Device
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.compiler.plan.plan import structure
+from ugpu.compiler.runtime.memory_pool import MemoryPool, Storage
+from ugpu.compiler.runtime.runtime import runtime_of, use_cache
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.work.buffer import Buffer
 
 
 def chain(x: Tensor, length: int) -> Tensor:
@@ -104,6 +104,6 @@ def test_a_repeated_call_is_not_scheduled_again(
 
     work(1).realize()
     plans = len(runtime_of(cpu)._plans)
-    monkeypatch.setattr("compiler.runtime.runtime.arrange", None)
+    monkeypatch.setattr("ugpu.compiler.runtime.runtime.arrange", None)
     np.testing.assert_allclose(work(3).numpy(), np.full((4, 4), 3), rtol=1e-6)
     assert len(runtime_of(cpu)._plans) == plans

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compiler import Tensor
-from compiler.codegen.emit import emit
-from compiler.codegen.objects import compile_text
-from compiler.dtype import DType, bfloat16, float32
-from compiler.expression.algebra import Range, constant
-from compiler.expression.value import Memory, load, value
-from compiler.graph import node as graph
-from compiler.graph.node import Node
-from compiler.kernel.host.axis import Axis, Part
-from compiler.kernel.host.packing import Direct, Packing, direct_height
-from hcq.device import Device
 from tests.support.compiler_cases import HOST, buffer, kernels_of
+from ugpu.compiler import Tensor
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.process.objects import compile_text
+from ugpu.compiler.dtype import DType, bfloat16, float32
+from ugpu.compiler.expression.algebra import Range, constant
+from ugpu.compiler.expression.value import Memory, load, value
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.kernel.host.products.axis import Axis, Part
+from ugpu.compiler.kernel.host.products.packing import Direct, Packing, direct_height
+from ugpu.hcq.device.device import Device
 
 SIZES = st.sampled_from([1, 2, 7, 8, 13, 16, 31, 32, 47, 64, 97, 130])
 DEPTHS = st.sampled_from([1, 3, 4, 16, 17, 63, 257, 300, 515])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler import Tensor
-from hcq.errors import BadArgument
+from ugpu.compiler import Tensor
+from ugpu.hcq.errors import BadArgument
 
 
 class ByDlpack:

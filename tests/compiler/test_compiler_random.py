@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import hcq
-from compiler import Tensor, function, jit
-from compiler.runtime.generator import Generator
-from compiler.runtime.runtime import kernel_log, use_cache
-from hcq.device import Device
-from hcq.errors import BadArgument, NotSupported
 from tests.support.compiler_devices import device_fixture
+from ugpu import hcq
+from ugpu.compiler import Tensor, function, jit
+from ugpu.compiler.runtime.generator import Generator
+from ugpu.compiler.runtime.runtime import kernel_log, use_cache
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, NotSupported
 
 MASK = (1 << 64) - 1
 

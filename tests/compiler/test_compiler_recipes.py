@@ -10,15 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import hcq
-from compiler import Tensor, jit
-from compiler.front import explain
-from compiler.graph import recipe
-from compiler.graph.node import Node
-from compiler.graph.recipe import recipe_of
-from compiler.runtime.runtime import runtime_of, use_cache
-from hcq.device import Device
-from hcq.errors import BadArgument, BadIndex, Closed
+from ugpu import hcq
+from ugpu.compiler import Tensor, jit
+from ugpu.compiler.front import explain
+from ugpu.compiler.graph import recipe
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.graph.recipe import recipe_of
+from ugpu.compiler.runtime.runtime import runtime_of, use_cache
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, BadIndex, Closed
 
 LONG = 1 << 18  # elements that are reduced in two kernels
 

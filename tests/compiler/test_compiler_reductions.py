@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compiler import Tensor, dtypes
-from hcq.device import Device
-from hcq.errors import BadArgument
 from tests.support.compiler_cases import NUMPY_TYPES, arrays
+from ugpu.compiler import Tensor, dtypes
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument
 
 Array = NDArray[Any]
 check = settings(

@@ -10,21 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler import Tensor
-from compiler.graph.node import Node
-from compiler.plan.plan import Plan, kernels, make_plan, structure
-from compiler.plan.repeats import (
-    KEPT,
-    copied,
-    find_repeats,
-    repeating,
-    shortened,
-    stretched,
-)
-from compiler.runtime.runtime import use_cache
-from compiler.schedule.grouping import schedule
-from hcq.device import Device
 from tests.support import models
+from ugpu.compiler import Tensor
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.plan.plan import Plan, kernels, make_plan, structure
+from ugpu.compiler.plan.repeats import KEPT, copied, find_repeats, repeating, shortened, stretched
+from ugpu.compiler.runtime.runtime import use_cache
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.device.device import Device
 
 Step = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compiler import Tensor
-from hcq.device import Device
-from hcq.errors import BadArgument
+from ugpu.compiler import Tensor
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument
 
 Array = NDArray[Any]
 Pair = tuple[int, int]

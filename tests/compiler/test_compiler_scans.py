@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler import Tensor, jit
-from compiler.dtype import float32
-from compiler.expression.value import interning
-from compiler.graph import node as graph
-from compiler.kernel.lower import lower
-from compiler.methods import running
-from compiler.schedule.express import express
-from compiler.schedule.group import make_group
-from hcq.device import Device
-from hcq.errors import NotSupported
-from hcq.target import ptx_target
 from tests.support.compiler_devices import device_fixture
+from ugpu.compiler import Tensor, jit
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.expression.value import interning
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.kernel.lower import lower
+from ugpu.compiler.methods.order import running
+from ugpu.compiler.schedule.express import express
+from ugpu.compiler.schedule.group import make_group
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import NotSupported
+from ugpu.hcq.state.target import ptx_target
 
 Array = NDArray[Any]
 device = device_fixture("cpu", "virtual:navi31")

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compiler import Tensor, function, jit
-from compiler.runtime.memory_pool import Storage
-from hcq.device import Device
-from hcq.errors import BadArgument, NotSupported
 from tests.support.compiler_devices import device_fixture
+from ugpu.compiler import Tensor, function, jit
+from ugpu.compiler.runtime.memory_pool import Storage
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, NotSupported
 
 Array = NDArray[Any]
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from compiler import Tensor
-from compiler.schedule.group import describe
-from compiler.schedule.grouping import schedule
-from hcq.command import Command
-from hcq.device import Device
-from hcq.queue import HardwareQueue
+from ugpu.compiler import Tensor
+from ugpu.compiler.schedule.group import describe
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.work.command import Command
+from ugpu.hcq.work.queue import HardwareQueue
 
 
 def plan(tensor: Tensor) -> list[str]:

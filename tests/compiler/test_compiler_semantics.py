@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import Tensor, dtypes, jit
-from hcq.device import Device
-from hcq.errors import BadArgument, BadIndex, NotSupported
+from ugpu.compiler import Tensor, dtypes, jit
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, BadIndex, NotSupported
 
 NAN, INF = float("nan"), float("inf")
 

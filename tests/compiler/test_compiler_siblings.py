@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compiler import Tensor, jit
-from compiler.front.explain import watch
-from compiler.schedule.grouping import schedule
-from hcq.device import Device
 from tests.support.compiler_devices import device_fixture
+from ugpu.compiler import Tensor, jit
+from ugpu.compiler.front.explain import watch
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.device.device import Device
 
 Array = NDArray[Any]
 

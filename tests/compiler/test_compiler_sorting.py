@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compiler import Tensor, jit
-from compiler.graph import node as graph
-from compiler.methods import sorting
-from hcq.device import Device
-from hcq.errors import BadArgument
 from tests.support.compiler_devices import device_fixture
+from ugpu.compiler import Tensor, jit
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.methods.order import sorting
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument
 
 Array = NDArray[Any]
 device = device_fixture("cpu", "virtual:navi31")

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler import Tensor
-from compiler.dtype import float32
-from compiler.graph import node as graph
-from compiler.graph.node import Node
-from compiler.schedule import split
-from compiler.schedule.group import describe
-from compiler.schedule.grouping import schedule
-from hcq.device import Device
 from tests.support.compiler_cases import HOST, buffer, kernels_of
+from ugpu.compiler import Tensor
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.schedule import split
+from ugpu.compiler.schedule.group import describe
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.device.device import Device
 
 
 @given(data=st.data())

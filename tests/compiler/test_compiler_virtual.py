@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import hcq
-from compiler import Tensor
-from compiler.codegen import emit
-from compiler.dtype import DType, bfloat16, float16, float32
-from compiler.runtime.runtime import kernel_log, use_cache
-from hcq.device import Device
 from tests.support.compiler_cases import NUMPY_TYPES, arrays
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.compiler.codegen import emit
+from ugpu.compiler.dtype import DType, bfloat16, float16, float32
+from ugpu.compiler.runtime.runtime import kernel_log, use_cache
+from ugpu.hcq.device.device import Device
 
 Array = NDArray[Any]
 

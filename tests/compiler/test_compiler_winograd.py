@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hcq
-from compiler import Tensor, jit
-from compiler.methods import convolution
-from compiler.methods.winograd import TOLERANCE, matrices
-from compiler.pattern import cost
-from compiler.runtime.runtime import use_cache
-from hcq.config import Config
-from hcq.device import Device
-from hcq.errors import BadArgument
+from ugpu import hcq
+from ugpu.compiler import Tensor, jit
+from ugpu.compiler.methods import convolution
+from ugpu.compiler.methods.winograd import TOLERANCE, matrices
+from ugpu.compiler.pattern import cost
+from ugpu.compiler.runtime.runtime import use_cache
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.state.config import Config
 
 
 def plain(x: np.ndarray, weight: np.ndarray, around: int) -> np.ndarray:

@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-import hcq
-from compiler import Tensor
-from compiler.runtime.runtime import set_default_device
-from hcq import listing
-from hcq.device import Device
-from hcq.errors import BadArgument, Closed
-from hcq.listing import DeviceEntry
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.compiler.runtime.runtime import set_default_device
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, Closed
+from ugpu.hcq.find import listing
+from ugpu.hcq.find.listing import DeviceEntry
 
 
 def alone(test: Callable[[], None]) -> Callable[[], None]:

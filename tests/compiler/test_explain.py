@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hcq
-from compiler import Tensor
-from compiler.expression.computation import Computation
-from compiler.expression.value import interning
-from compiler.front.explain import watch
-from compiler.kernel.choices import Choices
-from compiler.kernel.lower import spaces
-from compiler.runtime.programs import Programs
-from compiler.runtime.runtime import kernel_log, use_cache
-from compiler.runtime.store import key_of
-from compiler.runtime.watch import RUNS, SHARE_S, measure
-from hcq.device import Device
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.expression.value import interning
+from ugpu.compiler.front.explain import watch
+from ugpu.compiler.kernel.choices import Choices
+from ugpu.compiler.kernel.lower import spaces
+from ugpu.compiler.runtime.kernels.programs import Programs
+from ugpu.compiler.runtime.kernels.store import key_of
+from ugpu.compiler.runtime.runtime import kernel_log, use_cache
+from ugpu.compiler.runtime.watch import RUNS, SHARE_S, measure
+from ugpu.hcq.device.device import Device
 
 Run = Callable[[Callable[[], float]], float]
 

@@ -9,19 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hcq
-from compiler.codegen.emit import emitted
-from compiler.codegen.located import FILE, lines_of_ptx, with_lines
-from compiler.codegen.objects import compile_text
-from compiler.kernel.ir import Kernel
-from compiler.kernel.text import format_kernel, statement_lines
-from compiler.runtime.faulted import Places
-from compiler.tensor import Tensor
-from hcq.diskcache import DiskCache
-from hcq.errors import PageFault
-from hcq.sourcelines import source_of
-from hcq.target import TargetSpec, ptx_target
 from tests.support.compiler_cases import GFX1100, kernels_of
+from ugpu import hcq
+from ugpu.compiler.codegen.emit import emitted
+from ugpu.compiler.codegen.located import FILE, lines_of_ptx, with_lines
+from ugpu.compiler.codegen.process.objects import compile_text
+from ugpu.compiler.kernel.ir import Kernel
+from ugpu.compiler.kernel.text import format_kernel, statement_lines
+from ugpu.compiler.runtime.kernels.faulted import Places
+from ugpu.compiler.tensor import Tensor
+from ugpu.hcq.disk.cache import DiskCache
+from ugpu.hcq.errors import PageFault
+from ugpu.hcq.objects.source_lines import source_of
+from ugpu.hcq.state.target import TargetSpec, ptx_target
 
 elffile = pytest.importorskip("elftools.elf.elffile", reason="pyelftools is not installed")
 

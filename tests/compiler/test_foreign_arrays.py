@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import Tensor
-from compiler.dtype import encode_bfloat16
-from hcq.device import Device
-from hcq.errors import BadArgument
+from ugpu.compiler import Tensor
+from ugpu.compiler.dtype import encode_bfloat16
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument
 
 VALUES = np.array([[1.5, -2.0, 3.0], [0.25, 5.0, -6.5]], np.float32)
 CODE_OFFSET = 20  # of the type's code in a DLManagedTensor (dlpack.h), after pointer, device, ndim

@@ -10,25 +10,25 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import hcq
-from compiler import Tensor
-from compiler.dtype import bfloat16, float16, float32
-from compiler.expression.computation import Computation
-from compiler.expression.functions import exp_below
-from compiler.expression.value import Memory, load
-from compiler.kernel.choices import Attention
-from compiler.kernel.ir import Kernel, Store, group_range, thread_range
-from compiler.kernel.lower import lower, spaces
-from compiler.kernel.text import format_kernel
-from compiler.kernel.verify import verify
-from compiler.runtime.runtime import use_cache
-from compiler.schedule.express import express
-from compiler.schedule.grouping import schedule
-from hcq.device import Device
-from hcq.target import TargetSpec, matrix_family, ptx_target
 from tests.support.compiler_cases import GFX1100, disassembly
 from tests.support.kernel_interpreter import interpret
 from tests.support.matrix_hardware import hardware
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.compiler.dtype import bfloat16, float16, float32
+from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.expression.functions import exp_below
+from ugpu.compiler.expression.value import Memory, load
+from ugpu.compiler.kernel.choices import Attention
+from ugpu.compiler.kernel.ir import Kernel, Store, group_range, thread_range
+from ugpu.compiler.kernel.lower import lower, spaces
+from ugpu.compiler.kernel.text import format_kernel
+from ugpu.compiler.kernel.verify import verify
+from ugpu.compiler.runtime.runtime import use_cache
+from ugpu.compiler.schedule.express import express
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.state.target import TargetSpec, matrix_family, ptx_target
 
 Array = NDArray[Any]
 SM_90 = ptx_target("sm_90", compute_units=132)

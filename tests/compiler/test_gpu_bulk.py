@@ -11,27 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compiler.codegen.emit import emit
-from compiler.codegen.nvptx import PACKED
-from compiler.codegen.objects import compile_text
-from compiler.dtype import bfloat16, float16, float32, int8
-from compiler.expression.algebra import Range, constant
-from compiler.expression.value import Memory, interning, load
-from compiler.graph import node as graph
-from compiler.kernel.choices import BulkTiles, RingTiles, from_text, to_text
-from compiler.kernel.ir import If, Kernel, Loop, Signal
-from compiler.kernel.lower import lower, spaces
-from compiler.kernel.nvidia import bulk as gpu_bulk
-from compiler.kernel.nvidia import ring as gpu_ring
-from compiler.kernel.nvidia.packed import Packed, recognise
-from compiler.kernel.text import format_kernel
-from compiler.kernel.verify import BrokenKernel, verify
-from compiler.pattern.contraction import find_contraction
-from compiler.plan import packing
-from compiler.plan.packing import computation_of, packed
-from compiler.schedule.grouping import schedule
-from hcq.target import TargetSpec, ptx_target
-from nv.cubin import parse_cubin
 from tests.compiler.test_matrix_units import product
 from tests.conftest import Golden
 from tests.support import nvjitlink
@@ -39,6 +18,27 @@ from tests.support.compiler_cases import buffer
 from tests.support.kernel_interpreter import interpret
 from tests.support.matrix_hardware import hardware
 from tests.support.packed_products import ELEMENTS, HOPPER, groups_of, lowered, numbers, times
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.nvptx import PACKED
+from ugpu.compiler.codegen.process.objects import compile_text
+from ugpu.compiler.dtype import bfloat16, float16, float32, int8
+from ugpu.compiler.expression.algebra import Range, constant
+from ugpu.compiler.expression.value import Memory, interning, load
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.kernel.choices import BulkTiles, RingTiles, from_text, to_text
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Signal
+from ugpu.compiler.kernel.lower import lower, spaces
+from ugpu.compiler.kernel.nvidia import bulk as gpu_bulk
+from ugpu.compiler.kernel.nvidia import ring as gpu_ring
+from ugpu.compiler.kernel.nvidia.packed import Packed, recognise
+from ugpu.compiler.kernel.text import format_kernel
+from ugpu.compiler.kernel.verify import BrokenKernel, verify
+from ugpu.compiler.pattern.contraction import find_contraction
+from ugpu.compiler.plan import packing
+from ugpu.compiler.plan.packing import computation_of, packed
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.state.target import TargetSpec, ptx_target
+from ugpu.nv.code.cubin import parse_cubin
 
 Array = NDArray[Any]
 SMALL = (1, 1), (1, 8)  # 64 x 64

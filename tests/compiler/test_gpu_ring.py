@@ -13,31 +13,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compiler.codegen.emit import emit
-from compiler.codegen.nvptx import descriptor
-from compiler.codegen.objects import compile_text
-from compiler.dtype import DType, bfloat16, float16, float32, int8
-from compiler.expression.algebra import Range, constant
-from compiler.expression.value import Memory, const
-from compiler.graph import node as graph
-from compiler.graph.node import Node
-from compiler.kernel.choices import RingTiles, from_text, to_text
-from compiler.kernel.ir import Fetch, Kernel
-from compiler.kernel.lower import lower, spaces
-from compiler.kernel.matrix_units import GROUP_UNITS, UNITS
-from compiler.kernel.nvidia import ring as gpu_ring
-from compiler.kernel.nvidia.slices import Slices
-from compiler.kernel.text import format_kernel
-from compiler.pattern.contraction import Contraction, find_contraction
-from compiler.schedule.express import express
-from compiler.schedule.grouping import schedule
-from hcq.target import TargetSpec, ptx_target
-from nv.cubin import parse_cubin
 from tests.compiler.test_matrix_units import TARGETS, hardware, product
 from tests.conftest import Golden
 from tests.support import nvjitlink
 from tests.support.compiler_cases import buffer
 from tests.support.kernel_interpreter import interpret
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.nvptx import descriptor
+from ugpu.compiler.codegen.process.objects import compile_text
+from ugpu.compiler.dtype import DType, bfloat16, float16, float32, int8
+from ugpu.compiler.expression.algebra import Range, constant
+from ugpu.compiler.expression.value import Memory, const
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.kernel.choices import RingTiles, from_text, to_text
+from ugpu.compiler.kernel.ir import Fetch, Kernel
+from ugpu.compiler.kernel.lower import lower, spaces
+from ugpu.compiler.kernel.matrix_units import GROUP_UNITS, UNITS
+from ugpu.compiler.kernel.nvidia import ring as gpu_ring
+from ugpu.compiler.kernel.nvidia.slices import Slices
+from ugpu.compiler.kernel.text import format_kernel
+from ugpu.compiler.pattern.contraction import Contraction, find_contraction
+from ugpu.compiler.schedule.express import express
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.state.target import TargetSpec, ptx_target
+from ugpu.nv.code.cubin import parse_cubin
 
 Array = NDArray[Any]
 HOPPER = ptx_target("sm_90a", 132)

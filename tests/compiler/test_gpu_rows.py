@@ -12,25 +12,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compiler import Tensor
-from compiler.dtype import DType, bool_, float16, float32, int64, uint8
-from compiler.expression.algebra import at_least_zero, constant
-from compiler.expression.computation import Computation
-from compiler.expression.value import Memory, load
-from compiler.graph import node as graph
-from compiler.graph.node import Node
-from compiler.kernel.choices import Rows, Sharing, Tiles
-from compiler.kernel.gpu.join import exchange, join
-from compiler.kernel.ir import If, Kernel, Store, thread_range
-from compiler.kernel.lower import lower, spaces
-from compiler.kernel.verify import BrokenKernel, verify
-from compiler.schedule.express import express
-from compiler.schedule.grouping import schedule
-from hcq.device import Device
-from hcq.target import ptx_target
 from tests.support.compiler_cases import GFX1100, buffer, disassembly
 from tests.support.compiler_devices import device_fixture
 from tests.support.kernel_interpreter import interpret
+from ugpu.compiler import Tensor
+from ugpu.compiler.dtype import DType, bool_, float16, float32, int64, uint8
+from ugpu.compiler.expression.algebra import at_least_zero, constant
+from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.expression.value import Memory, load
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.kernel.choices import Rows, Sharing, Tiles
+from ugpu.compiler.kernel.gpu.join import exchange, join
+from ugpu.compiler.kernel.ir import If, Kernel, Store, thread_range
+from ugpu.compiler.kernel.lower import lower, spaces
+from ugpu.compiler.kernel.verify import BrokenKernel, verify
+from ugpu.compiler.schedule.express import express
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.state.target import ptx_target
 
 Array = NDArray[Any]
 GFX942 = replace(GFX1100, name="gfx942", cpu="gfx942", wave_size=64, matrix="gfx942")

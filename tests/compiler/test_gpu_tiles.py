@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compiler.kernel.gpu.tiles import Product, best_tiles, cost, tiles_fit
-from hcq.target import ptx_target
 from tests.support.compiler_cases import GFX1100
+from ugpu.compiler.kernel.gpu.tiles import Product, best_tiles, cost, tiles_fit
+from ugpu.hcq.state.target import ptx_target
 
 SM_90 = ptx_target("sm_90", compute_units=132)
 

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compiler import Tensor
-from compiler.codegen.conversion import bounds
-from compiler.codegen.emit import emit
-from compiler.dtype import float32, from_numpy
-from compiler.expression import functions
-from compiler.expression.algebra import constant
-from compiler.expression.value import Memory, Value, binary, const, load, value, walk
-from compiler.graph import node as graph
-from hcq.device import Device
 from tests.support.compiler_cases import HOST, buffer, kernels_of
+from ugpu.compiler import Tensor
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.instructions.conversion import bounds
+from ugpu.compiler.dtype import float32, from_numpy
+from ugpu.compiler.expression import functions
+from ugpu.compiler.expression.algebra import constant
+from ugpu.compiler.expression.value import Memory, Value, binary, const, load, value, walk
+from ugpu.compiler.graph import node as graph
+from ugpu.hcq.device.device import Device
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 EDGES = [

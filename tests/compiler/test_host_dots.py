@@ -10,16 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import hcq
-from compiler import Tensor
-from compiler.kernel.host.dots import DEEP, MOST_ROWS, WIDE
-from compiler.kernel.ir import Kernel
-from compiler.kernel.lower import lower
-from compiler.schedule.express import express
-from compiler.schedule.grouping import schedule
-from hcq.device import Device
-from hcq.target import TargetSpec
 from tests.support.compiler_cases import HOST
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.compiler.kernel.host.products.dots import DEEP, MOST_ROWS, WIDE
+from ugpu.compiler.kernel.ir import Kernel
+from ugpu.compiler.kernel.lower import lower
+from ugpu.compiler.schedule.express import express
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.state.target import TargetSpec
 
 
 def _numbers(seed: int, *shape: int) -> NDArray[np.float32]:

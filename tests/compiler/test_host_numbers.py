@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import Tensor
-from compiler.dtype import ALL, DType, highest, lowest
-from hcq.device import Device
-from hcq.errors import BadArgument
+from ugpu.compiler import Tensor
+from ugpu.compiler.dtype import ALL, DType, highest, lowest
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument
 
 INTEGERS = [each for each in ALL if each.is_integer]
 Making = Callable[[Any, DType, Device], Tensor]

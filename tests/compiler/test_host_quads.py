@@ -9,14 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compiler import Tensor
-from compiler.codegen.emit import emit
-from compiler.codegen.objects import compile_text
-from compiler.dtype import DType, int8, int32, uint8
-from compiler.graph import node as graph
-from compiler.graph.node import Node
-from hcq.device import Device
 from tests.support.compiler_cases import HOST, buffer, kernels_of
+from ugpu.compiler import Tensor
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.process.objects import compile_text
+from ugpu.compiler.dtype import DType, int8, int32, uint8
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node
+from ugpu.hcq.device.device import Device
 
 FEATURES = "+avx512f,+avx512bw,+avx512vl,+avx512vnni,+fma,+f16c,+sse4.1,+avx2"
 VNNI = dataclasses.replace(HOST, cpu="znver4", features=FEATURES, vector_bytes=64)

@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 
-from compiler.expression.algebra import Range
-from compiler.kernel.choices import Tile
-from compiler.kernel.host.axis import Axis
-from compiler.kernel.host.rates import DEFAULT, rates_of
-from compiler.kernel.host.tiles import Problem, slice_steps, vector_registers
-from hcq.target import Caches, TargetSpec
 from tests.support.compiler_cases import HOST
+from ugpu.compiler.expression.algebra import Range
+from ugpu.compiler.kernel.choices import Tile
+from ugpu.compiler.kernel.host.products.axis import Axis
+from ugpu.compiler.kernel.host.products.rates import DEFAULT, rates_of
+from ugpu.compiler.kernel.host.products.tiles import Problem, slice_steps, vector_registers
+from ugpu.hcq.state.target import Caches, TargetSpec
 
 INTEL, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 
@@ -64,7 +64,7 @@ def test_blocking_follows_registers_and_caches(name: str, size: int) -> None:
 
 
 def test_zen_4_is_blocked_as_measured() -> None:
-    """tests/bench/bench_compiler_tiles.py found these the best, within its noise."""
+    """lab/bench/bench_compiler_tiles.py found these the best, within its noise."""
     assert _square(TARGETS["Zen 4"], 1024).best() == Tile(6, 4, 258, 64)
     assert _square(TARGETS["Zen 4"], 2048).best() == Tile(6, 4, 342, 128)
     assert rates_of(TARGETS["Zen 4"]) == DEFAULT

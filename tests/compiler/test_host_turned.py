@@ -7,14 +7,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compiler import Tensor
-from compiler.dtype import float32
-from compiler.expression.value import walk
-from compiler.graph import node as graph
-from compiler.kernel.ir import Store
-from compiler.kernel.verify import verify
-from hcq.device import Device
 from tests.support.compiler_cases import HOST, NUMPY_TYPES, buffer, kernels_of
+from ugpu.compiler import Tensor
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.expression.value import walk
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.kernel.ir import Store
+from ugpu.compiler.kernel.verify import verify
+from ugpu.hcq.device.device import Device
 
 
 def _values(rng: np.random.Generator, shape: tuple[int, ...], name: str) -> np.ndarray:

@@ -7,12 +7,12 @@ import dataclasses
 import llvmlite.binding as llvm
 import pytest
 
-from compiler.codegen import objects
-from compiler.codegen.emit import emit
-from compiler.dtype import float32
-from compiler.graph import node as graph
-from hcq import host
 from tests.support.compiler_cases import HOST, buffer, kernels_of
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.process import objects
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.graph import node as graph
+from ugpu.hcq.state import host
 
 FEATURES = dict.fromkeys(
     ("avx2", "fma", "f16c", "sse4.1", "avx512f", "avx512vl", "avx512bw", "avx512dq"), True

@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compiler import Tensor
-from compiler.expression.value import walk
-from compiler.kernel.ir import If, Loop, Statement, Store
-from compiler.kernel.lower import lower
-from compiler.schedule.express import express
-from compiler.schedule.grouping import schedule
-from hcq.device import Device
 from tests.support.compiler_cases import HOST
+from ugpu.compiler import Tensor
+from ugpu.compiler.expression.value import walk
+from ugpu.compiler.kernel.ir import If, Loop, Statement, Store
+from ugpu.compiler.kernel.lower import lower
+from ugpu.compiler.schedule.express import express
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.device.device import Device
 
 TYPES = ["float32", "float16", "int32", "int8", "uint8", "int64"]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from compiler.expression.algebra import Index, Opaque, Range, Validity, constant
+from ugpu.compiler.expression.algebra import Index, Opaque, Range, Validity, constant
 
 W, X = Range("w", 24), Range("x", 3)
 AT = {"w": np.repeat(np.arange(24), 3), "x": np.tile(np.arange(3), 24)}

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import Tensor, function, jit
-from compiler.front import touched
-from compiler.methods.core import TensorCore
-from hcq.device import Device
-from hcq.errors import BadArgument
 from tests.support.compiler_devices import device_fixture
+from ugpu.compiler import Tensor, function, jit
+from ugpu.compiler.front import touched
+from ugpu.compiler.methods.core import TensorCore
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument
 
 device = device_fixture("cpu", "virtual:navi31", "virtual:gh100", "virtual:a630", poison=False)
 

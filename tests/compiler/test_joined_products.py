@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compiler import Tensor
-from compiler.dtype import float32
-from compiler.graph import node as graph
-from compiler.graph.node import Node
-from hcq.device import Device
 from tests.support.compiler_cases import HOST, buffer, kernels_of
+from ugpu.compiler import Tensor
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node
+from ugpu.hcq.device.device import Device
 
 SIZE = 24
 

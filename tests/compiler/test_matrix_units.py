@@ -11,29 +11,29 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler import Tensor
-from compiler.codegen.emit import emit
-from compiler.codegen.objects import compile_text
-from compiler.dtype import DType, bfloat16, float16, float32, int8, int32
-from compiler.graph import node as graph
-from compiler.graph.node import Node
-from compiler.kernel.choices import MatrixTiles
-from compiler.kernel.gpu import matrix as gpu_matrix
-from compiler.kernel.ir import Kernel
-from compiler.kernel.lower import lower
-from compiler.kernel.matrix_units import UNITS, MatrixUnit
-from compiler.kernel.text import format_kernel
-from compiler.kernel.verify import verify
-from compiler.pattern.contraction import find_contraction
-from compiler.schedule.express import express
-from compiler.schedule.grouping import schedule
-from hcq.device import Device
-from hcq.target import TargetSpec, matrix_family, ptx_target
 from tests.conftest import Golden
 from tests.support import nvjitlink
 from tests.support.compiler_cases import GFX1100, buffer, disassembly, kernels_of
 from tests.support.kernel_interpreter import interpret
 from tests.support.matrix_hardware import hardware
+from ugpu.compiler import Tensor
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.process.objects import compile_text
+from ugpu.compiler.dtype import DType, bfloat16, float16, float32, int8, int32
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.kernel.choices import MatrixTiles
+from ugpu.compiler.kernel.gpu import matrix as gpu_matrix
+from ugpu.compiler.kernel.ir import Kernel
+from ugpu.compiler.kernel.lower import lower
+from ugpu.compiler.kernel.matrix_units import UNITS, MatrixUnit
+from ugpu.compiler.kernel.text import format_kernel
+from ugpu.compiler.kernel.verify import verify
+from ugpu.compiler.pattern.contraction import find_contraction
+from ugpu.compiler.schedule.express import express
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.state.target import TargetSpec, matrix_family, ptx_target
 
 Array = NDArray[Any]
 

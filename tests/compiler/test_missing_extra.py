@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from compiler.codegen import worker
-from compiler.codegen.adreno import mesa
-from compiler.codegen.children import ANSWER, MISSING, Child
-from hcq.errors import MissingDependency
-from hcq.target import TargetSpec
+from ugpu.compiler.codegen.adreno import mesa
+from ugpu.compiler.codegen.process import worker
+from ugpu.compiler.codegen.process.children import ANSWER, MISSING, Child
+from ugpu.hcq.errors import MissingDependency
+from ugpu.hcq.state.target import TargetSpec
 
 TARGET = TargetSpec(name="a630", abi="ir3", triple="", cpu="a630")
 

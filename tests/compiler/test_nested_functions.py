@@ -12,19 +12,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import hcq
-from compiler import Tensor, function, jit
-from compiler.front.explain import watch
-from compiler.graph.call import Body
-from compiler.plan.arrange import arrange
-from compiler.plan.plan import kernels, structure
-from compiler.runtime.memory_pool import Storage
-from compiler.runtime.runtime import runtime_of, use_cache
-from compiler.schedule.calls import body_of
-from compiler.schedule.grouping import schedule
-from hcq.device import Device
-from hcq.errors import BadArgument, NotSupported
 from tests.support import models
+from ugpu import hcq
+from ugpu.compiler import Tensor, function, jit
+from ugpu.compiler.front.explain import watch
+from ugpu.compiler.graph.call import Body
+from ugpu.compiler.plan.arrange import arrange
+from ugpu.compiler.plan.plan import kernels, structure
+from ugpu.compiler.runtime.memory_pool import Storage
+from ugpu.compiler.runtime.runtime import runtime_of, use_cache
+from ugpu.compiler.schedule.calls import body_of
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, NotSupported
 
 Array = NDArray[Any]
 
@@ -94,7 +94,7 @@ def test_a_function_is_scheduled_once(cpu: Device, monkeypatch: pytest.MonkeyPat
         counts.append(len(groups))
         return groups
 
-    monkeypatch.setattr("compiler.plan.plan.arrange", counting)
+    monkeypatch.setattr("ugpu.compiler.plan.plan.arrange", counting)
 
     @function
     def own(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler import Tensor, function
-from compiler.plan.plan import structure
-from compiler.runtime.memory_pool import Storage
-from hcq.device import Device
+from ugpu.compiler import Tensor, function
+from ugpu.compiler.plan.plan import structure
+from ugpu.compiler.runtime.memory_pool import Storage
+from ugpu.hcq.device.device import Device
 
 Array = NDArray[Any]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-import hcq
-from am import chips
 from tests.support.compiler_devices import poisoned
 from tests.support.operation_corpus import corpus
+from ugpu import hcq
+from ugpu.am import chips
 
 # Devices whose kernels are the same but for the products, whose instructions a chip may lack. The
 # first of a family runs the whole corpus, each of the others another sixth.

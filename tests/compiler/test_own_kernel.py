@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import ugpu
-from compiler import dtype as dtypes
-from compiler.codegen.children import shared
-from hcq.device import Device
-from hcq.errors import BadArgument, CompileError
 from ugpu import ir
+from ugpu.compiler import dtype as dtypes
+from ugpu.compiler.codegen.process.children import shared
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, CompileError
 
 COUNT = 256
 

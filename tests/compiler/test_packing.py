@@ -12,29 +12,29 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import hcq
-from compiler import Tensor, function, jit
-from compiler.dtype import DType, bfloat16, float16, float32, int8
-from compiler.expression.computation import Computation
-from compiler.expression.value import interning
-from compiler.front.explain import watch
-from compiler.graph import node as graph
-from compiler.graph.node import Node
-from compiler.kernel.choices import BulkTiles, Packing
-from compiler.kernel.nvidia import bulk as gpu_bulk
-from compiler.plan import packing
-from compiler.plan.packing import packed
-from compiler.runtime.runtime import runtime_of, use_cache
-from compiler.runtime.store import packing_key
-from compiler.schedule.grouping import schedule
-from compiler.search.tune import tuning
-from hcq.device import Device
-from hcq.target import TargetSpec, ptx_target
 from tests.compiler.test_matrix_units import product
 from tests.support.clocks import Looks
 from tests.support.compiler_cases import buffer
 from tests.support.compiler_devices import poisoned
 from tests.support.packed_products import HOPPER, groups_of, numbers
+from ugpu import hcq
+from ugpu.compiler import Tensor, function, jit
+from ugpu.compiler.dtype import DType, bfloat16, float16, float32, int8
+from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.expression.value import interning
+from ugpu.compiler.front.explain import watch
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.kernel.choices import BulkTiles, Packing
+from ugpu.compiler.kernel.nvidia import bulk as gpu_bulk
+from ugpu.compiler.plan import packing
+from ugpu.compiler.plan.packing import packed
+from ugpu.compiler.runtime.kernels.store import packing_key
+from ugpu.compiler.runtime.runtime import runtime_of, use_cache
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.compiler.search.tune import tuning
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.state.target import TargetSpec, ptx_target
 
 Array = NDArray[Any]
 

@@ -9,15 +9,15 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-import hcq
-from am.virtual.options import ChipOptions
-from compiler import Tensor
-from hcq.device import Device
-from nv.virtual.options import MachineOptions
 from tests.support.am_navi31 import build_chip
 from tests.support.compiler_devices import NAN, poisoned
 from tests.support.kernels import contract_object
 from tests.support.workloads import WORKLOADS, Bench, Places
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.hcq.device.device import Device
+from ugpu.virtual.amd.options import ChipOptions
+from ugpu.virtual.nvidia.options import MachineOptions
 
 SIZE = 256 << 20
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
-from compiler import Tensor, jit
-from hcq.buffer import Buffer
-from hcq.device import Device
-from hcq.errors import BadArgument, Closed
-from hcq.memory import Placement
 from tests.support.adreno import MESA
 from tests.support.compiler_devices import device_fixture
+from ugpu import hcq
+from ugpu.compiler import Tensor, jit
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, Closed
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.buffer import Buffer
 
 DEVICES = ("cpu", "virtual:navi31", *(("virtual:a630", "virtual:a740") if MESA else ()))
 device = device_fixture(*DEVICES)

@@ -8,10 +8,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from compiler import Tensor
-from compiler.dtype import ALL, DType, bool_, float_dtype, promote
-from hcq.device import Device
-from hcq.errors import BadArgument, NotSupported
+from ugpu.compiler import Tensor
+from ugpu.compiler.dtype import ALL, DType, bool_, float_dtype, promote
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, NotSupported
 
 Method = Callable[[Tensor, Tensor], Tensor]
 LABELS = np.zeros(2, np.int64)

@@ -8,19 +8,19 @@ from functools import cache
 import numpy as np
 import pytest
 
-from compiler.codegen.emit import emit
-from compiler.codegen.objects import compile_text
-from compiler.dtype import float32
-from compiler.graph import node as graph
-from compiler.kernel.ir import Kernel, Store
-from compiler.kernel.shared.grid import within_limits
-from compiler.kernel.verify import verify
-from hcq.errors import NotSupported
-from hcq.target import TargetSpec, ptx_target
 from tests.conftest import Golden
 from tests.support import corpus_ptx, nvjitlink
 from tests.support.compiler_cases import buffer, kernels_of
 from tests.support.operation_corpus import corpus
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.process.objects import compile_text
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.kernel.ir import Kernel, Store
+from ugpu.compiler.kernel.shared.grid import within_limits
+from ugpu.compiler.kernel.verify import verify
+from ugpu.hcq.errors import NotSupported
+from ugpu.hcq.state.target import TargetSpec, ptx_target
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 ENTRY = re.compile(r"\.visible \.entry (\w+)\(\n(.*?)\n\)\n\.reqntid (\d+), 1, 1\n\{", re.DOTALL)

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler import Tensor, jit
-from compiler.graph.node import WRITES, Node
-from compiler.plan.plan import Plan, kernels, make_plan, structure
-from compiler.plan.repeats import (
+from tests.support.decoder import Decoder, normed
+from ugpu.compiler import Tensor, jit
+from ugpu.compiler.graph.node import WRITES, Node
+from ugpu.compiler.plan.plan import Plan, kernels, make_plan, structure
+from ugpu.compiler.plan.repeats import (
     KEPT,
     copied,
     find_repeats,
@@ -25,13 +26,12 @@ from compiler.plan.repeats import (
     ways_of,
     written,
 )
-from compiler.runtime.memory_pool import Storage
-from compiler.runtime.runtime import kernel_log, use_cache
-from compiler.schedule import hazards
-from compiler.schedule.grouping import schedule
-from compiler.schedule.hazards import InPlace, in_place
-from hcq.device import Device
-from tests.support.decoder import Decoder, normed
+from ugpu.compiler.runtime.memory_pool import Storage
+from ugpu.compiler.runtime.runtime import kernel_log, use_cache
+from ugpu.compiler.schedule import hazards
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.compiler.schedule.hazards import InPlace, in_place
+from ugpu.hcq.device.device import Device
 
 # ---- plans -------------------------------------------------------------------------------------
 

@@ -12,16 +12,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import hcq
-from compiler import Tensor
-from compiler.codegen.emit import emit
-from compiler.codegen.objects import compile_text
-from compiler.dtype import DType, float16, float32
-from compiler.expression.computation import Computation
-from compiler.graph import node as graph
-from compiler.graph.node import Node
-from compiler.kernel import choices as records
-from compiler.kernel.choices import (
+from tests.support.clocks import Looks
+from tests.support.compiler_cases import GFX1100, HOST, buffer
+from tests.support.kernel_interpreter import interpret
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.process.objects import compile_text
+from ugpu.compiler.dtype import DType, float16, float32
+from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.kernel import choices as records
+from ugpu.compiler.kernel.choices import (
     Choices,
     Chunk,
     MatrixTiles,
@@ -32,21 +35,18 @@ from compiler.kernel.choices import (
     Tile,
     Tiles,
 )
-from compiler.kernel.lower import lower, spaces
-from compiler.runtime.runtime import kernel_log, use_cache
-from compiler.runtime.store import Store, key_of
-from compiler.schedule.express import express
-from compiler.schedule.grouping import schedule
-from compiler.search.beam import search
-from compiler.search.measure import Bench, Candidate, Outcome, Parameter, Problem
-from compiler.search.measurer import Apart, Here, measurer
-from compiler.search.tune import tuning
-from hcq.device import Device
-from hcq.errors import BadArgument
-from hcq.target import TargetSpec
-from tests.support.clocks import Looks
-from tests.support.compiler_cases import GFX1100, HOST, buffer
-from tests.support.kernel_interpreter import interpret
+from ugpu.compiler.kernel.lower import lower, spaces
+from ugpu.compiler.runtime.kernels.store import Store, key_of
+from ugpu.compiler.runtime.runtime import kernel_log, use_cache
+from ugpu.compiler.schedule.express import express
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.compiler.search.beam import search
+from ugpu.compiler.search.measure import Bench, Candidate, Outcome, Parameter, Problem
+from ugpu.compiler.search.measurer import Apart, Here, measurer
+from ugpu.compiler.search.tune import tuning
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.state.target import TargetSpec
 
 ALL: list[Choices] = [
     MatrixTiles("gfx11.float16", (2, 2), (4, 4), 32, 2),

@@ -10,26 +10,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hcq
-from compiler import Tensor
-from compiler.codegen.emit import emit
-from compiler.codegen.objects import compile_text
-from compiler.dtype import float32
-from compiler.expression.computation import Computation
-from compiler.graph import node as graph
-from compiler.kernel.choices import Choices, Chunk, Space
-from compiler.kernel.lower import lower
-from compiler.runtime.runtime import use_cache
-from compiler.runtime.store import Store, key_of
-from compiler.schedule.express import express
-from compiler.schedule.grouping import schedule
-from compiler.search import measurer as measuring
-from compiler.search import tune
-from compiler.search.measure import Candidate, Outcome, Parameter, Problem
-from compiler.search.tune import KernelTuning, Tuner
-from hcq.device import Device
 from tests.support.clocks import Jumping
 from tests.support.compiler_cases import buffer
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.process.objects import compile_text
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.kernel.choices import Choices, Chunk, Space
+from ugpu.compiler.kernel.lower import lower
+from ugpu.compiler.runtime.kernels.store import Store, key_of
+from ugpu.compiler.runtime.runtime import use_cache
+from ugpu.compiler.schedule.express import express
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.compiler.search import measurer as measuring
+from ugpu.compiler.search import tune
+from ugpu.compiler.search.measure import Candidate, Outcome, Parameter, Problem
+from ugpu.compiler.search.tune import KernelTuning, Tuner
+from ugpu.hcq.device.device import Device
 
 # put at the start of a kernel's function
 HANG = """

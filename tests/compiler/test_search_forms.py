@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hcq
-from compiler import Tensor
-from compiler.dtype import float32
-from compiler.graph import node as graph
-from compiler.graph.node import Node
-from compiler.methods import convolution
-from compiler.pattern import cost
-from compiler.runtime.runtime import use_cache
-from compiler.search import forms
-from compiler.search.forms import Makes, preferred
-from compiler.search.tune import tuning
-from hcq.config import Config
-from hcq.device import Device
 from tests.support.clocks import Looks
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.methods import convolution
+from ugpu.compiler.pattern import cost
+from ugpu.compiler.runtime.runtime import use_cache
+from ugpu.compiler.search import forms
+from ugpu.compiler.search.forms import Makes, preferred
+from ugpu.compiler.search.tune import tuning
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.state.config import Config
 
 
 @pytest.fixture

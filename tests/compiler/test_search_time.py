@@ -8,21 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hcq
-from compiler import Tensor
-from compiler.expression.computation import Computation
-from compiler.expression.value import interning
-from compiler.kernel.choices import Choices, Chunk, Space
-from compiler.runtime.runtime import kernel_log, use_cache
-from compiler.runtime.store import Store, key_of
-from compiler.schedule.express import express
-from compiler.schedule.grouping import schedule
-from compiler.search import tune
-from compiler.search.beam import search
-from compiler.search.measure import Candidate, Outcome, Problem
-from compiler.search.tune import FINISHED, FORMS, NO_CHOICES, KernelTuning, Tuner, TuningReport
-from hcq.device import Device
 from tests.compiler.test_search import SIZES, Clock, computation, doubled, total, valley
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.expression.value import interning
+from ugpu.compiler.kernel.choices import Choices, Chunk, Space
+from ugpu.compiler.runtime.kernels.store import Store, key_of
+from ugpu.compiler.runtime.runtime import kernel_log, use_cache
+from ugpu.compiler.schedule.express import express
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.compiler.search import tune
+from ugpu.compiler.search.beam import search
+from ugpu.compiler.search.measure import Candidate, Outcome, Problem
+from ugpu.compiler.search.tune import FINISHED, FORMS, NO_CHOICES, KernelTuning, Tuner, TuningReport
+from ugpu.hcq.device.device import Device
 
 
 class Measurer:

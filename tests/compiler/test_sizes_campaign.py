@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compiler import Tensor
-from hcq.device import Device
 from lab.sizes.case import AFTER, VIEWS, Case, Operation, draw
 from lab.sizes.check import failure, smallest
 from lab.sizes.operations import operations
+from ugpu.compiler import Tensor
+from ugpu.hcq.device.device import Device
 
 TABLE = operations()
 RANDOM = np.random.default_rng(2026)

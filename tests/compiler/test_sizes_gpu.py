@@ -9,10 +9,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-import hcq
-from compiler import Tensor
-from compiler.codegen.adreno.profit import fetched
-from compiler.kernel.choices import (
+from tests.compiler.test_sizes_host import added_at, attended, attention, softmax, windows
+from tests.support.compiler_devices import poisoned
+from tests.support.size_rules import Inputs, Lowered, Rule, above, below, lowered
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.compiler.codegen.adreno.profit import fetched
+from ugpu.compiler.kernel.choices import (
     Attention,
     MatrixTiles,
     RingTiles,
@@ -21,10 +24,7 @@ from compiler.kernel.choices import (
     Threads,
     Tiles,
 )
-from hcq.device import Device
-from tests.compiler.test_sizes_host import added_at, attended, attention, softmax, windows
-from tests.support.compiler_devices import poisoned
-from tests.support.size_rules import Inputs, Lowered, Rule, above, below, lowered
+from ugpu.hcq.device.device import Device
 
 NAVI31, GH100, A630 = "virtual:navi31", "virtual:gh100", "virtual:a630"
 ALL = (NAVI31, GH100, A630)

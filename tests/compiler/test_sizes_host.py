@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import Tensor
-from hcq.device import Device
 from tests.support.size_rules import Array, Inputs, Lowered, Rule, above, below
+from ugpu.compiler import Tensor
+from ugpu.hcq.device.device import Device
 
 LANES = 16  # float32 of the widest vector; narrower ones have lower thresholds
 

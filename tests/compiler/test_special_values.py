@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compiler import Tensor
-from hcq.device import Device
 from tests.support.compiler_devices import device_fixture
+from ugpu.compiler import Tensor
+from ugpu.hcq.device.device import Device
 
 device = device_fixture("cpu", "virtual:navi31", "virtual:gh100", "virtual:a630")
 INF, NAN, LARGEST = float("inf"), float("nan"), float(np.finfo(np.float32).max)

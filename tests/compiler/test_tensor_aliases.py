@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ugpu
-from hcq.errors import BadArgument
+from ugpu.hcq.errors import BadArgument
 
 METHODS = [
     name

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ugpu
-from hcq.errors import BadArgument, BadIndex, NotSupported
+from ugpu.hcq.errors import BadArgument, BadIndex, NotSupported
 
 WHOLE = np.array([-7, -6, -1, 0, 1, 6, 7], np.int64)
 SQUARE = np.arange(12, dtype=np.int32).reshape(3, 4)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import Tensor, dtypes
-from hcq.device import Device
-from hcq.errors import BadArgument
+from ugpu.compiler import Tensor, dtypes
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument
 
 X = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)
 Making = Callable[[Tensor], Any]

@@ -6,11 +6,11 @@ from types import FunctionType
 
 import pytest
 
-from compiler import Tensor
-from compiler.methods.core import TensorCore
-from compiler.methods.operations import Operations
+from ugpu.compiler import Tensor
+from ugpu.compiler.methods.core import TensorCore
+from ugpu.compiler.methods.operations import Operations
 
-GROUPS = [each for each in Tensor.__bases__ if each.__module__.startswith("compiler.methods.")]
+GROUPS = [each for each in Tensor.__bases__ if each.__module__.startswith("ugpu.compiler.methods.")]
 METHODS = [n for n in dir(Tensor) if not n.startswith("_") and n not in TensorCore.__slots__]
 PARTS = [each for each in Tensor.__mro__[1:] if issubclass(each, TensorCore)]
 

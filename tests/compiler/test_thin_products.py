@@ -10,15 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compiler import Tensor
-from compiler.dtype import float32
-from compiler.expression.algebra import Range
-from compiler.expression.value import Value, walk
-from compiler.graph import node as graph
-from compiler.graph.node import Node
-from compiler.kernel.ir import Loop, Statement, Store
-from hcq.device import Device
 from tests.support.compiler_cases import HOST, NUMPY_TYPES, buffer, kernels_of
+from ugpu.compiler import Tensor
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.expression.algebra import Range
+from ugpu.compiler.expression.value import Value, walk
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.kernel.ir import Loop, Statement, Store
+from ugpu.hcq.device.device import Device
 
 
 def _product(rows: int, depth: int, columns: int, turned: bool = False) -> Node:

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
-import hcq
-from hcq.config import config
-from hcq.device import Device
-from hcq.program import Program
-from nv.device import NvDevice
-from nv.virtual.node import VirtualNode
-from qcom.device import AdrenoDevice
-from qcom.virtual.node import VirtualNode as AdrenoNode
 from tests.support.daemon import DaemonProcess
 from tests.support.devices import DEVICES, PART, REMOTE, SLOW_DEVICES, SLOW_REMOTE
 from tests.support.kernels import contract_object
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.state.config import config
+from ugpu.hcq.work.program import Program
+from ugpu.nv.device.device import NvDevice
+from ugpu.qcom.device.device import AdrenoDevice
+from ugpu.virtual.adreno.node import VirtualNode as AdrenoNode
+from ugpu.virtual.nvidia.node import VirtualNode
 
 #: bytes that a kernel driver of a real GPU may keep of what a test needed, as page tables; it
 #: counts the memory of all programs

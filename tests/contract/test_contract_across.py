@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-import hcq
-from hcq.device import Device
-from hcq.errors import BadArgument, Closed, DeviceHang, NotSupported
-from hcq.queue import QueueKind
-from hcq.timeline import Timeline
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, Closed, DeviceHang, NotSupported
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.hcq.work.timeline import Timeline
 
 Opener = Callable[[], Device]
 LIMIT_S = 300.0  # TIMEOUT: for threads that do not wait for each other

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-import hcq
-from hcq.buffer import Buffer
-from hcq.device import Device
-from hcq.errors import Closed
-from hcq.memory import Placement
-from hcq.queue import QueueKind
 from tests.support.kernels import contract_object
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import Closed
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.queue import QueueKind
 
 ROUNDS = 3
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hcq.device import Device
-from hcq.errors import BadArgument, NotSupported
-from hcq.program import Program
 from tests.support.cluster_kernel import TELL, expected
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, NotSupported
+from ugpu.hcq.work.program import Program
 
 
 def test_groups_of_a_cluster_reach_each_other(device: Device, program: Program) -> None:

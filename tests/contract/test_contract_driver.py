@@ -1,4 +1,4 @@
-"""What hcq.driver asks of every driver, and what a device shows its users of it."""
+"""What hcq.device.driver asks of every driver, and what a device shows its users of it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-import hcq
-from hcq.buffer import Buffer
-from hcq.device import Device
-from hcq.driver import Driver
-from hcq.memory import Placement
-from hcq.queue import QueueKind
 from tests.support.kernels import contract_object
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.device.driver import Driver
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.queue import QueueKind
 
 SHARED = {"info", "sensors"}  # names that a user and a driver both need
 

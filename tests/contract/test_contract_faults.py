@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-import hcq
-from hcq.device import Device
-from hcq.errors import UgpuError
-from hcq.program import Program
-from hcq.queue import QueueKind
 from tests.support import faulty_work
 from tests.support.kernels import contract_object
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import UgpuError
+from ugpu.hcq.work.program import Program
+from ugpu.hcq.work.queue import QueueKind
 
 TIMES = [3, pytest.param(50, marks=pytest.mark.slow)]
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-import hcq
-from hcq.device import Device
-from hcq.memory import Placement
-from hcq.queue import QueueKind
 from tests.support.forked import in_child
 from tests.support.kernels import contract_object
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.queue import QueueKind
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hcq.device import Device
-from hcq.errors import BadArgument, Closed
-from hcq.graph import Capture
-from hcq.program import Parameter, Program
-from hcq.queue import QueueKind
 from tests.support.kernels import contract_object
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, Closed
+from ugpu.hcq.work.graph import Capture
+from ugpu.hcq.work.program import Parameter, Program
+from ugpu.hcq.work.queue import QueueKind
 
 COUNT = 256
 BYTES = 4 * COUNT

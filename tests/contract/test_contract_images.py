@@ -8,16 +8,16 @@ from functools import partial
 import numpy as np
 import pytest
 
-import am.queue
-import hcq
-import hcq.cpu.queue
-import nv.queue
-from hcq.buffer import Buffer
-from hcq.device import Device
-from hcq.queue import Queue, QueueKind
+import ugpu.am.work.queue
+import ugpu.hcq.cpu.queue
+import ugpu.nv.work.queue
 from tests.support import holdings
 from tests.support.stalls import Stall, ring_limit, waiting
 from tests.support.waiting import until
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.queue import Queue, QueueKind
 
 pytestmark = pytest.mark.each_driver
 
@@ -28,7 +28,7 @@ ARENA = 1 << 16  # smaller than it usually is: small images reach its limits
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     """A device whose queues have little transient memory."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (am.queue, nv.queue, hcq.cpu.queue):
+        for module in (ugpu.am.work.queue, ugpu.nv.work.queue, ugpu.hcq.cpu.queue):
             patch.setattr(module, "ARENA_SIZE", ARENA)
         with hcq.open(request.param) as opened:
             yield opened

@@ -11,17 +11,17 @@ from itertools import count
 import numpy as np
 import pytest
 
-import hcq
-from hcq.buffer import Buffer
-from hcq.device import Device
-from hcq.errors import Closed
-from hcq.memory import Placement
-from hcq.program import Program
-from hcq.queue import QueueKind
 from tests.contract.conftest import memory_used
 from tests.support.devices import DEVICES
 from tests.support.interrupts import interrupted
 from tests.support.kernels import contract_object
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import Closed
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.program import Program
+from ugpu.hcq.work.queue import QueueKind
 
 pytestmark = [pytest.mark.each_driver, pytest.mark.cut_off]
 

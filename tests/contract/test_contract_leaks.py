@@ -8,15 +8,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import hcq
-from hcq.device import Device
-from hcq.memory import Placement
-from hcq.program import Program
-from hcq.queue import QueueKind
 from tests.support import holdings
 from tests.support.collector import apart
 from tests.support.devices import DEVICES
 from tests.support.kernels import contract_object
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.program import Program
+from ugpu.hcq.work.queue import QueueKind
 
 pytestmark = pytest.mark.each_driver
 

@@ -7,13 +7,20 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-import hcq
-from hcq.device import Device
-from hcq.errors import BadArgument, BadCodeObject, Closed, DeviceHang, DeviceNotFound, NotSupported
-from hcq.memory import Placement
-from hcq.program import Parameter
-from hcq.queue import QueueKind
 from tests.support.kernels import contract_object
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import (
+    BadArgument,
+    BadCodeObject,
+    Closed,
+    DeviceHang,
+    DeviceNotFound,
+    NotSupported,
+)
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.program import Parameter
+from ugpu.hcq.work.queue import QueueKind
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hcq.device import Device
-from hcq.queue import QueueKind
 from tests.support.stalls import Stall, ring_limit, waiting
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.work.queue import QueueKind
 
 pytestmark = pytest.mark.each_driver
 

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-import hcq
-from hcq.buffer import Buffer
-from hcq.device import Device
-from hcq.errors import DeviceHang, UgpuError
-from hcq.program import Program
-from hcq.queue import QueueKind
-from hcq.timeline import Timeline
 from tests.support import faulty_work
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import DeviceHang, UgpuError
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.program import Program
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.hcq.work.timeline import Timeline
 
 
 class Stuck:

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hcq.bulk_transfer import BulkTransfer
-from hcq.device import Device
-from hcq.errors import BadArgument, Closed, OutOfMemory
-from hcq.memory import Placement
-from hcq.queue import QueueKind
-from hcq.transfer import Transfer
+from ugpu.hcq.copies.bulk_transfer import BulkTransfer
+from ugpu.hcq.copies.transfer import Transfer
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, Closed, OutOfMemory
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.queue import QueueKind
 
 relaxed = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

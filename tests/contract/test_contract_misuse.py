@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
-from hcq.device import Device
-from hcq.errors import BadArgument, Closed
-from hcq.program import Program
-from hcq.queue import HardwareQueue, QueueKind
-from hcq.timeline import SIZE, Timeline
 from tests.support.devices import DEVICES
 from tests.support.kernels import contract_object
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, Closed
+from ugpu.hcq.work.program import Program
+from ugpu.hcq.work.queue import HardwareQueue, QueueKind
+from ugpu.hcq.work.timeline import SIZE, Timeline
 
 Use = Callable[[Any, Any, Any, Any], object]  # Any: wrong arguments are the point
 

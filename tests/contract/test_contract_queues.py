@@ -8,12 +8,12 @@ import threading
 import numpy as np
 import pytest
 
-from hcq.command import Launch, Symbol
-from hcq.device import Device
-from hcq.errors import BadArgument, Closed
-from hcq.program import Kernel, Parameter, Program
-from hcq.queue import QueueKind
 from tests.support.kernels import contract_object
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, Closed
+from ugpu.hcq.work.command import Launch, Symbol
+from ugpu.hcq.work.program import Kernel, Parameter, Program
+from ugpu.hcq.work.queue import QueueKind
 
 COUNT = 1000
 GRID = (-(-COUNT // 64),)

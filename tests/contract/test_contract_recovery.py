@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from hcq.device import Device
-from hcq.errors import BadArgument, DeviceHang, UgpuError
-from hcq.ladder import Level, Recovery
-from hcq.program import Program
-from hcq.queue import QueueKind
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, DeviceHang, UgpuError
+from ugpu.hcq.state.ladder import Level, Recovery
+from ugpu.hcq.work.program import Program
+from ugpu.hcq.work.queue import QueueKind
 
 
 @pytest.fixture

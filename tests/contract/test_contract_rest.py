@@ -7,12 +7,12 @@ import threading
 import numpy as np
 import pytest
 
-import hcq
-from hcq.device import Device
-from hcq.errors import Closed
-from hcq.memory import Placement
-from hcq.program import Program
-from hcq.queue import QueueKind
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import Closed
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.program import Program
+from ugpu.hcq.work.queue import QueueKind
 
 
 def scaled(device: Device, program: Program, factor: int) -> None:

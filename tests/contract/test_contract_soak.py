@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from hcq.device import Device
-from hcq.queue import QueueKind
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.work.queue import QueueKind
 
 pytestmark = pytest.mark.each_driver
 

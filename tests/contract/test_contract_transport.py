@@ -12,14 +12,14 @@ from contextlib import suppress
 
 import pytest
 
-from hcq.errors import BadArgument, Closed, DeviceLost, NotSupported
-from hcq.transport.base import ResetKind, Transport
-from hcq.transport.record import record
-from hcq.transport.recording import Recording
-from hcq.transport.replay import ReplayTransport
-from hcq.transport.trace import Access, TracingTransport
 from tests.support.pcifunction import PlainFunction
 from tests.support.transport_stands import Subject, allocated, much, rule
+from ugpu.hcq.errors import BadArgument, Closed, DeviceLost, NotSupported
+from ugpu.hcq.transport.base import ResetKind, Transport
+from ugpu.hcq.transport.recorded.accesses import Access, TracingTransport
+from ugpu.hcq.transport.recorded.format import Recording
+from ugpu.hcq.transport.recorded.recorder import record
+from ugpu.hcq.transport.recorded.replay import ReplayTransport
 
 LIMIT_S = 60.0
 

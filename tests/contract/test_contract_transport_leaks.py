@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hcq.errors import BadArgument, NotSupported, UgpuError
-from hcq.transport.base import Transport
 from tests.support import holdings
 from tests.support.collector import apart
 from tests.support.transport_stands import Subject, allocated, much, rule
+from ugpu.hcq.errors import BadArgument, NotSupported, UgpuError
+from ugpu.hcq.transport.base import Transport
 
 CYCLES = 100
 COUNTED = ("descriptors", "mappings", "threads")

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hcq.errors import Closed, DeviceLost
-from hcq.transport.base import Transport
 from tests.support.collector import apart
 from tests.support.descriptors import leaked, settled
 from tests.support.transport_stands import STANDS, Stand, Subject, allocated, much, rule
+from ugpu.hcq.errors import Closed, DeviceLost
+from ugpu.hcq.transport.base import Transport
 
 LIMIT_S = 60.0
 ROUNDS = 6

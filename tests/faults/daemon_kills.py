@@ -28,15 +28,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-import hcq
-from hcq.errors import DeviceLost, DeviceNotFound
-from hcq.remote.address import Address
-from hcq.remote.connection import Connection
 from tests.faults.daemon_operator import SPARE, Facts, operate
 from tests.faults.kills import LIMIT_S, card, in_child, rest_of, wait
 from tests.support.daemon import DaemonProcess
 from tests.support.kernels import contract_object
-from tools.daemon.tokens import Tokens
+from ugpu import hcq
+from ugpu.hcq.errors import DeviceLost, DeviceNotFound
+from ugpu.hcq.remote.address import Address
+from ugpu.hcq.remote.connection import Connection
+from ugpu.tools.service.daemon.clients.tokens import Tokens
 
 CLIENTS, SLOTS, WORDS = 6, 64, 256
 LIFE_S = 2.0  # from the start of the clients to the last kill, at most

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hcq.errors import AccessDenied, UgpuError
-from hcq.remote.address import Address
-from hcq.remote.connection import Connection
 from tests.support.waiting import until
-from tools.daemon.tokens import Tokens
+from ugpu.hcq.errors import AccessDenied, UgpuError
+from ugpu.hcq.remote.address import Address
+from ugpu.hcq.remote.connection import Connection
+from ugpu.tools.service.daemon.clients.tokens import Tokens
 
 SPARE = "cpu"
 MOST_TOKENS = 50

@@ -29,23 +29,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import hcq
-from am.chips import facts_of
-from am.virtual.bus.served import ServedChip
-from am.virtual.gpu import build_chip
-from am.virtual.options import ChipOptions
-from hcq.errors import DeviceNotFound, UgpuError
-from hcq.remote.address import Address
-from hcq.remote.connection import Connection
-from hcq.transport.vfio_user.server import Server
 from tests.faults.daemon_kills import check_card
 from tests.faults.kills import LIMIT_S, in_child, rest_of, wait
 from tests.support.daemon import Running, settings_text
 from tests.support.pci_machine import PciMachine
 from tests.support.waiting import came, until
-from tools.daemon.config import parse
-from tools.daemon.daemon import Daemon
-from tools.serve import write_firmware
+from ugpu import hcq
+from ugpu.am.chips import facts_of
+from ugpu.hcq.errors import DeviceNotFound, UgpuError
+from ugpu.hcq.remote.address import Address
+from ugpu.hcq.remote.connection import Connection
+from ugpu.tools.control.serve import write_firmware
+from ugpu.tools.service.daemon.config import parse
+from ugpu.tools.service.daemon.daemon import Daemon
+from ugpu.virtual.amd.bus.served import ServedChip
+from ugpu.virtual.amd.gpu import build_chip
+from ugpu.virtual.amd.options import ChipOptions
+from ugpu.virtual.serve.server import Server
 
 ADDRESS = "0000:03:00.0"
 NAME, CHIP = f"pci:{ADDRESS}", "navi31"

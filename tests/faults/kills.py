@@ -32,12 +32,12 @@ from pathlib import Path
 
 import numpy as np
 
-from am.chips import facts_of
-from am.device import AmDevice, open_device
-from hcq.errors import PageFault
-from hcq.registry import Attachment
-from hcq.transport.vfio_user.client import VfioUserTransport
 from tests.support.am_faulty import faulty_object
+from ugpu.am.chips import facts_of
+from ugpu.am.device.device import AmDevice, open_device
+from ugpu.hcq.errors import PageFault
+from ugpu.hcq.find.registry import Attachment
+from ugpu.hcq.transport.vfio_user.client import VfioUserTransport
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIFE_S = 1.2  # of a driver that is killed, at most; boot, work and resets are shorter
@@ -65,7 +65,7 @@ class Score:
 def card(chip: str) -> Iterator[tuple[Path, Path]]:
     """A served card: its socket, and the folder with its firmware."""
     folder = Path(tempfile.mkdtemp(prefix="vu-"))
-    command = [sys.executable, "-m", "tools.cli", "serve", f"virtual:{chip}", "--json"]
+    command = [sys.executable, "-m", "ugpu.tools.cli", "serve", f"virtual:{chip}", "--json"]
     options = ["--vfio-user", str(folder / "s"), "--vram", "0.25", "--firmware", str(folder / "fw")]
     server = subprocess.Popen(
         [*command, *options],

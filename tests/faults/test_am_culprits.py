@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am.device import AmDevice
-from am.virtual.bus.pci import VirtualTransport
-from hcq.culprit import Culprit, Culprits, take_culprit
-from hcq.errors import PageFault
-from hcq.transport.record import RecordingTransport
-from hcq.transport.trace import TracingTransport
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import build_chip, opened, run
 from tests.support.kernels import compile_ir
+from ugpu.am.device.device import AmDevice
+from ugpu.hcq.errors import PageFault
+from ugpu.hcq.state.instruction import Culprit, Culprits, take_culprit
+from ugpu.hcq.transport.recorded.accesses import TracingTransport
+from ugpu.hcq.transport.recorded.recorder import RecordingTransport
+from ugpu.virtual.amd.bus.pci import VirtualTransport
 
 # What `clang -g` adds: lines 11 (the read) and 12 (the write) of kernels/copy.cl.
 WITH_LINES = """

@@ -7,14 +7,14 @@ import threading
 import numpy as np
 import pytest
 
-from am.device import AmDevice
-from hcq.buffer import Buffer
-from hcq.errors import ChipError, DeviceHang, IllegalInstruction, PageFault
-from hcq.program import Program
 from tests.support import descriptors
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import build_chip, check_runs, opened
 from tests.support.waiting import came
+from ugpu.am.device.device import AmDevice
+from ugpu.hcq.errors import ChipError, DeviceHang, IllegalInstruction, PageFault
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.program import Program
 
 TIMES = 6
 NOWHERE = np.uint64(0x1234_5678_9000)

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am.device import AmDevice
-from hcq.buffer import Buffer
-from hcq.command import CommandBuffer
-from hcq.errors import BadPacket, DeviceHang, DeviceLost, IllegalInstruction, PageFault
-from hcq.program import Program
-from hcq.queue import QueueKind
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import build_chip, check_runs, opened, run, start_forever
 from tests.support.kernels import compile_ir
+from ugpu.am.device.device import AmDevice
+from ugpu.hcq.errors import BadPacket, DeviceHang, DeviceLost, IllegalInstruction, PageFault
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.command import CommandBuffer
+from ugpu.hcq.work.program import Program
+from ugpu.hcq.work.queue import QueueKind
 
 NULL, UNMAPPED, LAST_LOW, NOT_CANONICAL = 0, 0x1234_5678_9000, 0x7FFF_FFFF_F000, 0x8000_0000_0000
 

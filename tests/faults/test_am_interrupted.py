@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am.device import AmDevice
-from am.virtual.options import ChipOptions
-from hcq.memory import Placement
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import build_chip, check_runs, opened
 from tests.support.interrupts import interrupted
+from ugpu.am.device.device import AmDevice
+from ugpu.hcq.state.memory import Placement
+from ugpu.virtual.amd.options import ChipOptions
 
 LARGE = (2 << 20) + 4096
 

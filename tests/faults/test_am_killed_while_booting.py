@@ -15,21 +15,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am import psp, smu
-from am.chips.navi31.facts import FACTS as NAVI31
-from am.device import open_device
-from am.virtual.bus.pci import VirtualTransport
-from am.virtual.bus.served import ServedChip
-from am.virtual.chip import Chip
-from am.virtual.options import ChipOptions
-from hcq.errors import DeviceBusy
-from hcq.registry import Attachment
-from hcq.transport.base import ResetKind, Transport
-from hcq.transport.vfio_user.client import VfioUserTransport
-from hcq.transport.vfio_user.model import Client
 from tests.support.am_navi31 import build_chip
 from tests.support.vfio_user_served import served
-from tools.serve import write_firmware
+from ugpu.am.chips.navi31.facts import FACTS as NAVI31
+from ugpu.am.device.device import open_device
+from ugpu.am.units.psp import psp
+from ugpu.am.units.smu import smu
+from ugpu.hcq.errors import DeviceBusy
+from ugpu.hcq.find.registry import Attachment
+from ugpu.hcq.transport.base import ResetKind, Transport
+from ugpu.hcq.transport.vfio_user.client import VfioUserTransport
+from ugpu.tools.control.serve import write_firmware
+from ugpu.virtual.amd.bus.pci import VirtualTransport
+from ugpu.virtual.amd.bus.served import ServedChip
+from ugpu.virtual.amd.chip import Chip
+from ugpu.virtual.amd.options import ChipOptions
+from ugpu.virtual.serve.model import Client
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STAGES = [
@@ -40,10 +41,10 @@ STAGES = [
 # says so and waits for its end.
 BOOT = """
 import signal, sys
-from am import psp
-from am.device import open_device
-from hcq.registry import Attachment
-from hcq.transport.vfio_user.client import VfioUserTransport
+from ugpu.am.units.psp import psp
+from ugpu.am.device.device import open_device
+from ugpu.hcq.find.registry import Attachment
+from ugpu.hcq.transport.vfio_user.client import VfioUserTransport
 
 socket, firmware, until = sys.argv[1:]
 

@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am import psp_commands
-from am.chips.navi32.facts import FACTS as NAVI32
-from am.device import AmDevice
-from am.psp import Psp
-from am.smu import Smu
-from am.virtual.options import ChipOptions
-from hcq.buffer import Buffer
-from hcq.errors import ChipError, DeviceHang, FirmwareRejected, FirmwareSilent, NotSupported
-from hcq.graph import Capture
-from hcq.ladder import Level
-from hcq.memory import Placement
-from hcq.program import Program
-from hcq.queue import QueueKind
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import build_chip, check_runs, opened, start_forever
+from ugpu.am.chips.navi32.facts import FACTS as NAVI32
+from ugpu.am.device.device import AmDevice
+from ugpu.am.units.psp import commands as psp_commands
+from ugpu.am.units.psp.psp import Psp
+from ugpu.am.units.smu.smu import Smu
+from ugpu.hcq.errors import ChipError, DeviceHang, FirmwareRejected, FirmwareSilent, NotSupported
+from ugpu.hcq.state.ladder import Level
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.graph import Capture
+from ugpu.hcq.work.program import Program
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.virtual.amd.options import ChipOptions
 
 WORDS = np.arange(4096, dtype=np.uint32)
 OLD = replace(NAVI32, board=replace(NAVI32.board, smu_version=0x00501F00))

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
-from am.device import AmDevice
-from am.driver import LONGEST_SLEEP_S, PRESENCE_INTERVAL_S
-from am.virtual.options import ChipOptions
-from hcq.errors import ChipError, DeviceLost, UgpuError
-from hcq.queue import QueueKind
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import build_chip, opened, plug_in, start_forever
 from tests.support.descriptors import leaked, settled
+from ugpu import hcq
+from ugpu.am.device.device import AmDevice
+from ugpu.am.device.driver import LONGEST_SLEEP_S, PRESENCE_INTERVAL_S
+from ugpu.hcq.errors import ChipError, DeviceLost, UgpuError
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.virtual.amd.options import ChipOptions
 
 WAITERS = 3
 PROMISE_S = 0.1  # from the pull to the last waiter's error

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am.chips.navi32.facts import FACTS as NAVI32
-from am.device import AmDevice
-from am.virtual.options import ChipOptions
-from hcq.buffer import Buffer
-from hcq.program import Program
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import build_chip, check_runs, opened
 from tests.support.interrupts import Interrupted, Interrupter
+from ugpu.am.chips.navi32.facts import FACTS as NAVI32
+from ugpu.am.device.device import AmDevice
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.program import Program
+from ugpu.virtual.amd.options import ChipOptions
 
 PATTERN = np.arange(1024, dtype=np.uint32)
 
@@ -92,7 +92,7 @@ def test_a_mode2_reset_that_is_cut_off_loses_no_memory(first: int, stride: int) 
 
 @pytest.mark.parametrize(
     "step",
-    ["psp.Psp.setup_tmr", "psp.Psp.run", "psp_commands.load_firmware", "psp_commands.autoload"],
+    ["psp.Psp.setup_tmr", "psp.Psp.run", "commands.load_firmware", "commands.autoload"],
 )
 def test_a_boot_again_that_is_cut_off_before_the_graphics_core_is_up(
     chip: Any, monkeypatch: pytest.MonkeyPatch, step: str
@@ -104,7 +104,7 @@ def test_a_boot_again_that_is_cut_off_before_the_graphics_core_is_up(
         out, kept = device.alloc(64), device.alloc(PATTERN.nbytes)
         kept.copy_from(PATTERN)
         with monkeypatch.context() as patched:
-            patched.setattr(f"am.{step}", cut)
+            patched.setattr(f"ugpu.am.units.psp.{step}", cut)
             with pytest.raises(Interrupted):
                 device.reset("mode1")
         check(device, program, kept, out, step)

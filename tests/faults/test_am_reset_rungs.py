@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am import reset
-from am.device import AmDevice
-from am.smu import BUSY
-from am.virtual.options import ChipOptions
-from hcq.errors import DeviceHang, FirmwareRejected, FirmwareSilent
-from hcq.ladder import Level, climb
-from hcq.queue import QueueKind
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import build_chip, check_runs, opened, shared_facts, start_forever
 from tests.support.waiting import until
+from ugpu.am.device.device import AmDevice
+from ugpu.am.failure import reset
+from ugpu.am.units.smu.smu import BUSY
+from ugpu.hcq.errors import DeviceHang, FirmwareRejected, FirmwareSilent
+from ugpu.hcq.state.ladder import Level, climb
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.virtual.amd.options import ChipOptions
 
 RUNGS = [
     "take queues off", "kill waves", "soft reset", "warm start", "mode1 reset",
@@ -129,7 +129,7 @@ def test_a_fault_that_was_not_taken_does_not_hide_the_next(chip: Any) -> None:
 
 
 def test_the_mildest_rung_that_works_is_taken(chip: Any, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "hcq.ladder")
+    caplog.set_level(logging.INFO, "ugpu.hcq.state.ladder")
     with opened(chip) as device, device.load(faulty_object()) as program:
         out = device.alloc(64)
         start_forever(chip, device, program, out)
@@ -167,7 +167,7 @@ def test_a_ladder_without_an_end_is_told_once(
     chip: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared_facts(monkeypatch, ifwi_limit_s=0.2)
-    caplog.set_level(logging.INFO, "hcq.ladder")
+    caplog.set_level(logging.INFO, "ugpu.hcq.state.ladder")
     with opened(chip) as device:
         device.driver.core.failure = FirmwareSilent("provoked by the test")
         chip.faults.mode1_ignored = True

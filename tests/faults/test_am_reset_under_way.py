@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from am.virtual.options import ChipOptions
-from hcq.errors import FirmwareSilent
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import build_chip, check_runs, opened, plug_in, shared_facts
+from ugpu.hcq.errors import FirmwareSilent
+from ugpu.virtual.amd.options import ChipOptions
 
 
 class Struck:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import hcq
+from ugpu import hcq
 
 PATTERN = np.arange(1024, dtype=np.uint32)
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from am.chips import facts_of
-from am.driver import AmDriver
-from am.virtual.gpu import build_chip
-from am.virtual.options import ChipOptions
-from hcq.device import Device
 from tests.am.test_am_tenants import opened, tenant, work
 from tests.support.interrupts import interrupted
+from ugpu.am.chips import facts_of
+from ugpu.am.device.driver import AmDriver
+from ugpu.hcq.device.device import Device
+from ugpu.virtual.amd.gpu import build_chip
+from ugpu.virtual.amd.options import ChipOptions
 
 EVERY = 32  # so many lines apart, holders have work
 

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
 import ugpu
-from am import evidence, inspect
-from am.chips import facts_of
-from am.virtual.gpu import build_chip
-from am.virtual.options import ChipOptions, FaultPlan
-from compiler.kernel.text import format_kernel
-from hcq import bundle, crash
-from hcq.config import Config
-from hcq.errors import DeviceHang, DeviceLost, FirmwareSilent, PageFault, UgpuError
 from tests.support.am_faulty import faulty_object
 from tests.support.waiting import until
-from tools import cli
-from ugpu import ir
+from ugpu import hcq, ir
+from ugpu.am.chips import facts_of
+from ugpu.am.failure import evidence, inspect
+from ugpu.compiler.kernel.text import format_kernel
+from ugpu.hcq.device import crash
+from ugpu.hcq.disk import bundle
+from ugpu.hcq.errors import DeviceHang, DeviceLost, FirmwareSilent, PageFault, UgpuError
+from ugpu.hcq.state.config import Config
+from ugpu.tools import cli
+from ugpu.virtual.amd.gpu import build_chip
+from ugpu.virtual.amd.options import ChipOptions, FaultPlan
 
 NV_FAR = """
 .version 8.0

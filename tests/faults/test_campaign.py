@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from hcq.errors import BadPacket, FirmwareSilent
-from tests.campaign.command import PAGE, find, run_batch
-from tests.campaign.devices import STANDS
-from tests.campaign.kind import Case, Kind, cases_of, nothing
-from tests.campaign.kinds_host import Raiser
-from tests.campaign.run import run
-from tests.campaign.table import KINDS, render
+from lab.campaign.command import PAGE, find, run_batch
+from lab.campaign.devices import STANDS
+from lab.campaign.kind import Case, Kind, cases_of, nothing
+from lab.campaign.kinds_host import Raiser
+from lab.campaign.run import run
+from lab.campaign.table import KINDS, render
+from ugpu.hcq.errors import BadPacket, FirmwareSilent
 
 CASES = cases_of(KINDS)
 _ONE_OF_EACH = "navi31", "gh100", "vfio", "vfio-user", "libusb", "a630"
@@ -33,7 +33,7 @@ def kind(name: str) -> Kind:
 
 def test_the_page_is_current() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert render(KINDS) == text, "`python -m tests.campaign --write` writes docs/faults.md"
+    assert render(KINDS) == text, "`python -m lab.campaign --write` writes docs/faults.md"
 
 
 def test_the_table() -> None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.campaign.growth import BLOCKS_SLACK, USED_SLACK, Sample, growth, leaks, sample
+from lab.campaign.growth import BLOCKS_SLACK, USED_SLACK, Sample, growth, leaks, sample
 
 MIB = 1 << 20
 CASES = 400

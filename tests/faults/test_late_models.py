@@ -9,17 +9,6 @@ from typing import Any
 
 import pytest
 
-from am.device import open_device
-from am.virtual.bus.served import ServedChip
-from am.virtual.firmware.images import synthetic_set
-from am.virtual.options import ChipOptions
-from hcq import clock as clocks
-from hcq.clock import Clock, ModelClock, Work
-from hcq.errors import DeviceHang, UnitTimeout
-from hcq.registry import Attachment
-from hcq.transport.trace import TracingTransport
-from hcq.transport.vfio_user import session, version
-from hcq.transport.vfio_user.client import VfioUserTransport
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import build_chip, check_runs, opened, start_forever
 from tests.support.nv_machine import opened as opened_nv
@@ -27,6 +16,18 @@ from tests.support.nv_machine import powered, work
 from tests.support.vfio_user_device import MemoryDevice
 from tests.support.vfio_user_served import served
 from tests.support.waiting import until
+from ugpu.am.device.device import open_device
+from ugpu.hcq.errors import DeviceHang, UnitTimeout
+from ugpu.hcq.find.registry import Attachment
+from ugpu.hcq.state import clock as clocks
+from ugpu.hcq.state.clock import Clock, ModelClock, Work
+from ugpu.hcq.transport.recorded.accesses import TracingTransport
+from ugpu.hcq.transport.vfio_user import version
+from ugpu.hcq.transport.vfio_user.client import VfioUserTransport
+from ugpu.virtual.amd.bus.served import ServedChip
+from ugpu.virtual.amd.firmware.images import synthetic_set
+from ugpu.virtual.amd.options import ChipOptions
+from ugpu.virtual.serve import session
 
 LIMIT_S = 0.02
 MANY = 25  # looks of one who waits; his limit is used up after ten
@@ -69,7 +70,7 @@ def test_a_kernel_that_is_translated_is_waited_for(monkeypatch: pytest.MonkeyPat
         with opened(chip) as device, device.load(faulty_object()) as program:
             out = device.alloc(64)
             held = Held(chip.clock, Work.TRANSLATION, monkeypatch)
-            held_before(held, monkeypatch, "am.virtual.isa.core", "load")
+            held_before(held, monkeypatch, "ugpu.virtual.amd.isa.core", "load")
             device.limit_s = LIMIT_S
             check_runs(device, program, out, 1)
             assert held.seen >= MANY
@@ -84,7 +85,7 @@ def test_a_kernel_that_is_translated_is_waited_for(monkeypatch: pytest.MonkeyPat
 def test_ptx_that_is_translated_is_waited_for(
     function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = "nv.virtual.sm.multiprocessors"
+    module = "ugpu.virtual.nvidia.sm.multiprocessors"
     with powered("gh100") as machine, opened_nv(machine) as device:
         held = Held(machine.clock, Work.TRANSLATION, monkeypatch)
         monkeypatch.setattr(f"{module}.jit.ObjectCache.get", lambda cache, key: None)
@@ -189,7 +190,7 @@ def test_a_served_navi31_translates_a_kernel(monkeypatch: pytest.MonkeyPatch) ->
             attachment = Attachment(transport, synthetic_set(chip.facts))
             with open_device("served", attachment) as device:
                 held = Held(chip.clock, Work.TRANSLATION, monkeypatch)
-                held_before(held, monkeypatch, "am.virtual.isa.core", "load")
+                held_before(held, monkeypatch, "ugpu.virtual.amd.isa.core", "load")
                 with device.load(faulty_object()) as program:
                     device.limit_s = LIMIT_S
                     check_runs(device, program, device.alloc(64), 1)

@@ -3,10 +3,10 @@ behind."""
 
 from __future__ import annotations
 
-from nv.cleaner import Cleaner
 from tests.support.interrupts import interrupted
 from tests.support.nv_machine import opened, work
 from tests.support.ptx_leaks import clean, run, small_machine
+from ugpu.nv.work.cleaner import Cleaner
 
 EVERY = 24  # so many lines apart, what a lease left is looked for
 

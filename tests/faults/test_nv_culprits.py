@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from hcq.errors import PageFault, UgpuError
-from nv.device import NvDevice
-from nv.virtual.sm.ptx.source import instruction_in
 from tests.support import ptx_kernels
 from tests.support.nv_machine import opened, powered
+from ugpu.hcq.errors import PageFault, UgpuError
+from ugpu.nv.device.device import NvDevice
+from ugpu.virtual.nvidia.sm.ptx.source import instruction_in
 
 UNMAPPED = 0x1234_5678_9000
 # As ptxas wants them: `.file` beside the functions, `.loc` before each instruction.

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hcq.buffer import Buffer
-from hcq.command import Barrier
-from hcq.errors import (
+from tests.support import ptx_kernels
+from tests.support.nv_machine import LIMIT_S, left_behind, opened, powered, work
+from ugpu.hcq.errors import (
     AccessDenied,
     BadPacket,
     ChipError,
@@ -25,12 +25,12 @@ from hcq.errors import (
     TransportError,
     UgpuError,
 )
-from hcq.memory import Placement, VirtAddr
-from hcq.queue import QueueKind
-from nv import queue as queue_module
-from nv.virtual.faults import Fault
-from tests.support import ptx_kernels
-from tests.support.nv_machine import LIMIT_S, left_behind, opened, powered, work
+from ugpu.hcq.state.memory import Placement, VirtAddr
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.command import Barrier
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.nv.work import queue as queue_module
+from ugpu.virtual.nvidia.faults import Fault
 
 # Fault -> the error, and facts that it must carry.
 WHILE_RUNNING: dict[Fault, tuple[type[UgpuError], dict[str, Any]]] = {

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
-from am.device import AmDevice
-from am.virtual.options import ChipOptions
-from hcq.device import Device
-from hcq.errors import DeviceHang, IllegalInstruction, PageFault, UgpuError
-from hcq.queue import QueueKind
-from nv.device import NvDevice
-from nv.virtual.faults import Fault
-from nv.virtual.node import VirtualNode
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import build_chip, check_runs, opened, run, start_forever
+from ugpu import hcq
+from ugpu.am.device.device import AmDevice
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import DeviceHang, IllegalInstruction, PageFault, UgpuError
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.nv.device.device import NvDevice
+from ugpu.virtual.amd.options import ChipOptions
+from ugpu.virtual.nvidia.faults import Fault
+from ugpu.virtual.nvidia.node import VirtualNode
 
 UNMAPPED = np.uint64(0x1234_5678_9000)
 

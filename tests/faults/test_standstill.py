@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from am.device import AmDevice
-from hcq.errors import DeviceHang
-from hcq.memory import Placement
-from hcq.queue import QueueKind
-from nv.virtual.faults import Fault
 from tests.support.am_navi31 import build_chip, opened
 from tests.support.kernels import contract_object
 from tests.support.nv_machine import opened as nv_opened
 from tests.support.nv_machine import powered
 from tests.support.waiting import until
+from ugpu.am.device.device import AmDevice
+from ugpu.hcq.errors import DeviceHang
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.virtual.nvidia.faults import Fault
 
 LIMIT_S = 0.2
 DOORBELL = "write pointer never moved: the doorbell did not arrive"

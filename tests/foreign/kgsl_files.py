@@ -11,8 +11,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from hcq.transport.node import NodeMapping
-from qcom.virtual.node import VirtualNode
+from ugpu.hcq.transport.node import NodeMapping
+from ugpu.virtual.adreno.node import VirtualNode
 
 
 def install(node: VirtualNode, ops_qcom: Any) -> None:

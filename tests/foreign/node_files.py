@@ -18,9 +18,9 @@ import os
 from types import SimpleNamespace
 from typing import Any
 
-from hcq.transport.node import NodeMapping
-from nv.virtual.memory import physical
-from nv.virtual.node import VirtualNode
+from ugpu.hcq.transport.node import NodeMapping
+from ugpu.virtual.nvidia.memory import physical
+from ugpu.virtual.nvidia.node import VirtualNode
 
 _MAYMOVE, _FIXED = 1, 2  # MREMAP_*, linux/mman.h
 _FAILED = ctypes.c_void_p(-1).value

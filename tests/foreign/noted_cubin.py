@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import struct
 
-from nv.abi.note import NOTE_FORMAT, NOTE_MAGIC, NOTE_SIZE, NOTE_VERSION
-from nv.cubin import parse_cubin
+from ugpu.nv.abi.note import NOTE_FORMAT, NOTE_MAGIC, NOTE_SIZE, NOTE_VERSION
+from ugpu.nv.code.cubin import parse_cubin
 
 _HEADER = struct.Struct("<IIQQQQIIQQ")  # Elf64_Shdr
 _SYMBOL = struct.Struct("<IBBHQQ")  # Elf64_Sym

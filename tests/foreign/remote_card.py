@@ -19,8 +19,8 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from hcq.errors import UgpuError
-from hcq.transport.base import DmaMemory, ResetKind, Transport
+from ugpu.hcq.errors import UgpuError
+from ugpu.hcq.transport.base import DmaMemory, ResetKind, Transport
 
 REQUEST, ANSWER = struct.Struct("<BIIQQQ"), struct.Struct("<BQQ")
 (

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hcq
-from am.device import AmDevice
+from ugpu import hcq
+from ugpu.am.device.device import AmDevice
 
 NAMES = [f"clang-{version}" for version in range(20, 14, -1)]  # 15 was the first with gfx1100
 CLANG = next((path for name in NAMES if (path := shutil.which(name))), None)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
-from hcq.device import Device
-from hcq.program import Program
 from tests.foreign.client import run_client
 from tests.foreign.cuda_kernels import PRODUCTS, places
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.work.program import Program
 
 if places() is None:
     pytest.skip("needs nvidia-cuda-nvrtc: `make test-foreign` installs it", allow_module_level=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hcq.program import Program
-from nv.device import NvDevice
-from nv.virtual.machine import VirtualMachine
 from tests.foreign.client import run_client
 from tests.foreign.cuda_kernels import places
 from tests.support.nv_machine import opened, powered
+from ugpu.hcq.work.program import Program
+from ugpu.nv.device.device import NvDevice
+from ugpu.virtual.nvidia.machine import VirtualMachine
 
 if places() is None:
     pytest.skip("needs nvidia-cuda-nvrtc: `make test-foreign` installs it", allow_module_level=True)

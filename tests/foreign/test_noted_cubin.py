@@ -8,11 +8,11 @@ import struct
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from nv.abi.note import NOTE_FORMAT, NOTE_MAGIC, NOTE_SIZE, NOTE_VERSION
-from nv.assemble import assemble, find_library
-from nv.cubin import parse_cubin
 from tests.foreign.noted_cubin import noted
 from tests.support.nv_ptx import cubin
+from ugpu.nv.abi.note import NOTE_FORMAT, NOTE_MAGIC, NOTE_SIZE, NOTE_VERSION
+from ugpu.nv.code.assemble import assemble, find_library
+from ugpu.nv.code.cubin import parse_cubin
 
 PTX = b"""
 .version 7.0

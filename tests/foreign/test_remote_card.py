@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from am.virtual.bus.pci import VirtualTransport
-from am.virtual.options import ChipOptions
 from tests.foreign.remote_card import RemoteCard
 from tests.support.am_navi31 import build_chip
+from ugpu.virtual.amd.bus.pci import VirtualTransport
+from ugpu.virtual.amd.options import ChipOptions
 
 PROBE, MAP_BAR, CFG_READ, CFG_WRITE = 0, 1, 3, 4
 MMIO_READ, MMIO_WRITE, MAP_SYSMEM, SYSMEM_READ, SYSMEM_WRITE = 6, 7, 8, 9, 10

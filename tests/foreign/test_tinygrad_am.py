@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from am.chips import facts_of
-from am.virtual.bus.pci import VirtualTransport
-from am.virtual.chip import Chip
-from am.virtual.firmware.images import synthetic_set
-from am.virtual.gpu import build_chip
-from am.virtual.options import ChipOptions, Delays
 from tests.foreign.client import require, run_client
 from tests.foreign.remote_card import RemoteCard
+from ugpu.am.chips import facts_of
+from ugpu.virtual.amd.bus.pci import VirtualTransport
+from ugpu.virtual.amd.chip import Chip
+from ugpu.virtual.amd.firmware.images import synthetic_set
+from ugpu.virtual.amd.gpu import build_chip
+from ugpu.virtual.amd.options import ChipOptions, Delays
 
 require("tinygrad")
 pytestmark = pytest.mark.foreign

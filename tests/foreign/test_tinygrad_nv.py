@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nv.assemble import find_library
 from tests.foreign.client import require, run_client
+from ugpu.nv.code.assemble import find_library
 
 require("tinygrad")
 pytestmark = pytest.mark.foreign

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
-from am.virtual.chip import Chip
-from am.virtual.options import ChipOptions
-from hcq.device import Device
 from tests.foreign.client import require, run_client
 from tests.support.am_navi31 import build_chip
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.virtual.amd.chip import Chip
+from ugpu.virtual.amd.options import ChipOptions
 
 require("triton")
 pytestmark = pytest.mark.foreign

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
-from hcq.device import Device
 from tests.foreign.client import require, run_client
 from tests.foreign.scaled_cases import CASES, EDGE, K
 from tests.support.number_codes import table
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
 
 require("triton")
 pytestmark = pytest.mark.foreign

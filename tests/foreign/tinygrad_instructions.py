@@ -22,11 +22,11 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
-from am.virtual.isa.core import GfxCore
-from am.virtual.shader import Dispatch, Ending
-from hcq.emu.memory import Abort
 from tests.support.gfx_run import PRIVATE_APERTURE, SHARED_APERTURE
 from tests.support.shader_memory import ArrayMemory
+from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.shader import Dispatch, Ending
+from ugpu.virtual.shader.memory import Abort
 
 CODE, ARGUMENTS, OUT, SCRATCH = (0x7E00_0000_0000 + (n << 36) for n in range(4))
 OUT_BYTES = 1 << 16  # what a test may write; its own buffer is as large as `needed` says

@@ -23,12 +23,12 @@ from tinygrad import Device
 from tinygrad.runtime import ops_nv
 from tinygrad.runtime.support import compiler_cuda
 
-from nv.virtual.gpu import build_machine
-from nv.virtual.node import VirtualNode
-from nv.virtual.options import MachineOptions
 from tests.foreign.node_files import install, share_memory
 from tests.foreign.noted_cubin import noted
 from tests.foreign.tinygrad_steps import operators, trouble
+from ugpu.virtual.nvidia.gpu import build_machine
+from ugpu.virtual.nvidia.node import VirtualNode
+from ugpu.virtual.nvidia.options import MachineOptions
 
 MEMORY = 2 << 30
 SLOW_S = 20  # a step that is not over by then has the stacks of all threads in the report

@@ -18,10 +18,10 @@ from typing import Any
 from tinygrad import Device
 from tinygrad.runtime import ops_qcom
 
-from qcom.virtual.gpu import build_machine
-from qcom.virtual.node import VirtualNode
 from tests.foreign.kgsl_files import install
 from tests.foreign.tinygrad_steps import operators, trouble
+from ugpu.virtual.adreno.gpu import build_machine
+from ugpu.virtual.adreno.node import VirtualNode
 
 DOUBLES = "doubles"  # the renderer for ir3 has no float64
 

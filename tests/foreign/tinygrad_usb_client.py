@@ -22,15 +22,15 @@ from tinygrad.runtime import ops_amd
 from tinygrad.runtime.support import compiler_llvm, system
 from tinygrad.runtime.support.am import amdev
 
-from am.chips import facts_of
-from am.virtual.bus.endpoint import ChipEndpoint
-from am.virtual.firmware.images import synthetic_set
-from am.virtual.gpu import build_chip
-from am.virtual.options import ChipOptions, Delays
 from tests.foreign.tinygrad_client import LlvmliteCompiler
 from tests.foreign.tinygrad_steps import operators, trouble
 from tests.foreign.usb_stand import install
-from usbgpu.virtual.enclosure import Enclosure
+from ugpu.am.chips import facts_of
+from ugpu.virtual.amd.bus.endpoint import ChipEndpoint
+from ugpu.virtual.amd.firmware.images import synthetic_set
+from ugpu.virtual.amd.gpu import build_chip
+from ugpu.virtual.amd.options import ChipOptions, Delays
+from ugpu.virtual.usb.enclosure import Enclosure
 
 
 def main(name: str, result: str) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from hcq.errors import UgpuError
-from usbgpu.usb import Pending, UsbDevice
-from usbgpu.virtual.enclosure import Enclosure
+from ugpu.hcq.errors import UgpuError
+from ugpu.usbgpu.link.usb import Pending, UsbDevice
+from ugpu.virtual.usb.enclosure import Enclosure
 
 OUT, IN = 0x02, 0x81
 PACKET = 1024

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq import bundle
-from hcq.bundle import Evidence
-from hcq.crash import Keeper
-from hcq.errors import BadArgument, DeviceHang, PageFault, UgpuError
+from ugpu.hcq.device.crash import Keeper
+from ugpu.hcq.disk import bundle
+from ugpu.hcq.disk.bundle import Evidence
+from ugpu.hcq.errors import BadArgument, DeviceHang, PageFault, UgpuError
 
 FAULT = PageFault("card: a write faulted", address=0x1234000, access="write", kernel="store")
 

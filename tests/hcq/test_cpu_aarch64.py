@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.cpu import object as object_module
-from hcq.cpu.aarch64 import RELOCATIONS_AARCH64, jump
-from hcq.cpu.memory import CodeMemory, flush_instructions
-from hcq.cpu.object import load_object
-from hcq.elf import ElfObject, Layout, lay_out, link, read_object
-from hcq.errors import BadCodeObject, HostError, NotSupported
 from tests.support.kernels import compile_ir
+from ugpu.hcq.cpu import object as object_module
+from ugpu.hcq.cpu.aarch64 import RELOCATIONS_AARCH64, jump
+from ugpu.hcq.cpu.memory import CodeMemory, flush_instructions
+from ugpu.hcq.cpu.object import load_object
+from ugpu.hcq.errors import BadCodeObject, HostError, NotSupported
+from ugpu.hcq.objects.elf import ElfObject, Layout, lay_out, link, read_object
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 KERNEL = """

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import hcq
-from hcq.config import from_environment
-from hcq.cpu import caches
-from hcq.errors import BadArgument
-from hcq.target import Caches
+from ugpu import hcq
+from ugpu.hcq.cpu import caches
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.state.config import from_environment
+from ugpu.hcq.state.target import Caches
 
 DEFAULT = Caches()
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hcq.argument import Argument
-from hcq.cpu.mark import declared, marked
-from hcq.errors import BadCodeObject
+from ugpu.hcq.cpu.mark import declared, marked
+from ugpu.hcq.errors import BadCodeObject
+from ugpu.hcq.objects.argument import Argument
 
 SIZES = {"ptr": 8, "i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8,
          "half": 2, "bfloat": 2, "float": 4, "double": 8}  # fmt: skip

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq import ownfolder
-from hcq.diskcache import HEAD, DiskCache
-from hcq.errors import BadArgument
+from ugpu.hcq.disk import own_folder as ownfolder
+from ugpu.hcq.disk.cache import HEAD, DiskCache
+from ugpu.hcq.errors import BadArgument
 
 KEY, OTHER = DiskCache.key("a kernel"), DiskCache.key("another")
 

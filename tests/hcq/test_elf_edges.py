@@ -6,9 +6,9 @@ import struct
 
 import pytest
 
-from hcq.elf import SHT_NOTE, SHT_SYMTAB, ElfObject, Section, read_object
-from hcq.errors import BadCodeObject
 from tests.support.kernels import amd_table_object
+from ugpu.hcq.errors import BadCodeObject
+from ugpu.hcq.objects.elf import SHT_NOTE, SHT_SYMTAB, ElfObject, Section, read_object
 
 SECTION = struct.Struct("<IIQQQQIIQQ")  # Elf64_Shdr: name, kind, flags, address, offset, size, ...
 OFFSET, SIZE = 4, 5

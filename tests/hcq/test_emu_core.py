@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hcq.emu import atomics, context, jit, waves
-from hcq.emu.lanes.every import LDS_SPACE, PREFIX
-from hcq.emu.lanes.functions import LANE_MEMORY
-from hcq.emu.memory import Access
-from hcq.emu.text import LANES, PROFILES, Text, constant, lanes
-from hcq.emu.waves import Waves, launcher_ir
-from hcq.emu.worker import NativeWorker, aligned
 from tests.support.shader_memory import ArrayMemory
+from ugpu.hcq.objects import jit
+from ugpu.virtual.shader import atomics, context
+from ugpu.virtual.shader.lanes.every import LDS_SPACE, PREFIX
+from ugpu.virtual.shader.lanes.functions import LANE_MEMORY
+from ugpu.virtual.shader.memory import Access
+from ugpu.virtual.shader.text import LANES, PROFILES, Text, constant, lanes
+from ugpu.virtual.shader.threads import waves
+from ugpu.virtual.shader.threads.waves import Waves, launcher_ir
+from ugpu.virtual.shader.threads.worker import NativeWorker, aligned
 
 IN, OUT, COUNTS = 0x10_0000, 0x30_0000, 0x50_0000
 RESUME, DONE, GROUP, NUMBER, STRIDE = 0, 4, 8, 12, 64

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from hcq.emu.crew import Crew, _Mate
+from ugpu.virtual.shader.threads.crew import Crew, _Mate
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])

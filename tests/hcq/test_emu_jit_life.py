@@ -7,8 +7,8 @@ import gc
 import weakref
 from pathlib import Path
 
-from hcq.emu import jit
-from hcq.emu.library import compiled
+from ugpu.hcq.objects import jit
+from ugpu.virtual.shader.library import compiled
 
 
 def test_several_loaded_objects_are_freed() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hcq.emu.load import Load
 from tests.support.clocks import Manual
+from ugpu.virtual.shader.load import Load
 
 
 def test_the_average_does_not_depend_on_who_reads_it() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-import hcq
-from hcq import errors
-from hcq.errors import BadArgument
+from ugpu import hcq
+from ugpu.hcq import errors
+from ugpu.hcq.errors import BadArgument
 
 
 def test_amounts_and_words() -> None:

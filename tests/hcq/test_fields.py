@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.errors import BadArgument
-from hcq.fields import Field, Register, RegisterBlock, RegisterMap
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.registers.fields import Field, Register, RegisterBlock, RegisterMap
 
 TABLE = """\
 # a remark

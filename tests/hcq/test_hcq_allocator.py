@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.allocator import RangeAllocator
-from hcq.errors import BadArgument, OutOfMemory
+from ugpu.hcq.errors import BadArgument, OutOfMemory
+from ugpu.hcq.paging.allocator import RangeAllocator
 
 steps = st.lists(
     st.one_of(

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from hcq.clock import ALLOWANCE_S, Clock, ModelClock, WatchedClock, Work
-from hcq.errors import UnitTimeout
 from tests.support.clocks import Manual
+from ugpu.hcq.errors import UnitTimeout
+from ugpu.hcq.state.clock import ALLOWANCE_S, Clock, ModelClock, WatchedClock, Work
 
 
 def until(clock: Manual, when: float | None, limit_s: float) -> float:

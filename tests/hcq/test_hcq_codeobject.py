@@ -10,10 +10,10 @@ from elftools.elf.elffile import ELFFile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hcq.codeobject import CodeObject, parse_amdhsa
-from hcq.elf import read_object
-from hcq.errors import BadCodeObject, NotSupported
 from tests.support.kernels import amd_table_object
+from ugpu.hcq.errors import BadCodeObject, NotSupported
+from ugpu.hcq.objects.code_object import CodeObject, parse_amdhsa
+from ugpu.hcq.objects.elf import read_object
 
 BASE = 0x7F00_0000_1000
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.argument import Argument
-from hcq.buffer import Buffer
-from hcq.command import CommandBuffer, Reference, Relocation, Symbol
-from hcq.errors import BadArgument
-from hcq.memory import Placement, VirtAddr
-from hcq.program import Kernel, Parameter, Program, pack_arguments
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.objects.argument import Argument
+from ugpu.hcq.state.memory import Placement, VirtAddr
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.command import CommandBuffer, Reference, Relocation, Symbol
+from ugpu.hcq.work.program import Kernel, Parameter, Program, pack_arguments
 
 WORDS = 12
 MASK_64 = (1 << 64) - 1

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hcq import log as ugpu_log
-from hcq.config import Config, from_environment
-from hcq.errors import BadArgument
-from hcq.trace import Bus, Event, JsonLines
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.state import log as ugpu_log
+from ugpu.hcq.state.config import Config, from_environment
+from ugpu.hcq.state.trace import Bus, Event, JsonLines
 
 
 def test_an_empty_environment_gives_the_defaults() -> None:
@@ -81,11 +81,11 @@ def test_the_trace_level_and_its_lazy_dumps() -> None:
     handler = ugpu_log.configure("trace", written)
     try:
         data = bytes(range(32, 80)) + bytes(300)
-        logging.getLogger("hcq.test").log(ugpu_log.TRACE, "sent %s", ugpu_log.HexDump(data, 48))
+        logging.getLogger("ugpu.test").log(ugpu_log.TRACE, "sent %s", ugpu_log.HexDump(data, 48))
     finally:
         ugpu_log.remove(handler)
     text = written.getvalue()
-    assert "TRACE   hcq.test: sent 348 bytes" in text
+    assert "TRACE   ugpu.test: sent 348 bytes" in text
     assert "000000  20212223 24252627 28292a2b 2c2d2e2f   !\"#$%&'()*+,-./" in text
     assert "... 300 more" in text
 
@@ -95,7 +95,7 @@ def test_a_dump_that_nobody_reads_is_not_made() -> None:
         def __getitem__(self, key: object) -> object:
             raise AssertionError("the dump was made")
 
-    quiet = logging.getLogger("hcq.quiet")
+    quiet = logging.getLogger("ugpu.quiet")
     quiet.setLevel(logging.ERROR)
     quiet.debug("sent %s", ugpu_log.HexDump(Untouchable(b"abc")))
 

@@ -15,18 +15,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import hcq
-from hcq import life
-from hcq.clock import Clock
-from hcq.command import Launch, Reference, Symbol
-from hcq.cpu.device import CpuDevice
-from hcq.cpu.object import load_object
-from hcq.cpu.queue import ARENA_SIZE, SLOTS
-from hcq.errors import BadCodeObject, BadPacket, DeviceHang, NotSupported
-from hcq.memory import Placement
-from hcq.queue import QueueKind
-from hcq.target import TargetSpec
 from tests.support.kernels import compile_ir, contract_object
+from ugpu import hcq
+from ugpu.hcq.cpu.device import CpuDevice
+from ugpu.hcq.cpu.object import load_object
+from ugpu.hcq.cpu.queue import ARENA_SIZE, SLOTS
+from ugpu.hcq.errors import BadCodeObject, BadPacket, DeviceHang, NotSupported
+from ugpu.hcq.state import life
+from ugpu.hcq.state.clock import Clock
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.state.target import TargetSpec
+from ugpu.hcq.work.command import Launch, Reference, Symbol
+from ugpu.hcq.work.queue import QueueKind
 
 # sine(out, x, u32 count): calls the mathematics library, and memset through a large local array
 CALLS = """
@@ -387,7 +387,7 @@ def test_threads_end_with_the_device() -> None:
 
 def test_threads_that_end_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy host: none has ended within the limit of those that are inside a kernel."""
-    monkeypatch.setattr("hcq.cpu.processor.JOIN_LIMIT_S", 0.0)
+    monkeypatch.setattr("ugpu.hcq.cpu.processor.JOIN_LIMIT_S", 0.0)
     for _ in range(20):
         before = set(threading.enumerate())
         with hcq.open("cpu", threads=4) as device, device.alloc(64) as buffer:

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from hcq import trace
-from hcq.errors import BadArgument, Closed, DeviceHang, DeviceLost, PageFault
-from hcq.trace import Event
 from tests.support.scripted import ScriptedDevice
+from ugpu.hcq.errors import BadArgument, Closed, DeviceHang, DeviceLost, PageFault
+from ugpu.hcq.state import trace
+from ugpu.hcq.state.trace import Event
 
 
 def submitted(device: ScriptedDevice) -> int:

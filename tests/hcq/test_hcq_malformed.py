@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hcq.constants import Constants
-from hcq.errors import BadArgument
-from hcq.fields import RegisterMap
-from hcq.layout import Layouts
-from nv import abi
-from nv.abi.bits import BitTable
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.registers.constants import Constants
+from ugpu.hcq.registers.fields import RegisterMap
+from ugpu.hcq.registers.layout import Layouts
+from ugpu.nv import abi
+from ugpu.nv.abi.bits import BitTable
 
 REGISTERS = "A 1f 0 LOW:0:4 HIGH:4:28\nB 20 1\n"
 STRUCTURES = "a 8 x:u32:0 y:u8[2][2]:4\nb 16 inner:@a:0 flag:u32:8:3:2\nc = b\n"

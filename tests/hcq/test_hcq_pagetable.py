@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hcq.errors import BadArgument, OutOfMemory
-from hcq.pagetable import Level, PageTable
 from tests.support.pageformat import VALID, PlainMemory, ThreeLevels
+from ugpu.hcq.errors import BadArgument, OutOfMemory
+from ugpu.hcq.paging.page_table import Level, PageTable
 
 PAGE = 4096
 MB = 1 << 20

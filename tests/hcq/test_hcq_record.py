@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.errors import BadArgument, Closed, NotSupported, TransportError
-from hcq.memory import BusAddr
-from hcq.transport import recording as recording_module
-from hcq.transport.base import DmaSegment, PciIdentity, ResetKind, Transport
-from hcq.transport.record import RecordingTransport, record
-from hcq.transport.recording import (
+from tests.support.clocks import Manual
+from tests.support.pcifunction import PlainFunction, PlainMemory, PlainWindow
+from ugpu.hcq.errors import BadArgument, Closed, NotSupported, TransportError
+from ugpu.hcq.state.memory import BusAddr
+from ugpu.hcq.transport.base import DmaSegment, PciIdentity, ResetKind, Transport
+from ugpu.hcq.transport.recorded import format as recording_module
+from ugpu.hcq.transport.recorded.accesses import CONFIG, Access
+from ugpu.hcq.transport.recorded.format import (
     Allocation,
     Content,
     Entry,
@@ -28,10 +30,8 @@ from hcq.transport.recording import (
     Reset,
     Wait,
 )
-from hcq.transport.replay import ReplayTransport
-from hcq.transport.trace import CONFIG, Access
-from tests.support.clocks import Manual
-from tests.support.pcifunction import PlainFunction, PlainMemory, PlainWindow
+from ugpu.hcq.transport.recorded.recorder import RecordingTransport, record
+from ugpu.hcq.transport.recorded.replay import ReplayTransport
 
 TICK_S = 0.1  # of a clock in which nothing is spun for
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import hcq
-from hcq.catalogue import vendor_of, virtual_chips
-from hcq.listing import list_devices
+from ugpu import hcq
+from ugpu.hcq.find.catalogue import vendor_of, virtual_chips
+from ugpu.hcq.find.listing import list_devices
 
 VIRTUAL = [f"virtual:{chip}" for chip in sorted(virtual_chips())]
 
@@ -64,9 +64,9 @@ def test_the_package_of_a_chip_is_found_by_its_folder() -> None:
         assert vendor_of(name) is None, name
 
 
-@pytest.mark.parametrize(("chip", "others"), [("a740", ("am.chips", "nv.chips"))])
+@pytest.mark.parametrize(("chip", "others"), [("a740", ("ugpu.am.chips", "ugpu.nv.chips"))])
 def test_opening_a_chip_loads_no_other_vendors_chips(chip: str, others: tuple[str, ...]) -> None:
-    program = f"import hcq, sys; hcq.open('virtual:{chip}').close(); print(*sys.modules)"
+    program = f"from ugpu import hcq, sys; hcq.open('virtual:{chip}').close(); print(*sys.modules)"
     loaded = subprocess.check_output([sys.executable, "-c", program], text=True).split()
-    assert f"qcom.chips.{chip}.facts" in loaded
+    assert f"ugpu.qcom.chips.{chip}.facts" in loaded
     assert not set(others) & set(loaded)

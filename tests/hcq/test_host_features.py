@@ -7,9 +7,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from hcq import host
-from hcq.config import Config, from_environment
 from tests import changed, masks
+from ugpu.hcq.state import host
+from ugpu.hcq.state.config import Config, from_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 SAPPHIRE_RAPIDS = dict.fromkeys(

@@ -10,13 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import hcq
-from hcq.clock import Clock
-from hcq.errors import AccessDenied, BadArgument, DeviceBusy, DeviceLost, DeviceNotFound, UgpuError
-from hcq.transport.hotplug import Change, Watcher, best_wake, keep_trying
-from hcq.transport.pci_function import PciFunction
-from hcq.transport.system import System
 from tests.support.pci_machine import PciMachine
+from ugpu import hcq
+from ugpu.hcq.errors import (
+    AccessDenied,
+    BadArgument,
+    DeviceBusy,
+    DeviceLost,
+    DeviceNotFound,
+    UgpuError,
+)
+from ugpu.hcq.state.clock import Clock
+from ugpu.hcq.transport.pci.function import PciFunction
+from ugpu.hcq.transport.pci.hotplug import Change, Watcher, best_wake, keep_trying
+from ugpu.hcq.transport.system import System
 
 GPU, OTHER = "0000:03:00.0", "0000:04:00.0"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hcq import kept as module
-from hcq.config import Config, from_environment
-from hcq.diskcache import CHECK_EVERY, DiskCache
-from hcq.kept import kept
+from ugpu.hcq.disk import objects as module
+from ugpu.hcq.disk.cache import CHECK_EVERY, DiskCache
+from ugpu.hcq.disk.objects import kept
+from ugpu.hcq.state.config import Config, from_environment
 
 
 class Compiler:

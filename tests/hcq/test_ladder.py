@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from hcq.errors import BadArgument, ChipError, DeviceLost, NotSupported
-from hcq.ladder import Diagnosis, Ladder, Level, PlainRung
+from ugpu.hcq.errors import BadArgument, ChipError, DeviceLost, NotSupported
+from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung
 
 
 class Story:

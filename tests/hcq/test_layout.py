@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.constants import Constants
-from hcq.errors import BadArgument
-from hcq.fields import Field
-from hcq.layout import Array, Layouts
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.registers.constants import Constants
+from ugpu.hcq.registers.fields import Field
+from ugpu.hcq.registers.layout import Array, Layouts
 
 TABLE = """\
 # a remark

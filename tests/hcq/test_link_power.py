@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hcq.transport.link_power import keep_awake
-from hcq.transport.pci_function import PciFunction
-from hcq.transport.sysfs import SysfsTransport
 from tests.support.pci_machine import PciMachine
 from tests.support.sysfs_tree import GPU, SysfsTree
 from tests.support.thunderbolt_tree import ThunderboltTree
+from ugpu.hcq.transport.pci.function import PciFunction
+from ugpu.hcq.transport.pci.link_power import keep_awake
+from ugpu.hcq.transport.pci.sysfs import SysfsTransport
 
 
 def states(tree: SysfsTree, **values: str) -> None:
@@ -53,7 +53,7 @@ def test_who_may_not_write_is_told(
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(tree, "write_text", refuse)
-    with caplog.at_level(logging.INFO, "hcq.transport.link_power"):
+    with caplog.at_level(logging.INFO, "ugpu.hcq.transport.pci.link_power"):
         keep_awake(tree, PciFunction.find(tree, GPU))()
     (line,) = caplog.messages
     assert "l1_aspm" in line and "Permission denied" in line

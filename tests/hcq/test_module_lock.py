@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hcq.config import Config
-from hcq.cpu import processor
-from hcq.life import ModuleLock
+from ugpu.hcq.cpu import processor
+from ugpu.hcq.state.config import Config
+from ugpu.hcq.state.life import ModuleLock
 
 
 def test_native_code_that_is_built_needs_no_lock() -> None:

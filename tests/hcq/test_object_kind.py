@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 import ugpu
-from hcq.device import Device
-from hcq.errors import BadCodeObject
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadCodeObject
 
 
 def elf(kind: int, machine: int) -> bytes:

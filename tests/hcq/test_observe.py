@@ -20,15 +20,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import hcq
-from hcq import observe, registry
-from hcq.config import Config
-from hcq.core import Core
-from hcq.errors import Closed, DeviceHang, DeviceNotFound, TransportError
-from hcq.observe import Observer, Reader, Sampler
-from hcq.telemetry import Sample, Sensor, Telemetry, from_json
 from tests.support.forked import in_child
 from tests.support.waiting import until
+from ugpu import hcq
+from ugpu.hcq.device import observe
+from ugpu.hcq.device.core import Core
+from ugpu.hcq.device.observe import Observer, Reader, Sampler
+from ugpu.hcq.errors import Closed, DeviceHang, DeviceNotFound, TransportError
+from ugpu.hcq.find import registry
+from ugpu.hcq.state.config import Config
+from ugpu.hcq.state.telemetry import Sample, Sensor, Telemetry, from_json
 
 
 class Device:
@@ -137,7 +138,7 @@ def test_launches_and_queues_are_counted(device: Device) -> None:
 
 
 def test_kernels_are_counted_also_in_graphs(device: Device) -> None:
-    from compiler import Tensor, jit
+    from ugpu.compiler import Tensor, jit
 
     cpu = device.core.device
     data = Tensor(np.arange(8, dtype=np.float32), device=cpu)
@@ -166,7 +167,7 @@ def test_a_device_that_hangs_delays_those_alone_who_ask_for_it(tmp_path: Path) -
 
 def test_a_socket_that_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     program = (
-        "import sys, hcq; from pathlib import Path; from hcq.observe import Observer\n"
+        "import sys, hcq; from pathlib import Path; from ugpu.hcq.device.observe import Observer\n"
         "d = hcq.open('cpu'); Observer(d.driver.core, Path(sys.argv[1]))\n"
         "print('there', flush=True); sys.stdin.read()"
     )

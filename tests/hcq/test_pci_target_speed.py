@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from hcq.telemetry import Telemetry
-from hcq.transport.pci_function import PciFunction
-from hcq.transport.pci_path import hops, target_speed
 from tests.support.pci_machine import PciMachine
 from tests.support.thunderbolt_tree import ThunderboltTree
-from tools.daemon.watch import links
+from ugpu.hcq.state.telemetry import Telemetry
+from ugpu.hcq.transport.pci.function import PciFunction
+from ugpu.hcq.transport.pci.path import hops, target_speed
+from ugpu.tools.service.daemon.cards.watch import links
 
 PORT = "0000:00:01.0"
 

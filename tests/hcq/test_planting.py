@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import hcq
-from am.virtual.options import FaultPlan
-from hcq import planting
-from hcq.errors import BadArgument, DeviceLost, NotSupported, UgpuError
+from ugpu import hcq
+from ugpu.hcq.errors import BadArgument, DeviceLost, NotSupported, UgpuError
+from ugpu.hcq.find import planting
+from ugpu.virtual.amd.options import FaultPlan
 
 
 def chip_of(device: Any) -> Any:

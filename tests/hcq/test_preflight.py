@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hcq.errors import (
+from tests.support.descriptors import leaked, settled
+from tests.support.fake_vfio import VfioMachine
+from tests.support.thunderbolt_tree import GEN3, GEN4, ThunderboltTree
+from ugpu.hcq.errors import (
     AccessDenied,
     DecodingOff,
     DeviceAsleep,
@@ -18,13 +21,10 @@ from hcq.errors import (
     LinkDown,
     UgpuError,
 )
-from hcq.transport import preflight
-from hcq.transport.attach import attach_pci
-from hcq.transport.life import absence_of
-from hcq.transport.pci_function import PciFunction
-from tests.support.descriptors import leaked, settled
-from tests.support.fake_vfio import VfioMachine
-from tests.support.thunderbolt_tree import GEN3, GEN4, ThunderboltTree
+from ugpu.hcq.transport.attach import attach_pci
+from ugpu.hcq.transport.life import absence_of
+from ugpu.hcq.transport.pci import preflight
+from ugpu.hcq.transport.pci.function import PciFunction
 
 PORT, GPU = "0000:00:07.0", "0000:24:00.0"
 SOCKET, INNER = "0000:21:01.0", "0000:22:00.0"

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hcq.command import CommandBuffer, Relocation, Symbol
-from hcq.remote.channel import Channel
-from hcq.remote.queue import RemoteQueue, RemoteResident
-from hcq.remote.session import ACKNOWLEDGED, FULL, Session
-from hcq.remote.wire import Limits, Message
 from tests.support.interrupts import interrupted
+from ugpu.hcq.remote.channel import Channel
+from ugpu.hcq.remote.queue import RemoteQueue, RemoteResident
+from ugpu.hcq.remote.session import ACKNOWLEDGED, FULL, Session
+from ugpu.hcq.remote.wire import Limits, Message
+from ugpu.hcq.work.command import CommandBuffer, Relocation, Symbol
 
 Ends = tuple[Session, Session]
 

@@ -14,10 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hcq.errors import UgpuError
-from hcq.remote import wire
-from hcq.remote.failures import from_wire, to_wire
-from hcq.remote.wire import EVENTS, REQUESTS, Buffered, Limits, Message, WireError, check, encode
+from ugpu.hcq.errors import UgpuError
+from ugpu.hcq.remote import wire
+from ugpu.hcq.remote.failures import from_wire, to_wire
+from ugpu.hcq.remote.wire import (
+    EVENTS,
+    REQUESTS,
+    Buffered,
+    Limits,
+    Message,
+    WireError,
+    check,
+    encode,
+)
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text(max_size=20),
@@ -185,7 +194,7 @@ def test_a_million_changed_frames() -> None:
 
 
 def test_errors_keep_their_class_and_facts() -> None:
-    from hcq import errors
+    from ugpu.hcq import errors
 
     error = errors.PageFault("at", address=1 << 63, places=[1, (2, "x")], what=object)
     again = from_wire(*msgpack.unpackb(msgpack.packb(to_wire(error))))

@@ -6,12 +6,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.transport.base import Transport
-from hcq.transport.record import record
-from hcq.transport.recording import Recording
-from hcq.transport.replay import ReplayTransport
 from tests.support.clocks import Manual
 from tests.support.pcifunction import PlainFunction, PlainMemory, PlainWindow
+from ugpu.hcq.transport.base import Transport
+from ugpu.hcq.transport.recorded.format import Recording
+from ugpu.hcq.transport.recorded.recorder import record
+from ugpu.hcq.transport.recorded.replay import ReplayTransport
 
 DRIVERS, DEVICES = range(0, 32, 8), range(64, 96, 8)  # words by who writes them
 Change = tuple[int, int]  # (place, value)

@@ -6,10 +6,10 @@ import gc
 
 import pytest
 
-from hcq.buffer import Buffer
-from hcq.errors import Closed, DeviceHang, DeviceLost
-from hcq.queue import QueueKind
 from tests.support.scripted import ScriptedDevice
+from ugpu.hcq.errors import Closed, DeviceHang, DeviceLost
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.queue import QueueKind
 
 
 def test_a_dropped_buffer_is_freed_after_the_work_submitted_before() -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hcq.errors import (
+from tests.support.descriptors import leaked, settled
+from tests.support.slot_machine import AUDIO, BELOW, GPU, INNER, SLOT, SWITCH, SlotMachine
+from ugpu.hcq.errors import (
     AccessDenied,
     BarUnassigned,
     DeviceBusy,
@@ -18,13 +20,11 @@ from hcq.errors import (
     UgpuError,
     UnitTimeout,
 )
-from hcq.ladder import Rung, climb
-from hcq.transport.eject import eject, steps
-from hcq.transport.pci_function import PciFunction
-from hcq.transport.pci_path import slot_port
-from hcq.transport.rungs import BusReset, ColdCycle, RemoveRescan
-from tests.support.descriptors import leaked, settled
-from tests.support.slot_machine import AUDIO, BELOW, GPU, INNER, SLOT, SWITCH, SlotMachine
+from ugpu.hcq.state.ladder import Rung, climb
+from ugpu.hcq.transport.pci.eject import eject, steps
+from ugpu.hcq.transport.pci.function import PciFunction
+from ugpu.hcq.transport.pci.path import slot_port
+from ugpu.hcq.transport.pci.rungs import BusReset, ColdCycle, RemoveRescan
 
 RUNGS = (BusReset, ColdCycle, RemoveRescan)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hcq.errors import DeviceLost
-from hcq.transport.pci_config import SavedConfig, extended_capability
+from ugpu.hcq.errors import DeviceLost
+from ugpu.hcq.transport.pci.config import SavedConfig, extended_capability
 
 _COMMAND, _BAR0, _AER, _REBAR = 0x04, 0x10, 0x150, 0x200
 _MEMORY, _MASTER = 1 << 1, 1 << 2

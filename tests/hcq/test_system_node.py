@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hcq.errors import BadArgument, Closed
-from hcq.transport.system import System
-from hcq.transport.system_node import SystemNode
 from tests.support import descriptors
+from ugpu.hcq.errors import BadArgument, Closed
+from ugpu.hcq.transport.system import System
+from ugpu.hcq.transport.system_node import SystemNode
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-import hcq
-from hcq.command import Command, CommandBuffer
-from hcq.device import Device
-from hcq.errors import BadArgument, Closed
-from hcq.program import Kernel, Parameter
-from hcq.templates import _MOST_SHAPES
 from tests.support.kernels import contract_object
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, Closed
+from ugpu.hcq.work.command import Command, CommandBuffer
+from ugpu.hcq.work.program import Kernel, Parameter
+from ugpu.hcq.work.templates import _MOST_SHAPES
 
 COUNT = 64
 

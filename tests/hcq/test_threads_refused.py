@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
-from hcq.cpu import processor
-from hcq.device import Device
-from hcq.emu.crew import Crew
-from hcq.errors import OutOfMemory, UgpuError
-from hcq.transport.interrupts import EventWatch
-from hcq.transport.system import System
+from ugpu import hcq
+from ugpu.hcq.cpu import processor
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import OutOfMemory, UgpuError
+from ugpu.hcq.transport.interrupts import EventWatch
+from ugpu.hcq.transport.system import System
+from ugpu.virtual.shader.threads.crew import Crew
 
 THREADS = 5  # of the device: four helpers, and one for each of two queues
 STARTED = THREADS - 1 + 2

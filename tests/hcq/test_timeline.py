@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-import hcq
-from hcq.buffer import Buffer
-from hcq.cpu.device import CpuDevice
-from hcq.memory import Placement, VirtAddr
-from hcq.timeline import Timeline
-from hcq.transport.view import RemoteView
+from ugpu import hcq
+from ugpu.hcq.cpu.device import CpuDevice
+from ugpu.hcq.state.memory import Placement, VirtAddr
+from ugpu.hcq.transport.view import RemoteView
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.timeline import Timeline
 
 
 def test_the_host_never_takes_a_timeline_back() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hcq.errors import (
+from tests.support.pci_machine import PciMachine
+from ugpu.hcq.errors import (
     AccessDenied,
     BadArgument,
     DeviceBusy,
@@ -20,10 +21,9 @@ from hcq.errors import (
     TransportError,
     UgpuError,
 )
-from hcq.transport.binding import Binding, plan, release
-from hcq.transport.eject import eject
-from hcq.transport.pci_function import PciFunction, normal_address
-from tests.support.pci_machine import PciMachine
+from ugpu.hcq.transport.pci.binding import Binding, plan, release
+from ugpu.hcq.transport.pci.eject import eject
+from ugpu.hcq.transport.pci.function import PciFunction, normal_address
 
 GPU, AUDIO = "0000:03:00.0", "0000:03:00.1"
 

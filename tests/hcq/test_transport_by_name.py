@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hcq import catalogue, listing, registry
-from hcq.errors import BadArgument, BarTooSmall, DeviceBusy, DeviceNotFound, FirmwareSilent
-from hcq.transport import attach as pci
 from tests.support.am_navi31 import attach, shared_facts
 from tests.support.fake_vfio import VfioMachine
+from ugpu.hcq.errors import BadArgument, BarTooSmall, DeviceBusy, DeviceNotFound, FirmwareSilent
+from ugpu.hcq.find import catalogue, listing, registry
+from ugpu.hcq.transport import attach as pci
 
 GPU, OTHER = "0000:03:00.0", "0000:04:00.0"
 

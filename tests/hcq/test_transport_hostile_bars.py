@@ -10,10 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from hcq.errors import AccessDenied, BadArgument, DeviceLost, HostError, TransportError, UgpuError
-from hcq.transport.sysfs import SysfsTransport, bar_sizes
-from hcq.transport.system import System
 from tests.support.sysfs_tree import GPU, SysfsTree
+from ugpu.hcq.errors import (
+    AccessDenied,
+    BadArgument,
+    DeviceLost,
+    HostError,
+    TransportError,
+    UgpuError,
+)
+from ugpu.hcq.transport.pci.sysfs import SysfsTransport, bar_sizes
+from ugpu.hcq.transport.system import System
 
 _MEMORY = 0x40200
 

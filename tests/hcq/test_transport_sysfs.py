@@ -13,7 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.errors import (
+from tests.support.clocks import Manual
+from tests.support.descriptors import leaked, settled
+from tests.support.pci_machine import Function, PciMachine
+from ugpu.hcq.errors import (
     AccessDenied,
     BadArgument,
     BarUnassigned,
@@ -26,13 +29,11 @@ from hcq.errors import (
     OutOfMemory,
     UgpuError,
 )
-from hcq.transport import pci_config, physical
-from hcq.transport.base import ResetKind
-from hcq.transport.physical import PhysicalMemory
-from hcq.transport.sysfs import SysfsTransport, bar_sizes, rescan
-from tests.support.clocks import Manual
-from tests.support.descriptors import leaked, settled
-from tests.support.pci_machine import Function, PciMachine
+from ugpu.hcq.transport.base import ResetKind
+from ugpu.hcq.transport.pci import config as pci_config
+from ugpu.hcq.transport.pci import physical
+from ugpu.hcq.transport.pci.physical import PhysicalMemory
+from ugpu.hcq.transport.pci.sysfs import SysfsTransport, bar_sizes, rescan
 
 GPU, BRIDGE = "0000:03:00.0", "0000:02:00.0"
 BAR_WORDS = (0x8000_000C, 0x40, 0x9000_000C, 0x41, 0, 0xA000_0000)

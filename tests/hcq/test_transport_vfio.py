@@ -16,7 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.errors import (
+from tests.support import fake_vfio
+from tests.support.descriptors import leaked, settled
+from tests.support.fake_vfio import VfioMachine
+from ugpu.hcq.errors import (
     BadArgument,
     BarTooSmall,
     Closed,
@@ -28,14 +31,11 @@ from hcq.errors import (
     TransportError,
     UgpuError,
 )
-from hcq.transport.attach import attach_pci
-from hcq.transport.base import ResetKind
-from hcq.transport.late import await_closed
-from hcq.transport.vfio import VfioTransport
-from hcq.transport.vfio_container import capabilities
-from tests.support import fake_vfio
-from tests.support.descriptors import leaked, settled
-from tests.support.fake_vfio import VfioMachine
+from ugpu.hcq.transport.attach import attach_pci
+from ugpu.hcq.transport.base import ResetKind
+from ugpu.hcq.transport.late import await_closed
+from ugpu.hcq.transport.vfio.container import capabilities
+from ugpu.hcq.transport.vfio.transport import VfioTransport
 
 GPU, AUDIO = "0000:03:00.0", "0000:03:00.1"
 

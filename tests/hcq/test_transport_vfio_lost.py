@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from hcq.errors import OutOfMemory, TransportError
-from hcq.transport import late
-from hcq.transport.vfio import VfioTransport
 from tests.support.fake_vfio import VfioMachine
+from ugpu.hcq.errors import OutOfMemory, TransportError
+from ugpu.hcq.transport import late
+from ugpu.hcq.transport.vfio.transport import VfioTransport
 
 GPU = "0000:03:00.0"
 

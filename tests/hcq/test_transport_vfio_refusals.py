@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from hcq.errors import (
+from tests.support import fake_vfio
+from tests.support.descriptors import leaked, settled
+from tests.support.fake_vfio import VfioMachine
+from ugpu.hcq.errors import (
     AccessDenied,
     BarTooSmall,
     BarUnassigned,
@@ -24,10 +27,7 @@ from hcq.errors import (
     NotSupported,
     UgpuError,
 )
-from hcq.transport.vfio import VfioTransport
-from tests.support import fake_vfio
-from tests.support.descriptors import leaked, settled
-from tests.support.fake_vfio import VfioMachine
+from ugpu.hcq.transport.vfio.transport import VfioTransport
 
 GPU, AUDIO = "0000:03:00.0", "0000:03:00.1"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hcq.transport.vfio_user.attention import (
+from ugpu.hcq.transport.vfio_user.attention import (
     LIMIT_S,
     LONGEST_REST,
     Attention,

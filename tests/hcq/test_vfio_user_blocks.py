@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hcq.errors import BadArgument, Closed, DeviceLost, TransportError
-from hcq.transport.vfio_user.connection import Connection
-from hcq.transport.vfio_user.version import Capabilities
 from tests.support.vfio_user_wire import take
+from ugpu.hcq.errors import BadArgument, Closed, DeviceLost, TransportError
+from ugpu.hcq.transport.vfio_user.connection import Connection
+from ugpu.hcq.transport.vfio_user.version import Capabilities
 
 REGION, TRANSFER = 2, 64
 LIMIT_S = 60.0

@@ -17,21 +17,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hcq.errors import (
-    BadArgument,
-    Closed,
-    DeviceBusy,
-    DeviceLost,
-    DeviceNotFound,
-    NotSupported,
-    TransportError,
-    UgpuError,
-)
-from hcq.transport.base import ResetKind
-from hcq.transport.vfio_user.client import VfioUserTransport
-from hcq.transport.vfio_user.regions import MessageWindow, SharedWindow
-from hcq.transport.vfio_user.server import Server
-from hcq.transport.window import MappedWindow
 from tests.support.descriptors import leaked, settled
 from tests.support.vfio_user_device import (
     ADDRESS,
@@ -43,6 +28,21 @@ from tests.support.vfio_user_device import (
     MemoryDevice,
 )
 from tests.support.vfio_user_served import served
+from ugpu.hcq.errors import (
+    BadArgument,
+    Closed,
+    DeviceBusy,
+    DeviceLost,
+    DeviceNotFound,
+    NotSupported,
+    TransportError,
+    UgpuError,
+)
+from ugpu.hcq.transport.base import ResetKind
+from ugpu.hcq.transport.vfio_user.client import VfioUserTransport
+from ugpu.hcq.transport.vfio_user.regions import MessageWindow, SharedWindow
+from ugpu.hcq.transport.window import MappedWindow
+from ugpu.virtual.serve.server import Server
 
 VERSION = b"\0\0\0\0{}\0"
 LIMIT_S = 60

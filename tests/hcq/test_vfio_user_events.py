@@ -10,16 +10,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from hcq.errors import BadArgument, OutOfMemory
-from hcq.transport.vfio_user import files as shared_files
-from hcq.transport.vfio_user.events import Events
-from hcq.transport.vfio_user.server import Server
-from hcq.transport.vfio_user.wire import Interrupt
 from tests.hcq.test_vfio_user_server import dma_map, memory, set_irqs
 from tests.support.vfio_user_device import MemoryDevice
 from tests.support.vfio_user_served import raw_client, served
 from tests.support.vfio_user_wire import exchange, refused
 from tests.support.waiting import until
+from ugpu.hcq.errors import BadArgument, OutOfMemory
+from ugpu.hcq.transport.vfio_user import files as shared_files
+from ugpu.hcq.transport.vfio_user.wire import Interrupt
+from ugpu.virtual.serve.events import Events
+from ugpu.virtual.serve.server import Server
 
 FULL = 2**64 - 2  # eventfd(2): the largest count
 LIMIT_S = 60.0  # of what takes no time, on a busy host

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from hcq.errors import BadArgument, OutOfMemory
-from hcq.transport.vfio_user import files as shared_files
-from hcq.transport.vfio_user.files import SharedFiles, sealed_memory
+from ugpu.hcq.errors import BadArgument, OutOfMemory
+from ugpu.hcq.transport.vfio_user import files as shared_files
+from ugpu.hcq.transport.vfio_user.files import SharedFiles, sealed_memory
 
 LENGTH = (1 << 27) + 4096  # no other test has one of as many bits
 

@@ -11,11 +11,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from hcq.transport.vfio_user.delivery import Delivery
 from tests.hcq.test_vfio_user_server import HELLO, set_irqs
 from tests.support.vfio_user_device import MemoryDevice
 from tests.support.vfio_user_served import raw_client, served
 from tests.support.vfio_user_wire import exchange, refused
+from ugpu.virtual.serve.delivery import Delivery
 
 READ, WRITE, WRITES, IRQ_INFO, SET_IRQS = 9, 10, 15, 7, 8
 INTX, MSI, MSIX = 0, 1, 2

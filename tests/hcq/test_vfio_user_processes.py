@@ -16,19 +16,19 @@ from pathlib import Path
 
 import pytest
 
-from hcq.errors import DeviceBusy, DeviceLost
-from hcq.transport.vfio_user.client import VfioUserTransport
 from tests.support.descriptors import leaked, settled
 from tests.support.vfio_user_device import COMMAND, STATUS
 from tests.support.vfio_user_wire import exchange, send
 from tests.support.waiting import came, until, when
+from ugpu.hcq.errors import DeviceBusy, DeviceLost
+from ugpu.hcq.transport.vfio_user.client import VfioUserTransport
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIMIT_S = 60
 RESTING = 50  # looks of at least 2 ms each in which a process has not run
 SERVE = """
 import sys
-from hcq.transport.vfio_user.server import Server
+from ugpu.virtual.serve.server import Server
 from tests.support.vfio_user_device import MemoryDevice
 server = Server(sys.argv[1], MemoryDevice())
 print("ready", flush=True)
@@ -36,7 +36,7 @@ server.run()
 """
 READ = """
 import sys
-from hcq.transport.vfio_user.client import VfioUserTransport
+from ugpu.hcq.transport.vfio_user.client import VfioUserTransport
 registers = VfioUserTransport(sys.argv[1]).window(5)
 registers.write32(8, 0x5A)
 registers.read32(8)

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from hcq.errors import BadArgument, DeviceBusy
-from hcq.transport.vfio_user.server import Server
 from tests.support.descriptors import leaked, settled
 from tests.support.vfio_user_device import MemoryDevice
 from tests.support.vfio_user_served import raw_client, served
 from tests.support.vfio_user_wire import exchange, receive, refused, send, take
 from tests.support.waiting import came
+from ugpu.hcq.errors import BadArgument, DeviceBusy
+from ugpu.virtual.serve.server import Server
 
 HELLO = b'\0\0\0\0{"capabilities":{"max_msg_fds":8,"max_data_xfer_size":4096,"pgsizes":4096}}\0'
 
@@ -430,7 +430,7 @@ def test_state_outlives_a_client_and_its_memory_does_not(
 def test_an_heir_is_let_in_before_the_server_has_noticed_the_end(
     server: Server, device: MemoryDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hcq.transport.vfio_user.server.TAKEOVER_LIMIT_S", 0.0)
+    monkeypatch.setattr("ugpu.virtual.serve.server.TAKEOVER_LIMIT_S", 0.0)
     for _ in range(30):
         with raw_client(server) as connection:
             exchange(connection, 1, HELLO)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-import hcq
-from hcq.weakregistry import WeakRegistry
+from ugpu import hcq
+from ugpu.hcq.state.weak_registry import WeakRegistry
 
 
 class Thing:

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import Tensor
-from compiler.methods.movement import Movement
-from hcq.device import Device
 from lab.programs import recorded, tensors
 from lab.programs.__main__ import run
 from lab.programs.judge import Array, Unjudged, promote
 from tests.support.compiler_devices import device_fixture
+from ugpu.compiler import Tensor
+from ugpu.compiler.methods.shape.movement import Movement
+from ugpu.hcq.device.device import Device
 
 device = device_fixture("cpu", poison=False)
 TENSORS, RECORDED = 25, 20

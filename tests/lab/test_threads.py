@@ -7,11 +7,11 @@ import threading
 import numpy as np
 import pytest
 
-import hcq
-from hcq.core import Core
 from lab import threads
 from lab.stress import Ledger, Worker
 from tests.support.kernels import contract_object
+from ugpu import hcq
+from ugpu.hcq.device.core import Core
 
 
 @pytest.mark.slow

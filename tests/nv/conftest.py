@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from nv.device import NvDevice
 from tests.support.nv_machine import opened, powered
+from ugpu.nv.device.device import NvDevice
 
 
 @pytest.fixture(scope="module")

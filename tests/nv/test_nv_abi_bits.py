@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.errors import BadArgument, NotSupported
-from nv import abi
-from nv.abi.bits import BitField, BitTable, Descriptor
+from ugpu.hcq.errors import BadArgument, NotSupported
+from ugpu.nv import abi
+from ugpu.nv.abi.bits import BitField, BitTable, Descriptor
 
 QMDS = ("2.2", "2.3", "2.4", "3.0", "4.0", "4.1", "5.0", "5.1")
 CHANNELS = (0xC46F, 0xC56F, 0xC86F, 0xC96F, 0xCA6F)

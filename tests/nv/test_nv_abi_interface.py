@@ -11,9 +11,9 @@ import sys
 
 import pytest
 
-from hcq.errors import BadArgument
-from nv import abi
-from nv.abi.interface import merge
+from ugpu.hcq.errors import BadArgument
+from ugpu.nv import abi
+from ugpu.nv.abi.interface import merge
 
 BRANCHES = ("535", "550", "570", "580", "595")
 
@@ -197,7 +197,7 @@ def test_importing_the_package_reads_no_table() -> None:
     code = (
         "import sys; opened = []; "
         "sys.addaudithook(lambda e, a: opened.append(str(a[0])) if e == 'open' else None); "
-        "import nv.abi; assert not [p for p in opened if p.endswith('.txt')], opened; "
+        "import ugpu.nv.abi; assert not [p for p in opened if p.endswith('.txt')], opened; "
         "print(sorted(m for m in sys.modules if m.startswith(('llvmlite', 'numpy', 'clang'))))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hcq.errors import BadArgument
-from nv.device import NvDevice
-from nv.programs import _parameters
+from ugpu.hcq.errors import BadArgument
+from ugpu.nv.device.device import NvDevice
+from ugpu.nv.work.programs import _parameters
 
 TYPES = """
 .version 7.0

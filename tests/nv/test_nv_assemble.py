@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hcq.errors import BadCodeObject, MissingDependency
-from nv import assemble as module
-from nv.assemble import Assembler, Ptxas, assemble, find_assembler
 from tests.support import ptx_kernels
 from tests.support.nv_ptx import TARGETS, full
+from ugpu.hcq.errors import BadCodeObject, MissingDependency
+from ugpu.nv.code import assemble as module
+from ugpu.nv.code.assemble import Assembler, Ptxas, assemble, find_assembler
 
 WRONG = b".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry k() { foo; ret; }\n"
 

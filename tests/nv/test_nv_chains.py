@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.command import Barrier, Command, Copy, Launch, Signal, Symbol, Wait
-from nv import abi
-from nv.chains import Successor
-from nv.device import NvDevice
-from nv.families import FAMILIES
-from nv.pushbuffer import COMPUTE, header, method
 from tests.support.kernels import contract_object
 from tests.support.nv_machine import opened, powered
+from ugpu.hcq.work.command import Barrier, Command, Copy, Launch, Signal, Symbol, Wait
+from ugpu.nv import abi
+from ugpu.nv.device.device import NvDevice
+from ugpu.nv.packets.chains import Successor
+from ugpu.nv.packets.families import FAMILIES
+from ugpu.nv.packets.pushbuffer import COMPUTE, header, method
 
 WFI = 0x2001_001E
 L, B, S, W, C = "launch", "barrier", "signal", "wait", "copy"

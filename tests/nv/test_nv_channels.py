@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hcq.command import CommandBuffer
-from hcq.errors import BadArgument, DriverRefused
-from hcq.layout import Struct
-from hcq.memory import Placement
-from hcq.queue import QueueKind
-from nv.queue import OwnImage
-from nv.rm.channel import Channel, ChannelMemory, Group
-from nv.rm.client import RmClient
-from nv.rm.memory import allocate
-from nv.rm.session import Region
-from nv.virtual.faults import Fault
 from tests.support.nv_machine import opened, powered, work
+from ugpu.hcq.errors import BadArgument, DriverRefused
+from ugpu.hcq.registers.layout import Struct
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.command import CommandBuffer
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.nv.rm.channel import Channel, ChannelMemory, Group
+from ugpu.nv.rm.client import RmClient
+from ugpu.nv.rm.memory import allocate
+from ugpu.nv.rm.session import Region
+from ugpu.nv.work.queue import OwnImage
+from ugpu.virtual.nvidia.faults import Fault
 
 
 @pytest.fixture

@@ -9,18 +9,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from hcq.buffer import Buffer
-from hcq.errors import MissingDependency
-from hcq.memory import Placement, VirtAddr
-from nv import cleaner, heap, programs
-from nv.assemble import assemble
-from nv.cubin import parse_cubin
-from nv.device import NvDevice
-from nv.rm.memory import Memory
-from nv.virtual.machine import VirtualMachine
 from tests.nv.test_nv_heap import PTX as ALLOCATING
 from tests.support.nv_machine import opened, tenant, work
 from tests.support.ptx_leaks import GROUPS, SECRET, clean, run, small_machine
+from ugpu.hcq.errors import MissingDependency
+from ugpu.hcq.state.memory import Placement, VirtAddr
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.nv.code import heap
+from ugpu.nv.code.assemble import assemble
+from ugpu.nv.code.cubin import parse_cubin
+from ugpu.nv.device.device import NvDevice
+from ugpu.nv.rm.memory import Memory
+from ugpu.nv.work import cleaner, programs
+from ugpu.virtual.nvidia.machine import VirtualMachine
 
 CHIPS = ("tu102", "ga102", "gh100", "gb202")
 _LDS, _NO_REGISTER = 0x984, 255

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import hcq
-from hcq.command import Launch
-from hcq.errors import BadArgument, BadCodeObject, NotSupported, PageFault
-from hcq.program import Kernel, Program
-from nv import abi
-from nv.assemble import assemble
-from nv.clusters import cluster_of
-from nv.cubin import parse_cubin
-from nv.device import NvDevice
-from nv.rm.session import Region
 from tests.support.cluster_kernel import TELL, expected
 from tests.support.nv_machine import opened, powered
+from ugpu import hcq
+from ugpu.hcq.errors import BadArgument, BadCodeObject, NotSupported, PageFault
+from ugpu.hcq.work.command import Launch
+from ugpu.hcq.work.program import Kernel, Program
+from ugpu.nv import abi
+from ugpu.nv.code.assemble import assemble
+from ugpu.nv.code.cubin import parse_cubin
+from ugpu.nv.device.device import NvDevice
+from ugpu.nv.packets.clusters import cluster_of
+from ugpu.nv.rm.session import Region
 
 
 def tell(device: NvDevice, directive: str = "", more: str = "") -> Kernel:

@@ -8,17 +8,17 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-import hcq
-from hcq.memory import Placement
-from hcq.program import Kernel
-from nv import abi
-from nv.device import NvDevice
-from nv.launch import LaunchDetails
-from nv.pushbuffer import word
-from nv.virtual.machine import VirtualMachine
-from nv.virtual.options import MachineOptions
 from tests.support.kernels import contract_object
 from tests.support.nv_machine import opened, powered, work
+from ugpu import hcq
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.program import Kernel
+from ugpu.nv import abi
+from ugpu.nv.device.device import NvDevice
+from ugpu.nv.packets.launch import LaunchDetails
+from ugpu.nv.packets.pushbuffer import word
+from ugpu.virtual.nvidia.machine import VirtualMachine
+from ugpu.virtual.nvidia.options import MachineOptions
 
 COUNT = 2048
 BYTES = 4 * COUNT

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-import hcq
-from hcq.errors import BadArgument, NotSupported, PageFault
-from nv.device import NvDevice
 from tests.support.kernels import contract_object
 from tests.support.nv_machine import opened, powered
+from ugpu import hcq
+from ugpu.hcq.errors import BadArgument, NotSupported, PageFault
+from ugpu.nv.device.device import NvDevice
 
 # grid.sync() as cooperative_groups of CUDA 13 has it: the address from %envreg1 (upper half) and
 # %envreg2, behind a word of its size a counter, whose highest bit turns when all groups have come.

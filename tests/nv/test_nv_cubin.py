@@ -11,11 +11,11 @@ from elftools.elf.elffile import ELFFile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hcq.errors import BadCodeObject, NotSupported, UgpuError
-from nv.abi.note import NOTE_FORMAT, NOTE_MAGIC, NOTE_SIZE
-from nv.cubin import parse_cubin
-from nv.image import lay_out
 from tests.support.nv_ptx import TARGETS, cubin, full
+from ugpu.hcq.errors import BadCodeObject, NotSupported, UgpuError
+from ugpu.nv.abi.note import NOTE_FORMAT, NOTE_MAGIC, NOTE_SIZE
+from ugpu.nv.code.cubin import parse_cubin
+from ugpu.nv.code.image import lay_out
 
 BASE = 0x100_0000_0000
 # Where parameters start in constant bank 0, by hand from what cuobjdump shows of CUDA 13's code.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hcq.errors import BadCodeObject
-from nv.assemble import assemble
 from tests.support import ptx_kernels
 from tests.support.nv_machine import opened, powered
+from ugpu.hcq.errors import BadCodeObject
+from ugpu.nv.code.assemble import assemble
 
 
 def test_a_cubin_is_refused_at_load() -> None:

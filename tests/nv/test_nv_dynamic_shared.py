@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import hcq
-from hcq.command import Launch
-from hcq.errors import BadArgument, NotSupported
-from hcq.program import Kernel, Program
-from hcq.target import ptx_target
-from nv.clusters import Bits
-from nv.device import NvDevice
-from nv.rm.session import Region
 from tests.support.nv_machine import opened, powered
+from ugpu import hcq
+from ugpu.hcq.errors import BadArgument, NotSupported
+from ugpu.hcq.state.target import ptx_target
+from ugpu.hcq.work.command import Launch
+from ugpu.hcq.work.program import Kernel, Program
+from ugpu.nv.device.device import NvDevice
+from ugpu.nv.packets.clusters import Bits
+from ugpu.nv.rm.session import Region
 
 # Each of 128 threads writes its number to the last words of the array, and reads the next one's.
 OPEN = """

@@ -8,14 +8,24 @@ import struct
 import numpy as np
 import pytest
 
-from hcq.command import Barrier, Command, Copy, Fill, Launch, Signal, Symbol, Timestamp, Wait
-from hcq.errors import BadArgument
-from nv.device import NvDevice
-from nv.encode import Classes, Encoder
-from nv.families import facts_of
-from nv.rm.session import Region
 from tests.support.nv_machine import opened, powered
 from tests.support.nv_ptx import full
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.work.command import (
+    Barrier,
+    Command,
+    Copy,
+    Fill,
+    Launch,
+    Signal,
+    Symbol,
+    Timestamp,
+    Wait,
+)
+from ugpu.nv.device.device import NvDevice
+from ugpu.nv.packets.encode import Classes, Encoder
+from ugpu.nv.packets.families import facts_of
+from ugpu.nv.rm.session import Region
 
 HOPPER = Classes(0xC86F, 0xCBC0, 0xC8B5)
 HOPPER_COPY = Classes(0xC86F, 0, 0xC8B5)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from hcq.program import Program
-from nv.device import NvDevice
 from tests.support.kernels import contract_object
 from tests.support.nv_machine import opened, powered
+from ugpu.hcq.work.program import Program
+from ugpu.nv.device.device import NvDevice
 
 COUNT = 256
 BYTES = 4 * COUNT

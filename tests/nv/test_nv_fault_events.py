@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from nv.virtual.machine import VirtualMachine
-from nv.virtual.memory.faults import Client, FaultAccess, FaultType, MmuFault
-from nv.virtual.node import VirtualNode
-from nv.virtual.options import DRIVERS, MachineOptions
-from nv.virtual.uvm.ioctls import UvmFile
 from tests.support.nv_machine import left_behind, opened, powered, work
+from ugpu.virtual.nvidia.machine import VirtualMachine
+from ugpu.virtual.nvidia.memory.faults import Client, FaultAccess, FaultType, MmuFault
+from ugpu.virtual.nvidia.node import VirtualNode
+from ugpu.virtual.nvidia.options import DRIVERS, MachineOptions
+from ugpu.virtual.nvidia.uvm.ioctls import UvmFile
 
 
 def watched(machine: VirtualMachine) -> UvmFile:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from hcq.errors import UgpuError
-from nv.device import NvDevice
 from tests.support.nv_machine import opened, powered
+from ugpu.hcq.errors import UgpuError
+from ugpu.nv.device.device import NvDevice
 
 PTX = """.version 8.7
 .target {target}

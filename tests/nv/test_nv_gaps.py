@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from hcq.errors import NotSupported
-from hcq.transport.node import take_gap
-from nv.virtual.faults import Xid
 from tests.support import ptx_kernels
 from tests.support.nv_machine import opened, powered, work
-from tools.sniff import node
+from ugpu.hcq.errors import NotSupported
+from ugpu.hcq.transport.node import take_gap
+from ugpu.tools.debug.sniff import node
+from ugpu.virtual.nvidia.faults import Xid
 
 # Legal PTX that the model does not execute: a counter of performance.
 LACKING = """

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from hcq.errors import IllegalInstruction
-from nv.device import NvDevice
-from nv.heap import SIZE
 from tests.support.nv_machine import opened, powered
+from ugpu.hcq.errors import IllegalInstruction
+from ugpu.nv.code.heap import SIZE
+from ugpu.nv.device.device import NvDevice
 
 PTX = """.version 8.7
 .target {target}

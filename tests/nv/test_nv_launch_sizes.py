@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from hcq.memory import Placement
-from nv.cubin import KernelCode
-from nv.device import NvDevice
-from nv.families import FAMILIES, Family
-from nv.launch import LaunchDetails, shape_of, shared_size, threads_limit
-from nv.rm.memory import allocate
-from nv.rm.session import Region
 from tests.support import ptx_kernels
 from tests.support.nv_machine import opened, powered
+from ugpu.hcq.state.memory import Placement
+from ugpu.nv.code.cubin import KernelCode
+from ugpu.nv.device.device import NvDevice
+from ugpu.nv.packets.families import FAMILIES, Family
+from ugpu.nv.packets.launch import LaunchDetails, shape_of, shared_size, threads_limit
+from ugpu.nv.rm.memory import allocate
+from ugpu.nv.rm.session import Region
 
 CODE = KernelCode(
     "made", text=1, code_size=256, registers=32, barriers=0, stack_size=0, shared_size=0,

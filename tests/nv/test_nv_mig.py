@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from hcq.errors import AccessDenied, BadArgument, DeviceNotFound, DriverRefused
-from nv import abi
-from nv.rm.gpu import Gpu
-from nv.rm.mig import enter_instance
+from ugpu.hcq.errors import AccessDenied, BadArgument, DeviceNotFound, DriverRefused
+from ugpu.nv import abi
+from ugpu.nv.rm.gpu import Gpu
+from ugpu.nv.rm.mig import enter_instance
 
 TABLE = abi.select("580.142")
 FOLDER = "/proc/driver/nvidia/capabilities/gpu2/mig"

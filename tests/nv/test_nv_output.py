@@ -8,17 +8,17 @@ from typing import cast
 import numpy as np
 import pytest
 
-from hcq.errors import AssertionFailed, NotSupported
-from nv import output
-from nv.assemble import assemble
-from nv.cubin import Cubin, Section, Symbol
-from nv.device import NvDevice
-from nv.driver import NvDriver
-from nv.image import Image
-from nv.output_routines import STATE, with_routines
-from nv.rm.memory import Memory
-from nv.virtual.node import VirtualNode
 from tests.support.nv_machine import opened, powered, work
+from ugpu.hcq.errors import AssertionFailed, NotSupported
+from ugpu.nv.code import output
+from ugpu.nv.code.assemble import assemble
+from ugpu.nv.code.cubin import Cubin, Section, Symbol
+from ugpu.nv.code.image import Image
+from ugpu.nv.code.output_routines import STATE, with_routines
+from ugpu.nv.device.device import NvDevice
+from ugpu.nv.device.driver import NvDriver
+from ugpu.nv.rm.memory import Memory
+from ugpu.virtual.nvidia.node import VirtualNode
 
 # As nvcc and LLVM declare and call them: arguments in a structure on the stack.
 PTX = """

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import hcq
-from compiler import Tensor
-from compiler.dtype import bfloat16, float32, int32
-from compiler.runtime.runtime import kernel_log
-from compiler.search.tune import tuning
-from hcq.device import Device
 from tests.support.clocks import Looks
 from tests.support.nv_machine import opened, powered
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.compiler.dtype import bfloat16, float32, int32
+from ugpu.compiler.runtime.runtime import kernel_log
+from ugpu.compiler.search.tune import tuning
+from ugpu.hcq.device.device import Device
 
 Array = NDArray[Any]
 CHIPS = ("gh100", "ga102", "gb202")

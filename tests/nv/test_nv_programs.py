@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hcq.buffer import Buffer
-from hcq.errors import DriverRefused, PageFault
-from hcq.memory import Placement, VirtAddr
-from hcq.queue import QueueKind
-from nv.device import NvDevice
 from tests.nv.test_nv_variables import text
 from tests.support import ptx_kernels
 from tests.support.kernels import contract_object
 from tests.support.nv_machine import opened, powered, work
+from ugpu.hcq.errors import DriverRefused, PageFault
+from ugpu.hcq.state.memory import Placement, VirtAddr
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.nv.device.device import NvDevice
 
 POKE = """
 .visible .entry poke(.param .u64 place)

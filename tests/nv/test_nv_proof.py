@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import hcq
-from hcq.device import Device
-from hcq.errors import ChipError, MissingDependency, OutOfMemory
-from nv import programs, proof
 from tests.support import holdings
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import ChipError, MissingDependency, OutOfMemory
+from ugpu.nv.work import programs, proof
 
 CHIPS = ("tu102", "gh100", "gb202")
 RAN = "compute, copy 0, copy 1"

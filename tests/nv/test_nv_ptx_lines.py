@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from nv import ptxlines
-from nv.assemble import assemble
-from nv.cubin import parse_cubin
 from tests.support.nv_machine import opened, powered
 from tests.support.nv_ptx import TARGETS, full
+from ugpu.nv.code import ptx_lines as ptxlines
+from ugpu.nv.code.assemble import assemble
+from ugpu.nv.code.cubin import parse_cubin
 
 pytest.importorskip("elftools.elf.elffile", reason="pyelftools is not installed")
 INSTRUCTION_BYTES = 16  # of machine code, from sm_70 on

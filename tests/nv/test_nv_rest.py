@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from nv.device import NvDevice
-from nv.virtual.machine import VirtualMachine
 from tests.support.daemon import Running, scaled, settings_text
 from tests.support.interrupts import interrupted
 from tests.support.nv_machine import hanging, opened, powered, tenant, work
 from tests.support.waiting import until
-from tools.daemon.config import parse
+from ugpu.nv.device.device import NvDevice
+from ugpu.tools.service.daemon.config import parse
+from ugpu.virtual.nvidia.machine import VirtualMachine
 
 TO_MAX = 2
 

@@ -9,12 +9,12 @@ import random
 
 import pytest
 
-from hcq.errors import UgpuError
-from hcq.transport.node import Node, NodeAttachment, NodeMapping
-from nv import queue as queue_module
-from nv.device import open_device
-from nv.virtual.node import VirtualNode
 from tests.support.nv_machine import left_behind, opened, powered, work
+from ugpu.hcq.errors import UgpuError
+from ugpu.hcq.transport.node import Node, NodeAttachment, NodeMapping
+from ugpu.nv.device.device import open_device
+from ugpu.nv.work import queue as queue_module
+from ugpu.virtual.nvidia.node import VirtualNode
 
 CALLS = 150  # ioctls of an opening, about
 _SET_OBJECTS = (0xC030_462B, 0xC010_4629)  # RM_ALLOC and RM_FREE: what lives is told by them

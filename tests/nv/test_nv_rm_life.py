@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hcq.errors import (
+from tests.support import ptx_kernels
+from tests.support.nv_machine import left_behind, opened, powered, work
+from ugpu.hcq.errors import (
     AccessDenied,
     BadArgument,
     BadCodeObject,
@@ -21,13 +23,11 @@ from hcq.errors import (
     OutOfMemory,
     UgpuError,
 )
-from hcq.memory import Placement
-from hcq.transport.node import Node, NodeAttachment, NodeMapping
-from nv.device import NvDevice, open_device
-from nv.virtual.node import VirtualNode
-from nv.virtual.options import MachineOptions
-from tests.support import ptx_kernels
-from tests.support.nv_machine import left_behind, opened, powered, work
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.transport.node import Node, NodeAttachment, NodeMapping
+from ugpu.nv.device.device import NvDevice, open_device
+from ugpu.virtual.nvidia.node import VirtualNode
+from ugpu.virtual.nvidia.options import MachineOptions
 
 CHIPS = ("tu102", "ga102", "ad102", "gh100", "gb202")
 BRANCHES = {

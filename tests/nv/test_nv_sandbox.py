@@ -13,14 +13,14 @@ from dataclasses import replace
 
 import pytest
 
-from hcq.errors import DeviceHang, DriverRefused, PageFault
-from hcq.transport.node import Node, NodeMapping
-from nv import abi
-from nv.device import NvDevice, open_device
-from nv.virtual.faults import Fault
-from nv.virtual.gpu import attach
-from nv.virtual.machine import VirtualMachine
 from tests.support.nv_machine import work
+from ugpu.hcq.errors import DeviceHang, DriverRefused, PageFault
+from ugpu.hcq.transport.node import Node, NodeMapping
+from ugpu.nv import abi
+from ugpu.nv.device.device import NvDevice, open_device
+from ugpu.virtual.nvidia.faults import Fault
+from ugpu.virtual.nvidia.gpu import attach
+from ugpu.virtual.nvidia.machine import VirtualMachine
 
 CONTROLS = """
 NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2 NV0080_CTRL_CMD_GPU_GET_CLASSLIST_V2

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-import hcq
-from hcq.errors import ChipError, DriverRefused, NotSupported
-from hcq.layout import Layout, Struct
-from hcq.telemetry import Sensor
-from nv import abi
-from nv.device import NvDevice
-from nv.rm.shared_data import SharedData
-from nv.virtual.faults import Fault
-from nv.virtual.options import DRIVERS, MachineOptions
 from tests.support.nv_machine import left_behind, opened, powered, work
 from tests.support.rm_program import RmProgram, StatusError
+from ugpu import hcq
+from ugpu.hcq.errors import ChipError, DriverRefused, NotSupported
+from ugpu.hcq.registers.layout import Layout, Struct
+from ugpu.hcq.state.telemetry import Sensor
+from ugpu.nv import abi
+from ugpu.nv.device.device import NvDevice
+from ugpu.nv.rm.shared_data import SharedData
+from ugpu.virtual.nvidia.faults import Fault
+from ugpu.virtual.nvidia.options import DRIVERS, MachineOptions
 
 WRITING = (1 << 64) - 1  # RUSD_TIMESTAMP_WRITE_IN_PROGRESS
 PUBLISHING = tuple(version for version in DRIVERS if not version.startswith("535"))

@@ -9,24 +9,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hcq.command import Launch
-from hcq.program import Kernel, Program
-from nv import abi
-from nv.cubin import KernelCode
-from nv.device import NvDevice
-from nv.launch import prepare
-from nv.rm.session import Region
-from nv.virtual.gpu import attach
-from nv.virtual.machine import VirtualMachine
 from tests.conftest import Golden
 from tests.support.kernels import contract_object
 from tests.support.nv_machine import opened, powered, work
 from tests.support.nv_streams import Streams, qmd_lines
 from tests.support.workloads import Places, lines_of
-from tools.sniff import node
-from tools.sniff.compare import Step, steps
-from tools.sniff.decode import Decoder
-from tools.sniff.recording import read
+from ugpu.hcq.work.command import Launch
+from ugpu.hcq.work.program import Kernel, Program
+from ugpu.nv import abi
+from ugpu.nv.code.cubin import KernelCode
+from ugpu.nv.device.device import NvDevice
+from ugpu.nv.packets.launch import prepare
+from ugpu.nv.rm.session import Region
+from ugpu.tools.debug.sniff import node
+from ugpu.tools.debug.sniff.compare import Step, steps
+from ugpu.tools.debug.sniff.decode import Decoder
+from ugpu.tools.debug.sniff.recording import read
+from ugpu.virtual.nvidia.gpu import attach
+from ugpu.virtual.nvidia.machine import VirtualMachine
 
 #: members that the name of a call says again
 SAID = ("hClient", "hRoot", "hClass", "cmd", "paramsSize")

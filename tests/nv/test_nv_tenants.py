@@ -9,22 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hcq
-from hcq.buffer import Buffer
-from hcq.device import Device
-from hcq.errors import NotSupported, PageFault, UgpuError
-from hcq.memory import Placement
-from hcq.queue import QueueKind
-from hcq.transport.node import NodeAttachment
-from nv.device import NvDevice, open_device
-from nv.virtual.faults import Fault
-from nv.virtual.gpu import attach
-from nv.virtual.machine import VirtualMachine
 from tests.nv.test_nv_sandbox import Sandbox
 from tests.support import ptx_kernels
 from tests.support.daemon import Running, scaled, settings_text
 from tests.support.nv_machine import left_behind, opened, powered, tenant, work
-from tools.daemon.config import parse
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import NotSupported, PageFault, UgpuError
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.transport.node import NodeAttachment
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.nv.device.device import NvDevice, open_device
+from ugpu.tools.service.daemon.config import parse
+from ugpu.virtual.nvidia.faults import Fault
+from ugpu.virtual.nvidia.gpu import attach
+from ugpu.virtual.nvidia.machine import VirtualMachine
 
 SECRET = 0x5EC2E75
 FAR = 256 << 20

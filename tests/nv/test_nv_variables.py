@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nv.device import NvDevice
 from tests.support.nv_machine import opened, powered
+from ugpu.nv.device.device import NvDevice
 
 PTX = """
 .version {version}

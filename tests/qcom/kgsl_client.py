@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from qcom.regs import constants, structs
-from qcom.virtual.gpu import build_machine
-from qcom.virtual.machine import VirtualMachine
-from qcom.virtual.node import VirtualNode
-from qcom.virtual.options import MachineOptions
+from ugpu.qcom.regs import constants, structs
+from ugpu.virtual.adreno.gpu import build_machine
+from ugpu.virtual.adreno.machine import VirtualMachine
+from ugpu.virtual.adreno.node import VirtualNode
+from ugpu.virtual.adreno.options import MachineOptions
 
 CODES = constants("msm_kgsl")
 PREAMBLE = 0x12  # KGSL_CONTEXT_PREAMBLE | KGSL_CONTEXT_NO_GMEM_ALLOC

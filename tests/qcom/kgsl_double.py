@@ -18,10 +18,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hcq.clock import ModelClock
-from hcq.errors import BadArgument
-from tests.oracles.ir3 import Machine
-from tests.oracles.ir3_texels import Buffer
+from lab.oracles.ir3 import Machine
+from lab.oracles.ir3_texels import Buffer
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.state.clock import ModelClock
 
 BASE = 0x5_0000_0000  # where the GPU sees the first object
 ROOM = 64 << 20

@@ -6,9 +6,9 @@ import ctypes
 import struct
 from typing import Any
 
-from hcq.uapi import constants, structs
-from qcom.virtual.machine import VirtualMachine
-from qcom.virtual.msm.node import MsmNode
+from ugpu.hcq.uapi import constants, structs
+from ugpu.virtual.adreno.machine import VirtualMachine
+from ugpu.virtual.adreno.msm.node import MsmNode
 
 CODES = constants("msm_drm")
 READ, WRITE = 1, 2

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.errors import BadCodeObject, NotSupported
-from qcom.virtual.isa.decoder.decode import decode, disassemble, program
-from qcom.virtual.isa.decoder.table import table
 from tests.support.adreno import compiled, module, needs_mesa
-from tools.isaspec.read import python
+from ugpu.hcq.errors import BadCodeObject, NotSupported
+from ugpu.tools.clang2py.isaspec.read import python
+from ugpu.virtual.adreno.isa.decoder.decode import decode, disassemble, program
+from ugpu.virtual.adreno.isa.decoder.table import table
 
 GPUS = (630, 660, 740, 750)
 END = struct.pack("<Q", 0x0300000000000000)
@@ -21,7 +21,7 @@ END = struct.pack("<Q", 0x0300000000000000)
 
 def differences(gpu: int, words: list[int]) -> list[tuple[str, str, str]]:
     """Words that Mesa's disassembler prints otherwise: the word, its text, ours."""
-    from compiler.codegen.adreno.mesa import library
+    from ugpu.compiler.codegen.adreno.mesa import library
 
     code = struct.pack(f"<{len(words)}Q", *words)
     expected = library().disassembly(code, gpu).split("\n")[:-1]

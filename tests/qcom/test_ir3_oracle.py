@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qcom import chips
-from qcom.virtual.isa.decoder.decode import program
-from qcom.virtual.isa.decoder.table import table
-from tests.oracles.ir3 import Line, Machine, Memory, parse
-from tests.oracles.ir3_operations import NotKnown
-from tests.oracles.ir3_texels import Buffer
+from lab.oracles.ir3 import Line, Machine, Memory, parse
+from lab.oracles.ir3_operations import NotKnown
+from lab.oracles.ir3_texels import Buffer
 from tests.support import ir3_run
 from tests.support.adreno import compiled, module, needs_mesa
+from ugpu.qcom import chips
+from ugpu.virtual.adreno.isa.decoder.decode import program
+from ugpu.virtual.adreno.isa.decoder.table import table
 
 SHARE = 60
 # Their products of int64 spill registers; private memory is not in the oracle.

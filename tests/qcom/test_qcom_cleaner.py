@@ -9,17 +9,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import hcq
-from hcq.device import Device
-from hcq.ir3object import pack_ir3
-from qcom import chips, cleaner
-from qcom.driver import AdrenoDriver
-from qcom.virtual.gpu import build_machine
-from qcom.virtual.machine import VirtualMachine
-from qcom.virtual.options import MachineOptions
-from qcom.virtual.sp.processors import Processors
 from tests.support.adreno import disassembly, needs_mesa
 from tests.support.adreno_leaks import SECRET, find, kernel, launch, plant
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.objects.ir3_object import pack_ir3
+from ugpu.qcom import chips
+from ugpu.qcom.device.driver import AdrenoDriver
+from ugpu.qcom.work import cleaner
+from ugpu.virtual.adreno.gpu import build_machine
+from ugpu.virtual.adreno.machine import VirtualMachine
+from ugpu.virtual.adreno.options import MachineOptions
+from ugpu.virtual.adreno.sp.processors import Processors
 
 
 def clean(device: Device) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-import hcq
-from hcq.errors import BadArgument, Closed, NotSupported, UgpuError
-from qcom.device import AdrenoDevice
-from qcom.driver import AdrenoDriver
-from qcom.virtual.node import VirtualNode
+from ugpu import hcq
+from ugpu.hcq.errors import BadArgument, Closed, NotSupported, UgpuError
+from ugpu.qcom.device.device import AdrenoDevice
+from ugpu.qcom.device.driver import AdrenoDriver
+from ugpu.virtual.adreno.node import VirtualNode
 
 
 @pytest.fixture

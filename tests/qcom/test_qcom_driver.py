@@ -9,9 +9,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from compiler import Tensor
-from hcq.device import Device
-from hcq.errors import (
+from tests.qcom.kgsl_double import Double
+from tests.support import kernels
+from tests.support.adreno import MESA, compiled, fetching, module, needs_mesa
+from tests.support.collector import apart
+from tests.support.interrupts import interrupted
+from ugpu.compiler import Tensor
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import (
     AccessDenied,
     BadArgument,
     BadCodeObject,
@@ -20,20 +25,15 @@ from hcq.errors import (
     OutOfMemory,
     PageFault,
 )
-from hcq.ir3object import pack_ir3
-from hcq.queue import QueueKind
-from hcq.transport.node import NodeAttachment
-from qcom import chips
-from qcom.device import open_device
-from qcom.driver import AdrenoDriver
-from qcom.interface import KernelInterface
-from qcom.virtual.isa.decoder.decode import program
-from qcom.virtual.isa.decoder.table import table
-from tests.qcom.kgsl_double import Double
-from tests.support import kernels
-from tests.support.adreno import MESA, compiled, fetching, module, needs_mesa
-from tests.support.collector import apart
-from tests.support.interrupts import interrupted
+from ugpu.hcq.objects.ir3_object import pack_ir3
+from ugpu.hcq.transport.node import NodeAttachment
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.qcom import chips
+from ugpu.qcom.device.device import open_device
+from ugpu.qcom.device.driver import AdrenoDriver
+from ugpu.qcom.kernel_driver.interface import KernelInterface
+from ugpu.virtual.adreno.isa.decoder.decode import program
+from ugpu.virtual.adreno.isa.decoder.table import table
 
 CHIPS = ("a630", "a660", "a740", "a750")
 Opened = Callable[..., tuple[Device, Double]]
@@ -348,7 +348,7 @@ def test_an_open_that_fails_releases_all(step: int) -> None:
     try:
         open_device("kgsl:0", NodeAttachment(double, "kgsl", 0)).close()
     except Exception as error:
-        assert type(error).__module__ == "hcq.errors", error
+        assert type(error).__module__ == "ugpu.hcq.errors", error
     assert double.closed
 
 

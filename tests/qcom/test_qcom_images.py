@@ -11,15 +11,16 @@ from unittest import mock
 import numpy as np
 import pytest
 
-import hcq
-from hcq.command import Launch
-from hcq.device import Device
-from hcq.errors import BadArgument, BadCodeObject, CompileError
-from hcq.ir3object import Ir3Kernel, Ir3Sampler, Ir3Texture, pack_ir3, parse_ir3
-from hcq.program import Kernel
-from qcom import chips, dispatch, textures
-from qcom.pm4 import Stream, Tables
 from tests.support.adreno import compiled, disassembly, needs_mesa
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, BadCodeObject, CompileError
+from ugpu.hcq.objects.ir3_object import Ir3Kernel, Ir3Sampler, Ir3Texture, pack_ir3, parse_ir3
+from ugpu.hcq.work.command import Launch
+from ugpu.hcq.work.program import Kernel
+from ugpu.qcom import chips
+from ugpu.qcom.packets import dispatch, textures
+from ugpu.qcom.packets.pm4 import Stream, Tables
 
 pytestmark = needs_mesa
 WIDTH, HEIGHT = 21, 9

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import hcq
-from compiler import Tensor
-from hcq.errors import BadArgument, Closed, DriverRefused, NotSupported, OutOfMemory
-from hcq.memory import Placement
-from qcom.device import AdrenoDevice
-from qcom.driver import AdrenoDriver
-from qcom.kgsl import Kgsl
-from qcom.virtual.machine import VirtualMachine
-from qcom.virtual.node import VirtualNode
 from tests.support.adreno import needs_mesa
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.hcq.errors import BadArgument, Closed, DriverRefused, NotSupported, OutOfMemory
+from ugpu.hcq.state.memory import Placement
+from ugpu.qcom.device.device import AdrenoDevice
+from ugpu.qcom.device.driver import AdrenoDriver
+from ugpu.qcom.kernel_driver.kgsl import Kgsl
+from ugpu.virtual.adreno.machine import VirtualMachine
+from ugpu.virtual.adreno.node import VirtualNode
 
 PAGES = 3 * mmap.PAGESIZE
 

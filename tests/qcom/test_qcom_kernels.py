@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from qcom import chips
-from qcom.kernels import THREADS, file_of, objects
-from qcom.virtual.isa.decoder.table import table
-from qcom.virtual.sp.delays import behind_predication
-from qcom.virtual.sp.hazards import violations
-from qcom.virtual.sp.program import load
 from tests.support.adreno import kernel_of, needs_mesa
-from tools import adreno_kernels
+from ugpu.qcom import chips
+from ugpu.qcom.kernels import THREADS, file_of, objects
+from ugpu.tools.compile import adreno_kernels
+from ugpu.virtual.adreno.isa.decoder.table import table
+from ugpu.virtual.adreno.sp.delays import behind_predication
+from ugpu.virtual.adreno.sp.hazards import violations
+from ugpu.virtual.adreno.sp.program import load
 
 
 @pytest.mark.parametrize("chip", chips.names())

@@ -13,21 +13,22 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-import hcq
-from hcq.command import Copy, Fill, Launch, Symbol, Wait
-from hcq.device import Device
-from hcq.errors import BadArgument, BadCodeObject
-from hcq.ir3object import NO_REGISTER, Ir3Kernel, Ir3Parameter, Ir3Texture
-from qcom import chips, textures
-from qcom.dispatch import NO_PRIVATE_MEMORY, prepare
-from qcom.dispatch import constants as load_parameters
-from qcom.encode import LONGEST_IB, MOST_GROUPS, Encoder
-from qcom.kernels import SPAN, THREADS
-from qcom.pm4 import Stream, Tables
-from qcom.programs import check
-from qcom.queue import ARENA_SIZE
 from tests.support.adreno_streams import Decoder
 from tests.support.workloads import Places
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, BadCodeObject
+from ugpu.hcq.objects.ir3_object import NO_REGISTER, Ir3Kernel, Ir3Parameter, Ir3Texture
+from ugpu.hcq.work.command import Copy, Fill, Launch, Symbol, Wait
+from ugpu.qcom import chips
+from ugpu.qcom.kernels import SPAN, THREADS
+from ugpu.qcom.packets import textures
+from ugpu.qcom.packets.dispatch import NO_PRIVATE_MEMORY, prepare
+from ugpu.qcom.packets.dispatch import constants as load_parameters
+from ugpu.qcom.packets.encode import LONGEST_IB, MOST_GROUPS, Encoder
+from ugpu.qcom.packets.pm4 import Stream, Tables
+from ugpu.qcom.work.programs import check
+from ugpu.qcom.work.queue import ARENA_SIZE
 
 UNIT = 128  # bytes of code
 CODE, IMAGE = 0x1_2345_6000, 0x7000_0000

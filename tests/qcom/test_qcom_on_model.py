@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
-import hcq
-from compiler import Tensor
-from hcq.buffer import Buffer
-from hcq.device import Device
-from hcq.errors import ChipError, OutOfMemory, PageFault
-from hcq.memory import VirtAddr
-from hcq.queue import QueueKind
-from qcom.driver import AdrenoDriver
-from qcom.interface import Memory, Submission
 from tests.support.adreno import needs_mesa
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import ChipError, OutOfMemory, PageFault
+from ugpu.hcq.state.memory import VirtAddr
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.qcom.device.driver import AdrenoDriver
+from ugpu.qcom.kernel_driver.interface import Memory, Submission
 
 CHIPS = ("a630", "a660", "a740", "a750")
 Opened = Callable[[str], Device]

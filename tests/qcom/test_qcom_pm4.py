@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.command import Relocation, Symbol
-from qcom.pm4 import Stream, Tables, halves, type4, type7
+from ugpu.hcq.work.command import Relocation, Symbol
+from ugpu.qcom.packets.pm4 import Stream, Tables, halves, type4, type7
 
 
 def test_headers_as_mesa_writes_them() -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import hcq
-from compiler import Tensor
 from tests.support.adreno import needs_mesa
+from ugpu import hcq
+from ugpu.compiler import Tensor
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("a660", "a750", "a630+msm")]
 DEVICES = ("a630", "a740", *SLOW)

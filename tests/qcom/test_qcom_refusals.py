@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from hcq.errors import (
+from ugpu.hcq.errors import (
     AccessDenied,
     BadArgument,
     ChipError,
@@ -19,7 +19,7 @@ from hcq.errors import (
     OutOfMemory,
     UgpuError,
 )
-from qcom.interface import PAGE, refused, whole_pages
+from ugpu.qcom.kernel_driver.interface import PAGE, refused, whole_pages
 
 CASES: list[tuple[int, type[UgpuError], str]] = [
     (errno.EDEADLK, ChipError, "context was invalidated by a fault"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from hcq.uapi import constants as uapi_constants
-from hcq.uapi import structs as uapi_structs
-from qcom.regs import constants, load, structs
+from ugpu.hcq.uapi import constants as uapi_constants
+from ugpu.hcq.uapi import structs as uapi_structs
+from ugpu.qcom.regs import constants, load, structs
 
 
 def test_registers_of_both_generations() -> None:
@@ -58,6 +58,8 @@ def test_calls_of_the_two_kernel_interfaces() -> None:
 
 
 def test_importing_the_package_reads_no_table() -> None:
-    code = "import sys, qcom.regs; print(any(name.startswith('numpy') for name in sys.modules))"
+    code = (
+        "import sys, ugpu.qcom.regs; print(any(name.startswith('numpy') for name in sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from hcq.errors import HostError
-from hcq.transport.node import NodeAttachment
-from qcom import chips
-from qcom.device import open_device
-from qcom.sensors import msm_sensors
 from tests.qcom.kgsl_double import Double
+from ugpu.hcq.errors import HostError
+from ugpu.hcq.transport.node import NodeAttachment
+from ugpu.qcom import chips
+from ugpu.qcom.device.device import open_device
+from ugpu.qcom.device.sensors import msm_sensors
 
 
 def test_sensors_are_those_that_sysfs_has() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import pytest
 
-import hcq
-from hcq.device import Device
-from qcom.virtual.gpu import build_machine
 from tests.conftest import Golden
 from tests.support.adreno import needs_mesa
 from tests.support.adreno_streams import Streams
 from tests.support.kernels import contract_object
 from tests.support.workloads import Places, lines_of
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.virtual.adreno.gpu import build_machine
 
 
 def name_queues(device: Device, places: Places) -> None:

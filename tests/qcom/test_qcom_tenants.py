@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-import hcq
-from hcq.device import Device
-from hcq.errors import DeviceHang, NotSupported, OutOfMemory, UgpuError
-from qcom.driver import AdrenoDriver
-from qcom.virtual.gpu import build_machine
-from qcom.virtual.machine import VirtualMachine
-from qcom.virtual.msm.node import MsmNode
 from tests.support import descriptors
 from tests.support.adreno import needs_mesa
 from tests.support.daemon import scaled
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import DeviceHang, NotSupported, OutOfMemory, UgpuError
+from ugpu.qcom.device.driver import AdrenoDriver
+from ugpu.virtual.adreno.gpu import build_machine
+from ugpu.virtual.adreno.machine import VirtualMachine
+from ugpu.virtual.adreno.msm.node import MsmNode
 
 pytestmark = needs_mesa
 

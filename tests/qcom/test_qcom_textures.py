@@ -9,13 +9,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import hcq
-from hcq.device import Device
-from hcq.errors import BadArgument, BadCodeObject
-from hcq.ir3object import Ir3Kernel, Ir3Parameter, Ir3Sampler, Ir3Texture, pack_ir3, parse_ir3
-from qcom import chips, textures
-from qcom.pm4 import Tables
 from tests.support.adreno import compiled, disassembly, fetching, needs_mesa
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, BadCodeObject
+from ugpu.hcq.objects.ir3_object import (
+    Ir3Kernel,
+    Ir3Parameter,
+    Ir3Sampler,
+    Ir3Texture,
+    pack_ir3,
+    parse_ir3,
+)
+from ugpu.qcom import chips
+from ugpu.qcom.packets import textures
+from ugpu.qcom.packets.pm4 import Tables
 
 CHIPS = ("a630", "a740")
 
@@ -141,8 +149,8 @@ def test_a_descriptor_by_hand() -> None:
 
 def sampling(chip: str, texture: Ir3Texture, sampler: Ir3Sampler) -> Ir3Kernel:
     """out[i] = the texture's x at (u, v)[i]."""
-    from compiler.codegen.adreno.mesa import compiler_for
-    from compiler.codegen.adreno.nir import TEX_SAMPLE, Builder
+    from ugpu.compiler.codegen.adreno.mesa import compiler_for
+    from ugpu.compiler.codegen.adreno.nir import TEX_SAMPLE, Builder
 
     facts = chips.facts(chip)
     compiler = compiler_for(facts.chip_ids[0])

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hcq.buffer import Buffer
-from hcq.copies import Copies
 from tests.support.adreno import needs_mesa
+from ugpu.hcq.copies.copies import Copies
+from ugpu.hcq.work.buffer import Buffer
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "vision.py"
 

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
-from compiler import Tensor
-from hcq.registry import attach_virtual
-from hcq.transport.node import NodeAttachment
-from qcom.chips import MODELLED
-from qcom.device import open_device
-from qcom.pm4 import Stream
-from qcom.virtual.machine import VirtualMachine
-from qcom.virtual.msm.node import MsmNode
 from tests.qcom.kgsl_client import machine_of
 from tests.support.adreno import needs_mesa
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.hcq.find.registry import attach_virtual
+from ugpu.hcq.transport.node import NodeAttachment
+from ugpu.qcom.chips import MODELLED
+from ugpu.qcom.device.device import open_device
+from ugpu.qcom.packets.pm4 import Stream
+from ugpu.virtual.adreno.machine import VirtualMachine
+from ugpu.virtual.adreno.msm.node import MsmNode
 
 
 @needs_mesa

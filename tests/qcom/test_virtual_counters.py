@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from qcom.regs import structs
 from tests.qcom.kgsl_client import CODES, Client, fails, machine_of, pkt7
+from ugpu.qcom.regs import structs
 
 SP, ALWAYS_ON = CODES.KGSL_PERFCOUNTER_GROUP_SP, CODES.KGSL_PERFCOUNTER_GROUP_ALWAYSON
 UNUSED = CODES.KGSL_PERFCOUNTER_NOT_USED

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from qcom.regs import structs
-from qcom.virtual.planted import Planted
 from tests.qcom.kgsl_client import PREAMBLE, Client, fails, machine_of, pkt7
+from ugpu.qcom.regs import structs
+from ugpu.virtual.adreno.planted import Planted
 
 INFO, NO_TOLERANCE = 0x4000_0000, 0x200  # KGSL_CONTEXT_FAULT_INFO, _NO_FAULT_TOLERANCE
 NOWHERE = 0x7F_0000_0000

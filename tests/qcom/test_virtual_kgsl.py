@@ -14,18 +14,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from qcom.regs import constants
-from qcom.virtual.machine import VirtualMachine
-from tests.qcom.kgsl_client import (
-    CACHED,
-    PREAMBLE,
-    RANGE,
-    Client,
-    fails,
-    machine_of,
-    pkt7,
-)
+from tests.qcom.kgsl_client import CACHED, PREAMBLE, RANGE, Client, fails, machine_of, pkt7
 from tests.support.waiting import until
+from ugpu.qcom.regs import constants
+from ugpu.virtual.adreno.machine import VirtualMachine
 
 MEM_WRITE, WAIT_REG_MEM = 0x3D, 0x3C
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from qcom.virtual.machine import VirtualMachine
 from tests.qcom.kgsl_client import fails, machine_of, pkt7
 from tests.qcom.msm_client import CODES, READ, WRITE, MsmClient
+from ugpu.virtual.adreno.machine import VirtualMachine
 
 NOWHERE = 0x1_F000_0000
 

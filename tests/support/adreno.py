@@ -8,10 +8,10 @@ from functools import cache
 
 import pytest
 
-from compiler.codegen.objects import compile_text
-from hcq.ir3object import Ir3Kernel, parse_ir3
-from hcq.target import TargetSpec
-from qcom import chips
+from ugpu.compiler.codegen.process.objects import compile_text
+from ugpu.hcq.objects.ir3_object import Ir3Kernel, parse_ir3
+from ugpu.hcq.state.target import TargetSpec
+from ugpu.qcom import chips
 
 MESA = importlib.util.find_spec("tinymesa") is not None and sys.platform == "linux"
 needs_mesa = pytest.mark.skipif(not MESA, reason="tinymesa is not installed")
@@ -35,7 +35,7 @@ def kernel_of(image: bytes) -> Ir3Kernel:
 
 def disassembly(kernel: Ir3Kernel, chip: str) -> str:
     """Instructions up to `end`, by Mesa's disassembler, under a line of facts."""
-    from compiler.codegen.adreno.mesa import library
+    from ugpu.compiler.codegen.adreno.mesa import library
 
     facts = chips.facts(chip)
     text = library().disassembly(kernel.code, facts.gpu_id or 100 * facts.generation)

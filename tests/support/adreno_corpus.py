@@ -10,10 +10,10 @@ import argparse
 import multiprocessing
 import sys
 
-import hcq
-from hcq.errors import UgpuError
 from tests.support.compiler_devices import poisoned
 from tests.support.operation_corpus import corpus
+from ugpu import hcq
+from ugpu.hcq.errors import UgpuError
 
 CHIPS = ("a630", "a660", "a740", "a750")
 PARTS = 4  # processes may share a chip's cases out

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from hcq.device import Device
-from hcq.ir3object import Ir3Kernel, Ir3Parameter, pack_ir3
-from qcom import chips
 from tests.support.ir3_text import END, c, i, k, r, spaced
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.objects.ir3_object import Ir3Kernel, Ir3Parameter, pack_ir3
+from ugpu.qcom import chips
 
 SECRET = 0x5EC2E75
 THREADS, GROUPS, KINDS = 256, 4, 8

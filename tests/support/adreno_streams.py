@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from qcom.regs import constants, load
-from qcom.virtual.engine import Engine
 from tests.support.workloads import Places
+from ugpu.qcom.regs import constants, load
+from ugpu.virtual.adreno.engine import Engine
 
 LOADS = ("CP_LOAD_STATE6_FRAG",)
 CONSTANTS, UBOS, INDIRECT = 1, 2, 2  # STATE_TYPE, STATE_TYPE, STATE_SRC

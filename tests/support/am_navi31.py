@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am.chips.facts import ChipFacts
-from am.chips.navi31.facts import FACTS
-from am.device import AmDevice, open_device
-from am.virtual import gpu
-from am.virtual.chip import Chip
-from am.virtual.options import ChipOptions
-from hcq.buffer import Buffer
-from hcq.program import Program
-from hcq.registry import Attachment
+from ugpu.am.chips.facts import ChipFacts
+from ugpu.am.chips.navi31.facts import FACTS
+from ugpu.am.device.device import AmDevice, open_device
+from ugpu.hcq.find.registry import Attachment
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.program import Program
+from ugpu.virtual.amd import gpu
+from ugpu.virtual.amd.chip import Chip
+from ugpu.virtual.amd.options import ChipOptions
 
 NAME = "virtual:navi31"
 
@@ -26,7 +26,7 @@ NAME = "virtual:navi31"
 def shared_facts(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     """Change facts of the generation for one test; chips that are opened from then on have them."""
     changed = replace(FACTS, generation=replace(FACTS.generation, **changes))
-    monkeypatch.setattr("am.chips.navi31.facts.FACTS", changed)
+    monkeypatch.setattr("ugpu.am.chips.navi31.facts.FACTS", changed)
 
 
 def build_chip(options: ChipOptions | None = None, facts: ChipFacts = FACTS) -> Chip:

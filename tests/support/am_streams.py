@@ -10,10 +10,10 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from am.chips.navi31.facts import FACTS
-from am.regs import load
-from hcq.fields import Register
 from tests.support.workloads import Places
+from ugpu.am.chips.navi31.facts import FACTS
+from ugpu.am.regs import load
+from ugpu.hcq.registers.fields import Register
 
 SH_START = 0x2C00
 RING_WORDS = 0x4000  # of each of our queues

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from am.chips import facts_of
-from am.device import AmDevice, open_device
-from am.driver import AmDriver
-from am.virtual.gpu import attach, build_chip
-from am.virtual.options import ChipOptions
-from hcq.buffer import Buffer
-from hcq.device import Device
-from hcq.program import Program
-from hcq.queue import QueueKind
 from tests.support.am_faulty import faulty_object
 from tests.support.kernels import contract_object
+from ugpu.am.chips import facts_of
+from ugpu.am.device.device import AmDevice, open_device
+from ugpu.am.device.driver import AmDriver
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.program import Program
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.virtual.amd.gpu import attach, build_chip
+from ugpu.virtual.amd.options import ChipOptions
 
 SECRET = 0x5EC2E75
 FAR = 64 << 20

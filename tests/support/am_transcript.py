@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from am.chips.navi31.facts import FACTS as NAVI31
-from am.regs import load
-from hcq.transport.trace import CONFIG, Access
+from ugpu.am.chips.navi31.facts import FACTS as NAVI31
+from ugpu.am.regs import load
+from ugpu.hcq.transport.recorded.accesses import CONFIG, Access
 
 # Registers that take addresses of host memory.
 _HOST = re.compile(r"PROTECTION_FAULT_DEFAULT_ADDR|BX0_INTERRUPT_CNTL2")

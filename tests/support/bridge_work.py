@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from hcq.device import Device
 from tests.support.kernels import contract_object
+from ugpu.hcq.device.device import Device
 
 
 def work(device: Device) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from hcq.clock import Clock, Work
+from ugpu.hcq.state.clock import Clock, Work
 
 
 class Looks:

@@ -10,15 +10,15 @@ from elftools.elf.elffile import ELFFile
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from compiler.codegen import objects as codegen
-from compiler.codegen.emit import emit
-from compiler.dtype import DType, bool_, from_numpy
-from compiler.graph.node import Node
-from compiler.kernel.ir import Kernel
-from compiler.kernel.lower import lower
-from compiler.schedule.express import express
-from compiler.schedule.grouping import schedule
-from hcq.target import TargetSpec
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.process import objects as codegen
+from ugpu.compiler.dtype import DType, bool_, from_numpy
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.kernel.ir import Kernel
+from ugpu.compiler.kernel.lower import lower
+from ugpu.compiler.schedule.express import express
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.state.target import TargetSpec
 
 GFX1100 = TargetSpec(
     name="gfx1100",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import hcq
-from compiler.runtime.runtime import Runtime, use_cache
-from hcq.device import Device
+from ugpu import hcq
+from ugpu.compiler.runtime.runtime import Runtime, use_cache
+from ugpu.hcq.device.device import Device
 
 NAN = 0xFFFF_FFFF  # in every type of floats, and -1 in every type of integers
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler import Tensor
-from hcq.device import Device
+from ugpu.compiler import Tensor
+from ugpu.hcq.device.device import Device
 
 Array = NDArray[Any]
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from compiler import Tensor
 from tests.support.corpus_case import Array, Case, in_float64, numbers
+from ugpu.compiler import Tensor
 
 Cases = list[tuple[str, tuple[Array, ...], Callable[..., Any], Callable[..., Any]]]
 

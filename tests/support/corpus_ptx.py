@@ -17,20 +17,20 @@ from pathlib import Path
 
 import numpy as np
 
-import hcq
-from compiler import Tensor
-from compiler.codegen.emit import emit
-from compiler.codegen.objects import compile_text
-from compiler.kernel.ir import Kernel
-from compiler.kernel.lower import lower
-from compiler.plan.plan import make_plan, structure
-from compiler.schedule.express import express
-from compiler.schedule.grouping import schedule
-from compiler.schedule.hazards import in_place
-from hcq.device import Device
-from hcq.target import TargetSpec, ptx_target
 from tests.support.corpus_case import Case
 from tests.support.operation_corpus import corpus
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.process.objects import compile_text
+from ugpu.compiler.kernel.ir import Kernel
+from ugpu.compiler.kernel.lower import lower
+from ugpu.compiler.plan.plan import make_plan, structure
+from ugpu.compiler.schedule.express import express
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.compiler.schedule.hazards import in_place
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.state.target import TargetSpec, ptx_target
 
 
 @dataclass(frozen=True)

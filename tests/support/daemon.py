@@ -17,16 +17,16 @@ from typing import Any, Self
 
 import numpy as np
 
-import hcq
-from hcq.device import Device
-from hcq.remote.address import Address
-from hcq.remote.connection import Connection
 from tests.support.kernels import contract_object
 from tests.support.waiting import LIMIT_S
-from tools.daemon.config import Settings
-from tools.daemon.config import parse as parse_config
-from tools.daemon.daemon import Daemon
-from tools.daemon.listen import Listeners
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.remote.address import Address
+from ugpu.hcq.remote.connection import Connection
+from ugpu.tools.service.daemon.config import Settings
+from ugpu.tools.service.daemon.config import parse as parse_config
+from ugpu.tools.service.daemon.daemon import Daemon
+from ugpu.tools.service.daemon.listen import Listeners
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -59,7 +59,7 @@ class DaemonProcess:
     def start(self) -> None:
         """Start it, and return when it listens."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tools.daemon.main", "--config", str(self.config)],
+            [sys.executable, "-m", "ugpu.tools.service.daemon.main", "--config", str(self.config)],
             stdout=subprocess.PIPE,
             stderr=(self.folder / "log").open("ab"),
             text=True,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hcq import debugging
-from tools import cli
+from ugpu.hcq.device import debugging
+from ugpu.tools import cli
 
 
 class Debug:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from am import chips
+from ugpu.am import chips
 
 DEVICES = ("cpu", "virtual:navi31", "virtual:gh100")
 # The same driver on other models: too many for the fast suite, and for benchmarks.

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import hcq
-from hcq.observe import Observer
-from hcq.telemetry import Sensor
+from ugpu import hcq
+from ugpu.hcq.device.observe import Observer
+from ugpu.hcq.state.telemetry import Sensor
 
 WEDGED = 3
 

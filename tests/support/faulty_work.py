@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from hcq.buffer import Buffer
-from hcq.command import Barrier
-from hcq.device import Device
-from hcq.graph import Capture
-from hcq.memory import Placement, VirtAddr
-from hcq.program import Program
-from hcq.queue import Queue, QueueKind
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.state.memory import Placement, VirtAddr
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.command import Barrier
+from ugpu.hcq.work.graph import Capture
+from ugpu.hcq.work.program import Program
+from ugpu.hcq.work.queue import Queue, QueueKind
 
 UNMAPPED = VirtAddr(0x1234_5678_9000)
 NO_COMMAND = 0xDEAD

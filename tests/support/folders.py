@@ -1,6 +1,6 @@
 """Where a run of the tests writes: nothing of the user's, and what may be kept is kept.
 
-    UGPU_TEST_CACHE/objects    what compilers made of each text (hcq.kept); bounded, least used go
+    UGPU_TEST_CACHE/objects    what compilers made of each text (hcq.disk.objects); bounded
     UGPU_TEST_CACHE/bytecode   Python's byte code and pytest's rewritten tests, of this checkout
     a temporary folder         the home folder and all caches of what is tested; ends with the run
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from am.virtual.isa.decoder import opcodes
-from am.virtual.isa.decoder.opcodes import Shape
 from tests.support import gfx_encode as asm
 from tests.support.gfx_cases import LANES, SCALARS, VECTORS, Case, Registers
+from ugpu.virtual.amd.isa.decoder import opcodes
+from ugpu.virtual.amd.isa.decoder.opcodes import Shape
 
 GROUPS = 6
 _FLOATING = ("f16", "f32", "f64")

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from am.virtual.isa.core import GfxCore
-from am.virtual.isa.decoder.decode import decode_all
-from am.virtual.shader import Dispatch, Ending
-from hcq.emu.memory import Abort
-from tests.oracles.gfx11.execute import Mode, WaveState, execute
+from lab.oracles.gfx11.execute import Mode, WaveState, execute
 from tests.support import gfx_encode as asm
 from tests.support.shader_memory import ArrayMemory
+from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.isa.decoder.decode import decode_all
+from ugpu.virtual.amd.shader import Dispatch, Ending
+from ugpu.virtual.shader.memory import Abort
 
 LANES = 32
 FIRST_VECTOR, VECTORS = 8, 12  # v8..v19 belong to the case

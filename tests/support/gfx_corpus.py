@@ -16,11 +16,11 @@ from pathlib import Path
 import llvmlite.binding as llvm
 from elftools.elf.elffile import ELFFile
 
-from hcq.emu.jit import llvm_version
-from hcq.kept import kept
 from tests.support.gfx_corpus_control import control
 from tests.support.gfx_corpus_intrinsics import calls, matrices
 from tests.support.gfx_corpus_memory import atomics, memory
+from ugpu.hcq.disk.objects import kept
+from ugpu.hcq.objects.jit import llvm_version
 
 TRIPLE = "amdgcn-amd-amdhsa"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from am.virtual.isa.decoder import opcodes
+from ugpu.virtual.amd.isa.decoder import opcodes
 
 Encoded = tuple[int, ...]
 

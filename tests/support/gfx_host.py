@@ -18,8 +18,8 @@ import llvmlite.binding as llvm
 import numpy as np
 from numpy.typing import NDArray
 
-from hcq.emu.jit import on_x86
 from tests.support.shader_memory import page_array
+from ugpu.hcq.objects.jit import on_x86
 
 # Helper functions that LLVM calls for conversions between f64 and f16; not linked into Python.
 _HELPERS = "libgcc_s.so.1"

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from am.virtual.isa.core import GfxCore
-from am.virtual.shader import Dispatch, Outcome
-from hcq.codeobject import KernelImage, parse_amdhsa
-from hcq.emu.memory import Abort
 from tests.support.shader_memory import ArrayMemory
+from ugpu.hcq.objects.code_object import KernelImage, parse_amdhsa
+from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.shader import Dispatch, Outcome
+from ugpu.virtual.shader.memory import Abort
 
 CODE = 0x0000_7E00_0000_0000
 KERNARGS = 0x0000_7E10_0000_0000

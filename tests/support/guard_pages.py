@@ -59,7 +59,7 @@ def _close(block: Any) -> None:
     block.capsule = None
 
 
-def _block(size: int) -> Any:  # a ctypes array; as much of mmap.mmap as hcq.cpu.memory needs
+def _block(size: int) -> Any:  # a ctypes array; as much of mmap.mmap as ugpu.hcq.cpu.memory needs
     whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = mmap.mmap(-1, whole)
     _immortal.append(memory)
@@ -100,20 +100,20 @@ class _MapsOfModel(_Maps):
 
 
 def _obtain(size: int) -> NDArray[np.uint8]:
-    """As hcq.cpu.memory.obtain."""
+    """As ugpu.hcq.cpu.memory.obtain."""
     return np.frombuffer(_block(size), np.uint8)[:size]
 
 
 def install() -> None:
     """Guard what is allocated from now on."""
     global _dead
-    import hcq.cpu.memory
-    import nv.virtual.memory.physical
+    import ugpu.hcq.cpu.memory
+    import ugpu.virtual.nvidia.memory.physical
 
     _dead = _destructor()
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_immortal))
-    vars(hcq.cpu.memory).update(obtain=_obtain, mmap=_Maps())
-    vars(nv.virtual.memory.physical).update(mmap=_MapsOfModel())
+    vars(ugpu.hcq.cpu.memory).update(obtain=_obtain, mmap=_Maps())
+    vars(ugpu.virtual.nvidia.memory.physical).update(mmap=_MapsOfModel())
 
 
 _dead = 0

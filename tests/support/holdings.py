@@ -13,12 +13,12 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from am.device import AmDevice
-from am.virtual.bus.pci import VirtualTransport
-from hcq.device import Device
-from nv.device import NvDevice
-from nv.virtual.node import VirtualNode
 from tests.support.waiting import until
+from ugpu.am.device.device import AmDevice
+from ugpu.hcq.device.device import Device
+from ugpu.nv.device.device import NvDevice
+from ugpu.virtual.amd.bus.pci import VirtualTransport
+from ugpu.virtual.nvidia.node import VirtualNode
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from hcq.errors import UgpuError
-from hcq.remote.channel import Channel
-from hcq.remote.request import Grant
-from hcq.remote.wire import Limits, Message
-from hcq.target import TargetSpec
+from ugpu.hcq.errors import UgpuError
+from ugpu.hcq.remote.channel import Channel
+from ugpu.hcq.remote.request import Grant
+from ugpu.hcq.remote.wire import Limits, Message
+from ugpu.hcq.state.target import TargetSpec
 
 # What may be in the place of any value.
 WRONG: tuple[object, ...] = (

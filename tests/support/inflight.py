@@ -14,16 +14,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-import compiler
-import hcq
-from hcq.buffer import Buffer
-from hcq.device import Device
-from hcq.errors import DeviceHang
-from hcq.memory import Placement
-from hcq.program import Program
-from hcq.queue import QueueKind
 from tests.support import guard_pages
 from tests.support.kernels import contract_object
+from ugpu import compiler, hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import DeviceHang
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.program import Program
+from ugpu.hcq.work.queue import QueueKind
 
 _SIZE = 1 << 20
 

@@ -8,16 +8,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hcq.errors import UgpuError
+from ugpu.hcq.errors import UgpuError
 
-ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = Path(__file__).resolve().parents[2] / "ugpu"
 DRIVERS = ("am", "hcq", "nv", "qcom", "usbgpu")
 #: Models stand for hardware, which no exception stops; what they call does too.
-ELSEWHERE = ("/virtual/", "/hcq/emu/", "/compiler/", "/nv/assemble", "/hcq/diskcache")
+ELSEWHERE = ("/virtual/", "/hcq/objects/jit", "/hcq/objects/stack", "/compiler/",
+             "/nv/code/assemble", "/hcq/disk/cache")  # fmt: skip
 #: Functions without effects: an exception in them is one at the line that calls them.
-PURE = ("/nv/abi/", "/nv/cubin", "/nv/image", "/nv/launch", "/hcq/elf", "/hcq/codeobject",
-        "/hcq/ir3object", "/hcq/layout", "/hcq/fields", "/am/dispatch", "/hcq/checks", "/qcom/pm4",
-        "/qcom/dispatch", "/qcom/regs")  # fmt: skip
+PURE = ("/nv/abi/", "/nv/code/cubin", "/nv/code/image", "/nv/packets/launch", "/hcq/objects/elf",
+        "/hcq/objects/code_object", "/hcq/objects/ir3_object", "/hcq/registers/layout",
+        "/hcq/registers/fields", "/am/packets/dispatch", "/hcq/state/checks", "/qcom/packets/pm4",
+        "/qcom/packets/dispatch", "/qcom/regs")  # fmt: skip
 
 
 class Interrupted(BaseException):
@@ -44,7 +46,7 @@ class Interrupter:
             self.blocked = frame
             frame.f_trace_lines = False
             return self._elsewhere
-        folder = path.removeprefix(f"{ROOT}/").partition("/")[0]
+        folder = path.removeprefix(f"{PACKAGE}/").partition("/")[0]
         return self._line if folder in DRIVERS else None
 
     def _elsewhere(self, frame: FrameType, event: str, _: Any) -> Any:
@@ -55,7 +57,7 @@ class Interrupter:
     def _line(self, frame: FrameType, event: str, _: Any) -> Any:
         if event != "line":
             return self._line
-        place = (frame.f_code.co_filename.removeprefix(str(ROOT)), frame.f_lineno)
+        place = (frame.f_code.co_filename.removeprefix(str(PACKAGE)), frame.f_lineno)
         if self.each or place not in self.seen:
             self.seen.add(place)
             self.left -= 1

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hcq.emu.memory import Abort
-from hcq.ir3object import Ir3Kernel
-from qcom import chips
-from qcom.virtual.shader import Dispatch, Ending, Outcome
-from qcom.virtual.sp.processors import Processors
 from tests.support.shader_memory import ArrayMemory
+from ugpu.hcq.objects.ir3_object import Ir3Kernel
+from ugpu.qcom import chips
+from ugpu.virtual.adreno.shader import Dispatch, Ending, Outcome
+from ugpu.virtual.adreno.sp.processors import Processors
+from ugpu.virtual.shader.memory import Abort
 
 Array = NDArray[Any]
 CODE, PRIVATE = 0x10_0000_0000, 0x20_0000_0000

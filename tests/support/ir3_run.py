@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import hcq
-from compiler.codegen.emit import emit
-from compiler.codegen.objects import compile_text
-from hcq.ir3object import Ir3Kernel
-from qcom import chips
-from qcom.virtual.isa.decoder.decode import program
-from qcom.virtual.isa.decoder.table import table
-from tests.oracles.ir3 import Machine, Memory
-from tests.oracles.ir3_texels import Buffer
+from lab.oracles.ir3 import Machine, Memory
+from lab.oracles.ir3_texels import Buffer
 from tests.support import corpus_ptx
 from tests.support.adreno import kernel_of, target
 from tests.support.operation_corpus import corpus
+from ugpu import hcq
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.process.objects import compile_text
+from ugpu.hcq.objects.ir3_object import Ir3Kernel
+from ugpu.qcom import chips
+from ugpu.virtual.adreno.isa.decoder.decode import program
+from ugpu.virtual.adreno.isa.decoder.table import table
 
 Array = NDArray[Any]
 MOST = 1 << 16  # threads of a launch that the oracle runs

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hcq.emu.memory import Abort
-from qcom import chips
-from qcom.virtual.isa.decoder.table import Encoding, table
-from qcom.virtual.shader import Dispatch, Outcome
 from tests.support.ir3_machine import CODE, map_code, processors
 from tests.support.shader_memory import ArrayMemory
+from ugpu.qcom import chips
+from ugpu.virtual.adreno.isa.decoder.table import Encoding, table
+from ugpu.virtual.adreno.shader import Dispatch, Outcome
+from ugpu.virtual.shader.memory import Abort
 
 OUT = 0x4000_0000
 END = 3 << 56

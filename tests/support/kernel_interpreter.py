@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.expression.algebra import Index, Validity
-from compiler.expression.value import Load, Memory, Value, walk
-from compiler.kernel.ir import (
+from ugpu.compiler.expression.algebra import Index, Validity
+from ugpu.compiler.expression.value import Load, Memory, Value, walk
+from ugpu.compiler.kernel.ir import (
     Await,
     Barrier,
     Bulk,
@@ -38,7 +38,7 @@ from compiler.kernel.ir import (
     Statement,
     Store,
 )
-from compiler.kernel.matrix_units import GROUP_UNITS
+from ugpu.compiler.kernel.matrix_units import GROUP_UNITS
 
 Array = NDArray[Any]
 # (unit's name, left, right, total) to the new total; arrays are [threads, lanes]

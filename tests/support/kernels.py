@@ -9,10 +9,10 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
-from hcq.emu import jit
-from hcq.kept import kept
-from hcq.target import TargetSpec, adreno_chip
 from tests.support import ptx_kernels
+from ugpu.hcq.disk.objects import kept
+from ugpu.hcq.objects import jit
+from ugpu.hcq.state.target import TargetSpec, adreno_chip
 
 _lock = threading.Lock()  # LLVM's targets are initialised once, its contexts used by one at a time
 

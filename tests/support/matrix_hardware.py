@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.kernel.matrix_units import UNITS
+from ugpu.compiler.kernel.matrix_units import UNITS
 
 Array = NDArray[Any]
 Place = Callable[[int, int], tuple[int, int]]
@@ -81,7 +81,8 @@ def mma_m16n8(a: Array, b: Array, c: Array) -> Array:
 
 
 def hardware(name: str, left: Array, right: Array, total: Array) -> Array:
-    """Wave by wave. AMD's instructions get our right factor as A, see compiler.codegen.matrix."""
+    """Wave by wave. AMD's instructions get our right factor as A, see
+    compiler.codegen.instructions.matrix."""
     family, wave = name.partition(".")[0], UNITS[name].wave
     parts = []
     for first in range(0, left.shape[0], wave):

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from am.chips.facts import ChipFacts
-from am.chips.navi31.facts import FACTS as NAVI31
-from am.virtual.bus.pci import VirtualTransport
-from am.virtual.chip import Chip
-from am.virtual.firmware.images import synthetic_set
-from am.virtual.options import ChipOptions
 from tests.support.waiting import until
+from ugpu.am.chips.facts import ChipFacts
+from ugpu.am.chips.navi31.facts import FACTS as NAVI31
+from ugpu.virtual.amd.bus.pci import VirtualTransport
+from ugpu.virtual.amd.chip import Chip
+from ugpu.virtual.amd.firmware.images import synthetic_set
+from ugpu.virtual.amd.options import ChipOptions
 
 GC, MMHUB, NBIO, MP, IH = 0x1260, 0x1A000, 0xD20, 0x16000, 0x10A0
 # gc_11_0_0_offset.h and mmhub_3_0_0_offset.h, segment 0.

@@ -16,8 +16,8 @@ import sys
 import threading
 from pathlib import Path
 
-from nv import abi
-from tools.sniff.memory import Range, Ring
+from ugpu.nv import abi
+from ugpu.tools.debug.sniff.memory import Range, Ring
 
 DONE = 5
 ADDRESS = 0x10_0000_0000

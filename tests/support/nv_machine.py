@@ -8,15 +8,15 @@ from contextlib import contextmanager
 
 import numpy as np
 
-import hcq
-from hcq.buffer import Buffer
-from hcq.device import Device
-from hcq.memory import Placement
-from nv.device import NvDevice
-from nv.virtual.gpu import build_machine
-from nv.virtual.machine import VirtualMachine
-from nv.virtual.options import MachineOptions
 from tests.support.kernels import contract_object
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.nv.device.device import NvDevice
+from ugpu.virtual.nvidia.gpu import build_machine
+from ugpu.virtual.nvidia.machine import VirtualMachine
+from ugpu.virtual.nvidia.options import MachineOptions
 
 COUNT = 256
 LIMIT_S = 60.0  # a bound on real threads; work beside a kernel that hangs has half a core

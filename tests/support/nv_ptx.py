@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from nv.assemble import assemble
+from ugpu.nv.code.assemble import assemble
 
 TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 

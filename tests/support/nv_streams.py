@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from nv import abi
-from nv.virtual.host.channel import Channel
-from nv.virtual.memory.faults import Client
 from tests.support.workloads import Places
+from ugpu.nv import abi
+from ugpu.virtual.nvidia.host.channel import Channel
+from ugpu.virtual.nvidia.memory.faults import Client
 
 ONE_WORD, MANY = 4, 1
 LATCHED = {"SEM_ADDR_LO": "SEM_ADDR_HI", "SEM_PAYLOAD_LO": "SEM_PAYLOAD_HI"}

@@ -7,8 +7,8 @@ import functools
 from importlib.util import find_spec
 from pathlib import Path
 
-from hcq.kept import kept
-from nv.assemble import find_assembler
+from ugpu.hcq.disk.objects import kept
+from ugpu.nv.code.assemble import find_assembler
 
 INPUT_PTX = 2  # nvJitLink.h, nvJitLinkInputType
 

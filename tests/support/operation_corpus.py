@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from compiler import Tensor
 from tests.support.corpus_case import (
     FLOATS,
     INTEGERS,
@@ -29,6 +28,7 @@ from tests.support.corpus_case import (
 )
 from tests.support.corpus_composed import composed
 from tests.support.corpus_network import network
+from ugpu.compiler import Tensor
 
 
 def _tolerance(dtype: str) -> dict[str, float]:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from am.virtual.shader import Dispatch
-from hcq.emu.memory import Access
-from tests.oracles.gfx11.execute import Mode, WaveState, run_group
+from lab.oracles.gfx11.execute import Mode, WaveState, run_group
 from tests.support.shader_memory import PAGE, ArrayMemory
+from ugpu.virtual.amd.shader import Dispatch
+from ugpu.virtual.shader.memory import Access
 
 LANES = 32
 CODE_WINDOW = 1 << 16

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.dtype import bfloat16, float16, float32, int8
-from compiler.expression.value import interning
-from compiler.graph import node as graph
-from compiler.graph.node import Node
-from compiler.kernel.choices import BulkTiles
-from compiler.kernel.ir import Kernel
-from compiler.kernel.lower import lower
-from compiler.plan.packing import computation_of, packed
-from compiler.schedule.group import Group
-from compiler.schedule.grouping import schedule
-from hcq.target import TargetSpec, ptx_target
+from ugpu.compiler.dtype import bfloat16, float16, float32, int8
+from ugpu.compiler.expression.value import interning
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.kernel.choices import BulkTiles
+from ugpu.compiler.kernel.ir import Kernel
+from ugpu.compiler.kernel.lower import lower
+from ugpu.compiler.plan.packing import computation_of, packed
+from ugpu.compiler.schedule.group import Group
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.state.target import TargetSpec, ptx_target
 
 Array = NDArray[Any]
 HOPPER = ptx_target("sm_90a", 132)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.daemon import Running, settings_text
-from tools.daemon.config import parse
-from tools.page.server import Page
+from ugpu.tools.service.daemon.config import parse
+from ugpu.tools.service.page.server import Page
 
 
 class Answer(NamedTuple):

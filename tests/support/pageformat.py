@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hcq.errors import OutOfMemory
-from hcq.pagetable import Level
+from ugpu.hcq.errors import OutOfMemory
+from ugpu.hcq.paging.page_table import Level
 
 VALID, TABLE, ADDRESS = 1, 2, 0x0000_FFFF_FFFF_F000
 

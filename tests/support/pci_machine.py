@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hcq.transport.system import System
+from ugpu.hcq.transport.system import System
 
 MEMORY_64 = 0x0014_220C  # flags in `resource`: memory, prefetchable, 64 bits
 MEMORY_32 = 0x0004_0200

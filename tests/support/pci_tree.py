@@ -6,10 +6,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from hcq.errors import DeviceLost
-from hcq.transport.bulk import Data
 from tests.support.usb_script import ScriptedUsb
-from usbgpu.bridge import LINK_UP, LTSSM, SECTOR, SRAM_SIZE, Ability, Completion, Status, Tlp
+from ugpu.hcq.errors import DeviceLost
+from ugpu.hcq.transport.bulk import Data
+from ugpu.usbgpu.bridge.interface import (
+    LINK_UP,
+    LTSSM,
+    SECTOR,
+    SRAM_SIZE,
+    Ability,
+    Completion,
+    Status,
+    Tlp,
+)
 
 OK, UNSUPPORTED = Status.OK, Status.UNSUPPORTED
 EXPRESS, REBAR = 0x40, 0x200
@@ -124,7 +133,8 @@ def chain(card: Node | None, **options: int) -> Node:
 
 
 class TreeBridge:
-    """See usbgpu.bridge.Bridge. gone: it was unplugged. supply: the card's link can come up."""
+    """See usbgpu.bridge.interface.Bridge. gone: it was unplugged. supply: the card's link can
+    come up."""
 
     abilities = frozenset({Ability.POWER, Ability.SLOTS, Ability.FLASH, Ability.PINS})
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from hcq.errors import BadArgument, NotSupported
-from hcq.memory import BusAddr
-from hcq.transport.base import DmaSegment, Interrupts, PciIdentity, ResetKind
-from hcq.transport.dma import rounded
-from hcq.transport.life import TransportLife
-from hcq.transport.pci_config import check_access
+from ugpu.hcq.errors import BadArgument, NotSupported
+from ugpu.hcq.state.memory import BusAddr
+from ugpu.hcq.transport.base import DmaSegment, Interrupts, PciIdentity, ResetKind
+from ugpu.hcq.transport.dma import rounded
+from ugpu.hcq.transport.life import TransportLife
+from ugpu.hcq.transport.pci.config import check_access
 
 SIZES = {0: 1 << 16, 5: 4096}
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from hcq.device import Device
-from nv.virtual.gpu import facts_of
-from nv.virtual.machine import VirtualMachine
-from nv.virtual.options import MachineOptions
-from nv.virtual.sm.multiprocessors import VirtualMultiprocessors
 from tests.support import ptx_kernels
+from ugpu.hcq.device.device import Device
+from ugpu.virtual.nvidia.gpu import facts_of
+from ugpu.virtual.nvidia.machine import VirtualMachine
+from ugpu.virtual.nvidia.options import MachineOptions
+from ugpu.virtual.nvidia.sm.multiprocessors import VirtualMultiprocessors
 
 SECRET = 0x5EC2E75
 GROUPS, THREADS = 2, 128

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import msgpack
 
-from hcq.remote.wire import HEADER, MAGIC, VERSION
+from ugpu.hcq.remote.wire import HEADER, MAGIC, VERSION
 
 LIMIT_S = 60.0
 

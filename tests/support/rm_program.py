@@ -13,15 +13,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from hcq.emu.memory import Abort, LaneMemory
-from hcq.transport.node import Node, NodeMapping
-from nv import abi
-from nv.abi.note import NOTE_FORMAT, NOTE_MAGIC, NOTE_SIZE, NOTE_VERSION
-from nv.virtual.gpu import attach
-from nv.virtual.machine import VirtualMachine
-from nv.virtual.options import MachineOptions
-from nv.virtual.sm_contract import GridLaunch, SmEnding, SmOutcome
 from tests.support.waiting import came
+from ugpu.hcq.transport.node import Node, NodeMapping
+from ugpu.nv import abi
+from ugpu.nv.abi.note import NOTE_FORMAT, NOTE_MAGIC, NOTE_SIZE, NOTE_VERSION
+from ugpu.virtual.nvidia.gpu import attach
+from ugpu.virtual.nvidia.machine import VirtualMachine
+from ugpu.virtual.nvidia.options import MachineOptions
+from ugpu.virtual.nvidia.sm_contract import GridLaunch, SmEnding, SmOutcome
+from ugpu.virtual.shader.memory import Abort, LaneMemory
 
 SHARED_WINDOW, LOCAL_WINDOW = 0x7294_0000_0000, 0x7293_0000_0000
 NOTIFIER_OFFSET = 0x3000

@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hcq.buffer import Buffer
-from hcq.command import Command, CommandBuffer
-from hcq.device import Device
-from hcq.driver import Driver
-from hcq.errors import NotSupported, UgpuError
-from hcq.memory import Placement, VirtAddr
-from hcq.program import Program
-from hcq.queue import HardwareQueue, QueueKind, Resident
-from hcq.target import TargetSpec
-from hcq.timeline import SIZE, Timeline
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.device.driver import Driver
+from ugpu.hcq.errors import NotSupported, UgpuError
+from ugpu.hcq.state.memory import Placement, VirtAddr
+from ugpu.hcq.state.target import TargetSpec
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.command import Command, CommandBuffer
+from ugpu.hcq.work.program import Program
+from ugpu.hcq.work.queue import HardwareQueue, QueueKind, Resident
+from ugpu.hcq.work.timeline import SIZE, Timeline
 
 
 class ScriptedQueue(HardwareQueue):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hcq.emu.memory import (
+from ugpu.virtual.shader.memory import (
     DELTA,
     INVALID_TAG,
     PAGE_SHIFT,

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler import Tensor
-from compiler.kernel.choices import Choices
-from compiler.kernel.ir import Kernel
-from compiler.kernel.lower import lower, spaces
-from compiler.kernel.text import format_kernel
-from compiler.schedule.express import express
-from compiler.schedule.grouping import schedule
-from hcq.device import Device
+from ugpu.compiler import Tensor
+from ugpu.compiler.kernel.choices import Choices
+from ugpu.compiler.kernel.ir import Kernel
+from ugpu.compiler.kernel.lower import lower, spaces
+from ugpu.compiler.kernel.text import format_kernel
+from ugpu.compiler.schedule.express import express
+from ugpu.compiler.schedule.grouping import schedule
+from ugpu.hcq.device.device import Device
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]

@@ -7,9 +7,9 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from hcq.clock import Clock
 from tests.support.pci_machine import Function, PciMachine
 from tests.support.thunderbolt_tree import ThunderboltTree
+from ugpu.hcq.state.clock import Clock
 
 PORT, SLOT, SWITCH, INNER = "0000:00:07.0", "0000:21:01.0", "0000:22:00.0", "0000:23:00.0"
 GPU, AUDIO = "0000:24:00.0", "0000:24:00.1"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.oracles import ptx as oracle
+from lab.oracles import ptx as oracle
 from tests.support.sm_unit import Try
 
 

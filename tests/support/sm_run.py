@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hcq.emu.memory import Abort
-from nv.virtual.sm.multiprocessors import VirtualMultiprocessors
-from nv.virtual.sm_contract import GridLaunch, SmEnding, SmOutcome
 from tests.support.shader_memory import ArrayMemory
+from ugpu.virtual.nvidia.sm.multiprocessors import VirtualMultiprocessors
+from ugpu.virtual.nvidia.sm_contract import GridLaunch, SmEnding, SmOutcome
+from ugpu.virtual.shader.memory import Abort
 
 HEAD = ".version 8.7\n.target {target}\n.address_size 64\n"
 SHARED_WINDOW = 0x7F00_0000_0000

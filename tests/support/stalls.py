@@ -7,17 +7,20 @@ from collections.abc import Callable
 
 import pytest
 
-import am.queue
-import nv.queue
-import nv.rm.channel
-from hcq.device import Device
-from hcq.memory import Placement
-from hcq.queue import HardwareQueue, QueueKind
-from hcq.timeline import SIZE, Timeline
+import ugpu.am.work.queue
+import ugpu.nv.rm.channel
+import ugpu.nv.work.queue
 from tests.support.waiting import until
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.queue import HardwareQueue, QueueKind
+from ugpu.hcq.work.timeline import SIZE, Timeline
 
 # A ring whose pointers are equal is empty: one entry stays free.
-RINGS = {am.queue.RingQueue: am.queue.SLOTS - 1, nv.queue.ChannelQueue: nv.rm.channel.ENTRIES - 1}
+RINGS = {
+    ugpu.am.work.queue.RingQueue: ugpu.am.work.queue.SLOTS - 1,
+    ugpu.nv.work.queue.ChannelQueue: ugpu.nv.rm.channel.ENTRIES - 1,
+}
 
 
 def ring_limit(hardware: HardwareQueue) -> int:

@@ -7,9 +7,9 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from hcq.transport import physical
-from hcq.transport.system import System
 from tests.support.pci_machine import PciMachine
+from ugpu.hcq.transport.pci import physical
+from ugpu.hcq.transport.system import System
 
 GPU = "0000:03:00.0"
 _FRAME_BITS = 55

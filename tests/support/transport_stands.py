@@ -15,31 +15,31 @@ from typing import Literal
 
 import pytest
 
-from am.virtual.bus.pci import VirtualTransport
-from am.virtual.bus.served import ServedChip
-from am.virtual.chip import Chip
-from am.virtual.gpu import endpoint
-from am.virtual.options import ChipOptions
-from hcq.errors import OutOfMemory
-from hcq.transport.base import DmaMemory, Traits, Transport
-from hcq.transport.record import RecordingTransport, record
-from hcq.transport.recording import Recording
-from hcq.transport.replay import ReplayTransport
-from hcq.transport.sysfs import SysfsTransport
-from hcq.transport.trace import TracingTransport
-from hcq.transport.vfio import VfioTransport
-from hcq.transport.vfio_user.client import VfioUserTransport
 from tests.support.am_navi31 import build_chip
 from tests.support.fake_vfio import MSI, MSIX, VfioMachine
 from tests.support.pcifunction import PlainFunction
 from tests.support.sysfs_tree import GPU, SysfsTree
 from tests.support.vfio_user_device import ADDRESS, COMMAND, SIZE, VECTOR, MemoryDevice
 from tests.support.vfio_user_served import served
-from usbgpu.firmwares import open_bridge
-from usbgpu.transport import UsbTransport
-from usbgpu.usb import Speed
-from usbgpu.virtual.attach import plug_in
-from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
+from ugpu.hcq.errors import OutOfMemory
+from ugpu.hcq.transport.base import DmaMemory, Traits, Transport
+from ugpu.hcq.transport.pci.sysfs import SysfsTransport
+from ugpu.hcq.transport.recorded.accesses import TracingTransport
+from ugpu.hcq.transport.recorded.format import Recording
+from ugpu.hcq.transport.recorded.recorder import RecordingTransport, record
+from ugpu.hcq.transport.recorded.replay import ReplayTransport
+from ugpu.hcq.transport.vfio.transport import VfioTransport
+from ugpu.hcq.transport.vfio_user.client import VfioUserTransport
+from ugpu.usbgpu.bridge.firmwares import open_bridge
+from ugpu.usbgpu.bridge.transport import UsbTransport
+from ugpu.usbgpu.link.usb import Speed
+from ugpu.virtual.amd.bus.pci import VirtualTransport
+from ugpu.virtual.amd.bus.served import ServedChip
+from ugpu.virtual.amd.chip import Chip
+from ugpu.virtual.amd.gpu import endpoint
+from ugpu.virtual.amd.options import ChipOptions
+from ugpu.virtual.usb.attach import plug_in
+from ugpu.virtual.usb.enclosure import Enclosure, EnclosureOptions
 
 Deliver = Callable[[Transport, DmaMemory, bytes, int], None]
 Rule = Callable[["Subject"], None]

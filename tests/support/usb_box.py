@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from am.chips.navi31.facts import FACTS as NAVI31
-from am.virtual.bus.endpoint import ChipEndpoint
-from am.virtual.chip import Chip
-from am.virtual.gpu import build_chip
 from tests.support.navi31_bench import options
-from usbgpu.usb import UsbDevice
-from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
-from usbgpu.virtual.hardware import HardwareOptions
+from ugpu.am.chips.navi31.facts import FACTS as NAVI31
+from ugpu.usbgpu.link.usb import UsbDevice
+from ugpu.virtual.amd.bus.endpoint import ChipEndpoint
+from ugpu.virtual.amd.chip import Chip
+from ugpu.virtual.amd.gpu import build_chip
+from ugpu.virtual.usb.enclosure import Enclosure, EnclosureOptions
+from ugpu.virtual.usb.hardware import HardwareOptions
 
 CARD_BUS = 4
 MEMORY_BASE, PREFETCHABLE_BASE = 0x1000_0000, 32 << 30

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 
-from hcq.clock import Clock
-from hcq.transport.endpoint import Aperture, EndpointFunction
+from ugpu.hcq.state.clock import Clock
+from ugpu.hcq.transport.endpoint import Aperture, EndpointFunction
 
 
 class PlainFunction:

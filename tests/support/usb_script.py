@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from usbgpu.usb import Kind, Recipient, Speed, UsbIdentity
+from ugpu.usbgpu.link.usb import Kind, Recipient, Speed, UsbIdentity
 
 IDENTITY = UsbIdentity(
     0xADD1, 0x0001, 0x0001, "tiny", "custom v0.1", "0badcafe", Speed.SUPER_PLUS, "2-1", 3
@@ -78,7 +78,7 @@ class Ended:
 
 @dataclass
 class ScriptedUsb:
-    """See usbgpu.usb.UsbDevice. `finish` fails unless all steps were taken."""
+    """See usbgpu.link.usb.UsbDevice. `finish` fails unless all steps were taken."""
 
     steps: list[Step]
     identity: UsbIdentity = IDENTITY

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from hcq.errors import TransferTimeout, TransportError
 from tests.support.usb_script import IDENTITY
-from usbgpu.usb import Kind, Recipient, UsbIdentity
+from ugpu.hcq.errors import TransferTimeout, TransportError
+from ugpu.usbgpu.link.usb import Kind, Recipient, UsbIdentity
 
 COMMAND, STATUS, DATA_IN, DATA_OUT = 0x04, 0x83, 0x81, 0x02
 
@@ -54,8 +54,8 @@ class Waiting:
 
 @dataclass
 class StreamUsb:
-    """See usbgpu.usb.UsbDevice. answer: called with a command's tag, CDB and data. log: settings,
-    streams, resets and the commands that arrived."""
+    """See usbgpu.link.usb.UsbDevice. answer: called with a command's tag, CDB and data. log:
+    settings, streams, resets and the commands that arrived."""
 
     answer: Callable[[int, bytes, bytes], Answer] = lambda tag, cdb, data: Answer(sense(tag))
     identity: UsbIdentity = IDENTITY

@@ -12,11 +12,11 @@ from __future__ import annotations
 import ctypes
 import struct
 
-from hcq.errors import BadArgument, NotSupported, TransportError
-from hcq.transport.base import ResetKind, Transport
-from hcq.transport.vfio_user.files import sealed_memory
-from hcq.transport.vfio_user.model import Client, SharedMemory
 from tests.support.pcifunction import PlainFunction, PlainWindow
+from ugpu.hcq.errors import BadArgument, NotSupported, TransportError
+from ugpu.hcq.transport.base import ResetKind, Transport
+from ugpu.hcq.transport.vfio_user.files import sealed_memory
+from ugpu.virtual.serve.model import Client, SharedMemory
 
 ADDRESS, SIZE, COMMAND, STATUS, VECTOR = 0x10, 0x18, 0x1C, 0x20, 0x24
 REFUSED = 0xDEAD
@@ -70,7 +70,7 @@ class _Function(PlainFunction):
 
 
 class MemoryDevice:
-    """Implements hcq.transport.vfio_user.model.DeviceModel."""
+    """Implements virtual.serve.model.DeviceModel."""
 
     def __init__(
         self,

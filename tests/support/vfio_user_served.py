@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hcq.transport.vfio_user.model import DeviceModel
-from hcq.transport.vfio_user.server import Server
+from ugpu.virtual.serve.model import DeviceModel
+from ugpu.virtual.serve.server import Server
 
 END_LIMIT_S = 60
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 
-from am.virtual.chip import FRAME_BUFFER_BASE, Chip
-from am.virtual.engines.cp.queue import ComputeQueue
-from am.virtual.engines.gfx import Gfx
-from am.virtual.options import ChipOptions
-from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory, ShaderWave
-from hcq.emu.memory import Abort
 from tests.support.am_navi31 import build_chip
 from tests.support.waiting import came, until
+from ugpu.virtual.amd.chip import FRAME_BUFFER_BASE, Chip
+from ugpu.virtual.amd.engines.cp.queue import ComputeQueue
+from ugpu.virtual.amd.engines.gfx import Gfx
+from ugpu.virtual.amd.options import ChipOptions
+from ugpu.virtual.amd.shader import Dispatch, Ending, Outcome, ShaderMemory, ShaderWave
+from ugpu.virtual.shader.memory import Abort
 
 VRAM = 64 << 20
 LIMIT_S = 60.0  # a bound on real threads; everything takes microseconds

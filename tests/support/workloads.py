@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hcq.buffer import Buffer
-from hcq.device import Device
-from hcq.memory import Placement
-from hcq.program import Parameter, Program
-from hcq.queue import Queue, QueueKind
-from hcq.timeline import SIZE, Timeline
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.program import Parameter, Program
+from ugpu.hcq.work.queue import Queue, QueueKind
+from ugpu.hcq.work.timeline import SIZE, Timeline
 
 COUNT = 256
 BYTES = 4 * COUNT

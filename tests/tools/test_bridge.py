@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.usb_script import In, ScriptedUsb, Step
-from tools import bridge, cli
-from usbgpu.asm24 import CustomBridge
-from usbgpu.firmwares import open_bridge
-from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
-from usbgpu.virtual.flash import firmware, wrap
+from ugpu.tools import cli
+from ugpu.tools.inspect import bridge
+from ugpu.usbgpu.bridge.asm24 import CustomBridge
+from ugpu.usbgpu.bridge.firmwares import open_bridge
+from ugpu.virtual.usb.enclosure import Enclosure, EnclosureOptions
+from ugpu.virtual.usb.flash import firmware, wrap
 
 
 def plug_in(monkeypatch: pytest.MonkeyPatch, *steps: Step) -> ScriptedUsb:

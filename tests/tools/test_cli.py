@@ -9,10 +9,11 @@ import json
 import pytest
 
 from tests.support.adreno import needs_mesa
-from tools import cli, demo
-from tools.console import Output
-from tools.verbs import verb
-from tools.verbs.verb import TITLES, load
+from ugpu.tools import cli
+from ugpu.tools.base.console import Output
+from ugpu.tools.compile import demo
+from ugpu.tools.verbs import verb
+from ugpu.tools.verbs.verb import TITLES, load
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, object]:
@@ -132,7 +133,7 @@ def test_every_verb_has_its_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_verb_is_added_by_registering_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tools.verbs.verb.REGISTERED", dict(load()))
+    monkeypatch.setattr("ugpu.tools.verbs.verb.REGISTERED", dict(load()))
     monkeypatch.setattr(cli, "REGISTERED", verb.REGISTERED)
 
     @verb.register("look", "show one word", lambda parser: parser.add_argument("word"))

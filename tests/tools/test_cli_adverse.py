@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from hcq import registry, trace
-from hcq.config import config
-from tools import cli
-from tools.console import READER_LEFT
+from ugpu.hcq.find import registry
+from ugpu.hcq.state import trace
+from ugpu.hcq.state.config import config
+from ugpu.tools import cli
+from ugpu.tools.base.console import READER_LEFT
 
 LONG = "x" * 300  # a name that no file system takes
 LONGER = "/" + "x/" * 3000  # and a path that the kernel does not

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from hcq import bundle
-from hcq.bundle import Evidence
-from hcq.config import Config
-from hcq.errors import PageFault
-from hcq.registerfile import RegisterFile
-from tools import bundles, cli
+from ugpu.hcq.disk import bundle
+from ugpu.hcq.disk.bundle import Evidence
+from ugpu.hcq.errors import PageFault
+from ugpu.hcq.registers.value_file import RegisterFile
+from ugpu.hcq.state.config import Config
+from ugpu.tools import cli
+from ugpu.tools.base import bundles
 
 
 @pytest.fixture

@@ -17,9 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
-from hcq.device import Device
-from hcq.errors import (
+from tests.support.daemon import ROOT, DaemonProcess, Running, scaled, started, until_closed
+from tests.support.kernels import contract_object
+from tests.support.waiting import until
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import (
     AccessDenied,
     BadArgument,
     DeviceBusy,
@@ -30,20 +33,10 @@ from hcq.errors import (
     TransportError,
     UgpuError,
 )
-from hcq.memory import Placement
-from hcq.queue import Queue
-from hcq.remote.address import Address, parse
-from hcq.remote.wire import Message, encode
-from tests.support.daemon import (
-    ROOT,
-    DaemonProcess,
-    Running,
-    scaled,
-    started,
-    until_closed,
-)
-from tests.support.kernels import contract_object
-from tests.support.waiting import until
+from ugpu.hcq.remote.address import Address, parse
+from ugpu.hcq.remote.wire import Message, encode
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.queue import Queue
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +223,7 @@ def test_noise_ends_its_connection_alone(running: Running) -> None:
 
 
 def test_random_messages_are_refused_by_name(running: Running) -> None:
-    from hcq.remote.wire import REQUESTS
+    from ugpu.hcq.remote.wire import REQUESTS
 
     random_ = random.Random(6)
     with running.lease("cpu#0") as gpu:

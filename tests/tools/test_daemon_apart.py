@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hcq.errors import DeviceHang, DeviceLost, HostError, OutOfMemory, UgpuError
 from tests.support.daemon import Running, scaled, settings_text
 from tests.support.kernels import compile_ir, contract_object
 from tests.support.waiting import until
-from tools.daemon import forks
-from tools.daemon.apart import ApartDriver
-from tools.daemon.config import parse
-from tools.daemon.forks import Worker
+from ugpu.hcq.errors import DeviceHang, DeviceLost, HostError, OutOfMemory, UgpuError
+from ugpu.tools.service.daemon.cards import forks
+from ugpu.tools.service.daemon.cards.apart import ApartDriver
+from ugpu.tools.service.daemon.cards.forks import Worker
+from ugpu.tools.service.daemon.config import parse
 
 SECRET = 0x5EC2E75
 PEEK = """
@@ -170,7 +170,7 @@ def test_a_process_that_is_killed_loses_its_lease_alone(running: Running) -> Non
 def test_a_daemon_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     """Each ends with its connection."""
     text = (
-        "import sys; from tools.daemon.apart import *;"
+        "import sys; from ugpu.tools.service.daemon.cards.apart import *;"
         "gpu = open_apart(DeviceSettings('cpu'), 'cpu', 1 << 20);"
         "print(gpu.driver.process.pid, flush=True); sys.stdin.read()"
     )

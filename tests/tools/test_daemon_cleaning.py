@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am.virtual.engines import shaders
-from am.virtual.isa.core import GfxCore
-from hcq.errors import ChipError, DeviceBusy, MissingDependency
-from nv import programs
-from nv.virtual import chip
-from nv.virtual.sm.multiprocessors import VirtualMultiprocessors
-from qcom.virtual import machine
-from qcom.virtual.sp.processors import Processors
 from tests.support import adreno_leaks, ptx_leaks
 from tests.support.adreno import needs_mesa
 from tests.support.daemon import Running, scaled, settings_text
 from tests.support.kernels import compile_ir
 from tests.support.waiting import until
-from tools.daemon import daemon
-from tools.daemon.config import parse
-from tools.daemon.events import NOT_CLEANED, event_of
+from ugpu.hcq.errors import ChipError, DeviceBusy, MissingDependency
+from ugpu.nv.work import programs
+from ugpu.tools.base.events import NOT_CLEANED, event_of
+from ugpu.tools.service.daemon import daemon
+from ugpu.tools.service.daemon.config import parse
+from ugpu.virtual.adreno import machine
+from ugpu.virtual.adreno.sp.processors import Processors
+from ugpu.virtual.amd.engines import shaders
+from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.nvidia import chip
+from ugpu.virtual.nvidia.sm.multiprocessors import VirtualMultiprocessors
 
 NAMES = (
     "virtual:navi31",

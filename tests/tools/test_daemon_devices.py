@@ -10,21 +10,28 @@ from typing import Any
 
 import pytest
 
-from hcq.cpu.device import CpuDevice
-from hcq.cpu.driver import CpuDriver
-from hcq.device import Device
-from hcq.errors import AccessDenied, BadArgument, Closed, DeviceBusy, DeviceLost, DeviceNotFound
-from hcq.remote.request import LeaseRequest
-from hcq.remote.wire import Message
 from tests.support.daemon import Running, scaled, settings_text, started
 from tests.support.pci_machine import PciMachine
 from tests.support.waiting import until
-from tools import cli
-from tools.daemon.config import parse
-from tools.daemon.daemon import Daemon
-from tools.daemon.leases import State
-from tools.daemon.owned import Owned
-from tools.daemon.tokens import Rights
+from ugpu.hcq.cpu.device import CpuDevice
+from ugpu.hcq.cpu.driver import CpuDriver
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import (
+    AccessDenied,
+    BadArgument,
+    Closed,
+    DeviceBusy,
+    DeviceLost,
+    DeviceNotFound,
+)
+from ugpu.hcq.remote.request import LeaseRequest
+from ugpu.hcq.remote.wire import Message
+from ugpu.tools import cli
+from ugpu.tools.service.daemon.cards.owned import Owned
+from ugpu.tools.service.daemon.clients.leases import State
+from ugpu.tools.service.daemon.clients.tokens import Rights
+from ugpu.tools.service.daemon.config import parse
+from ugpu.tools.service.daemon.daemon import Daemon
 
 GPU, OTHER, NIC = "0000:03:00.0", "0000:04:00.0", "0000:05:00.0"
 
@@ -180,7 +187,7 @@ def test_a_card_that_is_not_there_is_off(slots: Slots, folder: Path) -> None:
 
 
 def test_a_machine_without_a_bus(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from hcq.transport.system import System
+    from ugpu.hcq.transport.system import System
 
     settings = parse(settings_text(tmp_path, ["cpu"], 'hotplug = ["pci:*"]'))
     made = Running(settings, Daemon(settings, system=System(tmp_path / "nowhere")))

@@ -15,26 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
-from hcq.errors import (
-    AccessDenied,
-    BadArgument,
-    DeviceBusy,
-    HostError,
-    TransportError,
-)
-from tests.support.daemon import (
-    ROOT,
-    Running,
-    scaled,
-    settings_text,
-    started,
-    until_closed,
-)
-from tools.daemon.config import parse as parse_config
-from tools.daemon.leases import State
-from tools.daemon.listen import Listeners
-from tools.daemon.tokens import Tokens
+from tests.support.daemon import ROOT, Running, scaled, settings_text, started, until_closed
+from ugpu import hcq
+from ugpu.hcq.errors import AccessDenied, BadArgument, DeviceBusy, HostError, TransportError
+from ugpu.tools.service.daemon.clients.leases import State
+from ugpu.tools.service.daemon.clients.tokens import Tokens
+from ugpu.tools.service.daemon.config import parse as parse_config
+from ugpu.tools.service.daemon.listen import Listeners
 
 
 @pytest.fixture
@@ -215,7 +202,7 @@ made.listen()
 os.dup2(made.fileno(), 3)
 os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
 sys.argv = ["ugpud", "--config", {str(folder / "c.toml")!r}]
-from tools.daemon.main import main
+from ugpu.tools.service.daemon.main import main
 sys.exit(main())
 """
     (folder / "c.toml").write_text(settings_text(folder, ["cpu"]))
@@ -234,7 +221,7 @@ sys.exit(main())
     assert process.returncode == 0
 
 
-UNITS = ROOT / "tools" / "daemon" / "system"
+UNITS = ROOT / "tools/service/daemon/system"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hcq.buffer import Buffer
-from hcq.core import core_of
-from hcq.errors import DeviceLost, UgpuError
-from hcq.ir3object import Ir3Parameter, pack_ir3
-from hcq.memory import Placement, VirtAddr
 from tests.support import adreno_leaks, ptx_kernels
 from tests.support.am_faulty import faulty_object
 from tests.support.daemon import Running, scaled, started
 from tests.support.ir3_text import i, r
 from tests.support.kernels import contract_object
+from ugpu.hcq.device.core import core_of
+from ugpu.hcq.errors import DeviceLost, UgpuError
+from ugpu.hcq.objects.ir3_object import Ir3Parameter, pack_ir3
+from ugpu.hcq.state.memory import Placement, VirtAddr
+from ugpu.hcq.work.buffer import Buffer
 
 WILD = 1 << 40
 TIMES = 50

@@ -11,10 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from hcq.errors import AccessDenied, BadArgument, DeviceBusy, DeviceNotFound, NotSupported
-from hcq.remote.request import LeaseRequest, byte_count
-from tools.daemon.leases import Card, Lease, Policy, State, Table, Waiter
-from tools.daemon.tokens import Rights
+from ugpu.hcq.errors import AccessDenied, BadArgument, DeviceBusy, DeviceNotFound, NotSupported
+from ugpu.hcq.remote.request import LeaseRequest, byte_count
+from ugpu.tools.service.daemon.clients.leases import Card, Lease, Policy, State, Table, Waiter
+from ugpu.tools.service.daemon.clients.tokens import Rights
 
 ADMIN, USER = Rights("root", "admin"), Rights("anna", "use")
 

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
-from am.driver import AmDriver
-from hcq.buffer import Buffer
-from hcq.core import core_of
-from hcq.device import Device
-from hcq.memory import Placement, VirtAddr
-from hcq.queue import QueueKind
-from nv.driver import NvDriver
-from qcom.driver import AdrenoDriver
 from tests.support import ptx_kernels
 from tests.support.daemon import Running, settings_text
 from tests.support.kernels import compile_ir, contract_object
-from tools.daemon import daemon
-from tools.daemon.config import parse
+from ugpu import hcq
+from ugpu.am.device.driver import AmDriver
+from ugpu.hcq.device.core import core_of
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.state.memory import Placement, VirtAddr
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.nv.device.driver import NvDriver
+from ugpu.qcom.device.driver import AdrenoDriver
+from ugpu.tools.service.daemon import daemon
+from ugpu.tools.service.daemon.config import parse
 
 MARK, MASK = 0x5EC2_E000, 0xFFFF_F000
 PART = 1 << 20  # bytes that one launch reads

@@ -17,28 +17,29 @@ import msgpack
 import numpy as np
 import pytest
 
-import hcq
-from hcq.codeobject import parse_amdhsa
-from hcq.cpu.object import load_object
-from hcq.elf import read_object
-from hcq.errors import UgpuError
-from hcq.ir3object import parse_ir3
-from hcq.objectkind import described
-from hcq.remote.address import Address
-from hcq.remote.connection import Connection
-from hcq.remote.request import LeaseRequest
-from hcq.remote.wire import Message
-from hcq.remote.words import PLACE
-from nv import programs, ptxlines
-from nv.bulk_copies import to_own_memory
-from nv.cubin import parse_cubin
-from nv.heap import with_heap
-from nv.output_routines import with_routines
-from nv.virtual.sm.ptx.parser import parse
-from nv.virtual.sm.ptx.source import instruction_in
 from tests.support.daemon import DaemonProcess, scaled
-from tools.daemon.commands import Decoder, table_of
-from tools.daemon.leases import Card
+from ugpu import hcq
+from ugpu.hcq.cpu.object import load_object
+from ugpu.hcq.errors import UgpuError
+from ugpu.hcq.objects.code_object import parse_amdhsa
+from ugpu.hcq.objects.elf import read_object
+from ugpu.hcq.objects.ir3_object import parse_ir3
+from ugpu.hcq.remote.address import Address
+from ugpu.hcq.remote.connection import Connection
+from ugpu.hcq.remote.request import LeaseRequest
+from ugpu.hcq.remote.wire import Message
+from ugpu.hcq.remote.words import PLACE
+from ugpu.hcq.work.object_kind import described
+from ugpu.nv.code import ptx_lines as ptxlines
+from ugpu.nv.code.bulk_copies import to_own_memory
+from ugpu.nv.code.cubin import parse_cubin
+from ugpu.nv.code.heap import with_heap
+from ugpu.nv.code.output_routines import with_routines
+from ugpu.nv.work import programs
+from ugpu.tools.service.daemon.clients.commands import Decoder, table_of
+from ugpu.tools.service.daemon.clients.leases import Card
+from ugpu.virtual.nvidia.sm.ptx.parser import parse
+from ugpu.virtual.nvidia.sm.ptx.source import instruction_in
 
 GROWTH, MOST_RATIO = 4, 9.0
 ENOUGH_S = 0.03  # processor time from which a ratio means something
@@ -268,7 +269,7 @@ def placed(data: bytes) -> None:
 
 
 def fills(size: int) -> bytes:
-    from hcq.remote import words as wire
+    from ugpu.hcq.remote import words as wire
 
     one = np.array([wire.FILL, 0, 0, 64, 0, 7], "<u4").tobytes()
     return one * (size // len(one))

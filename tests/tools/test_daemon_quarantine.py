@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from hcq.errors import AccessDenied, BadArgument, ChipError, DeviceBusy, DeviceLost, HostError
 from tests.support.daemon import Running, scaled, started
 from tests.support.waiting import until
-from tools import cli
-from tools.ci import health
-from tools.ci.health import Health
-from tools.daemon.history import TABLES, CardHistory, Quarantine
-from tools.daemon.leases import State
-from tools.daemon.tokens import Rights
-from tools.ledger import Ledger
+from ugpu.hcq.errors import AccessDenied, BadArgument, ChipError, DeviceBusy, DeviceLost, HostError
+from ugpu.tools import cli
+from ugpu.tools.base.ledger import Ledger
+from ugpu.tools.ci import health
+from ugpu.tools.ci.health import Health
+from ugpu.tools.service.daemon.clients.leases import State
+from ugpu.tools.service.daemon.clients.tokens import Rights
+from ugpu.tools.service.daemon.outlets.history import TABLES, CardHistory, Quarantine
 
 
 def states(running: Running) -> list[State]:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from hcq.errors import (
+from tests.support.daemon import Running, recorded, scaled, settings_text, started
+from tests.support.waiting import until
+from ugpu.hcq.errors import (
     AccessDenied,
     BadArgument,
     ChipError,
@@ -17,19 +19,23 @@ from hcq.errors import (
     FirmwareNotFound,
     FirmwareRejected,
 )
-from hcq.ladder import Level
-from hcq.remote.address import Address
-from hcq.remote.connection import Connection
-from tests.support.daemon import Running, recorded, scaled, settings_text, started
-from tests.support.waiting import until
-from tools import cli
-from tools.ci import health
-from tools.ci.health import Health
-from tools.daemon.config import parse
-from tools.daemon.history import TABLES, CardHistory, Record
-from tools.daemon.leases import State
-from tools.daemon.recovery import Breaker, Healing, RecoveryPolicy, can_help, reboot
-from tools.ledger import Ledger
+from ugpu.hcq.remote.address import Address
+from ugpu.hcq.remote.connection import Connection
+from ugpu.hcq.state.ladder import Level
+from ugpu.tools import cli
+from ugpu.tools.base.ledger import Ledger
+from ugpu.tools.ci import health
+from ugpu.tools.ci.health import Health
+from ugpu.tools.service.daemon.cards.recovery import (
+    Breaker,
+    Healing,
+    RecoveryPolicy,
+    can_help,
+    reboot,
+)
+from ugpu.tools.service.daemon.clients.leases import State
+from ugpu.tools.service.daemon.config import parse
+from ugpu.tools.service.daemon.outlets.history import TABLES, CardHistory, Record
 
 
 class Wall:
@@ -219,7 +225,7 @@ RECOVERY = "[recovery]\nrounds = 2\npause_s = 0.001\n"
 
 def scraped(socket: str) -> str:
     prometheus_client = pytest.importorskip("prometheus_client", reason="the extra metrics")
-    from tools.metrics.leases import Desk
+    from ugpu.tools.service.metrics.leases import Desk
 
     registry = prometheus_client.CollectorRegistry(auto_describe=False)
     with Desk(socket) as desk:

@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 
-import hcq
-from hcq.errors import UgpuError
-from hcq.remote.address import Address
-from hcq.remote.connection import Connection
-from hcq.remote.request import LeaseRequest
-from hcq.telemetry import from_json
 from tests.support.daemon import ROOT, DaemonProcess, Running, recorded, scaled, settings_text
 from tests.support.waiting import until
-from tools import cli
-from tools.daemon.config import parse
-from tools.daemon.leases import Card, State
-from tools.daemon.owned import Owned
-from tools.daemon.resting import Idle
-from tools.daemon.tokens import Rights
-from tools.metrics.leases import leases
+from ugpu import hcq
+from ugpu.hcq.errors import UgpuError
+from ugpu.hcq.remote.address import Address
+from ugpu.hcq.remote.connection import Connection
+from ugpu.hcq.remote.request import LeaseRequest
+from ugpu.hcq.state.telemetry import from_json
+from ugpu.tools import cli
+from ugpu.tools.service.daemon.cards.owned import Owned
+from ugpu.tools.service.daemon.cards.resting import Idle
+from ugpu.tools.service.daemon.clients.leases import Card, State
+from ugpu.tools.service.daemon.clients.tokens import Rights
+from ugpu.tools.service.daemon.config import parse
+from ugpu.tools.service.metrics.leases import leases
 
 REST_S = 0.05
 
@@ -242,7 +242,7 @@ def test_a_daemon_that_was_killed_at_rest_attaches_warm(tmp_path: Path) -> None:
     words = ["serve", "--vfio-user", str(tmp_path / "gpu.sock"), "--json", "virtual:navi31"]
     images = tmp_path / "images"
     served = subprocess.Popen(
-        [sys.executable, "-m", "tools.cli", *words, "--firmware", str(images)],
+        [sys.executable, "-m", "ugpu.tools.cli", *words, "--firmware", str(images)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hcq
-from hcq.errors import BadArgument, DeviceLost
-from hcq.queue import QueueKind
-from hcq.remote.channel import Channel, Disconnected, Frame
-from hcq.remote.session import ACK_FRAMES, Session
-from hcq.remote.wire import Limits, Message, WireError
 from tests.support.daemon import Running, scaled, started
 from tests.support.waiting import until
-from tools.daemon.config import parse
+from ugpu import hcq
+from ugpu.hcq.errors import BadArgument, DeviceLost
+from ugpu.hcq.remote.channel import Channel, Disconnected, Frame
+from ugpu.hcq.remote.session import ACK_FRAMES, Session
+from ugpu.hcq.remote.wire import Limits, Message, WireError
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.tools.service.daemon.config import parse
 
 
 class Cutter:
@@ -217,7 +217,9 @@ def test_a_client_killed_in_the_time_of_grace_is_not_waited_for(tmp_path: Path) 
     from tests.support.daemon import ROOT
 
     running = started(tmp_path, "[lease]\ngrace_s = 100000", count=1)
-    program = "import hcq, sys; g = hcq.lease(daemon=sys.argv[1]); print('holds', flush=True)\n"
+    program = (
+        "from ugpu import hcq, sys; g = hcq.lease(daemon=sys.argv[1]); print('holds', flush=True)\n"
+    )
     try:
         with subprocess.Popen(
             [sys.executable, "-c", program + "sys.stdin.read()", running.socket],

@@ -17,15 +17,15 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-import hcq
-from hcq.buffer import Buffer
-from hcq.core import core_of
-from hcq.errors import DeviceLost, HostError
-from hcq.memory import Placement, VirtAddr
 from tests.support.daemon import DaemonProcess, Running, scaled, started
 from tests.support.kernels import compile_ir, contract_object
 from tests.support.waiting import until
-from tools.daemon import sandbox
+from ugpu import hcq
+from ugpu.hcq.device.core import core_of
+from ugpu.hcq.errors import DeviceLost, HostError
+from ugpu.hcq.state.memory import Placement, VirtAddr
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.tools.service.daemon.cards import sandbox
 
 x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the kernel is x86-64 assembly")
 # A system call by its number, with up to four arguments.
@@ -151,7 +151,7 @@ def confined(text: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a process that has confined itself."""
     code = (
         "import errno, mmap, os, signal, socket, sys, threading, time\n"
-        f"from tools.daemon.sandbox import confine\nconfine()\n{text}"
+        f"from ugpu.tools.service.daemon.cards.sandbox import confine\nconfine()\n{text}"
     )
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
@@ -192,7 +192,7 @@ def test_a_confined_process_has_threads_memory_and_its_descriptors() -> None:
 def test_threads_that_ran_before_are_confined_too() -> None:
     done = subprocess.run(
         [sys.executable, "-c",
-         "import threading, sys\nfrom tools.daemon.sandbox import confine\n"
+         "import threading, sys\nfrom ugpu.tools.service.daemon.cards.sandbox import confine\n"
          "go, told = threading.Event(), []\n"
          "def work():\n go.wait()\n try:\n  open('/etc/passwd')\n"
          " except PermissionError:\n  told.append(7)\n"
@@ -218,7 +218,7 @@ def test_a_system_that_cannot_confine_is_an_error(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_fork_server_that_dies_is_replaced(running: Running) -> None:
-    from tools.daemon import forks
+    from ugpu.tools.service.daemon.cards import forks
 
     with running.lease("cpu", wait_s=60) as gpu:
         assert scaled(gpu)

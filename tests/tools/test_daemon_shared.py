@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
-from compiler.codegen.objects import compile_text
-from hcq.errors import BadArgument, DeviceBusy, NotSupported, OutOfMemory, PageFault
 from tests.support import ptx_kernels
 from tests.support.adreno import module, needs_mesa
 from tests.support.am_faulty import faulty_object
 from tests.support.daemon import Running, scaled, settings_text
-from tools.daemon.config import parse
+from ugpu import hcq
+from ugpu.compiler.codegen.process.objects import compile_text
+from ugpu.hcq.errors import BadArgument, DeviceBusy, NotSupported, OutOfMemory, PageFault
+from ugpu.tools.service.daemon.config import parse
 
 SECRET = 0x5EC2E75
 FAR = 256 << 20

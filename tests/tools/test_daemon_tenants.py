@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
-from hcq.errors import BadArgument, DeviceHang, DeviceLost, PageFault
-from hcq.queue import QueueKind
 from tests.support.am_faulty import faulty_object
 from tests.support.daemon import ROOT, DaemonProcess, Running, scaled, settings_text
-from tools.daemon.config import parse
+from ugpu import hcq
+from ugpu.hcq.errors import BadArgument, DeviceHang, DeviceLost, PageFault
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.tools.service.daemon.config import parse
 
 NAME = "virtual:navi31"
 MORE = "[lease]\ndrain_s = 0.2\n"

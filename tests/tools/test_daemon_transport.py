@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import hcq
-from hcq.errors import DeviceBusy, LinkError
-from hcq.remote.lease import lease_transport
 from tests.support.daemon import ROOT, DaemonProcess, scaled
+from ugpu import hcq
+from ugpu.hcq.errors import DeviceBusy, LinkError
+from ugpu.hcq.remote.lease import lease_transport
 
 DEVICE = "virtual:navi31"
 
@@ -44,7 +44,7 @@ def test_a_daemon_that_was_killed_takes_its_card_over(tmp_path: Path) -> None:
     words = ["serve", "--vfio-user", str(tmp_path / "gpu.sock"), "--json", DEVICE]
     images = tmp_path / "images"
     served = subprocess.Popen(
-        [sys.executable, "-m", "tools.cli", *words, "--firmware", str(images)],
+        [sys.executable, "-m", "ugpu.tools.cli", *words, "--firmware", str(images)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,

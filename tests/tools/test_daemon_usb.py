@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
-from am.virtual.gpu import endpoint
-from hcq.device import Device
-from hcq.errors import DeviceBusy, DeviceLost, DeviceNotFound
 from tests.support.daemon import Running, scaled, settings_text
 from tests.support.pci_machine import PciMachine
 from tests.support.waiting import until
-from tools.daemon.config import parse
-from tools.daemon.daemon import Daemon
-from tools.daemon.hotplug import USB, Bridges
-from tools.daemon.leases import State
-from tools.daemon.ward import Ward
-from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import DeviceBusy, DeviceLost, DeviceNotFound
+from ugpu.tools.service.daemon.cards.ward import Ward
+from ugpu.tools.service.daemon.clients.leases import State
+from ugpu.tools.service.daemon.config import parse
+from ugpu.tools.service.daemon.daemon import Daemon
+from ugpu.tools.service.daemon.hotplug import USB, Bridges
+from ugpu.virtual.amd.gpu import endpoint
+from ugpu.virtual.usb.enclosure import Enclosure, EnclosureOptions
 
 BRIDGE = "usb:0badcafe"
 

@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 
-from hcq.observe import Sampler
-from hcq.telemetry import Sample, Telemetry
-from hcq.transport.system import System
-from nv.virtual.chip import VirtualGpu
-from nv.virtual.options import MachineOptions
 from tests.support.daemon import Running, scaled, settings_text, started
 from tests.support.nv_machine import opened, powered
 from tests.support.pci_machine import PciMachine
 from tests.support.thunderbolt_tree import ThunderboltTree
 from tests.support.waiting import until
 from tests.tools.test_daemon_devices import GPU, OTHER, Slots
-from tools import cli
-from tools.daemon.config import parse
-from tools.daemon.daemon import Daemon
-from tools.daemon.events import Event, event_of
-from tools.daemon.leases import State
-from tools.daemon.watch import KEPT_S, LOOKS, Link, Links, Watch, links
+from ugpu.hcq.device.observe import Sampler
+from ugpu.hcq.state.telemetry import Sample, Telemetry
+from ugpu.hcq.transport.system import System
+from ugpu.tools import cli
+from ugpu.tools.base.events import Event, event_of
+from ugpu.tools.service.daemon.cards.watch import KEPT_S, LOOKS, Link, Links, Watch, links
+from ugpu.tools.service.daemon.clients.leases import State
+from ugpu.tools.service.daemon.config import parse
+from ugpu.tools.service.daemon.daemon import Daemon
+from ugpu.virtual.nvidia.chip import VirtualGpu
+from ugpu.virtual.nvidia.options import MachineOptions
 
 FAST, SLOW, NARROW, IDLE = Link(16, 4), Link(16, 3), Link(4, 4), Link(16, 1)
 
@@ -56,8 +56,8 @@ def told(caplog: pytest.LogCaptureFixture) -> Iterator[list[Event]]:
             if event is not None:
                 found.append(event)
 
-    taker, logger = Taker(), logging.getLogger("tools.daemon")
-    caplog.set_level("INFO", "tools.daemon")
+    taker, logger = Taker(), logging.getLogger("ugpu.tools.service.daemon")
+    caplog.set_level("INFO", "ugpu.tools.service.daemon")
     logger.addHandler(taker)
     yield found
     logger.removeHandler(taker)
@@ -250,7 +250,9 @@ def test_a_daemon_looks_at_its_cards_and_tells(
     try:
         owned, state = daemon.owned[0], [FAST]
         monkeypatch.setattr(owned, "telemetry", lambda: json.dumps(seen().as_json()).encode())
-        monkeypatch.setattr("tools.daemon.ward.links", lambda *_: Links(state[0]))
+        monkeypatch.setattr(
+            "ugpu.tools.service.daemon.cards.ward.links", lambda *_: Links(state[0])
+        )
         daemon.look_at(owned)
         state[0] = NARROW
         for _ in range(LOOKS):
@@ -267,7 +269,7 @@ def test_a_daemon_looks_at_its_cards_and_tells(
 
 def test_troubles_are_metrics(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client", reason="the extra metrics")
-    from tools.metrics.leases import leases
+    from ugpu.tools.service.metrics.leases import leases
 
     running = started(tmp_path, count=1)
     try:

@@ -8,11 +8,11 @@ from typing import cast
 import numpy as np
 import pytest
 
-from hcq.device import Device
-from hcq.queue import QueueKind
 from tests.support.daemon import Running, started
-from tools.daemon import work
-from tools.daemon.work import Work
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.tools.service.daemon.clients import work
+from ugpu.tools.service.daemon.clients.work import Work
 
 
 @pytest.fixture(scope="module", params=["cpu", "virtual:navi31"])

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from hcq import registry
-from hcq.clock import Clock
-from hcq.errors import DeviceNotFound
-from hcq.listing import DeviceEntry
-from hcq.transport.hotplug import Pauses, Watcher
 from tests.support.pci_machine import PciMachine
 from tests.support.thunderbolt_tree import RAZER, ThunderboltTree
-from tools.console import Output
-from tools.devices import names_of, run_watch, with_way
+from ugpu.hcq.errors import DeviceNotFound
+from ugpu.hcq.find import registry
+from ugpu.hcq.find.listing import DeviceEntry
+from ugpu.hcq.state.clock import Clock
+from ugpu.hcq.transport.pci.hotplug import Pauses, Watcher
+from ugpu.tools.base.console import Output
+from ugpu.tools.inspect.devices import names_of, run_watch, with_way
 
 
 def test_an_entry_shows_the_way_to_its_card(tmp_path: Path) -> None:

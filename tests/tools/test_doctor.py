@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from am.chips.navi31.facts import FACTS as NAVI31
-from tools import doctor
+from ugpu.am.chips.navi31.facts import FACTS as NAVI31
+from ugpu.tools.inspect import doctor
 
 
 class Machine:

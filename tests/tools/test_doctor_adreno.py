@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hcq import listing, registry
-from hcq.errors import DeviceNotFound
-from tools.doctor_adreno import findings
+from ugpu.hcq.errors import DeviceNotFound
+from ugpu.hcq.find import listing, registry
+from ugpu.tools.inspect.doctor_adreno import findings
 
 
 def _node(path: Path, mode: int = 0o600) -> None:
@@ -41,7 +41,7 @@ def test_nodes_that_can_be_opened(tmp_path: Path) -> None:
 
 def test_a_node_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _node(tmp_path / "dev/kgsl-3d0")
-    monkeypatch.setattr("tools.doctor_adreno.os.access", lambda path, mode: False)
+    monkeypatch.setattr("ugpu.tools.inspect.doctor_adreno.os.access", lambda path, mode: False)
     (found,) = findings(tmp_path)
     assert found.state == "missing" and "chmod" in found.remedy
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hcq.catalogue import pci_drivers
-from hcq.errors import (
+from tests.support.fake_vfio import VfioMachine
+from ugpu.hcq.errors import (
     AccessDenied,
     BarTooSmall,
     BarUnassigned,
@@ -24,9 +24,9 @@ from hcq.errors import (
     ModuleMissing,
     UgpuError,
 )
-from hcq.transport.vfio import VfioTransport
-from tests.support.fake_vfio import VfioMachine
-from tools import doctor
+from ugpu.hcq.find.catalogue import pci_drivers
+from ugpu.hcq.transport.vfio.transport import VfioTransport
+from ugpu.tools.inspect import doctor
 
 GPU, AUDIO = "0000:03:00.0", "0000:03:00.1"
 LEAST = dict(pci_drivers()[0x1002, 0x744C].least_bars)

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from hcq.errors import AccessDenied, UsageError
-from hcq.transport.pci_function import PciFunction
 from tests.support.pci_machine import PciMachine
 from tests.support.thunderbolt_tree import RAZER, ThunderboltTree
-from tools import cli, doctor, doctor_way, udev_rules
-from tools.console import Output
-from tools.finding import Finding
+from ugpu.hcq.errors import AccessDenied, UsageError
+from ugpu.hcq.transport.pci.function import PciFunction
+from ugpu.tools import cli
+from ugpu.tools.base.console import Output
+from ugpu.tools.base.finding import Finding
+from ugpu.tools.inspect import doctor, udev_rules
+from ugpu.tools.inspect import doctor_path as doctor_way
 
 GPU, AUDIO, PORT, SOCKET = "0000:24:00.0", "0000:24:00.1", "0000:00:07.0", "0000:21:01.0"
 SLOT = "0000:22:00.0"

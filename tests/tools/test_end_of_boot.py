@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-import hcq
-from am.virtual.options import FaultPlan
-from hcq.errors import UgpuError
-from hcq.transport.recorded import failed_stage, last_stage
-from hcq.transport.recording import BOOTED, Recording, Stage
 from tests.support import faulty_work
 from tests.support.kernels import contract_object
-from tools import cli
+from ugpu import hcq
+from ugpu.hcq.errors import UgpuError
+from ugpu.hcq.transport.recorded.format import BOOTED, Recording, Stage
+from ugpu.hcq.transport.recorded.state import failed_stage, last_stage
+from ugpu.tools import cli
+from ugpu.virtual.amd.options import FaultPlan
 
 
 @pytest.fixture(scope="module")

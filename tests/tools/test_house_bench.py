@@ -1,4 +1,4 @@
-"""The history of benchmarks, and what is read from it: tests.bench.history."""
+"""The history of benchmarks, and what is read from it: lab.bench.history."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import __main__ as bench
-from tests.bench import history
-from tests.bench.history import BenchRun, Figure, comparison, machine_kind
+from lab.bench import __main__ as bench
+from lab.bench import history
+from lab.bench.history import BenchRun, Figure, comparison, machine_kind
 
 INFO = """processor\t: 0
 vendor_id\t: AuthenticAMD

@@ -10,7 +10,10 @@ import pytest
 from tests import changed
 from tests.changed import Checkout, meaning
 
-TEXT = '"""Doc."""\nimport hcq\n\n\ndef test_it():\n    assert hcq.open("cpu") is not None  # so\n'
+TEXT = (
+    '"""Doc."""\nfrom ugpu import hcq\n\n\n'
+    'def test_it():\n    assert hcq.open("cpu") is not None  # so\n'
+)
 IDENTITY = {
     f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
 }
@@ -42,7 +45,7 @@ def commit(checkout: Checkout, **texts: str | None) -> None:
 
 def test_layout_comments_docstrings_and_imports_mean_nothing() -> None:
     other = (
-        'from am import hcq\n\ndef test_it():\n  """It."""\n'
+        'from ugpu.am import hcq\n\ndef test_it():\n  """It."""\n'
         '  assert (hcq.open("cpu")\n    is not None)\n'
     )
     assert meaning(other) == meaning(TEXT)
@@ -53,7 +56,9 @@ def test_layout_comments_docstrings_and_imports_mean_nothing() -> None:
 def test_renames_and_new_imports_are_no_change(checkout: Checkout) -> None:
     commit(checkout, a__test_moved=TEXT, a__test_same=TEXT * 2, a__test_gone=TEXT * 3)
     commit(
-        checkout, a__test_moved=None, b__test_moved=TEXT.replace("import hcq", "from u import hcq")
+        checkout,
+        a__test_moved=None,
+        b__test_moved=TEXT.replace("from ugpu import hcq", "from u import hcq"),
     )
     commit(checkout, a__test_gone=None, b__helper=TEXT * 3)
     assert checkout.changed() == []

@@ -34,7 +34,7 @@ def test_what_a_test_writes_to_the_home_folder_fails_the_run(tmp_path: Path) -> 
 
 def test_caches_end_with_the_run_and_byte_code_stays(tmp_path: Path) -> None:
     text = (
-        "import os\nfrom hcq.config import config\n"
+        "import os\nfrom ugpu.hcq.state.config import config\n"
         "def test_it():\n"
         "    config().cache_folder.mkdir()\n"
         f"    open({str(tmp_path / 'said')!r}, 'w').write(str(config().cache_folder))\n"

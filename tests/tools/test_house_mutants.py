@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-mutants = importlib.import_module("tests.mutants.__main__")
-planting = importlib.import_module("tests.mutants.planting")
+mutants = importlib.import_module("lab.mutants.__main__")
+planting = importlib.import_module("lab.mutants.planting")
 
 LIST = """
 # a comment
@@ -103,9 +103,9 @@ def test_what_survives_is_told(
     (tmp_path / "lists" / "all.txt").write_text(LIST)
     (tmp_path / ".gitignore").write_text("copies\n")
     subprocess.run(("git", "init", "-q"), cwd=tmp_path, check=True)
-    reach = tmp_path / "tests" / "mutants" / "reach.py"
+    reach = tmp_path / "lab" / "mutants" / "reach.py"
     reach.parent.mkdir(parents=True)
-    shutil.copy(planting.ROOT / "tests" / "mutants" / "reach.py", reach)
+    shutil.copy(planting.ROOT / "lab" / "mutants" / "reach.py", reach)
     for module in (mutants, planting):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(planting, "LISTS", tmp_path / "lists")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.house import promises
-from tools.verbs.verb import load
+from ugpu.tools.house import promises
+from ugpu.tools.verbs.verb import load
 
 DOCUMENTED = '"""What it is."""\n'
 
@@ -16,10 +16,10 @@ DOCUMENTED = '"""What it is."""\n'
 def tree(tmp_path: Path) -> Path:
     """A checkout that keeps all promises."""
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "tasks.md").write_text("| key | gap |\n|---|---|\n| wave64 | none |\n")
+    (tmp_path / "docs" / "tasks.md").write_text("# Known gaps\n\n## wave64\n\nNone.\n")
     shown = "".join(f"    ugpu {name} X   what it does\n" for name in load())
     (tmp_path / "README.md").write_text(shown)
-    write(tmp_path, "hcq/queue.py", DOCUMENTED)
+    write(tmp_path, "hcq/work/queue.py", DOCUMENTED)
     assert promises.check(tmp_path) == []
     return tmp_path
 
@@ -34,7 +34,7 @@ def write(tree: Path, name: str, text: str) -> None:
     [
         ("README.md", "    ugpu fly DEVICE   up and away\n", "shows `ugpu fly`"),
         ("README.md", "", "does not show `ugpu demo`"),
-        ("docs/tasks.md", "| wave64 | |\n| wave64 | |\n", "the key wave64 stands there twice"),
+        ("docs/tasks.md", "## wave64\n\n## wave64\n", "the key wave64 stands there twice"),
         ("hcq/a.py", DOCUMENTED + "# TODO[wings]: grow them\n", "no key 'wings'"),
         ("hcq/a.py", "x = 1\n", "hcq/a.py: the module has no docstring"),
         ("hcq/a.py", DOCUMENTED + "class A:\n    pass\n", "hcq/a.py:2: A has no docstring"),
@@ -45,10 +45,18 @@ def write(tree: Path, name: str, text: str) -> None:
         ("tests/a.py", "from time import monotonic\n", "tests/a.py:1: time.monotonic() in a test"),
         ("tests/campaign/a.py", "import time\ntime.time()\n", "tests/campaign/a.py:2: time.time()"),
         ("hcq/remote/a.py", DOCUMENTED + "time.sleep(1)\n", "hcq/remote/a.py:2: time.sleep()"),
-        ("tools/daemon/a.py", DOCUMENTED + "from time import sleep\n", "a.py:2: time.sleep()"),
-        ("qcom/virtual/a.py", DOCUMENTED + "time.sleep(1)\n", "a.py:2: time.sleep()"),
+        (
+            "tools/service/daemon/a.py",
+            DOCUMENTED + "from time import sleep\n",
+            "a.py:2: time.sleep()",
+        ),
+        ("virtual/adreno/a.py", DOCUMENTED + "time.sleep(1)\n", "a.py:2: time.sleep()"),
         ("qcom/a.py", DOCUMENTED + "time.monotonic()\n", "qcom/a.py:2: time.monotonic()"),
-        ("tools/metrics/a.py", DOCUMENTED + "os.environ['A']\n", "a.py:2: os.environ; settings"),
+        (
+            "tools/service/metrics/a.py",
+            DOCUMENTED + "os.environ['A']\n",
+            "a.py:2: os.environ; settings",
+        ),
         ("am/a.py", DOCUMENTED + "os.getenv('A')\n", "am/a.py:2: os.getenv; settings"),
         ("docs/a.md", "A page.\n\nWhoever waits is told.\n", "docs/a.md:3: 'Whoever'"),
         ("docs/a.md", "3 is no tensor\n", "docs/a.md:1: 'is no t'"),
@@ -68,11 +76,11 @@ def test_a_breach_is_named(tree: Path, name: str, text: str, said: str) -> None:
         ("hcq/a.py", DOCUMENTED + "def _f():\n    x = 1\n    return x\n"),
         ("hcq/a.py", DOCUMENTED + "def f():\n    return 1\n"),
         ("hcq/a.py", DOCUMENTED + "def __getattr__(name): ...\n__all__ = ['lazy']\n"),
-        ("tests/bench/a.py", "import time\ntime.sleep(1)\n"),
+        ("lab/bench/a.py", "import time\ntime.sleep(1)\n"),
         ("tests/a.py", "clock.sleep(1)\n"),
         ("am/a.py", DOCUMENTED + "self.clock.sleep(1)\ntime.perf_counter()\n"),
-        ("am/virtual/a.py", DOCUMENTED + "time.monotonic()\n"),
-        ("hcq/config.py", DOCUMENTED + "os.environ\n"),
+        ("virtual/amd/a.py", DOCUMENTED + "time.monotonic()\n"),
+        ("hcq/state/config.py", DOCUMENTED + "os.environ\n"),
         ("docs/a.md", "There is no fence; it is no longer used, and is no faster.\n"),
         ("STYLE.md", "not: nobody\n"),
     ],

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from am.virtual.chip import Chip
-from am.virtual.gpu import attach
-from hcq import bundle, window
-from hcq.bundle import Evidence
-from hcq.errors import DeviceHang, UsageError
-from hcq.registerfile import RegisterFile
-from tools import cli, inside
-from tools.console import Output
+from ugpu.hcq.disk import bundle
+from ugpu.hcq.disk.bundle import Evidence
+from ugpu.hcq.errors import DeviceHang, UsageError
+from ugpu.hcq.find import offline as window
+from ugpu.hcq.registers.value_file import RegisterFile
+from ugpu.tools import cli
+from ugpu.tools.base.console import Output
+from ugpu.tools.inspect import internals as inside
+from ugpu.virtual.amd.chip import Chip
+from ugpu.virtual.amd.gpu import attach
 
 
 def answer(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, Any]:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hcq.errors import AccessDenied, DeviceBusy
 from tests.support.daemon import Running, settings_text
 from tests.support.pci_machine import PciMachine
-from tools import leased, pci
-from tools.console import Output
-from tools.daemon.config import parse
+from ugpu.hcq.errors import AccessDenied, DeviceBusy
+from ugpu.tools.base.console import Output
+from ugpu.tools.control import leased, pci
+from ugpu.tools.service.daemon.config import parse
 
 GPU, AUDIO = "0000:03:00.0", "0000:03:00.1"
 

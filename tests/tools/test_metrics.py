@@ -13,17 +13,17 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hcq.config import Config
-from hcq.errors import BadArgument, HostError
-from hcq.telemetry import Sample
 from tests.support.eight_devices import WEDGED, eight
 from tests.support.waiting import until
 from tests.tools.test_top import card
-from tools import cli
-from tools.console import Output
-from tools.metrics import run as metrics
-from tools.metrics.families import STATES, families
-from tools.top.fleet import Card, Fleet
+from ugpu.hcq.errors import BadArgument, HostError
+from ugpu.hcq.state.config import Config
+from ugpu.hcq.state.telemetry import Sample
+from ugpu.tools import cli
+from ugpu.tools.base.console import Output
+from ugpu.tools.service.metrics import run as metrics
+from ugpu.tools.service.metrics.families import STATES, families
+from ugpu.tools.service.top.fleet import Card, Fleet
 
 
 class Fixed:

@@ -27,7 +27,7 @@ from tests.tools.test_top import card
 
 PLACES = os.pathsep.join([os.environ.get("UGPU_PROMETHEUS", ""), os.environ["PATH"]])
 PROMTOOL, PROMETHEUS = (shutil.which(name, path=PLACES) for name in ("promtool", "prometheus"))
-RULES = resources.files("tools.metrics").joinpath("alerts.yml").read_text("utf-8")
+RULES = resources.files("ugpu.tools.service.metrics").joinpath("alerts.yml").read_text("utf-8")
 
 pytestmark = pytest.mark.skipif(
     PROMTOOL is None or PROMETHEUS is None, reason="prometheus and promtool are not installed"

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.listing import DeviceEntry
 from tests.support.nv_driver_tree import CLOSED, OPEN, NvMachine
-from tools import devices, doctor, smi
-from tools.cli import main
-from tools.console import Output
-from tools.finding import Finding
-from tools.nvidia import MigInstance, NvidiaMachine, entries
+from ugpu.hcq.find.listing import DeviceEntry
+from ugpu.tools.base.console import Output
+from ugpu.tools.base.finding import Finding
+from ugpu.tools.cli import main
+from ugpu.tools.inspect import devices, doctor, smi
+from ugpu.tools.inspect.nvidia import MigInstance, NvidiaMachine, entries
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_what_the_machine_knows_goes_with_what_hcq_lists(
     machine.add_gpu(0)
     machine.add_gpu(1, "0000:0b:00.0")
     named = [DeviceEntry("nvrm:0", "from hcq"), DeviceEntry("cpu", "host threads")]
-    monkeypatch.setattr("hcq.list_devices", lambda: named)
+    monkeypatch.setattr("ugpu.hcq.list_devices", lambda: named)
     found = devices.listed(NvidiaMachine(machine.root))
     assert [entry.name for entry in found] == ["nvrm:1", "nvrm:0", "cpu"]
     assert found[1].description == "NVIDIA H200"

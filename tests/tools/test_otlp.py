@@ -21,16 +21,16 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
 
-from hcq.errors import BadArgument, ChipError, MissingDependency
 from tests.support.daemon import Running, settings_text
-from tools.daemon.config import OtlpSettings, parse
-from tools.daemon.events import FAILED, tell
-from tools.daemon.outlets import outlets
-from tools.metrics import otlp
-from tools.metrics.conventions import NAMES, Point, points
-from tools.metrics.otlp import Export
+from ugpu.hcq.errors import BadArgument, ChipError, MissingDependency
+from ugpu.tools.base.events import FAILED, tell
+from ugpu.tools.service.daemon.config import OtlpSettings, parse
+from ugpu.tools.service.daemon.outlets.outlets import outlets
+from ugpu.tools.service.metrics import otlp
+from ugpu.tools.service.metrics.conventions import NAMES, Point, points
+from ugpu.tools.service.metrics.otlp import Export
 
-DAEMON = logging.getLogger("tools.daemon")
+DAEMON = logging.getLogger("ugpu.tools.service.daemon")
 DEVICE = '[[device]]\nname = "cpu"\n'
 
 
@@ -261,7 +261,7 @@ def test_without_the_sdk_it_says_what_to_install(
     import sys
 
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
-    monkeypatch.delitem(sys.modules, "tools.metrics.otlp")
+    monkeypatch.delitem(sys.modules, "ugpu.tools.service.metrics.otlp")
     for name in [name for name in sys.modules if name.startswith("opentelemetry.sdk.")]:
         monkeypatch.delitem(sys.modules, name)
     found = parse(f"{DEVICE}[otlp]\n")

@@ -19,8 +19,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("aiohttp")
 
-from hcq.bundle import Evidence, write
-from hcq.errors import (
+from tests.support.daemon import ROOT, recorded
+from tests.support.descriptors import leaked, settled
+from tests.support.page import Served
+from ugpu.hcq.disk.bundle import Evidence, write
+from ugpu.hcq.errors import (
     AccessDenied,
     BadArgument,
     ChipError,
@@ -28,22 +31,19 @@ from hcq.errors import (
     HostError,
     MissingDependency,
 )
-from tests.support.daemon import ROOT, recorded
-from tests.support.descriptors import leaked, settled
-from tests.support.page import Served
-from tools.ci.history import History
-from tools.ci.verdict import Attempt, Judgement, Verdict
-from tools.daemon.config import PageSettings, parse
-from tools.daemon.events import FAILED, tell
-from tools.daemon.feed import Feed
-from tools.daemon.leases import State
-from tools.daemon.outlets import outlets
-from tools.daemon.tokens import Rights
-from tools.page.server import HEADERS, Page
-from tools.page.sessions import IDLE_S, Sessions
+from ugpu.tools.base.events import FAILED, tell
+from ugpu.tools.ci.report.history import History
+from ugpu.tools.ci.verdict import Attempt, Judgement, Verdict
+from ugpu.tools.service.daemon.clients.leases import State
+from ugpu.tools.service.daemon.clients.tokens import Rights
+from ugpu.tools.service.daemon.config import PageSettings, parse
+from ugpu.tools.service.daemon.outlets.feed import Feed
+from ugpu.tools.service.daemon.outlets.outlets import outlets
+from ugpu.tools.service.page.server import HEADERS, Page
+from ugpu.tools.service.page.sessions import IDLE_S, Sessions
 
 DEVICE = '[[device]]\nname = "cpu"\n'
-DAEMON = logging.getLogger("tools.daemon")
+DAEMON = logging.getLogger("ugpu.tools.service.daemon")
 
 
 @pytest.fixture
@@ -170,8 +170,8 @@ def test_files_and_headers(served: Served) -> None:
 
 
 def test_the_script_is_made_from_its_source() -> None:
-    source = ROOT / "tools/page/web/page.ts"
-    script = ROOT / "tools/page/static/page.js"
+    source = ROOT / "tools/service/page/web/page.ts"
+    script = ROOT / "tools/service/page/static/page.js"
     digest = hashlib.sha256(source.read_bytes()).hexdigest()
     assert digest in script.read_text().partition("\n")[0], "run `make page`"
 
@@ -181,8 +181,8 @@ COMPILER = ROOT / "build/npm/node_modules/.bin/tsc"
 
 @pytest.mark.skipif(not COMPILER.exists(), reason="no TypeScript; `make page` installs it")
 def test_the_compiler_makes_the_same_script() -> None:
-    source = ROOT / "tools/page/web/page.ts"
-    script = ROOT / "tools/page/static/page.js"
+    source = ROOT / "tools/service/page/web/page.ts"
+    script = ROOT / "tools/service/page/static/page.js"
     with tempfile.TemporaryDirectory() as folder:
         command = [COMPILER, "-p", source.parent, "--outDir", folder]
         subprocess.run(command, check=True)
@@ -438,7 +438,7 @@ def test_without_aiohttp_it_says_what_to_install(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "aiohttp", None)
-    monkeypatch.delitem(__import__("sys").modules, "tools.page.server", raising=False)
+    monkeypatch.delitem(__import__("sys").modules, "ugpu.tools.service.page.server", raising=False)
     with pytest.raises(MissingDependency, match=r"ugpu\[page\]"):
         list(outlets(served.running.settings, served.daemon))
 

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 pytest.importorskip("aiohttp")
-from hcq.bundle import Evidence, write
-from hcq.errors import ChipError
 from tests.support.page import Served
-from tools.daemon.leases import State
-from tools.daemon.owned import Owned
+from ugpu.hcq.disk.bundle import Evidence, write
+from ugpu.hcq.errors import ChipError
+from ugpu.tools.service.daemon.cards.owned import Owned
+from ugpu.tools.service.daemon.clients.leases import State
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium")
@@ -37,14 +37,14 @@ EXPECTED = ("400", "401", "403", "409")  # answers that the page has words for
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    logging.getLogger("tools.daemon").setLevel(logging.INFO)
+    logging.getLogger("ugpu.tools.service.daemon").setLevel(logging.INFO)
     with tempfile.TemporaryDirectory(prefix="ugpud-") as folder:
         (Path(folder) / "crashes").mkdir()
         write(Path(folder) / "crashes", "cpu#0", ChipError("<b>stuck</b>", unit="SMU"), Evidence())
         found = Served(Path(folder), f'verdicts = "{folder}/ci.sqlite"', count=3)
         yield found
         found.close()
-    logging.getLogger("tools.daemon").setLevel(logging.NOTSET)
+    logging.getLogger("ugpu.tools.service.daemon").setLevel(logging.NOTSET)
 
 
 class Errors(list[str]):

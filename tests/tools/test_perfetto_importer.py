@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-import hcq
 from tests.support.folders import ROOT
-from tools import cli
+from ugpu import hcq
+from ugpu.tools import cli
 
 pytestmark = pytest.mark.slow
 

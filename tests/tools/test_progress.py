@@ -6,11 +6,11 @@ import io
 
 import pytest
 
-import hcq
-from compiler import Tensor
-from hcq import trace
-from tools.console import Output
-from tools.progress import shown
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.hcq.state import trace
+from ugpu.tools.base.console import Output
+from ugpu.tools.base.progress import shown
 
 
 def _output(*, terminal: bool, as_json: bool = False) -> tuple[Output, io.StringIO]:

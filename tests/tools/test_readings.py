@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.readings import Reading
+from ugpu.tools.base.readings import Reading
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-import hcq
-from am.virtual.options import FaultPlan
-from hcq.errors import BadArgument, FirmwareRejected, NotRecorded
-from hcq.transport.recording import Look, Recording, Reset, driven
-from hcq.transport.trace import Access
-from tools import cli
-from tools.kept import Moment
-from tools.recorded import Steps, first_difference, names_of
+from ugpu import hcq
+from ugpu.hcq.errors import BadArgument, FirmwareRejected, NotRecorded
+from ugpu.hcq.transport.recorded.accesses import Access
+from ugpu.hcq.transport.recorded.format import Look, Recording, Reset, driven
+from ugpu.tools import cli
+from ugpu.tools.base.device_files import Moment
+from ugpu.tools.base.recorded import Steps, first_difference, names_of
+from ugpu.virtual.amd.options import FaultPlan
 
 
 @pytest.fixture(scope="module")

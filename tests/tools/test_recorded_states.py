@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-import hcq
-from hcq.errors import BadArgument, UgpuError
-from hcq.transport.base import ResetKind
-from hcq.transport.recording import LongWrite, Recording, Reset, Stage
-from hcq.transport.replay import ReplayTransport
-from hcq.transport.trace import Access
-from tools import cli
-from tools.kept import Moment, kept
+from ugpu import hcq
+from ugpu.hcq.errors import BadArgument, UgpuError
+from ugpu.hcq.transport.base import ResetKind
+from ugpu.hcq.transport.recorded.accesses import Access
+from ugpu.hcq.transport.recorded.format import LongWrite, Recording, Reset, Stage
+from ugpu.hcq.transport.recorded.replay import ReplayTransport
+from ugpu.tools import cli
+from ugpu.tools.base.device_files import Moment, kept
 
 REGISTERS = 5  # BAR of the registers of Navi31
 

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-import hcq
-from am.chips import facts_of
-from am.virtual.chip import Chip
-from am.virtual.gpu import attach, build_chip
-from am.virtual.options import ChipOptions
-from hcq import window
-from hcq.errors import BadArgument, DeviceLost, DeviceNotFound, NotSupported, UsageError
-from hcq.registry import Attachment
-from tools import cli
-from tools.console import Output
-from tools.registers import command
-from tools.registers.sources import open_source
+from ugpu import hcq
+from ugpu.am.chips import facts_of
+from ugpu.hcq.errors import BadArgument, DeviceLost, DeviceNotFound, NotSupported, UsageError
+from ugpu.hcq.find import offline as window
+from ugpu.hcq.find.registry import Attachment
+from ugpu.tools import cli
+from ugpu.tools.base.console import Output
+from ugpu.tools.inspect.registers import command
+from ugpu.tools.inspect.registers.sources import open_source
+from ugpu.virtual.amd.chip import Chip
+from ugpu.virtual.amd.gpu import attach, build_chip
+from ugpu.virtual.amd.options import ChipOptions
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_a_recording_has_the_last_value_of_each_register(
 ) -> None:
     code, read = answer(capsys, "read", boot, "SCRATCH_REG7")
     assert code == 0
-    assert [each["value"] for each in read] == [0x75470001]  # am.boot.TAG, left at the end
+    assert [each["value"] for each in read] == [0x75470001]  # am.boot.boot.TAG, left at the end
 
 
 def test_a_recording_until_a_stage(boot: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-import hcq
-from hcq.device import Device
-from hcq.errors import BadArgument, DeviceBusy, DeviceLost, HostError, NotSupported
-from hcq.ladder import Diagnosis, Level, climb
-from hcq.transport.pci_function import PciFunction
-from hcq.transport.power_action import PowerAction
-from hcq.transport.rungs import FunctionReset
 from tests.support.slot_machine import GPU, SLOT, SWITCH, SlotMachine
-from tools import reset
-from tools.console import Output
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, DeviceBusy, DeviceLost, HostError, NotSupported
+from ugpu.hcq.state.ladder import Diagnosis, Level, climb
+from ugpu.hcq.transport.pci.function import PciFunction
+from ugpu.hcq.transport.pci.power_action import PowerAction
+from ugpu.hcq.transport.pci.rungs import FunctionReset
+from ugpu.tools.base.console import Output
+from ugpu.tools.control import reset
 
 NAME = f"pci:{GPU}"
 

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hcq
-from am.chips.navi31.facts import FACTS as NAVI31
-from hcq.device import Device
-from hcq.errors import DeviceBusy, DeviceLost, DeviceNotFound
 from tests.support.kernels import contract_object
-from tools import serve
-from tools.console import Output
+from ugpu import hcq
+from ugpu.am.chips.navi31.facts import FACTS as NAVI31
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import DeviceBusy, DeviceLost, DeviceNotFound
+from ugpu.tools.base.console import Output
+from ugpu.tools.control import serve
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIMIT_S = 60
@@ -31,7 +31,7 @@ class Served:
 
     def __init__(self, folder: Path) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tools.cli", "serve", "--json", "--vram", "0.5",
+            [sys.executable, "-m", "ugpu.tools.cli", "serve", "--json", "--vram", "0.5",
              "--vfio-user", str(folder / "s"), "virtual:navi31"],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -96,11 +96,11 @@ def test_a_server_that_dies_is_a_lost_device(server: Served) -> None:
 
 
 BOOT = """
-import hcq, sys
+from ugpu import hcq, sys
 hcq.open(sys.argv[1], firmware=sys.argv[2], on_stage=lambda stage, s: print(stage, flush=True))
 """
 WORK = """
-import hcq, sys, numpy as np
+from ugpu import hcq, sys, numpy as np
 device = hcq.open(sys.argv[1], firmware=sys.argv[2])
 buffer = device.alloc(1 << 20)
 data = np.zeros(1 << 18, np.uint32)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-import hcq
-from am.virtual.options import FaultPlan
-from hcq.errors import BadArgument, Closed, FirmwareSilent
-from hcq.stages import stages_of
 from tests.support.waiting import came
-from tools import cli
-from tools.steps import Boot
+from ugpu import hcq
+from ugpu.hcq.errors import BadArgument, Closed, FirmwareSilent
+from ugpu.hcq.find.stages import stages_of
+from ugpu.tools import cli
+from ugpu.tools.debug.steps import Boot
+from ugpu.virtual.amd.options import FaultPlan
 
 
 @pytest.fixture
@@ -160,6 +160,6 @@ def test_without_ipython(
             raise ImportError(name)
         return load(name)
 
-    monkeypatch.setattr("tools.shell.importlib.import_module", missing)
+    monkeypatch.setattr("ugpu.tools.debug.shell.importlib.import_module", missing)
     assert cli.main(["shell", "cpu", "-c", "1"]) == 2
     assert "pip install 'ugpu[shell]'" in capsys.readouterr().err

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from hcq.errors import BadArgument, HostError, MissingDependency, UsageError
-from nv import abi
 from tests.support import nv_calls
-from tools.console import Output
-from tools.sniff import preload
-from tools.sniff.command import SniffOptions, run, running_driver
-from tools.sniff.decode import Decoder
-from tools.sniff.recording import Recording, read
+from ugpu.hcq.errors import BadArgument, HostError, MissingDependency, UsageError
+from ugpu.nv import abi
+from ugpu.tools.base.console import Output
+from ugpu.tools.debug.sniff import preload
+from ugpu.tools.debug.sniff.command import SniffOptions, run, running_driver
+from ugpu.tools.debug.sniff.decode import Decoder
+from ugpu.tools.debug.sniff.recording import Recording, read
 
 PROGRAM = [sys.executable, str(Path(nv_calls.__file__))]
 
@@ -189,7 +189,7 @@ def test_the_running_driver_is_read(text: str, version: str, tmp_path: Path) -> 
 def test_the_tracer_refuses_other_machines(tmp_path: Path) -> None:
     code = (
         "import platform; platform.machine = lambda: 'riscv64'; import sys; "
-        "from tools.sniff.tracer import main; "
+        "from ugpu.tools.debug.sniff.tracer import main; "
         f"sys.exit(main(['--log', {str(tmp_path / 'a')!r}, '--prefix', '/x', "
         "'--driver', '580.142', '--', 'true']))"
     )

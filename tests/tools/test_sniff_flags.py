@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nv import abi
-from tools.sniff.flags import PREFIXES, Flags
+from ugpu.nv import abi
+from ugpu.tools.debug.sniff.flags import PREFIXES, Flags
 
 FLAGS = Flags(abi.select("580.142").constants)
 

@@ -14,20 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import hcq
-from hcq.errors import BadArgument, NotSupported, UsageError
-from qcom.regs import structs
-from qcom.virtual.cp import processor
 from tests.support import kgsl_calls
 from tests.support.adreno import needs_mesa
-from tools.cli import main
-from tools.console import Output
-from tools.sniff import command, node, preload
-from tools.sniff.decode import Decoded
-from tools.sniff.kgsl import calls, rd
-from tools.sniff.kgsl.packets import Packets
-from tools.sniff.kgsl.streams import Streams, _Object
-from tools.sniff.recording import Call, read
+from ugpu import hcq
+from ugpu.hcq.errors import BadArgument, NotSupported, UsageError
+from ugpu.qcom.regs import structs
+from ugpu.tools.base.console import Output
+from ugpu.tools.cli import main
+from ugpu.tools.debug.sniff import command, node, preload
+from ugpu.tools.debug.sniff.decode import Decoded
+from ugpu.tools.debug.sniff.kgsl import calls, rd
+from ugpu.tools.debug.sniff.kgsl.packets import Packets
+from ugpu.tools.debug.sniff.kgsl.streams import Streams, _Object
+from ugpu.tools.debug.sniff.recording import Call, read
+from ugpu.virtual.adreno.cp import processor
 
 QUIET = Output(as_json=False)
 CHIPS = {"a630": 0x06030001, "a740": 0x43050A01}

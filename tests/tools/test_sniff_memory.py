@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.errors import UsageError
-from nv import abi
 from tests.support import nv_doorbell
-from tools.console import Output
-from tools.sniff import preload
-from tools.sniff.command import SniffOptions, run, run_device, show
-from tools.sniff.decode import Decoder
-from tools.sniff.memory import PAGE, Image
-from tools.sniff.recording import Call, read
+from ugpu.hcq.errors import UsageError
+from ugpu.nv import abi
+from ugpu.tools.base.console import Output
+from ugpu.tools.debug.sniff import preload
+from ugpu.tools.debug.sniff.command import SniffOptions, run, run_device, show
+from ugpu.tools.debug.sniff.decode import Decoder
+from ugpu.tools.debug.sniff.memory import PAGE, Image
+from ugpu.tools.debug.sniff.recording import Call, read
 
 RING, PUSH, HERE = 0x10_0000_0000, 0x10_0000_1000, 0x7F00_0000_0000
 

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from hcq.clock import Clock
-from hcq.errors import DeviceNotFound, NotSupported
-from hcq.transport.node import NodeMapping
-from nv import abi
 from tests.support import nvjitlink
-from tools.cli import main
-from tools.sniff import node
-from tools.sniff.compare import differences, steps
-from tools.sniff.decode import Decoder
-from tools.sniff.recording import header, parse, read
-from tools.sniff.rules import Rules
+from ugpu.hcq.errors import DeviceNotFound, NotSupported
+from ugpu.hcq.state.clock import Clock
+from ugpu.hcq.transport.node import NodeMapping
+from ugpu.nv import abi
+from ugpu.tools.cli import main
+from ugpu.tools.debug.sniff import node
+from ugpu.tools.debug.sniff.compare import differences, steps
+from ugpu.tools.debug.sniff.decode import Decoder
+from ugpu.tools.debug.sniff.recording import header, parse, read
+from ugpu.tools.debug.sniff.rules import Rules
 
 TABLE = abi.select("580.142")
 CHIPS = ("tu102", "ga102", "ad102", "gh100", "gb202")

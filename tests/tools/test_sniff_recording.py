@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.errors import BadArgument
-from nv import abi
-from tools.cli import main
-from tools.sniff.compare import differences, steps
-from tools.sniff.decode import Decoder, lines, shown
-from tools.sniff.recording import Call, Recording, header, parse, read
+from ugpu.hcq.errors import BadArgument
+from ugpu.nv import abi
+from ugpu.tools.cli import main
+from ugpu.tools.debug.sniff.compare import differences, steps
+from ugpu.tools.debug.sniff.decode import Decoder, lines, shown
+from ugpu.tools.debug.sniff.recording import Call, Recording, header, parse, read
 
 TABLE = abi.select("580.142")
 ALLOC = TABLE.request("NV_ESC_RM_ALLOC")

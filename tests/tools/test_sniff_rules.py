@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nv import abi
-from tools.sniff import rules as rules_module
-from tools.sniff.rules import LIMIT, Rules, word
+from ugpu.nv import abi
+from ugpu.tools.debug.sniff import rules as rules_module
+from ugpu.tools.debug.sniff.rules import LIMIT, Rules, word
 
 TABLE = abi.select("580.142")
 RULES = Rules.of(TABLE)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hcq.errors import UsageError
 from tests.am.isa.test_stepped_core import EXCHANGE
 from tests.support.am_faulty import faulty_object
 from tests.support.debugged import Debug
 from tests.support.kernels import compile_ir
-from tools.stepper.places import Known, Row, breakpoint_at
+from ugpu.hcq.errors import UsageError
+from ugpu.tools.debug.stepper.places import Known, Row, breakpoint_at
 
 EXCHANGING = """
 import sys
@@ -49,7 +49,7 @@ with ugpu.open() as gpu:
 """
 TENSORS = """
 import numpy as np
-from compiler import Tensor
+from ugpu.compiler import Tensor
 
 x = Tensor(np.arange(64, dtype=np.float32))
 print("result", (x * 2 + 1).numpy().tolist())

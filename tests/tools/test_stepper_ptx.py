@@ -40,7 +40,7 @@ with ugpu.open() as gpu:
 """
 TENSORS = """
 import numpy as np
-from compiler import Tensor
+from ugpu.compiler import Tensor
 
 x = Tensor(np.arange(64, dtype=np.float32))
 print("result", (x * 2 + 1).numpy().tolist())

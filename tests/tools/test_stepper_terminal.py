@@ -35,7 +35,9 @@ AGAIN: add.u32 %r1, %r1, 1; bra AGAIN;
 def debug(folder: Path, script: str, image: bytes, *options: str) -> Terminal:
     (folder / "job.py").write_text(script)
     (folder / "image").write_bytes(image)
-    return Terminal("tools.cli", "debug", *options, str(folder / "job.py"), str(folder / "image"))
+    return Terminal(
+        "ugpu.tools.cli", "debug", *options, str(folder / "job.py"), str(folder / "image")
+    )
 
 
 def test_a_session(tmp_path: Path) -> None:

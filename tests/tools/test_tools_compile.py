@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import hcq
-from compiler.runtime.runtime import kernel_log, set_default_device, use_cache
 from tests.support.adreno import MESA
-from tools.cli import main
+from ugpu import hcq
+from ugpu.compiler.runtime.runtime import kernel_log, set_default_device, use_cache
+from ugpu.tools.cli import main
 
 SCRIPT = """
 import numpy as np

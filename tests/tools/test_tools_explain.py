@@ -10,20 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hcq
-from compiler import Tensor
-from compiler.front.explain import watch
-from compiler.runtime import runtime
-from compiler.runtime.runtime import use_cache
-from compiler.runtime.watch import measure
 from tests.conftest import Golden
 from tests.support.clocks import Quickening
-from tools import cli
+from ugpu import hcq
+from ugpu.compiler import Tensor
+from ugpu.compiler.front.explain import watch
+from ugpu.compiler.runtime import runtime
+from ugpu.compiler.runtime.runtime import use_cache
+from ugpu.compiler.runtime.watch import measure
+from ugpu.tools import cli
 
 SCRIPT = """
 import sys
 import numpy as np
-from compiler import Tensor
+from ugpu.compiler import Tensor
 
 x = Tensor(np.ones((3, 4), np.float32))
 print("sum", (x.softmax() * 2).sum().item(), sys.argv[1:])
@@ -70,7 +70,7 @@ def test_of_many_kernels_the_longest_are_shown(
 ) -> None:
     script = tmp_path / "many.py"
     script.write_text(
-        "from compiler import Tensor\n"
+        "from ugpu.compiler import Tensor\n"
         "for n in range(2, 20):\n    (Tensor([1.0] * n) * 2).realize()\n"
     )
     assert cli.main(["explain", str(script)]) == 0

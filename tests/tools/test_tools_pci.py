@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hcq.errors import DeviceBusy, DeviceNotFound
 from tests.support.pci_machine import PciMachine
-from tools import cli, doctor, pci
-from tools.console import Output
+from ugpu.hcq.errors import DeviceBusy, DeviceNotFound
+from ugpu.tools import cli
+from ugpu.tools.base.console import Output
+from ugpu.tools.control import pci
+from ugpu.tools.inspect import doctor
 
 GPU, AUDIO, DISK = "0000:03:00.0", "0000:03:00.1", "0000:01:00.0"
 

@@ -10,22 +10,22 @@ from typing import Any
 
 import pytest
 
-import hcq
-from am.virtual.options import ChipOptions, FaultPlan
-from hcq.clock import Clock, Work
-from hcq.errors import BadArgument, FirmwareRejected
-from hcq.transport.recording import Failure, Recording
-from hcq.transport.trace import Access
 from tests.support.am_navi31 import build_chip
 from tests.support.waiting import until
-from tools import cli
-from tools.recorded import Steps, first_difference
+from ugpu import hcq
+from ugpu.hcq.errors import BadArgument, FirmwareRejected
+from ugpu.hcq.state.clock import Clock, Work
+from ugpu.hcq.transport.recorded.accesses import Access
+from ugpu.hcq.transport.recorded.format import Failure, Recording
+from ugpu.tools import cli
+from ugpu.tools.base.recorded import Steps, first_difference
+from ugpu.virtual.amd.options import ChipOptions, FaultPlan
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = """
 import sys
 sys.path.insert(0, {root!r})
-import hcq
+from ugpu import hcq
 with hcq.open() as device:
     with device.alloc(64) as buffer:
         buffer.copy_from(bytes(range(64)))

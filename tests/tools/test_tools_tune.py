@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from compiler.runtime.runtime import device_of, use_cache
-from tools.cli import main
+from ugpu.compiler.runtime.runtime import device_of, use_cache
+from ugpu.tools.cli import main
 
 SCRIPT = """
 import sys
-from compiler import Tensor
+from ugpu.compiler import Tensor
 print(sys.argv[1], (Tensor([1.0, 2.0, 3.0]) * 17 + 1).tolist())
 """
 

@@ -12,18 +12,20 @@ from pathlib import Path
 
 import pytest
 
-import hcq
-from hcq import observe, registry
-from hcq.config import Config
-from hcq.observe import Observer
-from hcq.telemetry import Sample, Telemetry
 from tests.conftest import Golden
 from tests.support.eight_devices import eight
 from tests.support.waiting import until
-from tools import cli, smi
-from tools.top import run
-from tools.top.fleet import Card, Fleet
-from tools.top.screen import Plot, Top
+from ugpu import hcq
+from ugpu.hcq.device import observe
+from ugpu.hcq.device.observe import Observer
+from ugpu.hcq.find import registry
+from ugpu.hcq.state.config import Config
+from ugpu.hcq.state.telemetry import Sample, Telemetry
+from ugpu.tools import cli
+from ugpu.tools.inspect import smi
+from ugpu.tools.service.top import run
+from ugpu.tools.service.top.fleet import Card, Fleet
+from ugpu.tools.service.top.screen import Plot, Top
 
 
 def telemetry(device: str = "pci:0000:03:00.0", number: int = 0, **changes: object) -> Telemetry:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from hcq.errors import BadArgument
-from hcq.transport.recording import Moment, Recording, Stage
 from tests.tools.test_tools_record import ROOT, SCRIPT
-from tools import cli
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.transport.recorded.format import Moment, Recording, Stage
+from ugpu.tools import cli
 
 
 @pytest.fixture(scope="module")

@@ -9,17 +9,17 @@ from dataclasses import replace
 
 import pytest
 
-from hcq.errors import (
+from tests.support.usb_script import IDENTITY, BulkIn, BulkOut, Clear, In, Out, ScriptedUsb, Step
+from ugpu.hcq.errors import (
     BadArgument,
     DeviceLost,
     EndpointStalled,
     TransferTimeout,
     TransportError,
 )
-from tests.support.usb_script import IDENTITY, BulkIn, BulkOut, Clear, In, Out, ScriptedUsb, Step
-from usbgpu.asm24 import CustomBridge
-from usbgpu.bridge import Completion, Status, Tlp
-from usbgpu.usb import Speed
+from ugpu.usbgpu.bridge.asm24 import CustomBridge
+from ugpu.usbgpu.bridge.interface import Completion, Status, Tlp
+from ugpu.usbgpu.link.usb import Speed
 
 BAR = 0x8_1234_5670
 PLACE = bytes.fromhex("70563412 08000000")

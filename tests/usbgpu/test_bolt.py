@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.waiting import came
-from usbgpu import bolt
+from ugpu.usbgpu.thunderbolt import bolt
 
 HOST, ENCLOSURE = "c4010000-0000-0000-0000-000000000000", "9c030000-0080-7708-23a0-6b0c8a022125"
 ADDRESS = "DBUS_SYSTEM_BUS_ADDRESS"

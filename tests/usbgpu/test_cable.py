@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-import hcq
-from am.virtual.gpu import endpoint
-from am.virtual.options import ChipOptions
-from hcq.device import Device
-from hcq.errors import DeviceLost, UgpuError
-from hcq.queue import QueueKind
-from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import DeviceLost, UgpuError
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.virtual.amd.gpu import endpoint
+from ugpu.virtual.amd.options import ChipOptions
+from ugpu.virtual.usb.enclosure import Enclosure, EnclosureOptions
 
 LIMIT_S = 60.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from usbgpu.window import Combiner
+from ugpu.usbgpu.bridge.window import Combiner
 
 
 class Written:

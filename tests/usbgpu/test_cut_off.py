@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from am.virtual.gpu import endpoint
-from am.virtual.options import ChipOptions
 from tests.support.interrupts import interrupted
-from usbgpu.asm24 import CustomBridge
-from usbgpu.transport import UsbTransport
-from usbgpu.virtual.attach import plug_in
-from usbgpu.virtual.enclosure import Enclosure
+from ugpu.usbgpu.bridge.asm24 import CustomBridge
+from ugpu.usbgpu.bridge.transport import UsbTransport
+from ugpu.virtual.amd.gpu import endpoint
+from ugpu.virtual.amd.options import ChipOptions
+from ugpu.virtual.usb.attach import plug_in
+from ugpu.virtual.usb.enclosure import Enclosure
 
 PAGE = bytes(range(256)) * 16
 

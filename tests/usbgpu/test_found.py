@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from hcq import listing, registry
-from hcq.errors import DeviceNotFound, NotSupported
 from tests.support.usb_script import IDENTITY
-from usbgpu import attach, firmwares, found, power
-from usbgpu.usb import Speed
+from ugpu.hcq.errors import DeviceNotFound, NotSupported
+from ugpu.hcq.find import listing, registry
+from ugpu.usbgpu import attach
+from ugpu.usbgpu.bridge import discovery as found
+from ugpu.usbgpu.bridge import firmwares
+from ugpu.usbgpu.link import power
+from ugpu.usbgpu.link.usb import Speed
 
 
 def plug(sysfs: Path, port: str, **attributes: str) -> Path:

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hcq.errors import (
+from tests.support import fake_usb1
+from tests.support.fake_usb1 import Bus, Transfer
+from tests.support.usb_script import IDENTITY
+from ugpu.hcq.errors import (
     AccessDenied,
     BadArgument,
     Closed,
@@ -24,13 +27,10 @@ from hcq.errors import (
     TransferTimeout,
     TransportError,
 )
-from tests.support import fake_usb1
-from tests.support.fake_usb1 import Bus, Transfer
-from tests.support.usb_script import IDENTITY
-from usbgpu import libusb
-from usbgpu.libusb import LibUsbDevice
-from usbgpu.libusb_streams import StreamCalls
-from usbgpu.usb import Kind, Recipient
+from ugpu.usbgpu.link import libusb
+from ugpu.usbgpu.link.libusb import LibUsbDevice
+from ugpu.usbgpu.link.libusb_streams import StreamCalls
+from ugpu.usbgpu.link.usb import Kind, Recipient
 
 LIMIT_S = 10.0
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from hcq.errors import BadArgument, LinkDegraded, NotSupported, TransferTimeout, TransportError
 from tests.support.usb_script import IDENTITY
 from tests.support.usb_streams import Answer, StreamUsb, sense
-from usbgpu.bridge import Ability, Completion, Status, Tlp
-from usbgpu.stock import StockBridge
-from usbgpu.usb import Speed
+from ugpu.hcq.errors import BadArgument, LinkDegraded, NotSupported, TransferTimeout, TransportError
+from ugpu.usbgpu.bridge.interface import Ability, Completion, Status, Tlp
+from ugpu.usbgpu.bridge.stock import StockBridge
+from ugpu.usbgpu.link.usb import Speed
 
 PRODUCT = "USB 3.2 PCIe TinyEnclosure"
 SETUP = [

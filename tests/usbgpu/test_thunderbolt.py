@@ -1,4 +1,5 @@
-"""What usbgpu.thunderbolt reads out of sysfs: enclosures, their cards, and the way to a card."""
+"""What usbgpu.thunderbolt.enclosures reads out of sysfs: enclosures, their cards, and the way to
+a card."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.errors import AccessDenied, BadArgument, DeviceNotFound
-from hcq.transport.pci_function import PciFunction
-from hcq.transport.pci_path import LinkState, header, hops, ports, slowest
 from tests.support.pci_machine import PciMachine
 from tests.support.thunderbolt_tree import GEN3, GEN4, NAVI31, RAZER, SONNET, ThunderboltTree
-from usbgpu import thunderbolt
+from ugpu.hcq.errors import AccessDenied, BadArgument, DeviceNotFound
+from ugpu.hcq.transport.pci.function import PciFunction
+from ugpu.hcq.transport.pci.path import LinkState, header, hops, ports, slowest
+from ugpu.usbgpu.thunderbolt import enclosures as thunderbolt
 
 
 @pytest.fixture

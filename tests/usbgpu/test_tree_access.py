@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.usb_script import In, Out
 from tests.usbgpu.test_asm24 import bridge
-from usbgpu.tree import Function
+from ugpu.usbgpu.bridge.tree import Function
 
 HALF = bytes.fromhex("10000004 00000000 0000cdab")  # at 0x0400_0010: dword, and its upper half
 BYTE = bytes.fromhex("10000004 00000000 00ab0000")

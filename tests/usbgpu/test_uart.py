@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.errors import BadArgument, LinkError
-from tools import cli
-from usbgpu import uart
+from ugpu.hcq.errors import BadArgument, LinkError
+from ugpu.tools import cli
+from ugpu.usbgpu.link import uart
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from hcq.errors import (
+from tests.support.usb_streams import COMMAND, DATA_IN, DATA_OUT, STATUS, Answer, StreamUsb, sense
+from ugpu.hcq.errors import (
     BadArgument,
     CommandFailed,
     DeviceLost,
@@ -17,16 +18,7 @@ from hcq.errors import (
     UgpuError,
     WrongAnswer,
 )
-from tests.support.usb_streams import (
-    COMMAND,
-    DATA_IN,
-    DATA_OUT,
-    STATUS,
-    Answer,
-    StreamUsb,
-    sense,
-)
-from usbgpu.uas import Command, Pipes, Uas
+from ugpu.usbgpu.link.uas import Command, Pipes, Uas
 
 PIPES = Pipes(setting=1, command=COMMAND, status=STATUS, data_in=DATA_IN, data_out=DATA_OUT)
 READY = [("setting", 1), ("streams", 31, DATA_OUT, DATA_IN, STATUS)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hcq.errors import (
+from tests.support.clocks import Manual
+from tests.support.pci_tree import Node, TreeBridge, chain, gpu
+from ugpu.hcq.errors import (
     BadArgument,
     Closed,
     DeviceLost,
@@ -15,10 +17,8 @@ from hcq.errors import (
     NotSupported,
     OutOfMemory,
 )
-from hcq.transport.base import ResetKind
-from tests.support.clocks import Manual
-from tests.support.pci_tree import Node, TreeBridge, chain, gpu
-from usbgpu.transport import UsbTransport
+from ugpu.hcq.transport.base import ResetKind
+from ugpu.usbgpu.bridge.transport import UsbTransport
 
 
 def opened(bridge: TreeBridge) -> UsbTransport:

@@ -15,17 +15,16 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hcq import bundle
-from hcq.errors import DeviceBusy, DeviceNotFound, HostError, UgpuError, UsageError
-
-from .command import LEASE, Ended, run
-from .evidence import attempt, of_exit
-from .history import History
-from .page import Row
-from .plants import prepare
-from .pool import Loan, Pool, Refused
-from .suite import Case, Suite
-from .verdict import Attempt, Judgement, Verdict, is_over, judge
+from ugpu.hcq.disk import bundle
+from ugpu.hcq.errors import DeviceBusy, DeviceNotFound, HostError, UgpuError, UsageError
+from ugpu.tools.ci.command import LEASE, Ended, run
+from ugpu.tools.ci.evidence import attempt, of_exit
+from ugpu.tools.ci.plants import prepare
+from ugpu.tools.ci.pool import Loan, Pool, Refused
+from ugpu.tools.ci.report.history import History
+from ugpu.tools.ci.report.page import Row
+from ugpu.tools.ci.suite import Case, Suite
+from ugpu.tools.ci.verdict import Attempt, Judgement, Verdict, is_over, judge
 
 DEVICES = "UGPU_CI_DEVICES"  # all devices of a case, separated by spaces
 _TAIL = 4000  # last bytes of a failing command's output, shown in reports

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hcq.errors import UsageError
+from ugpu.hcq.errors import UsageError
 
 LEASE = "UGPU_CI_LEASE"  # file to which `ugpu ci extend` appends
 GRACE_S = 5.0  # TIMEOUT: from SIGTERM to SIGKILL; our choice

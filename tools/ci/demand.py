@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from hcq.device import Device
-from hcq.errors import BadArgument
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hcq import bundle, errors
-from hcq.errors import BadArgument, DeviceHang
-
-from .health import DEVICE_ERRORS
-from .pool import Loan, Pool
-from .verdict import Attempt
+from ugpu.hcq import errors
+from ugpu.hcq.disk import bundle
+from ugpu.hcq.errors import BadArgument, DeviceHang
+from ugpu.tools.ci.health import DEVICE_ERRORS
+from ugpu.tools.ci.pool import Loan, Pool
+from ugpu.tools.ci.verdict import Attempt
 
 SKIPPED = 77  # exit code of a command that skips itself, as in automake and Meson
 _MOST_CHARACTERS = 300

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.tensor import Tensor
-from hcq.device import Device
-from hcq.errors import DiscoveryError, FirmwareError, LinkError, UgpuError, UnitTimeout
-from hcq.ladder import Level
-from hcq.telemetry import Sensor
+from ugpu.compiler.tensor import Tensor
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import DiscoveryError, FirmwareError, LinkError, UgpuError, UnitTimeout
+from ugpu.hcq.state.ladder import Level
+from ugpu.hcq.state.telemetry import Sensor
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,8 @@
 """Faults that strike while a test has a device: `gpu_faults` of pytest, `[[fault]]` of a suite.
 
-A device whose name plants a fault (hcq.planting) has it from the start, so its self-test finds it
-and no test gets the device. These faults are planted after the self-test, for one test or for all.
+A device whose name plants a fault (hcq.find.planting) has it from the start, so its self-test finds
+it and no test gets the device. These faults are planted after the self-test, for one test or for
+all.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from hcq import planting
-from hcq.errors import BadArgument
-
-from .pool import Loan
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.find import planting
+from ugpu.tools.ci.pool import Loan
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 A test that fails on a borrowed device is run once more, on another device if one fits. It gets a
 verdict: test, device or flaky (tools.ci.verdict). With a verdict "device" or "flaky" whose second
-run ran the same assertions and passed (tools.ci.reached), the test passes. The verdict is in the
-JUnit report (property `gpu_verdict`), at the end of the output, in the HTML page and in the
+run ran the same assertions and passed (tools.ci.testing.reached), the test passes. The verdict is
+in the JUnit report (property `gpu_verdict`), at the end of the output, in the HTML page and in the
 history.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from .limits import pytest_timeout_set_timer, suspended
+from ugpu.tools.ci.testing.limits import pytest_timeout_set_timer, suspended
 
 __all__ = ["pytest_timeout_set_timer"]  # a hook of this plugin
 
@@ -63,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         os.environ[ENTRY] = uuid.uuid4().hex[:12]
     if config.getoption("--gpu-html"):
-        from .about import About
+        from ugpu.tools.ci.report.about import About
 
         config.stash[_ABOUT] = About(config.rootpath)
 
@@ -73,7 +73,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     which must not count as the test's."""
     if any(_borrows(item) for item in session.items):
         importlib.import_module(".runs", __package__)
-        from hcq.errors import BadArgument
+        from ugpu.hcq.errors import BadArgument
 
         try:
             _faults(session.config, pool_of(session.config))
@@ -84,7 +84,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pool_of(config: pytest.Config) -> Any:
     """Return the devices of this process."""
     if _POOL not in config.stash:
-        from .pool import Pool, lock_folder
+        from ugpu.tools.ci.pool import Pool, lock_folder
 
         names = config.getoption("--gpu-device") or config.getini("gpu_devices")
         if not names:
@@ -95,7 +95,7 @@ def pool_of(config: pytest.Config) -> Any:
 
 def _faults(config: pytest.Config, pool: Any) -> list[Any]:
     """Return the faults to plant (tools.ci.plants.Plant)."""
-    from . import plants
+    from ugpu.tools.ci import plants
 
     texts = [*config.getoption("--gpu-fault"), *config.getini("gpu_faults")]
     found = [plants.read(text) for text in texts]
@@ -109,10 +109,9 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Any]:
     """An open, healthy device that no other test has; a list of them for count > 1. Asked for by
     the marker `gpu`. Work that is still in flight at the test's end belongs to the test, and the
     fixture closes the device."""
-    from hcq.errors import BadArgument, UgpuError
-
-    from . import plants
-    from .demand import Demand
+    from ugpu.hcq.errors import BadArgument, UgpuError
+    from ugpu.tools.ci import plants
+    from ugpu.tools.ci.demand import Demand
 
     marker = request.node.get_closest_marker("gpu")
     run = request.node.stash[_RUNS].current
@@ -175,7 +174,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if (inside := item.stash.get(_RUNS, None)) is not None:
         inside.make(nextitem)
         return True
-    from .runs import Runs
+    from ugpu.tools.ci.testing.runs import Runs
 
     runs = item.stash[_RUNS] = Runs(item, pool_of(item.config))
     try:
@@ -193,8 +192,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def _judge(item: pytest.Item, runs: Any) -> None:
-    from .history import History
-    from .verdict import Verdict
+    from ugpu.tools.ci.report.history import History
+    from ugpu.tools.ci.verdict import Verdict
 
     judgement, attempts = runs.judgement(), runs.attempts
     if judgement is None:
@@ -215,7 +214,7 @@ def _judge(item: pytest.Item, runs: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Show the verdicts, and write the page."""
-    from . import summary
+    from ugpu.tools.ci.testing import summary
 
     excluded = summary.excluded(terminalreporter.stats)
     if excluded:
@@ -229,7 +228,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             terminalreporter.write_line(f"{verdict:<7} {test}: {reason}")
     page = config.getoption("--gpu-html")
     if page:
-        from .page import write
+        from ugpu.tools.ci.report.page import write
 
         rows = summary.rows(terminalreporter.stats)
         write(Path(page), rows, config.stash.get(_ABOUT, None), excluded)

@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-import hcq
-from hcq import ownfolder
-from hcq.clock import Clock
-from hcq.device import Device
-from hcq.errors import DeviceBusy, DeviceNotFound, UgpuError
-
-from .demand import Demand, Facts
-from .health import Health, check
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.disk import own_folder as ownfolder
+from ugpu.hcq.errors import DeviceBusy, DeviceNotFound, UgpuError
+from ugpu.hcq.state.clock import Clock
+from ugpu.tools.ci.demand import Demand, Facts
+from ugpu.tools.ci.health import Health, check
 
 Opener = Callable[[str], Device]
 PAUSE_S = 0.05

@@ -12,7 +12,7 @@
 
     [[fault]]
     device = "virtual:navi31"
-    fault = "mec_crashed"          # planted while a case has the device (hcq.planting)
+    fault = "mec_crashed"          # planted while a case has the device (hcq.find.planting)
     case = "copy"                  # a pattern; without one, all cases
 
 Commands are lists of words and are not run by a shell.
@@ -26,10 +26,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hcq.errors import BadArgument, UsageError
-
-from .demand import Demand
-from .plants import Plant
+from ugpu.hcq.errors import BadArgument, UsageError
+from ugpu.tools.ci.demand import Demand
+from ugpu.tools.ci.plants import Plant
 
 LIMIT_S = 600.0
 HOOK_LIMIT_S = 60.0

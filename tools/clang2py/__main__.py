@@ -1,11 +1,11 @@
 """Regenerate the tables (`make regen`), or check that they were not edited (`make check`).
 
-python -m tools.clang2py                      fetch the sources, generate everything
-python -m tools.clang2py --kernel-src DIR     take an unpacked Linux 6.12 tree
-python -m tools.clang2py --nvidia-src DIR     take clones of NVIDIA's two repositories in DIR
-python -m tools.clang2py --mesa-src DIR       take an unpacked tree of Mesa
-python -m tools.clang2py --only nvidia        only those tables; or `linux`, `mesa`
-python -m tools.clang2py --check              compare the tables with their manifests; no network
+python -m ugpu.tools.clang2py                      fetch the sources, generate everything
+python -m ugpu.tools.clang2py --kernel-src DIR     take an unpacked Linux 6.12 tree
+python -m ugpu.tools.clang2py --nvidia-src DIR     take clones of NVIDIA's two repositories in DIR
+python -m ugpu.tools.clang2py --mesa-src DIR       take an unpacked tree of Mesa
+python -m ugpu.tools.clang2py --only nvidia        only those tables; or `linux`, `mesa`
+python -m ugpu.tools.clang2py --check              compare the tables with their manifests
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ import sys
 import time
 from pathlib import Path
 
-from hcq.errors import UgpuError
-
-from .adreno.catalogue import FOLDER as ADRENO_FOLDER
-from .adreno.sources import mesa_tree
-from .catalogue import PACKAGE, PLAN
-from .manifest import complaints
-from .nvidia.catalogue import FOLDER as NVIDIA_FOLDER
-from .nvidia.sources import NvidiaSources
-from .sources import debian_tree, given_tree
+from ugpu.hcq.errors import UgpuError
+from ugpu.tools.clang2py.adreno.catalogue import FOLDER as ADRENO_FOLDER
+from ugpu.tools.clang2py.adreno.sources import mesa_tree
+from ugpu.tools.clang2py.catalogue import PACKAGE, PLAN
+from ugpu.tools.clang2py.manifest import complaints
+from ugpu.tools.clang2py.nvidia.catalogue import FOLDER as NVIDIA_FOLDER
+from ugpu.tools.clang2py.nvidia.sources import NvidiaSources
+from ugpu.tools.clang2py.sources import debian_tree, given_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (*PLAN.folders, NVIDIA_FOLDER, ADRENO_FOLDER)
@@ -90,7 +89,7 @@ def regenerate(options: argparse.Namespace) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the program; return the exit code: 0, 1 (a table was edited) or 2 (cannot generate)."""
-    parser = argparse.ArgumentParser(prog="python -m tools.clang2py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m ugpu.tools.clang2py", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--check", action="store_true", help="only compare with the manifests")
     parser.add_argument("--kernel-src", type=Path, metavar="DIR", help="an unpacked Linux tree")

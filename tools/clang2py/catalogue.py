@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .registers import RegisterSource
+from ugpu.tools.clang2py.registers import RegisterSource
 
 #: The Debian package the headers come from; its point releases replace each other, so no version.
 PACKAGE = "linux-source-6.12"

@@ -28,7 +28,7 @@ from clang.cindex import (
     TypeKind,
 )
 
-from hcq.errors import UsageError
+from ugpu.hcq.errors import UsageError
 
 STUBS = Path(__file__).parent / "stubs"
 #: zero-size members that our stub of DECLARE_FLEX_ARRAY must add to be valid C

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from .cheaders import STUBS, HeaderError, Row
+from ugpu.tools.clang2py.cheaders import STUBS, HeaderError, Row
 
 _CHECK_BITS = """
 static int wrong;

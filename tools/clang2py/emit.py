@@ -1,12 +1,12 @@
-"""Write tables as text: the formats that hcq.fields, hcq.layout and hcq.constants read."""
+"""Write tables as text: the formats that hcq.registers.fields, hcq.registers.layout and
+hcq.registers.constants read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from hcq.fields import Register, RegisterBlock, RegisterMap
-
-from .cheaders import Row
+from ugpu.hcq.registers.fields import Register, RegisterBlock, RegisterMap
+from ugpu.tools.clang2py.cheaders import Row
 
 #: attributes of our classes that would hide a register of the same name
 _TAKEN = {name for kind in (RegisterMap, RegisterBlock) for name in vars(kind)}
@@ -23,7 +23,7 @@ def heading(
 
 
 def register_text(registers: Sequence[Register]) -> str:
-    """Return the table for hcq.fields.RegisterMap."""
+    """Return the table for hcq.registers.fields.RegisterMap."""
     hidden = [register.name for register in registers if register.name in _TAKEN]
     if hidden:
         raise ValueError(f"register names that collide with attributes of ugpu's classes: {hidden}")
@@ -35,7 +35,7 @@ def _member(name: str, kind: str, offset: int, bit: int, width: int) -> str:
 
 
 def structure_text(rows: Mapping[str, Row], aliases: Mapping[str, str]) -> str:
-    """Return the table for hcq.layout.Layouts."""
+    """Return the table for hcq.registers.layout.Layouts."""
     lines = [
         " ".join([row.name, str(row.size), *(_member(*member) for member in row.members)])
         for row in rows.values()
@@ -51,7 +51,7 @@ def _number(value: int) -> str:
 def constant_text(
     constants: Mapping[str, tuple[int, str]], placements: Mapping[str, tuple[int, int]]
 ) -> str:
-    """Return the table for hcq.constants.Constants."""
+    """Return the table for hcq.registers.constants.Constants."""
     lines = [f"{name} {_number(value)} {tag}".rstrip() for name, (value, tag) in constants.items()]
     lines += [f"{name}() {lsb} {width}" for name, (lsb, width) in placements.items()]
     return "".join(f"{line}\n" for line in sorted(lines))

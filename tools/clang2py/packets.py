@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from .cheaders import HeaderError, Row
+from ugpu.tools.clang2py.cheaders import HeaderError, Row
 
 _REMARK = re.compile(
     r"\*\* Definitions for (?P<packet>\w+) packet"

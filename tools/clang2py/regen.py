@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from .catalogue import AMD_LICENCE, PLAN, HeaderTable, Plan, RegisterTable
-from .cheaders import Header, HeaderError, Reader
-from .crosscheck import crosscheck, gcc
-from .emit import constant_text, heading, register_text, structure_text
-from .manifest import NAME, Manifest, digest, generated_files
-from .packets import read_packets
-from .registers import read_registers
-from .sources import KernelTree
-from .typed import header_stub, package_stub, register_stub
+from ugpu.tools.clang2py.catalogue import AMD_LICENCE, PLAN, HeaderTable, Plan, RegisterTable
+from ugpu.tools.clang2py.cheaders import Header, HeaderError, Reader
+from ugpu.tools.clang2py.crosscheck import crosscheck, gcc
+from ugpu.tools.clang2py.emit import constant_text, heading, register_text, structure_text
+from ugpu.tools.clang2py.manifest import NAME, Manifest, digest, generated_files
+from ugpu.tools.clang2py.packets import read_packets
+from ugpu.tools.clang2py.registers import read_registers
+from ugpu.tools.clang2py.sources import KernelTree
+from ugpu.tools.clang2py.typed import header_stub, package_stub, register_stub
 
 Outputs = dict[str, str]  # file name -> text, for one folder
 

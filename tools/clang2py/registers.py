@@ -18,8 +18,8 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from hcq.errors import UsageError
-from hcq.fields import REGISTER_BITS, Field, Register
+from ugpu.hcq.errors import UsageError
+from ugpu.hcq.registers.fields import REGISTER_BITS, Field, Register
 
 _DEFINE = re.compile(
     r"^#define[ \t]+(\w+)[ \t]+(0[xX][0-9a-fA-F]+|\d+)[uUlL]*[ \t\r]*(?://.*)?$", re.M

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hcq.errors import HostError, MissingDependency, UsageError
+from ugpu.hcq.errors import HostError, MissingDependency, UsageError
 
 
 @dataclass(frozen=True)

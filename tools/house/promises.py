@@ -1,11 +1,11 @@
 """Checks of promises in the style guide and the documents.
 
-Run as `python -m tools.house.promises`; tests/test_layers.py runs the same checks. The README shows
-the verbs of the command. TODO comments name a key of docs/tasks.md. Modules, public classes and
-public functions of more than one statement have a docstring. The names in `__all__` exist. Tests
-wait for conditions; they do not read the clock and do not sleep. Product code waits with the clock
-that it is given (hcq.clock). Only one module reads the environment. Texts do not contain the
-phrases that the section "Voice" rules out.
+Run as `python -m ugpu.tools.house.promises`; tests/test_layers.py runs the same checks. The README
+shows the verbs of the command. TODO comments name a key of docs/tasks.md. Modules, public classes
+and public functions of more than one statement have a docstring. The names in `__all__` exist.
+Tests wait for conditions; they do not read the clock and do not sleep. Product code waits with the
+clock that it is given (hcq.state.clock). Only one module reads the environment. Texts do not
+contain the phrases that the section "Voice" rules out.
 """
 
 from __future__ import annotations
@@ -16,31 +16,30 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..verbs.verb import load
-from .layers import PACKAGES
-from .voice import voice
+from ugpu.tools.house.layers import PACKAGES
+from ugpu.tools.house.voice import voice
+from ugpu.tools.verbs.verb import load
 
-_TASKS = re.compile(r"^\| ([a-z0-9-]+) \|", re.MULTILINE)
+_TASKS = re.compile(r"^## ([a-z0-9-]+)$", re.MULTILINE)
 _MARK = re.compile(r"TODO\[([^\]]*)\]")
 _VERB = re.compile(r"^    ugpu (\w+)(.*)$", re.MULTILINE)
 _BESIDE = re.compile(r"`(\w+)`(?= returns| removes)")  # verbs that share a line
 _CLOCK = ("monotonic", "perf_counter", "process_time", "sleep", "time")
-# Tests that measure or run programs on boards, and the waiting helpers of the other tests.
+# What tests cost, and the waiting helpers of the other tests.
 _BY_CLOCK = (
-    "bench/", "campaign/run.py", "campaign/soak.py", "campaign/stand.py", "costs.py", "foreign/",
-    "hw/", "kernel/", "mutants/__main__.py", "support/clocks.py", "support/collector.py",
+    "costs.py", "foreign/", "lab/hw/", "support/clocks.py", "support/collector.py",
     "support/waiting.py",
 )  # fmt: skip
 # The clock itself, and models whose programs run at the speed of this processor.
 _SLEEPS = (
-    "hcq/clock.py", "am/virtual/isa/core.py", "nv/virtual/engines/grid.py",
-    "nv/virtual/sm/runtime/worker.py", "usbgpu/virtual/attach.py",
+    "hcq/state/clock.py", "virtual/amd/isa/core.py", "virtual/nvidia/engines/grid.py",
+    "virtual/nvidia/sm/runtime/launch/worker.py", "virtual/usb/attach.py",
 )  # fmt: skip
 _DRIVERS = ("am", "nv", "qcom", "usbgpu")
 # Further exceptions: variables that service managers and CI runners set for the process, and
 # variables that are passed on.
 _ENVIRONMENT = (
-    "hcq/config.py", "tools/ci/", "tools/daemon/main.py",
+    "hcq/state/config.py", "tools/ci/", "tools/service/daemon/main.py",
     "tools/verbs/ci.py",
 )  # fmt: skip
 
@@ -143,9 +142,9 @@ def waits(root: Path) -> Iterator[str]:
         where = file.relative_to(root)
         if where.as_posix() in _SLEEPS:
             continue
-        driver = where.parts[0] in _DRIVERS and "virtual" not in where.parts
+        driver = where.parts[0] in _DRIVERS
         for line, name in _calls(file, "time", ("sleep", *(("monotonic", "time") * driver))):
-            yield f"{where}:{line}: time.{name}(); use the clock of the transport (hcq.clock)"
+            yield f"{where}:{line}: time.{name}(); use the transport's clock (ugpu.hcq.state.clock)"
 
 
 def environment(root: Path) -> Iterator[str]:
@@ -156,7 +155,8 @@ def environment(root: Path) -> Iterator[str]:
             continue
         for node in ast.walk(_parsed(file)):
             if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv"):
-                yield f"{where}:{node.lineno}: os.{node.attr}; settings are read by hcq/config.py"
+                place = f"{where}:{node.lineno}"
+                yield f"{place}: os.{node.attr}; settings are read by hcq/state/config.py"
 
 
 def _calls(file: Path, module: str, names: Sequence[str]) -> Iterator[tuple[int, str]]:

@@ -1,7 +1,8 @@
 """File sizes: a source file has one subject; past 500 lines its docstring gives the reason, in a
 sentence that begins "Longer than 500 lines:".
 
-Run as `python -m tools.house.sizes`. Generated files are exempt; their first lines identify them.
+Run as `python -m ugpu.tools.house.sizes`. Generated files are exempt; their first lines identify
+them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from pathlib import Path
 LIMIT = 500
 REASON = f"Longer than {LIMIT} lines:"
 SUFFIXES = (".py", ".c", ".h", ".ll")
-FOLDERS = ("am", "compiler", "hcq", "lab", "nv", "qcom", "tests", "tools", "ugpu", "usbgpu")
+FOLDERS = (
+    "am", "compiler", "hcq", "lab", "nv", "qcom", "tests", "tools", "ugpu", "usbgpu", "virtual",
+)  # fmt: skip
 
 
 def check(root: Path) -> list[str]:

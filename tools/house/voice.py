@@ -13,7 +13,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from .layers import PACKAGES
+from ugpu.tools.house.layers import PACKAGES
 
 # Phrase and what to write instead. "is no" is fine before a comparative, and after "there".
 PATTERNS = tuple(

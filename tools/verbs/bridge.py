@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hcq.errors import UsageError
-
-from ..console import Output
-from .verb import register
+from ugpu.hcq.errors import UsageError
+from ugpu.tools.base.console import Output
+from ugpu.tools.verbs.verb import register
 
 USAGE = """ugpu bridge flash NAME IMAGE [--backup FILE --no-way-back] [--configuration FILE]
        ugpu bridge info NAME
@@ -45,7 +44,7 @@ def _bridge(parser: argparse.ArgumentParser) -> None:
                    "registers; flash its firmware", _bridge, usage=USAGE,
           epilog=FORMS)  # fmt: skip
 def bridge(arguments: argparse.Namespace, out: Output) -> int:
-    from .. import bridge as bridges
+    from ugpu.tools.inspect import bridge as bridges
 
     place = arguments.place
     if arguments.word == "flash" and len(place) == 1:

@@ -7,10 +7,9 @@ import os
 import sqlite3
 from pathlib import Path
 
-from hcq.errors import HostError, UsageError
-
-from ..console import Output
-from .verb import register
+from ugpu.hcq.errors import HostError, UsageError
+from ugpu.tools.base.console import Output
+from ugpu.tools.verbs.verb import register
 
 
 def _ci(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +51,7 @@ def ci(arguments: argparse.Namespace, out: Output) -> int:
     if arguments.action == "devices":
         return _devices(arguments, out)
     if arguments.action == "extend":
-        from ..ci.command import extend
+        from ugpu.tools.ci.command import extend
 
         extend(os.environ, arguments.seconds)
         return 0
@@ -69,11 +68,12 @@ def _names(arguments: argparse.Namespace) -> list[str]:
 def _run(arguments: argparse.Namespace, out: Output) -> int:
     import uuid
 
-    from ..ci import junit, page, suite
-    from ..ci.about import About
-    from ..ci.bench import Bench, results_folder
-    from ..ci.history import History
-    from ..ci.pool import Pool, lock_folder
+    from ugpu.tools.ci import suite
+    from ugpu.tools.ci.bench import Bench, results_folder
+    from ugpu.tools.ci.pool import Pool, lock_folder
+    from ugpu.tools.ci.report import junit, page
+    from ugpu.tools.ci.report.about import About
+    from ugpu.tools.ci.report.history import History
 
     cases = suite.read(arguments.suite)
     names = _names(arguments)
@@ -107,7 +107,7 @@ def _run(arguments: argparse.Namespace, out: Output) -> int:
 
 
 def _devices(arguments: argparse.Namespace, out: Output) -> int:
-    from ..ci.pool import Pool, lock_folder
+    from ugpu.tools.ci.pool import Pool, lock_folder
 
     found = Pool(_names(arguments), lock_folder(os.environ), "none").available()
     out.table(("device", "state", ""), [(one.name, one.state, one.detail) for one in found])
@@ -116,7 +116,7 @@ def _devices(arguments: argparse.Namespace, out: Output) -> int:
 
 
 def _history(path: Path, out: Output) -> int:
-    from ..ci.history import History
+    from ugpu.tools.ci.report.history import History
 
     if not path.is_file():
         raise UsageError(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hcq.config import config
-from hcq.errors import UsageError
-
-from .. import doctor as examination
-from .. import udev_rules
-from ..console import Output
-from .verb import register
+from ugpu.hcq.errors import UsageError
+from ugpu.hcq.state.config import config
+from ugpu.tools.base.console import Output
+from ugpu.tools.inspect import doctor as examination
+from ugpu.tools.inspect import udev_rules
+from ugpu.tools.verbs.verb import register
 
 SNIFF_USAGE = """ugpu sniff [options] -- CMD [argument ...]
        ugpu sniff [options] device NAME
@@ -64,7 +63,7 @@ def _record(parser: argparse.ArgumentParser) -> None:
           usage=RECORD_USAGE, epilog=RECORD_FORMS)  # fmt: skip
 def record(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the model of the chip, for its images.
-    from .. import record
+    from ugpu.tools.debug import record
 
     states: bool = arguments.states
     match arguments.words:
@@ -110,7 +109,7 @@ def _filter(words: list[str]) -> argparse.Namespace:
 @register("debug", "trace a program's accesses by register and field; show, filter, export", _trace,
           usage=TRACE_USAGE)  # fmt: skip
 def trace(arguments: argparse.Namespace, out: Output) -> int:
-    from .. import record, tracing
+    from ugpu.tools.debug import record, tracing
 
     match arguments.words:
         case ["--", _, *_]:
@@ -148,7 +147,7 @@ def _sniff(parser: argparse.ArgumentParser) -> None:
           usage=SNIFF_USAGE)  # fmt: skip
 def sniff(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the tables of NVIDIA's interface, which other verbs do not need.
-    from ..sniff import command
+    from ugpu.tools.debug.sniff import command
 
     match arguments.words:
         case ["show", file]:

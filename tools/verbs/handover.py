@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hcq.ladder import Level
-
-from .. import pci
-from ..console import Output
-from .verb import register
+from ugpu.hcq.state.ladder import Level
+from ugpu.tools.base.console import Output
+from ugpu.tools.control import pci
+from ugpu.tools.verbs.verb import register
 
 
 def _card(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +33,7 @@ def _reset(parser: argparse.ArgumentParser) -> None:
 @register("hand over", "recover a device by the mildest reset that works", _reset)
 def reset(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the proof that a device works, which other verbs do not need.
-    from .. import reset as resets
+    from ugpu.tools.control import reset as resets
 
     return resets.run(arguments.device, out, to=arguments.to, dry_run=arguments.dry_run)
 
@@ -52,7 +51,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
 @register("hand over", "serve a virtual chip to other processes by vfio-user", _serve)
 def serve(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the model of the chip, which other verbs do not need.
-    from .. import serve
+    from ugpu.tools.control import serve
 
     return serve.run(
         serve.ServeOptions(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from hcq.errors import UsageError
-
-from ..console import Output
-from .verb import register
+from ugpu.hcq.errors import UsageError
+from ugpu.tools.base.console import Output
+from ugpu.tools.verbs.verb import register
 
 SOURCE = (
     "a device as it is (pci:ADDRESS, vfio-user:PATH, virtual:CHIP), a crash bundle (a file, or "
@@ -40,7 +39,7 @@ def _shell(parser: argparse.ArgumentParser) -> None:
 
 @register("debug", "start IPython with a device, its registers and its boot stages", _shell)
 def shell(arguments: argparse.Namespace, out: Output) -> int:
-    from .. import shell as interactive
+    from ugpu.tools.debug import shell as interactive
 
     return interactive.run(arguments.device, out, how=arguments.how, commands=arguments.commands)
 
@@ -53,7 +52,7 @@ def _fw(parser: argparse.ArgumentParser) -> None:
 @register("debug", "the state of each firmware and unit, with its meaning and remedy", _fw,
           usage="ugpu fw state SOURCE [--boot] [--at N]", source_at=1)  # fmt: skip
 def fw(arguments: argparse.Namespace, out: Output) -> int:
-    from .. import inside
+    from ugpu.tools.inspect import internals as inside
 
     return inside.states(arguments.source, out, boot=arguments.boot, at=arguments.at)
 
@@ -66,7 +65,7 @@ def _waves(parser: argparse.ArgumentParser) -> None:
 
 @register("debug", "the waves on a chip: place, program counter, kernel", _waves, source_at=0)
 def waves(arguments: argparse.Namespace, out: Output) -> int:
-    from .. import inside
+    from ugpu.tools.inspect import internals as inside
 
     return inside.waves(
         arguments.source, out, boot=arguments.boot, at=arguments.at, words=arguments.registers
@@ -75,7 +74,7 @@ def waves(arguments: argparse.Namespace, out: Output) -> int:
 
 @register("debug", "the active compute queues of a chip, with their pointers", _source, source_at=0)
 def ring(arguments: argparse.Namespace, out: Output) -> int:
-    from .. import inside
+    from ugpu.tools.inspect import internals as inside
 
     return inside.rings(arguments.source, out, boot=arguments.boot, at=arguments.at)
 
@@ -92,7 +91,7 @@ def _vm(parser: argparse.ArgumentParser) -> None:
           usage="ugpu vm walk SOURCE ADDRESS [--vmid N] [--hub gc|mmhub]\n       "
           "             [--boot] [--at N]")  # fmt: skip
 def vm(arguments: argparse.Namespace, out: Output) -> int:
-    from .. import inside
+    from ugpu.tools.inspect import internals as inside
 
     return inside.walk(arguments.source, arguments.address, out, vmid=arguments.vmid,
                        hub=arguments.hub, boot=arguments.boot, at=arguments.at)  # fmt: skip
@@ -110,7 +109,7 @@ def _mem(parser: argparse.ArgumentParser) -> None:
           usage="ugpu mem read SOURCE ADDRESS [SIZE] [--boot] [--at N]\n       "
           "ugpu mem write DEVICE ADDRESS WORD ... [--boot] [--yes]", source_at=1)  # fmt: skip
 def mem(arguments: argparse.Namespace, out: Output) -> int:
-    from .. import inside
+    from ugpu.tools.inspect import internals as inside
 
     source, address, values, boot = (
         arguments.source, arguments.address, arguments.values, arguments.boot,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from ..console import Output
-from .verb import register
+from ugpu.tools.base.console import Output
+from ugpu.tools.verbs.verb import register
 
 
 def _lease(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +44,6 @@ def _lease(parser: argparse.ArgumentParser) -> None:
 @register("hand over", "lease devices of a ugpud: ls, take, release, quarantine, recover", _lease)
 def lease(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the client, which other verbs do not need.
-    from .. import lease
+    from ugpu.tools.control import lease
 
     return lease.run(arguments, out)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .. import devices
-from .. import smi as sensors
-from ..console import Output
-from .verb import register
+from ugpu.tools.base.console import Output
+from ugpu.tools.inspect import devices
+from ugpu.tools.inspect import smi as sensors
+from ugpu.tools.verbs.verb import register
 
 DEVICE = "a name that `ugpu ls` shows"
 
@@ -49,7 +49,7 @@ def _top(parser: argparse.ArgumentParser) -> None:
 
 @register("look", "monitor the devices that processes have open", _top)
 def top(arguments: argparse.Namespace, out: Output) -> int:
-    from ..top.run import run
+    from ugpu.tools.service.top.run import run
 
     return run(
         out, once=arguments.once, interval_s=arguments.interval, daemon=arguments.daemon
@@ -57,7 +57,7 @@ def top(arguments: argparse.Namespace, out: Output) -> int:
 
 
 def _metrics(parser: argparse.ArgumentParser) -> None:
-    from ..metrics.run import FILES, LISTEN
+    from ugpu.tools.service.metrics.run import FILES, LISTEN
 
     add = parser.add_argument
     add("--listen", default=LISTEN, metavar="ADDRESS:PORT", help="default: %(default)s")
@@ -86,7 +86,7 @@ def _metrics(parser: argparse.ArgumentParser) -> None:
 
 @register("look", "serve the telemetry of all open devices to Prometheus", _metrics)
 def metrics(arguments: argparse.Namespace, out: Output) -> int:
-    from ..metrics.run import run, write_file
+    from ugpu.tools.service.metrics.run import run, write_file
 
     if arguments.file:
         return write_file(arguments.file, out)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hcq.errors import UsageError
-
-from ..console import Output
-from .verb import register
+from ugpu.hcq.errors import UsageError
+from ugpu.tools.base.console import Output
+from ugpu.tools.verbs.verb import register
 
 USAGE = """ugpu reg read SOURCE REGISTER ... [--at N] [--save FILE]
        ugpu reg write DEVICE REGISTER[.FIELD]=NUMBER ... [--yes]
@@ -38,7 +37,7 @@ def _peek(parser: argparse.ArgumentParser) -> None:
 
 @register("look", "read registers by name and show their fields", _peek)
 def peek(arguments: argparse.Namespace, out: Output) -> int:
-    from ..registers import command
+    from ugpu.tools.inspect.registers import command
 
     return command.read(arguments.device, arguments.registers, out)
 
@@ -64,7 +63,7 @@ def _reg(parser: argparse.ArgumentParser) -> None:
 @register("debug", "registers of a device or recording: read, write, watch, look up, compare", _reg,
           usage=USAGE, epilog=FORMS, source_at=1)  # fmt: skip
 def reg(arguments: argparse.Namespace, out: Output) -> int:
-    from ..registers import command
+    from ugpu.tools.inspect.registers import command
 
     first, *rest = arguments.names
     boot = not arguments.no_boot
@@ -106,7 +105,7 @@ def _crash(parser: argparse.ArgumentParser) -> None:
 @register("debug", "inspect crash bundles of failed devices: ls, show, diff, export", _crash,
           usage=CRASH_USAGE, epilog=CRASH_FORMS)  # fmt: skip
 def crash(arguments: argparse.Namespace, out: Output) -> int:
-    from .. import crash as kept
+    from ugpu.tools.debug import crash as kept
 
     match [arguments.word, *arguments.names]:
         case ["ls"]:

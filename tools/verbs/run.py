@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from am import chips
-
-from ..console import Output
-from .verb import register
+from ugpu.am import chips
+from ugpu.tools.base.console import Output
+from ugpu.tools.verbs.verb import register
 
 
 def _demo(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +17,7 @@ def _demo(parser: argparse.ArgumentParser) -> None:
 @register("run", "boot a device and classify 1,797 handwritten digits on it", _demo)
 def demo(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the compiler, which verbs of other groups do not need.
-    from .. import demo
+    from ugpu.tools.compile import demo
 
     return demo.run(arguments.device, out)
 
@@ -40,7 +39,7 @@ def _explain(parser: argparse.ArgumentParser) -> None:
           usage="ugpu explain [option ...] SCRIPT [argument of the script ...]")  # fmt: skip
 def explain(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the compiler too.
-    from .. import explain
+    from ugpu.tools.compile import explain
 
     show = [word for word in arguments.show.split(",") if word]
     show += ["kernels"] if arguments.ir else []
@@ -61,7 +60,7 @@ def _tune(parser: argparse.ArgumentParser) -> None:
           usage="ugpu tune [option ...] SCRIPT [argument of the script ...]")  # fmt: skip
 def tune(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the compiler too.
-    from .. import tune
+    from ugpu.tools.compile import tune
 
     options = tune.TuneOptions(
         arguments.device, arguments.beam, arguments.budget, arguments.details
@@ -85,6 +84,6 @@ def _compile(parser: argparse.ArgumentParser) -> None:
           usage="ugpu compile SCRIPT --target NAME -o FOLDER [argument ...]")  # fmt: skip
 def compile_ahead(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the compiler too.
-    from .. import compile as ahead
+    from ugpu.tools.compile import ahead as ahead
 
     return ahead.run(arguments.script, arguments.arguments, arguments.target, arguments.output, out)

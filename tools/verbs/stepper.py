@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from am import chips
-
-from ..console import Output
-from .verb import register
+from ugpu.am import chips
+from ugpu.tools.base.console import Output
+from ugpu.tools.verbs.verb import register
 
 
 def _debug(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +23,7 @@ def _debug(parser: argparse.ArgumentParser) -> None:
           usage="ugpu debug [--device NAME] [--commands FILE] SCRIPT [argument ...]")  # fmt: skip
 def debug(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the compiler, which other verbs do not need.
-    from ..stepper import command
+    from ugpu.tools.debug.stepper import command
 
     return command.run(
         arguments.script, arguments.arguments, arguments.device, arguments.commands, out

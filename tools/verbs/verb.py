@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..console import Output
+from ugpu.tools.base.console import Output
 
 #: groups of `ugpu --help`, in its order, by the reader's purpose
 GROUPS = ("run", "look", "debug", "hand over")

@@ -6,8 +6,8 @@ soc21.c; mode1, smu_v13_0_0_ppt.c; geometry, memory and clocks, a Radeon RX 7900
 
 from __future__ import annotations
 
-from am.chips.facts import BoardFacts, ChipFacts
-from am.generations.gfx11.facts import FACTS as GFX11
+from ugpu.am.chips.facts import BoardFacts, ChipFacts
+from ugpu.am.chips.gfx11 import FACTS as GFX11
 
 FACTS = ChipFacts(
     name="navi31",

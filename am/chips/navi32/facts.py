@@ -9,8 +9,8 @@ and the kernel's log of a board would show them.
 
 from __future__ import annotations
 
-from am.chips.facts import BoardFacts, ChipFacts
-from am.generations.gfx11.facts import FACTS as GFX11
+from ugpu.am.chips.facts import BoardFacts, ChipFacts
+from ugpu.am.chips.gfx11 import FACTS as GFX11
 
 FACTS = ChipFacts(
     name="navi32",

@@ -1,7 +1,7 @@
 """The kernel with which chips of GFX 11.0 overwrite what kernels left in registers and LDS.
 
 A group of 32 waves takes a whole compute unit: in CU mode the unit has two SIMDs of 16 wave slots
-each (am/generations/gfx11/facts.py), and 64 KiB of LDS. Each wave has a sixteenth of its SIMD's
+each (am/chips/gfx11.py), and 64 KiB of LDS. Each wave has a sixteenth of its SIMD's
 vector registers, and 108 scalar registers. All waves reach the barrier before the first one ends,
 so no wave gets the registers of another one. Linux's own shader for this purpose (Linux 6.13,
 gfx_v11_0.c, cleaner shader) relies on the same shape.
@@ -12,7 +12,7 @@ LLVM AMDGPUUsage. The model disassembles the same text (tests/am/test_am_cleaner
 
 from __future__ import annotations
 
-from am.cleaner import CleanerKernel
+from ugpu.am.work.cleaner import CleanerKernel
 
 _WAVES_PER_SIMD = 16
 _SCALARS = 108  # s0 to s105, and VCC

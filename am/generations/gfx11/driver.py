@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from am import boot, mqd
-from am.clocks import Clocks
-from am.generations.gfx11 import cleaner, proof
-from am.generations.record import Generation
-from am.gfx import Gfx
-from am.gmc import Gmc
-from am.ih import Ih
-from am.nbio import Nbio
-from am.pagetable import Gfx11Format
-from am.psp import Psp
-from am.queue import ComputeQueue, CopyQueue
-from am.sdma import Engine
-from am.smu import Smu
-from am.units import UnitClasses
+from ugpu.am.boot import boot
+from ugpu.am.boot.units import UnitClasses
+from ugpu.am.generations.gfx11 import cleaner, proof
+from ugpu.am.generations.record import Generation
+from ugpu.am.packets import mqd
+from ugpu.am.packets.page_table import Gfx11Format
+from ugpu.am.packets.sdma import Engine
+from ugpu.am.units.clocks import Clocks
+from ugpu.am.units.gfx import Gfx
+from ugpu.am.units.gmc import Gmc
+from ugpu.am.units.ih import Ih
+from ugpu.am.units.nbio import Nbio
+from ugpu.am.units.psp.psp import Psp
+from ugpu.am.units.smu.smu import Smu
+from ugpu.am.work.queue import ComputeQueue, CopyQueue
 
 GENERATION = Generation(
     units=UnitClasses(

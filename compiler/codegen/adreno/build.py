@@ -13,14 +13,14 @@ from dataclasses import replace
 
 import llvmlite.binding as llvm
 
-from compiler.codegen.adreno.llvm import Function, read_module
-from compiler.codegen.adreno.mesa import Binary, compiler_for
-from compiler.codegen.adreno.select import shader_of
-from compiler.codegen.adreno.syntax import PLAIN
-from hcq.config import config
-from hcq.errors import CompileError
-from hcq.ir3object import Ir3Kernel, Ir3Parameter, pack_ir3
-from hcq.target import TargetSpec, adreno_chip, adreno_wide_atomics
+from ugpu.compiler.codegen.adreno.llvm.syntax import PLAIN
+from ugpu.compiler.codegen.adreno.llvm.text import Function, read_module
+from ugpu.compiler.codegen.adreno.mesa import Binary, compiler_for
+from ugpu.compiler.codegen.adreno.select import shader_of
+from ugpu.hcq.errors import CompileError
+from ugpu.hcq.objects.ir3_object import Ir3Kernel, Ir3Parameter, pack_ir3
+from ugpu.hcq.state.config import config
+from ugpu.hcq.state.target import TargetSpec, adreno_chip, adreno_wide_atomics
 
 # Pointers: 64 bits to global memory, 32 to local memory (3) and to variables (5).
 _LAYOUT = "e-p:64:64-p3:32:32-p5:32:32-i64:64-n32-A5"
@@ -31,9 +31,9 @@ _ATTRIBUTES = re.compile(r'^attributes #(\d+) = .*"adreno-threads"="(\d+)"', re.
 def compile_adreno(
     text: str, target: TargetSpec, machine: Callable[[], llvm.TargetMachine]
 ) -> bytes:
-    """Return the object (hcq.ir3object) of the kernels in a module. machine: returns any target
-    machine, for LLVM's cost queries. CompileError if a module cannot be translated; RuntimeError
-    if LLVM rejects it."""
+    """Return the object (hcq.objects.ir3_object) of the kernels in a module. machine: returns any
+    target machine, for LLVM's cost queries. CompileError if a module cannot be translated;
+    RuntimeError if LLVM rejects it."""
     if PLAIN not in text:
         text = _inlined(text, machine())
     elif config().validate_nir:

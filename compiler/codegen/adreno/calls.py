@@ -22,12 +22,12 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from compiler.codegen.adreno.nir import Builder
-from compiler.codegen.adreno.syntax import Instruction, Type
-from hcq.errors import NotSupported
+from ugpu.compiler.codegen.adreno.llvm.syntax import Instruction, Type
+from ugpu.compiler.codegen.adreno.nir import Builder
+from ugpu.hcq.errors import NotSupported
 
 if TYPE_CHECKING:
-    from compiler.codegen.adreno.select import Selection
+    from ugpu.compiler.codegen.adreno.select import Selection
 
 # One operation of NIR each.
 _PLAIN = {

@@ -15,7 +15,7 @@ zeros), and "texels" if coordinates are in texels rather than from 0 to 1:
 A dot and a suffix after such a name distinguish declarations of several types. Components are float
 or half, or i32 or i16 for formats that end in uint, which cannot be sampled. Samples go through the
 texture processor's cache, so a kernel cannot sample an image it stores to. The driver describes
-images and samplers to the GPU (hcq.ir3object). Sources: Mesa 25.0.7
+images and samplers to the GPU (hcq.objects.ir3_object). Sources: Mesa 25.0.7
 src/compiler/nir/nir_intrinsics.py (image_load, image_store), src/freedreno/ir3/ir3_image.c and
 ir3_a6xx.c (ldib, stib).
 """
@@ -25,13 +25,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, TypeVar
 
-from compiler.codegen.adreno.nir import TEX_SAMPLE
-from compiler.codegen.adreno.syntax import Instruction, Type
-from hcq.errors import CompileError
-from hcq.ir3object import TEXEL_KINDS, WRAPS, Ir3Sampler, Ir3Texture
+from ugpu.compiler.codegen.adreno.llvm.syntax import Instruction, Type
+from ugpu.compiler.codegen.adreno.nir import TEX_SAMPLE
+from ugpu.hcq.errors import CompileError
+from ugpu.hcq.objects.ir3_object import TEXEL_KINDS, WRAPS, Ir3Sampler, Ir3Texture
 
 if TYPE_CHECKING:
-    from compiler.codegen.adreno.select import Selection
+    from ugpu.compiler.codegen.adreno.select import Selection
 
 _FORM = re.compile(r"(\d+(?:_\d+)*)_([a-z]+) (\d{1,9})x(\d{1,9}) (\d{1,9})")
 _SAMPLER = re.compile(rf"(linear|nearest) ({'|'.join(WRAPS)})( texels)?")

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from compiler.codegen.adreno.syntax import Instruction, Operand
-from compiler.codegen.adreno.texels import Texels
-from hcq.errors import CompileError, NotSupported
+from ugpu.compiler.codegen.adreno.llvm.syntax import Instruction, Operand
+from ugpu.compiler.codegen.adreno.texels import Texels
+from ugpu.hcq.errors import CompileError, NotSupported
 
 if TYPE_CHECKING:
-    from compiler.codegen.adreno.select import Selection
+    from ugpu.compiler.codegen.adreno.select import Selection
 
 _WORD, _MOST = 32, 4  # bits; components of one access
 _COHERENT, _VOLATILE, _NON_WRITEABLE, _CAN_REORDER = 1, 4, 16, 64  # enum gl_access_qualifier

@@ -6,7 +6,7 @@ ir3_compiler.h; src/compiler/nir/nir.h). Opening the library checks them: a smal
 read, printed and compiled, and each field must have the value that this kernel gives it.
 
 Mesa ends the process on code that it cannot compile: code other than ours is compiled in a child
-process (compiler.codegen.children). Not thread-safe; callers take turns.
+process (compiler.codegen.process.children). Not thread-safe; callers take turns.
 
 The package's build of Mesa validates NIR before and after each pass, in 40% of the time of a
 compilation, and ir3 after each of its own passes, in 25% of the rest. The small kernel is compiled
@@ -25,11 +25,11 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
-from compiler.codegen.adreno.nir import Builder, Intrinsic, Tables
-from compiler.codegen.adreno.slots import redirect
-from compiler.codegen.adreno.version import MESA
-from hcq.config import config
-from hcq.errors import CompileError, MissingDependency
+from ugpu.compiler.codegen.adreno.nir import Builder, Intrinsic, Tables
+from ugpu.compiler.codegen.adreno.slots import redirect
+from ugpu.compiler.codegen.adreno.version import MESA
+from ugpu.hcq.errors import CompileError, MissingDependency
+from ugpu.hcq.state.config import config
 
 INSTALL = "pip install 'ugpu[adreno]'"
 # enum nir_intrinsic_index_flag (nir_intrinsics_indices.h): those that we use

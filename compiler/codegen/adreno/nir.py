@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hcq.errors import NotSupported
+from ugpu.hcq.errors import NotSupported
 
 # enum nir_instr_type, nir_cf_node_type, nir_jump_type (nir.h)
 _ALU, _TEX, _INTRINSIC, _LOAD_CONST, _JUMP, _UNDEF = 0, 3, 4, 5, 6, 7

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from compiler.expression.algebra import Index, Range, constant
-from compiler.expression.value import Load, unseen
-from compiler.kernel.ir import If, Kernel, Loop, Statement, Store
+from ugpu.compiler.expression.algebra import Index, Range, constant
+from ugpu.compiler.expression.value import Load, unseen
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store
 
 WORTH = 2  # reads of an element by a group that make a fetch pay
 

@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from compiler.codegen.adreno import calls
-from compiler.codegen.adreno.images import Images
-from compiler.codegen.adreno.llvm import Function
-from compiler.codegen.adreno.memory import Memory
-from compiler.codegen.adreno.nir import BREAK, CONTINUE, Builder, Tables
-from compiler.codegen.adreno.structure import Walk
-from compiler.codegen.adreno.syntax import Instruction, Operand
-from compiler.codegen.adreno.variables import Lanes, Variables
-from hcq.errors import CompileError
-from hcq.ir3object import Ir3Sampler, Ir3Texture
+from ugpu.compiler.codegen.adreno import calls
+from ugpu.compiler.codegen.adreno.images import Images
+from ugpu.compiler.codegen.adreno.llvm.structure import Walk
+from ugpu.compiler.codegen.adreno.llvm.syntax import Instruction, Operand
+from ugpu.compiler.codegen.adreno.llvm.text import Function
+from ugpu.compiler.codegen.adreno.memory import Memory
+from ugpu.compiler.codegen.adreno.nir import BREAK, CONTINUE, Builder, Tables
+from ugpu.compiler.codegen.adreno.variables import Lanes, Variables
+from ugpu.hcq.errors import CompileError
+from ugpu.hcq.objects.ir3_object import Ir3Sampler, Ir3Texture
 
 _INTEGER = {
     "add": "iadd", "sub": "isub", "mul": "imul", "udiv": "udiv", "sdiv": "idiv", "urem": "umod",
@@ -46,7 +46,7 @@ _FCMP = {
     "ogt": ("flt", True), "ole": ("fge", True),
 }  # fmt: skip
 # Unordered comparisons are the opposite ones, inverted.
-_SCALARS = {"i": "integer", "f": "float"}  # kinds of types, and of parameters (hcq.program)
+_SCALARS = {"i": "integer", "f": "float"}  # kinds of types, and of parameters (hcq.work.program)
 _OPPOSITE = {"uge": "olt", "ult": "oge", "ule": "ogt", "ugt": "ole"}
 
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from compiler.codegen.adreno.profit import fetched
-from compiler.codegen.adreno.syntax import PLAIN
-from compiler.codegen.exchange import Word
-from compiler.codegen.gpu import Gpu
-from compiler.codegen.values import Values
-from compiler.dtype import bool_
-from compiler.expression.algebra import Index
-from compiler.expression.value import Load, Memory, Value
-from compiler.kernel.ir import Kernel
-from hcq.target import TargetSpec
+from ugpu.compiler.codegen.adreno.llvm.syntax import PLAIN
+from ugpu.compiler.codegen.adreno.profit import fetched
+from ugpu.compiler.codegen.gpu import Gpu
+from ugpu.compiler.codegen.instructions.exchange import Word
+from ugpu.compiler.codegen.values import Values
+from ugpu.compiler.dtype import bool_
+from ugpu.compiler.expression.algebra import Index
+from ugpu.compiler.expression.value import Load, Memory, Value
+from ugpu.compiler.kernel.ir import Kernel
+from ugpu.hcq.state.target import TargetSpec
 
 
 class AdrenoValues(Values):
@@ -76,7 +76,7 @@ class AdrenoValues(Values):
 
 
 class Adreno(Gpu):
-    """A kernel of an ir3 object (hcq.ir3object)."""
+    """A kernel of an ir3 object (hcq.objects.ir3_object)."""
 
     values = AdrenoValues
     pointers: ClassVar = {

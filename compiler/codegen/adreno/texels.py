@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compiler.codegen.adreno.nir import TEX_FETCH
-from compiler.codegen.adreno.syntax import Instruction, Type
-from hcq.ir3object import Ir3Texture
+from ugpu.compiler.codegen.adreno.llvm.syntax import Instruction, Type
+from ugpu.compiler.codegen.adreno.nir import TEX_FETCH
+from ugpu.hcq.objects.ir3_object import Ir3Texture
 
 if TYPE_CHECKING:
-    from compiler.codegen.adreno.memory import Place
-    from compiler.codegen.adreno.select import Selection
+    from ugpu.compiler.codegen.adreno.memory import Place
+    from ugpu.compiler.codegen.adreno.select import Selection
 
 MOST_TEXELS = 1 << 27  # of a buffer; turnip's maxTexelBufferElements
 

@@ -7,9 +7,9 @@ Mesa makes SSA values of the registers.
 
 from __future__ import annotations
 
-from compiler.codegen.adreno.nir import Builder
-from compiler.codegen.adreno.syntax import Instruction, Operand, Type
-from hcq.errors import CompileError
+from ugpu.compiler.codegen.adreno.llvm.syntax import Instruction, Operand, Type
+from ugpu.compiler.codegen.adreno.nir import Builder
+from ugpu.hcq.errors import CompileError
 
 Lanes = tuple[int, ...]
 

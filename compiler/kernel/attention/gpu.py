@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.expression.computation import Computation, elements
-from compiler.expression.value import Value, walk
-from compiler.kernel.attention import group as gpu_online_group
-from compiler.kernel.attention import matrix as gpu_online_matrix
-from compiler.kernel.attention import threads as gpu_online
-from compiler.kernel.attention import tiles as gpu_online_tiles
-from compiler.kernel.choices import Attention, Space
-from compiler.kernel.ir import Kernel
-from compiler.pattern.online import Online
-from hcq.target import TargetSpec
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.value import Value, walk
+from ugpu.compiler.kernel.attention import group as gpu_online_group
+from ugpu.compiler.kernel.attention import matrix as gpu_online_matrix
+from ugpu.compiler.kernel.attention import threads as gpu_online
+from ugpu.compiler.kernel.attention import tiles as gpu_online_tiles
+from ugpu.compiler.kernel.choices import Attention, Space
+from ugpu.compiler.kernel.ir import Kernel
+from ugpu.compiler.pattern.online import Online
+from ugpu.hcq.state.target import TargetSpec
 
 FEW = 16  # rows for which one thread each would leave most of a wave idle
 # Registers of a lane for a tile of keys, as many as the output and the rows of a depth of 128 leave

@@ -16,18 +16,18 @@ weights of the current keys.
 
 from __future__ import annotations
 
-from compiler.dtype import float32
-from compiler.expression import elementary as ops
-from compiler.expression.accumulate import multiply_add, replace
-from compiler.expression.algebra import Index, Range, at_least_zero, both, constant, unflatten
-from compiler.expression.computation import Computation, elements
-from compiler.expression.functions import exp_below
-from compiler.expression.value import Memory, Value, binary, const, gate, load, substitute
-from compiler.kernel.attention.visible import loop_over, seen
-from compiler.kernel.choices import Attention
-from compiler.kernel.gpu.join import join, join_lanes, larger, waves_memory
-from compiler.kernel.gpu.loops import kernel_of
-from compiler.kernel.ir import (
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.expression import elementary as ops
+from ugpu.compiler.expression.accumulate import multiply_add, replace
+from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, both, constant, unflatten
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.functions import exp_below
+from ugpu.compiler.expression.value import Memory, Value, binary, const, gate, load, substitute
+from ugpu.compiler.kernel.attention.visible import loop_over, seen
+from ugpu.compiler.kernel.choices import Attention
+from ugpu.compiler.kernel.gpu.join import join, join_lanes, larger, waves_memory
+from ugpu.compiler.kernel.gpu.loops import kernel_of
+from ugpu.compiler.kernel.ir import (
     Barrier,
     If,
     Kernel,
@@ -37,9 +37,9 @@ from compiler.kernel.ir import (
     group_range,
     thread_range,
 )
-from compiler.kernel.shared.spread import spread
-from compiler.pattern.online import FINITE_LOWEST, Online, widened
-from hcq.target import TargetSpec
+from ugpu.compiler.kernel.shared.spread import spread
+from ugpu.compiler.pattern.online import FINITE_LOWEST, Online, widened
+from ugpu.hcq.state.target import TargetSpec
 
 TOGETHER = 4  # neighbouring elements of the depth, or columns, that a thread takes at once
 HELD = 64  # elements of the left factor's row that a thread keeps

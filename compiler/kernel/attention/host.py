@@ -9,19 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.dtype import float32, int64
-from compiler.expression import elementary as ops
-from compiler.expression.accumulate import combine, multiply_add, replace
-from compiler.expression.algebra import Index, Range, at_least_zero, both, constant, unflatten
-from compiler.expression.computation import Computation, elements
-from compiler.expression.functions import exp
-from compiler.expression.lookup import guard, lookup
-from compiler.expression.value import Memory, Value, binary, const, load, rebuild, substitute, value
-from compiler.kernel.attention.visible import bounded, loop_over, seen
-from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
-from compiler.kernel.shared.spread import runs_along
-from compiler.pattern.online import FINITE_LOWEST, Online
-from hcq.target import TargetSpec
+from ugpu.compiler.dtype import float32, int64
+from ugpu.compiler.expression import elementary as ops
+from ugpu.compiler.expression.accumulate import combine, multiply_add, replace
+from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, both, constant, unflatten
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.functions import exp
+from ugpu.compiler.expression.lookup import guard, lookup
+from ugpu.compiler.expression.value import (
+    Memory,
+    Value,
+    binary,
+    const,
+    load,
+    rebuild,
+    substitute,
+    value,
+)
+from ugpu.compiler.kernel.attention.visible import bounded, loop_over, seen
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
+from ugpu.compiler.kernel.shared.spread import runs_along
+from ugpu.compiler.pattern.online import FINITE_LOWEST, Online
+from ugpu.hcq.state.target import TargetSpec
 
 VECTORS = 2  # vectors of rows in a block
 FEW = 4  # rows up to which each is computed alone, with vectors along keys and columns

@@ -20,10 +20,10 @@ other buffer afterwards: one barrier a tile. (T. Dao, "FlashAttention-2", arXiv:
 
 from __future__ import annotations
 
-from compiler.dtype import float32
-from compiler.expression import elementary as ops
-from compiler.expression.accumulate import replace
-from compiler.expression.algebra import (
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.expression import elementary as ops
+from ugpu.compiler.expression.accumulate import replace
+from ugpu.compiler.expression.algebra import (
     Index,
     Range,
     Validity,
@@ -32,9 +32,9 @@ from compiler.expression.algebra import (
     constant,
     unflatten,
 )
-from compiler.expression.computation import Computation, elements
-from compiler.expression.functions import exp_below
-from compiler.expression.value import (
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.functions import exp_below
+from ugpu.compiler.expression.value import (
     Memory,
     Value,
     binary,
@@ -45,7 +45,7 @@ from compiler.expression.value import (
     substitute,
     value,
 )
-from compiler.kernel.attention.tiles import (
+from ugpu.compiler.kernel.attention.tiles import (
     VECTOR,
     Factor,
     deep_size,
@@ -53,11 +53,11 @@ from compiler.kernel.attention.tiles import (
     vector_of,
     wide_size,
 )
-from compiler.kernel.attention.visible import bounded, loop_over, seen
-from compiler.kernel.choices import Attention
-from compiler.kernel.gpu.join import exchange, join_lanes, larger
-from compiler.kernel.gpu.loops import kernel_of
-from compiler.kernel.ir import (
+from ugpu.compiler.kernel.attention.visible import bounded, loop_over, seen
+from ugpu.compiler.kernel.choices import Attention
+from ugpu.compiler.kernel.gpu.join import exchange, join_lanes, larger
+from ugpu.compiler.kernel.gpu.loops import kernel_of
+from ugpu.compiler.kernel.ir import (
     Barrier,
     If,
     Kernel,
@@ -67,9 +67,9 @@ from compiler.kernel.ir import (
     group_range,
     thread_range,
 )
-from compiler.kernel.matrix_units import MatrixUnit
-from compiler.kernel.shared.spread import pack, store
-from compiler.pattern.online import FINITE_LOWEST, Online, widened
+from ugpu.compiler.kernel.matrix_units import MatrixUnit
+from ugpu.compiler.kernel.shared.spread import pack, store
+from ugpu.compiler.pattern.online import FINITE_LOWEST, Online, widened
 
 TURNED = 4  # keys that a thread joins if the memory of values runs across
 KEPT = 128  # maximum depth at which a lane keeps its row

@@ -11,21 +11,21 @@ from __future__ import annotations
 
 from math import gcd
 
-from compiler.dtype import float32
-from compiler.expression import elementary as ops
-from compiler.expression.accumulate import multiply_add, replace
-from compiler.expression.algebra import Index, Range, at_least_zero, constant, unflatten
-from compiler.expression.computation import Computation, elements
-from compiler.expression.functions import exp_below
-from compiler.expression.value import Memory, Value, binary, const, load, substitute
-from compiler.kernel.attention.visible import loop_over, seen
-from compiler.kernel.choices import Attention
-from compiler.kernel.gpu.join import larger
-from compiler.kernel.gpu.loops import kernel_of, threads_along
-from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, thread_range
-from compiler.kernel.shared.spread import spread
-from compiler.pattern.online import FINITE_LOWEST, Online, widened
-from hcq.target import TargetSpec
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.expression import elementary as ops
+from ugpu.compiler.expression.accumulate import multiply_add, replace
+from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant, unflatten
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.functions import exp_below
+from ugpu.compiler.expression.value import Memory, Value, binary, const, load, substitute
+from ugpu.compiler.kernel.attention.visible import loop_over, seen
+from ugpu.compiler.kernel.choices import Attention
+from ugpu.compiler.kernel.gpu.join import larger
+from ugpu.compiler.kernel.gpu.loops import kernel_of, threads_along
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, thread_range
+from ugpu.compiler.kernel.shared.spread import spread
+from ugpu.compiler.pattern.online import FINITE_LOWEST, Online, widened
+from ugpu.hcq.state.target import TargetSpec
 
 KEYS = 16  # maximum keys taken together: the output is read and written once for them
 ROWS = 64  # maximum rows of a group

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from compiler.dtype import DType, float32
-from compiler.expression.algebra import Index, Range
-from compiler.expression.value import Value, substitute, value
-from compiler.kernel.choices import Attention
-from compiler.kernel.matrix_units import MatrixUnit, find_unit
-from compiler.kernel.shared.spread import pack, spread
-from compiler.pattern.online import Online
-from hcq.target import TargetSpec
+from ugpu.compiler.dtype import DType, float32
+from ugpu.compiler.expression.algebra import Index, Range
+from ugpu.compiler.expression.value import Value, substitute, value
+from ugpu.compiler.kernel.choices import Attention
+from ugpu.compiler.kernel.matrix_units import MatrixUnit, find_unit
+from ugpu.compiler.kernel.shared.spread import pack, spread
+from ugpu.compiler.pattern.online import Online
+from ugpu.hcq.state.target import TargetSpec
 
 VECTOR = 8  # 16-bit elements that a thread moves at once
 LONGEST = 128  # columns of a group: totals of a lane

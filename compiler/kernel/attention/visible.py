@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
-from compiler.expression.algebra import (
+from ugpu.compiler.expression.algebra import (
     Div,
     Index,
     Mod,
@@ -24,8 +24,8 @@ from compiler.expression.algebra import (
     both,
     constant,
 )
-from compiler.expression.value import Value
-from compiler.kernel.ir import If, Loop, Statement
+from ugpu.compiler.expression.value import Value
+from ugpu.compiler.kernel.ir import If, Loop, Statement
 
 
 def needed(score: Value) -> Validity:

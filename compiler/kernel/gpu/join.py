@@ -7,10 +7,10 @@ its total in local memory, and after one barrier all threads read all totals.
 
 from __future__ import annotations
 
-from compiler.expression.accumulate import combine
-from compiler.expression.algebra import at_least_zero, constant
-from compiler.expression.value import Memory, Value, binary, load, value
-from compiler.kernel.ir import Barrier, If, Statement, Store, thread_range
+from ugpu.compiler.expression.accumulate import combine
+from ugpu.compiler.expression.algebra import at_least_zero, constant
+from ugpu.compiler.expression.value import Memory, Value, binary, load, value
+from ugpu.compiler.kernel.ir import Barrier, If, Statement, Store, thread_range
 
 READ = 4  # totals that a thread reads at once
 

@@ -6,7 +6,7 @@ lines. Bounds are checked only if the sizes do not divide evenly.
 
 from __future__ import annotations
 
-from compiler.expression.algebra import (
+from ugpu.compiler.expression.algebra import (
     Index,
     Range,
     at_least_zero,
@@ -14,12 +14,12 @@ from compiler.expression.algebra import (
     substitute_all,
     unflatten,
 )
-from compiler.expression.computation import Computation, elements
-from compiler.expression.value import Memory, substitute
-from compiler.kernel.choices import Space, Threads
-from compiler.kernel.ir import If, Kernel, Statement, Store, group_range, thread_range
-from compiler.kernel.shared.spread import spread, store, vector_width
-from hcq.target import TargetSpec
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.value import Memory, substitute
+from ugpu.compiler.kernel.choices import Space, Threads
+from ugpu.compiler.kernel.ir import If, Kernel, Statement, Store, group_range, thread_range
+from ugpu.compiler.kernel.shared.spread import spread, store, vector_width
+from ugpu.hcq.state.target import TargetSpec
 
 BLOCK = 256  # threads per group if there is enough work
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.expression.accumulate import multiply_add
-from compiler.expression.algebra import (
+from ugpu.compiler.expression.accumulate import multiply_add
+from ugpu.compiler.expression.algebra import (
     Index,
     Range,
     Validity,
@@ -28,11 +28,11 @@ from compiler.expression.algebra import (
     constant,
     unflatten,
 )
-from compiler.expression.computation import Computation, elements
-from compiler.expression.lookup import guard
-from compiler.expression.value import Memory, Value, const, gate, load, substitute, value
-from compiler.kernel.choices import Space, Tiles
-from compiler.kernel.gpu.tiles import (
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.lookup import guard
+from ugpu.compiler.expression.value import Memory, Value, const, gate, load, substitute, value
+from ugpu.compiler.kernel.choices import Space, Tiles
+from ugpu.compiler.kernel.gpu.tiles import (
     BLOCKS,
     MOVED,
     PADDING,
@@ -41,7 +41,7 @@ from compiler.kernel.gpu.tiles import (
     best_tiles,
     tiles_fit,
 )
-from compiler.kernel.ir import (
+from ugpu.compiler.kernel.ir import (
     Barrier,
     If,
     Kernel,
@@ -51,9 +51,9 @@ from compiler.kernel.ir import (
     group_range,
     thread_range,
 )
-from compiler.kernel.shared.spread import spread, store, unit_stride
-from compiler.pattern.contraction import Contraction
-from hcq.target import TargetSpec
+from ugpu.compiler.kernel.shared.spread import spread, store, unit_stride
+from ugpu.compiler.pattern.contraction import Contraction
+from ugpu.hcq.state.target import TargetSpec
 
 
 def default_tiles(parts: Contraction, target: TargetSpec) -> Tiles:

@@ -24,17 +24,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from compiler.dtype import float32
-from compiler.expression.algebra import Index, Range, constant, unflatten
-from compiler.expression.computation import Computation, elements
-from compiler.expression.value import Memory, Value, const, load, substitute, value
-from compiler.kernel.choices import MatrixTiles, Space
-from compiler.kernel.gpu.matmul import finish_run, padded_factor
-from compiler.kernel.ir import Barrier, Kernel, Loop, Statement, Store, group_range, thread_range
-from compiler.kernel.matrix_units import MatrixUnit, find_unit
-from compiler.kernel.shared.spread import pack, spread, unit_stride
-from compiler.pattern.contraction import Contraction
-from hcq.target import TargetSpec
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.expression.algebra import Index, Range, constant, unflatten
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.value import Memory, Value, const, load, substitute, value
+from ugpu.compiler.kernel.choices import MatrixTiles, Space
+from ugpu.compiler.kernel.gpu.matmul import finish_run, padded_factor
+from ugpu.compiler.kernel.ir import (
+    Barrier,
+    Kernel,
+    Loop,
+    Statement,
+    Store,
+    group_range,
+    thread_range,
+)
+from ugpu.compiler.kernel.matrix_units import MatrixUnit, find_unit
+from ugpu.compiler.kernel.shared.spread import pack, spread, unit_stride
+from ugpu.compiler.pattern.contraction import Contraction
+from ugpu.hcq.state.target import TargetSpec
 
 VECTOR = 16  # bytes that a thread moves at once
 TURNED = 4  # steps of the depth that a thread joins if memory runs across

@@ -3,14 +3,14 @@ of neighbouring results where memory runs along them."""
 
 from __future__ import annotations
 
-from compiler.expression.accumulate import combine, identity, replace
-from compiler.expression.algebra import Range, at_least_zero, both, constant
-from compiler.expression.computation import Computation, elements
-from compiler.expression.value import Memory, Value, load, substitute
-from compiler.kernel.choices import Rows, Sharing, Space
-from compiler.kernel.gpu.loops import BLOCK, blocks, kernel_of, positions, threads_along
-from compiler.kernel.gpu.rows import default_rows, lane_counts, rows
-from compiler.kernel.ir import (
+from ugpu.compiler.expression.accumulate import combine, identity, replace
+from ugpu.compiler.expression.algebra import Range, at_least_zero, both, constant
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.value import Memory, Value, load, substitute
+from ugpu.compiler.kernel.choices import Rows, Sharing, Space
+from ugpu.compiler.kernel.gpu.loops import BLOCK, blocks, kernel_of, positions, threads_along
+from ugpu.compiler.kernel.gpu.rows import default_rows, lane_counts, rows
+from ugpu.compiler.kernel.ir import (
     Barrier,
     If,
     Kernel,
@@ -20,9 +20,9 @@ from compiler.kernel.ir import (
     group_range,
     thread_range,
 )
-from compiler.kernel.shared.spread import unit_stride
-from compiler.pattern.chain import Chain, Stage
-from hcq.target import TargetSpec
+from ugpu.compiler.kernel.shared.spread import unit_stride
+from ugpu.compiler.pattern.chain import Chain, Stage
+from ugpu.hcq.state.target import TargetSpec
 
 SHORT = 8  # a single thread does reductions shorter than this
 MANY = 1 << 15  # results that keep the machine busy with one thread each

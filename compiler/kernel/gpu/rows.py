@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.expression import elementary as ops
-from compiler.expression.accumulate import combine, identity
-from compiler.expression.algebra import (
+from ugpu.compiler.expression import elementary as ops
+from ugpu.compiler.expression.accumulate import combine, identity
+from ugpu.compiler.expression.algebra import (
     Index,
     Range,
     Validity,
@@ -24,15 +24,15 @@ from compiler.expression.algebra import (
     constant,
     unflatten,
 )
-from compiler.expression.computation import Computation, elements
-from compiler.expression.value import Memory, Value, load, rebuild, substitute, walk
-from compiler.kernel.choices import Rows, Space
-from compiler.kernel.gpu.join import join, waves_memory
-from compiler.kernel.gpu.loops import BLOCK, blocks, kernel_of, positions, threads_along
-from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, thread_range
-from compiler.kernel.shared.spread import spread, store, unit_stride, vector_width
-from compiler.pattern.chain import Chain, held_values
-from hcq.target import TargetSpec
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.value import Memory, Value, load, rebuild, substitute, walk
+from ugpu.compiler.kernel.choices import Rows, Space
+from ugpu.compiler.kernel.gpu.join import join, waves_memory
+from ugpu.compiler.kernel.gpu.loops import BLOCK, blocks, kernel_of, positions, threads_along
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, thread_range
+from ugpu.compiler.kernel.shared.spread import spread, store, unit_stride, vector_width
+from ugpu.compiler.pattern.chain import Chain, held_values
+from ugpu.hcq.state.target import TargetSpec
 
 HELD = 32  # maximum elements of a row that a thread holds
 ODD = 16  # vectors of a row from which on its ends are processed separately

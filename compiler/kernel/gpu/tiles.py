@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.kernel.choices import Tiles
-from hcq.target import TargetSpec
+from ugpu.compiler.kernel.choices import Tiles
+from ugpu.hcq.state.target import TargetSpec
 
 MOVED = 4  # elements moved at once
 PADDING = 4  # elements between rows in local memory, against bank conflicts

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from compiler.expression.algebra import Index, Range, Validity, at_least_zero
-from compiler.expression.value import Memory, Value, const, load, rebuild, value, walk
-from compiler.kernel.ir import If, Statement, Store
+from ugpu.compiler.expression.algebra import Index, Range, Validity, at_least_zero
+from ugpu.compiler.expression.value import Memory, Value, const, load, rebuild, value, walk
+from ugpu.compiler.kernel.ir import If, Statement, Store
 
 
 class Line(NamedTuple):

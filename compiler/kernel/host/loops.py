@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.expression.accumulate import combine, identity, replace
-from compiler.expression.algebra import Index, Range, constant, substitute_all, unflatten
-from compiler.expression.computation import Computation, elements
-from compiler.expression.lookup import Lookup, atoms
-from compiler.expression.value import Memory, Value, indices_of, load, substitute, walk
-from compiler.kernel.choices import Chunk, Space
-from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
-from compiler.kernel.shared.spread import loads, runs_along
-from hcq.target import TargetSpec
+from ugpu.compiler.expression.accumulate import combine, identity, replace
+from ugpu.compiler.expression.algebra import Index, Range, constant, substitute_all, unflatten
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.lookup import Lookup, atoms
+from ugpu.compiler.expression.value import Memory, Value, indices_of, load, substitute, walk
+from ugpu.compiler.kernel.choices import Chunk, Space
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
+from ugpu.compiler.kernel.shared.spread import loads, runs_along
+from ugpu.hcq.state.target import TargetSpec
 
 CHUNK = 16384  # elements of work that justify a separate group
 STREAMS = 2  # long rows read concurrently: a processor fetches several places of memory at once

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compiler.expression import elementary as ops
-from compiler.expression.accumulate import combine, identity
-from compiler.expression.algebra import Index, Range, constant, flatten, unflatten
-from compiler.expression.computation import Computation, elements
-from compiler.expression.value import Memory, Value, load, rebuild, substitute
-from compiler.kernel.host.loops import CHUNK, COLUMNS
-from compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
-from compiler.kernel.shared.spread import runs_along
-from compiler.pattern.chain import Chain, held_values
-from compiler.pattern.cost import HELD_BYTES
-from hcq.target import TargetSpec
+from ugpu.compiler.expression import elementary as ops
+from ugpu.compiler.expression.accumulate import combine, identity
+from ugpu.compiler.expression.algebra import Index, Range, constant, flatten, unflatten
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.value import Memory, Value, load, rebuild, substitute
+from ugpu.compiler.kernel.host.loops import CHUNK, COLUMNS
+from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
+from ugpu.compiler.kernel.shared.spread import runs_along
+from ugpu.compiler.pattern.chain import Chain, held_values
+from ugpu.compiler.pattern.cost import HELD_BYTES
+from ugpu.hcq.state.target import TargetSpec
 
 
 def rows(computation: Computation, chain: Chain, target: TargetSpec) -> Kernel:

@@ -10,15 +10,24 @@ zero.
 
 from __future__ import annotations
 
-from compiler.dtype import float32, highest, int32, lowest
-from compiler.expression import elementary as ops
-from compiler.expression.accumulate import combine, identity
-from compiler.expression.algebra import Index, Range, constant, flatten
-from compiler.expression.computation import Computation, elements
-from compiler.expression.value import Memory, Value, binary, cast, const, load, substitute, value
-from compiler.kernel.host.loops import kernel_of, places_at, rows_of
-from compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
-from hcq.target import TargetSpec
+from ugpu.compiler.dtype import float32, highest, int32, lowest
+from ugpu.compiler.expression import elementary as ops
+from ugpu.compiler.expression.accumulate import combine, identity
+from ugpu.compiler.expression.algebra import Index, Range, constant, flatten
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.value import (
+    Memory,
+    Value,
+    binary,
+    cast,
+    const,
+    load,
+    substitute,
+    value,
+)
+from ugpu.compiler.kernel.host.loops import kernel_of, places_at, rows_of
+from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
+from ugpu.hcq.state.target import TargetSpec
 
 CHUNK = 16384  # elements that justify a separate group
 ABREAST = (4, 2)  # rows processed together: an addition takes four cycles, and two begin in each

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compiler.dtype import int64, uint32, uint64
-from compiler.expression import elementary as ops
-from compiler.expression.algebra import Index, Range, constant
-from compiler.expression.computation import Computation, elements
-from compiler.expression.lookup import lookup
-from compiler.expression.value import Memory, Value, binary, cast, const, load, substitute
-from compiler.kernel.host.loops import kernel_of, places_at, rows_of
-from compiler.kernel.ir import Kernel, Loop, Statement, Store
-from hcq.target import TargetSpec
+from ugpu.compiler.dtype import int64, uint32, uint64
+from ugpu.compiler.expression import elementary as ops
+from ugpu.compiler.expression.algebra import Index, Range, constant
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.lookup import lookup
+from ugpu.compiler.expression.value import Memory, Value, binary, cast, const, load, substitute
+from ugpu.compiler.kernel.host.loops import kernel_of, places_at, rows_of
+from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store
+from ugpu.hcq.state.target import TargetSpec
 
 SHORT = 128  # keys of a row up to which every pair is compared
 TOGETHER = 4  # keys that all others are compared with at a time

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.dtype import bool_
-from compiler.expression.algebra import Range, at_least_zero, constant, unflatten
-from compiler.expression.computation import Computation, elements
-from compiler.expression.value import Memory, Value, load, rebuild, substitute, walk
-from compiler.kernel.host.packing import transpose
-from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
-from hcq.target import TargetSpec
+from ugpu.compiler.dtype import bool_
+from ugpu.compiler.expression.algebra import Range, at_least_zero, constant, unflatten
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.value import Memory, Value, load, rebuild, substitute, walk
+from ugpu.compiler.kernel.host.products.packing import transpose
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
+from ugpu.hcq.state.target import TargetSpec
 
 SMALLEST = 1 << 14  # elements below which the first caches hold the whole input
 WIDTH = 256  # elements of a row of a tile

@@ -16,16 +16,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.expression.accumulate import combine, identity, multiply_add, replace
-from compiler.expression.algebra import Index, Range, constant, unflatten
-from compiler.expression.computation import Computation, elements
-from compiler.expression.value import Memory, Value, const, load, own_indices, substitute, walk
-from compiler.kernel.host.lines import chunks, parted, staged
-from compiler.kernel.host.tiles import vector_registers
-from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
-from compiler.pattern import cost
-from compiler.pattern.contraction import ranges_of
-from hcq.target import TargetSpec
+from ugpu.compiler.expression.accumulate import combine, identity, multiply_add, replace
+from ugpu.compiler.expression.algebra import Index, Range, constant, unflatten
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.value import Memory, Value, const, load, own_indices, substitute, walk
+from ugpu.compiler.kernel.host.lines import chunks, parted, staged
+from ugpu.compiler.kernel.host.products.tiles import vector_registers
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
+from ugpu.compiler.pattern import cost
+from ugpu.compiler.pattern.contraction import ranges_of
+from ugpu.hcq.state.target import TargetSpec
 
 SPARE = 4  # registers that do not hold weights
 WHOLE = 64  # elements: whole vectors, as many as loops take at once

@@ -25,16 +25,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from compiler.dtype import uint64
-from compiler.expression import elementary as ops
-from compiler.expression.algebra import Index, Range, at_least_zero, constant, unflatten
-from compiler.expression.computation import Computation, elements
-from compiler.expression.value import Memory, const
-from compiler.expression.value import Value as IrValue
-from compiler.kernel.choices import BulkTiles, Space
-from compiler.kernel.gpu.matmul import finish_run
-from compiler.kernel.gpu.matrix import narrow
-from compiler.kernel.ir import (
+from ugpu.compiler.dtype import uint64
+from ugpu.compiler.expression import elementary as ops
+from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant, unflatten
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.value import Memory, const
+from ugpu.compiler.expression.value import Value as IrValue
+from ugpu.compiler.kernel.choices import BulkTiles, Space
+from ugpu.compiler.kernel.gpu.matmul import finish_run
+from ugpu.compiler.kernel.gpu.matrix import narrow
+from ugpu.compiler.kernel.ir import (
     Barrier,
     Bulk,
     GroupProduct,
@@ -48,9 +48,9 @@ from compiler.kernel.ir import (
     group_range,
     thread_range,
 )
-from compiler.kernel.matrix_units import ROW, GroupUnit, find_group_unit
-from compiler.kernel.nvidia.packed import BLOCK, Packed, recognise
-from compiler.kernel.nvidia.ring import (
+from ugpu.compiler.kernel.matrix_units import ROW, GroupUnit, find_group_unit
+from ugpu.compiler.kernel.nvidia.packed import BLOCK, Packed, recognise
+from ugpu.compiler.kernel.nvidia.ring import (
     BESIDE_TOTALS,
     GROUP_TILES,
     MOST_TOTALS,
@@ -60,9 +60,9 @@ from compiler.kernel.nvidia.ring import (
     sides_of,
     threads_of,
 )
-from compiler.kernel.nvidia.totals import finish_group, room_for
-from compiler.pattern.contraction import Contraction, find_contraction
-from hcq.target import TargetSpec
+from ugpu.compiler.kernel.nvidia.totals import finish_group, room_for
+from ugpu.compiler.pattern.contraction import Contraction, find_contraction
+from ugpu.hcq.state.target import TargetSpec
 
 BANDS = (16, 8, 4, 2, 1)  # tiles down before going across: nearby tiles share what they read
 SIGNALS = 2 * 8  # bytes of the barrier objects of a stage

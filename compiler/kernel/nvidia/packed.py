@@ -25,8 +25,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.dtype import DType
-from compiler.expression.algebra import (
+from ugpu.compiler.dtype import DType
+from ugpu.compiler.expression.algebra import (
     Index,
     Range,
     Validity,
@@ -35,8 +35,8 @@ from compiler.expression.algebra import (
     constant,
     unflatten,
 )
-from compiler.expression.value import Load, Value
-from compiler.kernel.matrix_units import ROW
+from ugpu.compiler.expression.value import Load, Value
+from ugpu.compiler.kernel.matrix_units import ROW
 
 BLOCK = 64  # rows of a block
 WIDEST = 256  # rows of the widest tile, that of one instruction

@@ -27,13 +27,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.expression.algebra import Index, Range, constant, unflatten
-from compiler.expression.computation import Computation, elements
-from compiler.expression.value import Memory, Value, const, load, value
-from compiler.kernel.choices import RingTiles, Space
-from compiler.kernel.gpu.matmul import finish_run, padded_factor
-from compiler.kernel.gpu.matrix import narrow
-from compiler.kernel.ir import (
+from ugpu.compiler.expression.algebra import Index, Range, constant, unflatten
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.value import Memory, Value, const, load, value
+from ugpu.compiler.kernel.choices import RingTiles, Space
+from ugpu.compiler.kernel.gpu.matmul import finish_run, padded_factor
+from ugpu.compiler.kernel.gpu.matrix import narrow
+from ugpu.compiler.kernel.ir import (
     Await,
     Barrier,
     Close,
@@ -46,7 +46,7 @@ from compiler.kernel.ir import (
     group_range,
     thread_range,
 )
-from compiler.kernel.matrix_units import (
+from ugpu.compiler.kernel.matrix_units import (
     GROUP_UNITS,
     ROW,
     UNITS,
@@ -55,11 +55,11 @@ from compiler.kernel.matrix_units import (
     find_group_unit,
     find_unit,
 )
-from compiler.kernel.nvidia.slices import CHUNKS, Slices, element, part
-from compiler.kernel.nvidia.totals import Finish, finish_group, room_for
-from compiler.kernel.shared.spread import unit_stride
-from compiler.pattern.contraction import Contraction
-from hcq.target import TargetSpec
+from ugpu.compiler.kernel.nvidia.slices import CHUNKS, Slices, element, part
+from ugpu.compiler.kernel.nvidia.totals import Finish, finish_group, room_for
+from ugpu.compiler.kernel.shared.spread import unit_stride
+from ugpu.compiler.pattern.contraction import Contraction
+from ugpu.hcq.state.target import TargetSpec
 
 WAVE = 32
 MOST_TOTALS = 128  # registers of a lane

@@ -20,11 +20,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from compiler.expression.algebra import Index, Range, Validity, constant, substitute_all
-from compiler.expression.value import Load, Memory, Value, substitute, value, walk
-from compiler.kernel.ir import Fetch, thread_range
-from compiler.kernel.matrix_units import MATRICES, ROW
-from compiler.kernel.shared.spread import pack, spread
+from ugpu.compiler.expression.algebra import Index, Range, Validity, constant, substitute_all
+from ugpu.compiler.expression.value import Load, Memory, Value, substitute, value, walk
+from ugpu.compiler.kernel.ir import Fetch, thread_range
+from ugpu.compiler.kernel.matrix_units import MATRICES, ROW
+from ugpu.compiler.kernel.shared.spread import pack, spread
 
 CHUNK = 16  # bytes that move at once
 CHUNKS = ROW // CHUNK

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from compiler.dtype import DType, int32
-from compiler.expression.algebra import Index, constant
-from compiler.expression.value import Memory, Value, binary, const, load, value
-from compiler.kernel.ir import Statement, Store
+from ugpu.compiler.dtype import DType, int32
+from ugpu.compiler.expression.algebra import Index, constant
+from ugpu.compiler.expression.value import Memory, Value, binary, const, load, value
+from ugpu.compiler.kernel.ir import Statement, Store
 
 JOINED = 4  # fragments, and lanes of a row
 RUN = 8  # columns of a fragment, and of a lane after the exchange

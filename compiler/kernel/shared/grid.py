@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from compiler.expression.algebra import Index, Range, substitute_all, unflatten
-from compiler.expression.value import load, substitute
-from compiler.kernel.ir import (
+from ugpu.compiler.expression.algebra import Index, Range, substitute_all, unflatten
+from ugpu.compiler.expression.value import load, substitute
+from ugpu.compiler.kernel.ir import (
     Await,
     Barrier,
     Bulk,
@@ -29,7 +29,7 @@ from compiler.kernel.ir import (
     TileStep,
     group_range,
 )
-from hcq.errors import NotSupported
+from ugpu.hcq.errors import NotSupported
 
 
 def within_limits(kernel: Kernel, most: tuple[int, int, int]) -> Kernel:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.expression.algebra import (
+from ugpu.compiler.expression.algebra import (
     Index,
     Opaque,
     at_least_zero,
@@ -20,13 +20,13 @@ from compiler.expression.algebra import (
     unflatten,
     within,
 )
-from compiler.expression.computation import Computation
-from compiler.expression.lookup import atoms
-from compiler.expression.value import Memory, Value, indices_of, load, rebuild
-from compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, thread_range
-from compiler.kernel.shared.grid import moved
-from compiler.kernel.shared.ragged import Family, Piece, among, families, piece_of
-from hcq.target import TargetSpec
+from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.expression.lookup import atoms
+from ugpu.compiler.expression.value import Memory, Value, indices_of, load, rebuild
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, thread_range
+from ugpu.compiler.kernel.shared.grid import moved
+from ugpu.compiler.kernel.shared.ragged import Family, Piece, among, families, piece_of
+from ugpu.hcq.state.target import TargetSpec
 
 FEW_CODES = 4  # pieces with their own code that a kernel may contain without harm
 

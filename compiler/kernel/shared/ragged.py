@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
-from compiler.dtype import int32, int64
-from compiler.expression.algebra import (
+from ugpu.compiler.dtype import int32, int64
+from ugpu.compiler.expression.algebra import (
     Index,
     Opaque,
     Range,
@@ -22,10 +22,10 @@ from compiler.expression.algebra import (
     both,
     constant,
 )
-from compiler.expression.computation import Computation
-from compiler.expression.lookup import atoms, lookup
-from compiler.expression.table import table
-from compiler.expression.value import (
+from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.expression.lookup import atoms, lookup
+from ugpu.compiler.expression.table import table
+from ugpu.compiler.expression.value import (
     Memory,
     Value,
     binary,
@@ -36,9 +36,9 @@ from compiler.expression.value import (
     value,
     walk,
 )
-from compiler.kernel.ir import If, Loop, Statement
-from compiler.kernel.shared.spread import spread, store, vector_width
-from hcq.target import TargetSpec
+from ugpu.compiler.kernel.ir import If, Loop, Statement
+from ugpu.compiler.kernel.shared.spread import spread, store, vector_width
+from ugpu.hcq.state.target import TargetSpec
 
 ROW, COLUMN = Range("row", 1 << 40), Range("column", 1 << 40)
 HOST_ELEMENTS = 16384  # elements of a piece for one group

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from compiler.dtype import DType
-from compiler.expression.algebra import Index, Range, substitute_all
-from compiler.expression.value import Load, Memory, Value, gate, load, value, walk
-from compiler.kernel.ir import Store
+from ugpu.compiler.dtype import DType
+from ugpu.compiler.expression.algebra import Index, Range, substitute_all
+from ugpu.compiler.expression.value import Load, Memory, Value, gate, load, value, walk
+from ugpu.compiler.kernel.ir import Store
 
 
 def spread(

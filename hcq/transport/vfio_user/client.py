@@ -15,8 +15,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from hcq.clock import Clock, Work
-from hcq.errors import (
+from ugpu.hcq.errors import (
     AccessDenied,
     BadArgument,
     DeviceBusy,
@@ -24,21 +23,22 @@ from hcq.errors import (
     NotSupported,
     UgpuError,
 )
-from hcq.transport import pci_config
-from hcq.transport.base import PciIdentity, ResetKind
-from hcq.transport.checks import read_identity
-from hcq.transport.dma import PAGE, BusAddresses
-from hcq.transport.interrupts import EventInterrupts
-from hcq.transport.life import TransportLife, close_all
-from hcq.transport.system import System
-from hcq.transport.vfio_user import regions, wire
-from hcq.transport.vfio_user.client_memory import ClientAllocation, Memories
-from hcq.transport.vfio_user.connection import Connection
-from hcq.transport.vfio_user.holder import read_holder
-from hcq.transport.vfio_user.regions import MessageWindow, SharedWindow
-from hcq.transport.vfio_user.wire import Command, Interrupt, Region
-from hcq.transport.window import MappedWindow
-from hcq.uapi import constants
+from ugpu.hcq.state.clock import Clock, Work
+from ugpu.hcq.transport.base import PciIdentity, ResetKind
+from ugpu.hcq.transport.dma import PAGE, BusAddresses
+from ugpu.hcq.transport.interrupts import EventInterrupts
+from ugpu.hcq.transport.life import TransportLife, close_all
+from ugpu.hcq.transport.pci import config as pci_config
+from ugpu.hcq.transport.pci.checks import read_identity
+from ugpu.hcq.transport.system import System
+from ugpu.hcq.transport.vfio_user import regions, wire
+from ugpu.hcq.transport.vfio_user.client_memory import ClientAllocation, Memories
+from ugpu.hcq.transport.vfio_user.connection import Connection
+from ugpu.hcq.transport.vfio_user.holder import read_holder
+from ugpu.hcq.transport.vfio_user.regions import MessageWindow, SharedWindow
+from ugpu.hcq.transport.vfio_user.wire import Command, Interrupt, Region
+from ugpu.hcq.transport.window import MappedWindow
+from ugpu.hcq.uapi import constants
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 
-from hcq.errors import BadArgument
-from hcq.memory import BusAddr
-from hcq.transport.base import DmaSegment
-from hcq.transport.vfio_user.files import sealed_memory
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.state.memory import BusAddr
+from ugpu.hcq.transport.base import DmaSegment
+from ugpu.hcq.transport.vfio_user.files import sealed_memory
 
 
 class ClientAllocation:

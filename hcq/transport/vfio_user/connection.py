@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NoReturn, Protocol
 
-from hcq.errors import (
+from ugpu.hcq.errors import (
     BadArgument,
     Closed,
     DeviceBusy,
@@ -21,10 +21,10 @@ from hcq.errors import (
     TransportError,
     UgpuError,
 )
-from hcq.threads import start
-from hcq.transport.vfio_user import version, wire
-from hcq.transport.vfio_user.attention import attention_to
-from hcq.transport.vfio_user.wire import Channel, Command, Disconnected, Message
+from ugpu.hcq.state.threads import start
+from ugpu.hcq.transport.vfio_user import version, wire
+from ugpu.hcq.transport.vfio_user.attention import attention_to
+from ugpu.hcq.transport.vfio_user.wire import Channel, Command, Disconnected, Message
 
 MESSAGE_LIMIT_S = 30.0  # TIMEOUT: as for the main socket, see client.ANSWER_LIMIT_S
 # TIMEOUT: a woken thread needs a time slice to leave; one within a batch may take longer.

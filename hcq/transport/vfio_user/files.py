@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
-from hcq.errors import BadArgument, OutOfMemory
+from ugpu.hcq.errors import BadArgument, OutOfMemory
 
 log = logging.getLogger(__name__)
 

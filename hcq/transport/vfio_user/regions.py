@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import mmap
 
-from hcq.errors import BadArgument, TransportError
-from hcq.transport.vfio_user import wire
-from hcq.transport.vfio_user.connection import Connection
-from hcq.transport.vfio_user.files import check_shared
-from hcq.transport.vfio_user.wire import Command
-from hcq.transport.window import MappedWindow
-from hcq.uapi import constants
+from ugpu.hcq.errors import BadArgument, TransportError
+from ugpu.hcq.transport.vfio_user import wire
+from ugpu.hcq.transport.vfio_user.connection import Connection
+from ugpu.hcq.transport.vfio_user.files import check_shared
+from ugpu.hcq.transport.vfio_user.wire import Command
+from ugpu.hcq.transport.window import MappedWindow
+from ugpu.hcq.uapi import constants
 
 _LARGEST_INFO = 1 << 16  # bytes of a region's description, capabilities included
 

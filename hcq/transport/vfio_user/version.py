@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hcq.errors import TransportError
-from hcq.transport.vfio_user import wire
+from ugpu.hcq.errors import TransportError
+from ugpu.hcq.transport.vfio_user import wire
 
 PAGE_SIZES = 4096
 MOST_DMA_MAPS = 65535

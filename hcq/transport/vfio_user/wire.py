@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from hcq.errors import TransportError
-from hcq.transport.vfio_user.attention import sleep_at_once
+from ugpu.hcq.errors import TransportError
+from ugpu.hcq.transport.vfio_user.attention import sleep_at_once
 
 HEADER: Final = struct.Struct("<HHIII")  # id, command, size with header, flags, error
 VERSION: Final = struct.Struct("<HH")  # major, minor; then JSON and a NUL
@@ -80,8 +80,8 @@ class Command(enum.IntEnum):
     DEVICE_FEATURE = 16
     MIG_DATA_READ = 17
     MIG_DATA_WRITE = 18
-    # Not in the protocol: the work of the server's model (hcq.clock.Work, a MODEL_WORK). Sent only
-    # if both sides named the capability "model_work".
+    # Not in the protocol: the work of the server's model (hcq.state.clock.Work, a MODEL_WORK). Sent
+    # only if both sides named the capability "model_work".
     MODEL_WORK = 0xF001
 
 

@@ -7,7 +7,7 @@ Programming Guide 12.9, "Compute Capabilities"; PCI id, open-gpu-kernel-modules 
 
 from __future__ import annotations
 
-from nv.chips.facts import ChipFacts
+from ugpu.nv.chips.facts import ChipFacts
 
 FACTS = ChipFacts(
     name="ga102",

@@ -7,7 +7,7 @@ drivers/gpu/drm/msm/adreno/a6xx_catalog.c.
 
 from __future__ import annotations
 
-from qcom.chips.facts import ChipFacts
+from ugpu.qcom.chips.facts import ChipFacts
 
 FACTS = ChipFacts(
     name="a740",

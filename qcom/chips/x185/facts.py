@@ -8,7 +8,7 @@ Its constant file has half the usual size (compute_constlen_quirk).
 
 from __future__ import annotations
 
-from qcom.chips.facts import ChipFacts
+from ugpu.qcom.chips.facts import ChipFacts
 
 FACTS = ChipFacts(
     name="x185",

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am.virtual.isa.core import GfxCore
-from am.virtual.shader import Dispatch, Ending
-from hcq.emu.memory import Abort, Access
 from tests.support import gfx_kernels
 from tests.support.gfx_run import CODE, KERNARGS, Machine
 from tests.support.kernels import AMD, compile_ir
 from tests.support.waiting import when
+from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.shader import Dispatch, Ending
+from ugpu.virtual.shader.memory import Abort, Access
 
 END = 0xBFB00000  # s_endpgm
 NOP = 0xBF800000

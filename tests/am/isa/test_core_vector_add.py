@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from am.virtual.isa.core import GfxCore
-from am.virtual.shader import Ending
 from tests.support.gfx_run import Machine
 from tests.support.kernels import AMD, compile_ir
+from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.shader import Ending
 
 
 def test_vector_add_over_many_groups() -> None:

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from am.virtual.isa.core import GfxCore
-from am.virtual.shader import Ending
 from tests.support.float_compare import both_nan, close
 from tests.support.gfx_case_makers import SPECIAL_WORDS
 from tests.support.gfx_corpus import compile_ir, corpus
 from tests.support.gfx_run import Machine
 from tests.support.oracle_run import run_oracle
+from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.shader import Ending
 
 GROUPS = 12
 WORDS = 8192

@@ -8,10 +8,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from am.virtual.isa.decoder.decode import LONGEST, decode
-from am.virtual.isa.decoder.disassembly import text
-from am.virtual.isa.decoder.formats import Dpp8, Dpp16, Format, Instruction, UnknownInstruction
-from am.virtual.isa.decoder.operands import Kind, Type
+from ugpu.virtual.amd.isa.decoder.decode import LONGEST, decode
+from ugpu.virtual.amd.isa.decoder.disassembly import text
+from ugpu.virtual.amd.isa.decoder.formats import (
+    Dpp8,
+    Dpp16,
+    Format,
+    Instruction,
+    UnknownInstruction,
+)
+from ugpu.virtual.amd.isa.decoder.operands import Kind, Type
 
 
 def words(*values: int) -> bytes:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from am.virtual.isa.decoder.decode import decode, decode_all
-from am.virtual.isa.decoder.disassembly import text
 from tests.support.gfx_corpus import Line, compile_ir, corpus
+from ugpu.virtual.amd.isa.decoder.decode import decode, decode_all
+from ugpu.virtual.amd.isa.decoder.disassembly import text
 
 # Immediates that LLVM spells out in words, targets that its listing leaves out: mnemonic only.
 IN_WORDS = ("s_delay_alu", "s_waitcnt_depctr", "s_getreg", "s_sendmsg", "ds_swizzle", "s_cbranch")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from am.virtual.isa.core import GfxCore
-from am.virtual.shader import Ending
 from tests.support.gfx_corpus import compile_ir, corpus
 from tests.support.gfx_run import Machine
+from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.shader import Ending
 
 THREADS, GROUPS = 256, 1
 # Type, least and largest exponent, exponent below which quotients are denormal.

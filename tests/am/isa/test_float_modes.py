@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from am.virtual.isa.core import GfxCore
-from am.virtual.isa.runtime.launch import MXCSR_DEFAULT, denormal_control
-from am.virtual.isa.translator.trig import two_over_pi
-from tests.oracles.gfx11.execute import Mode
+from lab.oracles.gfx11.execute import Mode
 from tests.support import gfx_encode as asm
 from tests.support.gfx_case_makers import registers
 from tests.support.gfx_cases import Case, Registers, run_core, run_oracle
+from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.isa.runtime.launch import MXCSR_DEFAULT, denormal_control
+from ugpu.virtual.amd.isa.translator.arithmetic.trig import two_over_pi
 
 IEEE, KEEPS_RESULTS = 1 << 23, 0b10
 NUMBERS = {"f16": 0x4000, "f32": 0x4000_0000, "f64": 0x4000_0000_0000_0000}  # 2.0

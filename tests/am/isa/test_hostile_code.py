@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from am.virtual.isa.core import GfxCore
-from am.virtual.isa.decoder.decode import decode
-from am.virtual.isa.decoder.formats import UnknownInstruction
-from am.virtual.isa.translator.program import load
-from am.virtual.isa.translator.translate import translate
-from am.virtual.shader import Dispatch, Ending
 from tests.support import gfx_encode as asm
 from tests.support.gfx_run import CODE, KERNARGS, Machine
+from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.isa.decoder.decode import decode
+from ugpu.virtual.amd.isa.decoder.formats import UnknownInstruction
+from ugpu.virtual.amd.isa.translator.program import load
+from ugpu.virtual.amd.isa.translator.translate import translate
+from ugpu.virtual.amd.shader import Dispatch, Ending
 
 S_CALL, SOP1 = 0b1011_10100, 0b1011_11101  # bits 31:23; SOP1 0x48 to 0x4B take a program counter
 END = asm.sopp("s_endpgm")

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from am.virtual.isa.core import GfxCore
-from am.virtual.shader import Dispatch, Ending, Outcome
-from hcq.emu.memory import Abort, Access
 from tests.support.shader_memory import ArrayMemory
+from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.shader import Dispatch, Ending, Outcome
+from ugpu.virtual.shader.memory import Abort, Access
 
 SETPC_S0 = 0xBE804800  # s_setpc_b64 s[0:1]
 SETPC_S2 = 0xBE804802  # s_setpc_b64 s[2:3]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from am.virtual import isa
-from hcq import emu
-from hcq.emu.jit import ObjectCache, key_of, source_files
+from ugpu.hcq.objects.jit import ObjectCache, key_of, source_files
+from ugpu.virtual import shader as emu
+from ugpu.virtual.amd import isa
 
 SOURCES = (Path(isa.__file__).parent, emu.PACKAGE)
 KEY, *KEYS = (key_of(SOURCES, number) for number in range(21))
@@ -21,7 +21,7 @@ def test_a_key_covers_decoder_translator_and_runtime() -> None:
         ("runtime", "flat.py"),
         ("lanes", "every.py"),
         ("isa", "core.py"),
-        ("emu", "jit.py"),
+        ("objects", "jit.py"),
     } <= covered
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from am.virtual.isa.translator.program import PAGE, Program
+from ugpu.virtual.amd.isa.translator.program import PAGE, Program
 
 BASE = 0x2000_0000_0000
 

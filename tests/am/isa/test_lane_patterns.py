@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from am.virtual.isa.core import GfxCore
-from am.virtual.shader import Dispatch, Ending
-from hcq.emu.memory import Abort
 from tests.support import gfx_encode as asm
 from tests.support.shader_memory import PAGE, ArrayMemory
+from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.shader import Dispatch, Ending
+from ugpu.virtual.shader.memory import Abort
 
 LANES = 32
 CODE, OFFSETS, TARGET, RESULT = (0x7E00_0000_0000 + 0x20_0000 * k for k in range(4))

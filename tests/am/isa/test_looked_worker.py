@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am.virtual.isa.runtime import layout
-from am.virtual.isa.runtime import worker as workers
-from am.virtual.isa.runtime.launch import Launch
-from am.virtual.isa.runtime.worker import Run, Worker
-from am.virtual.shader import Dispatch
-from hcq.emu import context
-from hcq.emu.memory import Abort
-from hcq.emu.worker import aligned as made
 from tests.support.shader_memory import ArrayMemory
+from ugpu.virtual.amd.isa.runtime import layout
+from ugpu.virtual.amd.isa.runtime import worker as workers
+from ugpu.virtual.amd.isa.runtime.launch import Launch
+from ugpu.virtual.amd.isa.runtime.worker import Run, Worker
+from ugpu.virtual.amd.shader import Dispatch
+from ugpu.virtual.shader import context
+from ugpu.virtual.shader.memory import Abort
+from ugpu.virtual.shader.threads.worker import aligned as made
 
 CODE = 0x1000_0000
 DISPATCH = Dispatch(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from am.virtual.isa.translator.needed import EVERY, needed, numbers
-from am.virtual.isa.translator.program import load, mark_full_blocks
 from tests.support import gfx_encode as asm
 from tests.support.shader_memory import ArrayMemory
+from ugpu.virtual.amd.isa.translator.needed import EVERY, needed, numbers
+from ugpu.virtual.amd.isa.translator.program import load, mark_full_blocks
 
 CODE = 0x7E00_0000_0000
 R = 8

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from am.virtual.isa.decoder.decode import decode
-from hcq.errors import NotSupported
-from tests.oracles.gfx11.execute import WaveState, execute, run, run_group
+from lab.oracles.gfx11.execute import WaveState, execute, run, run_group
 from tests.support import gfx_encode as asm
 from tests.support.gfx_corpus import compile_ir, corpus
 from tests.support.oracle_run import PageWalker
 from tests.support.shader_memory import ArrayMemory
+from ugpu.hcq.errors import NotSupported
+from ugpu.virtual.amd.isa.decoder.decode import decode
 
 THREADS = 64
 OUT, FIRST, SECOND, ARGUMENTS = 0x10000, 0x20000, 0x30000, 0x40000

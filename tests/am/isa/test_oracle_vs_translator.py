@@ -14,12 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from am.virtual.isa.core import GfxCore
-from am.virtual.isa.decoder.decode import decode
-from am.virtual.isa.decoder.formats import UnknownInstruction
-from am.virtual.isa.translator.translate import handlers
-from hcq.errors import NotSupported
-from tests.oracles.gfx11.execute import WaveState, execute
+from lab.oracles.gfx11.execute import WaveState, execute
 from tests.support.float_compare import both_nan, close
 from tests.support.gfx_case_makers import (
     TRANSCENDENTAL,
@@ -35,6 +30,11 @@ from tests.support.gfx_case_makers import (
     without_denormals,
 )
 from tests.support.gfx_cases import Case, NotTranslated, Registers, run_core, run_oracle
+from ugpu.hcq.errors import NotSupported
+from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.isa.decoder.decode import decode
+from ugpu.virtual.amd.isa.decoder.formats import UnknownInstruction
+from ugpu.virtual.amd.isa.translator.translate import handlers
 
 ENCODINGS = (
     0x7E, 0x7C, 0x00, 0x45, 0x60, 0xD4, 0xD5, 0xD6, 0xD7, 0xCC, 0xC8, 0xC9, 0xD8, 0xDB, 0xDC, 0xDE,

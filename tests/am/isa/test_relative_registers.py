@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from am.virtual.isa.core import GfxCore
-from am.virtual.isa.translator.program import load
-from am.virtual.isa.translator.translate import translate
-from am.virtual.shader import Dispatch, Ending
-from hcq.emu.memory import Abort
 from tests.support import gfx_encode as asm
 from tests.support.shader_memory import ArrayMemory
+from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.isa.translator.program import load
+from ugpu.virtual.amd.isa.translator.translate import translate
+from ugpu.virtual.amd.shader import Dispatch, Ending
+from ugpu.virtual.shader.memory import Abort
 
 CODE, OUT = 0x7E00_0000_0000, 0x7E20_0000_0000
 REGISTERS = 200

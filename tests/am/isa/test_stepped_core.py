@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from am.virtual.isa.core import GfxCore
-from am.virtual.shader import Ending, Outcome
-from hcq.debugging import Code, Halted
 from tests.am.isa.test_wave64 import FEW, WAVE64
 from tests.support.float_compare import both_nan
 from tests.support.gfx_case_makers import SPECIAL_WORDS
 from tests.support.gfx_corpus import compile_ir, corpus
 from tests.support.gfx_run import Machine
+from ugpu.hcq.device.debugging import Code, Halted
+from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.shader import Ending, Outcome
 
 WORDS, ARGUMENT = 2048, 9
 CLOCKS = ("shader_cycles", "memtime", "realtime", "cycle", "clock")  # differ from run to run

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from am.virtual.isa.core import GfxCore
-from am.virtual.shader import Ending
 from tests.support.gfx_corpus import compile_ir, corpus
 from tests.support.gfx_host import HostKernel, has_twin, same_floats
 from tests.support.gfx_run import Machine
+from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.shader import Ending
 
 THREADS = 96
 BYTES = 1 << 12

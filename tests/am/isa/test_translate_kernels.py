@@ -7,12 +7,12 @@ import struct
 import numpy as np
 import pytest
 
-from am.virtual.isa.core import GfxCore
-from am.virtual.shader import Ending
-from hcq.emu.memory import Access
 from tests.support import gfx_corpus, gfx_kernels
 from tests.support.gfx_run import Machine
 from tests.support.kernels import compile_ir
+from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.shader import Ending
+from ugpu.virtual.shader.memory import Access
 
 
 def image(text: str) -> bytes:

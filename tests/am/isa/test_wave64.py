@@ -14,11 +14,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from am.virtual.isa.core import GfxCore
-from am.virtual.isa.decoder.decode import decode
-from am.virtual.isa.decoder.disassembly import text
-from am.virtual.isa.decoder.formats import UnknownInstruction
-from am.virtual.shader import Dispatch, Ending
 from tests.am.isa.test_cores_agree_on_kernels import ARGUMENT, WORDS, _input
 from tests.am.isa.test_decode_listing import IN_WORDS
 from tests.support import gfx_encode as asm
@@ -26,6 +21,11 @@ from tests.support.float_compare import both_nan
 from tests.support.gfx_corpus import compile_ir, corpus, kernel
 from tests.support.gfx_corpus_intrinsics import matrices
 from tests.support.gfx_run import CODE, Machine
+from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.isa.decoder.decode import decode
+from ugpu.virtual.amd.isa.decoder.disassembly import text
+from ugpu.virtual.amd.isa.decoder.formats import UnknownInstruction
+from ugpu.virtual.amd.shader import Dispatch, Ending
 
 WAVE64 = ",-wavefrontsize32,+wavefrontsize64"
 # These see the size of a wave, or have the type of its masks.

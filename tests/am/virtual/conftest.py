@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from am.device import AmDevice
-from am.virtual.chip import Chip
 from tests.support.am_navi31 import build_chip, opened
+from ugpu.am.device.device import AmDevice
+from ugpu.virtual.amd.chip import Chip
 
 
 @pytest.fixture

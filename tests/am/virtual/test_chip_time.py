@@ -1,10 +1,10 @@
-"""am.virtual.scheduler: what the chip does later, and what happens to it."""
+"""virtual.amd.scheduler: what the chip does later, and what happens to it."""
 
 from __future__ import annotations
 
 import threading
 
-from am.virtual.scheduler import Scheduler
+from ugpu.virtual.amd.scheduler import Scheduler
 
 
 def test_what_happens_to_the_chip_is_not_its_work() -> None:

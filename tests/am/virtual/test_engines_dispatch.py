@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from am.virtual.chip import FRAME_BUFFER_BASE
-from am.virtual.shader import Dispatch, Ending, Outcome, ShaderMemory, ShaderWave, place_of
-from hcq.emu.memory import Abort, Access
 from tests.support.virtual_engines import DATA, Bench, high, low, spin_until_aborted
+from ugpu.virtual.amd.chip import FRAME_BUFFER_BASE
+from ugpu.virtual.amd.shader import Dispatch, Ending, Outcome, ShaderMemory, ShaderWave, place_of
+from ugpu.virtual.shader.memory import Abort, Access
 
 # Offsets from 0x2C00: 0x200 is COMPUTE_DISPATCH_INITIATOR (0x2E00), by the register header.
 INITIATOR, START_X, NUM_THREAD_X, PGM_LO, SCRATCH_LO = 0x200, 0x204, 0x207, 0x20C, 0x210

@@ -9,9 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from am.virtual.engines.cp.pm4 import packets
-from am.virtual.engines.cp.pm4.packets import BadPacket
-from am.virtual.objections import Level
 from tests.support.virtual_engines import (
     DATA,
     EOP,
@@ -22,6 +19,9 @@ from tests.support.virtual_engines import (
     high,
     low,
 )
+from ugpu.virtual.amd.engines.cp.pm4 import packets
+from ugpu.virtual.amd.engines.cp.pm4.packets import BadPacket
+from ugpu.virtual.amd.objections import Level
 
 # Written by hand: type 3 in [31:30], payload dwords - 1 in [29:16], opcode in [15:8].
 NOP_ONE = 0xFFFF1000

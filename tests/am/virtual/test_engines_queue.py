@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from am.virtual.engines.engine import Stopped
-from hcq.emu.memory import Abort
 from tests.support.virtual_engines import (
     DATA,
     DOORBELL_DWORD,
@@ -24,6 +22,8 @@ from tests.support.virtual_engines import (
     low,
     spin_until_aborted,
 )
+from ugpu.virtual.amd.engines.engine import Stopped
+from ugpu.virtual.shader.memory import Abort
 
 WRITE = [0xC0033700, 0x00100500, low(DATA), high(DATA)]
 BAD = [0xC000FF00, 0]

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from am.virtual.engines.sdma.packets import BadSdmaPacket, SdmaExecutor
 from tests.support.virtual_engines import (
     DATA,
     SDMA_DOORBELL_DWORD,
@@ -20,6 +19,7 @@ from tests.support.virtual_engines import (
     high,
     low,
 )
+from ugpu.virtual.amd.engines.sdma.packets import BadSdmaPacket, SdmaExecutor
 
 OTHER = DATA + 0x10_0000
 

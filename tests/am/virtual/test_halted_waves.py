@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from am import inspect, report
-from am.device import AmDevice
-from am.gfx import Gfx
-from am.nbio import Nbio
-from hcq.errors import DeviceHang, IllegalInstruction
 from tests.support.kernels import compile_ir
 from tests.support.waiting import until
+from ugpu.am.device.device import AmDevice
+from ugpu.am.failure import inspect, report
+from ugpu.am.units.gfx import Gfx
+from ugpu.am.units.nbio import Nbio
+from ugpu.hcq.errors import DeviceHang, IllegalInstruction
 
 TRIPLE = "amdgcn-amd-amdhsa"
 # After a load that each lane keeps, lanes below %some stop.

@@ -6,16 +6,16 @@ import threading
 
 import pytest
 
-from am.chips.navi31.facts import FACTS as NAVI31
-from am.virtual.bus.pci import VirtualTransport
-from am.virtual.chip import Chip
-from am.virtual.objections import Level
-from am.virtual.options import Delays, FaultPlan
-from hcq.errors import BadArgument, Closed, DeviceBusy, OutOfMemory
-from hcq.transport.base import ResetKind
 from tests.support.am_navi31 import attach
 from tests.support.navi31_bench import SMALL, Bench, bench, options
 from tests.support.waiting import until
+from ugpu.am.chips.navi31.facts import FACTS as NAVI31
+from ugpu.hcq.errors import BadArgument, Closed, DeviceBusy, OutOfMemory
+from ugpu.hcq.transport.base import ResetKind
+from ugpu.virtual.amd.bus.pci import VirtualTransport
+from ugpu.virtual.amd.chip import Chip
+from ugpu.virtual.amd.objections import Level
+from ugpu.virtual.amd.options import Delays, FaultPlan
 
 FLUSH = 0x385C  # byte offset of the HDP flush location after reset
 SCRATCH = 0x1260 + 0x0F00  # some register that no table may name

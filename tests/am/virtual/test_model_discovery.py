@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from am.chips.navi31.facts import FACTS as NAVI31
-from am.virtual.firmware.discovery import build_discovery
 from tests.support.navi31_bench import SMALL, bench, options
+from ugpu.am.chips.navi31.facts import FACTS as NAVI31
+from ugpu.virtual.amd.firmware.discovery import build_discovery
 
 
 def byte_sum(data: bytes) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import struct
 
-from am.chips.navi31.facts import FACTS as NAVI31
-from am.virtual.firmware.discovery import build_discovery
-from am.virtual.firmware.images import synthetic_set
 from tests.support.navi31_bench import FRAME_BUFFER, STAGING, Bench, bench, options
+from ugpu.am.chips.navi31.facts import FACTS as NAVI31
+from ugpu.virtual.amd.firmware.discovery import build_discovery
+from ugpu.virtual.amd.firmware.images import synthetic_set
 
 ROM_INDEX, ROM_DATA = 0x16800 + 0xE4, 0x16800 + 0xE5  # smuio_13_0_6_offset.h
 SCRATCH = 0x14 + 0x38  # BIOS_SCRATCH_0, nbio_4_3_0_offset.h

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from am.chips.navi31.facts import FACTS as NAVI31
-from am.regs import load
-from am.virtual.firmware.images import image_size, sign, verify
 from tests.support.am_navi31 import build_chip
 from tests.support.navi31_bench import FRAME_BUFFER, Bench, bench, options
+from ugpu.am.chips.navi31.facts import FACTS as NAVI31
+from ugpu.am.regs import load
+from ugpu.virtual.amd.firmware.images import image_size, sign, verify
 
 INTERESTING = (0, 1, 0xFFFFFFFF, 0x80000000, 0x30000007, 0x00020000, 0x55555555)
 

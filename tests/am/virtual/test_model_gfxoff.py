@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from am.virtual.engines.install import install
-from am.virtual.options import FaultPlan
 from tests.support.navi31_bench import FRAME_BUFFER, GC, Bench, bench
+from ugpu.virtual.amd.engines.install import install
+from ugpu.virtual.amd.options import FaultPlan
 
 ENABLE_ALL, DISABLE_ALL, ALLOW, DISALLOW = 6, 7, 0x28, 0x29  # smu_v13_0_0_ppsmc.h
 SDMA_STATUS = GC + 0x25  # SDMA0_STATUS_REG, gc_11_0_0_offset.h, segment 0

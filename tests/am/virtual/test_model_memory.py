@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from am.virtual.memory.gmc import Hub
-from hcq.emu.memory import DELTA, READ_TAG, WRITE_TAG, Access, tlb_set
 from tests.support.navi31_bench import FRAME_BUFFER, Bench, bench
+from ugpu.virtual.amd.memory.gmc import Hub
+from ugpu.virtual.shader.memory import DELTA, READ_TAG, WRITE_TAG, Access, tlb_set
 
 # Tables in VRAM, each 4 KiB; addresses in entries are VRAM offsets (gfx11, amdgpu_vm.h).
 ROOT, PDB1, PDB0, PTB = 0x60_0000, 0x60_1000, 0x60_2000, 0x60_3000

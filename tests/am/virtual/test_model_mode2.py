@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from am.chips.navi31.facts import FACTS as NAVI31
-from am.virtual.engines.install import install
-from am.virtual.options import FaultPlan
 from tests.support.navi31_bench import Bench, bench
+from ugpu.am.chips.navi31.facts import FACTS as NAVI31
+from ugpu.virtual.amd.engines.install import install
+from ugpu.virtual.amd.options import FaultPlan
 
 MODE2, ENABLE_ALL, LOW = 0x4F, 6, 0xC  # smu_v13_0_0_ppsmc.h
 GRAPHICS_DOMAIN = 4  # FEATURE_PWR_GFX of smu13_driver_if_v13_0_0.h

@@ -7,9 +7,9 @@ import struct
 
 import pytest
 
-from am.virtual.options import FaultPlan
-from hcq.errors import BadArgument
 from tests.support.navi31_bench import COMMAND, FRAME_BUFFER, RING, STAGING, TMR, Bench, bench
+from ugpu.hcq.errors import BadArgument
+from ugpu.virtual.amd.options import FaultPlan
 
 
 def ready(card: Bench) -> Bench:

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from am.virtual.engines.cp import mes
-from am.virtual.engines.cp.hqd import Slot
-from am.virtual.engines.cp.mapping import KIQ_PIPE, SCHEDULER_PIPE, CannotMap, Kind
-from am.virtual.engines.cp.mes_processes import Process, Processes, Resources
-from am.virtual.engines.cp.pm4 import kernel
-from am.virtual.engines.cp.queue import ComputeQueue
 from tests.support.virtual_engines import DATA, MQD, RING, Bench, high, low
+from ugpu.virtual.amd.engines.cp import mes
+from ugpu.virtual.amd.engines.cp.hqd import Slot
+from ugpu.virtual.amd.engines.cp.mapping import KIQ_PIPE, SCHEDULER_PIPE, CannotMap, Kind
+from ugpu.virtual.amd.engines.cp.mes_processes import Process, Processes, Resources
+from ugpu.virtual.amd.engines.cp.pm4 import kernel
+from ugpu.virtual.amd.engines.cp.queue import ComputeQueue
 
 KIQ_RING = RING + 0x1_0000
 SCHEDULER_RING = RING + 0x2_0000

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from am.virtual.options import Delays
 from tests.support.navi31_bench import FRAME_BUFFER, Bench, bench
+from ugpu.virtual.amd.options import Delays
 
 TABLE = 0x40_0000
 

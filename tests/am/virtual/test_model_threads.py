@@ -6,9 +6,9 @@ import ctypes
 import random
 import threading
 
-from hcq.clock import Clock
-from hcq.emu.memory import READ_TAG, WRITE_TAG, Access, tlb_set
 from tests.support.navi31_bench import bench
+from ugpu.hcq.state.clock import Clock
+from ugpu.virtual.shader.memory import READ_TAG, WRITE_TAG, Access, tlb_set
 
 TABLE, VA, VMID = 0x60_0000, 0x4000_0000, 2
 PAGES = 256

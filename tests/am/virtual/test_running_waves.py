@@ -13,21 +13,22 @@ import pytest
 from numpy.typing import NDArray
 
 import ugpu
-from am import evidence, inspect, report, window
-from am.device import AmDevice
-from am.evidence import gather
-from am.gfx import Gfx
-from am.nbio import Nbio
-from am.virtual.chip import Chip
-from am.virtual.shader import Dispatch
-from hcq import bundle
-from hcq.errors import DeviceHang
-from hcq.program import Program
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import check_runs
 from tests.support.kernels import compile_ir
 from tests.support.waiting import until
-from tools import cli
+from ugpu.am.device.device import AmDevice
+from ugpu.am.failure import evidence, inspect, report
+from ugpu.am.failure.evidence import gather
+from ugpu.am.offline import chip as window
+from ugpu.am.units.gfx import Gfx
+from ugpu.am.units.nbio import Nbio
+from ugpu.hcq.disk import bundle
+from ugpu.hcq.errors import DeviceHang
+from ugpu.hcq.work.program import Program
+from ugpu.tools import cli
+from ugpu.virtual.amd.chip import Chip
+from ugpu.virtual.amd.shader import Dispatch
 
 # ixSQ_WAVE_*, gc_11_0_0_offset.h; scalar registers follow 0x200: EXEC_LO, s126, is 0x27E.
 STATUS, PC_LO, SCALARS, EXEC_LO = 0x102, 0x108, 0x200, 0x27E

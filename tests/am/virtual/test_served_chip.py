@@ -10,21 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hcq
-from am.chips.navi31.facts import FACTS as NAVI31
-from am.virtual.bus.served import ServedChip
-from am.virtual.chip import Chip
-from am.virtual.options import ChipOptions
-from hcq.device import Device
-from hcq.errors import BadArgument, DeviceBusy, DeviceLost
-from hcq.memory import Placement
-from hcq.queue import QueueKind
-from hcq.transport.vfio_user.server import Server
 from tests.support.am_navi31 import build_chip
 from tests.support.forked import in_child
 from tests.support.inflight import drop
 from tests.support.vfio_user_served import served
-from tools.serve import write_firmware
+from ugpu import hcq
+from ugpu.am.chips.navi31.facts import FACTS as NAVI31
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, DeviceBusy, DeviceLost
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.queue import QueueKind
+from ugpu.tools.control.serve import write_firmware
+from ugpu.virtual.amd.bus.served import ServedChip
+from ugpu.virtual.amd.chip import Chip
+from ugpu.virtual.amd.options import ChipOptions
+from ugpu.virtual.serve.server import Server
 
 
 @pytest.fixture(params=[False, True], ids=["VRAM by messages", "VRAM mapped"])

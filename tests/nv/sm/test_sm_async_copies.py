@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hcq.errors import NotSupported
-from nv.virtual.sm_contract import SmEnding
 from tests.support.sm_run import Bench, body
+from ugpu.hcq.errors import NotSupported
+from ugpu.virtual.nvidia.sm_contract import SmEnding
 
 SHARED = """.shared .align 128 .b8 part[4096];
 .shared .align 8 .b64 gate; .shared .align 8 .b64 late;"""

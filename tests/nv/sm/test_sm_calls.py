@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nv.virtual.sm_contract import SmEnding
 from tests.support.sm_run import Bench, body
+from ugpu.virtual.nvidia.sm_contract import SmEnding
 
 _FUNCTIONS = """
 .func (.param .b32 result) plus(.param .b32 a, .param .b32 b)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hcq.errors import NotSupported
-from nv.virtual.sm_contract import SmEnding, SmOutcome
 from tests.support.sm_clusters import SYNC, legal
 from tests.support.sm_run import Bench, body
 from tests.support.waiting import when
+from ugpu.hcq.errors import NotSupported
+from ugpu.virtual.nvidia.sm_contract import SmEnding, SmOutcome
 
 HEAD = ".shared .align 16 .b8 part[256];"
 # %near: the address of word %t of `part`; %out: of word %t of the group's row in memory.

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nv.virtual.sm_contract import SmEnding, SmOutcome
 from tests.support.sm_clusters import SYNC, legal
 from tests.support.sm_run import Bench, body
+from ugpu.virtual.nvidia.sm_contract import SmEnding, SmOutcome
 
 HEAD = """.shared .align 128 .b8 part[4096]; .shared .align 128 .b8 from_here[4096];
 .shared .align 8 .b64 gate; .shared .align 8 .b64 other_gate;"""

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hcq.errors import BadCodeObject
-from nv.virtual.sm.ptx.parser import parse
 from tests.support.sm_run import HEAD, Bench
+from ugpu.hcq.errors import BadCodeObject
+from ugpu.virtual.nvidia.sm.ptx.parser import parse
 
 HALVES = (0x0000, 0x8000, 0x3C00, 0xBC00, 0x7C00, 0xFC00, 0x7E00, 0x0001)
 BRAINS = (0x0000, 0x8000, 0x3F80, 0xBF80, 0x7F80, 0xFF80, 0x7FC0, 0x0001)

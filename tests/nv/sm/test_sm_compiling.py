@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nv.virtual.sm import multiprocessors
-from nv.virtual.sm.multiprocessors import VirtualMultiprocessors
-from nv.virtual.sm_contract import SmEnding
 from tests.support.sm_run import HEAD, Bench
+from ugpu.virtual.nvidia.sm import multiprocessors
+from ugpu.virtual.nvidia.sm.multiprocessors import VirtualMultiprocessors
+from ugpu.virtual.nvidia.sm_contract import SmEnding
 
 DOUBLE = (
     HEAD.format(target="sm_90")

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import hcq
-from compiler.codegen.emit import emit
-from compiler.codegen.objects import compile_text
-from hcq.target import ptx_target
-from nv.virtual.sm_contract import GridLaunch, SmEnding
 from tests.support.corpus_ptx import Program, program
 from tests.support.operation_corpus import corpus
 from tests.support.sm_run import LOCAL_WINDOW, SHARED_WINDOW, Bench
+from ugpu import hcq
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.process.objects import compile_text
+from ugpu.hcq.state.target import ptx_target
+from ugpu.virtual.nvidia.sm_contract import GridLaunch, SmEnding
 
 _ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 _WITHOUT_A_DEVICE = ("sm_80", "sm_100")

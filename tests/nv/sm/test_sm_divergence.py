@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nv.virtual.sm.ptx.parser import parse
-from nv.virtual.sm.translator.analysis import analyse
-from nv.virtual.sm.translator.flatten import flatten
-from nv.virtual.sm.translator.graph import EXIT, build
 from tests.support.sm_run import HEAD, Bench, body
+from ugpu.virtual.nvidia.sm.ptx.parser import parse
+from ugpu.virtual.nvidia.sm.translator.control.analysis import analyse
+from ugpu.virtual.nvidia.sm.translator.control.flatten import flatten
+from ugpu.virtual.nvidia.sm.translator.control.graph import EXIT, build
 
 _MASK = 0xFFFFFFFF
 _LANES = 48

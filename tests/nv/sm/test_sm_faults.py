@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hcq.emu.memory import INVALID_TAG, Access
-from hcq.errors import BadCodeObject, NotSupported
-from nv.virtual.sm_contract import SmEnding, SmOutcome
 from tests.support.shader_memory import ArrayMemory
 from tests.support.sm_run import HEAD, Bench, body
 from tests.support.waiting import when
+from ugpu.hcq.errors import BadCodeObject, NotSupported
+from ugpu.virtual.nvidia.sm_contract import SmEnding, SmOutcome
+from ugpu.virtual.shader.memory import INVALID_TAG, Access
 
 SHARED = ".shared .align 16 .b8 part[256];"
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hcq.errors import BadCodeObject, NotSupported
-from nv.virtual.sm.ptx.parser import parse
-from nv.virtual.sm.translator.translate import prepare, translate
 from tests.support.sm_run import HEAD, body
+from ugpu.hcq.errors import BadCodeObject, NotSupported
+from ugpu.virtual.nvidia.sm.ptx.parser import parse
+from ugpu.virtual.nvidia.sm.translator.translate import prepare, translate
 
 _WORK = """
 mul.wide.u32 %at, %t, 4; add.s64 %rd3, %at, %rd0;

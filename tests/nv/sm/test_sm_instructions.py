@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nv.assemble import assemble, find_library
-from tests.oracles import ptx as oracle
-from tests.oracles.ptx_numbers import FORMS, NAN, is_nan
+from lab.oracles import ptx as oracle
+from lab.oracles.ptx_numbers import FORMS, NAN, is_nan
 from tests.support.sm_families import FAMILIES
 from tests.support.sm_run import HEAD
 from tests.support.sm_unit import Try, Unit
+from ugpu.nv.code.assemble import assemble, find_library
 
 _LANES = 40  # more than a warp, and a ragged one
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from hcq.errors import BadCodeObject, NotSupported
-from nv.assemble import assemble, find_library
-from nv.virtual.sm.ptx.parser import parse
-from nv.virtual.sm.translator.translate import prepare, translate
-from nv.virtual.sm_contract import SmEnding
 from tests.support.isa_examples import EXAMPLES, START, VARIABLES, VERSION
 from tests.support.sm_run import Bench, body
+from ugpu.hcq.errors import BadCodeObject, NotSupported
+from ugpu.nv.code.assemble import assemble, find_library
+from ugpu.virtual.nvidia.sm.ptx.parser import parse
+from ugpu.virtual.nvidia.sm.translator.translate import prepare, translate
+from ugpu.virtual.nvidia.sm_contract import SmEnding
 
 # Products of warp groups hold registers, which other instructions would have to wait for.
 _ALONE = ("wgmma.mma_async",)

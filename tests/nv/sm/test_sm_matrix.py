@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from nv.assemble import assemble, find_library
 from tests.support.number_codes import decode, encode_whole, random_codes
 from tests.support.sm_run import HEAD, Bench, body
+from ugpu.nv.code.assemble import assemble, find_library
 
 
 @dataclass(frozen=True)

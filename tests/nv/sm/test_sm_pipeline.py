@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nv.virtual.sm_contract import SmEnding
 from tests.support.sm_run import Bench, body
 from tests.support.wgmma_case import Lying
+from ugpu.virtual.nvidia.sm_contract import SmEnding
 
 # Slices of 64 of k: 128 rows of A and 64 columns of B, both K-major without swizzling, which copies
 # in bulk can bring because the test packs them so in memory: [8 rows][16 bytes] in a row.

@@ -10,9 +10,9 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from nv.virtual.sm_contract import SmEnding
 from tests.support.sm_clusters import SYNC, legal
 from tests.support.sm_run import Bench, body
+from ugpu.virtual.nvidia.sm_contract import SmEnding
 
 _SAFETY_S = 30.0  # ends a launch that hangs, so that its test fails
 _G = "mov.u32 %r10, %ctaid.x; mov.u32 %r11, %nctaid.x;"

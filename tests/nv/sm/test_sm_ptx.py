@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hcq.errors import BadCodeObject, NotSupported
-from nv.virtual.sm.ptx.module import (
+from tests.support.sm_run import HEAD
+from ugpu.hcq.errors import BadCodeObject, NotSupported
+from ugpu.virtual.nvidia.sm.ptx.module import (
     Address,
     Integer,
     Name,
@@ -20,8 +21,7 @@ from nv.virtual.sm.ptx.module import (
     Special,
     Vector,
 )
-from nv.virtual.sm.ptx.parser import parse
-from tests.support.sm_run import HEAD
+from ugpu.virtual.nvidia.sm.ptx.parser import parse
 
 TEXT = (
     HEAD.format(target="sm_90a, debug")

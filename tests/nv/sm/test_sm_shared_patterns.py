@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nv.virtual.sm_contract import SmEnding
 from tests.support.sm_run import Bench, body
+from ugpu.virtual.nvidia.sm_contract import SmEnding
 
 _BYTES = 2048
 _HEAD = f".shared .align 16 .b8 part[{_BYTES}];"

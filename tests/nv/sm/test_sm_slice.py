@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nv.virtual.sm import multiprocessors
-from nv.virtual.sm_contract import SmEnding
 from tests.support.sm_run import Bench, body, f32
+from ugpu.virtual.nvidia.sm import multiprocessors
+from ugpu.virtual.nvidia.sm_contract import SmEnding
 
 ADD = """
 .visible .entry k(.param .u64 a, .param .u64 b, .param .u64 c, .param .u32 n) {

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hcq.errors import BadCodeObject, NotSupported
-from nv.assemble import assemble, find_library
 from tests.support.number_codes import BITS, decode, table
 from tests.support.sm_run import HEAD, Bench, body
+from ugpu.hcq.errors import BadCodeObject, NotSupported
+from ugpu.nv.code.assemble import assemble, find_library
 
 FORMS = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
 _AWKWARD = [0.0, -0.0, 1.0, 6.0, 7.0, 28.0, 7.5, 448.0, 464.0, 465.0, 57344.0, 61440.0, 65536.0,

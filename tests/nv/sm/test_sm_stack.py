@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hcq.emu import jit, stack
-from hcq.emu.crew import Crew
-from hcq.errors import NotSupported
 from tests.support.sm_run import Bench, body
+from ugpu.hcq.errors import NotSupported
+from ugpu.hcq.objects import jit, stack
+from ugpu.virtual.shader.threads.crew import Crew
 
 VALUES = 1000  # live at once, 128 bytes each
 

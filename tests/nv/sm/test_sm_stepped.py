@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import hcq
-from hcq.debugging import Code, Debugger, Halted
-from hcq.errors import UsageError
-from hcq.target import ptx_target
-from nv.virtual.sm.multiprocessors import VirtualMultiprocessors
-from nv.virtual.sm_contract import SmEnding, SmOutcome
 from tests.nv.sm.test_sm_corpus import run_case
 from tests.support.corpus_ptx import program
 from tests.support.operation_corpus import corpus
 from tests.support.sm_run import Bench, body, f32
+from ugpu import hcq
+from ugpu.hcq.device.debugging import Code, Debugger, Halted
+from ugpu.hcq.errors import UsageError
+from ugpu.hcq.state.target import ptx_target
+from ugpu.virtual.nvidia.sm.multiprocessors import VirtualMultiprocessors
+from ugpu.virtual.nvidia.sm_contract import SmEnding, SmOutcome
 
 EXCHANGE = body(1, """
 mov.u32 %r1, %ntid.x;

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hcq.errors import BadCodeObject
 from tests.support.sm_run import HEAD, Bench, body
+from ugpu.hcq.errors import BadCodeObject
 
 _SUMS, _TWO, _FOUR = "{%f1,%f2,%f3,%f4}", "{%r1,%r2}", "{%r1,%r2,%r3,%r4}"
 

@@ -7,10 +7,10 @@ from random import Random
 import numpy as np
 import pytest
 
-from hcq.errors import BadCodeObject, NotSupported
-from nv.assemble import assemble, find_library
-from tests.oracles.video import Video, compute
+from lab.oracles.video import Video, compute
 from tests.support.sm_run import HEAD, Bench, body
+from ugpu.hcq.errors import BadCodeObject, NotSupported
+from ugpu.nv.code.assemble import assemble, find_library
 
 _TYPES = ("u32", "s32")
 _PARTS = ("", "b0", "b1", "b2", "b3", "h0", "h1")

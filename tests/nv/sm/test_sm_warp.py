@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nv.virtual.sm_contract import SmEnding
 from tests.support.sm_run import Bench, body
+from ugpu.virtual.nvidia.sm_contract import SmEnding
 
 STORE = "mul.wide.u32 %at, %t, 4; add.s64 %at, %at, %rd0; st.global.u32 [%at], %r9;"
 

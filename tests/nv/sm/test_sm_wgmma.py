@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nv.virtual.sm_contract import SmEnding, SmOutcome
 from tests.support.sm_run import Bench
 from tests.support.wgmma_case import BYTES, IMAGE, WIDTHS, Case, Lying
+from ugpu.virtual.nvidia.sm_contract import SmEnding, SmOutcome
 
 TARGET = "sm_90a"
 

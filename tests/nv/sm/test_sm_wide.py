@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hcq.errors import BadCodeObject
-from nv.assemble import assemble, find_library
-from nv.virtual.sm_contract import SmEnding
 from tests.support.sm_run import HEAD, Bench, body
+from ugpu.hcq.errors import BadCodeObject
+from ugpu.nv.code.assemble import assemble, find_library
+from ugpu.virtual.nvidia.sm_contract import SmEnding
 
 _REGISTERS = ".reg .b128 %q<8>; mul.wide.u32 %at, %t, 16; add.s64 %rd10, %rd0, %at;"
 MOVES = f"""{_REGISTERS}

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hcq.errors import BadCodeObject, NotSupported
-from nv.assemble import assemble, find_library
 from tests.support.number_codes import BITS, decode, encode_whole, random_codes
 from tests.support.sm_run import HEAD, Bench, body
+from ugpu.hcq.errors import BadCodeObject, NotSupported
+from ugpu.nv.code.assemble import assemble, find_library
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from nv.virtual.faults import Xid
-from nv.virtual.gpu import CHIPS
-from nv.virtual.host.channel import Channel
-from nv.virtual.status import Status
 from tests.support.rm_program import RmProgram, StatusError, pattern
 from tests.support.waiting import until
+from ugpu.virtual.nvidia.faults import Xid
+from ugpu.virtual.nvidia.gpu import CHIPS
+from ugpu.virtual.nvidia.host.channel import Channel
+from ugpu.virtual.nvidia.status import Status
 
 SEMAPHORE, SOURCE, TARGET = 0x4000, 0x20_0000, 0x28_0000
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hcq.emu.memory import Abort, Access, LaneMemory
-from nv.virtual.engines.coherence import Coherence, Scope
-from nv.virtual.sm_contract import GridLaunch, SmEnding, SmOutcome
 from tests.support.rm_program import RecordingSms, RmProgram
+from ugpu.virtual.nvidia.engines.coherence import Coherence, Scope
+from ugpu.virtual.nvidia.sm_contract import GridLaunch, SmEnding, SmOutcome
+from ugpu.virtual.shader.memory import Abort, Access, LaneMemory
 
 SEMAPHORE, SOURCE, TARGET = 0x4000, 0x20_0000, 0x28_0000
 COPY = 2 | 3 << 7  # not pipelined, pitch to pitch

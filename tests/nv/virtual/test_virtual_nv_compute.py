@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nv.virtual.faults import Xid
-from nv.virtual.gpu import CHIPS
-from nv.virtual.sm_contract import SmEnding, SmOutcome
 from tests.support.rm_program import LOCAL_WINDOW, SHARED_WINDOW, RecordingSms, RmProgram
 from tests.support.waiting import until
+from ugpu.virtual.nvidia.faults import Xid
+from ugpu.virtual.nvidia.gpu import CHIPS
+from ugpu.virtual.nvidia.sm_contract import SmEnding, SmOutcome
 
 SEMAPHORE, BANK = 0x4000, 0x32_0000
 PTX = "// the model's front end does not read it"

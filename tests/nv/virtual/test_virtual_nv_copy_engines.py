@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from nv.virtual.status import Status
 from tests.support.rm_program import RmProgram, StatusError
+from ugpu.virtual.nvidia.status import Status
 
 COPY0 = 9
 CAPS, MASK = "NV2080_CTRL_CMD_CE_GET_CAPS_V2", "NV2080_CTRL_CMD_CE_GET_CE_PCE_MASK"

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from hcq.errors import UnitTimeout
-from hcq.transport.node import NodeMapping
-from nv.rm.channel import ChannelMemory
-from nv.virtual.options import MachineOptions
-from nv.virtual.status import Status
 from tests.support.nv_machine import opened, powered, work
 from tests.support.rm_program import RmProgram, StatusError
+from ugpu.hcq.errors import UnitTimeout
+from ugpu.hcq.transport.node import NodeMapping
+from ugpu.nv.rm.channel import ChannelMemory
+from ugpu.virtual.nvidia.options import MachineOptions
+from ugpu.virtual.nvidia.status import Status
 
 SEMAPHORE = 0x4000
 PARAMETERS = "NV_HOPPER_USERMODE_A_PARAMS"

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nv import abi
-from nv.virtual.engines.qmd import parse, qmd_size
-from nv.virtual.gpu import CHIPS, facts_of
-from nv.virtual.host.errors import ChannelError
 from tests.support.rm_program import RmProgram, address_of
+from ugpu.nv import abi
+from ugpu.virtual.nvidia.engines.qmd import parse, qmd_size
+from ugpu.virtual.nvidia.gpu import CHIPS, facts_of
+from ugpu.virtual.nvidia.host.errors import ChannelError
 
 WORD = st.integers(0, 0xFFFF_FFFF)
 SETTINGS = settings(

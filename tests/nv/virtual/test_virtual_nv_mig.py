@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-import hcq
-from hcq.errors import BadArgument, DeviceNotFound
-from nv.virtual.options import MachineOptions
-from nv.virtual.status import Status
 from tests.support.nv_machine import opened, powered, work
 from tests.support.rm_program import RmProgram, StatusError
+from ugpu import hcq
+from ugpu.hcq.errors import BadArgument, DeviceNotFound
+from ugpu.virtual.nvidia.options import MachineOptions
+from ugpu.virtual.nvidia.status import Status
 
 FOLDER = "/proc/driver/nvidia/capabilities/gpu0/mig"
 INSTANCES = ((3, 0), (3, 1), (5, 0))

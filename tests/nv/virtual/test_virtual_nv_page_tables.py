@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hcq.emu.memory import DELTA, INVALID_TAG, READ_TAG, WRITE_TAG, Access, tlb_set
-from nv.virtual.memory.faults import Client, FaultAccess, FaultType, MmuFault
-from nv.virtual.memory.formats import (
+from ugpu.virtual.nvidia.memory.faults import Client, FaultAccess, FaultType, MmuFault
+from ugpu.virtual.nvidia.memory.formats import (
     ATOMIC,
     KIND_GENERIC,
     PEER,
@@ -27,8 +26,9 @@ from nv.virtual.memory.formats import (
     Version3,
     format_of,
 )
-from nv.virtual.memory.physical import SystemPages, VideoMemory
-from nv.virtual.memory.space import AddressSpace, FaultError, GridMemory, Translation
+from ugpu.virtual.nvidia.memory.physical import SystemPages, VideoMemory
+from ugpu.virtual.nvidia.memory.space import AddressSpace, FaultError, GridMemory, Translation
+from ugpu.virtual.shader.memory import DELTA, INVALID_TAG, READ_TAG, WRITE_TAG, Access, tlb_set
 
 ALL = READ | WRITE | ATOMIC
 

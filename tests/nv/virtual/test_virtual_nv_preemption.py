@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from hcq.errors import DeviceHang
-from nv.virtual.faults import Fault, Xid
-from nv.virtual.host.group import Preemption
-from nv.virtual.options import SWITCH_LIMIT_S, MachineOptions
-from nv.virtual.status import Status
 from tests.support.nv_machine import hanging, opened, powered, preemptible, work
 from tests.support.rm_program import RmProgram, StatusError
 from tests.support.waiting import until
+from ugpu.hcq.errors import DeviceHang
+from ugpu.virtual.nvidia.faults import Fault, Xid
+from ugpu.virtual.nvidia.host.group import Preemption
+from ugpu.virtual.nvidia.options import SWITCH_LIMIT_S, MachineOptions
+from ugpu.virtual.nvidia.status import Status
 
 SEMAPHORE = 0x4000
 SET_MODE = "NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE"

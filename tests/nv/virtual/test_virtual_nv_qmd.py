@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from nv import abi
-from nv.virtual.engines.qmd import parse, qmd_size
-from nv.virtual.faults import Xid
-from nv.virtual.gpu import CHIPS, facts_of
-from nv.virtual.host.errors import ChannelError
 from tests.support.rm_program import RmProgram
+from ugpu.nv import abi
+from ugpu.virtual.nvidia.engines.qmd import parse, qmd_size
+from ugpu.virtual.nvidia.faults import Xid
+from ugpu.virtual.nvidia.gpu import CHIPS, facts_of
+from ugpu.virtual.nvidia.host.errors import ChannelError
 
 
 def test_bytes_of_a_descriptor_by_hand() -> None:

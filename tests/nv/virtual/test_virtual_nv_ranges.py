@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from nv.virtual.gpu import facts_of
-from nv.virtual.rm.classes import channels_of
-from nv.virtual.status import Status
 from tests.support.rm_program import RmProgram, StatusError
+from ugpu.virtual.nvidia.gpu import facts_of
+from ugpu.virtual.nvidia.rm.classes import channels_of
+from ugpu.virtual.nvidia.status import Status
 
 FIXED = 1 << 15  # NVOS46_FLAGS_DMA_OFFSET_FIXED_TRUE
 LIMIT = 0x1FFFF_FFFF_FFFF

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from hcq.errors import BadArgument
-from nv import abi
-from nv.virtual.gpu import CHIPS, attach
-from nv.virtual.memory.faults import Client, FaultAccess
-from nv.virtual.memory.space import Translation
-from nv.virtual.options import DRIVERS
-from nv.virtual.rm.resources import VaSpace
-from nv.virtual.status import Status
 from tests.support.rm_program import RmProgram, StatusError, address_of
+from ugpu.hcq.errors import BadArgument
+from ugpu.nv import abi
+from ugpu.virtual.nvidia.gpu import CHIPS, attach
+from ugpu.virtual.nvidia.memory.faults import Client, FaultAccess
+from ugpu.virtual.nvidia.memory.space import Translation
+from ugpu.virtual.nvidia.options import DRIVERS
+from ugpu.virtual.nvidia.rm.resources import VaSpace
+from ugpu.virtual.nvidia.status import Status
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from nv.virtual.faults import Xid
-from nv.virtual.machine import VirtualMachine
 from tests.support.rm_program import RmProgram
+from ugpu.virtual.nvidia.faults import Xid
+from ugpu.virtual.nvidia.machine import VirtualMachine
 
 SEMAPHORE, SOURCE, TARGET = 0x4000, 0x20_0000, 0x28_0000
 

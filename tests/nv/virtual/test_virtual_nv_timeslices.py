@@ -8,20 +8,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import hcq
-from hcq import registry
-from hcq.config import Config, config
-from hcq.errors import DeviceHang
-from hcq.memory import Placement
-from nv.device import NvDevice
-from nv.virtual.host.group import DEFAULT_TIMESLICE_US, TimeSliceGroup
-from nv.virtual.host.runlist import Runlist
-from nv.virtual.sm_contract import Attention, SmEnding, SmOutcome
 from tests.support.kernels import contract_object
 from tests.support.nv_machine import hanging, opened, powered, preemptible, work
 from tests.support.rm_program import RmProgram
 from tests.support.sm_run import Bench, body
 from tests.support.waiting import until
+from ugpu import hcq
+from ugpu.hcq.errors import DeviceHang
+from ugpu.hcq.find import registry
+from ugpu.hcq.state.config import Config, config
+from ugpu.hcq.state.memory import Placement
+from ugpu.nv.device.device import NvDevice
+from ugpu.virtual.nvidia.host.group import DEFAULT_TIMESLICE_US, TimeSliceGroup
+from ugpu.virtual.nvidia.host.runlist import Runlist
+from ugpu.virtual.nvidia.sm_contract import Attention, SmEnding, SmOutcome
 
 CHIPS = ("tu102", "ga102", "ad102", "gh100", "gb202")
 
@@ -122,8 +122,8 @@ def test_a_slice_that_passed_before_its_thread_woke_up(monkeypatch: pytest.Monke
     """It starts when the thread is there, and its end is asked for then: nobody keeps the engine
     because it was asked to stand aside while it slept."""
     clock = LeapingClock()
-    monkeypatch.setattr("nv.virtual.host.runlist.time", clock)
-    monkeypatch.setattr("nv.virtual.host.group.time", clock)
+    monkeypatch.setattr("ugpu.virtual.nvidia.host.runlist.time", clock)
+    monkeypatch.setattr("ugpu.virtual.nvidia.host.group.time", clock)
     with (
         powered() as machine,
         preemptible(opened(machine)) as first,
@@ -182,8 +182,8 @@ def test_the_same_kernel_in_two_programs_keeps_its_own_arguments() -> None:
 
 def test_a_group_alone_is_never_put_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = LeapingClock()
-    monkeypatch.setattr("nv.virtual.host.runlist.time", clock)
-    monkeypatch.setattr("nv.virtual.host.group.time", clock)
+    monkeypatch.setattr("ugpu.virtual.nvidia.host.runlist.time", clock)
+    monkeypatch.setattr("ugpu.virtual.nvidia.host.group.time", clock)
     with powered() as machine, preemptible(opened(machine)) as device, hanging(device) as flag:
         runlist = machine.gpu.runlists[0]
         until(lambda: runlist.running, "the kernel to run")

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from nv.virtual.faults import Xid
-from nv.virtual.memory.faults import Client, FaultAccess, MmuFault
-from nv.virtual.memory.space import AddressSpace, Translation
-from nv.virtual.rm.channels import ChannelObject
-from nv.virtual.rm.memory import Memory
-from nv.virtual.rm.resources import VaSpace
-from nv.virtual.status import Status
 from tests.support.rm_program import RmProgram, StatusError, pattern
+from ugpu.virtual.nvidia.faults import Xid
+from ugpu.virtual.nvidia.memory.faults import Client, FaultAccess, MmuFault
+from ugpu.virtual.nvidia.memory.space import AddressSpace, Translation
+from ugpu.virtual.nvidia.rm.channels import ChannelObject
+from ugpu.virtual.nvidia.rm.memory import Memory
+from ugpu.virtual.nvidia.rm.resources import VaSpace
+from ugpu.virtual.nvidia.status import Status
 
 TWO_MB = 2 << 20
 

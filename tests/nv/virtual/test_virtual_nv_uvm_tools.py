@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from nv.abi.events import CONTROL_SIZE
-from nv.virtual.memory.faults import Client, FaultAccess, FaultType, MmuFault
-from nv.virtual.node import VirtualNode
-from nv.virtual.options import DRIVERS
-from nv.virtual.status import Status
-from nv.virtual.uvm.ioctls import UvmFile
 from tests.support.rm_program import RmProgram
+from ugpu.nv.abi.events import CONTROL_SIZE
+from ugpu.virtual.nvidia.memory.faults import Client, FaultAccess, FaultType, MmuFault
+from ugpu.virtual.nvidia.node import VirtualNode
+from ugpu.virtual.nvidia.options import DRIVERS
+from ugpu.virtual.nvidia.status import Status
+from ugpu.virtual.nvidia.uvm.ioctls import UvmFile
 
 PAGE = 4096
 FATAL = 1 << 6

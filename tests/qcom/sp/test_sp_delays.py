@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from compiler.codegen.emit import emit
-from compiler.codegen.objects import compile_text
-from qcom import chips
-from qcom.virtual.isa.decoder.table import table
-from qcom.virtual.shader import Ending
-from qcom.virtual.sp.hazards import violations
-from qcom.virtual.sp.program import Program, load
 from tests.support import ir3_run
 from tests.support.adreno import kernel_of, needs_mesa, target
 from tests.support.ir3_text import END, NOPS, OUT, c, constants, i, k, r, run, stored, words
 from tests.support.shader_memory import ArrayMemory
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.process.objects import compile_text
+from ugpu.qcom import chips
+from ugpu.virtual.adreno.isa.decoder.table import table
+from ugpu.virtual.adreno.shader import Ending
+from ugpu.virtual.adreno.sp.hazards import violations
+from ugpu.virtual.adreno.sp.program import Program, load
 
 P0, A0, SHARED = 62 * 4, 61 * 4, 48 * 4
 SS, SY, JP = 1 << 44, 1 << 60, 1 << 59

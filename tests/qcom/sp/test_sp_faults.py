@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hcq.config import Config
-from hcq.emu import jit
-from hcq.emu.memory import Abort, Access
-from qcom.virtual.shader import Accessing, Dispatch, Ending
-from qcom.virtual.sp.processors import Processors
 from tests.support.ir3_machine import CODE, map_code, processors
 from tests.support.ir3_text import END, NOPS, OUT, constants, i, k, mov, r, run, stored, words
 from tests.support.shader_memory import PAGE, ArrayMemory
+from ugpu.hcq.objects import jit
+from ugpu.hcq.state.config import Config
+from ugpu.virtual.adreno.shader import Accessing, Dispatch, Ending
+from ugpu.virtual.adreno.sp.processors import Processors
+from ugpu.virtual.shader.memory import Abort, Access
 
 SS, SY = 1 << 44, 1 << 60
 
@@ -316,7 +316,7 @@ def test_native_code_is_kept_over_runs(tmp_path: Path, monkeypatch: pytest.Monke
         return real(ir, passes, optimise)
 
     monkeypatch.setattr(jit, "compile_object", counted)
-    monkeypatch.setattr("hcq.kept.config", Config)  # nothing of other runs
+    monkeypatch.setattr("ugpu.hcq.disk.objects.config", Config)  # nothing of other runs
     code = words(mov(r(5), 0x12345), *stored(r(5)), END)
     dispatch = Dispatch(
         gpu_id=630, code_address=CODE, code_size=128, groups=(1, 1, 1), threads=(64, 1, 1),

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from qcom.virtual.shader import Ending
 from tests.support.ir3_text import END, OUT, constants, i, k, mov, r, run, stored, words
 from tests.support.shader_memory import ArrayMemory
+from ugpu.virtual.adreno.shader import Ending
 
 SS = 1 << 44
 P0 = 62 * 4

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hcq.ir3object import Ir3Kernel, Ir3Parameter
-from qcom import chips
-from qcom.virtual.isa.decoder.decode import program
-from qcom.virtual.isa.decoder.table import table
-from qcom.virtual.sp.translator import alu, floats, move
-from tests.oracles.nir_folding import folded
+from lab.oracles.nir_folding import folded
 from tests.support.adreno import needs_mesa
 from tests.support.ir3_machine import launch
+from ugpu.hcq.objects.ir3_object import Ir3Kernel, Ir3Parameter
+from ugpu.qcom import chips
+from ugpu.virtual.adreno.isa.decoder.decode import program
+from ugpu.virtual.adreno.isa.decoder.table import table
+from ugpu.virtual.adreno.sp.translator import alu, floats, move
 
 pytestmark = needs_mesa
 
@@ -154,8 +154,8 @@ def operand(rng: np.random.Generator, kind: Any, place: int, case: Case) -> Arra
 
 def built(cases: list[Case], chip: str) -> Ir3Kernel:
     """A kernel: input k of lane n at word k * LANES + n of the first array, results likewise."""
-    from compiler.codegen.adreno.mesa import compiler_for, library
-    from compiler.codegen.adreno.nir import Builder
+    from ugpu.compiler.codegen.adreno.mesa import compiler_for, library
+    from ugpu.compiler.codegen.adreno.nir import Builder
 
     build = Builder(library().tables)
     zero = build.constant(32, 0)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hcq.errors import NotSupported
-from qcom.virtual.shader import Ending, Table
 from tests.support.ir3_text import END, OUT, constants, i, k, mov, r, run, stored, words
 from tests.support.shader_memory import ArrayMemory
+from ugpu.hcq.errors import NotSupported
+from ugpu.virtual.adreno.shader import Ending, Table
 
 Array = NDArray[Any]
 SETS, IMAGE, SAMPLERS = 0x6000_0000, 0x6100_0000, 0x6200_0000

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from qcom.virtual.isa.decoder.decode import disassemble
-from qcom.virtual.isa.decoder.table import table
-from qcom.virtual.shader import Ending
-from tests.oracles.ir3 import Machine, Memory
+from lab.oracles.ir3 import Machine, Memory
 from tests.support.ir3_text import END, OUT, c, constants, gpu, i, k, r, run, spaced, stored, words
 from tests.support.shader_memory import ArrayMemory
+from ugpu.virtual.adreno.isa.decoder.decode import disassemble
+from ugpu.virtual.adreno.isa.decoder.table import table
+from ugpu.virtual.adreno.shader import Ending
 
 Words = NDArray[np.uint32]
 IN = 0x5000_0000

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hcq.debugging import Code, Halted
-from qcom.virtual.shader import Ending, Outcome
-from qcom.virtual.sp.processors import Processors
 from tests.qcom.sp import test_sp_flow as flow
 from tests.qcom.sp.test_sp_random import check
 from tests.support import ir3_text
 from tests.support.ir3_machine import CODE
 from tests.support.ir3_text import END, OUT, constants, i, k, mov, r, run, stored, words
 from tests.support.shader_memory import ArrayMemory
+from ugpu.hcq.device.debugging import Code, Halted
+from ugpu.virtual.adreno.shader import Ending, Outcome
+from ugpu.virtual.adreno.sp.processors import Processors
 
 SS = 1 << 44
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hcq.errors import CompileError
-from qcom import chips
-from qcom.virtual.isa.decoder.table import table
-from qcom.virtual.sp.hazards import violations
-from qcom.virtual.sp.program import load
 from tests.support.adreno import compiled, disassembly, module, needs_mesa
 from tests.support.ir3_machine import launch
 from tests.support.ir3_text import END, i, r, words
+from ugpu.hcq.errors import CompileError
+from ugpu.qcom import chips
+from ugpu.virtual.adreno.isa.decoder.table import table
+from ugpu.virtual.adreno.sp.hazards import violations
+from ugpu.virtual.adreno.sp.program import load
 
 Words = NDArray[np.uint64]
 HAVING = ("a740", "a750")

@@ -20,15 +20,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-import hcq
-from am.virtual.bus.endpoint import ChipEndpoint
-from am.virtual.gpu import endpoint
-from am.virtual.options import ChipOptions
-from hcq.device import Device
-from hcq.errors import DeviceLost
 from tests.support import descriptors
 from tests.support.bridge_work import warnings, work
-from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import DeviceLost
+from ugpu.virtual.amd.bus.endpoint import ChipEndpoint
+from ugpu.virtual.amd.gpu import endpoint
+from ugpu.virtual.amd.options import ChipOptions
+from ugpu.virtual.usb.enclosure import Enclosure, EnclosureOptions
 
 NAME = "virtual:navi31+usb"
 NAMES = {"custom": NAME, "uas": "virtual:navi31+usb-stock"}

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hcq.bulk_transfer import BulkTransfer
-from hcq.device import Device
-from hcq.queue import Queue, QueueKind
-from usbgpu.virtual.enclosure import Enclosure
+from ugpu.hcq.copies.bulk_transfer import BulkTransfer
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.work.queue import Queue, QueueKind
+from ugpu.virtual.usb.enclosure import Enclosure
 
 RAW_TRANSFERS = 64
 

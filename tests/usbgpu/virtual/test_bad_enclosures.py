@@ -6,18 +6,25 @@ import struct
 
 import pytest
 
-import hcq
-from am.virtual.gpu import endpoint
-from am.virtual.options import ChipOptions
-from hcq.clock import Clock
-from hcq.errors import DeviceLost, DeviceNotFound, LinkDegraded, LinkDown, NotSupported, UgpuError
 from tests.support.usb_card import PlainCard
-from usbgpu.asm24 import CustomBridge
-from usbgpu.firmwares import check_firmware
-from usbgpu.transport import UsbTransport
-from usbgpu.virtual.attach import EnclosureClock
-from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
-from usbgpu.virtual.hardware import HardwareOptions
+from ugpu import hcq
+from ugpu.hcq.errors import (
+    DeviceLost,
+    DeviceNotFound,
+    LinkDegraded,
+    LinkDown,
+    NotSupported,
+    UgpuError,
+)
+from ugpu.hcq.state.clock import Clock
+from ugpu.usbgpu.bridge.asm24 import CustomBridge
+from ugpu.usbgpu.bridge.firmwares import check_firmware
+from ugpu.usbgpu.bridge.transport import UsbTransport
+from ugpu.virtual.amd.gpu import endpoint
+from ugpu.virtual.amd.options import ChipOptions
+from ugpu.virtual.usb.attach import EnclosureClock
+from ugpu.virtual.usb.enclosure import Enclosure, EnclosureOptions
+from ugpu.virtual.usb.hardware import HardwareOptions
 
 NAME = "virtual:navi31+usb"
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hcq.errors import Closed, DeviceBusy, DeviceLost, TransportError
 from tests.support.usb_box import Box, box
-from usbgpu.usb import Speed
-from usbgpu.virtual.device import Transfer
-from usbgpu.virtual.meter import Costs
+from ugpu.hcq.errors import Closed, DeviceBusy, DeviceLost, TransportError
+from ugpu.usbgpu.link.usb import Speed
+from ugpu.virtual.usb.device import Transfer
+from ugpu.virtual.usb.meter import Costs
 
 
 def work(rig: Box) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hcq.errors import BadArgument, EndpointStalled, TransferTimeout
 from tests.support.usb_box import L0, LTSSM, box
-from usbgpu.usb import Kind, Speed, UsbDevice
-from usbgpu.virtual.hardware import HardwareOptions
+from ugpu.hcq.errors import BadArgument, EndpointStalled, TransferTimeout
+from ugpu.usbgpu.link.usb import Kind, Speed, UsbDevice
+from ugpu.virtual.usb.hardware import HardwareOptions
 
 
 def test_identity() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.usb_box import MEMORY_BASE, PREFETCHABLE_BASE, Box, box
-from usbgpu.usb import Speed
-from usbgpu.virtual.hardware import HardwareOptions
+from ugpu.usbgpu.link.usb import Speed
+from ugpu.virtual.usb.hardware import HardwareOptions
 
 NAVI31, AUDIO = 0x744C1002, 0xAB301002
 MEMSIZE = 0x378C  # byte offset of RCC_CONFIG_MEMSIZE (nbio_4_3_0_offset.h)
@@ -53,7 +53,7 @@ def test_configuration_of_the_wrong_type_is_objected_to() -> None:
 
 def test_an_empty_slot() -> None:
     from tests.support.usb_box import LTSSM, Request
-    from usbgpu.virtual.enclosure import Enclosure
+    from ugpu.virtual.usb.enclosure import Enclosure
 
     enclosure = Enclosure(None)
     with enclosure.open() as usb:
@@ -130,7 +130,7 @@ def test_a_posted_write_has_no_completion() -> None:
 
 
 def test_a_lost_completion_is_a_timeout_and_hangs_a_stream() -> None:
-    from hcq.errors import TransferTimeout
+    from ugpu.hcq.errors import TransferTimeout
 
     with box() as rig:
         bars = rig.up()

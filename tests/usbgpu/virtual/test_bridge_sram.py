@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hcq.errors import TransferTimeout
 from tests.support.usb_box import Box, box
-from usbgpu.usb import Speed
-from usbgpu.virtual.hardware import HardwareOptions
+from ugpu.hcq.errors import TransferTimeout
+from ugpu.usbgpu.link.usb import Speed
+from ugpu.virtual.usb.hardware import HardwareOptions
 
 SLOT = 16 << 10
 SRAM, QUEUE, COMPLETION = 0x20_0000, 0x82_0000, 0x82_2000

@@ -9,9 +9,9 @@ from __future__ import annotations
 import pytest
 
 from tests.support.usb_box import CARD_BUS, Box, box
-from usbgpu.asm24 import CustomBridge
-from usbgpu.transport import UsbTransport
-from usbgpu.virtual.hardware import HardwareOptions
+from ugpu.usbgpu.bridge.asm24 import CustomBridge
+from ugpu.usbgpu.bridge.transport import UsbTransport
+from ugpu.virtual.usb.hardware import HardwareOptions
 
 
 def stream(rig: Box, kind: int, address: int, size: int) -> bytes:

@@ -6,9 +6,9 @@ import struct
 
 import pytest
 
-from hcq.errors import BadArgument, EndpointStalled, NotSupported, TransferTimeout
 from tests.support.usb_box import Box, box
-from usbgpu.usb import Speed
+from ugpu.hcq.errors import BadArgument, EndpointStalled, NotSupported, TransferTimeout
+from ugpu.usbgpu.link.usb import Speed
 
 DATA_IN, DATA_OUT, STATUS, COMMAND = 0x81, 0x02, 0x83, 0x04
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hcq import bulk_transfer
-from hcq.bulk_transfer import BulkTransfer
-from hcq.core import Core
-from hcq.device import Device
-from hcq.errors import DeviceHang, PageFault
 from tests.usbgpu.virtual.pulls import enclosed, opened
+from ugpu.hcq.copies import bulk_transfer
+from ugpu.hcq.copies.bulk_transfer import BulkTransfer
+from ugpu.hcq.device.core import Core
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import DeviceHang, PageFault
 
 LATE = 60  # looks that find the half still full: more than a copy makes without the device's lock
 TRANSFERS = 3  # of five chunks, two halves in each

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hcq.clock import Clock
-from hcq.errors import (
+from ugpu.hcq.errors import (
     BadArgument,
     ChipError,
     DeviceLost,
@@ -15,14 +14,15 @@ from hcq.errors import (
     FirmwareInvalid,
     NotSupported,
 )
-from usbgpu import update
-from usbgpu.asm24 import CustomBridge
-from usbgpu.flash import BLOCK, Flash
-from usbgpu.image import inspect
-from usbgpu.usb import Speed
-from usbgpu.virtual import flash as model
-from usbgpu.virtual.attach import EnclosureClock
-from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
+from ugpu.hcq.state.clock import Clock
+from ugpu.usbgpu.bridge.asm24 import CustomBridge
+from ugpu.usbgpu.firmware import update
+from ugpu.usbgpu.firmware.flash import BLOCK, Flash
+from ugpu.usbgpu.firmware.image import inspect
+from ugpu.usbgpu.link.usb import Speed
+from ugpu.virtual.usb import flash as model
+from ugpu.virtual.usb.attach import EnclosureClock
+from ugpu.virtual.usb.enclosure import Enclosure, EnclosureOptions
 
 NEW = model.wrap(model.firmware(size=3100, seed=9))
 LONG = model.wrap(model.firmware(size=0xFFF8, seed=3))  # reaches into the second block

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hcq import bulk_transfer
 from tests.support.waiting import until
 from tests.usbgpu.virtual.pulls import (
     AFTER,
@@ -23,11 +22,12 @@ from tests.usbgpu.virtual.pulls import (
     work,
 )
 from tests.usbgpu.virtual.rates import rates
-from usbgpu.asm24 import CustomBridge
-from usbgpu.transport import UsbTransport
-from usbgpu.usb import Speed
-from usbgpu.virtual.attach import plug_in
-from usbgpu.virtual.enclosure import Enclosure
+from ugpu.hcq.copies import bulk_transfer
+from ugpu.usbgpu.bridge.asm24 import CustomBridge
+from ugpu.usbgpu.bridge.transport import UsbTransport
+from ugpu.usbgpu.link.usb import Speed
+from ugpu.virtual.usb.attach import plug_in
+from ugpu.virtual.usb.enclosure import Enclosure
 
 BOOT = 280  # transfers of a cold boot, without polls that repeat
 POLLS = 40  # that a busy host adds
@@ -140,7 +140,7 @@ def test_copies_of_several_submissions_are_whole(monkeypatch: pytest.MonkeyPatch
 
 
 def test_copies_come_near_the_raw_rate_of_the_link() -> None:
-    """By the link's virtual time, of a copy after the first: see tests/bench/bench_usb.py."""
+    """By the link's virtual time, of a copy after the first: see lab/bench/bench_usb.py."""
     with enclosed() as box, opened(box) as device:
         ratios = rates(box, device, 24 << 20)
         assert ratios["in"] >= 0.85 and ratios["out"] >= 0.85, ratios

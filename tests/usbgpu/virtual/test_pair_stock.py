@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from hcq.buffer import Buffer
-from hcq.device import Device
-from hcq.errors import (
+from tests.support.kernels import contract_object
+from tests.usbgpu.virtual.pulls import check, drawn, enclosed, opened, work
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import (
     BadArgument,
     DeviceLost,
     EndpointStalled,
@@ -19,15 +20,14 @@ from hcq.errors import (
     PageFault,
     TransferTimeout,
 )
-from hcq.memory import Placement, VirtAddr
-from hcq.transport.base import ResetKind
-from tests.support.kernels import contract_object
-from tests.usbgpu.virtual.pulls import check, drawn, enclosed, opened, work
-from usbgpu.firmwares import open_bridge
-from usbgpu.transport import UsbTransport
-from usbgpu.usb import Speed
-from usbgpu.virtual.attach import plug_in
-from usbgpu.virtual.enclosure import Enclosure
+from ugpu.hcq.state.memory import Placement, VirtAddr
+from ugpu.hcq.transport.base import ResetKind
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.usbgpu.bridge.firmwares import open_bridge
+from ugpu.usbgpu.bridge.transport import UsbTransport
+from ugpu.usbgpu.link.usb import Speed
+from ugpu.virtual.usb.attach import plug_in
+from ugpu.virtual.usb.enclosure import Enclosure
 
 BOOT = 29_880  # transfers of a cold boot
 POLLS = 9_000  # that a host adds which is ten times slower: a poll is tens of transfers

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-import hcq
-from am.virtual.gpu import endpoint
-from am.virtual.options import ChipOptions
-from hcq.errors import BadArgument, DeviceBusy, DeviceNotFound
-from usbgpu.virtual.attach import plug_in
-from usbgpu.virtual.enclosure import Enclosure, EnclosureOptions
+from ugpu import hcq
+from ugpu.hcq.errors import BadArgument, DeviceBusy, DeviceNotFound
+from ugpu.virtual.amd.gpu import endpoint
+from ugpu.virtual.amd.options import ChipOptions
+from ugpu.virtual.usb.attach import plug_in
+from ugpu.virtual.usb.enclosure import Enclosure, EnclosureOptions
 
 
 @pytest.mark.parametrize("name", ["navi31+thunderbolt", "gh100+usb", "nothing+usb", "navi31+"])

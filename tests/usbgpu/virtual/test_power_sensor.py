@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from hcq.clock import Clock
-from hcq.errors import DeviceNotFound, TransportError
-from usbgpu import ina231
-from usbgpu.asm24 import CustomBridge
-from usbgpu.i2c import I2cBus
-from usbgpu.virtual.enclosure import Enclosure
-from usbgpu.virtual.sensor import CLOCK, DATA, POWER_ON, Sensor
+from ugpu.hcq.errors import DeviceNotFound, TransportError
+from ugpu.hcq.state.clock import Clock
+from ugpu.usbgpu.bridge import ina231
+from ugpu.usbgpu.bridge.asm24 import CustomBridge
+from ugpu.usbgpu.bridge.i2c import I2cBus
+from ugpu.virtual.usb.enclosure import Enclosure
+from ugpu.virtual.usb.sensor import CLOCK, DATA, POWER_ON, Sensor
 
 
 class Stopped(Clock):

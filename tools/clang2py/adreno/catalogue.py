@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..catalogue import KERNEL_SIZE, TYPES, UAPI_LICENCE, HeaderTable
+from ugpu.tools.clang2py.catalogue import KERNEL_SIZE, TYPES, UAPI_LICENCE, HeaderTable
 
 FOLDER = "qcom/regs/tables"
 LICENCE = "Facts (c) the authors of Mesa, from files under the MIT licence."

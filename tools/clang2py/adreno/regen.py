@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hcq.fields import Register
-
-from ..emit import constant_text, heading, register_text, structure_text
-from ..manifest import Manifest, digest
-from ..regen import Outputs, read_header, write_folder
-from .catalogue import (
+from ugpu.hcq.registers.fields import Register
+from ugpu.tools.clang2py.adreno.catalogue import (
     CHOSEN,
     DATABASES,
     DESCRIPTORS,
@@ -25,8 +21,11 @@ from .catalogue import (
     PACKETS,
     REGISTERS,
 )
-from .rnn import Database, RnnError
-from .sources import MesaTree
+from ugpu.tools.clang2py.adreno.rnn import Database, RnnError
+from ugpu.tools.clang2py.adreno.sources import MesaTree
+from ugpu.tools.clang2py.emit import constant_text, heading, register_text, structure_text
+from ugpu.tools.clang2py.manifest import Manifest, digest
+from ugpu.tools.clang2py.regen import Outputs, read_header, write_folder
 
 _REGISTERS = "NAME offset segment [FIELD:lsb:width ...]"
 _CONSTANTS = "NAME value [enumeration]; REGISTER__FIELD__SHR: low bits that a field leaves out"

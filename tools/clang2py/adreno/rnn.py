@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
-from hcq.errors import UsageError
-from hcq.fields import REGISTER_BITS, Field, Register
+from ugpu.hcq.errors import UsageError
+from ugpu.hcq.registers.fields import REGISTER_BITS, Field, Register
 
 _SPACE = "{http://nouveau.freedesktop.org/}"
 _VARIANT = re.compile(r"A(\d)XX(-?)(?:A(\d)XX)?")

@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hcq.errors import UsageError
-
-from ..nvidia.sources import clone, unpack
-from .catalogue import FOLDERS, INPUTS, RELEASE, REPOSITORY, TAG
+from ugpu.hcq.errors import UsageError
+from ugpu.tools.clang2py.adreno.catalogue import FOLDERS, INPUTS, RELEASE, REPOSITORY, TAG
+from ugpu.tools.clang2py.nvidia.sources import clone, unpack
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hcq.errors import UsageError
+from ugpu.hcq.errors import UsageError
 
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)(\((\w+)\))?[ \t]*(.*)$")
 _REMARK = re.compile(r"//.*|/\*.*?(\*/|$)")

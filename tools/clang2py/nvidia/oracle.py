@@ -1,6 +1,6 @@
 """Compare the tables with the output of another generator, if its wheel is installed.
 
-python -m tools.clang2py.nvidia.oracle          tinygrad's nv_570 and nv_580 against ours
+python -m ugpu.tools.clang2py.nvidia.oracle          tinygrad's nv_570 and nv_580 against ours
 
 For developers only; neither the product nor its tests need the wheel.
 """
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from nv import abi
+from ugpu.nv import abi
 
 _FIELDS = re.compile(r"^(?:struct_)?(\w+)\.register_fields\(\[(.*)\]\)", re.M)
 _FIELD = re.compile(r"\('(\w+)', .+?, (\d+)(?:, (\d+), (\d+))?\)(?=, \(|$)")

@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..emit import constant_text, structure_text
-from ..manifest import Manifest, digest
-from ..regen import Outputs, write_folder
-from .catalogue import (
+from ugpu.tools.clang2py.emit import constant_text, structure_text
+from ugpu.tools.clang2py.manifest import Manifest, digest
+from ugpu.tools.clang2py.nvidia.catalogue import (
     BASE,
     BRANCHES,
     DESCRIPTORS,
@@ -22,7 +21,7 @@ from .catalogue import (
     Descriptors,
     Methods,
 )
-from .drf import (
+from ugpu.tools.clang2py.nvidia.drf import (
     Group,
     group_text,
     merged,
@@ -30,8 +29,9 @@ from .drf import (
     read_methods,
     sized,
 )
-from .rm import Interface, read_interface
-from .sources import NvidiaSources
+from ugpu.tools.clang2py.nvidia.rm import Interface, read_interface
+from ugpu.tools.clang2py.nvidia.sources import NvidiaSources
+from ugpu.tools.clang2py.regen import Outputs, write_folder
 
 _STRUCTS = "NAME size [FIELD:type:offset[:bit:width] ...]"
 _CONSTANTS = "NAME value [enumeration]; NAME() lsb width"

@@ -12,9 +12,9 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..cheaders import Header, HeaderError, Reader, Row
-from ..crosscheck import crosscheck, gcc
-from .catalogue import (
+from ugpu.tools.clang2py.cheaders import Header, HeaderError, Reader, Row
+from ugpu.tools.clang2py.crosscheck import crosscheck, gcc
+from ugpu.tools.clang2py.nvidia.catalogue import (
     ALL_CLASSES,
     CLASS_HEADERS,
     ESCAPES,

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
 
-from hcq.errors import HostError, MissingDependency, UsageError
-
-from .catalogue import (
+from ugpu.hcq.errors import HostError, MissingDependency, UsageError
+from ugpu.tools.clang2py.nvidia.catalogue import (
     BRANCHES,
     DOCUMENT_COMMIT,
     DOCUMENT_FOLDERS,

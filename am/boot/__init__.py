@@ -1,0 +1,1 @@
+"""Bring-up of a chip, stage by stage, and the order of its units."""

@@ -1,0 +1,488 @@
+"""Boot: named stages that bring the chip from power-on, or from a previous process, to running.
+
+Policy only: which unit starts when. docs/am-bringup.md compares the sequence with the kernel's and
+with a recorded transcript; a golden file keeps it from drifting.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from ugpu.am.boot.engines import reset_engines, start_engines, start_engines_by_list
+from ugpu.am.boot.units import UnitClasses, Units, make_units
+from ugpu.am.chip import discovery
+from ugpu.am.chip import remedies as advice
+from ugpu.am.chip.chip import ALL_ONES, Chip
+from ugpu.am.chip.function import disable_master, enable_function, enable_master
+from ugpu.am.chips.facts import ChipFacts
+from ugpu.am.units.gmc import Hub
+from ugpu.am.units.psp import commands as psp_commands
+from ugpu.am.units.psp.images import FirmwareSet
+from ugpu.am.units.psp.psp import DEFAULT_TMR_SIZE
+from ugpu.hcq.errors import (
+    DeviceLost,
+    DiscoveryError,
+    FirmwareError,
+    FirmwareRejected,
+    FirmwareSilent,
+    NotSupported,
+    OutOfMemory,
+    UgpuError,
+    UnitTimeout,
+)
+from ugpu.hcq.state import trace
+from ugpu.hcq.transport.base import ResetKind, Transport
+from ugpu.hcq.transport.pci.config import SavedConfig
+
+log = logging.getLogger(__name__)
+
+StageHook = Callable[[str, float], None]
+
+# Scratch registers of the graphics core outlive a process but not a reset. Register 7 records that
+# this driver set the chip up (and which layout of its carve-out), register 6 whether it left
+# cleanly.
+TAG = 0x75470001
+LEFT_CLEAN, IN_USE = 0, 1
+_TMR_ALIGN = 1 << 20
+
+
+class Stages:
+    """Runs stages, measures them, reports them to subscribers. done: (name, seconds) in order.
+
+    An error raised in a stage gets the stage's name as the fact `stage`. Errors, the demo, the
+    ladder of first contact and recordings use the same names (docs/am-bringup.md lists them).
+    """
+
+    def __init__(
+        self, hook: StageHook | None = None, on_chip: Callable[[Chip], object] | None = None
+    ) -> None:
+        self.done: list[tuple[str, float]] = []
+        self.hook = hook
+        self.on_chip = on_chip
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        log.debug("stage %s", name)
+        with trace.step("boot", stage=name):
+            try:
+                yield
+            except UgpuError as error:
+                error.add_facts(stage=name)
+                raise
+        seconds = time.perf_counter() - start
+        self.done.append((name, seconds))
+        if self.hook is not None:
+            self.hook(name, seconds)
+
+
+# ---- first contact -----------------------------------------------------------------------------
+
+
+def wait_ifwi(chip: Chip) -> None:
+    """Wait for the board's own firmware, then learn the size of VRAM."""
+    generation = chip.generation
+    limit_s = generation.ifwi_limit_s
+    seen: dict[str, int] = {}
+
+    def probe() -> bool:
+        state = chip.bus.read_with(generation.ifwi_register, generation.ifwi_neighbours)
+        size = chip.memory_size_mb()
+        seen.update(c2pmsg_33=state, vram_mb=size)
+        if state == size == ALL_ONES:
+            # A chip that comes out of a reset is dark for a while; a chip that was unplugged has
+            # lost its configuration space too.
+            if not chip.transport.present():
+                chip.check_present("waiting for the board's firmware")
+            return False
+        return bool(state & 0x8000_0000) and size not in (0, ALL_ONES)
+
+    try:
+        chip.clock.wait_until(probe, unit="IFWI", waiting_for="board firmware", limit_s=limit_s)
+    except UnitTimeout as error:
+        chip.check_present("waiting for the board's firmware")
+        raise FirmwareSilent(
+            "the board's boot firmware has not finished",
+            limit_s=limit_s,
+            remedy=advice.POWER_CYCLE,
+            **seen,
+        ) from error
+    chip.vram.size = seen["vram_mb"] << 20
+
+
+def read_discovery(chip: Chip) -> None:
+    """Read and check the chip's discovery table, and set `chip` up from it."""
+    generation = chip.generation
+    start = chip.vram.size - generation.discovery_offset
+    size = generation.discovery_size
+    if chip.transport.traits.staged is not None:  # a dword takes several messages
+        header = chip.vram.read(start, discovery.HEADER_SIZE)
+        size = min(size, discovery.stated_size(header))
+    data = chip.vram.read(start, size)
+    if data[:64] == b"\xff" * 64:
+        chip.check_present("reading the discovery table")
+    try:
+        chip.describe(discovery.parse(data))
+    except DiscoveryError as error:
+        version = chip.bus.read32(generation.discovery_version_register)
+        error.add_facts(discovery_version_register=version, remedy=advice.POWER_CYCLE)
+        raise
+
+
+def first_contact(transport: Transport, facts: ChipFacts, stages: Stages) -> Chip:
+    """Set the function up, wait for IFWI, read discovery; return the chip with named registers."""
+    with stages.stage("config space"):
+        command = enable_function(transport)
+        chip = Chip(transport, facts)
+        chip.command = command
+        if transport.traits.host_memory:  # another program can reach the slot
+            chip.kept = SavedConfig(transport.config_read)
+        if stages.on_chip is not None:
+            stages.on_chip(chip)
+        chip.link.keep_awake()
+    try:
+        with stages.stage("board firmware"):
+            wait_ifwi(chip)
+        with stages.stage("discovery"):
+            read_discovery(chip)
+    except BaseException:
+        chip.link.restore()
+        raise
+    return chip
+
+
+# ---- warm or cold ------------------------------------------------------------------------------
+
+
+def is_warm(chip: Chip, units: Units) -> bool:
+    """Return whether a ugpu process left the chip clean, with its secure OS running. A chip in any
+    other state is not trusted."""
+    gc = chip.gc
+    if not marked(chip) or int(gc.SCRATCH_REG6.read()) != LEFT_CLEAN:
+        return False
+    if (
+        gc.GCVM_L2_PROTECTION_FAULT_STATUS.read()
+        or chip.mmhub.MMVM_L2_PROTECTION_FAULT_STATUS.read()
+    ):
+        return False
+    return units.smu.alive()
+
+
+def make_fresh(units: Units, stages: Stages) -> None:
+    """Bring a chip that is neither warm nor fresh to its bootloader: another driver left it
+    running, a ugpu process died with it, or a boot failed half way. If a process died while it
+    loaded the PSP, no reset is needed (it would require the slot): `load_firmware` continues where
+    the process stopped."""
+    if units.psp.alive():
+        if not units.smu.running():
+            # The process died between the secure OS and the SMU: nothing else runs, the firmware
+            # owns no memory yet, and the secure OS takes a new ring (as in Linux on resume).
+            return
+        with stages.stage("mode1 reset"):
+            reset_whole_chip(units)
+    elif units.psp.bootloader_failed():
+        with stages.stage("bus reset"):
+            bus_reset(units)
+
+
+def mark(chip: Chip, state: int) -> None:
+    """Write the tag and `state` for the next process."""
+    chip.gc.SCRATCH_REG7.write(TAG)
+    chip.gc.SCRATCH_REG6.write(state)
+
+
+def marked(chip: Chip) -> bool:
+    """Return whether the tag is present: the graphics core was not reset since it was written."""
+    return int(chip.gc.SCRATCH_REG7.read()) == TAG
+
+
+# ---- stages ------------------------------------------------------------------------------------
+
+
+def start_bus_and_hub(units: Units, stages: Stages, *, by_list: bool = False) -> None:
+    """Start doorbells, HDP, MMHUB and interrupts, which every start needs first. by_list: a
+    register list sets up the interrupts and the rest of the hub later."""
+    with stages.stage("NBIO"):
+        units.nbio.start()
+        if not units.chip.bus.messages:  # the one before the hub's TLB flush is enough
+            units.nbio.post_hdp()
+    with stages.stage("MMHUB"):
+        start_hubs(units, units.gmc.mmhubs, by_list=by_list)
+    with stages.stage("IH"):
+        enable_master(units.chip)
+        if not by_list:
+            units.ih.start(units.dummy_address)
+
+
+def start_hubs(units: Units, hubs: Sequence[Hub], *, by_list: bool = False) -> None:
+    """Set up memory hubs with ugpu's page tables. by_list: see Hub.start."""
+    place, memory, dummy = units.carveout, units.memory, units.dummy_address
+    units.gmc.start(hubs, place, memory.root_entry, memory.end, dummy, by_list=by_list)
+
+
+def load_components(units: Units, firmware: FirmwareSet, done: int) -> None:
+    """Load the bootloader's components up to the secure OS, except for the first `done` ones."""
+    components, psp = units.chip.generation.boot_components, units.psp
+    if done == len(components):
+        psp.wait_secure_os()
+    else:
+        psp.wait_bootloader(components[done][0])
+    psp.fill_shelf()
+    for position, (name, command, kind) in enumerate(components):
+        image = firmware.boot.get(kind)
+        if image is None or position < done:
+            continue
+        if kind == units.chip.generation.secure_os_type:
+            psp.load_secure_os(position, name, command, image)
+        else:
+            psp.load_component(position, name, command, image)
+
+
+def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
+    """Load all firmware, beginning at the PSP's bootloader. ORDER: SMU before TMR, RLC_G last."""
+    generation, psp = units.chip.generation, units.psp
+    psp.forget_staged()
+    with stages.stage("PSP bootloader"):
+        done = len(generation.boot_components) if psp.alive() else psp.components_done()
+        try:
+            load_components(units, firmware, done)
+        except FirmwareError as error:
+            # Begin from the start next time: the note may be wrong.
+            if done:
+                error.facts["resumed_after"] = done
+            psp.forget_components(refused=isinstance(error, FirmwareRejected) or done > 0)
+            raise
+    with stages.stage("PSP ring"):
+        psp.create_ring(destroy_first=done > 0)
+    with stages.stage("TMR"):
+        size = tmr_size(units, firmware)
+        kind, name = generation.smu_firmware
+        first = [psp_commands.load_firmware(name, kind, firmware.parts[name])]
+        first.append(psp.setup_tmr(units.carveout.tmr, size))
+        if not psp.takes_many:
+            psp.run(*first)
+            first = []
+    with stages.stage("IP firmware"):
+        parts = firmware.parts
+        load = psp_commands.load_firmware
+        rest = (load(name, kind, parts[name]) for kind, name in generation.ip_firmware)
+        psp.run(*first, *rest, psp_commands.autoload(), later=True)
+
+
+def tmr_size(units: Units, firmware: FirmwareSet) -> int:
+    """Ask the PSP how much memory the images need, if there is a table of contents."""
+    toc = firmware.boot.get(units.chip.generation.toc_type) or firmware.parts.get("toc")
+    size = units.psp.load_toc(toc) if toc is not None else DEFAULT_TMR_SIZE
+    size = -(-(size or DEFAULT_TMR_SIZE) // _TMR_ALIGN) * _TMR_ALIGN
+    if size > units.carveout.tmr_space:
+        raise OutOfMemory("the firmware requests more memory than is reserved for it", size=size)
+    return size
+
+
+def start_graphics(
+    units: Units, firmware: FirmwareSet | None, stages: Stages, *, by_list: bool = False
+) -> None:
+    """Start GFXHUB and the compute engine. firmware: None when the micro engines already run.
+    by_list: a register list does most of this, and what earlier steps left to it
+    (am.units.lists)."""
+    if firmware is not None:
+        with stages.stage("RLC autoload"):
+            try:
+                units.gfx.wait_autoload()
+            except FirmwareError:
+                units.psp.check_unread()  # a refused image explains more
+                raise
+        with stages.stage("MEC"):
+            units.gfx.start_mec(firmware.mec_start)
+    with stages.stage("GFXHUB"):
+        start_hubs(units, units.gmc.gfxhubs, by_list=by_list)
+    if firmware is None:
+        with stages.stage("engine resets"):
+            reset_engines(units)
+    with stages.stage("GFX"):
+        if by_list and units.lists is not None:
+            start_engines_by_list(units, units.lists)
+        else:
+            start_engines(units)
+
+
+def cold_boot(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
+    """Bring the chip from its power-on state to waiting for queues."""
+    by_list = units.lists is not None
+    start_bus_and_hub(units, stages, by_list=by_list)
+    load_firmware(units, firmware, stages)
+    with stages.stage("SMU"):
+        try:
+            units.smu.start(by_list=by_list)
+        except FirmwareError:
+            units.psp.check_unread()  # a refused image explains more
+            raise
+        if not by_list:
+            units.thermal.start()
+    start_graphics(units, firmware, stages, by_list=by_list)
+
+
+def warm_attach(units: Units, stages: Stages) -> None:
+    """Take over a chip that a previous process left up: firmware runs, everything else is new."""
+    units.smu.version = units.smu.send("GetSmuVersion")
+    start_bus_and_hub(units, stages)
+    units.thermal.start()
+    start_graphics(units, None, stages)
+
+
+def prepare(transport: Transport, facts: ChipFacts, classes: UnitClasses, stages: Stages) -> Units:
+    """Make first contact and plan the memory. The chip is not changed."""
+    try:
+        return _prepare(transport, facts, classes, stages)
+    except DeviceLost as error:
+        if not transport.present():
+            raise
+        log.warning("%s: %s: a reset may be in progress; trying again", transport.name, error)
+        return _prepare(transport, facts, classes, stages)
+
+
+def _prepare(transport: Transport, facts: ChipFacts, classes: UnitClasses, stages: Stages) -> Units:
+    chip = first_contact(transport, facts, stages)
+    try:
+        with stages.stage("memory"):
+            return make_units(chip, classes)
+    except BaseException:
+        chip.link.restore()
+        raise
+
+
+# ---- leaving -----------------------------------------------------------------------------------
+
+
+def halt(units: Units) -> None:
+    """Halt the engines."""
+    units.gfx.disable_mec()
+    for engine in units.engines:
+        engine.halt()
+
+
+def stop(units: Units) -> None:
+    """Switch off everything that could access host memory. Firmware stays up; queues are off.
+
+    ORDER: the engines halt before their translation goes off (gfx_v11_0.c and sdma_v6_0.c, hw_fini,
+    before gart_disable). A graphics core that a reset left without firmware accepts no writes, and
+    accesses nothing.
+    """
+    loaded = units.gfx.loaded()
+    if loaded:
+        halt(units)
+    units.thermal.stop()
+    units.ih.stop()
+    for hub in units.gmc if loaded else units.gmc.mmhubs:
+        hub.stop()
+    units.nbio.stop()
+
+
+def mode1_reset(units: Units) -> None:
+    """Reset the whole chip through its SMU; everything is lost, VRAM too. Ends at the bootloader.
+
+    NotSupported where the SMU's firmware is too old for it.
+    """
+    facts = units.chip.facts
+    version = units.smu.version or units.smu.send("GetSmuVersion")
+    if version < facts.mode1_since:
+        raise NotSupported("the SMU's firmware does not support the mode1 reset", version=version)
+    units.ih.stop()
+    _reset_chip(units, units.smu.mode1)
+    if units.psp.alive():
+        raise FirmwareSilent("the SMU does not perform the mode1 reset", **units.smu.state())
+
+
+def debug_mode1_reset(units: Units) -> None:
+    """Reset the whole chip by the SMU's debug mailbox, which works while its firmware is stuck."""
+    units.ih.stop()
+    _reset_chip(units, units.smu.strike_mode1)
+    if units.psp.alive():
+        raise FirmwareSilent(
+            "the SMU does not perform the mode1 reset requested through its debug mailbox",
+            **units.smu.state(),
+        )
+
+
+def psp_mode1_reset(units: Units) -> None:
+    """Reset the whole chip through the PSP's secure OS, for when the SMU does not answer."""
+    units.ih.stop()
+    _reset_chip(units, units.psp.strike_mode1)
+    if units.psp.alive():
+        raise FirmwareSilent("the PSP does not perform the mode1 reset")
+
+
+def reset_whole_chip(units: Units) -> None:
+    """Reset through the SMU, else through the PSP, else from the slot; raises the slot's error."""
+    for way in (mode1_reset, debug_mode1_reset, psp_mode1_reset):
+        try:
+            way(units)
+        except (FirmwareSilent, FirmwareRejected, NotSupported) as error:
+            log.info("%s", error)
+        else:
+            return
+    bus_reset(units)
+
+
+def bus_reset(units: Units) -> None:
+    """Reset the chip from its slot, for when the SMU does not. Ends at the bootloader.
+
+    NotSupported where the transport cannot reach the slot.
+    """
+    slot_reset(units, ResetKind.BUS)
+
+
+def slot_reset(units: Units, kind: ResetKind) -> None:
+    """Reset the chip by any reset that the transport offers."""
+    _reset_chip(units, lambda: units.chip.transport.reset(kind))
+
+
+def _reset_chip(units: Units, strike: Callable[[], None]) -> None:
+    """Preserve configuration space across a reset of everything else.
+
+    ORDER: no access at all while the chip resets; it would hang the bus on some platforms.
+    """
+    chip, transport = units.chip, units.chip.transport
+    kept = chip.kept or SavedConfig(transport.config_read)
+    disable_master(transport)
+    strike()
+    units.gmc.forget()
+    chip.clock.sleep(chip.generation.mode1_quiet_s)
+    kept.restore(transport.config_write)
+    chip.command = enable_function(transport)
+    chip.link.keep_awake()
+    _wait_bootloader(units)
+
+
+def after_power_loss(units: Units) -> None:
+    """Take up a chip that lost its power, was unplugged and plugged in again, or whose slot another
+    program has reset. Configuration space is restored to its state at first contact."""
+    units.gmc.forget()
+    if units.chip.kept is not None:
+        units.chip.kept.restore(units.chip.transport.config_write)
+    units.chip.command = enable_function(units.chip.transport)
+    units.chip.link.keep_awake()
+    _wait_bootloader(units)
+
+
+def _wait_bootloader(units: Units) -> None:
+    """Wait until a chip that was reset can be booted from the start."""
+    chip = units.chip
+    wait_ifwi(chip)
+    if chip.mp0.MP0_SMN_C2PMSG_81.read():
+        return  # nothing was reset: the caller handles that
+    chip.dark = False
+    try:
+        chip.wait(
+            chip.mp0.MP0_SMN_C2PMSG_35,
+            lambda value: value == 0x8000_0000,
+            unit="PSP",
+            waiting_for="bootloader after the reset",
+            limit_s=chip.generation.ifwi_limit_s,
+        )
+    except UnitTimeout as error:
+        raise FirmwareSilent("the chip does not respond after the reset", **error.facts) from error
+    units.psp.forget_components()

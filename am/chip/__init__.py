@@ -1,0 +1,1 @@
+"""One chip behind one transport: its registers, its discovery table, its link."""

@@ -1,0 +1,1 @@
+"""An AMD card and its holders, as devices."""

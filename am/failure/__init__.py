@@ -1,0 +1,1 @@
+"""Failures of an AMD card: reports, evidence, diagnosis, recovery."""

@@ -1,0 +1,362 @@
+"""Reset: the rungs of the ladder (hcq.state.ladder) for the driver of an open card.
+
+Policy: what each rung does and in which order they come. A rung counts only when every queue that
+it set up again has computed or copied correctly. Rungs and their order: Linux 6.12 gfx_v11_0.c
+(soft reset, queue reset), smu_v13_0_10.c (mode2, see am.boot.mode2), smu_v13_0_0_ppt.c (mode1),
+soc21.c (soc21_asic_reset_method: mode1). Single pipes are not reset: the command processor's
+firmware of gfx11 does not support it (gfx_v11_0.c, gfx_v11_pipe_reset_support; tinygrad reverted
+its own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ugpu.am.boot import boot, engines, mode2
+from ugpu.am.boot.units import Units
+from ugpu.am.chip import discovery
+from ugpu.am.chip import remedies as advice
+from ugpu.am.failure.diagnosis import diagnose, failed_queues, reports, stands_still
+from ugpu.am.units.smu.thermal import WHOLE_CARD
+from ugpu.am.work import proof
+from ugpu.am.work.queue import ComputeQueue
+from ugpu.hcq.errors import ChipError, DeviceLost, NotSupported, OverTemperature
+from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned, Recovery
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.transport.base import ResetKind
+from ugpu.hcq.transport.pci.config import capability
+from ugpu.hcq.uapi import constants
+
+if TYPE_CHECKING:
+    from ugpu.am.device.driver import AmDriver
+    from ugpu.am.units.ih import Interrupt
+    from ugpu.am.work.queue import RingQueue
+
+_FAILED_WORK = "work of the queues that failed"
+_ALL_WORK = "work of all queues; memory, programs and firmware stay"
+_GRAPHICS = (
+    "work of all queues; memory and programs stay, the graphics core's firmware is loaded again"
+)
+_MEMORY = "work of all queues and the content of device memory; programs are loaded again"
+
+
+def plan(driver: AmDriver, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
+    """Return what `recover` would do; changes nothing on the card except its TLBs."""
+    diagnosis = diagnose(driver)
+    ladder = Ladder(driver.name, Rungs(driver).all(), driver.clock)
+    return diagnosis, ladder.plan(diagnosis, only)
+
+
+def recover(driver: AmDriver, only: Level | None = None) -> Recovery:
+    """Bring the device back by the mildest rung that can help and works, or by the rungs of level
+    `only`; raises the error of the last one."""
+    rungs = Rungs(driver)
+    ladder = Ladder(driver.name, rungs.all(), driver.clock)
+    if not driver.transport.present():
+        raise DeviceLost(
+            f"{driver.name} does not respond, so it cannot be reset",
+            device=driver.name,
+            remedy=advice.LINK,
+        )
+    if driver.unfinished is None and not driver.core.healer.repeated:
+        driver.vram_lost = driver.spoiled
+    diagnosis = diagnose(driver)
+    try:
+        ladder.climb(diagnosis, only, give_up=lambda: not driver.transport.present())
+    finally:
+        driver.reset_report = [one for one in ladder.attempts if not one.refused]
+    driver.unfinished = None
+    driver.spoiled = False
+    if isinstance(driver.core.failure, OverTemperature):  # its work has been stopped now
+        excess = driver.units.thermal.excess(driver.name)
+        if excess is not None:
+            raise excess
+    lost: frozenset[Placement] = frozenset()
+    if driver.vram_lost:
+        host = driver.transport.traits.host_memory
+        lost = frozenset({Placement.DEVICE} if host else Placement)
+    return Recovery(
+        diagnosis, tuple(ladder.attempts), tuple(rungs.restarted), rungs.concerned, lost
+    )
+
+
+class Rungs:
+    """The rungs of one reset. restarted: the queues that the last rung to act set up again."""
+
+    def __init__(self, driver: AmDriver) -> None:
+        self.driver = driver
+        self.restarted: list[RingQueue] = []
+        # Nothing is known about an interrupted reset: all queues are set up again.
+        whole = driver.unfinished is not None
+        failed = driver.queues.all if whole else failed_queues(driver, driver.core.failure)
+        self.failed = [*failed]
+        every = len(failed) == len(driver.queues.all)
+        self.concerned = () if every else tuple(failed)
+
+    def all(self) -> list[PlainRung]:
+        """Every rung, mildest first."""
+        return [
+            self._rung(
+                "take queues off", Level.QUEUE, _FAILED_WORK, self._drain, self._check_drains
+            ),
+            self._rung(
+                "kill waves", Level.QUEUE, _FAILED_WORK, self._kill_waves, self._check_graphics
+            ),
+            self._rung(
+                "pipe reset", Level.PIPE, "work of the pipe's queues", lambda: None, _no_pipe_reset
+            ),
+            self._rung(
+                "soft reset", Level.BLOCK, _ALL_WORK, self._soft_reset, self._check_graphics
+            ),
+            self._rung(
+                "warm start", Level.WARM, _ALL_WORK, self._warm_start, self._check_firmware_runs
+            ),
+            self._rung(
+                "mode2 reset", Level.MODE2, _GRAPHICS, self._mode2, self._check_mode2
+            ),
+            self._whole(
+                "boot after power loss", Level.MODE1, boot.after_power_loss, self._check_dark
+            ),
+            self._whole("boot again", Level.MODE1, _go_on, self._check_not_booted),
+            self._whole(
+                "mode1 reset", Level.MODE1, boot.mode1_reset, self._check_secure_os_runs
+            ),
+            self._whole(
+                "mode1 reset by the debug mailbox", Level.MODE1, boot.debug_mode1_reset,
+                self._check_secure_os_runs,
+            ),
+            self._whole(
+                "mode1 reset by the PSP", Level.MODE1, boot.psp_mode1_reset,
+                self._check_secure_os_runs,
+            ),
+            self._whole(
+                "function-level reset", Level.FLR,
+                partial(boot.slot_reset, kind=ResetKind.FUNCTION), self._check_function_reset,
+            ),
+            self._whole(
+                "bus reset", Level.BUS, boot.bus_reset, partial(self._check_kind, ResetKind.BUS)
+            ),
+            self._whole(
+                "power cycle", Level.POWER, partial(boot.slot_reset, kind=ResetKind.POWER),
+                partial(self._check_kind, ResetKind.POWER),
+            ),
+        ]  # fmt: skip
+
+    def _rung(
+        self,
+        name: str,
+        level: Level,
+        cost: str,
+        act: Callable[[], None],
+        check: Callable[[], None] = lambda: None,
+    ) -> PlainRung:
+        whole, card = level > Level.QUEUE, self.driver.card
+
+        def noted() -> None:
+            """Act. ORDER: the note is first, so that the next reset knows of an interrupted one."""
+            former = self.driver.unfinished
+            self.driver.unfinished = level if former is None else max(level, former)
+            if whole:
+                card.fail_others(self.driver)
+            act()
+            if whole:
+                card.release_stuck()
+
+        def allowed() -> None:
+            if whole:
+                card.check_whole_reset(self.driver)
+            check()
+
+        return PlainRung(name, level, cost, noted, partial(self._prove, level), allowed)
+
+    def _whole(
+        self,
+        name: str,
+        level: Level,
+        strike: Callable[[Units], None],
+        check: Callable[[], None],
+    ) -> PlainRung:
+        return self._rung(name, level, _MEMORY, partial(self._boot_again, strike), check)
+
+    # ---- preconditions -----------------------------------------------------------------------
+
+    def _check_graphics(self) -> None:
+        if not self.driver.units.gfx.loaded():
+            raise NotSupported("the graphics core's firmware does not run: a reset was cut off")
+
+    def _check_drains(self) -> None:
+        self._check_graphics()
+        if stands_still(self.driver.core.failure):
+            raise NotSupported("the queue has stopped: its work cannot end by itself")
+
+    def _check_secure_os_runs(self) -> None:
+        if not self.driver.units.psp.alive():
+            raise NotSupported(
+                "the PSP's secure OS is not running, so no firmware can execute the request"
+            )
+
+    def _check_firmware_runs(self) -> None:
+        self._check_secure_os_runs()
+        if not self.driver.units.smu.running():
+            raise NotSupported("the SMU's firmware does not run")
+        self._check_graphics()
+
+    def _check_dark(self) -> None:
+        if not self.driver.chip.lost():
+            raise NotSupported("the chip has power")
+
+    def _check_not_booted(self) -> None:
+        units = self.driver.units
+        if self.driver.chip.lost() or (units.psp.alive() and units.smu.running()):
+            raise NotSupported("there is no interrupted boot to continue")
+
+    def _check_mode2(self) -> None:
+        self._check_secure_os_runs()
+        mode2.check(self.driver.units)
+
+    def _check_kind(self, kind: ResetKind) -> None:
+        transport = self.driver.transport
+        if kind not in transport.traits.resets:
+            raise NotSupported(f"{transport.name} offers no {kind.value} reset")
+
+    def _check_function_reset(self) -> None:
+        self._check_kind(ResetKind.FUNCTION)
+        regs, read = constants("pci_regs"), self.driver.transport.config_read
+        place = capability(read, regs.PCI_CAP_ID_EXP)
+        if place is None or not read(place + regs.PCI_EXP_DEVCAP, 4) & regs.PCI_EXP_DEVCAP_FLR:
+            raise NotSupported("the function has no function-level reset (Device Capabilities)")
+
+    # ---- actions -----------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        """Let running work end, then set the queues up again."""
+        for queue in self.failed:
+            if not self.driver.queues.drain(queue):
+                kind = "compute" if isinstance(queue, ComputeQueue) else "copy"
+                raise ChipError(f"the {kind} queue has not drained", queue=queue.name)
+        self._restart(self.failed)
+
+    def _kill_waves(self) -> None:
+        """Kill the waves of compute queues, reset the engines of copy queues."""
+        for queue in self.failed:
+            if not self.driver.queues.kill(queue):
+                kind = "compute" if isinstance(queue, ComputeQueue) else "copy"
+                raise ChipError(
+                    f"the {kind} queue could not be removed from the hardware", queue=queue.name
+                )
+        self._restart(self.failed)
+
+    def _soft_reset(self) -> None:
+        """Reset the command processors and copy engines."""
+        units = self.driver.units
+        with units.gfx.safe_mode():
+            units.gfx.soft_reset()
+        for engine in units.engines:
+            engine.reset()
+        engines.start_engines(units)
+        self._restart(self.driver.queues.all)
+
+    def _warm_start(self) -> None:
+        """Set up everything but the firmware, as for a card that another process left running."""
+        units = self.driver.units
+        self._quiet()
+        boot.stop(units)
+        self.driver.generation.warm_attach(units, boot.Stages())
+        self.driver.queues.route_copy_doorbells()
+        self._restart(self.driver.queues.all)
+
+    def _mode2(self) -> None:
+        """Reset the graphics core and the copy engines; memory, programs and buffers stay."""
+        units, firmware = self.driver.units, self.driver.card.needed_firmware()
+        if units.gfx.loaded():
+            self._quiet()
+        mode2.reset(units, firmware)
+        self.driver.queues.route_copy_doorbells()
+        self._restart(self.driver.queues.all)
+
+    def _quiet(self) -> None:
+        """Stop every queue that can be stopped: none should use host memory when it is cut off."""
+        for holder in (*self.driver.card.holders, *self.driver.card.stuck):
+            for queue in holder.queues.compute:
+                holder.units.gfx.stop_queue(queue.pipe, queue.queue, reset_waves=True)
+            for copy in holder.queues.copy:
+                copy.engine.stop()
+
+    def _boot_again(self, strike: Callable[[Units], None]) -> None:
+        """Boot after a reset of everything. DEVICE memory is lost; page tables and programs are
+        restored."""
+        driver, units = self.driver, self.driver.units
+        firmware = driver.card.needed_firmware()
+        if not driver.chip.lost() and units.psp.alive() and units.gfx.loaded():
+            self._quiet()
+        for holder in driver.card.holders:
+            holder.vram_lost = True
+            holder.spoiled = holder is not driver
+        strike(units)
+        units.smu.stuck = False
+        driver.card.rest.forget()
+        boot.read_discovery(units.chip)
+        driver.card.own_memory()
+        driver.generation.cold_boot(units, firmware, boot.Stages())
+        units.catch_up()
+        boot.mark(units.chip, boot.IN_USE)
+        driver.queues.route_copy_doorbells()
+        driver.card.rewrite()
+        self._restart(driver.queues.all)
+
+    def _restart(self, queues: Sequence[RingQueue]) -> None:
+        """Restart queues with empty rings and fresh hardware queues, without old reports and stale
+        translations."""
+        driver = self.driver
+        self.restarted = [*queues]
+        driver.card.drain()
+        for hub in driver.units.gmc:
+            hub.clear_fault()
+        driver.flush_tlb()
+        for queue in queues:
+            queue.restart()
+            queue.timeline.restart()
+            driver.queues.start(queue)
+        driver.card.drain()
+        driver.reports = [one for one in driver.reports if self._of_others(one)]
+        if driver.is_tenant and any(isinstance(queue, ComputeQueue) for queue in queues):
+            driver.programs.clear_scratch()
+
+    def _of_others(self, entry: Interrupt) -> bool:
+        """Return whether an entry reports a failure of a queue that goes on, or concerns the whole
+        card: heat, and announcements of the SMU, which it does not repeat. Page faults do not name
+        their queue, and count as those of the queues that failed."""
+        return entry.client in WHOLE_CARD or any(
+            reports(entry, queue) for queue in self.driver.queues.all if queue not in self.restarted
+        )
+
+    # ---- proof -------------------------------------------------------------------------------
+
+    def _prove(self, level: Level) -> dict[str, object]:
+        found: dict[str, object] = {}
+        if level >= Level.BLOCK:
+            found["discovery"] = check_discovery(self.driver)
+        self.driver.flush_tlb()
+        found |= {"TLB": "flushed", "ran": ", ".join(one.name for one in self.restarted)}
+        return {**found, **proof.work(self.driver, self.restarted)}
+
+
+def _go_on(units: Units) -> None:
+    """Continue an interrupted boot: nothing is reset if the chip's firmware takes the rest."""
+    boot.make_fresh(units, boot.Stages())
+
+
+def _no_pipe_reset() -> None:
+    raise NotSupported("the command processor's firmware does not support resets of single pipes")
+
+
+def check_discovery(driver: AmDriver) -> str:
+    """Read the discovery table from memory again, and check it; DiscoveryError."""
+    chip, generation = driver.chip, driver.chip.generation
+    start = chip.vram.size - generation.discovery_offset
+    found = discovery.parse(chip.vram.read(start, generation.discovery_size))
+    if found != chip.discovery:
+        raise ChipError("the discovery table is not the one that the chip was booted with")
+    return "valid"

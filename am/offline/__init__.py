@@ -1,0 +1,1 @@
+"""A chip inspected without a boot, or from a recording."""

@@ -1,0 +1,1 @@
+"""Formats that AMD chips read: packets, queue descriptors, page table entries, launches."""

@@ -1,0 +1,1 @@
+"""The driver's half of each block of a chip."""

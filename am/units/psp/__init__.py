@@ -1,0 +1,1 @@
+"""The security processor and the firmware images that it loads."""

@@ -1,0 +1,307 @@
+"""Firmware images: find, unpack and check them, and cut them into the parts the PSP takes.
+
+Every image is checked before anything is sent: sizes and offsets against the file, header versions
+against the known layouts. Layouts: Linux 6.12 amdgpu_ucode.h; meaning of the parts: amdgpu_ucode.c.
+Sizes and offsets are bytes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import lzma
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ugpu.am.chip import remedies as advice
+from ugpu.am.chips.facts import ChipFacts
+from ugpu.am.regs import structs
+from ugpu.hcq.errors import FirmwareInvalid, FirmwareNotFound, MissingDependency
+from ugpu.hcq.registers.layout import Layout, Struct
+
+log = logging.getLogger(__name__)
+
+VENDOR_FOLDER = "amdgpu"
+
+
+@dataclass
+class FirmwareSet:
+    """Checked parts by ugpu's names (see am/generations), and what else the boot needs.
+
+    boot: PSP bootloader components by fw_type. mec_start: byte address at which MEC starts.
+    versions: image name -> version, for people.
+    """
+
+    boot: dict[int, bytes] = field(default_factory=dict)
+    parts: dict[str, bytes] = field(default_factory=dict)
+    mec_start: int = 0
+    versions: dict[str, int] = field(default_factory=dict)
+
+
+class FirmwareSource:
+    """Where images come from: a mapping (an attachment's own set), else folders in order.
+
+    In each folder images may lie directly or, as in /lib/firmware, under amdgpu/.
+    """
+
+    def __init__(
+        self,
+        images: Mapping[str, bytes] | None = None,
+        folders: Sequence[Path] = (),
+        on_image: Callable[[str, bytes], object] | None = None,
+    ) -> None:
+        """on_image: called with name and bytes of each image that is read."""
+        self.images = images
+        self.folders = tuple(folders)
+        self._on_image = on_image
+
+    def read(self, name: str) -> bytes:
+        """Read image `name` ("psp_13_0_0_sos.bin"); FirmwareNotFound lists the places searched."""
+        data = self._read(name)
+        if self._on_image is not None:
+            self._on_image(name, data)
+        return data
+
+    def _read(self, name: str) -> bytes:
+        if self.images is not None:
+            for key in (name, f"{VENDOR_FOLDER}/{name}"):
+                if key in self.images:
+                    return bytes(self.images[key])
+            raise FirmwareNotFound(
+                f"expected image {name} in the given set, found none",
+                name=name,
+                searched="set",
+                remedy=advice.FIRMWARE,
+            )
+        places = [place for top in self.folders for place in (top / VENDOR_FOLDER, top)]
+        for folder in places:
+            for suffix, unpack in (("", bytes), (".xz", _unpack_xz), (".zst", _unpack_zstd)):
+                path = folder / (name + suffix)
+                if path.is_file():
+                    log.debug("firmware %s from %s", name, path)
+                    return unpack(path.read_bytes())
+        raise FirmwareNotFound(
+            f"firmware {name} is not installed (package firmware-amd-graphics or linux-firmware)",
+            name=name,
+            searched=[str(folder) for folder in places],
+            remedy=advice.FIRMWARE,
+        )
+
+
+def _unpack_xz(data: bytes) -> bytes:
+    try:
+        return lzma.decompress(data)
+    except lzma.LZMAError as error:
+        raise FirmwareInvalid("the .xz file cannot be decompressed", reason=str(error)) from error
+
+
+def _unpack_zstd(data: bytes) -> bytes:
+    try:
+        zstandard = importlib.import_module("zstandard")
+    except ImportError as error:
+        raise MissingDependency(
+            "the firmware is compressed with zstd, and no decompressor is installed",
+            install="pip install 'ugpu[firmware]'",
+        ) from error
+    try:
+        unpacker = zstandard.ZstdDecompressor().decompressobj()
+        return bytes(unpacker.decompress(data))
+    except zstandard.ZstdError as error:
+        raise FirmwareInvalid("the .zst file cannot be decompressed", reason=str(error)) from error
+
+
+# ---- parsing -----------------------------------------------------------------------------------
+
+
+class Image:
+    """One file with its common header checked. `header(name)` views it as a longer layout."""
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self.name = name
+        self.data = data
+        self.common = self.header("common_firmware_header")
+        if self.common.size_bytes != len(data):
+            raise self.invalid(
+                "the size stated in the header differs from the size of the file",
+                stated=self.common.size_bytes,
+            )
+        least = self.layout("common_firmware_header").size
+        if not least <= self.common.header_size_bytes <= len(data):
+            raise self.invalid(
+                "the header states an invalid header size", stated=self.common.header_size_bytes
+            )
+
+    @property
+    def version(self) -> tuple[int, int]:
+        return self.common.header_version_major, self.common.header_version_minor
+
+    def invalid(self, what: str, **facts: object) -> FirmwareInvalid:
+        return FirmwareInvalid(
+            f"{self.name}: {what}",
+            name=self.name,
+            size=len(self.data),
+            remedy=advice.FIRMWARE,
+            **facts,
+        )
+
+    def layout(self, name: str) -> Layout[Struct]:
+        return structs("amdgpu_ucode")[name]
+
+    def header(self, name: str) -> Struct:
+        layout = self.layout(name)
+        if layout.size > len(self.data):
+            raise self.invalid(
+                "the image is shorter than its header", header=name, needs=layout.size
+            )
+        return layout.view(self.data)
+
+    def expect(self, *versions: tuple[int, int]) -> None:
+        if self.version not in versions:
+            raise self.invalid(
+                "the version of the header is not supported", found=self.version, known=versions
+            )
+
+    def part(self, offset: int, size: int, what: str) -> bytes:
+        if size <= 0:
+            raise self.invalid(f"{what} is empty", offset=offset)
+        if offset < self.layout("common_firmware_header").size or offset + size > len(self.data):
+            raise self.invalid(f"{what} lies outside the payload", offset=offset, length=size)
+        return self.data[offset : offset + size]
+
+    def payload(self) -> bytes:
+        common = self.common
+        return self.part(common.ucode_array_offset_bytes, common.ucode_size_bytes, "payload")
+
+
+def parse_sos(image: Image, out: FirmwareSet) -> None:
+    """Parse the PSP's container: bootloader components by fw_type."""
+    image.expect((2, 0), (2, 1))
+    name = f"psp_firmware_header_v2_{image.version[1]}"
+    header = image.header(name)
+    entry = image.layout("psp_fw_bin_desc")
+    first = image.layout(name).size
+    count = header.psp_fw_bin_count
+    if not 1 <= count <= 64 or first + count * entry.size > len(image.data):
+        raise image.invalid("the image states an invalid number of components", count=count)
+    base = image.common.ucode_array_offset_bytes
+    for position in range(count):
+        part = entry.view(image.data, first + position * entry.size)
+        if part.size_bytes:  # the first of a type counts; auxiliary sets follow on other chips
+            content = image.part(base + part.offset_bytes, part.size_bytes, f"component {position}")
+            out.boot.setdefault(part.fw_type, content)
+
+
+def parse_smu(image: Image, out: FirmwareSet) -> None:
+    """Parse the SMU's image: one part."""
+    image.expect((1, 0), (2, 0), (2, 1))
+    out.parts["smu"] = image.payload()
+
+
+def parse_toc(image: Image, out: FirmwareSet) -> None:
+    out.parts["toc"] = image.payload()
+
+
+def parse_sdma(image: Image, out: FirmwareSet) -> None:
+    """Parse SDMA's image: the code of its two threads."""
+    image.expect((2, 0))
+    header = image.header("sdma_firmware_header_v2_0")
+    start = image.common.ucode_array_offset_bytes
+    out.parts["sdma_ucode_th0"] = image.part(start, header.ctx_ucode_size_bytes, "context thread")
+    out.parts["sdma_ucode_th1"] = image.part(
+        header.ctl_ucode_offset, header.ctl_ucode_size_bytes, "control thread"
+    )
+
+
+def parse_mec(image: Image, out: FirmwareSet) -> None:
+    """Parse the MEC's image: code, and data that each of its four pipes has a copy of."""
+    image.expect((2, 0))
+    header = image.header("gfx_firmware_header_v2_0")
+    start = image.common.ucode_array_offset_bytes
+    out.parts["rs64_mec"] = image.part(start, header.ucode_size_bytes, "code")
+    stack = image.part(header.data_offset_bytes, header.data_size_bytes, "data")
+    for pipe in range(4):
+        out.parts[f"rs64_mec_p{pipe}_stack"] = stack
+    out.mec_start = header.ucode_start_addr_lo | header.ucode_start_addr_hi << 32
+
+
+def parse_imu(image: Image, out: FirmwareSet) -> None:
+    """Parse the IMU's image: instructions and data, one after the other."""
+    image.expect((1, 0))
+    header = image.header("imu_firmware_header_v1_0")
+    start = image.common.ucode_array_offset_bytes
+    out.parts["imu_i"] = image.part(start, header.imu_iram_ucode_size_bytes, "instructions")
+    out.parts["imu_d"] = image.part(
+        start + header.imu_iram_ucode_size_bytes, header.imu_dram_ucode_size_bytes, "data"
+    )
+
+
+# part name -> (stem of the size and offset fields, first minor version that has them)
+_RLC_PARTS = {
+    "rlc_iram": ("rlc_iram_ucode", 2),
+    "rlc_dram_boot": ("rlc_dram_ucode", 2),
+    "rlc_p": ("rlcp_ucode", 3),
+    "rlc_v": ("rlcv_ucode", 3),
+}
+
+
+def parse_rlc(image: Image, out: FirmwareSet) -> None:
+    """Parse the RLC's image, and those of its helpers that its version has."""
+    image.expect((2, 2), (2, 3), (2, 4))
+    minor = image.version[1]
+    out.parts["rlc_g"] = image.payload()
+    for name, (stem, since) in _RLC_PARTS.items():
+        if minor < since:
+            continue
+        header = image.header(f"rlc_firmware_header_v2_{since}")
+        size, offset = header[f"{stem}_size_bytes"], header[f"{stem}_offset_bytes"]
+        out.parts[name] = image.part(offset, size, name)
+
+
+_PARSERS: tuple[tuple[str, Callable[[Image, FirmwareSet], None]], ...] = (
+    ("_sos.bin", parse_sos),
+    ("smu_", parse_smu),
+    ("_toc.bin", parse_toc),
+    ("sdma_", parse_sdma),
+    ("_mec.bin", parse_mec),
+    ("_imu.bin", parse_imu),
+    ("_rlc.bin", parse_rlc),
+)
+
+
+def parse_image(name: str, data: bytes, out: FirmwareSet) -> None:
+    """Check image `name` and add its parts to `out`; FirmwareInvalid if anything is wrong."""
+    image = Image(name, data)
+    for mark, parser in _PARSERS:
+        if mark in name:
+            parser(image, out)
+            out.versions[name] = image.common.ucode_version
+            return
+    raise image.invalid("this kind of image is not supported")
+
+
+def load_firmware(source: FirmwareSource, facts: ChipFacts) -> FirmwareSet:
+    """Read and check everything the chip needs; nothing is sent anywhere yet."""
+    found, generation = FirmwareSet(), facts.generation
+    for file in generation.firmware:
+        name = facts.image(file)
+        try:
+            data = source.read(name)
+        except FirmwareNotFound:
+            if file.optional:
+                continue
+            raise
+        parse_image(name, data, found)
+    needed = [name for _, name in (generation.smu_firmware, *generation.ip_firmware)]
+    for part in needed:
+        if part not in found.parts:
+            raise FirmwareInvalid(f"expected part {part} in the images, found none", part=part)
+    for what, _, kind in generation.boot_components:
+        if kind not in found.boot:
+            log.debug("bootloader component %s is not in the set; skipped", what)
+    if generation.secure_os_type not in found.boot:
+        raise FirmwareInvalid(
+            "expected a secure OS in the PSP container, found none",
+            fw_type=generation.secure_os_type,
+        )
+    return found

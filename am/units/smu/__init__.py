@@ -1,0 +1,1 @@
+"""The power management processor: mailbox, metrics, notifications, temperature limits."""

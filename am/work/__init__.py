@@ -1,0 +1,1 @@
+"""Queues of an AMD card, and the programs, images and memory that they use."""

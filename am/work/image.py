@@ -1,0 +1,83 @@
+"""Images of commands in their own memory: captured graphs, and images too large for an arena."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ugpu.am.units.memory import Mapping
+from ugpu.am.work import scrub
+from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.transport.view import RemoteView
+from ugpu.hcq.work.command import CommandBuffer, Part
+from ugpu.hcq.work.queue import Resident
+
+if TYPE_CHECKING:
+    from ugpu.am.work.queue import RingQueue
+
+_GAP_WORDS = 64  # gaps up to this are written again, which saves a second transfer
+
+
+class HostImage(Resident):
+    """An image in its own memory. If that is not this process's memory, `words` is a copy, whose
+    changes are written to the image."""
+
+    _view: RemoteView | None = None
+    patched = True  # words were written since the last submission
+
+    def __init__(self, queue: RingQueue, words: int, kernels: tuple[str, ...] = ()) -> None:
+        self.queue = queue
+        self.kernels = kernels
+        self.mapping: Mapping | None = None
+        try:
+            self.mapping = queue.driver.map(max(words, 1) * 4, Placement.HOST)
+            scrub.behind(self.mapping, 4 * words)
+            self.address = int(self.mapping.address)
+            view = self.mapping.view
+            if isinstance(view, memoryview):
+                self.words = np.frombuffer(view, np.uint32)[:words]
+            else:
+                self.words, self._view = np.zeros(words, np.uint32), view
+        except BaseException:
+            self.close()
+            raise
+
+    def fill(self, encoded: CommandBuffer, values: NDArray[np.uint64]) -> None:
+        """See Resident."""
+        super().fill(encoded, values)
+        self.rewrite()
+        if self._view is not None:
+            self.queue.driver.images.add(self)
+
+    def rewrite(self) -> None:
+        """Write all words again, which a reset of the chip may have lost."""
+        self.patched = True
+        if self._view is not None:
+            self._view[: 4 * len(self.words)] = self.words.tobytes()
+
+    def insert(self, part: Part, values: NDArray[np.uint64]) -> None:
+        """See Resident."""
+        if len(part.word):
+            self.patched = True
+        super().insert(part, values)
+        if self._view is not None and len(part.word):
+            with self.queue.driver.transport.batch():
+                for first, end in _runs(part.word):
+                    self._view[4 * first : 4 * end] = self.words[first:end].tobytes()
+
+    def close(self) -> None:
+        if self.mapping is not None:
+            self.queue.driver.images.discard(self)
+            self.words = np.zeros(0, np.uint32)  # releases the mapping's view
+            self.queue.driver.unmap(self.mapping)
+            self.mapping = None
+
+
+def _runs(positions: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Yield runs of words, as (first, end), with all `positions` and no gap worth a transfer."""
+    places = np.unique(positions)
+    for run in np.split(places, np.flatnonzero(np.diff(places) > _GAP_WORDS) + 1):
+        yield int(run[0]), int(run[-1]) + 1

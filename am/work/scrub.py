@@ -1,0 +1,47 @@
+"""Clearing of the driver's own memory that kernels can read and that was another holder's.
+
+The caller clears buffers: the daemon does so when it allocates them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ugpu.am.units.memory import Mapping
+from ugpu.hcq.errors import OutOfMemory
+from ugpu.hcq.work.command import Fill, Signal, Symbol, values_of
+
+if TYPE_CHECKING:
+    from ugpu.am.device.driver import AmDriver
+
+
+def by_host(driver: AmDriver, mapping: Mapping) -> None:
+    """Clear VRAM through the host's window: for small sizes, at any time."""
+    for start, length in mapping.pieces:
+        driver.chip.vram.write(start, bytes(length))
+    driver.units.nbio.post_hdp()
+
+
+def behind(mapping: Mapping, used: int) -> None:
+    """Clear the part of VRAM that the host reaches behind its first `used` bytes, up to the end of
+    its pages. Does nothing for memory of the host, which is zero when it is mapped."""
+    if mapping.shared is not None and used < mapping.size:
+        mapping.shared[used : mapping.size] = bytes(mapping.size - used)
+
+
+def by_queue(driver: AmDriver, mapping: Mapping) -> None:
+    """Clear memory before all kernels that are submitted from now on; does not wait.
+
+    OutOfMemory if the compute queue of a tenant has no room: waiting for it would make the other
+    holders of the card wait too.
+    """
+    driver.core.complete()
+    queue = driver.queues.compute[0]
+    timeline, value = queue.timeline, queue.timeline.last + 1
+    fill = Fill(Symbol.constant(int(mapping.address)), 0, mapping.size)
+    buffer = queue.encode([fill, Signal(timeline, Symbol.constant(value))])
+    if driver.is_tenant and not queue.room(len(buffer.words)):
+        raise OutOfMemory(
+            f"{queue.name} has no room for the command that clears new memory; wait for its work"
+        )
+    queue.submit(buffer, values_of(buffer, value))

@@ -1,0 +1,1 @@
+"""LLVM IR text, read into instructions with structured control flow."""

@@ -1,0 +1,1 @@
+"""Special instructions as LLVM intrinsics."""

@@ -1,0 +1,133 @@
+"""A child process that answers one message at a time, and may die or hang without harm.
+
+A message is its length (8 bytes, little-endian) and that many bytes, over a socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+from ugpu.hcq.errors import HostError
+
+LENGTH = struct.Struct("<Q")
+TAIL = 4096  # bytes kept of the end of a process's output
+ROOT = Path(__file__).parents[4]  # the folder that contains the package ugpu
+START = "import runpy, sys; sys.path[:] = {path!r}; runpy.run_module({module!r}, None, '__main__')"
+
+
+def send(channel: socket.socket, message: bytes) -> None:
+    channel.sendall(LENGTH.pack(len(message)) + message)
+
+
+def receive(channel: socket.socket) -> bytes:
+    """Return the next message; EOFError if the other side has closed the connection."""
+    return _exactly(channel, LENGTH.unpack(_exactly(channel, LENGTH.size))[0])
+
+
+def _exactly(channel: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        part = channel.recv(min(count - len(parts), 1 << 20))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)
+
+
+class Ended(Exception):
+    """The process ended instead of answering. code: its exit status, negative for a signal; said:
+    the last line it wrote to stderr, LLVM's own if there is one."""
+
+    def __init__(self, code: int, said: str) -> None:
+        super().__init__(f"{how(code)}: {said}")
+        self.code = code
+        self.said = said
+
+
+def how(code: int) -> str:
+    """Return an exit status as text: "SIGSEGV" or "status 1"."""
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return signal.Signals(-code).name
+    return f"status {code}"
+
+
+class Process:
+    """`python -m module SOCKET arguments...`, started by the first message and again after it has
+    ended. Only one thread may use it at a time."""
+
+    def __init__(self, module: str, arguments: tuple[str, ...] = ()) -> None:
+        self.module = module
+        self.arguments = arguments
+        self.process: subprocess.Popen[bytes] | None = None
+        self.channel: socket.socket | None = None
+        self.errors = -1  # the process's stderr: an anonymous file
+
+    def start(self) -> None:
+        """Start the process. HostError if it cannot be started."""
+        ours, theirs = socket.socketpair()
+        code = START.format(path=[str(ROOT), *sys.path], module=self.module)
+        self.errors = os.memfd_create("ugpu-child")
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code, str(theirs.fileno()), *self.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self.errors,
+                pass_fds=[theirs.fileno()],
+            )
+        except OSError as error:
+            ours.close()
+            self.close()
+            raise HostError(f"cannot start a child process: {error}") from None
+        finally:
+            theirs.close()
+        self.channel = ours
+
+    def ask(self, message: bytes, limit_s: float) -> bytes:
+        """Return the answer. TimeoutError after `limit_s` seconds without one, Ended; in both cases
+        the process is gone, and the next message starts another."""
+        if self.process is None:
+            self.start()
+        assert self.channel is not None
+        self.channel.settimeout(limit_s)
+        try:
+            send(self.channel, message)
+            return receive(self.channel)
+        except TimeoutError:
+            self.close()
+            raise
+        except (EOFError, ConnectionError):
+            raise self._end() from None
+
+    def _end(self) -> Ended:
+        assert self.process is not None
+        try:
+            code = self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        size = os.fstat(self.errors).st_size
+        tail = os.pread(self.errors, TAIL, max(0, size - TAIL))
+        said = tail.decode(errors="replace").strip().splitlines()
+        self.close()
+        fatal = [line for line in said if "LLVM ERROR" in line]
+        return Ended(code, (fatal or said or ["it said nothing"])[-1])
+
+    def close(self) -> None:
+        """End the process; idempotent."""
+        if self.channel is not None:
+            self.channel.close()
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        if self.errors >= 0:
+            os.close(self.errors)
+        self.process, self.channel, self.errors = None, None, -1

@@ -1,0 +1,86 @@
+"""LLVM IR text to an object file, or to PTX, by llvmlite; for Adreno, with Mesa.
+
+LLVM's back ends end the process on IR they cannot handle, so compilation runs in a child process:
+`compile_text` accepts any IR, `compile_here` is for that process (compiler.codegen.process.worker).
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from functools import lru_cache, partial
+from pathlib import Path
+
+import llvmlite.binding as llvm
+
+from ugpu.compiler.codegen.adreno.build import compile_adreno
+from ugpu.compiler.codegen.process.children import shared, version
+from ugpu.hcq.disk.objects import kept
+from ugpu.hcq.state.target import TargetSpec
+
+_DEFINED = re.compile(r'^define\b[^@]*@"?([\w.$-]+)', re.MULTILINE)
+_lock = threading.Lock()  # llvmlite's global context is shared by all modules
+
+
+def compile_text(text: str, target: TargetSpec) -> bytes:
+    """Optimise and assemble a module of LLVM IR in a child process; return a relocatable ELF
+    object, which `Device.load` takes, or PTX as UTF-8 text. CompileError gives LLVM's message, and
+    the line if LLVM gives one."""
+    return shared().submit(text, target, _name(text)).result().image
+
+
+def _name(text: str) -> str:
+    """Return the first function that is defined."""
+    found = _DEFINED.search(text)
+    return found[1] if found else "module"
+
+
+def compile_here(text: str, target: TargetSpec) -> bytes:
+    """Compile in this process, which LLVM may end. RuntimeError if its parser, verifier or target
+    lookup reject the module."""
+    if target.abi == "ir3":
+        return _compile(text, target)
+    machine = (target.abi, target.triple, target.cpu, target.features)
+    return kept(partial(_compile, text, target), Path(__file__), version(), *machine, text)
+
+
+def _compile(text: str, target: TargetSpec) -> bytes:
+    if target.abi == "ir3":
+        with _lock:
+            return compile_adreno(text, target, _host_machine)
+    with _lock:
+        machine = _machine(target.triple, target.cpu, target.features)
+        module = llvm.parse_assembly(text)
+        module.triple = target.triple
+        module.data_layout = str(machine.target_data)
+        module.verify()
+        options = llvm.create_pipeline_tuning_options(speed_level=3)
+        options.loop_vectorization = target.abi == "host"
+        options.slp_vectorization = target.abi == "host"
+        options.loop_interleaving = target.abi == "host"
+        options.loop_unrolling = True
+        builder = llvm.create_pass_builder(machine, options)
+        builder.getModulePassManager().run(module, builder)
+        if target.abi == "ptx":
+            assembly: str = machine.emit_assembly(module)
+            return assembly.encode()
+        emitted: bytes = machine.emit_object(module)
+        return emitted
+
+
+@lru_cache(maxsize=16)
+def _machine(triple: str, cpu: str, features: str) -> llvm.TargetMachine:
+    """Return a target machine; position independent, so that an object runs at any address."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    found = llvm.Target.from_triple(triple)
+    return found.create_target_machine(
+        cpu=cpu, features=features, opt=3, reloc="pic", codemodel="small"
+    )
+
+
+@lru_cache(maxsize=1)
+def _host_machine() -> llvm.TargetMachine:
+    """Return a target machine for passes that do not use one."""
+    llvm.initialize_native_target()
+    return llvm.Target.from_default_triple().create_target_machine()

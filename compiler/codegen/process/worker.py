@@ -1,0 +1,52 @@
+"""The compiling process: reads requests from a socket, answers each, ends when the socket closes.
+
+LLVM's back ends end the process on IR they cannot handle. To keep the user's process alive,
+compiler.codegen.process.children runs this one, and replaces it when it has ended.
+
+Messages are those of compiler.codegen.process.child; compiler.codegen.process.children describes
+their content.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import sys
+import time
+
+from ugpu.compiler.codegen.process.child import receive, send
+from ugpu.compiler.codegen.process.children import ANSWER, DONE, MISSING, REFUSED
+from ugpu.compiler.codegen.process.objects import compile_here
+from ugpu.hcq.errors import MissingDependency, UgpuError
+from ugpu.hcq.state.target import TargetSpec
+
+IDLE_S = 60.0  # TIMEOUT: an idle process ends; the next request starts another
+
+
+def answer(message: bytes) -> bytes:
+    """Compile what a request asks for."""
+    asked = json.loads(message)
+    start = time.perf_counter()
+    try:
+        image = compile_here(asked["text"], TargetSpec(**asked["target"]))
+    except MissingDependency as error:
+        missing = {"message": error.message, "facts": error.facts}
+        return ANSWER.pack(MISSING, time.perf_counter() - start) + json.dumps(missing).encode()
+    except (RuntimeError, UgpuError) as error:  # LLVM's parser, verifier or target lookup; ours
+        return ANSWER.pack(REFUSED, time.perf_counter() - start) + str(error).encode()
+    return ANSWER.pack(DONE, time.perf_counter() - start) + image
+
+
+def serve(channel: socket.socket) -> None:
+    """Answer requests until the other side closes the connection, or sends none for a while."""
+    while select.select([channel], [], [], IDLE_S)[0]:
+        try:
+            message = receive(channel)
+        except (EOFError, ConnectionError):
+            return
+        send(channel, answer(message))
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))

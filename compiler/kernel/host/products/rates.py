@@ -1,0 +1,93 @@
+"""Rates of a host's core per cycle: the constants of the cost model of products.
+
+Facts by processor, by LLVM's name. Sources: Software Optimization Guide for the AMD Zen4
+Microarchitecture (57647), 2.10 and 2.12; for Zen 5 (58455); for family 17h and 19h (55723, 56665);
+Intel 64 and IA-32 Architectures Optimization Reference Manual, "Golden Cove", "Ice Lake Client",
+"Skylake Server", "Haswell"; Arm Neoverse N1, N2, V1 and V2 Core Software Optimization Guides,
+"Instruction throughput". Sizes of caches come from the target (hcq.state.target.Caches).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ugpu.hcq.state.target import TargetSpec
+
+L3_BYTES = 20  # bytes a cycle that a core reads from memory or L3 and writes to a nearer level
+
+
+@dataclass(frozen=True)
+class Core:
+    """The work of one cycle. vector_bytes: size of the vectors; multiplies: multiplications with
+    addition; loads: of vectors, or of elements into all lanes, as mixed in a product; moved: bytes
+    packed in order of memory; near: bytes from the second-level cache to the first, 0 if
+    multiplications hide them."""
+
+    vector_bytes: int
+    multiplies: float
+    loads: float
+    moved: float = L3_BYTES
+    near: float = 0
+
+
+# measured by lab/bench/bench_compiler_tiles.py: vectors of 64 bytes pass its ports in two halves,
+# single elements do not
+ZEN4 = Core(64, 1, 1.25)
+FULL = Core(64, 2, 2, near=64)
+# UNSURE: according to published figures its third level gives about half as much as Zen 4's; a run
+# of lab/bench/bench_compiler_tiles.py on one would settle it.
+MESH = Core(64, 2, 2, L3_BYTES / 2, 48)
+HALF = Core(32, 2, 2)
+NEON = Core(16, 2, 2)
+WIDE_NEON = Core(16, 4, 3)
+CORES = {
+    "znver4": ZEN4, "znver5": FULL,
+    "skylake-avx512": MESH, "cascadelake": MESH, "cooperlake": MESH, "icelake-server": MESH,
+    "sapphirerapids": MESH, "emeraldrapids": MESH, "graniterapids": MESH, "graniterapids-d": MESH,
+    "haswell": HALF, "broadwell": HALF, "skylake": HALF, "alderlake": HALF, "raptorlake": HALF,
+    "znver2": HALF, "znver3": HALF,
+    "neoverse-n1": NEON, "neoverse-n2": NEON, "neoverse-v1": WIDE_NEON, "neoverse-v2": WIDE_NEON,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Costs in the time of one multiplication of whole vectors with addition.
+
+    load: of a vector. spill: load of another vector if its panel is too large for the first level.
+    pack: an element of a factor, by a vector load and a store, with memory not in cache. direct: to
+    fetch an element that is not packed. pack_one: to pack elements that come singly, or few at a
+    time. finish: to clear an element of the tile, to load it again and to store it. first, second:
+    bytes of a core's caches.
+    """
+
+    load: float = 0.8
+    spill: float = 0.0
+    pack: float = 0.2
+    direct: float = 0.05
+    pack_one: float = 1.0
+    finish: float = 0.3
+    first: int = 32 << 10
+    second: int = 1 << 20
+
+
+DEFAULT = Rates()  # Zen 4's
+
+
+def rates_of(target: TargetSpec) -> Rates:
+    """Return the rates of a target's processor; those of Zen 4 for an unknown one."""
+    core = CORES.get(target.cpu, ZEN4)
+    if target.vector_bytes < core.vector_bytes and target.cpu in CORES:
+        # narrower vectors pass two ports whole
+        core = Core(target.vector_bytes, 2, 2, core.moved, core.near)
+    cycles, slower = core.multiplies, L3_BYTES / core.moved
+    return Rates(
+        load=cycles / core.loads,
+        spill=cycles * target.vector_bytes / core.near if core.near else 0.0,
+        pack=0.2 * cycles * slower,
+        direct=0.05 * cycles * slower,
+        pack_one=1.0 * cycles,
+        finish=0.3 * cycles,
+        first=target.caches.first,
+        second=target.caches.second,
+    )

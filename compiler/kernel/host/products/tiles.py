@@ -1,0 +1,169 @@
+"""The cost model of matrix products on the host: it chooses a group's tile, and its panels.
+
+Costs are in the time of one vector multiplication. lab/bench/bench_compiler_tiles.py compares the
+choice with a search over all tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ugpu.compiler.kernel.choices import Tile
+from ugpu.compiler.kernel.host.products.axis import Axis
+from ugpu.compiler.kernel.host.products.rates import DEFAULT, Rates
+from ugpu.hcq.state.target import TargetSpec
+
+COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+HIDDEN = 0.7  # share of multiplication time in which loads from the second level cost nothing
+UNEVEN = 0.4  # of a tile: time that threads wait for each other at the end
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A product for the cost model. steps: of the depth, in all; slice_steps: packed at a time.
+    registers: vector registers; threads: that share the work. rates: of a core. left_in_order,
+    right_in_order: whether a factor is packed in order of memory. direct_height: height of panels
+    up to which the left factor is not packed."""
+
+    rows: Axis
+    columns: Axis
+    batch: int
+    steps: int
+    slice_steps: int
+    itemsize: int
+    lanes: int
+    registers: int
+    threads: int
+    rates: Rates = DEFAULT
+    left_in_order: bool = True
+    right_in_order: bool = True
+    direct_height: int = 0
+
+    @property
+    def left_bytes(self) -> int:
+        """Maximum bytes of a packed left slice, which stays in the second-level cache."""
+        return self.rates.second // 4
+
+    @property
+    def direct_bytes(self) -> int:
+        """Bytes of a left slice that is not packed."""
+        return self.rates.second * 11 // 32
+
+    @property
+    def right_bytes(self) -> int:
+        """Bytes of a packed right slice; it is read in order, at worst from the third level."""
+        return self.rates.second * 9 // 16
+
+    @property
+    def tile_bytes(self) -> int:
+        return self.rates.second * 3 // 8
+
+    def pack_costs(self, height: int) -> tuple[float, float]:
+        """Return the cost of packing an element of the left factor, and of the right."""
+        rates = self.rates
+        left = rates.pack if self.left_in_order else rates.pack_one
+        right = rates.pack if self.right_in_order else rates.pack_one
+        return rates.direct if height <= self.direct_height else left, right
+
+    def cost(self, tile: Tile) -> float:
+        """Return the cost of the whole product, for the thread that ends last."""
+        tall, wide = tile.rows * self.rows.unit, tile.columns * self.columns.unit
+        down, across = _ceil(self.rows.main.size, tile.rows), _ceil(
+            self.columns.main.size, tile.columns
+        )  # fmt: skip
+        width = tile.vectors * self.lanes
+        panels = _panels(self.rows, tile.rows, tile.height)
+        panels *= _panels(self.columns, tile.columns, width)
+        each = self.step_cost(tile.height, tile.vectors)
+        multiply = panels * each
+        left_pack, right_pack = self.pack_costs(tile.height)
+        pack = across * self.rows.size * left_pack + down * self.columns.size * right_pack
+        store = self.rows.size * self.columns.size * self.rates.finish
+        total = self.batch * (self.steps * (multiply + pack) + store)
+        inside = _ceil(tall, tile.height) * _ceil(wide, width) * each
+        inside += tall * left_pack + wide * right_pack
+        one = self.steps * inside + tall * wide * self.rates.finish
+        if self.threads == 1:
+            return total
+        return max(total / self.threads, one) + UNEVEN * one
+
+    def fits(self, tile: Tile) -> bool:
+        """Return whether a tile's memories fit the caches for which they are intended."""
+        width = tile.vectors * self.lanes
+        tall = _ceil(tile.rows * self.rows.unit, tile.height) * tile.height
+        wide = _ceil(tile.columns * self.columns.unit, width) * width
+        slice_bytes = self.slice_steps * self.itemsize
+        direct = tile.height <= self.direct_height
+        return (
+            tall * slice_bytes <= (self.direct_bytes if direct else self.left_bytes)
+            and wide * slice_bytes <= self.right_bytes
+            and tall * wide * self.itemsize <= self.tile_bytes
+        )
+
+    def tiles(self) -> Iterator[Tile]:
+        """Yield the candidates: for each number of vectors the best height, and shares that split
+        the axes evenly."""
+        for vectors in (1, 2, 3, 4):
+            least = min(4, self.rows.size)
+            heights = range(least, (self.registers - 2 - vectors) // vectors + 1)
+            if not heights:
+                continue
+            height = min(heights, key=lambda h: self.panels_cost(h, vectors))
+            for rows in shares(self.rows, height):
+                for columns in shares(self.columns, vectors * self.lanes):
+                    yield Tile(height, vectors, rows, columns)
+
+    def step_cost(self, height: int, vectors: int) -> float:
+        """Return the cost of one step of a panel: a multiplication for each pair, or the loads they
+        need if more. Multiplications hide part of the loads from the second level."""
+        loads, multiplies = height + vectors, height * vectors
+        cost = max(multiplies, self.rates.load * loads)
+        panel = self.slice_steps * vectors * self.lanes * self.itemsize
+        if panel > self.rates.first:
+            fetched = self.rates.load * loads + self.rates.spill * vectors
+            cost = max(cost, multiplies + fetched - HIDDEN * multiplies)
+        return cost + 0.1 * loads + 0.3
+
+    def panels_cost(self, height: int, vectors: int) -> float:
+        """Return the cost of a step of all panels of rows."""
+        return _ceil(self.rows.size, height) * self.step_cost(height, vectors)
+
+    def best(self) -> Tile:
+        """Return the cheapest tile that fits, or the smallest."""
+        tiles = list(self.tiles())
+        fitting = [tile for tile in tiles if self.fits(tile)]
+        if not fitting:
+            return min(tiles, key=lambda tile: (tile.rows * tile.columns, self.cost(tile)))
+        return min(fitting, key=self.cost)
+
+
+def slice_steps(target: TargetSpec) -> int:
+    """Return the approximate steps of a slice of the depth: a panel of the right factor then stays
+    in the first-level cache."""
+    return max(128, min(512, target.caches.first // 128 // 64 * 64))
+
+
+def vector_registers(target: TargetSpec) -> int:
+    """Return the number of vector registers of a host."""
+    return 32 if target.vector_bytes >= 64 or target.triple.startswith("aarch64") else 16
+
+
+def shares(axis: Axis, panel: int) -> list[int]:
+    """Return steps of the main range that split it evenly into more and more whole-panel tiles."""
+    if axis.unit > 1:
+        counts = {_ceil(axis.main.size, n) for n in COUNTS}
+    else:
+        panels = _ceil(axis.main.size, panel)
+        counts = {_ceil(panels, n) * panel for n in COUNTS if n <= panels}
+    return sorted(counts)
+
+
+def _panels(axis: Axis, count: int, panel: int) -> int:
+    """Return the number of panels in all tiles."""
+    full, rest = divmod(axis.main.size, count)
+    return full * _ceil(count * axis.unit, panel) + _ceil(rest * axis.unit, panel)
+
+
+def _ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)

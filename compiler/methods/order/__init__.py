@@ -1,0 +1,1 @@
+"""Tensor methods along an axis: running totals, sorts, scattered elements."""

@@ -1,0 +1,134 @@
+"""Tensor: running totals, and functions of whole rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Self
+
+from ugpu.compiler import dtype as dtypes
+from ugpu.compiler.dtype import bool_, float32
+from ugpu.compiler.methods.order.running import Running
+from ugpu.compiler.methods.reductions import Axis
+from ugpu.hcq.errors import BadArgument
+
+
+class Scans(Running):
+    """Running totals and functions of rows. axis: counted from either end."""
+
+    __slots__ = ()
+
+    def cumsum(self, axis: int = 0, *, dtype: Any = None) -> Self:
+        """Return the sum of all elements up to each one along an axis, in the type of `sum`. dtype:
+        convert to this type first, and return it."""
+        if dtype is not None:
+            return self.cast(dtype).cumsum(axis).cast(dtype)
+        if not self.ndim:
+            return self.reshape(1).cumsum(axis).reshape(())
+        place = self._axis("cumsum", axis)
+        wide = self.cast(dtypes.sum_dtype(self.dtype))
+        return wide._running("sum", place, 0)
+
+    def cumprod(self, axis: int = 0, *, dtype: Any = None) -> Self:
+        """Return the product of all elements up to each one along an axis, in the type of `prod`.
+        dtype: convert to this type first, and return it."""
+        if dtype is not None:
+            return self.cast(dtype).cumprod(axis).cast(dtype)
+        if not self.ndim:
+            return self.reshape(1).cumprod(axis).reshape(())
+        place = self._axis("cumprod", axis)
+        wide = self.cast(dtypes.sum_dtype(self.dtype))
+        return wide._running("prod", place, 1)
+
+    def cummax(self, axis: int = 0) -> Self:
+        """Return the largest element up to each one along an axis."""
+        if not self.ndim:
+            return self.reshape(1).cummax(axis).reshape(())
+        return self._running("max", self._axis("cummax", axis), dtypes.lowest(self.dtype))
+
+    def cummin(self, axis: int = 0) -> Self:
+        """Return the smallest element up to each one along an axis."""
+        if not self.ndim:
+            return self.reshape(1).cummin(axis).reshape(())
+        return self._running("min", self._axis("cummin", axis), dtypes.highest(self.dtype))
+
+    # ---- rows ----------------------------------------------------------------------------------
+
+    def logsumexp(self, axis: Axis = None, keepdims: bool = False) -> Self:
+        """Return log(sum(exp(x))) without overflow; minus infinity for empty axes."""
+        axes = self._axes("logsumexp", axis)
+        wide = self.cast(float32)
+        if any(not self.shape[place] for place in axes):
+            return wide.sum(axes, keepdims).log().cast(dtypes.float_dtype(self.dtype))
+        most = wide.max(axes, keepdims=True)
+        most = most.isinf().where(0, most)
+        found = (wide - most).exp().sum(axes, keepdims=True).log() + most
+        found = found.cast(dtypes.float_dtype(self.dtype))
+        return found if keepdims else found.squeeze(axes)
+
+    def softmin(self, axis: int = -1, *, dtype: Any = None) -> Self:
+        """Return `softmax` of -x. dtype: convert to this type first."""
+        return (-(self if dtype is None else self.cast(dtype))).softmax(axis)
+
+    def layernorm(self, axis: Axis = -1, epsilon: float = 1e-5) -> Self:
+        """Normalise to mean 0 and variance 1 along axes; 16-bit floats are computed in float32."""
+        wide = self.cast(float32)
+        apart = wide - wide.mean(axis, keepdims=True)
+        scale = (apart.square().mean(axis, keepdims=True) + epsilon).rsqrt()
+        return (apart * scale).cast(dtypes.float_dtype(self.dtype))
+
+    def normalize(self, axis: int = 1, epsilon: float = 1e-12) -> Self:
+        """Divide by the root of the sum of squares along an axis, or by epsilon if that is
+        larger."""
+        wide = self.cast(float32)
+        length = wide.square().sum(axis, keepdims=True).sqrt().maximum(epsilon)
+        return (wide / length).cast(dtypes.float_dtype(self.dtype))
+
+    def linear(self, weight: Any, bias: Any = None) -> Self:
+        """Return self @ weight (of [inputs, outputs]) + bias."""
+        result = self.matmul(weight)
+        return result if bias is None else result + bias
+
+    def dot(self, other: Any) -> Self:
+        """Return the matrix product; the same as `@`."""
+        return self.matmul(other)
+
+    def _is_mask(self, operation: str, given: Any) -> bool:
+        lifted = self._lift(operation, given)
+        return isinstance(lifted, Scans) and lifted.dtype is bool_
+
+    def scaled_dot_product_attention(
+        self, key: Self, value: Self, mask: Any = None, is_causal: bool = False
+    ) -> Self:
+        """Return softmax(self @ key^T / sqrt(depth) + mask) @ value; a bool mask selects the
+        visible columns.
+
+        is_causal: columns up to i are visible to row i. A row without visible columns gives zeros.
+        """
+        name = "scaled_dot_product_attention"
+        for given in (self, key, value):
+            if not isinstance(given, Scans) or given.ndim < 2:
+                raise BadArgument(f"{name}: expected Tensors of two axes or more, got {given!r}")
+        additive = mask is not None and not self._is_mask(name, mask)
+        kind = self._float_common(name, key, value, mask if additive else None)
+        query, key, value = self.cast(kind), key.cast(kind), value.cast(kind)
+        if not key.shape[-2]:
+            return query.matmul(key.transpose(-2, -1)).matmul(value)  # sums over no elements
+        scores = query.matmul(key.transpose(-2, -1)) * (1 / math.sqrt(max(1, self.shape[-1])))
+        seen: Any = None
+        if is_causal:
+            if mask is not None:
+                raise BadArgument(f"{name}: a mask cannot be combined with is_causal")
+            scores = scores._triangle_or(float("-inf"))
+        elif additive:
+            scores = scores + mask
+            lifted = self._lift(name, mask)
+            if isinstance(lifted, Scans):
+                seen = self._new(lifted.node)._compare("ne", float("-inf"))
+        elif mask is not None:
+            seen = self._tensor(name, mask)
+            scores = seen.where(scores, float("-inf"))
+        result = scores.softmax(-1).matmul(value)
+        if seen is None or not seen.ndim:
+            return result
+        answered: Self = seen.any(-1, keepdims=True).where(result, 0)
+        return answered

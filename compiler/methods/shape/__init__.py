@@ -1,0 +1,1 @@
+"""Tensor methods that change shape and order, and resample."""

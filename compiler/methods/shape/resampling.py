@@ -1,0 +1,182 @@
+"""Tensor: resizing images, by transposed convolution and by interpolation.
+
+The source position of an element is computed in integers, so that it is not rounded to a neighbour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, Self
+
+from ugpu.compiler import dtype as dtypes
+from ugpu.compiler.dtype import bool_, float32, int32, uint8
+from ugpu.compiler.graph import node as graph
+from ugpu.compiler.methods.convolution import Pair, biased, pair
+from ugpu.compiler.methods.operations import Operations
+from ugpu.hcq.errors import BadArgument
+
+LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}  # by number of axes
+FINEST = 1 << 16  # a scale is a fraction whose parts are at most about this large
+
+
+class Resampling(Operations):
+    """Resizing of tensors [batch, channels, ...]."""
+
+    __slots__ = ()
+
+    def conv_transpose2d(
+        self, weight: Any, bias: Any = None, *, stride: Pair = 1, padding: Pair = 0,
+        output_padding: Pair = 0, groups: int = 1, dilation: Pair = 1,
+    ) -> Self:  # fmt: skip
+        """Spread each element over a window times `weight` [channels, out channels / groups,
+        height, width], with windows `stride` apart, and sum where they overlap; then add `bias`.
+
+        `padding` elements are removed at each side, `output_padding` added at the ends. Types as in
+        matmul. Computed as one matrix product of all windows, and a sum that puts them in place.
+        """
+        kernel = self._tensor("conv_transpose2d", weight)
+        shapes = f"shapes {self._shown} and {kernel._shown}"
+        if self.ndim != 4 or kernel.ndim != 4:
+            raise BadArgument(f"conv_transpose2d: expected 4 axes, got {shapes}")
+        batch, channels, *size = self.shape
+        _, each, *window = kernel.shape
+        if groups < 1 or kernel.shape[0] != channels or channels % groups or not kernel.numel():
+            raise BadArgument(f"conv_transpose2d: {shapes} do not match in {groups} groups")
+        steps = pair("conv_transpose2d", stride, 1)
+        cut = pair("conv_transpose2d", padding, 0)
+        more = pair("conv_transpose2d", output_padding, 0)
+        gaps = pair("conv_transpose2d", dilation, 1)
+        if any(m >= max(s, g) for m, s, g in zip(more, steps, gaps, strict=True)):
+            raise BadArgument(
+                "conv_transpose2d: output_padding must be less than stride or dilation"
+            )
+        out = [
+            (size[i] - 1) * steps[i] - 2 * cut[i] + gaps[i] * (window[i] - 1) + more[i] + 1
+            for i in range(2)
+        ]
+        if min(*out, *size) < 1:
+            raise BadArgument(f"conv_transpose2d: {shapes} give {out[0]} x {out[1]} elements")
+        dtype = dtypes.promote(self.dtype, kernel.dtype)
+        inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
+        per_group = channels // groups
+        left = kernel.cast(inner).reshape((groups, per_group, each * window[0] * window[1]))
+        right = self.cast(inner).reshape((batch, groups, per_group, size[0] * size[1]))
+        spread = left.transpose(-2, -1).matmul(right).contiguous()
+        spread = spread.reshape((batch * groups * each, *window, *size))
+        placed = spread._placed(out, steps, cut, gaps)
+        result = placed.reshape((batch, groups * each, *out)).cast(dtype)
+        return biased("conv_transpose2d", result, bias)
+
+    def _placed(
+        self, out: Sequence[int], steps: Sequence[int], cut: Sequence[int], gaps: Sequence[int]
+    ) -> Self:
+        """Sum from [n, *window, *size] to [n, *out]: each window's elements at their places."""
+        window, size = self.shape[1:3], self.shape[3:]
+        shape = (*window, *out)
+        inside, places = None, []
+        for i in range(2):
+            tap = self._numbered(window[i], i, 4)
+            at = self._numbered(out[i], 2 + i, 4) + cut[i] - tap * gaps[i]
+            place = at // steps[i]
+            fits = (place >= 0) & (place < size[i]) & (at % steps[i])._compare("eq", 0)
+            inside = fits if inside is None else inside & fits
+            places.append((tap, place.maximum(0).minimum(size[i] - 1)))
+        assert inside is not None
+        indices = [places[0][0], places[1][0], places[0][1], places[1][1]]
+        nodes = [each.expand(shape).node for each in indices]
+        found = self._new(graph.gather(self.node, (1, 2, 3, 4), nodes, checked=True))
+        kept = inside.unsqueeze(-1).where(found, 0)
+        total = kept._reduce("sum", kept.node, (0, 1), False)
+        return total.permute((2, 0, 1))
+
+    def _numbered(self, count: int, axis: int, axes: int) -> Self:
+        """Return 0, 1 ... along one of `axes` axes, as int64."""
+        shape = tuple(count if place == axis else 1 for place in range(axes))
+        return self._new(graph.reshape(graph.iota(count), shape))
+
+    def interpolate(
+        self, size: int | Sequence[int] | None = None, *, scale: float | Sequence[float] | None =
+        None, mode: str = "nearest", align_corners: bool = False,
+    ) -> Self:  # fmt: skip
+        """Resize the axes after the first two to `size` or by `scale`.
+
+        mode: "nearest" (the element below the position), or for 3, 4, 5 axes "linear", "bilinear",
+        "trilinear" (between the two nearest along each axis). align_corners: the first and last
+        elements keep their positions; otherwise elements are areas, whose edges are aligned. Linear
+        modes round uint8 to the nearest number (PyTorch rounds after each axis, so results may
+        differ by one); other integers give float32.
+        """
+        linear = mode != "nearest"
+        if self.ndim < 3 or (linear and mode != LINEAR.get(self.ndim)):
+            raise BadArgument(
+                f"interpolate: mode {mode!r} is not supported for shape {self._shown}"
+            )
+        if align_corners and not linear:
+            raise BadArgument("interpolate: align_corners requires a linear mode")
+        wide = self.cast(float32) if linear else self
+        for axis, (count, ratio) in enumerate(self._wanted(size, scale), 2):
+            if linear:
+                wide = wide._between(axis, count, ratio, align_corners)
+            elif count != self.shape[axis] or ratio != 1:
+                counted = self._numbered(count, 0, 1) * ratio.numerator // ratio.denominator
+                wide = wide._taken_along(axis, counted.minimum(self.shape[axis] - 1))
+        if not linear:
+            return wide
+        if self.dtype is uint8:
+            return (wide + 0.5).floor().cast(uint8)
+        return wide.cast(dtypes.float_dtype(self.dtype))
+
+    def _wanted(
+        self, size: int | Sequence[int] | None, scale: float | Sequence[float] | None
+    ) -> list[tuple[int, Fraction]]:
+        """Return for each axis the number of elements, and their distance in the source."""
+        axes = self.shape[2:]
+        if (size is None) == (scale is None) or not self.numel():
+            raise BadArgument(
+                "interpolate: expected either size or scale and a non-empty tensor, got "
+                f"size {size}, scale {scale}, shape {self._shown}"
+            )
+        if size is not None:
+            sizes = [size] * len(axes) if isinstance(size, int) else list(size)
+            if len(sizes) != len(axes) or not all(type(n) is int and n > 0 for n in sizes):
+                raise BadArgument(
+                    f"interpolate: size must be positive for each axis of shape {self._shown}, "
+                    f"got {size}"
+                )
+            return [(n, Fraction(have, n)) for have, n in zip(axes, sizes, strict=True)]
+        assert scale is not None
+        scales = [scale] * len(axes) if isinstance(scale, int | float) else list(scale)
+        if len(scales) != len(axes) or not all(each > 0 for each in scales):
+            raise BadArgument(
+                f"interpolate: scale must be positive for each axis of shape {self._shown}, got "
+                f"{scale}"
+            )
+        exact = [Fraction(each).limit_denominator(FINEST) for each in scales]
+        counts = [int(have * each) for have, each in zip(axes, exact, strict=True)]
+        if not all(counts):
+            raise BadArgument(
+                f"interpolate: scale {scale} reduces shape {self._shown} to zero elements"
+            )
+        return [(n, 1 / each) for n, each in zip(counts, exact, strict=True)]
+
+    def _taken_along(self, axis: int, places: Self) -> Self:
+        """Return the elements at `places` along an axis."""
+        found = graph.gather(self.node, (axis,), [places.node], checked=True)
+        order = [*range(1, axis + 1), 0, *range(axis + 1, self.ndim)]
+        return self._new(graph.permute(found, tuple(order)))
+
+    def _between(self, axis: int, count: int, ratio: Fraction, align_corners: bool) -> Self:
+        have = self.shape[axis]
+        counted = self._numbered(count, 0, 1)
+        if align_corners:
+            above, below = counted * (have - 1), max(1, count - 1)
+        else:  # (i + 1/2) * ratio - 1/2
+            top, bottom = ratio.numerator, ratio.denominator
+            above, below = ((counted * 2 + 1) * top - bottom).maximum(0), 2 * bottom
+        first = (above // below).minimum(have - 1)
+        part = (above % below).cast(float32) / below
+        part = part.reshape((count, *[1] * (self.ndim - axis - 1)))
+        one = self._taken_along(axis, first)
+        two = self._taken_along(axis, (first + 1).minimum(have - 1))
+        return one + (two - one) * part

@@ -1,0 +1,1 @@
+"""Kernels of a program: prepared, stored on disk, tuned, compiled ahead."""

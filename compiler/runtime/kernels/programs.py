@@ -1,0 +1,219 @@
+"""Preparation of kernels: lowered, compiled (or fetched from disk), loaded on a device.
+
+Groups with equal structure share a loaded kernel; kernels with equal LLVM text share an object,
+even on disk. New kernels of a run are compiled in child processes while the next kernel is lowered
+(compiler.codegen.process.children).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ugpu.compiler.codegen.emit import emitted
+from ugpu.compiler.codegen.process.children import Compiled, shared, version
+from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.expression.value import interning
+from ugpu.compiler.kernel import ir
+from ugpu.compiler.kernel.choices import Packing, shown
+from ugpu.compiler.kernel.lower import lower, spaces
+from ugpu.compiler.plan.packing import computation_of
+from ugpu.compiler.runtime.kernels.faulted import Places
+from ugpu.compiler.runtime.kernels.known import Known, Record
+from ugpu.compiler.runtime.kernels.store import Store, key_of, packing_key
+from ugpu.compiler.runtime.kernels.tuners import active
+from ugpu.compiler.schedule.group import Group
+from ugpu.hcq.device.core import core_of
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.disk.cache import DiskCache
+from ugpu.hcq.state import trace
+from ugpu.hcq.state.target import TargetSpec
+from ugpu.hcq.work.program import Kernel, Program
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class KernelRecord:
+    """A kernel that was prepared. seconds: to lower, compile (or fetch, if `from_disk`) and load
+    it, without waiting for others. code_bytes: size of the object file. origin: the tensor
+    operations it computes."""
+
+    name: str
+    device: str
+    seconds: float
+    code_bytes: int
+    from_disk: bool
+    origin: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A kernel on a device, and how to launch it."""
+
+    program: Program
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    block: int
+    dynamic_local: int = 0
+
+
+@dataclass
+class _Pending:
+    """A kernel in preparation. seconds: spent on it so far."""
+
+    record: Record
+    seconds: float
+    image: bytes | None = None  # from disk
+    lowered: bool = True  # in this process, not by an earlier one
+    compiled: Future[Compiled] | None = None
+    groups: list[Group] = field(default_factory=list)  # groups that need it
+
+
+listeners: list[Callable[[KernelRecord], None]] = []  # called for each kernel prepared
+
+
+class Programs:
+    """The kernels of one open device. Only one thread may use it at a time."""
+
+    def __init__(self, device: Device, cache_folder: Path | None) -> None:
+        self.device = device
+        self.disk = DiskCache(cache_folder)
+        self.failed = None if cache_folder is None else cache_folder.parent / "failed-kernels"
+        self.tuned = Store(None if cache_folder is None else cache_folder.parent / "tuned")
+        self.known = Known(device.target, self.disk, self.tuned)
+        self._groups: dict[tuple[Any, ...], Loaded] = {}
+        self._kernels: dict[str, Loaded] = {}
+        self.places = Places(device.target, self.disk)
+        core_of(device).explainers.append(self.places.explain)
+
+    def ready(self, groups: Sequence[Group]) -> tuple[Loaded, ...]:
+        """Prepare the kernels of all groups. CompileError if LLVM fails on one of them."""
+        pending: dict[str, _Pending] = {}
+        once = {id(group): group for group in groups}  # calls of a function share groups
+        for group in once.values():
+            if group.key not in self._groups or active() is not None:
+                self._begin(group, pending)
+        for waiting in pending.values():
+            with trace.step("compiler.kernel", device=self.device.name) as step:
+                loaded = self._finish(waiting)
+                step["kernel"] = loaded.kernel.name
+        found = {key: self._groups[group.key] for key, group in once.items()}
+        return tuple([found[id(group)] for group in groups])
+
+    def _begin(self, group: Group, pending: dict[str, _Pending]) -> None:
+        """Lower a group, and start compiling it unless it is known."""
+        start = time.perf_counter()
+        if active() is None and self._recalled(group, pending, start):
+            return
+        target = self.device.target
+        with interning:
+            computation = computation_of(group)
+        tuner = active()
+        if tuner is not None:
+            tuner.tune(computation, self.device, self.tuned)
+        with interning:
+            kernel = self.lowered(computation)
+            module = emitted(kernel, target)
+        key = DiskCache.key(module.text, *_identity(target), version())
+        known = self._kernels.get(key)
+        if known is not None:
+            self._groups[group.key] = known
+            return
+        waiting = pending.get(key)
+        if waiting is None:
+            waiting = pending[key] = _Pending(Record.of(kernel, key), 0.0)
+            waiting.image = self.disk.get(key)
+            if waiting.image is None:
+                waiting.compiled = shared().submit(module.text, target, kernel.name, self.failed)
+                self.places.keep(kernel, key, module)
+            waiting.seconds = time.perf_counter() - start
+        waiting.groups.append(group)
+
+    def _recalled(self, group: Group, pending: dict[str, _Pending], start: float) -> bool:
+        """Use a group's kernel as lowered and compiled by an earlier process."""
+        record = self.known.get(group)
+        if record is None:
+            return False
+        loaded = self._kernels.get(record.object)
+        if loaded is not None:
+            self._groups[group.key] = loaded
+            return True
+        waiting = pending.get(record.object)
+        if waiting is None:
+            image = self.disk.get(record.object)
+            if image is None:
+                return False
+            seconds = time.perf_counter() - start
+            waiting = pending[record.object] = _Pending(record, seconds, image, lowered=False)
+        waiting.groups.append(group)
+        return True
+
+    def packs(self, plain: Computation, forms: tuple[Computation, ...]) -> bool | None:
+        """Return whether `forms` should replace a product; None unless a search has measured it."""
+        tuner = active()
+        if tuner is not None:
+            tuner.compare(plain, forms, self.device, self.tuned)
+        if not self.tuned.exists():
+            return None
+        with interning:
+            found = self.tuned.get(packing_key(plain, self.device))
+        return found.pays if isinstance(found, Packing) else None
+
+    def lowered(self, computation: Computation) -> ir.Kernel:
+        """Return the kernel that computes it, with the choices found by a search, if any; a record
+        that does not fit (any more) is ignored. The caller holds `interning`."""
+        target = self.device.target
+        choices = None
+        if self.tuned.exists():
+            choices = self.tuned.get(key_of(computation, self.device))
+        if choices is not None:
+            for space in spaces(computation, target):
+                if space.contains(choices):
+                    return lower(computation, target, choices)
+            log.warning("a tuned kernel's record does not match: %s", shown(choices))
+        return lower(computation, target)
+
+    def renew(self) -> None:
+        """Look kernels up again when they are next requested: a search found others."""
+        self._groups.clear()
+
+    def _finish(self, waiting: _Pending) -> Loaded:
+        image, record = waiting.image, waiting.record
+        if image is None:
+            assert waiting.compiled is not None
+            done = waiting.compiled.result()
+            image = done.image
+            waiting.seconds += done.seconds
+            self.disk.put(record.object, image)
+        start = time.perf_counter()
+        program = self.device.load(image)
+        program.source = functools.partial(self.places.source, record.object)
+        loaded = Loaded(
+            program, program[record.name], record.grid, record.block, record.dynamic_local
+        )
+        self._kernels[record.object] = loaded
+        self.places.keys[record.name] = record.object
+        for group in waiting.groups:
+            self._groups[group.key] = loaded
+            if waiting.lowered:
+                self.known.put(group, record)
+        seconds = waiting.seconds + time.perf_counter() - start
+        from_disk = waiting.compiled is None
+        told = KernelRecord(
+            record.name, self.device.name, seconds, len(image), from_disk, record.origin
+        )
+        log.debug("kernel %s: %.1f ms", record.name, seconds * 1e3)
+        for listener in tuple(listeners):
+            listener(told)
+        return loaded
+
+
+def _identity(target: TargetSpec) -> tuple[str, ...]:
+    return target.triple, target.cpu, target.features, target.abi

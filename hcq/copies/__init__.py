@@ -1,0 +1,1 @@
+"""Synchronous copies between host memory and device buffers."""

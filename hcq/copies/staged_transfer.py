@@ -1,0 +1,48 @@
+"""Synchronous copies between host memory and device buffers, through a transport's StagedMemory.
+
+For each chunk in turn, the host writes the staged memory and the device copies it, or the other way
+round.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ugpu.hcq.copies.transfer import Transfer
+from ugpu.hcq.transport.bulk import StagedMemory
+from ugpu.hcq.work.queue import Queue, QueueKind
+
+if TYPE_CHECKING:
+    from ugpu.hcq.device.core import Core
+    from ugpu.hcq.work.buffer import Buffer
+
+
+class StagedTransfer(Transfer):
+    """See Transfer. memory: the memory of `staged`, as the device's work sees it."""
+
+    def __init__(self, core: Core, staged: StagedMemory, memory: Buffer) -> None:
+        super().__init__(core, staged.size)
+        self._staged = staged
+        self._memory = memory
+
+    def upload(self, destination: Buffer, data: memoryview) -> None:
+        """Copy `data` (bytes) to the start of `destination`."""
+        with self._lock:
+            self.core.check_usable()
+            for start in range(0, len(data), self.staging_size):
+                part = data[start : start + self.staging_size]
+                self._staged.fill(part)
+                self._copy(destination[start : start + len(part)], self._memory, len(part))
+
+    def download(self, source: Buffer, out: memoryview) -> None:
+        """Copy the start of `source` to `out` (bytes, writable)."""
+        with self._lock:
+            self.core.check_usable()
+            for start in range(0, len(out), self._staged.readable):
+                size = min(self._staged.readable, len(out) - start)
+                self._copy(self._memory, source[start : start + size], size)
+                out[start : start + size] = self._staged.read(size)
+
+    def _copy(self, destination: Buffer, source: Buffer, size: int) -> None:
+        queue = Queue(self.core.driver.hardware_queues(QueueKind.COPY)[0])
+        queue.timeline.wait(queue.copy(destination, source, size).submit())

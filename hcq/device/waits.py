@@ -1,0 +1,98 @@
+"""Waits of host threads for one device's queues, with limits.
+
+They raise failures that the device reports meanwhile. Which work a reset has lost, and which thread
+must be told of it, is decided in hcq.work.losses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ugpu.hcq.errors import BadArgument, DeviceHang
+from ugpu.hcq.state.checks import seconds
+from ugpu.hcq.work.graph import CAPTURED
+
+if TYPE_CHECKING:
+    from ugpu.hcq.device.core import Core
+    from ugpu.hcq.work.queue import HardwareQueue
+    from ugpu.hcq.work.timeline import Timeline
+
+_LONGEST_PAUSE_S = 1.0  # in one call of a driver: system calls limit the size of time-outs
+
+
+class Waits:
+    """Waits for one device. The lock is not held."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+
+    def reach(self, timeline: Timeline, value: int, limit_s: float | None) -> None:
+        """Wait until the timeline has the value, without checking for failures once it has."""
+        core = self.core
+        limit = seconds("limit_s", core.limit_s if limit_s is None else limit_s)
+        if value >= CAPTURED:
+            raise BadArgument("cannot wait for a captured submission; wait for the replay")
+        if core.closed or core.failure is not None:
+            core.healer.heal()
+            core.check_alive()
+        resets = core.resets
+        reached = timeline.value >= value
+        if reached:
+            return
+        patience = core.driver.clock.patience(limit)
+        while not reached:
+            core.look()
+            if core.resets != resets and not core.is_own(timeline) and core.idle:
+                raise core.losses.latest  # the work that would have raised it was lost
+            if patience.over():
+                self._report_hang(timeline, value, limit)
+                return
+            core.driver.pause_until(timeline, value, min(patience.pause_s, _LONGEST_PAUSE_S))
+            reached = timeline.value >= value
+            core.driver.clock.looked(reached)
+
+    def await_room(self, hardware: HardwareQueue, words: int) -> None:
+        """Block until `hardware` has room for an image of `words` words. DeviceHang if no work of
+        the queue ends for as long as a wait may take. The queue may be waiting for another thread's
+        submission."""
+        core, timeline = self.core, hardware.timeline
+        clock = core.driver.clock
+        patience, reached = clock.patience(core.limit_s), timeline.value
+        while True:
+            core.look()
+            with core.lock:
+                room = hardware.room(words)
+            clock.looked(room)
+            if room:
+                return
+            value = timeline.value
+            if value != reached:
+                patience, reached = clock.patience(core.limit_s), value
+            if patience.over():
+                self._report_hang(timeline, value + 1, core.limit_s)
+            core.driver.pause_until(timeline, value + 1, min(patience.pause_s, _LONGEST_PAUSE_S))
+
+    def _report_hang(self, timeline: Timeline, value: int, limit_s: float) -> None:
+        core = self.core
+        with core.lock:
+            # Check once more: this thread may have overslept although the device met the limit.
+            if timeline.value >= value:
+                return
+            core.check_alive()
+            reached, state = timeline.value, core.driver.diagnose(timeline, value)
+            own = timeline.name.startswith(core.name)
+            where = timeline.name if own else f"{core.name}: {timeline.name}"
+            what = f"kernel {state['kernel']}" if own and state.get("kernel") else "work"
+            cause = f"{state.pop('cause')}; " if state.get("cause") else ""
+            failure = DeviceHang(
+                f"{where}: {what} has not ended within {limit_s} s: {cause}"
+                f"expected signal {value}, got {reached}",
+                timeline=timeline.name,
+                reached=reached,
+                limit_s=limit_s,
+                **state,
+            )
+            core.fail(failure)
+        core.healer.heal()
+        core.losses.tell_recovered(timeline)
+        raise failure

@@ -1,0 +1,1 @@
+"""Files below the user's folders: compiled objects by content, crash bundles, private folders."""

@@ -1,0 +1,1 @@
+"""Find devices by name: chips, drivers, transports."""

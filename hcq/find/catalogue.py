@@ -1,0 +1,105 @@
+"""The chips that have drivers and models, as listed by the chips' folders.
+
+Drivers are named as "module:function" and imported on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# Packages that drive chips. `<package>.chips` of each provides `pci_drivers()`, a PciDriver for
+# each PCI id, `virtual_names()`, the chips with a model, and `summary(chip)`.
+# `gpu:attach(chip, ...)` of a package of models attaches to one; its keywords are the model's.
+VENDORS = ("am", "nv", "qcom")
+# The packages with their models.
+MODELS = {"am": "ugpu.virtual.amd", "nv": "ugpu.virtual.nvidia", "qcom": "ugpu.virtual.adreno"}
+# For these, `gpu:endpoint(chip, ...)` of the models returns a card to put behind a virtual bus.
+ENDPOINTS = ("am",)
+# Virtual bridges that such a card is put behind, and the firmware that runs on them.
+BRIDGES = {"usb": "custom", "usb-stock": "uas"}
+STEPPED = ("am", "nv", "qcom")  # packages whose models a debugger can halt (hcq.device.debugging)
+# Packages whose `attach` takes `kernel_driver`: models of several kernel drivers, the usual one
+# first.
+KERNEL_DRIVERS = {"qcom": ("kgsl", "msm")}
+
+
+class ChipSummary(NamedTuple):
+    """A description of a chip for people. title: its name; products: boards that have it; isa: the
+    processor's name in LLVM or PTX; proven: which board ran our driver, and in which report; "" if
+    none."""
+
+    title: str
+    products: tuple[str, ...]
+    isa: str
+    proven: str = ""
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """The facts for a DeviceEntry."""
+        products = ", ".join(self.products)
+        return {"products": products, "isa": self.isa, "proven_on_silicon": self.proven or "no"}
+
+
+class PciDriver(NamedTuple):
+    """A driver for a PCI function. `entry`: "module:function", called with name, attachment and the
+    driver's options. reach_bits: width of the bus addresses that the chip emits; least_bars: bytes
+    that each BAR must have for the driver to work, as (BAR, bytes). by_clock: (BAR, offset) of
+    registers whose accesses by the driver depend on time (hcq.transport.recorded.replay). names:
+    "module:function", called with a recording, returns the names of its registers
+    (am.offline.register_names). chip: its description. window: "module", with the interface of
+    hcq.find.offline; "" if a driver cannot inspect a chip without booting it. needs_host_memory:
+    see hcq.transport.base.Traits.host_memory."""
+
+    description: str
+    entry: str
+    reach_bits: int = 47
+    least_bars: tuple[tuple[int, int], ...] = ()
+    by_clock: tuple[tuple[int, int], ...] = ()
+    names: str = ""
+    chip: ChipSummary | None = None
+    window: str = ""
+    needs_host_memory: bool = True
+
+
+def virtual_chips() -> dict[str, str]:
+    """Return the chips that have a model, with the package that they belong to, as listed by the
+    chips' folders."""
+    return {
+        chip: vendor for vendor in VENDORS for chip in load(f"ugpu.{vendor}.chips:virtual_names")()
+    }
+
+
+def vendor_of(chip: str) -> str | None:
+    """Return the package of a chip that has a model, None for another name. The chips of other
+    packages are not imported if a folder in the package has the chip's name."""
+    for vendor in VENDORS:
+        folders = importlib.import_module(f"ugpu.{vendor}").__path__
+        if chip.isidentifier() and any(Path(at, "chips", chip).is_dir() for at in folders):
+            return vendor if chip in load(f"ugpu.{vendor}.chips:virtual_names")() else None
+    return virtual_chips().get(chip)
+
+
+def pci_drivers() -> dict[tuple[int, int], PciDriver]:
+    """Return the driver for each (vendor, device) that has a chip folder."""
+    drivers: dict[tuple[int, int], PciDriver] = {}
+    for vendor in VENDORS:
+        drivers |= load(f"ugpu.{vendor}.chips:pci_drivers")()
+    return drivers
+
+
+def over_usb() -> list[str]:
+    """Return the chips whose model can be put into a virtual enclosure."""
+    return [chip for chip, vendor in sorted(virtual_chips().items()) if vendor in ENDPOINTS]
+
+
+def load(path: str) -> Callable[..., Any]:  # a driver's entry point; callers check its result
+    """Import the function named by "module:function"."""
+    module, _, function = path.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in function.split("."):
+        found = getattr(found, part)
+    entry: Callable[..., Any] = found
+    return entry

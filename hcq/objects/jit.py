@@ -1,0 +1,148 @@
+"""Compile LLVM IR to native code in this process, with an optional cache of objects on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+
+import llvmlite.binding as llvm
+
+from ugpu.hcq.disk.cache import DiskCache
+from ugpu.hcq.disk.objects import kept
+from ugpu.hcq.state import host as processor
+
+LIMITED = 0  # promote registers to values, then plain code generation: compiles fast
+FULL = 2  # for the runtime functions, compiled once
+
+_LOCK = threading.RLock()
+
+
+@cache
+def host() -> tuple[str, str]:
+    """Return the CPU name and feature string to generate code for.
+
+    512-bit vectors are requested, whatever the CPU model prefers.
+    """
+    features = processor.features()
+    text = processor.feature_string(features)
+    if features.get("avx512f"):
+        text += ",-prefer-256-bit"
+    return processor.cpu_name(), text
+
+
+def on_x86() -> bool:
+    """Return whether the host is x86-64."""
+    return str(llvm.get_default_triple()).startswith("x86_64")
+
+
+@cache
+def _machine(optimise: int) -> llvm.TargetMachine:
+    """Return the shared target machine for compiling at one level."""
+    return _new_machine(optimise)
+
+
+def _new_machine(optimise: int) -> llvm.TargetMachine:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    cpu, features = host()
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(cpu=cpu, features=features, opt=optimise, jit=True)
+
+
+def compile_object(ir: str, passes: int, optimise: int) -> bytes:
+    """Compile IR to a relocatable object of the host.
+
+    passes: LIMITED or FULL. optimise: code generation level 0..3.
+    """
+    make = partial(_compile, ir, passes, optimise)
+    return kept(make, Path(__file__), llvm_version(), *host(), passes, optimise, ir)
+
+
+def llvm_version() -> str:
+    """Return the version of LLVM in this process."""
+    return ".".join(map(str, llvm.llvm_version_info))
+
+
+def _compile(ir: str, passes: int, optimise: int) -> bytes:
+    with _LOCK:
+        machine = _machine(optimise)
+        module = llvm.parse_assembly(ir)
+        module.triple = machine.triple
+        module.data_layout = str(machine.target_data)
+        options = llvm.create_pipeline_tuning_options(speed_level=2)
+        builder = llvm.create_pass_builder(machine, options)
+        if passes == FULL:
+            builder.getModulePassManager().run(module, builder)
+        else:
+            manager = llvm.create_new_function_pass_manager()
+            manager.add_sroa_pass()
+            manager.add_simplify_cfg_pass()
+            for function in module.functions:
+                if not function.is_declaration:
+                    manager.run(function, builder)
+        return bytes(machine.emit_object(module))
+
+
+class Loaded:
+    """Native code in executable memory; must be kept as long as its functions may run."""
+
+    def __init__(self, image: bytes) -> None:
+        with _LOCK:
+            empty = llvm.parse_assembly("")
+            # The engine owns its target machine and frees it at the end.
+            self._engine = llvm.create_mcjit_compiler(empty, _new_machine(0))
+            self._engine.add_object_file(llvm.ObjectFileRef.from_data(image))
+            self._engine.finalize_object()
+
+    def address(self, name: str) -> int:
+        """Return the address of a function."""
+        with _LOCK:
+            return int(self._engine.get_function_address(name))
+
+
+def publish(name: str, address: int) -> None:
+    """Let objects that are loaded later refer to the function at `address` by name."""
+    with _LOCK:
+        llvm.add_symbol(name, address)
+
+
+class ObjectCache(DiskCache):
+    """Native code by the content that it was made from; see DiskCache."""
+
+    def made(self, key: str, make: Callable[[], bytes]) -> bytes:
+        """Return the stored object, or else the result of `make`, which is then stored."""
+        image = self.get(key)
+        if image is None:
+            image = kept(make, Path(__file__), key)
+            self.put(key, image)
+        return image
+
+
+@cache
+def sources_of(*packages: Path) -> bytes:
+    """Hash the sources that determine the code that a translator generates; see `source_files`."""
+    digest = hashlib.sha256()
+    for path in source_files(*packages):
+        digest.update(path.read_bytes())
+    return digest.digest()
+
+
+def source_files(*packages: Path) -> list[Path]:
+    """Return the files that determine the code that a translator generates: those of its packages,
+    and this one."""
+    files = (path for package in packages for path in package.rglob("*.py"))
+    return sorted([*files, Path(__file__)])
+
+
+def key_of(packages: tuple[Path, ...], *parts: bytes | str | int) -> str:
+    """Hash parts, the sources of the translator's packages, LLVM's version and the host CPU into a
+    cache key."""
+    digest = hashlib.sha256()
+    cpu, features = host()
+    for part in (*parts, sources_of(*packages), cpu, features, llvm_version()):
+        data = part if isinstance(part, bytes) else str(part).encode()
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()

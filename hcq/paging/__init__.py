@@ -1,0 +1,1 @@
+"""Address ranges and page tables of any format."""

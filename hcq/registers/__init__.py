@@ -1,0 +1,1 @@
+"""Registers, constants and structures by name, read from generated tables."""

@@ -1,0 +1,42 @@
+"""Values of registers in a file, by "block.NAME": written by `ugpu reg read --save`, and contained
+in bundles as registers.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ugpu.hcq.errors import BadArgument
+
+FORMAT = "ugpu registers 1"
+
+
+@dataclass(frozen=True)
+class RegisterFile:
+    """Values of registers. source: where they were read, for people. chip: as in virtual:<chip>, or
+    ""."""
+
+    source: str
+    chip: str
+    values: Mapping[str, int]
+
+    def dumps(self) -> str:
+        """Return the file's text; values keep their order."""
+        values = {name: int(value) for name, value in self.values.items()}
+        known = {"format": FORMAT, "source": self.source, "chip": self.chip, "registers": values}
+        return json.dumps(known) + "\n"
+
+    @staticmethod
+    def loads(text: str | bytes, where: str) -> RegisterFile:
+        """Read the output of `dumps`; BadArgument names `where` and the fault."""
+        try:
+            known = json.loads(text)
+            if known["format"] != FORMAT:
+                raise ValueError(f"expected format {FORMAT!r}, got {known['format']!r}")
+            values = dict(known["registers"])
+            if not all(isinstance(value, int) for value in values.values()):
+                raise ValueError("expected an integer for each register")
+            return RegisterFile(str(known["source"]), str(known["chip"]), values)
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise BadArgument(f"{where} is not a register file: {error}") from None

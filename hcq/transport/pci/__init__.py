@@ -1,0 +1,1 @@
+"""PCI functions of this machine, through Linux's sysfs files."""

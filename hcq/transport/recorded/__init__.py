@@ -1,0 +1,1 @@
+"""Recordings of accesses to a device: written, read, replayed."""

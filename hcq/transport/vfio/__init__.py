@@ -1,0 +1,1 @@
+"""PCI functions through VFIO and iommufd."""

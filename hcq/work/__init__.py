@@ -1,0 +1,1 @@
+"""Work for a device: buffers, commands, programs, queues, graphs, timelines."""

@@ -1,0 +1,71 @@
+"""Elements of arrays that NumPy cannot view: bfloat16 by DLPack, as other libraries export it.
+
+The layout is that of dlpack.h (https://github.com/dmlc/dlpack), DLManagedTensor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ugpu.hcq.errors import BadArgument
+
+BFLOAT = 4  # kDLBfloat
+HOST = (1, 3)  # kDLCPU, kDLCUDAHost: memory that the host reads
+MOST_AXES = 64
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64),
+    )  # fmt: skip
+
+
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype = ctypes.c_void_p
+_pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+def bfloat16_bits(data: Any) -> NDArray[np.uint16] | None:  # Any: an object with `__dlpack__`
+    """Return a copy of the elements of a bfloat16 array, as bits; None if it has another type.
+    BadArgument if the host cannot read them."""
+    capsule = data.__dlpack__()  # freed with all it holds when the last reference is gone
+    try:
+        tensor = _Tensor.from_address(_pointer_of(capsule, b"dltensor"))
+    except ValueError as error:
+        raise BadArgument(f"{type(data).__name__}.__dlpack__: {error}") from None
+    if (tensor.code, tensor.bits, tensor.lanes) != (BFLOAT, 16, 1):
+        return None
+    if tensor.device_type not in HOST:
+        raise BadArgument(
+            f"expected an array in the host's memory, got one on DLPack device "
+            f"{tensor.device_type}; copy it to the host"
+        )
+    if not 0 <= tensor.ndim <= MOST_AXES:
+        raise BadArgument(f"expected at most {MOST_AXES} axes, got {tensor.ndim}")
+    shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
+    if 0 in shape:
+        return np.zeros(shape, np.uint16)
+    steps = None
+    if tensor.strides:
+        steps = tuple(2 * tensor.strides[axis] for axis in range(tensor.ndim))
+    start = tensor.data + tensor.byte_offset
+    return _strided(start, shape, steps).copy()
+
+
+def _strided(
+    start: int, shape: tuple[int, ...], steps: tuple[int, ...] | None
+) -> NDArray[np.uint16]:
+    """Return the array of 16-bit elements at an address. steps: bytes along each axis."""
+    if steps is None:
+        steps = tuple(2 * int(np.prod(shape[axis + 1 :])) for axis in range(len(shape)))
+    ends = [(size - 1) * step for size, step in zip(shape, steps, strict=True)]
+    low, high = sum(end for end in ends if end < 0), sum(end for end in ends if end > 0)
+    memory = (ctypes.c_uint8 * (high - low + 2)).from_address(start + low)
+    return np.ndarray(shape, np.uint16, memoryview(memory).cast("B"), -low, steps)

@@ -1,0 +1,34 @@
+"""Stands by the names that kinds give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from lab.campaign.adreno import AdrenoStand
+from lab.campaign.amd import AmStand, Navi32Stand, UsbStand
+from lab.campaign.kinds_adreno import CHIPS as KGSL_CHIPS
+from lab.campaign.kinds_msm import CHIPS as MSM_CHIPS
+from lab.campaign.libusb import LibUsbStand
+from lab.campaign.nvidia import NvStand
+from lab.campaign.pci import IommufdStand, PciStand, SysfsStand
+from lab.campaign.served import ServedStand
+from lab.campaign.stand import Stand
+from lab.campaign.thunderbolt import ThunderboltStand
+from lab.campaign.uas import UasStand
+from ugpu.virtual.nvidia.gpu import CHIPS
+
+STANDS: dict[str, Callable[[int], Stand]] = {
+    "navi31": AmStand,
+    "navi31+usb": UsbStand,
+    "navi31+usb-stock": UasStand,
+    "navi32": Navi32Stand,
+    "vfio": PciStand,
+    "iommufd": IommufdStand,
+    "sysfs": SysfsStand,
+    "vfio-user": ServedStand,
+    "libusb": LibUsbStand,
+    "thunderbolt": ThunderboltStand,
+    **{chip: partial(NvStand, chip) for chip in CHIPS},
+    **{chip: partial(AdrenoStand, chip) for chip in (*KGSL_CHIPS, *MSM_CHIPS)},
+}

@@ -1,0 +1,198 @@
+"""Tier "amdgpu": the guest kernel's own driver, unmodified, probes the virtual Navi31.
+
+What it wants of a card was not written with this model in view, so every register or table it
+misses is a gap of the model. It gets the synthetic firmware under the names it asks for. It is
+loaded, unloaded and loaded again, when it resets the card first. Then the card gets too hot. The
+run's folder keeps what it said (dmesg.txt) and what it touched (accesses.txt, registers by name).
+The tier passes when the driver says all of `REACHED` each time, warns of nothing and notices the
+heat; docs/foreign-drivers.md has the story.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from lab.kernel.lab import Case, Lab, Run, socket_path
+from tests.support.am_navi31 import build_chip
+from ugpu.am.chips.navi31.facts import FACTS as NAVI31
+from ugpu.hcq.transport.base import Transport
+from ugpu.hcq.transport.recorded.accesses import Access, TracingTransport
+from ugpu.virtual.amd.bus.served import ServedChip
+from ugpu.virtual.amd.chip import Chip
+from ugpu.virtual.amd.firmware.images import synthetic_set
+from ugpu.virtual.amd.options import ChipOptions, Delays
+from ugpu.virtual.serve.model import Client
+from ugpu.virtual.serve.server import Server
+
+VRAM = 1 << 30
+END_LIMIT_S = 10
+DOORBELL_BAR, REGISTER_BAR = 2, 5
+# (hardware id, instance): the model has no display and no video, so this card says so.
+HARVESTED = ((12, 0), (12, 1), (271, 0))
+# Words of the driver, in the order in which it says them on a board.
+REACHED = (
+    "initializing kernel modesetting (IP DISCOVERY 0x1002:0x744C",
+    "Fetched VBIOS from ROM",
+    "RAM width 384bits GDDR6",
+    "PCIE GART of 512M enabled",
+    "for PSP TMR",
+    "SMU is initialized successfully!",
+    "amdgpu: added device 1002:744c",
+    "ring gfx_0.0.0 uses VM inv eng",
+    "ring gfx_1.1.1 ib test pass",
+    "ring compute_1.2.2 ib test pass",
+    "ring sdma_1.3.3 ib test pass",
+    "[drm] Initialized amdgpu 3.",
+)
+UNLOADED = "the module is gone"
+TOO_HOT = "GPU over temperature range(SW CTF) detected!"
+CELSIUS, HEAT_LIMIT_S = 125, 30
+_ASKED = "thm.THM_THERMAL_INT_ENA <- 0x38"  # it wants to be told
+_QUIET_S = 1.0  # the driver has nothing more to do
+
+
+class Trace:
+    """Accesses by name, one line for a run of equal ones. `lines` may be read at any time."""
+
+    def __init__(self, chip: Chip) -> None:
+        self._chip = chip
+        self._last, self._times = "", 0
+        self.lines: list[str] = []
+
+    def __call__(self, access: Access) -> None:
+        place = f"bar{access.window} {access.offset:#x}"
+        if access.window == REGISTER_BAR:
+            owner = self._chip.space.owner(access.offset >> 2)
+            place = f"{owner[0]}.{owner[1].name}" if owner else f"nobody's {access.offset:#x}"
+        elif access.window != DOORBELL_BAR:
+            return
+        verb = "<-" if access.is_write else "->"
+        shown = f"{access.value:#x}" if access.value is not None else f"{access.width} bytes"
+        line = f"{place} {verb} {shown}"
+        self._times = self._times + 1 if line == self._last else 1
+        self._last = line
+        if self._times > 1:
+            self.lines[-1] = f"{line} (x{self._times})"
+        else:
+            self.lines.append(line)
+
+
+class TracedChip(ServedChip):
+    """A served chip whose clients are listened to."""
+
+    def __init__(self, chip: Chip, trace: Trace) -> None:
+        super().__init__(chip, map_vram=True)
+        self._trace = trace
+
+    def attach(self, client: Client) -> Transport:
+        return TracingTransport(super().attach(client), self._trace)
+
+
+class Heater(threading.Thread):
+    """Heats the chip once the driver was loaded twice and is idle."""
+
+    def __init__(self, chip: Chip, trace: Trace) -> None:
+        super().__init__(name="heater", daemon=True)
+        self._chip, self._trace = chip, trace
+        self._end = threading.Event()
+
+    def run(self) -> None:
+        seen = 0
+        while not self._end.wait(_QUIET_S):
+            lines = list(self._trace.lines)
+            if lines.count(_ASKED) >= 2 and len(lines) == seen:
+                self._chip.thermal.heat(CELSIUS)
+                return
+            seen = len(lines)
+
+    def stop(self) -> None:
+        self._end.set()
+        self.join()
+
+
+@contextmanager
+def served(socket: Path) -> Iterator[tuple[Chip, Trace]]:
+    """A chip behind a server that listens."""
+    chip = build_chip(
+        ChipOptions(vram=VRAM, shared_vram=True, harvested=HARVESTED, delays=Delays(secure_os=0.2))
+    )
+    trace = Trace(chip)
+    server = Server(socket, TracedChip(chip, trace))
+    thread = threading.Thread(target=server.run, name="server", daemon=True)
+    thread.start()
+    try:
+        yield chip, trace
+    finally:
+        server.stop()
+        thread.join(END_LIMIT_S)
+        chip.close()
+
+
+def run(lab: Lab) -> list[Run]:
+    """One boot."""
+    *others, wanted = lab.modules.in_order(["amdgpu"]).items()
+    provided = lab.folder / "amdgpu"
+    firmware = provided / "firmware/amdgpu"
+    firmware.mkdir(parents=True, exist_ok=True)
+    for name, image in synthetic_set(NAVI31).items():
+        (firmware / name).write_bytes(image)
+    (provided / "amdgpu.ko").write_bytes(wanted[1])
+    with socket_path("amdgpu") as socket:
+        return [boot(lab, socket, provided, [name for name, _ in others])]
+
+
+def boot(lab: Lab, socket: Path, provided: Path, modules: list[str], options: str = "") -> Run:
+    card = {
+        "driver": "vfio-user-pci", "id": "gpu0", "bus": "port0", "addr": "0.0", "rombar": 0,
+        "socket": {"type": "unix", "path": str(socket)},
+    }  # fmt: skip
+    busybox = f"{lab.programs.tools}/usr/bin/busybox"
+    command = (
+        # it switches the machine off where it is too hot: by this
+        f"echo {busybox} true > /proc/sys/kernel/poweroff_cmd; "
+        f"echo -n {provided}/firmware > /sys/module/firmware_class/parameters/path; "
+        f"{busybox} insmod {provided}/amdgpu.ko {options}; "
+        "ls -l /dev/dri; ls -l /sys/bus/pci/drivers/amdgpu; "
+        f"{busybox} rmmod amdgpu && echo {UNLOADED} > /dev/kmsg; "
+        f"{busybox} insmod {provided}/amdgpu.ko {options}; "
+        f"for second in `{busybox} seq {HEAT_LIMIT_S}`; do "
+        f"{busybox} dmesg | {busybox} grep -q 'SW CTF' && break; {busybox} sleep 1; done"
+    )
+    with served(socket) as (chip, trace):
+        heater = Heater(chip, trace)
+        heater.start()
+        done = lab.boot(
+            "amdgpu",
+            command=command,
+            devices=[
+                *("-device", "pcie-root-port,id=port0,chassis=1,slot=1,x-speed=5"),
+                *("-device", json.dumps(card)),
+            ],
+            modules=modules,
+            kernel_command="loglevel=7",
+            limit_s=200,
+        )
+        heater.stop()
+        accesses = list(trace.lines)
+        violations = list(chip.violations)
+        notes = list(chip.notes)
+    if done.lack:
+        return done
+    folder = done.console.parent
+    (folder / "accesses.txt").write_text("\n".join(accesses) + "\n")
+    (folder / "violations.txt").write_text("\n".join(violations) + "\n")
+    (folder / "notes.txt").write_text("\n".join(notes) + "\n")
+    said_file = folder / "exchange/dmesg.txt"
+    said = said_file.read_text(errors="replace") if said_file.is_file() else ""
+    first, _, again = said.partition(UNLOADED)
+    results = {f"amdgpu says: {words}": words in first for words in REACHED}
+    results |= {f"loaded again it says: {words}": words in again for words in REACHED}
+    results["it notices a chip that is too hot"] = TOO_HOT in again
+    results["it warns of nothing"] = "WARNING:" not in said and "*ERROR*" not in said
+    cases = [Case(name, "passed" if well else "failed", 0.0) for name, well in results.items()]
+    return replace(done, cases=cases)

@@ -1,0 +1,462 @@
+"""NvDevice: an NVIDIA GPU as an hcq.Device, through the stock kernel driver.
+
+This file contains the device's life cycle and the hooks that hcq requires. The kernel driver owns
+the GPU: this driver never resets or reconfigures it. After a failure it recreates its own channels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ugpu.hcq.device.driver import Driver
+from ugpu.hcq.errors import AccessDenied, DeviceLost, DriverRefused, NotSupported, UgpuError
+from ugpu.hcq.state.ladder import Diagnosis, Level, Planned, Recovery
+from ugpu.hcq.state.memory import Placement, VirtAddr
+from ugpu.hcq.state.target import TargetSpec, ptx_target
+from ugpu.hcq.state.telemetry import Sensor
+from ugpu.hcq.transport.node import Reopenable
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.program import Program
+from ugpu.hcq.work.queue import HardwareQueue, QueueKind
+from ugpu.hcq.work.timeline import Timeline
+from ugpu.nv.device.sensors import describe, make_sensors
+from ugpu.nv.failure import reset
+from ugpu.nv.failure.faults import Faults
+from ugpu.nv.packets.cooperative import Workspaces
+from ugpu.nv.packets.encode import Classes
+from ugpu.nv.packets.families import COPY_CLASSES, FAMILIES, Family, facts_of
+from ugpu.nv.packets.pushbuffer import COMPUTE, COPY, header, method
+from ugpu.nv.rm.channel import GPFIFO_CLASSES
+from ugpu.nv.rm.client import GONE
+from ugpu.nv.rm.gpu import Gpu
+from ugpu.nv.rm.memory import Memory, allocate
+from ugpu.nv.rm.session import LOCAL_WINDOW, SHARED_WINDOW, Region, Session
+from ugpu.nv.rm.shared_data import SharedData
+from ugpu.nv.work.cleaner import Cleaner
+from ugpu.nv.work.programs import Programs
+from ugpu.nv.work.queue import ChannelQueue
+
+if TYPE_CHECKING:
+    from ugpu.hcq.disk.bundle import Evidence
+
+log = logging.getLogger(__name__)
+
+PRESENCE_INTERVAL_S = 0.02
+COPY_QUEUES = 2  # at most: the two staging buffers of a transfer use different ones
+_SPINS = 200  # polls of the timeline before a waiter sleeps: about 0.1 ms
+_SHORT_PAUSES = 2000  # polls before the pauses grow: about 0.1 s
+_PAUSE_S, _LONG_PAUSE_S = 5e-5, 5e-4
+StageHook = Callable[[str, float], None]
+
+
+class NvDriver(Driver):
+    """Driver of one GPU. boot_stages: (name, seconds) of each stage of the start."""
+
+    def __init__(
+        self,
+        name: str,
+        session: Session,
+        index: int,
+        *,
+        on_stage: StageHook | None = None,
+        mig: str | None = None,
+        commands: Placement = Placement.DEVICE,
+    ) -> None:
+        super().__init__(name)
+        self.command_placement = commands
+        self._mig = mig
+        self.clock_hertz = 1e9  # semaphores carry nanoseconds of the GPU's PTIMER
+        self.boot_stages: list[tuple[str, float]] = []
+        self.debugger = 0
+        self.shared_data: SharedData | None = None
+        self.unpublished = ""  # why there are no sensors of clocks and power
+        self._publishing = threading.Lock()  # one thread asks for them
+        self.session = session
+        self.clock = session.node.clock
+        self._on_stage = on_stage
+        self._queues: dict[QueueKind, list[ChannelQueue]] = {kind: [] for kind in QueueKind}
+        self._all: tuple[ChannelQueue, ...] = ()
+        self._looked_at = 0.0
+        self.looks = 0  # polls of timelines by waiters since the last submission
+        self.programs = Programs(self)
+        self.workspaces = Workspaces(self)
+        self.cleaner = Cleaner(self)
+        self.unboosted = False  # at rest
+        self._boosts = False  # whether the kernel driver accepts boosts of the clocks
+        # Bytes of stack per thread for recursion and alloca, in programs loaded from now on. As in
+        # CUDA by default (cudaLimitStackSize, CUDA C++ Programming Guide).
+        self.dynamic_stack = 1024
+        self.on_print: Callable[[str], None] = _print
+        self.faults = Faults(self)
+        with self._stage("objects and address space"):
+            self.gpu = Gpu(session, index, mig)
+        try:
+            self._bring_up()
+        except BaseException:
+            self._release()
+            raise
+        self.core.opened()
+
+    @contextlib.contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        taken = time.perf_counter() - start
+        self.boot_stages.append((name, taken))
+        if self._on_stage is not None:
+            self._on_stage(name, taken)
+
+    # ---- life --------------------------------------------------------------------------------
+
+    def _identify(self) -> None:
+        """Determine the kind of GPU."""
+        gpu = self.gpu
+        self.family = self._find_family()
+        self.compute_class = gpu.client.constants[self.family.compute_class]
+        chip = facts_of(gpu.capability)
+        self.carveouts = chip.shared_carveouts
+        self.target = self._make_target()
+
+    def _bring_up(self) -> None:
+        self._identify()
+        graphics = self.gpu.client.constants.NV2080_ENGINE_TYPE_GRAPHICS
+        with self._stage("copy queues"):
+            engines = self._copy_engines()[:COPY_QUEUES] or [graphics]
+            for number, engine in enumerate(engines):
+                self._make_queue(f"copy {number}", QueueKind.COPY, engine)
+        with self._stage("compute queue"):
+            self._make_queue("compute", QueueKind.COMPUTE, graphics)
+            self._attach_debugger()
+        self._boosts = self.gpu.boost()
+
+    def _make_queue(self, name: str, kind: QueueKind, engine: int) -> ChannelQueue:
+        gpu = self.gpu
+        compute = self.compute_class if kind is QueueKind.COMPUTE else 0
+        classes = Classes(gpu.choose(GPFIFO_CLASSES), compute, gpu.choose(COPY_CLASSES))
+        queue = ChannelQueue(self, name, kind, engine, classes)
+        self._queues[kind].append(queue)
+        self._all = tuple(queue for queues in self._queues.values() for queue in queues)
+        return queue
+
+    def _find_family(self) -> Family:
+        number = self.gpu.choose([family.compute_class for family in FAMILIES])
+        known = self.gpu.client.constants
+        return next(
+            family
+            for family in FAMILIES
+            if family.compute_class in known and known[family.compute_class] == number
+        )
+
+    def _make_target(self) -> TargetSpec:
+        major, minor = self.gpu.capability
+        own = "a" if (major, minor) == (9, 0) else ""  # features of Hopper alone: wgmma
+        return ptx_target(f"sm_{major}{minor}{own}", self.gpu.sm_count)
+
+    def _copy_engines(self) -> list[int]:
+        """Return the copy engines that are separate from the graphics engine, fastest first."""
+        client, gpu = self.gpu.client, self.gpu
+        number = client.constants
+        listed = client.ask(gpu.subdevice, "NV2080_CTRL_CMD_GPU_GET_ENGINES_V2")
+        first = number.NV2080_ENGINE_TYPE_COPY0
+        last = number.NV2080_ENGINE_TYPE_COPY9
+        found = []
+        for engine in sorted(listed.engineList[: listed.engineCount]):
+            if first <= engine <= last and not self._is_graphics_copy(engine):
+                found.append(engine)
+        return sorted(found, key=self._physical_engines, reverse=True)
+
+    def _physical_engines(self, engine: int) -> int:
+        """Return how many physical copy engines serve a copy engine; 0 if the driver refuses.
+
+        Within an H200, 2 of them copy 41 GB/s and 12 of them 224 GB/s.
+        """
+        try:
+            found = self.gpu.client.ask(
+                self.gpu.subdevice, "NV2080_CTRL_CMD_CE_GET_CE_PCE_MASK", ceEngineType=engine
+            )
+        except DriverRefused as error:
+            log.debug("%s: copy engine %d: %s", self.name, engine, error)
+            return 0
+        return int(found.pceMask).bit_count()
+
+    def _is_graphics_copy(self, engine: int) -> bool:
+        """Return whether a copy engine shares the graphics engine's ring.
+
+        Such an engine works too, but waits for kernels. If the driver refuses the query, the engine
+        is assumed not to share the ring.
+        """
+        try:
+            caps = self.gpu.client.ask(
+                self.gpu.subdevice, "NV2080_CTRL_CMD_CE_GET_CAPS_V2", ceEngineType=engine
+            )
+        except DriverRefused as error:
+            log.debug("%s: copy engine %d: %s", self.name, engine, error)
+            return False
+        byte, mask = _GRAPHICS_COPY
+        return bool(caps.capsTbl[byte] & mask)
+
+    def _attach_debugger(self) -> None:
+        """Create the object through which the kernel driver reports faults of our own channel.
+
+        Without it, for example while another debugger is attached, errors contain fewer facts.
+        """
+        gpu = self.gpu
+        channel = self.compute_queue.channel
+        assert channel is not None
+        parameters = gpu.client.structs.NV83DE_ALLOC_PARAMETERS.new(
+            hAppClient=gpu.client.root, hClass3dObject=channel.objects[self.compute_class]
+        )
+        try:
+            self.debugger = gpu.client.allocate(gpu.device, "GT200_DEBUGGER", parameters)
+        except (DriverRefused, AccessDenied) as error:
+            log.info("%s: faults are reported without their location: %s", self.name, error)
+
+    def _detach_debugger(self) -> None:
+        debugger, self.debugger = self.debugger, 0
+        if debugger:
+            with contextlib.suppress(UgpuError):
+                self.gpu.client.free(self.gpu.device, debugger)
+
+    def setup_words(self, queue: ChannelQueue) -> list[int]:
+        """Methods that a new channel starts with."""
+        words: list[int] = []
+        classes = queue.classes
+        if classes.compute:
+            words += [header(COMPUTE, 0, 1), classes.compute]
+            for name, address in (
+                ("SET_SHADER_SHARED_MEMORY_WINDOW_A", SHARED_WINDOW),
+                ("SET_SHADER_LOCAL_MEMORY_WINDOW_A", LOCAL_WINDOW),
+            ):
+                offset = method(classes.compute, name)
+                words += [header(COMPUTE, offset, 2), address >> 32, address & 0xFFFF_FFFF]
+            words += self.programs.setup_words()
+        return [*words, header(COPY, 0, 1), classes.copy]
+
+    def synchronized(self) -> None:
+        """Pass text printed by kernels to `on_print`."""
+        self.programs.output.drain()
+
+    def shutdown(self) -> None:
+        if self.core.failure is None:
+            with contextlib.suppress(UgpuError):
+                self.programs.output.drain()
+        self._release()
+
+    def _release(self) -> None:
+        """Free everything, in any state; the kernel driver frees the rest with the files."""
+        self._detach_debugger()
+        if self.shared_data is not None:
+            self.shared_data.close()
+            self.shared_data = None
+        for queue in self.all_queues():
+            queue.close()
+        self._queues, self._all = {kind: [] for kind in QueueKind}, ()
+        self.gpu.close()
+
+    def recover(self, only: Level | None = None) -> Recovery:
+        """Recreate the failed channels, and all if that fails. DeviceLost if the GPU is gone."""
+        return reset.recover(self, only)
+
+    def recovery_plan(self, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
+        return reset.plan(self, only)
+
+    def rebuild(self, queue: ChannelQueue) -> None:
+        """Free a queue's channel and create a new one."""
+        log.info("%s: recreating %s", self.name, queue.name)
+        if queue.kind is QueueKind.COMPUTE:
+            self._detach_debugger()
+        queue.build()
+        if queue.kind is QueueKind.COMPUTE:
+            self._attach_debugger()
+
+    def all_queues(self) -> Sequence[ChannelQueue]:
+        return self._all
+
+    @property
+    def compute_queue(self) -> ChannelQueue:
+        return self._queues[QueueKind.COMPUTE][0]
+
+    @property
+    def copy_queue(self) -> ChannelQueue:
+        return self._queues[QueueKind.COPY][0]
+
+    # ---- memory ------------------------------------------------------------------------------
+
+    def allocate_memory(self, size: int, placement: Placement) -> Buffer:
+        region = Region.HOST if placement is Placement.HOST else Region.DEVICE
+        memory = None
+        try:
+            memory = allocate(self.gpu, size, placement, region)
+            view = memory.view[:size] if placement is Placement.HOST else None
+            return Buffer(self.core, VirtAddr(memory.address), size, placement, view, handle=memory)
+        except BaseException:
+            if memory is not None:
+                memory.close()
+            raise
+
+    def free_memory(self, buffer: Buffer) -> None:
+        memory = buffer.handle
+        assert isinstance(memory, Memory)
+        if buffer.view is not None:
+            buffer.view.release()
+            buffer.view = None
+        self.programs.forget(memory)
+        memory.close()
+
+    def load_program(self, image: bytes) -> Program:
+        return self.programs.load(image)
+
+    def clean(self) -> tuple[Timeline, int]:
+        """See Driver and nv.work.cleaner."""
+        return self.cleaner.submit()
+
+    def overwrite_commands(self) -> None:
+        """See Driver. Texts that kernels printed are overwritten too."""
+        super().overwrite_commands()
+        self.programs.output.clear()
+
+    @property
+    def clean_gap(self) -> str:
+        return self.cleaner.gap
+
+    # ---- queues and failures -----------------------------------------------------------------
+
+    def hardware_queues(self, kind: QueueKind) -> Sequence[HardwareQueue]:
+        return self._queues[kind]
+
+    def poll(self) -> UgpuError | None:
+        for queue in self._all:
+            error = queue.error()
+            if error is not None:
+                return self.faults.explain(queue, error)
+        now = self.clock.now()
+        if now - self._looked_at > PRESENCE_INTERVAL_S:
+            self._looked_at = now
+            if self.gpu.lost():
+                return DeviceLost(f"{self.name} no longer answers", device=self.name, remedy=GONE)
+        return None
+
+    def pause(self, limit_s: float) -> None:
+        # Most waits are short: yield the processor without sleeping, then sleep, then sleep longer.
+        # A submission restarts this sequence.
+        self.looks += 1
+        if self.looks < _SPINS:
+            self.clock.sleep(0)
+        else:
+            self.clock.sleep(
+                min(limit_s, _PAUSE_S if self.looks < _SHORT_PAUSES else _LONG_PAUSE_S)
+            )
+
+    def settled(self) -> bool:
+        if self.programs.output.used:  # its text must be passed on
+            return False
+        for queue in self._all:
+            timeline, looks = queue.timeline, 0
+            while timeline.value < timeline.last:
+                looks += 1
+                if looks > _SPINS:
+                    return False
+                self.clock.sleep(0)
+        core = self.core
+        with core.lock:  # the queues' resources exist until the device is closed
+            if core.closed:
+                return False
+            return all(queue.intent is None and queue.error() is None for queue in self._all)
+
+    def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
+        return self.faults.diagnose(timeline)
+
+    def evidence(self, error: UgpuError) -> Evidence:
+        from ugpu.nv.failure.evidence import gather  # a working device does not need it
+
+        return gather(self, error)
+
+    # ---- rest --------------------------------------------------------------------------------
+
+    @property
+    def rests(self) -> bool:
+        return self._boosts
+
+    @property
+    def at_rest(self) -> bool:
+        return self.unboosted
+
+    def begin_rest(self) -> bool:
+        """See Driver. Clears the boost of the clocks; the kernel driver does the rest."""
+        if not self._boosts or any(
+            queue.timeline.value < queue.timeline.last for queue in self._all
+        ):
+            return False
+        self.unboosted = True  # first: after an interruption here, the clocks are boosted again
+        self.gpu.boost(clear=True)
+        return True
+
+    def end_rest(self) -> None:
+        if self.unboosted:
+            self.gpu.boost()
+            self.unboosted = False
+
+    # ---- several holders ---------------------------------------------------------------------
+
+    def sole_holder(self) -> str:
+        if isinstance(self.session.node, Reopenable):
+            return ""
+        return f"{self.session.node.name} cannot be opened a second time"
+
+    def open_tenant(self, name: str) -> NvDriver:
+        """See Driver. A tenant is a client of the resource manager with its own address space and
+        channels, like another process; the GPU takes turns between them."""
+        node = self.session.node
+        if not isinstance(node, Reopenable):
+            raise NotSupported(f"{self.name} cannot have a second holder: {self.sole_holder()}")
+        another = node.another()
+        try:
+            session = Session(another, isolated=True)
+        except BaseException:
+            another.close()
+            raise
+        commands = self.command_placement
+        return NvDriver(name, session, self.gpu.index, mig=self._mig, commands=commands)
+
+    # ---- identity and sensors of the GPU ---------------------------------------------------------
+
+    def sensors(self) -> Sequence[Sensor]:
+        """Return the sensors; the first call waits up to 2.5 s for the driver's first samples."""
+        with self._publishing:
+            if self.shared_data is None and not self.unpublished:
+                try:
+                    self.shared_data = SharedData(self.gpu)
+                except DeviceLost:
+                    raise
+                except UgpuError as error:
+                    self.unpublished = str(error)
+                    log.info("%s: no sensors of clocks and power: %s", self.name, error)
+        resting = Sensor("resting", "flag", lambda: float(self.at_rest), "gfx")
+        return (*make_sensors(self.gpu, self.shared_data), resting)
+
+    def info(self) -> dict[str, object]:
+        facts: dict[str, Any] = describe(self.gpu)
+        if self.unpublished:
+            facts["no_clocks_and_power"] = self.unpublished
+        return {
+            **facts,
+            "family": self.family.name,
+            "isa": self.target.cpu,
+            "compute_units": self.target.compute_units,
+            "copy_queues": len(self._queues[QueueKind.COPY]),
+        }
+
+
+# NV2080_CTRL_CE_CAPS_CE_GRCE in ctrl2080ce.h: byte and mask in capsTbl.
+_GRAPHICS_COPY = (0, 0x01)
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

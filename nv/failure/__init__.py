@@ -1,0 +1,1 @@
+"""Failures of an NVIDIA GPU: error reports, evidence, recovery."""

@@ -1,0 +1,1 @@
+"""What NVIDIA's queues read: methods, launch descriptors, constant banks."""

@@ -1,0 +1,1 @@
+"""Queues of an NVIDIA GPU, and the programs that they run."""

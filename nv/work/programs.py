@@ -1,0 +1,360 @@
+"""Programs: loads PTX or cubins as code into GPU memory and allocates the kernels' local memory."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ugpu.hcq.errors import BadCodeObject, UgpuError
+from ugpu.hcq.state.config import config
+from ugpu.hcq.state.instruction import Culprit
+from ugpu.hcq.state.memory import Placement, VirtAddr
+from ugpu.hcq.transport.node import code_of
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.command import Command, Copy, Fill, Signal, Symbol
+from ugpu.hcq.work.program import Kernel, Program
+from ugpu.nv.code import ptx_lines as ptxlines
+from ugpu.nv.code.assemble import assemble
+from ugpu.nv.code.bulk_copies import to_own_memory
+from ugpu.nv.code.cubin import Cubin, KernelCode, parse_cubin
+from ugpu.nv.code.heap import Heap, with_heap
+from ugpu.nv.code.image import Image, lay_out
+from ugpu.nv.code.output import Output
+from ugpu.nv.code.output_routines import with_routines
+from ugpu.nv.packets.families import STACK_RESERVED
+from ugpu.nv.packets.launch import prepare, shared_size
+from ugpu.nv.packets.pushbuffer import COMPUTE, header, method
+from ugpu.nv.rm.memory import Memory, allocate
+from ugpu.nv.rm.session import Region
+
+if TYPE_CHECKING:
+    from ugpu.nv.device.driver import NvDriver
+    from ugpu.nv.work.queue import ChannelQueue
+
+log = logging.getLogger(__name__)
+
+Wait = Callable[["ChannelQueue", int], None]  # for a value of the queue's timeline
+Way = tuple["ChannelQueue", Wait]  # the queue that copies code in, and how to wait for its end
+
+_LOCAL_GRANULE = 32  # bytes per thread
+_WARP_GRANULE, _TPC_GRANULE = 0x200, 0x8000  # bytes of local memory per warp and per TPC
+# SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_C: no limit in MAX_SM_COUNT, 0 in the GPC counts that
+# Hopper's class adds, as Mesa's NVK (nvk_queue.c) and tinygrad's ops_nv.py set it on boards.
+_ALL_SMS = 0xFF
+# Clients give the text: each expression takes time in proportion to it, whatever it contains.
+_TARGET = re.compile(rb"^[ \t]*\.target\s+sm_(\d{1,9})([af]?)", re.MULTILINE)
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(([^()]*)\)")
+_NAME = re.compile(r"[\w$%]+")
+_SCALAR = re.compile(r"\.([usf])(?:8|16|32|64)\b")
+_LONGEST = 1 << 20  # most bytes of PTX that are assembled again to find a line
+_NEEDS_PTX = (
+    "virtual GPUs execute PTX, not machine code; load the PTX text, as built by `nvcc -ptx` or "
+    "`clang -S --cuda-device-only`"
+)
+_KINDS = {"u": "integer", "s": "integer", "f": "float"}  # bits, .b, are of any kind
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """Data of a loaded program.
+
+    It has no reference to the program, which frees its memory when the caller drops it. kernels:
+    name, entry address and code bytes of each. ptx: the text that was assembled for `target`; empty
+    for a cubin.
+    """
+
+    kernels: tuple[tuple[str, int, int], ...]
+    ptx: bytes
+    target: str
+
+
+def _wait(queue: ChannelQueue, value: int) -> None:
+    queue.timeline.wait(value)
+
+
+class Programs:
+    """All programs of a device, and one block of local memory for the kernel that needs most."""
+
+    def __init__(self, driver: NvDriver) -> None:
+        self.driver = driver
+        self.output = Output(driver)
+        self.heap = Heap(driver)
+        self.local: Memory | None = None
+        self.local_size = 0  # bytes per thread that `local` is for
+        self._loaded: dict[Memory, _Loaded] = {}
+
+    def load(self, data: bytes, way: Way | None = None) -> Program:
+        """Assemble PTX text, check the cubin and load it into GPU memory; see Device.load.
+
+        way: for use in a reset, when copy queues may contain other work and the device's own wait
+        cannot be used.
+        """
+        driver = self.driver
+        ptx, target = b"", ""
+        if not data.startswith(b"\x7fELF"):
+            ptx = data.rstrip(b"\0")
+            target = _check_text(ptx, driver.gpu.capability)
+            ptx = to_own_memory(with_heap(with_routines(ptx)), target)
+            data = assemble(ptx, target, config().cache_folder / "cubins")
+        cubin = parse_cubin(data)
+        _check_target(cubin, driver.gpu.capability)
+        if not ptx and code_of(driver.session.node) == "PTX":
+            raise BadCodeObject(_NEEDS_PTX, found=f"a cubin for {cubin.target}")
+        names = _parameters(ptx)
+        image = lay_out(cubin, ptx)
+        memory = None
+        try:
+            memory = allocate(driver.gpu, image.size, Placement.DEVICE, Region.DEVICE)
+            self._make_room(cubin)
+            buffer = Buffer(
+                driver.core, VirtAddr(memory.address), memory.size, Placement.DEVICE, handle=memory
+            )
+            program = Program(driver.core, buffer)
+            for name, code in cubin.kernels.items():
+                program.kernels[name] = self._kernel(program, image, code, memory, names.get(name))
+            linked = self.heap.connect(image, image.link(memory.address))
+            self._write(memory, self.output.connect(image, memory, linked), way)
+            memory.protect(image.fixed if image.fixed < image.size else memory.size)
+            kernels = tuple(
+                (kernel.name, kernel.address, kernel.details.code.code_size)
+                for kernel in program.kernels.values()
+            )
+            self._loaded[memory] = _Loaded(kernels, ptx, target)
+            return program
+        except BaseException:
+            driver.core.settle()  # the copy may still run; if this raises too, the memory stays
+            if memory is not None:
+                self.forget(memory)
+                memory.close()
+            raise
+
+    def _kernel(
+        self,
+        program: Program,
+        image: Image,
+        code: KernelCode,
+        memory: Memory,
+        names: tuple[tuple[str, str], ...] | None,
+    ) -> Kernel:
+        driver = self.driver
+        arguments = code.arguments
+        if arguments is not None and names is not None and len(names) == len(arguments):
+            arguments = tuple(
+                replace(argument, name=name, kind="" if argument.is_address else kind)
+                for argument, (name, kind) in zip(arguments, names, strict=True)
+            )
+        family, cubin = driver.family, image.cubin
+        sections = {
+            bank: (memory.address + image.offsets[index], cubin.sections[index].size)
+            for bank, index in code.constants.items()
+            if bank
+        }
+        details = prepare(
+            driver.gpu,
+            family,
+            driver.compute_class,
+            code,
+            address=memory.address + image.entry(code.name),
+            constants=sections,
+            local_size=self._local_need(code),
+            counts_reserved=cubin.counts_reserved,
+            carveouts=driver.carveouts,
+        )
+        return Kernel(
+            name=code.name,
+            program=program,
+            address=memory.address + image.entry(code.name),
+            kernarg_size=code.parameters_size,
+            arguments=arguments,
+            local_size=shared_size(code, family, counts_reserved=cubin.counts_reserved)
+            - family.reserved_shared,
+            private_size=code.stack_size,
+            details=details,
+        )
+
+    def _write(self, memory: Memory, data: bytes, way: Way | None) -> None:
+        """Copy code to GPU memory with a copy engine. A graph capture does not record the copy."""
+        driver = self.driver
+        queue, wait = way or (driver.copy_queue, _wait)
+        staging = None
+        try:
+            staging = allocate(driver.gpu, len(data), Placement.HOST, Region.HOST)
+            staging.view[: len(data)] = data
+            driver.core.complete()
+            value = queue.timeline.last + 1
+            source = Symbol.constant(staging.address)
+            copy = Copy(Symbol.constant(memory.address), source, len(data))
+            encoded = queue.encode([copy, Signal(queue.timeline, Symbol.constant(value))])
+            values = np.zeros(len(encoded.symbols), np.uint64)
+            for position, symbol in enumerate(encoded.symbols):
+                if symbol.buffer is not None:
+                    values[position] = int(symbol.buffer.address)
+            queue.submit_keeping(encoded, values, staging)
+            wait(queue, value)
+            queue.reclaim()
+        except BaseException:
+            if staging is not None and not queue.keeps(staging):
+                staging.close()
+            raise
+
+    def forget(self, memory: Memory) -> None:
+        """Forget the program in `memory`, which was closed."""
+        self._loaded.pop(memory, None)
+        self.output.forget(memory)
+
+    def find(self, address: int) -> tuple[str, int] | None:
+        """The kernel whose code contains an address, and the offset in it; None if none does."""
+        found = self._at(address)
+        return None if found is None else found[:2]
+
+    def culprit(self, address: int) -> Culprit | None:
+        """The PTX instruction that the code at an address was assembled from. Never raises."""
+        found = self._at(address)
+        if found is None or not 0 < len(found[2].ptx) <= _LONGEST:
+            return None
+        name, offset, loaded = found
+        try:
+            cubin = assemble(loaded.ptx, loaded.target, options=ptxlines.OPTIONS)
+        except UgpuError as problem:
+            log.warning("no line of PTX for %s: %s", name, problem)
+            return None
+        line = ptxlines.line_of(cubin, name, offset)
+        lines = loaded.ptx.decode().split("\n")
+        if not 0 < line <= len(lines):
+            return None
+        return Culprit(0, address, " ".join(lines[line - 1].split()), line=line)
+
+    def _at(self, address: int) -> tuple[str, int, _Loaded] | None:
+        for loaded in self._loaded.values():
+            for name, start, size in loaded.kernels:
+                if start <= address < start + size:
+                    return name, address - start, loaded
+        return None
+
+    # ---- local memory ------------------------------------------------------------------------
+
+    def _local_need(self, code: KernelCode) -> int:
+        """Bytes of local memory per thread: the stack, and the system's share above it."""
+        need = code.stack_size + STACK_RESERVED
+        if code.dynamic_stack:
+            need += self.driver.dynamic_stack
+        return -(-need // _LOCAL_GRANULE) * _LOCAL_GRANULE
+
+    def _make_room(self, cubin: Cubin) -> None:
+        """Grow local memory, if necessary, for the kernel of `cubin` that needs most."""
+        need = max(self._local_need(code) for code in cubin.kernels.values())
+        if need <= self.local_size:
+            return
+        driver, gpu = self.driver, self.driver.gpu
+        total = self._per_tpc(need) * gpu.tpcs_per_gpc * gpu.gpcs
+        queue, old, old_size = driver.compute_queue, self.local, self.local_size
+        driver.core.complete()
+        before, fresh = queue.timeline.last, None
+        try:
+            fresh = allocate(gpu, total, Placement.DEVICE, Region.DEVICE)
+            self.local, self.local_size = fresh, need
+            queue.run_setup(self.setup_words())
+        except BaseException:
+            driver.core.complete()
+            if queue.timeline.last == before:  # the engine has not got the new address
+                self.local, self.local_size = old, old_size
+                old = fresh
+            if old is not None:
+                driver.core.retired.drop(old.close)
+            raise
+        if old is not None:
+            old.close()
+
+    def clear_memory(self) -> list[Command]:
+        """Commands that zero local memory and the heap of the kernels."""
+        commands = self.heap.clear()
+        if self.local is not None:
+            commands.append(Fill(Symbol.constant(self.local.address), 0, self.local.size))
+        return commands
+
+    def _per_tpc(self, size: int) -> int:
+        gpu = self.driver.gpu
+        per_warp = -(-size * 32 // _WARP_GRANULE) * _WARP_GRANULE
+        per_tpc = per_warp * gpu.warps_per_sm * gpu.sms_per_tpc
+        return -(-per_tpc // _TPC_GRANULE) * _TPC_GRANULE
+
+    def setup_words(self) -> list[int]:
+        """Methods that set the compute engine's local memory; empty if there is none."""
+        if self.local is None:
+            return []
+        number = self.driver.compute_class
+        size = self._per_tpc(self.local_size)
+        address = self.local.address
+        return [
+            header(COMPUTE, method(number, "SET_SHADER_LOCAL_MEMORY_A"), 2),
+            address >> 32,
+            address & 0xFFFF_FFFF,
+            header(COMPUTE, method(number, "SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_A"), 3),
+            size >> 32,
+            size & 0xFFFF_FFFF,
+            _ALL_SMS,
+        ]
+
+
+def _check_text(ptx: bytes, capability: tuple[int, int]) -> str:
+    """Return the architecture to assemble for: the GPU's, with the text's suffix ("sm_90a").
+
+    BadCodeObject, before an assembler runs, if the text is not PTX or is for other GPUs.
+    """
+    found = _TARGET.search(ptx)
+    if found is None:
+        starts = ptx[:16].decode("ascii", "replace")
+        raise BadCodeObject("expected PTX text with a .target line, or a cubin", starts=starts)
+    try:
+        ptx.decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadCodeObject("PTX must be UTF-8 text") from None
+    own = capability[0] * 10 + capability[1]
+    number, suffix = int(found[1]), found[2].decode()
+    if number > own or (suffix == "a" and number != own):
+        raise BadCodeObject(
+            "the PTX requires a newer GPU"
+            if number > own
+            else "the PTX runs on one architecture only",
+            found=f"sm_{number}{suffix}",
+            expected=f"sm_{own} or older",
+        )
+    return f"sm_{own}{suffix}"
+
+
+def _check_target(cubin: Cubin, capability: tuple[int, int]) -> None:
+    """Raise BadCodeObject unless the GPU has the cubin's major version and at least its minor."""
+    major, minor = cubin.capability
+    if major != capability[0] or minor > capability[1]:
+        raise BadCodeObject(
+            "the cubin is built for another architecture",
+            found=cubin.target,
+            expected=f"sm_{capability[0]}{capability[1]}",
+        )
+
+
+def _parameters(ptx: bytes) -> dict[str, tuple[tuple[str, str], ...]]:
+    """Names and kinds of parameters by entry: PTX has them, machine code does not."""
+    return {
+        entry[1]: tuple(_parameter(part) for part in entry[2].split(",") if part.strip())
+        for entry in _ENTRY.finditer(_COMMENT.sub(" ", ptx.decode("utf-8", "replace")))
+    }
+
+
+def _parameter(text: str) -> tuple[str, str]:
+    declared = text.strip()
+    array = declared.endswith("]")
+    if array:
+        declared, _, count = declared[:-1].rpartition("[")
+        if count and not count.isdecimal():
+            return "", ""
+    name, kind = _NAME.match(declared.rstrip()[::-1]), _SCALAR.search(text)
+    if name is None:
+        return "", ""
+    return name[0][::-1], _KINDS[kind[1]] if kind is not None and not array else ""

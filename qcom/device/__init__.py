@@ -1,0 +1,1 @@
+"""An Adreno GPU as a device, and its sensors."""

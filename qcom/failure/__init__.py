@@ -1,0 +1,1 @@
+"""Failures of an Adreno GPU."""

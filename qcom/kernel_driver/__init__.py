@@ -1,0 +1,1 @@
+"""Adreno's kernel drivers, KGSL and msm, behind one interface."""

@@ -1,0 +1,1 @@
+"""What Adreno's command processor reads: packets, launches, descriptors of textures."""

@@ -1,0 +1,1 @@
+"""Queues of an Adreno GPU, and the programs that they run."""

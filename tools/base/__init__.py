@@ -1,0 +1,1 @@
+"""What programs share: output, progress, files, names of bundles and recordings, events."""

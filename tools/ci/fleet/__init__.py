@@ -1,0 +1,1 @@
+"""Devices of a ugpud in other people's schedulers: labgrid, Jumpstarter, Ray."""

@@ -1,0 +1,1 @@
+"""Reports of a run: JUnit, a page, the history."""

@@ -1,0 +1,1 @@
+"""Programs that run and compile tensor scripts."""

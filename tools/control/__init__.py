@@ -1,0 +1,1 @@
+"""Programs that change who owns a device, or its state."""

@@ -1,0 +1,1 @@
+"""Programs that find out why something failed: recordings, traces, crashes, single steps."""

@@ -1,0 +1,1 @@
+"""Programs that show devices, and what keeps a machine from using them."""

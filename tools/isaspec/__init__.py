@@ -1,7 +1,0 @@
-"""Tables of an instruction set from Mesa's isaspec files.
-
-    python -m tools.isaspec <mesa>/src/freedreno/isa/ir3.xml tools/isaspec/ir3_25_2.xml \\
-        --revision 25.0.7 --out qcom/regs/ir3.txt
-
-The second file says what Mesa 25.2 decodes differently.
-"""

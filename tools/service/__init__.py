@@ -1,0 +1,1 @@
+"""Services: the daemon, its page, metrics."""

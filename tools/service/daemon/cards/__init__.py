@@ -1,0 +1,1 @@
+"""The daemon's cards: boot, recovery, rest, watch, arrival and removal."""

@@ -1,0 +1,1 @@
+"""The daemon's clients: tokens, leases, their resources and their work."""

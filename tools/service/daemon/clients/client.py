@@ -1,0 +1,497 @@
+"""One connection: identifies the client, requests leases, and runs the work of its lease."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ugpu.hcq.errors import AccessDenied, BadArgument, NotSupported, UgpuError
+from ugpu.hcq.remote import failures
+from ugpu.hcq.remote.channel import Channel, Disconnected
+from ugpu.hcq.remote.request import Grant, LeaseRequest
+from ugpu.hcq.remote.session import Session
+from ugpu.hcq.remote.wire import (
+    IDLE,
+    META,
+    REQUESTS,
+    STRANGER,
+    VERSION,
+    Bytes,
+    Limits,
+    Message,
+    WireError,
+    check,
+)
+from ugpu.hcq.state import threads
+from ugpu.tools.service.daemon.clients.holder import Holder
+from ugpu.tools.service.daemon.clients.leases import Lease, Waiter
+from ugpu.tools.service.daemon.clients.peers import Peer
+from ugpu.tools.service.daemon.clients.replies import lost, plain, reply_of
+from ugpu.tools.service.daemon.clients.tokens import Rights, digest_of
+
+if TYPE_CHECKING:
+    from ugpu.tools.service.daemon.daemon import Daemon
+
+log = logging.getLogger(__name__)
+
+# TIMEOUT: from connecting to the last byte of "hello", the TLS handshake included: a silent
+# connection occupies a place. As long may one stay whose token is revoked.
+HELLO_LIMIT_S = 10.0
+# between two checks of the token of a client that sends nothing: with a lease, and without one
+CHECK_S, CHECK_IDLE_S = 1.0, 5.0
+# bytes of sent messages that are kept for a client, beyond two of the largest messages
+KEPT = 16 << 20
+# what a client may request while its lease's device has failed
+AFTER_FAILURE = ("reset", "plan", "free", "unload", "drop")
+ANSWER_S = 2.0  # TIMEOUT: for the reply to the request under way when a lease ends; our choice
+LOOK_S = 0.05  # between checks whether a process whose connection broke still exists
+MOST_WATCHES = 64  # threads that wait for a client's timelines
+
+
+class Client:
+    """The server side of one connection. It runs in a thread of its own, the only one that accesses
+    the lease's objects. `Daemon.end_lease` comes from other threads."""
+
+    def __init__(self, daemon: Daemon, channel: Channel, peer: Peer) -> None:
+        self.daemon = daemon
+        self.session = Session(channel, most=2 * daemon.settings.message + KEPT)
+        self._limits = STRANGER
+        self._digest = ""  # of the token, if the client has shown one
+        self._leave_at: float | None = None  # when a client without rights is disconnected
+        self.placed: Rights | None = (
+            None  # those that have a place (tools.service.daemon.clients.places)
+        )
+        self.number = 0  # of the session
+        self._resuming = threading.Condition()
+        self._next: tuple[Channel, int, Message] | None = None  # a connection that resumes this one
+        self._over = False
+        self.peer = peer
+        self.name = peer.name
+        self.rights = peer.rights
+        self.holder: Holder | None = None
+        self.lease: Lease | None = None
+        self._waiter: Waiter | None = None
+        self._asked = 0  # the call that the granted lease answers
+        self._watches = 0
+        self._lock = threading.Lock()
+        self._handling = threading.Lock()  # a request, which may end the client's own lease
+        self._calls: dict[str, Callable[[list[Any], Bytes], object]] = {
+            "devices": lambda given, data: self.daemon.devices(),
+            "leases": lambda given, data: self.daemon.listed(),
+            "extend": lambda given, data: self._extend(given[0], given[1]),
+            "release": lambda given, data: self._release(given[0]),
+            "recover": lambda given, data: self._recover(given[0]),
+            "quarantine": lambda given, data: self._quarantine(given[0], given[1]),
+            "telemetry": lambda given, data: self._telemetry(given[0]),
+            "info": lambda given, data: failures.facts_of(self.daemon.device_of(self).info()),
+            "sensors": lambda given, data: self._sensors(),
+        }
+        self._work: dict[str, Callable[[Holder, list[Any], Bytes], object]] = {
+            "allocate": lambda held, given, data: held.allocate(*given),
+            "free": lambda held, given, data: held.free(*given),
+            "write": lambda held, given, data: held.write(given[0], data),
+            "read": lambda held, given, data: held.read(given[0], self._readable(given[1])),
+            "load": lambda held, given, data: held.load(data),
+            "unload": lambda held, given, data: held.unload(*given),
+            "submit": lambda held, given, data: held.work.submit(given[0], given[1], data),
+            "place": lambda held, given, data: held.work.place(given[0], given[1], given[2], data),
+            "replay": lambda held, given, data: held.work.replay(given[0], data),
+            "drop": lambda held, given, data: held.work.drop(*given),
+            "diagnose": lambda held, given, data: failures.facts_of(held.work.diagnose(*given)),
+            "reset": lambda held, given, data: held.work.reset(*given),
+            "plan": lambda held, given, data: held.work.plan(*given),
+        }
+
+    # ---- the connection ----------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until the client disconnects, then clean up."""
+        handed = False  # another Client takes over the connection
+        try:
+            if not self._greet():
+                handed = True
+                return
+            while True:
+                message = self._receive()
+                check(message, REQUESTS)
+                if message.operation == "bye":
+                    break
+                with self._handling:
+                    if self._still_known(message.call):
+                        self._take(message)
+                if self.session.owes:
+                    self.session.send(Message("ack", []))
+        except Disconnected as error:
+            log.debug("%s: %s", self.name, error)
+        except WireError as error:
+            log.info("%s lost its connection: %s", self.name, error)
+            self.notify("error", error)
+            self.channel.farewell()
+        except UgpuError as error:
+            log.info("%s: %s", self.name, error)
+        finally:
+            if not handed:
+                self.cut()
+                self.channel.close()
+                self.daemon.gone(self)
+            else:
+                self.daemon.left(self)
+
+    @property
+    def channel(self) -> Channel:
+        """The current connection."""
+        return self.session.channel
+
+    def _receive(self) -> Message:
+        """Return the next message, even if another connection replaces a broken one."""
+        while True:
+            try:
+                message = self.session.receive(self._until_check())
+            except Disconnected:
+                if not self._resume():
+                    raise
+                continue
+            if message is not None:
+                return message
+            self._still_known(0)
+
+    def _allow(self, limits: Limits) -> None:
+        # ORDER: `_resume` sets a new channel before it reads them, so that either sees the other.
+        self._limits = limits
+        self.channel.limits = limits
+
+    def _until_check(self) -> float | None:
+        if not self._digest:
+            return None  # a user of this machine
+        if self._leave_at is not None:
+            return max(0.0, self._leave_at - time.monotonic())
+        return CHECK_S if self.lease is not None or self._waiter is not None else CHECK_IDLE_S
+
+    def _still_known(self, call: int) -> bool:
+        """Return whether the client's token is still valid; its rights may have changed. Otherwise
+        end what it holds and waits for, and reply to `call`; soon after disconnect it."""
+        if not self._digest:
+            return True
+        try:
+            self.rights = self.daemon.tokens.rights_of(self._digest, time.time())
+            if self.lease is not None:
+                self.rights.check("see", self.lease.card)  # the token's devices may have changed
+            return True
+        except AccessDenied as error:
+            if self._leave_at is None:
+                self._leave_at = time.monotonic() + HELLO_LIMIT_S
+                log.info("%s: %s", self.name, error)
+                self.daemon.dismiss(self, str(error))
+            if time.monotonic() >= self._leave_at:
+                raise
+            if call:
+                self._reply(call, error)
+        except UgpuError as error:  # the file of tokens cannot be read
+            if call:
+                self._reply(call, error)
+        return False
+
+    def _resume(self) -> bool:
+        """Wait for the client to reconnect; return whether it did."""
+        if not self.session.keeps:
+            return False
+        end = time.monotonic() + self.daemon.settings.grace_s
+        with self._resuming:
+            while self._next is None and not self._over:
+                wanted = self.lease is not None or self._waiter is not None
+                left = end - time.monotonic()
+                if left <= 0 or not wanted or not self.peer.lives:
+                    break
+                self._resuming.wait(min(left, LOOK_S))
+            found, self._next = self._next, None
+            if found is None or self._over:
+                self._over = True
+                self._next = found
+                return False
+        channel, acknowledged, reply = found
+        self.session.replace(channel, acknowledged, reply)
+        channel.limits = self._limits
+        self.session.flush()
+        log.info("%s is connected again", self.name)
+        return True
+
+    def adopt(self, channel: Channel, acknowledged: int, reply: Message) -> None:
+        """Continue with another connection, whose first message is `reply`. Called from that
+        connection's thread. DeviceLost if the session is over."""
+        with self._resuming:
+            if self._over:
+                raise lost()
+            former, self._next = self._next, (channel, acknowledged, reply)
+            self._resuming.notify_all()
+        self.channel.close()  # in case the break has not been noticed
+        if former is not None:
+            former[0].close()
+            former[0].release()
+
+    def cut(self) -> None:
+        """End the session so that it cannot be resumed. Idempotent, from any thread."""
+        with self._resuming:
+            self._over = True
+            late, self._next = self._next, None
+            self._resuming.notify_all()
+        if late is not None:
+            late[0].close()
+            late[0].release()
+
+    def _greet(self) -> bool:
+        """Receive "hello". The client's rights follow from its token, or from its identity. Return
+        False if the connection resumes the session of an earlier one."""
+        message = self.channel.receive(HELLO_LIMIT_S)
+        if message is None:
+            raise WireError("expected a message after connecting", limit_s=HELLO_LIMIT_S)
+        check(message, REQUESTS)
+        if message.operation != "hello":
+            raise WireError(f"expected hello, got {message.operation}")
+        version, token, session = message.arguments
+        try:
+            if version != VERSION:
+                raise BadArgument(
+                    f"this ugpud uses protocol version {VERSION}, the client {version}"
+                )
+            if self.rights is None or token is not None:
+                self.rights = self.daemon.rights(token)
+                self._digest = digest_of(token or "")
+                self.name = f"{self.rights.name} ({self.peer.name})"
+            if session:
+                found = self.daemon.session(session, self.rights)
+                reply = Message("reply", [found.welcome()], message.call)
+                found.adopt(self.channel, message.acknowledged, reply)
+                return False
+            self.daemon.known(self, self.rights)
+        except UgpuError as error:
+            self._reply(message.call, error)
+            raise
+        self._allow(IDLE)
+        self.daemon.remember(self)
+        self._reply(message.call, self.welcome())
+        self.session.keeps = self.number != 0
+        return True
+
+    def welcome(self) -> dict[str, object]:
+        """Return the reply to "hello"."""
+        assert self.rights is not None
+        return {
+            "version": VERSION,
+            "role": self.rights.role,
+            "session": self.number,
+            "grace_s": self.daemon.settings.grace_s,
+        }
+
+    def _take(self, message: Message) -> None:
+        operation = message.operation
+        try:
+            if operation == "lease":
+                self._ask(message.call, message.arguments[0])
+                return
+            if operation == "watch":
+                self._watch(message.call, message.arguments)
+                return
+            plain = self._calls.get(operation)
+            if plain is not None:
+                found = plain(message.arguments, message.data)
+            else:
+                held = self._held()
+                if held.work.failed is not None and operation not in AFTER_FAILURE:
+                    if not message.call:
+                        return  # the client has been notified
+                    if operation != "diagnose":
+                        raise held.work.failed
+                work = self._work.get(operation)
+                if work is None:
+                    raise BadArgument(f"{operation} is not expected here")
+                found = work(held, message.arguments, message.data)
+        except UgpuError as error:
+            self._failed(message, error)
+            return
+        except Exception:
+            log.exception("%s: %s failed in the daemon", self.name, operation)
+            self._failed(message, UgpuError(f"ugpud failed at {operation}; its log has the cause"))
+            return
+        if message.call:
+            self._reply(message.call, found)
+
+    def _failed(self, message: Message, error: UgpuError) -> None:
+        if message.call:
+            self._reply(message.call, error)
+        elif self.holder is not None:
+            self.holder.work.fail(error)
+            self.notify("failed", error)
+
+    def _reply(self, call: int, found: object) -> None:
+        self.session.send(reply_of(call, found))
+
+    def notify(self, operation: str, *arguments: object) -> None:
+        """Send an event without waiting. If the client is gone, the receiving thread notices it."""
+        given = list(arguments)
+        if given and isinstance(given[0], UgpuError):
+            given = failures.to_wire(given[0])
+        self.daemon.outbox.post(self.session, Message(operation, given))
+
+    def part(self) -> None:
+        """End the connection after the messages already sent, in a thread of its own."""
+        try:
+            threads.start(threading.Thread(target=self._part, name=f"{self.name} parts"))
+        except UgpuError:
+            self.channel.close()
+
+    def _part(self) -> None:
+        answered = self._handling.acquire(timeout=ANSWER_S)
+        try:
+            self.session.flush()
+            self.channel.farewell()
+        except Disconnected:
+            self.channel.close()
+        finally:
+            if answered:
+                self._handling.release()
+
+    def _answer(self, found: object) -> None:
+        """Reply to the request for a lease, without waiting. In a thread of the daemon."""
+        self.daemon.outbox.post(self.session, reply_of(self._asked, found))
+
+    # ---- leases ------------------------------------------------------------------------------
+
+    def _ask(self, call: int, given: dict[str, Any]) -> None:
+        if not call:
+            raise WireError("a lease must be requested by a call")
+        if self.lease is not None or self._waiter is not None:
+            raise BadArgument(
+                "this connection already has a lease; each lease requires its own connection"
+            )
+        try:
+            request = LeaseRequest.from_map(given)
+        except TypeError as error:
+            raise BadArgument(f"a property of the lease has the wrong type: {error}") from None
+        assert self.rights is not None
+        if request.kind == "transport" and self.peer.rights is None:
+            raise NotSupported(
+                "a vfio-user socket cannot be handed out over TCP: connect to ugpud's UNIX socket, "
+                "or lease queues"
+            )
+        self._asked = call
+        waiter = self.daemon.ask(self, request, self.rights)
+        if waiter is not None:
+            self._waiter = waiter
+
+    def granted(self, lease: Lease) -> None:
+        """Set up a granted lease and reply. In a thread of its own."""
+        self._waiter = None
+        owned = self.daemon.owned_by(lease.card)
+        try:
+            device = owned.device
+            assert device is not None
+            target, hertz, socket, firmware = device.target, device.clock_hertz, "", ""
+            if lease.request.kind == "transport":
+                handout = self.daemon.hand_out(self, owned, lease)
+                socket, firmware = str(handout.socket), str(handout.firmware)
+            timelines: dict[str, list[int]] = {}
+            if lease.request.kind in ("exclusive", "shared"):
+                holder = self.daemon.hold(self, owned, lease)
+                if holder is None:
+                    return  # the client has disconnected meanwhile
+                work = holder.work
+                for queue, timeline in zip(work.hardware, work.timelines, strict=True):
+                    timelines.setdefault(queue.kind.value, []).append(timeline.address)
+            grant = Grant(
+                lease.number,
+                lease.card.name,
+                lease.request.kind,
+                target,
+                hertz,
+                timelines,
+                lease.memory,
+                lease.ends - self.daemon.now(),
+                socket,
+                firmware,
+            )
+            if timelines:
+                self._allow(Limits(META, self.daemon.settings.message))
+            self._answer(plain(grant.to_map()))
+        except UgpuError as error:
+            self.refused(error)
+            self.daemon.end(self, str(error))
+
+    def refused(self, error: UgpuError) -> None:
+        """Reply with the error of a request that was not granted."""
+        self._waiter = None
+        self._answer(error)
+
+    def position(self, place: int) -> None:
+        """Report a waiter's place in the queue to the client."""
+        self.notify("position", place)
+
+    def leave(self) -> Waiter | None:
+        """Detach and return this client's waiter in the table, if any."""
+        waiter, self._waiter = self._waiter, None
+        return waiter
+
+    def _extend(self, number: int | None, limit_s: float) -> float:
+        assert self.rights is not None
+        return self.daemon.extend(self, number, limit_s, self.rights)
+
+    def _release(self, number: int | None) -> None:
+        assert self.rights is not None
+        self.daemon.release(self, number, self.rights)
+        if self.lease is None:
+            self._allow(IDLE)
+
+    def _recover(self, pattern: str) -> list[str]:
+        assert self.rights is not None
+        return self.daemon.recover(pattern, self.rights)
+
+    def _quarantine(self, pattern: str, reason: str) -> list[str]:
+        assert self.rights is not None
+        return self.daemon.quarantine(pattern, reason, self.rights)
+
+    def _telemetry(self, name: str) -> bytes:
+        assert self.rights is not None
+        return self.daemon.telemetry(name, self.rights)
+
+    def _held(self) -> Holder:
+        if self.holder is None:
+            raise BadArgument("this connection has no lease with queues")
+        return self.holder
+
+    # ---- calls -------------------------------------------------------------------------------
+
+    def _readable(self, size: int) -> int:
+        most = self.daemon.settings.message
+        if size > most:
+            raise BadArgument(f"at most {most} bytes can be read in one message, got {size}")
+        return size
+
+    def _sensors(self) -> list[list[object]]:
+        device = self.daemon.device_of(self)
+        return [[s.name, s.unit, s.label, s.read()] for s in device.sensors()]
+
+    def _watch(self, call: int, given: list[Any]) -> None:
+        """Wait in another thread, which replies; this thread continues to receive messages."""
+        held = self._held()
+        with self._lock:
+            if self._watches >= MOST_WATCHES:
+                raise BadArgument("too many simultaneous waits", limit=MOST_WATCHES)
+            self._watches += 1
+
+        def wait() -> None:
+            found: object
+            try:
+                found = held.watch(*given)
+            except UgpuError as error:
+                found = error
+            finally:
+                with self._lock:
+                    self._watches -= 1
+            self.daemon.outbox.post(self.session, reply_of(call, found))
+
+        threads.start(threading.Thread(target=wait, name=f"{self.name} waits", daemon=True))
+
+    def __repr__(self) -> str:
+        return f"<Client {self.name}>"

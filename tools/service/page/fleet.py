@@ -1,0 +1,173 @@
+"""The data shown by the page: a daemon's cards with their telemetry, leases, bundles and verdicts.
+
+Calls may block on a card; the server makes them in threads.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+from ugpu.hcq.disk import bundle
+from ugpu.hcq.errors import BadArgument, ChipError, Closed
+from ugpu.hcq.state.config import config
+from ugpu.tools.ci.report.history import History
+from ugpu.tools.service.daemon.cards.readings import Readings
+from ugpu.tools.service.daemon.clients.leases import Card
+from ugpu.tools.service.daemon.clients.tokens import Rights
+from ugpu.tools.service.daemon.daemon import Daemon
+
+# Sensors that are always shown for each card; a card's own view has all sensors.
+SHOWN = (
+    "usage_ratio",
+    "memory_used_bytes",
+    "memory_total_bytes",
+    "temperature_celsius",
+    "power_watts",
+    "clock_hertz",
+)
+LISTED = 50  # most bundles, and most verdicts
+
+
+class Fleet:
+    """The daemon as the page shows it. pool: threads for calls that may block; crashes: the folder
+    of bundles (default: the configured one)."""
+
+    def __init__(
+        self,
+        daemon: Daemon,
+        pool: Executor,
+        verdicts: Path | None = None,
+        crashes: Path | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.daemon = daemon
+        self.readings = Readings(daemon, pool, now)
+        self._verdicts = verdicts
+        self._crashes = crashes
+        self._manifests: dict[Path, dict[str, object]] = {}
+
+    def state(self, rights: Rights) -> dict[str, object]:
+        """Return the cards, leases and waiters. Only cards that the rights cover have telemetry."""
+        cards = self.daemon.devices()
+        for card in cards:
+            name = str(card["name"])
+            card["telemetry"] = self._brief(name) if self._covers(name, rights) else None
+        return {"cards": cards, **self.daemon.listed()}
+
+    def _brief(self, name: str) -> dict[str, object] | None:
+        last = self.readings.last(name)
+        if last is None:
+            return None
+        found, age_s = last
+        values: dict[str, float] = {}
+        for sample in found["samples"]:
+            kind = sample["name"]
+            if kind in SHOWN:  # the highest of several temperatures or clocks
+                values[kind] = max(sample["value"], values.get(kind, sample["value"]))
+        return {
+            "age_s": age_s,
+            "state": found["state"],
+            "failure": found["failure"],
+            "queue_depth": found["queue_depth"],
+            "launches": found["launches"],
+            "values": values,
+        }
+
+    def card(self, name: str, rights: Rights) -> dict[str, object]:
+        """Return all data of one card: its telemetry, its facts, and the states of its firmware if
+        its driver knows them. BadArgument, AccessDenied."""
+        telemetry: object = None
+        trouble = ""
+        try:
+            telemetry = json.loads(self.daemon.telemetry(name, rights))
+        except Closed as error:
+            trouble = str(error)
+        owned = next(each for each in self.daemon.owned if each.name == name)
+        device = owned.device
+        found: dict[str, object] = {
+            "name": name,
+            "telemetry": telemetry,
+            "trouble": trouble,
+            "facts": {},
+            "firmware": None,
+        }
+        if device is not None:
+            facts = device.info()
+            found["facts"] = {key: str(value) for key, value in facts.items()}
+            core = device.driver.core
+            with core.lock:
+                parts = device.driver.evidence(ChipError("the page shows its state")).parts
+            if "states.json" in parts:
+                found["firmware"] = json.loads(parts["states.json"])
+        return found
+
+    def _covers(self, name: str, rights: Rights) -> bool:
+        return any(each.name == name and rights.covers(each.card) for each in self.daemon.owned)
+
+    # ---- stored data -------------------------------------------------------------------------
+
+    def bundles(self, rights: Rights) -> list[dict[str, object]]:
+        """Return the newest bundles of evidence of devices that the rights cover, newest first."""
+        found = []
+        for path in self._bundle_paths()[::-1][:LISTED]:
+            if path not in self._manifests:
+                self._manifests[path] = _manifest(path)
+            if rights.covers(self._shown_device(self._manifests[path])):
+                found.append(self._manifests[path])
+        return found
+
+    def bundle(self, name: str, rights: Rights) -> bytes:
+        """Return a bundle's file; BadArgument if no bundle has that name, AccessDenied."""
+        path = next((each for each in self._bundle_paths() if each.name == name), None)
+        if path is None:
+            raise BadArgument(f"bundle {name!r} does not exist")
+        rights.check("download", self._shown_device(_manifest(path)))
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise BadArgument(f"{name} cannot be read: {error.strerror}") from None
+
+    def _shown_device(self, manifest: dict[str, object]) -> Card:
+        """Return the card of a bundle. A card that the daemon does not have, or several of whose
+        name it has, has only the name in the bundle."""
+        name = str(manifest["device"])
+        named = [each.card for each in self.daemon.owned if name in (each.name, *each.card.labels)]
+        return named[0] if len(named) == 1 else Card(name)
+
+    def _bundle_paths(self) -> list[Path]:
+        folder = self._crashes or config().crash_folder
+        return bundle.bundles(folder) if folder is not None else []
+
+    def verdicts(self) -> dict[str, object]:
+        """Return the last verdicts of hardware CI, flaky tests and weak devices; empty lists if no
+        history is configured or written."""
+        if self._verdicts is None:
+            return {"configured": False, "recent": [], "flaky": [], "weak": []}
+        history = History(self._verdicts)
+        return {
+            "configured": True,
+            "recent": history.recent(LISTED),
+            "flaky": [vars(each) for each in history.flaky()[:LISTED]],
+            "weak": [vars(each) for each in history.weak()[:LISTED]],
+        }
+
+
+def _manifest(path: Path) -> dict[str, object]:
+    row: dict[str, object] = {"name": path.name, "size": 0}
+    try:
+        row["size"] = path.stat().st_size
+        found: Any = bundle.read(path).manifest
+    except (BadArgument, OSError) as error:
+        return row | {"error": "", "message": str(error), "device": "", "when": ""}
+    failed = found["error"]
+    return row | {
+        "when": found["when"],
+        "device": found["device"],
+        "error": failed["class"],
+        "message": failed["message"],
+    }

@@ -1,0 +1,1 @@
+"""USB devices: transfers, UAS, port power, the firmware's serial console."""

@@ -1,0 +1,1 @@
+"""Thunderbolt and USB4 enclosures, as Linux and bolt know them."""

@@ -1,0 +1,271 @@
+"""The device file in one program: opened, controlled, mapped, closed. This module models KGSL's
+file; virtual.adreno.msm.node models msm's.
+
+Source: Android msm kernel (msm-4.19), drivers/gpu/msm/kgsl.c: kgsl_open, kgsl_release, kgsl_mmap.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import itertools
+import mmap
+import os
+import struct
+from typing import Protocol
+
+from ugpu.hcq.errors import BadArgument, Closed, NotSupported
+from ugpu.hcq.state import life
+from ugpu.hcq.state.instruction import Culprit
+from ugpu.hcq.transport.node import NodeMapping
+from ugpu.virtual.adreno.kgsl.calls import Calls
+from ugpu.virtual.adreno.kgsl.context import Context
+from ugpu.virtual.adreno.kgsl.refusal import refused, strike
+from ugpu.virtual.adreno.machine import VirtualMachine
+from ugpu.virtual.adreno.memory.objects import FILE_SIZE, PAGE, MemoryObject
+from ugpu.virtual.adreno.memory.space import AddressSpace
+from ugpu.virtual.adreno.planted import Planted
+from ugpu.virtual.adreno.shader import Accessing
+from ugpu.virtual.adreno.userspace import ProcessMemory, UserMemory
+
+DEVICE = "/dev/kgsl-3d0"
+_WORD = struct.Struct("<I")
+
+
+class Ioctls(Protocol):
+    """The calls of a kernel driver: makes one ioctl; OSError where it is refused."""
+
+    def call(self, request: int, argument: memoryview) -> None: ...
+
+
+class MemoryMapping:
+    """Pages of an object in this process; implements `hcq.transport.node.NodeMapping`."""
+
+    def __init__(self, node: VirtualNode, found: MemoryObject, size: int) -> None:
+        self.size = size
+        self._node = node
+        self._found = found
+        machine = node.machine
+        self._map: mmap.mmap | None = mmap.mmap(machine.memory.fd, size, offset=found.offset)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.view: memoryview | None = memoryview(self._map)
+        found.holds += 1
+
+    def read32(self, offset: int) -> int:
+        """Read a word."""
+        return int(_WORD.unpack_from(self._checked(offset), offset)[0])
+
+    def write32(self, offset: int, value: int) -> None:
+        """Write a word."""
+        _WORD.pack_into(self._checked(offset), offset, value)
+
+    def _checked(self, offset: int) -> memoryview:
+        if self.view is None:
+            raise BadArgument("the mapping is closed")
+        if offset % 4 or not 0 <= offset <= self.size - 4:
+            raise BadArgument(
+                "a word must be aligned and inside the mapping", offset=offset, size=self.size
+            )
+        return self.view
+
+    def close(self) -> None:
+        """Unmap; idempotent."""
+        if self.view is None:
+            return
+        with self._node.machine.lock:
+            self.view = self._map = None
+            self._node.drop(self._found)
+
+
+class VirtualNode:
+    """One program's view of the driver; implements `hcq.transport.node.Node`.
+
+    Closing it ends the program and frees its contexts and memory. owns_machine: closing also
+    switches the machine off. memory: the program's, where it is not this process; such a program
+    maps the memory file itself.
+    """
+
+    driver = "KGSL"
+    path = DEVICE
+
+    def __init__(
+        self,
+        machine: VirtualMachine,
+        *,
+        owns_machine: bool = False,
+        memory: UserMemory | None = None,
+    ) -> None:
+        self.name = f"virtual {self.driver} with {machine.facts.name}"
+        self.machine = machine
+        self.clock = machine.clock
+        self.is_here = memory is None
+        self.memory: UserMemory = memory or ProcessMemory()
+        self.space = self._new_space()
+        self.objects: dict[int, MemoryObject] = {}
+        self.counters: list[tuple[int, int]] = []  # (group, event) of performance counters
+        self._owns_machine = owns_machine
+        self._handles = itertools.count(100)
+        self._open: set[int] = set()
+        self._mappings: list[MemoryMapping] = []
+        self._calls = self._new_calls()
+        self._closed = False
+        machine.nodes.append(self)
+        life.inherits(self)
+
+    def _new_space(self) -> AddressSpace:
+        return AddressSpace(self.machine.lock)
+
+    def _new_calls(self) -> Ioctls:
+        return Calls(self)
+
+    @property
+    def gaps(self) -> list[NotSupported]:
+        """See hcq.transport.node.take_gap."""
+        return self.machine.gaps
+
+    def open(self, path: str) -> int:
+        """Open the device file; FileNotFoundError as the system raises it."""
+        self._need_open()
+        if path != self.path or Planted.VANISHED in self.machine.plan.standing:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        strike(self.machine, "open")
+        with self.machine.lock:
+            handle = next(self._handles)
+            self._open.add(handle)
+            return handle
+
+    def ioctl(self, handle: int, request: int, argument: bytearray | memoryview) -> None:
+        """Make one ioctl; OSError with the errno that the kernel returns."""
+        self._need_handle(handle)
+        size = request >> 16 & 0x3FFF
+        if size > len(argument):
+            raise refused(errno.EFAULT, f"ioctl {request:#x}: cannot read {size} bytes")
+        try:
+            self._calls.call(request, memoryview(argument)[:size])
+        except OSError as error:
+            with self.machine.lock:
+                self.machine.refused.append(f"ioctl {request:#x}: {error.strerror}")
+            raise
+
+    def map(self, handle: int, size: int, offset: int = 0) -> NodeMapping:
+        """Map an object. offset: its id << 12 (or its GPU address)."""
+        self._need_handle(handle)
+        with self.machine.lock:
+            found = self._mappable(offset, size)
+            strike(self.machine, "mmap")
+            mapping = MemoryMapping(self, found, size)
+            self._mapped(found, mapping)
+            self._mappings = [old for old in self._mappings if old.view is not None]
+            self._mappings.append(mapping)
+            return mapping
+
+    def _mappable(self, offset: int, size: int) -> MemoryObject:
+        """Return the object for an mmap; OSError where it may not be mapped that way."""
+        found = self.objects.get(offset >> 12) or self.space.find(offset)
+        if size <= 0 or offset % PAGE or found is None or not found.id_valid:
+            raise refused(errno.EINVAL, f"mmap of {size} bytes at {offset:#x}: no such object")
+        if found.offset < 0:
+            raise refused(errno.EINVAL, f"mmap of imported memory (id {found.id})")
+        if -(-size // PAGE) * PAGE != found.mapped_size:
+            raise refused(errno.EINVAL, f"mmap of {size} bytes, the object has {found.mapped_size}")
+        return found
+
+    def _mapped(self, found: MemoryObject, mapping: MemoryMapping) -> None:
+        if not found.gpuaddr:  # KGSL_MEMFLAGS_USE_CPU_MAP
+            found.gpuaddr = mapping.address
+            self.space.insert(found)
+
+    def drop(self, found: MemoryObject) -> None:
+        """Drop one reference to an object; the last one unmaps it from the GPU. Under the lock."""
+        if found.holds == 1:
+            self.space.remove(found)
+            if self.objects.get(found.id) is found:  # an id may have been reused
+                del self.objects[found.id]
+        self.machine.release(found)
+
+    def destroy(self, context: Context) -> None:
+        """Destroy a context; its queued submissions never run. Under the machine's lock."""
+        context.detached = True
+        self.machine.engine.stop_context(context)
+        self.machine.contexts.pop(context.id, None)
+        context.retire(context.queued)
+        self.machine.engine.changed.notify_all()
+
+    def release(self, handle: int) -> None:
+        """Close one file. BadArgument if it is not open. Closing the last file destroys the
+        contexts."""
+        self._need_open()
+        with self.machine.lock:
+            if handle not in self._open:
+                raise BadArgument("this handle is not open", handle=handle)
+            self._open.discard(handle)
+            if not self._open:
+                self._end_program()
+
+    def _end_program(self) -> None:
+        while self.counters:
+            self.machine.counters.put(*self.counters.pop())
+        for context in [found for found in self.machine.contexts.values() if found.node is self]:
+            self.destroy(context)
+        for found in list(self.objects.values()):
+            if found.id_valid:
+                found.id_valid = False
+                self.drop(found)
+
+    def read_text(self, path: str) -> str:
+        """Return the text of a file of the driver in /proc or /sys."""
+        self._need_open()
+        known = self._texts()
+        known["/proc/meminfo"] = f"MemTotal: {FILE_SIZE >> 10} kB\n"
+        if path not in known:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return known[path]
+
+    def _texts(self) -> dict[str, str]:
+        return {
+            "/sys/class/kgsl/kgsl-3d0/gpu_model": f"Adreno{self.machine.facts.name[1:]}\n",
+            "/sys/class/kgsl/kgsl-3d0/gpu_busy_percentage": "0 %\n",
+        }
+
+    def culprit(self, *, address: int | None = None, pc: int | None = None) -> Culprit | None:
+        """See hcq.state.instruction.Witness."""
+        with self.machine.lock:
+            for number, (at, who) in reversed(list(enumerate(self.machine.culprits))):
+                assert isinstance(who, Accessing)
+                if who.pc == pc or (address is not None and at // PAGE == address // PAGE):
+                    del self.machine.culprits[: number + 1]
+                    return Culprit(at, who.pc, who.text)
+        return None
+
+    def abandon(self) -> None:
+        """Discard the driver in a forked child, which has neither its threads nor the holders of
+        its locks."""
+        self._closed = True
+
+    def close(self) -> None:
+        """End the program; idempotent."""
+        if self._closed:
+            return
+        with self.machine.lock:
+            if self._closed:
+                return
+            self._open.clear()
+            self._end_program()
+            for mapping in self._mappings:
+                mapping.close()
+            self._mappings = []
+            self._closed = True
+            self.machine.nodes.remove(self)
+        if self._owns_machine:
+            self.machine.close()
+
+    def _need_open(self) -> None:
+        if self._closed:
+            raise Closed(f"{self.name}: the process has ended")
+
+    def _need_handle(self, handle: int) -> None:
+        self._need_open()
+        if handle not in self._open:
+            raise refused(errno.EBADF, f"handle {handle}")
+        if Planted.VANISHED in self.machine.plan.standing:
+            raise refused(errno.ENODEV, "the device node has vanished")

@@ -1,0 +1,122 @@
+"""The micro-engine scheduler: ME 3, whose pipe 0 schedules queues and whose pipe 1 is the KIQ.
+
+Each pipe serves one queue with the registers of a compute queue. The kernel interface queue accepts
+PM4 (pm4/kernel.py), the scheduler accepts frames in its own format (mes_frames.py). Facts: Linux
+6.12 mes_v11_0.c (start of the pipes, versions, queue registers), gc_11_0_0_{sh_mask,default}.h.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ugpu.virtual.amd.block import Block, Reset
+from ugpu.virtual.amd.engines.cp.hqd import Slot
+from ugpu.virtual.amd.engines.cp.mapping import SCHEDULER_PIPE
+from ugpu.virtual.amd.engines.cp.mes_frames import FrameExecutor
+from ugpu.virtual.amd.engines.cp.mes_processes import Processes
+from ugpu.virtual.amd.engines.cp.pm4.kernel import KernelExecutor
+from ugpu.virtual.amd.engines.cp.queue import ComputeQueue, Runner
+from ugpu.virtual.amd.firmware.images import MEC_START
+
+if TYPE_CHECKING:
+    from ugpu.virtual.amd.engines.cp.mec import Mec
+
+ME = 3
+PIPES = 2
+HALTED = 0x4000_0000  # CP_MES_CNTL at power-on
+
+FIRMWARE = ("MES", "MES_KIQ")  # firmware that the PSP must have loaded for each pipe
+
+# Value that each pipe's firmware reports in CP_MES_GP3_LO: bits 11:0 are its version, 23:12 the
+# version of its interface (amdgpu_mes.h). From 0x47 on it maps the kernel's queues itself. UNSURE:
+# otherwise invented; from interface 2 on write pointers are MC addresses.
+VERSIONS = (2 << 12 | 0x4B, 2 << 12 | 0x4B)
+
+
+class Mes(Block):
+    """A unit of queue slots; `slots` has one per pipe. The MEC handles their doorbells."""
+
+    name = "scheduler"
+    needs_eop = False  # the kernel gives these queues no end-of-pipe buffer
+
+    def __init__(self, mec: Mec) -> None:
+        super().__init__(mec.chip, "gc")
+        self.mec = mec
+        self.slots = [Slot(mec, self, ME, pipe, 0) for pipe in range(PIPES)]
+        self.processes: Processes | None = None  # None until SET_HW_RSRC
+        self._program_start = [0] * PIPES
+        self._was_reset = [False] * PIPES
+        self.on_write("CP_MES_CNTL", self._control)
+        self.on_write("CP_MES_PRGRM_CNTR_START", self._start_address)
+        self.on_read("CP_MES_GP3_LO", self._version)
+
+    def reset(self, scope: Reset) -> None:
+        """Halt both pipes and lose their queues."""
+        for slot in self.slots:
+            slot.reset()
+        self.processes = None
+        self._program_start = [0] * PIPES
+        self._was_reset = [False] * PIPES
+        self.set("CP_MES_CNTL", HALTED)
+
+    def running(self, pipe: int) -> bool:
+        """Return whether the pipe executes its firmware, started at the firmware's start address.
+
+        Start addresses count 4-byte instructions.
+        """
+        control = self.get("CP_MES_CNTL")
+        return bool(
+            control >> (26 + pipe) & 1
+            and not control >> (16 + pipe) & 1
+            and not control >> 30 & 1
+            and self.mec.rlc_ready()
+            and FIRMWARE[pipe] in self.chip.psp.loaded
+            and self._program_start[pipe] == MEC_START >> 2
+        )
+
+    def executor(self, queue: ComputeQueue) -> Runner:
+        """Create an executor: frames for the scheduler, PM4 with additional packets for the KIQ."""
+        if queue.slot.pipe == SCHEDULER_PIPE:
+            return FrameExecutor(queue, self)
+        return KernelExecutor(queue)
+
+    def interrupt_control(self, pipe: int) -> str:
+        """Return the name of the register that enables a pipe's interrupts."""
+        return f"CP_ME2_PIPE{pipe}_INT_CNTL"
+
+    def _start_address(self, value: int) -> None:
+        select = self.mec.gfx.select
+        if select.MEID == ME and select.PIPEID < PIPES:
+            self._program_start[select.PIPEID] = value
+
+    def _version(self) -> int:
+        select = self.mec.gfx.select
+        if select.MEID != ME or select.PIPEID >= PIPES or not self.running(select.PIPEID):
+            return 0
+        return VERSIONS[select.PIPEID]
+
+    def _control(self, value: int) -> None:
+        for pipe in range(PIPES):
+            if value >> (16 + pipe) & 1:
+                self._was_reset[pipe] = True
+                self.slots[pipe].reset()
+                if pipe == SCHEDULER_PIPE:
+                    self.processes = None
+            elif value >> (26 + pipe) & 1 and not value >> 30 & 1:
+                self._started(pipe)
+
+    def _started(self, pipe: int) -> None:
+        if not self.mec.rlc_ready():
+            self.chip.violation(f"MES pipe {pipe} started before the RLC has booted the CP")
+        elif FIRMWARE[pipe] not in self.chip.psp.loaded:
+            self.chip.fault(f"MES pipe {pipe} started without its firmware")
+        elif not self._was_reset[pipe]:
+            self.chip.violation(f"MES pipe {pipe} started without a pulse of its reset")
+        elif self._program_start[pipe] != MEC_START >> 2:
+            self.chip.fault(
+                f"MES pipe {pipe} started at {self._program_start[pipe]:#x}, its program begins "
+                f"at {MEC_START:#x} / 4"
+            )
+        active = self.slots[pipe].active
+        if active is not None:
+            active.worker.wake()

@@ -1,0 +1,193 @@
+"""Commands of the scheduler: frames of 64 dwords in its ring, each with its own fence.
+
+Gangs, their priorities and time slices are not modelled: see mes_processes.py. Facts: Linux 6.12
+mes_v11_api_def.h (layouts, packed to 4 bytes), mes_v11_0.c (which commands are sent).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ugpu.virtual.amd.engines.cp.mapping import (
+    CannotMap,
+    Kind,
+    by_doorbell,
+    map_queue,
+    slot_of,
+    unmapped,
+)
+from ugpu.virtual.amd.engines.cp.mes_processes import Process, Processes, Resources
+from ugpu.virtual.amd.engines.cp.pm4.packets import BadPacket
+
+if TYPE_CHECKING:
+    from ugpu.virtual.amd.engines.cp.mapping import AnySlot
+    from ugpu.virtual.amd.engines.cp.mes import Mes
+    from ugpu.virtual.amd.engines.cp.queue import ComputeQueue
+
+FRAME_DWORDS = 64
+TYPE_SCHEDULER = 1
+
+SET_HW_RSRC = 0
+ADD_QUEUE = 2
+REMOVE_QUEUE = 3
+QUERY_SCHEDULER_STATUS = 11
+MISC = 14
+NAMES = {
+    1: "SET_SCHEDULING_CONFIG", 4: "PERFORM_YIELD", 5: "SET_GANG_PRIORITY_LEVEL", 6: "SUSPEND",
+    7: "RESUME", 8: "RESET", 9: "SET_LOG_BUFFER", 10: "CHANGE_GANG_PRIORITY", 12: "PROGRAM_GDS",
+    13: "SET_DEBUG_VMID", 15: "UPDATE_ROOT_PAGE_TABLE", 16: "AMD_LOG", 19: "SET_HW_RSRC_1",
+}  # fmt: skip
+
+# ADD_QUEUE: dword indices of its fields, and flags.
+_ADD_DOORBELL, _ADD_MQD, _ADD_WPTR, _ADD_TYPE, _ADD_FLAGS, _ADD_STATUS = 18, 19, 21, 27, 36, 37
+_ADD_PIPE, _ADD_QUEUE = 48, 49
+_ADD_CONTEXT_CONTROL = 35
+_MAP_LEGACY, _AQL = 1 << 13, 1 << 11
+# REMOVE_QUEUE.
+_REMOVE_DOORBELL, _REMOVE_FLAGS, _REMOVE_STATUS = 1, 4, 5
+_UNMAP_LEGACY = 1 << 3
+# MISC.
+_MISC_OPCODE, _MISC_STATUS, _MISC_DATA = 1, 2, 6
+_WRITE_REG, _READ_REG, _WAIT_REG_MEM = 0, 3, 4
+_WAIT, _WRITE_WAIT = 0, 1
+
+_QUEUE_KINDS = {0: Kind.GRAPHICS, 1: Kind.COMPUTE, 2: Kind.SDMA}
+POLL_S = 1e-4
+
+
+class FrameExecutor:
+    """Run the scheduler's frames on its queue's thread; one executor per queue activation."""
+
+    depth = 0
+
+    def __init__(self, queue: ComputeQueue, scheduler: Mes) -> None:
+        self._queue = queue
+        self._scheduler = scheduler
+        self.consumed = 0
+        self.stale = ""
+        self._handlers: dict[int, tuple[Callable[[Sequence[int], int], None], int]] = {
+            SET_HW_RSRC: (self._set_resources, 50),
+            ADD_QUEUE: (self._add_queue, _ADD_STATUS),
+            REMOVE_QUEUE: (self._remove_queue, _REMOVE_STATUS),
+            QUERY_SCHEDULER_STATUS: (self._query, 2),
+            MISC: (self._misc, _MISC_STATUS),
+        }
+
+    def run(self, words: Sequence[int]) -> int:
+        """Execute the complete frames in `words`; return how many dwords were consumed.
+
+        Raises BadPacket, leaving `consumed` at the bad frame.
+        """
+        at = 0
+        while at + FRAME_DWORDS <= len(words):
+            self._frame(words[at : at + FRAME_DWORDS])
+            at += FRAME_DWORDS
+            self.consumed += FRAME_DWORDS
+        return at
+
+    def _frame(self, frame: Sequence[int]) -> None:
+        header = frame[0]
+        kind, opcode, size = header & 0xF, header >> 4 & 0xFF, header >> 12 & 0xFF
+        if kind != TYPE_SCHEDULER or size != FRAME_DWORDS or header >> 20:
+            raise BadPacket(f"frame header {header:#010x}: type {kind}, {size} dwords", header)
+        known = self._handlers.get(opcode)
+        if known is None:
+            if opcode in NAMES:
+                raise BadPacket(f"{NAMES[opcode]} of the scheduler is not modelled", header)
+            raise BadPacket(f"unknown opcode {opcode} of the scheduler", header)
+        handler, status = known
+        early = opcode in (SET_HW_RSRC, QUERY_SCHEDULER_STATUS)
+        if not early and self._scheduler.processes is None:
+            raise BadPacket(
+                "SET_HW_RSRC must come first, and the scheduler has not received it", header
+            )
+        try:
+            handler(frame, header)
+        except CannotMap as error:
+            raise BadPacket(str(error), header) from error
+        address, value = _wide(frame, status), _wide(frame, status + 2)
+        if address:
+            self._queue.store(0, address, struct.pack("<Q", value))
+
+    def _set_resources(self, frame: Sequence[int], header: int) -> None:
+        if not _wide(frame, 22) or not _wide(frame, 24):
+            raise BadPacket(
+                "SET_HW_RSRC must contain the address of the scheduler's context memory, got 0",
+                header,
+            )
+        resources = Resources(
+            frame[2], tuple(frame[5:13]), tuple(frame[13:15]), tuple(frame[15:17])
+        )
+        self._scheduler.processes = Processes(self._queue.mec, resources)
+
+    def _query(self, frame: Sequence[int], header: int) -> None:
+        """Do nothing: the query only requests its fence."""
+
+    def _add_queue(self, frame: Sequence[int], header: int) -> None:
+        kind = _QUEUE_KINDS.get(frame[_ADD_TYPE])
+        if kind is None or frame[_ADD_FLAGS] & _AQL:
+            raise BadPacket(
+                f"ADD_QUEUE of type {frame[_ADD_TYPE]}, flags {frame[_ADD_FLAGS]:#x} is not "
+                "modelled",
+                header,
+            )
+        doorbell, mqd, wptr = (
+            frame[_ADD_DOORBELL],
+            _wide(frame, _ADD_MQD),
+            _wide(frame, _ADD_WPTR),
+        )
+        mec = self._queue.mec
+        with mec.chip.lock:
+            self._queue.worker.check()
+            if frame[_ADD_FLAGS] & _MAP_LEGACY:
+                slot = slot_of(mec, kind, frame[_ADD_PIPE], frame[_ADD_QUEUE])
+                map_queue(slot, doorbell, mqd, wptr)
+            else:
+                process = Process(
+                    number=frame[1],
+                    context=_wide(frame, 10),
+                    table=_wide(frame, 2),
+                    start=_wide(frame, 4),
+                    end=_wide(frame, 6),
+                    control=frame[_ADD_CONTEXT_CONTROL],
+                )
+                self._processes().add(process, kind, doorbell, mqd, wptr)
+
+    def _remove_queue(self, frame: Sequence[int], header: int) -> None:
+        flags, doorbell = frame[_REMOVE_FLAGS], frame[_REMOVE_DOORBELL]
+        if flags & ~_UNMAP_LEGACY:
+            raise BadPacket(f"REMOVE_QUEUE with flags {flags:#x} is not modelled", header)
+        slot: AnySlot
+        with self._queue.mec.chip.lock:
+            if flags & _UNMAP_LEGACY:
+                slot = by_doorbell(self._queue.mec, doorbell)
+            else:
+                slot = self._processes().remove(doorbell)
+        unmapped(self._queue, slot, reset=False)
+
+    def _processes(self) -> Processes:
+        assert self._scheduler.processes is not None  # checked by `_frame`
+        return self._scheduler.processes
+
+    def _misc(self, frame: Sequence[int], header: int) -> None:
+        opcode, data = frame[_MISC_OPCODE], frame[_MISC_DATA:]
+        if opcode == _WRITE_REG:
+            self._queue.write_register(data[0], data[1])
+        elif opcode == _READ_REG:
+            value = self._queue.read_register(data[0])
+            self._queue.store(0, _wide(data, 1), struct.pack("<I", value))
+        elif opcode == _WAIT_REG_MEM and data[0] in (_WAIT, _WRITE_WAIT):
+            reference, mask, register = data[1], data[2], data[3]
+            if data[0] == _WRITE_WAIT:
+                self._queue.write_register(register, reference)
+                register, reference = data[4], reference & mask
+            while self._queue.read_register(register) & mask != reference:
+                self._queue.pause(POLL_S)
+        else:
+            raise BadPacket(f"MISC {opcode} of the scheduler is not modelled", header)
+
+
+def _wide(words: Sequence[int], at: int) -> int:
+    return words[at] | words[at + 1] << 32

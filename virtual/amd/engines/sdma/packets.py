@@ -1,0 +1,401 @@
+"""Decode and execute the packets of an SDMA queue, with strict checks.
+
+Sources: Linux 6.12 drivers/gpu/drm/amd/amdgpu/sdma_v6_0_0_pkt_open.h (layouts) and sdma_v6_0.c
+(packets that the kernel emits: counts are bytes - 1, an indirect buffer packet ends on a multiple
+of 8 dwords, HDP flush by poll); ROCr's use of retry count 0xfff as "forever" and of fill size 2 for
+dwords.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ugpu.virtual.amd.engines import atomics
+from ugpu.virtual.amd.engines.compare import COMPARE
+from ugpu.virtual.amd.engines.engine import clock_ticks
+
+NOP, COPY, WRITE, INDIRECT, FENCE, TRAP, POLL_REGMEM, COND_EXE, ATOMIC, CONST_FILL = (
+    0, 1, 2, 4, 5, 6, 8, 9, 10, 11,
+)  # fmt: skip
+PTE_PDE, TIMESTAMP, SRBM_WRITE, GCR_REQ = 12, 13, 14, 17
+
+RETRY_FOREVER = 0xFFF
+ADDRESS_END = (1 << 64) - 1
+FIRST_POLL_S = 20e-6
+LONGEST_POLL_S = 1e-3
+RETRY_S = 1e-6  # one retry of a bounded poll
+
+
+class BadSdmaPacket(Exception):
+    """A packet that the engine cannot execute; the queue stops at it."""
+
+    def __init__(self, reason: str, header: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.header = header
+
+
+@dataclass(frozen=True, slots=True)
+class SdmaFormat:
+    """A packet's fixed part. size: dwords, with the header. reserved: bits that must be zero."""
+
+    name: str
+    size: int
+    reserved: tuple[int, ...]
+
+
+def _free(*allowed: tuple[int, int]) -> int:
+    mask = 0
+    for lsb, width in ((0, 16), *allowed):  # every header contains op and sub-op
+        mask |= ((1 << width) - 1) << lsb
+    return 0xFFFF_FFFF & ~mask
+
+
+_HI = 0xFFFF_0000  # 48-bit addresses
+_COPY_PARAMETER = 0xFFFF_FFFF & ~(7 << 18 | 7 << 26)  # cache policies; byte swap not modelled
+
+FORMATS = {
+    (COPY, 0): SdmaFormat("COPY", 7, (_free(), 0xC000_0000, _COPY_PARAMETER, 0, _HI, 0, _HI)),
+    (WRITE, 0): SdmaFormat("WRITE", 4, (_free(), 3, _HI, 0xFFFF_FFFF & ~(0xFFFFF | 7 << 26))),
+    (INDIRECT, 0): SdmaFormat(
+        "INDIRECT", 6, (_free((16, 4), (31, 1)), 0x1F, _HI, 0xFFF0_0000, 0, 0)
+    ),
+    (FENCE, 0): SdmaFormat("FENCE", 4, (_free((16, 3), (19, 2), (22, 2), (24, 3)), 3, _HI, 0)),
+    (TRAP, 0): SdmaFormat("TRAP", 2, (_free(), 0xF000_0000)),
+    (POLL_REGMEM, 0): SdmaFormat(
+        "POLL_REGMEM",
+        6,
+        (_free((20, 3), (26, 1), (28, 4)), 3, 0, 0, 0, 0xF000_0000),
+    ),
+    (COND_EXE, 0): SdmaFormat("COND_EXE", 5, (_free((24, 3)), 3, _HI, 0, 0xFFFF_C000)),
+    (ATOMIC, 0): SdmaFormat(
+        "ATOMIC", 8, (_free((16, 1), (20, 3), (25, 7)), 3, _HI, 0, 0, 0, 0, 0xFFFF_E000)
+    ),
+    (CONST_FILL, 0): SdmaFormat("CONST_FILL", 5, (_free((24, 3), (30, 2)), 0, _HI, 0, 0xC000_0000)),
+    (PTE_PDE, 0): SdmaFormat(
+        "PTE_PDE", 10, (_free(), 7, _HI, 0, 0, 0, 0, 0, 0, 0xFFFF_FFFF & ~0x7FFFF)
+    ),
+    (TIMESTAMP, 1): SdmaFormat("TIMESTAMP_GET", 3, (_free((24, 3)), 7, _HI)),
+    (TIMESTAMP, 2): SdmaFormat("TIMESTAMP_GET_GLOBAL", 3, (_free((24, 3)), 7, _HI)),
+    (SRBM_WRITE, 0): SdmaFormat("SRBM_WRITE", 3, (_free((28, 4)), 0xFFFC_0000, 0)),
+    (GCR_REQ, 0): SdmaFormat("GCR_REQ", 5, (_free(), 0x7F, 0, 0x78, 0xF0FF_0000)),
+}
+
+
+class SdmaSurroundings(Protocol):
+    """Units and memory that the packets of an SDMA queue act on."""
+
+    vmid: int
+    privileged: bool
+
+    @property
+    def indirect_enabled(self) -> bool:
+        """Whether indirect buffers are enabled."""
+        ...
+
+    def fetch(self, vmid: int, address: int, dwords: int) -> tuple[int, ...]:
+        """Read packets; raises BadSdmaPacket after a fault."""
+        ...
+
+    def load(self, vmid: int, address: int, size: int) -> bytes:
+        """Read memory; a fault reads as zeros."""
+        ...
+
+    def store(self, vmid: int, address: int, data: bytes) -> None:
+        """Write memory; after a fault the data is lost."""
+        ...
+
+    def copy(self, vmid: int, source: int, destination: int, size: int) -> None:
+        """Copy memory."""
+        ...
+
+    def fill(self, vmid: int, destination: int, pattern: bytes, size: int) -> None:
+        """Fill memory with a repeated pattern."""
+        ...
+
+    def read_register(self, index: int) -> int:
+        """Read a register by absolute dword index."""
+        ...
+
+    def write_register(self, index: int, value: int) -> None:
+        """Write a register."""
+        ...
+
+    def trap(self, context: int) -> None:
+        """Raise the trap interrupt, if enabled."""
+        ...
+
+    def poll_timeout(self, address: int) -> None:
+        """Report a bounded poll that ran out of retries."""
+        ...
+
+    def refused_register(self, index: int) -> None:
+        """Report a register write by an unprivileged queue."""
+        ...
+
+    def pause(self, seconds: float) -> None:
+        """Wait `seconds`, or until another engine writes memory. Raises Stopped."""
+        ...
+
+
+class SdmaExecutor:
+    """Run packets; one executor per enabled queue, used only by the queue's thread."""
+
+    def __init__(self, around: SdmaSurroundings) -> None:
+        self.around = around
+        self.vmid = around.vmid
+        self.inside = False  # inside an indirect buffer
+        self.skip = 0
+        self.consumed = 0  # dwords read from the ring; never wraps
+        self.packets = 0
+        self.position = 0  # dword index in the ring of words[0]; the ring is a multiple of 8 dwords
+        self._handlers: dict[int, Callable[[Sequence[int], int], int]] = {
+            COPY: self._copy,
+            WRITE: self._write,
+            INDIRECT: self._indirect,
+            FENCE: self._fence,
+            TRAP: self._trap,
+            POLL_REGMEM: self._poll,
+            COND_EXE: self._cond_exe,
+            ATOMIC: self._atomic,
+            CONST_FILL: self._fill,
+            PTE_PDE: self._page_table,
+            TIMESTAMP: self._timestamp,
+            SRBM_WRITE: self._srbm_write,
+            GCR_REQ: lambda words, at: 0,
+        }
+
+    def run(self, words: Sequence[int]) -> int:
+        """Execute the complete packets in `words`; return how many dwords were consumed.
+
+        `consumed` advances past each packet of the ring before the packet takes effect. After an
+        exception, it is at the packet that raised it.
+        """
+        in_ring, base = not self.inside, self.consumed
+        end = len(words)
+        at = min(self.skip, end)
+        self.skip -= at
+        if in_ring:
+            self.consumed = base + at
+        while at < end:
+            header = words[at]
+            if header & 0xFFFF == NOP:
+                if header & 0xC000_0000:
+                    raise BadSdmaPacket("NOP has reserved bits set", header)
+                at += 1 + (header >> 16 & 0x3FFF)
+            else:
+                size = self._length(words, at, end)
+                if size is None:
+                    break
+                self.packets += 1
+                if in_ring:
+                    self.consumed = base + at + size
+                try:
+                    at += size + self._handlers[header & 0xFF](words, at)
+                except BaseException:
+                    if in_ring:
+                        self.consumed = base + at
+                    raise
+            if at > end:
+                self.skip = at - end
+                at = end
+            if in_ring:
+                self.consumed = base + at
+        return at
+
+    def _length(self, words: Sequence[int], at: int, end: int) -> int | None:
+        """Check the packet at words[at]; return its size in dwords, None if it is incomplete."""
+        header = words[at]
+        entry = FORMATS.get((header & 0xFF, header >> 8 & 0xFF))
+        if entry is None:
+            raise BadSdmaPacket(
+                f"op {header & 0xFF} sub-op {header >> 8 & 0xFF} is unknown or not modelled", header
+            )
+        size = entry.size
+        if at + size > end:
+            return None
+        for number, mask in enumerate(entry.reserved):
+            if words[at + number] & mask:
+                raise BadSdmaPacket(
+                    f"{entry.name} dword {number} = {words[at + number]:#010x}: bits "
+                    f"{words[at + number] & mask:#x} are reserved or not modelled",
+                    header,
+                )
+        if header & 0xFF == WRITE:
+            size += (words[at + 3] & 0xFFFFF) + 1
+            if at + size > end:
+                return None
+        return size
+
+    # ---- data ---------------------------------------------------------------------------------
+
+    def _copy(self, words: Sequence[int], at: int) -> int:
+        size = words[at + 1] + 1
+        source = words[at + 3] | words[at + 4] << 32
+        destination = words[at + 5] | words[at + 6] << 32
+        self.around.copy(self.vmid, source, destination, size)
+        return 0
+
+    def _write(self, words: Sequence[int], at: int) -> int:
+        count = (words[at + 3] & 0xFFFFF) + 1
+        data = struct.pack(f"<{count}I", *words[at + 4 : at + 4 + count])
+        self.around.store(self.vmid, words[at + 1] | words[at + 2] << 32, data)
+        return 0
+
+    def _fill(self, words: Sequence[int], at: int) -> int:
+        kind = words[at] >> 30
+        destination = words[at + 1] | words[at + 2] << 32
+        unit = 1 << kind
+        if kind == 3 or destination % unit:
+            raise BadSdmaPacket(
+                f"CONST_FILL of size {kind} at {destination:#x} is not aligned or not modelled",
+                words[at],
+            )
+        pattern = words[at + 3].to_bytes(4, "little")[:unit]
+        size = (words[at + 4] // unit + 1) * unit
+        self.around.fill(self.vmid, destination, pattern, size)
+        return 0
+
+    def _fence(self, words: Sequence[int], at: int) -> int:
+        address = words[at + 1] | words[at + 2] << 32
+        self.around.store(self.vmid, address, words[at + 3].to_bytes(4, "little"))
+        return 0
+
+    def _page_table(self, words: Sequence[int], at: int) -> int:
+        """Write page table entries with an increasing address and constant flags."""
+        place, flags, first, step = (
+            words[at + number] | words[at + number + 1] << 32 for number in (1, 3, 5, 7)
+        )
+        count = (words[at + 9] & 0x7FFFF) + 1
+        entries = ((first + number * step & ADDRESS_END) | flags for number in range(count))
+        self.around.store(self.vmid, place, struct.pack(f"<{count}Q", *entries))
+        return 0
+
+    def _timestamp(self, words: Sequence[int], at: int) -> int:
+        address = words[at + 1] | words[at + 2] << 32
+        self.around.store(self.vmid, address, clock_ticks().to_bytes(8, "little"))
+        return 0
+
+    def _atomic(self, words: Sequence[int], at: int) -> int:
+        header = words[at]
+        operation, loop = header >> 25, header >> 16 & 1
+        address = words[at + 1] | words[at + 2] << 32
+        size = atomics.width(operation)
+        if size is None or address % size:
+            raise BadSdmaPacket(
+                f"ATOMIC {operation:#x} at {address:#x} is not aligned or not modelled", header
+            )
+        if loop and operation & ~(atomics.WIDE | atomics.NO_RETURN) != atomics.COMPARE_SWAP:
+            raise BadSdmaPacket("ATOMIC with LOOP requires a compare-and-swap operation", header)
+        source = words[at + 3] | words[at + 4] << 32
+        compare = words[at + 5] | words[at + 6] << 32
+        mask = (1 << 8 * size) - 1
+
+        def attempt() -> bool:
+            old = int.from_bytes(self.around.load(self.vmid, address, size), "little")
+            if loop and old != compare & mask:
+                return False
+            new = atomics.apply(operation, old, source, compare)
+            self.around.store(self.vmid, address, new.to_bytes(size, "little"))
+            return True
+
+        self._wait(attempt, RETRY_FOREVER)
+        return 0
+
+    # ---- control ------------------------------------------------------------------------------
+
+    def _trap(self, words: Sequence[int], at: int) -> int:
+        self.around.trap(words[at + 1])
+        return 0
+
+    def _srbm_write(self, words: Sequence[int], at: int) -> int:
+        if not self.around.privileged:
+            self.around.refused_register(words[at + 1])
+        elif words[at] >> 28 != 0xF:
+            raise BadSdmaPacket("SRBM_WRITE of single bytes is not modelled", words[at])
+        else:
+            self.around.write_register(words[at + 1], words[at + 2])
+        return 0
+
+    def _cond_exe(self, words: Sequence[int], at: int) -> int:
+        address = words[at + 1] | words[at + 2] << 32
+        value = int.from_bytes(self.around.load(self.vmid, address, 4), "little")
+        return 0 if value == words[at + 3] else words[at + 4]
+
+    def _indirect(self, words: Sequence[int], at: int) -> int:
+        header = words[at]
+        size = words[at + 3]
+        if not self.around.indirect_enabled:
+            raise BadSdmaPacket("INDIRECT requires IB_CNTL.IB_ENABLE = 1, found 0", header)
+        if self.inside:
+            raise BadSdmaPacket("INDIRECT is not valid inside an indirect buffer", header)
+        if not size:
+            raise BadSdmaPacket("INDIRECT must have at least 1 dword, got 0", header)
+        if (self.position + at + 6) % 8:
+            raise BadSdmaPacket("INDIRECT must end on an 8-dword boundary of the ring", header)
+        # Only a kernel's ring selects VMIDs: a process's buffer is in the VMID of its ring.
+        vmid = header >> 16 & 0xF if self.around.privileged else self.around.vmid
+        self.inside, self.vmid = True, vmid
+        try:
+            body = self.around.fetch(vmid, words[at + 1] | words[at + 2] << 32, size)
+            if self.run(body) != size or self.skip:
+                raise BadSdmaPacket(
+                    "the last packet of an indirect buffer ends outside the buffer", header
+                )
+        finally:
+            self.inside, self.vmid, self.skip = False, self.around.vmid, 0
+        return 0
+
+    def _wait(self, met: Callable[[], bool], retries: int) -> bool:
+        """Wait until `met()` is true; False after `retries` failed attempts."""
+        pause = FIRST_POLL_S if retries == RETRY_FOREVER else RETRY_S
+        left = retries
+        while not met():
+            if retries != RETRY_FOREVER:
+                if left == 0:
+                    return False
+                left -= 1
+            else:
+                pause = min(pause * 1.5, LONGEST_POLL_S)
+            self.around.pause(pause)
+        return True
+
+    def _poll(self, words: Sequence[int], at: int) -> int:
+        header = words[at]
+        compare = COMPARE[header >> 28 & 7]
+        memory, flush = header >> 31, header >> 26 & 1
+        value, mask = words[at + 3], words[at + 4]
+        retries = words[at + 5] >> 16 & 0xFFF
+        if compare is None or (memory and flush):
+            raise BadSdmaPacket(f"POLL_REGMEM header {header:#010x} is not modelled", header)
+        around = self.around
+        if memory:
+            address = words[at + 1] | words[at + 2] << 32
+            if address >> 48:
+                raise BadSdmaPacket(
+                    f"POLL_REGMEM address must be below 2**48, got {address:#x}", header
+                )
+            vmid = self.vmid
+            met = self._wait(
+                lambda: compare(
+                    int.from_bytes(around.load(vmid, address, 4), "little") & mask, value
+                ),
+                retries,
+            )
+        else:
+            # Registers are given by byte offset. With HDP_FLUSH the first is DONE, the second REQ.
+            if flush:
+                around.write_register(words[at + 2] >> 2, value)
+            elif words[at + 2]:
+                raise BadSdmaPacket(
+                    "POLL_REGMEM of a register must have a high address of 0", header
+                )
+            index = words[at + 1] >> 2
+            address = words[at + 1]
+            met = self._wait(lambda: compare(around.read_register(index) & mask, value), retries)
+        if not met:
+            around.poll_timeout(address)
+        return 0

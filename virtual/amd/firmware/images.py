@@ -1,0 +1,249 @@
+"""Firmware for the virtual chip: generated at run time in the vendor's file formats, and signed.
+
+The files have the formats of linux-firmware. Each image inside carries a header in the style of the
+security processor's ("$PS1") and a keyed digest that only this model creates and checks. Facts:
+Linux 6.12 amdgpu_ucode.h (file headers), amdgpu_ucode.c (where each part begins).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+import zlib
+from functools import cache
+
+from ugpu.am.chips.facts import ChipFacts
+
+HEADER = 256
+_DIGEST = 256  # bytes reserved for the digest, which itself has 64 bytes
+_MAGIC = b"$PS1"
+_KEY = b"virtual cards: the vendor's key"
+_ARRAY = 256  # ucode_array_offset_bytes of all these files
+VERSION = 0x0013_0042  # of all images
+MEC_START = 0x3000  # byte address at which the MEC's program begins (ucode_start_addr)
+# Bootloader components: (kind, fw_type in the SOS container, bytes of body).
+BOOT_PARTS = (
+    ("KDB", 3, 0x1A00),
+    ("TOC", 4, 0x700),
+    ("SYS_DRV", 2, 0x6300),
+    ("SOC_DRV", 7, 0x4D00),
+    ("INTF_DRV", 8, 0x2B00),
+    ("DBG_DRV", 9, 0x1900),
+    ("RAS_DRV", 10, 0x3500),
+    ("SOS", 1, 0xD500),
+)
+
+# psp_gfx_fw_type -> kind of image.
+FIRMWARE_TYPES = {
+    7: "RLC_V",
+    8: "RLC_G",
+    18: "SMU",
+    25: "RLC_P",
+    26: "RLC_IRAM",
+    33: "MES",
+    34: "MES_STACK",
+    48: "RLC_DRAM",
+    68: "IMU_I",
+    69: "IMU_D",
+    71: "SDMA_TH0",
+    72: "SDMA_TH1",
+    81: "MES_KIQ",
+    82: "MES_KIQ_STACK",
+    87: "RS64_PFP",
+    88: "RS64_ME",
+    89: "RS64_MEC",
+    90: "RS64_PFP_STACK",
+    91: "RS64_PFP_STACK",
+    92: "RS64_ME_STACK",
+    93: "RS64_ME_STACK",
+    94: "RS64_MEC_STACK",
+    95: "RS64_MEC_STACK",
+    96: "RS64_MEC_STACK",
+    97: "RS64_MEC_STACK",
+}
+# All kinds that a fault plan can make the PSP refuse.
+FIRMWARE_KINDS = frozenset({"ASD", *FIRMWARE_TYPES.values(), *(kind for kind, _, _ in BOOT_PARTS)})
+
+
+def _digest(kind: str, signed: bytes) -> bytes:
+    return hashlib.blake2b(signed, key=_KEY, person=kind.encode()[:16]).digest()
+
+
+def sign(kind: str, body: bytes, version: int) -> bytes:
+    """Wrap a body: 256 bytes of header, the body, 256 bytes with the digest."""
+    total = HEADER + len(body) + _DIGEST
+    header = bytearray(HEADER)
+    struct.pack_into("<4sII", header, 0x10, _MAGIC, len(body), 0)
+    struct.pack_into("<I", header, 0x60, version)
+    struct.pack_into("<I", header, 0x6C, total)
+    signed = bytes(header) + body
+    return signed + _digest(kind, signed).ljust(_DIGEST, b"\x00")
+
+
+def image_size(header: bytes) -> int | None:
+    """Return the total size stated in an image's header; None if `header` is not a header."""
+    if len(header) < HEADER or header[0x10:0x14] != _MAGIC:
+        return None
+    (body,) = struct.unpack_from("<I", header, 0x14)
+    (total,) = struct.unpack_from("<I", header, 0x6C)
+    return int(total) if total == HEADER + body + _DIGEST else None
+
+
+def verify(kind: str, image: bytes) -> bool:
+    """Return whether an image is complete, of kind `kind`, and correctly signed."""
+    if image_size(image) != len(image):
+        return False
+    signed, digest = image[:-_DIGEST], image[-_DIGEST:]
+    return digest == _digest(kind, signed).ljust(_DIGEST, b"\x00")
+
+
+class _Maker:
+    """Build images with seeded content."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def image(self, kind: str, size: int, version: int = VERSION) -> bytes:
+        """Build one signed image with a body of `size` bytes."""
+        return sign(kind, self._random.randbytes(size), version)
+
+
+def _file(
+    header_version: tuple[int, int],
+    ip: tuple[int, int],
+    extension: bytes,
+    payload: bytes,
+    first: int,
+    version: int = VERSION,
+) -> bytes:
+    """Build a file: common header, extension, and payload at 256. first: ucode_size_bytes."""
+    common = struct.pack(
+        "<IIHHHHIIII",
+        _ARRAY + len(payload),
+        32 + len(extension),
+        *header_version,
+        *ip,
+        version,
+        first,
+        _ARRAY,
+        zlib.crc32(payload),
+    )
+    return (common + extension).ljust(_ARRAY, b"\x00") + payload
+
+
+def _psp(maker: _Maker) -> bytes:
+    """Build the PSP container, header 2.0: entries of type, version, payload offset, size."""
+    entries, payload = b"", b""
+    for kind, number, size in BOOT_PARTS:
+        image = maker.image(kind, size)
+        entries += struct.pack("<IIII", number, VERSION, len(payload), len(image))
+        payload += image
+    return _file(
+        (2, 0), (13, 0), struct.pack("<I", len(BOOT_PARTS)) + entries, payload, len(payload)
+    )
+
+
+def _toc(maker: _Maker) -> bytes:
+    image = maker.image("TOC", 0x700)
+    return _file((1, 0), (11, 0), struct.pack("<III", 1, 0, len(image)), image, len(image))
+
+
+def _smu(maker: _Maker) -> bytes:
+    """Build SMU, header 2.1, without power-play tables."""
+    image = maker.image("SMU", 0x9300)
+    return _file((2, 1), (13, 0), struct.pack("<III", 0, 0, _ARRAY), image, len(image))
+
+
+def _sdma(maker: _Maker) -> bytes:
+    """Build SDMA, header 2.0: the context thread, then the control thread."""
+    context, control = maker.image("SDMA_TH0", 0x4100), maker.image("SDMA_TH1", 0x2500)
+    extension = struct.pack(
+        "<IIIIIIII", 60, len(context), 0, 0, _ARRAY + len(context), len(control), 0, 0
+    )
+    payload = context + control
+    return _file((2, 0), (6, 0), extension, payload, len(payload))
+
+
+def _processor(maker: _Maker, kind: str, code_size: int) -> bytes:
+    """Build MEC, PFP or ME, header 2.0: code, and the initial data of each pipe."""
+    code, data = maker.image(kind, code_size), maker.image(kind + "_STACK", 0x1100)
+    extension = struct.pack(
+        "<IIIIIII", 29, len(code), _ARRAY, len(data), _ARRAY + len(code), MEC_START, 0
+    )
+    # From version 509 on the MEC does not need PCIe atomics (Linux 6.12 kfd_device.c).
+    return _file((2, 0), (11, 0), extension, code + data, len(code), VERSION + 0x200)
+
+
+def _rlc(maker: _Maker) -> bytes:
+    """Build RLC, header 2.3: RLC_G, then IRAM, DRAM, RLC_P and RLC_V at offsets in the file."""
+    parts = [
+        maker.image(kind, size)
+        for kind, size in (
+            ("RLC_G", 0x5700),
+            ("RLC_IRAM", 0x3300),
+            ("RLC_DRAM", 0x1D00),
+            ("RLC_P", 0x2100),
+            ("RLC_V", 0x0F00),
+        )
+    ]
+    offsets = [_ARRAY + sum(map(len, parts[:at])) for at in range(len(parts))]
+    extension = bytearray(204 - 32)
+
+    def put(at: int, part: int) -> None:
+        struct.pack_into("<II", extension, at - 32, len(parts[part]), offsets[part])
+
+    put(156, 1)
+    put(164, 2)
+    put(180, 3)
+    put(196, 4)
+    return _file((2, 3), (11, 0), bytes(extension), b"".join(parts), len(parts[0]))
+
+
+def _imu(maker: _Maker) -> bytes:
+    """Build IMU, header 1.0: instruction memory, then data memory."""
+    code, data = maker.image("IMU_I", 0x2D00), maker.image("IMU_D", 0x1300)
+    extension = struct.pack("<IIII", len(code), _ARRAY, len(data), _ARRAY + len(code))
+    return _file((1, 0), (11, 0), extension, code + data, len(code) + len(data))
+
+
+def _trusted(maker: _Maker) -> bytes:
+    """Build trusted applications, header 2.0: only the driver that runs all others (ASD)."""
+    image = maker.image("ASD", 0x4300)
+    entry = struct.pack("<IIIII", 1, 1, VERSION, 0, len(image))
+    return _file((2, 0), (13, 0), entry, image, len(image))
+
+
+def _scheduler(maker: _Maker, kind: str) -> bytes:
+    """Build MES, header 1.0: code, then data, and the start address of each."""
+    code, data = maker.image(kind, 0x4900), maker.image(kind + "_STACK", 0x1500)
+    extension = struct.pack(
+        "<10I", 0x54, len(code), _ARRAY, 0x54, len(data), _ARRAY + len(code), MEC_START, 0, 0, 0
+    )
+    return _file((1, 0), (11, 0), extension, code + data, len(code))
+
+
+def synthetic_set(facts: ChipFacts, seed: int = 0) -> dict[str, bytes]:
+    """Build all files that a chip's bring-up needs, keyed by their linux-firmware names."""
+    files = _files(seed)
+    return {facts.image_name(pattern, block): image for pattern, block, image in files}
+
+
+@cache
+def _files(seed: int) -> tuple[tuple[str, str, bytes], ...]:
+    """Build the files: the pattern of each one's name, the block that it is for, the content."""
+    maker = _Maker(seed)
+    return (
+        ("psp_{}_sos.bin", "MP0", _psp(maker)),
+        ("smu_{}.bin", "MP1", _smu(maker)),
+        ("sdma_{}.bin", "SDMA0", _sdma(maker)),
+        ("gc_{}_toc.bin", "GC", _toc(maker)),
+        ("gc_{}_mec.bin", "GC", _processor(maker, "RS64_MEC", 0x7100)),
+        ("gc_{}_pfp.bin", "GC", _processor(maker, "RS64_PFP", 0x3500)),
+        ("gc_{}_me.bin", "GC", _processor(maker, "RS64_ME", 0x2F00)),
+        ("gc_{}_imu.bin", "GC", _imu(maker)),
+        ("gc_{}_rlc.bin", "GC", _rlc(maker)),
+        ("psp_{}_ta.bin", "MP0", _trusted(maker)),
+        ("gc_{}_mes_2.bin", "GC", _scheduler(maker, "MES")),
+        ("gc_{}_mes1.bin", "GC", _scheduler(maker, "MES_KIQ")),
+    )

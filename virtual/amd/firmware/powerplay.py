@@ -1,0 +1,55 @@
+"""The power-play table, which the SMU's firmware provides: this board's limits in one block.
+
+Facts: Linux 6.12 smu_v13_0_0_pptable.h (the driver's part, packed, before PPTable_t),
+smu13_driver_if_v13_0_0.h. Only fields that a driver of this chip reads are filled. The board's
+electrical tuning, which only the SMU reads, is zero.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from ugpu.am.chips.facts import ChipFacts
+from ugpu.am.regs import structs
+from ugpu.virtual.amd.firmware.clocks import FABRIC, GFX, MEMORY, SOC, Clocks
+
+_CORE = 31  # bytes before the reserved words
+_RESERVED = 45 * 4
+_OVERDRIVE = 12 + 32 + 64 * 4 + 64 * 4 + 32 * 2
+_HEAD = _CORE + _RESERVED + _OVERDRIVE + 1
+_FORMAT, _TABLE_REVISION, _ASIC_FORMAT = 15, 2, 0x80
+_FAN_OFFSET = -12  # degrees, applied while a fan does not turn; our choice
+_INTERNAL_SENSOR = 28  # SMU_13_0_0_PP_THERMALCONTROLLER_NAVI21
+
+
+def combo_table(facts: ChipFacts) -> bytes:
+    """Build the whole block."""
+    power_limit = facts.board.power_limit
+    table = structs(facts.smu.tables).PPTable_t.new()
+    sku = table.SkuTable
+    sku.SocketPowerLimitAc[0] = power_limit
+    sku.SocketPowerLimitDc[0] = power_limit
+    sku.FanAbnormalTempLimitOffset = _FAN_OFFSET
+    clocks = Clocks(facts.board)
+    for field, clock in (
+        (sku.FreqTableSocclk, SOC),
+        (sku.FreqTableUclk, MEMORY),
+        (sku.FreqTableFclk, FABRIC),
+    ):
+        count = (clocks.level(clock, 0xFF) or 0) & 0xFF
+        for at in range(count):
+            field[at] = (clocks.level(clock, at) or 0) & 0xFFFF
+    for at, end in enumerate((0, -1)):
+        sku.FreqTableGfx[at] = clocks.end(GFX, end) or 0
+    body = bytes(table)
+    head = struct.pack(
+        "<HBBBBHIIHIBHHHH", _HEAD + len(body), _FORMAT, 0, _TABLE_REVISION, 0, _HEAD, 0, 0,
+        _ASIC_FORMAT, 0, _INTERNAL_SENSOR, 0, 0, 0, facts.board.shutdown_celsius,
+    )  # fmt: skip
+    return head.ljust(_HEAD, b"\0") + body
+
+
+def overdrive_table(facts: ChipFacts) -> bytes:
+    """Build the table of the user's overdrive settings: none, and none are supported (no feature
+    bits)."""
+    return bytes(structs(facts.smu.tables).OverDriveTableExternal_t.new())

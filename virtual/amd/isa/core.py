@@ -1,0 +1,269 @@
+"""The virtual shader cores: run dispatches by translating gfx1100 code to native code once."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+from ugpu.hcq.device.debugging import Debugger
+from ugpu.hcq.objects import jit
+from ugpu.virtual import shader as emu
+from ugpu.virtual.amd.isa.runtime import flat, layout, matrix, wave
+from ugpu.virtual.amd.isa.runtime.launch import BadDispatch, Launch
+from ugpu.virtual.amd.isa.runtime.stepping import Stepping
+from ugpu.virtual.amd.isa.runtime.worker import Run, Worker
+from ugpu.virtual.amd.isa.translator.needed import needed, numbers
+from ugpu.virtual.amd.isa.translator.program import Program, Stop, load, mark_full_blocks
+from ugpu.virtual.amd.isa.translator.translate import translate, uses_output_modifiers
+from ugpu.virtual.amd.shader import Dispatch, Ending, Outcome, ShaderMemory, ShaderWave
+from ugpu.virtual.shader import atomics, context
+from ugpu.virtual.shader import math as emu_math
+from ugpu.virtual.shader.lanes.every import PREFIX
+from ugpu.virtual.shader.lanes.functions import LANE_MEMORY
+from ugpu.virtual.shader.library import compiled
+from ugpu.virtual.shader.memory import Abort, place_of
+from ugpu.virtual.shader.threads import waves
+from ugpu.virtual.shader.threads.crew import Crew
+from ugpu.virtual.shader.threads.launches import Pace, Recent
+
+LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
+_SOURCES = (Path(__file__).parent, emu.PACKAGE)
+_KERNEL = "ugpu_kernel"
+_LOOK_S = 1e-4  # interval of checks whether waves have stored their snapshots
+_Key = tuple[int, int, int, bool, int]  # address, registers, lanes, whole waves, output modifiers
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A program translated for one number of vector registers."""
+
+    program: Program
+    code: jit.Loaded
+    address: int
+
+    def shown(self, offset: int) -> list[int]:
+        """Return the vector registers that a wave's snapshot there stores (flow.poll_abort)."""
+        return numbers(needed(self.program).get(offset, 0))
+
+
+@cache
+def _runtime(folder: Path | None) -> jit.Loaded:
+    """Compile the functions that all kernels share, and register their names with the linker."""
+    return compiled(_SOURCES, folder, "runtime", (
+        *LANE_MEMORY, atomics.part(PREFIX, context.IO, flat.ATOMIC_SIZES),
+        (flat.flat_ir, flat.names()), (matrix.matrix_ir, matrix.names()), emu_math.part(PREFIX),
+        (partial(wave.wave_launcher_ir, jit.on_x86()), ()),
+    ))  # fmt: skip
+
+
+class GfxCore:
+    """All compute units of the chip; a `ShaderCore`.
+
+    workers: host threads that run workgroups (default: one per host CPU). cache: folder for
+    compiled code, shared by processes; None keeps it in memory only. debugger: halts waves; with a
+    debugger, one thread runs all waves. keep_registers: a wave's vector registers start with the
+    values that earlier waves left, as in hardware, which is slower; otherwise with zeros. LDS
+    always keeps its content.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        cache: Path | None = None,
+        debugger: Debugger | None = None,
+        *,
+        keep_registers: bool = False,
+    ) -> None:
+        count = 1 if debugger else workers or os.cpu_count() or 1
+        self._stepping = None if debugger is None else Stepping(debugger)
+        self._crew = Crew([Worker() for _ in range(count)], "shader-core")
+        self._folder = cache
+        self._keep = keep_registers
+        self._objects = jit.ObjectCache(cache)
+        self._kernels: Recent[_Key, Kernel] = Recent()
+        self._compiled: Recent[tuple[str, int, bool, int], Kernel] = Recent()
+        self._pace = Pace()
+        self._lock = threading.Lock()
+        self._launch = LAUNCH(_runtime(cache).address(wave.NAME))
+
+    def run(self, dispatch: Dispatch, memory: ShaderMemory, abort: Abort) -> Outcome:
+        """Run a dispatch to completion. Called by one thread at a time."""
+        try:
+            launch = Launch.of(dispatch)
+        except BadDispatch as bad:
+            return Outcome(Ending.BAD_DISPATCH, detail=str(bad))
+        if launch.total_groups == 0:
+            return Outcome(Ending.DONE)
+        run = Run(dispatch, launch, memory, abort)
+        with abort.translation():
+            kernel = self._kernel(dispatch.code_address, launch, memory)
+        count = self._worker_count(dispatch, launch, kernel)
+        work = partial(self._work, kernel=kernel, run=run)
+        if self._stepping is not None:
+            abort.debugged = self._stepping.active
+        try:
+            outcomes, _ = self._pace.run(
+                self._crew, count, work, kernel.address, launch.total_groups
+            )
+        finally:
+            abort.debugged = None
+        return min(outcomes, key=lambda outcome: _SEVERITY.index(outcome.ending))
+
+    def look(self, abort: Abort, limit_s: float) -> list[ShaderWave]:
+        """See ShaderCore."""
+        workers = [worker for worker in self._crew.workers if worker.busy]
+        waiting = {worker: worker.word(layout.LOOKS) for worker in workers}
+        end = time.monotonic() + limit_s
+        with abort.look():
+            while waiting and time.monotonic() < end:
+                time.sleep(_LOOK_S)
+                waiting = {
+                    worker: count for worker, count in waiting.items()
+                    if worker.busy and worker.word(layout.LOOKS) == count
+                }  # fmt: skip
+        return [wave for worker in self._crew.workers for wave in worker.looked()]
+
+    def close(self) -> None:
+        """End the worker threads. May be called again; a later run starts new ones."""
+        self._crew.close()
+
+    def _worker_count(self, dispatch: Dispatch, launch: Launch, kernel: Kernel) -> int:
+        """Return how many threads to use; the scratch size limits the number of waves."""
+        if self._pace.alone(kernel.address, launch.total_groups, launch.waves):
+            return 1
+        count = min(len(self._crew.workers), launch.total_groups)
+        if launch.scratch:
+            count = min(count, dispatch.scratch_waves // launch.waves)
+        return count
+
+    def _work(self, worker: Worker, number: int, kernel: Kernel, run: Run) -> Outcome:
+        """Run workgroups on this thread until none is left or a wave cannot continue."""
+        try:
+            worker.prepare(run, number * run.launch.waves, kernel.program.base)
+            worker.shown = kernel.shown
+            if self._stepping is not None:
+                self._stepping.enter(worker, run, kernel.program)
+            outcome = self._run_groups(worker, kernel, run)
+        except BaseException:
+            run.stop[0] = 1
+            raise
+        finally:
+            worker.rest()
+        if outcome.ending is not Ending.DONE:
+            run.stop[0] = 1  # also stops waves on other threads
+        return outcome
+
+    def _run_groups(self, worker: Worker, kernel: Kernel, run: Run) -> Outcome:
+        place = place_of(worker.context)
+        while True:
+            code = self._launch(place, kernel.address)
+            if code == waves.FINISHED:
+                return Outcome(Ending.DONE)
+            if code == waves.ABORTED:
+                return Outcome(Ending.ABORTED)
+            offset = _signed(worker.quad(layout.HALT_PC))
+            root = kernel.program.base + offset
+            if code == layout.FAR_CODE:
+                if run.memory.fetch(root, 4) is None:
+                    code = layout.NO_CODE
+                break
+            if code != layout.UNKNOWN_CODE:
+                break
+            if run.memory.fetch(root, 4) is None:
+                code = layout.NO_CODE
+                break
+            with run.abort.translation():
+                longer = self._extended(kernel, root, run.launch, run.memory)
+            worker.resume_here(longer.program.base - kernel.program.base, run.launch.waves)
+            kernel = longer
+            worker.shown = kernel.shown
+            if self._stepping is not None:
+                self._stepping.enter(worker, run, kernel.program)
+        return _halted(worker, kernel.program, code, run.dispatch)
+
+    def _kernel(self, address: int, launch: Launch, memory: ShaderMemory) -> Kernel:
+        key = _key(address, launch)
+        known = self._kernels.get(key)
+        if known is not None and known.program.unchanged(memory):
+            return known
+        kernel = self._translated(load(memory, address, lanes=launch.lanes), launch)
+        self._remember(key, kernel)
+        return kernel
+
+    def _remember(self, key: _Key, kernel: Kernel) -> None:
+        whole = all(block.stop is not Stop.NO_CODE for block in kernel.program.blocks.values())
+        if whole:
+            self._kernels.put(key, kernel)
+
+    def _extended(self, kernel: Kernel, root: int, launch: Launch, memory: ShaderMemory) -> Kernel:
+        """Return the kernel extended by the code at an indirect jump's target."""
+        program = kernel.program
+        with self._lock:
+            roots = frozenset({root, *(program.base + offset for offset in program.roots)})
+            address = program.base + program.entry
+            longer = self._translated(load(memory, address, roots, launch.lanes), launch)
+            self._remember(_key(address, launch), longer)
+            return longer
+
+    def _translated(self, program: Program, launch: Launch) -> Kernel:
+        omod = launch.omod if uses_output_modifiers(program) else 0
+        stepped = self._stepping is not None
+        mark = (program.digest, launch.vgprs, launch.full, omod)
+        known = self._compiled.get(mark)
+        if known is None:
+            key = jit.key_of(
+                _SOURCES, "stepped" if stepped else "kept" if self._keep else "kernel",
+                program.digest, launch.vgprs, int(launch.full), omod,
+            )  # fmt: skip
+
+            def make() -> bytes:
+                if not stepped:
+                    mark_full_blocks(program, launch.full)
+                ir = translate(
+                    program, launch.vgprs, _KERNEL, omod, stepped=stepped, keep=self._keep
+                )
+                return jit.compile_object(ir, jit.LIMITED, 1)
+
+            code = jit.Loaded(self._objects.made(key, make))
+            known = Kernel(program, code, code.address(_KERNEL))
+            self._compiled.put(mark, known)
+        return Kernel(program, known.code, known.address)
+
+
+def _key(address: int, launch: Launch) -> _Key:
+    return address, launch.vgprs, launch.lanes, launch.full, launch.omod
+
+
+_SEVERITY = (
+    Ending.FETCH_FAULT, Ending.ILLEGAL_INSTRUCTION, Ending.HALTED, Ending.ABORTED,
+    Ending.BAD_DISPATCH, Ending.DONE,
+)  # fmt: skip
+
+
+_ENDINGS = {layout.NO_CODE: Ending.FETCH_FAULT, layout.SET_HALT: Ending.HALTED}
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _halted(worker: Worker, program: Program, code: int, dispatch: Dispatch) -> Outcome:
+    """Describe a wave that could not continue."""
+    offset = _signed(worker.quad(layout.HALT_PC))
+    group = worker.quad(context.HALT_GROUP)
+    x, y, _ = dispatch.groups
+    where = (group % x, group // x % y, group // (x * y))
+    words, detail = program.words_at(offset)
+    if code == layout.FAR_CODE:
+        detail = "code more than 2 GB away from its kernel is not executed by these cores"
+    ending = _ENDINGS.get(code, Ending.ILLEGAL_INSTRUCTION)
+    if ending is Ending.HALTED:
+        detail = "by s_sethalt"
+    wave_number = worker.word(context.HALT_WAVE)
+    state = worker.halted(wave_number, offset)
+    return Outcome(ending, program.base + offset, words, detail, where, wave_number, state)

@@ -1,0 +1,182 @@
+"""Checked parameters of a dispatch, derived from its registers for the launcher.
+
+Source: LLVM AMDGPUUsage, "compute_pgm_rsrc1/2/3 for GFX11" and "Initial kernel execution state".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ugpu.virtual.amd.isa.runtime import layout
+from ugpu.virtual.amd.shader import Dispatch
+
+MOST_THREADS = 1024
+LDS_GRANULE = 512
+MOST_LDS = 65536
+VGPR_GRANULES = {32: 8, 64: 4}  # by lanes per wave
+MXCSR_DEFAULT = 0x1F80  # all exceptions masked, round to nearest even, denormals kept
+_FLUSH_RESULTS = 0x8000
+_FLUSH_SOURCES = 0x0040
+OMOD_F32, OMOD_OTHERS = 1, 2  # bits of Launch.omod
+
+
+class BadDispatch(Exception):
+    """The SPI cannot launch the dispatch that the registers describe."""
+
+
+def _bits(value: int, low: int, count: int) -> int:
+    return value >> low & ((1 << count) - 1)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A checked dispatch.
+
+    vgprs: allocation per wave. lds_bytes: allocation per workgroup. lanes: lanes per wave, 32 or
+    64. full: every wave has a thread for each lane.
+    slots: scalar register of each workgroup id, and of the group information. omod: the results for
+    which the output modifier OMOD takes effect, OMOD_F32 or OMOD_OTHERS (f16 and f64) or both.
+    """
+
+    vgprs: int
+    lds_bytes: int
+    lanes: int
+    waves: int
+    total_groups: int
+    full: bool
+    slots: tuple[int, int, int, int]
+    mxcsr: int
+    omod: int
+    scalars: NDArray[np.uint32]
+    ids: NDArray[np.uint32]
+    execs: NDArray[np.uint64]
+    scratch: bool
+
+    @classmethod
+    def of(cls, dispatch: Dispatch) -> Launch:
+        """Check a dispatch. Raises BadDispatch with the reason."""
+        threads = _check_shape(dispatch)
+        lanes = 32 if dispatch.wave32 else 64
+        waves = -(-threads // lanes)
+        lds = _bits(dispatch.rsrc2, 15, 9) * LDS_GRANULE
+        if lds > MOST_LDS:
+            raise BadDispatch(f"{lds} bytes of LDS; a workgroup has at most {MOST_LDS}")
+        scratch = bool(dispatch.rsrc2 & 1)
+        if scratch:
+            _check_scratch(dispatch, waves)
+        scalars, slots = _scalars(dispatch)
+        gx, gy, gz = dispatch.groups
+        return cls(
+            vgprs=min(256, (_bits(dispatch.rsrc1, 0, 6) + 1) * VGPR_GRANULES[lanes]),
+            lds_bytes=lds,
+            lanes=lanes,
+            waves=waves,
+            total_groups=gx * gy * gz,
+            full=threads % lanes == 0,
+            slots=slots,
+            mxcsr=_float_mode(_bits(dispatch.rsrc1, 12, 8)),
+            omod=output_modifiers(
+                _bits(dispatch.rsrc1, 16, 4), ieee=bool(_bits(dispatch.rsrc1, 23, 1))
+            ),
+            scalars=scalars,
+            ids=_thread_ids(*dispatch.threads[:2], waves * lanes, _bits(dispatch.rsrc2, 11, 2)),
+            execs=_exec_masks(threads, waves, lanes),
+            scratch=scratch,
+        )
+
+
+def _check_shape(dispatch: Dispatch) -> int:
+    x, y, z = dispatch.threads
+    if min(x, y, z) < 1:
+        raise BadDispatch(f"workgroup of {x}x{y}x{z} threads: every dimension is at least 1")
+    threads = x * y * z
+    if threads > MOST_THREADS:
+        raise BadDispatch(f"workgroup of {x}x{y}x{z} = {threads} threads; at most {MOST_THREADS}")
+    if min(dispatch.groups) < 0:
+        raise BadDispatch(f"grid of {dispatch.groups} workgroups")
+    if dispatch.code_address & 0xFF:
+        raise BadDispatch(f"code address {dispatch.code_address:#x} is not a multiple of 256")
+    return threads
+
+
+def _check_scratch(dispatch: Dispatch, waves: int) -> None:
+    if dispatch.scratch_wave_size <= 0:
+        raise BadDispatch("SCRATCH_EN is set but TMPRING_SIZE.WAVESIZE is 0")
+    if dispatch.scratch_waves < waves:
+        raise BadDispatch(
+            f"scratch for {dispatch.scratch_waves} waves; one workgroup has {waves} waves"
+        )
+
+
+def denormal_control(denormals: int) -> int:
+    """Return the host's floating-point control for the denormal setting of 32-bit floats.
+
+    denormals: bit 0 keeps denormal sources, bit 1 denormal results (LLVM AMDGPUUsage, "Floating
+    Point Denorm Mode Enumeration Values").
+    """
+    results = 0 if denormals & 2 else _FLUSH_RESULTS
+    return MXCSR_DEFAULT | results | (0 if denormals & 1 else _FLUSH_SOURCES)
+
+
+def output_modifiers(denormals: int, *, ieee: bool) -> int:
+    """Return Launch.omod for MODE's four denormal bits: two for f32, then two for f16 and f64.
+
+    OMOD is ignored in IEEE mode, and for types whose denormal results are kept (RDNA3 ISA document,
+    "Output modifiers").
+    """
+    if ieee:
+        return 0
+    return (0 if denormals & 2 else OMOD_F32) | (0 if denormals & 8 else OMOD_OTHERS)
+
+
+def _float_mode(mode: int) -> int:
+    """Return the host's floating-point control for FLOAT_MODE.
+
+    Rounding other than to nearest even is refused. The denormal setting of 32-bit floats also
+    applies to f64, because the host has a single setting. Conversions from and to f16 always keep
+    denormals.
+    """
+    if mode & 0xF:
+        raise BadDispatch(f"FLOAT_MODE {mode:#x}: rounding other than to nearest even")
+    return denormal_control(mode >> 4 & 3)
+
+
+def _scalars(dispatch: Dispatch) -> tuple[NDArray[np.uint32], tuple[int, int, int, int]]:
+    """Return the initial scalar registers, and the registers for the workgroup ids."""
+    count = _bits(dispatch.rsrc2, 1, 5)
+    data = list(dispatch.user_data)
+    if count > len(data):
+        raise BadDispatch(f"{count} user SGPRs; COMPUTE_USER_DATA holds {len(data)}")
+    scalars = np.zeros(128, np.uint32)
+    scalars[:count] = data[:count]
+    slots = []
+    number = count
+    for enabled in (_bits(dispatch.rsrc2, 7 + k, 1) for k in range(4)):
+        slots.append(number if enabled else layout.STATE_DEAD_SLOT)
+        number += enabled
+    return scalars, (slots[0], slots[1], slots[2], slots[3])
+
+
+@lru_cache(maxsize=256)
+def _thread_ids(x: int, y: int, count: int, components: int) -> NDArray[np.uint32]:
+    """Return v0 of every lane of all waves: x | y << 10 | z << 20 (enabled components only)."""
+    linear = np.arange(count, dtype=np.uint32)
+    packed = linear % np.uint32(x)
+    if components >= 1:
+        packed |= (linear // np.uint32(x)) % np.uint32(y) << np.uint32(10)
+    if components >= 2:
+        packed |= linear // np.uint32(x * y) << np.uint32(20)
+    return packed
+
+
+@lru_cache(maxsize=256)
+def _exec_masks(threads: int, waves: int, lanes: int) -> NDArray[np.uint64]:
+    masks = np.full(waves, (1 << lanes) - 1, np.uint64)
+    rest = threads % lanes
+    if rest:
+        masks[-1] = (1 << rest) - 1
+    return masks

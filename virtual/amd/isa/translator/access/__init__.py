@@ -1,0 +1,1 @@
+"""Memory instructions and exchange between lanes, translated to LLVM IR."""

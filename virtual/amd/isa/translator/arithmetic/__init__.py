@@ -1,0 +1,1 @@
+"""Arithmetic instructions, translated to LLVM IR."""

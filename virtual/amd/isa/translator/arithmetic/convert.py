@@ -1,0 +1,318 @@
+"""Conversions, comparisons and transcendental functions of lanes, translated to LLVM IR.
+
+Source: RDNA3 ISA document, chapters of the VOP1, VOP3 and VOPC opcodes.
+"""
+
+from __future__ import annotations
+
+from ugpu.virtual.amd.isa.decoder.formats import Instruction
+from ugpu.virtual.amd.isa.translator.arithmetic.float import SUFFIXES
+from ugpu.virtual.amd.isa.translator.arithmetic.integer import pack_halves
+from ugpu.virtual.amd.isa.translator.arithmetic.scalar import Handler
+from ugpu.virtual.amd.isa.translator.registers import Registers
+from ugpu.virtual.shader.lanes.every import PREFIX
+from ugpu.virtual.shader.text import ELEMENT_BITS, constant, integer_of
+
+_FLOAT_PREDICATES = {
+    "lt": "olt", "eq": "oeq", "le": "ole", "gt": "ogt", "lg": "one", "ge": "oge", "o": "ord",
+    "u": "uno", "nge": "ult", "nlg": "ueq", "ngt": "ule", "nle": "ugt", "neq": "une", "nlt": "uge",
+    "f": "false", "t": "true",
+}  # fmt: skip
+_INTEGER_PREDICATES = {
+    "i": {"lt": "slt", "eq": "eq", "le": "sle", "gt": "sgt", "ne": "ne", "ge": "sge"},
+    "u": {"lt": "ult", "eq": "eq", "le": "ule", "gt": "ugt", "ne": "ne", "ge": "uge"},
+}
+
+
+def _set_compared(e: Registers, i: Instruction, mask: str) -> None:
+    assert i.sdst is not None
+    e.set_mask(i.sdst, mask)
+
+
+def _float_compare(kind: str, predicate: str) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        a, b = e.source(i.srcs[0], kind), e.source(i.srcs[1], kind)
+        work = kind
+        if kind == "half":
+            a, b = (e.convert("fpext", "half", "float", v) for v in (a, b))
+            work = "float"
+        _set_compared(e, i, e.compare(predicate, work, a, b))
+
+    return emit
+
+
+def _integer_compare(kind: str, predicate: str) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        if predicate in ("f", "t"):
+            mask = f"splat (i1 {'true' if predicate == 't' else 'false'})"
+        else:
+            mask = e.compare(predicate, kind, e.source(i.srcs[0], kind), e.source(i.srcs[1], kind))
+        _set_compared(e, i, mask)
+
+    return emit
+
+
+def _class_test(kind: str) -> Handler:
+    """Test a float against the classes selected by the bits of the second source."""
+    fraction = {"half": 10, "float": 23, "double": 52}[kind]
+    integer = integer_of(kind)
+    bits = ELEMENT_BITS[kind]
+    infinity = ((1 << (bits - 1 - fraction)) - 1) << fraction
+
+    def emit(e: Registers, i: Instruction) -> None:
+        raw = e.convert("bitcast", kind, integer, e.source(i.srcs[0], kind))
+        wanted_kind = "i16" if kind == "half" else "i32"
+        wanted = e.source(i.srcs[1], wanted_kind)
+        if kind == "half":
+            wanted = e.convert("zext", "i16", "i32", wanted)
+        size = e.binary("and", integer, raw, constant(integer, (1 << (bits - 1)) - 1))
+        negative = e.compare("slt", integer, raw, constant(integer, 0))
+
+        def number(value: int) -> str:
+            return constant("i32", value)
+
+        # Class numbers of negative values: 2 infinity, 3 normal, 4 denormal, 5 zero; positive 9..6.
+        found = e.select(negative, "i32", number(3), number(8))
+        denormal = e.compare("ult", integer, size, constant(integer, 1 << fraction))
+        found = e.select(denormal, "i32", e.select(negative, "i32", number(4), number(7)), found)
+        zero = e.compare("eq", integer, size, constant(integer, 0))
+        found = e.select(zero, "i32", e.select(negative, "i32", number(5), number(6)), found)
+        infinite = e.compare("eq", integer, size, constant(integer, infinity))
+        found = e.select(infinite, "i32", e.select(negative, "i32", number(2), number(9)), found)
+        quiet = e.compare("uge", integer, size, constant(integer, infinity | 1 << (fraction - 1)))
+        nan = e.compare("ugt", integer, size, constant(integer, infinity))
+        found = e.select(nan, "i32", e.select(quiet, "i32", number(1), number(0)), found)
+        bit = e.binary("and", "i32", e.binary("lshr", "i32", wanted, found), number(1))
+        _set_compared(e, i, e.compare("ne", "i32", bit, number(0)))
+
+    return emit
+
+
+def _comparisons() -> dict[str, Handler]:
+    found: dict[str, Handler] = {}
+    for suffix, kind in SUFFIXES.items():
+        for condition, predicate in _FLOAT_PREDICATES.items():
+            found[f"{condition}_{suffix}"] = _float_compare(kind, predicate)
+        found[f"class_{suffix}"] = _class_test(kind)
+    for letter, predicates in _INTEGER_PREDICATES.items():
+        for bits in (16, 32, 64):
+            for condition, predicate in (*predicates.items(), ("f", "f"), ("t", "t")):
+                found[f"{condition}_{letter}{bits}"] = _integer_compare(f"i{bits}", predicate)
+    return {
+        f"{prefix}_{name}": handler
+        for name, handler in found.items()
+        for prefix in ("v_cmp", "v_cmpx")
+    }
+
+
+# -- conversions ---------------------------------------------------------------------------------
+
+
+def to_integer(e: Registers, source: str, target: str, value: str, signed: bool) -> str:
+    """Convert floats to integers, rounded toward zero and saturating; NaN becomes 0."""
+    name = "fptosi" if signed else "fptoui"
+    suffix = {"float": "f32", "double": "f64"}[source]
+    return e.call(
+        e.vector_of(target), f"llvm.{name}.sat.v{e.lanes}{target}.v{e.lanes}{suffix}",
+        (e.vector_of(source), value),
+    )  # fmt: skip
+
+
+def _float_to_int(source: str, target: str, signed: bool, rounding: str = "") -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        value = e.source(i.srcs[0], source)
+        work = source
+        if source == "half":
+            value, work = e.convert("fpext", "half", "float", value), "float"
+        if rounding == "nearest":
+            value = e.binary("fadd", work, value, constant(work, 0x3F000000))
+        if rounding:
+            value = e.intrinsic("floor", work, value)
+        e.set_result(i, target, to_integer(e, work, target, value, signed))
+
+    return emit
+
+
+def _int_to_float(source: str, target: str, signed: bool) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        value = e.source(i.srcs[0], source)
+        operation = "sitofp" if signed else "uitofp"
+        if target == "half":
+            wide = e.convert(operation, source, "float", value)
+            e.set_result(i, "half", e.convert("fptrunc", "float", "half", wide))
+        else:
+            e.set_result(i, target, e.convert(operation, source, target, value))
+
+    return emit
+
+
+def _float_to_float(source: str, target: str) -> Handler:
+    operation = "fpext" if ELEMENT_BITS[source] < ELEMENT_BITS[target] else "fptrunc"
+
+    def emit(e: Registers, i: Instruction) -> None:
+        e.set_result(i, target, e.convert(operation, source, target, e.source(i.srcs[0], source)))
+
+    return emit
+
+
+def _byte_to_float(number: int) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        value = e.binary("lshr", "i32", e.source(i.srcs[0]), constant("i32", 8 * number))
+        value = e.binary("and", "i32", value, constant("i32", 0xFF))
+        e.set_result(i, "float", e.convert("uitofp", "i32", "float", value))
+
+    return emit
+
+
+def toward_zero(e: Registers, value: str) -> str:
+    """Round f32 to the bits (i16 lanes) of an f16, toward zero."""
+    near = e.convert("fptrunc", "float", "half", value)
+    back = e.convert("fpext", "half", "float", near)
+    larger = e.compare(
+        "ogt", "float", e.intrinsic("fabs", "float", back), e.intrinsic("fabs", "float", value)
+    )
+    infinite = constant("float", 0x7F800000)
+    finite = e.compare("olt", "float", e.intrinsic("fabs", "float", value), infinite)
+    larger = e.binary("and", "i1", larger, finite)
+    bits = e.convert("bitcast", "half", "i16", near)
+    return e.binary("sub", "i16", bits, e.convert("zext", "i1", "i16", larger))
+
+
+def _pack_toward_zero(e: Registers, i: Instruction) -> None:
+    halves = []
+    for operand in i.srcs[:2]:
+        value = e.source(operand, "float")
+        halves.append(e.convert("zext", "i16", "i32", toward_zero(e, value)))
+    e.set_result(i, "i32", pack_halves(e, *halves))
+
+
+def _pack_half(e: Registers, i: Instruction) -> None:
+    halves = []
+    for operand in i.srcs[:2]:
+        bits = e.convert("bitcast", "half", "i16", e.source(operand, "half"))
+        halves.append(e.convert("zext", "i16", "i32", bits))
+    e.set_result(i, "i32", pack_halves(e, *halves))
+
+
+def _normalised(e: Registers, value: str, signed: bool) -> str:
+    """Map -1..1 (or 0..1) to the range of 16-bit integers, rounding to nearest even; i32 lanes."""
+    one, low = 0x3F800000, 0xBF800000 if signed else 0
+    nan = e.compare("uno", "float", value, value)
+    value = e.select(nan, "float", constant("float", 0), value)
+    above = e.compare("ogt", "float", value, constant("float", one))
+    value = e.select(above, "float", constant("float", one), value)
+    below = e.compare("olt", "float", value, constant("float", low))
+    value = e.select(below, "float", constant("float", low), value)
+    factor = constant("float", 0x46FFFE00 if signed else 0x477FFF00)
+    value = e.intrinsic("roundeven", "float", e.binary("fmul", "float", value, factor))
+    return to_integer(e, "float", "i32", value, True)
+
+
+def _pack_normalised(kind: str, signed: bool) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        parts = []
+        for operand in i.srcs[:2]:
+            value = e.source(operand, kind)
+            if kind == "half":
+                value = e.convert("fpext", "half", "float", value)
+            parts.append(_normalised(e, value, signed))
+        e.set_result(i, "i32", pack_halves(e, *parts))
+
+    return emit
+
+
+def _one_normalised(signed: bool) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        value = e.convert("fpext", "half", "float", e.source(i.srcs[0], "half"))
+        bits = e.convert("trunc", "i32", "i16", _normalised(e, value, signed))
+        e.set_result(i, "i16", bits)
+
+    return emit
+
+
+def _pack_integers(signed: bool) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        parts = []
+        for operand in i.srcs[:2]:
+            whole = to_integer(e, "float", "i16", e.source(operand, "float"), signed)
+            parts.append(e.convert("zext", "i16", "i32", whole))
+        e.set_result(i, "i32", pack_halves(e, *parts))
+
+    return emit
+
+
+def _pack_byte(e: Registers, i: Instruction) -> None:
+    """Convert to an unsigned byte; insert it into source 3 at the byte selected by source 2."""
+    value = e.source(i.srcs[0], "float")
+    value = to_integer(e, "float", "i32", e.intrinsic("roundeven", "float", value), False)
+    value = e.intrinsic("umin", "i32", value, constant("i32", 255))
+    position = e.binary("and", "i32", e.source(i.srcs[1]), constant("i32", 3))
+    position = e.binary("shl", "i32", position, constant("i32", 3))
+    hole = e.binary("shl", "i32", constant("i32", 0xFF), position)
+    hole = e.binary("xor", "i32", hole, constant("i32", -1))
+    kept = e.binary("and", "i32", e.source(i.srcs[2]), hole)
+    e.set_result(i, "i32", e.binary("or", "i32", kept, e.binary("shl", "i32", value, position)))
+
+
+def _offset_from_4bits(e: Registers, i: Instruction) -> None:
+    """Convert a signed 4-bit integer to sixteenths."""
+    value = e.binary("shl", "i32", e.source(i.srcs[0]), constant("i32", 28))
+    value = e.binary("ashr", "i32", value, constant("i32", 28))
+    value = e.convert("sitofp", "i32", "float", value)
+    e.set_result(i, "float", e.binary("fmul", "float", value, constant("float", 0x3D800000)))
+
+
+def _conversions() -> dict[str, Handler]:
+    found: dict[str, Handler] = {
+        "v_cvt_f16_f32": _float_to_float("float", "half"),
+        "v_cvt_f32_f16": _float_to_float("half", "float"),
+        "v_cvt_f32_f64": _float_to_float("double", "float"),
+        "v_cvt_f64_f32": _float_to_float("float", "double"),
+        "v_cvt_nearest_i32_f32": _float_to_int("float", "i32", True, "nearest"),
+        "v_cvt_floor_i32_f32": _float_to_int("float", "i32", True, "floor"),
+        "v_cvt_off_f32_i4": _offset_from_4bits,
+        "v_cvt_pk_rtz_f16_f32": _pack_toward_zero,
+        "v_pack_b32_f16": _pack_half,
+        "v_cvt_pk_u8_f32": _pack_byte,
+        "v_cvt_pk_i16_f32": _pack_integers(True),
+        "v_cvt_pk_u16_f32": _pack_integers(False),
+        "v_cvt_norm_i16_f16": _one_normalised(True),
+        "v_cvt_norm_u16_f16": _one_normalised(False),
+    }
+    for letter, signed in (("i", True), ("u", False)):
+        found[f"v_cvt_pk_norm_{letter}16_f16"] = _pack_normalised("half", signed)
+        found[f"v_cvt_pk_norm_{letter}16_f32"] = _pack_normalised("float", signed)
+        for suffix, kind in SUFFIXES.items():
+            bits = 16 if suffix == "f16" else 32
+            found[f"v_cvt_{letter}{bits}_{suffix}"] = _float_to_int(kind, f"i{bits}", signed)
+            found[f"v_cvt_{suffix}_{letter}{bits}"] = _int_to_float(f"i{bits}", kind, signed)
+    for number in range(4):
+        found[f"v_cvt_f32_ubyte{number}"] = _byte_to_float(number)
+    return found
+
+
+# -- transcendental functions --------------------------------------------------------------------
+
+
+def _transcendental(function: str, kind: str) -> Handler:
+    """Call a runtime function of f32 lanes, precise to about half a unit in the last place."""
+
+    def emit(e: Registers, i: Instruction) -> None:
+        value = e.source(i.srcs[0], kind)
+        if kind == "half":
+            value = e.convert("fpext", "half", "float", value)
+        result = e.by_passes("float", PREFIX + function, (e.vector_of("float"), value))
+        if kind == "half":
+            result = e.convert("fptrunc", "float", "half", result)
+        e.set_result(i, kind, result)
+
+    return emit
+
+
+def handlers() -> dict[str, Handler]:
+    """Return the emitters by instruction name."""
+    found = {**_comparisons(), **_conversions()}
+    for name, function in (("exp", "exp2"), ("log", "log2"), ("sin", "sin"), ("cos", "cos")):
+        for suffix, kind in (("f16", "half"), ("f32", "float")):
+            found[f"v_{name}_{suffix}"] = _transcendental(function, kind)
+    return found

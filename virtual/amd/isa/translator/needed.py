@@ -1,0 +1,67 @@
+"""Find the vector registers that are read again after the end of each block.
+
+A snapshot of a running wave (`flow.poll_abort`) stores only these: LLVM keeps them in any case,
+while keeping others alive would make all kernels slower. An instruction that is not known to write
+a register completely counts as reading it, so that the result may be too large but never too small.
+"""
+
+from __future__ import annotations
+
+from ugpu.virtual.amd.isa.decoder.formats import Instruction
+from ugpu.virtual.amd.isa.decoder.operands import Operand
+from ugpu.virtual.amd.isa.translator.backward import Backward
+from ugpu.virtual.amd.isa.translator.program import NOWHERE, Program
+
+EVERY = (1 << 256) - 1
+# Parts of names of instructions that keep some of their destination's bits, or accumulate in it.
+_PARTLY = ("16", "fmac", "_mac_", "dot2c", "dot2acc", "writelane", "swap", "_d16", "movrel", "_u8",
+           "_i8", "_b8", "permlane")  # fmt: skip
+_WHOLE = ("v_", "ds_load_b", "global_load_b", "flat_load_b", "scratch_load_b", "buffer_load_b")
+
+
+def _registers(operand: Operand | None) -> int:
+    if operand is None or not operand.is_vector:
+        return 0
+    return ((1 << operand.width) - 1) << operand.index
+
+
+def _writes_whole(i: Instruction) -> bool:
+    return i.dpp is None and i.name.startswith(_WHOLE) and not any(p in i.name for p in _PARTLY)
+
+
+def _halves(i: Instruction) -> list[Instruction]:
+    return [i.x, i.y] if i.x is not None and i.y is not None else [i]
+
+
+def _before(i: Instruction, live: int, full: bool) -> int:
+    halves = _halves(i)
+    for half in halves:
+        if full and _writes_whole(half):
+            live &= ~_registers(half.dst)
+    for half in halves:
+        for operand in (half.addr, half.data, half.data1, half.saddr, *half.srcs):
+            live |= _registers(operand)
+        if not (full and _writes_whole(half)):
+            live |= _registers(half.dst)
+    return live
+
+
+def needed(program: Program) -> dict[int, int]:
+    """Return the set of vector registers read after each backward branch, by the branch's offset.
+
+    Bit n of a set stands for register n. EVERY if control may pass to unknown code.
+    """
+    blocks = program.blocks.values()
+    lasts = [(block, block.instructions[-1]) for block in blocks if block.instructions]
+    ends = {i.pc: b for b, i in lasts if i.branch_target is not None and i.branch_target <= i.pc}
+    if not ends:
+        return {}
+    if program.roots or any(i.name in NOWHERE for _, i in lasts):
+        return dict.fromkeys(ends, EVERY)
+    analysis = Backward(program, _before, stopped=0)
+    return {pc: analysis.leaving(block) for pc, block in ends.items()}
+
+
+def numbers(registers: int) -> list[int]:
+    """Return the numbers of the registers in a set."""
+    return [n for n in range(registers.bit_length()) if registers >> n & 1]

@@ -1,0 +1,301 @@
+"""A channel: its ring, its push buffers, the methods of the host unit, and its engine objects.
+
+Source: open-gpu-doc classes/host/clc46f.h, clc56f.h; manuals/ampere/ga100/dev_ram.ref.txt
+(RAMUSERD), dev_pbdma.ref.txt; open-gpu-kernel-modules 580.142 src/common/sdk/nvidia/inc/class/
+clc86f.h, clca6f.h (57-bit addresses).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Protocol
+
+from ugpu.virtual.nvidia.engines.coherence import Scope
+from ugpu.virtual.nvidia.faults import Fault, Xid
+from ugpu.virtual.nvidia.host.errors import Aborted, ChannelError
+from ugpu.virtual.nvidia.host.group import ChannelAttention
+from ugpu.virtual.nvidia.host.methods import HostMethods
+from ugpu.virtual.nvidia.memory.faults import Client, FaultAccess
+from ugpu.virtual.nvidia.memory.physical import PAGE
+from ugpu.virtual.nvidia.memory.space import AddressSpace, FaultError
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.chip import VirtualGpu
+
+GP_GET, GP_PUT, USERD_SIZE = 0x88, 0x8C, 512
+_ENTRY = struct.Struct("<II")
+_LONGEST_TURN = 256  # ring entries before the next channel has its turn
+Waiting = Callable[[], bool]
+
+
+class Engine(Protocol):
+    """An object of an engine's class on a channel; a subchannel selects it for methods."""
+
+    class_id: int
+
+    def method(self, address: int, value: int) -> None:
+        """Execute one method, at a byte offset. Raises ChannelError, FaultError or Aborted."""
+        ...
+
+    def burst(self, address: int, words: tuple[int, ...]) -> None:
+        """Execute consecutive methods, from `address` on."""
+        ...
+
+    def drain(self) -> None:
+        """Finish all work that has been started."""
+        ...
+
+    def close(self) -> None:
+        """Release the object; no work of the channel is running any more."""
+        ...
+
+
+class Channel:
+    """One channel. Its runlist's thread calls `advance`; the kernel driver calls the rest."""
+
+    def __init__(
+        self,
+        gpu: VirtualGpu,
+        number: int,
+        class_id: int,
+        space: AddressSpace,
+        userd: int,
+        *,
+        late: bool = False,
+    ) -> None:
+        """late: whether a doorbell can overtake a write of GP_PUT."""
+        self.gpu = gpu
+        self.number = number
+        self.class_id = class_id
+        self.space = space
+        self.ring_address = 0
+        self.ring_entries = 0
+        self.engines: dict[int, Engine] = {}  # by class
+        self.enabled = False
+        self.pending = False
+        self.stopped = False
+        self.error: ChannelError | None = None
+        self.on_error: Callable[[ChannelError], None] = lambda error: None
+        self.check_context: Callable[[], None] = lambda: None  # raises ChannelError
+        self.attention = ChannelAttention()
+        self.entries_done = 0
+        self._get = 0
+        self._userd = userd
+        self._late = late
+        self._seen_put = self._next_put = 0  # GP_PUT as of the doorbell, and as of the next one
+        self._bound: dict[int, Engine] = {}  # by subchannel
+        self._last: Engine | None = None  # the engine of the last method
+        self._host = HostMethods(self)
+        self._segment_base = 0  # Hopper: upper bits of push buffer addresses
+        self._waiting: Waiting | None = None
+        self._work: Generator[Waiting | None, None, None] | None = None
+
+    def stop(self) -> None:
+        """Accept no more work, and end running work."""
+        self.stopped = True
+        self.pending = False
+        self.attention.set()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there was a doorbell and the channel is alive."""
+        # RACE: the doorbell may come after its entry was processed and ended the channel.
+        return self.pending and self.error is None and not self.stopped
+
+    def ready(self) -> bool:
+        """Return whether `advance` would make progress: enabled, and not waiting."""
+        if not self.enabled or self.error is not None or self.stopped:
+            return False
+        if self._waiting is None:
+            return True
+        try:
+            return self._waiting()
+        except FaultError:
+            return True  # the page is gone: `advance` raises the fault
+
+    def advance(self) -> None:
+        """Work until the ring is empty or the channel must wait."""
+        if self._work is None:
+            self._work = self._run()
+        try:
+            if self.gpu.machine.faults.take(Fault.PREEMPTED, self.gpu.index):
+                raise ChannelError(Xid.PREEMPTIVE_REMOVAL, "channel removed")
+            self._waiting = next(self._work)
+        except ChannelError as error:
+            self._fail(error)
+        except FaultError as error:
+            self._fail(ChannelError(Xid.MMU_FAULT, str(error.fault), error.fault))
+        except Aborted:
+            self.stop()
+
+    def _fail(self, error: ChannelError) -> None:
+        self.pending = False
+        if self.stopped or self.gpu.lost:
+            return
+        self.error = error
+        self.on_error(error)
+
+    def settle(self) -> None:
+        """Complete earlier writes to USERD."""
+        self._seen_put = self._next_put = self._memory_put()
+
+    def ring(self) -> None:
+        """Handle a doorbell. The last write of GP_PUT before it may not have arrived yet."""
+        self._seen_put, self._next_put = self._next_put, self._memory_put()
+
+    def _read_put(self) -> int:
+        return self._seen_put if self._late else self._memory_put()
+
+    def _memory_put(self) -> int:
+        return ctypes.c_uint32.from_address(self._userd + GP_PUT).value
+
+    def _run(self) -> Generator[Waiting | None, None, None]:
+        turn = 0
+        while True:
+            put = self._read_put()
+            if put >= self.ring_entries:
+                raise ChannelError(
+                    Xid.PBDMA_ERROR,
+                    f"GP_PUT must be below {self.ring_entries} (entries of the ring), got {put}",
+                )
+            if put == self._get:
+                self.drain()
+                if self._read_put() == put:
+                    self.pending = False
+                    if self._read_put() != put:  # RACE: rung between the two reads
+                        self.pending = True
+                    turn = 0
+                    yield None
+                continue
+            self.check_context()
+            raw = self.space.read(self.ring_address + 8 * self._get, 8, Client.HOST)
+            yield from self._entry(*_ENTRY.unpack(raw))
+            self._get = (self._get + 1) % self.ring_entries
+            ctypes.c_uint32.from_address(self._userd + GP_GET).value = self._get
+            self.entries_done += 1
+            turn += 1
+            if turn >= _LONGEST_TURN or self.attention.aside:
+                turn = 0
+                yield None
+
+    def _entry(self, low: int, high: int) -> Generator[Waiting, None, None]:
+        """Execute a ring entry: a segment of methods, or a control entry if its length is 0."""
+        length = high >> 10 & 0x1F_FFFF
+        if low & 1:
+            raise ChannelError(
+                Xid.PBDMA_ERROR, f"GP entry {high:08x}:{low:08x}: conditional fetch is not modelled"
+            )
+        if high >> 8 & 1:
+            raise ChannelError(
+                Xid.PBDMA_ERROR, f"GP entry {high:08x}:{low:08x}: reserved bit 40 is set"
+            )
+        if length == 0:
+            code = high & 0xFF
+            if code == 4 and self.gpu.facts.mmu == 3:  # SET_PB_SEGMENT_EXTENDED_BASE
+                self._segment_base = (low >> 8 & 0x1_FFFF) << 40
+            elif code != 0:
+                raise ChannelError(Xid.PBDMA_ERROR, f"GP entry has unknown opcode {code}")
+            return
+        address = self._segment_base | (high & 0xFF) << 32 | low & ~3
+        raw = self.space.read(address, 4 * length, Client.HOST)
+        words = struct.unpack(f"<{length}I", raw)
+        if self.gpu.machine.faults.take(Fault.PUSHBUFFER, self.gpu.index):
+            words = (0xC0DE_0000 | words[0] & 0xFFFF, *words[1:])
+        yield from self._segment(words)
+
+    def _segment(self, words: tuple[int, ...]) -> Generator[Waiting, None, None]:
+        """Execute the methods of one segment: headers, each followed by its data."""
+        at, end = 0, len(words)
+        while at < end:
+            header = words[at]
+            at += 1
+            operation, count = header >> 29, header >> 16 & 0x1FFF
+            subchannel, address = header >> 13 & 7, (header & 0xFFF) << 2
+            if operation == 4:  # IMMD_DATA: the count field contains the value
+                yield from self._one(subchannel, address, count)
+                continue
+            if operation == 0 and header >> 16 & 3 == 0 and header == 0:
+                continue  # NOP
+            if operation == 7:  # END_PB_SEGMENT
+                return
+            if operation not in (1, 3, 5):
+                raise ChannelError(Xid.PBDMA_ERROR, f"method header {header:08x} is invalid")
+            if at + count > end:
+                raise ChannelError(
+                    Xid.PBDMA_ERROR,
+                    f"method header {header:08x} requires {count} words, {end - at} are left",
+                )
+            data = words[at : at + count]
+            at += count
+            if operation == 1 and address >= 0x100:
+                self._engine(subchannel, address).burst(address, data)
+                continue
+            for position, value in enumerate(data):
+                yield from self._one(subchannel, address, value)
+                if operation == 1 or (operation == 5 and position == 0):
+                    address += 4
+
+    def _engine(self, subchannel: int, address: int) -> Engine:
+        engine = self._bound.get(subchannel)
+        if engine is None:
+            raise ChannelError(
+                Xid.PBDMA_ERROR, f"method {address:#x} on subchannel {subchannel} without an object"
+            )
+        self._last = engine
+        return engine
+
+    def _one(self, subchannel: int, address: int, value: int) -> Generator[Waiting, None, None]:
+        if address >= 0x100:
+            self._engine(subchannel, address).method(address, value)
+        elif address == 0:
+            self._set_object(subchannel, value)
+        else:
+            waiting = self._host.method(address, value)
+            if waiting is not None and not waiting():
+                self.drain()  # work launched before continues while the channel waits
+                while not waiting():
+                    yield waiting
+
+    def _set_object(self, subchannel: int, value: int) -> None:
+        class_id = value & 0xFFFF
+        engine = self.engines.get(class_id)
+        if engine is None or value >> 21:
+            raise ChannelError(
+                Xid.CLASS_ERROR, f"SET_OBJECT {value:#x}: the channel has no object of this class"
+            )
+        self._bound[subchannel] = self._last = engine
+
+    def drain(self) -> None:
+        """Finish all work that was submitted to the channel's engines."""
+        for engine in self.engines.values():
+            engine.drain()
+
+    def wait_idle(self) -> None:
+        """Wait for idle (WFI): for the engine to which the channel last sent methods. Others keep
+        running, as dev_pbdma.ref.txt says of the graphics engine and the copy engine beside it."""
+        if self._last is not None:
+            self._last.drain()
+
+    def system_barrier(self) -> None:
+        """Record the barrier of a release with wait-for-idle, for the engine it waited for."""
+        self.barrier(self._last, Scope.SYSTEM)
+
+    # Visibility of writes, if it is checked (virtual.nvidia.engines.coherence)
+
+    def barrier(self, engine: Engine | None, scope: Scope) -> None:
+        """Record a barrier: an engine's earlier writes are visible in `scope` from now on."""
+        coherence = self.gpu.machine.coherence
+        if coherence is not None and engine is not None:
+            coherence.barrier(engine, scope)
+
+    def released(self, address: int, who: str) -> None:
+        """Record the violations of a semaphore write that is about to happen."""
+        coherence = self.gpu.machine.coherence
+        if coherence is None:
+            return
+        for host, _ in self.space.runs(address, 4, FaultAccess.WRITE, Client.HOST):
+            self.gpu.violations += coherence.released(
+                list(self.engines.values()), f"{who} at {address:#x}", host // PAGE
+            )

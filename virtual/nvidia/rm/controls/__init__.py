@@ -1,0 +1,1 @@
+"""The resource manager's controls, by object."""

@@ -1,0 +1,1 @@
+"""Operations in flight: asynchronous copies and products, and their barriers."""

@@ -1,0 +1,1 @@
+"""The native loop over groups and clusters, and its worker threads."""

@@ -1,0 +1,1 @@
+"""Memory instructions of PTX, translated to LLVM IR."""

@@ -1,0 +1,1 @@
+"""Arithmetic and conversions of PTX, translated to LLVM IR."""

@@ -1,0 +1,1 @@
+"""Control flow, calls and frames of PTX kernels, translated to LLVM IR."""

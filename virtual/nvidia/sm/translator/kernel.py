@@ -1,0 +1,331 @@
+"""The state of emitting one kernel: registers, guards, masks and operands."""
+
+from __future__ import annotations
+
+import struct
+
+from ugpu.hcq.errors import NotSupported
+from ugpu.virtual.nvidia.sm.ptx.lexer import bad
+from ugpu.virtual.nvidia.sm.ptx.module import (
+    SIZES,
+    Address,
+    Instruction,
+    Integer,
+    Inverted,
+    Name,
+    Operand,
+    Real,
+    Register,
+    Sink,
+    Special,
+)
+from ugpu.virtual.nvidia.sm.runtime import layout
+from ugpu.virtual.nvidia.sm.runtime.flights import async_layout
+from ugpu.virtual.nvidia.sm.translator.access.variables import Places
+from ugpu.virtual.nvidia.sm.translator.control.analysis import Facts
+from ugpu.virtual.nvidia.sm.translator.matrix.held import Held
+from ugpu.virtual.nvidia.sm.translator.value import Lanes, Value, number
+from ugpu.virtual.shader.text import integer_of
+
+_ELEMENTS = {
+    "pred": "i1", "f32": "float", "f64": "double",
+}  # fmt: skip
+
+
+def element_of(kind: str) -> str:
+    """Return the LLVM type of one lane of a PTX type."""
+    if kind in _ELEMENTS:
+        return _ELEMENTS[kind]
+    return f"i{8 * SIZES[kind]}"
+
+
+def stored_element(kind: str) -> str:
+    """Return the LLVM type in which a register of a PTX type is stored."""
+    return integer_of(element_of(kind))
+
+
+class Kernel(Lanes):
+    """One kernel while it is emitted."""
+
+    def __init__(self, facts: Facts, places: Places, full: bool, rows: bool) -> None:
+        super().__init__()
+        self.facts = facts
+        self.places = places
+        self.full = full
+        self.rows = rows
+        self.slots: dict[str, tuple[str, str]] = {}  # register -> (name of its slot, LLVM type)
+        self.block = 0
+        self.divergent = False
+        self.guard: Value | None = None
+        self.now: Instruction | None = None
+        self.helpers: dict[str, str] = {}  # functions of this module, by name
+        self.outlines = False  # memory accesses are calls, to keep the code small
+        self.quiet = False  # the caller checks for faults
+        self.held = Held()  # registers stored in the warp's state
+        self.touched: set[int] = set()  # tables of them that this block has already checked
+        self.stepped = False  # all registers are stored in the warp's state, for a debugger
+        self.proxies = False  # writes to shared memory are recorded for the asynchronous proxy
+
+    # -- errors ----------------------------------------------------------------------------------
+
+    def unsupported(self, what: str = "") -> NotSupported:
+        """Return the error for an instruction that these multiprocessors do not support."""
+        assert self.now is not None
+        text = f": {what}" if what else ""
+        return NotSupported(
+            f"PTX line {self.now.line}: the virtual multiprocessors do not execute"
+            f" {self.now.opcode}{text}", line=self.now.line, instruction=self.now.opcode,
+        )  # fmt: skip
+
+    def bad(self, what: str) -> Exception:
+        """Return the error for an invalid PTX instruction."""
+        assert self.now is not None
+        return bad(self.now.line, f"{self.now.opcode}: {what}")
+
+    # -- registers -------------------------------------------------------------------------------
+
+    def is_uniform(self, register: Register) -> bool:
+        """Return whether a register is stored as one value for all lanes."""
+        return register.name not in self.facts.varying
+
+    def slot(self, register: Register) -> tuple[str, str]:
+        """Return the slot of a register and its LLVM type."""
+        if register.name in self.held.places:
+            for table in self.held.of[register.name]:
+                self.touch_table(table)
+            return f"%held{self.held.places[register.name]}", "<32 x i32>"
+        known = self.slots.get(register.name)
+        if known is None:
+            kind = self.kind(stored_element(register.type), self.is_uniform(register))
+            known = f"%reg{len(self.slots)}", kind
+            self.slots[register.name] = known
+        return known
+
+    def begin(self, label: str) -> None:
+        """Start the block `label`."""
+        super().begin(label)
+        self.touched.clear()
+
+    def touch_table(self, table: int) -> None:
+        """Emit the check before an access to registers of products: these must have completed."""
+        if table in self.touched:
+            return
+        self.touched.add(table)
+        at = self.held.notes + async_layout.TABLE_SIZE * table
+        last, dirty, finished = (
+            self.value(f"getelementptr i8, ptr %warp, i64 {offset}")
+            for offset in (at, at + 8, self.held.finished)
+        )
+        newest = self.value(f"load i64, ptr {last}")
+        done = self.value(f"load i64, ptr {finished}")
+        early = self.value(f"icmp ugt i64 {newest}, {done}")
+        lanes = self.value(f"select i1 {early}, i32 {self.mask()}, i32 0")
+        self.fault_if(lanes, layout.IN_FLIGHT)
+        assert self.now is not None
+        self.do(f"store i64 {2 + self.now.index}, ptr {dirty}")
+
+    def temporary(self, kind: str, name: str) -> str:
+        """Return a stack slot of an LLVM type, shared by all users of the same name."""
+        mark = f"{kind} {name}"
+        if mark not in self.slots:
+            self.slots[mark] = f"%reg{len(self.slots)}", kind
+        return self.slots[mark][0]
+
+    def written_whole(self, operand: Operand, kind: str) -> str | None:
+        """Return the slot of a result that is written in all lanes, else None."""
+        if not isinstance(operand, Register) or self.is_uniform(operand) or self.guard is not None:
+            return None
+        if self.divergent and operand.name in self.facts.kept[self.block]:
+            return None
+        slot, known = self.slot(operand)
+        return slot if known == kind else None
+
+    def in_memory(self, operand: Operand, kind: str, vector: str, number_: int) -> str:
+        """Return a slot that holds an operand, one value a lane; the register's own if possible."""
+        if isinstance(operand, Register) and not self.is_uniform(operand):
+            slot, known = self.slot(operand)
+            if known == vector:
+                return slot
+        slot = self.temporary(vector, f"s{number_}")
+        self.do(f"store {vector} {self.vec(self.source(operand, kind))}, ptr {slot}")
+        return slot
+
+    def register(self, register: Register) -> Value:
+        """Read a register as an integer (or i1)."""
+        name, kind = self.slot(register)
+        uniform = self.is_uniform(register)
+        text = self.value(f"load {kind}, ptr {name}")
+        return Value(text, stored_element(register.type), uniform)
+
+    def write(self, operand: Operand, value: Value) -> None:
+        """Write a result in the active lanes where the guard is true."""
+        if isinstance(operand, Sink):
+            return
+        if not isinstance(operand, Register):
+            raise self.bad("the result must be a register")
+        value = self.bits_of(value)
+        element = stored_element(operand.type)
+        if value.element != element:
+            if value.width > self._width(element) or element == "i1" or value.element == "i1":
+                raise self.bad(f"a result of {value.width} bits in {operand.name}")
+            value = self.cast("zext", value, element)
+        name, kind = self.slot(operand)
+        if self.is_uniform(operand):
+            value = self.scalar(value)
+            if self.guard is not None:
+                value = self.choose(self.scalar(self.guard), value, self.register(operand))
+            self.do(f"store {kind} {value.text}, ptr {name}")
+            return
+        mask = self.guard
+        if self.divergent and operand.name in self.facts.kept[self.block]:
+            active = self.from_bits(self.active())
+            mask = active if mask is None else self.op("and", active, mask)
+        if mask is not None:
+            value = self.choose(mask, value, self.register(operand))
+        self.do(f"store {kind} {self.vec(value)}, ptr {name}")
+
+    def _width(self, element: str) -> int:
+        return int(element[1:])
+
+    # -- masks -----------------------------------------------------------------------------------
+
+    def active(self) -> str:
+        """Return the running lanes as i32."""
+        if self.full and not self.divergent:
+            return "-1"
+        return self.value("load i32, ptr %active")
+
+    def mask(self) -> str:
+        """Return the lanes that execute the instruction, as i32."""
+        active = self.active()
+        if self.guard is None:
+            return active
+        bits = self.mask_bits(self.guard)
+        return bits if active == "-1" else self.value(f"and i32 {active}, {bits}")
+
+    def mask_vector(self, bits: str) -> str:
+        """Convert lanes given as i32 to a vector of i1."""
+        return self.vec(self.from_bits(bits))
+
+    # -- operands --------------------------------------------------------------------------------
+
+    def source(self, operand: Operand, kind: str) -> Value:
+        """Read an operand as a PTX type."""
+        element = element_of(kind)
+        if isinstance(operand, Register):
+            value = self.register(operand)
+            if (operand.type == "pred") != (element == "i1"):
+                raise self.bad(f"{operand.name} is of type .{operand.type}, not .{kind}")
+            integer = integer_of(element)
+            if value.width < self._width(integer):
+                raise self.bad(f"{operand.name} has only {value.width} bits")
+            return self.cast("bitcast", self.resize(value, integer, False), element)
+        if isinstance(operand, Inverted):
+            return self.negate(self.source(operand.register, "pred"))
+        if isinstance(operand, Integer):
+            if element == "double":
+                return number(element, struct.unpack("<Q", struct.pack("<d", operand.value))[0])
+            if element == "float":
+                return number(element, struct.unpack("<I", struct.pack("<f", operand.value))[0])
+            return number(element, operand.value)
+        if isinstance(operand, Real):
+            return self._real(operand, element)
+        if isinstance(operand, Special):
+            return self.special(operand, element)
+        if isinstance(operand, Name | Address):
+            return self._variable(operand, element)
+        raise self.bad(f"the operand must be of type .{kind}")
+
+    def _real(self, operand: Real, element: str) -> Value:
+        if element in ("float", "i32"):
+            bits = operand.single
+            if bits is None:
+                bits = struct.unpack("<I", struct.pack("<f", operand.value))[0]
+            return number(element, bits)
+        if element in ("double", "i64"):
+            return number(element, struct.unpack("<Q", struct.pack("<d", operand.value))[0])
+        raise self.bad("the type does not take a floating-point constant")
+
+    def _variable(self, operand: Name | Address, element: str) -> Value:
+        name = operand.name if isinstance(operand, Name) else operand.base
+        if not isinstance(name, str):
+            if not isinstance(name, Name):
+                raise self.bad("expected a number, got an address")
+            name = name.name
+        offset = operand.offset if isinstance(operand, Address) else 0
+        return self.resize(self.address_of(name, offset), element, False)
+
+    def address_of(self, name: str, offset: int = 0) -> Value:
+        """Return the address of a variable in its space, as i64."""
+        address = self.places.address_of(name)
+        if address is None:
+            raise self.bad(f"{name} is not declared")
+        if name not in self.places.numbers:
+            return number("i64", address + offset)
+        listed = self.context(layout.VARIABLES, "ptr")
+        at = self.value(f"getelementptr i64, ptr {listed}, i64 {self.places.numbers[name]}")
+        value = Value(self.value(f"load i64, ptr {at}"), "i64", True)
+        return self.op("add", value, number("i64", offset)) if offset else value
+
+    def special(self, operand: Special, element: str) -> Value:
+        """Read a predefined register; implemented by `specials` of the translator."""
+        raise NotImplementedError
+
+    def context(self, offset: int, kind: str) -> str:
+        """Load a field of the worker context."""
+        at = self.value(f"getelementptr i8, ptr %context, i64 {offset}")
+        return self.value(f"load {kind}, ptr {at}")
+
+    def state(self, offset: int, kind: str) -> str:
+        """Load a field of the warp state."""
+        at = self.value(f"getelementptr i8, ptr %warp, i64 {offset}")
+        return self.value(f"load {kind}, ptr {at}")
+
+    def context_value(self, offset: int, element: str = "i32") -> Value:
+        """Load a field of the worker context as a uniform value."""
+        return Value(self.context(offset, element), element, True)
+
+    # -- faults ----------------------------------------------------------------------------------
+
+    def fault_if(self, bits: str, code: int, address: str = "0") -> None:
+        """End the grid if any of the lanes `bits` (i32) is set."""
+        assert self.now is not None
+        wrong = self.value(f"icmp ne i32 {bits}, 0")
+        fault, on = self.new_label("fault"), self.new_label("on")
+        self.do(f"br i1 {wrong}, label %{fault}, label %{on}, !prof !1")
+        self.lines.append(f"{fault}:")
+        self.raise_fault(bits, str(code), address)
+        self.lines.append(f"{on}:")
+
+    def raise_fault(self, bits: str, code: str, address: str = "0") -> None:
+        """End the grid at this instruction."""
+        assert self.now is not None
+        for offset, kind, value in (
+            (layout.FAULT_CODE, "i32", code), (layout.FAULT_LANES, "i32", bits),
+            (layout.FAULT_INDEX, "i32", str(self.now.index)),
+            (layout.FAULT_ADDRESS, "i64", address),
+        ):  # fmt: skip
+            at = self.value(f"getelementptr i8, ptr %context, i64 {offset}")
+            self.do(f"store {kind} {value}, ptr {at}")
+        self.do(f"ret i32 {layout.FAULTED}")
+
+    def mark(self) -> None:
+        """Record this instruction for violations that a called function detects."""
+        assert self.now is not None
+        at = self.value(f"getelementptr i8, ptr %context, i64 {layout.FAULT_INDEX}")
+        self.do(f"store i32 {self.now.index}, ptr {at}")
+
+    def fault_if_found(self) -> None:
+        """End the grid if a called function has recorded a fault."""
+        if self.quiet:
+            return
+        assert self.now is not None
+        code = self.context(layout.FAULT_CODE, "i32")
+        wrong = self.value(f"icmp ne i32 {code}, 0")
+        fault, on = self.new_label("fault"), self.new_label("on")
+        self.do(f"br i1 {wrong}, label %{fault}, label %{on}, !prof !1")
+        self.lines.append(f"{fault}:")
+        at = self.value(f"getelementptr i8, ptr %context, i64 {layout.FAULT_INDEX}")
+        self.do(f"store i32 {self.now.index}, ptr {at}")
+        self.do(f"ret i32 {layout.FAULTED}")
+        self.lines.append(f"{on}:")

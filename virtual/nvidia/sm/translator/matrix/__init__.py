@@ -1,0 +1,1 @@
+"""Matrix instructions of PTX, translated to LLVM IR."""

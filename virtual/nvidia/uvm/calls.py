@@ -1,0 +1,59 @@
+"""Replies of UVM's device files to a call: its handler, its block, its status.
+
+Source: open-gpu-kernel-modules 580.142 kernel-open/nvidia-uvm/uvm_api.h, UVM_ROUTE_CMD_STACK.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from ugpu.hcq.registers.layout import Struct
+from ugpu.virtual.nvidia.status import RmError, Status
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.machine import VirtualMachine
+
+
+class Calls:
+    """The calls of an open file.
+
+    handlers: by the call's name; calls that the driver's branch lacks are left out.
+    title: name of the node for the record of unknown calls.
+    """
+
+    def __init__(
+        self, machine: VirtualMachine, title: str, handlers: Mapping[str, Callable[[Struct], None]]
+    ) -> None:
+        self._machine = machine
+        self._title = title
+        ioctls = machine.abi.ioctls
+        self._handlers = {
+            ioctls[name].number: (ioctls[name].struct, handler)
+            for name, handler in handlers.items()
+            if name in ioctls
+        }
+
+    def answer(self, request: int, argument: bytearray | memoryview) -> None:
+        """Handle one call. Its status goes into the block, a refusal into the machine's list.
+
+        Raises OSError: EINVAL for an unknown call, EFAULT for a block that is too small.
+        """
+        found = self._handlers.get(request)
+        if found is None:
+            self._machine.asked[f"{self._title} {request:#x}"] += 1
+            raise OSError(errno.EINVAL, f"{os.strerror(errno.EINVAL)}: {self._title} {request:#x}")
+        name, handler = found
+        layout = self._machine.abi.structs[name]
+        if len(argument) < layout.size:
+            raise OSError(errno.EFAULT, f"{os.strerror(errno.EFAULT)}: {name}, {layout.size} bytes")
+        block = layout.view(argument)
+        status = Status.OK
+        try:
+            handler(block)
+        except RmError as error:
+            status = error.status
+            self._machine.refused.append(f"{name}: {error}")
+        block.rmStatus = int(status)

@@ -1,0 +1,1 @@
+"""A virtual card behind a vfio-user socket."""

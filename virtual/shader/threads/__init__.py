@@ -1,0 +1,1 @@
+"""Host threads that run groups of waves."""
