@@ -113,13 +113,13 @@ bench-compare:
 	@$(SETUP) demo dev
 	$(PYTHON) -m lab.bench compare
 
-# The script of ugpud's page, from TypeScript; its first line names the source that it was made from.
+# The scripts of ugpud's page, from TypeScript; the first line of each names the source that it was made from.
 page: TYPESCRIPT := typescript@7.0.2
-page: PAGE := tools/service/page/static/page.js
 page:
 	npm install --silent --no-audit --no-fund --prefix build/npm $(TYPESCRIPT)
 	build/npm/node_modules/.bin/tsc -p tools/service/page/web
-	sed -i "1i // Made from page.ts by make page; sha256 $$(sha256sum tools/service/page/web/page.ts | cut -c1-64)" $(PAGE)
+	for name in $(notdir $(basename $(wildcard tools/service/page/web/*.ts))); do \
+	sed -i "1i // Made from $$name.ts by make page; sha256 $$(sha256sum tools/service/page/web/$$name.ts | cut -c1-64)" tools/service/page/static/$$name.js; done
 
 regen:
 	@$(SETUP) dev regen
@@ -128,6 +128,7 @@ regen:
 	test -z "$$(git status --porcelain -- am/regs hcq/uapi nv/abi/tables qcom/regs/tables)"
 
 # Modules of which users call functions; what is beneath them is read in the sources.
+# Every module of hcq but those named is left out; a module that is named twice is a warning.
 REFERENCE := ugpu ugpu.ir ugpu.hcq ugpu.hcq.errors ugpu.hcq.device.device ugpu.hcq.device.driver \
 	ugpu.hcq.work.buffer ugpu.hcq.work.queue ugpu.hcq.work.program ugpu.hcq.work.graph \
 	ugpu.hcq.work.timeline ugpu.hcq.state.memory ugpu.hcq.state.target ugpu.hcq.state.telemetry \

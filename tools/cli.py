@@ -11,9 +11,14 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from rich.console import Console
+from rich.text import Text
+
+from ugpu import __version__
 from ugpu.hcq.errors import HostError, UgpuError, UsageError
+from ugpu.hcq.near import meant
 from ugpu.hcq.state.config import config
 from ugpu.hcq.state.log import configure, remove
 from ugpu.hcq.state.text import lines
@@ -25,8 +30,29 @@ FROM = "--from"
 
 
 class _Parser(argparse.ArgumentParser):
+    """A parser whose errors name the verb's own help, and the words that were probably meant."""
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # as argparse's
+        """Refuse unknown arguments here, where they stand; argparse refuses them at the top."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = [word for word in self._option_string_actions if word.startswith("--")]
+            hint = meant(unknown[0].split("=")[0], options).strip()
+            found = f"unrecognized arguments: {' '.join(unknown)}"
+            self.error(f"{found}; {hint}" if hint else found)
+        return known, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:  # Any: of any type
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            hint = meant(str(value), known)
+            what = "/".join(action.option_strings) or action.metavar or action.dest
+            raise argparse.ArgumentError(
+                None, f"unknown {what} {value!r}; {hint}known: {', '.join(known)}"
+            )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,7 +74,10 @@ def parser() -> argparse.ArgumentParser:
         default=0,
         help=("print log messages; repeat up to three times for more"),
     )
-    each = top.add_subparsers(dest="verb", required=True, metavar="VERB", help=argparse.SUPPRESS)
+    top.add_argument("--version", action="version", version=f"ugpu {__version__}")
+    each = top.add_subparsers(
+        dest="verb", required=True, metavar="VERB", help=argparse.SUPPRESS, prog="ugpu"
+    )
     for verb in verbs.values():
         made = each.add_parser(
             verb.name,
@@ -105,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str], out: Output) -> int:
     handler: logging.Handler | None = None
     try:
-        arguments = parser().parse_args(_source_in_place(_verb_first(words)))
+        arguments = parser().parse_args(_source_in_place(_verb_first(words)) or ["--help"])
         out.as_json = arguments.json  # the option may have been the script's
         levels = (config().log_level, "info", "debug", "trace")
         handler = configure(levels[min(arguments.verbose, 3)])
@@ -126,7 +155,9 @@ def _run(words: Sequence[str], out: Output) -> int:
 
 
 def _failed(error: UgpuError, out: Output) -> int:
-    print(f"ugpu: {type(error).__name__}: {lines(str(error))}", file=sys.stderr)
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        Text.assemble("ugpu: ", (type(error).__name__, "bold red"), f": {lines(str(error))}")
+    )
     out.result({"error": type(error).__name__, "message": str(error), **error.facts})
     return 2 if isinstance(error, UsageError) else 1
 

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from ugpu.hcq import list_devices as list_devices
     from ugpu.hcq import open as open
 
+__version__ = "0.1.0"
+
 _HOMES = {
     "ugpu.hcq": (
         "Buffer", "Capture", "Device", "Kernel", "Parameter", "Placement", "Program", "Queue",

@@ -196,7 +196,11 @@ class Server:
         self.state[BELL] = bell.state.address
         self.state[POOL] = pool.state.address
         self.state[DOOR] = self.door.state.address
-        self.thread = _start(self, self.native.serve, name)
+        try:
+            self.thread = _start(self, self.native.serve, name)
+        except BaseException:  # a Ctrl-C: the thread may have been started
+            self._end()
+            raise
 
     def note_last(self, address: int) -> None:
         """Have each push write its timeline value to `address`; call before the first push."""
@@ -224,10 +228,13 @@ class Server:
     def stop(self) -> bool:
         """End the thread; return False if it is still inside a kernel (it ends when the kernel
         ends)."""
+        self._end()
+        return _ended(self.thread, self.in_kernel)
+
+    def _end(self) -> None:
         self.state[STOP] = 1
         self.bell.ring()
         self.door.ring()
-        return _ended(self.thread, self.in_kernel)
 
     def in_kernel(self) -> bool:
         """Return whether the thread appears to be inside a kernel."""

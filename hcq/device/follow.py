@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from ugpu.hcq.errors import Closed, DeviceHang, NotSupported, UgpuError
 from ugpu.hcq.state.memory import Placement
-from ugpu.hcq.state.threads import start
+from ugpu.hcq.state.threads import start, was_started
 from ugpu.hcq.work.command import Command, Signal, Wait
 from ugpu.hcq.work.timeline import SIZE, Timeline
 
@@ -50,12 +50,13 @@ class Follower:
         """Raise the target to `value` once the source has reached it; returns immediately."""
         with self._lock:
             heapq.heappush(self._wanted, value)
-            if not self._following and not self._stopped:
+            following = self._following and was_started(self._thread)
+            if not following and not self._stopped:
                 self._resets = self.source.core.resets
                 name = f"{self.source.core.name} for {self.target.core.name}"
-                thread = threading.Thread(target=self._run, name=name, daemon=True)
-                start(thread)
-                self._thread, self._following = thread, True
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._following = True
+                start(self._thread)
 
     def forget(self) -> None:
         """Drop all waits: the target's device was reset."""
@@ -68,10 +69,13 @@ class Follower:
         with self._lock:
             self._stopped = True
             thread = self._thread
-        if thread is not None:
+        if was_started(thread):
             thread.join()
 
     def _run(self) -> None:
+        with self._lock:
+            if self._thread is not threading.current_thread():
+                return  # see hcq.state.threads
         while True:
             reached = self.source.value  # RACE: a reset raises it, and records what it lost
             trouble = self._trouble()

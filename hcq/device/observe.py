@@ -37,7 +37,7 @@ from ugpu.hcq.disk import own_folder as ownfolder
 from ugpu.hcq.errors import Closed, DeviceNotFound, TransportError, UgpuError
 from ugpu.hcq.state.life import inherits
 from ugpu.hcq.state.telemetry import Sample, Telemetry, from_json
-from ugpu.hcq.state.threads import start
+from ugpu.hcq.state.threads import start, was_started
 
 if TYPE_CHECKING:
     from ugpu.hcq.device.core import Core
@@ -185,17 +185,18 @@ class Observer:
         self.path = folder / f"{_place(core.name)}.{os.getpid()}.{next(_numbers)}{SUFFIX}"
         self._wake, self._woken = socket.socketpair()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        name = f"observer of {core.name}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         try:
             with ownfolder.opened(folder, make=True) as handle:
                 with contextlib.suppress(FileNotFoundError):  # of an old process with our number
                     os.unlink(self.path.name, dir_fd=handle)
                 self._listener.bind(_within(handle, self.path.name))
                 self._listener.listen(_BACKLOG)
-            self._thread = threading.Thread(
-                target=self._run, name=f"observer of {core.name}", daemon=True
-            )
             start(self._thread)
         except BaseException:
+            if was_started(self._thread):  # a Ctrl-C
+                self.stop()
             self._close()
             raise
         inherits(self)

@@ -26,6 +26,7 @@ from typing import Protocol, cast
 from ugpu.hcq.errors import DeviceNotFound, NotSupported
 from ugpu.hcq.find.catalogue import PciDriver, pci_drivers, vendor_of, virtual_chips
 from ugpu.hcq.find.registry import Attachment, attach_virtual
+from ugpu.hcq.near import meant
 from ugpu.hcq.registers.fields import RegisterBlock
 from ugpu.hcq.state.ladder import Diagnosis
 from ugpu.hcq.transport.attach import attach_pci, identify
@@ -122,7 +123,9 @@ def module_of_chip(chip: str) -> WindowModule:
     NotSupported."""
     vendor = vendor_of(chip)
     if vendor is None:
-        raise DeviceNotFound(f"expected a chip ({', '.join(sorted(virtual_chips()))}), got {chip}")
+        chips = sorted(virtual_chips())
+        hint = meant(chip, chips)
+        raise DeviceNotFound(f"no chip {chip!r}; {hint}there are: {', '.join(chips)}")
     for driver in pci_drivers().values():
         if driver.entry.split(".")[1] == vendor:
             return module_of(driver)

@@ -8,13 +8,13 @@ their names with descriptions.
 
 from __future__ import annotations
 
-import difflib
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ugpu.hcq.errors import BadArgument, NotSupported
 from ugpu.hcq.find.catalogue import load, vendor_of, virtual_chips
+from ugpu.hcq.near import meant
 
 if TYPE_CHECKING:
     from ugpu.hcq.device.device import Device
@@ -52,8 +52,10 @@ def check(name: str, query: str) -> None:
         raise BadArgument(f"faults are planted in virtual devices, got {name!r}")
     vendor = vendor_of(bare.removeprefix("virtual:").partition("+")[0])
     if vendor is None:
-        have = ", ".join(f"virtual:{chip}" for chip in sorted(virtual_chips()))
-        raise BadArgument(f"no virtual device {bare!r}; there are: {have}")
+        have = [f"virtual:{chip}" for chip in sorted(virtual_chips())]
+        raise BadArgument(
+            f"no virtual device {bare!r}; {meant(bare, have)}there are: {', '.join(have)}"
+        )
     known = faults_of(vendor)
     for fault, _ in _parts(query):
         if fault.lower() not in known:
@@ -103,9 +105,7 @@ def number(fault: str, value: str, least: int = 0) -> int:
 def unknown(what: str, name: str, known: Iterable[str]) -> BadArgument:
     """Return the error for an unknown name, with the names that are near."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
-    meant = f"did you mean {' or '.join(near)}? " if near else ""
-    return BadArgument(f"unknown {what} {name!r}; {meant}known: {', '.join(names)}")
+    return BadArgument(f"unknown {what} {name!r}; {meant(name, names)}known: {', '.join(names)}")
 
 
 def _parts(query: str) -> list[tuple[str, str]]:

@@ -50,6 +50,7 @@ from ugpu.hcq.find.catalogue import (
     virtual_chips,
 )
 from ugpu.hcq.find.node_drivers import NODE_DRIVERS
+from ugpu.hcq.near import meant
 from ugpu.hcq.state import trace
 from ugpu.hcq.state.checks import option_types, path_like, seconds
 from ugpu.hcq.state.config import config
@@ -97,8 +98,9 @@ def attach_virtual(chip: str, /, **options: object) -> Attachment | NodeAttachme
 def _attach_of(chip: str) -> Callable[..., Any]:  # a model's entry point; its caller checks
     vendor = vendor_of(chip)
     if vendor is None:
-        have = ", ".join(f"virtual:{known}" for known in sorted(virtual_chips()))
-        raise DeviceNotFound(f"no virtual chip {chip!r}; there are: {have}")
+        have = [f"virtual:{known}" for known in sorted(virtual_chips())]
+        hint = meant(f"virtual:{chip}", have)
+        raise DeviceNotFound(f"no virtual chip {chip!r}; {hint}there are: {', '.join(have)}")
     return load(f"{MODELS[vendor]}.gpu:attach")
 
 
@@ -138,13 +140,17 @@ def open(name: str = "auto", **options: object) -> Device:
     debugging.check(name, steppable=_steppable)
     with trace.step("open", device=name):
         device = _open_named(name, options)
-    debugging.opened(device)
-    device.on_fault = str(on_fault)
-    device.limit_s = config().wait_limit_s
-    folder = config().observe_folder
-    if folder is not None and not name.startswith(UNOBSERVED):
-        core = device.driver.core
-        core.observer = load("ugpu.hcq.device.observe:offer")(core, folder)
+    try:
+        debugging.opened(device)
+        device.on_fault = str(on_fault)
+        device.limit_s = config().wait_limit_s
+        folder = config().observe_folder
+        if folder is not None and not name.startswith(UNOBSERVED):
+            core = device.driver.core
+            core.observer = load("ugpu.hcq.device.observe:offer")(core, folder)
+    except BaseException:
+        device.close()
+        raise
     return device
 
 
@@ -202,8 +208,10 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
         return _open_node(name, attach(int(rest)), options)
     if kind in PLANNED:
         raise NotSupported(f"{name}: devices of kind {kind!r} are not implemented")
-    have = ", ".join(entry.name for entry in listing.list_devices())
-    raise DeviceNotFound(f"no device {name!r}; there are: {have}")
+    have = [entry.name for entry in listing.list_devices()]
+    chips = [f"virtual:{chip}" for chip in virtual_chips()]
+    hint = meant(name, have) or meant(f"virtual:{name}", chips)
+    raise DeviceNotFound(f"no device {name!r}; {hint}there are: {', '.join(have)}")
 
 
 def _record_path() -> Path | None:
@@ -267,8 +275,10 @@ def _attach_over(name: str, chip: str, bus: str, options: dict[str, object]) -> 
     """Put a model of a chip into a virtual enclosure, or open an existing one again."""
     vendor = vendor_of(chip)
     if bus not in BRIDGES or vendor not in ENDPOINTS:
-        have = ", ".join(f"virtual:{known}+{way}" for known in over_usb() for way in BRIDGES)
-        raise DeviceNotFound(f"no virtual device {name!r}; there are: {have}")
+        have = [f"virtual:{known}+{way}" for known in over_usb() for way in BRIDGES]
+        ways = [f"virtual:{chip}+{way}" for way in KERNEL_DRIVERS.get(vendor or "", ())]
+        hint = meant(name, [*have, *ways])
+        raise DeviceNotFound(f"no virtual device {name!r}; {hint}there are: {', '.join(have)}")
     make, plug_in = load(f"{MODELS[vendor]}.gpu:endpoint"), load("ugpu.virtual.usb.attach:plug_in")
     enclosure = options.pop("enclosure", None)
     for_model = set(list(inspect.signature(make).parameters)[1:]) & set(options)

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.outfile import Kind
 
 FORMAT = "ugpu registers 1"
+SAVED = Kind("a file of saved registers", rb'\{"format": "ugpu registers ')
 
 
 @dataclass(frozen=True)

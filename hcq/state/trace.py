@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from ugpu.hcq import outfile
 from ugpu.hcq.errors import BadArgument
 
 log = logging.getLogger(__name__)
@@ -148,11 +149,15 @@ class _Subscription(AbstractContextManager[None]):
         self._bus.unsubscribe(self._listener)
 
 
+_EVENTS = outfile.Kind("a file of trace events", rb'\{"time": ')
+
+
 class JsonLines:
     """A listener that writes each event as a line of JSON; closed by its owner. BadArgument if the
     file does not open. If it can no longer be written, a warning says so, once."""
 
     def __init__(self, path: Path) -> None:
+        outfile.check_file(path, _EVENTS)
         try:
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:

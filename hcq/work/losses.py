@@ -178,6 +178,14 @@ class Losses:
         if errors:
             self._raise(*errors[-1])
 
+    def dismiss(self) -> None:
+        """Note that no thread needs to be told of work that was lost so far."""
+        with self.core.lock:
+            self._unheard.clear()
+            self.automatic.clear()
+        for hardware in self.core.driver.all_queues():
+            self._forget(hardware.timeline, hardware.timeline.last)
+
     def pending(self) -> UgpuError | None:
         """Return an error that no thread has been told of, after the device has closed."""
         mine = self.mine.name

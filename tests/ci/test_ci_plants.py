@@ -32,7 +32,7 @@ def test_what_a_line_says() -> None:
             read(text)
     for plant, words in (
         (Plant("virtual:a630", "hagn"), "did you mean hang"),
-        (Plant("virtual:a640", "hang"), "no device 'virtual:a640'; there are: virtual:a630"),
+        (Plant("virtual:a640", "hang"), "no device 'virtual:a640'; did you mean virtual:a630"),
     ):
         with pytest.raises(BadArgument, match=words):
             plant.check(["virtual:a630"])

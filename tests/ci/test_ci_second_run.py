@@ -279,6 +279,15 @@ def test_a_device_that_fails_before_its_test_has_a_verdict(
     result.stdout.fnmatch_lines(["*GPUs excluded from the run*", "cpu:dead: DeviceLost: *"])
 
 
+def test_the_page_does_not_replace_another_file(pytester: pytest.Pytester, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("print('mine')")
+    result = run(pytester, "def test_nothing(gpu): pass\n", *DEVICES, f"--gpu-html={mine}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*mine.py exists and is not a page of verdicts*"])
+    assert mine.read_text() == "print('mine')"
+
+
 def test_the_page_says_when_where_and_what(pytester: pytest.Pytester, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     code = "def test_bug(gpu):\n    print('so <far>')\n    assert gpu.name == 'cpu:c'\n"

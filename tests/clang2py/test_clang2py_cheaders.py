@@ -257,6 +257,96 @@ def test_reading_twice_gives_the_same_text(header: Header, tmp_path: Path) -> No
     assert structure_text(again.rows, again.aliases) == structure_text(header.rows, header.aliases)
 
 
+TWO_TYPES = {
+    "struct": "struct foo { int a; };",
+    "union": "union foo { char a; char b; };",
+    "typedef": "typedef struct { long b; } foo;",
+    "const typedef": "typedef const struct { long b; } foo;",
+    "alias": "struct bar { long b; }; typedef struct bar foo;",
+}
+
+
+@pytest.mark.parametrize("tag", ["struct", "union"])
+@pytest.mark.parametrize("typedef", ["typedef", "const typedef", "alias"])
+@pytest.mark.parametrize("tag_first", [True, False])
+def test_a_tag_and_a_typedef_of_one_name_are_two_rows(
+    tmp_path: Path, tag: str, typedef: str, tag_first: bool
+) -> None:
+    both = [TWO_TYPES[tag], TWO_TYPES[typedef]]
+    text = "\n".join(both if tag_first else reversed(both))
+    text += f"\nstruct s {{ {tag} foo tagged; foo plain; }};\n"
+    header = read(tmp_path, text)
+    layouts = Layouts(structure_text(header.rows, header.aliases), "sample")
+    assert layouts["foo"].size == 8
+    assert layouts[f"{tag}.foo"].size == (4 if tag == "struct" else 1)
+    assert layouts.s.offset_of("tagged.a") == 0
+    assert layouts.s.offset_of("plain.b") == 8
+    compiler = gcc()
+    if compiler is not None:
+        crosscheck(compiler, tmp_path / "sample.h", header.rows, before=TYPES)
+        row = dataclasses.replace(header.rows[f"{tag}.foo"], size=16)
+        with pytest.raises(HeaderError, match=rf"size of {tag}\.foo"):
+            crosscheck(compiler, tmp_path / "sample.h", {row.name: row}, before=TYPES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "typedef struct foo { int a; } foo; struct s { foo one; struct foo two; };",
+        "struct foo; typedef struct foo foo; struct foo { int a; }; struct s { foo one; };",
+        "struct foo { int a; }; typedef struct foo *foo; struct s { struct foo one; };",
+        "struct foo { int a; }; typedef int foo; struct s { struct foo one; };",
+    ],
+)
+def test_a_tag_that_is_the_only_record_of_its_name_keeps_it(tmp_path: Path, text: str) -> None:
+    rows = read(tmp_path, text).rows
+    assert (set(rows), rows["foo"].size, rows["foo"].spelling) == ({"foo", "s"}, 4, "struct foo")
+
+
+def test_enumerations_of_one_name_are_two(tmp_path: Path) -> None:
+    header = read(tmp_path, "enum kind { A, B };\ntypedef enum { C = 5 } kind;\n")
+    assert header.constants == {"A": (0, "enum.kind"), "B": (1, "enum.kind"), "C": (5, "kind")}
+
+
+def test_macros_that_depend_on_their_place_are_no_constants(tmp_path: Path) -> None:
+    text = (
+        "#define HERE __LINE__\n#define NEXT (__COUNTER__ + 1)\n#define ODD (HERE % 2)\n"
+        "#define AT(x) ((x) << HERE)\n#define FIXED 3\n#define KEPT(x) ((x) << FIXED)\n"
+    )
+    header = read(tmp_path, text)
+    assert header.constants == {"FIXED": (3, "")}
+    assert header.left_out == ["HERE", "NEXT", "ODD"]
+    assert header.placements == {"KEPT": (3, 29)}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("struct s { _Float16 half; };", r"s\.half is a _Float16"),
+        ("struct s { _Float16 half[2]; };", r"s\.half is a _Float16"),
+        ("typedef _Float16 half_t; struct s { half_t half; };", r"s\.half is a _Float16"),
+        ("struct s { __bf16 brain; };", r"s\.brain is a __bf16"),
+        ("struct s { __int128 wide; };", r"s\.wide is a __int128"),
+    ],
+)
+def test_a_member_that_tables_cannot_express_is_named(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    with pytest.raises(HeaderError, match=problem):
+        read(tmp_path, text)
+
+
+def test_a_typedef_of_such_a_type_alone_does_no_harm(tmp_path: Path) -> None:
+    assert set(read(tmp_path, "typedef _Float16 half; struct s { int a; };").rows) == {"s"}
+
+
+def test_a_macro_with_two_values_is_refused_and_both_are_named(tmp_path: Path) -> None:
+    with pytest.raises(HeaderError, match="'A' macro redefined"):
+        read(tmp_path, "#define A 1\n#define A 2\n")
+    header = read(tmp_path, "#define A 1\n#define A 1\n#undef A\n#define A 2\n")
+    assert header.constants == {"A": (2, "")}
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ugpu.hcq.errors import UsageError
 from ugpu.tools.clang2py.nvidia.drf import (
     DrfError,
     counts,
@@ -45,6 +46,24 @@ def test_methods_fields_and_values_find_their_owner() -> None:
     assert found["ENTRY0"].offset is None
     assert group_text("LAUNCH", found["LAUNCH"]) == "LAUNCH 0x300 MODE:0:2=FAST:0x0,SLOW:0x1"
     assert group_text("DATA", found["DATA"]) == "DATA 0x400+8 V:0:32"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/*\n#define NVTOY_LAUNCH_MODE_STALE 2\n*/\n",
+        "#if 0\n#define NVTOY_LAUNCH_MODE_STALE 2\n#endif\n",
+    ],
+)
+def test_what_a_compiler_would_not_read_is_no_value(text: str) -> None:
+    place = METHODS.index("#define NVTOY_LAUNCH_END ")
+    found = read_methods(METHODS[:place] + text + METHODS[place:], "NVTOY_", ("ENTRY0",))
+    assert found == read_methods(METHODS, "NVTOY_", ("ENTRY0",))
+
+
+def test_a_name_with_two_meanings_stops() -> None:
+    with pytest.raises(UsageError, match="NVTOY_LAUNCH_MODE is both '1:0' and '2:0'"):
+        read_methods(METHODS + "#define NVTOY_LAUNCH_MODE 2:0\n", "NVTOY_")
 
 
 DESCRIPTOR = """\

@@ -25,8 +25,8 @@ NOBODY = "~nosuchuser/x"
 
 # (words, settings, exit code, what is said). {file}: no folder, {folder}: no file, {script}: runs.
 CASES: tuple[tuple[str, Mapping[str, str], int, str], ...] = (
-    ("fly", {}, 2, "invalid choice"),
-    ("", {}, 2, "required"),
+    ("fly", {}, 2, "unknown VERB 'fly'; known: "),
+    ("-v", {}, 2, "required"),
     ("info", {}, 2, "device"),
     ("ls", {"UGPU_CACHE": NOBODY}, 2, "UGPU_CACHE"),
     ("smi cpu", {"UGPU_TRACE": NOBODY}, 2, "UGPU_TRACE"),

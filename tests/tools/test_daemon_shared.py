@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from ugpu import hcq
 from ugpu.compiler.codegen.process.objects import compile_text
 from ugpu.hcq.errors import BadArgument, DeviceBusy, NotSupported, OutOfMemory, PageFault
 from ugpu.tools.service.daemon.config import parse
+from ugpu.tools.service.daemon.outlets.feed import attached, detach
 
 SECRET = 0x5EC2E75
 FAR = 256 << 20
@@ -109,6 +111,31 @@ def test_a_failed_holders_lease_ends_and_the_other_goes_on(running: Running) -> 
         assert running.daemon.devices()[0]["state"] == "leased"
         with share(running) as third:
             assert scaled(third) and scaled(one)
+
+
+def test_faults_and_resets_are_events_with_lease_and_kernel(running: Running) -> None:
+    log = logging.getLogger("ugpu.tools.service.daemon")
+    level, feed = log.level, attached()
+    log.setLevel(logging.INFO)
+    try:
+        with share(running) as gpu:
+            if not tells_faults(gpu):
+                pytest.skip("a fault does not end the work here")
+            with pytest.raises(PageFault):
+                peek(gpu, 1 << 46)
+            gpu.reset()
+            assert scaled(gpu)
+            told = {
+                str(each["kind"]): cast(dict[str, str], each["fields"]) for each in feed.after(0)
+            }
+            lease = str(gpu.grant.lease)
+        fault = told["lease.fault"]
+        assert (fault["lease"], fault["class"]) == (lease, "PageFault")
+        assert fault["kernel"] in ("peek", "read_at") and fault["device"].startswith("virtual:")
+        assert told["lease.reset"]["lease"] == lease
+    finally:
+        detach(feed)
+        log.setLevel(level)
 
 
 def test_quotas_add_up_to_the_devices_memory(running: Running) -> None:

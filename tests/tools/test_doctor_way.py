@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 from pathlib import Path
@@ -12,9 +13,12 @@ from tests.support.pci_machine import PciMachine
 from tests.support.thunderbolt_tree import RAZER, ThunderboltTree
 from ugpu.hcq.errors import AccessDenied, UsageError
 from ugpu.hcq.transport.pci.function import PciFunction
+from ugpu.hcq.transport.pci.path import ports
 from ugpu.tools import cli
+from ugpu.tools.base import display
 from ugpu.tools.base.console import Output
 from ugpu.tools.base.finding import Finding
+from ugpu.tools.control import pci
 from ugpu.tools.inspect import doctor, udev_rules
 from ugpu.tools.inspect import doctor_path as doctor_way
 
@@ -226,3 +230,86 @@ def test_udev_rules_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Path, "write_text", refuse)
     with pytest.raises(AccessDenied, match="no permission to write"):
         udev_rules.write(tmp_path / "70-ugpu.rules", Output(True))
+
+
+def windows(tree: ThunderboltTree, narrow: int, prefetchable: int) -> None:
+    """Give every bridge a 32-bit window and a prefetchable one; 0: none."""
+    none = "0x0 0x0 0x0"
+    lines = [none] * 8
+    for start, size, flags in (
+        (0x9000_0000, narrow, 0x200),
+        (0x60_0000_0000, prefetchable, 0x2201),
+    ):
+        lines.append(f"{start:#x} {start + size - 1:#x} {flags:#x}" if size else none)
+    for port in ports(PciFunction(tree.machine, GPU)):
+        tree.write(port.address, "resource", "\n".join(lines))
+
+
+def without(tree: ThunderboltTree, *bars: int) -> None:
+    """Let the kernel have given up these BARs."""
+    lines = (tree.machine.folder(GPU) / "resource").read_text().splitlines()
+    for bar in bars:
+        lines[bar] = "0x0 0x0 0x0"
+    tree.write(GPU, "resource", "\n".join(lines))
+
+
+def test_the_last_bar_needs_the_32_bit_window(tree: ThunderboltTree) -> None:
+    """It cannot be 64 bits wide: the prefetchable window is not its own."""
+    without(tree, 5)
+    windows(tree, 2 << 20, 64 << 30)
+    (finding,) = bad(tree)
+    assert "BAR 5 has no address" in finding.detail
+    assert "32-bit window of 2 MiB" in finding.detail
+    assert "hpmmiosize=4M" in finding.remedy and "hpmmioprefsize" not in finding.remedy
+
+
+def test_a_32_bit_bar_that_is_listed(tree: ThunderboltTree) -> None:
+    lines = (tree.machine.folder(GPU) / "resource").read_text().splitlines()
+    lines[5] = "0x0000000000000000 0x00000000000fffff 0x0000000020040200"
+    tree.write(GPU, "resource", "\n".join(lines))
+    windows(tree, 512 << 10, 64 << 30)
+    finding = next(one for one in bad(tree) if "BAR 5" in one.detail)
+    assert "32-bit window of 512 KiB" in finding.detail
+    assert "hpmmiosize=1M" in finding.remedy
+
+
+def test_bars_of_one_window_have_one_remedy(tree: ThunderboltTree) -> None:
+    without(tree, 0, 2, 5)
+    windows(tree, 0, 0)
+    remedies = {
+        finding.detail[:5]: finding.remedy for finding in bad(tree) if "BAR" in finding.detail
+    }
+    assert "hpmmioprefsize=257M" in remedies["BAR 0"] and "hpmmioprefsize=257M" in remedies["BAR 2"]
+    assert "hpmmiosize=1M" in remedies["BAR 5"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("boot_vga", "1\n", "the display of the firmware"),
+        ("graphics/fb0/name", "amdgpudrmfb\n", "the text console (fb0)"),
+        ("drm/card1/card1-DP-1/enabled", "enabled\n", "the display at DP-1"),
+    ],
+)
+def test_a_card_that_drives_the_console(tmp_path: Path, file: str, text: str, words: str) -> None:
+    machine = PciMachine(tmp_path)
+    machine.add("0000:03:00.0", driver="amdgpu")
+    machine.load("vfio-pci")
+    function = PciFunction(machine, "0000:03:00.0")
+    assert display.warning(function) == ""
+    path = function.folder / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    findings = [
+        one for one in doctor.Doctor(tmp_path).findings() if one.check == "pci:0000:03:00.0"
+    ]
+    (note,) = [one for one in findings if words in one.detail]
+    assert note.state == "note" and "ssh" in note.remedy
+    assert findings.index(note) < next(
+        number for number, one in enumerate(findings) if "must be bound" in one.detail
+    )
+    said = io.StringIO()
+    out = Output()
+    out.console.file = said
+    pci.run("bind", "pci:0000:03:00.0", out, dry_run=True, system=machine)
+    assert words in said.getvalue()

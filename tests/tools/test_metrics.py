@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.eight_devices import WEDGED, eight
 from tests.support.waiting import until
 from tests.tools.test_top import card
+from ugpu import hcq
+from ugpu.hcq.device.observe import Observer
 from ugpu.hcq.errors import BadArgument, HostError
 from ugpu.hcq.state.config import Config
 from ugpu.hcq.state.telemetry import Sample
@@ -64,7 +68,7 @@ def test_names_units_and_labels() -> None:
     assert found["ugpu_errors_total", (name, ("kind", "PageFault"))] == 2
     assert found["ugpu_resets_total", (name,)] == 1
     assert found["ugpu_queue_depth", (name,)] == 2
-    facts = (("command", "train.py"), name, ("pid", "4711"), ("target", "gfx1100"))
+    facts = (("command", "train.py"), name, ("target", "gfx1100"))
     assert found["ugpu_device_info", facts] == 1
     states = {s: found["ugpu_state", (name, ("state", s))] for s in STATES}
     assert states == {s: float(s == "ok") for s in STATES}
@@ -73,10 +77,54 @@ def test_names_units_and_labels() -> None:
     assert (found["ugpu_devices_open", ()], found["ugpu_devices_expected", ()]) == (1, 1)
 
 
-def test_a_name_that_two_processes_have_open_is_two_series() -> None:
-    found = scraped(text_of(Fixed(card("virtual:navi31", pid=1), card("virtual:navi31", pid=2))))
-    names = {dict(labels)["device"] for name, labels in found if name == "ugpu_queue_depth"}
-    assert names == {"virtual:navi31 pid 1", "virtual:navi31 pid 2"}
+def names(found: dict[tuple[str, tuple[tuple[str, str], ...]], float]) -> dict[str, float]:
+    """The owner's pid by the label `device`."""
+    return {dict(labels)["device"]: v for (n, labels), v in found.items() if n == "ugpu_owner_pid"}
+
+
+def test_devices_of_one_name_are_told_apart_and_no_label_has_a_pid(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        core = stack.enter_context(hcq.open("cpu")).driver.core
+        fleet = stack.enter_context(Fleet(tmp_path))
+        fleet.interval_s = 0.01
+        owners = [Observer(core, tmp_path) for _ in range(3)]
+        for owner in owners:
+            stack.callback(owner.stop)
+
+        def look(*sockets: Path) -> dict[str, Path]:
+            """The path by the label of these devices, once all have answered."""
+            until(lambda: {c.path for c in fleet.look() if c.last is not None} == set(sockets))
+            cards = fleet.look()
+            text = text_of(Fixed(*cards, dcgm=True))  # `scraped` refuses a series given twice
+            assert set(names(scraped(text))) == {card.label for card in cards}
+            assert f'pid="{os.getpid()}"' not in text and f"pid {os.getpid()}" not in text
+            return {card.label: card.path for card in cards if card.path is not None}
+
+        before = look(*(owner.path for owner in owners))
+        assert set(before) == {"cpu", "cpu #2", "cpu #3"}
+        first = next(owner for owner in owners if owner.path == before["cpu"])
+        first.stop()
+        after = look(before["cpu #2"], before["cpu #3"])
+        assert after == {"cpu #2": before["cpu #2"], "cpu #3": before["cpu #3"]}
+        again = Observer(core, tmp_path)
+        stack.callback(again.stop)
+        assert look(*after.values(), again.path) == {**after, "cpu": again.path}
+
+
+def test_a_socket_that_a_killed_process_left_takes_no_number(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        core = stack.enter_context(hcq.open("cpu")).driver.core
+        gone = Observer(core, tmp_path)
+        left = tmp_path / gone.path.name.replace(f".{os.getpid()}.", ".1.")
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(left))
+        gone.stop()
+        owner = Observer(core, tmp_path)
+        stack.callback(owner.stop)
+        fleet = stack.enter_context(Fleet(tmp_path))
+        fleet.interval_s = 0.01
+        until(lambda: [c.label for c in fleet.look() if c.last is not None] == ["cpu"])
+        assert [card.label for card in fleet.once()] == ["cpu"]
 
 
 def test_the_names_of_dcgm_in_its_units() -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("aiohttp")
 
+from tests.support import waiting
 from tests.support.daemon import ROOT, recorded
 from tests.support.descriptors import leaked, settled
 from tests.support.page import Served
@@ -39,7 +40,7 @@ from ugpu.tools.service.daemon.clients.tokens import Rights
 from ugpu.tools.service.daemon.config import PageSettings, parse
 from ugpu.tools.service.daemon.outlets.feed import Feed
 from ugpu.tools.service.daemon.outlets.outlets import outlets
-from ugpu.tools.service.page.server import HEADERS, Page
+from ugpu.tools.service.page.server import HEADERS, SCRIPTS, STATIC, Page
 from ugpu.tools.service.page.sessions import IDLE_S, Sessions
 
 DEVICE = '[[device]]\nname = "cpu"\n'
@@ -169,24 +170,30 @@ def test_files_and_headers(served: Served) -> None:
     assert "<script src=" in page and "onclick" not in page and "style=" not in page
 
 
-def test_the_script_is_made_from_its_source() -> None:
-    source = ROOT / "tools/service/page/web/page.ts"
-    script = ROOT / "tools/service/page/static/page.js"
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_made_from_its_source(name: str) -> None:
+    source = ROOT / f"tools/service/page/web/{name}.ts"
+    script = ROOT / f"tools/service/page/static/{name}.js"
     digest = hashlib.sha256(source.read_bytes()).hexdigest()
     assert digest in script.read_text().partition("\n")[0], "run `make page`"
+
+
+def test_every_source_is_served() -> None:
+    sources = {path.stem for path in (ROOT / "tools/service/page/web").glob("*.ts")}
+    assert sources == set(SCRIPTS) == {path.stem for path in STATIC.glob("*.js")}
 
 
 COMPILER = ROOT / "build/npm/node_modules/.bin/tsc"
 
 
 @pytest.mark.skipif(not COMPILER.exists(), reason="no TypeScript; `make page` installs it")
-def test_the_compiler_makes_the_same_script() -> None:
-    source = ROOT / "tools/service/page/web/page.ts"
-    script = ROOT / "tools/service/page/static/page.js"
+def test_the_compiler_makes_the_same_scripts() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        command = [COMPILER, "-p", source.parent, "--outDir", folder]
+        command = [str(COMPILER), "-p", str(ROOT / "tools/service/page/web"), "--outDir", folder]
         subprocess.run(command, check=True)
-        assert Path(folder, "page.js").read_text() == script.read_text().partition("\n")[2]
+        for name in SCRIPTS:
+            script = (STATIC / f"{name}.js").read_text().partition("\n")[2]
+            assert Path(folder, f"{name}.js").read_text() == script
 
 
 def test_a_card_as_a_whole(served: Served) -> None:
@@ -194,6 +201,25 @@ def test_a_card_as_a_whole(served: Served) -> None:
     assert found["telemetry"]["state"] == "ok" and found["facts"] and found["firmware"] is None
     missing = served.ask("GET", "/api/cards/cpu%239", token=served.token("use"))
     assert missing.status == 400 and "cpu#9" in missing.body["message"]
+
+
+def test_the_history_of_plots_is_there_before_a_page_is_opened(served: Served) -> None:
+    token = served.token("observe", "cpu#0")
+
+    def history() -> Any:
+        return served.ask("GET", "/api/history", token=token).body
+
+    def now() -> Any:
+        return served.ask("GET", "/api/state", token=token).body["cards"][0]
+
+    waiting.until(lambda: history()["cpu#0"]["times"])
+    body = history()
+    assert list(body) == ["cpu#0"], "a token for one card is told of one card"
+    waiting.until(lambda: now()["telemetry"])
+    assert 0 <= now()["telemetry"]["time"] - body["cpu#0"]["times"][0] < 600
+    values = body["cpu#0"]["values"]
+    assert values and all(len(each) == len(body["cpu#0"]["times"]) for each in values.values())
+    assert served.ask("GET", "/api/history").status == 401
 
 
 def test_a_stream_tells_events_and_states(served: Served) -> None:
@@ -228,23 +254,19 @@ def test_a_card_that_does_not_answer_delays_itself_alone(
     monkeypatch.setattr(owned, "telemetry", telemetry)
     try:
         with served.stream(token) as messages:
-            told = [card["telemetry"] for kind, _, found in _first(messages, 8, "state")
-                    for card in found["cards"]]  # fmt: skip
-        assert stuck.is_set()
-        assert told[0] is None and told[-2] is None and told[-1]["values"]
+            states = (found for kind, _, found in messages if kind == "state")
+            ages = (
+                [
+                    card["telemetry"]["age_s"] if card["telemetry"] else None
+                    for card in found["cards"]
+                ]
+                for found in states
+            )
+            stays = ((old, new) for old, new in ages if new is not None)
+            old, new = next(pair for pair in stays if pair[0] is None or pair[0] > pair[1] + 1)
+        assert stuck.is_set() and new < 60 and (old is None or old > 1)
     finally:
         go.set()
-
-
-def _first(messages: Iterator[Any], most: int, kind: str) -> list[Any]:
-    """Messages of a kind, until the last card of one has telemetry."""
-    found = []
-    for each in messages:
-        if each[0] == kind:
-            found.append(each)
-            if each[2]["cards"][-1]["telemetry"] or len(found) == most:
-                break
-    return found
 
 
 def test_a_reader_that_does_not_read_delays_nobody(served: Served) -> None:
@@ -277,6 +299,8 @@ def test_bundles(served: Served) -> None:
     rows = served.ask("GET", "/api/bundles", token=served.token("observe")).body
     good = next(row for row in rows if row["device"] == "cpu#0")
     assert good["error"] == "ChipError" and "it is stuck" in good["message"]
+    assert good["card"] == "cpu#0"
+    assert next(row for row in rows if row is not good)["card"] == "", "no card of this daemon"
     assert next(row for row in rows if row is not good)["message"]
     admin = served.token("admin")
     answer = served.ask("GET", f"/api/bundles/{good['name']}", token=admin)

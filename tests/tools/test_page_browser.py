@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("aiohttp")
+from tests.support import waiting
 from tests.support.page import Served
 from ugpu.hcq.disk.bundle import Evidence, write
 from ugpu.hcq.errors import ChipError
@@ -144,6 +146,85 @@ def test_every_control(served: Served, page: Any, errors: Errors) -> None:
     page.wait_for_selector("#verdicts td")
     page.click("#leave")
     page.wait_for_selector("#token:visible")
+    assert not errors
+
+
+STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+
+
+def test_plots_begin_with_what_the_server_has(served: Served, page: Any, errors: Errors) -> None:
+    token = served.token("observe")
+    waiting.until(
+        lambda: len(served.ask("GET", "/api/history", token=token).body["cpu#1"]["times"]) > 1
+    )
+    with page.expect_response("**/api/history"):
+        enter(page, token)
+    page.wait_for_function("document.querySelector('.plot .line')?.getAttribute('d').includes('L')")
+    plot = page.locator(".card >> nth=1 >> .plot").first
+    assert plot.locator("figcaption").text_content().startswith("Memory used")
+    assert plot.locator(".low").text_content() == "0 B"
+    ends = plot.locator(".times span").all_text_contents()
+    assert len(ends) == 3 and all(re.fullmatch(r"\d\d:\d\d", each) for each in ends)
+    assert not errors
+
+
+def test_search_and_device_filter(served: Served, page: Any, errors: Errors) -> None:
+    token = served.token("admin")
+    enter(page, token)
+    for number in (0, 2):
+        path = f"/api/cards/cpu%23{number}/quarantine"
+        assert served.ask("POST", path, {"reason": "dust"}, token).status == 200
+        page.wait_for_selector(f"#events li[data-device='cpu#{number}']:has-text('dust')")
+    page.fill("#search", "cpu#2 dust")
+    page.wait_for_function("document.querySelectorAll('.card').length === 1")
+    page.wait_for_selector("#events li[data-device='cpu#0']", state="hidden")
+    assert page.locator("#events li[data-device='cpu#2']:visible").count() > 0
+    page.fill("#search", "nothing is called so")
+    page.wait_for_selector("#no-cards:visible")
+    page.fill("#search", "")
+    page.select_option("#device", "cpu#0")
+    page.wait_for_function("document.querySelectorAll('.card').length === 1")
+    with served.running.lease("cpu#1"):
+        page.wait_for_selector("#summary:has-text('leased')")
+        assert page.locator("#leases tr").count() == 0
+        page.select_option("#device", "")
+        page.wait_for_selector("#leases tr")
+    times = page.locator("#events time").all_text_contents()
+    assert times and all(STAMP.fullmatch(each) for each in times)
+    assert not errors
+
+
+def test_bundles_are_linked_from_their_card(served: Served, page: Any, errors: Errors) -> None:
+    enter(page, served.token("admin"))
+    page.click(".evidence button")
+    assert page.text_content("#view-name") == "cpu#0"
+    assert page.locator("#view-bundles a").count() == 1
+    assert page.locator(".evidence button").count() == 1, "the other cards have none"
+    assert page.locator("#view-actions .apart button").count() == 3
+    assert page.locator("#view-actions > :not(.apart) button").all_text_contents() == ["Refresh"]
+    assert not errors
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_narrow_phone_shows_all_of_a_lease(
+    served: Served, page: Any, errors: Errors, scheme: str
+) -> None:
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.wait_for_selector("#token:visible")
+    page.fill("#token", "wrong")
+    page.press("#token", "Enter")
+    page.wait_for_selector("#login-error:visible")
+    style = "getComputedStyle(document.querySelector('#login-error'))"
+    assert page.evaluate(f"{style}.borderTopStyle") == "solid"
+    assert page.get_attribute("#token", "aria-invalid") == "true"
+    enter(page, served.token("admin"))
+    with served.running.lease("cpu#2"):
+        page.wait_for_selector("#leases tr")
+        for cell in ("[data-name=Held]", "[data-name=Left]", "button"):
+            box = page.locator(f"#leases {cell}").bounding_box()
+            assert box["x"] >= 0 and box["x"] + box["width"] <= 360, cell
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert not errors
 
 

@@ -49,7 +49,7 @@ def test_a_recording_until_a_stage(boot: Path, capsys: pytest.CaptureFixture[str
         {"register": "MP0_SMN_C2PMSG_81", "left": 0, "right": found["different"][0]["right"]}
     ]  # the secure OS says its version there once it runs
     assert found["different"][0]["right"] != 0
-    with pytest.raises(BadArgument, match="no stage 'lunch', expected one of config space"):
+    with pytest.raises(BadArgument, match="no stage 'lunch'; expected one of config space"):
         command.read(f"{boot}@lunch", ["*"], Output())
 
 
@@ -188,7 +188,7 @@ def test_lookup_by_name_and_place(capsys: pytest.CaptureFixture[str]) -> None:
     assert found[1]["register"] == "nbio.RCC_DEV0_EPF0_RCC_CONFIG_MEMSIZE"
     for words, text in (
         (["navi31", "0x3"], "multiple of 4"), (["navi31", "0xfffffffc"], "no register at"),
-        (["navi99", "CP_STAT"], "expected a chip"),
+        (["navi99", "CP_STAT"], "no chip 'navi99'; did you mean"),
         (["gh100", "CP_STAT"], "does not expose registers"),
     ):  # fmt: skip
         code, refused = answer(capsys, "lookup", *words)

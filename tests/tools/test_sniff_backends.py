@@ -114,6 +114,18 @@ def test_both_recorders_agree(tmp_path: Path, cache: Path) -> None:
     assert left == right
 
 
+@pytest.mark.parametrize("backend", ["preload", "ptrace"])
+def test_a_program_that_makes_no_call_is_no_success(
+    tmp_path: Path, cache: Path, backend: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _usable(backend)
+    options = SniffOptions(tmp_path / "a", cache, backend, driver="580.142")
+    assert run([sys.executable, "-c", ""], options, Output(as_json=False)) == 1
+    said = capsys.readouterr().out
+    assert "0 calls recorded" in said
+    assert "opened no file whose path begins with /dev/nvidia" in said
+
+
 def test_a_program_that_a_signal_ends_and_one_that_is_not_there(
     tmp_path: Path, cache: Path
 ) -> None:

@@ -248,3 +248,24 @@ class ExitStackOf(ExitStack):
 
     def once(self) -> Sequence[Card]:
         return self.cards
+
+
+def test_two_devices_of_one_name_are_two_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "config", lambda: Config(observe_folder=tmp_path))
+    monkeypatch.setattr(run, "gpus", list)
+    with hcq.open("cpu") as device:
+        owners = [Observer(device.driver.core, tmp_path) for _ in range(2)]
+        try:
+            assert cli.main(["top", "--once"]) == 0
+            rows = capsys.readouterr().out.splitlines()
+            assert sum(row.split("  ")[0].strip() == "cpu #2" for row in rows) == 1
+            assert sum("cpu" in row and "cpu #2" not in row for row in rows) == 1
+            assert cli.main(["--json", "top", "--once"]) == 0
+            cards = json.loads(capsys.readouterr().out)
+            cards = cards if isinstance(cards, list) else cards["result"]
+            assert [(card["device"], card["number"]) for card in cards] == [("cpu", 1), ("cpu", 2)]
+        finally:
+            for owner in owners:
+                owner.stop()

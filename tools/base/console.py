@@ -18,10 +18,10 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
-from rich.table import Table
 from rich.text import Text
 
 from ugpu.hcq.state.text import lines
+from ugpu.tools.base import tables
 
 _WIDE = 1 << 12  # columns
 READER_LEFT = 141  # a shell's exit code for a program that SIGPIPE ended
@@ -77,13 +77,12 @@ class Output:
         return code or 1
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Print a table that fits the terminal (tools.base.tables)."""
         if self.as_json:
             return
-        table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-        for row in rows:
-            table.add_row(*(Text(lines(str(cell))) for cell in row))
+        cells = [[lines(str(cell)) for cell in row] for row in rows]
         with self._writing():
-            self.console.print(table)
+            tables.show(self.console, columns, cells)
 
     def result(self, value: object) -> None:
         """Print the machine-readable result; only with --json."""

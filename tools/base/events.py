@@ -78,6 +78,15 @@ LEASE_ENDED = Kind(
     "lease.ended", "90aacb3b00ca4615a515da6d2598ad4f", _INFO,
     "ugpud ended a lease: its time was up, its card failed, or an admin ended it.",
 )  # fmt: skip
+LEASE_FAULT = Kind(
+    "lease.fault", "402ebc9dbba5ed7e281f9c433a55f3fc", _WARNING,
+    "The work of a lease failed on its card; the holder was told, and nothing more of it runs "
+    "until the holder resets.",
+)  # fmt: skip
+LEASE_RESET = Kind(
+    "lease.reset", "2c0e759daf5b87b35c11deacef7ddf06", _INFO,
+    "The holder of a lease had its device reset; work under way was lost.",
+)  # fmt: skip
 NOT_CLEANED = Kind(
     "card.not_cleaned", "51481ab38af74560a9f0674ec540c420", _WARNING,
     "Kernels of the next lease can find what those of the last one left in a card's units.",

@@ -6,10 +6,14 @@ import contextlib
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from ugpu.compiler.runtime.runtime import set_default_device
 from ugpu.hcq.errors import UgpuError, UsageError
+from ugpu.hcq.state import trace
+from ugpu.hcq.state.config import setting
+from ugpu.tools.base.console import Output
 
 
 @contextlib.contextmanager
@@ -21,6 +25,41 @@ def as_program(script: str, arguments: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         sys.argv, sys.path = argv, path
+
+
+@contextlib.contextmanager
+def default_device(name: str | None) -> Iterator[Callable[[], str]]:
+    """Make a device, if one is given, the default of tensors and of `ugpu.open()`. Yields a
+    function that returns, after the script, what to say if the script did not use that device but
+    opened others; "" otherwise."""
+    opened: list[str] = []
+
+    def on_event(event: trace.Event) -> None:
+        if event.name == "open":
+            opened.append(str(event.arguments["device"]))
+
+    def ignored() -> str:
+        if not name or name == "auto" or not opened or name in opened:
+            return ""
+        others = ", ".join(dict.fromkeys(opened))
+        return f"--device {name} had no effect: the script opens {others} itself"
+
+    if not name:
+        yield ignored
+        return
+    set_default_device(name)
+    try:
+        with setting("UGPU_DEVICE", name), trace.subscribe(on_event):
+            yield ignored
+    finally:
+        set_default_device(None)
+
+
+def say_ignored(ignored: Callable[[], str], out: Output) -> None:
+    """Print what `default_device` reports, if anything."""
+    text = ignored()
+    if text:
+        out.say(text, "yellow")
 
 
 def execute(script: str) -> int:

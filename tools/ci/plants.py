@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 
 from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.find import planting
+from ugpu.hcq.near import meant
 from ugpu.tools.ci.pool import Loan
 
 
@@ -28,8 +29,10 @@ class Plant:
     def check(self, devices: Collection[str]) -> None:
         """Raise BadArgument unless the device is in the pool and its model knows the fault."""
         if self.device not in devices:
-            have = ", ".join(devices) or "none"
-            raise BadArgument(f"fault {self.fault}: no device {self.device!r}; there are: {have}")
+            hint, have = meant(self.device, devices), ", ".join(devices) or "none"
+            raise BadArgument(
+                f"fault {self.fault}: no device {self.device!r}; {hint}there are: {have}"
+            )
         planting.check(self.device, self.fault)
 
 

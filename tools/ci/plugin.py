@@ -63,8 +63,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         os.environ[ENTRY] = uuid.uuid4().hex[:12]
     if config.getoption("--gpu-html"):
+        from ugpu.hcq.errors import BadArgument
         from ugpu.tools.ci.report.about import About
+        from ugpu.tools.ci.report.page import check
 
+        try:
+            check(Path(config.getoption("--gpu-html")))
+        except BadArgument as error:
+            raise pytest.UsageError(f"--gpu-html: {error}") from None
         config.stash[_ABOUT] = About(config.rootpath)
 
 

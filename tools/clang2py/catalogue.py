@@ -82,6 +82,10 @@ REGISTER_TABLES = (
         source=RegisterSource(
             # The mask says bits 25 and 26, the shift says 27.
             wrong_shifts=("GL1C_UTCL0_CNTL1__FORCE_IN_ORDER",),
+            missing_masks=(
+                "SQ_CONFIG__DISABLE_SGPR_RD_KILL",
+                "SQ_CONFIG__WCLK_HYSTERESIS_CNT",
+            ),
             # As in gc_11_0_3_offset.h.
             missing_segments={"GFX_IMU_FUSESTRAP": 1},
         ),

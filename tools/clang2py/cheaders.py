@@ -28,7 +28,8 @@ from clang.cindex import (
     TypeKind,
 )
 
-from ugpu.hcq.errors import UsageError
+from ugpu.tools.clang2py.names import HeaderError as HeaderError
+from ugpu.tools.clang2py.names import TypeNames, depends_on_place, kind_of, spelling_of
 
 STUBS = Path(__file__).parent / "stubs"
 #: zero-size members that our stub of DECLARE_FLEX_ARRAY must add to be valid C
@@ -56,10 +57,6 @@ _UNSIGNED = {
     TypeKind.ULONGLONG,
     TypeKind.POINTER,
 }
-
-
-class HeaderError(UsageError):
-    """A header cannot be parsed, or contains something that the tables cannot express."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,8 @@ class Reader:
         self.below = f"{below}/" if below else ""
         self.names_only = names_only
         self.word_bits = word_bits
-        self._arguments = ["--target=x86_64-linux-gnu", "-std=gnu11", "-nostdinc", "-w"]
+        self._arguments = ["--target=x86_64-linux-gnu", "-std=gnu11", "-nostdinc"]
+        self._arguments += ["-Wno-everything", "-Werror=macro-redefined"]
         self._arguments += ["-ferror-limit=0", f"-I{STUBS}", *(f"-I{folder}" for folder in include)]
         self._source = f'{before}\n#include "{path}"\n'
         self._unsaved: list[tuple[str, str]] = []
@@ -122,6 +120,7 @@ class Reader:
             )
         self._index = Index.create()
         self._header = Header()
+        self._types = TypeNames(self.path)
 
     def read(self) -> Header:
         """Read everything; HeaderError if the header cannot be trusted."""
@@ -129,6 +128,7 @@ class Reader:
         errors = [d for d in unit.diagnostics if d.severity >= Diagnostic.Error]
         if errors and not self.names_only:
             raise HeaderError(f"{self.path}: {errors[0]}")
+        self._types.read(unit)
         for cursor in unit.cursor.get_children():
             if self._is_ours(cursor):
                 self._declaration(cursor)
@@ -158,13 +158,13 @@ class Reader:
                 self._record(cursor.type.get_canonical(), cursor.spelling)
         elif cursor.kind == CursorKind.TYPEDEF_DECL:
             target = cursor.underlying_typedef_type.get_canonical()
-            if target.kind == TypeKind.RECORD and target.get_size() >= 0:
+            if kind_of(target) == TypeKind.RECORD and target.get_size() >= 0:
                 name = self._record(target, cursor.spelling)
                 if name != cursor.spelling:
                     self._header.aliases[cursor.spelling] = name
 
     def _enumeration(self, cursor: Cursor) -> None:
-        tag = "" if cursor.is_anonymous() or "(" in cursor.spelling else cursor.spelling
+        tag = self._types.name(cursor.type)
         for child in cursor.get_children():
             if child.kind == CursorKind.ENUM_CONSTANT_DECL:
                 self._constant(child.spelling, child.enum_value, tag)
@@ -176,13 +176,13 @@ class Reader:
 
     def _record(self, record: Type, fallback: str) -> str:
         """Add a record and its nested records; return its name."""
-        declared = record.get_declaration()
-        name = str(declared.spelling)
-        spelling = str(record.spelling)
-        if not name or "(" in name:
-            name, spelling = fallback, "" if "." in fallback else fallback
+        named = self._types.name(record)
+        name = named or fallback
+        self._types.claim(name, record)
         if name in self._header.rows:
             return name
+        place = "" if "." in fallback else fallback
+        spelling = spelling_of(record) if named else place
         self._header.rows[name] = Row(name, -1, ())  # keeps self-referential structures finite
         members = tuple(self._members(record, 0, name))
         self._header.rows[name] = Row(name, record.get_size(), members, spelling)
@@ -215,24 +215,25 @@ class Reader:
     def _type(self, kind: Type, path: str) -> str:
         """Return a member's type in the notation of the tables."""
         kind = kind.get_canonical()
-        if kind.kind == TypeKind.CONSTANTARRAY:
-            element = self._type(kind.element_type, path)
+        word = kind_of(kind)
+        if word == TypeKind.CONSTANTARRAY:
+            element = self._type(kind.get_array_element_type(), path)
             base, bracket, rest = element.partition("[")
             return f"{base}[{kind.element_count}]{bracket}{rest}"
-        if kind.kind == TypeKind.INCOMPLETEARRAY:
-            element = self._type(kind.element_type, path)
+        if word == TypeKind.INCOMPLETEARRAY:
+            element = self._type(kind.get_array_element_type(), path)
             base, bracket, rest = element.partition("[")
             return f"{base}[0]{bracket}{rest}"
-        if kind.kind == TypeKind.RECORD:
+        if word == TypeKind.RECORD:
             return f"@{self._record(kind, path)}"
-        if kind.kind == TypeKind.ENUM:
+        if word == TypeKind.ENUM:
             return self._type(kind.get_declaration().enum_type, path)
         size = kind.get_size()
-        if kind.kind in (TypeKind.FLOAT, TypeKind.DOUBLE):
+        if word in (TypeKind.FLOAT, TypeKind.DOUBLE):
             return f"f{size * 8}"
-        if kind.kind == TypeKind.CHAR_S or kind.kind in _UNSIGNED:
+        if word == TypeKind.CHAR_S or word in _UNSIGNED:
             return f"u{size * 8}"
-        if kind.kind in _SIGNED:
+        if word in _SIGNED:
             return f"i{size * 8}"
         raise HeaderError(f"{self.path}: {path} is a {kind.spelling}")
 
@@ -241,11 +242,15 @@ class Reader:
     def _macros(self, unit: TranslationUnit) -> None:
         plain: dict[str, str] = {}
         placing: dict[str, str] = {}
+        bodies: dict[str, list[str]] = {}
         for cursor in unit.cursor.get_children():
-            if cursor.kind != CursorKind.MACRO_DEFINITION or not self._is_ours(cursor):
+            if cursor.kind != CursorKind.MACRO_DEFINITION or cursor.location.file is None:
                 continue
             name = cursor.spelling
             tokens = [token.spelling for token in cursor.get_tokens()]
+            bodies[name] = tokens[1:]
+            if not self._is_ours(cursor):
+                continue
             adjacent = list(cursor.get_tokens())[:2]
             call = (
                 len(adjacent) == 2
@@ -260,11 +265,12 @@ class Reader:
                 self._header.placements[name] = (low, high - low + 1)
             elif len(tokens) > 1:
                 plain[name] = name
-        values = self._evaluate({name: f"({name})" for name in plain})
+        wandering = depends_on_place(bodies)
+        values = self._evaluate({name: f"({name})" for name in plain if name not in wandering})
         for name, value in values.items():
             self._constant(name, value)
         self._header.left_out = sorted(set(plain) - values.keys())
-        self._placements(placing)
+        self._placements({name: name for name in placing if name not in wandering})
 
     def _placements(self, names: Mapping[str, str]) -> None:
         """Find macros of one argument that are linear in it: they place a field in a word."""

@@ -14,24 +14,16 @@ stops the generator.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ugpu.hcq.errors import UsageError
 from ugpu.hcq.registers.fields import REGISTER_BITS, Field, Register
+from ugpu.tools.clang2py.directives import VendorError as VendorError
+from ugpu.tools.clang2py.directives import literal, macros
 
-_DEFINE = re.compile(
-    r"^#define[ \t]+(\w+)[ \t]+(0[xX][0-9a-fA-F]+|\d+)[uUlL]*[ \t\r]*(?://.*)?$", re.M
-)
-_ANY_DEFINE = re.compile(r"^#define[ \t]+(\w+)[ \t]+\S", re.M)
 _MASK = "_MASK"
 _SHIFT = "__SHIFT"
 _SEGMENT = "_BASE_IDX"
-
-
-class VendorError(UsageError):
-    """A header contains a contradiction that the catalogue does not list."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +32,27 @@ class RegisterSource:
 
     #: fields (NAME__FIELD) whose shift contradicts the mask; the mask is believed
     wrong_shifts: Collection[str] = ()
+    #: fields that have a shift and no mask, so no known width: left out
+    missing_masks: Collection[str] = ()
     #: registers without a segment in the header, and the assumed segment
     missing_segments: Mapping[str, int] | None = None
 
 
 def defines(text: str) -> dict[str, int]:
     """Return all literal defines of a header; VendorError for a define of another form."""
-    found = {match[1]: int(match[2], 0) for match in _DEFINE.finditer(text)}
-    strange = {match[1] for match in _ANY_DEFINE.finditer(text)} - found.keys()
+    numbers: dict[str, int] = {}
+    strange = []
+    for name, macro in macros(text).items():
+        if macro.argument is not None or not macro.body:
+            continue
+        value = literal(macro.body)
+        if value is None:
+            strange.append(name)
+        else:
+            numbers[name] = value
     if strange:
         raise VendorError(f"not literal numbers: {sorted(strange)[:5]}")
-    return found
+    return numbers
 
 
 def _places(
@@ -73,13 +75,13 @@ def _places(
 
 
 def _split(name: str, registers: Mapping[str, object]) -> tuple[str, str] | None:
-    """Split REGISTER__FIELD where the left part is a register; both may contain double
+    """Split REGISTER__FIELD where the left part is the longest register; both may contain double
     underscores."""
-    at = name.find("__")
+    at = name.rfind("__")
     while at > 0:
         if name[:at] in registers:
             return name[:at], name[at + 2 :]
-        at = name.find("__", at + 1)
+        at = name.rfind("__", 0, at + 1)
     return None
 
 
@@ -108,13 +110,27 @@ def _fields(
     return fields
 
 
+def _complete(
+    numbers: Mapping[str, int], places: Mapping[str, object], source: RegisterSource
+) -> None:
+    """Stop at a field that has a shift and no mask."""
+    for macro in numbers:
+        name = macro.removesuffix(_SHIFT)
+        if name == macro or f"{name}{_MASK}" in numbers or name in source.missing_masks:
+            continue
+        if _split(name, places) is not None:
+            raise VendorError(f"{macro} has no {name}{_MASK}")
+
+
 def read_registers(
     offset_text: str, mask_text: str, *, prefix: str = "reg", source: RegisterSource | None = None
 ) -> list[Register]:
     """Read one block's registers whose macros start with `prefix`, sorted by name."""
     source = source or RegisterSource()
     places = _places(defines(offset_text), prefix, source)
-    fields = _fields(defines(mask_text), places, source)
+    masks = defines(mask_text)
+    _complete(masks, places, source)
+    fields = _fields(masks, places, source)
     registers = []
     for name in sorted(places):
         offset, segment = places[name]

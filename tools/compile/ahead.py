@@ -17,6 +17,7 @@ from pathlib import Path
 from ugpu import hcq
 from ugpu.compiler.runtime.kernels.ahead import compiling_ahead
 from ugpu.compiler.runtime.runtime import device_of, runtime_of, set_default_device
+from ugpu.hcq import outfile
 from ugpu.hcq.errors import DeviceNotFound, UsageError
 from ugpu.hcq.state.target import TargetSpec
 from ugpu.qcom import chips
@@ -25,6 +26,7 @@ from ugpu.tools.base.progress import shown
 from ugpu.tools.base.scripts import as_program, execute
 
 ADRENO = "adreno-"
+CACHES = ("kernels", "tuned")  # folders of a cache (compiler.runtime.kernels.ahead)
 
 
 def target_named(name: str) -> TargetSpec:
@@ -49,6 +51,7 @@ def run(script: str, arguments: Sequence[str], target: str, folder: Path, out: O
     for an unknown target."""
     if not os.path.isfile(script):
         raise UsageError(f"file {script} does not exist")
+    outfile.check_folder(folder, "a cache of kernels", CACHES)
     spec = target_named(target)
     set_default_device("cpu")
     runtime_of(device_of("cpu")).renew()  # plans made earlier would not be seen

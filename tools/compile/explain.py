@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from ugpu.compiler.front.explain import KernelReport, RunReport, watch
-from ugpu.compiler.runtime.runtime import set_default_device
 from ugpu.hcq.errors import UsageError
 from ugpu.tools.base.console import Output, count
 from ugpu.tools.base.progress import shown
-from ugpu.tools.base.scripts import as_program, execute
+from ugpu.tools.base.scripts import as_program, default_device, execute, say_ignored
 
 PARTS = ("graph", "schedule", "kernels", "code")
 ROWS = 12  # of the summary, which should fit on a screen
@@ -47,18 +46,22 @@ def run(
         raise UsageError(f"--show accepts {', '.join(PARTS)}, got {', '.join(unknown)}")
     if not os.path.isfile(script):
         raise UsageError(f"file {script} does not exist")
-    if device:
-        set_default_device(device)
     spoken = contextlib.redirect_stdout(sys.stderr) if out.as_json else contextlib.nullcontext()
-    with watch() as runs, as_program(script, arguments), spoken, shown(out, f"explain {script}"):
+    progress = shown(out, f"explain {script}")
+    with (
+        default_device(device) as ignored, watch() as runs, as_program(script, arguments), spoken,
+        progress,
+    ):  # fmt: skip
         code = execute(script)
     lines = summed(runs)
     _say_summary(runs, lines, out)
+    say_ignored(ignored, out)
     for number, report in enumerate(runs if show else ()):
         _say(number, report, show, out)
     out.result(
         {
             "exit": code,
+            "ignored": ignored(),
             "summary": [_as_json(line, _total(lines)) for line in lines],
             "runs": [asdict(report) for report in runs],
         }

@@ -8,12 +8,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ugpu.compiler.runtime.runtime import set_default_device
 from ugpu.compiler.search.tune import described, tuning
 from ugpu.hcq.errors import UsageError
 from ugpu.tools.base.console import Output
 from ugpu.tools.base.progress import shown
-from ugpu.tools.base.scripts import as_program, execute
+from ugpu.tools.base.scripts import as_program, default_device, execute, say_ignored
 
 
 @dataclass(frozen=True)
@@ -32,13 +31,15 @@ def run(script: str, arguments: Sequence[str], options: TuneOptions, out: Output
     for a missing file."""
     if not os.path.isfile(script):
         raise UsageError(f"file {script} does not exist")
-    if options.device:
-        set_default_device(options.device)
     spoken = contextlib.redirect_stdout(sys.stderr) if out.as_json else contextlib.nullcontext()
     searching = tuning(options.beam, options.budget_s)
     progress = shown(out, f"tune {script}")
-    with spoken, progress, searching as report, as_program(script, arguments):
+    with (
+        default_device(options.device) as ignored, spoken, progress, searching as report,
+        as_program(script, arguments),
+    ):  # fmt: skip
         code = execute(script)
+    say_ignored(ignored, out)
     for kernel in report.kernels:
         out.say(kernel.summary())
         for line in kernel.details() if options.details else ():
@@ -50,6 +51,7 @@ def run(script: str, arguments: Sequence[str], options: TuneOptions, out: Output
     out.result(
         {
             "exit": code,
+            "ignored": ignored(),
             "better": better,
             "searched": searched,
             "without_choices": without,

@@ -12,6 +12,7 @@ from ugpu.hcq.transport.pci.eject import eject, members, steps
 from ugpu.hcq.transport.pci.function import PciFunction, holders
 from ugpu.hcq.transport.pci.preflight import check_links, check_ports
 from ugpu.hcq.transport.system import System
+from ugpu.tools.base import display
 from ugpu.tools.base.console import Output
 
 VERBS = {
@@ -31,6 +32,9 @@ def run(
         chip = pci_drivers()[identity.vendor, identity.device].chip
         if chip is not None and not chip.proven:
             out.say(f"note: no board with {chip.title} has run the driver yet")
+        lost = display.warning(function)
+        if lost:
+            out.say(f"note: {lost}; {display.REMEDY}", "yellow")
     lines, act = PLANS[verb](function, dry_run)
     for line in lines or [f"{function.address}: nothing to do"]:
         out.say(("would do: " if dry_run and lines else "") + line)

@@ -18,7 +18,9 @@ from types import FrameType
 
 from ugpu.am import chips
 from ugpu.am.chips.facts import ChipFacts
+from ugpu.hcq import outfile
 from ugpu.hcq.errors import DeviceNotFound, UsageError
+from ugpu.hcq.near import meant
 from ugpu.tools.base.console import Output
 from ugpu.virtual.amd.bus.served import ServedChip
 from ugpu.virtual.amd.firmware.images import synthetic_set
@@ -55,7 +57,10 @@ def write_firmware(facts: ChipFacts, folder: Path) -> None:
     UsageError if they cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, image in synthetic_set(facts).items():
+        images = synthetic_set(facts)
+        for name, image in images.items():
+            outfile.check_content(folder / name, image)
+        for name, image in images.items():
             (folder / name).write_bytes(image)
     except OSError as error:
         raise UsageError(f"cannot write firmware to {folder}: {error.strerror}") from None
@@ -66,7 +71,8 @@ def run(options: ServeOptions, out: Output) -> int:
     names = {f"virtual:{name}": name for name in chips.virtual_names()}
     if options.device not in names:
         raise DeviceNotFound(
-            f"{options.device} cannot be served; expected one of {', '.join(names)}"
+            f"{options.device} cannot be served; {meant(options.device, names)}"
+            f"expected one of {', '.join(names)}"
         )
     facts = chips.facts_of(names[options.device])
     with contextlib.ExitStack() as undo:

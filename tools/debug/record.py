@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ugpu import hcq
+from ugpu.hcq import outfile
 from ugpu.hcq.errors import BadArgument, DeviceNotFound, TransportError, UgpuError, UsageError
 from ugpu.hcq.find.catalogue import ENDPOINTS, pci_drivers, virtual_chips
 from ugpu.hcq.find.node_drivers import NODE_DRIVERS
 from ugpu.hcq.transport.recorded.accesses import Access
 from ugpu.hcq.transport.recorded.format import (
     BOOTED,
+    RECORDING,
     Allocation,
     Content,
     Entry,
@@ -65,6 +67,7 @@ def run(options: RecordOptions, out: Output, *, hints: bool = True) -> int:
     _check_recordable(options.device)
     if not os.path.isdir(path.parent):
         raise UsageError(f"folder {path.parent} does not exist")
+    outfile.check_file(path, RECORDING)
     start = time.perf_counter()
     code = 0
     if options.command:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from ugpu.hcq import outfile
 from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.transport.recorded.accesses import Access
 from ugpu.hcq.transport.recorded.format import (
@@ -36,6 +37,7 @@ from ugpu.tools.base.recorded import Step, Steps, fields_of
 from ugpu.tools.debug import record
 
 DEFAULT = "ugpu-trace.txt"
+EVENTS = outfile.Kind("a trace for Perfetto", rb'\s*\{\s*"traceEvents"')
 LOOK = "look"  # the stage of an observer's accesses
 _MICRO = 1e6
 # Tracks of an exported trace.
@@ -188,6 +190,7 @@ def show(path: Path, out: Output, meant: Filter | None = None) -> int:
 def export(path: Path, target: Path, out: Output) -> int:
     """Write a trace for Perfetto and Chrome (Trace Event Format, JSON). BadArgument if the file
     cannot be written."""
+    outfile.check_file(target, EVENTS)
     events = trace_events(record.load(path, partial=out))
     try:
         with target.open("w", encoding="utf-8") as file:

@@ -46,6 +46,7 @@ FACTS: Mapping[str, Sequence[str]] = {
 FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
     "hcq": (
         ("errors",),
+        ("near", "outfile"),
         ("state",),
         ("disk",),
         ("registers",),

@@ -21,6 +21,7 @@ from ugpu.hcq.state.config import Config, config
 from ugpu.hcq.transport.pci import function as pci_function
 from ugpu.hcq.transport.system import System
 from ugpu.hcq.transport.vfio.container import ACCESS_REMEDY
+from ugpu.tools.base import display
 from ugpu.tools.base.console import Output
 from ugpu.tools.base.finding import Finding
 from ugpu.tools.base.progress import shown
@@ -264,6 +265,9 @@ class Doctor:
             holder = "unbound"
             if function.driver is not None:
                 holder = f"bound to the kernel driver {function.driver}"
+            lost = display.warning(pci_function.PciFunction(System(self.root), function.address))
+            if lost:
+                yield Finding(check, "note", lost, display.REMEDY)
             yield Finding(check, "missing", f"{holder}; must be bound to vfio-pci", bind(function))
         vram = function.bar_sizes[0]
         if vram == 0:

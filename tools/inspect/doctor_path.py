@@ -21,6 +21,8 @@ SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e09
 AUDIO = 0x0403  # class and subclass, PCI Code and ID Assignment
 _HEADER_LINES = 7  # of `resource`: six BARs and the ROM; a bridge's windows follow
 _MEMORY, _PREFETCHABLE = 0x200, 0x2000  # Linux include/linux/ioport.h
+_LAST_BAR = 5
+_KIND = {True: "", False: "32-bit "}  # of a bridge's windows
 # With this many errors the cable or the slot is suspect; plugging in causes a few. Our choice.
 _MANY_ERRORS = 100
 
@@ -198,14 +200,15 @@ def _windows(check: str, function: PciFunction) -> Iterator[Finding]:
         if bar.assigned and offered <= bar.size:
             continue
         wanted = offered if bar.assigned else bar.size
-        narrow = _narrowest(function, wanted)
+        wide = _wide(function, bar.index)
+        narrow = _narrowest(function, wanted, wide)
         if narrow is not None:
             yield Finding(
                 check,
                 "note" if bar.assigned else "missing",
                 f"BAR {bar.index} needs {_size(wanted)}, and the bridge {narrow.address} has a "
-                f"window of {_size(_window(narrow))}",
-                f"add {_reserve(function, wanted)} to the kernel command line and reboot",
+                f"{_KIND[wide]}window of {_size(_window(narrow, wide))}",
+                f"add {_reserve(function, wanted, wide)} to the kernel command line and reboot",
             )
         elif bar.assigned:
             power = (wanted >> 20).bit_length() - 1
@@ -225,55 +228,73 @@ def _absent(check: str, function: PciFunction) -> Iterator[Finding]:
     known = pci_drivers().get((identity.vendor, identity.device))
     sizes = {bar.index: bar.size for bar in function.bars()}
     above = ports(function)
-    for index, least in known.least_bars if known is not None and above else ():
-        if sizes.get(index):
-            continue
-        bridge = _narrowest(function, least) or above[0]
-        window = max(_window(bridge), 0)
+    least_bars = known.least_bars if known is not None and above else ()
+    absent = [(index, least) for index, least in least_bars if not sizes.get(index)]
+    for index, least in absent:
+        wide = _wide(function, index)
+        bridge = _narrowest(function, least, wide) or above[0]
+        window = max(_window(bridge, wide), 0)
+        together = sum(size for other, size in absent if _wide(function, other) is wide)
         yield Finding(
             check,
             "missing",
-            f"BAR {index} has no address: it does not fit in the window of {_size(window)} of "
-            f"the bridge {bridge.address}",
-            f"add {_reserve(function, max(least, 2 * window))} to the kernel command line and "
-            "reboot",
+            f"BAR {index} has no address: it does not fit in the {_KIND[wide]}window of "
+            f"{_size(window)} of the bridge {bridge.address}",
+            f"add {_reserve(function, max(together, 2 * window), wide)} to the kernel command line "
+            "and reboot",
         )
 
 
-def _reserve(function: PciFunction, wanted: int) -> str:
+def _reserve(function: PciFunction, wanted: int, wide: bool) -> str:
     """Return the kernel's option (Linux Documentation/admin-guide/kernel-parameters.txt, pci=):
     room for cards that are plugged in later, or else a new layout of the firmware's assignment."""
     if any(hop.tunnelled for hop in hops(function)):
-        return f"pci=realloc,hpmmioprefsize={max(wanted >> 20, 1)}M"
+        option = "hpmmioprefsize" if wide else "hpmmiosize"
+        return f"pci=realloc,{option}={max(-(-wanted >> 20), 1)}M"
     return "pci=realloc"
 
 
-def _narrowest(function: PciFunction, wanted: int) -> PciFunction | None:
+def _wide(function: PciFunction, index: int) -> bool:
+    """Return whether a BAR lies in the prefetchable windows of the bridges above it. Of a BAR that
+    the kernel gave up it does not report the kind. The last one cannot be 64 bits wide, since such
+    a BAR takes two places (PCI Local Bus Specification 3.0, 6.2.5.1); the others that a driver
+    requires are those of VRAM and doorbells, which are prefetchable."""
+    for line in (function.attribute("resource") or "").splitlines()[index : index + 1]:
+        flags = int(line.split()[2], 16)
+        if flags:
+            return bool(flags & _PREFETCHABLE)
+    return index != _LAST_BAR
+
+
+def _narrowest(function: PciFunction, wanted: int, wide: bool) -> PciFunction | None:
     """Return the outermost port above the function whose window is too small. The ports below it
     cannot have a larger window."""
     for port in reversed(ports(function)):
-        if 0 <= _window(port) < wanted:
+        if 0 <= _window(port, wide) < wanted:
             return port
     return None
 
 
-def _window(port: PciFunction) -> int:
-    """Return the bytes of the larger of a bridge's memory windows; -1 if the kernel does not report
-    them."""
-    sizes = []
-    for line in (port.attribute("resource") or "").splitlines()[_HEADER_LINES:]:
+def _window(port: PciFunction, wide: bool) -> int:
+    """Return the bytes of a bridge's memory window: wide: the prefetchable one, or else the other
+    if there is none. -1 if the kernel does not report them."""
+    sizes: dict[bool, int] = {}
+    lines = (port.attribute("resource") or "").splitlines()[_HEADER_LINES:]
+    for line in lines:
         try:
             start, end, flags = (int(word, 16) for word in line.split()[:3])
         except ValueError:
             return -1
         if flags & (_MEMORY | _PREFETCHABLE):
-            sizes.append(end - start + 1)
-        elif not (start or end or flags):
-            sizes.append(0)
-    return max(sizes, default=-1)
+            sizes[bool(flags & _PREFETCHABLE)] = end - start + 1
+    if not lines:
+        return -1
+    return sizes.get(wide, sizes.get(False, 0))
 
 
 def _size(count: int) -> str:
+    if count % (1 << 20):
+        return f"{count >> 10} KiB"
     return f"{count >> 30} GiB" if count >= 1 << 30 else f"{count >> 20} MiB"
 
 

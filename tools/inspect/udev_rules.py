@@ -7,20 +7,24 @@ Documentation/driver-api/usb/power-management.rst (autosuspend: power/control).
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
+from ugpu.hcq import outfile
 from ugpu.hcq.errors import AccessDenied, UsageError
 from ugpu.hcq.transport.vfio.container import UDEV_RULE
 from ugpu.tools.base.console import Output
 from ugpu.usbgpu.bridge import asm24
 
+_HEAD = "# Written by `ugpu doctor --write-udev`."
+_RULES = outfile.Kind("a file of `ugpu doctor --write-udev`", re.escape(_HEAD.encode()))
 DEFAULT = Path("/etc/udev/rules.d/70-ugpu.rules")
 RELOAD = "sudo udevadm control --reload && sudo udevadm trigger"
 
 
 def rules() -> str:
     """Return the file's text. Bridges stay awake: autosuspend leaves their link degraded."""
-    lines = ["# Written by `ugpu doctor --write-udev`."]
+    lines = [_HEAD]
     lines += [
         f'SUBSYSTEM=="usb", ENV{{DEVTYPE}}=="usb_device", ATTR{{idVendor}}=="{vendor:04x}", '
         f'ATTR{{idProduct}}=="{product:04x}", MODE="0660", TAG+="uaccess", '
@@ -35,6 +39,7 @@ def write(path: Path, out: Output) -> int:
     folder."""
     text = rules()
     partial = path.with_name(path.name + ".partial")  # udev reads only names that end in .rules
+    outfile.check_file(path, _RULES)
     try:
         partial.write_text(text, encoding="ascii")
         os.replace(partial, path)

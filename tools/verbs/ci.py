@@ -7,6 +7,7 @@ import os
 import sqlite3
 from pathlib import Path
 
+from ugpu.hcq import outfile
 from ugpu.hcq.errors import HostError, UsageError
 from ugpu.tools.base.console import Output
 from ugpu.tools.verbs.verb import register
@@ -77,6 +78,9 @@ def _run(arguments: argparse.Namespace, out: Output) -> int:
 
     cases = suite.read(arguments.suite)
     names = _names(arguments)
+    for report, kind in ((arguments.junit, junit.KIND), (arguments.html, page.KIND)):
+        if report:
+            outfile.check_file(report, kind)
     for fault in cases.faults:
         fault.check(names)
     pool = Pool(names, lock_folder(os.environ), uuid.uuid4().hex[:12])

@@ -6,12 +6,15 @@ import argparse
 from pathlib import Path
 
 from ugpu.am import chips
+from ugpu.hcq.errors import UsageError
 from ugpu.tools.base.console import Output
 from ugpu.tools.verbs.verb import register
 
 
 def _demo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default=f"virtual:{chips.DEFAULT}", help="default: %(default)s")
+    default = f"virtual:{chips.DEFAULT}"
+    parser.add_argument("name", nargs="?", metavar="DEVICE", help=f"default: {default}")
+    parser.add_argument("--device", help="the same")
 
 
 @register("run", "boot a device and classify 1,797 handwritten digits on it", _demo)
@@ -19,7 +22,10 @@ def demo(arguments: argparse.Namespace, out: Output) -> int:
     # Loads the compiler, which verbs of other groups do not need.
     from ugpu.tools.compile import demo
 
-    return demo.run(arguments.device, out)
+    name, option = arguments.name, arguments.device
+    if name and option and name != option:
+        raise UsageError(f"expected one device, got {name} and --device {option}")
+    return demo.run(name or option or f"virtual:{chips.DEFAULT}", out)
 
 
 def _script(parser: argparse.ArgumentParser) -> None:

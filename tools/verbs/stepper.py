@@ -12,7 +12,7 @@ from ugpu.tools.verbs.verb import register
 
 def _debug(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--device", default=f"virtual:{chips.DEFAULT}", help="default: %(default)s")
+    add("--device", help=f"default device of the script; default: virtual:{chips.DEFAULT}")
     add("--commands", type=Path, metavar="FILE", help="debugger commands, one per line")
     add("script", help="a Python file that runs kernels on a model")
     add("arguments", nargs=argparse.REMAINDER, help="arguments of the script")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ugpu.hcq.state.clock import Work
-from ugpu.hcq.state.threads import start
+from ugpu.hcq.state.threads import start, was_started
 from ugpu.virtual.adreno.cp.processor import CommandProcessor
 from ugpu.virtual.adreno.faults import Cause, GpuFault, PageFault, Report
 from ugpu.virtual.adreno.kgsl import fault as fault_reports
@@ -63,7 +63,7 @@ class Engine:
     def queue(self, submission: Submission) -> None:
         """Queue a submission; the machine's lock is held."""
         self._queue.append(submission)
-        if self._thread is None:
+        if not was_started(self._thread):
             self._thread = threading.Thread(target=self._serve, name="virtual-adreno", daemon=True)
             start(self._thread)
         self.changed.notify_all()
@@ -89,6 +89,8 @@ class Engine:
         try:
             while True:
                 with self.changed:
+                    if self._thread is not threading.current_thread():
+                        return  # see hcq.state.threads
                     while not self._closed and (found := self._next()) is None:
                         self.changed.wait()
                     if self._closed:
@@ -210,5 +212,5 @@ class Engine:
             self.abort.set()
             self.changed.notify_all()
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if was_started(thread) and thread is not threading.current_thread():
             thread.join(_CLOSE_LIMIT_S)

@@ -70,7 +70,11 @@ class Chip(Board):
             self.nbio, self.hdp, self.mm, self.gc, self.ih, self.psp, self.smu, self.thermal,
             self.announcements, self.rom,
         ]  # fmt: skip
-        self.power_cycle()
+        try:
+            self.power_cycle()
+        except BaseException:  # a Ctrl-C: the firmware's thread may have been started
+            self.close()
+            raise
 
     def install(self, *blocks: Block) -> None:
         """Add the engines' blocks, so that the chip resets, stops and closes them too."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from ugpu.hcq.state.clock import Work
-from ugpu.hcq.state.threads import start
+from ugpu.hcq.state.threads import start, was_started
 
 # A callback due within this time counts as work in progress: it is not late itself, but it may
 # continue an action whose earlier callback was.
@@ -53,12 +53,11 @@ class Scheduler:
             if self._closed:
                 return
             heapq.heappush(self._pending, (due, next(self._count), callback, outside))
-            if not self._manual and self._thread is None:
-                thread = threading.Thread(
+            if not self._manual and not was_started(self._thread):
+                self._thread = threading.Thread(
                     target=self._run, name="virtual-chip-firmware", daemon=True
                 )
-                start(thread)
-                self._thread = thread
+                start(self._thread)
             elif self._pending[0][2] is callback:
                 self._wake.notify()
 
@@ -109,6 +108,9 @@ class Scheduler:
         return None
 
     def _run(self) -> None:
+        with self._wake:
+            if self._thread is not threading.current_thread():
+                return  # see hcq.state.threads
         while (due := self._next()) is not None:
             epoch, callback = due
             with self._lock:
@@ -127,5 +129,5 @@ class Scheduler:
             self._closed = True
             self._pending.clear()
             self._wake.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if was_started(self._thread) and self._thread is not threading.current_thread():
             self._thread.join()

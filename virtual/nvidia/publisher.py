@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from ugpu.hcq.registers.layout import Struct
-from ugpu.hcq.state.threads import start
+from ugpu.hcq.state.threads import start, was_started
 from ugpu.virtual.nvidia.memory.formats import SIZE_4K
 from ugpu.virtual.nvidia.memory.physical import Backing, SystemPages
 
@@ -66,16 +66,19 @@ class Publisher:
             self.masks.pop(who, None)
             if mask:
                 self.masks[who] = mask
-            if mask and not self._polling and not self._closed:
-                thread = threading.Thread(
+            polling = self._polling and was_started(self._thread)
+            if mask and not polling and not self._closed:
+                self._thread = threading.Thread(
                     target=self._poll, name=f"virtual-gpu{self.gpu.index}-polls", daemon=True
                 )
-                start(thread)
-                self._thread, self._polling = thread, True
+                self._polling = True
+                start(self._thread)
             self._wake.notify_all()
 
     def _poll(self) -> None:
         with self._wake:
+            if self._thread is not threading.current_thread():
+                return  # see hcq.state.threads
             while not self._closed and self.masks:
                 mask = 0
                 for wanted in self.masks.values():
@@ -135,7 +138,7 @@ class Publisher:
             self._closed = True
             self._wake.notify_all()
             thread = self._thread
-        if thread is not None:
+        if was_started(thread):
             thread.join(5)
 
 

@@ -14,12 +14,15 @@ from ugpu.compiler.codegen.located import Emitted, lines_of_ptx, with_lines
 from ugpu.compiler.codegen.process.children import shared
 from ugpu.compiler.kernel import ir
 from ugpu.compiler.kernel.text import printed
+from ugpu.compiler.runtime.recent import Recent
 from ugpu.hcq.disk.cache import DiskCache
 from ugpu.hcq.errors import UgpuError
 from ugpu.hcq.objects.source_lines import lines_of, source_of
 from ugpu.hcq.state.target import TargetSpec
 
 log = logging.getLogger(__name__)
+
+KEYS = 1 << 16  # names of kernels kept per device, about 200 bytes each
 
 
 class Places:
@@ -29,7 +32,7 @@ class Places:
     def __init__(self, target: TargetSpec, disk: DiskCache) -> None:
         self._target = target
         self._disk = disk
-        self.keys: dict[str, str] = {}
+        self.keys: Recent[str, str] = Recent(KEYS)
 
     def keep(self, kernel: ir.Kernel, key: str, module: Emitted) -> None:
         """Keep a kernel's IR and, for targets whose code can have line tables, the text it was

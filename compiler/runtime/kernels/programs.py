@@ -28,6 +28,7 @@ from ugpu.compiler.runtime.kernels.faulted import Places
 from ugpu.compiler.runtime.kernels.known import Known, Record
 from ugpu.compiler.runtime.kernels.store import Store, key_of, packing_key
 from ugpu.compiler.runtime.kernels.tuners import active
+from ugpu.compiler.runtime.recent import Recent
 from ugpu.compiler.schedule.group import Group
 from ugpu.hcq.device.core import core_of
 from ugpu.hcq.device.device import Device
@@ -76,6 +77,7 @@ class _Pending:
     groups: list[Group] = field(default_factory=list)  # groups that need it
 
 
+KERNELS = 4096  # kept per device, see docs/compiler.md
 listeners: list[Callable[[KernelRecord], None]] = []  # called for each kernel prepared
 
 
@@ -88,30 +90,39 @@ class Programs:
         self.failed = None if cache_folder is None else cache_folder.parent / "failed-kernels"
         self.tuned = Store(None if cache_folder is None else cache_folder.parent / "tuned")
         self.known = Known(device.target, self.disk, self.tuned)
-        self._groups: dict[tuple[Any, ...], Loaded] = {}
-        self._kernels: dict[str, Loaded] = {}
+        self._groups: Recent[tuple[Any, ...], Loaded] = Recent(KERNELS)
+        self._kernels: Recent[str, Loaded] = Recent(KERNELS)
         self.places = Places(device.target, self.disk)
         core_of(device).explainers.append(self.places.explain)
 
     def ready(self, groups: Sequence[Group]) -> tuple[Loaded, ...]:
         """Prepare the kernels of all groups. CompileError if LLVM fails on one of them."""
         pending: dict[str, _Pending] = {}
+        known: dict[int, Loaded] = {}  # by id of the group
         once = {id(group): group for group in groups}  # calls of a function share groups
-        for group in once.values():
-            if group.key not in self._groups or active() is not None:
-                self._begin(group, pending)
+        for number, group in once.items():
+            there = self._groups.get(group.key) if active() is None else None
+            there = there or self._begin(group, pending)
+            if there is not None:
+                known[number] = there
         for waiting in pending.values():
             with trace.step("compiler.kernel", device=self.device.name) as step:
                 loaded = self._finish(waiting)
                 step["kernel"] = loaded.kernel.name
-        found = {key: self._groups[group.key] for key, group in once.items()}
-        return tuple([found[id(group)] for group in groups])
+            known |= {id(group): loaded for group in waiting.groups}
+        return tuple([known[id(group)] for group in groups])
 
-    def _begin(self, group: Group, pending: dict[str, _Pending]) -> None:
-        """Lower a group, and start compiling it unless it is known."""
+    def _begin(self, group: Group, pending: dict[str, _Pending]) -> Loaded | None:
+        """Return a group's kernel if it is loaded; otherwise lower it and start compiling it."""
         start = time.perf_counter()
-        if active() is None and self._recalled(group, pending, start):
-            return
+        record = self.known.get(group) if active() is None else None
+        if record is not None:
+            loaded = self._kernels.get(record.object)
+            if loaded is not None:
+                self._groups[group.key] = loaded
+                return loaded
+            if self._recalled(group, record, pending, start):
+                return None
         target = self.device.target
         with interning:
             computation = computation_of(group)
@@ -125,7 +136,7 @@ class Programs:
         known = self._kernels.get(key)
         if known is not None:
             self._groups[group.key] = known
-            return
+            return known
         waiting = pending.get(key)
         if waiting is None:
             waiting = pending[key] = _Pending(Record.of(kernel, key), 0.0)
@@ -135,16 +146,12 @@ class Programs:
                 self.places.keep(kernel, key, module)
             waiting.seconds = time.perf_counter() - start
         waiting.groups.append(group)
+        return None
 
-    def _recalled(self, group: Group, pending: dict[str, _Pending], start: float) -> bool:
-        """Use a group's kernel as lowered and compiled by an earlier process."""
-        record = self.known.get(group)
-        if record is None:
-            return False
-        loaded = self._kernels.get(record.object)
-        if loaded is not None:
-            self._groups[group.key] = loaded
-            return True
+    def _recalled(
+        self, group: Group, record: Record, pending: dict[str, _Pending], start: float
+    ) -> bool:
+        """Use a group's kernel as lowered and compiled by an earlier process, if it is stored."""
         waiting = pending.get(record.object)
         if waiting is None:
             image = self.disk.get(record.object)

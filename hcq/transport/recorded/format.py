@@ -44,12 +44,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.outfile import Kind
 from ugpu.hcq.state.memory import BusAddr
 from ugpu.hcq.transport.base import DmaSegment, PciIdentity, ResetKind
 from ugpu.hcq.transport.recorded.accesses import CONFIG, Access
 
 LONG = 256  # bytes from which data is packed, and a write is kept as its digest
 KEPT = 1 << 14  # bytes of a write up to which its data is kept if it packs well
+RECORDING = Kind("a recording of a device", rb"identity [0-9a-f]{4}:")
 _SHOWN = 80  # characters of a line in an error
 _WELL = 4  # times smaller than its data
 LARGEST = 1 << 30  # bytes of one entry; a recording that unpacks to more is rejected

@@ -25,6 +25,7 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from ugpu.hcq import outfile
 from ugpu.hcq.errors import BadArgument, DeviceBusy, HostError, NotSupported, UgpuError
 from ugpu.hcq.state import trace
 from ugpu.hcq.state.clock import WatchedClock
@@ -43,6 +44,7 @@ from ugpu.hcq.transport.life import TransportLife, close_all
 from ugpu.hcq.transport.recorded.accesses import Access, TracingTransport, TracingWindow
 from ugpu.hcq.transport.recorded.format import (
     BOOTED,
+    RECORDING,
     Allocation,
     Content,
     Failure,
@@ -68,6 +70,7 @@ _compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 def _opened(path: Path) -> TextIO:
+    outfile.check_file(path, RECORDING)
     try:
         return path.open("w", encoding="ascii")
     except OSError as error:

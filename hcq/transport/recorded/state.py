@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ugpu.hcq.errors import BadArgument, NotRecorded, NotSupported
+from ugpu.hcq.near import meant
 from ugpu.hcq.state.clock import Clock
 from ugpu.hcq.transport.base import DmaMemory, ResetKind, Traits
 from ugpu.hcq.transport.life import TransportLife
@@ -147,7 +148,8 @@ def entries_until(recording: Recording, *, at: int | None = None, stage: str = "
         raise BadArgument(f"expected an access number from 0 to {count}, got {at}")
     if stage and stage not in stages:
         names = ", ".join(stages) or "none, as it has no stages"
-        raise BadArgument(f"the recording has no stage {stage!r}, expected one of {names}")
+        hint = meant(stage, stages)
+        raise BadArgument(f"the recording has no stage {stage!r}; {hint}expected one of {names}")
     return found
 
 

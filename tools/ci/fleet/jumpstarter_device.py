@@ -14,14 +14,19 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-import anyio
-from anyio.abc import ByteStream
-from jumpstarter.client import DriverClient
-from jumpstarter.client.decorators import driver_click_group
-from jumpstarter.common import TemporaryUnixListener
-from jumpstarter.driver import Driver, export, exportstream
-from jumpstarter.streams.common import forward_stream
-from pydantic.dataclasses import dataclass
+from ugpu.tools.ci.fleet.extra import missing
+
+try:
+    import anyio
+    from anyio.abc import ByteStream
+    from jumpstarter.client import DriverClient
+    from jumpstarter.client.decorators import driver_click_group
+    from jumpstarter.common import TemporaryUnixListener
+    from jumpstarter.driver import Driver, export, exportstream
+    from jumpstarter.streams.common import forward_stream
+    from pydantic.dataclasses import dataclass
+except ImportError:
+    raise missing("jumpstarter", __name__) from None
 
 from ugpu import hcq
 from ugpu.hcq.errors import BadArgument, UgpuError

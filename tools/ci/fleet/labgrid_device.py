@@ -9,11 +9,16 @@ from __future__ import annotations
 import enum
 from typing import Any, ClassVar
 
-import attr
-from labgrid.driver.common import Driver
-from labgrid.factory import target_factory
-from labgrid.resource.common import Resource
-from labgrid.strategy.common import Strategy, StrategyError, never_retry
+from ugpu.tools.ci.fleet.extra import missing
+
+try:
+    import attr
+    from labgrid.driver.common import Driver
+    from labgrid.factory import target_factory
+    from labgrid.resource.common import Resource
+    from labgrid.strategy.common import Strategy, StrategyError, never_retry
+except ImportError:
+    raise missing("labgrid", __name__) from None
 
 from ugpu import hcq
 from ugpu.hcq.errors import UgpuError

@@ -17,8 +17,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import attr
-from labgrid.remote import exporter
+from ugpu.tools.ci.fleet.extra import missing
+
+try:
+    import attr
+    from labgrid.remote import exporter
+except ImportError:
+    raise missing("labgrid", __name__) from None
 
 from ugpu.hcq.errors import UgpuError
 from ugpu.hcq.remote.address import parse

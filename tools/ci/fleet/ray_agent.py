@@ -20,7 +20,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ray._raylet import GcsClient
+from ugpu.tools.ci.fleet.extra import missing
+
+try:
+    from ray._raylet import GcsClient
+except ImportError:
+    raise missing("ray", __name__) from None
 
 from ugpu.hcq.errors import DeviceNotFound, HostError, UgpuError
 from ugpu.hcq.remote.address import parse

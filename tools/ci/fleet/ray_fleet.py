@@ -16,9 +16,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-import ray
-from ray._private import state
-from ray.exceptions import GetTimeoutError, RayActorError
+from ugpu.tools.ci.fleet.extra import missing
+
+try:
+    import ray
+    from ray._private import state
+    from ray.exceptions import GetTimeoutError, RayActorError
+except ImportError:
+    raise missing("ray", __name__) from None
 
 from ugpu import hcq
 from ugpu.hcq.errors import (

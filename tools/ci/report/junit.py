@@ -12,6 +12,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
 
+from ugpu.hcq import outfile
 from ugpu.hcq.errors import HostError
 from ugpu.tools.ci.bench import Result
 from ugpu.tools.ci.report.about import About
@@ -19,6 +20,8 @@ from ugpu.tools.ci.verdict import Verdict
 
 # Characters that XML 1.0 cannot represent: section 2.2 of its specification.
 _INVALID = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+KIND = outfile.Kind("a JUnit report", rb"<\?xml [^>]*\?>\s*<testsuites?[\s>]")
 
 
 def write(path: Path, name: str, results: Sequence[Result], about: About | None = None) -> None:
@@ -45,6 +48,7 @@ def write(path: Path, name: str, results: Sequence[Result], about: About | None 
         _case(suite, name, one)
     ElementTree.SubElement(suite, "system-out")
     ElementTree.SubElement(suite, "system-err")
+    outfile.check_file(path, KIND)
     try:
         ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
     except OSError as error:

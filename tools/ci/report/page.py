@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from ugpu.hcq import outfile
 from ugpu.hcq.errors import HostError
 from ugpu.tools.ci.report.about import About
 
@@ -42,6 +43,14 @@ class Row:
     output: str = ""
 
 
+KIND = outfile.Kind("a page of verdicts", rb"<!doctype html>.*<title>Tests on GPUs</title>")
+
+
+def check(path: Path) -> None:
+    """Raise BadArgument for an existing file that is not such a page."""
+    outfile.check_file(path, KIND)
+
+
 def write(
     path: Path, tests: Iterable[Row], about: About | None = None, excluded: Sequence[str] = ()
 ) -> None:
@@ -71,6 +80,7 @@ def write(
     )
     lines += [_row(row, path.parent) for row in rows]
     lines.append("</table>")
+    outfile.check_file(path, KIND)
     try:
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     except OSError as error:

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ugpu.hcq.errors import UsageError
+from ugpu.tools.clang2py.directives import macros
 
-_DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)(\((\w+)\))?[ \t]*(.*)$")
-_REMARK = re.compile(r"//.*|/\*.*?(\*/|$)")
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
 
@@ -103,10 +102,10 @@ def _halves(body: str) -> tuple[str, str] | None:
 
 
 def _macros(text: str) -> Iterator[_Macro]:
-    for line in text.replace("\\\n", " ").splitlines():
-        match = _DEFINE.match(line)
-        if match:
-            yield _Macro(match[1], match[3] or "", _REMARK.sub("", match[4]).strip())
+    for name, macro in macros(text).items():
+        argument = macro.argument
+        if argument is None or argument.strip().isidentifier():
+            yield _Macro(name, (argument or "").strip(), macro.body)
 
 
 def _field(macro: _Macro) -> Bits | None:

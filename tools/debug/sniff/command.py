@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ugpu.hcq import outfile
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, ChipError, NotSupported, UsageError
 from ugpu.hcq.transport.node import NodeAttachment
@@ -24,7 +25,7 @@ from ugpu.tools.debug.sniff.flags import Flags
 from ugpu.tools.debug.sniff.kgsl import calls, dispatches, rd
 from ugpu.tools.debug.sniff.kgsl.streams import Streams
 from ugpu.tools.debug.sniff.memory import Image, Launch
-from ugpu.tools.debug.sniff.recording import Recording, header, read
+from ugpu.tools.debug.sniff.recording import KIND, Recording, header, read
 
 BACKENDS = ("auto", "preload", "ptrace")
 _VERSION = re.compile(r"Kernel Module(?: for [\w ]+)?\s+(\d+(?:\.\d+)+)")
@@ -67,8 +68,8 @@ def version_in(text: str) -> str:
 
 
 def run(command: Sequence[str], options: SniffOptions, out: Output) -> int:
-    """Record a run of a program; return the program's exit code. An existing recording is
-    replaced."""
+    """Record a run of a program; return the program's exit code, 1 if that is 0 and the program
+    made no call. An existing recording is replaced."""
     if not command:
         raise UsageError("expected a program to record: ugpu sniff -- CMD")
     if options.backend not in BACKENDS:
@@ -89,6 +90,7 @@ def run(command: Sequence[str], options: SniffOptions, out: Output) -> int:
     if table is not None and not table.exact:
         out.say(f"driver {driver} is not known; decoded as branch {table.branch}", style="yellow")
     prefix = options.prefix or start
+    outfile.check_file(options.output, KIND)
     try:
         options.output.write_text(header(driver, backend, prefix, command), encoding="utf-8")
     except OSError as error:
@@ -100,7 +102,9 @@ def run(command: Sequence[str], options: SniffOptions, out: Output) -> int:
     found = read(options.output)
     out.say(f"{len(found.calls)} calls recorded by {backend} in {options.output}; exit code {code}")
     out.result({"calls": len(found.calls), "backend": backend, "driver": driver, "exit": code})
-    return code
+    if not found.calls:
+        out.say(f"the program opened no file whose path begins with {prefix}", "yellow")
+    return code or int(not found.calls)
 
 
 def _traced(command: Sequence[str], options: SniffOptions, prefix: str, driver: str) -> int:
@@ -122,7 +126,7 @@ def run_device(name: str, options: SniffOptions, out: Output) -> int:
     found = read(options.output)
     out.say(f"{len(found.calls)} calls recorded in {options.output}")
     out.result({"calls": len(found.calls), "backend": "node", "driver": driver})
-    return 0
+    return int(not found.calls)
 
 
 def _driver_of(attachment: NodeAttachment) -> str:

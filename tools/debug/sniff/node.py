@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+from ugpu.hcq import outfile
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, DeviceNotFound, NotSupported
 from ugpu.hcq.find import catalogue, registry
@@ -24,7 +25,7 @@ from ugpu.hcq.state.instruction import Culprit, take_culprit
 from ugpu.hcq.transport.node import Node, NodeAttachment, NodeMapping
 from ugpu.tools.debug.sniff.driver import rules_of
 from ugpu.tools.debug.sniff.memory import PAGE
-from ugpu.tools.debug.sniff.recording import header
+from ugpu.tools.debug.sniff.recording import KIND, header
 from ugpu.tools.debug.sniff.rules import LIMIT, Rules
 
 _DOORBELL = 0x90  # NVC361_NOTIFY_CHANNEL_PENDING, open-gpu-kernel-modules 580.142 clc361.h
@@ -232,6 +233,7 @@ def record_device(
     memory, where they can be read completely at each doorbell.
     """
     rules, start = rules_of(driver)
+    outfile.check_file(path, KIND)
     try:
         opened_file = path.open("w", encoding="utf-8")
     except OSError as error:

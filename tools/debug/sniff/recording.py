@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ugpu.hcq import outfile
 from ugpu.hcq.errors import BadArgument
 
 FORMAT = 1
@@ -176,6 +177,9 @@ def read(path: Path) -> Recording:
         return parse(path.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
         raise BadArgument(f"{path}: {error.strerror}") from None
+
+
+KIND = outfile.Kind("a recording of a program's requests", rb'\{"ugpu-sniff":')
 
 
 def header(driver: str, backend: str, prefix: str, command: Iterable[str]) -> str:

@@ -5,31 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from ugpu.compiler.runtime.runtime import set_default_device
+from ugpu.am import chips
 from ugpu.hcq.device import debugging
 from ugpu.hcq.errors import UsageError
-from ugpu.hcq.state.config import setting
 from ugpu.tools.base.console import Output
-from ugpu.tools.base.scripts import as_program, execute
+from ugpu.tools.base.scripts import as_program, default_device, execute, say_ignored
 from ugpu.tools.debug.stepper.commands import Commands
 
-
-@contextlib.contextmanager
-def _default_device(name: str) -> Iterator[None]:
-    """Make a device the default of `ugpu.open()` and of tensors."""
-    with setting("UGPU_DEVICE", name):
-        set_default_device(name)
-        try:
-            yield
-        finally:
-            set_default_device("")
+DEFAULT = f"virtual:{chips.DEFAULT}"
 
 
 def run(
-    script: str, arguments: Sequence[str], device: str, commands: Path | None, out: Output
+    script: str, arguments: Sequence[str], device: str | None, commands: Path | None, out: Output
 ) -> int:
     """Run the script as __main__ and return its exit code. commands: a file of debugger commands
     that replaces the terminal. UsageError for missing files and for invalid commands."""
@@ -45,10 +35,12 @@ def run(
     try:
         if prompt.before():
             with (
-                debugging.attach(session), _default_device(device), session.interrupts(),
-                as_program(script, arguments), spoken,
+                debugging.attach(session), default_device(device or DEFAULT) as ignored,
+                session.interrupts(), as_program(script, arguments), spoken,
             ):  # fmt: skip
                 code = execute(script)
+            if device:  # the default's own choice needs no word
+                say_ignored(ignored, out)
         if session.error is not None:
             raise session.error
         for text in session.missed():

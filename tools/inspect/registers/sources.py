@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ugpu import hcq
+from ugpu.hcq import outfile
 from ugpu.hcq.disk.bundle import Bundle
 from ugpu.hcq.errors import BadArgument, NotSupported
 from ugpu.hcq.find import offline as window
 from ugpu.hcq.registers.fields import Register, RegisterBlock, RegisterValue
-from ugpu.hcq.registers.value_file import RegisterFile
+from ugpu.hcq.registers.value_file import SAVED, RegisterFile
 from ugpu.hcq.transport.recorded.accesses import Access
 from ugpu.hcq.transport.recorded.state import entries_until
 from ugpu.tools.base.device_files import Moment, kept
@@ -206,6 +207,7 @@ def _of_recording(moment: Moment) -> Kept:
 
 def save(path: Path, source: Source, values: Mapping[str, RegisterValue]) -> None:
     """Write values to a file for `open_source`."""
+    outfile.check_file(path, SAVED)
     path.write_text(RegisterFile(source.title, source.chip, values).dumps(), "utf-8")
 
 

@@ -29,6 +29,7 @@ from ugpu.tools.service.daemon.cards.ward import Ward
 from ugpu.tools.service.daemon.clients.client import Client
 from ugpu.tools.service.daemon.clients.handout import Handout
 from ugpu.tools.service.daemon.clients.holder import Holder
+from ugpu.tools.service.daemon.clients.incidents import Incidents
 from ugpu.tools.service.daemon.clients.leases import Lease, State, Waiter
 from ugpu.tools.service.daemon.clients.peers import Peer
 from ugpu.tools.service.daemon.clients.places import STRANGERS, Crowd, Places, share
@@ -370,7 +371,8 @@ class Daemon(Ward):
         if tenant:
             device = owned.open_tenant(lease)
         try:
-            holder = Holder(device, lease.memory, client.notify, tenant=tenant)
+            incidents = Incidents(owned.name, lease.number, client.name)
+            holder = Holder(device, lease.memory, client.notify, incidents, tenant=tenant)
         except BaseException:
             if tenant:
                 device.close()

@@ -1,7 +1,8 @@
 """Telemetry as Prometheus' metric families: names from docs/telemetry.md, units in the name.
 
-The label `device` identifies a series. A name that several processes can have open (a virtual
-device) is followed by the owner's pid. `compat` adds the names of NVIDIA's dcgm-exporter, for
+The label `device` identifies a series. A name that is open several times (a virtual device) is
+followed by a number, which the next process with the device takes over: a pid in a label would
+start new series each time. `compat` adds the names of NVIDIA's dcgm-exporter, for
 existing dashboards, in that exporter's units (MHz, MiB, percent).
 
 Source: Prometheus, "Metric and label naming"; dcgm-exporter, etc/default-counters.csv.
@@ -10,7 +11,6 @@ Source: Prometheus, "Metric and label naming"; dcgm-exporter, etc/default-counte
 from __future__ import annotations
 
 import platform
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -78,13 +78,10 @@ def families(
 ) -> Iterator[Metric]:
     """Yield the metrics of all cards. expected: names of devices that must exist."""
     made = Families()
-    several = Counter(card.device for card in cards)
     for card in cards:
-        found = card.last
-        owner = f" pid {found.pid}" if found is not None and several[card.device] > 1 else ""
-        _card(made, card, card.device + owner)
-        if dcgm and found is not None:
-            _dcgm(made, found, card.device + owner)
+        _card(made, card, card.label)
+        if dcgm and card.last is not None:
+            _dcgm(made, card.last, card.label)
     wanted = sorted(set(expected))
     there = {card.device for card in cards if card.path is not None}
     for name in wanted:
@@ -104,8 +101,9 @@ def _card(made: Families, card: Card, device: str) -> None:
     if found is None:
         return
     text = "Target and owner of the device."
-    facts = {"target": found.target, "command": found.command, "pid": str(found.pid)}
+    facts = {"target": found.target, "command": found.command}
     made.info("ugpu_device", text, facts, device=device)
+    made.gauge("ugpu_owner_pid", "Process that owns the device.", found.pid, device=device)
     for sample in found.samples:
         name, text = f"ugpu_{sample.name}", HELP.get(sample.name, f"In {sample.unit}.")
         put = made.counter if sample.name in COUNTERS else made.gauge

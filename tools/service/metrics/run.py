@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
 
+from ugpu.hcq import outfile
 from ugpu.hcq.errors import BadArgument, HostError, MissingDependency
 from ugpu.hcq.state.config import config
 from ugpu.tools.base.console import Output
@@ -22,6 +23,7 @@ from ugpu.tools.service.top.fleet import Card, Fleet
 
 LISTEN = "127.0.0.1:9464"
 FIRST_S = 0.15  # how long a scrape waits for the first answer of a device opened since the last one
+_TEXT = outfile.Kind("a file of metrics", rb"# (HELP|TYPE) ")
 FILES = {"alerts": "alerts.yml", "dashboard": "dashboard.json"}
 
 
@@ -117,7 +119,9 @@ def run(
 
 
 def write_textfile(path: Path, text: bytes) -> None:
-    """Replace the file atomically, as node_exporter's textfile collector requires; HostError."""
+    """Replace the file atomically, as node_exporter's textfile collector requires; HostError,
+    BadArgument for a file that has no metrics."""
+    outfile.check_file(path, _TEXT)
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         new.write_bytes(text)

@@ -3,6 +3,7 @@
     POST   /api/session               {"token": ...}: log in; a cookie stands for the token
     DELETE /api/session               log out
     GET    /api/state                 cards, leases, waiters; role and name of the client
+    GET    /api/history               the plots of the last minutes
     GET    /api/stream                the same whenever it changes, and events: Server-sent events
     GET    /api/cards/NAME            all facts of one card
     GET    /api/bundles[/NAME]        bundles of evidence; one as a file (admin)
@@ -25,6 +26,7 @@ Source: WHATWG HTML, "Server-sent events"; OWASP Cross-Site Request Forgery Prev
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable
@@ -53,6 +55,7 @@ MOST_REQUESTS = 4  # of one token; other requests wait, so that some are left fo
 # TIMEOUT: for a page that reads nothing, and for a request's body; our choice
 WRITE_S, BODY_S = 10.0, 10.0
 PULSE_S = 1.0  # between two states of a stream
+QUIET_S = 4.0  # between two readings while no page is open, for the plots of the next one
 BODY = 4096  # bytes of a request's body
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -86,7 +89,7 @@ class Api:
         self._secure = secure
         self._watchers: set[asyncio.Event] = set()
         self._closing = False
-        self._pulse: asyncio.Task[None] | None = None
+        self._opened = asyncio.Event()  # a page was opened, or all are to end
         self._streams = Places(WATCHERS, MOST_STREAMS, "open pages")
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
@@ -96,6 +99,7 @@ class Api:
             web.post("/api/session", self._log_in),
             web.delete("/api/session", self._log_out),
             web.get("/api/state", self._state),
+            web.get("/api/history", self._history),
             web.get("/api/stream", self._stream),
             web.get("/api/cards/{name}", self._card),
             web.get("/api/bundles", self._bundles),
@@ -168,6 +172,11 @@ class Api:
         state = await self._turn(rights, self.fleet.state, rights)
         return web.json_response(state | {"who": _who(rights)})
 
+    async def _history(self, request: web.Request) -> web.StreamResponse:
+        rights = await self._rights(request)
+        rights.check("see")
+        return web.json_response(await self._turn(rights, self.fleet.past, rights))
+
     async def _card(self, request: web.Request) -> web.StreamResponse:
         rights = await self._rights(request)
         return web.json_response(
@@ -206,8 +215,7 @@ class Api:
 
         self._watchers.add(changed)
         self.feed.subscribe(tell)
-        if self._pulse is None:
-            self._pulse = asyncio.create_task(self._beat())
+        self._opened.set()
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
         )
@@ -248,18 +256,21 @@ class Api:
                 shown = text
                 await _write(response, f"event: state\ndata: {text}\n\n".encode())
 
-    async def _beat(self) -> None:
-        """Send the state repeatedly while a client is connected."""
-        while self._watchers and not self._closing:
+    async def beat(self) -> None:
+        """Read the cards repeatedly, and send the state to connected clients; until `end`."""
+        while not self._closing:
             self.fleet.readings.ask()
             for changed in self._watchers:
                 changed.set()
-            await asyncio.sleep(PULSE_S)
-        self._pulse = None
+            self._opened.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PULSE_S if self._watchers else QUIET_S):
+                    await self._opened.wait()
 
     def end(self) -> None:
         """End all streams. In the event loop's thread."""
         self._closing = True
+        self._opened.set()
         for changed in self._watchers:
             changed.set()
 

@@ -16,20 +16,11 @@ from ugpu.hcq.disk import bundle
 from ugpu.hcq.errors import BadArgument, ChipError, Closed
 from ugpu.hcq.state.config import config
 from ugpu.tools.ci.report.history import History
-from ugpu.tools.service.daemon.cards.readings import Readings
+from ugpu.tools.service.daemon.cards.readings import Readings, shown_values
 from ugpu.tools.service.daemon.clients.leases import Card
 from ugpu.tools.service.daemon.clients.tokens import Rights
 from ugpu.tools.service.daemon.daemon import Daemon
 
-# Sensors that are always shown for each card; a card's own view has all sensors.
-SHOWN = (
-    "usage_ratio",
-    "memory_used_bytes",
-    "memory_total_bytes",
-    "temperature_celsius",
-    "power_watts",
-    "clock_hertz",
-)
 LISTED = 50  # most bundles, and most verdicts
 
 
@@ -64,19 +55,34 @@ class Fleet:
         if last is None:
             return None
         found, age_s = last
-        values: dict[str, float] = {}
-        for sample in found["samples"]:
-            kind = sample["name"]
-            if kind in SHOWN:  # the highest of several temperatures or clocks
-                values[kind] = max(sample["value"], values.get(kind, sample["value"]))
         return {
+            "time": found["time"],
             "age_s": age_s,
             "state": found["state"],
             "failure": found["failure"],
             "queue_depth": found["queue_depth"],
             "launches": found["launches"],
-            "values": values,
+            "errors": sum(found["errors"].values()),
+            "resets": found["resets"],
+            "values": shown_values(found),
         }
+
+    def past(self, rights: Rights) -> dict[str, object]:
+        """Return what the plots show at first: by card, the times (seconds since the epoch) and, by
+        sensor, a value or None at each."""
+        found: dict[str, object] = {}
+        for owned in list(self.daemon.owned):
+            if not rights.covers(owned.card):
+                continue
+            moments = self.readings.past(owned.name)
+            kinds = {kind for _, values in moments for kind in values}
+            found[owned.name] = {
+                "times": [round(when, 1) for when, _ in moments],
+                "values": {
+                    kind: [values.get(kind) for _, values in moments] for kind in sorted(kinds)
+                },
+            }
+        return found
 
     def card(self, name: str, rights: Rights) -> dict[str, object]:
         """Return all data of one card: its telemetry, its facts, and the states of its firmware if
@@ -112,13 +118,16 @@ class Fleet:
     # ---- stored data -------------------------------------------------------------------------
 
     def bundles(self, rights: Rights) -> list[dict[str, object]]:
-        """Return the newest bundles of evidence of devices that the rights cover, newest first."""
+        """Return the newest bundles of evidence of devices that the rights cover, newest first.
+        card: the daemon's card that it is of; empty for a device of another program."""
         found = []
         for path in self._bundle_paths()[::-1][:LISTED]:
             if path not in self._manifests:
                 self._manifests[path] = _manifest(path)
-            if rights.covers(self._shown_device(self._manifests[path])):
-                found.append(self._manifests[path])
+            card = self._shown_device(self._manifests[path])
+            if rights.covers(card):
+                ours = any(each.card is card for each in self.daemon.owned)
+                found.append(self._manifests[path] | {"card": card.name if ours else ""})
         return found
 
     def bundle(self, name: str, rights: Rights) -> bytes:

@@ -1,7 +1,8 @@
 """Serve the page in a thread of ugpud, over HTTP on loopback or over TLS.
 
 aiohttp is the server. Handlers block only in threads of their own, so that a card that does not
-answer does not block the page. The files are in `static`; `make page` builds page.js from page.ts.
+answer does not block the page. The files are in `static`; `make page` builds the scripts from those
+in `web`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from ugpu.tools.service.page.origin import Origin
 log = logging.getLogger(__name__)
 
 STATIC = Path(__file__).resolve().parent / "static"
-FILES = {"/": "page.html", "/page.js": "page.js", "/page.css": "page.css"}
+SCRIPTS = ("page", "plots", "words", "dom")
+FILES = {"/": "page.html", "/page.css": "page.css"} | {f"/{n}.js": f"{n}.js" for n in SCRIPTS}
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 _THREADS = 16
 _END_S = 2.0  # TIMEOUT: for requests under way when the page stops; our choice
@@ -99,6 +101,7 @@ class Page:
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=_END_S)
         await runner.setup()
         assert runner.server is not None
+        beat = asyncio.create_task(self._api.beat())
         gate = Gate(self._socket, self._context, runner.server, share(2, PAGE))
         try:
             await gate.run_until(self._stop)
@@ -106,6 +109,7 @@ class Page:
             self._api.end()
             gate.close()
             await runner.cleanup()
+            await beat
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:

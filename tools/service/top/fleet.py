@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 from ugpu.hcq.device import observe
@@ -26,7 +27,8 @@ KEPT = 240  # values of a history
 @dataclass
 class Card:
     """The latest data of one device. problem: why there is no newer data. kernels_per_s: between
-    the last two answers. history: values of each sensor, by name and label, oldest first."""
+    the last two answers. history: values of each sensor, by name and label, oldest first. number:
+    which of the open devices with this name, from 1; it stays while the device is open."""
 
     device: str
     path: Path | None = None
@@ -34,6 +36,12 @@ class Card:
     problem: str = ""
     kernels_per_s: float | None = None
     history: dict[tuple[str, str], deque[float]] = field(default_factory=dict)
+    number: int = 1
+
+    @property
+    def label(self) -> str:
+        """The device's name, which no other card of a fleet has: the second is "NAME #2"."""
+        return self.device if self.number == 1 else f"{self.device} #{self.number}"
 
     @property
     def state(self) -> str:
@@ -52,7 +60,7 @@ class Card:
         if before is not None:
             passed = found.time - before.time
             self.kernels_per_s = max(0, found.launches - before.launches) / passed
-        self.last, self.device = found, found.device
+        self.last = found
         for sample in found.samples:
             key = sample.name, sample.label
             self.history.setdefault(key, deque(maxlen=KEPT)).append(sample.value)
@@ -61,8 +69,8 @@ class Card:
         """Return the card for --json: telemetry, with `state` as in this class."""
         known = {} if self.last is None else self.last.as_json()
         return {
-            "device": self.device, **known, "state": self.state, "problem": self.problem,
-            "kernels_per_s": self.kernels_per_s,
+            "device": self.device, **known, "number": self.number, "state": self.state,
+            "problem": self.problem, "kernels_per_s": self.kernels_per_s,
         }  # fmt: skip
 
 
@@ -80,7 +88,9 @@ class Watch:
         try:
             if self._reader is None:
                 self._reader = Reader(self.card.path, self._limit_s)
-            self.card.take(self._reader.read())
+            answer = self._reader.read()
+            self.card.device = answer.device  # the socket's name is an abbreviation of a long one
+            self.card.take(answer)
         except (Closed, DeviceNotFound) as error:
             self.card.problem = str(error)
             self.close()
@@ -108,6 +118,7 @@ class Fleet:
         self._limit_s = limit_s
         self._watches: dict[Path, Watch] = {}
         self._threads: dict[Path, threading.Thread] = {}
+        self._numbers: dict[Path, tuple[str, int]] = {}
         self._stopped = threading.Event()
 
     def once(self) -> list[Card]:
@@ -142,8 +153,32 @@ class Fleet:
 
     def _sorted(self, cards: Sequence[Card]) -> list[Card]:
         open_now = {card.device for card in cards}
+        self._number(cards)
         idle = [Card(name) for name in self.idle if name not in open_now]
-        return [*sorted(cards, key=lambda card: (card.device, str(card.path))), *idle]
+        return [*sorted(cards, key=lambda card: (card.device, card.number)), *idle]
+
+    def _number(self, cards: Sequence[Card]) -> None:
+        """Distinguish the devices of one name by the lowest number that is free: the series of a
+        device goes on when its process is started again.
+
+        The number of a device that has not been reached is for this time only: its socket may be
+        one that a killed process has left.
+        """
+        names = {card.path: card.device for card in cards if card.path is not None}
+        kept = self._numbers.items()
+        self._numbers = {path: held for path, held in kept if names.get(path) == held[0]}
+        taken = set(self._numbers.values())
+        for card in sorted(cards, key=lambda card: card.last is None):
+            if card.path is None:
+                continue
+            held = self._numbers.get(card.path)
+            if held is None:
+                free = (n for n in count(1) if (card.device, n) not in taken)
+                held = card.device, next(free)
+                taken.add(held)
+                if card.last is not None or card.problem:
+                    self._numbers[card.path] = held
+            card.number = held[1]
 
     def close(self) -> None:
         """End the threads; each ends within its device's limit."""

@@ -41,7 +41,6 @@ class LeasedWatch(Watch):
             self.close()
         except ValueError as error:
             raise TransportError(f"{self._name}: malformed telemetry: {error}") from None
-        self.card.device = self._name  # the daemon's name: several may have the same driver name
         return True
 
     def close(self) -> None:

@@ -26,11 +26,11 @@ _UNITS = {"usage_ratio": "ratio", "power_watts": "W", "temperature_celsius": "°
           "clock_hertz": "Hz", "memory_used_bytes": "B"}  # fmt: skip
 # Sort orders of the table: column and key.
 SORTS: tuple[tuple[str, Callable[[Card], tuple[object, ...]]], ...] = (
-    ("device", lambda card: (card.device,)),
-    ("busy", lambda card: (-_value(card, "usage_ratio"), card.device)),
-    ("memory", lambda card: (-_value(card, "memory_used_bytes"), card.device)),
-    ("power", lambda card: (-_value(card, "power_watts"), card.device)),
-    ("temp", lambda card: (-_value(card, "temperature_celsius"), card.device)),
+    ("device", lambda card: (card.device, card.number)),
+    ("busy", lambda card: (-_value(card, "usage_ratio"), card.label)),
+    ("memory", lambda card: (-_value(card, "memory_used_bytes"), card.label)),
+    ("power", lambda card: (-_value(card, "power_watts"), card.label)),
+    ("temp", lambda card: (-_value(card, "temperature_celsius"), card.label)),
 )
 _STYLES = {"ok": "green", "failed": "bold red", "no answer": "bold yellow", "not open": "dim"}
 
@@ -169,7 +169,7 @@ class Top(App[None]):
         if card is not None and card.last is not None:
             last = card.last
             since = time.strftime("%H:%M:%S", time.gmtime(last.open_s))
-            lines = [f"{card.device}  {last.target}  open for {since}  {last.launches} kernels",
+            lines = [f"{card.label}  {last.target}  open for {since}  {last.launches} kernels",
                      *lines]  # fmt: skip
         elif card is not None and not lines:
             lines = [f"{card.device} is open in no process; `ugpu info` opens it"]

@@ -10,8 +10,8 @@ from ugpu.tools.base.readings import Reading
 from ugpu.tools.service.top.fleet import Card
 
 COLUMNS = (
-    "device", "state", "owner", "busy", "memory", "clock", "power", "temp", "kernels/s", "queue",
-    "errors", "resets",
+    "device", "state", "busy", "power", "temp", "errors", "memory", "queue", "owner", "kernels/s",
+    "clock", "resets",
 )  # fmt: skip
 _HOTTEST = "temperature_celsius"
 
@@ -45,13 +45,13 @@ def cells(card: Card) -> tuple[str, ...]:
     """Return a row of COLUMNS."""
     last = card.last
     if last is None:
-        return (card.device, card.state, *[""] * (len(COLUMNS) - 2))
+        return (card.label, card.state, *[""] * (len(COLUMNS) - 2))
     rate = card.kernels_per_s
     return (
-        card.device, card.state, f"{last.command} ({last.pid})", _text(last, "usage_ratio", "gfx"),
-        _memory(last), _text(last, "clock_hertz", "gfx"), _text(last, "power_watts"),
-        _temperature(last), "" if rate is None else f"{rate:.4g}", str(last.queue_depth),
-        str(sum(last.errors.values())), str(last.resets),
+        card.label, card.state, _text(last, "usage_ratio", "gfx"), _text(last, "power_watts"),
+        _temperature(last), str(sum(last.errors.values())), _memory(last), str(last.queue_depth),
+        f"{last.command} ({last.pid})", "" if rate is None else f"{rate:.4g}",
+        _text(last, "clock_hertz", "gfx"), str(last.resets),
     )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def print_once(cards: Sequence[Card], out: Output) -> int:
     out.table(COLUMNS, [cells(card) for card in cards])
     for card in cards:
         for line in remarks(card):
-            out.say(f"{card.device}: {line}")
+            out.say(f"{card.label}: {line}")
     if not cards:
         out.say("no process of this user has a device open, and this machine has no GPU to open")
     out.result([card.as_json() for card in cards])

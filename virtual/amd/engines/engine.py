@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from ugpu.hcq.state.clock import Work
-from ugpu.hcq.state.threads import start
+from ugpu.hcq.state.threads import start, was_started
 from ugpu.virtual.shader.load import Load
 from ugpu.virtual.shader.memory import Abort
 
@@ -66,7 +66,7 @@ class Worker:
     def wake(self) -> None:
         """Make the thread run `step` once more."""
         self._woken = next(self._numbers)
-        if self._thread is None:
+        if self._thread is None or self._thread.ident is None:
             self._start()
         # RACE: two wakes may both find the lock held; the second release then raises. The thread
         # runs once, after both wakes, which is all that `wake` guarantees.
@@ -114,13 +114,13 @@ class Worker:
     def stop(self) -> None:
         """Make the thread end at its next check; return at once. A second call does nothing."""
         self.stopped = True
-        if self._thread is not None:
+        if was_started(self._thread):
             self.wake()
 
     def join(self, timeout_s: float = 5.0) -> bool:
         """Wait for the thread to end; True if it has. Do not hold locks that `step` acquires."""
         thread = self._thread
-        if thread is None or thread is threading.current_thread():
+        if not was_started(thread) or thread is threading.current_thread():
             return True
         thread.join(timeout_s)
         return not thread.is_alive()
@@ -137,10 +137,9 @@ class Worker:
 
     def _start(self) -> None:
         with self._start_lock:
-            if self._thread is None and not self.stopped:
-                thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-                start(thread)
-                self._thread = thread
+            if not was_started(self._thread) and not self.stopped:
+                self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+                start(self._thread)
 
     def _begin(self) -> None:
         self._working = True
@@ -152,6 +151,9 @@ class Worker:
         self._load.end()
 
     def _run(self) -> None:
+        with self._start_lock:
+            if self._thread is not threading.current_thread() or self.stopped:
+                return  # see hcq.state.threads
         sleep: float | None = None
         try:
             while True:

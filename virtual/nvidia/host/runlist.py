@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ugpu.hcq.state.clock import Work
-from ugpu.hcq.state.threads import start
+from ugpu.hcq.state.threads import start, was_started
 from ugpu.virtual.nvidia.host.group import Preemption, TimeSliceGroup
 from ugpu.virtual.shader.load import Load
 
@@ -101,14 +101,13 @@ class Runlist:
                 return
             channel.pending = True
             self._kicks += 1
-            if group.thread is None:
-                thread = threading.Thread(
+            if not was_started(group.thread):
+                group.thread = thread = threading.Thread(
                     target=self._serve, args=(group,), name=f"virtual-{self.name}", daemon=True
                 )
+                alive = [each for each in self._threads if each.is_alive()]
+                self._threads = [*alive, thread]
                 start(thread)
-                group.thread = thread
-                self._threads = [thread for thread in self._threads if thread.is_alive()]
-                self._threads.append(group.thread)
             self._wake.notify_all()
 
     def kick(self) -> None:
@@ -190,7 +189,7 @@ class Runlist:
                     channel.stop()
             self._wake.notify_all()
             threads = self._threads
-        for thread in threads:
+        for thread in filter(was_started, threads):
             if thread is not threading.current_thread():
                 thread.join(_CLOSE_LIMIT_S)
 
@@ -290,6 +289,8 @@ class Runlist:
         try:
             while True:
                 with self._wake:
+                    if group.thread is not threading.current_thread():
+                        return  # see hcq.state.threads
                     if self._closed or not group.channels:
                         self._idle(group)
                         group.thread = None

@@ -8,14 +8,19 @@ A submission is the content of all its memory, followed by the indirect buffers 
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from ugpu.hcq import outfile
 from ugpu.hcq.errors import BadArgument
 from ugpu.tools.debug.sniff.kgsl.streams import Streams
 
 _GPUADDR, _CMDSTREAM_ADDR, _BUFFER_CONTENTS, _GPU_ID, _CHIP_ID = 3, 6, 12, 13, 14
+
+#: the first section of every file that `write` writes: a chip id, 8 bytes
+KIND = outfile.Kind("a file of command streams", re.escape(struct.pack("<II", _CHIP_ID, 8)))
 
 
 def _section(kind: int, data: bytes) -> bytes:
@@ -46,6 +51,7 @@ def write(streams: Streams, path: Path) -> int:
     the file cannot be written."""
     if not streams.submissions:
         raise BadArgument("the recording has no submission with its memory: record with --memory")
+    outfile.check_file(path, KIND)
     try:
         with path.open("wb") as file:
             file.writelines(sections(streams))

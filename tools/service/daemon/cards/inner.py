@@ -24,6 +24,7 @@ from ugpu.hcq.errors import HostError, UgpuError
 from ugpu.hcq.remote import failures
 from ugpu.hcq.remote.channel import Channel
 from ugpu.hcq.remote.wire import STRANGER, Message
+from ugpu.hcq.state.clock import Clock
 from ugpu.hcq.state.log import configure
 from ugpu.tools.service.daemon.cards.forks import MOST
 from ugpu.tools.service.daemon.cards.sandbox import confine
@@ -36,6 +37,8 @@ _FOREVER_S = 1e9  # the outer daemon's lease has the limit
 # TIMEOUT: for work under way when the connection ends. The outer daemon has waited for it before,
 # unless it was killed.
 DRAIN_S = 1.0
+# TIMEOUT: for threads that have been joined and that the kernel has not ended yet, on a busy host
+_THREADS_END_S = 10.0
 
 
 def main() -> None:
@@ -51,7 +54,10 @@ def _warm_up() -> None:
     a thread is left: it would not exist in a worker, nor would what it does or the locks it has."""
     with hcq.open("cpu", threads=1) as device:
         device.synchronize()
-    threads = len(os.listdir("/proc/self/task"))
+    clock = Clock()
+    limit = clock.now() + _THREADS_END_S
+    while (threads := len(os.listdir("/proc/self/task"))) != 1 and clock.now() < limit:
+        clock.sleep(0.005)
     if threads != 1:
         raise HostError(f"the fork server must have one thread, it has {threads}")
 

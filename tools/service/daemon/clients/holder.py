@@ -19,6 +19,7 @@ from ugpu.hcq.work.program import Kernel, Program
 from ugpu.hcq.work.queue import Queue, QueueKind
 from ugpu.hcq.work.timeline import SIZE, Timeline
 from ugpu.tools.service.daemon.clients.access import Lane, Spot
+from ugpu.tools.service.daemon.clients.incidents import Incidents
 from ugpu.tools.service.daemon.clients.work import Notify, Work
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,15 @@ class Holder:
     """The device's side of one lease with queues. tenant: the device belongs to this lease alone
     (hcq.device.driver, open_tenant) and is closed with it."""
 
-    def __init__(self, device: Device, quota: int, notify: Notify, *, tenant: bool = False) -> None:
+    def __init__(
+        self,
+        device: Device,
+        quota: int,
+        notify: Notify,
+        incidents: Incidents,
+        *,
+        tenant: bool = False,
+    ) -> None:
         self.device = device
         self.tenant = tenant
         self.core = core_of(device)
@@ -51,7 +60,7 @@ class Holder:
         self._lane = Lane(self.core, spare)
         self._spare = spare
         hardware = [*driver.hardware_queues(QueueKind.COMPUTE), *copies]
-        self.work = Work(device, hardware, self, notify)
+        self.work = Work(device, hardware, self, notify, incidents)
 
     # ---- memory ------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from ugpu.hcq.work.command import Command, Signal, Symbol, Wait
 from ugpu.hcq.work.queue import HardwareQueue
 from ugpu.hcq.work.timeline import Timeline
 from ugpu.tools.service.daemon.clients.commands import Decoder, Scope, table_of
+from ugpu.tools.service.daemon.clients.incidents import Incidents
 
 log = logging.getLogger(__name__)
 
@@ -98,13 +99,19 @@ class Work:
     """
 
     def __init__(
-        self, device: Device, hardware: Sequence[HardwareQueue], scope: Scope, notify: Notify
+        self,
+        device: Device,
+        hardware: Sequence[HardwareQueue],
+        scope: Scope,
+        notify: Notify,
+        incidents: Incidents,
     ) -> None:
         self.device = device
         self.core = core_of(device)
         self.failed: UgpuError | None = None
         self._scope = scope
         self._notify = notify
+        self._incidents = incidents
         self._lock = threading.RLock()
         self._closed = False
         self._resets = 0
@@ -290,6 +297,8 @@ class Work:
             self._forget_work()
             self._resets = resets
         recovery = self.core.reset(only)
+        self._incidents.reset(recovery)
+        self.core.losses.dismiss()  # what another reset lost before: the client resets anyway
         self.device.synchronize(limit_s=RESET_DRAIN_S)  # work of queues that continued
         with self._lock:
             for line, last in zip(self._lines, lasts, strict=True):
@@ -364,11 +373,14 @@ class Work:
     def _look(self) -> None:
         """Report ended work and submit work that has room. The lock is held.
 
-        ORDER: failures are checked after the values are read and before any is reported: work that
-        faulted may have gone on to its end, and the client takes a value for success."""
+        ORDER: failures and resets are checked after the values are read and before any is
+        reported: work that faulted may have gone on to its end, a reset by someone else raises the
+        timelines of work that it lost, and the client takes a value for success."""
         try:
             values = [line.hardware.timeline.value for line in self._lines]  # may raise if gone
             self.core.check_failures()
+            for line, reached in zip(self._lines, values, strict=True):
+                self._check_losses(line, reached)
         except UgpuError as error:
             self._failed(error)
             return
@@ -386,6 +398,15 @@ class Work:
             except UgpuError as error:
                 self._failed(error)
 
+    def _check_losses(self, line: _Line, reached: int) -> None:
+        """Raise the error of the reset that lost work of the queue that counts as ended."""
+        timeline = line.hardware.timeline
+        if timeline.lost:
+            for value, _ in line.under_way:
+                if value > reached:
+                    return
+                self.core.losses.check(timeline, value)
+
     def _forget_work(self) -> None:
         for line in self._lines:
             line.under_way.clear()
@@ -396,9 +417,11 @@ class Work:
         with self._lock:
             self._forget_work()
             self._lingers = False
-            if self.failed is None and not isinstance(error, Closed):
-                self.failed = error
-                self._notify("failed", error)
+            if self.failed is not None or isinstance(error, Closed):
+                return
+            self.failed = error
+            self._notify("failed", error)
+        self._incidents.fault(error)
 
 
 def _level(number: int) -> Level | None:

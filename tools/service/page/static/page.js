@@ -1,90 +1,9 @@
-// Made from page.ts by make page; sha256 730a02ca923f544b199bdcca8510c47d08f2e5c1076ff6b4b0c5ce5bb7ea0a2a
-"use strict";
-const POINTS = 120;
+// Made from page.ts by make page; sha256 81a35445ef4d22e1af1b05209df3ddfee030f1558d6cedd81f750dbfd3394ed1
+import { at, button, make, put, sync } from "./dom.js";
+import { drawPlot, makePlot, merge, past, PLOTS, remember } from "./plots.js";
+import { counted, lasting, sensorRows, shown, stamp, stampOf, words } from "./words.js";
 const EVENTS = 300;
 const SAID_MS = 8000;
-const PLOTS = [
-    { key: "usage_ratio", title: "Load", unit: "ratio", most: () => 1 },
-    { key: "memory_used_bytes", title: "Memory", unit: "B", most: (values) => values["memory_total_bytes"] },
-    { key: "temperature_celsius", title: "Temperature", unit: "°C" },
-    { key: "power_watts", title: "Power", unit: "W" },
-    { key: "clock_hertz", title: "Clock", unit: "Hz" },
-];
-function at(id) {
-    const found = document.getElementById(id);
-    if (found === null)
-        throw new Error(`no element ${id}`);
-    return found;
-}
-function make(tag, properties = {}, ...children) {
-    const made = document.createElement(tag);
-    for (const [name, value] of Object.entries(properties))
-        made.setAttribute(name, value);
-    made.append(...children);
-    return made;
-}
-function button(text, press, kind = "") {
-    const made = make("button", { type: "button", class: kind }, text);
-    made.addEventListener("click", press);
-    return made;
-}
-function put(element, text) {
-    if (element.textContent !== text)
-        element.textContent = text;
-}
-function sync(parent, items, key, create, update) {
-    const known = new Map();
-    for (const child of [...parent.children])
-        known.set(child.getAttribute("data-key") ?? "", child);
-    let before = null;
-    for (const item of items) {
-        const name = key(item);
-        let element = known.get(name);
-        if (element === undefined) {
-            element = create(item);
-            element.setAttribute("data-key", name);
-        }
-        known.delete(name);
-        update(element, item);
-        const place = before === null ? parent.firstElementChild : before.nextElementSibling;
-        if (place !== element)
-            parent.insertBefore(element, place);
-        before = element;
-    }
-    for (const child of known.values())
-        child.remove();
-}
-const SCALES = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
-function shown(value, unit) {
-    if (unit === "ratio")
-        return `${Math.round(100 * value)} %`;
-    if (unit === "flag")
-        return value ? "yes" : "no";
-    if (unit === "B") {
-        let size = value;
-        for (const name of ["B", "KiB", "MiB", "GiB"]) {
-            if (size < 1024)
-                return `${size < 10 && name !== "B" ? size.toFixed(1) : Math.round(size)} ${name}`;
-            size /= 1024;
-        }
-        return `${size.toFixed(1)} TiB`;
-    }
-    if (unit === "Hz" || unit === "J" || unit === "B/s") {
-        for (const [scale, prefix] of SCALES)
-            if (value >= scale)
-                return `${(value / scale).toFixed(2)} ${prefix}${unit}`;
-    }
-    const text = Number.isInteger(value) ? String(value) : value.toPrecision(3);
-    return unit ? `${text} ${unit}` : text;
-}
-const counted = (count, what) => `${count} ${what}${count === 1 ? "" : "s"}`;
-function lasting(seconds) {
-    if (seconds < 90)
-        return `${Math.round(seconds)} s`;
-    if (seconds < 5400)
-        return `${Math.round(seconds / 60)} min`;
-    return seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h` : `${Math.round(seconds / 86400)} d`;
-}
 let saying = 0;
 function say(text) {
     put(at("said"), text);
@@ -123,49 +42,38 @@ function complain(error) {
     }
 }
 let state = null;
-const past = new Map();
-function remember(card) {
-    if (card.telemetry === null)
-        return;
-    let plots = past.get(card.name);
-    if (plots === undefined)
-        past.set(card.name, (plots = new Map()));
-    for (const { key } of PLOTS) {
-        const value = card.telemetry.values[key];
-        if (value === undefined)
-            continue;
-        const points = plots.get(key) ?? [];
-        points.push(value);
-        if (points.length > POINTS)
-            points.shift();
-        plots.set(key, points);
-    }
+function wanted(device, text) {
+    const chosen = at("device").value;
+    const looked = at("search").value.trim().toLowerCase();
+    if (chosen && device !== chosen)
+        return false;
+    const whole = `${device} ${text}`.toLowerCase();
+    return looked.split(/\s+/).every((word) => whole.includes(word));
 }
-const SVG = "http://www.w3.org/2000/svg";
-function makePlot(title) {
-    const image = document.createElementNS(SVG, "svg");
-    image.setAttribute("viewBox", "0 0 100 20");
-    image.setAttribute("preserveAspectRatio", "none");
-    image.setAttribute("role", "img");
-    image.append(document.createElementNS(SVG, "polyline"));
-    return make("p", { class: "plot" }, make("span", { class: "dim" }, `${title} `), make("span", { class: "value" }), image);
+function showDevices(found) {
+    const select = at("device");
+    const chosen = select.value;
+    const names = found.cards.map((card) => card.name);
+    sync(select, ["", ...names], (name) => name, (name) => make("option", { value: name, label: name || "all devices" }), () => undefined);
+    select.value = names.includes(chosen) ? chosen : "";
 }
-function drawPlot(plot, { title, unit }, points, most) {
-    const last = points[points.length - 1] ?? 0;
-    const low = Math.min(...points), high = Math.max(...points);
-    const top = Math.max(most ?? high, 1e-9);
-    const text = most !== undefined && unit !== "ratio" ? `${shown(last, unit)} of ${shown(most, unit)}` : shown(last, unit);
-    const image = plot.querySelector("svg"), line = plot.querySelector("polyline"), value = plot.querySelector(".value");
-    if (image === null || line === null || value === null)
-        return;
-    put(value, text);
-    image.setAttribute("aria-label", `${title}: ${text}; from ${shown(low, unit)} to ${shown(high, unit)} in the last ${lasting(points.length)}`);
-    const place = (point, number) => `${(100 * (number + POINTS - points.length)) / (POINTS - 1)},${19 - (18 * Math.max(0, point)) / top}`;
-    line.setAttribute("points", points.map(place).join(" "));
+function look() {
+    if (state !== null)
+        show(state);
+    for (const each of at("events").children)
+        filterEvent(each);
+}
+function filterEvent(element) {
+    element.hidden = !wanted(element.dataset["device"] ?? "", element.textContent ?? "");
+}
+async function recall() {
+    merge(await request("GET", "/api/history"));
+    if (state !== null)
+        show(state);
 }
 function makeCard(card) {
     const name = button(card.name, () => view(card.name), "name");
-    return make("li", {}, make("div", { class: "head" }, name), make("p", { class: "line" }, make("span", { class: "state" }), make("span", { class: "who" })), make("p", { class: "why" }), make("p", { class: "trouble" }), make("div", { class: "plots" }), make("p", { class: "dim past" }));
+    return make("li", {}, make("div", { class: "head" }, name), make("p", { class: "line" }, make("span", { class: "state" }), make("span", { class: "who" })), make("p", { class: "why" }), make("p", { class: "trouble" }), make("div", { class: "plots" }), make("p", { class: "dim past" }), make("p", { class: "evidence" }));
 }
 function stateOf(card) {
     return card.resting ? `${card.state}, resting` : card.state;
@@ -197,17 +105,30 @@ function fillCard(element, card) {
         facts.push(`mended in ${lasting(known.mttr_s)}`);
     if (brief && brief.queue_depth)
         facts.push(`${counted(brief.queue_depth, "submission")} under way`);
+    if (brief && brief.errors)
+        facts.push(`${counted(brief.errors, "fault")} since it was opened`);
+    if (brief && brief.resets)
+        facts.push(counted(brief.resets, "reset"));
     put(part("past"), facts.join(", "));
+    const own = bundlesOf(card.name).length;
+    const texts = own ? [`${counted(own, "bundle")} of evidence`] : [];
+    sync(part("evidence"), texts, () => "bundles", (text) => button(text, () => view(card.name), "link"), put);
 }
 function show(found) {
     state = found;
-    found.cards.forEach(remember);
+    for (const { name, telemetry } of found.cards)
+        if (telemetry !== null)
+            remember(name, telemetry.time, telemetry.values);
     put(at("who"), `${found.who.name} (${found.who.role})`);
     const counts = new Map();
     for (const card of found.cards)
         counts.set(card.state, (counts.get(card.state) ?? 0) + 1);
     put(at("summary"), [...counts].map(([name, count]) => `${count} ${name}`).join(", "));
-    sync(at("cards"), found.cards, (card) => card.name, makeCard, fillCard);
+    showDevices(found);
+    const held = (name) => found.leases.filter((each) => each.device === name).map((each) => each.holder).join(" ");
+    const cards = found.cards.filter((card) => wanted(card.name, `${stateOf(card)} ${card.labels.join(" ")} ${card.reason} ${held(card.name)}`));
+    at("no-cards").hidden = cards.length > 0;
+    sync(at("cards"), cards, (card) => card.name, makeCard, fillCard);
     showLeases(found);
     showActions();
 }
@@ -221,8 +142,9 @@ function showLeases(found) {
         cells: [each.device, each.holder, `${each.kind}, waits (priority ${each.priority})`, "", lasting(each.left_s)],
     }));
     at("no-leases").hidden = rows.length > 0;
-    sync(at("leases"), rows, (row) => row.key, (row) => {
-        const made = make("tr", {}, ...row.cells.map(() => make("td")), make("td"));
+    const names = ["Device", "Holder", "Kind", "Held", "Left"];
+    sync(at("leases"), rows.filter((row) => wanted(row.cells[0] ?? "", row.cells.join(" "))), (row) => row.key, (row) => {
+        const made = make("tr", {}, ...names.map((name) => make("td", { "data-name": name })), make("td"));
         if (row.lease && found.who.role === "admin") {
             const press = () => ask(`End lease ${row.lease} of ${row.cells[1]} on ${row.cells[0]}? Its work is stopped.`, "End lease", false, () => request("POST", `/api/leases/${row.lease}/release`, {}));
             made.lastElementChild?.append(button("End", press, "danger"));
@@ -233,13 +155,14 @@ function showLeases(found) {
 let viewed = "";
 function view(name) {
     viewed = name;
-    for (const part of ["view-sensors", "view-firmware", "view-facts"])
+    for (const part of ["view-bundles", "view-sensors", "view-firmware", "view-facts"])
         at(part).replaceChildren();
     put(at("view-name"), name);
     const dialog = at("view");
     if (!dialog.open)
         dialog.showModal();
     showActions();
+    showOwnBundles();
     void refresh();
 }
 async function refresh() {
@@ -249,8 +172,8 @@ async function refresh() {
         if (name !== viewed)
             return;
         const samples = found.telemetry?.samples ?? [];
-        rows("view-sensors", samples.map((one) => [one.label ? `${one.name}, ${one.label}` : one.name, shown(one.value, one.unit)]), found.trouble || "The device tells no sensors.");
-        rows("view-facts", Object.entries(found.facts), "The device is not open.");
+        rows("view-sensors", sensorRows(samples), found.trouble || "The device tells no sensors.");
+        rows("view-facts", Object.entries(found.facts).map(([name, value]) => [words(name), value]), "The device is not open.");
         const units = found.firmware ?? [];
         rows("view-firmware", units.map((one) => [one.unit, one.name, one.ok ? one.meaning : `${one.meaning} Try: ${one.remedy}`]), "This driver tells no states.");
         units.forEach((one, number) => at("view-firmware").children[number]?.children[1]?.classList.add(one.ok ? "ok" : "wrong"));
@@ -259,9 +182,13 @@ async function refresh() {
         complain(error);
     }
 }
-function rows(id, lines, empty) {
+function rows(id, lines, empty, names = []) {
     const given = lines.length ? lines : [[empty]];
-    at(id).replaceChildren(...given.map((cells) => make("tr", {}, ...cells.map((text) => make("td", {}, text)))));
+    const named = (number) => {
+        const name = lines.length ? names[number] : undefined;
+        return name === undefined ? {} : { "data-name": name };
+    };
+    at(id).replaceChildren(...given.map((cells) => make("tr", {}, ...cells.map((cell, number) => make("td", named(number), cell)))));
 }
 function showActions() {
     const card = state?.cards.find((each) => each.name === viewed);
@@ -275,8 +202,9 @@ function showActions() {
         ["Quarantine", card.state !== "off", () => ask(`Take ${card.name} out of use? Its leases end.`, "Quarantine", true, (reason) => request("POST", `${path}/quarantine`, { reason }))],
         ["Try again", card.state === "quarantined", () => ask(`Have ${card.name} recovered and leased again?`, "Try again", false, () => request("POST", `${path}/recover`, {}))],
     ];
-    const allowed = state?.who.role === "admin" ? actions : actions.slice(0, 1);
-    sync(at("view-actions"), allowed, ([text]) => text, ([text, , press]) => button(text, press, text === "Refresh" ? "" : "danger"), (element, [, enabled]) => { element.disabled = !enabled; });
+    const allowed = state?.who.role === "admin" ? actions.slice(1) : [];
+    const fill = (element, [, enabled]) => { element.disabled = !enabled; };
+    sync(at("view-actions"), ["harmless", "danger"].filter((each) => each === "harmless" || allowed.length), (each) => each, (each) => make("span", { class: each === "danger" ? "apart" : "", ...(each === "danger" ? { role: "group", "aria-label": "Actions that stop work" } : {}) }), (element, each) => sync(element, each === "danger" ? allowed : actions.slice(0, 1), ([text]) => text, ([text, , press]) => button(text, press, each === "danger" ? "danger" : ""), fill));
 }
 let answered = null;
 function ask(text, yes, reasoned, act) {
@@ -305,34 +233,59 @@ async function answer() {
 function tell(told) {
     at("no-events").hidden = true;
     const when = new Date(1000 * told.time);
-    const made = make("li", { class: told.level }, make("time", { datetime: when.toISOString() }, when.toLocaleTimeString()), make("span", { class: "kind" }, told.kind), told.text);
+    const device = told.fields["device"] ?? "";
+    const made = make("li", { class: told.level, "data-device": device }, make("time", { datetime: when.toISOString() }, stamp(when)), make("span", { class: "kind" }, told.kind), told.text);
+    const more = [];
+    if (told.fields["kernel"])
+        more.push(`kernel ${told.fields["kernel"]}`);
     if (told.remedy && !told.text.includes(told.remedy))
-        made.append(make("span", { class: "dim" }, ` ${told.remedy}`));
+        more.push(`try: ${told.remedy}`);
+    if (more.length)
+        made.append(make("span", { class: "dim more" }, more.join("; ")));
+    filterEvent(made);
+    if (told.level !== "info")
+        queueBundles();
     const list = at("events");
     list.prepend(made);
     while (list.children.length > EVENTS)
         list.lastElementChild?.remove();
 }
+let bundles = [];
+const bundlesOf = (name) => bundles.filter((each) => each.card === name);
+let asking = 0;
+function queueBundles() {
+    clearTimeout(asking);
+    asking = window.setTimeout(() => void showBundles(), 1000);
+}
+function bundleLink(each) {
+    if (state?.who.role !== "admin")
+        return each.name;
+    return make("a", { href: `/api/bundles/${encodeURIComponent(each.name)}`, download: each.name }, each.name);
+}
 async function showBundles() {
     try {
-        const found = await request("GET", "/api/bundles");
-        const admin = state?.who.role === "admin";
-        put(at("bundles-note"), found.length ? "ugpu crash show reads one." : "No failure has left a bundle.");
-        at("bundles").replaceChildren(...found.map((each) => {
-            const link = admin ? make("a", { href: `/api/bundles/${encodeURIComponent(each.name)}`, download: each.name }, each.name) : each.name;
-            return make("tr", {}, ...[each.when, each.device, `${each.error} ${each.message}`, shown(each.size, "B"), link].map((cell) => make("td", {}, cell)));
-        }));
+        bundles = await request("GET", "/api/bundles");
     }
     catch (error) {
-        complain(error);
+        return complain(error);
     }
+    put(at("bundles-note"), bundles.length ? "ugpu crash show reads one." : "No failure has left a bundle.");
+    const cells = (each) => [stampOf(each.when), each.card || `${each.device} (not of this ugpud)`, `${each.error} ${each.message}`, shown(each.size, "B"), bundleLink(each)];
+    rows("bundles", bundles.map(cells), "None.", ["When", "Device", "Error", "Size", "Bundle"]);
+    showOwnBundles();
+    if (state !== null)
+        show(state);
+}
+function showOwnBundles() {
+    const cells = (each) => [stampOf(each.when), `${each.error} ${each.message}`, bundleLink(each)];
+    rows("view-bundles", bundlesOf(viewed).map(cells), "No failure of this device has left a bundle.", ["When", "Error", "Bundle"]);
 }
 async function showVerdicts() {
     try {
         const found = await request("GET", "/api/verdicts");
         const worst = (lines) => lines.slice(0, 5).map((each) => `${each.name} (${each.bad} of ${each.runs})`).join(", ") || "none";
         put(at("verdicts-note"), found.configured ? `Flaky tests: ${worst(found.flaky)}. Devices that were sick: ${worst(found.weak)}.` : "No history is configured: verdicts in [page] of ugpud.toml.");
-        rows("verdicts", found.recent.map((each) => [new Date(1000 * each.time).toLocaleString(), each.test, each.verdict, each.devices ?? "", each.reason]), "No verdicts.");
+        rows("verdicts", found.recent.map((each) => [stamp(new Date(1000 * each.time)), each.test, each.verdict, each.devices ?? "", each.reason]), "No verdicts.", ["When", "Test", "Verdict", "Devices", "Reason"]);
     }
     catch (error) {
         complain(error);
@@ -346,6 +299,7 @@ function watch() {
         put(at("link"), "live");
         at("login").hidden = true;
         at("fleet").hidden = at("leave").hidden = false;
+        recall().then(showBundles).catch(complain);
     });
     made.addEventListener("state", (message) => show(JSON.parse(message.data)));
     made.addEventListener("event", (message) => tell(JSON.parse(message.data)));
@@ -374,8 +328,12 @@ function logIn(why) {
     put(at("who"), "");
     at("fleet").hidden = at("leave").hidden = true;
     at("login").hidden = false;
-    put(at("login-error"), why === "not logged in" ? "" : why);
+    refuse(why === "not logged in" ? "" : why);
     at("token").focus();
+}
+function refuse(why) {
+    put(at("login-error"), why);
+    at("token").setAttribute("aria-invalid", String(why !== ""));
 }
 async function enter(event) {
     event.preventDefault();
@@ -387,7 +345,7 @@ async function enter(event) {
         watch();
     }
     catch (error) {
-        put(at("login-error"), error instanceof Refused ? error.message : "ugpud does not answer");
+        refuse(error instanceof Refused ? error.message : "ugpud does not answer");
     }
 }
 at("login").addEventListener("submit", (event) => void enter(event));
@@ -403,6 +361,8 @@ at("view").addEventListener("close", () => { viewed = ""; });
 at("level").addEventListener("change", (event) => {
     at("events").className = `level-${event.target.value}`;
 });
+at("search").addEventListener("input", look);
+at("device").addEventListener("change", look);
 at("bundles-part").addEventListener("toggle", () => {
     if (at("bundles-part").open)
         void showBundles();

@@ -1,8 +1,11 @@
 // The page of ugpud. It shows what /api/stream tells and asks for the rest when it is opened.
 // Text of the daemon's is put into the document as text, never as markup.
 
-type Values = Record<string, number>;
-interface Brief { age_s: number; state: string; failure: string; queue_depth: number; launches: number; values: Values }
+import { at, button, make, put, sync, type Child } from "./dom.js";
+import { drawPlot, makePlot, merge, past, PLOTS, remember, type History, type Values } from "./plots.js";
+import { counted, lasting, sensorRows, shown, stamp, stampOf, words, type Sample } from "./words.js";
+
+interface Brief { time: number; errors: number; resets: number; age_s: number; state: string; failure: string; queue_depth: number; launches: number; values: Values }
 interface Past { failures: number; leases: number; mtbf_s: number | null; mttr_s: number | null }
 interface Card {
   name: string; labels: string[]; state: string; resting: boolean; reason: string; memory: number;
@@ -15,101 +18,18 @@ interface Who { name: string; role: string; device: string }
 interface State { cards: Card[]; leases: Lease[]; waiting: Waiter[]; who: Who }
 interface Told { number: number; time: number; kind: string; level: string; text: string; remedy: string; fields: Record<string, string> }
 interface Failure { error: string; message: string; remedy: string }
-interface Sample { name: string; unit: string; value: number; label: string }
 interface Unit { unit: string; name: string; ok: boolean; meaning: string; remedy: string }
 interface Whole {
   name: string; trouble: string; facts: Record<string, string>; firmware: Unit[] | null;
   telemetry: { samples: Sample[] } | null;
 }
-interface Bundle { name: string; size: number; when: string; device: string; error: string; message: string }
+interface Bundle { name: string; size: number; when: string; device: string; error: string; message: string; card: string }
 interface Verdict { time: number; test: string; verdict: string; reason: string; devices: string | null }
 interface Line { name: string; runs: number; bad: number }
 interface Verdicts { configured: boolean; recent: Verdict[]; flaky: Line[]; weak: Line[] }
 
-const POINTS = 120; // of a plot: two minutes
 const EVENTS = 300; // lines that are kept
 const SAID_MS = 8000;
-interface Plot { key: string; title: string; unit: string; most?: (values: Values) => number | undefined }
-const PLOTS: Plot[] = [
-  { key: "usage_ratio", title: "Load", unit: "ratio", most: () => 1 },
-  { key: "memory_used_bytes", title: "Memory", unit: "B", most: (values) => values["memory_total_bytes"] },
-  { key: "temperature_celsius", title: "Temperature", unit: "°C" },
-  { key: "power_watts", title: "Power", unit: "W" },
-  { key: "clock_hertz", title: "Clock", unit: "Hz" },
-];
-
-function at<T extends HTMLElement = HTMLElement>(id: string): T {
-  const found = document.getElementById(id);
-  if (found === null) throw new Error(`no element ${id}`);
-  return found as T;
-}
-
-type Child = Node | string;
-function make(tag: string, properties: Record<string, string> = {}, ...children: Child[]): HTMLElement {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
-}
-
-function button(text: string, press: () => void, kind = ""): HTMLButtonElement {
-  const made = make("button", { type: "button", class: kind }, text) as HTMLButtonElement;
-  made.addEventListener("click", press);
-  return made;
-}
-
-function put(element: Element, text: string): void {
-  if (element.textContent !== text) element.textContent = text; // a reader is not told twice
-}
-
-/** Make the children of `parent` those of `items`, in order; elements of known keys stay, with their focus. */
-function sync<T>(parent: Element, items: T[], key: (item: T) => string, create: (item: T) => Element, update: (element: Element, item: T) => void): void {
-  const known = new Map<string, Element>();
-  for (const child of [...parent.children]) known.set(child.getAttribute("data-key") ?? "", child);
-  let before: Element | null = null;
-  for (const item of items) {
-    const name = key(item);
-    let element = known.get(name);
-    if (element === undefined) {
-      element = create(item);
-      element.setAttribute("data-key", name);
-    }
-    known.delete(name);
-    update(element, item);
-    const place: Element | null = before === null ? parent.firstElementChild : before.nextElementSibling;
-    if (place !== element) parent.insertBefore(element, place);
-    before = element;
-  }
-  for (const child of known.values()) child.remove();
-}
-
-const SCALES: [number, string][] = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
-function shown(value: number, unit: string): string {
-  if (unit === "ratio") return `${Math.round(100 * value)} %`;
-  if (unit === "flag") return value ? "yes" : "no";
-  if (unit === "B") {
-    let size = value;
-    for (const name of ["B", "KiB", "MiB", "GiB"]) {
-      if (size < 1024) return `${size < 10 && name !== "B" ? size.toFixed(1) : Math.round(size)} ${name}`;
-      size /= 1024;
-    }
-    return `${size.toFixed(1)} TiB`;
-  }
-  if (unit === "Hz" || unit === "J" || unit === "B/s") {
-    for (const [scale, prefix] of SCALES) if (value >= scale) return `${(value / scale).toFixed(2)} ${prefix}${unit}`;
-  }
-  const text = Number.isInteger(value) ? String(value) : value.toPrecision(3);
-  return unit ? `${text} ${unit}` : text;
-}
-
-const counted = (count: number, what: string): string => `${count} ${what}${count === 1 ? "" : "s"}`;
-
-function lasting(seconds: number): string {
-  if (seconds < 90) return `${Math.round(seconds)} s`;
-  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
-  return seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h` : `${Math.round(seconds / 86400)} d`;
-}
-
 let saying = 0;
 function say(text: string): void {
   put(at("said"), text);
@@ -148,50 +68,43 @@ function complain(error: unknown): void {
 // ---- devices ---------------------------------------------------------------------------------
 
 let state: State | null = null;
-const past = new Map<string, Map<string, number[]>>(); // of plots, by card and key
+// ---- what is looked for ------------------------------------------------------------------------
 
-function remember(card: Card): void {
-  if (card.telemetry === null) return;
-  let plots = past.get(card.name);
-  if (plots === undefined) past.set(card.name, (plots = new Map()));
-  for (const { key } of PLOTS) {
-    const value = card.telemetry.values[key];
-    if (value === undefined) continue;
-    const points = plots.get(key) ?? [];
-    points.push(value);
-    if (points.length > POINTS) points.shift();
-    plots.set(key, points);
-  }
+/** Whether the search and the chosen device let this through. */
+function wanted(device: string, text: string): boolean {
+  const chosen = at<HTMLSelectElement>("device").value;
+  const looked = at<HTMLInputElement>("search").value.trim().toLowerCase();
+  if (chosen && device !== chosen) return false;
+  const whole = `${device} ${text}`.toLowerCase();
+  return looked.split(/\s+/).every((word) => whole.includes(word));
 }
 
-const SVG = "http://www.w3.org/2000/svg";
-function makePlot(title: string): HTMLElement {
-  const image = document.createElementNS(SVG, "svg");
-  image.setAttribute("viewBox", "0 0 100 20");
-  image.setAttribute("preserveAspectRatio", "none");
-  image.setAttribute("role", "img");
-  image.append(document.createElementNS(SVG, "polyline"));
-  return make("p", { class: "plot" }, make("span", { class: "dim" }, `${title} `), make("span", { class: "value" }), image);
+function showDevices(found: State): void {
+  const select = at<HTMLSelectElement>("device");
+  const chosen = select.value;
+  const names = found.cards.map((card) => card.name);
+  sync(select, ["", ...names], (name) => name, (name) => make("option", { value: name, label: name || "all devices" }), () => undefined);
+  select.value = names.includes(chosen) ? chosen : "";
 }
 
-function drawPlot(plot: Element, { title, unit }: Plot, points: number[], most: number | undefined): void {
-  const last = points[points.length - 1] ?? 0;
-  const low = Math.min(...points), high = Math.max(...points);
-  const top = Math.max(most ?? high, 1e-9);
-  const text = most !== undefined && unit !== "ratio" ? `${shown(last, unit)} of ${shown(most, unit)}` : shown(last, unit);
-  const image = plot.querySelector("svg"), line = plot.querySelector("polyline"), value = plot.querySelector(".value");
-  if (image === null || line === null || value === null) return;
-  put(value, text);
-  image.setAttribute("aria-label", `${title}: ${text}; from ${shown(low, unit)} to ${shown(high, unit)} in the last ${lasting(points.length)}`);
-  const place = (point: number, number: number): string =>
-    `${(100 * (number + POINTS - points.length)) / (POINTS - 1)},${19 - (18 * Math.max(0, point)) / top}`;
-  line.setAttribute("points", points.map(place).join(" "));
+function look(): void {
+  if (state !== null) show(state);
+  for (const each of at("events").children) filterEvent(each as HTMLElement);
+}
+
+function filterEvent(element: HTMLElement): void {
+  element.hidden = !wanted(element.dataset["device"] ?? "", element.textContent ?? "");
+}
+
+async function recall(): Promise<void> {
+  merge(await request<Record<string, History>>("GET", "/api/history"));
+  if (state !== null) show(state);
 }
 
 function makeCard(card: Card): Element {
   const name = button(card.name, () => view(card.name), "name");
   return make("li", {}, make("div", { class: "head" }, name), make("p", { class: "line" }, make("span", { class: "state" }), make("span", { class: "who" })),
-    make("p", { class: "why" }), make("p", { class: "trouble" }), make("div", { class: "plots" }), make("p", { class: "dim past" }));
+    make("p", { class: "why" }), make("p", { class: "trouble" }), make("div", { class: "plots" }), make("p", { class: "dim past" }), make("p", { class: "evidence" }));
 }
 
 function stateOf(card: Card): string {
@@ -220,17 +133,26 @@ function fillCard(element: Element, card: Card): void {
   if (known.mtbf_s !== null) facts.push(`every ${lasting(known.mtbf_s)}`);
   if (known.mttr_s !== null) facts.push(`mended in ${lasting(known.mttr_s)}`);
   if (brief && brief.queue_depth) facts.push(`${counted(brief.queue_depth, "submission")} under way`);
+  if (brief && brief.errors) facts.push(`${counted(brief.errors, "fault")} since it was opened`);
+  if (brief && brief.resets) facts.push(counted(brief.resets, "reset"));
   put(part("past"), facts.join(", "));
+  const own = bundlesOf(card.name).length;
+  const texts = own ? [`${counted(own, "bundle")} of evidence`] : [];
+  sync(part("evidence"), texts, () => "bundles", (text) => button(text, () => view(card.name), "link"), put);
 }
 
 function show(found: State): void {
   state = found;
-  found.cards.forEach(remember);
+  for (const { name, telemetry } of found.cards) if (telemetry !== null) remember(name, telemetry.time, telemetry.values);
   put(at("who"), `${found.who.name} (${found.who.role})`);
   const counts = new Map<string, number>();
   for (const card of found.cards) counts.set(card.state, (counts.get(card.state) ?? 0) + 1);
   put(at("summary"), [...counts].map(([name, count]) => `${count} ${name}`).join(", "));
-  sync(at("cards"), found.cards, (card) => card.name, makeCard, fillCard);
+  showDevices(found);
+  const held = (name: string): string => found.leases.filter((each) => each.device === name).map((each) => each.holder).join(" ");
+  const cards = found.cards.filter((card) => wanted(card.name, `${stateOf(card)} ${card.labels.join(" ")} ${card.reason} ${held(card.name)}`));
+  at("no-cards").hidden = cards.length > 0;
+  sync(at("cards"), cards, (card) => card.name, makeCard, fillCard);
   showLeases(found);
   showActions();
 }
@@ -246,9 +168,10 @@ function showLeases(found: State): void {
     cells: [each.device, each.holder, `${each.kind}, waits (priority ${each.priority})`, "", lasting(each.left_s)],
   }));
   at("no-leases").hidden = rows.length > 0;
-  sync(at("leases"), rows, (row) => row.key,
+  const names = ["Device", "Holder", "Kind", "Held", "Left"];
+  sync(at("leases"), rows.filter((row) => wanted(row.cells[0] ?? "", row.cells.join(" "))), (row) => row.key,
     (row) => {
-      const made = make("tr", {}, ...row.cells.map(() => make("td")), make("td"));
+      const made = make("tr", {}, ...names.map((name) => make("td", { "data-name": name })), make("td"));
       if (row.lease && found.who.role === "admin") {
         const press = (): void => ask(`End lease ${row.lease} of ${row.cells[1]} on ${row.cells[0]}? Its work is stopped.`, "End lease", false,
           () => request("POST", `/api/leases/${row.lease}/release`, {}));
@@ -264,11 +187,12 @@ function showLeases(found: State): void {
 let viewed = "";
 function view(name: string): void {
   viewed = name;
-  for (const part of ["view-sensors", "view-firmware", "view-facts"]) at(part).replaceChildren();
+  for (const part of ["view-bundles", "view-sensors", "view-firmware", "view-facts"]) at(part).replaceChildren();
   put(at("view-name"), name);
   const dialog = at<HTMLDialogElement>("view");
   if (!dialog.open) dialog.showModal();
   showActions();
+  showOwnBundles();
   void refresh();
 }
 
@@ -278,8 +202,8 @@ async function refresh(): Promise<void> {
     const found = await request<Whole>("GET", `/api/cards/${encodeURIComponent(name)}`);
     if (name !== viewed) return;
     const samples = found.telemetry?.samples ?? [];
-    rows("view-sensors", samples.map((one) => [one.label ? `${one.name}, ${one.label}` : one.name, shown(one.value, one.unit)]), found.trouble || "The device tells no sensors.");
-    rows("view-facts", Object.entries(found.facts), "The device is not open.");
+    rows("view-sensors", sensorRows(samples), found.trouble || "The device tells no sensors.");
+    rows("view-facts", Object.entries(found.facts).map(([name, value]) => [words(name), value]), "The device is not open.");
     const units = found.firmware ?? [];
     rows("view-firmware", units.map((one) => [one.unit, one.name, one.ok ? one.meaning : `${one.meaning} Try: ${one.remedy}`]), "This driver tells no states.");
     units.forEach((one, number) => at("view-firmware").children[number]?.children[1]?.classList.add(one.ok ? "ok" : "wrong"));
@@ -288,9 +212,14 @@ async function refresh(): Promise<void> {
   }
 }
 
-function rows(id: string, lines: string[][], empty: string): void {
+/** Fill a table. names: of its columns, which a narrow screen shows beside each cell. */
+function rows(id: string, lines: Child[][], empty: string, names: string[] = []): void {
   const given = lines.length ? lines : [[empty]];
-  at(id).replaceChildren(...given.map((cells) => make("tr", {}, ...cells.map((text) => make("td", {}, text)))));
+  const named = (number: number): Record<string, string> => {
+    const name = lines.length ? names[number] : undefined;
+    return name === undefined ? {} : { "data-name": name };
+  };
+  at(id).replaceChildren(...given.map((cells) => make("tr", {}, ...cells.map((cell, number) => make("td", named(number), cell)))));
 }
 
 function showActions(): void {
@@ -304,9 +233,12 @@ function showActions(): void {
     ["Quarantine", card.state !== "off", () => ask(`Take ${card.name} out of use? Its leases end.`, "Quarantine", true, (reason) => request("POST", `${path}/quarantine`, { reason }))],
     ["Try again", card.state === "quarantined", () => ask(`Have ${card.name} recovered and leased again?`, "Try again", false, () => request("POST", `${path}/recover`, {}))],
   ];
-  const allowed = state?.who.role === "admin" ? actions : actions.slice(0, 1);
-  sync(at("view-actions"), allowed, ([text]) => text, ([text, , press]) => button(text, press, text === "Refresh" ? "" : "danger"),
-    (element, [, enabled]) => { (element as HTMLButtonElement).disabled = !enabled; });
+  const allowed = state?.who.role === "admin" ? actions.slice(1) : [];
+  const fill = (element: Element, [, enabled]: [string, boolean, () => void]): void => { (element as HTMLButtonElement).disabled = !enabled; };
+  sync(at("view-actions"), ["harmless", "danger"].filter((each) => each === "harmless" || allowed.length), (each) => each,
+    (each) => make("span", { class: each === "danger" ? "apart" : "", ...(each === "danger" ? { role: "group", "aria-label": "Actions that stop work" } : {}) }),
+    (element, each) => sync(element, each === "danger" ? allowed : actions.slice(0, 1), ([text]) => text,
+      ([text, , press]) => button(text, press, each === "danger" ? "danger" : ""), fill));
 }
 
 // ---- questions -------------------------------------------------------------------------------
@@ -339,25 +271,50 @@ async function answer(): Promise<void> {
 function tell(told: Told): void {
   at("no-events").hidden = true;
   const when = new Date(1000 * told.time);
-  const made = make("li", { class: told.level }, make("time", { datetime: when.toISOString() }, when.toLocaleTimeString()), make("span", { class: "kind" }, told.kind), told.text);
-  if (told.remedy && !told.text.includes(told.remedy)) made.append(make("span", { class: "dim" }, ` ${told.remedy}`));
+  const device = told.fields["device"] ?? "";
+  const made = make("li", { class: told.level, "data-device": device }, make("time", { datetime: when.toISOString() }, stamp(when)), make("span", { class: "kind" }, told.kind), told.text);
+  const more = [];
+  if (told.fields["kernel"]) more.push(`kernel ${told.fields["kernel"]}`);
+  if (told.remedy && !told.text.includes(told.remedy)) more.push(`try: ${told.remedy}`);
+  if (more.length) made.append(make("span", { class: "dim more" }, more.join("; ")));
+  filterEvent(made);
+  if (told.level !== "info") queueBundles();
   const list = at("events");
   list.prepend(made);
   while (list.children.length > EVENTS) list.lastElementChild?.remove();
 }
 
+let bundles: Bundle[] = [];
+const bundlesOf = (name: string): Bundle[] => bundles.filter((each) => each.card === name);
+
+let asking = 0;
+/** Ask for the bundles soon: failures come with several events. */
+function queueBundles(): void {
+  clearTimeout(asking);
+  asking = window.setTimeout(() => void showBundles(), 1000);
+}
+
+function bundleLink(each: Bundle): Child {
+  if (state?.who.role !== "admin") return each.name;
+  return make("a", { href: `/api/bundles/${encodeURIComponent(each.name)}`, download: each.name }, each.name);
+}
+
 async function showBundles(): Promise<void> {
   try {
-    const found = await request<Bundle[]>("GET", "/api/bundles");
-    const admin = state?.who.role === "admin";
-    put(at("bundles-note"), found.length ? "ugpu crash show reads one." : "No failure has left a bundle.");
-    at("bundles").replaceChildren(...found.map((each) => {
-      const link = admin ? make("a", { href: `/api/bundles/${encodeURIComponent(each.name)}`, download: each.name }, each.name) : each.name;
-      return make("tr", {}, ...[each.when, each.device, `${each.error} ${each.message}`, shown(each.size, "B"), link].map((cell) => make("td", {}, cell)));
-    }));
+    bundles = await request<Bundle[]>("GET", "/api/bundles");
   } catch (error) {
-    complain(error);
+    return complain(error);
   }
+  put(at("bundles-note"), bundles.length ? "ugpu crash show reads one." : "No failure has left a bundle.");
+  const cells = (each: Bundle): Child[] => [stampOf(each.when), each.card || `${each.device} (not of this ugpud)`, `${each.error} ${each.message}`, shown(each.size, "B"), bundleLink(each)];
+  rows("bundles", bundles.map(cells), "None.", ["When", "Device", "Error", "Size", "Bundle"]);
+  showOwnBundles();
+  if (state !== null) show(state);
+}
+
+function showOwnBundles(): void {
+  const cells = (each: Bundle): Child[] => [stampOf(each.when), `${each.error} ${each.message}`, bundleLink(each)];
+  rows("view-bundles", bundlesOf(viewed).map(cells), "No failure of this device has left a bundle.", ["When", "Error", "Bundle"]);
 }
 
 async function showVerdicts(): Promise<void> {
@@ -365,7 +322,7 @@ async function showVerdicts(): Promise<void> {
     const found = await request<Verdicts>("GET", "/api/verdicts");
     const worst = (lines: Line[]): string => lines.slice(0, 5).map((each) => `${each.name} (${each.bad} of ${each.runs})`).join(", ") || "none";
     put(at("verdicts-note"), found.configured ? `Flaky tests: ${worst(found.flaky)}. Devices that were sick: ${worst(found.weak)}.` : "No history is configured: verdicts in [page] of ugpud.toml.");
-    rows("verdicts", found.recent.map((each) => [new Date(1000 * each.time).toLocaleString(), each.test, each.verdict, each.devices ?? "", each.reason]), "No verdicts.");
+    rows("verdicts", found.recent.map((each) => [stamp(new Date(1000 * each.time)), each.test, each.verdict, each.devices ?? "", each.reason]), "No verdicts.", ["When", "Test", "Verdict", "Devices", "Reason"]);
   } catch (error) {
     complain(error);
   }
@@ -381,6 +338,7 @@ function watch(): void {
     put(at("link"), "live");
     at("login").hidden = true;
     at("fleet").hidden = at("leave").hidden = false;
+    recall().then(showBundles).catch(complain);
   });
   made.addEventListener("state", (message) => show(JSON.parse(message.data as string) as State));
   made.addEventListener("event", (message) => tell(JSON.parse(message.data as string) as Told));
@@ -406,8 +364,13 @@ function logIn(why: string): void {
   put(at("who"), "");
   at("fleet").hidden = at("leave").hidden = true;
   at("login").hidden = false;
-  put(at("login-error"), why === "not logged in" ? "" : why);
+  refuse(why === "not logged in" ? "" : why);
   at("token").focus();
+}
+
+function refuse(why: string): void {
+  put(at("login-error"), why);
+  at("token").setAttribute("aria-invalid", String(why !== ""));
 }
 
 async function enter(event: SubmitEvent): Promise<void> {
@@ -419,7 +382,7 @@ async function enter(event: SubmitEvent): Promise<void> {
     at("events").replaceChildren();
     watch();
   } catch (error) {
-    put(at("login-error"), error instanceof Refused ? error.message : "ugpud does not answer");
+    refuse(error instanceof Refused ? error.message : "ugpud does not answer");
   }
 }
 
@@ -436,6 +399,8 @@ at("view").addEventListener("close", () => { viewed = ""; });
 at<HTMLSelectElement>("level").addEventListener("change", (event) => {
   at("events").className = `level-${(event.target as HTMLSelectElement).value}`;
 });
+at("search").addEventListener("input", look);
+at("device").addEventListener("change", look);
 at<HTMLDetailsElement>("bundles-part").addEventListener("toggle", () => {
   if (at<HTMLDetailsElement>("bundles-part").open) void showBundles();
 });
