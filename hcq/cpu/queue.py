@@ -46,8 +46,8 @@ from ugpu.hcq.work.command import (
     Timestamp,
     Wait,
 )
+from ugpu.hcq.work.prepared import Repetition
 from ugpu.hcq.work.queue import HardwareQueue, QueueKind, Resident
-from ugpu.hcq.work.repetition import Repetition
 from ugpu.hcq.work.timeline import Timeline
 
 if TYPE_CHECKING:

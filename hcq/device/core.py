@@ -48,9 +48,9 @@ from ugpu.hcq.work.command import (
 from ugpu.hcq.work.graph import Capture, Replay
 from ugpu.hcq.work.losses import Losses
 from ugpu.hcq.work.object_kind import load_program
+from ugpu.hcq.work.prepared import encode_submission, launches_of
 from ugpu.hcq.work.program import Program
 from ugpu.hcq.work.queue import HardwareQueue, Resident
-from ugpu.hcq.work.templates import encode_submission, launches_of
 from ugpu.hcq.work.timeline import Timeline
 
 if TYPE_CHECKING:

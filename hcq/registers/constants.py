@@ -12,10 +12,10 @@ Values are those that the C compiler computes.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ugpu.hcq.registers.fields import Field
-from ugpu.hcq.registers.malformed import Line
+from ugpu.hcq.registers.malformed import DAMAGE, refuse, rows_of
 
 
 class Constants:
@@ -29,11 +29,11 @@ class Constants:
     def __init__(self, text: str, name: str) -> None:
         self.name = name
         # A line is parsed when its name is first used; a table may have ten thousand.
-        lines = (line for line in text.splitlines() if line and not line.startswith("#"))
-        rows = {line.partition(" ")[0]: line for line in lines}
+        rows = rows_of(text)
         self._placing = {key[:-2]: rows.pop(key) for key in [k for k in rows if k.endswith("()")]}
         self._rows = rows
         self._values: dict[str, int] = {}
+        self._whole: dict[str, int] | None = None
         self._groups: dict[str, dict[str, int]] | None = None
         # Names by value, by the prefix and enumeration of the request.
         self._named: dict[tuple[str, str | None], dict[int, list[str]]] = {}
@@ -44,10 +44,25 @@ class Constants:
             row = self._rows.get(name)
             if row is None:
                 return None
-            with Line(self.name, name):
+            try:
                 value = int(row.split(" ", 2)[1], 0)
+            except DAMAGE as error:
+                refuse(self.name, name, error)
             self._values[name] = value
         return value
+
+    def values(self) -> Mapping[str, int]:
+        """Return the values of all names, in the table's order; not to be changed."""
+        if self._whole is None:
+            values: dict[str, int] = {}
+            name = ""
+            try:
+                for name, row in self._rows.items():
+                    values[name] = int(row.split(" ", 2)[1], 0)
+            except DAMAGE as error:
+                refuse(self.name, name, error)
+            self._whole = values
+        return self._whole
 
     def __getattr__(self, name: str) -> int:
         if name.startswith("__") or name in ("_rows", "_placing", "_values"):
@@ -70,9 +85,11 @@ class Constants:
         """Return the bits in which the macro `name(x)` places its argument; KeyError if there is
         none."""
         row = self._placing[name]
-        with Line(self.name, name):
+        try:
             _, lsb, width = row.split()
             return Field(name, int(lsb), int(width))
+        except DAMAGE as error:
+            refuse(self.name, name, error)
 
     def fields(self) -> Iterator[Field]:
         """Return every macro that places its argument."""

@@ -25,7 +25,7 @@ from operator import index
 from typing import Protocol
 
 from ugpu.hcq.errors import BadArgument
-from ugpu.hcq.registers.malformed import Line
+from ugpu.hcq.registers.malformed import DAMAGE, lines_of, refuse
 
 REGISTER_BITS = 32
 _ALL_ONES = (1 << REGISTER_BITS) - 1
@@ -69,24 +69,17 @@ class Field:
 
     def extract(self, value: int) -> int:
         """Take the field out of the word `value`."""
-        return (value >> self.lsb) & self.maximum
+        return (value >> self.lsb) & ((1 << self.width) - 1)
 
     def insert(self, value: int, field: int) -> int:
         """Return `value` with this field set to `field`; BadArgument if it does not fit."""
         field = index(field)  # a NumPy integer would wrap around when shifted
-        if not 0 <= field <= self.maximum:
+        maximum = (1 << self.width) - 1
+        if not 0 <= field <= maximum:
             raise BadArgument(
-                f"field {self.name} must be 0 to {self.maximum:#x}", field=self.name, value=field
+                f"field {self.name} must be 0 to {maximum:#x}", field=self.name, value=field
             )
-        return (value & ~self.mask) | (field << self.lsb)
-
-
-def bits(text: str, least: int) -> int:
-    """Return a number of bits from a table; ValueError if the text is not one."""
-    found = int(text)
-    if not least <= found <= _MOST_BITS:
-        raise ValueError(f"{found} is not a number of bits")
-    return found
+        return (value & ~(maximum << self.lsb)) | (field << self.lsb)
 
 
 class Register:
@@ -98,7 +91,10 @@ class Register:
         self.name = name
         self.offset = offset
         self.segment = segment
-        self.fields: Mapping[str, Field] = {field.name: field for field in fields}
+        by_name: dict[str, Field] = {}
+        for field in fields:
+            by_name[field.name] = field
+        self.fields: Mapping[str, Field] = by_name
 
     @classmethod
     def parse(cls, line: str) -> Register:
@@ -106,9 +102,22 @@ class Register:
         name, offset, segment, *fields = line.split()
         parsed = []
         for text in fields:
-            field, lsb, width = text.split(":")
-            parsed.append(Field(field, bits(lsb, 0), bits(width, 1)))
+            field, lsb_text, width_text = text.split(":")
+            lsb, width = int(lsb_text), int(width_text)
+            if not 0 <= lsb <= _MOST_BITS:
+                raise ValueError(f"{lsb} is not a number of bits")
+            if not 1 <= width <= _MOST_BITS:
+                raise ValueError(f"{width} is not a number of bits")
+            parsed.append(Field(field, lsb, width))
         return cls(name, int(offset, 16), int(segment), parsed)
+
+    @property
+    def defined(self) -> int:
+        """The bits of all fields; 0 if the register has none."""
+        mask = 0
+        for field in self.fields.values():
+            mask |= ((1 << field.width) - 1) << field.lsb
+        return mask
 
     def field(self, name: str) -> Field:
         """Find a field; BadArgument lists the existing ones."""
@@ -128,7 +137,7 @@ class Register:
                 "a register value must fit in 32 bits", register=self.name, value=value
             )
         for name, content in fields.items():
-            value = self.field(name).insert(value, content)
+            value = (self.fields.get(name) or self.field(name)).insert(value, content)
         return value
 
     def encode(self, **fields: int) -> int:
@@ -194,6 +203,7 @@ class RegisterMap:
     def __init__(self, text: str, name: str) -> None:
         self._text = text
         self._names: tuple[str, ...] | None = None
+        self._places: dict[str, tuple[int, int]] | None = None
         self._by_place: dict[tuple[int, int], str] | None = None
         self.name = name
 
@@ -225,8 +235,10 @@ class RegisterMap:
         line = None if not name or name.startswith("#") else self._line(name)
         if line is None:
             return None
-        with Line(self.name, name):
+        try:
             register = Register.parse(line)
+        except DAMAGE as error:
+            refuse(self.name, name, error)
         self.__dict__[name] = register
         return register
 
@@ -254,10 +266,7 @@ class RegisterMap:
 
     def _all_names(self) -> tuple[str, ...]:
         if self._names is None:
-            lines = self._text.splitlines()
-            self._names = tuple(
-                line.partition(" ")[0] for line in lines if line and not line.startswith("#")
-            )
+            self._names = tuple([line.partition(" ")[0] for line in lines_of(self._text)])
         return self._names
 
     def __iter__(self) -> Iterator[str]:
@@ -272,18 +281,34 @@ class RegisterMap:
     def __repr__(self) -> str:
         return f"<RegisterMap {self.name}, {len(self)} registers>"
 
+    def places(self) -> Mapping[str, tuple[int, int]]:
+        """Return the segment and offset of each register, without parsing their fields."""
+        if self._places is None:
+            places: dict[str, tuple[int, int]] = {}
+            line = ""
+            try:
+                for line in lines_of(self._text):
+                    name, offset, segment = line.split(" ", 3)[:3]
+                    places[name] = int(segment), int(offset, 16)
+            except DAMAGE as error:
+                refuse(self.name, line.partition(" ")[0], error)
+            self._places = places
+        return self._places
+
+    def place(self, name: str) -> tuple[int, int]:
+        """Return the segment and offset of a register; KeyError with near names if there is
+        none."""
+        place = (self._places or self.places()).get(name)
+        if place is None:
+            raise KeyError(self._unknown(name))
+        return place
+
     def find(self, offset: int, segment: int) -> Register | None:
         """Find the register at an offset and segment; if several share it, the first by name."""
         if self._by_place is None:
-            places: dict[tuple[int, int], str] = {}
-            for line in self._text.splitlines():
-                if line and not line.startswith("#"):
-                    with Line(self.name, line.partition(" ")[0]):
-                        name, at, within = line.split(" ", 3)[:3]
-                        places.setdefault((int(within), int(at, 16)), name)
-            self._by_place = places
-        name = self._by_place.get((segment, offset), "")
-        return self.get(name)
+            places = [*self.places().items()]
+            self._by_place = {place: name for name, place in reversed(places)}
+        return self.get(self._by_place.get((segment, offset), ""))
 
 
 class BoundRegister:

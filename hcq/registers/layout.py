@@ -25,7 +25,7 @@ from operator import index
 from typing import Any, Generic, TypeVar, cast
 
 from ugpu.hcq.errors import BadArgument
-from ugpu.hcq.registers.malformed import Line
+from ugpu.hcq.registers.malformed import DAMAGE, refuse, rows_of
 
 _SCALARS = {
     "u8": struct.Struct("<B"),
@@ -40,6 +40,7 @@ _SCALARS = {
     "f64": struct.Struct("<d"),
 }
 _TYPE = re.compile(r"(@?[\w.]+)((?:\[\d+\])*)")
+_COUNT = re.compile(r"\d+")
 _STEP = re.compile(r"\.?([A-Za-z_]\w*)|\[(\d+)\]")
 
 
@@ -321,8 +322,7 @@ class Layouts:
 
     def __init__(self, text: str, name: str) -> None:
         self.name = name
-        lines = (line for line in text.splitlines() if line and not line.startswith("#"))
-        self._rows = {line.partition(" ")[0]: line for line in lines}
+        self._rows = rows_of(text)
 
     def get(self, name: str) -> Layout[Any] | None:
         """Find a layout by name, or None."""
@@ -332,9 +332,11 @@ class Layouts:
         row = self._rows.get(name)
         if row is None:
             return None
-        with Line(self.name, name):
+        try:
             _, size, *members = row.split()
             made = self[members[0]] if size == "=" else self._parse(name, int(size), members)
+        except DAMAGE as error:
+            refuse(self.name, name, error)
         self.__dict__[name] = made
         return made
 
@@ -347,7 +349,7 @@ class Layouts:
                 raise BadArgument(f"{self.name}: {name} has a malformed member", member=text)
             kind = match[1].removeprefix("@")
             nested = self[kind] if match[1].startswith("@") else None
-            dimensions = tuple(int(count) for count in re.findall(r"\d+", match[2]))
+            dimensions = tuple(map(int, _COUNT.findall(match[2])))
             bit, width = (int(bits[0]), int(bits[1])) if bits else (0, 0)
             fields[field] = Member(field, kind, dimensions, int(offset), nested, bit, width)
         return Layout(name, size, fields)

@@ -54,7 +54,7 @@ class Kernel:
     details: Any = None  # driver-specific: opaque to all other code
     templates: dict[Any, CommandBuffer] = field(
         default_factory=dict, repr=False
-    )  # hcq.work.templates
+    )  # hcq.work.prepared
 
     @cached_property
     def places(self) -> list[tuple[int, int, bool, str]] | None:

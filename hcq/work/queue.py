@@ -29,8 +29,8 @@ from ugpu.hcq.work.command import (
     values_of,
 )
 from ugpu.hcq.work.graph import CAPTURED
+from ugpu.hcq.work.prepared import Repetition
 from ugpu.hcq.work.program import Kernel, pack_arguments
-from ugpu.hcq.work.repetition import Repetition
 from ugpu.hcq.work.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class HardwareQueue(ABC):
     name: str
     timeline: Timeline
     intent: object | None = None
-    reuses_launches = False  # whether launches of one shape share an image: hcq.work.templates
+    reuses_launches = False  # whether launches of one shape share an image: hcq.work.prepared
 
     @abstractmethod
     def encode(self, commands: Sequence[Command]) -> CommandBuffer:

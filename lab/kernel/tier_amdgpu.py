@@ -68,7 +68,7 @@ class Trace:
         place = f"bar{access.window} {access.offset:#x}"
         if access.window == REGISTER_BAR:
             owner = self._chip.space.owner(access.offset >> 2)
-            place = f"{owner[0]}.{owner[1].name}" if owner else f"nobody's {access.offset:#x}"
+            place = f"{owner[0]}.{owner[1]}" if owner else f"nobody's {access.offset:#x}"
         elif access.window != DOORBELL_BAR:
             return
         verb = "<-" if access.is_write else "->"

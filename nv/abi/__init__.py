@@ -114,8 +114,8 @@ def _names(table: str) -> dict[int, str]:
     text = (_FOLDER / f"{table}.constants.txt").read_text(encoding="ascii")
     constants = Constants(text, table)
     found: dict[int, str] = {}
-    for name in constants:
-        found.setdefault(constants[name], name)
+    for name, number in constants.values().items():
+        found.setdefault(number, name)
     return found
 
 

@@ -22,7 +22,7 @@ from operator import index as whole
 from typing import TypeVar
 
 from ugpu.hcq.errors import BadArgument
-from ugpu.hcq.registers.malformed import Line
+from ugpu.hcq.registers.malformed import DAMAGE, refuse, rows_of
 
 Raw = bytearray | memoryview
 _T = TypeVar("_T")
@@ -46,8 +46,11 @@ class BitField:
         name, lsb, rest = place.split(":")
         width, _, array = rest.partition("+")
         stride, _, count = array.partition("*")
-        pairs = (pair.rpartition(":") for pair in listed.split(",") if pair)
-        values = {key: int(number, 0) for key, _, number in pairs}
+        values: dict[str, int] = {}
+        if listed:
+            for pair in filter(None, listed.split(",")):
+                key, _, number = pair.rpartition(":")
+                values[key] = int(number, 0)
         return cls(name, int(lsb), int(width), int(stride or 0), int(count or 1), values)
 
     @property
@@ -204,8 +207,7 @@ class BitTable:
 
     def __init__(self, text: str, name: str) -> None:
         self.name = name
-        lines = (line for line in text.splitlines() if line and not line.startswith("#"))
-        self._rows = {line.partition(" ")[0]: line for line in lines}
+        self._rows = rows_of(text)
         self._parsed: dict[str, Method | Descriptor] = {}
         self._offsets: list[tuple[int, int, str]] = []
 
@@ -213,7 +215,7 @@ class BitTable:
         found = self._parsed.get(name)
         if found is None:
             row = _found(self._rows, name, self.name, "entry")
-            with Line(self.name, name):
+            try:
                 _, head, *words = row.split(" ")
                 fields = {field.name: field for field in map(BitField.parse, words)}
                 if head.startswith(":"):
@@ -221,6 +223,8 @@ class BitTable:
                 else:
                     offset, _, stride = head.partition("+")
                     found = Method(name, int(offset, 16), int(stride or 0), fields)
+            except DAMAGE as error:
+                refuse(self.name, name, error)
             self._parsed[name] = found
         return found
 
@@ -238,20 +242,27 @@ class BitTable:
             raise BadArgument(f"{self.name}: {name} is a method, not a descriptor")
         return found
 
+    def _places(self) -> list[tuple[int, int, str]]:
+        """Return the offset, stride and name of each method."""
+        places = []
+        name = ""
+        try:
+            for name, row in self._rows.items():
+                head = row.split(" ", 2)[1]
+                if not head.startswith(":"):
+                    offset, _, stride = head.partition("+")
+                    places.append((int(offset, 16), int(stride or 0), name))
+        except DAMAGE as error:
+            refuse(self.name, name, error)
+        return places
+
     def find(self, offset: int) -> tuple[Method, int] | None:
         """Return the method at a byte offset and the array element there; None if there is none.
 
         The headers do not give the length of an array: it extends to the next method of the class.
         """
         if not self._offsets:
-            rows = []
-            for name, row in self._rows.items():
-                with Line(self.name, name):
-                    head = row.split(" ", 2)[1]
-                    if not head.startswith(":"):
-                        place, _, step = head.partition("+")
-                        rows.append((int(place, 16), int(step or 0), name))
-            self._offsets = sorted(rows)
+            self._offsets = sorted(self._places())
         end = bisect_right(self._offsets, (offset, 1 << 32, ""))
         for start, stride, name in reversed(self._offsets[:end]):
             if start == offset:

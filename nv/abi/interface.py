@@ -14,6 +14,7 @@ from pathlib import Path
 from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.registers.constants import Constants
 from ugpu.hcq.registers.layout import Layouts
+from ugpu.hcq.registers.malformed import lines_of, rows_of
 
 BASE = "570"
 _READ_WRITE = 3
@@ -48,10 +49,9 @@ class ClassRule:
 
 
 def _lines(text: str, words: int) -> dict[str, str]:
-    rows = (line for line in text.splitlines() if line and not line.startswith("#"))
     if words == 1:
-        return {line.partition(" ")[0]: line for line in rows}
-    return {" ".join(line.split(" ", words)[:words]): line for line in rows}
+        return rows_of(text)
+    return {" ".join(line.split(" ", words)[:words]): line for line in lines_of(text)}
 
 
 def merge(base: str, change: str, words: int = 1) -> str:
@@ -183,11 +183,10 @@ class Abi:
     @cached_property
     def _control_names(self) -> dict[int, str]:
         found: dict[int, str] = {}
-        for name in self.constants:
-            if "_CTRL_CMD_" in name:
-                number = self.constants[name]
-                if number in self.controls:
-                    found.setdefault(number, name)
+        controls = self.controls
+        for name, number in self.constants.values().items():
+            if "_CTRL_CMD_" in name and number in controls:
+                found.setdefault(number, name)
         return found
 
     def __repr__(self) -> str:

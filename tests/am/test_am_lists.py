@@ -54,14 +54,14 @@ def test_a_boot_by_lists_sets_the_chip_up_as_one_without() -> None:
                     for index, value in made.space._values.items()
                     if (owner := made.space.owner(index)) is not None
                     and owner[0] in blocks
-                    and not owner[1].name.startswith(DIFFERENT)
+                    and not owner[1].startswith(DIFFERENT)
                 }
             )
         made.close()
     plain, listed = found
     assert units[0] == units[1]
     assert told[0] == told[1] and all(told[0])
-    assert {made.space.owner(i)[1].name for i in plain if plain[i] != listed.get(i)} == set()
+    assert {made.space.owner(i)[1] for i in plain if plain[i] != listed.get(i)} == set()
 
 
 #: addresses of memory that both allocate in another order, what the queue of lists has, and the

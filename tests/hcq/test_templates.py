@@ -12,8 +12,8 @@ from ugpu import hcq
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, Closed
 from ugpu.hcq.work.command import Command, CommandBuffer
+from ugpu.hcq.work.prepared import _MOST_SHAPES
 from ugpu.hcq.work.program import Kernel, Parameter
-from ugpu.hcq.work.templates import _MOST_SHAPES
 
 COUNT = 64
 

@@ -201,7 +201,9 @@ class Chip(Board):
     def read_register(self, index: int) -> int:
         """Read one register over the bus. index: in dwords."""
         with self.lock:
-            self._count_access()
+            self.accesses += 1
+            if self.accesses == self.faults.lost_at_access:
+                self.unplug()
             if self._blackout or self.lost or not self.config.memory_enabled:
                 return ALL_ONES
             if self.accesses == self.faults.ones_at_access:
@@ -211,14 +213,11 @@ class Chip(Board):
     def write_register(self, index: int, value: int) -> None:
         """Write one register over the bus."""
         with self.lock:
-            self._count_access()
+            self.accesses += 1
+            if self.accesses == self.faults.lost_at_access:
+                self.unplug()
             if not (self._blackout or self.lost) and self.config.memory_enabled:
                 self.space.write(index, value)
-
-    def _count_access(self) -> None:
-        self.accesses += 1
-        if self.accesses == self.faults.lost_at_access:
-            self.unplug()
 
     def revoked(self, host: int, size: int) -> None:
         """Invalidate cached translations because host memory was unmapped from the card."""

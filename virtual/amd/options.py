@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn, Self
 
 from ugpu.am.chips.facts import ChipFacts
@@ -112,7 +112,7 @@ class FaultPlan:
 
     @classmethod
     def _check(cls, name: str) -> None:
-        known = [field.name for field in fields(cls)]
+        known = cls.__dataclass_fields__
         if name not in known:
             _refuse("fault", name, known)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
+from operator import itemgetter
 
 from ugpu.hcq.registers.fields import Register, RegisterMap
 from ugpu.virtual.amd.objections import Level, Objections
@@ -20,7 +21,8 @@ class _Places:
     def __init__(self, blocks: _Blocks) -> None:
         self.blocks = {name: (table, bases) for name, table, bases in blocks}
         self._indices: dict[tuple[str, str], int] = {}
-        self._owners: dict[int, tuple[str, Register] | None] = {}
+        self._names: dict[int, tuple[str, str]] = {}  # of several names of a place, one in use
+        self._prefixed: dict[tuple[str, str], dict[int, int]] = {}
 
     @staticmethod
     @cache
@@ -33,26 +35,39 @@ class _Places:
         found = self._indices.get((block, name))
         if found is None:
             table, bases = self.blocks[block]
-            register = table[name]
-            found = bases[register.segment] + register.offset
+            segment, offset = table.place(name)
+            found = bases[segment] + offset
             self._indices[block, name] = found
-            self._owners.setdefault(found, (block, register))  # of several names, one in use
+            self._names.setdefault(found, (block, name))
         return found
 
-    def owner(self, index: int) -> tuple[str, Register] | None:
-        """Return the block and register at an index, or None."""
-        if index not in self._owners:
-            self._owners[index] = self._find(index)
-        return self._owners[index]
+    def zeros(self, block: str, prefix: str) -> Mapping[int, int]:
+        """Return a zero for the index of each register whose name begins with `prefix`."""
+        zeros = self._prefixed.get((block, prefix))
+        if zeros is None:
+            table, bases = self.blocks[block]
+            zeros = {}
+            for name, (segment, offset) in table.places().items():
+                if name.startswith(prefix):
+                    index = bases[segment] + offset
+                    zeros[index] = 0
+                    self._names.setdefault(index, (block, name))
+            self._prefixed[block, prefix] = zeros
+        return zeros
 
-    def _find(self, index: int) -> tuple[str, Register] | None:
+    def owner(self, index: int) -> tuple[str, str] | None:
+        """Return the names of the block and the register at an index, or None."""
+        return self._names.get(index) or self._first.get(index)
+
+    @cached_property
+    def _first(self) -> dict[int, tuple[str, str]]:
+        """The first names of each place, by block, segment and name."""
+        first: dict[int, tuple[str, str]] = {}
         for block, (table, bases) in self.blocks.items():
-            for segment, base in enumerate(bases):
-                if index >= base:
-                    register = table.find(index - base, segment)
-                    if register is not None:
-                        return block, register
-        return None
+            for name, (segment, offset) in sorted(table.places().items(), key=itemgetter(1)):
+                if segment < len(bases):
+                    first.setdefault(bases[segment] + offset, (block, name))
+        return first
 
 
 class RegisterSpace:
@@ -94,19 +109,19 @@ class RegisterSpace:
         """Return the register's description."""
         return self._places.blocks[block][0][name]
 
-    def owner(self, index: int) -> tuple[str, Register] | None:
-        """Return the block and register at an index, or None."""
+    def owner(self, index: int) -> tuple[str, str] | None:
+        """Return the names of the block and the register at an index, or None."""
         return self._places.owner(index)
 
     # ---- behaviour ----------------------------------------------------------------------------
 
     def on_read(self, block: str, name: str, reader: Reader) -> None:
         """Let `reader` answer reads of a register."""
-        self._readers[self.index(block, name)] = reader
+        self._readers[self._places.index(block, name)] = reader
 
     def on_write(self, block: str, name: str, writer: Writer) -> None:
         """Call `writer` with each value written, after it was latched."""
-        self._writers[self.index(block, name)] = writer
+        self._writers[self._places.index(block, name)] = writer
 
     def on_write_at(self, index: int, writer: Writer | None) -> None:
         """Set or remove the write handler of an index that no table names."""
@@ -136,10 +151,14 @@ class RegisterSpace:
         """Set the latch without calling the write handler."""
         self._values[index] = value & ALL_ONES
 
+    def clear_prefixed(self, block: str, prefix: str) -> None:
+        """Set all latches of a block whose names begin with `prefix` to zero."""
+        self._values.update(self._places.zeros(block, prefix))
+
     def clear(self, block: str) -> None:
         """Set all latches of a block to zero."""
         for index in list(self._values):
-            owner = self.owner(index)
+            owner = self._places.owner(index)
             if owner is not None and owner[0] == block:
                 self._values[index] = 0
 
@@ -168,9 +187,9 @@ class RegisterSpace:
         if self.closed or self._read_only:
             if index in self._read_only:
                 return
-            owner = self.owner(index)
+            owner = self._places.owner(index)
             if owner is not None and owner[0] in self.closed:
-                text = f"{owner[1].name} written with {value:#x} before {owner[0]} is up"
+                text = f"{owner[1]} written with {value:#x} before {owner[0]} is up"
                 self._objections.record(Level.FAULT, text)
                 return
         self._values[index] = value
@@ -183,27 +202,26 @@ class RegisterSpace:
         owner = self.owner(index)
         if owner is None or owner[0] not in self.unpowered:
             return False
-        text = f"{owner[1].name} {how} while {owner[0]} has no power (GFXOFF)"
+        text = f"{owner[1]} {how} while {owner[0]} has no power (GFXOFF)"
         # Linux 6.12 does this when its driver is unloaded: see virtual.amd.firmware.gfxoff
         self._objections.record(Level.VIOLATION, text)
         return True
 
     def _touch(self, index: int, how: str) -> int:
         """Look up the owner and the defined bits of a register at its first access."""
-        owner = self.owner(index)
+        owner = self._places.owner(index)
         if owner is None:
             text = f"register {index:#x} {how}: no block has one there"
             self._objections.record(Level.VIOLATION, text)
             self._undefined[index] = 0
             return 0
-        defined = 0
-        for field in owner[1].fields.values():
-            defined |= field.mask
+        block, name = owner
+        defined = self._places.blocks[block][0][name].defined
         self._undefined[index] = ALL_ONES & ~defined if defined else 0
         return self._values.setdefault(index, 0)
 
     def _note(self, index: int, bits: int) -> None:
         owner = self.owner(index)
-        name = owner[1].name if owner is not None else f"{index:#x}"
+        name = owner[1] if owner is not None else f"{index:#x}"
         text = f"{name}: undefined bits {bits:#x} written as ones"
         self._objections.record(Level.NOTE, text)

@@ -59,9 +59,8 @@ class ConfigSpace:
     def bar_size(self, index: int) -> int:
         """Return the size in bytes that a BAR decodes; 0 if the BAR does not exist."""
         options = self._chip.options
-        if index == 5:  # each register access checks it
-            return options.registers
-        return {0: self._vram_bar, 2: options.doorbells, 4: _IO_SIZE}.get(index, 0)
+        sizes = {0: self._vram_bar, 2: options.doorbells, 4: _IO_SIZE, 5: options.registers}
+        return sizes.get(index, 0)
 
     # ---- resets -------------------------------------------------------------------------------
 

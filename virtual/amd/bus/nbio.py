@@ -119,7 +119,7 @@ class Nbio(Block):
             return  # its location without remapping
         owner = space.owner(place)
         if owner is not None:
-            self.chip.fault(f"HDP flush moved onto a register, {owner[1].name}")
+            self.chip.fault(f"HDP flush moved onto a register, {owner[1]}")
             return
         self._flush_location = place
         space.on_write_at(place, self._flush)

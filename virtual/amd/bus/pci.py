@@ -99,6 +99,11 @@ class RegisterWindow(_BarWindow):
         super().__init__(chip, index)
         self._size = chip.options.registers
 
+    @property
+    def size(self) -> int:
+        """Size in bytes of all registers."""
+        return self._chip.options.registers
+
     def close(self) -> None:
         """Refuse further accesses; idempotent."""
         super().close()

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from ugpu.hcq.device.core import core_of
 from ugpu.hcq.device.device import Device
-from ugpu.hcq.device.prepared import Placed
 from ugpu.hcq.errors import BadArgument, Closed, OutOfMemory, UgpuError
 from ugpu.hcq.remote import failures
 from ugpu.hcq.remote.queue import OUTSTANDING
@@ -27,6 +26,7 @@ from ugpu.hcq.remote.wire import Bytes
 from ugpu.hcq.state import threads
 from ugpu.hcq.state.ladder import Level
 from ugpu.hcq.work.command import Command, Signal, Symbol, Wait
+from ugpu.hcq.work.prepared import Placed
 from ugpu.hcq.work.queue import HardwareQueue
 from ugpu.hcq.work.timeline import Timeline
 from ugpu.tools.service.daemon.clients.commands import Decoder, Scope, table_of
@@ -212,7 +212,7 @@ class Work:
         size = prepared.words.nbytes
         if self._placed + size <= PLACED:
             with contextlib.suppress(OutOfMemory):
-                image.placed, image.size = Placed(self.core, line.hardware, prepared), size
+                image.placed, image.size = Placed(line.hardware, prepared), size
                 self._placed += size
 
         def run(given: Sequence[int]) -> int:

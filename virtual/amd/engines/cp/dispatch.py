@@ -70,9 +70,7 @@ class ShRegisters:
             index = register.offset + GC_SEGMENT0 - SH_REGISTERS.start
             if register.segment != 0 or not 0 <= index < SH_COUNT:
                 continue
-            defined = 0
-            for field in register.fields.values():
-                defined |= field.mask
+            defined = register.defined
             undefined = 0xFFFF_FFFF & ~defined if defined else 0
             self.known[index] = ShadowRegister(name, register, undefined)
             self.undefined[index] = undefined

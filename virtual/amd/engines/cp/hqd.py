@@ -261,8 +261,8 @@ class Slot:
             owner = self.mec.chip.space.owner(
                 self.mec.index("CP_MQD_BASE_ADDR") + dword - MQD_FIRST_HQD
             )
-            if owner is not None and owner[1].name not in ("CP_HQD_ACTIVE", *POINTERS):
-                self.values[owner[1].name] = words[dword]
+            if owner is not None and owner[1] not in ("CP_HQD_ACTIVE", *POINTERS):
+                self.values[owner[1]] = words[dword]
         if self._mqd_address() != mqd:
             self._flag(f"MQD at {mqd:#x} says that it is at {self._mqd_address():#x}")
         pointer, fault = hub.read(0, wptr, 8, CLIENT_CPC)

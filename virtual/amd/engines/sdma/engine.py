@@ -6,11 +6,9 @@ irqsrcs_gfx_11_0_0.h.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING
 
-from ugpu.am import regs
-from ugpu.hcq.registers.fields import RegisterMap, RegisterValue
+from ugpu.hcq.registers.fields import RegisterValue
 from ugpu.virtual.amd.block import Block, Reset
 from ugpu.virtual.amd.engines.engine import MemoryWritten
 from ugpu.virtual.amd.engines.sdma.queue import SdmaQueue
@@ -36,11 +34,6 @@ QUEUES = 8
 L2_POLICIES = (2, 3)
 
 
-@cache
-def _beginning_with(table: RegisterMap, prefix: str) -> tuple[str, ...]:
-    return tuple(name for name in table if name.startswith(prefix))
-
-
 class Sdma(Block):
     """One copy engine, `chip.sdma[instance]`."""
 
@@ -51,8 +44,6 @@ class Sdma(Block):
         self.client = 13 + instance  # client of the graphics hub (Linux 6.12 gfxhub_v3_0.c)
         self.retired: list[SdmaQueue] = []
         self._halted = True
-        table = regs.load(chip.facts.table("GC"))
-        self._registers = _beginning_with(table, f"SDMA{instance}_")
         write = self._on_write
         write("F32_CNTL", self._f32_control)
         write("FREEZE", self._freeze)
@@ -83,8 +74,7 @@ class Sdma(Block):
     def reset(self, scope: Reset) -> None:
         """Discard the queues and halt the engine."""
         self.chip.faults.sdma_crashed = False
-        for register in self._registers:
-            self.set(register, 0)
+        self.chip.space.clear_prefixed(self.block, self._name(""))
         for name, value in POWER_ON.items():
             self.set(self._name(name), value)
         for slot in self.slots:

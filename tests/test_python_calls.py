@@ -1,0 +1,42 @@
+"""What a first open and the most frequent acts cost in Python calls, which no host changes.
+
+An open parses register tables, so that a call for each of their lines would show. Each bound is
+what was counted, and 15% of room; Python 3.12 and later need fewer calls.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+MOST = {
+    "virtual:navi31": {
+        "open": 35_800,
+        "launch": 150,
+        "wait": 60,
+        "copy in": 520,
+        "copy out": 440,
+        "replay": 170,
+    },
+    "virtual:gh100": {
+        "open": 23_900,
+        "launch": 60,
+        "wait": 32,
+        "copy in": 320,
+        "copy out": 250,
+        "replay": 66,
+    },
+}
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_python_calls_of_hot_paths(name: str) -> None:
+    command = [sys.executable, "-m", "tests.support.python_calls", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    counts = json.loads(done.stdout)
+    most = MOST[name]
+    assert counts.keys() == most.keys()
+    assert {act: counts[act] for act in most if counts[act] > most[act]} == {}, counts
