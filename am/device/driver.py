@@ -32,7 +32,7 @@ from ugpu.am.work.queues import Queues
 from ugpu.hcq.copies.transfer import Transfer
 from ugpu.hcq.device.driver import Driver
 from ugpu.hcq.errors import ChipError, DeviceLost, LinkError, NotSupported, UgpuError
-from ugpu.hcq.state.ladder import Attempt, Diagnosis, Level, Planned, Recovery
+from ugpu.hcq.state.ladder import Attempt, Diagnosis, Level, Planned
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.state.target import TargetSpec, matrix_family
 from ugpu.hcq.state.telemetry import Sensor
@@ -40,6 +40,7 @@ from ugpu.hcq.transport.life import absence_of
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.program import Program
 from ugpu.hcq.work.queue import HardwareQueue, QueueKind
+from ugpu.hcq.work.recovery import Recovery
 from ugpu.hcq.work.timeline import Timeline
 
 if TYPE_CHECKING:

@@ -23,11 +23,12 @@ from ugpu.am.units.smu.thermal import WHOLE_CARD
 from ugpu.am.work import proof
 from ugpu.am.work.queue import ComputeQueue
 from ugpu.hcq.errors import ChipError, DeviceLost, NotSupported, OverTemperature
-from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned, Recovery
+from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.transport.base import ResetKind
 from ugpu.hcq.transport.pci.config import capability
 from ugpu.hcq.uapi import constants
+from ugpu.hcq.work.recovery import Recovery
 
 if TYPE_CHECKING:
     from ugpu.am.device.driver import AmDriver

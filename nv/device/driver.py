@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ugpu.hcq.device.driver import Driver
 from ugpu.hcq.errors import AccessDenied, DeviceLost, DriverRefused, NotSupported, UgpuError
-from ugpu.hcq.state.ladder import Diagnosis, Level, Planned, Recovery
+from ugpu.hcq.state.ladder import Diagnosis, Level, Planned
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.state.target import TargetSpec, ptx_target
 from ugpu.hcq.state.telemetry import Sensor
@@ -24,6 +24,7 @@ from ugpu.hcq.transport.node import Reopenable
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.program import Program
 from ugpu.hcq.work.queue import HardwareQueue, QueueKind
+from ugpu.hcq.work.recovery import Recovery
 from ugpu.hcq.work.timeline import Timeline
 from ugpu.nv.device.sensors import describe, make_sensors
 from ugpu.nv.failure import reset

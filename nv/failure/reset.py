@@ -13,8 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ugpu.hcq.errors import ChipError, DeviceLost, NotSupported
-from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned, Recovery
+from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned
 from ugpu.hcq.work.queue import QueueKind
+from ugpu.hcq.work.recovery import Recovery
 from ugpu.nv.rm.client import GONE
 from ugpu.nv.work import proof
 

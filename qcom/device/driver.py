@@ -41,7 +41,8 @@ from ugpu.qcom.work.queue import AdrenoQueue, Dispatcher
 
 if TYPE_CHECKING:
     from ugpu.hcq.disk.bundle import Evidence
-    from ugpu.hcq.state.ladder import Diagnosis, Level, Planned, Recovery
+    from ugpu.hcq.state.ladder import Diagnosis, Level, Planned
+    from ugpu.hcq.work.recovery import Recovery
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from ugpu.hcq.disk.bundle import Evidence
 from ugpu.hcq.errors import ChipError, DeviceHang, NotSupported, PageFault, UgpuError
 from ugpu.hcq.state.instruction import take_culprit
-from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned, Recovery
+from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned
+from ugpu.hcq.work.recovery import Recovery
 from ugpu.hcq.work.timeline import Timeline
 from ugpu.qcom.kernel_driver.interface import ResetState
 from ugpu.qcom.work import proof
