@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ugpu.hcq.device.driver import Driver
 from ugpu.hcq.errors import AccessDenied, DeviceLost, DriverRefused, NotSupported, UgpuError
 from ugpu.hcq.state.ladder import Diagnosis, Level, Planned
 from ugpu.hcq.state.memory import Placement, VirtAddr
@@ -40,6 +39,7 @@ from ugpu.nv.rm.memory import Memory, allocate
 from ugpu.nv.rm.session import LOCAL_WINDOW, SHARED_WINDOW, Region, Session
 from ugpu.nv.rm.shared_data import SharedData
 from ugpu.nv.work.cleaner import Cleaner
+from ugpu.nv.work.holder import WorkHolder
 from ugpu.nv.work.programs import Programs
 from ugpu.nv.work.queue import ChannelQueue
 
@@ -56,8 +56,10 @@ _PAUSE_S, _LONG_PAUSE_S = 5e-5, 5e-4
 StageHook = Callable[[str, float], None]
 
 
-class NvDriver(Driver):
+class NvDriver(WorkHolder):
     """Driver of one GPU. boot_stages: (name, seconds) of each stage of the start."""
+
+    faults: Faults
 
     def __init__(
         self,
@@ -376,7 +378,7 @@ class NvDriver(Driver):
     def evidence(self, error: UgpuError) -> Evidence:
         from ugpu.nv.failure.evidence import gather  # a working device does not need it
 
-        return gather(self, error)
+        return gather(self, self.faults, error)
 
     # ---- rest --------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from ugpu.nv.rm.memory import Memory, allocate
 from ugpu.nv.rm.session import Region
 
 if TYPE_CHECKING:
-    from ugpu.nv.device.driver import NvDriver
+    from ugpu.nv.work.holder import WorkHolder
     from ugpu.nv.work.queue import ChannelQueue
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def _wait(queue: ChannelQueue, value: int) -> None:
 class Programs:
     """All programs of a device, and one block of local memory for the kernel that needs most."""
 
-    def __init__(self, driver: NvDriver) -> None:
+    def __init__(self, driver: WorkHolder) -> None:
         self.driver = driver
         self.output = Output(driver)
         self.heap = Heap(driver)

@@ -32,7 +32,7 @@ from ugpu.nv.rm.memory import Memory, allocate
 from ugpu.nv.rm.session import Region
 
 if TYPE_CHECKING:
-    from ugpu.nv.device.driver import NvDriver
+    from ugpu.nv.work.holder import WorkHolder
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Progress:
     xid: int | None
 
 
-def command_memory(driver: NvDriver, size: int) -> Memory:
+def command_memory(driver: WorkHolder, size: int) -> Memory:
     """Allocate memory for images that the host writes, with the device's `command_placement`.
 
     Host memory is used if video memory or the window to it is exhausted.
@@ -120,12 +120,12 @@ class ChannelQueue(HardwareQueue):
     overlap the launch before it unless a Barrier stands between.
     """
 
-    driver: NvDriver
+    driver: WorkHolder
     intent: Submission | None = None
     reuses_launches = True
 
     def __init__(
-        self, driver: NvDriver, name: str, kind: QueueKind, engine: int, classes: Classes
+        self, driver: WorkHolder, name: str, kind: QueueKind, engine: int, classes: Classes
     ) -> None:
         self.core, self.driver = driver.core, driver
         self.name = name
@@ -146,7 +146,7 @@ class ChannelQueue(HardwareQueue):
             self.close()
             raise
 
-    def _make(self, driver: NvDriver) -> None:
+    def _make(self, driver: WorkHolder) -> None:
         gpu = driver.gpu
         self.memory = ChannelMemory(gpu)
         self.arena = command_memory(driver, ARENA_SIZE)
