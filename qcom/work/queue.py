@@ -27,7 +27,7 @@ from ugpu.qcom.kernel_driver.interface import Caching, Memory, Submission
 from ugpu.qcom.packets.encode import Commands, Segment
 
 if TYPE_CHECKING:
-    from ugpu.qcom.device.driver import AdrenoDriver
+    from ugpu.qcom.work.holder import WorkHolder
 
 ARENA_SIZE = 1 << 20
 MOST_PENDING = 1024  # unfinished images of a queue
@@ -94,7 +94,7 @@ class Dispatcher:
     address, that work submitted so far signals. refusal: the error with which the kernel driver
     refused a submission; nothing is submitted after it."""
 
-    driver: AdrenoDriver
+    driver: WorkHolder
     promised: dict[int, int] = field(default_factory=dict)
     refusal: UgpuError | None = None
 
@@ -184,10 +184,10 @@ class Dispatcher:
 class AdrenoQueue(HardwareQueue):
     """One sequence of submissions. See HardwareQueue."""
 
-    driver: AdrenoDriver
+    driver: WorkHolder
     intent: Image | None = None
 
-    def __init__(self, driver: AdrenoDriver, name: str, kind: QueueKind) -> None:
+    def __init__(self, driver: WorkHolder, name: str, kind: QueueKind) -> None:
         self.core, self.driver = driver.core, driver
         self.name, self.kind = name, kind
         self.held: deque[Image] = deque()  # not, or only partly, submitted to the kernel driver
