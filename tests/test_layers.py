@@ -104,6 +104,16 @@ def test_an_import_from_a_higher_floor_is_seen(tmp_path: Path, text: str, line: 
     ]
 
 
+def test_a_part_does_not_name_its_owner_even_for_type_checkers(tmp_path: Path) -> None:
+    owner = "if TYPE_CHECKING:\n    from ugpu.hcq.device.core import Core\n"
+    faults = planted(tmp_path, hcq__work__queue=owner, hcq__device__core="class Core: ...\n")
+    said = "hcq.device is not below hcq.work"
+    assert faults == [
+        f"hcq/work/queue.py:2: imports ugpu.hcq.device.core: {said}",
+        f"hcq/work/queue.py:2: imports ugpu.hcq.device.core.Core: {said}",
+    ]
+
+
 def test_the_whole_of_a_package_is_not_imported_from_inside(tmp_path: Path) -> None:
     assert planted(tmp_path, compiler__graph__node="import ugpu.compiler\n") == [
         "compiler/graph/node.py:1: imports ugpu.compiler: "
