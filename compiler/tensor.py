@@ -41,7 +41,7 @@ from ugpu.compiler.runtime.runtime import device_of, runtime_of
 from ugpu.compiler.runtime.upload import array_of, copied, upload
 from ugpu.compiler.search.forms import preferred
 from ugpu.hcq.device.core import core_of
-from ugpu.hcq.device.device import Device
+from ugpu.hcq.device.device import Device, owner_of
 from ugpu.hcq.errors import BadArgument, NotSupported
 from ugpu.hcq.work.buffer import Buffer
 
@@ -98,7 +98,7 @@ class Tensor(
         """
         made = object.__new__(cls)
         made.node = lend(buffer, shape_of("from_buffer", [shape]), dtype)
-        made.device = buffer.device
+        made.device = owner_of(buffer)
         made.node.origin = here()
         return made
 

@@ -104,6 +104,16 @@ def test_an_import_from_a_higher_floor_is_seen(tmp_path: Path, text: str, line: 
     ]
 
 
+def test_a_part_does_not_name_its_owner_even_for_type_checkers(tmp_path: Path) -> None:
+    owner = "if TYPE_CHECKING:\n    from ugpu.hcq.device.core import Core\n"
+    faults = planted(tmp_path, hcq__work__queue=owner, hcq__device__core="class Core: ...\n")
+    said = "hcq.device is not below hcq.work"
+    assert faults == [
+        f"hcq/work/queue.py:2: imports ugpu.hcq.device.core: {said}",
+        f"hcq/work/queue.py:2: imports ugpu.hcq.device.core.Core: {said}",
+    ]
+
+
 def test_the_whole_of_a_package_is_not_imported_from_inside(tmp_path: Path) -> None:
     assert planted(tmp_path, compiler__graph__node="import ugpu.compiler\n") == [
         "compiler/graph/node.py:1: imports ugpu.compiler: "
@@ -120,7 +130,7 @@ def test_the_name_of_a_folder_alone_is_refused(tmp_path: Path) -> None:
 def test_a_circle_is_seen(tmp_path: Path) -> None:
     one, other = "from ugpu.hcq.state.two import b\n", "from ugpu.hcq.state import one\n"
     assert planted(tmp_path, hcq__state__one=one, hcq__state__two=other) == [
-        "modules load each other: ugpu.hcq.state.one <- ugpu.hcq.state.two <- ugpu.hcq.state.one"
+        "modules import each other: ugpu.hcq.state.one <- ugpu.hcq.state.two <- ugpu.hcq.state.one"
     ]
 
 
@@ -129,6 +139,13 @@ def test_modules_that_load_each_other_late_are_no_circle(tmp_path: Path) -> None
     later = late + "if TYPE_CHECKING:\n    import ugpu.hcq.state.one\n"
     one = "from ugpu.hcq.state.two import b\n"
     assert planted(tmp_path, hcq__state__one=one, hcq__state__two=later) == []
+
+
+def test_in_some_packages_a_circle_for_type_checkers_is_seen(tmp_path: Path) -> None:
+    two = "if TYPE_CHECKING:\n    from ugpu.nv.rm.one import A\n"
+    assert planted(tmp_path, nv__rm__one="from ugpu.nv.rm import two\n", nv__rm__two=two) == [
+        "modules import each other: ugpu.nv.rm.one <- ugpu.nv.rm.two <- ugpu.nv.rm.one"
+    ]
 
 
 def test_an_import_of_nothing_is_seen(tmp_path: Path) -> None:

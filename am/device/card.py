@@ -41,7 +41,7 @@ from ugpu.hcq.state.target import TargetSpec
 from ugpu.hcq.transport.life import absence_of
 
 if TYPE_CHECKING:
-    from ugpu.am.device.driver import AmDriver
+    from ugpu.am.work.holder import Holder
 
 _PASIDS = 0xFFFF  # PASIDs have 16 bits
 
@@ -85,8 +85,8 @@ class Card:
         self.transport = attachment.transport
         self.recorded = attachment.on_image is not None or not self.transport.traits.any_order
         self.lock = threading.RLock()
-        self.holders: list[AmDriver] = []
-        self.stuck: list[AmDriver] = []
+        self.holders: list[Holder] = []
+        self.stuck: list[Holder] = []
         self._shared = False  # the card has had tenants
         self._pasid = 0  # the last one assigned
         self.firmware_source = firmware
@@ -253,11 +253,11 @@ class Card:
         self._pasid = self._pasid % _PASIDS + 1
         return Seat.of_tenant(free, self._pasid)
 
-    def is_alone(self, holder: AmDriver) -> bool:
+    def is_alone(self, holder: Holder) -> bool:
         """Return whether no other holder has work on the card."""
         return not self.stuck and all(other is holder for other in self.holders)
 
-    def check_whole_reset(self, holder: AmDriver) -> None:
+    def check_whole_reset(self, holder: Holder) -> None:
         """Raise NotSupported if this holder may not reset the whole card."""
         if holder.is_tenant and not self.is_alone(holder):
             raise NotSupported(
@@ -265,7 +265,7 @@ class Card:
                 "can make it"
             )
 
-    def fail_others(self, holder: AmDriver) -> None:
+    def fail_others(self, holder: Holder) -> None:
         """Set a failure in all other holders: a reset of the whole card begins."""
         for other in self.holders:
             if other is not holder and other.core.failure is None:
@@ -274,14 +274,14 @@ class Card:
                     remedy=advice.RESET,
                 )
 
-    def open_context(self, holder: AmDriver) -> None:
+    def open_context(self, holder: Holder) -> None:
         """Activate a tenant's page tables and its PASID."""
         seat = holder.seat
         self.units.ih.name(seat.vmid, seat.pasid)
         self.units.gfx.open_vmid(seat.vmid)
         self.units.gmc.open_context(seat.vmid, holder.memory.root_entry)
 
-    def leave(self, holder: AmDriver, at_rest: bool) -> None:
+    def leave(self, holder: Holder, at_rest: bool) -> None:
         """Close a holder while others stay. at_rest: its queues are off. Can be repeated."""
         if at_rest or self.chip.lost():
             try:
@@ -291,7 +291,7 @@ class Card:
                 log.warning("%s: while %s closes: %s", self.name, holder.name, error)
         self._keep_stuck(holder)
 
-    def _release(self, holder: AmDriver) -> None:
+    def _release(self, holder: Holder) -> None:
         """Close a holder's context and return its memory. Its queues are off, or the card was
         reset. Can be repeated."""
         if not holder.is_tenant and not holder.has_own_memory:
@@ -305,7 +305,7 @@ class Card:
                 self.units.ih.name(holder.seat.vmid, 0)
         holder.free_memory_of_holder()
 
-    def _keep_stuck(self, holder: AmDriver) -> None:
+    def _keep_stuck(self, holder: Holder) -> None:
         """Keep a closing holder whose queues are still on the hardware. Another holder fails and
         needs a reset that takes them off."""
         if holder not in self.stuck:
@@ -357,7 +357,7 @@ class Card:
         self.transport.close()
 
 
-def _concerns(entry: Interrupt, holder: AmDriver) -> bool:
+def _concerns(entry: Interrupt, holder: Holder) -> bool:
     """Return whether this holder has to explain an interrupt entry."""
     seat = holder.seat
     if entry.client in WHOLE_CARD:

@@ -26,13 +26,13 @@ from ugpu.am.units.smu.smu import version_text
 from ugpu.am.work import proof, scrub
 from ugpu.am.work.bridge_memory import OutsideMemory
 from ugpu.am.work.cleaner import Cleaner
+from ugpu.am.work.holder import Holder
 from ugpu.am.work.image import HostImage
 from ugpu.am.work.programs import Programs
 from ugpu.am.work.queues import Queues
 from ugpu.hcq.copies.transfer import Transfer
-from ugpu.hcq.device.driver import Driver
 from ugpu.hcq.errors import ChipError, DeviceLost, LinkError, NotSupported, UgpuError
-from ugpu.hcq.state.ladder import Attempt, Diagnosis, Level, Planned, Recovery
+from ugpu.hcq.state.ladder import Attempt, Diagnosis, Level, Planned
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.state.target import TargetSpec, matrix_family
 from ugpu.hcq.state.telemetry import Sensor
@@ -40,6 +40,7 @@ from ugpu.hcq.transport.life import absence_of
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.program import Program
 from ugpu.hcq.work.queue import HardwareQueue, QueueKind
+from ugpu.hcq.work.recovery import Recovery
 from ugpu.hcq.work.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -54,8 +55,10 @@ LONGEST_SLEEP_S = 0.05
 SHARED_SLEEP_S = 0.002  # where other holders wait for interrupts too
 
 
-class AmDriver(Driver):
+class AmDriver(Holder):
     """One GPU."""
+
+    card: Card
 
     def __init__(
         self, name: str, card: Card, seat: Seat, stages: Stages, *, force_cold: bool = False

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from ugpu.am.boot import boot
@@ -32,7 +32,7 @@ from ugpu.hcq.registers.fields import BoundRegister
 from ugpu.hcq.transport.base import Window
 
 if TYPE_CHECKING:
-    from ugpu.am.device.driver import AmDriver
+    from ugpu.am.work.holder import Holder
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Rest:
     firmware knows GFXOFF. rests: how often the card was put to rest.
     """
 
-    def __init__(self, units: Units, lock: threading.RLock, holders: list[AmDriver]) -> None:
+    def __init__(self, units: Units, lock: threading.RLock, holders: Sequence[Holder]) -> None:
         self._units = units
         self._lock = lock
         self._holders = holders

@@ -26,8 +26,8 @@ from ugpu.hcq.state.ladder import Diagnosis, Level
 
 if TYPE_CHECKING:
     from ugpu.am.chip.chip import Chip
-    from ugpu.am.device.driver import AmDriver
     from ugpu.am.units.ih import Interrupt
+    from ugpu.am.work.holder import Holder
     from ugpu.am.work.queue import RingQueue
 
 # Named states (am.failure.states: unit, name), and the mildest level that can help.
@@ -45,7 +45,7 @@ _NEEDS = {
 }
 
 
-def diagnose(driver: AmDriver) -> Diagnosis:
+def diagnose(driver: Holder) -> Diagnosis:
     """Return the mildest level that can help, and why. The card is present. Writes only the
     registers of a TLB flush."""
     units, failure = driver.units, driver.core.failure
@@ -88,12 +88,12 @@ def needs(chip: Chip) -> list[Diagnosis]:
     return found
 
 
-def _unfinished(driver: AmDriver) -> Level:
+def _unfinished(driver: Holder) -> Level:
     """The level of a reset that did not end: the holder's own, or one of the whole card."""
     return max(holder.unfinished or Level.QUEUE for holder in driver.card.holders)
 
 
-def failed_queues(driver: AmDriver, failure: UgpuError | None) -> list[RingQueue]:
+def failed_queues(driver: Holder, failure: UgpuError | None) -> list[RingQueue]:
     """Return the queues that a failure concerns; all queues if it names none."""
     queues = driver.queues.all
     compute: list[RingQueue] = [*driver.queues.compute]

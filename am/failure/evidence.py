@@ -17,7 +17,7 @@ from ugpu.hcq.errors import UgpuError
 from ugpu.hcq.registers.value_file import RegisterFile
 
 if TYPE_CHECKING:
-    from ugpu.am.device.driver import AmDriver
+    from ugpu.am.work.holder import Holder
 
 _SLOTS_AROUND = 4  # shown before and after the slot that the hardware is at
 _WAVES_LIMIT_S = 0.1  # TIMEOUT: our choice; all waves of a chip take longer through some transports
@@ -25,7 +25,7 @@ _WORDS_LIMIT_S = 0.05  # TIMEOUT: our choice, see docs/figures.md (a bundle)
 _MOST_CODE = 1 << 20  # bytes of a program
 
 
-def gather(driver: AmDriver, error: UgpuError) -> Evidence:
+def gather(driver: Holder, error: UgpuError) -> Evidence:
     """Collect the parts; errors of the chip or the link are not raised."""
     found = Evidence()
     # ORDER: first, because the following parts read registers.
@@ -65,7 +65,7 @@ def gather(driver: AmDriver, error: UgpuError) -> Evidence:
     return found
 
 
-def _queues(driver: AmDriver) -> list[RingQueue]:
+def _queues(driver: Holder) -> list[RingQueue]:
     return [*driver.queues.compute, *driver.queues.copy]
 
 
@@ -91,14 +91,14 @@ def _queue(queue: RingQueue) -> dict[str, object]:
     }
 
 
-def _regions(driver: AmDriver) -> list[dict[str, object]]:
+def _regions(driver: Holder) -> list[dict[str, object]]:
     return [
         {"address": region.address, "size": region.size, "kind": region.kind}
         for region in driver.memory.regions()
     ]
 
 
-def _boot(driver: AmDriver) -> dict[str, object]:
+def _boot(driver: Holder) -> dict[str, object]:
     return {
         "chip": driver.facts.name,
         "warm": driver.warm,
@@ -107,12 +107,12 @@ def _boot(driver: AmDriver) -> dict[str, object]:
     }
 
 
-def _registers(driver: AmDriver) -> str:
+def _registers(driver: Holder) -> str:
     values = inspect.registers(driver.chip)
     return RegisterFile(driver.name, driver.facts.name, values).dumps()
 
 
-def _waves(driver: AmDriver, waves: list[dict[str, object]]) -> list[dict[str, object]]:
+def _waves(driver: Holder, waves: list[dict[str, object]]) -> list[dict[str, object]]:
     """Put each existing wave into `waves`, as far as time allows, with its kernel. The first one in
     a kernel of this driver gets its scalar and vector registers too."""
     ours = []
@@ -129,7 +129,7 @@ def _waves(driver: AmDriver, waves: list[dict[str, object]]) -> list[dict[str, o
     return waves
 
 
-def _walk(driver: AmDriver, address: int) -> dict[str, object]:
+def _walk(driver: Holder, address: int) -> dict[str, object]:
     """Return the entries that lead to an address, as in VRAM and as the driver wrote them."""
     memory = driver.memory
     known = memory.tables.lookup(address)
@@ -139,11 +139,11 @@ def _walk(driver: AmDriver, address: int) -> dict[str, object]:
     }
 
 
-def _sensors(driver: AmDriver) -> dict[str, object]:
+def _sensors(driver: Holder) -> dict[str, object]:
     return {sensor.name: sensor.read() for sensor in driver.sensors()}
 
 
-def _code(driver: AmDriver, pc: int) -> tuple[int, bytes]:
+def _code(driver: Holder, pc: int) -> tuple[int, bytes]:
     """Return the program that contains `pc`, as it was written: address and bytes."""
     address, code = driver.programs.code_at(pc)
     if len(code) > _MOST_CODE:

@@ -17,7 +17,7 @@ from ugpu.hcq.state.instruction import take_culprit
 from ugpu.hcq.work.timeline import Timeline
 
 if TYPE_CHECKING:
-    from ugpu.am.device.driver import AmDriver
+    from ugpu.am.work.holder import Holder
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _WAVES_LIMIT_S = 0.1  # TIMEOUT: our choice; the search for a wave of a stalled 
 class Reporter:
     """Explains the reports of one device."""
 
-    def __init__(self, driver: AmDriver) -> None:
+    def __init__(self, driver: Holder) -> None:
         self.driver = driver
 
     def explain(self, entry: Interrupt) -> UgpuError | None:

@@ -23,15 +23,16 @@ from ugpu.am.units.smu.thermal import WHOLE_CARD
 from ugpu.am.work import proof
 from ugpu.am.work.queue import ComputeQueue
 from ugpu.hcq.errors import ChipError, DeviceLost, NotSupported, OverTemperature
-from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned, Recovery
+from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.transport.base import ResetKind
 from ugpu.hcq.transport.pci.config import capability
 from ugpu.hcq.uapi import constants
+from ugpu.hcq.work.recovery import Recovery
 
 if TYPE_CHECKING:
-    from ugpu.am.device.driver import AmDriver
     from ugpu.am.units.ih import Interrupt
+    from ugpu.am.work.holder import Holder
     from ugpu.am.work.queue import RingQueue
 
 _FAILED_WORK = "work of the queues that failed"
@@ -42,14 +43,14 @@ _GRAPHICS = (
 _MEMORY = "work of all queues and the content of device memory; programs are loaded again"
 
 
-def plan(driver: AmDriver, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
+def plan(driver: Holder, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
     """Return what `recover` would do; changes nothing on the card except its TLBs."""
     diagnosis = diagnose(driver)
     ladder = Ladder(driver.name, Rungs(driver).all(), driver.clock)
     return diagnosis, ladder.plan(diagnosis, only)
 
 
-def recover(driver: AmDriver, only: Level | None = None) -> Recovery:
+def recover(driver: Holder, only: Level | None = None) -> Recovery:
     """Bring the device back by the mildest rung that can help and works, or by the rungs of level
     `only`; raises the error of the last one."""
     rungs = Rungs(driver)
@@ -85,7 +86,7 @@ def recover(driver: AmDriver, only: Level | None = None) -> Recovery:
 class Rungs:
     """The rungs of one reset. restarted: the queues that the last rung to act set up again."""
 
-    def __init__(self, driver: AmDriver) -> None:
+    def __init__(self, driver: Holder) -> None:
         self.driver = driver
         self.restarted: list[RingQueue] = []
         # Nothing is known about an interrupted reset: all queues are set up again.
@@ -352,7 +353,7 @@ def _no_pipe_reset() -> None:
     raise NotSupported("the command processor's firmware does not support resets of single pipes")
 
 
-def check_discovery(driver: AmDriver) -> str:
+def check_discovery(driver: Holder) -> str:
     """Read the discovery table from memory again, and check it; DiscoveryError."""
     chip, generation = driver.chip, driver.chip.generation
     start = chip.vram.size - generation.discovery_offset

@@ -17,7 +17,7 @@ from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.timeline import SIZE
 
 if TYPE_CHECKING:
-    from ugpu.am.device.driver import AmDriver
+    from ugpu.am.work.holder import Holder
 
 
 _LOOKED_AT = 4  # bytes of a timeline that are read
@@ -26,7 +26,7 @@ _LOOKED_AT = 4  # bytes of a timeline that are read
 class OutsideMemory:
     """Outside memory used by one device."""
 
-    def __init__(self, driver: AmDriver) -> None:
+    def __init__(self, driver: Holder) -> None:
         self._driver = driver
         self._signals = 0  # bytes for timelines that are in use
         self._mapped: dict[tuple[int, int], Mapping] = {}  # by bus address and size

@@ -22,7 +22,7 @@ from ugpu.hcq.work.command import Launch, Signal, Symbol, values_of
 from ugpu.hcq.work.program import Kernel, Program
 
 if TYPE_CHECKING:
-    from ugpu.am.device.driver import AmDriver
+    from ugpu.am.work.holder import Holder
     from ugpu.hcq.work.timeline import Timeline
 
 NAME = "ugpu.cleaner"
@@ -52,7 +52,7 @@ class CleanerKernel:
 class Cleaner:
     """The cleaner of one holder; its code is loaded at the first use and stays."""
 
-    def __init__(self, driver: AmDriver) -> None:
+    def __init__(self, driver: Holder) -> None:
         self._driver = driver
         self._kernel: Kernel | None = None
 

@@ -24,7 +24,7 @@ from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.work.program import Kernel, Program
 
 if TYPE_CHECKING:
-    from ugpu.am.device.driver import AmDriver
+    from ugpu.am.work.holder import Holder
 
 _SCRATCH_LEAST = 1024  # bytes per wave
 _SCRATCH_WAVE_MOST = 4 << 20  # per wave: the largest power of two of COMPUTE_TMPRING_SIZE.WAVESIZE
@@ -35,7 +35,7 @@ _WAVES_PER_GROUP = 32  # the fewest slots per shader engine: one full group must
 class Programs:
     """All programs of a device; keeps their code, to write it again after VRAM was lost."""
 
-    def __init__(self, driver: AmDriver) -> None:
+    def __init__(self, driver: Holder) -> None:
         self.driver = driver
         self.registers = ShaderRegisters(driver.chip.gc)
         self._code: list[tuple[Mapping, bytes]] = []

@@ -22,7 +22,7 @@ from ugpu.hcq.work.command import Command, Copy, Launch, Signal, Symbol, values_
 from ugpu.hcq.work.program import Kernel, Program
 
 if TYPE_CHECKING:
-    from ugpu.am.device.driver import AmDriver
+    from ugpu.am.work.holder import Holder
     from ugpu.am.work.queue import RingQueue
     from ugpu.hcq.work.timeline import Timeline
 
@@ -57,13 +57,13 @@ class ProofKernel:
                           self.properties, 0)  # fmt: skip
 
 
-def signals(driver: AmDriver, queues: Sequence[RingQueue]) -> None:
+def signals(driver: Holder, queues: Sequence[RingQueue]) -> None:
     """Have each queue execute one signal; ChipError if one does not."""
     for queue in queues:
         _run(driver, queue, [])
 
 
-def work(driver: AmDriver, queues: Sequence[RingQueue]) -> dict[str, object]:
+def work(driver: Holder, queues: Sequence[RingQueue]) -> dict[str, object]:
     """Have each compute queue run a kernel, and each copy queue copy into device memory and back.
     Returns the work done. Raises ChipError for a wrong result. Without memory for this work, each
     queue executes a signal instead."""
@@ -86,7 +86,7 @@ def work(driver: AmDriver, queues: Sequence[RingQueue]) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def _memory(driver: AmDriver) -> Iterator[tuple[Mapping, Mapping, Mapping]]:
+def _memory(driver: Holder) -> Iterator[tuple[Mapping, Mapping, Mapping]]:
     """Allocate memory for code, for data on the device, and for data that the host reaches."""
     made: list[Mapping] = []
     try:
@@ -100,7 +100,7 @@ def _memory(driver: AmDriver) -> Iterator[tuple[Mapping, Mapping, Mapping]]:
             driver.unmap(mapping)
 
 
-def _launch(driver: AmDriver, queue: ComputeQueue, code: Mapping, host: Mapping) -> None:
+def _launch(driver: Holder, queue: ComputeQueue, code: Mapping, host: Mapping) -> None:
     proof = driver.generation.proof
     address, descriptor = int(code.address), proof.descriptor
     driver.programs.write(code, struct.pack(f"<{len(proof.words)}I", *proof.words))
@@ -124,7 +124,7 @@ def _launch(driver: AmDriver, queue: ComputeQueue, code: Mapping, host: Mapping)
         )
 
 
-def _copy(driver: AmDriver, queue: CopyQueue, device: Mapping, host: Mapping) -> None:
+def _copy(driver: Holder, queue: CopyQueue, device: Mapping, host: Mapping) -> None:
     pattern = struct.pack("<256I", *(n * 0x0101_0101 ^ queue.engine.index for n in range(256)))
     host.view[_PATTERN : _PATTERN + _COPY_BYTES] = pattern
     host.view[_COPIED : _COPIED + _COPY_BYTES] = bytes(_COPY_BYTES)
@@ -142,7 +142,7 @@ def _copy(driver: AmDriver, queue: CopyQueue, device: Mapping, host: Mapping) ->
         )
 
 
-def _run(driver: AmDriver, queue: RingQueue, commands: Sequence[Command]) -> None:
+def _run(driver: Holder, queue: RingQueue, commands: Sequence[Command]) -> None:
     """Run commands, followed by a signal, to their end."""
     timeline = queue.timeline
     value = timeline.last + 1

@@ -41,7 +41,7 @@ from ugpu.hcq.work.queue import HardwareQueue, QueueKind, Resident
 from ugpu.hcq.work.timeline import Timeline
 
 if TYPE_CHECKING:
-    from ugpu.am.device.driver import AmDriver
+    from ugpu.am.work.holder import Holder
 
 RING_SIZE = 0x10000  # bytes
 SLOT_WORDS = 32
@@ -76,7 +76,7 @@ class RingQueue(HardwareQueue):
     shift: left shift that turns a count of words into a pointer (SDMA counts bytes).
     """
 
-    driver: AmDriver
+    driver: Holder
     shift = 0
     intent: Submission | None = None
     reuses_launches = True
@@ -84,7 +84,7 @@ class RingQueue(HardwareQueue):
     #: whether the low half of a doorbell may be written alone while the high half stays the same
     half_doorbells = False
 
-    def __init__(self, driver: AmDriver, name: str, kind: QueueKind, doorbell: int) -> None:
+    def __init__(self, driver: Holder, name: str, kind: QueueKind, doorbell: int) -> None:
         self.core, self.driver = driver.core, driver
         self.name = name
         self.kind = kind
@@ -393,7 +393,7 @@ class ComputeQueue(RingQueue):
     polls_pointer = False
     half_doorbells = True
 
-    def __init__(self, driver: AmDriver, pipe: int, queue: int, doorbell: int) -> None:
+    def __init__(self, driver: Holder, pipe: int, queue: int, doorbell: int) -> None:
         self.pipe = pipe
         self.queue = queue
         self.registers = ShaderRegisters(driver.chip.gc)
@@ -448,7 +448,7 @@ class CopyQueue(RingQueue):
 
     shift = 2
 
-    def __init__(self, driver: AmDriver, engine: sdma.Engine, doorbell: int) -> None:
+    def __init__(self, driver: Holder, engine: sdma.Engine, doorbell: int) -> None:
         self.engine = engine
         super().__init__(driver, engine.name, QueueKind.COPY, doorbell)
 

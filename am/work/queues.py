@@ -16,7 +16,7 @@ from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.work.queue import QueueKind
 
 if TYPE_CHECKING:
-    from ugpu.am.device.driver import AmDriver
+    from ugpu.am.work.holder import Holder
 
 EOP_SIZE = 4096
 
@@ -24,7 +24,7 @@ EOP_SIZE = 4096
 class Queues:
     """All hardware queues of one device."""
 
-    def __init__(self, driver: AmDriver) -> None:
+    def __init__(self, driver: Holder) -> None:
         self._driver = driver
         self._made: dict[QueueKind, list[RingQueue]] = {kind: [] for kind in QueueKind}
 

@@ -12,10 +12,10 @@ from ugpu.hcq.errors import OutOfMemory
 from ugpu.hcq.work.command import Fill, Signal, Symbol, values_of
 
 if TYPE_CHECKING:
-    from ugpu.am.device.driver import AmDriver
+    from ugpu.am.work.holder import Holder
 
 
-def by_host(driver: AmDriver, mapping: Mapping) -> None:
+def by_host(driver: Holder, mapping: Mapping) -> None:
     """Clear VRAM through the host's window: for small sizes, at any time."""
     for start, length in mapping.pieces:
         driver.chip.vram.write(start, bytes(length))
@@ -29,7 +29,7 @@ def behind(mapping: Mapping, used: int) -> None:
         mapping.shared[used : mapping.size] = bytes(mapping.size - used)
 
 
-def by_queue(driver: AmDriver, mapping: Mapping) -> None:
+def by_queue(driver: Holder, mapping: Mapping) -> None:
     """Clear memory before all kernels that are submitted from now on; does not wait.
 
     OutOfMemory if the compute queue of a tenant has no room: waiting for it would make the other

@@ -12,6 +12,7 @@ from ugpu.compiler.graph.node import Node, Shape
 from ugpu.compiler.runtime.memory_pool import MemoryPool, Storage
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import runtime_of
+from ugpu.hcq.device.device import owner_of
 from ugpu.hcq.errors import BadArgument, Closed
 from ugpu.hcq.work.buffer import Buffer
 
@@ -76,5 +77,5 @@ def lend(buffer: Any, shape: Shape, dtype: DType | str) -> Node:  # Any: checked
             f"{int(buffer.address):#x}"
         )
     node = Node("buffer", kind, shape)
-    node.storage = Lent(runtime_of(buffer.device).pool, buffer, size)
+    node.storage = Lent(runtime_of(owner_of(buffer)).pool, buffer, size)
     return node

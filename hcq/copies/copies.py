@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ugpu.hcq.errors import BadArgument
@@ -11,15 +12,17 @@ from ugpu.hcq.work.queue import Queue, QueueKind
 
 if TYPE_CHECKING:
     from ugpu.hcq.copies.transfer import Transfer
-    from ugpu.hcq.device.core import Core
+    from ugpu.hcq.work.state import DeviceState
 
 
 class Copies:
     """The copies of one device. Each waits until all work submitted before it has ended.
     BadArgument while this thread captures a graph."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: DeviceState, make_transfer: Callable[[], Transfer]) -> None:
+        """make_transfer: the driver's, called on first use."""
         self._core = core
+        self._make_transfer = make_transfer
         self._transfer: Transfer | None = None
         # Held while the driver itself copies. Reentrant: a signal handler may close the device.
         self._direct = threading.RLock()
@@ -63,7 +66,7 @@ class Copies:
         with self._core.lock:
             self._core.check_usable()
             if self._transfer is None:
-                self._transfer = self._core.driver.make_transfer()
+                self._transfer = self._make_transfer()
             return self._transfer
 
     def stop(self) -> None:

@@ -10,8 +10,8 @@ from ugpu.hcq.transport.view import HostView
 from ugpu.hcq.work.queue import Queue, QueueKind
 
 if TYPE_CHECKING:
-    from ugpu.hcq.device.core import Core
     from ugpu.hcq.work.buffer import Buffer
+    from ugpu.hcq.work.state import DeviceState
 
 STAGING_SIZE = 4 << 20  # bytes of each of the two staging buffers
 
@@ -24,7 +24,7 @@ class Transfer:
     Thread-safe: one transfer at a time; the device's lock is not held while waiting.
     """
 
-    def __init__(self, core: Core, staging_size: int = STAGING_SIZE) -> None:
+    def __init__(self, core: DeviceState, staging_size: int = STAGING_SIZE) -> None:
         self.core = core
         self.staging_size = staging_size
         # See Capture's lock; also, a signal handler may close the device.

@@ -39,7 +39,7 @@ from ugpu.hcq.cpu.queue import CpuQueue
 from ugpu.hcq.device.driver import Driver
 from ugpu.hcq.errors import BadPacket, ChipError, UgpuError
 from ugpu.hcq.state import host, life
-from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned, Recovery
+from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.state.target import TargetSpec
 from ugpu.hcq.state.telemetry import Sensor
@@ -47,6 +47,7 @@ from ugpu.hcq.state.weak_registry import WeakRegistry
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.program import Kernel, Program
 from ugpu.hcq.work.queue import HardwareQueue, QueueKind
+from ugpu.hcq.work.recovery import Recovery
 from ugpu.hcq.work.timeline import SIZE as TIMELINE_SIZE
 from ugpu.hcq.work.timeline import Timeline
 

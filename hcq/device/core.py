@@ -31,7 +31,7 @@ from ugpu.hcq.device.waits import Waits
 from ugpu.hcq.errors import BadArgument, LinkError, UgpuError, UsageError
 from ugpu.hcq.state import trace
 from ugpu.hcq.state.checks import WORD, seconds, whole
-from ugpu.hcq.state.ladder import Level, Recovery
+from ugpu.hcq.state.ladder import Level
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.state.weak_registry import WeakRegistry
 from ugpu.hcq.work.buffer import Buffer
@@ -51,6 +51,7 @@ from ugpu.hcq.work.object_kind import load_program
 from ugpu.hcq.work.prepared import encode_submission, launches_of
 from ugpu.hcq.work.program import Program
 from ugpu.hcq.work.queue import HardwareQueue, Resident
+from ugpu.hcq.work.recovery import Recovery
 from ugpu.hcq.work.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Core(Closing):
         self.programs: WeakRegistry[Program] = WeakRegistry()
         self.followers = Followers(self)
         self.retired = Retired(self)
-        self.copies = Copies(self)
+        self.copies = Copies(self, driver.make_transfer)
         self.waits = Waits(self)
         self.losses = Losses(self)
         self.explainers: list[Callable[[UgpuError], Mapping[str, object]]] = []

@@ -24,14 +24,21 @@ from ugpu.hcq.work.timeline import Timeline
 if TYPE_CHECKING:
     from ugpu.hcq.device.driver import Driver
     from ugpu.hcq.errors import UgpuError
-    from ugpu.hcq.state.ladder import Recovery
     from ugpu.hcq.state.target import TargetSpec
     from ugpu.hcq.state.telemetry import Sensor
     from ugpu.hcq.work.buffer import Buffer
     from ugpu.hcq.work.program import Program
+    from ugpu.hcq.work.recovery import Recovery
 
 # Its `compile_source(device, source)` returns a Program.
 _COMPILER = "ugpu.compiler.front.source"
+
+
+def owner_of(buffer: Buffer) -> Device:
+    """Return the device that owns a buffer."""
+    device = buffer.device
+    assert isinstance(device, Device)
+    return device
 
 
 class Device:

@@ -39,9 +39,10 @@ from ugpu.hcq.copies.transfer import Transfer
 from ugpu.hcq.device.core import Core
 from ugpu.hcq.errors import NotSupported
 from ugpu.hcq.state.clock import Clock
-from ugpu.hcq.state.ladder import Diagnosis, Level, Planned, Recovery
+from ugpu.hcq.state.ladder import Diagnosis, Level, Planned
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.work.queue import QueueKind
+from ugpu.hcq.work.recovery import Recovery
 
 if TYPE_CHECKING:
     from ugpu.hcq.disk.bundle import Evidence

@@ -27,6 +27,7 @@ from ugpu.hcq.work.timeline import SIZE, Timeline
 
 if TYPE_CHECKING:
     from ugpu.hcq.device.core import Core
+    from ugpu.hcq.work.state import Link
 
 # TIMEOUT: how long a follower may stay inside the device that it follows, which may be closing
 PAUSE_S = 0.02
@@ -139,8 +140,8 @@ class Followers:
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self.raising: list[Follower] = []  # whose target is the device's
-        self.reading: list[Follower] = []  # whose source is the device's
+        self.raising: list[Link] = []  # whose target is the device's
+        self.reading: list[Link] = []  # whose source is the device's
         self._gates: dict[Timeline, Follower] = {}  # by the other device's timeline
         self._relays: dict[Timeline, Follower] = {}
         self._by_own: dict[Timeline, Follower] = {}  # by gate or relay
@@ -191,7 +192,7 @@ class Followers:
             for each in (other.followers for other in others if other is not self.core):
                 each.drop(follower)
 
-    def drop(self, follower: Follower) -> None:
+    def drop(self, follower: Link) -> None:
         """Remove a follower that has ended because the other device is closed. It stays if it has a
         problem to report. A gate's memory stays until this device closes, since a queue may still
         read it."""

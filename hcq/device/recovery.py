@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from ugpu.hcq.errors import BadArgument, ChipError, DeviceHang, LinkError, UgpuError
 from ugpu.hcq.state import trace
-from ugpu.hcq.state.ladder import Attempt, Diagnosis, Level, Recovery
+from ugpu.hcq.state.ladder import Attempt, Diagnosis, Level
 from ugpu.hcq.state.weak_registry import WeakRegistry
+from ugpu.hcq.work.recovery import Recovery
 
 if TYPE_CHECKING:
     from ugpu.hcq.device.core import Core

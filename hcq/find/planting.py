@@ -2,8 +2,8 @@
 
 A query after the name lists faults of the model, each with a value where it takes one. They are
 planted once the model has its power and before the driver starts; `plant` plants them in an open
-device. `<vendor>.virtual.gpu:plant(chip, fault, value)` plants one, and `faults()` there returns
-their names with descriptions.
+device. `plant(chip, fault, value)` in the vendor's `ugpu.virtual.<vendor>.gpu` plants one, and
+`faults()` there returns their names with descriptions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ugpu.hcq.errors import BadArgument, NotSupported
-from ugpu.hcq.find.catalogue import load, vendor_of, virtual_chips
+from ugpu.hcq.find.catalogue import MODELS, load, vendor_of, virtual_chips
 from ugpu.hcq.near import meant
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def check(name: str, query: str) -> None:
 
 def faults_of(vendor: str) -> Mapping[str, str]:
     """Return the faults that the models of a package know, with descriptions."""
-    found: Mapping[str, str] = load(f"{vendor}.virtual.gpu:faults")()
+    found: Mapping[str, str] = load(f"{MODELS[vendor]}.gpu:faults")()
     return found
 
 
@@ -74,7 +74,7 @@ def plant_in(vendor: str, chip: object, query: str) -> None:
     for fault, value in _parts(query):
         if fault.lower() not in known:
             raise unknown("fault", fault.lower(), known)
-        load(f"{vendor}.virtual.gpu:plant")(chip, fault.lower(), value)
+        load(f"{MODELS[vendor]}.gpu:plant")(chip, fault.lower(), value)
 
 
 def opened(device: Device, vendor: str, chip: object) -> None:

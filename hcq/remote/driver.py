@@ -23,7 +23,7 @@ from ugpu.hcq.remote.connection import Connection, Owned
 from ugpu.hcq.remote.queue import RemoteQueue, RemoteResident, RemoteTimeline
 from ugpu.hcq.remote.replies import checked, facts, number, real, text
 from ugpu.hcq.remote.wire import CHUNK, Message, WireError
-from ugpu.hcq.state.ladder import Diagnosis, Level, Planned, Recovery
+from ugpu.hcq.state.ladder import Diagnosis, Level, Planned
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.state.telemetry import Sensor
 from ugpu.hcq.state.weak_registry import WeakRegistry
@@ -31,6 +31,7 @@ from ugpu.hcq.transport.view import RemoteView
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.program import Kernel, Program
 from ugpu.hcq.work.queue import HardwareQueue, QueueKind
+from ugpu.hcq.work.recovery import Recovery
 from ugpu.hcq.work.timeline import Timeline
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from typing import Any
 
 from ugpu.hcq import errors
 from ugpu.hcq.errors import TransportError, UgpuError
-from ugpu.hcq.state.ladder import Attempt, Diagnosis, Level, Planned, Recovery
+from ugpu.hcq.state.ladder import Attempt, Diagnosis, Level, Planned
 from ugpu.hcq.state.text import lines
+from ugpu.hcq.work.recovery import Recovery
 
 _TEXT = 4096  # characters of a message or fact, at most
 _DEPTH = 3

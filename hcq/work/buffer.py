@@ -15,9 +15,7 @@ from ugpu.hcq.transport.view import HostView, RemoteView
 from ugpu.hcq.work.arrays import as_array
 
 if TYPE_CHECKING:
-    from ugpu.hcq.device.core import Core
-    from ugpu.hcq.device.device import Device
-    from ugpu.hcq.device.retired import Retired
+    from ugpu.hcq.work.state import DeviceState, OpenDevice, RetiredMemory
 
 
 class Buffer:
@@ -32,11 +30,11 @@ class Buffer:
     buffer is dropped instead, its memory is freed some time after work in flight has ended.
     """
 
-    retired: Retired | None = None  # the device's, for a buffer that owns memory
+    retired: RetiredMemory | None = None  # the device's, for a buffer that owns memory
 
     def __init__(
         self,
-        core: Core,
+        core: DeviceState,
         address: VirtAddr,
         size: int,
         placement: Placement,
@@ -59,7 +57,7 @@ class Buffer:
         self.closed = False
 
     @property
-    def device(self) -> Device:
+    def device(self) -> OpenDevice:
         """The device that owns the memory."""
         return self.core.device
 

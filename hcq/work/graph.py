@@ -34,10 +34,9 @@ from ugpu.hcq.work.command import (
 from ugpu.hcq.work.graph_inputs import Binding, Place, bits_of, find_binding
 
 if TYPE_CHECKING:
-    from ugpu.hcq.device.core import Core
-    from ugpu.hcq.device.device import Device
     from ugpu.hcq.work.buffer import Buffer
     from ugpu.hcq.work.queue import HardwareQueue, Resident
+    from ugpu.hcq.work.state import DeviceState, OpenDevice
     from ugpu.hcq.work.timeline import Timeline
 
 # Timeline values that submissions get while they are captured: no timeline ever reaches them. Bits
@@ -98,7 +97,7 @@ class Capture:
     its last replay.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: DeviceState) -> None:
         self.core = core
         self.closed = False
         self.launches = 0  # kernels in a replay
@@ -127,7 +126,7 @@ class Capture:
     # ---- capture -----------------------------------------------------------------------------
 
     @property
-    def device(self) -> Device:
+    def device(self) -> OpenDevice:
         """The device of the graph."""
         return self.core.device
 

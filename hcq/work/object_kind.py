@@ -9,8 +9,8 @@ from ugpu.hcq.errors import BadCodeObject
 from ugpu.hcq.objects.ir3_object import MACHINE
 
 if TYPE_CHECKING:
-    from ugpu.hcq.device.driver import Driver
     from ugpu.hcq.work.program import Program
+    from ugpu.hcq.work.state import DriverPart
 
 # e_machine by the calling convention of its kernels, and the names of its values. ELF gABI,
 # "Machine Information"; LLVM AMDGPU usage; NVIDIA's cubins have 190 (EM_CUDA).
@@ -33,7 +33,7 @@ _MADE_BY = {
 }
 
 
-def load_program(driver: Driver, image: bytes) -> Program:
+def load_program(driver: DriverPart, image: bytes) -> Program:
     """Call `driver.load_program`; a BadCodeObject also carries `image` (what it is) and
     `remedy`."""
     try:

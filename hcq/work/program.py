@@ -16,8 +16,7 @@ from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.command import BufferReferences, CommandBuffer, Reference, Symbol
 
 if TYPE_CHECKING:
-    from ugpu.hcq.device.core import Core
-    from ugpu.hcq.device.device import Device
+    from ugpu.hcq.work.state import DeviceState, OpenDevice
 
 
 _SIZES = (1, 2, 4, 8)
@@ -86,14 +85,14 @@ class Program(Mapping[str, Kernel]):
 
     source: Callable[[], str] | None = None
 
-    def __init__(self, core: Core, memory: Buffer | None) -> None:
+    def __init__(self, core: DeviceState, memory: Buffer | None) -> None:
         self.core = core
         self.memory = memory
         self.kernels: dict[str, Kernel] = {}
         self.closed = False
 
     @property
-    def device(self) -> Device:
+    def device(self) -> OpenDevice:
         """The device that owns the code."""
         return self.core.device
 

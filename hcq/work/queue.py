@@ -34,8 +34,7 @@ from ugpu.hcq.work.program import Kernel, pack_arguments
 from ugpu.hcq.work.timeline import Timeline
 
 if TYPE_CHECKING:
-    from ugpu.hcq.device.core import Core
-    from ugpu.hcq.device.device import Device
+    from ugpu.hcq.work.state import DeviceState, OpenDevice
 
 
 class QueueKind(enum.Enum):
@@ -76,7 +75,7 @@ class HardwareQueue(ABC):
     steps, each of which can be repeated safely.
     """
 
-    core: Core
+    core: DeviceState
     kind: QueueKind
     name: str
     timeline: Timeline
@@ -157,12 +156,12 @@ class Queue:
         self.commands: list[Command] = []
 
     @property
-    def core(self) -> Core:
+    def core(self) -> DeviceState:
         """The device's core, for internal modules."""
         return self.hardware.core
 
     @property
-    def device(self) -> Device:
+    def device(self) -> OpenDevice:
         """The device of the queue."""
         return self.hardware.core.device
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from ugpu.hcq.errors import LinkError
 
 if TYPE_CHECKING:
-    from ugpu.hcq.device.core import Core
-    from ugpu.hcq.device.device import Device
     from ugpu.hcq.work.buffer import Buffer
+    from ugpu.hcq.work.state import DeviceState, OpenDevice
 
 SIZE = 16  # bytes of memory a timeline takes: the value, then 8 bytes the device may use
 VALUE_SIZE = 8
@@ -32,7 +31,7 @@ class Timeline:
     clean = 0
     lost: Sequence[tuple[int, int, int]] = ()
 
-    def __init__(self, core: Core, memory: Buffer, name: str) -> None:
+    def __init__(self, core: DeviceState, memory: Buffer, name: str) -> None:
         self.core = core
         self.memory = memory
         self.address = int(memory.address)
@@ -44,7 +43,7 @@ class Timeline:
         self._view[:SIZE] = bytes(SIZE)
 
     @property
-    def device(self) -> Device:
+    def device(self) -> OpenDevice:
         """The device that the counter belongs to."""
         return self.core.device
 

@@ -24,7 +24,7 @@ from ugpu.nv.code.image import Image
 from ugpu.nv.rm.memory import Memory, allocate_reachable
 
 if TYPE_CHECKING:
-    from ugpu.nv.device.driver import NvDriver
+    from ugpu.nv.rm.holder import Holder
 
 STATE = "__ugpu_heap"  # variable that holds the heap's address; 0: no heap
 SIZE = 8 << 20
@@ -109,7 +109,7 @@ def with_heap(ptx: bytes) -> bytes:
 class Heap:
     """The heap of one device, created for the first program that allocates."""
 
-    def __init__(self, driver: NvDriver) -> None:
+    def __init__(self, driver: Holder) -> None:
         self._driver = driver
         self._memory: Memory | None = None
 

@@ -23,7 +23,7 @@ from ugpu.nv.code.output_routines import ASSERT, ASSERT_SIZE, HEAD_SIZE, PRINTF_
 from ugpu.nv.rm.memory import Memory, allocate_reachable
 
 if TYPE_CHECKING:
-    from ugpu.nv.device.driver import NvDriver
+    from ugpu.nv.rm.holder import Holder
 
 SIZE = 1 << 20
 _LONGEST_TEXT = 4096
@@ -51,7 +51,7 @@ class Assertion:
 class Output:
     """The buffer of one device, created for the first program that prints; see the module."""
 
-    def __init__(self, driver: NvDriver) -> None:
+    def __init__(self, driver: Holder) -> None:
         self._driver = driver
         self._memory: Memory | None = None
         self._at = 0  # records before it have been passed on

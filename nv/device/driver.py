@@ -14,9 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ugpu.hcq.device.driver import Driver
 from ugpu.hcq.errors import AccessDenied, DeviceLost, DriverRefused, NotSupported, UgpuError
-from ugpu.hcq.state.ladder import Diagnosis, Level, Planned, Recovery
+from ugpu.hcq.state.ladder import Diagnosis, Level, Planned
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.state.target import TargetSpec, ptx_target
 from ugpu.hcq.state.telemetry import Sensor
@@ -24,6 +23,7 @@ from ugpu.hcq.transport.node import Reopenable
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.program import Program
 from ugpu.hcq.work.queue import HardwareQueue, QueueKind
+from ugpu.hcq.work.recovery import Recovery
 from ugpu.hcq.work.timeline import Timeline
 from ugpu.nv.device.sensors import describe, make_sensors
 from ugpu.nv.failure import reset
@@ -39,6 +39,7 @@ from ugpu.nv.rm.memory import Memory, allocate
 from ugpu.nv.rm.session import LOCAL_WINDOW, SHARED_WINDOW, Region, Session
 from ugpu.nv.rm.shared_data import SharedData
 from ugpu.nv.work.cleaner import Cleaner
+from ugpu.nv.work.holder import WorkHolder
 from ugpu.nv.work.programs import Programs
 from ugpu.nv.work.queue import ChannelQueue
 
@@ -55,8 +56,10 @@ _PAUSE_S, _LONG_PAUSE_S = 5e-5, 5e-4
 StageHook = Callable[[str, float], None]
 
 
-class NvDriver(Driver):
+class NvDriver(WorkHolder):
     """Driver of one GPU. boot_stages: (name, seconds) of each stage of the start."""
+
+    faults: Faults
 
     def __init__(
         self,
@@ -375,7 +378,7 @@ class NvDriver(Driver):
     def evidence(self, error: UgpuError) -> Evidence:
         from ugpu.nv.failure.evidence import gather  # a working device does not need it
 
-        return gather(self, error)
+        return gather(self, self.faults, error)
 
     # ---- rest --------------------------------------------------------------------------------
 

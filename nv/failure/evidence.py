@@ -12,23 +12,24 @@ from ugpu.hcq.disk.bundle import Evidence
 from ugpu.hcq.errors import UgpuError
 
 if TYPE_CHECKING:
-    from ugpu.nv.device.driver import NvDriver
+    from ugpu.nv.failure.faults import Faults
+    from ugpu.nv.work.holder import WorkHolder
     from ugpu.nv.work.queue import ChannelQueue
 
 _GONE = "the GPU does not answer"
 
 
-def gather(driver: NvDriver, error: UgpuError) -> Evidence:
+def gather(driver: WorkHolder, faults: Faults, error: UgpuError) -> Evidence:
     """Collect the parts; errors of RM or the GPU are not raised. error: the bundle's subject."""
     found = Evidence()
     found.take("queues.json", lambda: [_queue(queue) for queue in driver.all_queues()])
-    found.take("memory.json", lambda: _regions(driver))
+    found.take("memory.json", lambda: _regions(faults))
     found.take("driver.json", lambda: {name: str(fact) for name, fact in driver.info().items()})
     found.missing["registers.json"] = "the kernel driver does not show them"
     if driver.gpu.lost():
         found.missing |= {"exceptions.json": _GONE, "sensors.json": _GONE}
         return found
-    found.take("exceptions.json", driver.faults.exceptions)
+    found.take("exceptions.json", faults.exceptions)
     if driver.shared_data is None:
         found.missing["sensors.json"] = "they had not been requested, and a first look takes long"
     else:
@@ -49,8 +50,8 @@ def _queue(queue: ChannelQueue) -> dict[str, object]:
     }
 
 
-def _regions(driver: NvDriver) -> list[dict[str, object]]:
+def _regions(faults: Faults) -> list[dict[str, object]]:
     return [
         {"address": region.address, "size": region.size, "kind": region.kind}
-        for region in driver.faults.regions()
+        for region in faults.regions()
     ]

@@ -35,7 +35,7 @@ from ugpu.nv.rm.channel import ENTRIES, ChannelError
 from ugpu.nv.rm.client import GONE
 
 if TYPE_CHECKING:
-    from ugpu.nv.device.driver import NvDriver
+    from ugpu.nv.work.holder import WorkHolder
     from ugpu.nv.work.queue import ChannelQueue
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ _FAULT_TABLES = {"turing": "tu102", "ampere": "ga100", "ada": "ga100", "hopper":
 class Faults:
     """Reads the kernel driver's records of a failure. One per device."""
 
-    def __init__(self, driver: NvDriver) -> None:
+    def __init__(self, driver: WorkHolder) -> None:
         self.driver = driver
 
     def explain(self, queue: ChannelQueue, error: ChannelError) -> UgpuError:

@@ -13,13 +13,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ugpu.hcq.errors import ChipError, DeviceLost, NotSupported
-from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned, Recovery
+from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned
 from ugpu.hcq.work.queue import QueueKind
+from ugpu.hcq.work.recovery import Recovery
 from ugpu.nv.rm.client import GONE
 from ugpu.nv.work import proof
 
 if TYPE_CHECKING:
-    from ugpu.nv.device.driver import NvDriver
+    from ugpu.nv.work.holder import WorkHolder
     from ugpu.nv.work.queue import ChannelQueue
 
 _DRIVERS_OWN = (
@@ -28,7 +29,7 @@ _DRIVERS_OWN = (
 )
 
 
-def recover(driver: NvDriver, only: Level | None = None) -> Recovery:
+def recover(driver: WorkHolder, only: Level | None = None) -> Recovery:
     """Recreate channels, the failed ones first; raise the error of the last rung."""
     if driver.gpu.lost():
         raise DeviceLost(
@@ -40,20 +41,20 @@ def recover(driver: NvDriver, only: Level | None = None) -> Recovery:
     return Recovery(diagnosis, tuple(ladder.attempts), tuple(rungs.restarted), rungs.failed)
 
 
-def plan(driver: NvDriver, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
+def plan(driver: WorkHolder, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
     """Return the steps that `recover` would execute; changes nothing."""
     diagnosis = _diagnose(driver)
     return diagnosis, Ladder(driver.name, _Rungs(driver).all(), driver.clock).plan(diagnosis, only)
 
 
-def _diagnose(driver: NvDriver) -> Diagnosis:
+def _diagnose(driver: WorkHolder) -> Diagnosis:
     return Diagnosis(Level.QUEUE, str(driver.core.failure or "no failure is known"))
 
 
 class _Rungs:
     """Rungs of one reset. restarted: the queues whose channel the last rung recreated."""
 
-    def __init__(self, driver: NvDriver) -> None:
+    def __init__(self, driver: WorkHolder) -> None:
         self.driver = driver
         self.failed = tuple(failed_queues(driver))
         self.restarted: list[ChannelQueue] = []
@@ -101,7 +102,7 @@ class _Rungs:
         return {"ran": ran} | proof.work(self.driver, self.restarted)
 
 
-def failed_queues(driver: NvDriver) -> list[ChannelQueue]:
+def failed_queues(driver: WorkHolder) -> list[ChannelQueue]:
     """Return the queues whose channel has failed, or that the device's failure names.
 
     If there are none, returns the queues with unfinished work.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ugpu.nv.rm.memory import Memory, allocate_reachable
 
 if TYPE_CHECKING:
-    from ugpu.nv.device.driver import NvDriver
+    from ugpu.nv.rm.holder import Holder
 
 _COUNT = 256  # workspaces, used in turn: the most cooperative launches that may be pending
 _SIZE = 32
@@ -31,7 +31,7 @@ _MOST_GROUPS = {(7, 5): 16, (8, 0): 32, (8, 6): 16, (8, 9): 24, (9, 0): 32, (10,
 class Workspaces:
     """The workspaces of one device, allocated for the first cooperative launch."""
 
-    def __init__(self, driver: NvDriver) -> None:
+    def __init__(self, driver: Holder) -> None:
         self._driver = driver
         self._memory: Memory | None = None
         self._next = 0

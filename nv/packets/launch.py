@@ -23,7 +23,7 @@ from ugpu.nv.packets.pushbuffer import COMPUTE, Pushbuffer, header, method, word
 from ugpu.nv.rm.session import LOCAL_WINDOW, SHARED_WINDOW
 
 if TYPE_CHECKING:
-    from ugpu.nv.device.driver import NvDriver
+    from ugpu.nv.packets.holder import LaunchHolder
     from ugpu.nv.rm.gpu import Gpu
 
 _REGISTERS_PER_SM = 64 << 10  # CUDA C++ Programming Guide, "Compute Capabilities": Turing on
@@ -354,7 +354,7 @@ def start_after(image: Pushbuffer, launch: Launch, earlier: int, descriptor: int
 
 def _cooperate(bank: bytearray, launch: Launch, details: LaunchDetails) -> None:
     """Assign a workspace to a grid. BadArgument if the GPU cannot hold all its groups at once."""
-    driver = cast("NvDriver", launch.kernel.program.core.driver)
+    driver = cast("LaunchHolder", launch.kernel.program.core.driver)
     threads = launch.block[0] * launch.block[1] * launch.block[2]
     most = groups_that_fit(
         driver.gpu.capability,

@@ -16,7 +16,7 @@ from ugpu.hcq.errors import AccessDenied, DriverRefused, NotSupported
 from ugpu.nv.rm.session import Region
 
 if TYPE_CHECKING:
-    from ugpu.nv.rm.gpu import Gpu
+    from ugpu.nv.rm.objects import GpuObjects
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class ContextRange:
 class ContextRanges:
     """The ranges of a GPU's address space. `close` gives the addresses back."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: GpuObjects) -> None:
         self._gpu = gpu
         self._all: list[ContextRange] = []
         self._unused: list[ContextRange] = []

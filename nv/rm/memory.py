@@ -10,16 +10,14 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ugpu.hcq.errors import AccessDenied, DeviceLost, DriverRefused, OutOfMemory, UgpuError
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.transport.node import NodeMapping
 from ugpu.nv.rm.client import CONTROL_NODE
+from ugpu.nv.rm.objects import GpuObjects
 from ugpu.nv.rm.session import Region
-
-if TYPE_CHECKING:
-    from ugpu.nv.rm.gpu import Gpu
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +26,18 @@ _GENERIC_KIND = 6  # NV_MMU_PTE_KIND_GENERIC_MEMORY: Turing on, hwref/turing/tu1
 _GUARD = 4096  # bytes of unmapped addresses after each range: overruns fault
 
 
+class MemoryOwner(GpuObjects, Protocol):
+    """A GPU that memory is allocated for."""
+
+    memories: dict[Memory, None]  # in the order of creation, and of closing
+
+
 @dataclass(eq=False)
 class Memory:
     """One allocation. size: bytes mapped, whole pages. mapping: None if the host cannot reach it.
     gpu: the GPU that it was allocated for."""
 
-    gpu: Gpu
+    gpu: MemoryOwner
     handle: int
     address: int
     size: int
@@ -85,7 +89,7 @@ class Memory:
 
 
 def allocate(
-    gpu: Gpu,
+    gpu: MemoryOwner,
     size: int,
     placement: Placement,
     region: Region,
@@ -124,7 +128,7 @@ def allocate(
         raise
 
 
-def allocate_reachable(gpu: Gpu, size: int) -> Memory:
+def allocate_reachable(gpu: MemoryOwner, size: int) -> Memory:
     """Allocate video memory that the host maps, or host memory if there is none.
 
     Kernels update counters faster in video memory. Raises as `allocate` does.
@@ -138,7 +142,7 @@ def allocate_reachable(gpu: Gpu, size: int) -> Memory:
 
 
 def _allocate_object(
-    gpu: Gpu, size: int, page: int, placement: Placement, *, notifier: bool
+    gpu: MemoryOwner, size: int, page: int, placement: Placement, *, notifier: bool
 ) -> int:
     """Allocate the object without mapping it; return its handle."""
     client = gpu.session.client

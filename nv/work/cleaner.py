@@ -28,7 +28,7 @@ from ugpu.nv.work import proof
 if TYPE_CHECKING:
     from ugpu.hcq.work.program import Kernel, Program
     from ugpu.hcq.work.timeline import Timeline
-    from ugpu.nv.device.driver import NvDriver
+    from ugpu.nv.work.holder import WorkHolder
 
 _THREADS, _REGISTERS = 1024, 64
 _VALUES = 61  # besides the address of shared memory; with 61, nothing is spilled
@@ -87,7 +87,7 @@ END:
 class Cleaner:
     """The cleaner of one holder; its code is loaded at the first use and stays loaded."""
 
-    def __init__(self, driver: NvDriver) -> None:
+    def __init__(self, driver: WorkHolder) -> None:
         self._driver = driver
         self._program: Program | None = None
         self._counts: Memory | None = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,20 +26,17 @@ from ugpu.nv.code.heap import Heap, with_heap
 from ugpu.nv.code.image import Image, lay_out
 from ugpu.nv.code.output import Output
 from ugpu.nv.code.output_routines import with_routines
-from ugpu.nv.packets.families import STACK_RESERVED
+from ugpu.nv.packets.families import STACK_RESERVED, Family
 from ugpu.nv.packets.launch import prepare, shared_size
 from ugpu.nv.packets.pushbuffer import COMPUTE, header, method
 from ugpu.nv.rm.memory import Memory, allocate
 from ugpu.nv.rm.session import Region
-
-if TYPE_CHECKING:
-    from ugpu.nv.device.driver import NvDriver
-    from ugpu.nv.work.queue import ChannelQueue
+from ugpu.nv.work.queue import ChannelQueue, QueueHolder
 
 log = logging.getLogger(__name__)
 
-Wait = Callable[["ChannelQueue", int], None]  # for a value of the queue's timeline
-Way = tuple["ChannelQueue", Wait]  # the queue that copies code in, and how to wait for its end
+Wait = Callable[[ChannelQueue, int], None]  # for a value of the queue's timeline
+Way = tuple[ChannelQueue, Wait]  # the queue that copies code in, and how to wait for its end
 
 _LOCAL_GRANULE = 32  # bytes per thread
 _WARP_GRANULE, _TPC_GRANULE = 0x200, 0x8000  # bytes of local memory per warp and per TPC
@@ -78,10 +75,26 @@ def _wait(queue: ChannelQueue, value: int) -> None:
     queue.timeline.wait(value)
 
 
+class ProgramsHolder(QueueHolder):
+    """A holder that loads programs."""
+
+    family: Family
+    carveouts: tuple[int, ...]  # bytes of shared memory that a multiprocessor can set aside
+    dynamic_stack: int  # bytes per thread for recursion and alloca, in programs loaded from now on
+
+    @property
+    @abstractmethod
+    def compute_queue(self) -> ChannelQueue: ...
+
+    @property
+    @abstractmethod
+    def copy_queue(self) -> ChannelQueue: ...
+
+
 class Programs:
     """All programs of a device, and one block of local memory for the kernel that needs most."""
 
-    def __init__(self, driver: NvDriver) -> None:
+    def __init__(self, driver: ProgramsHolder) -> None:
         self.driver = driver
         self.output = Output(driver)
         self.heap = Heap(driver)

@@ -20,7 +20,7 @@ from ugpu.nv.rm.memory import Memory, allocate
 from ugpu.nv.rm.session import Region
 
 if TYPE_CHECKING:
-    from ugpu.nv.device.driver import NvDriver
+    from ugpu.nv.work.holder import WorkHolder
     from ugpu.nv.work.queue import ChannelQueue
 
 LIMIT_S = 5.0  # TIMEOUT: microseconds on a healthy GPU; a sleeping GPU wakes in milliseconds
@@ -47,7 +47,7 @@ _PTX = b"""
 """
 
 
-def work(driver: NvDriver, queues: Sequence[ChannelQueue]) -> dict[str, object]:
+def work(driver: WorkHolder, queues: Sequence[ChannelQueue]) -> dict[str, object]:
     """Copy into device memory and back on each copy queue, and run a kernel on each compute queue.
 
     Returns a description of the work done. ChipError for a wrong result.
@@ -76,13 +76,13 @@ def work(driver: NvDriver, queues: Sequence[ChannelQueue]) -> dict[str, object]:
     return found
 
 
-def _allocate(driver: NvDriver, place: Placement, made: list[Memory]) -> Memory:
+def _allocate(driver: WorkHolder, place: Placement, made: list[Memory]) -> Memory:
     region = Region.HOST if place is Placement.HOST else Region.DEVICE
     made.append(allocate(driver.gpu, _SIZE, place, region))
     return made[-1]
 
 
-def _copy(driver: NvDriver, queue: ChannelQueue, host: Memory, device: Memory) -> None:
+def _copy(driver: WorkHolder, queue: ChannelQueue, host: Memory, device: Memory) -> None:
     pattern = struct.pack("<256I", *(n * 0x0101_0101 ^ 0x5EED for n in range(256)))
     host.view[: 2 * _COPY_BYTES] = pattern + bytes(_COPY_BYTES)
     near, base = Symbol.constant(device.address), host.address
@@ -97,7 +97,7 @@ def _copy(driver: NvDriver, queue: ChannelQueue, host: Memory, device: Memory) -
         )
 
 
-def _compute(driver: NvDriver, queues: Sequence[ChannelQueue], host: Memory) -> str:
+def _compute(driver: WorkHolder, queues: Sequence[ChannelQueue], host: Memory) -> str:
     try:
         program = driver.programs.load(
             _PTX, way=(queues[0], lambda queue, end: wait(driver, queue, end))
@@ -122,7 +122,7 @@ def _compute(driver: NvDriver, queues: Sequence[ChannelQueue], host: Memory) -> 
     return f"right on {', '.join(queue.name for queue in queues)}"
 
 
-def _run(driver: NvDriver, queue: ChannelQueue, commands: Sequence[Command]) -> None:
+def _run(driver: WorkHolder, queue: ChannelQueue, commands: Sequence[Command]) -> None:
     """Run commands followed by a signal, and wait for their end."""
     timeline = queue.timeline
     end = timeline.last + 1
@@ -135,7 +135,7 @@ def _run(driver: NvDriver, queue: ChannelQueue, commands: Sequence[Command]) -> 
     wait(driver, queue, end)
 
 
-def wait(driver: NvDriver, queue: ChannelQueue, end: int) -> None:
+def wait(driver: WorkHolder, queue: ChannelQueue, end: int) -> None:
     """Wait for a value of a queue's timeline, with the lock held; raise the queue's error."""
     timeline = queue.timeline
     driver.clock.wait_until(

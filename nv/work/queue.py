@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +27,11 @@ from ugpu.hcq.work.queue import HardwareQueue, QueueKind, Resident
 from ugpu.hcq.work.timeline import SIZE as TIMELINE_SIZE
 from ugpu.hcq.work.timeline import Timeline
 from ugpu.nv.packets.encode import Classes, Encoder
+from ugpu.nv.packets.holder import LaunchHolder
 from ugpu.nv.packets.pushbuffer import Commands, Pushbuffer
 from ugpu.nv.rm.channel import ENTRIES, Channel, ChannelError, ChannelMemory, Group
 from ugpu.nv.rm.memory import Memory, allocate
 from ugpu.nv.rm.session import Region
-
-if TYPE_CHECKING:
-    from ugpu.nv.device.driver import NvDriver
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +58,27 @@ class Progress:
     xid: int | None
 
 
-def command_memory(driver: NvDriver, size: int) -> Memory:
+class FaultReports(Protocol):
+    """What queues and proofs use of nv.failure.faults.Faults."""
+
+    def explain(self, queue: ChannelQueue, error: ChannelError) -> UgpuError: ...
+
+
+class QueueHolder(LaunchHolder):
+    """A holder that has queues."""
+
+    compute_class: int  # its number
+    command_placement: Placement  # of rings and images
+    looks: int  # polls of timelines by waiters since the last submission
+    unboosted: bool  # at rest
+    faults: FaultReports
+
+    @abstractmethod
+    def setup_words(self, queue: ChannelQueue) -> list[int]:
+        """Methods that a new channel starts with."""
+
+
+def command_memory(driver: QueueHolder, size: int) -> Memory:
     """Allocate memory for images that the host writes, with the device's `command_placement`.
 
     Host memory is used if video memory or the window to it is exhausted.
@@ -120,12 +139,12 @@ class ChannelQueue(HardwareQueue):
     overlap the launch before it unless a Barrier stands between.
     """
 
-    driver: NvDriver
+    driver: QueueHolder
     intent: Submission | None = None
     reuses_launches = True
 
     def __init__(
-        self, driver: NvDriver, name: str, kind: QueueKind, engine: int, classes: Classes
+        self, driver: QueueHolder, name: str, kind: QueueKind, engine: int, classes: Classes
     ) -> None:
         self.core, self.driver = driver.core, driver
         self.name = name
@@ -146,7 +165,7 @@ class ChannelQueue(HardwareQueue):
             self.close()
             raise
 
-    def _make(self, driver: NvDriver) -> None:
+    def _make(self, driver: QueueHolder) -> None:
         gpu = driver.gpu
         self.memory = ChannelMemory(gpu)
         self.arena = command_memory(driver, ARENA_SIZE)

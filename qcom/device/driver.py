@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ugpu.hcq.device.driver import Driver
 from ugpu.hcq.errors import DeviceNotFound, UgpuError
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.state.telemetry import Sensor
@@ -36,12 +35,14 @@ from ugpu.qcom.packets.encode import Encoder
 from ugpu.qcom.packets.pm4 import Tables
 from ugpu.qcom.work import proof
 from ugpu.qcom.work.cleaner import Cleaner
+from ugpu.qcom.work.holder import WorkHolder
 from ugpu.qcom.work.programs import Programs
 from ugpu.qcom.work.queue import AdrenoQueue, Dispatcher
 
 if TYPE_CHECKING:
     from ugpu.hcq.disk.bundle import Evidence
-    from ugpu.hcq.state.ladder import Diagnosis, Level, Planned, Recovery
+    from ugpu.hcq.state.ladder import Diagnosis, Level, Planned
+    from ugpu.hcq.work.recovery import Recovery
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ _PAUSE_S, _LONG_PAUSE_S = 5e-5, 5e-4
 StageHook = Callable[[str, float], None]
 
 
-class AdrenoDriver(Driver):
+class AdrenoDriver(WorkHolder):
     """One GPU. boot_stages: durations of the start, (name, seconds)."""
 
     def __init__(

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from ugpu.hcq.disk.bundle import Evidence
 from ugpu.hcq.errors import ChipError, DeviceHang, NotSupported, PageFault, UgpuError
 from ugpu.hcq.state.instruction import take_culprit
-from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned, Recovery
+from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned
+from ugpu.hcq.work.recovery import Recovery
 from ugpu.hcq.work.timeline import Timeline
 from ugpu.qcom.kernel_driver.interface import ResetState
 from ugpu.qcom.work import proof
 
 if TYPE_CHECKING:
-    from ugpu.qcom.device.driver import AdrenoDriver
+    from ugpu.qcom.work.holder import WorkHolder
 _ACCESSES = {"read": "a read of", "write": "a write to", "execute": "a jump to"}
 _RESET = "device.reset() sets the context up anew; programs and buffers stay"
 
@@ -26,7 +27,7 @@ _RESET = "device.reset() sets the context up anew; programs and buffers stay"
 class Faults:
     """Fault state of one driver's context."""
 
-    def __init__(self, driver: AdrenoDriver) -> None:
+    def __init__(self, driver: WorkHolder) -> None:
         self.driver = driver
 
     def explain(self, state: ResetState) -> UgpuError:

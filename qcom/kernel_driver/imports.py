@@ -19,10 +19,10 @@ from ugpu.hcq.work.buffer import Buffer
 from ugpu.qcom.kernel_driver.interface import Caching, Memory
 
 if TYPE_CHECKING:
-    from ugpu.qcom.device.driver import AdrenoDriver
+    from ugpu.qcom.kernel_driver.holder import Holder
 
 
-def import_memory(driver: AdrenoDriver, data: Any, *, read_only: bool) -> Buffer:  # see as_array
+def import_memory(driver: Holder, data: Any, *, read_only: bool) -> Buffer:  # see as_array
     """Let the GPU use an array's memory: contiguous whole pages, as `mmap` returns them.
 
     The buffer keeps `data` alive and is closed like any other; the caller keeps owning the memory.
@@ -51,7 +51,7 @@ def import_memory(driver: AdrenoDriver, data: Any, *, read_only: bool) -> Buffer
     return driver.core.own(make)
 
 
-def import_dma_buf(driver: AdrenoDriver, descriptor: int, *, read_only: bool) -> Buffer:
+def import_dma_buf(driver: Holder, descriptor: int, *, read_only: bool) -> Buffer:
     """Let the GPU use another driver's buffer, such as a camera's, by its file descriptor.
 
     The caller keeps owning the descriptor and may close it: the kernel keeps the buffer until the
@@ -77,7 +77,7 @@ def import_dma_buf(driver: AdrenoDriver, descriptor: int, *, read_only: bool) ->
     return driver.core.own(make)
 
 
-def sync(driver: AdrenoDriver, buffer: Buffer, *, to_gpu: bool) -> None:
+def sync(driver: Holder, buffer: Buffer, *, to_gpu: bool) -> None:
     """Make the host's stores in imported memory visible to the GPU (to_gpu), before work is
     submitted, or the GPU's stores visible to the host, after waiting for the work. No-op where
     hardware does it."""
@@ -99,7 +99,7 @@ def memory_of(buffer: Buffer) -> Memory:
     return memory
 
 
-def _buffer(driver: AdrenoDriver, memory: Memory, size: int) -> Buffer:
+def _buffer(driver: Holder, memory: Memory, size: int) -> Buffer:
     try:
         coherent = memory.caching is Caching.COHERENT
         placement = Placement.HOST if coherent else Placement.DEVICE

@@ -28,7 +28,7 @@ from ugpu.qcom.chips.facts import ChipFacts
 if TYPE_CHECKING:
     from ugpu.hcq.work.program import Program
     from ugpu.hcq.work.timeline import Timeline
-    from ugpu.qcom.device.driver import AdrenoDriver
+    from ugpu.qcom.work.holder import WorkHolder
 
 NAME = "ugpu.cleaner"
 # Groups for each shader processor. UNSURE: that the hardware spreads groups evenly while all
@@ -44,7 +44,7 @@ _PREDICATES = range(4)  # p0.x to p0.w
 class Cleaner:
     """The cleaner of one holder. Its code is loaded at the first use and stays loaded."""
 
-    def __init__(self, driver: AdrenoDriver) -> None:
+    def __init__(self, driver: WorkHolder) -> None:
         self._driver = driver
         self._program: Program | None = None
 

@@ -18,7 +18,7 @@ from ugpu.qcom.packets import textures
 from ugpu.qcom.packets.dispatch import NO_PRIVATE_MEMORY, Prepared, PrivateMemory, prepare
 
 if TYPE_CHECKING:
-    from ugpu.qcom.device.driver import AdrenoDriver
+    from ugpu.qcom.packets.holder import ChipHolder
 
 _PRIVATE_UNIT = 512  # bytes of a thread that SP_CS_PVT_MEM_PARAM counts
 _PAGE = 4096
@@ -29,7 +29,7 @@ class Programs:
     the kernel that needs most. A block that became too small is kept, as captured graphs refer to
     it (each is twice as large as the one before: Mesa's tu_setup_pvtmem)."""
 
-    def __init__(self, driver: AdrenoDriver) -> None:
+    def __init__(self, driver: ChipHolder) -> None:
         self.driver = driver
         self._private: dict[bool, PrivateMemory] = {}
         self._blocks: list[Memory] = []

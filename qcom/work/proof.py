@@ -15,21 +15,21 @@ from ugpu.hcq.work.command import Barrier, Command, Copy, Fill, Signal, Symbol, 
 from ugpu.qcom.kernel_driver.interface import Caching
 
 if TYPE_CHECKING:
-    from ugpu.qcom.device.driver import AdrenoDriver
+    from ugpu.qcom.work.holder import WorkHolder
 
 LIMIT_S = 5.0  # TIMEOUT: a GPU that sleeps takes milliseconds to wake; our choice
 _SIZE = 1024  # bytes that the kernels write
 _PATTERN = 0x5EED_C0DE
 
 
-def signal(driver: AdrenoDriver) -> dict[str, object]:
+def signal(driver: WorkHolder) -> dict[str, object]:
     """Run a single signal outside the queues, and wait for it. Raises UnitTimeout, or the kernel
     driver's error."""
     _run(driver, [])
     return {"ran": "a signal"}
 
 
-def work(driver: AdrenoDriver) -> dict[str, object]:
+def work(driver: WorkHolder) -> dict[str, object]:
     """Run kernels and a signal; ChipError for a wrong result. Without memory for that, only a
     signal."""
     interface = driver.interface
@@ -55,7 +55,7 @@ def work(driver: AdrenoDriver) -> dict[str, object]:
     return {"ran": "a signal", "kernel": "fill and copy right"}
 
 
-def _run(driver: AdrenoDriver, commands: Sequence[Command]) -> None:
+def _run(driver: WorkHolder, commands: Sequence[Command]) -> None:
     probe = driver.probe
     value = probe.advance()
     encoded = driver.encoder.encode([*commands, Signal(probe, Symbol.constant(value))])

@@ -8,10 +8,10 @@ its queue's timeline, which frees the image's memory.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,14 +25,22 @@ from ugpu.hcq.work.timeline import SIZE as TIMELINE_SIZE
 from ugpu.hcq.work.timeline import Timeline
 from ugpu.qcom.kernel_driver.interface import Caching, Memory, Submission
 from ugpu.qcom.packets.encode import Commands, Segment
-
-if TYPE_CHECKING:
-    from ugpu.qcom.device.driver import AdrenoDriver
+from ugpu.qcom.packets.holder import ChipHolder
 
 ARENA_SIZE = 1 << 20
 MOST_PENDING = 1024  # unfinished images of a queue
 _IMAGE_ALIGN = 256
 _FULL_PAUSE_S = 1e-4
+
+
+class QueueHolder(ChipHolder):
+    """A holder that has queues."""
+
+    dispatcher: Dispatcher  # submits the segments of both queues
+    looks: int  # polls of timelines by waiters since the last submission
+
+    @abstractmethod
+    def all_queues(self) -> Sequence[AdrenoQueue]: ...
 
 
 class OwnImage(Resident):
@@ -94,7 +102,7 @@ class Dispatcher:
     address, that work submitted so far signals. refusal: the error with which the kernel driver
     refused a submission; nothing is submitted after it."""
 
-    driver: AdrenoDriver
+    driver: QueueHolder
     promised: dict[int, int] = field(default_factory=dict)
     refusal: UgpuError | None = None
 
@@ -184,10 +192,10 @@ class Dispatcher:
 class AdrenoQueue(HardwareQueue):
     """One sequence of submissions. See HardwareQueue."""
 
-    driver: AdrenoDriver
+    driver: QueueHolder
     intent: Image | None = None
 
-    def __init__(self, driver: AdrenoDriver, name: str, kind: QueueKind) -> None:
+    def __init__(self, driver: QueueHolder, name: str, kind: QueueKind) -> None:
         self.core, self.driver = driver.core, driver
         self.name, self.kind = name, kind
         self.held: deque[Image] = deque()  # not, or only partly, submitted to the kernel driver

@@ -210,39 +210,39 @@ PRODUCTS = (
         [((16, 4), (16, 40)), ((17, 5), (17, 43))], [((15, 4), (15, 40)), ((17, 1), (17, 40))],
     ),
     Rule(
-        "kernel.host.matmul", "DOTS", lambda x, y: x @ y.permute(1, 0), lambda x, y: x @ y.T,
+        "kernel.host.products.matmul", "DOTS", lambda x, y: x @ y.permute(1, 0), lambda x, y: x @ y.T,
         lambda found: found.has("tile"), [((5, 16), (40, 16)), ((7, 19), (41, 19))],
         [((4, 16), (40, 16))],
     ),
     Rule(
-        "kernel.host.tiles", "COUNTS", lambda x, y: x @ y, lambda x, y: x @ y,
+        "kernel.host.products.tiles", "COUNTS", lambda x, y: x @ y, lambda x, y: x @ y,
         lambda found: loops(found, "slice") > 1,  # slices of the depth, and tiles
         [((40, 1024), (1024, 64)), ((41, 513), (513, 67)), ((130, 1027), (1027, 259))],
     ),
     Rule(
-        "kernel.host.matmul", "SIDE", lambda x, y: x @ y, lambda x, y: x @ y,
+        "kernel.host.products.matmul", "SIDE", lambda x, y: x @ y, lambda x, y: x @ y,
         lambda found: found.has("tile"),
         [((3, 384, 12), (12, 40)), ((3, 383, 12), (12, 40)), ((5, 77, 12), (12, 41))],
     ),
     Rule(
-        "kernel.host.packing", "SHORT", lambda x, y: x @ y.permute(1, 0), lambda x, y: x @ y.T,
+        "kernel.host.products.packing", "SHORT", lambda x, y: x @ y.permute(1, 0), lambda x, y: x @ y.T,
         lambda found: found.has("right_stage"),
         [((40, 8), (48, 8)), ((41, 9), (50, 9)), ((40, 300), (50, 300))], [((40, 7), (50, 7))],
     ),
     Rule(
-        "kernel.host.packing", "LINE SETS ABREAST", lambda x, y: x @ y, lambda x, y: x @ y,
+        "kernel.host.products.packing", "LINE SETS ABREAST", lambda x, y: x @ y, lambda x, y: x @ y,
         lambda found: found.has("tile", "left"),  # rows that share a set are packed
         [((40, 1024), (1024, 48)), ((35, 2048), (2048, 65))], [((40, 1040), (1040, 48))],
     ),
     Rule(
-        "kernel.host.dots", "MOST_ROWS HIGH WIDE DEEP", lambda x, y: x @ y.permute(1, 0),
+        "kernel.host.products.dots", "MOST_ROWS HIGH WIDE DEEP", lambda x, y: x @ y.permute(1, 0),
         lambda x, y: x @ y.T, lambda found: found.has("sums"),
         [((16, 8 * LANES), (8, 8 * LANES)), ((5, 8 * LANES + 1), (11, 8 * LANES + 1)),
          ((3, 300), (65, 300))],
         [((17, 8 * LANES), (17, 8 * LANES)), ((7, 8 * LANES), (7, 8 * LANES)), ((16, 31), (8, 31))],
     ),
     Rule(
-        "kernel.host.dots", "GROUP LEAST", lambda x, y: x @ y.permute(1, 0), lambda x, y: x @ y.T,
+        "kernel.host.products.dots", "GROUP LEAST", lambda x, y: x @ y.permute(1, 0), lambda x, y: x @ y.T,
         lambda found: found.has("sums") and found.grid(0) > 1,
         [((4, 128), (128, 128)), ((3, 131), (1030, 131))], [((4, 128), (127, 128))],
     ),
@@ -314,13 +314,13 @@ OTHERS = (
 # Text that a kernel of this processor has only if it multiplies two or four steps at once.
 NARROW = (
     Rule(
-        "kernel.host.pairs", "PAIR",
+        "kernel.host.products.pairs", "PAIR",
         lambda x, y: (x.cast("bfloat16") @ y.cast("bfloat16")).cast("float32"), lambda x, y: x @ y,
         lambda found: "dot2" in found.text(),
         [((40, 64), (64, 48)), ((33, 65), (65, 41)), ((17, 1037), (1037, 35))], tolerance=2**-8,
     ),
     Rule(
-        "kernel.host.quads", "QUAD LANES", lambda x, y: x.cast("int32") @ y.cast("int32"),
+        "kernel.host.products.quads", "QUAD LANES", lambda x, y: x.cast("int32") @ y.cast("int32"),
         lambda x, y: x.astype(np.int32) @ y.astype(np.int32), lambda found: "dot4" in found.text(),
         [((40, 64), (64, 48)), ((33, 67), (67, 41)), ((17, 1030), (1030, 35))], dtypes=("int8",),
     ),
@@ -359,7 +359,7 @@ def test_above_a_threshold(cpu: Device, rule: Rule, shapes: Inputs) -> None:
 @pytest.mark.parametrize(("rule", "shapes"), above(NARROW, "cpu"))
 def test_narrow_types(cpu: Device, rule: Rule, shapes: Inputs) -> None:
     """Where the processor has no such instruction, the products are right without it."""
-    wanted = "+avx512bf16" if rule.module == "kernel.host.pairs" else "+avx512vnni"
+    wanted = "+avx512bf16" if rule.module == "kernel.host.products.pairs" else "+avx512vnni"
     target = cpu.target
     if wanted in target.features.split(",") and target.vector_bytes == 64:
         rule.check(shapes, cpu)

@@ -27,7 +27,7 @@ ELSEWHERE = {
     ),
     "kernel.attention.matrix": ("TURNED KEPT STORED", "test_gpu_attention.py"),
     "kernel.gpu.join": ("READ", "test_gpu_rows.py"),
-    "kernel.host.amx": ("HEIGHT VECTORS STEPS", "test_compiler_amx.py"),
+    "kernel.host.products.amx": ("HEIGHT VECTORS STEPS", "test_compiler_amx.py"),
     "kernel.nvidia.packed": ("BLOCK WIDEST LINE CHUNK", "test_gpu_bulk.py"),
     "kernel.nvidia.bulk": ("BANDS", "test_gpu_bulk.py"),
     "kernel.nvidia.slices": ("CHUNK TURNED WORD", "test_gpu_ring.py"),
@@ -55,10 +55,10 @@ NO_SIZES = {
     "methods.resampling": "LINEAR",
     "schedule.precedence": "_OLD _NEW",
     "kernel.gpu.tiles": "PADDING UNROLL SIMDS BANKS COPY LATENCY",
-    "kernel.host.quads": "OFFSET",
-    "kernel.host.rates": "L3_BYTES ZEN4 FULL MESH HALF NEON WIDE_NEON",
+    "kernel.host.products.quads": "OFFSET",
+    "kernel.host.products.rates": "L3_BYTES ZEN4 FULL MESH HALF NEON WIDE_NEON",
     "kernel.host.sort": "LOW DIGIT DIGITS",
-    "kernel.host.tiles": "HIDDEN UNEVEN",
+    "kernel.host.products.tiles": "HIDDEN UNEVEN",
     "kernel.ir": "TILES TILE_ROWS TILE_BYTES",
     "kernel.matrix_units": (
         "_GFX11 _GFX12 _GFX942 _GFX950 _SM80 _TF32 _AMPERE ROW CORE MATRICES _WGMMA"

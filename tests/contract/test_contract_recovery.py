@@ -9,9 +9,10 @@ import pytest
 
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, DeviceHang, UgpuError
-from ugpu.hcq.state.ladder import Level, Recovery
+from ugpu.hcq.state.ladder import Level
 from ugpu.hcq.work.program import Program
 from ugpu.hcq.work.queue import QueueKind
+from ugpu.hcq.work.recovery import Recovery
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ at run time, and imports none.
 
 Packages are imported as `ugpu.hcq`, `ugpu.am` and so on (ADR 0007); the names of the folders alone
 are refused. A module imports only modules on lower floors of its package. No folder holds more than
-15 files of its own. Imports at load time form no cycle, and every imported module exists.
+15 files of its own. Imports at load time form no circle, in some packages imports of any kind, and
+every imported module exists.
 """
 
 from __future__ import annotations
@@ -143,9 +144,9 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("process", "emit"),
     ),
 }
-# Packages whose parts still name their owner's type (docs/tasks.md: holder-state): imports for type
-# checkers alone may point upwards there, and nowhere else.
-OWNERS = ("am", "hcq", "nv", "qcom")
+# Packages whose files form no circle by imports of any kind, those for type checkers included.
+# Elsewhere, imports at load time alone count (docs/tasks.md: holder-state).
+ACYCLIC = ("nv", "qcom", "ugpu", "usbgpu")
 FILES = 15  # of one folder, apart from its __init__
 # Heavy modules that no path from `import ugpu.hcq` may load at import time.
 OPTIONAL = ("llvmlite", "rich", "textual", "elftools", "msgpack", "sklearn", "zstandard", "clang")
@@ -154,15 +155,13 @@ OPTIONAL = ("llvmlite", "rich", "textual", "elftools", "msgpack", "sklearn", "zs
 @dataclass(frozen=True)
 class Import:
     """One import statement: the imported module, and its place. loading: whether it runs when its
-    module is loaded. whole: `import a.b`, which gives access to all of a. typing: whether it is for
-    type checkers alone."""
+    module is loaded. whole: `import a.b`, which gives access to all of a."""
 
     file: Path
     line: int
     module: str
     loading: bool = True
     whole: bool = False
-    typing: bool = False
 
 
 def imports_of(file: Path, root: Path) -> Iterator[Import]:
@@ -170,40 +169,36 @@ def imports_of(file: Path, root: Path) -> Iterator[Import]:
     import b` only ugpu.b."""
     where = file.relative_to(root)
     tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
-    stack: list[tuple[ast.AST, bool, bool]] = [(tree, True, False)]
+    stack: list[tuple[ast.AST, bool]] = [(tree, True)]
     while stack:
-        node, loading, typing = stack.pop()
+        node, loading = stack.pop()
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(where, node.lineno, alias.name, loading, True, typing)
+                yield Import(where, node.lineno, alias.name, loading, True)
         elif isinstance(node, ast.ImportFrom):
             if node.level:
                 module = "." * node.level + (node.module or "")
-                yield Import(where, node.lineno, module, loading, typing=typing)
+                yield Import(where, node.lineno, module, loading)
             elif node.module is not None:
                 if node.module != "ugpu":
-                    yield Import(where, node.lineno, node.module, loading, typing=typing)
+                    yield Import(where, node.lineno, node.module, loading)
                 for alias in node.names:
                     module = f"{node.module}.{alias.name}"
-                    yield Import(where, node.lineno, module, loading, typing=typing)
+                    yield Import(where, node.lineno, module, loading)
         elif isinstance(node, ast.stmt | ast.mod | ast.excepthandler | ast.match_case):
             inside = loading and not _is_late(node)
-            checking = typing or _is_checking(node)
             children = reversed(list(ast.iter_child_nodes(node)))
-            stack.extend((child, inside, checking) for child in children)
-
-
-def _is_checking(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.If)
-        and isinstance(node.test, ast.Name)
-        and node.test.id == "TYPE_CHECKING"
-    )
+            stack.extend((child, inside) for child in children)
 
 
 def _is_late(node: ast.AST) -> bool:
     """Return whether the body does not run when the module is loaded."""
-    return _is_checking(node) or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    is_checking = (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+    )
+    return is_checking or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 def _within(module: str, package: str) -> bool:
@@ -213,8 +208,6 @@ def _within(module: str, package: str) -> bool:
 def _above(item: Import, module: str) -> str | None:
     """Return how an import of `module`, a name below ugpu, breaks the floors, or None."""
     home, target = item.file.with_suffix("").parts, module.split(".")
-    if item.typing and home[0] in OWNERS:
-        return None
     for package, floors in FLOORS.items():
         parts = package.split(".")
         depth = len(parts)
@@ -297,12 +290,13 @@ def check(root: Path) -> list[str]:
             there = {module} if item.whole else {module, module.rpartition(".")[0]}
             if module.startswith("ugpu.") and not there & known:
                 faults.append(f"{item.file}:{item.line}: imports {module}: there is no such module")
-            if item.loading and module in known and not _within(home, module):
+            counts = item.loading or item.file.parts[0] in ACYCLIC
+            if counts and module in known and not _within(home, module):
                 loads.setdefault(home, set()).add(module)
     try:
         TopologicalSorter(loads).prepare()
     except CycleError as circle:
-        faults.append(f"modules load each other: {' <- '.join(circle.args[1])}")
+        faults.append(f"modules import each other: {' <- '.join(circle.args[1])}")
     return faults
 
 

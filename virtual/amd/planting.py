@@ -1,4 +1,4 @@
-"""Faults of a virtual card by name, for names of devices such as `virtual:navi31?smu_silent`."""
+"""Faults of a virtual card by name, for names of devices such as `virtual:<chip>?smu_silent`."""
 
 from __future__ import annotations
 
