@@ -56,7 +56,7 @@ class Jit(Generic[Given, Result]):
         self._identity: tuple[Any, ...] | None = None  # what equals in two calls that are the same
         self._left = ""
         self._replay: Replay | None = None
-        self._device: Runtime | None = None
+        self._device: Runtime | None = None  # None until a call has a kernel
 
     def __call__(self, *args: Given.args, **kwargs: Given.kwargs) -> Result:
         if current_recording() is not None:
@@ -119,7 +119,8 @@ class Jit(Generic[Given, Result]):
         tensors: list[Tensor],
     ) -> Result:
         self._calls += 1
-        if self._identity is None or signature != self._signature:
+        if self._device is None or self._identity is None or signature != self._signature:
+            self._calls = 1
             with Recording(self.name) as first, Touched() as touched:
                 result = call(self.name, self._function, (args, kwargs))
                 realize([*tensors_of(result), *touched.assigned()])
@@ -129,8 +130,9 @@ class Jit(Generic[Given, Result]):
             return cast(Result, result)
         if self._calls > ATTEMPTS + 1:
             raise BadArgument(self._restless())
-        if self._device is None:
-            return self._function(*args, **kwargs)
+        # assigned by the program since: not a part of the function
+        outside = [each for ref in self._identity[1] if (each := ref()) is not None]
+        realize([tensor for tensor in outside if tensor.node.storage is None])
         replay = Replay(self.name, self._device)
         identity = replay.record(self._function, args, kwargs, tensors)
         self._left = replay.left

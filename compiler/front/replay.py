@@ -140,7 +140,8 @@ class Replay:
         made = {int(each.address): each for ref in recording.made if (each := ref()) is not None}
         self._used, self._written = recording.used, recording.written
         self._places, self.kernels = recording.places, len(recording.keys)
-        self._find_captured(touched)
+        leaves = tensors_of(result)
+        self._find_captured(touched, {_address(leaf) for leaf in leaves})
         assigned: list[tuple[int | Captured, TensorCore]] = [
             (place, source.tensor)
             for place, source in enumerate(sources)
@@ -151,15 +152,14 @@ class Replay:
             if captured.assigned and tensor is not None:
                 assigned.append((captured, tensor))
         for owner, tensor in assigned:
-            storage = cast(Storage, tensor.node.storage)
-            address = int(storage.address)
+            address = _address(tensor)
             self._states.append((owner, address))
             if address in made:
                 self._made[address] = made[address]
         known = {id(source.tensor): place for place, source in enumerate(sources)}
-        leaves = {id(each): self._leaf(each, touched, known, made) for each in tensors_of(result)}
-        self._result = mapped(result, Tensor, lambda each: leaves[id(each)])
-        self._named = self._written | {leaf.address for leaf in leaves.values()}
+        found = {id(each): self._leaf(each, touched, known, made) for each in leaves}
+        self._result = mapped(result, Tensor, lambda each: found[id(each)])
+        self._named = self._written | {leaf.address for leaf in found.values()}
         self._named.update(address for _, address in self._states)
 
     def _leaf(
@@ -185,7 +185,9 @@ class Replay:
         captured = {each.address for each in self._captured if each.buffer is not None}
         return captured | {int(buffer.address) for buffer in self._buffers}
 
-    def _find_captured(self, touched: Touched) -> None:
+    def _find_captured(self, touched: Touched, results: set[int]) -> None:
+        """Find the captured tensors whose memory is named by the graph or by results."""
+        named = self._used | results
         assigned = {id(tensor) for tensor in touched.assigned()}
         stored_in: set[int] = set()
         for captured in touched.captured:
@@ -195,7 +197,7 @@ class Replay:
             elif captured.address in stored_in:
                 self._shared.add(captured.address)
             stored_in.add(captured.address)
-            if captured.assigned or captured.node is not None or captured.address in self._used:
+            if captured.assigned or captured.node is not None or captured.address in named:
                 self._captured.append(captured)
                 self._by_id[id(captured.ref())] = captured
 
@@ -389,6 +391,10 @@ def realize(tensors: Sequence[TensorCore]) -> None:
     devices = {id(tensor.device): tensor.device for tensor in tensors}
     for key, device in devices.items():
         runtime_of(device).realize([each.node for each in tensors if id(each.device) == key])
+
+
+def _address(tensor: TensorCore) -> int:
+    return int(cast(Storage, tensor.node.storage).address)
 
 
 def _addresses(root: Node) -> list[int]:
