@@ -9,12 +9,14 @@ function assigns get their new values, as if it had run.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from ugpu.compiler.front.forms import flatten, tensors_of, text
-from ugpu.compiler.front.replay import Outdated, Replay, call, realize
-from ugpu.compiler.front.touched import Touched
+from ugpu.compiler.front.replay import Outdated, Replay, call, move, realize
+from ugpu.compiler.front.touched import Touched, exclusive
+from ugpu.compiler.methods.core import TensorCore
 from ugpu.compiler.runtime.recording import Recording, current_recording
 from ugpu.compiler.runtime.runtime import Runtime
 from ugpu.compiler.tensor import Tensor
@@ -24,6 +26,7 @@ from ugpu.hcq.errors import BadArgument, NotSupported
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
+Refs = Sequence[weakref.ref[TensorCore]]
 ATTEMPTS = 4  # calls whose kernels may differ from those of the call before, until they settle
 
 
@@ -126,13 +129,11 @@ class Jit(Generic[Given, Result]):
                 realize([*tensors_of(result), *touched.assigned()])
             first.finish()
             self._signature, self._device = signature, first.runtime
-            self._identity = (first.keys, touched.used(tensors))
+            self._identity = (first.keys, touched.used(tensors), touched.written(tensors))
             return cast(Result, result)
         if self._calls > ATTEMPTS + 1:
             raise BadArgument(self._restless())
-        # assigned by the program since: not a part of the function
-        outside = [each for ref in self._identity[1] if (each := ref()) is not None]
-        realize([tensor for tensor in outside if tensor.node.storage is None])
+        self._settle(self._device, *self._identity[1:])
         replay = Replay(self.name, self._device)
         identity = replay.record(self._function, args, kwargs, tensors)
         self._left = replay.left
@@ -148,6 +149,18 @@ class Jit(Generic[Given, Result]):
             replay.retire()
         self._identity = identity
         return cast(Result, computed)
+
+    @staticmethod
+    def _settle(runtime: Runtime, used: Refs, written: Refs) -> None:
+        """Keep what the program did since the last call out of the recording: compute the tensors
+        from outside, and move those that are assigned into memory of their own."""
+        outside = [tensor for ref in used if (tensor := ref()) is not None]
+        realize([tensor for tensor in outside if tensor.node.storage is None])
+        del outside
+        for ref in written:
+            tensor = ref()
+            if tensor is not None and not exclusive(tensor):
+                move(runtime, tensor)
 
     def _restless(self) -> str:
         if self._left:

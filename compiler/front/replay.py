@@ -81,6 +81,7 @@ class Replay:
         self._captured: list[Captured] = []
         self._by_id: dict[int, Captured] = {}  # the same by the ids of their tensors
         self._made: dict[int, Storage] = {}  # by address: memory that each replay takes anew
+        self._kept: dict[int, Storage] = {}  # by address: assigned memory of values begun before
         self._states: list[tuple[int | Captured, int]] = []  # assigned tensor, address of its value
         self._result: Any = None  # form of the result, with leaves of _Result
         self._used: set[int] = set()
@@ -111,7 +112,7 @@ class Replay:
         except BaseException:
             self._undo(recording, touched, tensors, list(sources.values()))
             raise
-        identity = (recording.keys, touched.used(tensors))
+        identity = (recording.keys, touched.used(tensors), touched.written(tensors))
         recording.finish()
         del given, inside, assigned, result
         nodes = [(tensor, sources[id(tensor)].node) for tensor in tensors]
@@ -137,7 +138,12 @@ class Replay:
         self, result: Any, recording: Recording, touched: Touched, sources: Sequence[_Source]
     ) -> None:
         """Find out where the memory of results and assigned tensors comes from."""
-        made = {int(each.address): each for ref in recording.made if (each := ref()) is not None}
+        kept: set[int] = set()  # memory of values that were begun before: it is written in the run
+        for captured in touched.captured:
+            if captured.node is not None:
+                kept.update(_addresses(captured.node))
+        alive = [each for ref in recording.made if (each := ref()) is not None]
+        made = {int(each.address): each for each in alive if int(each.address) not in kept}
         self._used, self._written = recording.used, recording.written
         self._places, self.kernels = recording.places, len(recording.keys)
         leaves = tensors_of(result)
@@ -156,6 +162,8 @@ class Replay:
             self._states.append((owner, address))
             if address in made:
                 self._made[address] = made[address]
+            elif address in kept:
+                self._kept[address] = cast(Storage, tensor.node.storage)
         known = {id(source.tensor): place for place, source in enumerate(sources)}
         found = {id(each): self._leaf(each, touched, known, made) for each in leaves}
         self._result = mapped(result, Tensor, lambda each: found[id(each)])
@@ -243,14 +251,14 @@ class Replay:
         sources = self._sources(tensors)
         self._check_apart(tensors)
         pool = self.runtime.pool
-        current: dict[int, Storage] = {}
+        current = dict(self._kept)
         bound: dict[Buffer, Buffer] = {}
         owners = [owner for owner, _ in self._states]
         changed = {id(tensors[each]) if isinstance(each, int) else id(each) for each in owners}
         for key, tensor, buffer in sources:
             address = int(buffer.address)
             if address in self._written and not (id(key) in changed and exclusive(tensor)):
-                self._copy(tensor)
+                move(self.runtime, tensor)
             storage = cast(Storage, tensor.node.storage)
             current[address] = storage
             if address in self._used and storage.address != address:
@@ -319,15 +327,6 @@ class Replay:
                     "from outside, and assigned; use it in one of these ways"
                 )
 
-    def _copy(self, tensor: TensorCore) -> None:
-        """Move a tensor into memory of its own."""
-        old = cast(Storage, tensor.node.storage)
-        fresh = self.runtime.pool.take(old.size)
-        if old.size:
-            queue = self.runtime.device.queue()
-            queue.copy(fresh.buffer, old.buffer, old.size).submit()
-        tensor.node = stored(tensor, fresh)
-
     def _replay(self, bound: Mapping[Buffer, Buffer]) -> None:
         try:
             self.graph.replay(inputs=bound)
@@ -384,6 +383,15 @@ def call(name: str, function: Callable[..., Any], given: tuple[Any, Any]) -> Any
             "do; assign to the tensor (x[...] = value), or return the new value"
         )
     return result
+
+
+def move(runtime: Runtime, tensor: TensorCore) -> None:
+    """Move a tensor into memory of its own."""
+    old = cast(Storage, tensor.node.storage)
+    fresh = runtime.pool.take(old.size)
+    if old.size:
+        runtime.device.queue().copy(fresh.buffer, old.buffer, old.size).submit()
+    tensor.node = stored(tensor, fresh)
 
 
 def realize(tensors: Sequence[TensorCore]) -> None:

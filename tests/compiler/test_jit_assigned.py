@@ -281,9 +281,26 @@ def prepared(device: Device, wrap: Wrapping) -> list[Any]:
     return [*found, at, rows]
 
 
+def watched(device: Device, wrap: Wrapping) -> list[Any]:
+    """Before every other call, the program begins a value that needs an assigned tensor."""
+    first, second = const(device, 1, 2), const(device, 3, 4)
+
+    @wrap
+    def step(x: Tensor) -> None:
+        first[::-1] = second + x
+        second[1:] = first[:1]
+
+    later = []
+    for turn in range(CALLS):
+        if turn % 2:
+            later.append((first, second)[turn % 4 // 2] + turn)
+        step(const(device, turn, 1))
+    return [*later, first, second]
+
+
 TRIALS: list[Trial] = [
     moments, descent, rows, shifted, exchanged, argument, twice, alike, local, outside, pending,
-    divided, nested, seen, idle, prepared,
+    divided, nested, seen, idle, prepared, watched,
 ]  # fmt: skip
 
 
