@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 
 from lab.mutants import planting
@@ -32,6 +33,11 @@ PATIENCE, LEAST_S = 20, 60.0  # TIMEOUT: of the time that the same tests take wi
 MARKS = "(not slow or costly) and not hardware and not foreign"
 
 
+def _is_content(path: Path) -> bool:
+    """Whether git's name is a file, or a link to a folder (those in `ugpu`)."""
+    return path.is_symlink() or path.is_file()
+
+
 class Copy:
     """A copy of the checkout's files, as they are now."""
 
@@ -39,14 +45,16 @@ class Copy:
         self.folder = COPIES / str(number)
         asked = ("git", "ls-files", "-co", "--exclude-standard", "-z")
         names = subprocess.run(asked, cwd=ROOT, capture_output=True, check=True).stdout.decode()
-        wanted = {name for name in names.split("\0") if name and (ROOT / name).is_file()}
+        wanted = {name for name in names.split("\0") if name and _is_content(ROOT / name)}
         for path in self.folder.rglob("*"):
             if path.is_file() and str(path.relative_to(self.folder)) not in wanted:
                 path.unlink()
         for name in wanted:
             to = self.folder / name
             to.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, to)
+            if to.is_symlink():
+                to.unlink()
+            shutil.copy2(ROOT / name, to, follow_symlinks=False)
 
     def passes(
         self, tests: Sequence[str], limit_s: float = LIMIT_S, options: Sequence[str] = (),
