@@ -9,12 +9,14 @@ function assigns get their new values, as if it had run.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from ugpu.compiler.front.forms import flatten, tensors_of, text
-from ugpu.compiler.front.replay import Outdated, Replay, call, realize
-from ugpu.compiler.front.touched import Touched
+from ugpu.compiler.front.replay import Outdated, Replay, call, move, realize
+from ugpu.compiler.front.touched import Touched, exclusive
+from ugpu.compiler.methods.core import TensorCore
 from ugpu.compiler.runtime.recording import Recording, current_recording
 from ugpu.compiler.runtime.runtime import Runtime
 from ugpu.compiler.tensor import Tensor
@@ -24,6 +26,7 @@ from ugpu.hcq.errors import BadArgument, NotSupported
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
+Refs = Sequence[weakref.ref[TensorCore]]
 ATTEMPTS = 4  # calls whose kernels may differ from those of the call before, until they settle
 
 
@@ -56,7 +59,7 @@ class Jit(Generic[Given, Result]):
         self._identity: tuple[Any, ...] | None = None  # what equals in two calls that are the same
         self._left = ""
         self._replay: Replay | None = None
-        self._device: Runtime | None = None
+        self._device: Runtime | None = None  # None until a call has a kernel
 
     def __call__(self, *args: Given.args, **kwargs: Given.kwargs) -> Result:
         if current_recording() is not None:
@@ -119,18 +122,18 @@ class Jit(Generic[Given, Result]):
         tensors: list[Tensor],
     ) -> Result:
         self._calls += 1
-        if self._identity is None or signature != self._signature:
+        if self._device is None or self._identity is None or signature != self._signature:
+            self._calls = 1
             with Recording(self.name) as first, Touched() as touched:
                 result = call(self.name, self._function, (args, kwargs))
                 realize([*tensors_of(result), *touched.assigned()])
             first.finish()
             self._signature, self._device = signature, first.runtime
-            self._identity = (first.keys, touched.used(tensors))
+            self._identity = (first.keys, touched.used(tensors), touched.written(tensors))
             return cast(Result, result)
         if self._calls > ATTEMPTS + 1:
             raise BadArgument(self._restless())
-        if self._device is None:
-            return self._function(*args, **kwargs)
+        self._settle(self._device, *self._identity[1:])
         replay = Replay(self.name, self._device)
         identity = replay.record(self._function, args, kwargs, tensors)
         self._left = replay.left
@@ -146,6 +149,18 @@ class Jit(Generic[Given, Result]):
             replay.retire()
         self._identity = identity
         return cast(Result, computed)
+
+    @staticmethod
+    def _settle(runtime: Runtime, used: Refs, written: Refs) -> None:
+        """Keep what the program did since the last call out of the recording: compute the tensors
+        from outside, and move those that are assigned into memory of their own."""
+        outside = [tensor for ref in used if (tensor := ref()) is not None]
+        realize([tensor for tensor in outside if tensor.node.storage is None])
+        del outside
+        for ref in written:
+            tensor = ref()
+            if tensor is not None and not exclusive(tensor):
+                move(runtime, tensor)
 
     def _restless(self) -> str:
         if self._left:

@@ -81,6 +81,7 @@ class Replay:
         self._captured: list[Captured] = []
         self._by_id: dict[int, Captured] = {}  # the same by the ids of their tensors
         self._made: dict[int, Storage] = {}  # by address: memory that each replay takes anew
+        self._kept: dict[int, Storage] = {}  # by address: assigned memory of values begun before
         self._states: list[tuple[int | Captured, int]] = []  # assigned tensor, address of its value
         self._result: Any = None  # form of the result, with leaves of _Result
         self._used: set[int] = set()
@@ -111,7 +112,7 @@ class Replay:
         except BaseException:
             self._undo(recording, touched, tensors, list(sources.values()))
             raise
-        identity = (recording.keys, touched.used(tensors))
+        identity = (recording.keys, touched.used(tensors), touched.written(tensors))
         recording.finish()
         del given, inside, assigned, result
         nodes = [(tensor, sources[id(tensor)].node) for tensor in tensors]
@@ -137,10 +138,16 @@ class Replay:
         self, result: Any, recording: Recording, touched: Touched, sources: Sequence[_Source]
     ) -> None:
         """Find out where the memory of results and assigned tensors comes from."""
-        made = {int(each.address): each for ref in recording.made if (each := ref()) is not None}
+        kept: set[int] = set()  # memory of values that were begun before: it is written in the run
+        for captured in touched.captured:
+            if captured.node is not None:
+                kept.update(_addresses(captured.node))
+        alive = [each for ref in recording.made if (each := ref()) is not None]
+        made = {int(each.address): each for each in alive if int(each.address) not in kept}
         self._used, self._written = recording.used, recording.written
         self._places, self.kernels = recording.places, len(recording.keys)
-        self._find_captured(touched)
+        leaves = tensors_of(result)
+        self._find_captured(touched, {_address(leaf) for leaf in leaves})
         assigned: list[tuple[int | Captured, TensorCore]] = [
             (place, source.tensor)
             for place, source in enumerate(sources)
@@ -151,15 +158,16 @@ class Replay:
             if captured.assigned and tensor is not None:
                 assigned.append((captured, tensor))
         for owner, tensor in assigned:
-            storage = cast(Storage, tensor.node.storage)
-            address = int(storage.address)
+            address = _address(tensor)
             self._states.append((owner, address))
             if address in made:
                 self._made[address] = made[address]
+            elif address in kept:
+                self._kept[address] = cast(Storage, tensor.node.storage)
         known = {id(source.tensor): place for place, source in enumerate(sources)}
-        leaves = {id(each): self._leaf(each, touched, known, made) for each in tensors_of(result)}
-        self._result = mapped(result, Tensor, lambda each: leaves[id(each)])
-        self._named = self._written | {leaf.address for leaf in leaves.values()}
+        found = {id(each): self._leaf(each, touched, known, made) for each in leaves}
+        self._result = mapped(result, Tensor, lambda each: found[id(each)])
+        self._named = self._written | {leaf.address for leaf in found.values()}
         self._named.update(address for _, address in self._states)
 
     def _leaf(
@@ -185,7 +193,9 @@ class Replay:
         captured = {each.address for each in self._captured if each.buffer is not None}
         return captured | {int(buffer.address) for buffer in self._buffers}
 
-    def _find_captured(self, touched: Touched) -> None:
+    def _find_captured(self, touched: Touched, results: set[int]) -> None:
+        """Find the captured tensors whose memory is named by the graph or by results."""
+        named = self._used | results
         assigned = {id(tensor) for tensor in touched.assigned()}
         stored_in: set[int] = set()
         for captured in touched.captured:
@@ -195,7 +205,7 @@ class Replay:
             elif captured.address in stored_in:
                 self._shared.add(captured.address)
             stored_in.add(captured.address)
-            if captured.assigned or captured.node is not None or captured.address in self._used:
+            if captured.assigned or captured.node is not None or captured.address in named:
                 self._captured.append(captured)
                 self._by_id[id(captured.ref())] = captured
 
@@ -241,14 +251,14 @@ class Replay:
         sources = self._sources(tensors)
         self._check_apart(tensors)
         pool = self.runtime.pool
-        current: dict[int, Storage] = {}
+        current = dict(self._kept)
         bound: dict[Buffer, Buffer] = {}
         owners = [owner for owner, _ in self._states]
         changed = {id(tensors[each]) if isinstance(each, int) else id(each) for each in owners}
         for key, tensor, buffer in sources:
             address = int(buffer.address)
             if address in self._written and not (id(key) in changed and exclusive(tensor)):
-                self._copy(tensor)
+                move(self.runtime, tensor)
             storage = cast(Storage, tensor.node.storage)
             current[address] = storage
             if address in self._used and storage.address != address:
@@ -317,15 +327,6 @@ class Replay:
                     "from outside, and assigned; use it in one of these ways"
                 )
 
-    def _copy(self, tensor: TensorCore) -> None:
-        """Move a tensor into memory of its own."""
-        old = cast(Storage, tensor.node.storage)
-        fresh = self.runtime.pool.take(old.size)
-        if old.size:
-            queue = self.runtime.device.queue()
-            queue.copy(fresh.buffer, old.buffer, old.size).submit()
-        tensor.node = stored(tensor, fresh)
-
     def _replay(self, bound: Mapping[Buffer, Buffer]) -> None:
         try:
             self.graph.replay(inputs=bound)
@@ -384,11 +385,24 @@ def call(name: str, function: Callable[..., Any], given: tuple[Any, Any]) -> Any
     return result
 
 
+def move(runtime: Runtime, tensor: TensorCore) -> None:
+    """Move a tensor into memory of its own."""
+    old = cast(Storage, tensor.node.storage)
+    fresh = runtime.pool.take(old.size)
+    if old.size:
+        runtime.device.queue().copy(fresh.buffer, old.buffer, old.size).submit()
+    tensor.node = stored(tensor, fresh)
+
+
 def realize(tensors: Sequence[TensorCore]) -> None:
     """Compute tensors, together those of one device."""
     devices = {id(tensor.device): tensor.device for tensor in tensors}
     for key, device in devices.items():
         runtime_of(device).realize([each.node for each in tensors if id(each.device) == key])
+
+
+def _address(tensor: TensorCore) -> int:
+    return int(cast(Storage, tensor.node.storage).address)
 
 
 def _addresses(root: Node) -> list[int]:

@@ -145,6 +145,11 @@ class Touched:
         tensors = [each for ref in self._assigned.values() if (each := ref()) is not None]
         return [tensor for tensor in tensors if not _is(self._created, tensor)]
 
+    def written(self, besides: Sequence[TensorCore]) -> list[weakref.ref[TensorCore]]:
+        """Return those of `used` that were assigned."""
+        assigned = {id(tensor) for tensor in self.assigned()}
+        return [ref for ref in self.used(besides) if id(ref()) in assigned]
+
     def was_assigned(self, tensor: TensorCore) -> bool:
         """Return whether a tensor was assigned."""
         return _is(self._assigned, tensor)

@@ -303,6 +303,8 @@ class Array:
         data = self.data if self.is_float else self.data.astype(kind)
         options: dict[str, Any] = {} if running else {"keepdims": keepdims}
         function = np.cumsum if running else np.sum
+        if not self.shape:  # NumPy's running total has an axis then, PyTorch's and ours has none
+            axis, function, options = None, np.sum, {}
         found = function(data, axis, **options)
         if not self.is_float:
             return Array(found, kind)

@@ -20,7 +20,7 @@ from ugpu.compiler import Tensor, function, jit
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import UgpuError
 
-CALLS = 5
+CALLS = 7  # more than a recording takes to settle
 LIST = re.compile(
     r"(\[|, )\["
 )  # an index by a list, which @jit refuses: it would be copied each time
@@ -134,8 +134,9 @@ def program(seed: int) -> Program:
     tried = replace(
         tried, outputs=tuple(random.sample(names, min(len(names), random.randint(1, 3))))
     )
+    often = random.choice((0.3, 0.3, 0.9))
     for call in range(1, CALLS):
-        if random.random() < 0.3:
+        if random.random() < often:
             tried = _between(random, tried, call) or tried
     return tried
 
@@ -184,10 +185,13 @@ def _is_good(tried: Program) -> bool:
 def _between(random: Random, before: Program, call: int) -> Program | None:
     """Return the program with a line before a call."""
     name = random.choice(("c0", "c1", "c2", "w"))
+    number = random.randint(0, 5)
     line = random.choice(
         (
             f"{name}.assign({name} * 0)",
-            f"{name}[...] = 1",
+            f"{name}[...] = {number}",
+            f"{name}[0] = {number}",
+            f"{name}[-1:] = {name}[:1] * {number}",
             f"k{call} = {name} + 0",
             f"k{call} = {name}.flip(0)",
             f"k{call} = {name} + 1",

@@ -238,9 +238,69 @@ def nested(device: Device, wrap: Wrapping) -> list[Any]:
     return [*[step(const(device, turn, 1)) for turn in range(CALLS)], *caches]
 
 
+def seen(device: Device, wrap: Wrapping) -> list[Any]:
+    """Results that are views of tensors from outside, which no kernel of the function reads."""
+    first, second = const(device, 1, 2, 3, 4), const(device, 5, 6) * 1
+
+    @wrap
+    def step(x: Tensor) -> list[Tensor]:
+        return [first.reshape(2, 2), second.unsqueeze(0), copy.copy(first), x * 2]
+
+    found = []
+    for turn in range(CALLS):
+        if turn > 3:
+            first[1:3] = turn
+        if turn in (5, 7):
+            second.assign(second * turn)
+        found += step(const(device, turn))
+    return [*found, first, second]
+
+
+def idle(device: Device, wrap: Wrapping) -> list[Any]:
+    """A function without a kernel."""
+    kept = const(device, 1, 2)
+    step = wrap(lambda x: (kept.reshape(2, 1), x.reshape(1, 2), kept))
+
+    found: list[Tensor] = []
+    for turn in range(CALLS):
+        found += step(const(device, turn, 3))
+        if turn > 6:
+            kept[turn % 2] = turn
+    return [*found, kept]
+
+
+def prepared(device: Device, wrap: Wrapping) -> list[Any]:
+    """The program assigns a number before each call, each time another."""
+    at, rows = const(device, 1, 2), const(device, 3, 4)
+    step = wrap(lambda x: (x * at, rows.reshape(2, 1)))
+
+    found: list[Tensor] = []
+    for turn in range(CALLS):
+        at[turn % 2], rows[0] = turn, turn
+        found += step(const(device, turn, 3))
+    return [*found, at, rows]
+
+
+def watched(device: Device, wrap: Wrapping) -> list[Any]:
+    """Before every other call, the program begins a value that needs an assigned tensor."""
+    first, second = const(device, 1, 2), const(device, 3, 4)
+
+    @wrap
+    def step(x: Tensor) -> None:
+        first[::-1] = second + x
+        second[1:] = first[:1]
+
+    later = []
+    for turn in range(CALLS):
+        if turn % 2:
+            later.append((first, second)[turn % 4 // 2] + turn)
+        step(const(device, turn, 1))
+    return [*later, first, second]
+
+
 TRIALS: list[Trial] = [
     moments, descent, rows, shifted, exchanged, argument, twice, alike, local, outside, pending,
-    divided, nested,
+    divided, nested, seen, idle, prepared, watched,
 ]  # fmt: skip
 
 
@@ -261,7 +321,7 @@ def test_as_without(device: Device, trial: Trial, wrap: Wrapping) -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6, err_msg=f"value {place}")
 
 
-@pytest.mark.parametrize("trial", [each for each in TRIALS if each not in (alike, pending)])
+@pytest.mark.parametrize("trial", [each for each in TRIALS if each not in (alike, pending, idle)])
 def test_they_are_replayed(cpu: Device, trial: Trial) -> None:
     """The functions run at most three times: what is right here is right in a replay."""
     runs: dict[Any, int] = {}

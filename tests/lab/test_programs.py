@@ -96,6 +96,12 @@ def test_the_judge_knows_what_is_exact() -> None:
     assert halves.differs(np.array([0.5, 1.5, -2.0])) is not None  # float64
     with pytest.raises(Unjudged):
         third.argmax(0)
+    for kind in (
+        "int16",
+        "float32",
+    ):  # a running total of a tensor without axes has none, as in PyTorch
+        lone = Array(np.array(3, np.float64 if kind == "float32" else kind), kind)
+        assert lone.cumsum(0).shape == lone.sum(0).shape == Tensor(3, dtype=kind).cumsum(0).shape
     for one, two in (("int8", "uint8"), ("float16", "bfloat16"), ("uint64", "int8")):
         found = Tensor.ones(1, dtype=one) + Tensor.ones(1, dtype=two)
         assert found.dtype.name == promote(one, two) == promote(two, one)
