@@ -15,16 +15,19 @@ from ugpu.hcq.state.memory import Placement
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ugpu.hcq.errors import DeviceHang, UgpuError
     from ugpu.hcq.state.clock import Clock
     from ugpu.hcq.state.target import TargetSpec
     from ugpu.hcq.state.weak_registry import WeakRegistry
     from ugpu.hcq.work.buffer import Buffer
-    from ugpu.hcq.work.command import Command, CommandBuffer
+    from ugpu.hcq.work.command import Command, CommandBuffer, Part
     from ugpu.hcq.work.graph import Capture, Replay
     from ugpu.hcq.work.losses import Losses
     from ugpu.hcq.work.program import Program
-    from ugpu.hcq.work.queue import HardwareQueue, Queue, QueueKind
+    from ugpu.hcq.work.queue import HardwareQueue, Queue, QueueKind, Resident
     from ugpu.hcq.work.recovery import Recovery
     from ugpu.hcq.work.timeline import Timeline
 
@@ -80,6 +83,7 @@ class DriverPart(Protocol):
     def write_memory(self, buffer: Buffer, data: memoryview) -> bool: ...
     def read_memory(self, buffer: Buffer, out: memoryview) -> bool: ...
     def hardware_queues(self, kind: QueueKind) -> Sequence[HardwareQueue]: ...
+    def all_queues(self) -> Sequence[HardwareQueue]: ...
     def nudge(self) -> None: ...
     def pause_until(self, timeline: Timeline, value: int, limit_s: float) -> None: ...
 
@@ -155,6 +159,14 @@ class DeviceState(Protocol):
     def submit(self, hardware: HardwareQueue, commands: Sequence[Command]) -> int: ...
     def submit_prepared(
         self, hardware: HardwareQueue, prepared: CommandBuffer, parameters: Sequence[int]
+    ) -> int: ...
+    def submit_resident(
+        self,
+        hardware: HardwareQueue,
+        prepared: CommandBuffer,
+        resident: Resident,
+        part: Part,
+        values: NDArray[np.uint64],
     ) -> int: ...
     def complete(self) -> None: ...
     def await_room(self, hardware: HardwareQueue, words: int) -> None: ...

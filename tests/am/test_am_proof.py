@@ -141,5 +141,5 @@ def test_without_memory_a_reset_is_proven_by_signals(
         monkeypatch.setattr(device.driver, "map", scarce)
         found = device.reset("queue").attempts[-1].proof
         monkeypatch.undo()
-        assert found["kernel"] == "not run: device memory is full (size=4096)"
+        assert found["kernel"] == "not run: device memory is full (size=4096 bytes (4 KiB))"
         assert device.driver.memory.used == used

@@ -210,27 +210,32 @@ PRODUCTS = (
         [((16, 4), (16, 40)), ((17, 5), (17, 43))], [((15, 4), (15, 40)), ((17, 1), (17, 40))],
     ),
     Rule(
-        "kernel.host.products.matmul", "DOTS", lambda x, y: x @ y.permute(1, 0), lambda x, y: x @ y.T,
+        "kernel.host.products.matmul", "DOTS",
+        lambda x, y: x @ y.permute(1, 0), lambda x, y: x @ y.T,
         lambda found: found.has("tile"), [((5, 16), (40, 16)), ((7, 19), (41, 19))],
         [((4, 16), (40, 16))],
     ),
     Rule(
-        "kernel.host.products.tiles", "COUNTS", lambda x, y: x @ y, lambda x, y: x @ y,
+        "kernel.host.products.tiles", "COUNTS",
+        lambda x, y: x @ y, lambda x, y: x @ y,
         lambda found: loops(found, "slice") > 1,  # slices of the depth, and tiles
         [((40, 1024), (1024, 64)), ((41, 513), (513, 67)), ((130, 1027), (1027, 259))],
     ),
     Rule(
-        "kernel.host.products.matmul", "SIDE", lambda x, y: x @ y, lambda x, y: x @ y,
+        "kernel.host.products.matmul", "SIDE",
+        lambda x, y: x @ y, lambda x, y: x @ y,
         lambda found: found.has("tile"),
         [((3, 384, 12), (12, 40)), ((3, 383, 12), (12, 40)), ((5, 77, 12), (12, 41))],
     ),
     Rule(
-        "kernel.host.products.packing", "SHORT", lambda x, y: x @ y.permute(1, 0), lambda x, y: x @ y.T,
+        "kernel.host.products.packing", "SHORT",
+        lambda x, y: x @ y.permute(1, 0), lambda x, y: x @ y.T,
         lambda found: found.has("right_stage"),
         [((40, 8), (48, 8)), ((41, 9), (50, 9)), ((40, 300), (50, 300))], [((40, 7), (50, 7))],
     ),
     Rule(
-        "kernel.host.products.packing", "LINE SETS ABREAST", lambda x, y: x @ y, lambda x, y: x @ y,
+        "kernel.host.products.packing", "LINE SETS ABREAST",
+        lambda x, y: x @ y, lambda x, y: x @ y,
         lambda found: found.has("tile", "left"),  # rows that share a set are packed
         [((40, 1024), (1024, 48)), ((35, 2048), (2048, 65))], [((40, 1040), (1040, 48))],
     ),
@@ -242,7 +247,8 @@ PRODUCTS = (
         [((17, 8 * LANES), (17, 8 * LANES)), ((7, 8 * LANES), (7, 8 * LANES)), ((16, 31), (8, 31))],
     ),
     Rule(
-        "kernel.host.products.dots", "GROUP LEAST", lambda x, y: x @ y.permute(1, 0), lambda x, y: x @ y.T,
+        "kernel.host.products.dots", "GROUP LEAST",
+        lambda x, y: x @ y.permute(1, 0), lambda x, y: x @ y.T,
         lambda found: found.has("sums") and found.grid(0) > 1,
         [((4, 128), (128, 128)), ((3, 131), (1030, 131))], [((4, 128), (127, 128))],
     ),
@@ -320,7 +326,8 @@ NARROW = (
         [((40, 64), (64, 48)), ((33, 65), (65, 41)), ((17, 1037), (1037, 35))], tolerance=2**-8,
     ),
     Rule(
-        "kernel.host.products.quads", "QUAD LANES", lambda x, y: x.cast("int32") @ y.cast("int32"),
+        "kernel.host.products.quads", "QUAD LANES",
+        lambda x, y: x.cast("int32") @ y.cast("int32"),
         lambda x, y: x.astype(np.int32) @ y.astype(np.int32), lambda found: "dot4" in found.text(),
         [((40, 64), (64, 48)), ((33, 67), (67, 41)), ((17, 1030), (1030, 35))], dtypes=("int8",),
     ),

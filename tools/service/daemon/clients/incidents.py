@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 
 from ugpu.hcq.errors import UgpuError
-from ugpu.hcq.state.ladder import Recovery
 from ugpu.hcq.state.text import one_line
+from ugpu.hcq.work.recovery import Recovery
 from ugpu.tools.base.events import LEASE_FAULT, LEASE_RESET, Kind, tell
 
 log = logging.getLogger(__name__)
