@@ -273,7 +273,7 @@ def test_python_scalars_are_weak(cpu: Device) -> None:
         (lambda t: t & 1, "and: expected integers"),
         (lambda t: ~t, "invert: expected integers"),
         (lambda t: t.where(1, 2), "where: the condition must be bool, got float32"),
-        (lambda t: t + "x", "add: operand must be a Tensor or a number, got str"),
+        (lambda t: t + "x", "add: operand must be a Tensor, an array or a number, got str"),
         (lambda t: (t > 0) - (t > 0), "sub: bools are not supported"),
         (lambda t: t.int() ** -1, "negative integer power"),
         (lambda t: t.bitcast("int16"), "bitcast: types must have the same width"),

@@ -97,12 +97,12 @@ ROWS = (
         devices=ALL, slow=ALL,
     ),
     Rule(
-        "methods.running", "BLOCK", lambda x: x.cumsum(1), lambda x: x.cumsum(1),
+        "methods.order.running", "BLOCK", lambda x: x.cumsum(1), lambda x: x.cumsum(1),
         lambda found: len(found.kernels) > 1,
         [((2, 192),), ((3, 129),), ((2, 8257),)], [((3, 128),)], devices=ALL, slow=ALL,
     ),
     Rule(
-        "methods.sorting", "SHORT START EACH", lambda x: x.argsort(-1),
+        "methods.order.sorting", "SHORT START EACH", lambda x: x.argsort(-1),
         lambda x: np.argsort(x, -1, kind="stable"), lambda found: len(found.kernels) > 6,
         [((6144,),), ((5906,),), ((43, 1025),)], [((5905,),), ((64, 1024),)], ("uint8",),
         devices=ALL, slow=ALL,

@@ -165,7 +165,7 @@ ROWS = (
         [((4, 3, 2048),), ((4, 3, 1025),)], [((4, 3, 1024),)],
     ),
     Rule(
-        "methods.running", "PIECE", lambda x: x.cumsum(0), lambda x: x.cumsum(0),
+        "methods.order.running", "PIECE", lambda x: x.cumsum(0), lambda x: x.cumsum(0),
         lambda found: len(found.kernels) > 1,
         [((32768,),), ((49151,),), ((49152,),), ((50001,),)], [((32767,),)],
     ),
@@ -191,7 +191,7 @@ ROWS = (
         [((2, 8192),), ((3, 4097),)], [((2, 4096),)],
     ),
     Rule(
-        "methods.sorting", "FEW SHARE", lambda x: x.topk(16)[0],
+        "methods.order.sorting", "FEW SHARE", lambda x: x.topk(16)[0],
         lambda x: np.flip(np.sort(x, 1), 1)[:, :16], lambda found: len(found.kernels) > 3,
         [((3, 256),), ((3, 129),), ((2, 1001),)], [((3, 128),), ((2, 120),)],
     ),

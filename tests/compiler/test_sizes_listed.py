@@ -38,8 +38,8 @@ ELSEWHERE = {
     "schedule.siblings": ("MOST", "test_compiler_siblings.py"),
     "schedule.split": ("MOST", "test_compiler_split.py"),
     "methods.winograd": ("TILE WINDOW AROUND", "test_compiler_winograd.py"),
-    "methods.sorting": ("BITS BLOCK ROUND", "test_compiler_sorting.py"),
-    "methods.resampling": ("FINEST", "test_compiler_resampling.py"),
+    "methods.order.sorting": ("BITS BLOCK ROUND", "test_compiler_sorting.py"),
+    "methods.shape.resampling": ("FINEST", "test_compiler_resampling.py"),
     "pattern.cost": (
         "MEMORY NEAR HELD KERNEL PARALLEL CHOICE TILES_GAIN REDUCE",
         "test_compiler_chain.py",
@@ -52,7 +52,7 @@ ELSEWHERE = {
 NO_SIZES = {
     "graph.node": "_IDENTITY",
     "graph.origin": "_OURS",
-    "methods.resampling": "LINEAR",
+    "methods.shape.resampling": "LINEAR",
     "schedule.precedence": "_OLD _NEW",
     "kernel.gpu.tiles": "PADDING UNROLL SIMDS BANKS COPY LATENCY",
     "kernel.host.products.quads": "OFFSET",
@@ -73,7 +73,7 @@ NO_SIZES = {
     "methods.core": "RECIPES",
     "methods.functions": "SELU_ALPHA SELU_SCALE",
     "methods.losses": "IGNORED LOWEST_LOG",
-    "methods.sorting": "LOW",
+    "methods.order.sorting": "LOW",
     "methods.winograd": "TOLERANCE _IMAGE _WEIGHT _RESULT",
     "pattern.cost": "WINDOWS_EACH TILES_EACH TILES_IMAGE TILES_RESULT TILES_WEIGHT",
     "pattern.online": "FINITE_LOWEST",

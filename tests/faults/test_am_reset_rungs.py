@@ -168,7 +168,8 @@ def test_a_ladder_without_an_end_is_told_once(
 ) -> None:
     shared_facts(monkeypatch, ifwi_limit_s=0.2)
     caplog.set_level(logging.INFO, "ugpu.hcq.state.ladder")
-    with opened(chip) as device:
+    untold = pytest.raises(FirmwareSilent, match="provoked by the test")  # at the block's end
+    with untold, opened(chip) as device:
         device.driver.core.failure = FirmwareSilent("provoked by the test")
         chip.faults.mode1_ignored = True
         chip.faults.ifwi_never = True

@@ -34,6 +34,7 @@ from ugpu.hcq.errors import (
     UgpuError,
 )
 from ugpu.hcq.remote.address import Address, parse
+from ugpu.hcq.remote.channel import Disconnected
 from ugpu.hcq.remote.wire import Message, encode
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.work.queue import Queue
@@ -173,7 +174,7 @@ def test_a_lease_ends_in_time_unless_it_is_extended(running: Running) -> None:
 
 
 def test_a_kernel_that_never_ends_does_not_outlive_its_lease(running: Running) -> None:
-    with running.lease("cpu#0") as gpu, endless(gpu):
+    with pytest.raises(Disconnected), running.lease("cpu#0") as gpu, endless(gpu):
         gpu.driver.connection.close()
         with running.lease("cpu#0", wait_s=60) as other:
             assert scaled(other)

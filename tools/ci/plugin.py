@@ -78,7 +78,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Import before the first test what tests that borrow need: it takes seconds on a busy host,
     which must not count as the test's."""
     if any(_borrows(item) for item in session.items):
-        importlib.import_module(".runs", __package__)
+        importlib.import_module("ugpu.tools.ci.testing.runs")
         from ugpu.hcq.errors import BadArgument
 
         try:
