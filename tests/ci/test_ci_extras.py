@@ -18,7 +18,7 @@ def test_an_import_names_the_extra(module: str, extra: str) -> None:
     program = (
         f"import sys; sys.modules[{extra!r}] = None\n"
         "from ugpu.hcq.errors import MissingDependency\n"
-        f"try: import ugpu.tools.ci.{module}\n"
+        f"try: import ugpu.tools.ci.fleet.{module}\n"
         "except MissingDependency as error: print(error)"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -31,7 +31,7 @@ def test_an_import_names_the_extra(module: str, extra: str) -> None:
 def test_a_program_ends_with_one_line(module: str, extra: str) -> None:
     program = (
         f"import runpy, sys; sys.modules[{extra!r}] = None\n"
-        f"runpy.run_module('ugpu.tools.ci.{module}', run_name='__main__')"
+        f"runpy.run_module('ugpu.tools.ci.fleet.{module}', run_name='__main__')"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.returncode == 1
