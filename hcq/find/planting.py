@@ -1,4 +1,4 @@
-"""Faults planted by the name of a virtual device: `virtual:navi31?smu_silent&smu_busy=3`.
+"""Faults planted by the name of a virtual device: `virtual:<chip>?smu_silent&smu_busy=3`.
 
 A query after the name lists faults of the model, each with a value where it takes one. They are
 planted once the model has its power and before the driver starts; `plant` plants them in an open

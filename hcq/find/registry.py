@@ -8,7 +8,7 @@ virtual:<chip>   a register-level model of a chip, driven by the real driver
 virtual:<chip>+usb   the same behind a virtual USB3 bridge with the open firmware
 virtual:<chip>+usb-stock   with the vendor's firmware, as patched for graphics cards
 virtual:<chip>+msm   the same above another kernel driver (hcq.find.catalogue.KERNEL_DRIVERS)
-virtual:<chip>?<fault>   with a planted fault (hcq.find.planting), as in virtual:navi31?smu_silent
+virtual:<chip>?<fault>   with a planted fault (hcq.find.planting), as in virtual:<chip>?smu_silent
 pci:<address>    bare metal
 thunderbolt:<id> the card in the enclosure with that unique id, wherever it is plugged in
 nvrm:<n>         an NVIDIA GPU through the stock kernel driver, /dev/nvidia<n>

@@ -34,7 +34,8 @@ def test_off_while_open(chip: Any) -> None:
 
 
 def test_off_after_resets(chip: Any) -> None:
-    with opened(chip) as device:
+    untold = pytest.raises(ChipError, match="reset by another program")  # at the block's end
+    with untold, opened(chip) as device:
         chip.config.write(LINK_CONTROL, 0x43, 2)
         boot.mode1_reset(device.driver.units)
         assert control(chip) & 3 == 0

@@ -37,7 +37,7 @@ class Plant:
 
 
 def read(text: str) -> Plant:
-    """Read "virtual:navi31?mec_crashed", or the same with a pattern of tests after it."""
+    """Read "virtual:<chip>?mec_crashed", or the same with a pattern of tests after it."""
     words = text.split()
     device, fault = planting.split(words[0]) if words else ("", "")
     if not fault or len(words) > 2:

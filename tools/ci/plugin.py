@@ -25,7 +25,7 @@ __all__ = ["pytest_timeout_set_timer"]  # a hook of this plugin
 
 ENTRY = "UGPU_CI_RUN"  # the run's id, for the processes of pytest-xdist
 _FAULT_HELP = (
-    "fault of a virtual device while a test has it, such as virtual:navi31?mec_crashed; a pattern "
+    "fault of a virtual device while a test has it, such as virtual:<chip>?mec_crashed; a pattern "
     "of test names may follow; may be repeated"
 )
 _HELP = "device that tests may borrow (name as for ugpu.open); may be repeated"

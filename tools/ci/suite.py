@@ -11,7 +11,7 @@
     arch = "gfx11*"                # and bus, count, memory, reset: as for @pytest.mark.gpu
 
     [[fault]]
-    device = "virtual:navi31"
+    device = "virtual:<chip>"
     fault = "mec_crashed"          # planted while a case has the device (hcq.find.planting)
     case = "copy"                  # a pattern; without one, all cases
 
