@@ -202,7 +202,7 @@ class Losses:
         """Return the error of lost work that the calling thread has submitted, unless it was
         told."""
         lost, mine = timeline.lost, self.mine
-        if not lost or timeline not in mine.first:
+        if not lost or timeline not in mine.first or timeline not in mine.last:
             return None
         first, last = mine.first[timeline], mine.last[timeline]
         for at in range(bisect_left(lost, (first,)), len(lost)):
@@ -224,8 +224,10 @@ class Losses:
         mine = self.mine
         if timeline not in mine.first:
             return
-        if mine.last[timeline] <= value:
-            del mine.first[timeline], mine.last[timeline]
+        # A submission that an exception cut off may be noted by its first value alone.
+        if mine.last.get(timeline, value) <= value:
+            mine.last.pop(timeline, None)
+            mine.first.pop(timeline, None)
         else:
             mine.first[timeline] = max(mine.first[timeline], value + 1)
 

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+import ugpu.am.work.arena
 import ugpu.am.work.queue
 import ugpu.hcq.cpu.queue
 import ugpu.nv.work.queue
@@ -28,7 +29,9 @@ ARENA = 1 << 16  # smaller than it usually is: small images reach its limits
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     """A device whose queues have little transient memory."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (ugpu.am.work.queue, ugpu.nv.work.queue, ugpu.hcq.cpu.queue):
+        for module in (
+            ugpu.am.work.arena, ugpu.am.work.queue, ugpu.nv.work.queue, ugpu.hcq.cpu.queue,
+        ):  # fmt: skip
             patch.setattr(module, "ARENA_SIZE", ARENA)
         with hcq.open(request.param) as opened:
             yield opened

@@ -132,10 +132,13 @@ def test_whatever_covers_a_fault_raises(
     silent = 0
     if name == "cpu":
         for _ in range(TIMES):
-            with running.lease(wait_s=60) as gpu:
+            gpu = running.lease(wait_s=60)
+            try:
                 program, out = gpu.load(bad_kernel(gpu)[0]), gpu.alloc(64)
                 with pytest.raises(DeviceLost):
                     way(gpu, program, out)
+            finally:
+                gpu.close()
         return
     with running.lease(wait_s=60) as gpu:
         program, out = gpu.load(bad_kernel(gpu)[0]), gpu.alloc(64)

@@ -13,7 +13,8 @@ from typing import Any, cast
 import pytest
 
 from ugpu.hcq.errors import PageFault
-from ugpu.hcq.state.ladder import Attempt, Diagnosis, Level, Recovery
+from ugpu.hcq.state.ladder import Attempt, Diagnosis, Level
+from ugpu.hcq.work.recovery import Recovery
 from ugpu.tools.service.daemon.cards.readings import KEPT_S, STEP_S, Readings
 from ugpu.tools.service.daemon.cards.ward import Ward
 from ugpu.tools.service.daemon.clients.incidents import EVERY_S, Incidents

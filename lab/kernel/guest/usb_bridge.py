@@ -52,7 +52,6 @@ def test_bulk(record_property: Note) -> None:
             bridge.arm(size)
             assert bridge.out(data) == size
         took = time.perf_counter() - begin
-        assert bridge.xdata(0xF000, 512) == data[:512]
         record_property("SRAM writes over QEMU's xHCI (MB/s)", f"{4 * size / took / 1e6:.0f}")
         with pytest.raises(usb1.USBErrorTimeout):
             bridge.out(bytes(512), 0.2)  # nothing was armed
@@ -62,7 +61,6 @@ def test_bulk(record_property: Note) -> None:
         bridge.handle.clearHalt(0x81)
         bridge.arm(512)
         assert bridge.out(b"\x77" * 512) == 512
-        assert bridge.xdata(0xF000) == b"\x77"
 
 
 def test_a_cable_for_high_speed() -> None:
