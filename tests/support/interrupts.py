@@ -41,8 +41,9 @@ class Interrupter:
         if self.blocked is not None:
             return None
         path = frame.f_code.co_filename
-        # Python reports what a finalizer raises, and goes on.
-        if frame.f_code.co_name == "__del__" or any(part in path for part in (*ELSEWHERE, *PURE)):
+        # Python reports what a finalizer raises, and goes on, as with a callback of a weak reference.
+        finalizer = frame.f_code.co_name in ("__del__", "died")
+        if finalizer or any(part in path for part in (*ELSEWHERE, *PURE)):
             self.blocked = frame
             frame.f_trace_lines = False
             return self._elsewhere
