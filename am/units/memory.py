@@ -34,7 +34,7 @@ VIRTUAL_END = 0x8000_0000_0000
 # Addresses for large pages, below those for small pages: tables that are written only up to the
 # last address in use then end in a table of the last level.
 _LARGE_SPACE = 32 * MIB
-TMR_SPACE = 32 * MIB  # below the firmware's own reserve; the TOC says how much of it is used
+TMR_SPACE = 32 * MIB  # below the firmware's own reserve; the TOC has the size in use
 
 
 class PageTableFormat(PageFormat, Protocol):

@@ -60,7 +60,7 @@ def tasks(root: Path) -> Iterator[str]:
     """Check that each key in the code is in docs/tasks.md, which has each key once."""
     keys = _TASKS.findall((root / "docs" / "tasks.md").read_text("utf-8"))
     for key in sorted({key for key in keys if keys.count(key) > 1}):
-        yield f"docs/tasks.md: the key {key} stands there twice"
+        yield f"docs/tasks.md: the key {key} occurs twice"
     for file in _sources(root, *PACKAGES):
         for key in _MARK.findall(file.read_text("utf-8")):
             if key not in keys:

@@ -35,7 +35,7 @@ _NOT_IN_APERTURE = 3  # SYSTEM_ACCESS_MODE: translate addresses outside the aper
 class Piece(NamedTuple):
     """Addresses [start, end), stored from host address `host` on.
 
-    host 0: nothing answers, and reads give all ones.
+    host 0: unmapped on the host; reads return all ones.
     """
 
     start: int
@@ -137,10 +137,9 @@ class Hub(Block):
     ) -> tuple[list[tuple[int, int]], Fault | None]:
         """Translate [address, address + size) into (host address, bytes) runs, in order.
 
-        Host address 0 marks a run that faulted, -1 one that nothing answers. Only the first fault
-        is returned, but all are raised. The host addresses are valid until the next call under the
-        lock.
-        """
+        Host address 0 marks a run that faulted, -1 one that is unmapped on the host. Only the first
+        fault is returned, but all are raised. The host addresses are valid until the next call
+        under the lock."""
         if not size:
             return [], None
         with self.chip.lock:

@@ -61,7 +61,7 @@ attend:
 {_context("z", layout.GROUP_Z, "i32", "%z")}{_context("g", layout.GROUP, "i64", "%g")}
 {_context("cx", layout.CLUSTER_ID_X, "i32", "%x")}{_context("cy", layout.CLUSTER_ID_Y, "i32", "%y")}
 {_context("cz", layout.CLUSTER_ID_Z, "i32", "%z")}
-{_context("ended", layout.GROUPS_ENDED, "i32", "0")}  ; `residents` says so of the one before
+{_context("ended", layout.GROUPS_ENDED, "i32", "0")}  ; `residents` reports the one before
   call void @llvm.memset.p0.i64(ptr %barriers, i8 0, i64 {8 * layout.BARRIER_COUNT}, i1 false)
   br i1 %no.flights, label %init, label %flights
 flights:
@@ -191,7 +191,7 @@ define void @{PREFIX}pause(ptr %context) noinline {{
   ret void
 }}
 
-; Look at the flags: 1 to end, else 0, after standing aside while another group has its time slice.
+; Look at the flags: 1 to end, else 0, after yielding while another group has its time slice.
 define i32 @{PREFIX}attend(ptr %context) noinline cold {{
 entry:
 {field("abort", layout.ABORT, "ptr")}{field("stop", layout.STOP, "ptr")}
