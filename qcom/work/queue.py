@@ -129,23 +129,23 @@ class Dispatcher:
         were."""
         image = queue.held[0]
         while not image.all_given:
-            given, command, many = image.given
+            handed, command, many = image.given
             if command is None:
                 chosen = self._ready(image)
                 if not chosen:
                     return False
                 many = len(chosen)
                 command = self._command(image, chosen)
-                image.given = (given, command, many)
+                image.given = (handed, command, many)
             if command is not None:
                 try:
                     command.submit()
                 except UgpuError as error:
                     self.refusal = error
                     return False
-            for segment in image.segments[given : given + many]:
+            for segment in image.segments[handed : handed + many]:
                 self._promise(image, segment)
-            image.given = (given + many, None, 0)
+            image.given = (handed + many, None, 0)
         queue.held.popleft()
         return True
 
@@ -153,8 +153,8 @@ class Dispatcher:
         """Return the submission for these segments; None where they have no packets. A resident
         image keeps it for the next time."""
         key = image.given[0], len(chosen)
-        known = image.resident.submissions.get(key) if image.resident is not None else None
-        command = known.again() if known is not None else None
+        earlier = image.resident.submissions.get(key) if image.resident is not None else None
+        command = earlier.again() if earlier is not None else None
         if command is not None:
             return command
         ranges = [
