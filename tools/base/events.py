@@ -162,8 +162,8 @@ def tell(log: logging.Logger, kind: Kind, text: str, /, **fields: object) -> Non
 
 def event_of(record: logging.LogRecord) -> Event | None:
     """Return the event of a log record; None for a plain line."""
-    found = getattr(record, ATTRIBUTE, None)
-    return found if isinstance(found, Event) else None
+    event = getattr(record, ATTRIBUTE, None)
+    return event if isinstance(event, Event) else None
 
 
 def catalogue() -> str:

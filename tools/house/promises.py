@@ -168,7 +168,7 @@ def _calls(file: Path, module: str, names: Sequence[str]) -> Iterator[tuple[int,
     name."""
     for node in ast.walk(_parsed(file)):
         if isinstance(node, ast.ImportFrom) and node.module == module:
-            yield from ((node.lineno, each.name) for each in node.names if each.name in names)
+            yield from ((node.lineno, alias.name) for alias in node.names if alias.name in names)
         elif (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
@@ -193,7 +193,7 @@ CHECKS = (verbs, tasks, docstrings, exports, clocks, waits, environment, voice)
 
 def check(root: Path) -> list[str]:
     """Return one line per promise that is not kept."""
-    return [fault for each in CHECKS for fault in each(root)]
+    return [fault for promise in CHECKS for fault in promise(root)]
 
 
 def main() -> int:
