@@ -23,9 +23,10 @@ from ugpu.am.chips.facts import ChipFacts
 from ugpu.am.device.rest import Rest
 from ugpu.am.generations.record import generation_of
 from ugpu.am.units.ih import Interrupt
-from ugpu.am.units.psp.images import FirmwareSet, FirmwareSource, load_firmware
+from ugpu.am.units.psp.images import FirmwareSet, load_firmware
 from ugpu.am.units.smu.thermal import WHOLE_CARD
 from ugpu.hcq.bare.bus import ALL_ONES
+from ugpu.hcq.bare.firmware import FirmwareSource
 from ugpu.hcq.bare.function import disable_master
 from ugpu.hcq.errors import (
     ChipError,

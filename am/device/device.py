@@ -8,10 +8,11 @@ from pathlib import Path
 from ugpu.am.boot import boot
 from ugpu.am.chip.chip import Chip
 from ugpu.am.chip.placement import QUEUE_VMID, Seat
+from ugpu.am.chip.remedies import PACKAGE
 from ugpu.am.device.card import Card
 from ugpu.am.device.driver import AmDriver
 from ugpu.am.units.gmc import VMIDS
-from ugpu.am.units.psp.images import FirmwareSource
+from ugpu.hcq.bare.firmware import FirmwareSource
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.find.registry import Attachment
@@ -49,7 +50,7 @@ def open_device(
     card = Card(
         name,
         attachment,
-        FirmwareSource(images, folders, attachment.on_image),
+        FirmwareSource(PACKAGE, images, folders, attachment.on_image),
         stages=boot.Stages(on_stage, on_chip),
         leave_warm=leave == "warm",
     )
