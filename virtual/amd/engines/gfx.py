@@ -71,7 +71,7 @@ class Gfx(Block):
         self._per_vmid: list[dict[str, int]] = [{} for _ in range(VMIDS)]
         self.sdma: list[Sdma] = []  # set by engines.install; each is also a block of the chip
         self.array = ShaderArray(chip)
-        self.rlc = Rlc(self)
+        self.rlc = Rlc(chip)
         self.mec = Mec(self, self.array)
         self.memory_written = self.mec.memory_written
         self.on_write("GRBM_GFX_CNTL", self._choose)

@@ -61,7 +61,7 @@ class Psp(Block):
         self._ring: tuple[int, int] | None = None  # MC address, size in bytes
         self._rptr = 0
         self._busy = False
-        self.commands = Commands(self)
+        self.commands = Commands(chip, self.read)
         self.on_write("MP0_SMN_C2PMSG_35", self._loader_command)
         self.on_write("MP0_SMN_C2PMSG_64", self._control)
         self.on_write("MP0_SMN_C2PMSG_67", self._write_pointer)

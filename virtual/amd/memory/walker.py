@@ -7,12 +7,10 @@ are entries of PDB2 to PTB. A board's reports would settle it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from ugpu.virtual.amd.memory.hub import HubState
 from ugpu.virtual.amd.memory.tlb import EXECUTE, READ, WRITE, Entry
-
-if TYPE_CHECKING:
-    from ugpu.virtual.amd.memory.gmc import Hub
 
 _VALID, _SYSTEM, _EXECUTABLE, _READABLE, _WRITEABLE = 1 << 0, 1 << 1, 1 << 4, 1 << 5, 1 << 6
 _PDE_AS_PTE = 1 << 54
@@ -41,7 +39,7 @@ class Refusal(NamedTuple):
 class Walker:
     """Walks the tables of one hub, using its directory cache."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: HubState) -> None:
         self._hub = hub
 
     def walk(self, vmid: int, address: int) -> Entry | Refusal:

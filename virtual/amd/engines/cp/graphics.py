@@ -7,15 +7,12 @@ v11_structs.h (struct v11_gfx_mqd), gc_11_0_0_{sh_mask,default}.h.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
 
 from ugpu.virtual.amd.block import Block, Reset
 from ugpu.virtual.amd.engines.cp.hqd import MQD_DWORDS
 from ugpu.virtual.amd.engines.cp.pm4.graphics import GraphicsExecutor
-from ugpu.virtual.amd.engines.cp.queue import CLIENT_CPC, ComputeQueue, QueueSetup, Runner
-
-if TYPE_CHECKING:
-    from ugpu.virtual.amd.engines.cp.mec import Mec
+from ugpu.virtual.amd.engines.cp.queue import CLIENT_CPC, ComputeQueue, QueueSetup
+from ugpu.virtual.amd.engines.cp.state import MecState, Runner, RunningQueue
 
 HALTED = 0x1500_0000  # CP_ME_CNTL at power-on
 QUEUES = 2
@@ -33,7 +30,7 @@ class Graphics(Block):
     name = "graphics"
     needs_eop = False
 
-    def __init__(self, mec: Mec) -> None:
+    def __init__(self, mec: MecState) -> None:
         super().__init__(mec.chip, "gc")
         self.mec = mec
         self.slots = [GraphicsSlot(mec, self, number) for number in range(QUEUES)]
@@ -51,7 +48,7 @@ class Graphics(Block):
         """Return whether ME and PFP execute their firmware."""
         return not self.get("CP_ME_CNTL") & HALTS and self.mec.rlc_ready()
 
-    def executor(self, queue: ComputeQueue) -> Runner:
+    def executor(self, queue: RunningQueue) -> Runner:
         """Create an executor for PM4 with the additional packets of a graphics queue."""
         return GraphicsExecutor(queue)
 
@@ -85,7 +82,7 @@ class GraphicsSlot:
 
     me = pipe = 0
 
-    def __init__(self, mec: Mec, unit: Graphics, queue: int) -> None:
+    def __init__(self, mec: MecState, unit: Graphics, queue: int) -> None:
         self.queue = queue
         self.ring_id = queue << 4
         self.name = f"graphics queue 0.0.{queue}"
@@ -99,7 +96,7 @@ class GraphicsSlot:
         """Stop the queue."""
         if self.active is not None:
             self.active.kill()
-            self.mec.retired_one(self.active)
+            self.mec.retire(self.active)
             self.active = None
         self.sh = self.mec.sh_registers.power_on()
 
@@ -114,7 +111,7 @@ class GraphicsSlot:
         """Return whether the engine executes its firmware."""
         return self.unit.running(0)
 
-    def executor(self, queue: ComputeQueue) -> Runner:
+    def executor(self, queue: RunningQueue) -> Runner:
         """Create the executor that runs the queue's packets."""
         return self.unit.executor(queue)
 
@@ -172,10 +169,10 @@ class GraphicsSlot:
         else:
             self.active.drain_out()
 
-    def drained(self, queue: ComputeQueue) -> None:
+    def drained(self, queue: RunningQueue) -> None:
         """Finish the unmapping of a queue that its thread has drained."""
         queue.worker.stop()
-        self.mec.retired_one(queue)
+        self.mec.retire(queue)
         self.active = None
 
     def _flag(self, text: str) -> None:

@@ -7,12 +7,9 @@ registers), gfx_v11_0.c (values of a compute MQD, order of activation).
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Protocol
 
-from ugpu.virtual.amd.engines.cp.queue import CLIENT_CPC, ComputeQueue, QueueSetup, Runner
-
-if TYPE_CHECKING:
-    from ugpu.virtual.amd.engines.cp.mec import Mec
+from ugpu.virtual.amd.engines.cp.queue import CLIENT_CPC, ComputeQueue, QueueSetup
+from ugpu.virtual.amd.engines.cp.state import MecState, Runner, RunningQueue, Unit
 
 MQD_HEADER = 0xC0310800
 MQD_DWORDS = 512
@@ -65,29 +62,10 @@ LIVE = frozenset(
 )
 
 
-class Unit(Protocol):
-    """The engine whose pipes serve queues: MEC, MES or the graphics engine."""
-
-    name: str
-    needs_eop: bool  # its queues have a buffer for end-of-pipe events
-
-    def running(self, pipe: int) -> bool:
-        """Return whether the pipe executes its firmware."""
-        ...
-
-    def executor(self, queue: ComputeQueue) -> Runner:
-        """Create the executor that runs the packets of a queue of this unit."""
-        ...
-
-    def interrupt_control(self, pipe: int) -> str:
-        """Return the name of the register that enables a pipe's interrupts."""
-        ...
-
-
 class Slot:
     """One queue slot of a pipe. All methods run with the chip's lock held."""
 
-    def __init__(self, mec: Mec, unit: Unit, me: int, pipe: int, queue: int) -> None:
+    def __init__(self, mec: MecState, unit: Unit, me: int, pipe: int, queue: int) -> None:
         self.mec = mec
         self.unit = unit
         self.me = me
@@ -107,7 +85,7 @@ class Slot:
         """Stop the queue and enter the power-on state."""
         if self.active is not None:
             self.active.kill()
-            self.mec.retired_one(self.active)
+            self.mec.retire(self.active)
             self.active = None
         self.values = dict(POWER_ON)
         self.sh = self.mec.sh_registers.power_on()
@@ -129,7 +107,7 @@ class Slot:
         """Return whether the slot's pipe executes its firmware."""
         return self.unit.running(self.pipe)
 
-    def executor(self, queue: ComputeQueue) -> Runner:
+    def executor(self, queue: RunningQueue) -> Runner:
         """Create the executor that runs the packets of the slot's queue."""
         return self.unit.executor(queue)
 
@@ -203,7 +181,7 @@ class Slot:
             self._fault(f"MQD at {address:#x}: expected a multiple of 256 bytes, not 0")
         rival = self.mec.rival(self)
         if rival is not None:
-            self._flag(f"activated with the doorbell of {rival.name}")
+            self._flag(f"activated with the doorbell of {rival}")
         rptr = self.values.get("CP_HQD_PQ_RPTR", 0)
         wptr = self._wide("CP_HQD_PQ_WPTR_LO", "CP_HQD_PQ_WPTR_HI")
         self.active = ComputeQueue(self.mec, self, setup, rptr, wptr)
@@ -330,12 +308,12 @@ class Slot:
         else:
             self._fault(f"DEQUEUE_REQ {request} (save for later) is not modelled")
 
-    def drained(self, queue: ComputeQueue) -> None:
+    def drained(self, queue: RunningQueue) -> None:
         """Finish the dequeue of a queue that its thread has drained."""
         queue.worker.stop()
         self.mec.later(lambda: self._dequeued(queue))
 
-    def _dequeued(self, queue: ComputeQueue) -> None:
+    def _dequeued(self, queue: RunningQueue) -> None:
         if self.active is not queue:
             return
         if not queue.worker.join(0):
@@ -353,4 +331,4 @@ class Slot:
         self.values["CP_HQD_ACTIVE"] = 0
         self.values["CP_HQD_DEQUEUE_REQUEST"] = 0
         self.active = None
-        self.mec.retired_one(queue)
+        self.mec.retire(queue)

@@ -7,19 +7,14 @@ PM4 (pm4/kernel.py), the scheduler accepts frames in its own format (mes_frames.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ugpu.virtual.amd.block import Block, Reset
 from ugpu.virtual.amd.engines.cp.hqd import Slot
 from ugpu.virtual.amd.engines.cp.mapping import SCHEDULER_PIPE
 from ugpu.virtual.amd.engines.cp.mes_frames import FrameExecutor
 from ugpu.virtual.amd.engines.cp.mes_processes import Processes
 from ugpu.virtual.amd.engines.cp.pm4.kernel import KernelExecutor
-from ugpu.virtual.amd.engines.cp.queue import ComputeQueue, Runner
+from ugpu.virtual.amd.engines.cp.state import MecState, Runner, RunningQueue
 from ugpu.virtual.amd.firmware.images import MEC_START
-
-if TYPE_CHECKING:
-    from ugpu.virtual.amd.engines.cp.mec import Mec
 
 ME = 3
 PIPES = 2
@@ -39,7 +34,7 @@ class Mes(Block):
     name = "scheduler"
     needs_eop = False  # the kernel gives these queues no end-of-pipe buffer
 
-    def __init__(self, mec: Mec) -> None:
+    def __init__(self, mec: MecState) -> None:
         super().__init__(mec.chip, "gc")
         self.mec = mec
         self.slots = [Slot(mec, self, ME, pipe, 0) for pipe in range(PIPES)]
@@ -74,7 +69,7 @@ class Mes(Block):
             and self._program_start[pipe] == MEC_START >> 2
         )
 
-    def executor(self, queue: ComputeQueue) -> Runner:
+    def executor(self, queue: RunningQueue) -> Runner:
         """Create an executor: frames for the scheduler, PM4 with additional packets for the KIQ."""
         if queue.slot.pipe == SCHEDULER_PIPE:
             return FrameExecutor(queue, self)

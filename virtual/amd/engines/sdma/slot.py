@@ -7,14 +7,11 @@ v11_structs.h (struct v11_sdma_mqd), gc_11_0_0_{sh_mask,default}.h.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
 
 from ugpu.hcq.registers.fields import RegisterValue
 from ugpu.virtual.amd.engines.sdma.queue import SdmaQueue, SdmaSetup
+from ugpu.virtual.amd.engines.sdma.state import EngineState
 from ugpu.virtual.amd.registers import Writer
-
-if TYPE_CHECKING:
-    from ugpu.virtual.amd.engines.sdma.engine import Sdma
 
 POWER_ON = {"RB_CNTL": 0x00040800, "IB_CNTL": 0x00000100, "CONTEXT_STATUS": 0x00000804}
 SETUP_REGISTERS = ("RB_BASE", "RB_BASE_HI", "RB_RPTR_ADDR_LO", "RB_RPTR_ADDR_HI")
@@ -30,7 +27,7 @@ DESCRIPTOR_DWORDS = 128
 class SdmaSlot:
     """One queue slot. All methods run with the chip's lock held."""
 
-    def __init__(self, engine: Sdma, number: int) -> None:
+    def __init__(self, engine: EngineState, number: int) -> None:
         self.engine = engine
         self.number = number
         self.queue: SdmaQueue | None = None
@@ -96,7 +93,7 @@ class SdmaSlot:
         """Return the dword index of the doorbell, or -1 if the queue has none."""
         return self.value("DOORBELL_OFFSET").OFFSET if self.value("DOORBELL").ENABLE else -1
 
-    def map(self, mqd: int, wptr: int, vmid: int) -> None:
+    def map(self, mqd: int, wptr: int, vmid: int = 0) -> None:
         """Enable a descriptor's ring in `vmid`; both addresses are in VMID 0."""
         hub, chip = self.engine.chip.gc, self.engine.chip
         data, fault = hub.read(0, mqd, 4 * DESCRIPTOR_DWORDS, self.engine.client)
@@ -115,8 +112,8 @@ class SdmaSlot:
         control = layout.insert(words[0], {"RB_VMID": vmid, "RB_ENABLE": 1})
         chip.space.write(self.engine.index(self._name("RB_CNTL")), control)
 
-    def unmap(self) -> None:
-        """Unmap the queue between packets, as the scheduler does."""
+    def unmap(self, *, reset: bool) -> None:
+        """Unmap the queue between packets, as the scheduler does, or by a reset: both at once."""
         self.drop()
         self._set("RB_CNTL", POWER_ON["RB_CNTL"])
         self._set("DOORBELL", 0)
@@ -169,9 +166,9 @@ class SdmaSlot:
             self.fault(f"ring enabled at {setup.base:#x} with {setup.size} bytes")
         if control.RB_SWAP_ENABLE or control.WPTR_POLL_SWAP_ENABLE:
             self.fault("byte swapping is not modelled")
-        other = self.engine.rival(self)
+        other = self.engine.rival(self.number)
         if other is not None:
-            self.flag(f"enabled with the doorbell of queue {other.number}")
+            self.flag(f"enabled with the doorbell of queue {other}")
         if report & 7:
             self.flag(f"RPTR write-back to {report:#x}, which is not 8-byte aligned")
         if self._minor_update():
