@@ -11,7 +11,8 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ugpu.virtual.amd.firmware.images import FIRMWARE_TYPES, verify
+from ugpu.virtual.amd.firmware.images import verify
+from ugpu.virtual.amd.firmware.interface import FirmwareInterface
 
 if TYPE_CHECKING:
     from ugpu.virtual.amd.board import Board
@@ -28,14 +29,6 @@ _UNSUPPORTED = frozenset({1, 3, 8, 9, 0xA, 0xB, 0xF, 0x27})
 _PARAMETERS = 28
 _RESPONSE_SIZE = 96
 _ALIGNMENT = 1 << 20
-_IMU = frozenset({"IMU_I", "IMU_D"})
-# Firmware that RLC requires before it reports BOOTLOAD_COMPLETE. RS64_MEC_STACK of pipe 0 at least.
-_NEEDED = {"SMU", "SDMA_TH0", "SDMA_TH1", "RS64_MEC", "RS64_MEC_STACK", "IMU_I", "IMU_D"} | {
-    "RLC_IRAM",
-    "RLC_DRAM",
-    "RLC_P",
-    "RLC_G",
-}
 
 
 class Commands:
@@ -44,8 +37,11 @@ class Commands:
     read: reads memory at an MC address; None after a fault.
     """
 
-    def __init__(self, chip: Board, read: Callable[[int, int], bytes | None]) -> None:
+    def __init__(
+        self, chip: Board, interface: FirmwareInterface, read: Callable[[int, int], bytes | None]
+    ) -> None:
         self._chip = chip
+        self._interface = interface
         self._read = read
         self.loaded: set[str] = set()
         self._toc = False
@@ -57,8 +53,8 @@ class Commands:
     def forget_graphics(self) -> None:
         """Handle a mode2 reset: the driver loads IMU again; autoload restarts the other images,
         which stay loaded (Linux 6.12 smu_v13_0_10.c, smu_v13_0_10_mode2_restore_ip)."""
-        self.loaded -= _IMU
-        self._again = _IMU
+        self.loaded -= self._interface.again
+        self._again = self._interface.again
         self._autoload = False
 
     def reset(self) -> None:
@@ -135,7 +131,7 @@ class Commands:
 
     def _load_firmware(self, address: int, size: int, number: int) -> tuple[int, int]:
         chip = self._chip
-        kind = FIRMWARE_TYPES.get(number)
+        kind = self._interface.types.get(number)
         if kind is None:
             return NOT_SUPPORTED, 0
         if kind == "SMU":
@@ -170,7 +166,7 @@ class Commands:
         chip = self._chip
         if self._autoload or chip.tmr is None:
             return WRONG_ORDER
-        if self.loaded >= _NEEDED and not chip.faults.autoload_never:
+        if self.loaded >= self._interface.needed and not chip.faults.autoload_never:
             self._autoload = True
             # UNSURE: whether GC accepts register writes once the command is answered. tinygrad's AM
             # driver writes GFXHUB right after it, with a wait that never blocks, and comes up on

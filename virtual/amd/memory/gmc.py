@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ugpu.hcq.registers.fields import RegisterValue
 from ugpu.virtual.amd.block import Reset
 from ugpu.virtual.amd.memory.access import Fault
+from ugpu.virtual.amd.memory.entries import EntryFormat
 from ugpu.virtual.amd.memory.hub import HubState, Piece
 from ugpu.virtual.amd.memory.hubfault import FaultUnit
 from ugpu.virtual.amd.memory.shadermemory import HubShaderMemory
@@ -57,16 +58,17 @@ _VIEW_REGISTERS = (
 
 class Hub(HubState):
     """One hub. prefix: GC or MM, as in GCVM_CONTEXT0_CNTL. block: name of the register block.
+    entries: the format of page table entries.
 
     `read`, `write` and `pieces` serve engines (firmware, CP, SDMA, IH); `shader_memory` serves the
     shader cores. Client ids are those of the fault status register (e.g. GFXHUB: 4 CPF, 5 CPC,
     8 TCP, 9 SQC instruction, 13 SDMA0; MMHUB: 6 MP0, 7 MP1, 15 OSSSYS, 16 HDP).
     """
 
-    def __init__(self, chip: Board, block: str, prefix: str) -> None:
+    def __init__(self, chip: Board, block: str, prefix: str, entries: EntryFormat) -> None:
         super().__init__(chip, block, prefix)
         self.faults = FaultUnit(self)
-        self._walker = Walker(self)
+        self._walker = Walker(self, entries)
         self._memories: dict[int, HubShaderMemory] = {}
         self._random = random.Random(chip.options.seed)
         self._pending: dict[int, tuple[int, int]] = {}  # engine -> (request, polls to go)

@@ -11,10 +11,10 @@ from functools import partial
 
 from ugpu.virtual.amd.block import Reset
 from ugpu.virtual.amd.engines.cp import mes
+from ugpu.virtual.amd.engines.cp.commands import CommandSet
 from ugpu.virtual.amd.engines.cp.graphics import Graphics
 from ugpu.virtual.amd.engines.cp.hqd import Slot
 from ugpu.virtual.amd.engines.cp.mes import Mes
-from ugpu.virtual.amd.engines.cp.pm4.execute import Executor
 from ugpu.virtual.amd.engines.cp.queue import GRBM_CP, ComputeQueue
 from ugpu.virtual.amd.engines.cp.state import (
     GraphicsCore,
@@ -25,7 +25,6 @@ from ugpu.virtual.amd.engines.cp.state import (
     RunningQueue,
 )
 from ugpu.virtual.amd.engines.shaders import ShaderArray
-from ugpu.virtual.amd.firmware.images import MEC_START
 
 ME = 1  # GRBM_GFX_CNTL.MEID of the first MEC; 0 is the graphics engine
 PIPES = 4
@@ -41,14 +40,15 @@ class Mec(MecState):
     name = "compute"
     needs_eop = True
 
-    def __init__(self, gfx: GraphicsCore, array: ShaderArray) -> None:
-        super().__init__(gfx, array)
+    def __init__(self, gfx: GraphicsCore, array: ShaderArray, commands: CommandSet) -> None:
+        super().__init__(gfx, array, commands.descriptors, commands.launcher)
+        self._commands = commands
         self.retired: list[RunningQueue] = []  # queues to join at close
         self.slots = [
             [Slot(self, self, ME, pipe, queue) for queue in range(QUEUES)] for pipe in range(PIPES)
         ]
-        self.scheduler = Mes(self)
-        self.graphics = Graphics(self)
+        self.scheduler = Mes(self, commands)
+        self.graphics = Graphics(self, commands.graphics)
         self._program_start = [0] * PIPES
         self._was_reset = [False] * PIPES
         self._install()
@@ -117,7 +117,7 @@ class Mec(MecState):
 
     def executor(self, queue: RunningQueue) -> Runner:
         """Create an executor for the PM4 packets of a compute queue."""
-        return Executor(queue)
+        return self._commands.compute(queue)
 
     def retire(self, queue: RunningQueue) -> None:
         """Keep a queue that has left its slot until its thread has ended."""
@@ -182,7 +182,7 @@ class Mec(MecState):
 
     def _starts_right(self, pipe: int) -> bool:
         """Return whether the pipe starts at its firmware's start (counted in 4-byte units)."""
-        return self._program_start[pipe] == MEC_START >> 2
+        return self._program_start[pipe] == self._commands.program_start >> 2
 
     def interrupt_control(self, pipe: int) -> str:
         """Return the name of the register that enables a pipe's interrupts."""
@@ -208,7 +208,7 @@ class Mec(MecState):
             elif not self._starts_right(pipe):
                 self.chip.fault(
                     f"MEC pipe {pipe} started at {self._program_start[pipe]:#x}, its program "
-                    f"begins at {MEC_START:#x} / 4"
+                    f"begins at {self._commands.program_start:#x} / 4"
                 )
             for slot in self.slots[pipe]:
                 if slot.active is not None:

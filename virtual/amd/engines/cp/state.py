@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ugpu.hcq.registers.fields import RegisterMap, RegisterValue
@@ -33,6 +34,41 @@ class Kind(enum.IntEnum):
     COMPUTE = 1
     SDMA = 2
     SCHEDULER = 3
+
+
+@dataclass(frozen=True)
+class GraphicsDescriptor:
+    """Dwords of a graphics queue's descriptor; addresses have two."""
+
+    base: int
+    vmid: int
+    ring: int
+    rptr: int
+    rptr_address: int
+    doorbell: int
+    control: int
+    wptr: int
+
+
+@dataclass(frozen=True)
+class DescriptorLayout:
+    """Queue descriptors in memory (MQD), in dwords.
+
+    header: the first one of a compute queue's descriptor. first_hqd, last_hqd: dwords that mirror
+    the registers from CP_MQD_BASE_ADDR on. compute: dwords that hold a queue's compute registers,
+    which CP loads when it connects the queue; registers that each dispatch sets are omitted.
+    power_on: the queue's registers at power-on.
+    """
+
+    header: int
+    dwords: int
+    first_hqd: int
+    last_hqd: int
+    rptr: int
+    wptr: int
+    compute: Mapping[str, int]
+    power_on: Mapping[str, int]
+    graphics: GraphicsDescriptor
 
 
 class Runner(Protocol):
@@ -188,13 +224,20 @@ class GraphicsCore(Protocol):
 class MecState(Block, ABC):
     """Registers, launches and reports of the MEC; `cp.mec.Mec` is the MEC itself."""
 
-    def __init__(self, gfx: GraphicsCore, array: ShaderArray) -> None:
+    def __init__(
+        self,
+        gfx: GraphicsCore,
+        array: ShaderArray,
+        layout: DescriptorLayout,
+        launcher: Callable[[ShRegisters, int], Launcher],
+    ) -> None:
         super().__init__(gfx.chip, "gc")
         self.gfx = gfx
         self.array = array
+        self.layout = layout
         self.memory_written = MemoryWritten()
         self.sh_registers = ShRegisters.of(gfx.table)
-        self.launcher = Launcher(self.sh_registers, self.chip.facts.board.vector_registers)
+        self.launcher = launcher(self.sh_registers, self.chip.facts.board.vector_registers)
 
     def later(self, callback: Callable[[], None]) -> None:
         """Schedule a firmware action that completes a moment after its request."""

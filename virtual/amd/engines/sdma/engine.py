@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ugpu.virtual.amd.block import Reset
 from ugpu.virtual.amd.engines.engine import MemoryWritten
+from ugpu.virtual.amd.engines.sdma.packets import CopyPackets
 from ugpu.virtual.amd.engines.sdma.queue import SdmaQueue
 from ugpu.virtual.amd.engines.sdma.slot import SdmaSlot
 from ugpu.virtual.amd.engines.sdma.state import EngineState, Threaded
@@ -37,8 +38,10 @@ L2_POLICIES = (2, 3)
 class Sdma(EngineState):
     """One copy engine, `chip.sdma[instance]`."""
 
-    def __init__(self, chip: Board, instance: int, memory_written: MemoryWritten) -> None:
-        super().__init__(chip, instance, memory_written)
+    def __init__(
+        self, chip: Board, instance: int, memory_written: MemoryWritten, packets: CopyPackets
+    ) -> None:
+        super().__init__(chip, instance, memory_written, packets)
         self.retired: list[Threaded] = []
         self._halted = True
         write = self._on_write

@@ -47,7 +47,7 @@ class SdmaQueue:
         self.bad_header = 0
         self.copied = 0  # bytes, for telemetry
         self._chip = engine.chip
-        self._executor = SdmaExecutor(self)
+        self._executor = SdmaExecutor(self, engine.packets)
         self._executor.consumed = rptr // 4
         name = f"sdma-{engine.instance}.{slot.number}"
         self.worker = Worker(name, self._step, self._chip.fault, self._chip.smu.metrics.load)

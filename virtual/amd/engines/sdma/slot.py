@@ -1,7 +1,7 @@
 """One of the eight queue slots of an SDMA engine: its registers, ring and doorbell.
 
 All pointers are in bytes. Facts: Linux 6.12 sdma_v6_0.c (order of set-up, byte units),
-v11_structs.h (struct v11_sdma_mqd), gc_11_0_0_{sh_mask,default}.h.
+gc_11_0_0_{sh_mask,default}.h.
 """
 
 from __future__ import annotations
@@ -15,13 +15,6 @@ from ugpu.virtual.amd.registers import Writer
 
 POWER_ON = {"RB_CNTL": 0x00040800, "IB_CNTL": 0x00000100, "CONTEXT_STATUS": 0x00000804}
 SETUP_REGISTERS = ("RB_BASE", "RB_BASE_HI", "RB_RPTR_ADDR_LO", "RB_RPTR_ADDR_HI")
-
-# Registers in a queue descriptor, by dword; RB_CNTL, dword 0, is written last.
-DESCRIPTOR = {
-    1: "RB_BASE", 2: "RB_BASE_HI", 3: "RB_RPTR", 4: "RB_RPTR_HI", 7: "RB_RPTR_ADDR_HI",
-    8: "RB_RPTR_ADDR_LO", 9: "IB_CNTL", 17: "DOORBELL", 19: "DOORBELL_OFFSET",
-}  # fmt: skip
-DESCRIPTOR_DWORDS = 128
 
 
 class SdmaSlot:
@@ -95,21 +88,21 @@ class SdmaSlot:
 
     def map(self, mqd: int, wptr: int, vmid: int = 0) -> None:
         """Enable a descriptor's ring in `vmid`; both addresses are in VMID 0."""
-        hub, chip = self.engine.chip.gc, self.engine.chip
-        data, fault = hub.read(0, mqd, 4 * DESCRIPTOR_DWORDS, self.engine.client)
+        hub, chip, layout = self.engine.chip.gc, self.engine.chip, self.engine.packets
+        data, fault = hub.read(0, mqd, 4 * layout.descriptor_dwords, self.engine.client)
         pointer, wptr_fault = hub.read(0, wptr, 8, self.engine.client)
         if fault is not None or wptr_fault is not None:
             self.fault(f"descriptor at {mqd:#x} or pointer at {wptr:#x} cannot be read")
             return
-        words = struct.unpack(f"<{DESCRIPTOR_DWORDS}I", data)
-        for dword, name in DESCRIPTOR.items():
+        words = struct.unpack(f"<{layout.descriptor_dwords}I", data)
+        for dword, name in layout.descriptor.items():
             chip.space.write(self.engine.index(self._name(name)), words[dword])
         for name, value in zip(
             ("RB_WPTR", "RB_WPTR_HI"), struct.unpack("<II", pointer), strict=True
         ):
             self._set(name, value)
-        layout = chip.space.register("gc", self._name("RB_CNTL"))
-        control = layout.insert(words[0], {"RB_VMID": vmid, "RB_ENABLE": 1})
+        register = chip.space.register("gc", self._name("RB_CNTL"))
+        control = register.insert(words[0], {"RB_VMID": vmid, "RB_ENABLE": 1})
         chip.space.write(self.engine.index(self._name("RB_CNTL")), control)
 
     def unmap(self, *, reset: bool) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from ugpu.hcq.registers.fields import RegisterValue
 from ugpu.virtual.amd.block import Block
 from ugpu.virtual.amd.engines.engine import MemoryWritten, Worker
+from ugpu.virtual.amd.engines.sdma.packets import CopyPackets
 
 if TYPE_CHECKING:
     from ugpu.virtual.amd.board import Board
@@ -45,8 +46,11 @@ class SlotState(Protocol):
 class EngineState(Block, ABC):
     """Registers, reports and interrupts of an engine; `sdma.engine.Sdma` is the engine itself."""
 
-    def __init__(self, chip: Board, instance: int, memory_written: MemoryWritten) -> None:
+    def __init__(
+        self, chip: Board, instance: int, memory_written: MemoryWritten, packets: CopyPackets
+    ) -> None:
         super().__init__(chip, "gc")
+        self.packets = packets
         self.memory_written = memory_written
         self.instance = instance
         self.client = 13 + instance  # client of the graphics hub (Linux 6.12 gfxhub_v3_0.c)
