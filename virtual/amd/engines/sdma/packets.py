@@ -76,6 +76,7 @@ class CopyPackets:
 
 
 def free(*allowed: tuple[int, int]) -> int:
+    """Return a mask of the bits outside these fields (lowest bit, width) and the two operations."""
     mask = 0
     for lsb, width in ((0, 16), *allowed):  # every header contains op and sub-op
         mask |= ((1 << width) - 1) << lsb
