@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -446,9 +446,13 @@ class ComputeQueue(RingQueue):
 
 
 class CopyQueue(RingQueue):
-    """A copy queue: queue 0 of one SDMA engine. Commands execute and finish in order."""
+    """A copy queue: queue 0 of one SDMA engine. Commands execute and finish in order.
+
+    packets: the image of the generation's packets.
+    """
 
     shift = 2
+    packets: ClassVar[type[sdma.Sdma]] = sdma.Sdma
 
     def __init__(self, driver: Holder, engine: sdma.Engine, doorbell: int) -> None:
         self.engine = engine
@@ -456,10 +460,10 @@ class CopyQueue(RingQueue):
 
     def _slot_template(self) -> Sequence[int]:
         # The packet that runs an image ends on a multiple of 8 words.
-        ends = sdma.Sdma()
+        ends = self.packets()
         ends.signal(Symbol.constant(self.timeline.address), Symbol.constant(0))
         ends.fence(Symbol.constant(self.fence_address), Symbol.constant(0))
-        indirect = [sdma.indirect_header(self.driver.seat.vmid), 0, 0, 0, 0, 0]
+        indirect = [self.packets.indirect_header(self.driver.seat.vmid), 0, 0, 0, 0, 0]
         return [sdma.NOP, sdma.NOP, *indirect, *ends.words, *([sdma.NOP] * 10)]
 
     def _fill_slot(
@@ -470,7 +474,7 @@ class CopyQueue(RingQueue):
         slot[21] = number
 
     def encode(self, commands: Sequence[Command]) -> CommandBuffer:
-        image = sdma.Sdma()
+        image = self.packets()
         for command in self._body(commands):
             if isinstance(command, Copy):
                 image.copy(command.destination, command.source, command.size)
