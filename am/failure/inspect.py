@@ -79,7 +79,7 @@ def _recorded(register: BoundRegister) -> int | None:
 def waves(chip: Chip, limit_s: float | None = None) -> Iterator[dict[str, object]]:
     """Yield each existing wave: place (shader engine, array, workgroup processor, SIMD, slot), pc
     and registers. If `limit_s` or MOST_WAVES ends the search early, or if a recording lacks waves,
-    the last item says so."""
+    the last item reports it."""
     gfx, count, looks, lacking = Gfx(chip, Nbio(chip)), 0, 0, 0
     now, names = chip.clock.now, chip.generation.evidence.wave
     end = None if limit_s is None else now() + limit_s

@@ -200,7 +200,7 @@ class Engine:
         self.queue(f"{stem}_HI").write(address >> 32)
 
     def stop(self, *, alone: bool = True) -> bool:
-        """Stop the queue; return whether it came to rest. alone: wait for the whole engine; False
+        """Stop the queue; return whether it is idle. alone: wait for the whole engine; False
         if another queue of the engine may be running."""
         self.queue("DOORBELL").update(ENABLE=0)
         self.queue("RB_CNTL").update(RB_ENABLE=0)

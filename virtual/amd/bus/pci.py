@@ -201,7 +201,7 @@ class VramWindow(_BarWindow):
 
 
 class MessageInterrupts:
-    """MSI as the host sees it: one vector, as these boards have."""
+    """MSI for the host: one vector, as these boards have."""
 
     vectors = 1
 
