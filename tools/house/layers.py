@@ -136,6 +136,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("methods", "search"),
         ("tensor",),
         ("front",),
+        ("files",),
     ),
     "compiler.kernel": (
         ("ir", "choices", "matrix_units"),
