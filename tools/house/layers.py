@@ -114,7 +114,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("device",),
     ),
     "usbgpu": (("link",), ("bridge",), ("firmware",), ("thunderbolt",), ("attach",)),
-    "virtual": (("shader",), ("serve",), ("amd", "nvidia", "adreno", "usb")),
+    "virtual": (("shader", "bus"), ("serve",), ("amd", "nvidia", "adreno", "usb")),
     "tools": (
         ("base",),
         ("control",),
