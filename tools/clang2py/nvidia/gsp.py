@@ -1,8 +1,8 @@
 """Read the interface of one firmware release of the GPU system processor (GSP).
 
-The interface consists of the resource manager's own (controls and classes, tools.clang2py.nvidia.rm)
-of exactly that release, and of what passes between driver and firmware: boot arguments, queues,
-messages and events. The latter lies in the resource manager's internal headers. These include most
+The interface consists of the resource manager's own (controls and classes, nvidia.rm) of exactly
+that release, and of what passes between driver and firmware: boot arguments, queues,
+messages and events. The latter lies in the manager's internal headers. These include most
 of its sources, so only the structures named here, and what they contain, are kept.
 """
 
