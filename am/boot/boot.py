@@ -15,13 +15,14 @@ from ugpu.am.boot.engines import reset_engines, start_engines, start_engines_by_
 from ugpu.am.boot.units import UnitClasses, Units, make_units
 from ugpu.am.chip import discovery
 from ugpu.am.chip import remedies as advice
-from ugpu.am.chip.chip import ALL_ONES, Chip
-from ugpu.am.chip.function import disable_master, enable_function, enable_master
+from ugpu.am.chip.chip import Chip
 from ugpu.am.chips.facts import ChipFacts
 from ugpu.am.units.gmc import Hub
 from ugpu.am.units.psp import commands as psp_commands
 from ugpu.am.units.psp.images import FirmwareSet
 from ugpu.am.units.psp.psp import DEFAULT_TMR_SIZE
+from ugpu.hcq.bare.bus import ALL_ONES
+from ugpu.hcq.bare.function import disable_master, enable_function, enable_master
 from ugpu.hcq.errors import (
     DeviceLost,
     DiscoveryError,

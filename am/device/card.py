@@ -17,8 +17,7 @@ from ugpu.am import chips
 from ugpu.am.boot import boot
 from ugpu.am.boot.units import Units
 from ugpu.am.chip import remedies as advice
-from ugpu.am.chip.chip import ALL_ONES, Chip
-from ugpu.am.chip.function import disable_master
+from ugpu.am.chip.chip import Chip
 from ugpu.am.chip.placement import SEATS, Seat
 from ugpu.am.chips.facts import ChipFacts
 from ugpu.am.device.rest import Rest
@@ -26,6 +25,8 @@ from ugpu.am.generations.record import generation_of
 from ugpu.am.units.ih import Interrupt
 from ugpu.am.units.psp.images import FirmwareSet, FirmwareSource, load_firmware
 from ugpu.am.units.smu.thermal import WHOLE_CARD
+from ugpu.hcq.bare.bus import ALL_ONES
+from ugpu.hcq.bare.function import disable_master
 from ugpu.hcq.errors import (
     ChipError,
     DeviceLost,

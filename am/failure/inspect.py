@@ -11,11 +11,12 @@ import fnmatch
 import functools
 from collections.abc import Iterator
 
-from ugpu.am.chip.chip import ALL_ONES, Chip
+from ugpu.am.chip.chip import Chip
 from ugpu.am.chips.gfx11_evidence import QUEUE_REGISTERS, REGISTERS, WAVE_REGISTERS
 from ugpu.am.units.gfx import MEC, Gfx
-from ugpu.am.units.memory import PageTableFormat
 from ugpu.am.units.nbio import Nbio
+from ugpu.hcq.bare.bus import ALL_ONES
+from ugpu.hcq.bare.tables import TableFormat
 from ugpu.hcq.errors import BadArgument, NotRecorded
 from ugpu.hcq.registers.fields import BoundRegister, RegisterMap
 
@@ -128,7 +129,7 @@ def wave_words(chip: Chip, wave: dict[str, object], limit_s: float | None = None
 
 
 def walk(
-    chip: Chip, form: PageTableFormat, address: int, vmid: int, hub: str = "gc"
+    chip: Chip, form: TableFormat, address: int, vmid: int, hub: str = "gc"
 ) -> dict[str, object]:
     """Return the page table entries that lead to a virtual address, as they are in VRAM.
 

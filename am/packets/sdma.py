@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ugpu.am.chip.chip import Chip, batched
+from ugpu.am.chip.chip import Chip
 from ugpu.am.packets.assembler import Assembler
 from ugpu.am.packets.mqd import log2
 from ugpu.am.regs import constants
+from ugpu.hcq.bare.chip import batched
 from ugpu.hcq.errors import UnitTimeout
 from ugpu.hcq.registers.fields import BoundRegister, Field
 from ugpu.hcq.work.command import Symbol

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ugpu.am.chip import remedies as advice
-from ugpu.am.chip.chip import ALL_ONES, Chip, batched
+from ugpu.am.chip.chip import Chip
 from ugpu.am.chip.placement import QUEUE_VMID
 from ugpu.am.packets import mqd
 from ugpu.am.units.nbio import Nbio
+from ugpu.hcq.bare.bus import ALL_ONES
+from ugpu.hcq.bare.chip import batched
 from ugpu.hcq.errors import FirmwareSilent, UnitTimeout
 from ugpu.hcq.registers.layout import Struct
 

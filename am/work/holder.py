@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ugpu.am.packets.mqd import QueueMemory
     from ugpu.am.units.faults import HubFault
     from ugpu.am.units.ih import Interrupt
-    from ugpu.am.units.memory import AddressSpace, Mapping
     from ugpu.am.units.psp.images import FirmwareSet
     from ugpu.am.work.bridge_memory import OutsideMemory
     from ugpu.am.work.cleaner import CleanerKernel
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from ugpu.am.work.proof import ProofKernel
     from ugpu.am.work.queue import ComputeQueue, CopyQueue
     from ugpu.am.work.queues import Queues
+    from ugpu.hcq.bare.space import AddressSpace, Mapping
     from ugpu.hcq.errors import UgpuError
     from ugpu.hcq.registers.fields import RegisterMap
     from ugpu.hcq.registers.layout import Struct

@@ -42,6 +42,16 @@ FACTS: Mapping[str, Sequence[str]] = {
     "qcom": ("regs", "chips"),
     "usbgpu": ("link.usb",),
 }
+# The folders that may import a kit of hcq: of the one for cards without a kernel driver,
+# the bare-metal drivers; of am what drives a chip, not its facts, which models read too.
+KITS: Mapping[str, Sequence[str]] = {
+    "hcq.bare": (
+        "hcq.bare",
+        "am.chip", "am.packets", "am.units", "am.boot", "am.work", "am.failure", "am.generations",
+        "am.device", "am.offline",
+        "nv.gsp",
+    ),
+}  # fmt: skip
 # Folders and modules of a package, lowest floor first. Entries of one floor do not import each
 # other; the package's __init__ is above all floors.
 FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
@@ -60,6 +70,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("device",),
         ("cpu", "remote"),
         ("find",),
+        ("bare",),
     ),
     "hcq.transport": (
         ("system", "view", "bulk", "node"),
@@ -250,6 +261,10 @@ def fault_of(item: Import) -> str | None:
         shared = any(_within(module, f"{target}.{facts}") for facts in FACTS[target])
         if module != target and not shared:
             return f"a model may import only {', '.join(FACTS[target])} of {target}"
+    for kit, users in KITS.items():
+        importer = ".".join(item.file.with_suffix("").parts)
+        if _within(module, kit) and not any(_within(importer, user) for user in users):
+            return f"{kit} is for {', '.join(users[1:])}"
     return _above(item, module)
 
 

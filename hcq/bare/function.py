@@ -5,7 +5,7 @@ Source: PCI Express Base Specification 5.0, 7.5.1.1.3 (command register).
 
 from __future__ import annotations
 
-from ugpu.am.chip.chip import Chip
+from ugpu.hcq.bare.chip import BareChip
 from ugpu.hcq.transport.base import Transport
 
 _COMMAND = 4  # offset in configuration space
@@ -23,7 +23,7 @@ def enable_function(transport: Transport) -> int:
     return command
 
 
-def enable_master(chip: Chip) -> None:
+def enable_master(chip: BareChip) -> None:
     """Let the function access host memory. Behind a bridge the command register is not read again,
     because no other program changes it."""
     transport = chip.transport
