@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ugpu.hcq.bare.firmware import FirmwarePackage
 from ugpu.hcq.bare.remedies import BOOT, COOL, COOL_OFF, DAMAGED, LINK, PLACES, POWER_CYCLE, RESET
 
 __all__ = [
@@ -19,5 +20,7 @@ __all__ = [
 ]
 
 MODE1 = "device.reset() or `force_cold=True` resets the chip (mode1)"
-FIRMWARE = "update the firmware images: install the current linux-firmware or firmware-amd-graphics"
+# Our choice of a limit: the largest file of the chips in am/chips has 2 MiB.
+PACKAGE = FirmwarePackage("amdgpu", ("linux-firmware", "firmware-amd-graphics"), 16 << 20)
+FIRMWARE = PACKAGE.remedy
 REFUSED = "update the firmware images; the chip needs a bus reset"

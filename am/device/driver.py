@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ugpu.am.boot.boot import Stages
 from ugpu.am.chip.chip import Chip
 from ugpu.am.chip.placement import SEATS, Seat
 from ugpu.am.device.card import Card
@@ -30,6 +29,7 @@ from ugpu.am.work.image import HostImage
 from ugpu.am.work.programs import Programs
 from ugpu.am.work.queues import Queues
 from ugpu.hcq.bare.space import AddressSpace, Mapping
+from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.copies.transfer import Transfer
 from ugpu.hcq.errors import ChipError, DeviceLost, LinkError, NotSupported, UgpuError
 from ugpu.hcq.state.ladder import Attempt, Diagnosis, Level, Planned

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol
 from ugpu.hcq.device.driver import Driver
 
 if TYPE_CHECKING:
-    from ugpu.am.boot.boot import Stages
     from ugpu.am.boot.units import UnitClasses, Units
     from ugpu.am.chip.chip import Chip
     from ugpu.am.chip.placement import Seat
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from ugpu.am.work.queue import ComputeQueue, CopyQueue
     from ugpu.am.work.queues import Queues
     from ugpu.hcq.bare.space import AddressSpace, Mapping
+    from ugpu.hcq.bare.stages import Stages
     from ugpu.hcq.errors import UgpuError
     from ugpu.hcq.registers.fields import RegisterMap
     from ugpu.hcq.registers.layout import Struct
