@@ -189,8 +189,8 @@ def _stuck(f: Native, last: Word) -> None:
 
 
 def _attend() -> Native:
-    """attend(context): look at the flags. 1 to end, else 0, after standing aside while another
-    group has its time slice."""
+    """attend(context): look at the flags. 1 to end, else 0, after yielding to another group's
+    time slice."""
     f = Native(f"{PREFIX}attend", "i32", ("ptr", "context"))
     abort, stop = f.field(layout.ABORT, "ptr"), f.field(layout.STOP, "ptr")
     with f.count(FOR_EVER):
