@@ -399,13 +399,15 @@ class ComputeQueue(RingQueue):
         self.pipe = pipe
         self.queue = queue
         self.registers = ShaderRegisters(driver.chip.gc)
+        # Without someone to wake, an entry of the interrupt ring only costs the time of reading it.
+        self._interrupt = driver.transport.interrupts is not None
         super().__init__(driver, f"compute {pipe}.{queue}", QueueKind.COMPUTE, doorbell)
 
     def _slot_template(self) -> Sequence[int]:
         opcode, self._control = pm4.indirect_buffer()
         ends = pm4.Pm4()
         address = Symbol.constant(self.timeline.address)
-        ends.release(address, Symbol.constant(0), interrupt=True, flush=True)
+        ends.release(address, Symbol.constant(0), interrupt=self._interrupt, flush=True)
         fence = pm4.fence(self.fence_address)
         return [opcode, 0, 0, 0, *ends.words, *fence, *pm4.filler(12)]
 
@@ -427,7 +429,7 @@ class ComputeQueue(RingQueue):
                 image.acquire()
             elif isinstance(command, Signal):
                 address = timeline_address(command.timeline)
-                image.release(address, command.value, interrupt=True, flush=True)
+                image.release(address, command.value, interrupt=self._interrupt, flush=True)
             elif isinstance(command, Wait):
                 image.wait_memory(timeline_address(command.timeline), command.value)
                 image.acquire()
