@@ -7,6 +7,7 @@
     │   │   ├── BadIndex              an index or axis outside of a tensor (also an IndexError)
     │   │   └── NoKernel              the program has no kernel of that name (also a KeyError)
     │   ├── BadCodeObject         a code object that is truncated, foreign or inconsistent
+    │   ├── BadFile               a file of tensors or a model, likewise; carries file
     │   ├── Closed                used after close()
     │   └── MissingDependency     an optional package is needed; carries the install command
     ├── HostError             this machine: something outside our process must change
@@ -138,6 +139,10 @@ class NoKernel(BadArgument, KeyError):
 
 class BadCodeObject(UsageError, ValueError):
     """A code object is truncated, foreign or inconsistent."""
+
+
+class BadFile(UsageError, ValueError):
+    """A file of tensors or a model is truncated, foreign or inconsistent; carries file."""
 
 
 class Closed(UsageError):

@@ -170,6 +170,10 @@ class Driver(ABC):
         """Load bytes from the start of a buffer; otherwise like `write_memory`."""
         return False
 
+    def memory_view(self, buffer: Buffer) -> memoryview | None:
+        """Return a buffer's bytes, if the host can access them itself; else None."""
+        return buffer.view
+
     def make_transfer(self) -> Transfer:
         """Make the object that copies through staging buffers, on first use; the core owns it.
         Override for staging memory that `allocate_memory` does not provide."""

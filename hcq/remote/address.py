@@ -27,14 +27,14 @@ class UntrustedSocket(HostError):
 @dataclass(frozen=True)
 class Address:
     """path: a UNIX socket; otherwise host and port. authority: a file with the certificate that the
-    server's is checked against; default: the system's. made: a connected socket, used for one
+    server's is checked against; default: the system's. connected: a connected socket, used for one
     connection, which closes it; `path` is then its name in errors."""
 
     path: str = ""
     host: str = ""
     port: int = PORT
     authority: str = ""
-    made: socket.socket | None = None
+    connected: socket.socket | None = None
 
     def __str__(self) -> str:
         return self.path or f"tls://{self.host}:{self.port}"
@@ -90,8 +90,8 @@ def connect(address: Address) -> socket.socket:
     """Return a connected socket. DeviceNotFound if nothing listens, AccessDenied if the system
     refuses, UntrustedSocket if another user listens, TransportError for a certificate that cannot
     be trusted."""
-    if address.made is not None:
-        return address.made
+    if address.connected is not None:
+        return address.connected
     if address.path:
         return _local(address.path)
     if address.authority and not os.access(address.authority, os.R_OK):

@@ -287,7 +287,7 @@ class Reader:
             # A macro without a mask reaches past the word; the field ends with the word.
             everything &= (1 << self.word_bits) - 1
             width = everything.bit_length() - lsb
-            if everything == ((1 << width) - 1) << lsb and width > 0:
+            if width > 0 and everything == ((1 << width) - 1) << lsb:
                 self._header.placements[name] = (lsb, width)
 
     def _evaluate(self, expressions: Mapping[str, str]) -> dict[str, int]:

@@ -18,7 +18,7 @@ from ugpu.am.chips.facts import ChipFacts
 from ugpu.am.regs import load
 from ugpu.hcq.state.clock import ModelClock
 from ugpu.hcq.state.instruction import Culprits
-from ugpu.virtual.amd.bus.dma import DmaPool, Iommu
+from ugpu.virtual.bus.dma import DmaPool, Iommu
 from ugpu.virtual.amd.memory.access import Fault
 from ugpu.virtual.amd.memory.tlb import Caches
 from ugpu.virtual.amd.memory.vram import Vram

@@ -118,19 +118,19 @@ class Runs:
 
     item: pytest.Item
     pool: Pool
-    made: list[Run] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
 
     @property
     def current(self) -> Run:
-        return self.made[-1]
+        return self.runs[-1]
 
     def make(self, nextitem: pytest.Item | None) -> None:
         """Run the test once, and examine its devices if it fails."""
-        first = self.made[0] if self.made else None
+        first = self.runs[0] if self.runs else None
         avoid = first.loan.names if first is not None and first.loan is not None else ()
         run = Run(avoid)
-        self.made.append(run)
+        self.runs.append(run)
         try:
             watch = Reached(self._checks(first) if first is not None else [])
             with watch, limited(self.item):
@@ -167,8 +167,8 @@ class Runs:
         """Return the run whose result counts: a second run without devices, or one that proves
         nothing, leaves the first one's."""
         last = self.current
-        if len(self.made) > 1 and (last.loan is None or self.attempts[-1].void):
-            return self.made[0]
+        if len(self.runs) > 1 and (last.loan is None or self.attempts[-1].void):
+            return self.runs[0]
         return last
 
     def judgement(self) -> Judgement | None:

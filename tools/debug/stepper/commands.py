@@ -51,7 +51,7 @@ class Commands(cmd.Cmd):
         wave = halt.wave
         self._wave = wave.wave
         self.halts.append(
-            {"pc": wave.pc, "kernel": halt.known.name, "offset": wave.pc - halt.known.entry,
+            {"pc": wave.pc, "kernel": halt.kernel.name, "offset": wave.pc - halt.kernel.entry,
              "group": list(wave.group), "wave": wave.wave, "reasons": halt.reasons}
         )  # fmt: skip
         for reason in halt.reasons:
@@ -60,7 +60,7 @@ class Commands(cmd.Cmd):
         self._read()
 
     def _say_where(self, halt: Halt) -> None:
-        wave, kernel = halt.wave, halt.known
+        wave, kernel = halt.wave, halt.kernel
         group = ", ".join(map(str, wave.group))
         self.out.say(
             f"{kernel.where(wave.pc)} group ({group}) wave {wave.wave} exec {wave.execute:#x}"
@@ -215,7 +215,7 @@ class Commands(cmd.Cmd):
         halt = self._halt()
         rows = []
         for wave in halt.wave.waves():
-            pc = halt.known.where(wave.pc) if wave.pc else ""
+            pc = halt.kernel.where(wave.pc) if wave.pc else ""
             mark = "*" if wave.number == self._wave else ""
             rows.append((mark, wave.number, wave.state, pc, f"{wave.execute:#x}"))
         self.out.table(("", "wave", "state", "at", "exec"), rows)
@@ -306,20 +306,20 @@ class Commands(cmd.Cmd):
     def do_disassemble(self, text: str) -> None:
         """disassemble [all]: show instructions around the wave's, or the whole kernel."""
         halt = self._halt()
-        addresses = sorted(halt.known.listing)
+        addresses = sorted(halt.kernel.listing)
         at = addresses.index(halt.wave.pc) if halt.wave.pc in addresses else 0
         shown = addresses if text.strip() == "all" else addresses[max(0, at - _LINES) : at + _LINES]
         for pc in shown:
             mark = "=>" if pc == halt.wave.pc else "  "
-            self.out.say(f"{mark} {halt.known.where(pc)}  {halt.known.listing[pc]}")
+            self.out.say(f"{mark} {halt.kernel.where(pc)}  {halt.kernel.listing[pc]}")
 
     def do_list(self, text: str) -> None:
         """list: show the lines of kernel IR or source that the kernel's code comes from."""
         halt = self._halt()
-        here = halt.known.row(halt.wave.pc)
-        lines = {(row.file, row.line): row.text for row in halt.known.rows if row.line}
+        here = halt.kernel.row(halt.wave.pc)
+        lines = {(row.file, row.line): row.text for row in halt.kernel.rows if row.line}
         if not lines:
-            raise UsageError(f"expected line tables, {halt.known.name} has none")
+            raise UsageError(f"expected line tables, {halt.kernel.name} has none")
         for (file, line), statement in sorted(lines.items()):
             mark = "=>" if here is not None and (here.file, here.line) == (file, line) else "  "
             self.out.say(f"{mark} {file}:{line}  {statement}".rstrip())

@@ -47,7 +47,7 @@ class Halt:
     """Why and where a wave has halted."""
 
     wave: Halted
-    known: Known
+    kernel: Known
     reasons: list[str] = field(default_factory=list)
 
 
@@ -90,7 +90,7 @@ class Session:
 
     def add_breakpoint(self, text: str, *, once: bool = False) -> Breakpoint:
         """Halt at a place from now on. UsageError for an invalid place."""
-        current = self.halt.known.name if self.halt is not None else ""
+        current = self.halt.kernel.name if self.halt is not None else ""
         if text.isdecimal() and not current:
             raise UsageError(f"expected KERNEL:LINE while no kernel runs, got {text!r}")
         point = breakpoint_at(self._numbers + 1, text, current, once)

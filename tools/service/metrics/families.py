@@ -55,22 +55,22 @@ STATES = ("ok", "failed", "closing", "no answer", "not open")
 class Families:
     """Families under construction by name, in the order of their first sample."""
 
-    made: dict[str, Metric] = field(default_factory=dict)
+    by_name: dict[str, Metric] = field(default_factory=dict)
 
     def gauge(self, name: str, text: str, value: float, **labels: str) -> None:
-        if name not in self.made:
-            self.made[name] = GaugeMetricFamily(name, text, labels=[*labels])
-        self.made[name].add_metric([*labels.values()], value)  # type: ignore[attr-defined]
+        if name not in self.by_name:
+            self.by_name[name] = GaugeMetricFamily(name, text, labels=[*labels])
+        self.by_name[name].add_metric([*labels.values()], value)  # type: ignore[attr-defined]
 
     def counter(self, name: str, text: str, value: float, **labels: str) -> None:
-        if name not in self.made:
-            self.made[name] = CounterMetricFamily(name, text, labels=[*labels])
-        self.made[name].add_metric([*labels.values()], value)  # type: ignore[attr-defined]
+        if name not in self.by_name:
+            self.by_name[name] = CounterMetricFamily(name, text, labels=[*labels])
+        self.by_name[name].add_metric([*labels.values()], value)  # type: ignore[attr-defined]
 
     def info(self, name: str, text: str, values: dict[str, str], **labels: str) -> None:
-        if name not in self.made:
-            self.made[name] = InfoMetricFamily(name, text, labels=[*labels])
-        self.made[name].add_metric([*labels.values()], values)  # type: ignore[attr-defined]
+        if name not in self.by_name:
+            self.by_name[name] = InfoMetricFamily(name, text, labels=[*labels])
+        self.by_name[name].add_metric([*labels.values()], values)  # type: ignore[attr-defined]
 
 
 def families(
@@ -90,7 +90,7 @@ def families(
     text = "Devices that processes have open."
     metrics.gauge("ugpu_devices_open", text, sum(card.path is not None for card in cards))
     metrics.gauge("ugpu_devices_expected", "Devices that must be open.", len(names))
-    yield from metrics.made.values()
+    yield from metrics.by_name.values()
 
 
 def _card(metrics: Families, card: Card, device: str) -> None:

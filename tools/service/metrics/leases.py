@@ -41,7 +41,7 @@ def leases(answer: Found | None, age_s: float) -> Iterator[Metric]:
         for (device, kind), count in sorted(held.items()):
             metrics.gauge("ugpu_leases", "Leases that are held.", count, device=device, kind=kind)
         metrics.gauge("ugpu_waiting", "Requests that wait for a lease.", len(listed["waiting"]))
-    yield from metrics.made.values()
+    yield from metrics.by_name.values()
 
 
 def _card(metrics: Families, card: dict[str, Any]) -> None:
