@@ -20,7 +20,12 @@ _HEAD = 4096  # bytes; the begin of a file shows its kind
 
 @dataclass(frozen=True)
 class Kind:
-    """what: with its article. begins: a regular expression for the begin of every such file."""
+    """A kind of file that may be overwritten.
+
+    Attributes:
+        what: with its article.
+        begins: a regular expression for the begin of every such file.
+    """
 
     what: str
     begins: bytes

@@ -37,7 +37,12 @@ Bytes = bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class Limits:
-    """Size limits of one frame: bytes of its list and of its data."""
+    """Size limits of one frame.
+
+    Attributes:
+        meta: bytes of its list.
+        data: bytes of its data.
+    """
 
     meta: int = 1 << 20
     data: int = 64 << 20
@@ -58,7 +63,16 @@ class WireError(TransportError):
 
 @dataclass(frozen=True)
 class Message:
-    """One message. call: the number that its reply carries, 0 without a reply."""
+    """One message.
+
+    Attributes:
+        operation: its name.
+        arguments: of the operation's types, see `check`.
+        call: the number that its reply carries, 0 without a reply.
+        data: bytes that follow the list.
+        sequence: the frame's number in its session.
+        acknowledged: the last frame that arrived from the peer.
+    """
 
     operation: str
     arguments: list[Any]  # Any: `check` compares them with the operation's signature
@@ -81,7 +95,15 @@ def encode(message: Message, sequence: int = 0, acknowledged: int = 0) -> tuple[
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a frame whose rest is not read yet."""
+    """The header of a frame whose rest is not read yet.
+
+    Attributes:
+        meta: bytes of the list.
+        data: bytes of the data.
+        crc: of list and data.
+        sequence: the frame's number in its session.
+        acknowledged: the last frame that arrived from the peer.
+    """
 
     meta: int
     data: int

@@ -16,9 +16,15 @@ PAGE = 4096  # bytes: the granularity at which a chip reports an address
 
 @dataclass(frozen=True)
 class Culprit:
-    """An instruction that faulted. address: the address it accessed. pc: GPU address of the
-    instruction. text: the instruction in the chip's assembly. source: "file:line" if the program
-    contains it. line: in the program's text, from 1, if the chip runs text."""
+    """An instruction that faulted.
+
+    Attributes:
+        address: the address that it accessed.
+        pc: GPU address of the instruction.
+        text: the instruction in the chip's assembly.
+        source: "file:line" if the program contains it.
+        line: in the program's text, from 1, if the chip runs text.
+    """
 
     address: int
     pc: int

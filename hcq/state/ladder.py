@@ -90,7 +90,13 @@ class Rung(Protocol):
 
 @dataclass(frozen=True)
 class Climbed:
-    """A successful rung: its duration and its proof."""
+    """A successful rung.
+
+    Attributes:
+        rung: its name.
+        seconds: its duration.
+        proof: what showed that it worked.
+    """
 
     rung: str
     seconds: float
@@ -114,8 +120,12 @@ def climb(rung: Rung, clock: Clock | None = None) -> Climbed:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The result of analysing a failure. first: the mildest level that can help. reason: text for
-    people: the failure, or the named state of a unit."""
+    """The result of analysing a failure.
+
+    Attributes:
+        first: the mildest level that can help.
+        reason: text for people: the failure, or the named state of a unit.
+    """
 
     first: Level
     reason: str
@@ -123,8 +133,17 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A rung in a report. refused: its precondition does not hold, so nothing was done. detail: the
-    error's text if it did not work. proof: what showed that it worked."""
+    """A rung in a report.
+
+    Attributes:
+        name: what it resets.
+        level: of the ladder.
+        worked: whether its proof succeeded.
+        seconds: its duration.
+        detail: the error's text if it did not work.
+        refused: whether its precondition does not hold, so that nothing was done.
+        proof: what showed that it worked.
+    """
 
     name: str
     level: Level
@@ -142,8 +161,15 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Planned:
-    """A rung in a plan. refusal: why its precondition does not hold; empty if it does. taken:
-    whether the ladder would reach it, if no milder rung works."""
+    """A rung in a plan.
+
+    Attributes:
+        name: what it resets.
+        level: of the ladder.
+        cost: what is lost by it.
+        refusal: why its precondition does not hold; empty if it does.
+        taken: whether the ladder would reach it, if no milder rung works.
+    """
 
     name: str
     level: Level

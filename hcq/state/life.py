@@ -38,7 +38,11 @@ class Inherited(Protocol):
 
 
 class Closable(Protocol):
-    """An object that is closed at the latest when the process ends."""
+    """An object that is closed at the latest when the process ends.
+
+    Attributes:
+        name: for messages.
+    """
 
     name: str
 
@@ -46,7 +50,11 @@ class Closable(Protocol):
 
 
 class OpenDevice(Closable, Inherited, Protocol):
-    """See hcq.device.device."""
+    """See hcq.device.device.
+
+    Attributes:
+        closed: whether the device is closed.
+    """
 
     closed: bool
 

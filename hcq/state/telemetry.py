@@ -19,9 +19,12 @@ FORMAT = "ugpu telemetry 1"
 class Sensor:
     """One measured quantity.
 
-    `name` is lower snake case with its base unit as suffix, e.g. "temperature_celsius",
-    "power_watts", "clock_hertz", "memory_used_bytes"; `label` distinguishes sensors of the same
-    name ("edge", "gfx"). `read` reads the device and returns a float in `unit`.
+    Attributes:
+        name: lower snake case with its base unit as suffix: "temperature_celsius", "power_watts",
+            "clock_hertz", "memory_used_bytes".
+        unit: of the value.
+        read: reads the device and returns a float in `unit`.
+        label: distinguishes sensors of the same name ("edge", "gfx").
     """
 
     name: str
@@ -36,7 +39,14 @@ class Sensor:
 
 @dataclass(frozen=True)
 class Sample:
-    """A reading of a sensor."""
+    """A reading of a sensor.
+
+    Attributes:
+        name: the sensor's.
+        unit: of the value.
+        value: the reading.
+        label: the sensor's.
+    """
 
     name: str
     unit: str
@@ -48,11 +58,23 @@ class Sample:
 class Telemetry:
     """One device at one moment. Counters count since the device was opened.
 
-    state: "ok", "failed" (`failure` has the reason) or "closing". pid, command: the process that
-    owns the device. time: seconds since the epoch. samples: readings; samples_age_s: their age,
-    None if never read; `trouble` is why they are not newer. launches: kernels submitted, including
-    those of replayed graphs. submissions: command buffers. queue_depth: submissions that have not
-    ended. resets: attempts. errors: by class (hcq.errors).
+    Attributes:
+        device: its name.
+        target: the processor's name.
+        state: "ok", "failed" (`failure` has the reason) or "closing".
+        pid: the process that owns the device.
+        command: of that process.
+        time: seconds since the epoch.
+        failure: text of the failure; empty without one.
+        open_s: seconds since the device was opened.
+        samples: readings of the sensors.
+        samples_age_s: their age in seconds, None if never read.
+        trouble: why they are not newer.
+        launches: kernels submitted, including those of replayed graphs.
+        submissions: command buffers.
+        queue_depth: submissions that have not ended.
+        resets: attempts.
+        errors: by class (hcq.errors).
     """
 
     device: str
