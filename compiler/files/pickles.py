@@ -1,7 +1,7 @@
 """Pickled objects of PyTorch checkpoints, read without executing anything.
 
 A machine of its own interprets the opcodes that a checkpoint needs. It calls nothing: classes and
-functions are names, and those of a fixed list stand for values of ours. Every other name is
+functions are names, and those of a fixed list stand for values of ugpu. Every other name is
 refused. Source: Python's pickletools; pytorch/pytorch, torch/_weights_only_unpickler.py.
 """
 

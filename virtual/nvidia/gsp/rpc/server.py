@@ -57,7 +57,7 @@ class Board(Protocol):
         ...
 
     def gsp_suspended(self) -> None:
-        """Handle the end of the unload: the GSP says so in its mailbox, or halts."""
+        """Handle the end of the unload: the GSP reports it in its mailbox, or halts."""
         ...
 
 
