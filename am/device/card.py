@@ -118,25 +118,44 @@ class Card(CardPart):
         """See BareCard."""
         return boot.is_warm(self.chip, self.units)
 
-    def warm_attach(self) -> None:
+    def warm_attach(self, stages: Stages) -> None:
         """See BareCard."""
-        self.generation.warm_attach(self.units, self.stages)
+        self.generation.warm_attach(self.units, stages)
 
     def find_firmware(self) -> None:
         """See BareCard."""
-        units, firmware = self.units, load_firmware(self.firmware_source, self.facts)
-        self.firmware = firmware
-        if units.psp.shelf is not None:
-            kinds = [kind for _, _, kind in units.chip.generation.boot_components]
-            units.psp.shelf.arrange(firmware.boot.get(kind, b"") for kind in kinds)
+        if self.firmware is None:
+            self.firmware = load_firmware(self.firmware_source, self.facts)
 
-    def make_fresh(self) -> None:
-        """See BareCard."""
-        boot.make_fresh(self.units, self.stages)
+    def needed_firmware(self) -> FirmwareSet:
+        """Return the images; look for them first if a warm start did not need them. ORDER: they
+        must be found before the chip is reset."""
+        self.find_firmware()
+        assert self.firmware is not None
+        return self.firmware
 
-    def cold_boot(self) -> None:
+    def make_fresh(self, stages: Stages) -> None:
+        """See BareCard. ORDER: places for images are found before the tables are written."""
+        shelf, firmware = self.units.psp.shelf, self.needed_firmware()
+        if shelf is not None:
+            kinds = [kind for _, _, kind in self.chip.generation.boot_components]
+            shelf.arrange(firmware.boot.get(kind, b"") for kind in kinds)
+        boot.make_fresh(self.units, stages)
+
+    def cold_boot(self, stages: Stages) -> None:
         """See BareCard."""
-        self.generation.cold_boot(self.units, self.needed_firmware(), self.stages)
+        self.generation.cold_boot(self.units, self.needed_firmware(), stages)
+
+    def after_reset(self) -> None:
+        """See BareCard."""
+        self.units.smu.stuck = False
+        self.rest.forget()
+        boot.read_discovery(self.chip)
+
+    def boot_again(self) -> None:
+        """See BareCard."""
+        super().boot_again()
+        self.units.catch_up()
 
     def after_power_loss(self) -> None:
         """See BareCard."""
@@ -154,13 +173,6 @@ class Card(CardPart):
     def note_left(self) -> None:
         """See BareCard."""
         boot.mark(self.chip, boot.LEFT_CLEAN)
-
-    def needed_firmware(self) -> FirmwareSet:
-        """Return the images; look for them first if a warm start did not need them. ORDER: they
-        must be found before the chip is reset."""
-        if self.firmware is None:
-            self.firmware = load_firmware(self.firmware_source, self.facts)
-        return self.firmware
 
     # ---- interrupts and presence -------------------------------------------------------------
 
@@ -255,13 +267,6 @@ class Card(CardPart):
         self.units.gmc.close_context(holder.seat.vmid, flush=not self.chip.lost())
         if holder.is_tenant:
             self.units.ih.name(holder.seat.vmid, 0)
-
-    def rewrite(self) -> None:
-        """Write the programs and images of all holders again."""
-        for holder in self.holders:
-            holder.programs.rewrite()
-            for image in list(holder.images):
-                image.rewrite()
 
     # ---- leaving -----------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from ugpu.am.work.holder import Holder
 from ugpu.am.work.image import HostImage
 from ugpu.am.work.programs import Programs
 from ugpu.am.work.queues import Queues
+from ugpu.hcq.bare import rungs
 from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.copies.transfer import Transfer
@@ -104,7 +105,7 @@ class AmDriver(Holder):
             proof.signals(self, self.queues.all)
         except ChipError as error:
             log.warning("%s: a warm attach is not possible: %s", self.name, error)
-            reset.recover(self)
+            self.recover()
             self.vram_lost = False  # nothing was in it yet
 
     def _make_target(self) -> TargetSpec:
@@ -174,11 +175,17 @@ class AmDriver(Holder):
         for queue in self.queues.all:
             queue.close()
 
+    def rewrite(self) -> None:
+        """See BareHolder: programs and images."""
+        self.programs.rewrite()
+        for image in list(self.images):
+            image.rewrite()
+
     def recover(self, only: Level | None = None) -> Recovery:
-        return reset.recover(self, only)
+        return rungs.recover(reset.AmRungs(self), only)
 
     def recovery_plan(self, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
-        return reset.plan(self, only)
+        return rungs.plan(reset.AmRungs(self), only)
 
     # ---- memory ------------------------------------------------------------------------------
 

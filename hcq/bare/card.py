@@ -104,26 +104,30 @@ class BareCard(ABC, Generic[H]):
         running. A chip in any other state is not trusted. Changes nothing."""
 
     @abstractmethod
-    def warm_attach(self) -> None:
+    def warm_attach(self, stages: Stages) -> None:
         """Set everything up again below running firmware. ChipError if the chip does not behave as
         a warm one should; it is then reset."""
 
     @abstractmethod
     def find_firmware(self) -> None:
-        """Read and check the firmware files. FirmwareNotFound, FirmwareInvalid."""
+        """Read and check the firmware files, once. FirmwareNotFound, FirmwareInvalid."""
 
     @abstractmethod
-    def make_fresh(self) -> None:
+    def make_fresh(self, stages: Stages) -> None:
         """Bring a chip in any state to where `cold_boot` begins, by a reset if needed."""
 
     @abstractmethod
-    def cold_boot(self) -> None:
+    def cold_boot(self, stages: Stages) -> None:
         """Load all firmware and start it. FirmwareError with the fact `resumed_after` if an
         interrupted boot could not be continued; it is then begun again."""
 
     @abstractmethod
     def after_power_loss(self) -> None:
         """Take up a chip that was reset from outside since first contact."""
+
+    @abstractmethod
+    def after_reset(self) -> None:
+        """Forget what was known of a chip that has been reset as a whole, before it is booted."""
 
     @abstractmethod
     def note_in_use(self) -> None:
@@ -187,18 +191,25 @@ class BareCard(ABC, Generic[H]):
             self._boot()
 
     def _boot(self) -> None:
-        self.make_fresh()
+        self.make_fresh(self.stages)
         self.own_memory()
-        self.cold_boot()
+        self.cold_boot(self.stages)
 
     def _attach(self) -> bool:
         self.own_memory()
         try:
-            self.warm_attach()
+            self.warm_attach(self.stages)
         except ChipError as error:
             log.warning("%s: a warm attach is not possible: %s", self.name, error)
             return False
         return True
+
+    def boot_again(self) -> None:
+        """Boot the chip after a reset of everything. The page tables of all holders are written."""
+        self.after_reset()
+        self.own_memory()
+        self.cold_boot(Stages())
+        self.note_in_use()
 
     def own_memory(self) -> None:
         """Write the page tables of the firmware and of all holders: this process owns VRAM from now

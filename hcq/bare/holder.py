@@ -79,6 +79,10 @@ class BareHolder(Driver):
         """Return another holder of the card, opened. The lock is held."""
 
     @abstractmethod
+    def rewrite(self) -> None:
+        """Write what the driver has in VRAM again: the card was reset, and booted."""
+
+    @abstractmethod
     def flush_tlb(self) -> None:
         """Flush the TLBs after changes for this holder's work; clears `memory.stale`."""
 
