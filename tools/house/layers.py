@@ -123,7 +123,10 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("plan", "codegen"),
         ("runtime",),
         ("methods", "search"),
+        ("gradients",),
         ("tensor",),
+        ("nn",),
+        ("optim",),
         ("front",),
     ),
     "compiler.kernel": (
