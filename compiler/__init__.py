@@ -1,8 +1,8 @@
 """Compiler from tensors to machine code: `Tensor`, `jit`, `function`, and `dtypes` with the element
-types.
+types; `load` and `save` for files; `nn` and `optim`; for gradients `grad`, `value_and_grad`,
+`no_grad`, `enable_grad`, `checkpoint` and `custom_gradient`.
 
-Also: `nn`, `optim`, and for gradients `grad`,
-`value_and_grad`, `no_grad`, `checkpoint` and `custom_gradient`; `set_default_device`, `kernel_log` (lists compiled kernels), `watch` (reports what each run
+Also: `set_default_device`, `kernel_log` (lists compiled kernels), `watch` (reports what each run
 does) and `tuning` (searches for faster kernels). Names are loaded on first use; importing the
 package loads nothing heavy.
 """
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from ugpu.compiler import dtype as dtypes
     from ugpu.compiler import nn as nn
     from ugpu.compiler import optim as optim
+    from ugpu.compiler.files.tensor_file import TensorFile as TensorFile
+    from ugpu.compiler.files.tensor_file import load as load
+    from ugpu.compiler.files.tensor_file import save as save
     from ugpu.compiler.front.explain import watch as watch
     from ugpu.compiler.front.function import function as function
     from ugpu.compiler.front.jit import jit as jit
@@ -36,12 +39,15 @@ _HOMES = {
         ("checkpoint", "custom_gradient", "enable_grad", "grad", "no_grad", "value_and_grad"),
         "ugpu.compiler.gradients.functional",
     ),
+    "TensorFile": "ugpu.compiler.files.tensor_file",
     "dtypes": "ugpu.compiler.dtype",
     "function": "ugpu.compiler.front.function",
     "jit": "ugpu.compiler.front.jit",
     "kernel_log": "ugpu.compiler.runtime.runtime",
     "nn": "ugpu.compiler.nn",
     "optim": "ugpu.compiler.optim",
+    "load": "ugpu.compiler.files.tensor_file",
+    "save": "ugpu.compiler.files.tensor_file",
     "set_default_device": "ugpu.compiler.runtime.runtime",
     "tuning": "ugpu.compiler.search.tune",
     "watch": "ugpu.compiler.front.explain",
@@ -50,6 +56,7 @@ WHOLE = ("dtypes", "nn", "optim")  # names of modules
 
 __all__ = [
     "Tensor",
+    "TensorFile",
     "checkpoint",
     "custom_gradient",
     "dtypes",
@@ -58,9 +65,11 @@ __all__ = [
     "grad",
     "jit",
     "kernel_log",
+    "load",
     "nn",
     "no_grad",
     "optim",
+    "save",
     "set_default_device",
     "tuning",
     "value_and_grad",
