@@ -22,7 +22,6 @@ from ugpu.compiler.graph.forms import Makes
 from ugpu.compiler.graph.node import Node, Shape
 from ugpu.compiler.graph.origin import here
 from ugpu.compiler.methods.assignment import Assignment
-from ugpu.compiler.methods.convolution import Convolutions
 from ugpu.compiler.methods.core import Scalar, integer_of, number_of, shape_of, whole
 from ugpu.compiler.methods.einsum import Einsum
 from ugpu.compiler.methods.losses import Losses
@@ -31,7 +30,7 @@ from ugpu.compiler.methods.order.scattering import Scattering
 from ugpu.compiler.methods.order.sorting import Sorting
 from ugpu.compiler.methods.randomness import squares
 from ugpu.compiler.methods.shape.layout import Layout
-from ugpu.compiler.methods.shape.resampling import Resampling
+from ugpu.compiler.methods.windows import Windows
 from ugpu.compiler.plan.plan import MemoryPlan, memory_plan
 from ugpu.compiler.runtime.generator import generator
 from ugpu.compiler.runtime.lent import lend
@@ -47,9 +46,7 @@ from ugpu.hcq.work.buffer import Buffer
 
 
 @whole
-class Tensor(
-    Assignment, Layout, Scattering, Sorting, Scans, Convolutions, Resampling, Einsum, Losses
-):
+class Tensor(Assignment, Layout, Scattering, Sorting, Scans, Windows, Einsum, Losses):
     """An array of `dtype` and `shape` on `device`.
 
     data: a Python number, nested lists of them, or an array, of NumPy or of another library
