@@ -97,7 +97,7 @@ class _Image:
 
 
 class Work:
-    """The work of one lease. Methods are thread-safe where they say so; the connection's thread
+    """The work of one lease. Methods are thread-safe where documented; the connection's thread
     calls all others.
 
     hardware: the client's queues. failed: why nothing more is executed until the client resets;
