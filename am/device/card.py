@@ -17,15 +17,18 @@ from ugpu.am import chips
 from ugpu.am.boot import boot
 from ugpu.am.boot.units import Units
 from ugpu.am.chip import remedies as advice
-from ugpu.am.chip.chip import ALL_ONES, Chip
-from ugpu.am.chip.function import disable_master
+from ugpu.am.chip.chip import Chip
 from ugpu.am.chip.placement import SEATS, Seat
 from ugpu.am.chips.facts import ChipFacts
 from ugpu.am.device.rest import Rest
 from ugpu.am.generations.record import generation_of
 from ugpu.am.units.ih import Interrupt
-from ugpu.am.units.psp.images import FirmwareSet, FirmwareSource, load_firmware
+from ugpu.am.units.psp.images import FirmwareSet, load_firmware
 from ugpu.am.units.smu.thermal import WHOLE_CARD
+from ugpu.hcq.bare.bus import ALL_ONES
+from ugpu.hcq.bare.firmware import FirmwareSource
+from ugpu.hcq.bare.function import disable_master
+from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.errors import (
     ChipError,
     DeviceLost,
@@ -77,7 +80,8 @@ class Card:
         attachment: Attachment,
         firmware: FirmwareSource,
         *,
-        stages: boot.Stages,
+        stages: Stages,
+        on_chip: boot.ChipHook | None = None,
         leave_warm: bool,
     ) -> None:
         """Make first contact; the chip is not changed. `start` boots it."""
@@ -99,7 +103,7 @@ class Card:
             self.facts = find_facts(identity.vendor, identity.device)
             self.generation = generation_of(self.facts.generation)
             self.units: Units = boot.prepare(
-                self.transport, self.facts, self.generation.units, stages
+                self.transport, self.facts, self.generation.units, stages, on_chip
             )
         except BaseException:
             self.transport.close()
@@ -341,7 +345,7 @@ class Card:
 
     def stop(self, *, clean: bool) -> None:
         """Make this process's memory unreachable. The firmware stays up, unless the card is not to
-        be left warm or its work did not come to rest."""
+        be left warm or its work did not finish."""
         leave = self.leave_warm and clean
         if leave:
             boot.mark(self.chip, boot.LEFT_CLEAN)

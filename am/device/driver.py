@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ugpu.am.boot.boot import Stages
 from ugpu.am.chip.chip import Chip
 from ugpu.am.chip.placement import SEATS, Seat
 from ugpu.am.device.card import Card
@@ -20,7 +19,6 @@ from ugpu.am.failure.report import Reporter
 from ugpu.am.units.faults import HubFault
 from ugpu.am.units.gfx import PRIVATE_BASE, SHARED_BASE
 from ugpu.am.units.ih import Interrupt
-from ugpu.am.units.memory import AddressSpace, Mapping
 from ugpu.am.units.smu.sensors import Metrics, make_sensors
 from ugpu.am.units.smu.smu import version_text
 from ugpu.am.work import proof, scrub
@@ -30,6 +28,8 @@ from ugpu.am.work.holder import Holder
 from ugpu.am.work.image import HostImage
 from ugpu.am.work.programs import Programs
 from ugpu.am.work.queues import Queues
+from ugpu.hcq.bare.space import AddressSpace, Mapping
+from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.copies.transfer import Transfer
 from ugpu.hcq.errors import ChipError, DeviceLost, LinkError, NotSupported, UgpuError
 from ugpu.hcq.state.ladder import Attempt, Diagnosis, Level, Planned
@@ -139,8 +139,7 @@ class AmDriver(Holder):
     def _make_memory(self) -> AddressSpace:
         """Make an address space apart from that of the card's firmware. The first holder's space is
         written when the card starts."""
-        units, memory = self.units, self.units.memory
-        made = AddressSpace(self.chip, units.carveout, memory.format, heap=memory.heap, owner=self)
+        made = self.units.memory.sibling(self)
         if self.is_tenant:
             made.own()
         return made

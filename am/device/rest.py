@@ -27,7 +27,8 @@ from ugpu.am.boot.units import Units
 from ugpu.am.chip import remedies as advice
 from ugpu.am.chip.chip import Chip
 from ugpu.am.units.smu.smu import Smu
-from ugpu.hcq.errors import FirmwareRejected, FirmwareSilent, UgpuError, UnitTimeout
+from ugpu.hcq.bare.stages import or_silent
+from ugpu.hcq.errors import FirmwareRejected, FirmwareSilent, UgpuError
 from ugpu.hcq.registers.fields import BoundRegister
 from ugpu.hcq.transport.base import Window
 
@@ -208,7 +209,8 @@ class _Guarded:
 def give_power(chip: Chip, smu: Smu) -> None:
     """Disallow GFXOFF, and wait until the core has its power. FirmwareSilent, FirmwareRejected."""
     smu.tell("DisallowGfxOff")
-    try:
+    text = "the SMU has answered DisallowGfxOff, and the graphics core's registers read all ones"
+    with or_silent(text, smu.state, unit="SMU", limit_s=POWER_LIMIT_S, remedy=advice.MODE1):
         chip.wait(
             chip.gc.GRBM_STATUS,
             lambda _: True,
@@ -216,14 +218,6 @@ def give_power(chip: Chip, smu: Smu) -> None:
             waiting_for="power of the graphics core",
             limit_s=POWER_LIMIT_S,
         )
-    except UnitTimeout as error:
-        raise FirmwareSilent(
-            "the SMU has answered DisallowGfxOff, and the graphics core's registers read all ones",
-            unit="SMU",
-            limit_s=POWER_LIMIT_S,
-            remedy=advice.MODE1,
-            **smu.state(),
-        ) from error
 
 
 def look_into(chip: Chip, make_smu: Callable[[], Smu]) -> None:

@@ -22,6 +22,7 @@ from ugpu.am.failure.diagnosis import diagnose, failed_queues, reports, stands_s
 from ugpu.am.units.smu.thermal import WHOLE_CARD
 from ugpu.am.work import proof
 from ugpu.am.work.queue import ComputeQueue
+from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.errors import ChipError, DeviceLost, NotSupported, OverTemperature
 from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned
 from ugpu.hcq.state.memory import Placement
@@ -156,7 +157,7 @@ class Rungs:
         whole, card = level > Level.QUEUE, self.driver.card
 
         def noted() -> None:
-            """Act. ORDER: the note is first, so that the next reset knows of an interrupted one."""
+            """Act. ORDER: the note is first, so that the next reset detects an interrupted one."""
             former = self.driver.unfinished
             self.driver.unfinished = level if former is None else max(level, former)
             if whole:
@@ -264,7 +265,7 @@ class Rungs:
         units = self.driver.units
         self._quiet()
         boot.stop(units)
-        self.driver.generation.warm_attach(units, boot.Stages())
+        self.driver.generation.warm_attach(units, Stages())
         self.driver.queues.route_copy_doorbells()
         self._restart(self.driver.queues.all)
 
@@ -300,7 +301,7 @@ class Rungs:
         driver.card.rest.forget()
         boot.read_discovery(units.chip)
         driver.card.own_memory()
-        driver.generation.cold_boot(units, firmware, boot.Stages())
+        driver.generation.cold_boot(units, firmware, Stages())
         units.catch_up()
         boot.mark(units.chip, boot.IN_USE)
         driver.queues.route_copy_doorbells()
@@ -346,7 +347,7 @@ class Rungs:
 
 def _go_on(units: Units) -> None:
     """Continue an interrupted boot: nothing is reset if the chip's firmware takes the rest."""
-    boot.make_fresh(units, boot.Stages())
+    boot.make_fresh(units, Stages())
 
 
 def _no_pipe_reset() -> None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol
 from ugpu.hcq.device.driver import Driver
 
 if TYPE_CHECKING:
-    from ugpu.am.boot.boot import Stages
     from ugpu.am.boot.units import UnitClasses, Units
     from ugpu.am.chip.chip import Chip
     from ugpu.am.chip.placement import Seat
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from ugpu.am.packets.mqd import QueueMemory
     from ugpu.am.units.faults import HubFault
     from ugpu.am.units.ih import Interrupt
-    from ugpu.am.units.memory import AddressSpace, Mapping
     from ugpu.am.units.psp.images import FirmwareSet
     from ugpu.am.work.bridge_memory import OutsideMemory
     from ugpu.am.work.cleaner import CleanerKernel
@@ -32,6 +30,8 @@ if TYPE_CHECKING:
     from ugpu.am.work.proof import ProofKernel
     from ugpu.am.work.queue import ComputeQueue, CopyQueue
     from ugpu.am.work.queues import Queues
+    from ugpu.hcq.bare.space import AddressSpace, Mapping
+    from ugpu.hcq.bare.stages import Stages
     from ugpu.hcq.errors import UgpuError
     from ugpu.hcq.registers.fields import RegisterMap
     from ugpu.hcq.registers.layout import Struct

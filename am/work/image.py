@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ugpu.am.units.memory import Mapping
 from ugpu.am.work import scrub
+from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.transport.view import RemoteView
 from ugpu.hcq.work.command import CommandBuffer, Part

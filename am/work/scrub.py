@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ugpu.am.units.memory import Mapping
+from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.errors import OutOfMemory
 from ugpu.hcq.work.command import Fill, Signal, Symbol, values_of
 
