@@ -72,9 +72,7 @@ def encode(
     return bytes(out)
 
 
-def encode_message(
-    function: int, payload: bytes, *, number: int, sequence: int
-) -> Iterator[bytes]:
+def encode_message(function: int, payload: bytes, *, number: int, sequence: int) -> Iterator[bytes]:
     """Yield the groups of a message, of any length up to MOST_MESSAGE."""
     if len(payload) > MOST_MESSAGE:
         raise BadArgument("the message is too long", size=len(payload), most=MOST_MESSAGE)
