@@ -214,6 +214,7 @@ class Channel:
             workSubmitToken=0xFFFF_FFFF,
         )
         self.token = int(found.workSubmitToken)
+        self.gpu.note_token(self.registration, self.token)
 
     def _object(self, number: int, group: Group) -> int:
         """Create an engine's object; the group's engine identifies a separate copy engine."""

@@ -150,6 +150,10 @@ class Gpu(ABC):
         """Make a channel with its objects ready for faults; return what `leave_channel` needs.
         memory: its notifier."""
 
+    def note_token(self, registration: object, token: int) -> None:
+        """Note the token of a channel that can run now; its low 16 bits are its number."""
+        return
+
     @abstractmethod
     def leave_channel(self, handle: int, registration: object) -> None:
         """Undo `register_channel`; the group frees the object. Errors are not raised."""
