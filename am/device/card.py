@@ -345,7 +345,7 @@ class Card:
 
     def stop(self, *, clean: bool) -> None:
         """Make this process's memory unreachable. The firmware stays up, unless the card is not to
-        be left warm or its work did not come to rest."""
+        be left warm or its work did not finish."""
         leave = self.leave_warm and clean
         if leave:
             boot.mark(self.chip, boot.LEFT_CLEAN)

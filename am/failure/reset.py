@@ -157,7 +157,7 @@ class Rungs:
         whole, card = level > Level.QUEUE, self.driver.card
 
         def noted() -> None:
-            """Act. ORDER: the note is first, so that the next reset knows of an interrupted one."""
+            """Act. ORDER: the note is first, so that the next reset detects an interrupted one."""
             former = self.driver.unfinished
             self.driver.unfinished = level if former is None else max(level, former)
             if whole:

@@ -210,7 +210,7 @@ class RmClient(Requests):
 
 
 def open_file(node: Node, path: str) -> int:
-    """Open a node; ModuleMissing, DeviceNotFound or AccessDenied say what to do."""
+    """Open a node; ModuleMissing, DeviceNotFound or AccessDenied have a remedy."""
     try:
         return node.open(path)
     except FileNotFoundError:

@@ -30,7 +30,7 @@ _LOST = frozenset(
 _FULL = frozenset(("NV_ERR_NO_MEMORY", "NV_ERR_INSUFFICIENT_RESOURCES"))
 _BUSY = frozenset(("NV_ERR_BUSY_RETRY", "NV_ERR_TIMEOUT_RETRY"))
 _BUSY_TRIES, _BUSY_PAUSE_S = 100, 1e-3
-GONE = "look at power and slot, then boot anew"
+GONE = "check power and seating, then reboot"
 _GPU_RESET = "stop what uses the GPU, then: sudo nvidia-smi --gpu-reset"
 _REMEDIES = {
     **dict.fromkeys(_LOST, GONE),

@@ -294,7 +294,7 @@ class Reader:
         """Let the compiler compute integer constant expressions; drop expressions that are not.
 
         Each expression becomes an enumerator of type unsigned long long on a line of its own. A
-        second enumerator tells whether it is negative. Lines with errors are removed and the rest
+        second enumerator shows whether it is negative. Lines with errors are removed and the rest
         is parsed again.
         """
         live = list(expressions)

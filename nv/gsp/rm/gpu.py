@@ -125,9 +125,7 @@ class GspGpu(Gpu):
     def query_graphics(self, names: Sequence[str]) -> dict[str, int]:
         client = self.client
         found = client.ask(self.subdevice, "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_INFO")
-        values = {
-            int(entry.index): int(entry.data) for entry in found.engineInfo[0].infoList
-        }
+        values = {int(entry.index): int(entry.data) for entry in found.engineInfo[0].infoList}
         wanted = {name: client.constants[f"NV2080_CTRL_GR_INFO_INDEX_{name}"] for name in names}
         missing = [name for name, number in wanted.items() if number not in values]
         if missing:

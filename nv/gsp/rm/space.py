@@ -97,4 +97,3 @@ class GspSpace(AddressSpace):
         if self.stale:
             self.chip.flush_translations(self.root_entry)
             self.stale = False
-
