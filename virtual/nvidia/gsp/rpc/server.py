@@ -8,6 +8,7 @@ answered with success that did not do its work.
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from ugpu.virtual.nvidia.gsp.rpc import calls, controls, sequencer, static_info
 from ugpu.virtual.nvidia.gsp.rpc.arguments import Arguments
 from ugpu.virtual.nvidia.gsp.rpc.channels import GspChannel, cpu_memory, graphics_object
 from ugpu.virtual.nvidia.gsp.rpc.interface import Event, Function, interface_of
-from ugpu.virtual.nvidia.gsp.rpc.queue import LARGEST, RPC, MessageQueues, QueueError, Record
+from ugpu.virtual.nvidia.gsp.rpc.queue import LARGEST, MessageQueues, QueueError, Record
 from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
 from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.machine import VirtualMachine
@@ -31,7 +32,6 @@ from ugpu.virtual.nvidia.rm.resources import Device, Subdevice
 from ugpu.virtual.nvidia.status import RmError, Status
 
 INTERNAL = (0xC1E0_0001, 0xC1E0_0002, 0xC1E0_0003)  # client, device, subdevice of the GSP's own
-_HISTORY = 256
 _SILENT = (Function.GSP_SET_SYSTEM_INFO, Function.SET_REGISTRY)
 _MOST_BYTES = 1 << 20  # of a message in several records
 SUSPENDED = 0x8000_0000
@@ -43,6 +43,7 @@ class Board(Protocol):
     boot: BootFacts
     options: CardOptions
     machine: VirtualMachine
+    calls: deque[str]
 
     def violation(self, text: str) -> None: ...
     def bus_read(self, address: int, size: int) -> bytes | None: ...
@@ -72,7 +73,7 @@ class _Bus:
 class GspServer:
     """One run of the GSP's firmware. The card's lock protects it, except `channel_failed`.
 
-    history: the last calls as text. dead: why the firmware has stopped; "" while it runs.
+    dead: why the firmware has stopped; "" while it runs.
     """
 
     def __init__(self, board: Board, version: str, meta: WprMeta) -> None:
@@ -84,7 +85,6 @@ class GspServer:
         self.gpu: VirtualGpu = self.machine.gpu
         self.gaps: list[Any] = []  # hcq.errors.NotSupported, by channels
         self.culprits = Culprits()
-        self.history: list[str] = []
         self.dead = ""
         self.done = False  # INIT_DONE was sent
         self.unloaded = False
@@ -94,7 +94,9 @@ class GspServer:
         self._started = False
         self._parts: list[bytes] = []  # of a message that continues
         self._head: Record | None = None
-        self._controls = controls.handlers(self.interface)
+        self._controls = controls.handlers(
+            self.interface, controls.buffer_sizes(board.options.context)
+        )
         self._queues: MessageQueues | None = None
         self._directories = Directories(0, 0)
         self.arguments: Arguments | None = None
@@ -220,7 +222,7 @@ class GspServer:
 
     def _answer(self, record: Record, body: bytes) -> None:
         number = record.function
-        self.history = [*self.history[1 - _HISTORY :], calls.describe(number, body)]
+        self.board.calls.append(calls.describe(number, body))
         if number in _SILENT:
             self._silent(number, body)
             return
