@@ -58,6 +58,7 @@ class GspSession(Session):
     """A session. Owns the card. on_report: called with the end of each channel, while polling."""
 
     client: GspClient
+    events: GspFaults
 
     def __init__(self, card: GspCard) -> None:
         super().__init__()
