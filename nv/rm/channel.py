@@ -213,8 +213,7 @@ class Channel:
             "NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN",
             workSubmitToken=0xFFFF_FFFF,
         )
-        self.token = int(found.workSubmitToken)
-        self.gpu.note_token(self.registration, self.token)
+        self.token = self.gpu.doorbell_of(self.registration, int(found.workSubmitToken))
 
     def _object(self, number: int, group: Group) -> int:
         """Create an engine's object; the group's engine identifies a separate copy engine."""

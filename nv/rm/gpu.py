@@ -150,9 +150,10 @@ class Gpu(ABC):
         """Make a channel with its objects ready for faults; return what `leave_channel` needs.
         memory: its notifier."""
 
-    def note_token(self, registration: object, token: int) -> None:
-        """Note the token of a channel that can run now; its low 16 bits are its number."""
-        return
+    def doorbell_of(self, registration: object, token: int) -> int:
+        """Return what to write to the doorbell for a channel that can run now. token: the resource
+        manager's."""
+        return token
 
     @abstractmethod
     def leave_channel(self, handle: int, registration: object) -> None:

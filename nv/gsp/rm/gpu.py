@@ -35,10 +35,11 @@ _VIDEO_MEMORY = 0  # NV0080_CTRL_DMA_SET_PAGE_DIRECTORY_FLAGS_APERTURE_VIDMEM
 
 
 class _Registration:
-    """A channel as this file keeps it. number: once it can run."""
+    """A channel as this file keeps it. runlist: that it is on. number: once it can run."""
 
-    def __init__(self, parts: ChannelMemoryParts) -> None:
+    def __init__(self, parts: ChannelMemoryParts, runlist: int) -> None:
         self.parts = parts
+        self.runlist = runlist
         self.context: ChannelContext | None = None
         self.notifier: Memory | None = None
         self.number: int | None = None
@@ -187,7 +188,7 @@ class GspGpu(Gpu):
 
     def prepare_channel(self, handle: int, engine: int) -> None:
         assert self._next is not None
-        registration = _Registration(self._next)
+        registration = _Registration(self._next, self._runlist(engine))
         self._channels[handle] = registration
         self._next = None
         if engine != self.client.constants.NV2080_ENGINE_TYPE_GRAPHICS:
@@ -199,14 +200,27 @@ class GspGpu(Gpu):
             registration.context = ChannelContext(self._contexts, self.session.space)
             registration.context.promote(self.client, self.subdevice, handle)
 
+    def _runlist(self, engine: int) -> int:
+        number = self.client.constants
+        graphics = engine == number.NV2080_ENGINE_TYPE_GRAPHICS
+        kind, at = ("GR", 0) if graphics else ("COPY", engine - number.NV2080_ENGINE_TYPE_COPY0)
+        for found in self.engines:
+            if (found.kind, found.number) == (kind, at):
+                return found.runlist
+        raise FirmwareError(f"the GSP's table has no engine {kind}{at}")
+
     def register_channel(self, handle: int, engine: int, memory: Memory) -> object:
         registration = self._channels[handle]
         registration.notifier = memory
         return registration
 
-    def note_token(self, registration: object, token: int) -> None:
+    def doorbell_of(self, registration: object, token: int) -> int:
+        """The runlist and the channel's number. The firmware's token may lack the runlist (observed
+        by tinygrad, which adds it from the table of engines)."""
         assert isinstance(registration, _Registration)
         registration.number = token & _NUMBER_MASK
+        enable = _ENABLE if self.session.card.chip.boot.doorbell_enable else 0
+        return enable | registration.runlist << 16 | registration.number
 
     def leave_channel(self, handle: int, registration: object) -> None:
         assert isinstance(registration, _Registration)
@@ -236,9 +250,7 @@ class GspGpu(Gpu):
         return False
 
     def ring(self, token: int) -> None:
-        chip = self.session.card.chip
-        value = token | _ENABLE if chip.boot.doorbell_enable else token
-        chip.nv.NV_VIRTUAL_FUNCTION_DOORBELL.write(value)
+        self.session.card.chip.nv.NV_VIRTUAL_FUNCTION_DOORBELL.write(token)
 
     # ---- state -------------------------------------------------------------------------------
 
