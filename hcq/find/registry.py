@@ -8,6 +8,7 @@ virtual:<chip>   a register-level model of a chip, driven by the real driver
 virtual:<chip>+usb   the same behind a virtual USB3 bridge with the open firmware
 virtual:<chip>+usb-stock   with the vendor's firmware, as patched for graphics cards
 virtual:<chip>+msm   the same above another kernel driver (hcq.find.catalogue.KERNEL_DRIVERS)
+virtual:<chip>+gsp   a register-level model of an NVIDIA chip, without the kernel driver
 virtual:<chip>?<fault>   with a planted fault (hcq.find.planting), as in virtual:<chip>?smu_silent
 pci:<address>    bare metal
 thunderbolt:<id> the card in the enclosure with that unique id, wherever it is plugged in
@@ -38,6 +39,7 @@ from ugpu.hcq.device.recovery import FAULT_POLICIES
 from ugpu.hcq.errors import BadArgument, DeviceNotFound, NotSupported
 from ugpu.hcq.find import listing, planting
 from ugpu.hcq.find.catalogue import (
+    BARE_MODELS,
     BRIDGES,
     ENDPOINTS,
     KERNEL_DRIVERS,
@@ -92,7 +94,10 @@ class Attachment:
 def attach_virtual(chip: str, /, **options: object) -> Attachment | NodeAttachment:
     """Attach to a model of a chip; options are the model's. DeviceNotFound for an unknown name."""
     attach = functools.partial(_attach_of(chip), chip)
-    attachment: Attachment | NodeAttachment = attach(**options)
+    return _checked(chip, attach(**options))
+
+
+def _checked(chip: str, attachment: Any) -> Attachment | NodeAttachment:  # of an entry point
     if not isinstance(attachment, Attachment | NodeAttachment):
         raise TypeError(f"the model of {chip} returned {attachment!r}")
     return attachment
@@ -244,11 +249,13 @@ def _open_virtual(name: str, options: dict[str, object]) -> Device:
     attachment: Attachment | NodeAttachment
     if bus in KERNEL_DRIVERS.get(vendor, ()):
         options["kernel_driver"] = bus
-        attachment = _attach_model(chip, options)
+        attachment = _attach_model(chip, _attach_of(chip), options)
+    elif bus in BARE_MODELS.get(vendor, {}):
+        attachment = _attach_model(chip, load(f"{BARE_MODELS[vendor][bus]}.gpu:attach"), options)
     elif plus:
         attachment = _attach_over(name, chip, bus, options)
     else:
-        attachment = _attach_model(chip, options)
+        attachment = _attach_model(chip, _attach_of(chip), options)
     try:
         if query:
             planting.plant_in(vendor, attachment.chip, query)
@@ -266,12 +273,13 @@ def _open_virtual(name: str, options: dict[str, object]) -> Device:
     return device
 
 
-def _attach_model(chip: str, options: dict[str, object]) -> Attachment | NodeAttachment:
-    """Attach to a model of a chip, with those of the options that are the model's."""
-    attach = _attach_of(chip)
+def _attach_model(
+    chip: str, attach: Callable[..., Any], options: dict[str, object]
+) -> Attachment | NodeAttachment:
+    """Attach to a model of a chip by its entry point, with those of the options that it takes."""
     for_model = set(list(inspect.signature(attach).parameters)[1:]) & set(options)
     option_types(attach, options)
-    return attach_virtual(chip, **{key: options.pop(key) for key in for_model})
+    return _checked(chip, attach(chip, **{key: options.pop(key) for key in for_model}))
 
 
 def _attach_over(name: str, chip: str, bus: str, options: dict[str, object]) -> Attachment:
@@ -279,7 +287,8 @@ def _attach_over(name: str, chip: str, bus: str, options: dict[str, object]) -> 
     vendor = vendor_of(chip)
     if bus not in BRIDGES or vendor not in ENDPOINTS:
         have = [f"virtual:{other}+{way}" for other in over_usb() for way in BRIDGES]
-        ways = [f"virtual:{chip}+{way}" for way in KERNEL_DRIVERS.get(vendor or "", ())]
+        others = (*KERNEL_DRIVERS.get(vendor or "", ()), *BARE_MODELS.get(vendor or "", ()))
+        ways = [f"virtual:{chip}+{way}" for way in others]
         hint = meant(name, [*have, *ways])
         raise DeviceNotFound(f"no virtual device {name!r}; {hint}there are: {', '.join(have)}")
     make, plug_in = load(f"{MODELS[vendor]}.gpu:endpoint"), load("ugpu.virtual.usb.attach:plug_in")

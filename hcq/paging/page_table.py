@@ -214,6 +214,18 @@ class PageTable:
             physical = self.format.physical(table.level, entry) + offset
             return Translation(physical, 1 << level.shift, table.level, entry)
 
+    def path(self, va: int) -> list[int]:
+        """Return the physical addresses of the tables that a walk for `va` goes through, the root
+        first; tables below the last one do not exist."""
+        table, found = self._root, [self._root.physical]
+        while True:
+            level = self.format.levels[table.level]
+            below = table.children.get((va >> level.shift) & ((1 << level.bits) - 1))
+            if below is None:
+                return found
+            table = below
+            found.append(table.physical)
+
     def rewrite(self, only: Collection[int] | None = None) -> None:
         """Write tables again from the shadow, child tables before parents: all of them, since the
         device has lost its memory, or those at the physical addresses `only` that are still in

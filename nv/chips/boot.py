@@ -33,7 +33,7 @@ class FlushPage(enum.Enum):
 @dataclass(frozen=True)
 class BootFacts:
     """One chip. chip_ids: BOOT_42's architecture << 4 | implementation, also of its siblings that
-    use the same files. firmware: folder of its files. image: folder of the GSP's image. family: of
+    use the same files. pci_ids: devices that the driver opens. firmware: folder of its files. image: folder of the GSP's image. family: of
     the image's signature. libos: the firmware's operating system. dma: falcons are loaded by DMA
     and checked by a boot ROM. riscv_status: the RISC-V core's state is in its own status register.
     memory_mib: VRAM's size is a register in MiB. display_fuse: register that is 1 without a
@@ -46,6 +46,7 @@ class BootFacts:
 
     way: BootWay
     chip_ids: tuple[int, ...]
+    pci_ids: tuple[int, ...]
     firmware: str
     image: str
     family: str

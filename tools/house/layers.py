@@ -50,6 +50,7 @@ KITS: Mapping[str, Sequence[str]] = {
         "am.chip", "am.packets", "am.units", "am.boot", "am.work", "am.failure", "am.generations",
         "am.device", "am.offline",
         "nv.gsp",
+        "nv.device.bare",
     ),
 }  # fmt: skip
 # Folders and modules of a package, lowest floor first. Entries of one floor do not import each
@@ -104,7 +105,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("failure",),
         ("device",),
     ),
-    "nv.gsp": (("images", "chip"), ("layout",), ("rpc",), ("boot",)),
+    "nv.gsp": (("images", "chip"), ("layout",), ("rpc",), ("boot",), ("rm",)),
     "qcom": (
         ("regs",),
         ("chips",),

@@ -7,6 +7,7 @@ from ugpu.nv.chips.boot import BootFacts, BootWay, FlushPage
 BOOT = BootFacts(
     BootWay.FSP,
     chip_ids=(0x1B2, 0x1B3, 0x1B5, 0x1B6, 0x1B7),
+    pci_ids=(),
     firmware="gb202",
     image="ga102",
     family="gb20x",

@@ -7,6 +7,7 @@ from ugpu.nv.chips.boot import BootFacts, BootWay, FlushPage
 BOOT = BootFacts(
     BootWay.FSP,
     chip_ids=(0x180,),
+    pci_ids=(),
     firmware="gh100",
     image="ga102",
     family="gh100",

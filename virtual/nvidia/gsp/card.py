@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections import Counter, deque
 from collections.abc import Callable
 
 from ugpu.nv.chips.facts import ChipFacts
@@ -30,14 +31,15 @@ from ugpu.virtual.nvidia.machine import VirtualMachine
 from ugpu.virtual.nvidia.options import MachineOptions
 
 _GSP_FUSES, _SEC2_FUSES = 0x8241C0, 0x824140
-_MOST_NOTES = 4096
+_MOST_NOTES, _MOST_CALLS, _PAGE = 4096, 4096, 4096
 _SWGEN0 = 1 << 6
 _ROM_SIZE = 1 << 20
 
 
 class Card:
     """One card. `lock` protects all but the GPU behind. violations: uses that a board would punish
-    silently; notes: what is unusual but allowed."""
+    silently; notes: what is unusual but allowed,
+    with how often it happened."""
 
     def __init__(self, facts: ChipFacts, options: CardOptions | None = None) -> None:
         self.facts = facts
@@ -56,7 +58,7 @@ class Card:
         self.clock = self.machine.clock
         self.lost = False
         self.msi: Callable[[], object] | None = None
-        self.notes: list[str] = []
+        self.notes: Counter[str] = Counter()
         self.rom = vbios(facts.pci_device, self.boot.descriptor).ljust(_ROM_SIZE, b"\xff")
         self.bus = BusMemory(chosen.seed, self._may_access, self.violation, self._revoked)
         self.gpu.system_memory = self._system_memory
@@ -71,7 +73,10 @@ class Card:
         for aperture in (self.bar1, self.bar2):
             aperture.protected = self.wpr.touches
         self.server: GspServer | None = None
+        self.calls: deque[str] = deque(maxlen=_MOST_CALLS)  # what the GSP was asked, as text
         self.registers = RegisterSpace()
+        self.status: dict[int, int] = {}  # scratch registers that programs of the card write
+        self.plain: dict[int, int] = {}  # registers that keep what was written
         self._cold()
         self.config = ConfigSpace(
             self, facts.pci_device, chosen.bar1, platform=chosen.platform,
@@ -84,8 +89,8 @@ class Card:
 
     def _cold(self) -> None:
         """Enter the state after power-on, of everything but configuration space."""
-        self.status: dict[int, int] = {}
-        self.plain: dict[int, int] = {}
+        self.status.clear()
+        self.plain.clear()
         self.sb_done = False
         self.scrub_stage = 0
         self.handoff = False
@@ -143,8 +148,8 @@ class Card:
 
     def note(self, text: str) -> None:
         """Record something unusual."""
-        if len(self.notes) < _MOST_NOTES:
-            self.notes.append(text)
+        if text in self.notes or len(self.notes) < _MOST_NOTES:
+            self.notes[text] += 1
 
     @property
     def violations(self) -> list[str]:
@@ -280,15 +285,17 @@ class Card:
 
     # For the GSP's firmware
 
-    def make_apertures(self) -> Directories:
-        """See rpc.server.Board: page directories and instance blocks in the firmware's heap."""
+    def make_apertures(self, start: int) -> Directories:
+        """See rpc.server.Board: directory and instance block of each aperture, a page each."""
         made = []
-        memory = self.gpu.memory
+        words = self.gpu.memory.words
+        words[start // 8 : (start + 4 * _PAGE) // 8] = 0
         for aperture in (self.bar1, self.bar2):
-            directory, instance = memory.allocate_table(4096), memory.allocate_table(4096)
-            memory.words[(instance + PDB_IN_INSTANCE) // 8] = directory
+            directory, instance = start, start + _PAGE
+            words[(instance + PDB_IN_INSTANCE) // 8] = directory
             aperture.set_block(1 << 31 | instance >> 12)
             made.append(directory)
+            start += 2 * _PAGE
         return Directories(*made)
 
     def gsp_suspended(self) -> None:
