@@ -90,9 +90,9 @@ class Clock:
         pause, begun = 1e-5, patience.now
         while True:
             result = probe()
-            found = result is not None and result is not False
-            self.looked(found)
-            if found:
+            holds = result is not None and result is not False
+            self.looked(holds)
+            if holds:
                 return cast(T, result)
             if patience.over():
                 # Poll once more: a descheduled process may have overslept a limit the chip met.

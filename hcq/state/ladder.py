@@ -58,8 +58,8 @@ class Level(enum.IntEnum):
         try:
             return cls[text.upper()]
         except KeyError:
-            known = ", ".join(level.label for level in cls)
-            raise BadArgument(f"expected a rung ({known}), got {text!r}") from None
+            labels = ", ".join(level.label for level in cls)
+            raise BadArgument(f"expected a rung ({labels}), got {text!r}") from None
 
 
 class Rung(Protocol):
@@ -181,7 +181,9 @@ class Planned:
 def outcome(attempts: Sequence[Attempt]) -> str:
     """Return a report as one line."""
     tried = [attempt for attempt in attempts if not attempt.refused]
-    return ", ".join(f"{one.name} {'worked' if one.worked else 'failed'}" for one in tried)
+    return ", ".join(
+        f"{attempt.name} {'worked' if attempt.worked else 'failed'}" for attempt in tried
+    )
 
 
 class Ladder:
@@ -207,7 +209,7 @@ class Ladder:
     def plan(self, diagnosis: Diagnosis, only: Level | None = None) -> list[Planned]:
         """Return what `climb` would do, judged by preconditions; changes nothing."""
         chosen = self._chosen(diagnosis.first, only)
-        found = []
+        planned = []
         for rung in self.rungs:
             refusal = ""
             try:
@@ -215,8 +217,8 @@ class Ladder:
             except UgpuError as error:
                 refusal = str(error)
             taken = rung in chosen and not refusal
-            found.append(Planned(rung.name, rung.level, rung.cost, refusal, taken))
-        return found
+            planned.append(Planned(rung.name, rung.level, rung.cost, refusal, taken))
+        return planned
 
     def climb(
         self,

@@ -146,11 +146,11 @@ def _register() -> None:
 def _abandon_all() -> None:
     """Abandon everything inherited, in a forked child. It has one thread, so nothing else uses
     these collections. The objects stay registered: the child may fork too."""
-    found = list(_inherited)
+    inherited = list(_inherited)
     _devices.clear()
     _parts.clear()
     _left_behind.clear()
-    call_all(thing.abandon for thing in found)
+    call_all(thing.abandon for thing in inherited)
 
 
 def _end() -> None:

@@ -112,8 +112,8 @@ def ptx_target(cpu: str, compute_units: int = 1) -> TargetSpec:
     "sm_90a" and "sm_100a" include features that only that architecture has. compute_units: its
     multiprocessors."""
     number = int(cpu[3:].rstrip("af"))
-    shared = max((known for known in PTX_DYNAMIC_SHARED if known <= number), default=75)
-    clusters = max((known for known in PTX_CLUSTERS if known <= number), default=75)
+    shared = max((processor for processor in PTX_DYNAMIC_SHARED if processor <= number), default=75)
+    clusters = max((processor for processor in PTX_CLUSTERS if processor <= number), default=75)
     return TargetSpec(
         name=cpu,
         abi="ptx",

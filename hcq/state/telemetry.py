@@ -103,22 +103,27 @@ class Telemetry:
 
     def as_json(self) -> dict[str, object]:
         """Return a JSON object, which `from_json` reads."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {member.name: getattr(self, member.name) for member in fields(self)}
         return {"format": FORMAT, **values, "samples": [vars(sample) for sample in self.samples]}
 
 
-def from_json(found: object) -> Telemetry:
+def from_json(content: object) -> Telemetry:
     """Read the result of `as_json`. Unknown members are ignored, so that a newer owner can be read.
     TransportError for anything else."""
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        got = found.get("format") if isinstance(found, dict) else type(found).__name__
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        got = content.get("format") if isinstance(content, dict) else type(content).__name__
         raise TransportError(f"expected format {FORMAT!r}, got {got!r}")
-    known = {each.name for each in fields(Telemetry)} & found.keys()
-    values = {name: found[name] for name in known}
+    names = {member.name for member in fields(Telemetry)} & content.keys()
+    values = {name: content[name] for name in names}
     try:
         values["samples"] = tuple(
-            Sample(str(one["name"]), str(one["unit"]), float(one["value"]), str(one["label"]))
-            for one in values.get("samples", ())
+            Sample(
+                str(sample["name"]),
+                str(sample["unit"]),
+                float(sample["value"]),
+                str(sample["label"]),
+            )
+            for sample in values.get("samples", ())
         )
         values["errors"] = {str(k): int(v) for k, v in dict(values.get("errors", {})).items()}
         for name in ("pid", "launches", "submissions", "queue_depth", "resets"):
