@@ -13,7 +13,9 @@ from ugpu.hcq.state import life, trace
 class Closing(ABC):
     """Closing of hcq.Device, and the errors of threads that use it meanwhile.
 
-    closer: the thread that is in `close`. inherited: the device belongs to a parent process.
+    Attributes:
+        closer: the thread that is in `close`.
+        inherited: the device belongs to a parent process.
     """
 
     def __init__(self, name: str, lock: threading.RLock | None = None) -> None:
