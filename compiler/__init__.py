@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ugpu.compiler import dtype as dtypes
+    from ugpu.compiler.files.tensor_file import TensorFile as TensorFile
+    from ugpu.compiler.files.tensor_file import load as load
+    from ugpu.compiler.files.tensor_file import save as save
     from ugpu.compiler.front.explain import watch as watch
     from ugpu.compiler.front.function import function as function
     from ugpu.compiler.front.jit import jit as jit
@@ -23,10 +26,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Tensor": "ugpu.compiler.tensor",
+    "TensorFile": "ugpu.compiler.files.tensor_file",
     "dtypes": "ugpu.compiler.dtype",
     "function": "ugpu.compiler.front.function",
     "jit": "ugpu.compiler.front.jit",
     "kernel_log": "ugpu.compiler.runtime.runtime",
+    "load": "ugpu.compiler.files.tensor_file",
+    "save": "ugpu.compiler.files.tensor_file",
     "set_default_device": "ugpu.compiler.runtime.runtime",
     "tuning": "ugpu.compiler.search.tune",
     "watch": "ugpu.compiler.front.explain",
@@ -34,10 +40,13 @@ _HOMES = {
 
 __all__ = [
     "Tensor",
+    "TensorFile",
     "dtypes",
     "function",
     "jit",
     "kernel_log",
+    "load",
+    "save",
     "set_default_device",
     "tuning",
     "watch",

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ugpu.compiler import Tensor as Tensor
+    from ugpu.compiler import TensorFile as TensorFile
     from ugpu.compiler import dtypes as dtypes
     from ugpu.compiler import function as function
     from ugpu.compiler import jit as jit
     from ugpu.compiler import kernel_log as kernel_log
+    from ugpu.compiler import load as load
+    from ugpu.compiler import save as save
     from ugpu.compiler import set_default_device as set_default_device
     from ugpu.compiler import tuning as tuning
     from ugpu.compiler import watch as watch
@@ -46,8 +49,8 @@ _HOMES = {
         "QueueKind", "Sensor", "UgpuError", "errors", "list_devices", "open",
     ),
     "ugpu.compiler": (
-        "Tensor", "dtypes", "function", "jit", "kernel_log", "set_default_device", "tuning",
-        "watch",
+        "Tensor", "TensorFile", "dtypes", "function", "jit", "kernel_log", "load", "save",
+        "set_default_device", "tuning", "watch",
     ),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

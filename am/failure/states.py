@@ -187,7 +187,7 @@ def _bootloader(chip: Chip, word: int, registers: dict[str, int]) -> State:
         "PSP",
         "bootloader not ready",
         False,
-        "the bootloader has not finished what it was given",
+        "the bootloader has not finished loading the component",
         advice.POWER_CYCLE,
         registers,
     )

@@ -1,4 +1,4 @@
-"""Access to a chip as it is: registers named by its discovery table, without a boot or a reset."""
+"""Read a chip without booting or resetting it: registers named by its discovery table."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def dangers() -> tuple[tuple[str, str], ...]:
 
 
 def look(chip: Chip, part: str) -> object:
-    """Return one part of a bundle from the chip as it is: states, queues, waves, registers."""
+    """Return one part of a bundle, read without a boot: states, queues, waves, registers."""
     return _LOOKS[part](chip)
 
 

@@ -15,7 +15,7 @@ MIB = 1 << 20
 # mistaken for device memory, whichever VMID uses it.
 VIRTUAL_BASE = 0x2000_0000_0000
 VIRTUAL_END = 0x8000_0000_0000
-TMR_SPACE = 32 * MIB  # below the firmware's own reserve; the TOC says how much of it is used
+TMR_SPACE = 32 * MIB  # below the firmware's own reserve; the TOC has the size in use
 
 
 class Carveout:

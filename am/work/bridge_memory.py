@@ -1,4 +1,4 @@
-"""Memory outside the chip and the host: what a bridge offers, by bus address.
+"""A USB bridge's memory, by bus address.
 
 Behind a bridge, copies go through this memory and timelines lie in it; see hcq.transport.bulk.
 """

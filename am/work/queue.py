@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -398,13 +398,15 @@ class ComputeQueue(RingQueue):
         self.pipe = pipe
         self.queue = queue
         self.registers = ShaderRegisters(driver.chip.gc)
+        # Without someone to wake, an entry of the interrupt ring only costs the time of reading it.
+        self._interrupt = driver.transport.interrupts is not None
         super().__init__(driver, f"compute {pipe}.{queue}", QueueKind.COMPUTE, doorbell)
 
     def _slot_template(self) -> Sequence[int]:
         opcode, self._control = pm4.indirect_buffer()
         ends = pm4.Pm4()
         address = Symbol.constant(self.timeline.address)
-        ends.release(address, Symbol.constant(0), interrupt=True, flush=True)
+        ends.release(address, Symbol.constant(0), interrupt=self._interrupt, flush=True)
         fence = pm4.fence(self.fence_address)
         return [opcode, 0, 0, 0, *ends.words, *fence, *pm4.filler(12)]
 
@@ -426,7 +428,7 @@ class ComputeQueue(RingQueue):
                 image.acquire()
             elif isinstance(command, Signal):
                 address = timeline_address(command.timeline)
-                image.release(address, command.value, interrupt=True, flush=True)
+                image.release(address, command.value, interrupt=self._interrupt, flush=True)
             elif isinstance(command, Wait):
                 image.wait_memory(timeline_address(command.timeline), command.value)
                 image.acquire()
@@ -445,9 +447,13 @@ class ComputeQueue(RingQueue):
 
 
 class CopyQueue(RingQueue):
-    """A copy queue: queue 0 of one SDMA engine. Commands execute and finish in order."""
+    """A copy queue: queue 0 of one SDMA engine. Commands execute and finish in order.
+
+    packets: the image of the generation's packets.
+    """
 
     shift = 2
+    packets: ClassVar[type[sdma.Sdma]] = sdma.Sdma
 
     def __init__(self, driver: Holder, engine: sdma.Engine, doorbell: int) -> None:
         self.engine = engine
@@ -455,10 +461,10 @@ class CopyQueue(RingQueue):
 
     def _slot_template(self) -> Sequence[int]:
         # The packet that runs an image ends on a multiple of 8 words.
-        ends = sdma.Sdma()
+        ends = self.packets()
         ends.signal(Symbol.constant(self.timeline.address), Symbol.constant(0))
         ends.fence(Symbol.constant(self.fence_address), Symbol.constant(0))
-        indirect = [sdma.indirect_header(self.driver.seat.vmid), 0, 0, 0, 0, 0]
+        indirect = [self.packets.indirect_header(self.driver.seat.vmid), 0, 0, 0, 0, 0]
         return [sdma.NOP, sdma.NOP, *indirect, *ends.words, *([sdma.NOP] * 10)]
 
     def _fill_slot(
@@ -469,7 +475,7 @@ class CopyQueue(RingQueue):
         slot[21] = number
 
     def encode(self, commands: Sequence[Command]) -> CommandBuffer:
-        image = sdma.Sdma()
+        image = self.packets()
         for command in self._body(commands):
             if isinstance(command, Copy):
                 image.copy(command.destination, command.source, command.size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-RESET = "device.reset() sets the queues up anew; programs and buffers stay"
+RESET = "device.reset() recreates the queues; programs and buffers stay"
 POWER_CYCLE = "power the card off and on; where that does not help, reseat it and check its supply"
 LINK = "check cable, slot and supply, then rescan the bus"
 PLACES = (

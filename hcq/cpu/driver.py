@@ -212,6 +212,13 @@ class CpuDriver(Driver):
         ctypes.memmove(target.ctypes.data, int(buffer.address), len(target))
         return True
 
+    def memory_view(self, buffer: Buffer) -> memoryview | None:
+        memory = (buffer.owner or buffer).handle
+        if not isinstance(memory, HostMemory):
+            return buffer.view
+        start = int(buffer.address) - memory.address
+        return memory.view[start : start + buffer.size]
+
     # ---- failures ----------------------------------------------------------------------------
 
     def settled(self) -> bool:

@@ -1,8 +1,9 @@
 """Evidence of a failure in one compressed file, with a manifest: the input of `ugpu crash`.
 
-A bundle is a ZIP file. `manifest.json` says what failed, when, where and with which versions, what
-the file contains, and which parts are missing and why. Every other entry is one part. Parts whose
-name ends with .json contain JSON, .txt text, .bin bytes; `registers.json` is read by `ugpu reg`.
+A bundle is a ZIP file. `manifest.json` contains what failed, when, where and with which versions,
+what the file contains, and which parts are missing and why. Every other entry is one part. Parts
+whose name ends with .json contain JSON, .txt text, .bin bytes; `registers.json` is read by `ugpu
+reg`.
 
 Personal data is left out: the home folder is written "~", and user names, host names and the
 program's arguments are not kept. Of memory, only what the driver owns (rings, page tables,

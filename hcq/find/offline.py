@@ -10,7 +10,7 @@ A driver that supports this names a module in its `PciDriver.window`, which has
     usual_blocks(chip)          the blocks of a chip by name, without a chip: names and places
     dangers()                   effects that writes may have, as (pattern of names, text)
     CHANGED_BY_READING          patterns of registers that reading changes
-    named_states(attachment)    "states"; for a chip that cannot be inspected, one that says why
+    named_states(attachment)    "states"; for a chip that cannot be inspected, one with the reason
     look(chip, part)            "states", "queues", "waves" or "registers", as bundles have them
     diagnose(chip)              which rung of the ladder (hcq.state.ladder) can help, and why
     walk(chip, address, vmid, hub)      the page table entries that lead to a virtual address
@@ -74,7 +74,7 @@ def open_window(name: str) -> Iterator[object]:
 
 def named_states(name: str) -> list[dict[str, object]]:
     """Return the named states of a device's firmware and units without booting it. For a device
-    that `open_window` cannot inspect, return one state that says why."""
+    that `open_window` cannot inspect, return one state with the reason."""
     attachment, module = _reached(name)
     return module.named_states(attachment)
 

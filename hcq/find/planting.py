@@ -63,7 +63,7 @@ def check(name: str, query: str) -> None:
 
 
 def faults_of(vendor: str) -> Mapping[str, str]:
-    """Return the faults that the models of a package know, with descriptions."""
+    """Return the faults that the models of a package support, with descriptions."""
     found: Mapping[str, str] = load(f"{MODELS[vendor]}.gpu:faults")()
     return found
 

@@ -27,7 +27,7 @@ STAGES = {
 
 def stages_of(name: str) -> tuple[str, ...]:
     """Return the stages of a device's driver, in order; those of all drivers if the name does not
-    tell which driver it has."""
+    identify the driver."""
     kind, _, rest = name.partition(":")
     driver: str | None = kind
     if kind == "virtual":

@@ -55,7 +55,7 @@ RELOCATIONS = {
     11: Rule(4, minus="place", shift=32),  # R_AMDGPU_REL32_HI
 }
 SHARED_RELOCATIONS = RELOCATIONS | {13: Rule(8, through="origin")}  # R_AMDGPU_RELATIVE64
-# EF_AMDGPU_MACH (e_flags bits 7:0) of the processors we know.
+# EF_AMDGPU_MACH (e_flags bits 7:0) of supported processors.
 MACHINES = {
     0x3F: "gfx90a",
     0x4C: "gfx942",
@@ -160,7 +160,7 @@ class CodeObject:
 
 
 def parse_amdhsa(image: bytes) -> CodeObject:
-    """Read and check a code object; BadCodeObject says what is wrong with it."""
+    """Read and check a code object; Raises BadCodeObject with the defect."""
     relocatable = read_header(image).kind == ET_REL
     shared = None if relocatable else read_shared(image, SHARED_RELOCATIONS)
     elf = read_object(image) if shared is None else shared.elf

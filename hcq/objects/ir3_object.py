@@ -1,4 +1,4 @@
-"""Objects of Adreno machine code (ir3): kernels, and what a driver must know to launch them.
+"""Objects of Adreno machine code (ir3): kernels, and what a driver needs to launch them.
 
 An object is a relocatable ELF file (64 bits, little endian) without symbols and relocations:
 
@@ -190,8 +190,8 @@ _LIMITS = {
 
 
 def parse_ir3(image: bytes) -> tuple[Ir3Kernel, ...]:
-    """Read and check an object; return its kernels, at least one. BadCodeObject says what is
-    wrong."""
+    """Read and check an object; return its kernels, at least one. Raises BadCodeObject
+    with the defect."""
     header = read_header(image)
     if (header.kind, header.machine) != (ET_REL, MACHINE):
         raise BadCodeObject(

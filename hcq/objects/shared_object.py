@@ -49,7 +49,7 @@ _RELA = struct.Struct("<QQq")
 
 
 def read_shared(image: bytes, rules: Mapping[int, Rule]) -> Layout:
-    """Read and check a shared object; BadCodeObject says what is wrong with it.
+    """Read and check a shared object; Raises BadCodeObject with the defect.
 
     The layout's offsets are the addresses that the linker chose, for a base of 0.
     """

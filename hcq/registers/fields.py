@@ -312,7 +312,7 @@ class RegisterMap:
 
 
 class BoundRegister:
-    """One register of a block on a bus; each method says how many bus accesses it makes."""
+    """One register of a block on a bus; each method documents its number of bus accesses."""
 
     __slots__ = ("bus", "index", "register")
 

@@ -95,7 +95,7 @@ class Member:
         raw[at : at + self.size] = word.to_bytes(self.size, "little")
 
     def get(self, raw: memoryview, at: int, dimensions: tuple[int, ...]) -> Any:
-        """Read the value at `at`. Any: an int or float, an Array or a Struct, as the table says."""
+        """Read the value at `at`. Any: an int or float, an Array or a Struct, by the table."""
         if dimensions:
             return Array(self, raw, at, dimensions)
         if self.layout is not None:

@@ -63,7 +63,7 @@ def user_socket() -> Path:
 
 def parse(text: str | None, authority: str = "") -> Address:
     """Return the address in `text`: a path, or tls://host:port; None: UGPU_DAEMON or the default
-    socket. BadArgument says what is expected."""
+    socket. BadArgument names the expected form."""
     text = text or config().daemon or str(default_socket())
     if not text.startswith("tls://"):
         if "://" in text:

@@ -5,10 +5,9 @@ that are opened, controlled by ioctl and mapped. `Node` has these operations and
 that a driver runs unchanged on the system's files (`hcq.transport.system_node`), on a model of the
 kernel driver in this process, and on a recording of either.
 
-A driver is given a node and never looks for one. Files are named by handles that `open` returns. On
-the system they are file descriptors; if an ioctl's parameters contain a descriptor, the handle is
-used there. Pointers in parameters are addresses in this process.
-"""
+A driver is given a node and never searches for one. Files are named by handles that `open` returns.
+On the system they are file descriptors; if an ioctl's parameters contain a descriptor, the handle
+is used there. Pointers in parameters are addresses in this process."""
 
 from __future__ import annotations
 

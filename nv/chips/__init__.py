@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from pathlib import Path
 
 from ugpu.hcq.find.catalogue import ChipSummary, PciDriver
+from ugpu.nv.chips.boot import BootFacts
 
 MODELLED = ("tu102", "ga102", "ad102", "gh100", "gb202")
 
@@ -19,6 +21,14 @@ def summary(name: str) -> ChipSummary:
     """Return the summary of a chip, for lists of devices."""
     facts = importlib.import_module(f"{__name__}.{name}.facts").FACTS
     return ChipSummary(name.upper(), facts.products, facts.target, facts.proven)
+
+
+def boot_facts(name: str) -> BootFacts | None:
+    """Return how a chip is booted without the kernel driver; None where that is not implemented."""
+    if not Path(__file__).with_name(name).joinpath("boot.py").is_file():
+        return None
+    found: BootFacts = importlib.import_module(f"{__name__}.{name}.boot").BOOT
+    return found
 
 
 def proven() -> list[str]:

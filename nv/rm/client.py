@@ -40,7 +40,7 @@ _FULL = frozenset(("NV_ERR_NO_MEMORY", "NV_ERR_INSUFFICIENT_RESOURCES"))
 _BUSY = frozenset(("NV_ERR_BUSY_RETRY", "NV_ERR_TIMEOUT_RETRY"))
 _BUSY_TRIES, _BUSY_PAUSE_S = 100, 1e-3
 _INTERRUPTIONS = 1000  # signals that one call survives
-GONE = "look at power and slot, then boot anew"
+GONE = "check power and seating, then reboot"
 _GPU_RESET = "stop what uses the GPU, then: sudo nvidia-smi --gpu-reset"
 _REMEDIES = {
     **dict.fromkeys(_LOST, GONE),
@@ -283,7 +283,7 @@ class RmClient:
 
 
 def open_file(node: Node, path: str) -> int:
-    """Open a node; ModuleMissing, DeviceNotFound or AccessDenied say what to do."""
+    """Open a node; ModuleMissing, DeviceNotFound or AccessDenied have a remedy."""
     try:
         return node.open(path)
     except FileNotFoundError:

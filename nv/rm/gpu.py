@@ -127,7 +127,7 @@ class Gpu:
     def choose(self, names: Sequence[str]) -> int:
         """The first class among `names`, newest first, that the GPU supports."""
         constants = self.client.constants
-        for name in names:  # older drivers do not know the newest
+        for name in names:  # older drivers lack the newest
             if name in constants and constants[name] in self.classes:
                 return constants[name]
         raise NotSupported(

@@ -21,7 +21,7 @@ from ugpu.qcom.work import proof
 if TYPE_CHECKING:
     from ugpu.qcom.work.holder import WorkHolder
 _ACCESSES = {"read": "a read of", "write": "a write to", "execute": "a jump to"}
-_RESET = "device.reset() sets the context up anew; programs and buffers stay"
+_RESET = "device.reset() recreates the context; programs and buffers stay"
 
 
 class Faults:
@@ -59,7 +59,7 @@ class Faults:
             )  # fmt: skip
         return DeviceHang(
             f"{driver.name}: the kernel driver reset the GPU because of this context (a hang, a "
-            "page fault or a packet that the GPU refused; its log tells which: sudo dmesg)",
+            "page fault or a packet that the GPU refused; its log has the cause: sudo dmesg)",
             **facts,
         )
 

@@ -34,7 +34,7 @@ def write(tree: Path, name: str, text: str) -> None:
     [
         ("README.md", "    ugpu fly DEVICE   up and away\n", "shows `ugpu fly`"),
         ("README.md", "", "does not show `ugpu demo`"),
-        ("docs/tasks.md", "## wave64\n\n## wave64\n", "the key wave64 stands there twice"),
+        ("docs/tasks.md", "## wave64\n\n## wave64\n", "the key wave64 occurs twice"),
         ("hcq/a.py", DOCUMENTED + "# TODO[wings]: grow them\n", "no key 'wings'"),
         ("hcq/a.py", "x = 1\n", "hcq/a.py: the module has no docstring"),
         ("hcq/a.py", DOCUMENTED + "class A:\n    pass\n", "hcq/a.py:2: A has no docstring"),

@@ -149,7 +149,7 @@ class Bench:
     def _result(
         self, case: Case, attempts: list[Attempt], made: list[_Run], refusal: UgpuError | None
     ) -> Result:
-        """Judge a case, write its history, and say what is not a plain pass."""
+        """Judge a case, write its history, and report what is not a plain pass."""
         judgement = judge(attempts) if attempts else None
         error = refusal.message if refusal is not None and not made else ""
         if judgement is None and isinstance(refusal, Refused) and refusal.sick:

@@ -27,7 +27,7 @@ class Plant:
     test: str = "*"
 
     def check(self, devices: Collection[str]) -> None:
-        """Raise BadArgument unless the device is in the pool and its model knows the fault."""
+        """Raise BadArgument unless the device is in the pool and its model supports the fault."""
         if self.device not in devices:
             hint, have = meant(self.device, devices), ", ".join(devices) or "none"
             raise BadArgument(

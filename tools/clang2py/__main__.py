@@ -21,12 +21,14 @@ from ugpu.tools.clang2py.adreno.catalogue import FOLDER as ADRENO_FOLDER
 from ugpu.tools.clang2py.adreno.sources import mesa_tree
 from ugpu.tools.clang2py.catalogue import PACKAGE, PLAN
 from ugpu.tools.clang2py.manifest import complaints
+from ugpu.tools.clang2py.nvidia.catalogue import FIRMWARE, FIRMWARE_FOLDER
 from ugpu.tools.clang2py.nvidia.catalogue import FOLDER as NVIDIA_FOLDER
 from ugpu.tools.clang2py.nvidia.sources import NvidiaSources
 from ugpu.tools.clang2py.sources import debian_tree, given_tree
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = (*PLAN.folders, NVIDIA_FOLDER, ADRENO_FOLDER)
+FIRMWARE_FOLDERS = tuple(f"{FIRMWARE_FOLDER}/{tag}" for tag in FIRMWARE)
+FOLDERS = (*PLAN.folders, NVIDIA_FOLDER, *FIRMWARE_FOLDERS, ADRENO_FOLDER)
 
 
 def check(root: Path) -> int:

@@ -287,14 +287,14 @@ class Reader:
             # A macro without a mask reaches past the word; the field ends with the word.
             everything &= (1 << self.word_bits) - 1
             width = everything.bit_length() - lsb
-            if everything == ((1 << width) - 1) << lsb and width > 0:
+            if width > 0 and everything == ((1 << width) - 1) << lsb:
                 self._header.placements[name] = (lsb, width)
 
     def _evaluate(self, expressions: Mapping[str, str]) -> dict[str, int]:
         """Let the compiler compute integer constant expressions; drop expressions that are not.
 
         Each expression becomes an enumerator of type unsigned long long on a line of its own. A
-        second enumerator tells whether it is negative. Lines with errors are removed and the rest
+        second enumerator shows whether it is negative. Lines with errors are removed and the rest
         is parsed again.
         """
         live = list(expressions)

@@ -26,7 +26,8 @@ class VendorError(UsageError):
 
 @dataclass(frozen=True)
 class Macro:
-    """A definition; argument: what stands between the parentheses of NAME(), None without."""
+    """A definition; argument: the text between the parentheses of NAME(); None without
+    parentheses."""
 
     argument: str | None
     body: str

@@ -28,7 +28,7 @@ def kind_of(described: Type) -> TypeKind | None:
     """Return the kind of a type; None for one that this release of libclang has no word for."""
     try:
         return described.kind
-    except ValueError:  # clang's parser knows more types than its bindings: _Float16
+    except ValueError:  # clang's parser has more types than its bindings: _Float16
         return None
 
 

@@ -173,7 +173,7 @@ def run(device: str, out: Output, *, how: str = "boot", commands: Sequence[str] 
 def _show_error(
     shell: Any, kind: type[UgpuError], error: UgpuError, trace: TracebackType, tb_offset: int = 0
 ) -> list[str]:
-    """Print one of our errors as the last line of its traceback: it says what is wrong, and the
+    """Print one of our errors as the last line of its traceback: it states the problem, and the
     many frames of this package do not. `shell`: IPython's, which is untyped."""
     line = f"{kind.__name__}: {error}"
     print(line, file=sys.stderr)

@@ -23,6 +23,7 @@ from ugpu.tools.verbs.verb import load
 _TASKS = re.compile(r"^## ([a-z0-9-]+)$", re.MULTILINE)
 _MARK = re.compile(r"TODO\[([^\]]*)\]")
 _VERB = re.compile(r"^    ugpu (\w+)(.*)$", re.MULTILINE)
+_VERB_LINES = 40  # of the README's list of verbs: one screen
 _BESIDE = re.compile(r"`(\w+)`(?= returns| removes)")  # verbs that share a line
 _CLOCK = ("monotonic", "perf_counter", "process_time", "sleep", "time")
 # What tests cost, and the waiting helpers of the other tests.
@@ -45,22 +46,25 @@ _ENVIRONMENT = (
 
 
 def verbs(root: Path) -> Iterator[str]:
-    """Check that the README and the command have the same verbs."""
+    """Check that the README and the command have the same verbs, and that the list is short."""
     shown: set[str] = set()
-    for name, rest in _VERB.findall((root / "README.md").read_text("utf-8")):
+    lines = _VERB.findall((root / "README.md").read_text("utf-8"))
+    for name, rest in lines:
         shown |= {name, *_BESIDE.findall(rest)}
-    known = set(load())
-    for name in sorted(shown - known):
+    registered = set(load())
+    for name in sorted(shown - registered):
         yield f"README.md: shows `ugpu {name}`, which the command does not have"
-    for name in sorted(known - shown):
+    for name in sorted(registered - shown):
         yield f"README.md: does not show `ugpu {name}`"
+    if len(lines) > _VERB_LINES:
+        yield f"README.md: {len(lines)} lines of verbs, at most {_VERB_LINES}; see `ugpu --help`"
 
 
 def tasks(root: Path) -> Iterator[str]:
     """Check that each key in the code is in docs/tasks.md, which has each key once."""
     keys = _TASKS.findall((root / "docs" / "tasks.md").read_text("utf-8"))
     for key in sorted({key for key in keys if keys.count(key) > 1}):
-        yield f"docs/tasks.md: the key {key} stands there twice"
+        yield f"docs/tasks.md: the key {key} occurs twice"
     for file in _sources(root, *PACKAGES):
         for key in _MARK.findall(file.read_text("utf-8")):
             if key not in keys:

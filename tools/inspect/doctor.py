@@ -92,9 +92,8 @@ def pci_functions(root: Path) -> Iterator[PciFunction]:
 class Doctor:
     """Check one machine. `root` stands for "/".
 
-    firmware_folders: the folders in which the driver looks for images: those of UGPU_FIRMWARE, or
-    lib/firmware below `root`, as in `hcq.state.config`.
-    """
+    firmware_folders: the folders in which the driver searches for images: those of UGPU_FIRMWARE,
+    or lib/firmware below `root`, as in `hcq.state.config`."""
 
     def __init__(
         self, root: Path = Path("/"), firmware_folders: tuple[Path, ...] | None = None

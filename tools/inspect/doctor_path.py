@@ -16,7 +16,7 @@ from ugpu.usbgpu.thunderbolt import enclosures as thunderbolt
 from ugpu.usbgpu.thunderbolt.enclosures import Enclosure
 
 LOCKDOWN = "sys/kernel/security/lockdown"
-# The last byte tells whether Secure Boot is on (UEFI Specification, 3.3).
+# The last byte shows whether Secure Boot is on (UEFI Specification, 3.3).
 SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 AUDIO = 0x0403  # class and subclass, PCI Code and ID Assignment
 _HEADER_LINES = 7  # of `resource`: six BARs and the ROM; a bridge's windows follow

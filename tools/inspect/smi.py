@@ -83,7 +83,7 @@ def run(names: Sequence[str], out: Output) -> int:
         rows.append(_row(name, readings))
         results.append({"device": name, "sensors": [asdict(reading) for reading in readings]})
     if not rows:
-        out.say("no GPU of this machine can be opened; `ugpu doctor` says what is missing")
+        out.say("no GPU of this machine can be opened; `ugpu doctor` shows what is missing")
     headings = ("device", *(title for title, _ in COLUMNS), "more")
     width = len(headings)
     out.table(headings, [row + [""] * (width - len(row)) for row in rows])

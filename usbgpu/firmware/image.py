@@ -44,7 +44,7 @@ def wrapped(data: bytes) -> bytes:
     end = _HEADER + size + _TRAILER
     if end > len(data):
         raise FirmwareInvalid(
-            f"image is truncated: its header says {end} bytes, got {len(data)}", expected=end
+            f"image is truncated: expected {end} bytes by its header, got {len(data)}", expected=end
         )
     body, tail = data[_HEADER : end - _TRAILER], data[end - _TRAILER : end]
     found = (tail[0], tail[1], int.from_bytes(tail[2:], "little"))

@@ -352,7 +352,7 @@ class LibUsbDevice:
             self._leave()
             raise self._lost() from error
         except usb1.USBError as error:
-            # A transfer that unplugging interrupts ends before the host knows why.
+            # A transfer that unplugging interrupts ends before the host learns the cause.
             if self._departed.wait(_DEPARTURE_S):
                 raise self._lost() from error
             raise TransportError(f"USB {what} failed: {error}", **facts) from error

@@ -22,8 +22,8 @@ _LIMIT_S = 2.0
 @dataclass(frozen=True)
 class BoltDevice:
     """A device known to bolt. status: as bolt reports it (connected, authorizing, authorized,
-    auth-error...). stored: whether bolt remembers the device. policy: auto, manual or iommu; bolt's
-    action when the device is plugged in."""
+    auth-error...). stored: whether bolt has stored the device. policy: auto, manual or iommu;
+    bolt's action when the device is plugged in."""
 
     unique_id: str
     status: str
@@ -38,7 +38,7 @@ class BoltDevice:
 
 
 def devices() -> dict[str, BoltDevice]:
-    """Return the devices that bolt knows, by unique id. Empty where jeepney is not installed (extra
+    """Return bolt's devices, by unique id. Empty where jeepney is not installed (extra
     "hotplug") or bolt does not answer on the system's bus; sysfs is then the only source."""
     try:
         # Part of an optional extra, so it is imported where it is used.

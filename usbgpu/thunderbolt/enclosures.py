@@ -267,7 +267,7 @@ def _card_in(system: System, enclosure: Enclosure, drivers: Collection[tuple[int
 
 
 def authorise(system: System, enclosure: Enclosure) -> str:
-    """Return the command that authorises an enclosure: bolt, which remembers it, where bolt
+    """Return the command that authorises an enclosure: bolt, which stores it, where bolt
     runs."""
     if system.path("run/boltd").exists():
         return f"boltctl enroll --policy auto {enclosure.unique_id}"
@@ -311,7 +311,7 @@ def facts(function: PciFunction) -> dict[str, object]:
         found |= way.enclosure.facts
         found["name_of_enclosure"] = f"thunderbolt:{way.enclosure.unique_id}"
     elif any(hop.tunnelled for hop in way.hops):
-        found["enclosure"] = "unknown: the kernel does not say which"
+        found["enclosure"] = "unknown: the kernel does not report it"
     if way.rate:
         found["slowest_link"] = f"{way.slowest}, {way.rate / 1e9:.1f} GB/s"
         if way.cost:

@@ -28,7 +28,7 @@ STORAGE, NETWORK, BRIDGE = 0x01, 0x02, 0x06  # base classes, PCI Code and ID Ass
 
 @dataclass(frozen=True)
 class Bar:
-    """A BAR as the bus sees it. `size` is 0 if there is none; `start` is a bus address."""
+    """A BAR on the bus. `size` is 0 if there is none; `start` is a bus address."""
 
     index: int
     start: int

@@ -29,7 +29,7 @@ _SPEEDS = (0.0, 2.5, 5.0, 8.0, 16.0, 32.0, 64.0)
 
 @dataclass(frozen=True)
 class LinkState:
-    """State of a link. speed: GT/s per lane; width: lanes. 0 if the kernel does not know it."""
+    """State of a link. speed: GT/s per lane; width: lanes. 0 if the kernel does not report it."""
 
     speed: float
     width: int

@@ -264,7 +264,7 @@ class RecordingTransport(TransportLife):
         self._observing = True
         try:
             self.observer()
-        except UgpuError as error:  # the stage's own error says why
+        except UgpuError as error:  # the stage's own error has the reason
             log.debug("the device cannot be looked at: %s", error)
         finally:
             self._observing = False

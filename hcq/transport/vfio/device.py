@@ -17,7 +17,7 @@ from ugpu.hcq.transport.system import System
 from ugpu.hcq.transport.vfio.container import ask, capabilities, fill, open_node
 from ugpu.hcq.uapi import constants, structs
 
-_REGION_ROOM = 1024  # vfio_region_info and its capabilities; the kernel says if it needs more
+_REGION_ROOM = 1024  # vfio_region_info and its capabilities; the kernel reports if it needs more
 _BUS_LIMIT = 256  # functions on one bus
 
 

@@ -81,7 +81,7 @@ class VfioTransport(TransportLife):
         reach_bits: width of the bus addresses that the device can emit. least_bars: bytes that each
         named BAR must have at least. iommufd: open the device's own node in an address space of
         iommufd, not its group; None: use the group if the kernel has groups. no_iommu: accept a
-        device that no IOMMU confines; a warning says what that means. narrow_link: see
+        device that no IOMMU confines; a warning describes the risk. narrow_link: see
         hcq.transport.pci.preflight. on_close: called after closing (to bind the former driver
         again). Everything that can be checked is checked before anything is opened; the errors name
         their remedies.

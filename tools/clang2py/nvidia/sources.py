@@ -20,6 +20,7 @@ from ugpu.tools.clang2py.nvidia.catalogue import (
     DOCUMENT_REPOSITORY,
     DRIVER_FOLDERS,
     DRIVER_REPOSITORY,
+    FIRMWARE_SOURCES,
 )
 
 _DONE = ".unpacked"
@@ -85,6 +86,11 @@ class NvidiaSources:
         """Return the needed folders of one driver release."""
         place = self.cache / f"nvidia-{tag}"
         return unpack(self._repository(DRIVER_REPOSITORY), tag, DRIVER_FOLDERS, place)
+
+    def firmware(self, tag: str) -> Path:
+        """Return the folders of one driver release that describe its firmware's interface too."""
+        place = self.cache / f"nvidia-gsp-{tag}"
+        return unpack(self._repository(DRIVER_REPOSITORY), tag, FIRMWARE_SOURCES, place)
 
     def documents(self) -> Path:
         """Return the class headers of the documents' repository."""

@@ -36,7 +36,7 @@ class SniffOptions:
     """Options of a recording. prefix: the start of the paths to watch; empty: the driver's nodes.
     driver: NVIDIA's version, or "kgsl"; empty: that of the running driver.
 
-    memory: the number of doorbells at which to look for changes of mapped memory; only for the
+    memory: the number of doorbells at which to search mapped memory for changes; only for the
     preload library.
     """
 

@@ -4,9 +4,8 @@ python -m ugpu.tools.debug.sniff.tracer --log FILE --prefix PATH --driver 580.14
 
 `ugpu sniff` runs it as a separate process, because ptrace belongs to one thread and its waiting
 would reap other children. Every thread and every child of the program is traced.
-PTRACE_GET_SYSCALL_INFO (Linux 5.3) tells whether a stop is the entry or the exit of a call. Source:
-ptrace(2).
-"""
+PTRACE_GET_SYSCALL_INFO (Linux 5.3) reports whether a stop is the entry or the exit of a call.
+Source: ptrace(2)."""
 
 from __future__ import annotations
 

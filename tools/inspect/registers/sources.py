@@ -167,7 +167,7 @@ def _of_file(title: str, found: Bundle | Moment | RegisterFile) -> Kept:
         return _of_values(title, found)
     content = found.parts.get(REGISTERS)
     if content is None:
-        raise BadArgument(f"{found.path} has no {REGISTERS}; its manifest says why")
+        raise BadArgument(f"{found.path} has no {REGISTERS}; its manifest has the reason")
     registers = RegisterFile.loads(content, str(found.path))
     values = {**registers.values, **_queues(found.parts.get(QUEUES, b"[]"))}
     return _of_values(str(found.path), replace(registers, values=values))
