@@ -7,6 +7,7 @@
     │   │   ├── BadIndex              an index or axis outside of a tensor (also an IndexError)
     │   │   └── NoKernel              the program has no kernel of that name (also a KeyError)
     │   ├── BadCodeObject         a code object that is truncated, foreign or inconsistent
+    │   ├── BadFile               a file of tensors or a model, likewise; carries file
     │   ├── Closed                used after close()
     │   └── MissingDependency     an optional package is needed; carries the install command
     ├── HostError             this machine: something outside our process must change
@@ -101,7 +102,7 @@ class UgpuError(Exception):
         self.add_facts(**facts)
 
     def add_facts(self, **facts: object) -> None:
-        """Add or replace facts that only a caller knows, such as the stage of a boot."""
+        """Add or replace facts that only a caller has, such as the stage of a boot."""
         self.facts |= facts
         for name, value in facts.items():
             setattr(self, name, value)
@@ -140,6 +141,10 @@ class BadCodeObject(UsageError, ValueError):
     """A code object is truncated, foreign or inconsistent."""
 
 
+class BadFile(UsageError, ValueError):
+    """A file of tensors or a model is truncated, foreign or inconsistent; carries file."""
+
+
 class Closed(UsageError):
     """The object is already closed."""
 
@@ -175,7 +180,7 @@ class OutOfMemory(HostError, MemoryError):
 
 
 class IommuOff(HostError):
-    """No IOMMU confines the device's DMA; `remedy` says how to enable it."""
+    """No IOMMU confines the device's DMA; `remedy` is how to enable it."""
 
 
 class ModuleMissing(HostError):

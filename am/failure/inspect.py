@@ -11,10 +11,11 @@ import fnmatch
 import functools
 from collections.abc import Iterator
 
-from ugpu.am.chip.chip import ALL_ONES, Chip
+from ugpu.am.chip.chip import Chip
 from ugpu.am.units.gfx import MEC, Gfx
-from ugpu.am.units.memory import PageTableFormat
 from ugpu.am.units.nbio import Nbio
+from ugpu.hcq.bare.bus import ALL_ONES
+from ugpu.hcq.bare.tables import TableFormat
 from ugpu.hcq.errors import BadArgument, NotRecorded
 from ugpu.hcq.registers.fields import BoundRegister, RegisterMap
 
@@ -78,7 +79,7 @@ def _recorded(register: BoundRegister) -> int | None:
 def waves(chip: Chip, limit_s: float | None = None) -> Iterator[dict[str, object]]:
     """Yield each existing wave: place (shader engine, array, workgroup processor, SIMD, slot), pc
     and registers. If `limit_s` or MOST_WAVES ends the search early, or if a recording lacks waves,
-    the last item says so."""
+    the last item reports it."""
     gfx, count, looks, lacking = Gfx(chip, Nbio(chip)), 0, 0, 0
     now, names = chip.clock.now, chip.generation.evidence.wave
     end = None if limit_s is None else now() + limit_s
@@ -127,7 +128,7 @@ def wave_words(chip: Chip, wave: dict[str, object], limit_s: float | None = None
 
 
 def walk(
-    chip: Chip, form: PageTableFormat, address: int, vmid: int, hub: str = "gc"
+    chip: Chip, form: TableFormat, address: int, vmid: int, hub: str = "gc"
 ) -> dict[str, object]:
     """Return the page table entries that lead to a virtual address, as they are in VRAM.
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ugpu.am.chip.chip import Chip, batched
+from ugpu.am.chip.chip import Chip
 from ugpu.am.packets.assembler import Assembler
 from ugpu.am.packets.mqd import log2
 from ugpu.am.regs import constants
+from ugpu.hcq.bare.chip import batched
 from ugpu.hcq.errors import UnitTimeout
 from ugpu.hcq.registers.fields import BoundRegister, Field
 from ugpu.hcq.work.command import Symbol
@@ -199,7 +200,7 @@ class Engine:
         self.queue(f"{stem}_HI").write(address >> 32)
 
     def stop(self, *, alone: bool = True) -> bool:
-        """Stop the queue; return whether it came to rest. alone: wait for the whole engine; False
+        """Stop the queue; return whether it is idle. alone: wait for the whole engine; False
         if another queue of the engine may be running."""
         self.queue("DOORBELL").update(ENABLE=0)
         self.queue("RB_CNTL").update(RB_ENABLE=0)

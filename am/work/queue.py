@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from ugpu.am.packets import pm4, sdma
 from ugpu.am.packets.dispatch import ShaderRegisters, encode_launch
 from ugpu.am.units.ring_ahead import RingAhead
-from ugpu.am.work import scrub
 from ugpu.am.work.arena import ARENA_SIZE, Arena
 from ugpu.am.work.image import HostImage
 from ugpu.hcq.errors import BadArgument, DeviceHang, UnitTimeout
@@ -94,7 +93,7 @@ class RingQueue(HardwareQueue):
         # Without lists of accesses, where each is a message (the vendor's bridge firmware), a
         # megabyte would take minutes: TODO[usb-stock-arena].
         if not driver.starts_by_list and not (driver.chip.bus.messages and not driver.units.lists):
-            scrub.behind(memory, 0)
+            memory.clear_behind(0)
         self.arena = Arena(memory.part(0, ARENA_SIZE))
         self.ring = memory.part(ARENA_SIZE, RING_SIZE)
         self.control = memory.part(ARENA_SIZE + RING_SIZE, CONTROL_SIZE)
@@ -399,13 +398,15 @@ class ComputeQueue(RingQueue):
         self.pipe = pipe
         self.queue = queue
         self.registers = ShaderRegisters(driver.chip.gc)
+        # Without someone to wake, an entry of the interrupt ring only costs the time of reading it.
+        self._interrupt = driver.transport.interrupts is not None
         super().__init__(driver, f"compute {pipe}.{queue}", QueueKind.COMPUTE, doorbell)
 
     def _slot_template(self) -> Sequence[int]:
         opcode, self._control = pm4.indirect_buffer()
         ends = pm4.Pm4()
         address = Symbol.constant(self.timeline.address)
-        ends.release(address, Symbol.constant(0), interrupt=True, flush=True)
+        ends.release(address, Symbol.constant(0), interrupt=self._interrupt, flush=True)
         fence = pm4.fence(self.fence_address)
         return [opcode, 0, 0, 0, *ends.words, *fence, *pm4.filler(12)]
 
@@ -427,7 +428,7 @@ class ComputeQueue(RingQueue):
                 image.acquire()
             elif isinstance(command, Signal):
                 address = timeline_address(command.timeline)
-                image.release(address, command.value, interrupt=True, flush=True)
+                image.release(address, command.value, interrupt=self._interrupt, flush=True)
             elif isinstance(command, Wait):
                 image.wait_memory(timeline_address(command.timeline), command.value)
                 image.acquire()

@@ -53,6 +53,15 @@ class Copies:
                 return
         self.transfer.download(buffer, out)
 
+    def view(self, buffer: Buffer) -> memoryview | None:
+        """Return a buffer's bytes for the caller to write, once work in flight has ended; None if
+        the host cannot access them itself."""
+        core = self._core
+        self._refuse_in_capture("view")
+        core.synchronize()
+        core.check_usable()
+        return core.driver.memory_view(buffer)
+
     def fill(self, buffer: Buffer, value: int) -> None:
         """See Buffer.fill."""
         self._refuse_in_capture("fill")

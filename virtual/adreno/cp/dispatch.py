@@ -31,7 +31,7 @@ class ComputeState:
     """State that CP_LOAD_STATE6 has loaded for compute: constants, and tables of constant buffers.
 
     constants: the constant file. UNSURE: whether it keeps its contents from one submission to the
-    next, as here; no document says that anything clears it; a board would settle it.
+    next, as here; no document mentions that anything clears it; a board would settle it.
     """
 
     def __init__(self, constants: NDArray[np.uint32]) -> None:
@@ -164,7 +164,7 @@ def _check_range(
             continue
         if int(wanted) != groups[axis] * threads[axis]:
             cp.machine.violate(
-                f"HLSQ_CS_NDRANGE says {int(wanted)} threads along {name}, CP_EXEC_CS runs "
+                f"HLSQ_CS_NDRANGE is {int(wanted)} threads along {name}, CP_EXEC_CS runs "
                 f"{groups[axis]} groups of {threads[axis]}"
             )
 
