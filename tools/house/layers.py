@@ -127,7 +127,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("service",),
         ("verbs",),
         ("cli",),
-        ("house", "clang2py"),
+        ("house", "clang2py", "instructions"),
     ),
     "compiler": (
         ("dtype",),
