@@ -38,8 +38,8 @@ def digits(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
         pictures, labels = load_digits(return_X_y=True)
     order = rng.permutation(len(labels))
-    pictures = pictures.reshape(-1, 1, 8, 8)[order] / pictures.max()
-    return pictures.astype(np.float32), labels[order].astype(np.int64)
+    pictures = (pictures.reshape(-1, 1, 8, 8)[order] / pictures.max()).astype(np.float32)
+    return pictures, labels[order].astype(np.int64)
 
 
 def train(epochs: int, device: str = "cpu") -> tuple[float, list[float]]:
@@ -71,15 +71,13 @@ def train(epochs: int, device: str = "cpu") -> tuple[float, list[float]]:
             found.append(step(Tensor(pictures[rows]), Tensor(labels[rows])))
             schedule.step()
         losses.append(float(np.mean([loss.item() for loss in found])))
-    model.eval()
-    with ugpu.no_grad():
-        guessed = model(Tensor(pictures[seen:])).argmax(1).numpy()
+    guessed = model.eval()(Tensor(pictures[seen:])).argmax(1).numpy()
     return float((guessed == labels[seen:]).mean()), losses
 
 
 if __name__ == "__main__":
-    name = sys.argv[1] if len(sys.argv) > 1 else "cpu"
-    right, curve = train(int(sys.argv[2]) if len(sys.argv) > 2 else 10, name)
-    heights = [int(loss / max(curve) * (len(BARS) - 1)) for loss in curve]
-    print("loss by epoch:", "".join(BARS[height] for height in heights), f"{curve[-1]:.3f}")
+    device, epochs = (*sys.argv[1:], *("cpu", 10)[len(sys.argv) - 1 :])
+    right, curve = train(int(epochs), device)
+    bars = "".join(BARS[int(loss / max(curve) * (len(BARS) - 1))] for loss in curve)
+    print("loss by epoch:", bars, f"{curve[-1]:.3f}")
     print(f"{right:.2%} of the unseen digits are recognised")

@@ -144,7 +144,8 @@ def test_errors_of_optimisers() -> None:
         given = [nn.Parameter(np.zeros(2, np.float32)) for _ in range(2)]
         given[1] = nn.Parameter(Tensor([0.0], device="virtual:navi31"))
         optim.SGD(given).param_groups[0].parameters[0].grad = Tensor([0.0, 0.0])
-        given[0].grad, given[1].grad = Tensor([0.0, 0.0]), Tensor([0.0], device="virtual:navi31")
+        given[0].grad = Tensor([0.0, 0.0])
+        given[1].grad = Tensor([0.0], device="virtual:navi31")
         optim.SGD(given).step()
 
 
