@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ugpu.compiler import dtype as dtypes
+    from ugpu.compiler import onnx as onnx
     from ugpu.compiler.files.tensor_file import TensorFile as TensorFile
     from ugpu.compiler.files.tensor_file import load as load
     from ugpu.compiler.files.tensor_file import save as save
@@ -31,12 +32,15 @@ _HOMES = {
     "function": "ugpu.compiler.front.function",
     "jit": "ugpu.compiler.front.jit",
     "kernel_log": "ugpu.compiler.runtime.runtime",
+    "onnx": "ugpu.compiler.onnx",
     "load": "ugpu.compiler.files.tensor_file",
     "save": "ugpu.compiler.files.tensor_file",
     "set_default_device": "ugpu.compiler.runtime.runtime",
     "tuning": "ugpu.compiler.search.tune",
     "watch": "ugpu.compiler.front.explain",
 }
+
+_MODULES = ("dtypes", "onnx")
 
 __all__ = [
     "Tensor",
@@ -46,6 +50,7 @@ __all__ = [
     "jit",
     "kernel_log",
     "load",
+    "onnx",
     "save",
     "set_default_device",
     "tuning",
@@ -58,7 +63,7 @@ def __getattr__(name: str) -> object:
     if home is None:
         raise AttributeError(f"module 'ugpu.compiler' has no attribute {name!r}")
     module = importlib.import_module(home)
-    value: object = module if name == "dtypes" else getattr(module, name)
+    value: object = module if name in _MODULES else getattr(module, name)
     globals()[name] = value
     return value
 

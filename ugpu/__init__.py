@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ugpu.compiler import jit as jit
     from ugpu.compiler import kernel_log as kernel_log
     from ugpu.compiler import load as load
+    from ugpu.compiler import onnx as onnx
     from ugpu.compiler import save as save
     from ugpu.compiler import set_default_device as set_default_device
     from ugpu.compiler import tuning as tuning
@@ -49,7 +50,7 @@ _HOMES = {
         "QueueKind", "Sensor", "UgpuError", "errors", "list_devices", "open",
     ),
     "ugpu.compiler": (
-        "Tensor", "TensorFile", "dtypes", "function", "jit", "kernel_log", "load", "save",
+        "Tensor", "TensorFile", "dtypes", "function", "jit", "kernel_log", "load", "onnx", "save",
         "set_default_device", "tuning", "watch",
     ),
 }  # fmt: skip

@@ -126,6 +126,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("tensor",),
         ("front",),
         ("files",),
+        ("onnx",),
     ),
     "compiler.kernel": (
         ("ir", "choices", "matrix_units"),
