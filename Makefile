@@ -124,8 +124,8 @@ page:
 regen:
 	@$(SETUP) dev regen
 	$(PYTHON) -m ugpu.tools.clang2py
-	git status --short -- am/regs hcq/uapi nv/abi/tables qcom/regs/tables
-	test -z "$$(git status --porcelain -- am/regs hcq/uapi nv/abi/tables qcom/regs/tables)"
+	git status --short -- am/regs hcq/uapi nv/abi/tables nv/abi/gsp qcom/regs/tables
+	test -z "$$(git status --porcelain -- am/regs hcq/uapi nv/abi/tables nv/abi/gsp qcom/regs/tables)"
 
 # Modules of which users call functions; what is beneath them is read in the sources.
 # Every module of hcq but those named is left out; a module that is named twice is a warning.

@@ -17,20 +17,14 @@ from numpy.typing import NDArray
 
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import DType, bfloat16, float32
+from ugpu.compiler.gradients.differentiable import Differentiable
 from ugpu.compiler.graph import node as graph
 from ugpu.compiler.graph.forms import Makes
 from ugpu.compiler.graph.node import Node, Shape
 from ugpu.compiler.graph.origin import here
-from ugpu.compiler.methods.assignment import Assignment
+from ugpu.compiler.graph.tracking import History, mode
 from ugpu.compiler.methods.core import Scalar, integer_of, number_of, shape_of, whole
-from ugpu.compiler.methods.einsum import Einsum
-from ugpu.compiler.methods.losses import Losses
-from ugpu.compiler.methods.order.scans import Scans
-from ugpu.compiler.methods.order.scattering import Scattering
-from ugpu.compiler.methods.order.sorting import Sorting
 from ugpu.compiler.methods.randomness import squares
-from ugpu.compiler.methods.shape.layout import Layout
-from ugpu.compiler.methods.windows import Windows
 from ugpu.compiler.plan.plan import MemoryPlan, memory_plan
 from ugpu.compiler.runtime.generator import generator
 from ugpu.compiler.runtime.lent import lend
@@ -46,7 +40,7 @@ from ugpu.hcq.work.buffer import Buffer
 
 
 @whole
-class Tensor(Assignment, Layout, Scattering, Sorting, Scans, Windows, Einsum, Losses):
+class Tensor(Differentiable):
     """An array of `dtype` and `shape` on `device`.
 
     data: a Python number, nested lists of them, or an array, of NumPy or of another library
@@ -193,7 +187,12 @@ class Tensor(Assignment, Layout, Scattering, Sorting, Scans, Windows, Einsum, Lo
     def _bits(cls, shape: Shape, device: Device | str | None) -> Self:
         """Return 32 random bits for each element, as uint64."""
         count = prod(shape)
-        taken = cls._taken(device_of(device), count)
+        tape = mode.tape
+        taken = (
+            cls._taken(device_of(device), count)
+            if tape is None
+            else tape.take(lambda: cls._taken(device_of(device), count))
+        )
         numbers = cls.arange(count, device=taken.device).cast(dtypes.uint64) + taken[0]
         return squares(numbers, taken[1]).reshape(shape)
 
@@ -373,7 +372,10 @@ class Tensor(Assignment, Layout, Scattering, Sorting, Scans, Windows, Einsum, Lo
         device = device_of(target)
         if device is self.device:
             return self._same()
-        return type(self)(self.numpy(), device=device, dtype=self.dtype)
+        made = type(self)(self.numpy(), device=device, dtype=self.dtype)
+        if self.node.tracked and mode.on:
+            made.node.tracked, made.node.history = True, History("to", (self.node,), self.device)
+        return made
 
     def _from_array(self, array: Any) -> Tensor:
         return Tensor(array, device=self.device)

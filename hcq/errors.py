@@ -102,7 +102,7 @@ class UgpuError(Exception):
         self.add_facts(**facts)
 
     def add_facts(self, **facts: object) -> None:
-        """Add or replace facts that only a caller knows, such as the stage of a boot."""
+        """Add or replace facts that only a caller has, such as the stage of a boot."""
         self.facts |= facts
         for name, value in facts.items():
             setattr(self, name, value)
@@ -180,7 +180,7 @@ class OutOfMemory(HostError, MemoryError):
 
 
 class IommuOff(HostError):
-    """No IOMMU confines the device's DMA; `remedy` says how to enable it."""
+    """No IOMMU confines the device's DMA; `remedy` is how to enable it."""
 
 
 class ModuleMissing(HostError):

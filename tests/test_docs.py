@@ -57,6 +57,35 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.startswith(("http:", "https:")) or (page.parent / target).exists(), target
 
 
+#: Pages that explain a mechanism; each ends with a table of the files that are it.
+MECHANISMS = (
+    "adreno", "am-bringup", "compiler", "compiler-design", "daemon", "debugging", "emulator-core",
+    "generator", "nvrm", "page", "queues", "recovery", "sniff", "telemetry", "testing",
+    "transports", "vfio-user", "virtual-adreno", "virtual-navi31", "virtual-nv", "virtual-sm",
+    "virtual-usb-bridge",
+)  # fmt: skip
+WHERE = "## Where this is in the code"
+_ROW = re.compile(r"^\| \[([^\]]+)\]\(\.\./\1\) \| (.+) \|$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_page_leads_to_the_code_that_it_explains(name: str) -> None:
+    """The section is the last one. The classes and functions of a row are in the row's files."""
+    page = (DOCS / f"{name}.md").read_text("utf-8")
+    section = page.rpartition("\n## ")[2]
+    assert section.startswith(WHERE.removeprefix("## "))
+    rows = _ROW.findall(section)
+    assert len(rows) == section.count("\n| [") > 3
+    for file, text in rows:
+        quoted = re.findall(r"`([^` ]+)`", text)
+        paths = [ROOT / part for part in (file, *(part for part in quoted if "/" in part))]
+        source = "".join(path.read_text("utf-8") for path in paths if path.is_file())
+        assert [path for path in paths if not path.exists()] == []
+        for words in (part.split(".") for part in quoted if part.replace(".", "").isidentifier()):
+            for word in words:
+                assert re.search(rf"(?:class|def) {word}\b", source), f"{file} has no {word}"
+
+
 _COMMAND = re.compile(r"^    (?:\$ )?(?:\.venv/bin/)?(ugpu .*)$", re.MULTILINE)
 _COMMENT = re.compile(r"\s{2,}\S.*|\s+#.*|\s+> .*")  # also an explanation in columns
 #: Commands that the test does not run, by what they contain, with the reason.

@@ -14,6 +14,13 @@ from ugpu.tools.house import layers, sizes
     [
         ("hcq/device/device.py", "ugpu.am.device.device", True),
         ("hcq/device/device.py", "ugpu.hcq.work.queue", False),
+        ("hcq/find/registry.py", "ugpu.hcq.bare.space", True),
+        ("am/units/gmc.py", "ugpu.hcq.bare.space", False),
+        ("am/chips/facts.py", "ugpu.hcq.bare.vram", True),
+        ("nv/gsp/boot.py", "ugpu.hcq.bare.space", False),
+        ("nv/rm/memory.py", "ugpu.hcq.bare.space", True),
+        ("qcom/work/queue.py", "ugpu.hcq.bare.chip", True),
+        ("virtual/amd/chip.py", "ugpu.hcq.bare.vram", True),
         ("hcq/device/device.py", "ugpu.Tensor", True),
         ("hcq/work/queue.py", "ugpu.hcq.device.device", True),
         ("hcq/state/clock.py", "ugpu.hcq.errors", False),

@@ -7,21 +7,26 @@ with a recorded transcript; a golden file keeps it from drifting.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from ugpu.am.boot.engines import reset_engines, start_engines, start_engines_by_list
 from ugpu.am.boot.units import UnitClasses, Units, make_units
 from ugpu.am.chip import discovery
 from ugpu.am.chip import remedies as advice
-from ugpu.am.chip.chip import ALL_ONES, Chip
-from ugpu.am.chip.function import disable_master, enable_function, enable_master
+from ugpu.am.chip.chip import Chip
 from ugpu.am.chips.facts import ChipFacts
 from ugpu.am.units.gmc import Hub
 from ugpu.am.units.psp import commands as psp_commands
 from ugpu.am.units.psp.images import FirmwareSet
 from ugpu.am.units.psp.psp import DEFAULT_TMR_SIZE
+from ugpu.hcq.bare.bus import ALL_ONES
+from ugpu.hcq.bare.function import (
+    enable_function,
+    enable_master,
+    reset_function,
+    restore_function,
+)
+from ugpu.hcq.bare.stages import Stages, or_silent
 from ugpu.hcq.errors import (
     DeviceLost,
     DiscoveryError,
@@ -30,16 +35,13 @@ from ugpu.hcq.errors import (
     FirmwareSilent,
     NotSupported,
     OutOfMemory,
-    UgpuError,
-    UnitTimeout,
 )
-from ugpu.hcq.state import trace
 from ugpu.hcq.transport.base import ResetKind, Transport
 from ugpu.hcq.transport.pci.config import SavedConfig
 
 log = logging.getLogger(__name__)
 
-StageHook = Callable[[str, float], None]
+ChipHook = Callable[[Chip], object]
 
 # Scratch registers of the graphics core outlive a process but not a reset. Register 7 records that
 # this driver set the chip up (and which layout of its carve-out), register 6 whether it left
@@ -47,36 +49,6 @@ StageHook = Callable[[str, float], None]
 TAG = 0x75470001
 LEFT_CLEAN, IN_USE = 0, 1
 _TMR_ALIGN = 1 << 20
-
-
-class Stages:
-    """Runs stages, measures them, reports them to subscribers. done: (name, seconds) in order.
-
-    An error raised in a stage gets the stage's name as the fact `stage`. Errors, the demo, the
-    ladder of first contact and recordings use the same names (docs/am-bringup.md lists them).
-    """
-
-    def __init__(
-        self, hook: StageHook | None = None, on_chip: Callable[[Chip], object] | None = None
-    ) -> None:
-        self.done: list[tuple[str, float]] = []
-        self.hook = hook
-        self.on_chip = on_chip
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        log.debug("stage %s", name)
-        with trace.step("boot", stage=name):
-            try:
-                yield
-            except UgpuError as error:
-                error.add_facts(stage=name)
-                raise
-        seconds = time.perf_counter() - start
-        self.done.append((name, seconds))
-        if self.hook is not None:
-            self.hook(name, seconds)
 
 
 # ---- first contact -----------------------------------------------------------------------------
@@ -100,16 +72,13 @@ def wait_ifwi(chip: Chip) -> None:
             return False
         return bool(state & 0x8000_0000) and size not in (0, ALL_ONES)
 
-    try:
-        chip.clock.wait_until(probe, unit="IFWI", waiting_for="board firmware", limit_s=limit_s)
-    except UnitTimeout as error:
+    def state() -> dict[str, int]:
         chip.check_present("waiting for the board's firmware")
-        raise FirmwareSilent(
-            "the board's boot firmware has not finished",
-            limit_s=limit_s,
-            remedy=advice.POWER_CYCLE,
-            **seen,
-        ) from error
+        return seen
+
+    text = "the board's boot firmware has not finished"
+    with or_silent(text, state, limit_s=limit_s, remedy=advice.POWER_CYCLE):
+        chip.clock.wait_until(probe, unit="IFWI", waiting_for="board firmware", limit_s=limit_s)
     chip.vram.size = seen["vram_mb"] << 20
 
 
@@ -132,16 +101,19 @@ def read_discovery(chip: Chip) -> None:
         raise
 
 
-def first_contact(transport: Transport, facts: ChipFacts, stages: Stages) -> Chip:
-    """Set the function up, wait for IFWI, read discovery; return the chip with named registers."""
+def first_contact(
+    transport: Transport, facts: ChipFacts, stages: Stages, on_chip: ChipHook | None = None
+) -> Chip:
+    """Set the function up, wait for IFWI, read discovery; return the chip with named registers.
+    on_chip: called with the chip before any of its registers is read."""
     with stages.stage("config space"):
         command = enable_function(transport)
         chip = Chip(transport, facts)
         chip.command = command
         if transport.traits.host_memory:  # another program can reach the slot
             chip.kept = SavedConfig(transport.config_read)
-        if stages.on_chip is not None:
-            stages.on_chip(chip)
+        if on_chip is not None:
+            on_chip(chip)
         chip.link.keep_awake()
     try:
         with stages.stage("board firmware"):
@@ -333,19 +305,31 @@ def warm_attach(units: Units, stages: Stages) -> None:
     start_graphics(units, None, stages)
 
 
-def prepare(transport: Transport, facts: ChipFacts, classes: UnitClasses, stages: Stages) -> Units:
+def prepare(
+    transport: Transport,
+    facts: ChipFacts,
+    classes: UnitClasses,
+    stages: Stages,
+    on_chip: ChipHook | None = None,
+) -> Units:
     """Make first contact and plan the memory. The chip is not changed."""
     try:
-        return _prepare(transport, facts, classes, stages)
+        return _prepare(transport, facts, classes, stages, on_chip)
     except DeviceLost as error:
         if not transport.present():
             raise
         log.warning("%s: %s: a reset may be in progress; trying again", transport.name, error)
-        return _prepare(transport, facts, classes, stages)
+        return _prepare(transport, facts, classes, stages, on_chip)
 
 
-def _prepare(transport: Transport, facts: ChipFacts, classes: UnitClasses, stages: Stages) -> Units:
-    chip = first_contact(transport, facts, stages)
+def _prepare(
+    transport: Transport,
+    facts: ChipFacts,
+    classes: UnitClasses,
+    stages: Stages,
+    on_chip: ChipHook | None,
+) -> Units:
+    chip = first_contact(transport, facts, stages, on_chip)
     try:
         with stages.stage("memory"):
             return make_units(chip, classes)
@@ -441,30 +425,20 @@ def slot_reset(units: Units, kind: ResetKind) -> None:
 
 
 def _reset_chip(units: Units, strike: Callable[[], None]) -> None:
-    """Preserve configuration space across a reset of everything else.
+    """Reset the chip, apart from its configuration space, to the bootloader."""
 
-    ORDER: no access at all while the chip resets; it would hang the bus on some platforms.
-    """
-    chip, transport = units.chip, units.chip.transport
-    kept = chip.kept or SavedConfig(transport.config_read)
-    disable_master(transport)
-    strike()
-    units.gmc.forget()
-    chip.clock.sleep(chip.generation.mode1_quiet_s)
-    kept.restore(transport.config_write)
-    chip.command = enable_function(transport)
-    chip.link.keep_awake()
+    def struck() -> None:
+        strike()
+        units.gmc.forget()
+
+    reset_function(units.chip, struck, units.chip.generation.mode1_quiet_s)
     _wait_bootloader(units)
 
 
 def after_power_loss(units: Units) -> None:
-    """Take up a chip that lost its power, was unplugged and plugged in again, or whose slot another
-    program has reset. Configuration space is restored to its state at first contact."""
+    """Take up a chip that lost its power; see hcq.bare.function.restore_function."""
     units.gmc.forget()
-    if units.chip.kept is not None:
-        units.chip.kept.restore(units.chip.transport.config_write)
-    units.chip.command = enable_function(units.chip.transport)
-    units.chip.link.keep_awake()
+    restore_function(units.chip)
     _wait_bootloader(units)
 
 
@@ -475,7 +449,7 @@ def _wait_bootloader(units: Units) -> None:
     if chip.mp0.MP0_SMN_C2PMSG_81.read():
         return  # nothing was reset: the caller handles that
     chip.dark = False
-    try:
+    with or_silent("the chip does not respond after the reset", unit="PSP"):
         chip.wait(
             chip.mp0.MP0_SMN_C2PMSG_35,
             lambda value: value == 0x8000_0000,
@@ -483,6 +457,4 @@ def _wait_bootloader(units: Units) -> None:
             waiting_for="bootloader after the reset",
             limit_s=chip.generation.ifwi_limit_s,
         )
-    except UnitTimeout as error:
-        raise FirmwareSilent("the chip does not respond after the reset", **error.facts) from error
     units.psp.forget_components()

@@ -9,7 +9,7 @@ from ugpu.am.packets.sdma import RingMemory
 from ugpu.am.units.gfx import LIST_PIPE
 from ugpu.am.units.gmc import VMIDS
 from ugpu.am.units.lists import ListQueue
-from ugpu.am.units.memory import PAGE
+from ugpu.hcq.bare.vram import PAGE
 from ugpu.hcq.errors import FirmwareSilent
 
 _NO_MEMORY = RingMemory(

@@ -12,6 +12,7 @@ from ugpu.am.boot.units import Units
 from ugpu.am.units.psp import commands as psp_commands
 from ugpu.am.units.psp.images import FirmwareSet
 from ugpu.am.units.smu.smu import version_text
+from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.errors import FirmwareSilent, NotSupported
 
 
@@ -45,7 +46,7 @@ def reset(units: Units, firmware: FirmwareSet) -> None:
     units.gmc.forget(units.gmc.gfxhubs)
     _load(units, firmware)
     units.smu.enable_graphics()
-    boot.start_graphics(units, firmware, boot.Stages())
+    boot.start_graphics(units, firmware, Stages())
     boot.mark(units.chip, boot.IN_USE)
 
 

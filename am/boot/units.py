@@ -12,13 +12,16 @@ from ugpu.am.units.gfx import Gfx
 from ugpu.am.units.gmc import Gmc, framebuffer_location
 from ugpu.am.units.ih import MEMORY_SIZE, Ih
 from ugpu.am.units.lists import RESULTS_SIZE, Describe, ListQueue, PageResults
-from ugpu.am.units.memory import PAGE, AddressSpace, Carveout, PageTableFormat
+from ugpu.am.units.memory import Carveout
 from ugpu.am.units.nbio import Nbio
 from ugpu.am.units.psp.commands import PRIVATE_SIZE
 from ugpu.am.units.psp.psp import Psp
 from ugpu.am.units.psp.stage import OutsideStage, Shelf
 from ugpu.am.units.smu.smu import Smu
 from ugpu.am.units.smu.thermal import Thermal
+from ugpu.hcq.bare.space import AddressSpace
+from ugpu.hcq.bare.tables import TableFormat
+from ugpu.hcq.bare.vram import PAGE
 from ugpu.hcq.errors import DiscoveryError
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.transport.base import DmaMemory
@@ -28,7 +31,7 @@ from ugpu.hcq.transport.base import DmaMemory
 class UnitClasses:
     """The classes for the blocks of a generation, and its page-table format."""
 
-    page_format: type[PageTableFormat]
+    page_format: type[TableFormat]
     nbio: type[Nbio]
     gmc: type[Gmc]
     psp: type[Psp]
@@ -86,7 +89,8 @@ def make_units(chip: Chip, classes: UnitClasses) -> Units:
     """Make the units of a described chip; changes nothing on it: see `AddressSpace.own`."""
     base, offset = framebuffer_location(chip)
     carveout = Carveout(chip.vram.size, chip.generation.reserved_vram, base, offset)
-    memory = AddressSpace(chip, carveout, classes.page_format())
+    places = carveout.map(chip.generation.physical_bits)
+    memory = AddressSpace(chip, places, classes.page_format())
     nbio = classes.nbio(chip)
     gfx = classes.gfx(chip, nbio)
     engines = tuple(classes.copy_engine(chip, found.instance) for found in chip.copy_engines())

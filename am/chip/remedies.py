@@ -1,24 +1,26 @@
-"""Remedies, as texts for errors (fact `remedy`) and named states."""
+"""Remedies, as texts for errors (fact `remedy`) and named states: those for all cards, and ours."""
 
 from __future__ import annotations
 
-RESET = "device.reset() sets the queues up anew; programs and buffers stay"
+from ugpu.hcq.bare.firmware import FirmwarePackage
+from ugpu.hcq.bare.remedies import BOOT, COOL, COOL_OFF, DAMAGED, LINK, PLACES, POWER_CYCLE, RESET
+
+__all__ = [
+    "BOOT",
+    "COOL",
+    "COOL_OFF",
+    "DAMAGED",
+    "FIRMWARE",
+    "LINK",
+    "MODE1",
+    "PLACES",
+    "POWER_CYCLE",
+    "REFUSED",
+    "RESET",
+]
+
 MODE1 = "device.reset() or `force_cold=True` resets the chip (mode1)"
-POWER_CYCLE = "power the card off and on; where that does not help, reseat it and check its supply"
-LINK = "check cable, slot and supply, then rescan the bus"
-PLACES = (
-    "device.reset() writes the addresses back and boots the card; where no program has it open, "
-    "remove it and rescan the bus"
-)
-BOOT = "open the device: the driver boots it"
-COOL = (
-    "let the card cool: check its fan, the airflow and the enclosure; device.reset() stops its "
-    "work and tells whether it is cool enough"
-)
-COOL_OFF = "power the card off, let it cool, check its fan and the airflow, and power it on again"
-DAMAGED = (
-    "device.reset(), and treat results since the last check as wrong; where it comes back, replace "
-    "the card"
-)
-FIRMWARE = "update the firmware images: install the current linux-firmware or firmware-amd-graphics"
+# Our choice of a limit: the largest file of the chips in am/chips has 2 MiB.
+PACKAGE = FirmwarePackage("amdgpu", ("linux-firmware", "firmware-amd-graphics"), 16 << 20)
+FIRMWARE = PACKAGE.remedy
 REFUSED = "update the firmware images; the chip needs a bus reset"

@@ -78,7 +78,7 @@ class ChipFacts:
 
     @property
     def firmware_files(self) -> tuple[str, ...]:
-        """Names of all images that the driver looks for."""
+        """Names of all images that the driver searches for."""
         return tuple(self.image(file) for file in self.generation.firmware)
 
     @property

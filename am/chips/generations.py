@@ -43,6 +43,16 @@ class FirmwareFile:
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """Registers that describe a failed chip. registers: by block; names may be patterns. queue: of
+    the compute queue that GRBM_GFX_CNTL selects. wave: SQ_WAVE_<name>."""
+
+    registers: Mapping[str, tuple[str, ...]]
+    queue: tuple[str, ...]
+    wave: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class GenerationFacts:
     """One generation. Register indices and bases are in dwords, sizes in bytes, times in seconds.
 
@@ -66,6 +76,7 @@ class GenerationFacts:
     # blocks
     register_tables: Mapping[str, Mapping[Version, str]]
     wave_register_table: str
+    evidence: Evidence
     naming_blocks: frozenset[str]
     optional_blocks: frozenset[str]
     hardware_ids: Mapping[str, int]

@@ -6,6 +6,7 @@ Sources are named at each group.
 from __future__ import annotations
 
 from ugpu.am.chips.generations import Doorbells, FirmwareFile, GenerationFacts, SmuInterface
+from ugpu.am.chips.gfx11_evidence import EVIDENCE
 
 # Versions that the kernel drives with these headers (Linux 6.12 amdgpu_discovery.c; gfxhub_v3_0_3.c
 # and mmhub_v3_0_2.c for the two whose translation registers are elsewhere). Thermal and SMUIO
@@ -40,6 +41,7 @@ FACTS = GenerationFacts(
     least_bars=((0, 256 << 20), (2, 4096), (5, 512 << 10)),
     register_tables=_TABLES,
     wave_register_table="gc_11_0_0_indirect",  # SQ_WAVE_* by index, for all (gfx_v11_0.c)
+    evidence=EVIDENCE,
     naming_blocks=frozenset({"GC", "MP0", "MP1", "SDMA0"}),
     # Sensors come from the SMU; in ATHUB, ugpu changes only the gating of its clock.
     optional_blocks=frozenset({"SMUIO", "THM", "ATHUB"}),

@@ -7,6 +7,8 @@ Source: Linux 6.12 gfx_v11_0.c (gc_reg_list_11_0, gc_cp_reg_list_11, wave_read_w
 
 from __future__ import annotations
 
+from ugpu.am.chips.generations import Evidence
+
 REGISTERS = {
     "nbio": (
         "RCC_DEV0_EPF0_RCC_CONFIG_MEMSIZE",
@@ -56,3 +58,5 @@ WAVE_REGISTERS = (
     "STATUS", "PC_LO", "PC_HI", "EXEC_LO", "EXEC_HI", "HW_ID1", "HW_ID2", "GPR_ALLOC", "LDS_ALLOC",
     "TRAPSTS", "IB_STS", "IB_STS2", "IB_DBG1", "M0", "MODE",
 )  # fmt: skip
+
+EVIDENCE = Evidence(REGISTERS, QUEUE_REGISTERS, WAVE_REGISTERS)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from ugpu.am.boot import boot
+from ugpu.am.boot.boot import ChipHook
 from ugpu.am.chip.chip import Chip
 from ugpu.am.chip.placement import QUEUE_VMID, Seat
+from ugpu.am.chip.remedies import PACKAGE
 from ugpu.am.device.card import Card
 from ugpu.am.device.driver import AmDriver
 from ugpu.am.units.gmc import VMIDS
-from ugpu.am.units.psp.images import FirmwareSource
+from ugpu.hcq.bare.firmware import FirmwareSource
+from ugpu.hcq.bare.stages import StageHook, Stages
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.find.registry import Attachment
@@ -24,8 +25,8 @@ def open_device(
     name: str,
     attachment: Attachment,
     *,
-    on_stage: boot.StageHook | None = None,
-    on_chip: Callable[[Chip], object] | None = None,
+    on_stage: StageHook | None = None,
+    on_chip: ChipHook | None = None,
     firmware: str | Path | None = None,
     leave: str = "warm",
     force_cold: bool = False,
@@ -49,8 +50,9 @@ def open_device(
     card = Card(
         name,
         attachment,
-        FirmwareSource(images, folders, attachment.on_image),
-        stages=boot.Stages(on_stage, on_chip),
+        FirmwareSource(PACKAGE, images, folders, attachment.on_image),
+        stages=Stages(on_stage),
+        on_chip=on_chip,
         leave_warm=leave == "warm",
     )
     return AmDevice(AmDriver(name, card, Seat(vmid=vmid), card.stages, force_cold=force_cold))

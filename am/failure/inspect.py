@@ -11,11 +11,11 @@ import fnmatch
 import functools
 from collections.abc import Iterator
 
-from ugpu.am.chip.chip import ALL_ONES, Chip
-from ugpu.am.chips.gfx11_evidence import QUEUE_REGISTERS, REGISTERS, WAVE_REGISTERS
+from ugpu.am.chip.chip import Chip
 from ugpu.am.units.gfx import MEC, Gfx
-from ugpu.am.units.memory import PageTableFormat
 from ugpu.am.units.nbio import Nbio
+from ugpu.hcq.bare.bus import ALL_ONES
+from ugpu.hcq.bare.tables import TableFormat
 from ugpu.hcq.errors import BadArgument, NotRecorded
 from ugpu.hcq.registers.fields import BoundRegister, RegisterMap
 
@@ -30,7 +30,7 @@ _ROOT_ADDRESS = ~0xFFF
 def registers(chip: Chip) -> dict[str, int]:
     """Return the registers that help to diagnose a failed chip, by "block.NAME"."""
     values: dict[str, int] = {}
-    for block, patterns in REGISTERS.items():
+    for block, patterns in chip.generation.evidence.registers.items():
         here = getattr(chip, block, None)
         if here is None:
             continue
@@ -60,7 +60,7 @@ def hardware_queues(chip: Chip) -> list[dict[str, object]]:
                 except NotRecorded:
                     lacking += 1
                     continue
-                values = {name: _recorded(chip.gc[name]) for name in QUEUE_REGISTERS}
+                values = {name: _recorded(chip.gc[name]) for name in facts.evidence.queue}
             found.append({"pipe": pipe, "queue": queue, "registers": values})
     if lacking:
         count = facts.compute_pipes * facts.queues_per_pipe
@@ -79,9 +79,9 @@ def _recorded(register: BoundRegister) -> int | None:
 def waves(chip: Chip, limit_s: float | None = None) -> Iterator[dict[str, object]]:
     """Yield each existing wave: place (shader engine, array, workgroup processor, SIMD, slot), pc
     and registers. If `limit_s` or MOST_WAVES ends the search early, or if a recording lacks waves,
-    the last item says so."""
+    the last item reports it."""
     gfx, count, looks, lacking = Gfx(chip, Nbio(chip)), 0, 0, 0
-    now = chip.clock.now
+    now, names = chip.clock.now, chip.generation.evidence.wave
     end = None if limit_s is None else now() + limit_s
     with gfx.aiming():
         for place in gfx.simds():
@@ -99,7 +99,7 @@ def waves(chip: Chip, limit_s: float | None = None) -> Iterator[dict[str, object
                 if not there >> slot & 1:
                     continue
                 count += 1
-                values = {name: gfx.wave_register(slot, name) for name in WAVE_REGISTERS}
+                values = {name: gfx.wave_register(slot, name) for name in names}
                 pc = values["PC_HI"] << 32 | values["PC_LO"]
                 yield {"place": [*place, slot], "pc": pc, "registers": values}
     if lacking:
@@ -128,7 +128,7 @@ def wave_words(chip: Chip, wave: dict[str, object], limit_s: float | None = None
 
 
 def walk(
-    chip: Chip, form: PageTableFormat, address: int, vmid: int, hub: str = "gc"
+    chip: Chip, form: TableFormat, address: int, vmid: int, hub: str = "gc"
 ) -> dict[str, object]:
     """Return the page table entries that lead to a virtual address, as they are in VRAM.
 

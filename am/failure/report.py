@@ -96,7 +96,7 @@ class Reporter:
         return tuple(name for queue in self.driver.queues.compute for name in queue.suspects)
 
     def _culprit(self, page: int) -> faults.Place | None:
-        """Return the instruction behind a page fault, if a model knows it."""
+        """Return the faulting instruction of a page fault, if the device is a model."""
         found = take_culprit(self.driver.transport, address=page)
         if found is None:
             return None

@@ -17,9 +17,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from ugpu.am.chip import remedies as advice
-from ugpu.am.chip.chip import ALL_ONES, Chip
+from ugpu.am.chip.chip import Chip
 from ugpu.am.units.psp.psp import noted_refusal
 from ugpu.am.units.smu.smu import BUSY, OK, RESPONSES
+from ugpu.hcq.bare.bus import ALL_ONES
 from ugpu.hcq.errors import DeviceLost, DiscoveryError, FirmwareSilent, NotRecorded, UgpuError
 from ugpu.hcq.registers.fields import BoundRegister
 
@@ -186,7 +187,7 @@ def _bootloader(chip: Chip, word: int, registers: dict[str, int]) -> State:
         "PSP",
         "bootloader not ready",
         False,
-        "the bootloader has not finished what it was given",
+        "the bootloader has not finished loading the component",
         advice.POWER_CYCLE,
         registers,
     )

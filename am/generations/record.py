@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ugpu.am.boot.boot import Stages
 from ugpu.am.boot.units import UnitClasses, Units
 from ugpu.am.chips.generations import GenerationFacts
 from ugpu.am.packets.mqd import QueueMemory
@@ -14,6 +13,7 @@ from ugpu.am.units.psp.images import FirmwareSet
 from ugpu.am.work.cleaner import CleanerKernel
 from ugpu.am.work.proof import ProofKernel
 from ugpu.am.work.queue import ComputeQueue, CopyQueue
+from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.registers.fields import RegisterMap
 from ugpu.hcq.registers.layout import Struct
 

@@ -1,4 +1,4 @@
-"""Access to a chip as it is: registers named by its discovery table, without a boot or a reset."""
+"""Read a chip without booting or resetting it: registers named by its discovery table."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import asdict
 from functools import partial
 
 from ugpu.am import chips
-from ugpu.am.boot.boot import Stages, first_contact, read_discovery
-from ugpu.am.chip.chip import ALL_ONES, Chip
+from ugpu.am.boot.boot import first_contact, read_discovery
+from ugpu.am.chip.chip import Chip
 from ugpu.am.chip.placement import QUEUE_VMID
 from ugpu.am.device import rest
 from ugpu.am.failure import inspect, states
@@ -20,6 +20,8 @@ from ugpu.am.regs import load
 from ugpu.am.units.gmc import framebuffer_location
 from ugpu.am.units.memory import Carveout
 from ugpu.am.units.smu.smu import Smu
+from ugpu.hcq.bare.bus import ALL_ONES
+from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.errors import BadArgument, DeviceNotFound, FirmwareSilent, NotRecorded, UgpuError
 from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.registers.fields import RegisterBlock
@@ -153,7 +155,7 @@ def dangers() -> tuple[tuple[str, str], ...]:
 
 
 def look(chip: Chip, part: str) -> object:
-    """Return one part of a bundle from the chip as it is: states, queues, waves, registers."""
+    """Return one part of a bundle, read without a boot: states, queues, waves, registers."""
     return _LOOKS[part](chip)
 
 

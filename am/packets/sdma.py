@@ -7,11 +7,13 @@ kernel fills them), sdma_v6_0_0_pkt_open.h (layouts), kfd_mqd_manager_v11.c (use
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from ugpu.am.chip.chip import Chip, batched
+from ugpu.am.chip.chip import Chip
 from ugpu.am.packets.assembler import Assembler
 from ugpu.am.packets.mqd import log2
 from ugpu.am.regs import constants
+from ugpu.hcq.bare.chip import batched
 from ugpu.hcq.errors import UnitTimeout
 from ugpu.hcq.registers.fields import BoundRegister, Field
 from ugpu.hcq.work.command import Symbol
@@ -36,35 +38,46 @@ _HALT_LIMIT_S = 0.1
 _MICRO_PAUSE_S = 100e-6
 
 
-def _field(name: str) -> Field:
-    return constants("sdma_v6_0_0_pkt_open").field(f"SDMA_PKT_{name}")
-
-
-def _header(packet: str, opcode: int, sub: int = 0, **fields: int) -> int:
-    value = _field(f"{packet}_HEADER_OP").insert(0, opcode)
-    value = _field(f"{packet}_HEADER_SUB_OP").insert(value, sub)
-    for name, field in fields.items():
-        value = _field(f"{packet}_HEADER_{name}").insert(value, field)
-    return value
-
-
 class Sdma(Assembler):
-    """An image of SDMA packets."""
+    """An image of SDMA packets. table: layouts and numbers in am/regs; a generation with others has
+    a subclass (record.Generation.copy_queue, CopyQueue.packets)."""
+
+    table: ClassVar[str] = "sdma_v6_0_0_pkt_open"
+
+    @classmethod
+    def number(cls, name: str) -> int:
+        """Return the number of an operation or sub-operation, such as OP_COPY."""
+        return constants(cls.table)[f"SDMA_{name}"]
+
+    @classmethod
+    def field(cls, name: str) -> Field:
+        """Return a field of a packet."""
+        return constants(cls.table).field(f"SDMA_PKT_{name}")
+
+    @classmethod
+    def header(cls, packet: str, operation: str, sub: str = "", **fields: int) -> int:
+        """Return the first dword of a packet."""
+        value = cls.field(f"{packet}_HEADER_OP").insert(0, cls.number(f"OP_{operation}"))
+        low = cls.number(f"SUBOP_{sub}") if sub else 0
+        value = cls.field(f"{packet}_HEADER_SUB_OP").insert(value, low)
+        for name, field in fields.items():
+            value = cls.field(f"{packet}_HEADER_{name}").insert(value, field)
+        return value
+
+    @classmethod
+    def indirect_header(cls, vmid: int) -> int:
+        """Return the first dword of an INDIRECT packet that reads its buffer in a VMID."""
+        return cls.header("INDIRECT", "INDIRECT", VMID=vmid)
 
     def copy(self, destination: Symbol, source: Symbol, size: int) -> None:
-        ids = constants("sdma_v6_0_0_pkt_open")
-        head = _header("COPY_LINEAR", ids.SDMA_OP_COPY, ids.SDMA_SUBOP_COPY_LINEAR)
+        head = self.header("COPY_LINEAR", "COPY", "COPY_LINEAR")
         for start in range(0, size, MOST):
             self.emit(head, min(MOST, size - start) - 1, 0)
             self.pair(source.plus(start))
             self.pair(destination.plus(start))
 
     def fill(self, destination: Symbol, value: int, size: int) -> None:
-        head = _header(
-            "CONSTANT_FILL",
-            constants("sdma_v6_0_0_pkt_open").SDMA_OP_CONST_FILL,
-            FILLSIZE=_DWORD_FILL,
-        )
+        head = self.header("CONSTANT_FILL", "CONST_FILL", FILLSIZE=_DWORD_FILL)
         for start in range(0, size, MOST):
             self.emit(head)
             self.pair(destination.plus(start))
@@ -72,61 +85,43 @@ class Sdma(Assembler):
 
     def fence(self, address: Symbol, value: Symbol) -> None:
         """Write the value's low 32 bits when all earlier packets have finished."""
-        self.emit(fence_header())
+        self.emit(self._fence())
         self.pair(address)
         self.low(value)
 
     def signal(self, address: Symbol, value: Symbol) -> None:
         """Write 64 bits, the low half first: a rising counter then never reads too high."""
         self.fence(address, value)
-        self.emit(fence_header())
+        self.emit(self._fence())
         self.pair(address.plus(4))
         self.high(value)
         self.trap()
 
+    def _fence(self) -> int:
+        return self.header("FENCE", "FENCE", MTYPE=_MTYPE_UC)
+
     def trap(self) -> None:
-        self.emit(_header("TRAP", constants("sdma_v6_0_0_pkt_open").SDMA_OP_TRAP), 0)
+        self.emit(self.header("TRAP", "TRAP"), 0)
 
     def wait_memory(self, address: Symbol, value: Symbol) -> None:
         """Stall until the 32 bits at `address` reach the value's low 32 bits."""
-        head = _header(
-            "POLL_REGMEM",
-            constants("sdma_v6_0_0_pkt_open").SDMA_OP_POLL_REGMEM,
-            FUNC=_GREATER_EQUAL,
-            MEM_POLL=_POLL_MEMORY,
+        self.emit(
+            self.header("POLL_REGMEM", "POLL_REGMEM", FUNC=_GREATER_EQUAL, MEM_POLL=_POLL_MEMORY)
         )
-        self.emit(head)
         self.pair(address)
         self.low(value)
-        pause = _field("POLL_REGMEM_DW5_INTERVAL").insert(0, _INTERVAL)
-        pause = _field("POLL_REGMEM_DW5_RETRY_COUNT").insert(pause, _RETRIES)
+        pause = self.field("POLL_REGMEM_DW5_INTERVAL").insert(0, _INTERVAL)
+        pause = self.field("POLL_REGMEM_DW5_RETRY_COUNT").insert(pause, _RETRIES)
         self.emit(0xFFFF_FFFF, pause)
 
     def timestamp(self, address: Symbol) -> None:
-        ids = constants("sdma_v6_0_0_pkt_open")
-        self.emit(
-            _header(
-                "TIMESTAMP_GET_GLOBAL", ids.SDMA_OP_TIMESTAMP, ids.SDMA_SUBOP_TIMESTAMP_GET_GLOBAL
-            )
-        )
+        self.emit(self.header("TIMESTAMP_GET_GLOBAL", "TIMESTAMP", "TIMESTAMP_GET_GLOBAL"))
         self.pair(address)
 
     def barrier(self) -> None:
         """Emit a NOP, which keeps packets from overlapping in the engine. Packets of one queue
         finish in order."""
         self.emit(NOP)
-
-
-def fence_header() -> int:
-    """The first dword of a FENCE packet."""
-    ids = constants("sdma_v6_0_0_pkt_open")
-    return _header("FENCE", ids.SDMA_OP_FENCE, MTYPE=_MTYPE_UC)
-
-
-def indirect_header(vmid: int) -> int:
-    """The first dword of an INDIRECT packet that reads its buffer in a VMID."""
-    ids = constants("sdma_v6_0_0_pkt_open")
-    return _header("INDIRECT", ids.SDMA_OP_INDIRECT, VMID=vmid)
 
 
 @dataclass(frozen=True)
@@ -205,7 +200,7 @@ class Engine:
         self.queue(f"{stem}_HI").write(address >> 32)
 
     def stop(self, *, alone: bool = True) -> bool:
-        """Stop the queue; return whether it came to rest. alone: wait for the whole engine; False
+        """Stop the queue; return whether it is idle. alone: wait for the whole engine; False
         if another queue of the engine may be running."""
         self.queue("DOORBELL").update(ENABLE=0)
         self.queue("RB_CNTL").update(RB_ENABLE=0)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ugpu.am.chip.chip import Chip, batched
+from ugpu.am.chip.chip import Chip
 from ugpu.am.packets.sdma import Engine
 from ugpu.am.units.gfx import IDLE_INTERRUPTS, Gfx
+from ugpu.hcq.bare.chip import batched
 
 _IDLE_THRESHOLD, _COMPENSATION_DELAY = 0x36, 0xF
 _POLL_FREQUENCY, _IDLE_POLLS = 0x100, 0x90

@@ -147,7 +147,7 @@ class HubFault:
 
 @dataclass(frozen=True)
 class Place:
-    """The instruction behind a fault. offset: in bytes from the entry of `kernel`; both None where
+    """The faulting instruction. offset: in bytes from the entry of `kernel`; both None where
     `pc` lies outside all programs. source: "file:line", or empty."""
 
     pc: int

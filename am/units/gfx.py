@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ugpu.am.chip import remedies as advice
-from ugpu.am.chip.chip import ALL_ONES, Chip, batched
+from ugpu.am.chip.chip import Chip
 from ugpu.am.chip.placement import QUEUE_VMID
 from ugpu.am.packets import mqd
 from ugpu.am.units.nbio import Nbio
-from ugpu.hcq.errors import FirmwareSilent, UnitTimeout
+from ugpu.hcq.bare.bus import ALL_ONES
+from ugpu.hcq.bare.chip import batched
+from ugpu.hcq.bare.stages import or_silent
+from ugpu.hcq.errors import UnitTimeout
 from ugpu.hcq.registers.layout import Struct
 
 log = logging.getLogger(__name__)
@@ -100,25 +103,23 @@ class Gfx:
         """Wait until the RLC has loaded and started every micro engine."""
         gc = self.chip.gc
 
-        def probe_stat() -> bool:
-            return int(gc.CP_STAT.read()) == 0
+        def state() -> dict[str, int]:
+            words = {"bootload_status": gc.RLC_RLCS_BOOTLOAD_STATUS, "cp_stat": gc.CP_STAT}
+            return {name: int(register.read()) for name, register in words.items()}
 
-        try:
+        with or_silent(
+            "the RLC has not finished loading the graphics core's firmware",
+            state,
+            limit_s=AUTOLOAD_LIMIT_S,
+            remedy=advice.MODE1,
+        ):
             self.chip.wait(
                 gc.RLC_RLCS_BOOTLOAD_STATUS,
-                lambda value: bool(value.BOOTLOAD_COMPLETE) and probe_stat(),
+                lambda value: bool(value.BOOTLOAD_COMPLETE) and not gc.CP_STAT.read(),
                 unit="RLC",
                 waiting_for="autoload of the graphics core's firmware",
                 limit_s=AUTOLOAD_LIMIT_S,
             )
-        except UnitTimeout as error:
-            raise FirmwareSilent(
-                "the RLC has not finished loading the graphics core's firmware",
-                limit_s=AUTOLOAD_LIMIT_S,
-                bootload_status=int(gc.RLC_RLCS_BOOTLOAD_STATUS.read()),
-                cp_stat=int(gc.CP_STAT.read()),
-                remedy=advice.MODE1,
-            ) from error
 
     @batched
     def start_mec(self, start_address: int) -> None:

@@ -15,11 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from ugpu.am.chip import remedies as advice
-from ugpu.am.chip.chip import ALL_ONES, Chip, batched
+from ugpu.am.chip.chip import Chip
 from ugpu.am.chip.placement import QUEUE_VMID
 from ugpu.am.units.faults import HubFault
 from ugpu.am.units.memory import VIRTUAL_END, Carveout
 from ugpu.am.units.nbio import Nbio
+from ugpu.hcq.bare.bus import ALL_ONES
+from ugpu.hcq.bare.chip import batched
 from ugpu.hcq.errors import ChipError, UnitTimeout
 from ugpu.hcq.registers.fields import BoundRegister, RegisterBlock
 

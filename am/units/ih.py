@@ -10,9 +10,11 @@ import logging
 import struct
 from dataclasses import dataclass
 
-from ugpu.am.chip.chip import ALL_ONES, Chip, batched
-from ugpu.am.units.memory import Mapping
+from ugpu.am.chip.chip import Chip
 from ugpu.am.units.nbio import Nbio
+from ugpu.hcq.bare.bus import ALL_ONES
+from ugpu.hcq.bare.chip import batched
+from ugpu.hcq.bare.space import Mapping
 
 log = logging.getLogger(__name__)
 

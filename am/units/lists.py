@@ -27,7 +27,7 @@ from ugpu.am.packets.mqd import QueueMemory
 from ugpu.am.packets.pm4 import Pm4
 from ugpu.am.units.memory import Carveout
 from ugpu.am.units.nbio import Nbio
-from ugpu.hcq.errors import FirmwareSilent, UnitTimeout
+from ugpu.hcq.bare.stages import or_silent
 from ugpu.hcq.registers.fields import RegisterMap
 from ugpu.hcq.registers.layout import Struct
 from ugpu.hcq.transport.base import DmaMemory
@@ -154,18 +154,15 @@ class ListQueue:
             values = [int.from_bytes(raw[at : at + 4], "little") for at in range(0, size, 4)]
             return values if values[0] == self._number else None
 
-        try:
+        def state() -> dict[str, int]:
+            self.chip.check_present("waiting for a list of register accesses")
+            return {}
+
+        text = "the MEC has not executed a list of register accesses"
+        with or_silent(text, state, unit="MEC", limit_s=_LIMIT_S, remedy=advice.MODE1):
             found = self.chip.clock.wait_until(
                 probe, unit="MEC", waiting_for="the end of a list of registers", limit_s=_LIMIT_S
             )
-        except UnitTimeout as error:
-            self.chip.check_present("waiting for a list of register accesses")
-            raise FirmwareSilent(
-                "the MEC has not executed a list of register accesses",
-                unit="MEC",
-                limit_s=_LIMIT_S,
-                remedy=advice.MODE1,
-            ) from error
         return found[1:]
 
     def zero(self, address: int, size: int) -> None:

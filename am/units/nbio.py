@@ -5,7 +5,8 @@ Source: Linux 6.12 nbio_v4_3.c and hdp_v6_0.c.
 
 from __future__ import annotations
 
-from ugpu.am.chip.chip import Chip, batched
+from ugpu.am.chip.chip import Chip
+from ugpu.hcq.bare.chip import batched
 
 # Byte offset of the hole in the register BAR that the HDP flush registers are mapped to.
 REMAP_OFFSET = 0x80000 - 0x1000

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ugpu.am.units.memory import Mapping
+from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.work.command import CommandBuffer
 
 ARENA_SIZE = 1 << 20

@@ -1,4 +1,4 @@
-"""Memory outside the chip and the host: what a bridge offers, by bus address.
+"""A USB bridge's memory, by bus address.
 
 Behind a bridge, copies go through this memory and timelines lie in it; see hcq.transport.bulk.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ugpu.am.units.memory import PAGE, Mapping
+from ugpu.hcq.bare.space import Mapping
+from ugpu.hcq.bare.vram import PAGE
 from ugpu.hcq.copies.bulk_transfer import BulkTransfer
 from ugpu.hcq.copies.staged_transfer import StagedTransfer
 from ugpu.hcq.state.memory import Placement

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ugpu.am.packets.dispatch import LaunchDetails, encode_setup
-from ugpu.am.units.memory import Mapping
+from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.errors import OutOfMemory
 from ugpu.hcq.objects.code_object import Descriptor, KernelImage
 from ugpu.hcq.state.memory import Placement

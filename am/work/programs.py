@@ -14,8 +14,8 @@ from ugpu.am.packets.dispatch import (
     encode_setup,
     null_pointers,
 )
-from ugpu.am.units.memory import Mapping
 from ugpu.am.work import scrub
+from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.errors import BadCodeObject, NotSupported
 from ugpu.hcq.objects.code_object import CodeObject, KernelImage, parse_amdhsa
 from ugpu.hcq.objects.source_lines import has_lines, lines_of, source_of

@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ugpu.am.packets.dispatch import LaunchDetails, encode_setup
-from ugpu.am.units.memory import Mapping
 from ugpu.am.work.queue import ComputeQueue, CopyQueue
+from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.errors import ChipError, OutOfMemory, UnitTimeout
 from ugpu.hcq.objects.code_object import Descriptor, KernelImage
 from ugpu.hcq.state.memory import Placement

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from ugpu.am.packets import pm4, sdma
 from ugpu.am.packets.dispatch import ShaderRegisters, encode_launch
 from ugpu.am.units.ring_ahead import RingAhead
-from ugpu.am.work import scrub
 from ugpu.am.work.arena import ARENA_SIZE, Arena
 from ugpu.am.work.image import HostImage
 from ugpu.hcq.errors import BadArgument, DeviceHang, UnitTimeout
@@ -94,7 +93,7 @@ class RingQueue(HardwareQueue):
         # Without lists of accesses, where each is a message (the vendor's bridge firmware), a
         # megabyte would take minutes: TODO[usb-stock-arena].
         if not driver.starts_by_list and not (driver.chip.bus.messages and not driver.units.lists):
-            scrub.behind(memory, 0)
+            memory.clear_behind(0)
         self.arena = Arena(memory.part(0, ARENA_SIZE))
         self.ring = memory.part(ARENA_SIZE, RING_SIZE)
         self.control = memory.part(ARENA_SIZE + RING_SIZE, CONTROL_SIZE)
@@ -399,13 +398,15 @@ class ComputeQueue(RingQueue):
         self.pipe = pipe
         self.queue = queue
         self.registers = ShaderRegisters(driver.chip.gc)
+        # Without someone to wake, an entry of the interrupt ring only costs the time of reading it.
+        self._interrupt = driver.transport.interrupts is not None
         super().__init__(driver, f"compute {pipe}.{queue}", QueueKind.COMPUTE, doorbell)
 
     def _slot_template(self) -> Sequence[int]:
         opcode, self._control = pm4.indirect_buffer()
         ends = pm4.Pm4()
         address = Symbol.constant(self.timeline.address)
-        ends.release(address, Symbol.constant(0), interrupt=True, flush=True)
+        ends.release(address, Symbol.constant(0), interrupt=self._interrupt, flush=True)
         fence = pm4.fence(self.fence_address)
         return [opcode, 0, 0, 0, *ends.words, *fence, *pm4.filler(12)]
 
@@ -427,7 +428,7 @@ class ComputeQueue(RingQueue):
                 image.acquire()
             elif isinstance(command, Signal):
                 address = timeline_address(command.timeline)
-                image.release(address, command.value, interrupt=True, flush=True)
+                image.release(address, command.value, interrupt=self._interrupt, flush=True)
             elif isinstance(command, Wait):
                 image.wait_memory(timeline_address(command.timeline), command.value)
                 image.acquire()
@@ -446,9 +447,13 @@ class ComputeQueue(RingQueue):
 
 
 class CopyQueue(RingQueue):
-    """A copy queue: queue 0 of one SDMA engine. Commands execute and finish in order."""
+    """A copy queue: queue 0 of one SDMA engine. Commands execute and finish in order.
+
+    packets: the image of the generation's packets.
+    """
 
     shift = 2
+    packets: ClassVar[type[sdma.Sdma]] = sdma.Sdma
 
     def __init__(self, driver: Holder, engine: sdma.Engine, doorbell: int) -> None:
         self.engine = engine
@@ -456,10 +461,10 @@ class CopyQueue(RingQueue):
 
     def _slot_template(self) -> Sequence[int]:
         # The packet that runs an image ends on a multiple of 8 words.
-        ends = sdma.Sdma()
+        ends = self.packets()
         ends.signal(Symbol.constant(self.timeline.address), Symbol.constant(0))
         ends.fence(Symbol.constant(self.fence_address), Symbol.constant(0))
-        indirect = [sdma.indirect_header(self.driver.seat.vmid), 0, 0, 0, 0, 0]
+        indirect = [self.packets.indirect_header(self.driver.seat.vmid), 0, 0, 0, 0, 0]
         return [sdma.NOP, sdma.NOP, *indirect, *ends.words, *([sdma.NOP] * 10)]
 
     def _fill_slot(
@@ -470,7 +475,7 @@ class CopyQueue(RingQueue):
         slot[21] = number
 
     def encode(self, commands: Sequence[Command]) -> CommandBuffer:
-        image = sdma.Sdma()
+        image = self.packets()
         for command in self._body(commands):
             if isinstance(command, Copy):
                 image.copy(command.destination, command.source, command.size)

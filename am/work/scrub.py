@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ugpu.am.units.memory import Mapping
+from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.errors import OutOfMemory
 from ugpu.hcq.work.command import Fill, Signal, Symbol, values_of
 
@@ -20,13 +20,6 @@ def by_host(driver: Holder, mapping: Mapping) -> None:
     for start, length in mapping.pieces:
         driver.chip.vram.write(start, bytes(length))
     driver.units.nbio.post_hdp()
-
-
-def behind(mapping: Mapping, used: int) -> None:
-    """Clear the part of VRAM that the host reaches behind its first `used` bytes, up to the end of
-    its pages. Does nothing for memory of the host, which is zero when it is mapped."""
-    if mapping.shared is not None and used < mapping.size:
-        mapping.shared[used : mapping.size] = bytes(mapping.size - used)
 
 
 def by_queue(driver: Holder, mapping: Mapping) -> None:

@@ -1,7 +1,7 @@
 """A recorded call of a function: its graph, and how the memory of each replay is bound.
 
 The graph names memory of four kinds: of arguments (stand-ins, taken for the recording), of captured
-tensors (their own), of results (taken anew for each replay) and of intermediate values. Before a
+tensors (their own), of results (allocated for each replay) and of intermediate values. Before a
 replay, each address is bound to the memory that the argument, the captured tensor or the result has
 this time. A tensor that the function assigns gets the result afterwards. An assignment in place
 writes into the tensor's own memory, or into a copy if anything else refers to it.
@@ -80,7 +80,7 @@ class Replay:
         self._wholes: list[Storage] = []
         self._captured: list[Captured] = []
         self._by_id: dict[int, Captured] = {}  # the same by the ids of their tensors
-        self._made: dict[int, Storage] = {}  # by address: memory that each replay takes anew
+        self._made: dict[int, Storage] = {}  # by address: memory that each replay allocates
         self._kept: dict[int, Storage] = {}  # by address: assigned memory of values begun before
         self._states: list[tuple[int | Captured, int]] = []  # assigned tensor, address of its value
         self._result: Any = None  # form of the result, with leaves of _Result

@@ -180,6 +180,8 @@ def stored(tensor: TensorCore, storage: Storage) -> Node:
     old = _node(tensor)
     node = Node("buffer", old.dtype, old.shape)
     node.storage, node.origin = storage, old.origin
+    if old.tracked:  # a leaf of gradients stays one; other histories end
+        node.take_over(old)
     return node
 
 

@@ -52,6 +52,7 @@ from typing import TYPE_CHECKING, Any
 
 from ugpu.compiler.dtype import DType, int64, uint32
 from ugpu.compiler.graph.origin import Origin
+from ugpu.compiler.graph.tracking import FREED, History, mode
 
 if TYPE_CHECKING:
     from ugpu.compiler.graph.recipe import Recipe
@@ -63,8 +64,8 @@ class Node:
     """One operation of the tensor graph; see the module docstring for `arg`."""
 
     __slots__ = (
-        "__weakref__", "arg", "dtype", "made", "op", "origin", "recipe", "recipes", "shape",
-        "sources", "storage",
+        "__weakref__", "arg", "dtype", "history", "made", "op", "origin", "recipe", "recipes",
+        "shape", "sources", "storage", "tracked",
     )  # fmt: skip
 
     def __init__(
@@ -85,18 +86,39 @@ class Node:
         self.made = _period  # see new_period
         self.recipe: Recipe | None = None  # the recipe that made it, if any
         self.recipes: dict[object, Recipe] | None = None  # recipes from this node, while stored
+        self.history: History | None = None  # what gradients see instead; see graph.tracking
+        self.tracked = False
+        for source in sources:
+            if source.tracked:  # rare: most programs need no gradients
+                self.tracked = mode.on and dtype.kind == "f"
+                break
 
     @property
     def size(self) -> int:
         return prod(self.shape)
 
     def settle(self, storage: object) -> None:
-        """Take the computed data and drop the operation and its sources."""
+        """Take the computed data and drop the operation and its sources; a tracked node remembers
+        them."""
+        if self.tracked:
+            self.remember()
         self.storage = storage
         self.op, self.sources, self.arg = "buffer", (), None
 
+    def remember(self) -> None:
+        """Keep the operation and its sources for gradients."""
+        if self.history is None and self.sources:
+            self.history = History(self.op, self.sources, self.arg)
+
+    def take_over(self, leaf: Node) -> None:
+        """Become the leaf that another node is, if it is one."""
+        if leaf.history is not None and not leaf.history.sources and leaf.history is not FREED:
+            self.tracked, self.history = True, leaf.history
+
     def become_result(self, call: Node, number: int) -> None:
         """Become a result of a call that computes the same value."""
+        if self.tracked:
+            self.remember()
         self.op, self.sources, self.arg = "result", (call,), number
 
     def __repr__(self) -> str:
@@ -117,8 +139,12 @@ class Repeated(Node):
         self.shape = shape
         self.given = given
         self.recipe = recipe
-        self.storage = self.origin = self.recipes = None
+        self.storage = self.origin = self.recipes = self.history = None
         self.made = _period
+        self.tracked = False
+        for source in given:
+            if source.tracked:
+                self.tracked = mode.on and dtype.kind == "f"
 
     def __getattr__(self, name: str) -> Any:  # one of three types
         """Build the recipe's graph when an unset attribute is read."""
@@ -130,6 +156,10 @@ class Repeated(Node):
             for op, dtype, shape, arg, places in recipe.made[:-1]:
                 node = Node(op, dtype, shape, tuple([nodes[place] for place in places]), arg)
                 node.made = self.made
+                if self.tracked and dtype.kind == "f":  # also if tracking is off by now
+                    node.tracked = any(source.tracked for source in node.sources)
+                else:
+                    node.tracked = False
                 nodes.append(node)
             self.op, _, _, self.arg, places = recipe.made[-1]
             self.sources, self.given = tuple([nodes[place] for place in places]), ()
@@ -139,6 +169,8 @@ class Repeated(Node):
         return object.__getattribute__(self, name)
 
     def settle(self, storage: object) -> None:
+        if self.tracked and self.history is None and self.storage is None:
+            self.history = History(self.op, self.sources, self.arg)
         self.storage = storage
         self.op, self.sources, self.arg, self.given = "buffer", (), None, ()
 
@@ -170,6 +202,19 @@ ALONE = frozenset(("scan", "sort"))  # always stored; the kernel starts with thi
 ONE_TO_ONE = frozenset(("reshape", "permute", "flip"))  # each source element is used exactly once
 
 
+def detached(source: Node) -> Node:
+    """Return a node with the same elements, through which no gradient flows."""
+    made = Node("reshape", source.dtype, source.shape, (source,))
+    made.tracked = False
+    return made
+
+
+def _merges(source: Node) -> bool:
+    """Return whether a movement of a movement may skip the node between: not if gradients see that
+    one as something else, or end there."""
+    return source.history is None and source.tracked is source.sources[0].tracked
+
+
 def full(number: bool | int | float, dtype: DType, shape: Shape) -> Node:
     return Node("const", dtype, shape, (), number)
 
@@ -198,7 +243,7 @@ def reshape(source: Node, shape: Shape) -> Node:
     """Return the same elements, in row-major order, in another shape of the same size."""
     if shape == source.shape:
         return source
-    if source.op == "reshape":
+    if source.op == "reshape" and _merges(source):
         return reshape(source.sources[0], shape)
     if source.op == "const":
         return Node("const", source.dtype, shape, (), source.arg)
@@ -209,7 +254,7 @@ def permute(source: Node, axes: tuple[int, ...]) -> Node:
     """Reorder the axes: axis n of the result is axis `axes[n]` of the source."""
     if axes == tuple(range(len(axes))):
         return source
-    if source.op == "permute":
+    if source.op == "permute" and _merges(source):
         return permute(source.sources[0], tuple(source.arg[axis] for axis in axes))
     shape = tuple(source.shape[axis] for axis in axes)
     return Node("permute", source.dtype, shape, (source,), axes)
@@ -219,7 +264,7 @@ def expand(source: Node, shape: Shape) -> Node:
     """Repeat the axes of length 1 that are longer in `shape`."""
     if shape == source.shape:
         return source
-    if source.op == "expand":
+    if source.op == "expand" and _merges(source):
         return expand(source.sources[0], shape)
     if source.op == "const":
         return Node("const", source.dtype, shape, (), source.arg)
@@ -241,7 +286,7 @@ def shrink(source: Node, box: Sequence[tuple[int, int]]) -> Node:
     shape = tuple(stop - start for start, stop in box)
     if shape == source.shape:
         return source
-    if source.op == "shrink":
+    if source.op == "shrink" and _merges(source):
         outer = zip(source.arg, box, strict=True)
         return shrink(
             source.sources[0], [(o[0] + start, o[0] + stop) for o, (start, stop) in outer]

@@ -153,7 +153,7 @@ class _Checker:
     def nested(
         self, body: Iterable[Statement], bound: dict[str, int], together: int, *, fresh: bool
     ) -> None:
-        """Check a body. fresh: other threads run it, so all its values are checked anew."""
+        """Check a body. fresh: other threads run it, so all its values are checked again."""
         before = self.seen
         self.seen = set() if fresh else set(before)
         self.statements(body, bound, together)
@@ -352,7 +352,7 @@ class _Checker:
             _require(alike, "types of products of quads", node)
         elif rule == "matrix":
             unit = UNITS.get(node.arg)
-            _require(unit is not None, "a matrix unit we know", node.arg)
+            _require(unit is not None, "a supported matrix unit", node.arg)
             assert unit is not None
             lanes = [source.lanes for source in node.sources]
             wanted = [unit.left_lanes, unit.held, unit.total_lanes]

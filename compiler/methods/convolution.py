@@ -76,7 +76,8 @@ class Convolutions(Operations):
                 "and groups of 1, and a first use outside of capture()"
             )
         if tiled is not None:
-            return biased("conv2d", tiled, bias)
+            rule = (1, 1), pair("conv2d", padding, 0), (1, 1), 1
+            return biased("conv2d", tiled._ruled("conv2d", [self, kernel], rule), bias)
         inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
         host = self.device.target.abi == "host"
         wide = self.shape[3] + 2 * pair("conv2d", padding, 0)[1]
@@ -97,7 +98,9 @@ class Convolutions(Operations):
         products = graph.elementwise("mul", inner, broadcast(left, whole), broadcast(right, whole))
         total = self._new(products)._reduce("sum", products, (5, 6, 7), False)
         node = graph.reshape(graph.cast(total.node, dtype), (batch, out_channels, rows, columns))
-        return biased("conv2d", self._new(node), bias)
+        rule = (pair("conv2d", stride, 1), pair("conv2d", padding, 0), pair("conv2d", dilation, 1),
+                groups)  # fmt: skip
+        return biased("conv2d", self._new(node)._ruled("conv2d", [self, kernel], rule), bias)
 
     def _tiled(self, kernel: Self, padding: Pair, wanted: bool | None) -> Self | None:
         """Convolve with Winograd tiles (compiler.methods.winograd) if requested or cheaper."""
@@ -163,7 +166,9 @@ class Convolutions(Operations):
         lowest = False if self.dtype is bool_ else dtypes.lowest(self.dtype)
         windows = self._windows("max_pool2d", sizes, step, padding, dilation, lowest)
         operation = "or" if self.dtype is bool_ else "max"
-        return self._new(windows)._reduce(operation, windows, (4, 5), False)
+        source = self._new(windows)
+        found = source._reduce(operation, windows, (4, 5), False)
+        return found._ruled("first extreme", [source])
 
     def avg_pool2d(self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0) -> Self:
         """Return the mean of each window, including the zeros of the padding."""
@@ -190,6 +195,7 @@ class Convolutions(Operations):
             source = graph.pad(source, pairs, outside)
             if max(size) > 1 and not inside:
                 source = self._new(source).contiguous().node
+        padded = self._new(source)
         counts = []
         for full, length, step, gap in zip(source.shape[2:], size, steps, apart, strict=True):
             count = (full - (length - 1) * gap - 1) // step + 1
@@ -204,7 +210,8 @@ class Convolutions(Operations):
             places = places_of(counts[which], steps[which], size[which], apart[which])
             # a gather removes its axis and puts two in front: the width has moved on by one
             source = graph.gather(source, (axis + which,), [places], checked=True)
-        return graph.permute(source, (4, 5, 2, 0, 3, 1))
+        found = self._new(graph.permute(source, (4, 5, 2, 0, 3, 1)))
+        return found._ruled("windows", [padded], (steps, apart)).node
 
 
 def pair(operation: str, given: Pair, least: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from types import FunctionType
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ugpu.compiler.graph.forms import Makes
 from ugpu.compiler.graph.node import Node, Repeated, Shape
 from ugpu.compiler.graph.origin import here, text
 from ugpu.compiler.graph.recipe import Recipe, recipe_of
+from ugpu.compiler.graph.tracking import History, mode
 from ugpu.compiler.methods.aliases import with_aliases
 from ugpu.compiler.methods.ofclass import OfClass
 from ugpu.hcq.device.core import core_of
@@ -36,6 +37,11 @@ class TensorCore:
 
     node: Node
     device: Device
+    _kind: ClassVar[Any]  # the class of results; a subclass may leave it as it is
+
+    def __init_subclass__(cls, results: bool = True) -> None:
+        if results:
+            cls._kind = cls
 
     @property
     def shape(self) -> Shape:
@@ -54,8 +60,8 @@ class TensorCore:
         return self.node.size
 
     def _new(self, node: Node) -> Self:
-        made = object.__new__(type(self))
-        made.node = node
+        made: Self = object.__new__(self._kind)
+        made.node = graph.detached(node) if node.tracked and not mode.on else node
         made.device = self.device
         if node.origin is None:
             node.origin = here()
@@ -65,6 +71,18 @@ class TensorCore:
         """Return another tensor with the same elements: an assignment to one leaves the other as
         it is."""
         return self._new(self.node)
+
+    def detach(self) -> Self:
+        """Return a tensor of the same elements, through which no gradient flows."""
+        return self._new(graph.detached(self.node)) if self.node.tracked else self._same()
+
+    def _ruled(self, rule: str, sources: Sequence[TensorCore], arg: Any = None) -> Self:
+        """Give this new tensor a gradient by a rule of its own (compiler.gradients), as a function
+        of `sources`, instead of the one that follows from its operations; return self."""
+        node = self.node
+        if node.tracked and all(each.node is not node for each in sources):
+            node.history = History(rule, tuple([each.node for each in sources]), arg)
+        return self
 
     def _again(
         self, name: tuple[object, ...], others: tuple[TensorCore, ...], method: Callable[[], Self]
@@ -113,7 +131,7 @@ class TensorCore:
         device = self.device
         if recipe.long:
             core_of(device).driver.expect()
-        made = object.__new__(type(self))
+        made: Self = object.__new__(self._kind)
         made.device = device
         made.node = result = recipe.apply(*given)
         result.origin = here(4)  # above this, its caller and the public method

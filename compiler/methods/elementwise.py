@@ -10,6 +10,7 @@ from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import DType, bool_, float32
 from ugpu.compiler.expression.elementary import WHOLE_POWERS
 from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph.tracking import mode
 from ugpu.compiler.methods.core import Scalar, TensorCore, broadcast, integer_of, number_of
 from ugpu.hcq.errors import BadArgument
 
@@ -151,7 +152,8 @@ class Elementwise(TensorCore):
         if exponent in (0.5, -0.5):
             size = self.abs()  # of -0 and minus infinity the power is positive, as in C
             root = size.sqrt() if exponent > 0 else size.rsqrt()
-            return ((self < 0) & (self > -math.inf)).where(math.nan, root)
+            found = ((self < 0) & (self > -math.inf)).where(math.nan, root)
+            return found._ruled("power", [self], exponent)
         if exponent in (-1, -2):
             inverse = self.reciprocal()
             return inverse if exponent == -1 else inverse * inverse
@@ -190,8 +192,16 @@ class Elementwise(TensorCore):
 
     def clamp(self, min: Scalar | None = None, max: Scalar | None = None) -> Self:
         """Limit the elements to `min` and `max`; None means no limit."""
-        bounded = self._same() if min is None else self.maximum(min)
-        return bounded if max is None else bounded.minimum(max)
+        return self._clamped(min, max, True)
+
+    def _clamped(self, low: Scalar | None, high: Scalar | None, edges: Any) -> Self:
+        """Limit the elements. edges: whether one at a limit passes its gradient on."""
+        bounded = self._same() if low is None else self.maximum(low)
+        bounded = bounded if high is None else bounded.minimum(high)
+        limits = [each for each in (low, high) if each is not None]
+        if any(isinstance(each, TensorCore) for each in limits):
+            return bounded
+        return bounded._ruled("clamp", [self], (low, high, edges))
 
     clip = clamp
 
@@ -248,7 +258,7 @@ class Elementwise(TensorCore):
 
     def relu(self) -> Self:
         """Return max(x, 0)."""
-        return self.maximum(0)
+        return self.maximum(0)._ruled("relu", [self])
 
     def square(self) -> Self:
         """Return x * x."""
@@ -380,7 +390,9 @@ class Elementwise(TensorCore):
         single = self.cast(float32)
         bits = single.bitcast(dtypes.int32)
         rounded = single.isnan().where(0x7FC00000, bits + ((bits >> 13) & 1) + 0xFFF)
-        return (rounded & -0x2000).bitcast(float32)
+        found = (rounded & -0x2000).bitcast(float32)
+        found.node.tracked = single.node.tracked and mode.on  # integers between are not
+        return found._ruled("straight", [single])
 
     def int(self) -> Self:
         """Convert to int32; floats are rounded towards 0."""

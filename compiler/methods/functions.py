@@ -138,12 +138,12 @@ class Functions(Elementwise):
     def elu(self, alpha: float = 1.0) -> Self:
         """Return x if positive, otherwise alpha (exp(x) - 1)."""
         real = self._real()
-        return self._rounded((real > 0).where(real, real.minimum(0).expm1() * alpha))
+        return self._rounded((real > 0).where(real, real.clamp(max=0).expm1() * alpha))
 
     def celu(self, alpha: float = 1.0) -> Self:
         """Return max(0, x) + min(0, alpha (exp(x / alpha) - 1))."""
         real = self._real()
-        return self._rounded((real > 0).where(real, (real.minimum(0) / alpha).expm1() * alpha))
+        return self._rounded((real > 0).where(real, (real.clamp(max=0) / alpha).expm1() * alpha))
 
     def selu(self) -> Self:
         """Return `elu` scaled with the constants of self-normalising networks."""
@@ -152,24 +152,24 @@ class Functions(Elementwise):
     def leaky_relu(self, slope: float = 0.01) -> Self:
         """Return x if positive, otherwise slope x."""
         real = self._real()
-        return self._rounded((real < 0).where(real * slope, real))
+        return self._rounded((real > 0).where(real, real * slope))
 
     def relu6(self) -> Self:
         """Limit the elements to 0 to 6."""
-        return self.clamp(0, 6)
+        return self._clamped(0, 6, False)
 
     def hardtanh(self, low: float = -1, high: float = 1) -> Self:
         """Limit the elements to `low` to `high`, by default -1 to 1."""
-        return self.clamp(low, high)
+        return self._clamped(low, high, False)
 
     def hardsigmoid(self) -> Self:
         """Return relu6(x + 3) / 6."""
-        return self._rounded((self._real() / 6 + 0.5).clamp(0, 1))
+        return self._rounded((self._real() / 6 + 0.5)._clamped(0, 1, False))
 
     def hardswish(self) -> Self:
         """Return x relu6(x + 3) / 6."""
         real = self._real()
-        return self._rounded(real * ((real + 3).clamp(0, 6) / 6))
+        return self._rounded(real * ((real + 3)._clamped(0, 6, False) / 6))
 
     def softplus(self, beta: float = 1.0) -> Self:
         """Return log(1 + exp(x)), a smooth relu."""

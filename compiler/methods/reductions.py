@@ -126,7 +126,8 @@ class Reductions(Elementwise, Movement):
 
     def std(self, axis: Axis = None, keepdims: bool = False, correction: int = 1) -> Self:
         """Return the standard deviation along the axes: the root of `var`."""
-        return self.var(axis, keepdims, correction).sqrt()
+        spread = self.var(axis, keepdims, correction)
+        return spread.sqrt()._ruled("root", [spread])
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Self:
         """Return the index of the largest element, the first of equals, as int64. NaN counts as
@@ -166,7 +167,7 @@ class Reductions(Elementwise, Movement):
         type first."""
         if dtype is not None:
             return self.cast(dtype).softmax(axis)
-        if type(axis) is not int:
+        if type(axis) is not int or self.node.tracked:  # a recipe keeps no rule of gradients
             return self._softmax(axis)
         return self._again(("softmax", axis), (), lambda: self._softmax(axis))
 
@@ -186,7 +187,7 @@ class Reductions(Elementwise, Movement):
     def _shifted(self, operation: str, axis: int) -> Self:
         self._axes(operation, axis)
         wide = self.cast(float32)
-        return wide if not self.numel() else wide - wide.max(axis, keepdims=True)
+        return wide if not self.numel() else wide - wide.detach().max(axis, keepdims=True)
 
     def matmul(self, other: Any) -> Self:
         """Return the matrix product as in numpy.matmul: 1-D operands are vectors, leading axes

@@ -1,4 +1,4 @@
-"""Stream positions of the random numbers in a recorded function, set anew for each replay.
+"""Stream positions of the random numbers in a recorded function, set for each replay.
 
 A kernel that makes random numbers reads the first number and the key from memory
 (compiler.methods.randomness). Before each replay, this memory is filled for all kernels of a

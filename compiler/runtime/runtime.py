@@ -87,7 +87,7 @@ class Runtime:
         self.programs.tuned.listener = self.renew
 
     def renew(self) -> None:
-        """Plan everything anew when next requested: a search found better kernels."""
+        """Plan everything again when next requested: a search found better kernels."""
         with self._lock:
             self._plans.clear()
             self._layers.clear()

@@ -98,8 +98,8 @@ class TuningReport:
     ended: str = ""
 
     def counts(self) -> tuple[int, int, int]:
-        """Return the number of kernels with better choices than the default, of those with choices,
-        and of those without. Forms of whole graphs do not count."""
+        """Return the numbers of (improved, tunable, fixed) kernels; graph-level forms are
+        excluded."""
         kernels = [each for each in self.kernels if each.computes != FORMS]
         without = sum(each.note == NO_CHOICES for each in kernels)
         return sum(each.better for each in kernels), len(kernels) - without, without

@@ -82,7 +82,7 @@ class Core(Closing):
     replay that has begun, see `complete`. waits: waits for its queues. losses: work that resets
     lost. launches: kernels submitted so far. errors: failures so
     far, by class. observer: serves telemetry, if enabled (hcq.device.observe). explainers: return
-    further facts for a failure, from modules that know more about its kernel; must not raise.
+    further facts for a failure, from modules with more facts about its kernel; must not raise.
     """
 
     device: Device

@@ -17,7 +17,7 @@ to `free_memory` once no work can access it. Memory that the driver allocates fo
 fences, images) belongs to the driver, and `shutdown` frees it. A driver owns the transport or node
 that it was given.
 
-Threads: the core holds `core.lock` (reentrant) while it calls a driver, except where a method says
+Threads: the core holds `core.lock` (reentrant) while it calls a driver, except where a method notes
 "without the lock". A driver's own threads take that lock before they touch shared state.
 
 Errors: every method may raise LinkError (DeviceLost, ...) if the connection to the device is
@@ -25,7 +25,7 @@ broken, and ChipError or FirmwareError if the device itself refuses. An error th
 and a LinkError that it raises, becomes the device's failure until `reset`. BadArgument,
 BadCodeObject, NotSupported and OutOfMemory blame the request and leave the device unchanged. An
 exception (such as Ctrl-C) may occur at any point of a method: `shutdown` must then find everything
-done up to that point, and repeating the call must be safe where a method says so.
+done up to that point, and repeating the call must be safe where a method requires it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Driver(ABC):
 
     @abstractmethod
     def load_program(self, image: bytes) -> Program:
-        """Check a code object and place it in memory. BadCodeObject says what is wrong with it."""
+        """Check a code object and place it in memory. Raises BadCodeObject with the defect."""
 
     # ---- queues ------------------------------------------------------------------------------
 

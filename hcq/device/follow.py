@@ -9,7 +9,7 @@ time that the host takes to notice: microseconds if the other device is `cpu` or
 else a poll every millisecond.
 
 If the followed device fails, is reset or closed first, the value never comes. The waiting device
-then fails with DeviceHang, which says why, until it is reset.
+then fails with DeviceHang, which has the reason, until it is reset.
 """
 
 from __future__ import annotations

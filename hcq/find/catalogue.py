@@ -20,6 +20,9 @@ MODELS = {"am": "ugpu.virtual.amd", "nv": "ugpu.virtual.nvidia", "qcom": "ugpu.v
 ENDPOINTS = ("am",)
 # Virtual bridges that such a card is put behind, and the firmware that runs on them.
 BRIDGES = {"usb": "custom", "usb-stock": "uas"}
+# Packages whose chips have register-level models too: what follows the chip's name, and the package
+# of those models, whose `gpu:attach` is as that of MODELS.
+BARE_MODELS = {"nv": {"gsp": "ugpu.virtual.nvidia.gsp"}}
 STEPPED = ("am", "nv", "qcom")  # packages whose models a debugger can halt (hcq.device.debugging)
 # Packages whose `attach` takes `kernel_driver`: models of several kernel drivers, the usual one
 # first.
@@ -98,8 +101,8 @@ def over_usb() -> list[str]:
 def load(path: str) -> Callable[..., Any]:  # a driver's entry point; callers check its result
     """Import the function named by "module:function"."""
     module, _, function = path.partition(":")
-    found: Any = importlib.import_module(module)
+    member: Any = importlib.import_module(module)
     for part in function.split("."):
-        found = getattr(found, part)
-    entry: Callable[..., Any] = found
+        member = getattr(member, part)
+    entry: Callable[..., Any] = member
     return entry

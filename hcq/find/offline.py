@@ -10,7 +10,7 @@ A driver that supports this names a module in its `PciDriver.window`, which has
     usual_blocks(chip)          the blocks of a chip by name, without a chip: names and places
     dangers()                   effects that writes may have, as (pattern of names, text)
     CHANGED_BY_READING          patterns of registers that reading changes
-    named_states(attachment)    "states"; for a chip that cannot be inspected, one that says why
+    named_states(attachment)    "states"; for a chip that cannot be inspected, one with the reason
     look(chip, part)            "states", "queues", "waves" or "registers", as bundles have them
     diagnose(chip)              which rung of the ladder (hcq.state.ladder) can help, and why
     walk(chip, address, vmid, hub)      the page table entries that lead to a virtual address
@@ -55,8 +55,8 @@ class WindowModule(Protocol):
 
 def blocks_of(chip: object) -> dict[str, RegisterBlock]:
     """Return the register blocks among the attributes of a driver's chip, by name; {} for None."""
-    found = vars(chip).items() if chip is not None else ()
-    return {name: block for name, block in found if isinstance(block, RegisterBlock)}
+    attributes = vars(chip).items() if chip is not None else ()
+    return {name: block for name, block in attributes if isinstance(block, RegisterBlock)}
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def open_window(name: str) -> Iterator[object]:
 
 def named_states(name: str) -> list[dict[str, object]]:
     """Return the named states of a device's firmware and units without booting it. For a device
-    that `open_window` cannot inspect, return one state that says why."""
+    that `open_window` cannot inspect, return one state with the reason."""
     attachment, module = _reached(name)
     return module.named_states(attachment)
 
@@ -150,21 +150,21 @@ def _attach(name: str) -> tuple[Attachment, PciDriver]:
         transport = attach_pci(address, reach_bits=driver.reach_bits)
         return Attachment(transport), driver
     if kind == "vfio-user":
-        found = Attachment(VfioUserTransport(rest))
+        attachment = Attachment(VfioUserTransport(rest))
     elif kind == "virtual":
-        made = attach_virtual(rest)
-        if not isinstance(made, Attachment):
-            made.node.close()
+        model = attach_virtual(rest)
+        if not isinstance(model, Attachment):
+            model.node.close()
             raise NotSupported(
                 f"{name} has no register window: its registers belong to a kernel driver"
             )
-        found = made
+        attachment = model
     else:
         raise DeviceNotFound(f"expected pci:ADDRESS, vfio-user:PATH or virtual:CHIP, got {name!r}")
     try:
-        return found, _driver(name, found.transport.identity)
+        return attachment, _driver(name, attachment.transport.identity)
     except BaseException:
-        found.transport.close()
+        attachment.transport.close()
         raise
 
 

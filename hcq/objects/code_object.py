@@ -55,7 +55,7 @@ RELOCATIONS = {
     11: Rule(4, minus="place", shift=32),  # R_AMDGPU_REL32_HI
 }
 SHARED_RELOCATIONS = RELOCATIONS | {13: Rule(8, through="origin")}  # R_AMDGPU_RELATIVE64
-# EF_AMDGPU_MACH (e_flags bits 7:0) of the processors we know.
+# EF_AMDGPU_MACH (e_flags bits 7:0) of supported processors.
 MACHINES = {
     0x3F: "gfx90a",
     0x4C: "gfx942",
@@ -160,7 +160,7 @@ class CodeObject:
 
 
 def parse_amdhsa(image: bytes) -> CodeObject:
-    """Read and check a code object; BadCodeObject says what is wrong with it."""
+    """Read and check a code object; Raises BadCodeObject with the defect."""
     relocatable = read_header(image).kind == ET_REL
     shared = None if relocatable else read_shared(image, SHARED_RELOCATIONS)
     elf = read_object(image) if shared is None else shared.elf
@@ -282,10 +282,10 @@ def _kind_of(argument: Mapping[str, object]) -> str:
     value_type, type_name = argument.get(".value_type"), argument.get(".type_name")
     if isinstance(value_type, str) and value_type[:1] in "fiu" and value_type[1:].isdigit():
         return "float" if value_type[0] == "f" else "integer"
-    known = {"half": "float", "float": "float", "double": "float", "bool": "integer"}
+    kinds = {"half": "float", "float": "float", "double": "float", "bool": "integer"}
     for integer in ("char", "short", "int", "long"):
-        known[integer] = known[f"u{integer}"] = known[f"unsigned {integer}"] = "integer"
-    return known.get(type_name, "") if isinstance(type_name, str) else ""
+        kinds[integer] = kinds[f"u{integer}"] = kinds[f"unsigned {integer}"] = "integer"
+    return kinds.get(type_name, "") if isinstance(type_name, str) else ""
 
 
 def _find(elf: ElfObject, name: str) -> ElfSymbol:

@@ -102,7 +102,7 @@ class ElfObject:
 
     def notes(self) -> list[tuple[str, int, bytes]]:
         """Return (owner, type, description) of all notes; BadCodeObject for a malformed one."""
-        found = []
+        notes = []
         for section in self.sections:
             if section.kind != SHT_NOTE:
                 continue
@@ -117,10 +117,10 @@ class ElfObject:
                         "the note extends past the end of its section", section=section.name
                     )
                 owner = section.data[name_at : name_at + name_size].rstrip(b"\0")
-                found.append(
+                notes.append(
                     (owner.decode("ascii", "replace"), kind, section.data[data_at : data_at + size])
                 )
-        return found
+        return notes
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Header:
 
 
 def read_header(image: bytes) -> Header:
-    """Read the header of an ELF file of any kind; BadCodeObject says what is wrong with it."""
+    """Read the header of an ELF file of any kind; Raises BadCodeObject with the defect."""
     if len(image) < _HEADER.size or len(image) > MAX_SIZE:
         raise BadCodeObject("not an ELF object", size=len(image))
     (
@@ -179,7 +179,7 @@ def read_header(image: bytes) -> Header:
 
 
 def read_object(image: bytes) -> ElfObject:
-    """Read and check a relocatable object; BadCodeObject says what is wrong with it."""
+    """Read and check a relocatable object; Raises BadCodeObject with the defect."""
     header = read_header(image)
     if header.kind != ET_REL:
         raise BadCodeObject("not a relocatable object (ET_REL)", type=header.kind)
@@ -193,7 +193,7 @@ def read_object(image: bytes) -> ElfObject:
 
 
 def read_sections(image: bytes, header: Header) -> tuple[Section, ...]:
-    """Read the sections of a file; BadCodeObject says what is wrong with them."""
+    """Read the sections of a file; Raises BadCodeObject with the defect."""
     table, count, names = header.sections, header.section_count, header.names
     raw = [_SECTION.unpack_from(image, table + number * _SECTION.size) for number in range(count)]
     check_disjoint([(row[4], row[5]) for row in raw if row[1] not in (0, SHT_NOBITS)], len(image))
@@ -263,7 +263,7 @@ def _read_symbols(sections: tuple[Section, ...]) -> tuple[ElfSymbol, ...]:
 
 
 def _read_relocations(sections: tuple[Section, ...], symbols: int) -> tuple[ElfRelocation, ...]:
-    found = []
+    relocations = []
     for section in sections:
         if section.kind == SHT_REL:
             raise BadCodeObject(
@@ -281,10 +281,10 @@ def _read_relocations(sections: tuple[Section, ...], symbols: int) -> tuple[ElfR
                     section=target.name,
                     offset=offset,
                 )
-            found.append(
+            relocations.append(
                 ElfRelocation(target.index, offset, info & 0xFFFF_FFFF, info >> 32, addend)
             )
-    return tuple(found)
+    return tuple(relocations)
 
 
 class Strings:

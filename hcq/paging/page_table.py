@@ -20,10 +20,16 @@ Pages = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Level:
-    """Entries of this level cover 1 << shift bytes each; a table has 1 << bits of them."""
+    """Entries of this level cover 1 << shift bytes each; a table has 1 << bits of them.
+
+    words: 64-bit words of an entry, a leaf in the first one. table_word: the word that points to a
+    table. Words that an entry does not use are 0.
+    """
 
     shift: int
     bits: int
+    words: int = 1
+    table_word: int = 0
 
 
 class PageFormat(Protocol):
@@ -195,6 +201,18 @@ class PageTable:
             physical = self.format.physical(table.level, entry) + offset
             return Translation(physical, 1 << level.shift, table.level, entry)
 
+    def path(self, va: int) -> list[int]:
+        """Return the physical addresses of the tables that a walk for `va` goes through, the root
+        first; tables below the last one do not exist."""
+        table, found = self._root, [self._root.physical]
+        while True:
+            level = self.format.levels[table.level]
+            below = table.children.get((va >> level.shift) & ((1 << level.bits) - 1))
+            if below is None:
+                return found
+            table = below
+            found.append(table.physical)
+
     def rewrite(self, only: Collection[int] | None = None) -> None:
         """Write tables again from the shadow, child tables before parents: all of them, since the
         device has lost its memory, or those at the physical addresses `only` that are still in
@@ -339,7 +357,19 @@ class PageTable:
         """Write entries to memory, except for those that `_extend` has yet to write."""
         high = min(high, table.valid)
         if low < high:
-            self.memory.write(table.physical + 8 * low, table.shadow[low:high])
+            self._put(table, low, high)
+
+    def _put(self, table: _Table, low: int, high: int) -> None:
+        """Write entries to memory."""
+        level, entries = self.format.levels[table.level], table.shadow[low:high]
+        if level.words > 1:
+            wide = np.zeros((high - low, level.words), np.uint64)
+            wide[:, 0] = entries
+            for index in [index for index in table.children if low <= index < high]:
+                wide[index - low] = 0
+                wide[index - low, level.table_word] = table.shadow[index]
+            entries = wide.reshape(-1)
+        self.memory.write(table.physical + 8 * level.words * low, entries)
 
     def _extend(self, end: int) -> None:
         """Write tables as far as addresses below `end` need them, child tables before parents."""
@@ -348,8 +378,7 @@ class PageTable:
             span = 1 << self.format.levels[table.level].shift
             needed = min(len(table.shadow), max(0, -((table.base - end) // span)))
             if table.valid < needed:
-                new = table.shadow[table.valid : needed]
-                self.memory.write(table.physical + 8 * table.valid, new)
+                self._put(table, table.valid, needed)
                 table.valid = needed
         self._short = [table for table in self._short if table.valid < len(table.shadow)]
         self.reach = end
@@ -421,10 +450,11 @@ class PageTable:
             self._free(child)
 
     def _new_table(self, level: int, base: int) -> _Table:
-        entries = 1 << self.format.levels[level].bits
+        shape = self.format.levels[level]
+        entries = 1 << shape.bits
         physical = 0
         try:
-            physical = self.memory.allocate(8 * entries)
+            physical = self.memory.allocate(8 * shape.words * entries)
             table = _Table(level, base, physical, entries, entries if self.memory.zeroed else 0)
             if not self.memory.zeroed:
                 self._short.append(table)

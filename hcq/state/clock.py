@@ -1,11 +1,11 @@
 """Time and wait limits of one transport: the only way to wait for hardware.
 
-A limit says how long a chip may take. Only the transport knows whether the other end is a chip, a
-model in this process or a model behind a socket. So each transport has a clock (`transport.clock`,
-`node.clock`). Waiting code uses it for the time, for sleeping, and to check whether a limit is used
-up. A model's speed depends on the host; its clock suspends limits while it is working. A recorder
-observes each poll of a waiting thread, since a change in memory causes no access.
-"""
+A limit is the longest time that a chip may take. Whether the other end is a chip, a model in this
+process or a model behind a socket depends on the transport. So each transport has a clock
+(`transport.clock`, `node.clock`). Waiting code uses it for the time, for sleeping, and to check
+whether a limit is used up. A model's speed depends on the host; its clock suspends limits while it
+is working. A recorder observes each poll of a waiting thread, since a change in memory causes no
+access."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ugpu.hcq.errors import UnitTimeout
 
 T = TypeVar("T")
 
-# A limit is counted in this many slices, and each needs a poll at its end: a process that sleeps
-# longer than a limit has not polled what it waits for.
+# A limit is counted in this many slices, and each needs a poll at its end: a descheduled process
+# must poll once more before it reports a timeout.
 _SLICES = 10
 
 

@@ -1,8 +1,8 @@
-"""The instruction behind a fault, which models know and chips do not report.
+"""The faulting instruction; available on models only.
 
-A chip reports the page of an access that faulted, not the instruction. A model in this process
-knows the instruction: its transport or node then has a method `culprit`, which real ones lack, and
-the driver adds the result to the error. A driver never depends on it, and never checks what kind of
+A chip reports the page of an access that faulted, not the instruction. The transport or node of a
+model in this process has a method `culprit`, which returns the instruction; real ones lack it. The
+driver adds the result to the error. A driver never depends on it, and never checks what kind of
 transport or node it was given.
 """
 
@@ -59,8 +59,8 @@ class Culprits:
 def take_culprit(
     way: object, *, address: int | None = None, pc: int | None = None
 ) -> Culprit | None:
-    """Return the instruction behind a fault that was reported by `way`, a transport or a node; None
-    if it is unknown, as on all real chips."""
+    """Return the faulting instruction of a fault that was reported by `way`, a transport or a node;
+    None if it is unknown, as on all real chips."""
     ask = getattr(way, "culprit", None)
     found: Culprit | None = ask(address=address, pc=pc) if ask is not None else None
     return found

@@ -56,7 +56,7 @@ class ModuleLock:
     a new one that is free. Use `with module_lock.lock:`. A method of this class in place of the
     lock's could be interrupted by an exception between taking the lock and entering the block.
 
-    lock: reentrant, for a thread that an exception kept from releasing it.
+    lock: reentrant: a thread interrupted before the release can acquire it again.
     """
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import enum
 from typing import NewType
 
 VirtAddr = NewType("VirtAddr", int)  # in the device's virtual address space
-BusAddr = NewType("BusAddr", int)  # on the bus, as the IOMMU sees it
+BusAddr = NewType("BusAddr", int)  # on the bus, before the IOMMU
 PhysAddr = NewType("PhysAddr", int)  # in the device's own memory (offset in VRAM)
 
 

@@ -48,11 +48,11 @@ class Sample:
 class Telemetry:
     """One device at one moment. Counters count since the device was opened.
 
-    state: "ok", "failed" (`failure` says why) or "closing". pid, command: the process that owns the
-    device. time: seconds since the epoch. samples: readings; samples_age_s: their age, None if
-    never read; `trouble` says why they are not newer. launches: kernels submitted, including those
-    of replayed graphs. submissions: command buffers. queue_depth: submissions that have not ended.
-    resets: attempts. errors: by class (hcq.errors).
+    state: "ok", "failed" (`failure` has the reason) or "closing". pid, command: the process that
+    owns the device. time: seconds since the epoch. samples: readings; samples_age_s: their age,
+    None if never read; `trouble` is why they are not newer. launches: kernels submitted, including
+    those of replayed graphs. submissions: command buffers. queue_depth: submissions that have not
+    ended. resets: attempts. errors: by class (hcq.errors).
     """
 
     device: str

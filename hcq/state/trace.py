@@ -154,7 +154,7 @@ _EVENTS = outfile.Kind("a file of trace events", rb'\{"time": ')
 
 class JsonLines:
     """A listener that writes each event as a line of JSON; closed by its owner. BadArgument if the
-    file does not open. If it can no longer be written, a warning says so, once."""
+    file does not open. If it can no longer be written, a warning is logged once."""
 
     def __init__(self, path: Path) -> None:
         outfile.check_file(path, _EVENTS)

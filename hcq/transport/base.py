@@ -2,7 +2,7 @@
 
 A transport is one PCI function (or its equivalent): configuration space, windows (BARs), DMA memory
 with its bus addresses, interrupts, reset, and whether the device is still present. A driver is
-given a transport and never looks for one. One thread at a time may use a transport, except
+given a transport and never searches for one. One thread at a time may use a transport, except
 `Interrupts.wait`, which may block in a separate thread, and `close`, which may come from any
 thread.
 """

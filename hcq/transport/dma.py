@@ -27,7 +27,7 @@ LOWEST_ADDRESS = 16 << 20
 
 
 class BusSpace(Protocol):
-    """An address space of the bus: the addresses that the device sees, and how memory is mapped
+    """An address space of the bus: the device's addresses, and how memory is mapped
     there."""
 
     @property

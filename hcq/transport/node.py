@@ -5,10 +5,9 @@ that are opened, controlled by ioctl and mapped. `Node` has these operations and
 that a driver runs unchanged on the system's files (`hcq.transport.system_node`), on a model of the
 kernel driver in this process, and on a recording of either.
 
-A driver is given a node and never looks for one. Files are named by handles that `open` returns. On
-the system they are file descriptors; if an ioctl's parameters contain a descriptor, the handle is
-used there. Pointers in parameters are addresses in this process.
-"""
+A driver is given a node and never searches for one. Files are named by handles that `open` returns.
+On the system they are file descriptors; if an ioctl's parameters contain a descriptor, the handle
+is used there. Pointers in parameters are addresses in this process."""
 
 from __future__ import annotations
 
@@ -89,16 +88,17 @@ class Reopenable(Protocol):
         ...
 
 
-def take_gap(node: Node) -> NotSupported | None:
-    """Return the feature that the model behind a node lacks, if that ended work which hardware
-    would have done; None if there is none, as always with a real driver. Each is reported once."""
+def take_gap(node: object) -> NotSupported | None:
+    """Return the feature that the model behind a node or a transport lacks, if that ended work
+    which hardware would have done; None if there is none, as always with a real driver. Each is
+    reported once."""
     gaps: list[NotSupported] = getattr(node, "gaps", [])
     return gaps.pop(0) if gaps else None
 
 
-def code_of(node: Node) -> str:
-    """Return the only kind of code that the model behind a node executes, such as "PTX"; empty if
-    it executes all, as a real driver does."""
+def code_of(node: object) -> str:
+    """Return the only kind of code that the model behind a node or a transport executes, such as
+    "PTX"; empty if it executes all, as a real driver does."""
     kind: str = getattr(node, "code", "")
     return kind
 

@@ -102,8 +102,8 @@ class Capture:
         self.closed = False
         self.launches = 0  # kernels in a replay
         self._serial = next(_serials)
-        # One replay at a time. An RLock: a thread that an exception kept from releasing it can
-        # enter again.
+        # One replay at a time. Reentrant: a thread interrupted before the release can acquire it
+        # again.
         self._lock = threading.RLock()
         self._thread: int | None = None
         self._commands: dict[HardwareQueue, list[Command]] = {}

@@ -1,4 +1,4 @@
-"""Load a code object; an error says what the image is instead, and how to make one that loads."""
+"""Load a code object; the error names the image's actual kind and how to build a loadable one."""
 
 from __future__ import annotations
 

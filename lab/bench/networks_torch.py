@@ -1,5 +1,5 @@
 """The models of lab/bench/networks.py by PyTorch, as its users write them: its own LSTM,
-attention and norms, products with weights of [outputs, inputs]. PyTorch is imported by who asks.
+attention and norms, products with weights of [outputs, inputs]. The caller passes the torch module.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class NvStand(Stand):
         return list(self.machine.violations)
 
     def again(self) -> None:
-        """What a hand does: the program ends, and the machine starts anew."""
+        """Restart the machine after the program ends."""
         self.close()
         if left := self.left():
             raise AssertionError(f"left behind: {left}")

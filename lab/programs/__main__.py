@@ -2,7 +2,8 @@
 
 usage: python -m lab.programs [--kind tensors|recorded] [--seed N] [--count M] [--device D]
 
-tensors: programs of 5 to 15 operations, against NumPy with our rules of types (lab.programs.judge).
+tensors: programs of 5 to 15 operations, against NumPy with our rules of types (lab.programs.judge),
+and, where it is installed, PyTorch (lab.programs.torched).
 recorded: functions that assign to arguments, slices and tensors from outside, under `@jit` and
 `@function`, against the plain function. Program number K of seed N is that of seed N + K.
 """
@@ -15,6 +16,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from lab.programs import recorded, tensors
 from ugpu import hcq
 from ugpu.hcq.device.device import Device
@@ -24,9 +27,11 @@ def run(kind: str, device: Device, seed: int, count: int, say: Callable[[str], N
     """Run programs; return the number of those that fail."""
     campaign: Any = {"tensors": tensors, "recorded": recorded}[kind]
     failed = 0
+    shares = np.zeros(2, int)
     for number in range(seed, seed + count):
         tried = campaign.program(number)
         fault = campaign.difference(tried, device)
+        shares += campaign.share(tried)
         if fault is None:
             continue
         failed += 1
@@ -36,6 +41,7 @@ def run(kind: str, device: Device, seed: int, count: int, say: Callable[[str], N
         least = campaign.reduced(tried, device)
         say(f"# {kind} {number} on {device.name}: {campaign.difference(least, device) or fault}")
         say(least.text(device.name) + "\n")
+    say(f"{shares[0]} of {shares[1]} values were judged by PyTorch too")
     return failed
 
 

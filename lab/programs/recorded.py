@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.programs import draw
+from lab.programs import draw, torched
 from lab.programs.judge import KINDS, Array, Functions
 from lab.programs.tensors import ATTEMPTS, REFUSED, without
 from ugpu.compiler import Tensor, function, jit
@@ -83,7 +83,7 @@ def results(tried: Program, tensor: Any, wrap: Callable[[Any], Any]) -> dict[str
         exec(tried.core(), env)
     found: dict[str, Any] = {}
     for name, value in env.items():
-        if isinstance(value, Tensor | Array):
+        if isinstance(value, Tensor | Array | torched.Torched):
             found[name] = value
         elif isinstance(value, tuple):
             found |= {f"{name}[{place}]": each for place, each in enumerate(value)}
@@ -95,14 +95,30 @@ def judged(tried: Program) -> dict[str, Array]:
     return results(tried, Functions(), lambda step: step)
 
 
+def by_torch(tried: Program) -> dict[str, torched.Torched]:
+    """Return the results that PyTorch finds; none where it refuses a statement, or is missing."""
+    try:
+        return results(tried, torched.Functions(), lambda step: step) if torched.INSTALLED else {}
+    except torched.REFUSED:
+        return {}
+
+
+def share(tried: Program) -> tuple[int, int]:
+    """Return how many results PyTorch judges too, and how many there are."""
+    return len(by_torch(tried)), len(judged(tried))
+
+
 def difference(tried: Program, device: Device) -> str | None:
     """Return how the results differ from the judge's in one of WAYS; None if they do not."""
-    wanted = judged(tried)
+    wanted, second = judged(tried), by_torch(tried)
     for way, wrap in WAYS.items():
         try:
             found = results(tried, _On(device), wrap)
             for name in wanted:
-                fault = wanted[name].differs(found[name].numpy())
+                given = found[name].numpy()
+                fault = wanted[name].differs(given) or torched.fault(
+                    wanted[name], second.get(name), given
+                )
                 if fault is not None:
                     return f"{way}, {name}: {fault}"
         except UgpuError as error:

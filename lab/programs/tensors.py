@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.programs import draw
+from lab.programs import draw, torched
 from lab.programs.judge import KINDS, Array, Functions, Unjudged
 from ugpu.compiler import Tensor
 from ugpu.hcq.device.device import Device
@@ -69,6 +69,18 @@ class Program:
                 exec(line, {"Tensor": Functions()}, env)
         return env
 
+    def by_torch(self) -> dict[str, torched.Torched]:
+        """Return the variables that PyTorch finds: those that it computes, none without it."""
+        env: dict[str, Any] = {}
+        if torched.INSTALLED:
+            env |= {each.name: torched.made(each.array(), each.kind) for each in self.inputs}
+        for line in self.lines if env else ():
+            try:
+                exec(line, {"Tensor": torched.Functions()}, env)
+            except torched.REFUSED:
+                env.pop(line[: line.find(" ")].split(".")[0].split("[")[0], None)
+        return env
+
     def computed(self, device: Device) -> dict[str, Tensor]:
         """Return the variables that the compiler finds, not all of them computed."""
         env: dict[str, Any] = {
@@ -123,11 +135,14 @@ def _longer(random: Random, before: Program) -> Program | None:
 def difference(tried: Program, device: Device, order: Sequence[str] = ()) -> str | None:
     """Return how the compiler's results differ from the judge's; None if they do not. order: the
     variables to read, in this order; all by default, the last first."""
-    wanted = tried.judged()
+    wanted, second = tried.judged(), tried.by_torch()
     try:
-        found = tried.computed(device)
+        results = tried.computed(device)
         for name in order or reversed(list(wanted)):
-            fault = wanted[name].differs(found[name].numpy())
+            found = results[name].numpy()
+            fault = wanted[name].differs(found) or torched.fault(
+                wanted[name], second.get(name), found
+            )
             if fault is not None:
                 return f"{name}: {fault}"
     except UgpuError as error:
@@ -159,6 +174,12 @@ def reduced(failing: Program, device: Device) -> Program:
                 failing, again = each, True
                 break
     return failing
+
+
+def share(tried: Program) -> tuple[int, int]:
+    """Return how many variables PyTorch judges too, and how many there are."""
+    names = tried.judged()
+    return len(names.keys() & tried.by_torch().keys()), len(names)
 
 
 def without(listed: tuple[Any, ...], place: int) -> tuple[Any, ...]:

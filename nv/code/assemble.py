@@ -231,4 +231,4 @@ def _first_words(words: str) -> str:
     """The first error of an assembler's log, for the message; the error also has the whole log."""
     lines = [line.strip() for line in words.splitlines() if line.strip()]
     first = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
-    return f"PTX does not assemble: {first or 'the assembler says no more'}"
+    return f"PTX does not assemble: {first or 'the assembler printed no message'}"

@@ -32,7 +32,7 @@ from ugpu.hcq.work.queue import QueueKind
 from ugpu.hcq.work.timeline import Timeline
 from ugpu.nv import abi
 from ugpu.nv.rm.channel import ENTRIES, ChannelError
-from ugpu.nv.rm.client import GONE
+from ugpu.nv.rm.requests import GONE
 
 if TYPE_CHECKING:
     from ugpu.nv.work.holder import WorkHolder
@@ -77,9 +77,9 @@ _PLAIN = {
     "MISALIGNED_ADDR": "it accessed an address that is not a multiple of the access's size",
     "INVALID_ADDR_SPACE": "it accessed an address of a kind of memory that the access is not for",
 }
-_HANGING = "the kernel loops, waits for what never comes, or needs a longer limit"
-_SILENT = "work was handed over and nothing came back: a lost doorbell or signal"
-_RESET = "device.reset() makes the channel anew; programs and buffers stay"
+_HANGING = "the kernel loops, waits for a signal that never comes, or needs a longer limit"
+_SILENT = "work was submitted and did not complete: a lost doorbell or signal"
+_RESET = "device.reset() recreates the channel; programs and buffers stay"
 _GPU_RESET = "stop what uses the GPU, then: sudo nvidia-smi --gpu-reset"
 _WHOLE_GPU = frozenset((48, 62, 64, 95, 119, 120, 140))  # Xids that need more than a new channel
 # Warp errors caused by an access, rather than by an instruction.
@@ -102,9 +102,9 @@ _ADVICE = {
     62: "the power controller halted: the GPU needs a reset",
     63: "a row of memory was remapped: reset when it is convenient",
     64: "a row of memory could not be remapped: the GPU should be replaced",
-    69: "the engine was told something that its class does not know",
-    74: "an NVLink failed: look at cables and bridges",
-    79: "the GPU has fallen off the bus: look at power and slot, then boot anew",
+    69: "the engine received a method that its class does not have",
+    74: "an NVLink failed: check cables and bridges",
+    79: "the GPU has fallen off the bus: check power and seating, then reboot",
     94: "an uncorrectable memory error, contained to this process",
     95: "an uncorrectable memory error, not contained: the GPU needs a reset",
     109: "a context did not switch in time: a kernel ran too long",
@@ -127,7 +127,7 @@ class Faults:
     def explain(self, queue: ChannelQueue, error: ChannelError) -> UgpuError:
         """The error for a channel that the resource manager stopped, with all known facts."""
         kernels = queue.in_flight
-        gap = take_gap(self.driver.session.node)
+        gap = take_gap(self.driver.session.source)
         if gap is not None:
             remedy = {"queue": queue.name, "remedy": _RESET}
             return NotSupported(f"{self.driver.name}: {gap.message}", **gap.facts, **remedy)
@@ -152,7 +152,7 @@ class Faults:
             kernels = (found[0],)
             facts["offset"] = found[1]
         culprit = take_culprit(
-            self.driver.session.node,
+            self.driver.session.source,
             address=None if page is None else page["address"],
             pc=None if state is None else state["pc"],
         )

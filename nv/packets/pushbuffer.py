@@ -39,7 +39,7 @@ def header(subchannel: int, offset: int, count: int) -> int:
 
 
 class Commands(CommandBuffer):
-    """A command buffer that remembers which kernels it launches, to name them in a failure."""
+    """A command buffer that records which kernels it launches, to name them in a failure."""
 
     kernels: tuple[str, ...] = ()
 

@@ -9,9 +9,9 @@ all shared memory that a group can have. The code writes R0 to R61; the last two
 launch requests are the program counter's (Mesa 25.0.7, src/nouveau/compiler/nak/sm70.rs,
 hw_reserved_gprs; "2" for the same reason in Jia et al., arXiv 1804.06826). No group ends before all
 have begun, so that each multiprocessor has one. Groups wait about 10 ms for all others; `gap`
-reports how many waited in vain.
+reports how many groups timed out.
 
-The kernel is PTX and requires an installed assembler; without one `gap` says so.
+The kernel is PTX and requires an installed assembler; without one `gap` reports that.
 """
 
 from __future__ import annotations

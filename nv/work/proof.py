@@ -1,7 +1,7 @@
 """Proof that channels work after a reset: copies and a kernel with known results.
 
 They run in addition to the signal that each new channel executes. The kernel is PTX and requires an
-installed assembler; without one the proof says so.
+installed assembler; without one the proof reports that.
 """
 
 from __future__ import annotations

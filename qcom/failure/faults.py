@@ -21,7 +21,7 @@ from ugpu.qcom.work import proof
 if TYPE_CHECKING:
     from ugpu.qcom.work.holder import WorkHolder
 _ACCESSES = {"read": "a read of", "write": "a write to", "execute": "a jump to"}
-_RESET = "device.reset() sets the context up anew; programs and buffers stay"
+_RESET = "device.reset() recreates the context; programs and buffers stay"
 
 
 class Faults:
@@ -59,7 +59,7 @@ class Faults:
             )  # fmt: skip
         return DeviceHang(
             f"{driver.name}: the kernel driver reset the GPU because of this context (a hang, a "
-            "page fault or a packet that the GPU refused; its log tells which: sudo dmesg)",
+            "page fault or a packet that the GPU refused; its log has the cause: sudo dmesg)",
             **facts,
         )
 
@@ -82,8 +82,8 @@ class Faults:
 
     def evidence(self) -> Evidence:
         """See Driver.evidence."""
-        driver, found = self.driver, Evidence()
-        found.take("queues.json", lambda: [
+        driver, evidence = self.driver, Evidence()
+        evidence.take("queues.json", lambda: [
             {
                 "name": queue.name, "timeline": queue.timeline.value,
                 "timeline_last": queue.timeline.last, "held": len(queue.held),
@@ -91,14 +91,16 @@ class Faults:
             }
             for queue in driver.all_queues()
         ])  # fmt: skip
-        found.take("context.json", driver.interface.progress)
-        found.take("memory.json", lambda: [
+        evidence.take("context.json", driver.interface.progress)
+        evidence.take("memory.json", lambda: [
             {"address": memory.address, "size": memory.size, "kind": memory.caching.value}
             for memory in list(driver.interface.memories)
         ])  # fmt: skip
-        found.take("driver.json", lambda: {key: str(fact) for key, fact in driver.info().items()})
-        found.missing["registers.json"] = "the kernel driver does not show them"
-        return found
+        evidence.take(
+            "driver.json", lambda: {key: str(fact) for key, fact in driver.info().items()}
+        )
+        evidence.missing["registers.json"] = "the kernel driver does not show them"
+        return evidence
 
     # ---- recovery --------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ChipHolder(Holder):
-    """A holder that knows its chip."""
+    """A holder with its chip."""
 
     facts: ChipFacts
     encoder: Encoder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import lzma
 import struct
 from pathlib import Path
 
@@ -10,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ugpu.am.chip.remedies import PACKAGE
 from ugpu.am.chips.navi31.facts import FACTS as NAVI31
-from ugpu.am.units.psp.images import FirmwareSet, FirmwareSource, load_firmware, parse_image
-from ugpu.hcq.errors import FirmwareInvalid, FirmwareNotFound, MissingDependency
+from ugpu.am.units.psp.images import FirmwareSet, load_firmware, parse_image
+from ugpu.hcq.bare.firmware import FirmwareSource
+from ugpu.hcq.errors import FirmwareInvalid, FirmwareNotFound
 
 # common_firmware_header: size, header size, header major and minor, IP major and minor, version,
 # payload size, payload offset, CRC (Linux 6.12 amdgpu_ucode.h)
@@ -103,13 +104,13 @@ def test_imu_parts() -> None:
 
 
 def test_a_whole_set_for_the_chip() -> None:
-    found = load_firmware(FirmwareSource(GOOD), NAVI31)
+    found = load_firmware(FirmwareSource(PACKAGE, GOOD), NAVI31)
     assert found.parts["smu"] == F
     assert {name for _, name in NAVI31.generation.ip_firmware} <= set(found.parts)
 
 
 def test_names_may_have_the_folder_in_front() -> None:
-    source = FirmwareSource({f"amdgpu/{name}": data for name, data in GOOD.items()})
+    source = FirmwareSource(PACKAGE, {f"amdgpu/{name}": data for name, data in GOOD.items()})
     assert load_firmware(source, NAVI31).boot[1] == A
 
 
@@ -117,7 +118,7 @@ def test_names_may_have_the_folder_in_front() -> None:
 def test_a_missing_image_is_named(name: str) -> None:
     rest = {key: data for key, data in GOOD.items() if key != name}
     with pytest.raises(FirmwareNotFound, match=name):
-        load_firmware(FirmwareSource(rest), NAVI31)
+        load_firmware(FirmwareSource(PACKAGE, rest), NAVI31)
 
 
 @pytest.mark.parametrize("version", [(2, 7), (7, 0)])
@@ -132,7 +133,7 @@ def test_an_unknown_header_version_is_refused(name: str, version: tuple[int, int
 def test_a_container_without_secure_os() -> None:
     images = GOOD | {"psp_13_0_0_sos.bin": sos((2, B), (3, C))}
     with pytest.raises(FirmwareInvalid, match="secure OS"):
-        load_firmware(FirmwareSource(images), NAVI31)
+        load_firmware(FirmwareSource(PACKAGE, images), NAVI31)
 
 
 @pytest.mark.parametrize("name", sorted(GOOD))
@@ -171,35 +172,6 @@ def test_noise_is_refused(name: str, data: bytes) -> None:
         parsed(name, data)
 
 
-def test_folders_plain_and_packed(tmp_path: Path) -> None:
-    (tmp_path / "plain.bin").write_bytes(b"plain")
-    (tmp_path / "packed.bin.xz").write_bytes(lzma.compress(b"packed"))
-    source = FirmwareSource(None, (tmp_path / "nothing here", tmp_path))
-    assert source.read("plain.bin") == b"plain"
-    assert source.read("packed.bin") == b"packed"
-    (tmp_path / "amdgpu").mkdir()
-    (tmp_path / "amdgpu" / "below.bin").write_bytes(b"below")
-    assert source.read("below.bin") == b"below"
-    with pytest.raises(FirmwareNotFound, match=r"other\.bin"):
-        source.read("other.bin")
-
-
-def test_damaged_archives(tmp_path: Path) -> None:
-    (tmp_path / "bad.bin.xz").write_bytes(b"not xz")
-    (tmp_path / "odd.bin.zst").write_bytes(b"not zst")
-    source = FirmwareSource(None, (tmp_path,))
-    with pytest.raises(FirmwareInvalid, match="cannot be decompressed"):
-        source.read("bad.bin")
-    with pytest.raises((FirmwareInvalid, MissingDependency)):
-        source.read("odd.bin")
-
-
-def test_zstd_archives(tmp_path: Path) -> None:
-    zstandard = pytest.importorskip("zstandard", reason="needs the extra ugpu[firmware]")
-    (tmp_path / "packed.bin.zst").write_bytes(zstandard.ZstdCompressor().compress(b"packed"))
-    assert FirmwareSource(None, (tmp_path,)).read("packed.bin") == b"packed"
-
-
 SYSTEM = Path("/lib/firmware")
 
 
@@ -209,6 +181,6 @@ def _installed() -> bool:
 
 @pytest.mark.skipif(not _installed(), reason="the real images are not installed")
 def test_real_images() -> None:
-    found = load_firmware(FirmwareSource(None, (SYSTEM,)), NAVI31)
+    found = load_firmware(FirmwareSource(PACKAGE, None, (SYSTEM,)), NAVI31)
     assert found.mec_start
     assert len(found.boot) >= 5

@@ -21,7 +21,7 @@ from tests.support.am_tenants import (
     work,
 )
 from ugpu.am import chips
-from ugpu.am.units.memory import AddressSpace
+from ugpu.hcq.bare.space import AddressSpace
 from ugpu.hcq.errors import PageFault
 
 KINDS = ("read_at", "write_at")

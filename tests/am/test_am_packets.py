@@ -148,7 +148,7 @@ def test_sdma_timestamp_and_indirect() -> None:
     packet = sdma.Sdma()
     packet.timestamp(ADDRESS)
     assert packet.words == [0x0000020D, 0x1000, 0x2000]
-    assert sdma.indirect_header(8) == 0x00080004
+    assert sdma.Sdma.indirect_header(8) == 0x00080004
 
 
 def test_image_layout_and_relocations() -> None:

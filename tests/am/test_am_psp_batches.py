@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 import pytest
 
 from tests.support.am_navi31 import NAME, attach, build_chip
-from ugpu.am.chip.chip import Vram
+from ugpu.am.chip.chip import IndexedVram
 from ugpu.am.device.device import AmDevice, open_device
 from ugpu.am.units.psp import psp
 from ugpu.am.units.psp import stage as psp_stage
@@ -199,9 +199,9 @@ def test_an_answer_that_comes_between_the_reads_of_it_and_of_the_fence_is_read_a
 ) -> None:
     """The words in front of the fence were read before the PSP wrote them."""
     torn: list[int] = []
-    read = Vram.read
+    read = IndexedVram.read
 
-    def early(vram: Vram, address: int, size: int) -> bytes:
+    def early(vram: IndexedVram, address: int, size: int) -> bytes:
         data = read(vram, address, size)
         if size > 4 and not torn and any(data[-4:]):
             torn.append(address)
@@ -210,7 +210,7 @@ def test_an_answer_that_comes_between_the_reads_of_it_and_of_the_fence_is_read_a
 
     with plug_in(chip) as device:
         psp_unit = device.driver.units.psp
-        monkeypatch.setattr(Vram, "read", early)
+        monkeypatch.setattr(IndexedVram, "read", early)
         firmware = device.driver.card.firmware
         assert firmware is not None
         toc = firmware.boot[device.driver.facts.generation.toc_type]

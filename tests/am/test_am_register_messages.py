@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from ugpu.am.chip.chip import ALL_ONES, RegisterBus
+from ugpu.hcq.bare.bus import ALL_ONES, RegisterBus
 from ugpu.hcq.registers.fields import BoundRegister, Field, Register
 
 FIELDS = (Field("LOW", 0, 8), Field("HIGH", 8, 8))

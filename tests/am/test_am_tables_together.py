@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.am_navi31 import build_chip, opened
 from ugpu.am.device.device import AmDevice
-from ugpu.am.units.memory import AddressSpace
+from ugpu.hcq.bare.space import AddressSpace
 from ugpu.hcq.state.memory import Placement
 
 SIZES = (4096, 70_000, 3 << 20, 300_000)
@@ -29,7 +29,7 @@ def in_memory(memory: AddressSpace) -> bool:
     pending = [memory.tables._root]
     while pending:
         table = pending.pop()
-        address = table.physical - memory.carveout.fb_offset
+        address = table.physical - memory.places.table_offset
         content = memory.chip.vram.read(address, table.shadow.nbytes)
         if not np.array_equal(np.frombuffer(content, np.uint64), table.shadow):
             return False

@@ -132,6 +132,7 @@ def clones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sources, "DOCUMENT_COMMIT", _git(documents, "rev-parse", "HEAD"))
     monkeypatch.setattr(regen, "BRANCHES", {"570": "570.1", "580": "580.1"})
     monkeypatch.setattr(regen, "NEWEST", "580.1")
+    monkeypatch.setattr(regen, "FIRMWARE", ())
     methods = (catalogue.Methods("c46f"), catalogue.Methods("c56f", predecessor="c46f"))
     monkeypatch.setattr(regen, "METHODS", methods)
     (table,) = (each for each in catalogue.DESCRIPTORS if each.name == "qmd_4_0")

@@ -263,7 +263,7 @@ GOOD_HERE = "define void @fine(ptr %p) {\n store i32 1, ptr %p\n ret void\n}\n"
 def test_words_that_point_nowhere_name_no_line() -> None:
     assert locate("define void @f() {\n ret void\n}", "LLVM ERROR: out of memory") == {}
     assert locate("", "<string>:9:1: error: gone") == {}
-    assert brief("") == "it says no more"
+    assert brief("") == "it printed no message"
 
 
 @given(st.text(max_size=200), st.text(max_size=200))

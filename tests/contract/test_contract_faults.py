@@ -77,11 +77,7 @@ def test_a_wait_raises(
     wait: Callable[[Device, Program, QueueKind], None],
     kind: QueueKind,
     times: int,
-    request: pytest.FixtureRequest,
 ) -> None:
-    stuck = (wait, kind) == (on_another_queue, QueueKind.COMPUTE)
-    if stuck and "ugpud:virtual:gh100" in request.node.name:
-        pytest.xfail("docs/tasks.md, lease-reset-other-queue: the reset after it times out")
     for _ in range(times):
         with pytest.raises(UgpuError):
             wait(device, program, kind)

@@ -28,7 +28,7 @@ REQUEST, ANSWER = struct.Struct("<BIIQQQ"), struct.Struct("<BQQ")
     SYSMEM_READ, SYSMEM_WRITE, RESIZE_BAR, PING,
 ) = range(13)  # fmt: skip
 _SILENT = (MMIO_WRITE, SYSMEM_WRITE)
-_MEMORY_BAR, _PAGE = 0, 4096
+_PAGE, _WIDE = 4096, 0x4
 _COMMAND, _MEMORY = 4, 2
 
 
@@ -36,11 +36,13 @@ class RemoteCard:
     """Owns `transport` and a listening socket; `port` is the number to connect to.
 
     Each connection gets the card as the one before left it: only memory of the host is given back.
-    `refused` has what the transport refused, as text. `close` ends the thread and the transport.
+    memory_bar: the BAR that is memory; the others are registers. `refused` has what the transport
+    refused, as text. `close` ends the thread and the transport.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, *, memory_bar: int = 0) -> None:
         self.transport = transport
+        self._memory_bar = memory_bar
         self.refused: list[str] = []
         self._memory: list[DmaMemory] = []
         self._client: socket.socket | None = None
@@ -120,8 +122,9 @@ class RemoteCard:
             name = b"0" if known and identity.vendor == arguments[2] else b""
             return len(name), 0, name
         if command == MAP_BAR:
-            base = transport.config_read(0x10 + 4 * bar) & ~0xF
-            return base, transport.window(bar).size, b""
+            low = transport.config_read(0x10 + 4 * bar)
+            high = transport.config_read(0x14 + 4 * bar) if low & _WIDE else 0
+            return high << 32 | low & ~0xF, transport.window(bar).size, b""
         if command == CFG_READ:
             return transport.config_read(offset, size), 0, b""
         if command == CFG_WRITE:
@@ -157,14 +160,14 @@ class RemoteCard:
     def _read(self, bar: int, offset: int, size: int) -> bytes:
         window = self.transport.window(bar)
         first, end = offset & ~3, (offset + size + 3) & ~3
-        if bar == _MEMORY_BAR:
+        if bar == self._memory_bar:
             return window.read(first, end - first)[offset - first :][:size]
         words = (window.read32(at) for at in range(first, end, 4))
         return b"".join(word.to_bytes(4, "little") for word in words)[offset - first :][:size]
 
     def _write(self, bar: int, offset: int, payload: bytes) -> None:
         window = self.transport.window(bar)
-        if bar == _MEMORY_BAR:
+        if bar == self._memory_bar:
             head = self._read(bar, offset & ~3, offset & 3)
             end = offset + len(payload)
             tail = self._read(bar, end, -end & 3)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.pageformat import VALID, PlainMemory, ThreeLevels
+from tests.support.pageformat import VALID, PlainMemory, ThreeLevels, WideDirectory
 from ugpu.hcq.errors import BadArgument, OutOfMemory
 from ugpu.hcq.paging.page_table import Level, PageTable
 
@@ -17,8 +17,8 @@ PAGE = 4096
 MB = 1 << 20
 
 
-def table(**options: int) -> tuple[PageTable, PlainMemory, ThreeLevels]:
-    page_format, memory = ThreeLevels(), PlainMemory(**options)
+def table(*, wide: bool = False, **options: int) -> tuple[PageTable, PlainMemory, ThreeLevels]:
+    page_format, memory = WideDirectory() if wide else ThreeLevels(), PlainMemory(**options)
     return PageTable(page_format, memory), memory, page_format
 
 
@@ -33,12 +33,12 @@ segments = st.lists(
 operations = st.lists(st.tuples(st.integers(0, 4 * 512), segments, st.booleans()), max_size=8)
 
 
-@given(operations, st.booleans())
+@given(operations, st.booleans(), st.booleans())
 @settings(max_examples=50, deadline=None)
 def test_every_page_translates_as_in_the_model(
-    steps: list[tuple[int, list, bool]], zeroed: bool
+    steps: list[tuple[int, list, bool]], zeroed: bool, wide: bool
 ) -> None:
-    pages, memory, page_format = table(zeroed=zeroed)
+    pages, memory, page_format = table(zeroed=zeroed, wide=wide)
     model: dict[int, int] = {}
     mapped: list[tuple[int, int]] = []
     for first, parts, then_unmap in steps:

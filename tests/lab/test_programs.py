@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.programs import recorded, tensors
+from lab.programs import recorded, tensors, torched
 from lab.programs.__main__ import run
 from lab.programs.judge import Array, Unjudged, promote
 from tests.support.compiler_devices import device_fixture
@@ -60,6 +60,25 @@ def test_a_fault_is_reduced_to_runnable_code(
     env: dict[str, Any] = {}
     exec(least.text("cpu"), env)
     assert env["v4"].tolist() == [[3, 2, 1], [6, 5, 4]]
+
+
+@pytest.mark.skipif(not torched.INSTALLED, reason="PyTorch, the second judge, is not installed")
+def test_pytorch_judges_too(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted bug of the compiler and of the first judge: neither flips. And the rules where
+    PyTorch does otherwise."""
+    lines = ("v2 = v0.flip(1) + v1", "v3 = v0[1, ::-1]", "v4 = v0.reshape(6) // v1.reshape(6)",
+             "v5 = v1[::-1, 2:0:-1]", "v6 = v1.sum()", "v7 = v0[[0, 1], 2]")  # fmt: skip
+    shaped = "np.arange(6, dtype=np.{}).reshape(2, 3)"
+    inputs = (tensors.Input("v0", shaped.format("int8"), "int8"),
+              tensors.Input("v1", shaped.format("uint16"), "uint16"))  # fmt: skip
+    tried = tensors.Program(inputs, lines)
+    assert tensors.difference(tried, device) is None and tensors.share(tried) == (8, 8)
+    monkeypatch.setattr(Movement, "flip", lambda self, *_: self._new(self.node))
+    monkeypatch.setattr(Array, "flip", lambda self, *_: self)
+    fault = tensors.difference(tried, device)
+    assert fault is not None and fault.startswith("v2: PyTorch: ")
+    refused = tensors.Program(inputs, ("v2 = -(v0 > 0)", "v3 = v2.sum()", "v0[...] = -(v0 > 0)"))
+    assert set(refused.by_torch()) == {"v1"}
 
 
 def test_a_lost_assignment_is_seen(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,5 +58,3 @@ def test_an_address_in_a_loaded_program_names_its_instruction() -> None:
             assert texts["st.global.u32 [%rd], 1;"].line > 1
             assert programs.culprit(start + (1 << 30)) is None
         assert programs.culprit(start) is None  # unloaded
-        with device.load(assemble(full("sm_86"), "sm_86")) as program:
-            assert programs.culprit(program["small"].address) is None  # machine code alone

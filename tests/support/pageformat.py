@@ -35,6 +35,13 @@ class ThreeLevels:
 
 
 @dataclass
+class WideDirectory(ThreeLevels):
+    """The same with two words for an entry of the middle level, the second one for pointers."""
+
+    levels: tuple[Level, ...] = (Level(30, 4), Level(21, 9, words=2, table_word=1), Level(12, 9))
+
+
+@dataclass
 class PlainMemory:
     """Tables at addresses of our choosing; checks every access. writes counts calls of `write`,
     written entries. Where memory is not zeroed, each entry of a new table leads nowhere."""
@@ -73,11 +80,16 @@ class PlainMemory:
         """Translate as the hardware would: (physical, entry) or None."""
         base = root
         for level in page_format.levels:
-            entry = int(self.tables[base][va >> level.shift & (1 << level.bits) - 1])
+            index = (va >> level.shift & (1 << level.bits) - 1) * level.words
+            words = self.tables[base][index : index + level.words].tolist()
+            pointer = words[level.table_word]
+            if pointer & VALID and pointer & TABLE:
+                assert sum(map(bool, words)) == 1, "a word beside a pointer is not 0"
+                base = pointer & ADDRESS
+                continue
+            entry, *others = words
+            assert not any(others), "a word beside a leaf is not 0"
             if not entry & VALID:
                 return None
-            if entry & TABLE:
-                base = entry & ADDRESS
-                continue
             return (entry & ADDRESS) + (va & (1 << level.shift) - 1), entry
         raise AssertionError("a table below the last level")

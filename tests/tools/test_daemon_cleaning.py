@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from ugpu.nv.work import programs
 from ugpu.tools.base.events import NOT_CLEANED, event_of
 from ugpu.tools.service.daemon import daemon
 from ugpu.tools.service.daemon.config import parse
-from ugpu.virtual.adreno import machine
+from ugpu.virtual.adreno import state
 from ugpu.virtual.adreno.sp.processors import Processors
-from ugpu.virtual.amd.engines import shaders
+from ugpu.virtual.amd.generations.gfx11 import model
 from ugpu.virtual.amd.isa.core import GfxCore
 from ugpu.virtual.nvidia import chip
 from ugpu.virtual.nvidia.sm.multiprocessors import VirtualMultiprocessors
@@ -81,8 +82,10 @@ def running(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Running]:
     """One host thread runs all groups: what one leaves there, the next one finds."""
-    monkeypatch.setattr(shaders, "default_core", lambda: GfxCore(1))
-    monkeypatch.setattr(machine, "_ir3_processors", lambda facts: Processors(1))
+    monkeypatch.setattr(
+        model, "GENERATION", replace(model.GENERATION, shader_core=lambda: GfxCore(1))
+    )
+    monkeypatch.setattr(state, "_ir3_processors", lambda facts: Processors(1))
     monkeypatch.setattr(chip, "_ptx_multiprocessors", lambda facts: VirtualMultiprocessors(1))
     made = Running(parse(settings_text(tmp_path, [request.param], "")))
     yield made

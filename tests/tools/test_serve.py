@@ -96,11 +96,13 @@ def test_a_server_that_dies_is_a_lost_device(server: Served) -> None:
 
 
 BOOT = """
-from ugpu import hcq, sys
+import sys
+from ugpu import hcq
 hcq.open(sys.argv[1], firmware=sys.argv[2], on_stage=lambda stage, s: print(stage, flush=True))
 """
 WORK = """
-from ugpu import hcq, sys, numpy as np
+import sys, numpy as np
+from ugpu import hcq
 device = hcq.open(sys.argv[1], firmware=sys.argv[2])
 buffer = device.alloc(1 << 20)
 data = np.zeros(1 << 18, np.uint32)

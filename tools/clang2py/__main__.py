@@ -21,12 +21,14 @@ from ugpu.tools.clang2py.adreno.catalogue import FOLDER as ADRENO_FOLDER
 from ugpu.tools.clang2py.adreno.sources import mesa_tree
 from ugpu.tools.clang2py.catalogue import PACKAGE, PLAN
 from ugpu.tools.clang2py.manifest import complaints
+from ugpu.tools.clang2py.nvidia.catalogue import FIRMWARE, FIRMWARE_FOLDER
 from ugpu.tools.clang2py.nvidia.catalogue import FOLDER as NVIDIA_FOLDER
 from ugpu.tools.clang2py.nvidia.sources import NvidiaSources
 from ugpu.tools.clang2py.sources import debian_tree, given_tree
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = (*PLAN.folders, NVIDIA_FOLDER, ADRENO_FOLDER)
+FIRMWARE_FOLDERS = tuple(f"{FIRMWARE_FOLDER}/{tag}" for tag in FIRMWARE)
+FOLDERS = (*PLAN.folders, NVIDIA_FOLDER, *FIRMWARE_FOLDERS, ADRENO_FOLDER)
 
 
 def check(root: Path) -> int:
@@ -47,15 +49,15 @@ def _linux(root: Path, kernel: Path | None, cache: Path) -> list[Path]:
     return changed
 
 
-def _nvidia(root: Path, given: Path | None, cache: Path) -> list[Path]:
+def _nvidia(root: Path, tree: Path | None, cache: Path) -> list[Path]:
     regen = importlib.import_module(f"{__package__}.nvidia.regen")
-    changed: list[Path] = regen.write(NvidiaSources(cache, given), root)
+    changed: list[Path] = regen.write(NvidiaSources(cache, tree), root)
     return changed
 
 
-def _mesa(root: Path, given: Path | None, cache: Path) -> list[Path]:
+def _mesa(root: Path, tree: Path | None, cache: Path) -> list[Path]:
     regen = importlib.import_module(f"{__package__}.adreno.regen")
-    changed: list[Path] = regen.write(mesa_tree(cache, given), root)
+    changed: list[Path] = regen.write(mesa_tree(cache, tree), root)
     return changed
 
 

@@ -80,7 +80,7 @@ REGISTER_TABLES = (
         "gc_11_0_0",
         f"{ASIC_REG}/gc/gc_11_0_0",
         source=RegisterSource(
-            # The mask says bits 25 and 26, the shift says 27.
+            # The mask has bits 25 and 26, the shift is 27.
             wrong_shifts=("GL1C_UTCL0_CNTL1__FORCE_IN_ORDER",),
             missing_masks=(
                 "SQ_CONFIG__DISABLE_SGPR_RD_KILL",

@@ -28,7 +28,7 @@ def kind_of(described: Type) -> TypeKind | None:
     """Return the kind of a type; None for one that this release of libclang has no word for."""
     try:
         return described.kind
-    except ValueError:  # clang's parser knows more types than its bindings: _Float16
+    except ValueError:  # clang's parser has more types than its bindings: _Float16
         return None
 
 
@@ -84,9 +84,9 @@ class TypeNames:
 
 def depends_on_place(macros: Mapping[str, Sequence[str]]) -> set[str]:
     """Return the macros whose value depends on where they are used. macros: name -> its tokens."""
-    found = set(_PLACES)
+    dependent = set(_PLACES)
     while True:
-        more = {name for name, body in macros.items() if not found.isdisjoint(body)} - found
+        more = {name for name, body in macros.items() if not dependent.isdisjoint(body)} - dependent
         if not more:
-            return found
-        found |= more
+            return dependent
+        dependent |= more

@@ -104,7 +104,7 @@ def _fields(
         shift = masks.get(full_name + _SHIFT)
         if shift != lsb and full_name not in source.wrong_shifts:
             raise VendorError(
-                f"{full_name}: mask {mask:#x} starts at bit {lsb}, shift says {shift}"
+                f"{full_name}: mask {mask:#x} starts at bit {lsb}, its shift is {shift}"
             )
         fields.setdefault(owner[0], []).append(Field(owner[1], lsb, width))
     return fields

@@ -42,6 +42,17 @@ FACTS: Mapping[str, Sequence[str]] = {
     "qcom": ("regs", "chips"),
     "usbgpu": ("link.usb",),
 }
+# The folders that may import a kit of hcq: of the one for cards without a kernel driver,
+# the bare-metal drivers; of am what drives a chip, not its facts, which models read too.
+KITS: Mapping[str, Sequence[str]] = {
+    "hcq.bare": (
+        "hcq.bare",
+        "am.chip", "am.packets", "am.units", "am.boot", "am.work", "am.failure", "am.generations",
+        "am.device", "am.offline",
+        "nv.gsp",
+        "nv.device.bare",
+    ),
+}  # fmt: skip
 # Folders and modules of a package, lowest floor first. Entries of one floor do not import each
 # other; the package's __init__ is above all floors.
 FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
@@ -60,6 +71,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("device",),
         ("cpu", "remote"),
         ("find",),
+        ("bare",),
     ),
     "hcq.transport": (
         ("system", "view", "bulk", "node"),
@@ -83,15 +95,17 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("offline",),
     ),
     "nv": (
-        ("abi",),
+        ("abi", "regs"),
         ("chips",),
         ("rm",),
+        ("gsp",),
         ("code",),
         ("packets",),
         ("work",),
         ("failure",),
         ("device",),
     ),
+    "nv.gsp": (("images", "chip"), ("layout",), ("rpc",), ("boot",), ("rm",)),
     "qcom": (
         ("regs",),
         ("chips",),
@@ -103,7 +117,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("device",),
     ),
     "usbgpu": (("link",), ("bridge",), ("firmware",), ("thunderbolt",), ("attach",)),
-    "virtual": (("shader",), ("serve",), ("amd", "nvidia", "adreno", "usb")),
+    "virtual": (("shader", "bus"), ("serve",), ("amd", "nvidia", "adreno", "usb")),
     "tools": (
         ("base",),
         ("control",),
@@ -123,10 +137,11 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("plan", "codegen"),
         ("runtime",),
         ("methods", "search"),
+        ("gradients",),
         ("tensor",),
         ("front",),
-        ("files",),
-        ("onnx",),
+        ("files", "nn"),
+        ("onnx", "optim"),
     ),
     "compiler.kernel": (
         ("ir", "choices", "matrix_units"),
@@ -146,9 +161,19 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("process", "emit"),
     ),
 }
-# Packages whose files form no circle by imports of any kind, those for type checkers included.
-# Elsewhere, imports at load time alone count (docs/tasks.md: holder-state).
-ACYCLIC = ("nv", "qcom", "ugpu", "usbgpu")
+# Packages and folders whose files form no circle by imports of any kind, those for type checkers
+# included. Elsewhere, imports at load time alone count (docs/tasks.md: holder-state).
+ACYCLIC = (
+    "nv",
+    "qcom",
+    "ugpu",
+    "usbgpu",
+    "virtual.adreno",
+    "virtual.amd",
+    "virtual.serve",
+    "virtual.shader",
+    "virtual.usb",
+)
 FILES = 15  # of one folder, apart from its __init__
 # Heavy modules that no path from `import ugpu.hcq` may load at import time.
 OPTIONAL = ("llvmlite", "rich", "textual", "elftools", "msgpack", "sklearn", "zstandard", "clang")
@@ -252,6 +277,10 @@ def fault_of(item: Import) -> str | None:
         shared = any(_within(module, f"{target}.{facts}") for facts in FACTS[target])
         if module != target and not shared:
             return f"a model may import only {', '.join(FACTS[target])} of {target}"
+    for kit, users in KITS.items():
+        importer = ".".join(item.file.with_suffix("").parts)
+        if _within(module, kit) and not any(_within(importer, user) for user in users):
+            return f"{kit} is for {', '.join(users[1:])}"
     return _above(item, module)
 
 
@@ -277,8 +306,8 @@ def sources(root: Path) -> list[Path]:
 def check(root: Path) -> list[str]:
     """Return one line per broken rule."""
     files = sources(root)
-    known = {_module(file.relative_to(root)) for file in files}
-    known |= {parent for name in known for parent in _parents(name)}
+    modules = {_module(file.relative_to(root)) for file in files}
+    modules |= {parent for name in modules for parent in _parents(name)}
     faults = list(crowded([file.relative_to(root) for file in files]))
     loads: dict[str, set[str]] = {}
     for file in files:
@@ -290,16 +319,21 @@ def check(root: Path) -> list[str]:
                 continue
             module = item.module
             there = {module} if item.whole else {module, module.rpartition(".")[0]}
-            if module.startswith("ugpu.") and not there & known:
+            if module.startswith("ugpu.") and not there & modules:
                 faults.append(f"{item.file}:{item.line}: imports {module}: there is no such module")
-            counts = item.loading or item.file.parts[0] in ACYCLIC
-            if counts and module in known and not _within(home, module):
+            counts = item.loading or _is_acyclic(item.file)
+            if counts and module in modules and not _within(home, module):
                 loads.setdefault(home, set()).add(module)
     try:
         TopologicalSorter(loads).prepare()
     except CycleError as circle:
         faults.append(f"modules import each other: {' <- '.join(circle.args[1])}")
     return faults
+
+
+def _is_acyclic(file: Path) -> bool:
+    """Return whether imports for type checkers count in this file."""
+    return any(_within(".".join(file.with_suffix("").parts), folder) for folder in ACYCLIC)
 
 
 def _parents(module: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ shows the verbs of the command. TODO comments name a key of docs/tasks.md. Modul
 and public functions of more than one statement have a docstring. The names in `__all__` exist.
 Tests wait for conditions; they do not read the clock and do not sleep. Product code waits with the
 clock that it is given (hcq.state.clock). Only one module reads the environment. Texts do not
-contain the phrases that the section "Voice" rules out.
+contain the phrases that the section "Voice" rules out. Results are named by what they are.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ugpu.tools.house.layers import PACKAGES
+from ugpu.tools.house.names import names
 from ugpu.tools.house.voice import voice
 from ugpu.tools.verbs.verb import load
 
 _TASKS = re.compile(r"^## ([a-z0-9-]+)$", re.MULTILINE)
 _MARK = re.compile(r"TODO\[([^\]]*)\]")
 _VERB = re.compile(r"^    ugpu (\w+)(.*)$", re.MULTILINE)
+_VERB_LINES = 40  # of the README's list of verbs: one screen
 _BESIDE = re.compile(r"`(\w+)`(?= returns| removes)")  # verbs that share a line
 _CLOCK = ("monotonic", "perf_counter", "process_time", "sleep", "time")
 # What tests cost, and the waiting helpers of the other tests.
@@ -45,22 +47,25 @@ _ENVIRONMENT = (
 
 
 def verbs(root: Path) -> Iterator[str]:
-    """Check that the README and the command have the same verbs."""
+    """Check that the README and the command have the same verbs, and that the list is short."""
     shown: set[str] = set()
-    for name, rest in _VERB.findall((root / "README.md").read_text("utf-8")):
+    lines = _VERB.findall((root / "README.md").read_text("utf-8"))
+    for name, rest in lines:
         shown |= {name, *_BESIDE.findall(rest)}
-    known = set(load())
-    for name in sorted(shown - known):
+    registered = set(load())
+    for name in sorted(shown - registered):
         yield f"README.md: shows `ugpu {name}`, which the command does not have"
-    for name in sorted(known - shown):
+    for name in sorted(registered - shown):
         yield f"README.md: does not show `ugpu {name}`"
+    if len(lines) > _VERB_LINES:
+        yield f"README.md: {len(lines)} lines of verbs, at most {_VERB_LINES}; see `ugpu --help`"
 
 
 def tasks(root: Path) -> Iterator[str]:
     """Check that each key in the code is in docs/tasks.md, which has each key once."""
     keys = _TASKS.findall((root / "docs" / "tasks.md").read_text("utf-8"))
     for key in sorted({key for key in keys if keys.count(key) > 1}):
-        yield f"docs/tasks.md: the key {key} stands there twice"
+        yield f"docs/tasks.md: the key {key} occurs twice"
     for file in _sources(root, *PACKAGES):
         for key in _MARK.findall(file.read_text("utf-8")):
             if key not in keys:
@@ -164,7 +169,7 @@ def _calls(file: Path, module: str, names: Sequence[str]) -> Iterator[tuple[int,
     name."""
     for node in ast.walk(_parsed(file)):
         if isinstance(node, ast.ImportFrom) and node.module == module:
-            yield from ((node.lineno, each.name) for each in node.names if each.name in names)
+            yield from ((node.lineno, alias.name) for alias in node.names if alias.name in names)
         elif (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
@@ -184,12 +189,12 @@ def _parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text("utf-8"), str(file))
 
 
-CHECKS = (verbs, tasks, docstrings, exports, clocks, waits, environment, voice)
+CHECKS = (verbs, tasks, docstrings, exports, clocks, waits, environment, voice, names)
 
 
 def check(root: Path) -> list[str]:
     """Return one line per promise that is not kept."""
-    return [fault for each in CHECKS for fault in each(root)]
+    return [fault for promise in CHECKS for fault in promise(root)]
 
 
 def main() -> int:

@@ -32,6 +32,14 @@ PATTERNS = tuple(
         (r"\basked of\b", "requested from"),
         (r"\bhears? of\b|\bheard of\b", "is notified of"),
         (r"\bbeside ours\b", "compared with ugpu's"),
+        (r"\bin vain\b", "name what failed or timed out"),
+        (r"\banew\b", "again, or recreate, restart"),
+        (r"\bstand(?:s|ing)? aside\b", "yield"),
+        (r"\bc(?:o|a)mes? to rest\b", "is idle, or has finished"),
+        (
+            r"\b(?:says so|(?:says?|tells?|told) (?:why|what|which|how))\b",
+            "reports, shows, contains",
+        ),
     )
 )
 
@@ -78,5 +86,5 @@ def _texts(source: str) -> Iterator[tuple[int, str]]:
 
 def _faults(where: str, text: str) -> Iterator[str]:
     for pattern, instead in PATTERNS:
-        if found := pattern.search(text):
-            yield f"{where}: {found.group()!r}; write: {instead} (STYLE.md, Voice)"
+        if match := pattern.search(text):
+            yield f"{where}: {match.group()!r}; write: {instead} (STYLE.md, Voice)"

@@ -1,4 +1,4 @@
-"""Firmwares of the bridge: which one runs, by its product name, and the protocol that it speaks."""
+"""Firmwares of the bridge: which one runs, by its product name, and its protocol."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from ugpu.hcq.transport.bulk import Data
 from ugpu.usbgpu.link.usb import UsbDevice
 
-SRAM_BUS_ADDRESS = 0x20_0000  # where the card sees the SRAM
+SRAM_BUS_ADDRESS = 0x20_0000  # the SRAM's address for the card
 SRAM_SIZE = 512 << 10
 SLOT = 16 << 10  # a transfer of SRAM begins at the start of a slot
 SECTOR = 512  # and consists of whole sectors

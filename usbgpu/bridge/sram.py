@@ -1,7 +1,7 @@
 """The bridge's SRAM: the memory outside the card that the card can access.
 
 Transfers fill and empty its slots; the first one is spare. Under the open firmware the bridge's own
-processor, and so the host by XDATA, sees none of it (asm2464pd-firmware pcie/dma_probe.py: 0xF000
+processor, and so the host by XDATA, cannot access it (asm2464pd-firmware pcie/dma_probe.py: 0xF000
 is "independent XDATA RAM"). The host and the card both see one page beside it, byte by byte: the
 storage engine's submission queue, whose start the SRAM engine overwrites. It contains the fence,
 signals and results.

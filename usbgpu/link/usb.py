@@ -1,4 +1,4 @@
-"""A USB device as the bridge's driver sees it: control requests, bulk transfers, streams.
+"""A USB device for the bridge's driver: control requests, bulk transfers, streams.
 
 There are two implementations: libusb for a bridge in a port (`usbgpu.link.libusb`), and a virtual
 bridge (`virtual.usb`). Terms are those of the USB 3.2 specification; endpoints are addresses as in

@@ -1,1 +1,1 @@
-"""Thunderbolt and USB4 enclosures, as Linux and bolt know them."""
+"""Thunderbolt and USB4 enclosures, through Linux and bolt."""

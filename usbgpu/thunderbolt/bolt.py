@@ -22,8 +22,8 @@ _LIMIT_S = 2.0
 @dataclass(frozen=True)
 class BoltDevice:
     """A device known to bolt. status: as bolt reports it (connected, authorizing, authorized,
-    auth-error...). stored: whether bolt remembers the device. policy: auto, manual or iommu; bolt's
-    action when the device is plugged in."""
+    auth-error...). stored: whether bolt has stored the device. policy: auto, manual or iommu;
+    bolt's action when the device is plugged in."""
 
     unique_id: str
     status: str
@@ -38,7 +38,7 @@ class BoltDevice:
 
 
 def devices() -> dict[str, BoltDevice]:
-    """Return the devices that bolt knows, by unique id. Empty where jeepney is not installed (extra
+    """Return bolt's devices, by unique id. Empty where jeepney is not installed (extra
     "hotplug") or bolt does not answer on the system's bus; sysfs is then the only source."""
     try:
         # Part of an optional extra, so it is imported where it is used.
@@ -79,12 +79,15 @@ def _ask(jeepney: Any, connection: Any) -> dict[str, BoltDevice]:  # Any: module
         answer = connection.send_and_get_reply(message, timeout=_LIMIT_S)
         return jeepney.wrappers.unwrap_msg(answer)[0]
 
-    found = {}
+    devices = {}
     for path in call(jeepney.new_method_call(manager, "ListDevices")):
         address = jeepney.DBusAddress(path, bus_name=NAME, interface=DEVICE)
         values = call(jeepney.Properties(address).get_all())
-        one = {key: value for key, (_, value) in values.items()}
-        found[str(one["Uid"])] = BoltDevice(
-            str(one["Uid"]), str(one["Status"]), bool(one["Stored"]), str(one["Policy"])
+        properties = {key: value for key, (_, value) in values.items()}
+        devices[str(properties["Uid"])] = BoltDevice(
+            str(properties["Uid"]),
+            str(properties["Status"]),
+            bool(properties["Stored"]),
+            str(properties["Policy"]),
         )
-    return found
+    return devices

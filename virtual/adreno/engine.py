@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ugpu.hcq.state.clock import Work
 from ugpu.hcq.state.threads import start, was_started
@@ -14,10 +13,8 @@ from ugpu.virtual.adreno.faults import Cause, GpuFault, PageFault, Report
 from ugpu.virtual.adreno.kgsl import fault as fault_reports
 from ugpu.virtual.adreno.kgsl.context import ResetStatus, Submission
 from ugpu.virtual.adreno.planted import Planted
+from ugpu.virtual.adreno.state import MachineState
 from ugpu.virtual.shader.memory import Abort
-
-if TYPE_CHECKING:
-    from ugpu.virtual.adreno.machine import VirtualMachine
 
 _CAUSES = {
     Planted.HANG: Cause.HANG, Planted.OPCODE: Cause.OPCODE, Planted.PARITY: Cause.PARITY,
@@ -33,7 +30,7 @@ class Engine:
     changes its state.
     """
 
-    def __init__(self, machine: VirtualMachine) -> None:
+    def __init__(self, machine: MachineState) -> None:
         self.machine = machine
         self.changed = threading.Condition(machine.lock)
         self.error: BaseException | None = None

@@ -119,6 +119,11 @@ class VirtualNode:
         return Calls(self)
 
     @property
+    def halts_at_page_faults(self) -> bool:
+        """Return whether a page fault of a shader ends the submission."""
+        return self.machine.options.halt_on_page_fault
+
+    @property
     def gaps(self) -> list[NotSupported]:
         """See hcq.transport.node.take_gap."""
         return self.machine.gaps

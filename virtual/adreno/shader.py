@@ -157,7 +157,7 @@ class Ending(enum.Enum):
     NOT_IMPLEMENTED = "not implemented"  # at `pc`: ir3 that these processors do not execute
     FETCH_FAULT = "fetch fault"  # instruction page not executable; the memory has latched it
     CODE_END = "end of code"  # execution left the code: SP_CS_INSTRLEN is too short
-    BAD_DISPATCH = "bad dispatch"  # registers that no wave can be launched with; `detail` says why
+    BAD_DISPATCH = "bad dispatch"  # registers that cannot launch a wave; `detail` has the reason
     BARRIER = "barrier"  # some lanes of a wave miss a barrier that others reach: a hang
     ABORTED = "aborted"  # `Abort.set` was called
 

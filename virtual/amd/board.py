@@ -18,7 +18,7 @@ from ugpu.am.chips.facts import ChipFacts
 from ugpu.am.regs import load
 from ugpu.hcq.state.clock import ModelClock
 from ugpu.hcq.state.instruction import Culprits
-from ugpu.virtual.amd.bus.dma import DmaPool, Iommu
+from ugpu.virtual.bus.dma import DmaPool, Iommu
 from ugpu.virtual.amd.memory.access import Fault
 from ugpu.virtual.amd.memory.tlb import Caches
 from ugpu.virtual.amd.memory.vram import Vram
@@ -305,7 +305,7 @@ class Board(ABC):
     # ---- the host side: DMA and interrupts ----------------------------------------------------
 
     def dma_piece(self, bus: int, size: int) -> tuple[int, int] | None:
-        """Translate a bus address: (host address, bytes in one piece); None if nothing answers."""
+        """Translate a bus address: (host address, bytes in one piece); None if it is unmapped."""
         if self.lost:
             return None
         if not self.config.bus_master:
@@ -317,7 +317,7 @@ class Board(ABC):
         return found
 
     def dma_read(self, bus: int, size: int) -> bytes:
-        """Read host memory; all ones from the first address that nothing answers for."""
+        """Read host memory; all ones from the first unmapped address on."""
         parts = []
         while size > 0:
             found = self.dma_piece(bus, size)
@@ -329,7 +329,7 @@ class Board(ABC):
         return b"".join(parts)
 
     def dma_write(self, bus: int, data: bytes) -> None:
-        """Write host memory; drop the data from the first address that nothing answers for."""
+        """Write host memory; drop the data from the first unmapped address on."""
         while data:
             found = self.dma_piece(bus, len(data))
             if found is None:

@@ -14,12 +14,10 @@ from ugpu.virtual.amd.block import Block, Reset
 from ugpu.virtual.amd.board import TABLES, Board
 from ugpu.virtual.amd.bus.config import ConfigSpace
 from ugpu.virtual.amd.bus.ih import InterruptHandler
-from ugpu.virtual.amd.bus.nbio import Nbio
 from ugpu.virtual.amd.firmware.discovery import build_discovery
 from ugpu.virtual.amd.firmware.psp import Psp
 from ugpu.virtual.amd.firmware.smu import Smu
-from ugpu.virtual.amd.firmware.thermal import Thermal
-from ugpu.virtual.amd.firmware.vbios import Rom
+from ugpu.virtual.amd.generations.record import generation_of
 from ugpu.virtual.amd.memory.gmc import Hub
 from ugpu.virtual.amd.memory.hdp import Hdp
 from ugpu.virtual.amd.options import ChipOptions
@@ -36,8 +34,8 @@ class Chip(Board):
     objections: the chip's objections, counted by level. violations: texts of faults and violations;
     tests require this list to stay empty. notes: texts of notes. gfx, sdma: set by the engines'
     `install`. culprits: the instructions that caused page faults.
-    autoload_listeners: called under the lock when RLC autoload starts; the engines then set
-    BOOTLOAD_COMPLETE.
+    generation: the classes of its blocks, and their formats. autoload_listeners: called under the
+    lock when RLC autoload starts; the engines then set BOOTLOAD_COMPLETE.
     """
 
     config: ConfigSpace
@@ -55,17 +53,19 @@ class Chip(Board):
         self._closed = False
         self._power_ons = 0
         self._engines: list[Block] = []
+        self.generation = generation_of(facts.generation)
+        blocks, entries = self.generation.blocks, self.generation.page_tables
         self.config = ConfigSpace(self)
-        self.nbio = Nbio(self)
-        self.hdp = Hdp(self)
-        self.mm = Hub(self, "mmhub", "MM")
-        self.gc = Hub(self, "gc", "GC")
-        self.ih = InterruptHandler(self)
-        self.psp = Psp(self)
-        self.smu = Smu(self)
-        self.thermal = Thermal(self, self.smu.metrics, self.unplug)
+        self.nbio = blocks.nbio(self)
+        self.hdp = blocks.hdp(self)
+        self.mm = blocks.hub(self, "mmhub", "MM", entries)
+        self.gc = blocks.hub(self, "gc", "GC", entries)
+        self.ih = blocks.interrupt_handler(self)
+        self.psp = blocks.psp(self, self.generation.firmware)
+        self.smu = blocks.smu(self)
+        self.thermal = blocks.thermal(self, self.smu.metrics, self.unplug)
         self.announcements = self.smu.announcements
-        self.rom = Rom(self)
+        self.rom = blocks.rom(self)
         self.blocks: list[Block] = [
             self.nbio, self.hdp, self.mm, self.gc, self.ih, self.psp, self.smu, self.thermal,
             self.announcements, self.rom,

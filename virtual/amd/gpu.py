@@ -13,7 +13,6 @@ from ugpu.virtual.amd.bus.endpoint import ChipEndpoint
 from ugpu.virtual.amd.bus.pci import VirtualTransport
 from ugpu.virtual.amd.chip import Chip
 from ugpu.virtual.amd.engines import install as engines
-from ugpu.virtual.amd.firmware.images import synthetic_set
 from ugpu.virtual.amd.options import ChipOptions, FaultPlan
 from ugpu.virtual.amd.planting import faults as faults  # entry points of hcq.find.planting
 from ugpu.virtual.amd.planting import plant as plant
@@ -41,7 +40,9 @@ def attach(
     """
     found = _chip(name, chip, options or ChipOptions(), vram=vram, seed=seed, faults=faults)
     own = chip is None
-    return Attachment(VirtualTransport(found, owns_chip=own), synthetic_set(found.facts), found)
+    return Attachment(
+        VirtualTransport(found, owns_chip=own), found.generation.firmware.files(found.facts), found
+    )
 
 
 def endpoint(
@@ -56,7 +57,9 @@ def endpoint(
     """Return a card's endpoint for a bus model; arguments as for `attach`. The caller closes it."""
     built = replace(options or ChipOptions(), platform=False)
     found = _chip(name, chip, built, vram=vram, seed=seed, faults=faults)
-    return ChipEndpoint(found, firmware=synthetic_set(found.facts), owns_chip=chip is None)
+    return ChipEndpoint(
+        found, firmware=found.generation.firmware.files(found.facts), owns_chip=chip is None
+    )
 
 
 def _chip(name: str, chip: Chip | None, built: ChipOptions, **changes: Any) -> Chip:

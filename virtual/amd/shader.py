@@ -76,7 +76,7 @@ class Ending(enum.Enum):
     HALTED = "wave halted"  # by an instruction at pc that requests it; it is never resumed
     FETCH_FAULT = "fetch fault"  # instruction page not executable; already latched
     ABORTED = "aborted"  # `Abort.set` was called
-    BAD_DISPATCH = "bad dispatch"  # registers that the SPI cannot launch; `detail` says why
+    BAD_DISPATCH = "bad dispatch"  # registers that the SPI cannot launch; `detail` has the reason
 
 
 @dataclass(frozen=True)

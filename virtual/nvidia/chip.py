@@ -6,6 +6,8 @@ import hashlib
 import importlib
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,7 @@ from ugpu.virtual.nvidia.host.group import TimeSliceGroup
 from ugpu.virtual.nvidia.host.runlist import Runlist
 from ugpu.virtual.nvidia.memory.formats import format_of
 from ugpu.virtual.nvidia.memory.physical import Backing, SystemPages, VideoMemory
-from ugpu.virtual.nvidia.memory.space import AddressSpace
+from ugpu.virtual.nvidia.memory.space import AddressSpace, SystemMemory
 from ugpu.virtual.nvidia.options import GRAPHICS_COPY_ENGINES, MachineOptions
 from ugpu.virtual.nvidia.publisher import Publisher
 from ugpu.virtual.nvidia.sm_contract import GridLaunch, Multiprocessors, SmEnding, SmOutcome
@@ -92,6 +94,9 @@ class VirtualGpu:
         self.ecc_uncorrected = 0
         self.ecc_corrected = 0  # set by tests
         self.link: tuple[int, int] | None = None  # generation and lanes, if set by tests
+        self.system_memory: SystemMemory | None = None  # None: bus addresses are this process's
+        self.non_stall: Callable[[int], object] = lambda engine_type: None  # NON_STALL_INTERRUPT
+        self._spaces: weakref.WeakSet[AddressSpace] = weakref.WeakSet()
         self.exceptions: list[SmException] = []
         self.violations: list[str] = []  # driver errors that hardware would ignore
         self.instruction_cache = CacheWatch("code", self.violations.append)
@@ -139,7 +144,35 @@ class VirtualGpu:
     def new_space(self) -> AddressSpace:
         """Make an empty address space."""
         with self.lock:
-            return AddressSpace(self.memory, self.form, self.lock, self._peer_memory)
+            space = AddressSpace(
+                self.memory, self.form, self.lock, self._peer_memory, self.system_memory
+            )
+            self._spaces.add(space)
+            return space
+
+    def invalidate(self, directory: int | None) -> None:
+        """Drop the translations of all spaces, or of those with a page directory."""
+        with self.lock:
+            for space in list(self._spaces):
+                if directory is None or space.root == directory:
+                    space.invalidate()
+
+    def physical_runs(
+        self, address: int, size: int, *, system: bool
+    ) -> list[tuple[int, int]] | None:
+        """Return the pieces (address in this process, bytes) of physical memory; None if a part
+        does not exist or cannot be accessed."""
+        if not system:
+            inside = address + size <= self.memory.size
+            return [(self.memory.base + address, size)] if inside else None
+        pieces: list[tuple[int, int]] = []
+        while size:
+            found = self.system_memory(address, size) if self.system_memory else (address, size)
+            if found is None:
+                return None
+            pieces.append(found)
+            address, size = address + found[1], size - found[1]
+        return pieces
 
     def _peer_memory(self, number: int) -> VideoMemory | None:
         gpus = self.machine.gpus
@@ -164,6 +197,14 @@ class VirtualGpu:
                 taken.add(number)
                 return number
         return None
+
+    def take_channel_number(self, runlist: Runlist, number: int) -> bool:
+        """Reserve a channel of a runlist; return whether it exists and was free."""
+        taken = self._numbers[runlist.number]
+        if number in taken or number >= self.options.channels:
+            return False
+        taken.add(number)
+        return True
 
     def token(self, runlist: Runlist, number: int) -> int:
         """Return the work submit token: channel [11:0], runlist [22:16], and on GB20x bit 30.

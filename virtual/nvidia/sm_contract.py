@@ -92,7 +92,7 @@ class SmOutcome:
 
 
 class Attention(Abort):
-    """An abort flag that can also ask a running grid to stand aside for another group's time slice.
+    """An abort flag that can also ask a running grid to yield to another group's time slice.
 
     Warps check it at every backward branch and before every group, and then call `wait_aside`,
     which the owner overrides. It returns when the grid may continue or must end.
@@ -117,7 +117,7 @@ class Attention(Abort):
 
     @property
     def aside(self) -> bool:
-        """Whether the work must stand aside."""
+        """Whether the work must yield."""
         return self.in_grid_aside
 
     @aside.setter
@@ -126,7 +126,7 @@ class Attention(Abort):
 
     @property
     def in_grid_aside(self) -> bool:
-        """Whether a running grid must stand aside: the flag that its warps check."""
+        """Whether a running grid must yield: the flag that its warps check."""
         return bool(self._aside[0])
 
     @in_grid_aside.setter
@@ -134,13 +134,13 @@ class Attention(Abort):
         self._aside[0] = value
 
     def wait_aside(self) -> None:
-        """Block until the grid may continue. Called by each thread that must stand aside."""
+        """Block until the grid may continue. Called by each thread that must yield."""
         raise NotImplementedError
 
 
 class Multiprocessors(Protocol):
     """All SMs of the chip. `run` blocks until the grid has ended. Several threads may call it, each
-    with its own address space, if all but one of them have been asked to stand aside."""
+    with its own address space, if all but one of them have been asked to yield."""
 
     def run(self, launch: GridLaunch, memory: GridSpace, abort: Abort) -> SmOutcome: ...
     def close(self) -> None: ...

@@ -7,13 +7,12 @@ layouts: USB 3.2 specification, 9.6.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from ugpu.usbgpu.link.usb import Kind, Recipient
-from ugpu.virtual.usb.custom import Setup
-
-if TYPE_CHECKING:
-    from ugpu.virtual.usb.enclosure import Enclosure
+from ugpu.usbgpu.link.usb import Kind, Recipient, UsbIdentity
+from ugpu.virtual.usb.custom import CustomFirmware, Setup
+from ugpu.virtual.usb.hardware import Hardware
+from ugpu.virtual.usb.uas import UasFirmware
 
 _GET_DESCRIPTOR = 6
 _DEVICE, _CONFIGURATION, _STRING, _BOS = 1, 2, 3, 0x0F
@@ -22,7 +21,24 @@ _PIPES = {0x04: 1, 0x83: 2, 0x81: 3, 0x02: 4}  # command, status, data in, data 
 _ENGLISH = 0x0409
 
 
-def get_descriptor(box: Enclosure, setup: Setup) -> bytes | None:
+class Described(Protocol):
+    """An enclosure, as its descriptors describe it."""
+
+    hardware: Hardware
+    firmware: CustomFirmware | UasFirmware
+
+    @property
+    def identity(self) -> UsbIdentity:
+        """The identity that a host reads from the descriptors."""
+        ...
+
+    @property
+    def alternates(self) -> tuple[tuple[int, ...], ...]:
+        """The bulk endpoints of each alternate setting at the current speed."""
+        ...
+
+
+def get_descriptor(box: Described, setup: Setup) -> bytes | None:
     """Answer GET_DESCRIPTOR; None for any other request and for a descriptor that does not
     exist."""
     if (setup.kind, setup.recipient, setup.request, setup.inward) != (
@@ -42,7 +58,7 @@ def get_descriptor(box: Enclosure, setup: Setup) -> bytes | None:
     return None
 
 
-def device_descriptor(box: Enclosure) -> bytes:
+def device_descriptor(box: Described) -> bytes:
     """Return the 18 bytes of the device descriptor (USB 3.2, section 9.6.1)."""
     identity = box.identity
     fast = box.hardware.super_speed
@@ -52,7 +68,7 @@ def device_descriptor(box: Enclosure) -> bytes:
     )  # fmt: skip
 
 
-def configuration_descriptor(box: Enclosure) -> bytes:
+def configuration_descriptor(box: Described) -> bytes:
     """Return the configuration with its interface's settings."""
     parts = []
     for setting, endpoints in enumerate(box.alternates):
@@ -64,7 +80,7 @@ def configuration_descriptor(box: Enclosure) -> bytes:
     return struct.pack("<BBHBBBBB", 9, _CONFIGURATION, 9 + len(body), 1, 1, 0, 0xC0, 0) + body
 
 
-def _endpoint(box: Enclosure, setting: int, endpoint: int) -> bytes:
+def _endpoint(box: Described, setting: int, endpoint: int) -> bytes:
     found = struct.pack("<BBBBHB", 7, 5, endpoint, 2, box.hardware.packet_size, 0)
     if not box.hardware.super_speed:
         return found
@@ -86,7 +102,7 @@ def bos_descriptor() -> bytes:
     )
 
 
-def _string(box: Enclosure, index: int) -> bytes:
+def _string(box: Described, index: int) -> bytes:
     identity = box.identity
     if index == 0:
         return struct.pack("<BBH", 4, _STRING, _ENGLISH)

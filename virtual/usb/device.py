@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
 from ugpu.hcq.errors import (
     BadArgument,
@@ -18,15 +18,71 @@ from ugpu.hcq.errors import (
 )
 from ugpu.usbgpu.link.usb import IN, Kind, Recipient, UsbIdentity
 from ugpu.virtual.usb.custom import Setup
+from ugpu.virtual.usb.hardware import Hardware
+from ugpu.virtual.usb.meter import Meter, VirtualClock
 from ugpu.virtual.usb.uas import Stalled
-
-if TYPE_CHECKING:
-    from ugpu.virtual.usb.enclosure import Enclosure
 
 _LONGEST_CONTROL = 0xFFFF
 _CLEAR_FEATURE, _SET_INTERFACE, _ENDPOINT_HALT = 0x01, 0x0B, 0
 # Poll interval of a wait for the card, which works in real time.
 _LOOK_S = 1e-4
+
+
+class Port(Protocol):
+    """The enclosure at the other end of the cable; all calls are made with `lock` held."""
+
+    lock: threading.RLock
+    hardware: Hardware
+    meter: Meter
+    clock: VirtualClock
+
+    @property
+    def alternates(self) -> tuple[tuple[int, ...], ...]:
+        """The bulk endpoints of each alternate setting at the current speed."""
+        ...
+
+    @property
+    def streams(self) -> int:
+        """The number of streams of the setting that has them."""
+        ...
+
+    @property
+    def control_packet(self) -> int:
+        """The bytes of a full packet of endpoint 0."""
+        ...
+
+    @property
+    def awaits_card(self) -> bool:
+        """Whether an action of the card may complete a pending transfer."""
+        ...
+
+    def control(self, setup: Setup, data: bytes) -> bytes | None:
+        """Serve a control request; None: stalled."""
+        ...
+
+    def put(self, endpoint: int, stream: int, data: memoryview) -> int:
+        """Accept bulk data from the host; return how many bytes."""
+        ...
+
+    def take(self, endpoint: int, stream: int, room: int) -> bytes:
+        """Return bulk data for the host."""
+        ...
+
+    def next_cut(self) -> int | None:
+        """Count a transfer; return after how many of its bytes the cable is pulled, or None."""
+        ...
+
+    def unplug(self) -> None:
+        """Pull the cable."""
+        ...
+
+    def reset_port(self) -> None:
+        """Reset the USB port."""
+        ...
+
+    def released(self, device: VirtualUsb) -> None:
+        """Note that the host has closed the device."""
+        ...
 
 
 class Transfer:
@@ -76,7 +132,7 @@ class VirtualUsb:
     opened."""
 
     def __init__(
-        self, enclosure: Enclosure, identity: UsbIdentity, at_close: Callable[[], None]
+        self, enclosure: Port, identity: UsbIdentity, at_close: Callable[[], None]
     ) -> None:
         self._box = enclosure
         self._at_close = at_close

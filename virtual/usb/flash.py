@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import random
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
 from ugpu.virtual.usb.memory import FLASH_BUFFER_SIZE, Memory
-
-if TYPE_CHECKING:
-    from ugpu.virtual.usb.hardware import Hardware
+from ugpu.virtual.usb.meter import VirtualClock
 
 SIZE = 1 << 20
 JEDEC = bytes([0xEF, 0x40, 0x14])
@@ -34,6 +33,23 @@ _KEPT, _KEPT_HIGH_SPEED = 128, 64
 _PROGRAM_S, _SECTOR_S, _BLOCK_S, _STATUS_S, _BYTE_S = 0.7e-3, 45e-3, 150e-3, 10e-3, 1e-6
 
 
+class Bridge(Protocol):
+    """The bridge chip, as seen by its flash. flash_written: called for each program and erase."""
+
+    memory: Memory
+    clock: VirtualClock
+    flash_written: Callable[[], None]
+
+    @property
+    def super_speed(self) -> bool:
+        """Whether the link runs at SuperSpeed or above."""
+        ...
+
+    def object_to(self, text: str) -> None:
+        """Record an access that no driver should make."""
+        ...
+
+
 class Flash:
     """The flash part, protected from the start.
 
@@ -42,7 +58,7 @@ class Flash:
     effect. To pull the cable between two writes, use `Hardware.flash_written`.
     """
 
-    def __init__(self, hardware: Hardware, seed: int) -> None:
+    def __init__(self, hardware: Bridge, seed: int) -> None:
         self.cells = bytearray(factory())
         self.status = PROTECTED
         self.worn: dict[int, int] = {}

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ugpu.am.chip import remedies as advice
-from ugpu.am.chip.chip import ALL_ONES
 from ugpu.am.units.memory import Carveout
+from ugpu.hcq.bare.bus import ALL_ONES
 from ugpu.hcq.errors import FirmwareRejected
 from ugpu.hcq.registers.layout import Struct
 

@@ -1,4 +1,4 @@
-"""Firmware images: find, unpack and check them, and cut them into the parts the PSP takes.
+"""Firmware images: check them, and cut them into the parts the PSP takes.
 
 Every image is checked before anything is sent: sizes and offsets against the file, header versions
 against the known layouts. Layouts: Linux 6.12 amdgpu_ucode.h; meaning of the parts: amdgpu_ucode.c.
@@ -7,22 +7,18 @@ Sizes and offsets are bytes.
 
 from __future__ import annotations
 
-import importlib
 import logging
-import lzma
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ugpu.am.chip import remedies as advice
 from ugpu.am.chips.facts import ChipFacts
 from ugpu.am.regs import structs
-from ugpu.hcq.errors import FirmwareInvalid, FirmwareNotFound, MissingDependency
+from ugpu.hcq.bare.firmware import FirmwareSource
+from ugpu.hcq.errors import FirmwareInvalid, FirmwareNotFound
 from ugpu.hcq.registers.layout import Layout, Struct
 
 log = logging.getLogger(__name__)
-
-VENDOR_FOLDER = "amdgpu"
 
 
 @dataclass
@@ -37,78 +33,6 @@ class FirmwareSet:
     parts: dict[str, bytes] = field(default_factory=dict)
     mec_start: int = 0
     versions: dict[str, int] = field(default_factory=dict)
-
-
-class FirmwareSource:
-    """Where images come from: a mapping (an attachment's own set), else folders in order.
-
-    In each folder images may lie directly or, as in /lib/firmware, under amdgpu/.
-    """
-
-    def __init__(
-        self,
-        images: Mapping[str, bytes] | None = None,
-        folders: Sequence[Path] = (),
-        on_image: Callable[[str, bytes], object] | None = None,
-    ) -> None:
-        """on_image: called with name and bytes of each image that is read."""
-        self.images = images
-        self.folders = tuple(folders)
-        self._on_image = on_image
-
-    def read(self, name: str) -> bytes:
-        """Read image `name` ("psp_13_0_0_sos.bin"); FirmwareNotFound lists the places searched."""
-        data = self._read(name)
-        if self._on_image is not None:
-            self._on_image(name, data)
-        return data
-
-    def _read(self, name: str) -> bytes:
-        if self.images is not None:
-            for key in (name, f"{VENDOR_FOLDER}/{name}"):
-                if key in self.images:
-                    return bytes(self.images[key])
-            raise FirmwareNotFound(
-                f"expected image {name} in the given set, found none",
-                name=name,
-                searched="set",
-                remedy=advice.FIRMWARE,
-            )
-        places = [place for top in self.folders for place in (top / VENDOR_FOLDER, top)]
-        for folder in places:
-            for suffix, unpack in (("", bytes), (".xz", _unpack_xz), (".zst", _unpack_zstd)):
-                path = folder / (name + suffix)
-                if path.is_file():
-                    log.debug("firmware %s from %s", name, path)
-                    return unpack(path.read_bytes())
-        raise FirmwareNotFound(
-            f"firmware {name} is not installed (package firmware-amd-graphics or linux-firmware)",
-            name=name,
-            searched=[str(folder) for folder in places],
-            remedy=advice.FIRMWARE,
-        )
-
-
-def _unpack_xz(data: bytes) -> bytes:
-    try:
-        return lzma.decompress(data)
-    except lzma.LZMAError as error:
-        raise FirmwareInvalid("the .xz file cannot be decompressed", reason=str(error)) from error
-
-
-def _unpack_zstd(data: bytes) -> bytes:
-    try:
-        zstandard = importlib.import_module("zstandard")
-    except ImportError as error:
-        raise MissingDependency(
-            "the firmware is compressed with zstd, and no decompressor is installed",
-            install="pip install 'ugpu[firmware]'",
-        ) from error
-    try:
-        unpacker = zstandard.ZstdDecompressor().decompressobj()
-        return bytes(unpacker.decompress(data))
-    except zstandard.ZstdError as error:
-        raise FirmwareInvalid("the .zst file cannot be decompressed", reason=str(error)) from error
 
 
 # ---- parsing -----------------------------------------------------------------------------------

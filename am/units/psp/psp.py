@@ -10,13 +10,14 @@ import logging
 from collections.abc import Callable, Sequence
 
 from ugpu.am.chip import remedies as advice
-from ugpu.am.chip.chip import ALL_ONES, Chip
+from ugpu.am.chip.chip import Chip
 from ugpu.am.regs import constants, structs
 from ugpu.am.units.memory import Carveout
 from ugpu.am.units.nbio import Nbio
 from ugpu.am.units.psp import commands as psp_commands
 from ugpu.am.units.psp.commands import COMMAND_SIZE, PRIVATE_SIZE, Command, refusal, refused
 from ugpu.am.units.psp.stage import OutsideStage, Shelf
+from ugpu.hcq.bare.bus import ALL_ONES
 from ugpu.hcq.errors import FirmwareError, FirmwareRejected, FirmwareSilent, UnitTimeout
 from ugpu.hcq.registers.fields import RegisterValue
 
@@ -152,7 +153,6 @@ class Psp:
     def wait_secure_os(self, name: str = "SOS", before: int = 0) -> None:
         """Wait until the sign of life of `name`, which was started, differs from `before`."""
         mp0, self._dead = self.chip.mp0, False
-
         try:
             self.chip.wait(
                 mp0.MP0_SMN_C2PMSG_81,

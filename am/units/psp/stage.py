@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ugpu.am.units.memory import PAGE, AddressSpace, Mapping
 from ugpu.am.units.psp.commands import PRIVATE_SIZE
+from ugpu.hcq.bare.space import AddressSpace, Mapping
+from ugpu.hcq.bare.vram import PAGE
 from ugpu.hcq.errors import FirmwareRejected
 from ugpu.hcq.transport.bulk import StagedMemory
 

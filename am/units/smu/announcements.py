@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import logging
 
-from ugpu.am.chip.chip import Chip, batched
+from ugpu.am.chip.chip import Chip
 from ugpu.am.regs import constants
 from ugpu.am.units.smu.sensors import reasons_of
 from ugpu.am.units.smu.smu import Smu
+from ugpu.hcq.bare.chip import batched
 from ugpu.hcq.errors import FirmwareError
 from ugpu.hcq.state import trace
 

@@ -10,10 +10,12 @@ import contextlib
 import logging
 
 from ugpu.am.chip import remedies as advice
-from ugpu.am.chip.chip import ALL_ONES, Chip, batched
+from ugpu.am.chip.chip import Chip
 from ugpu.am.regs import constants, structs
 from ugpu.am.units.memory import Carveout
 from ugpu.am.units.nbio import Nbio
+from ugpu.hcq.bare.bus import ALL_ONES
+from ugpu.hcq.bare.chip import batched
 from ugpu.hcq.errors import DeviceLost, FirmwareRejected, FirmwareSilent, UnitTimeout
 from ugpu.hcq.registers.layout import Struct
 

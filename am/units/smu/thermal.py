@@ -15,10 +15,11 @@ import struct
 from collections.abc import Sequence
 
 from ugpu.am.chip import remedies as advice
-from ugpu.am.chip.chip import Chip, batched
+from ugpu.am.chip.chip import Chip
 from ugpu.am.regs import constants, structs
 from ugpu.am.units.smu.announcements import CLIENT_MP1, TO_DRIVER, Announcements
 from ugpu.am.units.smu.smu import Smu
+from ugpu.hcq.bare.chip import batched
 from ugpu.hcq.errors import FirmwareError, FirmwareRejected, LinkError, OverTemperature
 
 log = logging.getLogger(__name__)

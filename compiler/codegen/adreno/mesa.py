@@ -190,7 +190,7 @@ class Compiler:
         function = mesa._function
         facts = function("fd_dev_info_raw", _POINTER, _POINTER)(self._device)
         if not facts:
-            raise CompileError("Mesa does not know this GPU", chip_id=hex(chip_id))
+            raise CompileError("Mesa does not support this GPU", chip_id=hex(chip_id))
         options = _COMPILER_OPTIONS.pack(False, True, 0, 0, True, False, *[False] * 3, 0)
         self._options = ctypes.create_string_buffer(options, len(options))
         create = function("ir3_compiler_create", _POINTER, *[_POINTER] * 4)

@@ -40,7 +40,9 @@ def brief(said: str) -> str:
     place = _PLACE.search(said)
     if place is not None:
         return place[2].strip()
-    return next((line.strip() for line in said.splitlines() if line.strip()), "it says no more")
+    return next(
+        (line.strip() for line in said.splitlines() if line.strip()), "it printed no message"
+    )
 
 
 def _named(lines: list[str], name: str, declared: bool) -> int | None:

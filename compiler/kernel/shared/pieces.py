@@ -1,7 +1,7 @@
 """Compute the pieces of a cat in one kernel: each group works on one of them.
 
 before: computations with one output, each with its own inputs and positions in the output.
-after: groups for all of them, so that no element looks at other pieces. Pieces that differ only in
+after: groups for all of them, so that no element reads other pieces. Pieces that differ only in
 the memory they read and in where they write share their code: a group chooses the arrays by its
 number. For many pieces that also differ in length, see compiler.kernel.shared.ragged.
 """

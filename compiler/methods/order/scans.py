@@ -26,7 +26,7 @@ class Scans(Running):
             return self.reshape(1).cumsum(axis).reshape(())
         place = self._axis("cumsum", axis)
         wide = self.cast(dtypes.sum_dtype(self.dtype))
-        return wide._running("sum", place, 0)
+        return wide._running("sum", place, 0)._ruled("cumsum", [wide], place)
 
     def cumprod(self, axis: int = 0, *, dtype: Any = None) -> Self:
         """Return the product of all elements up to each one along an axis, in the type of `prod`.
@@ -37,19 +37,23 @@ class Scans(Running):
             return self.reshape(1).cumprod(axis).reshape(())
         place = self._axis("cumprod", axis)
         wide = self.cast(dtypes.sum_dtype(self.dtype))
-        return wide._running("prod", place, 1)
+        return wide._running("prod", place, 1)._ruled("cumprod", [wide], place)
 
     def cummax(self, axis: int = 0) -> Self:
         """Return the largest element up to each one along an axis."""
         if not self.ndim:
             return self.reshape(1).cummax(axis).reshape(())
-        return self._running("max", self._axis("cummax", axis), dtypes.lowest(self.dtype))
+        place = self._axis("cummax", axis)
+        found = self._running("max", place, dtypes.lowest(self.dtype))
+        return found._ruled("cummax", [self], place)
 
     def cummin(self, axis: int = 0) -> Self:
         """Return the smallest element up to each one along an axis."""
         if not self.ndim:
             return self.reshape(1).cummin(axis).reshape(())
-        return self._running("min", self._axis("cummin", axis), dtypes.highest(self.dtype))
+        place = self._axis("cummin", axis)
+        found = self._running("min", place, dtypes.highest(self.dtype))
+        return found._ruled("cummin", [self], place)
 
     # ---- rows ----------------------------------------------------------------------------------
 
@@ -59,7 +63,7 @@ class Scans(Running):
         wide = self.cast(float32)
         if any(not self.shape[place] for place in axes):
             return wide.sum(axes, keepdims).log().cast(dtypes.float_dtype(self.dtype))
-        most = wide.max(axes, keepdims=True)
+        most = wide.detach().max(axes, keepdims=True)
         most = most.isinf().where(0, most)
         found = (wide - most).exp().sum(axes, keepdims=True).log() + most
         found = found.cast(dtypes.float_dtype(self.dtype))
@@ -80,7 +84,8 @@ class Scans(Running):
         """Divide by the root of the sum of squares along an axis, or by epsilon if that is
         larger."""
         wide = self.cast(float32)
-        length = wide.square().sum(axis, keepdims=True).sqrt().maximum(epsilon)
+        squares = wide.square().sum(axis, keepdims=True)
+        length = squares.sqrt()._ruled("root", [squares]).maximum(epsilon)
         return (wide / length).cast(dtypes.float_dtype(self.dtype))
 
     def linear(self, weight: Any, bias: Any = None) -> Self:

@@ -66,6 +66,7 @@ class Resampling(Operations):
         spread = spread.reshape((batch * groups * each, *window, *size))
         placed = spread._placed(out, steps, cut, gaps)
         result = placed.reshape((batch, groups * each, *out)).cast(dtype)
+        result = result._ruled("conv_transpose2d", [self, kernel], (steps, cut, gaps, groups))
         return biased("conv_transpose2d", result, bias)
 
     def _placed(

@@ -269,8 +269,5 @@ def span(start: Any, limit: Any, delta: Any, *, device: Any, stash_type: int = 1
     kind = dtypes.from_numpy(np.asarray(start).dtype)
     count = max(0, math.ceil((end - first) / step))
     places = Tensor.arange(count, device=device)
-    if kind.is_float:
-        result: Tensor = (places.float() * step + first).cast(kind)
-        return result
-    result: Tensor = (places * step + first).cast(kind)
-    return result
+    result: Tensor = (places.float() if kind.is_float else places) * step + first
+    return result.cast(kind)

@@ -61,7 +61,7 @@ class _Layer:
 
     def joined(self, parts: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Return Y [steps, directions, batch, hidden] and the last states [directions, batch,
-        hidden], with the batch first if the layout says so."""
+        hidden], with the batch first if `layout` is set."""
         whole = Tensor.stack([part[0] for part in parts], 1)
         states = [
             Tensor.stack(list(each)) for each in zip(*[part[1:] for part in parts], strict=True)

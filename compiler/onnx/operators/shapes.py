@@ -198,10 +198,9 @@ def scatter_nd(x: Tensor, index: Tensor, updates: Tensor, *, reduction: str = "n
     flat = x.reshape(prod(indexed), prod(rest))
     count = place.numel()
     places = place.reshape(count, 1).expand(count, flat.shape[1])
-    result = scatter_elements(flat, places, updates.reshape(count, -1 if count else flat.shape[1]),
-                              reduction=reduction)  # fmt: skip
-    result: Tensor = result.reshape(x.shape)
-    return result
+    values = updates.reshape(count, -1 if count else flat.shape[1])
+    result: Tensor = scatter_elements(flat, places, values, reduction=reduction)
+    return result.reshape(x.shape)
 
 
 @operator("TensorScatter")

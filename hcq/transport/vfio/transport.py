@@ -81,7 +81,7 @@ class VfioTransport(TransportLife):
         reach_bits: width of the bus addresses that the device can emit. least_bars: bytes that each
         named BAR must have at least. iommufd: open the device's own node in an address space of
         iommufd, not its group; None: use the group if the kernel has groups. no_iommu: accept a
-        device that no IOMMU confines; a warning says what that means. narrow_link: see
+        device that no IOMMU confines; a warning describes the risk. narrow_link: see
         hcq.transport.pci.preflight. on_close: called after closing (to bind the former driver
         again). Everything that can be checked is checked before anything is opened; the errors name
         their remedies.
@@ -265,12 +265,12 @@ class VfioTransport(TransportLife):
         self._device.deliver(index, eventfds)
 
     def _watch_events(self) -> None:
-        wanted: dict[str, tuple[int, Callable[[], bool]]] = {
+        events: dict[str, tuple[int, Callable[[], bool]]] = {
             "removal": (self._constants.VFIO_PCI_REQ_IRQ_INDEX, self._removal),
             "error": (self._constants.VFIO_PCI_ERR_IRQ_INDEX, self._error),
         }
         there = {
-            name: item for name, item in wanted.items() if self._device.interrupt_count(item[0])
+            name: item for name, item in events.items() if self._device.interrupt_count(item[0])
         }
         if not there:
             return

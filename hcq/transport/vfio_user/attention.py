@@ -2,8 +2,8 @@
 
 With two processes on two cores, sleeping and waking take 10 to 20 us each for every message, more
 than the message itself. Polling avoids this when it succeeds, and wastes a core's time when it does
-not. So polling is bounded, pauses for a while after it was in vain, and is never done if no other
-thread could answer meanwhile.
+not. So polling is bounded, stops for a while after it failed, and is skipped if no other thread
+could answer meanwhile.
 
 The poll never yields the core between two tries: among busy processes sched_yield(2) gives it away
 for milliseconds.
@@ -21,11 +21,11 @@ from collections.abc import Callable
 
 # TIMEOUT: twice the time that a peer takes if a message must wake it first; our choice.
 LIMIT_S = 100e-6
-LONGEST_REST = 128  # messages in a row without polling, after polling in vain
-# Polling that succeeds saves about a quarter of the cost of polling in vain.
+LONGEST_REST = 128  # messages handled without polling after a failed poll, at most
+# A successful poll saves about a quarter of the cost of a failed one.
 _SUCCESS, _FAILURE = 1, 4
-_BORNE = 12  # failures less successes from which on a failure is followed by a rest
-_MOST_DOUBT = _BORNE + LONGEST_REST.bit_length()
+_TOLERATED = 12  # weighted failures minus successes; from here on, failed polls stop polling
+_MOST_DOUBT = _TOLERATED + LONGEST_REST.bit_length()
 _PEER = struct.Struct("=iII")  # asm-generic/socket.h, SO_PEERCRED: process, user, group
 
 
@@ -55,8 +55,8 @@ class Attention:
                 self._doubt = max(0, self._doubt - _SUCCESS)
                 return
         self._doubt += _FAILURE
-        if self._doubt >= _BORNE:
-            self._resting = min(1 << self._doubt - _BORNE, LONGEST_REST)
+        if self._doubt >= _TOLERATED:
+            self._resting = min(1 << self._doubt - _TOLERATED, LONGEST_REST)
             self._doubt = min(self._doubt, _MOST_DOUBT)
 
 

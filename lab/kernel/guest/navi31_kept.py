@@ -19,7 +19,8 @@ from ugpu.hcq.transport.pci.function import PciFunction
 from ugpu.hcq.transport.system import System
 
 WORK = """
-from ugpu import hcq, numpy as np
+import numpy as np
+from ugpu import hcq
 from ugpu.compiler import Tensor
 with hcq.open({name!r}) as device:
     a = Tensor(np.ones((64, 64), np.float32), device=device)

@@ -20,6 +20,7 @@ from tests.support.virtual_engines import (
     low,
 )
 from ugpu.virtual.amd.engines.sdma.packets import BadSdmaPacket, SdmaExecutor
+from ugpu.virtual.amd.generations.gfx11.copies import PACKETS
 
 OTHER = DATA + 0x10_0000
 
@@ -403,7 +404,7 @@ header = st.builds(lambda op, sub: op | sub << 8, st.integers(0, 18), st.integer
 @given(st.lists(st.one_of(word, header, st.integers(0, 64)), max_size=60))
 @settings(max_examples=300, deadline=None)
 def test_any_dwords_are_executed_or_refused(words: list[int]) -> None:
-    executor = SdmaExecutor(Nowhere())
+    executor = SdmaExecutor(Nowhere(), PACKETS)
     try:
         assert 0 <= executor.run(words) <= len(words)
     except BadSdmaPacket:

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from tests.support.virtual_engines import DATA, MQD, RING, Bench, high, low
 from ugpu.virtual.amd.engines.cp import mes
 from ugpu.virtual.amd.engines.cp.hqd import Slot
-from ugpu.virtual.amd.engines.cp.mapping import KIQ_PIPE, SCHEDULER_PIPE, CannotMap, Kind
+from ugpu.virtual.amd.engines.cp.mapping import KIQ_PIPE, SCHEDULER_PIPE, CannotMap
 from ugpu.virtual.amd.engines.cp.mes_processes import Process, Processes, Resources
 from ugpu.virtual.amd.engines.cp.pm4 import kernel
 from ugpu.virtual.amd.engines.cp.queue import ComputeQueue
+from ugpu.virtual.amd.engines.cp.state import Kind
 
 KIQ_RING = RING + 0x1_0000
 SCHEDULER_RING = RING + 0x2_0000

@@ -97,7 +97,8 @@ def test_transfers_of_a_cold_boot() -> None:
 
 def test_transfers_of_a_replay_and_of_a_wait() -> None:
     """A replay that nothing of differs from the one before is a doorbell; now and then the slots of
-    those that follow are written. A wait for what has ended is one read."""
+    those that follow are written. A wait reads the timeline twice and the interrupt ring's
+    pointer; at times it asks whether the card is there."""
     with enclosed() as box, opened(box) as device, device.alloc(256) as buffer:
         with device.capture() as graph, device.queue() as queue:
             for number in range(100):
@@ -113,7 +114,7 @@ def test_transfers_of_a_replay_and_of_a_wait() -> None:
             before = box.meter.transfers
             graph.wait()
             waits.append(box.meter.transfers - before)
-        assert set(waits) == {1}
+        assert set(waits) <= {4, 8} and waits.count(4) >= 20, waits
         assert replays.count(1) >= 34 and max(replays[1:]) <= 4, replays
         assert buffer.numpy(np.uint32)[0] == 99
 

@@ -1,7 +1,7 @@
 """Limits of pytest-timeout around the runs of a test.
 
 A test's limit belongs to its run: it begins once the test has its devices, ends with the test, and
-begins anew in a second run. Waiting for a device and examining it afterwards do not count. The
+restarts in a second run. Waiting for a device and examining it afterwards do not count. The
 plugin's hooks are public; only the end of a session's limit has no hook.
 """
 
@@ -35,7 +35,7 @@ def limited(item: pytest.Item) -> Iterator[None]:
 
 @contextlib.contextmanager
 def suspended(item: pytest.Item) -> Iterator[None]:
-    """Stop a test's timer for the block, and begin its limit anew afterwards."""
+    """Stop a test's timer for the block, and restart its limit afterwards."""
     settings = _stop(item)
     yield
     if settings is not None:

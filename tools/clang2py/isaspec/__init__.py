@@ -4,5 +4,5 @@
     tools/clang2py/isaspec/ir3_25_2.xml \\
         --revision 25.0.7 --out qcom/regs/ir3.txt
 
-The second file says what Mesa 25.2 decodes differently.
+The second file contains what Mesa 25.2 decodes differently.
 """

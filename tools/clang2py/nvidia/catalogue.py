@@ -25,10 +25,16 @@ BRANCHES = {
     "595": "595.45.04",
 }
 BASE = "570"
+#: releases of the GSP's firmware that Linux distributions ship (linux-firmware, nvidia/*/gsp); the
+#: interface of firmware has no stable part, so each has a folder of its own
+FIRMWARE = ("535.113.01", "570.144")
+FIRMWARE_FOLDER = "nv/abi/gsp"
 #: definitions that are the same for all branches are read from this release
 NEWEST = BRANCHES["595"]
 
-SDK = "src/common/sdk/nvidia/inc"
+MANAGER = "src/nvidia"
+COMMON = "src/common"
+SDK = f"{COMMON}/sdk/nvidia/inc"
 UNIX = "src/nvidia/arch/nvalloc/unix/include"
 UVM = "kernel-open/nvidia-uvm"
 KERNEL = "kernel-open/common/inc"
@@ -40,6 +46,9 @@ UVM_REFERENCE = f"{UVM}/hwref"
 #: folders to take out of the driver's repository
 DRIVER_FOLDERS = (SDK, UNIX, UVM, KERNEL, RESOURCES, GENERATED, REFERENCE)
 DOCUMENT_FOLDERS = ("classes",)
+FIRMWARE_SOURCES = (MANAGER, COMMON, KERNEL, UVM)
+#: NVIDIA's own assertions about the firmware's interface, in releases that have it
+ABI_CHECK = f"{MANAGER}/interface/gsp_abi_check.c"
 INCLUDES = (SDK, UNIX, UVM, KERNEL)
 
 #: read in this order, each before the control headers

@@ -6,12 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from ugpu.tools.clang2py.cheaders import HeaderError
 from ugpu.tools.clang2py.emit import constant_text, structure_text
 from ugpu.tools.clang2py.manifest import Manifest, digest
+from ugpu.tools.clang2py.nvidia.abi_check import check
 from ugpu.tools.clang2py.nvidia.catalogue import (
+    ABI_CHECK,
     BASE,
     BRANCHES,
     DESCRIPTORS,
+    FIRMWARE,
+    FIRMWARE_FOLDER,
     FOLDER,
     HOST_DESCRIPTORS,
     LICENCE,
@@ -29,10 +34,12 @@ from ugpu.tools.clang2py.nvidia.drf import (
     read_methods,
     sized,
 )
+from ugpu.tools.clang2py.nvidia.gsp import read_firmware
 from ugpu.tools.clang2py.nvidia.rm import Interface, read_interface
 from ugpu.tools.clang2py.nvidia.sources import NvidiaSources
 from ugpu.tools.clang2py.regen import Outputs, write_folder
 
+_KINDS = ("structs", "constants", "calls")
 _STRUCTS = "NAME size [FIELD:type:offset[:bit:width] ...]"
 _CONSTANTS = "NAME value [enumeration]; NAME() lsb width"
 _CALLS = (
@@ -146,14 +153,14 @@ def method_tables(sources: NvidiaSources) -> tuple[Outputs, dict[str, str]]:
     """Return the methods of every class."""
     outputs: Outputs = {}
     inputs: dict[str, str] = {}
-    known: dict[str, dict[str, Group]] = {}
+    classes: dict[str, dict[str, Group]] = {}
     for table in METHODS:
         label, text, groups = _read_methods(sources, table)
         remark = _BITS
         if table.predecessor:
-            groups = merged(known[table.predecessor], groups)
+            groups = merged(classes[table.predecessor], groups)
             remark += f"\n# The header is an excerpt; the rest is as in class {table.predecessor}."
-        known[table.number] = groups
+        classes[table.number] = groups
         inputs[label] = digest(text.encode())
         lines = sorted(
             (group.offset or 0, group_text(name, group)) for name, group in groups.items()
@@ -189,14 +196,51 @@ def generate(sources: NvidiaSources) -> tuple[Outputs, dict[str, str]]:
     outputs: Outputs = {}
     inputs: dict[str, str] = {}
     for maker in (interface_tables, method_tables, descriptor_tables):
-        made, read = maker(sources)
-        outputs |= made
+        tables, read = maker(sources)
+        outputs |= tables
         inputs |= read
     return outputs, inputs
+
+
+def firmware_tables(
+    sources: NvidiaSources, tag: str, base: dict[str, str]
+) -> tuple[Outputs, dict[str, str]]:
+    """Return the interface of one firmware release: what it changes in `base` and adds to it."""
+    tree = sources.firmware(tag)
+    interface = read_interface(tree)
+    messages, headers = read_firmware(tree)
+    interface.header.rows |= messages.rows
+    interface.header.aliases |= messages.aliases
+    interface.header.constants |= messages.constants
+    interface.header.placements |= messages.placements
+    tables = _tables(interface)
+    wrong = check(tree, tables)
+    if wrong:
+        raise HeaderError(f"{tag}: {ABI_CHECK} contradicts the tables: {wrong[0]}")
+    outputs: Outputs = {}
+    for kind, text in tables.items():
+        remark = f"Firmware {tag}: what differs from branch {BASE}; NAME - is not there"
+        rows = difference(base[kind], text, words=2 if kind == "calls" else 1)
+        outputs[f"{kind}.txt"] = _heading(remark, f"open-gpu-kernel-modules {tag}") + rows
+    own = [ABI_CHECK] if (tree / ABI_CHECK).is_file() else []
+    read = [*interface.inputs, *headers, *own]
+    return outputs, {f"{tag} ({len(read)} files)": _digest_of(tree, read)}
+
+
+def _rows(text: str) -> str:
+    """Return a table without its heading."""
+    return "".join(line for line in text.splitlines(True) if not line.startswith("#"))
 
 
 def write(sources: NvidiaSources, root: Path) -> list[Path]:
     """Generate everything below `root`; return the files that changed, were added or removed."""
     outputs, inputs = generate(sources)
     digests = {name: digest(text.encode("ascii")) for name, text in outputs.items()}
-    return write_folder(root / FOLDER, outputs, Manifest(sources.origin, inputs, digests))
+    changed = write_folder(root / FOLDER, outputs, Manifest(sources.origin, inputs, digests))
+    base = {kind: _rows(outputs[f"rm_{BASE}.{kind}.txt"]) for kind in _KINDS}
+    for tag in FIRMWARE:
+        outputs, inputs = firmware_tables(sources, tag, base)
+        digests = {name: digest(text.encode("ascii")) for name, text in outputs.items()}
+        manifest = Manifest(f"open-gpu-kernel-modules {tag}", inputs, digests)
+        changed += write_folder(root / FIRMWARE_FOLDER / tag, outputs, manifest)
+    return changed

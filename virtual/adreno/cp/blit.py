@@ -6,12 +6,8 @@ src/freedreno/vulkan/tu_clear_blit.cc (r2d_src_buffer, r2d_dst_buffer, r2d_clear
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ugpu.virtual.adreno.cp.state import ProcessorState
 from ugpu.virtual.adreno.faults import Cause, GpuFault
-
-if TYPE_CHECKING:
-    from ugpu.virtual.adreno.cp.processor import CommandProcessor
 
 _USER = "CP_BLIT"
 # Bytes per texel of the formats used to fill and copy buffers (a6xx_format).
@@ -23,7 +19,7 @@ _SIZES = {
 }  # fmt: skip
 
 
-def blit(cp: CommandProcessor, body: list[int], at: int) -> None:
+def blit(cp: ProcessorState, body: list[int], at: int) -> None:
     """Fill or copy a rectangle. Only CP_WAIT_FOR_IDLE orders it with dispatches."""
     state = cp.registers
     if cp.packets.CP_BLIT_0.decode(body[0]).OP != cp.codes.BLIT_OP_SCALE:
@@ -53,14 +49,14 @@ def blit(cp: CommandProcessor, body: list[int], at: int) -> None:
         cp.space.write(place, row, "2D engine")
 
 
-def _size(cp: CommandProcessor, number: int, at: int) -> int:
+def _size(cp: ProcessorState, number: int, at: int) -> int:
     for name, size in _SIZES.items():
         if cp.codes[name] == number:
             return size
     raise cp.gap(f"CP_BLIT of format {number:#x}", at)
 
 
-def _colour(cp: CommandProcessor, size: int) -> bytes:
+def _colour(cp: ProcessorState, size: int) -> bytes:
     """Return the texel: components of 32 bits are used whole, smaller ones from each register's low
     bits."""
     values = [int(cp.registers.get(f"RB_2D_SRC_SOLID_C{n}", _USER)) for n in range(4)]
@@ -69,7 +65,7 @@ def _colour(cp: CommandProcessor, size: int) -> bytes:
     return (values[0] & (1 << 8 * size) - 1).to_bytes(size, "little")
 
 
-def _source(cp: CommandProcessor, size: int, width: int, height: int, at: int) -> list[bytes]:
+def _source(cp: ProcessorState, size: int, width: int, height: int, at: int) -> list[bytes]:
     state = cp.registers
     info = state.get("SP_PS_2D_SRC_INFO", _USER)
     if info.TILE_MODE or info.FLAGS or info.COLOR_SWAP or info.FILTER:

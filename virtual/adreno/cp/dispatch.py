@@ -6,12 +6,11 @@ meaning in a dispatch, src/freedreno/vulkan/tu_shader.cc and tu_cmd_buffer.cc.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ugpu.qcom.regs import constants
+from ugpu.virtual.adreno.cp.state import ProcessorState
 from ugpu.virtual.adreno.faults import Cause, GpuFault
 from ugpu.virtual.adreno.shader import (
     MOST_CONSTANTS,
@@ -20,9 +19,6 @@ from ugpu.virtual.adreno.shader import (
     Dispatch,
     Table,
 )
-
-if TYPE_CHECKING:
-    from ugpu.virtual.adreno.cp.processor import CommandProcessor
 
 _INSTRUCTIONS = 16 * 8  # bytes of the unit of SP_CS_INSTRLEN
 _USER = "CP_EXEC_CS"
@@ -35,7 +31,7 @@ class ComputeState:
     """State that CP_LOAD_STATE6 has loaded for compute: constants, and tables of constant buffers.
 
     constants: the constant file. UNSURE: whether it keeps its contents from one submission to the
-    next, as here; no document says that anything clears it; a board would settle it.
+    next, as here; no document mentions that anything clears it; a board would settle it.
     """
 
     def __init__(self, constants: NDArray[np.uint32]) -> None:
@@ -43,7 +39,7 @@ class ComputeState:
         self.shared = np.zeros(64, np.uint32)
         self.ubos = Table()
 
-    def load(self, cp: CommandProcessor, body: list[int], at: int) -> None:
+    def load(self, cp: ProcessorState, body: list[int], at: int) -> None:
         """Execute one CP_LOAD_STATE6_FRAG. Prefetches of shaders and descriptors have no effect."""
         if len(body) < 3:
             raise GpuFault(Cause.HANG, f"CP_LOAD_STATE6 with {len(body)} words", at)
@@ -74,7 +70,7 @@ class ComputeState:
             raise cp.gap(f"CP_LOAD_STATE6 type {kind} source {head.STATE_SRC} block {block}", at)
 
     def _words(
-        self, cp: CommandProcessor, source: int, body: list[int], address: int, count: int, at: int
+        self, cp: ProcessorState, source: int, body: list[int], address: int, count: int, at: int
     ) -> list[int]:
         if source == _DIRECT:
             if len(body) != 3 + count:
@@ -89,7 +85,9 @@ class ComputeState:
         raise cp.gap(f"CP_LOAD_STATE6 source {source}", at)
 
 
-def decode(cp: CommandProcessor, groups: tuple[int, int, int], at: int) -> Dispatch:
+def decode(
+    cp: ProcessorState, compute: ComputeState, groups: tuple[int, int, int], at: int
+) -> Dispatch:
     """Return the dispatch that the current state describes. at: address of the packet, for
     faults."""
     facts, state = cp.machine.facts, cp.registers
@@ -113,10 +111,10 @@ def decode(cp: CommandProcessor, groups: tuple[int, int, int], at: int) -> Dispa
     local = state.get("SP_CS_CTRL_REG1", _USER).SHARED_SIZE + 1 << 10
     if local > facts.local_memory:
         raise GpuFault(Cause.HANG, f"{local} bytes of local memory, {facts.name} has less", at)
-    values = cp.compute.constants.copy()
+    values = compute.constants.copy()
     shared = state.optional("HLSQ_SHARED_CONSTS")
     if shared is not None and shared.ENABLE:
-        values[SHARED_CONSTANTS:SHARED_CONSTANTS_END] = cp.compute.shared[:32]
+        values[SHARED_CONSTANTS:SHARED_CONSTANTS_END] = compute.shared[:32]
     # Boards read the whole file where CONSTLEN is 0: tinygrad's KGSL driver writes 256 into its
     # eight bits, which leaves 0, and its kernels read their constants on a Snapdragon 845.
     constant_limit = 4 * (limit.CONSTLEN << 2) or MOST_CONSTANTS
@@ -137,7 +135,7 @@ def decode(cp: CommandProcessor, groups: tuple[int, int, int], at: int) -> Dispa
         constants=values,
         constant_limit=constant_limit,
         shared_constants=shared is not None and bool(shared.ENABLE),
-        ubos=cp.compute.ubos,
+        ubos=compute.ubos,
         uavs=_table(cp, "SP_CS_IBO", config.NIBO, config.BINDLESS_IBO),
         textures=_table(cp, "SP_CS_TEX_CONST", config.NTEX, config.BINDLESS_TEX),
         samplers=_table(cp, "SP_CS_TEX_SAMP", config.NSAMP, config.BINDLESS_SAMP),
@@ -156,7 +154,7 @@ def decode(cp: CommandProcessor, groups: tuple[int, int, int], at: int) -> Dispa
 
 
 def _check_range(
-    cp: CommandProcessor, groups: tuple[int, int, int], threads: tuple[int, int, int]
+    cp: ProcessorState, groups: tuple[int, int, int], threads: tuple[int, int, int]
 ) -> None:
     """Check HLSQ_CS_NDRANGE_1.., the grid in threads; a driver that does not set them gets wrong
     ids."""
@@ -166,12 +164,12 @@ def _check_range(
             continue
         if int(wanted) != groups[axis] * threads[axis]:
             cp.machine.violate(
-                f"HLSQ_CS_NDRANGE says {int(wanted)} threads along {name}, CP_EXEC_CS runs "
+                f"HLSQ_CS_NDRANGE is {int(wanted)} threads along {name}, CP_EXEC_CS runs "
                 f"{groups[axis]} groups of {threads[axis]}"
             )
 
 
-def _table(cp: CommandProcessor, name: str, count: int, bindless: int) -> Table:
+def _table(cp: ProcessorState, name: str, count: int, bindless: int) -> Table:
     """Return the descriptors outside of sets. turnip's count includes those in sets, and it then
     writes no address: an instruction that selects one outside of sets finds none."""
     if not count or (bindless and cp.registers.optional(f"{name}_LO") is None):
@@ -179,7 +177,7 @@ def _table(cp: CommandProcessor, name: str, count: int, bindless: int) -> Table:
     return Table(cp.registers.pair(name, _USER), count)
 
 
-def _border(cp: CommandProcessor) -> int:
+def _border(cp: ProcessorState) -> int:
     names = ("SP_TP_BORDER_COLOR_BASE_ADDR", "TPL1_BORDER_COLOR_BASE_ADDR")
     for name in names:
         low, high = (cp.registers.optional(f"{name}_{half}") for half in ("LO", "HI"))
@@ -188,7 +186,7 @@ def _border(cp: CommandProcessor) -> int:
     return 0
 
 
-def _bindless(cp: CommandProcessor) -> tuple[int, ...]:
+def _bindless(cp: ProcessorState) -> tuple[int, ...]:
     found = []
     for number in range(8 if cp.machine.facts.generation == 7 else 5):
         name = f"SP_CS_BINDLESS_BASE_{number}_DESCRIPTOR"
@@ -200,7 +198,7 @@ def _bindless(cp: CommandProcessor) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _immediates(cp: CommandProcessor) -> tuple[int, ...]:
+def _immediates(cp: ProcessorState) -> tuple[int, ...]:
     if cp.machine.facts.generation == 6:
         return ()
     first = cp.registers.map["HLSQ_SHARED_CONSTS_IMM_0"].offset

@@ -8,12 +8,9 @@ from __future__ import annotations
 import operator
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from ugpu.virtual.adreno.cp.state import ProcessorState
 from ugpu.virtual.adreno.faults import Cause, GpuFault
-
-if TYPE_CHECKING:
-    from ugpu.virtual.adreno.cp.processor import CommandProcessor
 
 _WORD = 0xFFFF_FFFF
 _DOUBLE = 0xFFFF_FFFF_FFFF_FFFF
@@ -26,7 +23,7 @@ _DONE_6 = ("CACHE_FLUSH_TS", "RB_DONE_TS", "WT_DONE_TS", "PC_CCU_FLUSH_DEPTH_TS"
            "PC_CCU_FLUSH_COLOR_TS", "PC_CCU_RESOLVE_TS")  # fmt: skip
 
 
-def event_write(cp: CommandProcessor, body: list[int], at: int) -> None:
+def event_write(cp: ProcessorState, body: list[int], at: int) -> None:
     """CP_EVENT_WRITE (generation 6) or CP_EVENT_WRITE7: end of pipe, with a value where
     requested."""
     if cp.machine.facts.generation == 7:
@@ -45,7 +42,7 @@ def event_write(cp: CommandProcessor, body: list[int], at: int) -> None:
         raise GpuFault(Cause.HANG, f"CP_EVENT_WRITE with {len(body)} words", at)
 
 
-def _event_write_7(cp: CommandProcessor, body: list[int], at: int) -> None:
+def _event_write_7(cp: ProcessorState, body: list[int], at: int) -> None:
     head = cp.packets.CP_EVENT_WRITE7_0.decode(body[0])
     if not head.WRITE_ENABLED:
         return
@@ -66,20 +63,20 @@ def _event_write_7(cp: CommandProcessor, body: list[int], at: int) -> None:
     cp.space.write(address, data, "event")
 
 
-def mem_write(cp: CommandProcessor, body: list[int], at: int) -> None:
+def mem_write(cp: ProcessorState, body: list[int], at: int) -> None:
     """CP_MEM_WRITE."""
     cp.space.publish()
     cp.store(body[0] | body[1] << 32, struct.pack(f"<{len(body) - 2}I", *body[2:]))
 
 
-def _register(cp: CommandProcessor, index: int, at: int) -> int:
+def _register(cp: ProcessorState, index: int, at: int) -> int:
     counter = cp.registers.map["CP_ALWAYS_ON_COUNTER_LO"].offset
     if index in (counter, counter + 1):
         return cp.machine.ticks() >> 32 * (index - counter) & _WORD
     return cp.registers.read(index, at)
 
 
-def reg_to_mem(cp: CommandProcessor, body: list[int], at: int) -> None:
+def reg_to_mem(cp: ProcessorState, body: list[int], at: int) -> None:
     """CP_REG_TO_MEM: CNT registers, or pairs of them; a count of 0 is 1."""
     head = cp.packets.CP_REG_TO_MEM_0.decode(body[0])
     count = max(head.CNT, 1)
@@ -98,7 +95,7 @@ def reg_to_mem(cp: CommandProcessor, body: list[int], at: int) -> None:
     cp.space.write(address, struct.pack(f"<{count}I", *words))
 
 
-def mem_to_reg(cp: CommandProcessor, body: list[int], at: int) -> None:
+def mem_to_reg(cp: ProcessorState, body: list[int], at: int) -> None:
     """CP_MEM_TO_REG."""
     head = cp.packets.CP_MEM_TO_REG_0.decode(body[0])
     shift = 2 if head.SHIFT_BY_2 else 0
@@ -106,7 +103,7 @@ def mem_to_reg(cp: CommandProcessor, body: list[int], at: int) -> None:
         cp.registers.write(head.REG + number, value << shift & _WORD, at)
 
 
-def mem_to_mem(cp: CommandProcessor, body: list[int], at: int) -> None:
+def mem_to_mem(cp: ProcessorState, body: list[int], at: int) -> None:
     """CP_MEM_TO_MEM: the sum of up to three values, each negated where requested."""
     head = cp.packets.CP_MEM_TO_MEM_0.decode(body[0])
     size, mask = (8, _DOUBLE) if head.DOUBLE else (4, _WORD)
@@ -120,13 +117,13 @@ def mem_to_mem(cp: CommandProcessor, body: list[int], at: int) -> None:
     cp.space.write(places[0], (total & mask).to_bytes(size, "little"))
 
 
-def memcpy(cp: CommandProcessor, body: list[int], at: int) -> None:
+def memcpy(cp: ProcessorState, body: list[int], at: int) -> None:
     """CP_MEMCPY."""
     data = cp.space.read(body[1] | body[2] << 32, 4 * body[0])
     cp.space.write(body[3] | body[4] << 32, data)
 
 
-def reg_rmw(cp: CommandProcessor, body: list[int], at: int) -> None:
+def reg_rmw(cp: ProcessorState, body: list[int], at: int) -> None:
     """CP_REG_RMW: (register rotated, and-ed with SRC0) or-ed with, or added to, SRC1."""
     head = cp.packets.CP_REG_RMW_0.decode(body[0])
     value = _register(cp, head.DST_REG, at)
@@ -138,7 +135,7 @@ def reg_rmw(cp: CommandProcessor, body: list[int], at: int) -> None:
     cp.registers.write(head.DST_REG, value & _WORD, at)
 
 
-def wait_reg_mem(cp: CommandProcessor, body: list[int], at: int) -> None:
+def wait_reg_mem(cp: ProcessorState, body: list[int], at: int) -> None:
     """CP_WAIT_REG_MEM: until a word satisfies a comparison. A wait that never ends is a hang."""
     head = cp.packets.CP_WAIT_REG_MEM_0.decode(body[0])
     compare = _COMPARE.get(head.FUNCTION)
@@ -156,19 +153,19 @@ def wait_reg_mem(cp: CommandProcessor, body: list[int], at: int) -> None:
     _until(cp, lambda: compare(value(), reference), "CP_WAIT_REG_MEM", at)
 
 
-def wait_mem_gte(cp: CommandProcessor, body: list[int], at: int) -> None:
+def wait_mem_gte(cp: ProcessorState, body: list[int], at: int) -> None:
     """CP_WAIT_MEM_GTE: until a word is at least the reference."""
     address = body[1] | body[2] << 32
     _until(cp, lambda: cp.words(address, 1)[0] >= body[3], "CP_WAIT_MEM_GTE", at)
 
 
-def _until(cp: CommandProcessor, probe: Callable[[], bool], name: str, at: int) -> None:
+def _until(cp: ProcessorState, probe: Callable[[], bool], name: str, at: int) -> None:
     while not probe():
         if not cp.engine.poll_memory(cp.machine.options.hang_limit_s):
             raise GpuFault(Cause.HANG, f"{name} waits for a value that is never written", at)
 
 
-HANDLERS: dict[str, Callable[[CommandProcessor, list[int], int], None]] = {
+HANDLERS: dict[str, Callable[[ProcessorState, list[int], int], None]] = {
     "CP_MEM_WRITE": mem_write,
     "CP_REG_TO_MEM": reg_to_mem,
     "CP_MEM_TO_REG": mem_to_reg,

@@ -7,26 +7,18 @@ Source: Mesa 25.0.7 src/freedreno/registers/adreno/adreno_pm4.xml; parity, freed
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from ugpu.hcq.errors import NotSupported
-from ugpu.qcom.regs import constants, load
 from ugpu.virtual.adreno.cp import memory
 from ugpu.virtual.adreno.cp.blit import blit
 from ugpu.virtual.adreno.cp.dispatch import ComputeState, decode
-from ugpu.virtual.adreno.cp.registers import RegisterState
+from ugpu.virtual.adreno.cp.state import ProcessorState, Ring
 from ugpu.virtual.adreno.faults import Cause, GpuFault, PageFault
-from ugpu.virtual.adreno.memory.objects import MemoryObject
 from ugpu.virtual.adreno.memory.space import AddressSpace, LaunchMemory
 from ugpu.virtual.adreno.planted import Planted
 from ugpu.virtual.adreno.shader import Dispatch, Ending
+from ugpu.virtual.adreno.state import MachineState
 from ugpu.virtual.shader.memory import Access
-
-if TYPE_CHECKING:
-    from ugpu.virtual.adreno.engine import Engine
-    from ugpu.virtual.adreno.machine import VirtualMachine
 
 _DEEPEST = 3  # nesting of indirect buffers: the ring's, IB1, IB2 and, on generation 7, IB3
 _IGNORED = (
@@ -50,24 +42,14 @@ def odd_parity(value: int) -> int:
     return ~value.bit_count() & 1
 
 
-class CommandProcessor:
+class CommandProcessor(ProcessorState):
     """Executes one submission. Raises GpuFault where the GPU stops."""
 
-    def __init__(self, machine: VirtualMachine, space: AddressSpace, engine: Engine) -> None:
-        self.machine = machine
-        self.space = space
-        self.engine = engine
-        generation = machine.facts.generation
-        self.packets = load(f"a{generation}xx_packets")
-        self.codes = constants(f"a{generation}xx")
-        self.registers = RegisterState(machine.facts, machine.violate)
+    def __init__(self, machine: MachineState, space: AddressSpace, engine: Ring) -> None:
+        super().__init__(machine, space, engine)
         self.compute = ComputeState(machine.constants)
-        self.indirect = False  # the current dispatch reads its grid from memory
         self._pending: list[Dispatch] = []
         self._depth = 0
-        self._scratch: list[MemoryObject] = []
-        self._loses_store = machine.take(Planted.LOST_SIGNAL)
-        self._last_store: tuple[int, bytes] | None = None
         self._handlers = self._table()
 
     def _table(self) -> dict[int, tuple[str, Callable[[list[int], int], None]]]:
@@ -97,7 +79,7 @@ class CommandProcessor:
         return table
 
     def _bound(
-        self, handler: Callable[[CommandProcessor, list[int], int], None]
+        self, handler: Callable[[ProcessorState, list[int], int], None]
     ) -> Callable[[list[int], int], None]:
         return lambda body, at: handler(self, body, at)
 
@@ -106,46 +88,6 @@ class CommandProcessor:
             raise GpuFault(Cause.PROTECTED, f"{name} in an indirect buffer", at)
 
         return refuse
-
-    def gap(self, what: str, at: int) -> GpuFault:
-        """Return the fault for a feature that hardware has and the model lacks: it ends the
-        submission and names the feature."""
-        self.machine.gaps.append(NotSupported(f"the virtual Adreno does not model {what}"))
-        return GpuFault(Cause.NOT_MODELLED, what, at)
-
-    def words(self, address: int, count: int) -> list[int]:
-        """Read words of memory."""
-        return list(struct.unpack(f"<{count}I", self.space.read(address, 4 * count)))
-
-    def store(self, address: int, data: bytes) -> None:
-        """Write memory; where the last store is to be lost, each store is delayed until the
-        next."""
-        if not self._loses_store:
-            self.space.write(address, data)
-            return
-        if self._last_store is not None:
-            self.space.write(*self._last_store)
-        self._last_store = address, data
-
-    def scratch(self, offset: int, words: list[int]) -> int:
-        """Copy on-chip state to memory allocated until `close`; return its address."""
-        machine, size = self.machine, offset + 4 * len(words)
-        with machine.lock:
-            at = machine.memory.allocate(size)
-            found = MemoryObject(0, size, 0, at, machine.memory.address + at, cached=False)
-            self.space.place(found, 1, low=False)
-            self._scratch.append(found)
-        self.space.write(found.gpuaddr + offset, struct.pack(f"<{len(words)}I", *words))
-        return found.gpuaddr
-
-    def close(self) -> None:
-        """End the submission: publish its writes, free the memory of on-chip state."""
-        self.space.publish()
-        with self.machine.lock:
-            for found in self._scratch:
-                self.space.remove(found)
-                self.machine.memory.free(found.offset)
-            self._scratch = []
 
     # Packets
 
@@ -253,7 +195,7 @@ class CommandProcessor:
         self._queue((x, y, z), at)
 
     def _queue(self, groups: tuple[int, int, int], at: int) -> None:
-        self._pending.append(decode(self, groups, at))
+        self._pending.append(decode(self, self.compute, groups, at))
 
     def wait_for_idle(self) -> None:
         """Run the pending dispatches."""

@@ -10,16 +10,14 @@ import errno
 import os
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ugpu.qcom.regs import constants, structs
 from ugpu.virtual.adreno.kgsl import counters, fault, memory, submit
 from ugpu.virtual.adreno.kgsl.context import Context, ResetStatus, after
 from ugpu.virtual.adreno.kgsl.refusal import refused, strike
 from ugpu.virtual.adreno.planted import Planted
-
-if TYPE_CHECKING:
-    from ugpu.virtual.adreno.node import VirtualNode
+from ugpu.virtual.adreno.program import Program
 
 _FOREVER = 0xFFFF_FFFF  # of WAITTIMESTAMP_CTXTID
 _MOST_CONTEXTS = 256  # per process, adreno_drawctxt.c
@@ -30,7 +28,7 @@ class Calls:
     """The ioctls of one program. Each handler gets the parameters as a structure of msm_kgsl.h, and
     stores the kernel's results in it. Any: structures of a generated table."""
 
-    def __init__(self, node: VirtualNode) -> None:
+    def __init__(self, node: Program) -> None:
         self._node = node
         self._machine = node.machine
         self._codes = constants("msm_kgsl")
@@ -53,7 +51,7 @@ class Calls:
         }
         self._layouts = {name: self._structs[_structure(name)] for name in handlers}
 
-    def _bound(self, handler: Callable[[VirtualNode, Any], None]) -> Callable[[Any], None]:
+    def _bound(self, handler: Callable[[Program, Any], None]) -> Callable[[Any], None]:
         return lambda call: handler(self._node, call)
 
     def call(self, request: int, argument: memoryview) -> None:
@@ -105,7 +103,7 @@ class Calls:
         if not self._tells_faults:
             raise refused(errno.ENOTTY, "GET_FAULT_REPORT")
         with self._machine.lock:
-            fault.report(self._node, self._context(call.context_id), call)
+            fault.report(self._node.memory, self._context(call.context_id), call)
 
     def _context(self, number: int) -> Context:
         found = self._machine.contexts.get(number)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from ugpu.virtual.adreno.node import VirtualNode
+from ugpu.virtual.adreno.memory.space import AddressSpace
 
 NO_FAULT_TOLERANCE, USER_TIMESTAMPS, INVALIDATE_ON_FAULT = 0x200, 0x80, 0x1000_0000
 
@@ -28,6 +27,17 @@ def after(one: int, other: int) -> bool:
     return 0 < (one - other & 0xFFFF_FFFF) < 0x8000_0000
 
 
+class Owner(Protocol):
+    """The program that has a context."""
+
+    space: AddressSpace
+
+    @property
+    def halts_at_page_faults(self) -> bool:
+        """Whether a page fault of a shader ends the submission."""
+        ...
+
+
 @dataclass(eq=False)
 class Context:
     """One context. queued, consumed, retired: the last timestamps allocated, begun and ended.
@@ -39,7 +49,7 @@ class Context:
     """
 
     id: int
-    node: VirtualNode
+    node: Owner
     flags: int
     queued: int = 0
     consumed: int = 0
@@ -76,7 +86,7 @@ class Context:
     @property
     def halts_at_page_faults(self) -> bool:
         """Return whether a page fault of a shader ends the submission."""
-        return self.node.machine.options.halt_on_page_fault
+        return self.node.halts_at_page_faults
 
     @property
     def tolerates_faults(self) -> bool:

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import errno
 import struct
+import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ugpu.qcom.regs import constants, structs
 from ugpu.virtual.adreno.kgsl.refusal import refused
-
-if TYPE_CHECKING:
-    from ugpu.virtual.adreno.machine import VirtualMachine
-    from ugpu.virtual.adreno.node import VirtualNode
+from ugpu.virtual.adreno.state import MachineState
+from ugpu.virtual.adreno.userspace import UserMemory
 
 _MOST_READS = 100
 _ALWAYS_ON = 0x0980  # CP_ALWAYS_ON_COUNTER
@@ -44,7 +43,7 @@ class _Counter:
 class Counters:
     """All counters of a GPU. Under the machine's lock."""
 
-    machine: VirtualMachine
+    machine: MachineState
     groups: dict[int, list[_Counter]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -94,7 +93,26 @@ class Counters:
         return self.machine.ticks() if (number, event) == (self.fixed, 0) else 0
 
 
-def perfcounter_get(node: VirtualNode, call: Any) -> None:
+class CountedMachine(Protocol):
+    """A machine with performance counters."""
+
+    lock: threading.RLock
+    counters: Counters
+
+
+class Counting(Protocol):
+    """A program that counts. counters: (group, event) of the counters that it holds."""
+
+    counters: list[tuple[int, int]]
+    memory: UserMemory
+
+    @property
+    def machine(self) -> CountedMachine:
+        """The program's machine."""
+        ...
+
+
+def perfcounter_get(node: Counting, call: Any) -> None:
     """PERFCOUNTER_GET: returns the counter's registers."""
     with node.machine.lock:
         found = node.machine.counters.get(call.groupid, call.countable)
@@ -102,7 +120,7 @@ def perfcounter_get(node: VirtualNode, call: Any) -> None:
         call.offset, call.offset_hi = found.register, found.register + 1
 
 
-def perfcounter_put(node: VirtualNode, call: Any) -> None:
+def perfcounter_put(node: Counting, call: Any) -> None:
     """PERFCOUNTER_PUT, for counters that this program holds."""
     with node.machine.lock:
         pair = call.groupid, call.countable
@@ -112,7 +130,7 @@ def perfcounter_put(node: VirtualNode, call: Any) -> None:
         node.counters.remove(pair)
 
 
-def perfcounter_query(node: VirtualNode, call: Any) -> None:
+def perfcounter_query(node: Counting, call: Any) -> None:
     """PERFCOUNTER_QUERY: number of counters in a group, and the events that they count."""
     with node.machine.lock:
         call.max_counters = 0
@@ -123,7 +141,7 @@ def perfcounter_query(node: VirtualNode, call: Any) -> None:
             node.memory.write(call.countables, struct.pack(f"<{len(events)}I", *events))
 
 
-def perfcounter_read(node: VirtualNode, call: Any) -> None:
+def perfcounter_read(node: Counting, call: Any) -> None:
     """PERFCOUNTER_READ: 64-bit values of events."""
     layout = structs("msm_kgsl").kgsl_perfcounter_read_group
     if not call.reads or not 0 < call.count <= _MOST_READS:

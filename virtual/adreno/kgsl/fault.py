@@ -8,16 +8,14 @@ form of the call that requests counts writes the number of entries back.
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ugpu.qcom.regs import constants, structs
 from ugpu.virtual.adreno.faults import PageFault
 from ugpu.virtual.adreno.kgsl.context import Context
 from ugpu.virtual.adreno.kgsl.refusal import refused
+from ugpu.virtual.adreno.userspace import UserMemory
 from ugpu.virtual.shader.memory import Access
-
-if TYPE_CHECKING:
-    from ugpu.virtual.adreno.node import VirtualNode
 
 _MOST = 40  # KGSL_MAX_FAULT_ENTRIES; the removal of entries older than 5 s is not modelled
 
@@ -33,7 +31,7 @@ def add(context: Context, found: PageFault) -> None:
     context.page_faults = [*context.page_faults, (found.address, bits)][-_MOST:]
 
 
-def report(node: VirtualNode, context: Context, call: Any) -> None:
+def report(memory: UserMemory, context: Context, call: Any) -> None:
     """GET_FAULT_REPORT, for a context that a fault has ended: the number of types, the number of
     faults of each, or the faults. Under the machine's lock."""
     codes, layouts = constants("msm_kgsl"), structs("msm_kgsl")
@@ -48,13 +46,13 @@ def report(node: VirtualNode, context: Context, call: Any) -> None:
     size = min(layout.size, call.faultsize)
     places = [call.faultlist + number * call.faultsize for number in range(call.faultnents)]
     entries = [
-        layout.view(bytearray(node.memory.read(place, size).ljust(layout.size, b"\0")))
+        layout.view(bytearray(memory.read(place, size).ljust(layout.size, b"\0")))
         for place in places
     ]
     if not any(entry.fault for entry in entries):
         if places and context.page_faults:
             count = layout.new(type=codes.KGSL_FAULT_TYPE_PAGEFAULT, count=len(context.page_faults))
-            node.memory.write(places[0], bytes(count)[:size])
+            memory.write(places[0], bytes(count)[:size])
         return
     for entry in entries:
         if entry.type >= codes.KGSL_FAULT_TYPE_MAX:
@@ -66,4 +64,4 @@ def report(node: VirtualNode, context: Context, call: Any) -> None:
     layout = layouts.kgsl_pagefault_report
     for number, (address, bits) in enumerate(context.page_faults[: wanted.count]):
         one = bytes(layout.new(fault_addr=address, fault_type=bits))
-        node.memory.write(wanted.fault + number * wanted.size, one[: wanted.size])
+        memory.write(wanted.fault + number * wanted.size, one[: wanted.size])

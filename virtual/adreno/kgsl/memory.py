@@ -11,17 +11,15 @@ import errno
 import mmap
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ugpu.hcq.errors import OutOfMemory
 from ugpu.qcom.regs import constants, structs
 from ugpu.virtual.adreno.kgsl.refusal import refused
 from ugpu.virtual.adreno.memory.imported import mapped
 from ugpu.virtual.adreno.memory.objects import PAGE, MemoryObject
+from ugpu.virtual.adreno.program import Program
 from ugpu.virtual.adreno.userspace import need_mapped
-
-if TYPE_CHECKING:
-    from ugpu.virtual.adreno.node import VirtualNode
 
 _MOST_OBJECTS = 1 << 10  # of one GPUOBJ_SYNC
 _IMPORTED_IDS = 1 << 20  # above any page number of the memory file
@@ -31,7 +29,7 @@ def _flag(name: str) -> int:
     return constants("msm_kgsl")[f"KGSL_MEMFLAGS_{name}"]
 
 
-def _allocate(node: VirtualNode, size: int, flags: int) -> MemoryObject:
+def _allocate(node: Program, size: int, flags: int) -> MemoryObject:
     codes, machine = constants("msm_kgsl"), node.machine
     if flags & _flag("SECURE"):
         raise refused(errno.EOPNOTSUPP, "secure memory")
@@ -64,21 +62,21 @@ def _allocate(node: VirtualNode, size: int, flags: int) -> MemoryObject:
     return found
 
 
-def _find(node: VirtualNode, number: int) -> MemoryObject:
+def _find(node: Program, number: int) -> MemoryObject:
     found = node.objects.get(number)
     if found is None or not found.id_valid:
         raise refused(errno.EINVAL, f"this process has no object {number}")
     return found
 
 
-def _free(node: VirtualNode, found: MemoryObject) -> None:
+def _free(node: Program, found: MemoryObject) -> None:
     """Free at once, whatever is running: a submission that uses the object later faults (kgsl.c,
     gpumem_free_entry)."""
     found.id_valid = False
     node.drop(found)
 
 
-def gpumem_alloc_id(node: VirtualNode, call: Any) -> None:
+def gpumem_alloc_id(node: Program, call: Any) -> None:
     """GPUMEM_ALLOC_ID: the older call; it also returns the address."""
     with node.machine.lock:
         found = _allocate(node, call.size, call.flags)
@@ -87,13 +85,13 @@ def gpumem_alloc_id(node: VirtualNode, call: Any) -> None:
         call.gpuaddr = found.gpuaddr
 
 
-def gpumem_free_id(node: VirtualNode, call: Any) -> None:
+def gpumem_free_id(node: Program, call: Any) -> None:
     """GPUMEM_FREE_ID: frees at once; CPU mappings keep the memory."""
     with node.machine.lock:
         _free(node, _find(node, call.id))
 
 
-def gpumem_get_info(node: VirtualNode, call: Any) -> None:
+def gpumem_get_info(node: Program, call: Any) -> None:
     """GPUMEM_GET_INFO: by id, or by an address inside the object."""
     with node.machine.lock:
         found = _find(node, call.id) if call.id else node.space.find(call.gpuaddr)
@@ -103,7 +101,7 @@ def gpumem_get_info(node: VirtualNode, call: Any) -> None:
         call.size, call.mmapsize, call.useraddr = found.size, found.mapped_size, 0
 
 
-def gpuobj_alloc(node: VirtualNode, call: Any) -> None:
+def gpuobj_alloc(node: Program, call: Any) -> None:
     """GPUOBJ_ALLOC."""
     most = constants("msm_kgsl").KGSL_GPUOBJ_ALLOC_METADATA_MAX
     with node.machine.lock:
@@ -116,7 +114,7 @@ def gpuobj_alloc(node: VirtualNode, call: Any) -> None:
         call.mmapsize, call.id = found.mapped_size, found.id
 
 
-def gpuobj_free(node: VirtualNode, call: Any) -> None:
+def gpuobj_free(node: Program, call: Any) -> None:
     """GPUOBJ_FREE: frees at once, or when a timestamp retires."""
     codes, layouts = constants("msm_kgsl"), structs("msm_kgsl")
     with node.machine.lock:
@@ -138,7 +136,7 @@ def gpuobj_free(node: VirtualNode, call: Any) -> None:
             context.events.append((at.timestamp, lambda: node.drop(found)))
 
 
-def gpuobj_info(node: VirtualNode, call: Any) -> None:
+def gpuobj_info(node: Program, call: Any) -> None:
     """GPUOBJ_INFO."""
     with node.machine.lock:
         if not call.id:
@@ -149,7 +147,7 @@ def gpuobj_info(node: VirtualNode, call: Any) -> None:
         call.va_addr = 0
 
 
-def gpuobj_import(node: VirtualNode, call: Any) -> None:
+def gpuobj_import(node: Program, call: Any) -> None:
     """GPUOBJ_IMPORT: memory of the program, or a file that can be mapped in place of a dma-buf."""
     codes, layouts = constants("msm_kgsl"), structs("msm_kgsl")
     with node.machine.lock:
@@ -184,14 +182,14 @@ def gpuobj_import(node: VirtualNode, call: Any) -> None:
         call.id, call.flags = number, flags
 
 
-def gpuobj_set_info(node: VirtualNode, call: Any) -> None:
+def gpuobj_set_info(node: Program, call: Any) -> None:
     """GPUOBJ_SET_INFO: a name for debuggers."""
     with node.machine.lock:
         found = _find(node, call.id)
         found.metadata = node.memory.read(call.metadata, min(call.metadata_len, 64))
 
 
-def _sync(node: VirtualNode, found: MemoryObject, op: int, offset: int, length: int) -> None:
+def _sync(node: Program, found: MemoryObject, op: int, offset: int, length: int) -> None:
     codes = constants("msm_kgsl")
     if op & codes.KGSL_GPUMEM_CACHE_RANGE & 0xFFFF_FFFF:
         if offset + length > found.mapped_size:
@@ -209,7 +207,7 @@ def _sync(node: VirtualNode, found: MemoryObject, op: int, offset: int, length: 
         found.invalidate(offset, offset + length)
 
 
-def gpuobj_sync(node: VirtualNode, call: Any) -> None:
+def gpuobj_sync(node: Program, call: Any) -> None:
     """GPUOBJ_SYNC: cache operations on ranges of objects."""
     layout = structs("msm_kgsl").kgsl_gpuobj_sync_obj
     if not 0 < call.count <= _MOST_OBJECTS or call.obj_len < layout.size:
@@ -221,7 +219,7 @@ def gpuobj_sync(node: VirtualNode, call: Any) -> None:
             _sync(node, _find(node, entry.id), entry.op, entry.offset, entry.length)
 
 
-def gpumem_sync_cache(node: VirtualNode, call: Any) -> None:
+def gpumem_sync_cache(node: Program, call: Any) -> None:
     """GPUMEM_SYNC_CACHE: one object, by id or address."""
     with node.machine.lock:
         found = _find(node, call.id) if call.id else node.space.find(call.gpuaddr)
@@ -230,7 +228,7 @@ def gpumem_sync_cache(node: VirtualNode, call: Any) -> None:
         _sync(node, found, call.op, call.offset, call.length)
 
 
-def gpumem_sync_cache_bulk(node: VirtualNode, call: Any) -> None:
+def gpumem_sync_cache_bulk(node: Program, call: Any) -> None:
     """GPUMEM_SYNC_CACHE_BULK: whole objects."""
     if not 0 < call.count <= _MOST_OBJECTS:
         raise refused(errno.EINVAL, f"{call.count} objects")
@@ -240,7 +238,7 @@ def gpumem_sync_cache_bulk(node: VirtualNode, call: Any) -> None:
             _sync(node, _find(node, number), call.op & 3, 0, 0)
 
 
-HANDLERS: dict[str, Callable[[VirtualNode, Any], None]] = {
+HANDLERS: dict[str, Callable[[Program, Any], None]] = {
     "GPUMEM_ALLOC_ID": gpumem_alloc_id,
     "GPUMEM_FREE_ID": gpumem_free_id,
     "GPUMEM_GET_INFO": gpumem_get_info,

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import threading
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from ugpu.virtual.adreno.machine import VirtualMachine
+from ugpu.virtual.adreno.planted import Plan
+
+
+class Planned(Protocol):
+    """A machine with planned failures."""
+
+    lock: threading.RLock
+    plan: Plan
 
 
 def refused(code: int, why: str) -> OSError:
@@ -14,7 +21,7 @@ def refused(code: int, why: str) -> OSError:
     return OSError(code, f"{os.strerror(code)}: {why}")
 
 
-def strike(machine: VirtualMachine, call: str) -> None:
+def strike(machine: Planned, call: str) -> None:
     """Raise the failure that a test has planted for a call."""
     with machine.lock:
         code = machine.plan.refusal(call)

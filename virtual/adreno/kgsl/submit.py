@@ -8,21 +8,19 @@ adreno_dispatch.c (_verify_ib, _check_context_state, get_timestamp).
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ugpu.qcom.regs import constants, structs
 from ugpu.virtual.adreno.kgsl.context import Context, Submission, SyncPoint, after
 from ugpu.virtual.adreno.kgsl.refusal import refused
-
-if TYPE_CHECKING:
-    from ugpu.virtual.adreno.node import VirtualNode
+from ugpu.virtual.adreno.program import Program
 
 MOST_BUFFERS, MOST_SYNCS = 100000, 50000  # KGSL_MAX_NUMIBS, KGSL_MAX_SYNCPOINTS
 MOST_WORDS = 0xFFFFF  # of an indirect buffer: the field of CP_INDIRECT_BUFFER has 20 bits
 _MOST_STRUCTURE = 256
 
 
-def gpu_command(node: VirtualNode, call: Any) -> None:
+def gpu_command(node: Program, call: Any) -> None:
     """Check and queue a submission; store its timestamp. Nothing is queued where a check fails."""
     codes, machine = constants("msm_kgsl"), node.machine
     if call.numcmds > MOST_BUFFERS or call.numobjs > MOST_BUFFERS or call.numsyncs > MOST_SYNCS:
@@ -60,7 +58,7 @@ def _timestamp(context: Context, wanted: int) -> int:
     return context.queued
 
 
-def _entries(node: VirtualNode, address: int, size: int, count: int, layout: Any) -> list[Any]:
+def _entries(node: Program, address: int, size: int, count: int, layout: Any) -> list[Any]:
     """Return the structures of a list whose entries have `size` bytes in the program's header. The
     size of an empty list is not checked (kgsl.c, _process_command_input)."""
     if not count:
@@ -77,7 +75,7 @@ def _entries(node: VirtualNode, address: int, size: int, count: int, layout: Any
     return found
 
 
-def _buffers(node: VirtualNode, call: Any) -> tuple[tuple[int, int], ...]:
+def _buffers(node: Program, call: Any) -> tuple[tuple[int, int], ...]:
     codes, layout = constants("msm_kgsl"), structs("msm_kgsl").kgsl_command_object
     allowed = (
         codes.KGSL_CMDLIST_IB
@@ -99,7 +97,7 @@ def _buffers(node: VirtualNode, call: Any) -> tuple[tuple[int, int], ...]:
     return tuple(buffers)
 
 
-def _syncs(node: VirtualNode, call: Any) -> tuple[SyncPoint, ...]:
+def _syncs(node: Program, call: Any) -> tuple[SyncPoint, ...]:
     codes, layouts = constants("msm_kgsl"), structs("msm_kgsl")
     found = []
     for entry in _entries(

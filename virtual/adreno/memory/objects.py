@@ -61,7 +61,7 @@ class MemoryFile:
 class MemoryObject:
     """One allocation or import. Sizes and addresses are bytes.
 
-    offset: in the memory file; -1 for the program's own memory. cpu_address: where the CPU sees the
+    offset: in the memory file; -1 for the program's own memory. cpu_address: where the CPU maps the
     object in this process; gpu_address: address of its device copy, which is the same except for
     cached memory that no hardware keeps coherent. gpuaddr: GPU virtual address, 0 before it has
     one.

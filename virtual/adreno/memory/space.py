@@ -121,7 +121,7 @@ class AddressSpace:
         """Hook, called when the GPU accesses an object; for kernel drivers that need it."""
 
     def read(self, address: int, size: int, client: str = "CP") -> bytes:
-        """Read memory as the GPU sees it; PageFault."""
+        """Read memory by GPU addresses; PageFault."""
         with self.lock:
             parts = []
             while size > 0:
@@ -133,7 +133,7 @@ class AddressSpace:
             return b"".join(parts)
 
     def write(self, address: int, data: bytes, client: str = "CP") -> None:
-        """Write memory as the GPU sees it; PageFault before anything of a page is written."""
+        """Write memory by GPU addresses; PageFault before anything of a page is written."""
         with self.lock:
             while data:
                 found = self.resolve(address, Access.WRITE, client)

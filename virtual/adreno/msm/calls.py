@@ -9,17 +9,15 @@ from __future__ import annotations
 import errno
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ugpu.hcq.registers.layout import Layout
 from ugpu.hcq.uapi import constants, structs
 from ugpu.virtual.adreno.kgsl.refusal import refused, strike
 from ugpu.virtual.adreno.msm import memory, submit
+from ugpu.virtual.adreno.msm.program import MsmProgram
 from ugpu.virtual.adreno.msm.queue import MsmQueue
 from ugpu.virtual.adreno.planted import Planted
-
-if TYPE_CHECKING:
-    from ugpu.virtual.adreno.msm.node import MsmNode
 
 PRIORITIES = 3  # one ring, NR_SCHED_PRIORITIES of it
 FASTEST_HZ = 710_000_000  # of an Adreno 630: sdm845.dtsi; the model's clock does not depend on it
@@ -32,13 +30,13 @@ class MsmCalls:
     """The ioctls of one program. Each handler gets the parameters as a structure of msm_drm.h.
     Any: structures of a generated table."""
 
-    def __init__(self, node: MsmNode) -> None:
+    def __init__(self, node: MsmProgram) -> None:
         self._node = node
         self._machine = node.machine
         self._codes = constants("msm_drm")
         layouts = structs("msm_drm")
         self._new_queue(PRIORITIES // 2)  # the default queue, number 0
-        known: dict[str, tuple[Callable[[MsmNode, Any], None], Layout[Any] | None]] = {
+        known: dict[str, tuple[Callable[[MsmProgram, Any], None], Layout[Any] | None]] = {
             "GET_PARAM": (self._get_param, layouts.drm_msm_param),
             "GEM_NEW": (memory.gem_new, layouts.drm_msm_gem_new),
             "GEM_INFO": (memory.gem_info, layouts.drm_msm_gem_info),
@@ -71,7 +69,7 @@ class MsmCalls:
 
     # ---- parameters ------------------------------------------------------------------------------
 
-    def _get_param(self, node: MsmNode, call: Any) -> None:
+    def _get_param(self, node: MsmProgram, call: Any) -> None:
         codes = self._codes
         if call.pipe != codes.MSM_PIPE_3D0 or call.pad:
             raise refused(errno.EINVAL, f"pipe {call.pipe:#x}, pad {call.pad}")
@@ -127,14 +125,14 @@ class MsmCalls:
             raise refused(errno.ENOENT, f"this file has no queue {number}")
         return found
 
-    def _queue_new(self, node: MsmNode, call: Any) -> None:
+    def _queue_new(self, node: MsmProgram, call: Any) -> None:
         if call.flags & ~self._codes.MSM_SUBMITQUEUE_FLAGS:
             raise refused(errno.EINVAL, f"flags {call.flags:#x} of a queue")
         if call.prio >= PRIORITIES:
             raise refused(errno.EINVAL, f"priority {call.prio}, there are {PRIORITIES}")
         call.id = self._new_queue(call.prio).number
 
-    def _queue_close(self, node: MsmNode, argument: memoryview) -> None:
+    def _queue_close(self, node: MsmProgram, argument: memoryview) -> None:
         """Close a queue; its queued submissions still run."""
         machine, number = self._machine, struct.unpack_from("<I", argument)[0]
         with machine.lock:
@@ -147,7 +145,7 @@ class MsmCalls:
             else:
                 queue.events.append((queue.queued, lambda: _forget(node, queue)))
 
-    def _queue_query(self, node: MsmNode, call: Any) -> None:
+    def _queue_query(self, node: MsmProgram, call: Any) -> None:
         if call.pad:
             raise refused(errno.EINVAL, "pad is not 0")
         with self._machine.lock:
@@ -162,7 +160,7 @@ class MsmCalls:
 
     # ---- waiting ---------------------------------------------------------------------------------
 
-    def _wait_fence(self, node: MsmNode, call: Any) -> None:
+    def _wait_fence(self, node: MsmProgram, call: Any) -> None:
         if call.flags & ~self._codes.MSM_WAIT_FENCE_FLAGS:
             raise refused(errno.EINVAL, f"flags {call.flags:#x}")
         with self._machine.lock:
@@ -171,7 +169,7 @@ class MsmCalls:
                 raise refused(errno.EINVAL, f"fence {call.fence}, the last one is {queue.last}")
         self._wait(lambda: not queue.is_pending(call.fence), call.timeout, f"fence {call.fence}")
 
-    def _cpu_prep(self, node: MsmNode, call: Any) -> None:
+    def _cpu_prep(self, node: MsmProgram, call: Any) -> None:
         codes = self._codes
         if call.op & ~codes.MSM_PREP_FLAGS:
             raise refused(errno.EINVAL, f"operation {call.op:#x}")
@@ -203,5 +201,5 @@ class MsmCalls:
                 engine.check_hang()
 
 
-def _forget(node: MsmNode, queue: MsmQueue) -> None:
+def _forget(node: MsmProgram, queue: MsmQueue) -> None:
     node.machine.contexts.pop(queue.id, None)

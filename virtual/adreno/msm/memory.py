@@ -11,7 +11,7 @@ import ctypes
 import errno
 import itertools
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ugpu.hcq.errors import OutOfMemory
 from ugpu.hcq.uapi import constants
@@ -19,10 +19,8 @@ from ugpu.virtual.adreno.kgsl.refusal import refused, strike
 from ugpu.virtual.adreno.memory.imported import mapped
 from ugpu.virtual.adreno.memory.objects import PAGE, MemoryObject
 from ugpu.virtual.adreno.memory.space import GPU_READ_ONLY
+from ugpu.virtual.adreno.msm.program import MsmProgram
 from ugpu.virtual.adreno.msm.queue import MsmQueue
-
-if TYPE_CHECKING:
-    from ugpu.virtual.adreno.msm.node import MsmNode
 
 FIRST_OFFSET = 1 << 32  # of mmap: DRM_FILE_PAGE_OFFSET_START
 _LONGEST_NAME = 32
@@ -47,7 +45,7 @@ class GemObject(MemoryObject):
         self.file: tuple[int, int] | None = None
 
 
-def find(node: MsmNode, handle: int, code: int = errno.ENOENT) -> GemObject:
+def find(node: MsmProgram, handle: int, code: int = errno.ENOENT) -> GemObject:
     """Return the object of a handle; OSError without one. Under the machine's lock."""
     found = node.objects.get(handle)
     if found is None or not found.id_valid:
@@ -56,14 +54,14 @@ def find(node: MsmNode, handle: int, code: int = errno.ENOENT) -> GemObject:
     return found
 
 
-def is_busy(node: MsmNode, found: GemObject, *, for_writing: bool) -> bool:
+def is_busy(node: MsmProgram, found: GemObject, *, for_writing: bool) -> bool:
     """Return whether submissions that write it are unfinished; for a writer, whether any that use
     it are."""
     found.uses = [use for use in found.uses if use[0].is_pending(use[1])]
     return any(writes or for_writing for _, _, writes in found.uses)
 
 
-def address_of(node: MsmNode, found: GemObject) -> int:
+def address_of(node: MsmProgram, found: GemObject) -> int:
     """Return the address, which is assigned at the first call; OSError where no address is left."""
     if not found.gpuaddr:
         try:
@@ -73,7 +71,7 @@ def address_of(node: MsmNode, found: GemObject) -> int:
     return found.gpuaddr
 
 
-def gem_new(node: MsmNode, call: Any) -> None:
+def gem_new(node: MsmProgram, call: Any) -> None:
     """GEM_NEW."""
     codes, machine = constants("msm_drm"), node.machine
     if call.flags & ~codes.MSM_BO_FLAGS:
@@ -100,7 +98,7 @@ def gem_new(node: MsmNode, call: Any) -> None:
         call.handle = handle
 
 
-def prime_fd_to_handle(node: MsmNode, argument: memoryview) -> None:
+def prime_fd_to_handle(node: MsmProgram, argument: memoryview) -> None:
     """PRIME_FD_TO_HANDLE: a file that can be mapped, in place of a dma-buf. A file that this node
     has already imported gets its existing handle; handles have no reference count."""
     descriptor = _PRIME.unpack_from(argument)[2]
@@ -122,7 +120,7 @@ def prime_fd_to_handle(node: MsmNode, argument: memoryview) -> None:
         _PRIME.pack_into(argument, 0, handle, 0, descriptor)
 
 
-def gem_info(node: MsmNode, call: Any) -> None:
+def gem_info(node: MsmProgram, call: Any) -> None:
     """GEM_INFO."""
     codes = constants("msm_drm")
     if call.pad:
@@ -160,7 +158,7 @@ def gem_info(node: MsmNode, call: Any) -> None:
             call.len = len(found.name)
 
 
-def _set_address(node: MsmNode, found: GemObject, address: int) -> None:
+def _set_address(node: MsmProgram, found: GemObject, address: int) -> None:
     """Set an address that the program chose, or 0 for none."""
     if found.gpuaddr:
         if address:
@@ -178,13 +176,13 @@ def _set_address(node: MsmNode, found: GemObject, address: int) -> None:
         found.gpuaddr = address
 
 
-def gem_cpu_fini(node: MsmNode, call: Any) -> None:
+def gem_cpu_fini(node: MsmProgram, call: Any) -> None:
     """GEM_CPU_FINI: nothing is done to caches."""
     with node.machine.lock:
         find(node, call.handle)
 
 
-def gem_madvise(node: MsmNode, call: Any) -> None:
+def gem_madvise(node: MsmProgram, call: Any) -> None:
     """GEM_MADVISE. Memory that is not needed may be freed at once; the model does so."""
     codes = constants("msm_drm")
     if call.madv not in (codes.MSM_MADV_WILLNEED, codes.MSM_MADV_DONTNEED):
@@ -195,7 +193,7 @@ def gem_madvise(node: MsmNode, call: Any) -> None:
         call.retained = 1
 
 
-def gem_close(node: MsmNode, argument: memoryview) -> None:
+def gem_close(node: MsmProgram, argument: memoryview) -> None:
     """GEM_CLOSE: memory and addresses stay while submissions use them; CPU mappings keep only the
     memory."""
     handle = struct.unpack_from("<I", argument)[0]
@@ -220,6 +218,6 @@ def gem_close(node: MsmNode, argument: memoryview) -> None:
             queue.events.append((queue.fences[fence], one_ended))
 
 
-def _let_go(node: MsmNode, found: GemObject) -> None:
+def _let_go(node: MsmProgram, found: GemObject) -> None:
     node.space.remove(found)
     node.machine.release(found)

@@ -5,19 +5,24 @@ Source: Linux drivers/gpu/drm/msm: msm_submitqueue.c, msm_gpu.c (recover_worker)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from ugpu.virtual.adreno.kgsl.context import Context, Submission
+from ugpu.virtual.adreno.kgsl.context import Context, Owner, Submission
 
-if TYPE_CHECKING:
-    from ugpu.virtual.adreno.msm.node import MsmNode
+
+class File(Owner, Protocol):
+    """The file of a queue. named: handles that the running submission lists. faults: of the address
+    space."""
+
+    named: frozenset[int]
+    faults: int
 
 
 class MsmQueue(Context):
     """One submit queue. number: within the file. faults: hangs of its submissions; a hang skips one
     submission, and the others continue. last: the last fence that was allocated."""
 
-    def __init__(self, number: int, machine_id: int, node: MsmNode) -> None:
+    def __init__(self, number: int, machine_id: int, node: File) -> None:
         super().__init__(machine_id, node, 0)
         self.number = number
         self.file = node

@@ -7,21 +7,19 @@ submit_lookup_cmds); relocations exist only below generation 6 (allow_relocs in 
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ugpu.hcq.uapi import constants, structs
 from ugpu.virtual.adreno.kgsl.context import Submission
 from ugpu.virtual.adreno.kgsl.refusal import refused
 from ugpu.virtual.adreno.msm.memory import GemObject, address_of, find
-
-if TYPE_CHECKING:
-    from ugpu.virtual.adreno.msm.node import MsmNode
+from ugpu.virtual.adreno.msm.program import MsmProgram
 
 _MOST_WORDS = 0xFFFFF  # of CP_INDIRECT_BUFFER
 _LAST_FENCE = 0x7FFF_FFFF
 
 
-def gem_submit(node: MsmNode, call: Any) -> None:
+def gem_submit(node: MsmProgram, call: Any) -> None:
     """Check and queue a submission; store its fence. Nothing is queued where a check fails."""
     codes, machine = constants("msm_drm"), node.machine
     if call.pad:
@@ -57,7 +55,7 @@ def gem_submit(node: MsmNode, call: Any) -> None:
         call.fence = fence
 
 
-def _objects(node: MsmNode, call: Any) -> list[tuple[GemObject, bool]]:
+def _objects(node: MsmProgram, call: Any) -> list[tuple[GemObject, bool]]:
     """Return the listed objects, and whether the submission writes them."""
     codes, layout = constants("msm_drm"), structs("msm_drm").drm_msm_gem_submit_bo
     entries = []
@@ -78,7 +76,7 @@ def _objects(node: MsmNode, call: Any) -> list[tuple[GemObject, bool]]:
     return found
 
 
-def _commands(node: MsmNode, call: Any) -> list[Any]:
+def _commands(node: MsmProgram, call: Any) -> list[Any]:
     codes, layout = constants("msm_drm"), structs("msm_drm").drm_msm_gem_submit_cmd
     known = (codes.MSM_SUBMIT_CMD_BUF, codes.MSM_SUBMIT_CMD_IB_TARGET_BUF)
     found = []
@@ -97,7 +95,7 @@ def _commands(node: MsmNode, call: Any) -> list[Any]:
 
 
 def _buffers(
-    node: MsmNode, objects: list[tuple[GemObject, bool]], commands: list[Any]
+    node: MsmProgram, objects: list[tuple[GemObject, bool]], commands: list[Any]
 ) -> tuple[tuple[int, int], ...]:
     """Map the listed objects; return the command buffers for the GPU."""
     for found, _ in objects:

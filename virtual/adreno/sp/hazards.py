@@ -122,10 +122,10 @@ def violations(
     for block in program.blocks.values():
         broken: _Broken = []
         _pass(block, entering[block.start].copy(), known, broken)
-        for op, expected, name, maker, why in broken:
+        for op, expected, name, maker, access in broken:
             text = (
-                f"{op.text} at {op.index}: expected {expected}, {name} {why} "
-                f"{texts[maker].text} at {maker}"
+                f"{op.text} at {op.index}: expected {expected}: {texts[maker].text} at {maker} "
+                f"may still be {access} {name}"
             )
             found.setdefault(op.index, text)
     return tuple(found[index] for index in sorted(found)[:_MOST])
@@ -193,20 +193,20 @@ def _check(op: Op, facts: Facts, state: State, broken: _Broken) -> None:
         results += [("(ss)", state.scalar_half, both), ("(ss)", state.scalar_full, both)]
     for flag, late, halves in results:
         for half in sorted(halves & late.keys()):
-            broken.append((op, flag, _name(half), late[half], "is not yet the result of"))
+            broken.append((op, flag, _name(half), late[half], "writing"))
     if not scalar:
         for flag, late in (("(ss)", state.taken_ss), ("(ss) or (sy)", state.taken_either)):
             for half in sorted(one.writes & late.keys()):
-                broken.append((op, flag, _name(half), late[half], "is not yet taken by"))
+                broken.append((op, flag, _name(half), late[half], "reading"))
     lack = state.delays.missing(facts.timing)
     if lack is not None:
         count, where, maker = lack
         nops = f"{count} more nop{'s' if count > 1 else ''}"
-        broken.append((op, nops, name_of(where), maker, "is not yet the result of"))
+        broken.append((op, nops, name_of(where), maker, "writing"))
     if one.constants:
         for flag, late in (("(ss)", state.constants_ss), ("(sy)", state.constants_sy)):
             if late:
-                broken.append((op, flag, "the constant file", late[0], "is not yet written by"))
+                broken.append((op, flag, "the constant file", late[0], "writing"))
 
 
 def _reads_full(op: Op) -> bool:

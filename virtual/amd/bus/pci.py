@@ -2,101 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
-from typing import NoReturn
 
-from ugpu.hcq.errors import BadArgument, Closed, DeviceBusy
+from ugpu.hcq.errors import BadArgument, DeviceBusy
 from ugpu.hcq.state.instruction import Culprit
 from ugpu.hcq.transport.base import PciIdentity, ResetKind
 from ugpu.hcq.transport.life import TransportLife, close_all
 from ugpu.hcq.transport.pci.config import check_access
-from ugpu.virtual.amd.bus.dma import HostMemory
 from ugpu.virtual.amd.chip import Chip
-
-_ONES_32 = 0xFFFF_FFFF
-
-
-def _refuse_value(value: int, bits: int) -> NoReturn:
-    raise BadArgument(f"the value must fit in {bits} bits", value=value)
+from ugpu.virtual.bus.dma import HostMemory
+from ugpu.virtual.bus.messages import MessageInterrupts
+from ugpu.virtual.bus.window import ONES_32, BarWindow, check_value, refuse_value
 
 
-def _check_value(value: int, bits: int) -> None:
-    if not 0 <= value < 1 << bits:
-        _refuse_value(value, bits)
-
-
-class _BarWindow:
-    """Common behaviour of all BARs: bounds, alignment, and 64-bit accesses split into two."""
-
-    def __init__(self, chip: Chip, index: int) -> None:
-        self._chip = chip
-        self.index = index
-        self.closed = False
-
-    def close(self) -> None:
-        """Refuse further accesses; idempotent."""
-        self.closed = True
-
-    @property
-    def size(self) -> int:
-        """Size in bytes that the BAR currently decodes."""
-        return self._chip.config.bar_size(self.index)
-
-    def _check(self, offset: int, size: int, alignment: int) -> None:
-        if self.closed:
-            raise Closed(f"the window of BAR {self.index} was closed")
-        misfit = (offset | size) % alignment
-        if misfit or offset < 0 or size < 0 or offset + size > self.size:
-            raise BadArgument(
-                f"the access to BAR{self.index} must be aligned to {alignment} and inside the "
-                "window",
-                offset=offset,
-                size=size,
-                window=self.size,
-            )
-
-    def read32(self, offset: int) -> int:
-        """Read one dword."""
-        raise NotImplementedError
-
-    def write32(self, offset: int, value: int) -> None:
-        """Write one dword."""
-        raise NotImplementedError
-
-    def read64(self, offset: int) -> int:
-        """Read two dwords, low first."""
-        self._check(offset, 8, 8)
-        return self.read32(offset) | self.read32(offset + 4) << 32
-
-    def write64(self, offset: int, value: int) -> None:
-        """Write two dwords, low first."""
-        self._check(offset, 8, 8)
-        _check_value(value, 64)
-        self.write32(offset, value & _ONES_32)
-        self.write32(offset + 4, value >> 32)
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Read a block as dwords; recorded as a violation, because registers are not memory."""
-        self._check(offset, size, 4)
-        self._chip.violation(f"block read of BAR{self.index} at {offset:#x}")
-        words = (self.read32(offset + at) for at in range(0, size, 4))
-        return b"".join(word.to_bytes(4, "little") for word in words)
-
-    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write a block as dwords; also recorded as a violation."""
-        content = bytes(data)
-        self._check(offset, len(content), 4)
-        self._chip.violation(f"block write of BAR{self.index} at {offset:#x}")
-        for at in range(0, len(content), 4):
-            self.write32(offset + at, int.from_bytes(content[at : at + 4], "little"))
-
-
-class RegisterWindow(_BarWindow):
+class RegisterWindow(BarWindow):
     """BAR5: registers."""
 
     def __init__(self, chip: Chip, index: int) -> None:
         super().__init__(chip, index)
+        self._chip = chip
         self._size = chip.options.registers
 
     @property
@@ -119,18 +43,22 @@ class RegisterWindow(_BarWindow):
         """Write one register."""
         if offset & 3 or not 0 <= offset < self._size:
             self._check(offset, 4, 4)
-        if not 0 <= value <= _ONES_32:
-            _refuse_value(value, 32)
+        if not 0 <= value <= ONES_32:
+            refuse_value(value, 32)
         self._chip.write_register(offset >> 2, value)
 
 
-class DoorbellWindow(_BarWindow):
+class DoorbellWindow(BarWindow):
     """BAR2: doorbells. Writes reach the engines; reads give zero."""
+
+    def __init__(self, chip: Chip, index: int) -> None:
+        super().__init__(chip, index)
+        self._chip = chip
 
     def read32(self, offset: int) -> int:
         """Read zero, or all ones if the card does not answer."""
         self._check(offset, 4, 4)
-        return 0 if self._chip.answers() and not self._chip.dark else _ONES_32
+        return 0 if self._chip.answers() and not self._chip.dark else ONES_32
 
     def write32(self, offset: int, value: int) -> None:
         """Write one half of a doorbell."""
@@ -142,14 +70,18 @@ class DoorbellWindow(_BarWindow):
 
     def _ring(self, offset: int, value: int, width: int) -> None:
         self._check(offset, width, width)
-        _check_value(value, 8 * width)
+        check_value(value, 8 * width)
         with self._chip.lock:
             if self._chip.answers() and not self._chip.dark:
                 self._chip.nbio.doorbell(offset, value, width)
 
 
-class VramWindow(_BarWindow):
+class VramWindow(BarWindow):
     """BAR0: VRAM through the host data path."""
+
+    def __init__(self, chip: Chip, index: int) -> None:
+        super().__init__(chip, index)
+        self._chip = chip
 
     def _reaches(self, offset: int, size: int) -> bool:
         chip = self._chip
@@ -163,7 +95,7 @@ class VramWindow(_BarWindow):
     def write32(self, offset: int, value: int) -> None:
         """Write a dword of VRAM."""
         self._check(offset, 4, 4)
-        _check_value(value, 32)
+        check_value(value, 32)
         self._write(offset, value.to_bytes(4, "little"))
 
     def read64(self, offset: int) -> int:
@@ -174,7 +106,7 @@ class VramWindow(_BarWindow):
     def write64(self, offset: int, value: int) -> None:
         """Write a quadword of VRAM."""
         self._check(offset, 8, 8)
-        _check_value(value, 64)
+        check_value(value, 64)
         self._write(offset, value.to_bytes(8, "little"))
 
     def read(self, offset: int, size: int) -> bytes:
@@ -200,45 +132,6 @@ class VramWindow(_BarWindow):
                 self._chip.hdp.write(offset, content)
 
 
-class MessageInterrupts:
-    """MSI as the host sees it: one vector, as these boards have."""
-
-    vectors = 1
-
-    def __init__(self) -> None:
-        self._came = threading.Event()
-        self._closed = False
-
-    def close(self) -> None:
-        """Wake waiting threads with Closed."""
-        self._closed = True
-        self._came.set()
-
-    def enable(self, count: int) -> None:
-        """Check `count`: BadArgument for more than the one vector, which is always enabled."""
-        if count != self.vectors:
-            raise BadArgument(
-                f"requested {count} interrupt vectors, the card has {self.vectors}",
-                wanted=count,
-                vectors=self.vectors,
-            )
-
-    def signal(self) -> None:
-        """Receive a message from the card."""
-        self._came.set()
-
-    def wait(self, limit_s: float, vector: int = 0) -> bool:
-        """Block until a message has arrived since the last call; False after `limit_s`."""
-        if vector:
-            raise BadArgument("the vector is not enabled", vector=vector, enabled=self.vectors)
-        came = self._came.wait(limit_s)
-        if self._closed:
-            raise Closed("the interrupts' transport is closed")
-        if came:
-            self._came.clear()
-        return came
-
-
 class VirtualTransport(TransportLife):
     """One attachment to a chip, as VFIO provides it; implements `hcq.transport.base.Transport`.
 
@@ -257,7 +150,7 @@ class VirtualTransport(TransportLife):
         self.clock = chip.clock
         self._chip = chip
         self._memory: dict[HostMemory, None] = {}
-        self._windows: dict[int, _BarWindow] = {
+        self._windows: dict[int, BarWindow] = {
             0: VramWindow(chip, 0),
             2: DoorbellWindow(chip, 2),
             5: RegisterWindow(chip, 5),
@@ -297,11 +190,11 @@ class VirtualTransport(TransportLife):
         """Write configuration space."""
         self.check_open()
         check_access(offset, width)
-        _check_value(value, 8 * width)
+        check_value(value, 8 * width)
         with self._chip.lock:
             self._chip.config.write(offset, value, width)
 
-    def window(self, index: int) -> _BarWindow:
+    def window(self, index: int) -> BarWindow:
         """Open BAR 0 (VRAM), 2 (doorbells) or 5 (registers)."""
         self.check_open()
         if index not in self._windows:

@@ -5,19 +5,20 @@ Facts: Linux 6.12 soc21.c (soc21_grbm_select), gfx_v11_0.c (soft reset, wave dat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ugpu.am import regs
 from ugpu.hcq.registers.fields import RegisterValue
 from ugpu.virtual.amd.block import Block, Reset
+from ugpu.virtual.amd.engines.cp.commands import CommandSet
 from ugpu.virtual.amd.engines.cp.mec import PIPES, Mec
 from ugpu.virtual.amd.engines.cp.rlc import Rlc
 from ugpu.virtual.amd.engines.engine import clock_ticks
 from ugpu.virtual.amd.engines.sdma.engine import Sdma
 from ugpu.virtual.amd.engines.shaders import ShaderArray
-from ugpu.virtual.amd.shader import Ending, Outcome, ShaderWave, WavePlace, place_of
+from ugpu.virtual.amd.shader import Ending, Outcome, ShaderCore, ShaderWave, WavePlace, place_of
 
 if TYPE_CHECKING:
     from ugpu.virtual.amd.board import Board
@@ -63,16 +64,18 @@ TRAPSTS_ILLEGAL = 1 << 11
 class Gfx(Block):
     """`chip.gfx`: receives AUTOLOAD_RLC from the PSP and doorbells from the bus interface."""
 
-    def __init__(self, chip: Board) -> None:
+    def __init__(
+        self, chip: Board, commands: CommandSet, shader_core: Callable[[], ShaderCore]
+    ) -> None:
         super().__init__(chip, "gc")
         self.table = regs.load(chip.facts.table("GC"))
         self._select_layout = self.table["GRBM_GFX_CNTL"]
         self.select: RegisterValue = self._select_layout.decode(0)
         self._per_vmid: list[dict[str, int]] = [{} for _ in range(VMIDS)]
         self.sdma: list[Sdma] = []  # set by engines.install; each is also a block of the chip
-        self.array = ShaderArray(chip)
-        self.rlc = Rlc(self)
-        self.mec = Mec(self, self.array)
+        self.array = ShaderArray(chip, shader_core)
+        self.rlc = Rlc(chip)
+        self.mec = Mec(self, self.array, commands)
         self.memory_written = self.mec.memory_written
         self.on_write("GRBM_GFX_CNTL", self._choose)
         for name in PER_VMID:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from ugpu.virtual.amd.chip import Chip
 from ugpu.virtual.amd.engines.gfx import Gfx
-from ugpu.virtual.amd.engines.sdma.engine import Sdma
 
 
 def install(chip: Chip) -> Gfx:
     """Build and connect the engines of `chip`; call once per chip. The chip closes them."""
-    gfx = Gfx(chip)
+    generation = chip.generation
+    gfx = generation.blocks.graphics(chip, generation.commands, generation.shader_core)
+    engine = generation.blocks.copy_engine
     for instance in range(chip.facts.copy_engines):
-        gfx.sdma.append(Sdma(chip, instance, gfx.memory_written))
+        gfx.sdma.append(engine(chip, instance, gfx.memory_written, generation.copy_packets))
     chip.gfx = gfx
     chip.memory_changed = gfx.memory_written.notify
     chip.sdma = list(gfx.sdma)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ugpu.hcq.device import debugging
-from ugpu.hcq.state.config import config
 from ugpu.virtual.amd.shader import Dispatch, Ending, Outcome, ShaderCore, ShaderWave
 from ugpu.virtual.shader.memory import Abort
 
@@ -19,15 +18,6 @@ VMIDS = 16
 FRESH_S = 0.05  # how long registers show the same snapshot of the waves
 LOOK_LIMIT_S = 0.02  # limit for taking a snapshot, which happens under the chip's lock
 LOOK_S = 0.01  # interval at which a launch that waits for the array checks for an abort
-
-
-def default_core() -> ShaderCore:
-    """Create the core that executes gfx11 machine code. Imported late, because it loads LLVM."""
-    module = importlib.import_module("ugpu.virtual.amd.isa.core")
-    core: ShaderCore = module.GfxCore(
-        cache=config().cache_folder / "gfx1100", debugger=debugging.attached()
-    )
-    return core
 
 
 class _Part:
@@ -46,11 +36,12 @@ class _Part:
 class ShaderArray:
     """Own the shader cores: one, and more while launches of several VMIDs run concurrently.
 
-    Launches of one VMID run one after the other.
+    Launches of one VMID run one after the other. core: makes a core.
     """
 
-    def __init__(self, chip: Board) -> None:
+    def __init__(self, chip: Board, core: Callable[[], ShaderCore]) -> None:
         self._chip = chip
+        self._core = core
         self._parts: list[_Part] = []
         self._free: list[_Part] = []
         self._guard = threading.Lock()  # guards the counts and lists
@@ -80,7 +71,7 @@ class ShaderArray:
     def _part(self, abort: Abort) -> _Part:
         with self._guard:
             if not self._free:
-                factory = self._chip.options.shader_core or default_core
+                factory = self._chip.options.shader_core or self._core
                 with abort.translation():  # translates the code that all programs share
                     self._free.append(_Part(factory()))
                 self._parts.append(self._free[-1])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ugpu.virtual.amd.block import Block, Reset
 from ugpu.virtual.amd.firmware.images import HEADER, image_size, verify
+from ugpu.virtual.amd.firmware.interface import FirmwareInterface
 from ugpu.virtual.amd.firmware.pspcommands import Commands
 
 if TYPE_CHECKING:
@@ -23,18 +24,6 @@ _FRAME = 64
 _FRAME_DWORDS = _FRAME // 4
 _COMMAND_BUFFER = 1024
 _RESPONSE = 864
-# Loader commands in their required order: (command, kinds it accepts, whether it is optional).
-# psp_v13_0.c also passes the key database in the SPL step.
-_STEPS: tuple[tuple[int, tuple[str, ...], bool], ...] = (
-    (0x80000, ("KDB",), False),
-    (0x1000_0000, ("SPL", "KDB"), True),
-    (0x10000, ("SYS_DRV",), False),
-    (0xB0000, ("SOC_DRV",), False),
-    (0xD0000, ("INTF_DRV",), False),
-    (0xC0000, ("DBG_DRV",), False),
-    (0xE0000, ("RAS_DRV",), True),
-    (0x20000, ("SOS",), False),
-)
 # Error codes that the loader leaves in bits 7:0; UNSURE: AMD's numbers are not public.
 _WRONG_COMMAND, _WRONG_ORDER, _BAD_ADDRESS, _BAD_IMAGE = 0x11, 0x22, 0x33, 0x44
 _INIT_RING, _DESTROY_RINGS, _MODE1 = 2, 3, 7
@@ -54,14 +43,15 @@ class State(enum.Enum):
 class Psp(Block):
     """MP0. Tests may read `state` and `loaded` (kinds of firmware)."""
 
-    def __init__(self, chip: Board) -> None:
+    def __init__(self, chip: Board, interface: FirmwareInterface) -> None:
         super().__init__(chip, "mp")
+        self._interface = interface
         self.state = State.OFF
-        self._step = 0  # next entry of _STEPS
+        self._step = 0  # next step of the loader
         self._ring: tuple[int, int] | None = None  # MC address, size in bytes
         self._rptr = 0
         self._busy = False
-        self.commands = Commands(self)
+        self.commands = Commands(chip, interface, self.read)
         self.on_write("MP0_SMN_C2PMSG_35", self._loader_command)
         self.on_write("MP0_SMN_C2PMSG_64", self._control)
         self.on_write("MP0_SMN_C2PMSG_67", self._write_pointer)
@@ -125,7 +115,7 @@ class Psp(Block):
             return
         if self.chip.faults.bootloader_never:
             return
-        if command != _STEPS[-1][0]:
+        if command != self._interface.loader[-1].command:
             self.state = State.LOADER
             self.set("MP0_SMN_C2PMSG_35", READY)
         elif not self.chip.faults.secure_os_never:
@@ -133,12 +123,11 @@ class Psp(Block):
 
     def _check_component(self, command: int, address: int) -> int:
         """Check the order and the image; return 0 or the error code."""
-        known = [number for number, step in enumerate(_STEPS) if step[0] == command]
-        if not known:
+        steps = self._interface.loader
+        step = next((at for at, entry in enumerate(steps) if entry.command == command), None)
+        if step is None:
             return _WRONG_COMMAND
-        step = known[0]
-        skipped = _STEPS[self._step : step]
-        if step < self._step or any(not optional for _, _, optional in skipped):
+        if step < self._step or not all(entry.optional for entry in steps[self._step : step]):
             return _WRONG_ORDER
         # The image is in VRAM or, with Linux, in host memory through the GART: MMHUB translates for
         # the loader. Linux allocates 1 MiB; tinygrad behind a USB bridge allocates 512 KiB
@@ -152,7 +141,7 @@ class Psp(Block):
         image = self.read(address, size)
         if image is None:
             return _BAD_ADDRESS
-        for kind in _STEPS[step][1]:
+        for kind in steps[step].kinds:
             if verify(kind, image):
                 if kind in self.chip.faults.psp_reject:
                     return self.chip.faults.psp_status & 0xFF
@@ -164,9 +153,9 @@ class Psp(Block):
     def _secure_os_up(self) -> None:
         self.state = State.SECURE_OS
         self.set("MP0_SMN_C2PMSG_35", READY)
-        self.set("MP0_SMN_C2PMSG_58", 0x00130042)
+        self.set("MP0_SMN_C2PMSG_58", self._interface.secure_os_version)
         self.set("MP0_SMN_C2PMSG_64", READY)
-        self.set("MP0_SMN_C2PMSG_81", 0x0013_0042)
+        self.set("MP0_SMN_C2PMSG_81", self._interface.secure_os_version)
 
     # ---- ring ---------------------------------------------------------------------------------
 

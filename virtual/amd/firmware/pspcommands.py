@@ -8,12 +8,14 @@ psp_gfx_if.h are UNSURE: AMD's are not public.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ugpu.virtual.amd.firmware.images import FIRMWARE_TYPES, verify
+from ugpu.virtual.amd.firmware.images import verify
+from ugpu.virtual.amd.firmware.interface import FirmwareInterface
 
 if TYPE_CHECKING:
-    from ugpu.virtual.amd.firmware.psp import Psp
+    from ugpu.virtual.amd.board import Board
 
 OK = 0
 BAD_IMAGE, WRONG_ORDER, BAD_ADDRESS, NO_TOC = 0x0000_000F, 0x0000_0012, 0x0000_0015, 0x0000_0017
@@ -27,21 +29,20 @@ _UNSUPPORTED = frozenset({1, 3, 8, 9, 0xA, 0xB, 0xF, 0x27})
 _PARAMETERS = 28
 _RESPONSE_SIZE = 96
 _ALIGNMENT = 1 << 20
-_IMU = frozenset({"IMU_I", "IMU_D"})
-# Firmware that RLC requires before it reports BOOTLOAD_COMPLETE. RS64_MEC_STACK of pipe 0 at least.
-_NEEDED = {"SMU", "SDMA_TH0", "SDMA_TH1", "RS64_MEC", "RS64_MEC_STACK", "IMU_I", "IMU_D"} | {
-    "RLC_IRAM",
-    "RLC_DRAM",
-    "RLC_P",
-    "RLC_G",
-}
 
 
 class Commands:
-    """The ring's commands and the state that they share."""
+    """The ring's commands and the state that they share.
 
-    def __init__(self, psp: Psp) -> None:
-        self._psp = psp
+    read: reads memory at an MC address; None after a fault.
+    """
+
+    def __init__(
+        self, chip: Board, interface: FirmwareInterface, read: Callable[[int, int], bytes | None]
+    ) -> None:
+        self._chip = chip
+        self._interface = interface
+        self._read = read
         self.loaded: set[str] = set()
         self._toc = False
         self._autoload = False
@@ -52,8 +53,8 @@ class Commands:
     def forget_graphics(self) -> None:
         """Handle a mode2 reset: the driver loads IMU again; autoload restarts the other images,
         which stay loaded (Linux 6.12 smu_v13_0_10.c, smu_v13_0_10_mode2_restore_ip)."""
-        self.loaded -= _IMU
-        self._again = _IMU
+        self.loaded -= self._interface.again
+        self._again = self._interface.again
         self._autoload = False
 
     def reset(self) -> None:
@@ -71,8 +72,8 @@ class Commands:
         words = struct.unpack_from("<6I", content, _PARAMETERS)
         address, size = words[0] | words[1] << 32, words[2]
         status, session, placed, tmr_size = OK, 0, 0, 0
-        if command in self._psp.chip.faults.psp_commands:
-            status = self._psp.chip.faults.psp_commands[command]
+        if command in self._chip.faults.psp_commands:
+            status = self._chip.faults.psp_commands[command]
         elif command == _LOAD_TOC:
             status, tmr_size = self._load_toc(address, size)
         elif command == _LOAD_ASD:
@@ -86,7 +87,7 @@ class Commands:
         elif command == _LOAD_IP_FW:
             status, placed = self._load_firmware(address, size, words[3])
         elif command == _DESTROY_TMR:
-            self._psp.chip.tmr = None
+            self._chip.tmr = None
             self.loaded &= {"SMU"}
         elif command == _AUTOLOAD:
             status = self._start_autoload()
@@ -110,10 +111,10 @@ class Commands:
         if status:
             return status, 0
         self._toc = True
-        return OK, self._psp.chip.options.tmr_size
+        return OK, self._chip.options.tmr_size
 
     def _setup_tmr(self, address: int, size: int, flags: int, physical: int) -> int:
-        chip = self._psp.chip
+        chip = self._chip
         if not self._toc:
             return NO_TOC
         if "SMU" not in self.loaded:
@@ -129,8 +130,8 @@ class Commands:
         return OK
 
     def _load_firmware(self, address: int, size: int, number: int) -> tuple[int, int]:
-        chip = self._psp.chip
-        kind = FIRMWARE_TYPES.get(number)
+        chip = self._chip
+        kind = self._interface.types.get(number)
         if kind is None:
             return NOT_SUPPORTED, 0
         if kind == "SMU":
@@ -153,19 +154,19 @@ class Commands:
         """Check an image in memory: its address, complete size, kind and signature."""
         if address % 4096:
             return BAD_ADDRESS
-        if kind in self._psp.chip.faults.psp_reject:
-            return self._psp.chip.faults.psp_status
-        image = self._psp.read(address, size) if 0 < size <= 1 << 24 else None
+        if kind in self._chip.faults.psp_reject:
+            return self._chip.faults.psp_status
+        image = self._read(address, size) if 0 < size <= 1 << 24 else None
         if image is None:
             return BAD_ADDRESS
         return OK if verify(kind, image) else BAD_IMAGE
 
     def _start_autoload(self) -> int:
         """Start RLC. If firmware is missing, autoload never completes, as on a board."""
-        chip = self._psp.chip
+        chip = self._chip
         if self._autoload or chip.tmr is None:
             return WRONG_ORDER
-        if self.loaded >= _NEEDED and not chip.faults.autoload_never:
+        if self.loaded >= self._interface.needed and not chip.faults.autoload_never:
             self._autoload = True
             # UNSURE: whether GC accepts register writes once the command is answered. tinygrad's AM
             # driver writes GFXHUB right after it, with a wait that never blocks, and comes up on

@@ -12,11 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ugpu.hcq.registers.fields import RegisterValue
-from ugpu.virtual.amd.block import Block, Reset
+from ugpu.virtual.amd.block import Reset
 from ugpu.virtual.amd.memory.access import Fault
+from ugpu.virtual.amd.memory.entries import EntryFormat
+from ugpu.virtual.amd.memory.hub import HubState, Piece
 from ugpu.virtual.amd.memory.hubfault import FaultUnit
 from ugpu.virtual.amd.memory.shadermemory import HubShaderMemory
-from ugpu.virtual.amd.memory.tlb import EXECUTE, READ, WRITE, Caches, Entry
+from ugpu.virtual.amd.memory.tlb import EXECUTE, READ, WRITE, Entry
 from ugpu.virtual.amd.memory.walker import Refusal, Walker
 from ugpu.virtual.shader.memory import Access
 
@@ -30,18 +32,6 @@ _PERMISSION = {Access.READ: READ, Access.WRITE: WRITE, Access.EXECUTE: EXECUTE}
 _ALL = READ | WRITE | EXECUTE
 _VA_END = 1 << 48
 _NOT_IN_APERTURE = 3  # SYSTEM_ACCESS_MODE: translate addresses outside the aperture
-
-
-class Piece(NamedTuple):
-    """Addresses [start, end), stored from host address `host` on.
-
-    host 0: nothing answers, and reads give all ones.
-    """
-
-    start: int
-    end: int
-    host: int
-    permissions: int
 
 
 class _View(NamedTuple):
@@ -66,21 +56,19 @@ _VIEW_REGISTERS = (
 )
 
 
-class Hub(Block):
+class Hub(HubState):
     """One hub. prefix: GC or MM, as in GCVM_CONTEXT0_CNTL. block: name of the register block.
+    entries: the format of page table entries.
 
     `read`, `write` and `pieces` serve engines (firmware, CP, SDMA, IH); `shader_memory` serves the
     shader cores. Client ids are those of the fault status register (e.g. GFXHUB: 4 CPF, 5 CPC,
     8 TCP, 9 SQC instruction, 13 SDMA0; MMHUB: 6 MP0, 7 MP1, 15 OSSSYS, 16 HDP).
     """
 
-    def __init__(self, chip: Board, block: str, prefix: str) -> None:
-        super().__init__(chip, block)
-        self.vm = f"{prefix}VM_"
-        self.mc = f"{prefix}MC_VM_"
-        self.caches = Caches()
+    def __init__(self, chip: Board, block: str, prefix: str, entries: EntryFormat) -> None:
+        super().__init__(chip, block, prefix)
         self.faults = FaultUnit(self)
-        self._walker = Walker(self)
+        self._walker = Walker(self, entries)
         self._memories: dict[int, HubShaderMemory] = {}
         self._random = random.Random(chip.options.seed)
         self._pending: dict[int, tuple[int, int]] = {}  # engine -> (request, polls to go)

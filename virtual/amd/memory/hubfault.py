@@ -5,14 +5,10 @@ Facts: GCVM_L2_PROTECTION_FAULT_STATUS in gc_11_0_0; Linux 6.12 gmc_v11_0_proces
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ugpu.virtual.amd.memory.access import Fault
+from ugpu.virtual.amd.memory.hub import HubState
 from ugpu.virtual.amd.memory.walker import Refusal
 from ugpu.virtual.shader.memory import Access
-
-if TYPE_CHECKING:
-    from ugpu.virtual.amd.memory.gmc import Hub
 
 # Interrupt client that reports each hub's faults (soc15_ih_clientid.h, SOC21); source id 0.
 _CLIENT_VMC, _CLIENT_GFX = 0x12, 0x0A
@@ -26,7 +22,7 @@ _CONTROL_DEFAULT = 0x3FFF_FFFC
 class FaultUnit:
     """Latches the first fault of its hub until the driver clears it."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: HubState) -> None:
         self._hub = hub
         self._stale = False
         hub.on_write(hub.vm + _CONTROL, self._control)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ugpu.hcq.state.instruction import Culprit
 from ugpu.virtual.amd.memory.access import Fault
+from ugpu.virtual.amd.memory.hub import HubState
 from ugpu.virtual.amd.memory.tlb import READ, WRITE
 from ugpu.virtual.shader.memory import Access
 from ugpu.virtual.shader.table import DummyPages, fill
-
-if TYPE_CHECKING:
-    from ugpu.virtual.amd.memory.gmc import Hub
 
 _TCP, _SQC_INSTRUCTION = 8, 9  # clients of the GFX hub (Linux 6.12 gfxhub_v3_0.c)
 
@@ -24,7 +21,7 @@ _TCP, _SQC_INSTRUCTION = 8, 9  # clients of the GFX hub (Linux 6.12 gfxhub_v3_0.
 class HubShaderMemory:
     """One VMID of a hub; implements `virtual.amd.shader.ShaderMemory`."""
 
-    def __init__(self, hub: Hub, vmid: int) -> None:
+    def __init__(self, hub: HubState, vmid: int) -> None:
         self._hub = hub
         self._vmid = vmid
         self._dummy = DummyPages()

@@ -28,7 +28,7 @@ _NAMES = (
     "LAUNCH_DMA", "OFFSET_IN_UPPER", "OFFSET_IN_LOWER", "OFFSET_OUT_UPPER", "OFFSET_OUT_LOWER",
     "PITCH_IN", "PITCH_OUT", "LINE_LENGTH_IN", "LINE_COUNT", "SET_SEMAPHORE_A", "SET_SEMAPHORE_B",
     "SET_SEMAPHORE_PAYLOAD", "SET_SEMAPHORE_PAYLOAD_UPPER", "SET_REMAP_CONST_A",
-    "SET_REMAP_CONST_B", "SET_REMAP_COMPONENTS",
+    "SET_REMAP_CONST_B", "SET_REMAP_COMPONENTS", "SET_SRC_PHYS_MODE", "SET_DST_PHYS_MODE",
 )  # fmt: skip
 _CONST_A, _CONST_B, _NO_WRITE = 4, 5, 6
 _PIPELINED, _SEMAPHORE = 1, 3 << 3  # of LAUNCH_DMA
@@ -54,6 +54,7 @@ class CopyEngine:
         self.channel = channel
         self.copies = 0
         self._values: dict[int, int] = {}
+        self._physical = (False, False)  # of source and target
         self._pending: list[tuple[int, dict[int, int]]] = []  # flags, and values of all methods
         self._coherence = channel.gpu.machine.coherence
         self._offset, self._reserved = _table(class_id)
@@ -106,7 +107,7 @@ class CopyEngine:
         transfer = flags & 3
         if transfer == 3:
             raise self._error(f"LAUNCH_DMA {flags:#x}: transfer type must be 0 to 2, got 3")
-        if flags >> 12 & 3:
+        if flags >> 12 & 3 and not self.channel.privileged:
             raise self._error("physical addresses require a privileged channel")
         if transfer and flags >> 7 & 3 != 3:
             raise self._error("block-linear layouts are not modelled")
@@ -141,7 +142,10 @@ class CopyEngine:
             raise ChannelError(Xid.MMU_FAULT, str(fault), fault)
         if not length or not lines:
             return
+        self._physical = bool(flags >> 12 & 1), bool(flags >> 13 & 1)
         if flags >> 10 & 1:
+            if any(self._physical):
+                raise self._error("remapped components of physical memory are not modelled")
             self._remap(source, target, length, lines, pitch_in, pitch_out)
             return
         if lines > 1 and pitch_in == pitch_out == length:
@@ -151,9 +155,8 @@ class CopyEngine:
 
     def _move(self, source: int, target: int, size: int) -> None:
         """Copy one line. A fault on either side is raised before any of the line is written."""
-        space = self.channel.space
-        inputs = space.runs(source, size, FaultAccess.READ, Client.COPY)
-        outputs = space.runs(target, size, FaultAccess.WRITE, Client.COPY)
+        inputs = self._runs(source, size, FaultAccess.READ)
+        outputs = self._runs(target, size, FaultAccess.WRITE)
         self._watch(inputs, outputs)
         while inputs and outputs:
             (from_host, from_size), (to_host, to_size) = inputs[0], outputs[0]
@@ -163,6 +166,18 @@ class CopyEngine:
             outputs[0] = (to_host + step, to_size - step)
             inputs = inputs if inputs[0][1] else inputs[1:]
             outputs = outputs if outputs[0][1] else outputs[1:]
+
+    def _runs(self, address: int, size: int, access: FaultAccess) -> list[tuple[int, int]]:
+        """Return the pieces in this process of one side of a copy."""
+        writes = access is FaultAccess.WRITE
+        if not self._physical[writes]:
+            return self.channel.space.runs(address, size, access, Client.COPY)
+        mode = self._value("SET_DST_PHYS_MODE" if writes else "SET_SRC_PHYS_MODE") & 3
+        pieces = self.channel.gpu.physical_runs(address, size, system=mode != 0)
+        if pieces is None:
+            fault = MmuFault(FaultType.REGION_VIOLATION, access, address, Client.COPY)
+            raise ChannelError(Xid.MMU_FAULT, str(fault), fault)
+        return pieces
 
     def _watch(self, inputs: list[tuple[int, int]], outputs: list[tuple[int, int]]) -> None:
         """Record that pieces are read and written."""

@@ -74,6 +74,8 @@ class Channel:
         self.ring_entries = 0
         self.engines: dict[int, Engine] = {}  # by class
         self.enabled = False
+        self.privileged = False  # may use physical addresses and invalidate translations
+        self.runlist_engine = 0  # NV2080_ENGINE_TYPE, for its non-stall interrupt
         self.pending = False
         self.stopped = False
         self.error: ChannelError | None = None

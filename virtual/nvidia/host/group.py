@@ -94,7 +94,7 @@ class TimeSliceGroup:
         self.timeslice_s = timeslice_us * 1e-6
         self.channels: list[Channel] = []
         self.running: Channel | None = None  # its work may have stood aside and have no engine
-        self.aside = False  # whether it was asked to stand aside
+        self.aside = False  # whether it was asked to yield
         self.preemption = Preemption.WFI  # the default: observed on an H100
         self.patience: Patience | None = None  # with a grid that does not leave the engine
         self.until = 0.0  # end of its slice; 0 until one of its threads starts the slice
@@ -103,12 +103,12 @@ class TimeSliceGroup:
 
     @property
     def working(self) -> bool:
-        """Whether a channel's work runs, or stands aside."""
+        """Whether a channel's work runs, or yields."""
         return self.running is not None
 
     @property
     def in_program(self) -> bool:
-        """Whether a grid runs, is being translated, or stands aside."""
+        """Whether a grid runs, is being translated, or yields."""
         return self.running is not None and self.running.attention.in_program
 
     @property
@@ -120,7 +120,7 @@ class TimeSliceGroup:
         return Work.ENGINES if busy else Work.NONE
 
     def ask_aside(self, value: bool) -> None:
-        """Ask the running work to stand aside, or let it continue."""
+        """Ask the running work to yield, or let it continue."""
         self.aside = value
         self.patience = None
         if self.running is not None:
@@ -129,7 +129,7 @@ class TimeSliceGroup:
     def leaves_in_time(self, limit_s: float) -> bool:
         """Return False once a grid that is not preempted has kept the engine longer than the limit.
 
-        Called repeatedly for a group that was asked to stand aside.
+        Called repeatedly for a group that was asked to yield.
         """
         if self.preemption is not Preemption.WFI or not self.in_program:
             self.patience = None

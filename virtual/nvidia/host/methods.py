@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ugpu.nv import abi
 from ugpu.virtual.nvidia.faults import Fault, Xid
+from ugpu.virtual.nvidia.host import old_semaphore
 from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.host.semaphore import Operation, reduce, satisfied, store
 from ugpu.virtual.nvidia.memory.faults import Client
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 # MEM_OP_D_OPERATION. Only privileged channels may invalidate translations and clear access counters
 # (dev_pbdma.ref.txt), and programs do not have any.
 _PRIVILEGED = (0x09, 0x0A, 0x16)
+_INVALIDATE = 0x09
 # Membars of the host, and of the second level cache, which all engines share: nothing to do.
 _HARMLESS = (0x05, 0x0D, 0x0E, 0x0F, 0x10, 0x15)
 
@@ -50,8 +52,9 @@ class HostMethods:
             offsets["MEM_OP_D"]: self._memory_operation,
             offsets["SET_REFERENCE"]: self._set_reference,
         }
-        for name in ("NOP", "NON_STALL_INTERRUPT", "YIELD"):
+        for name in ("NOP", "YIELD"):
             self._actions[offsets[name]] = self._nothing
+        self._actions[offsets["NON_STALL_INTERRUPT"]] = self._non_stall
         self._latched = {
             offsets[name]
             for name in (
@@ -59,6 +62,11 @@ class HostMethods:
                 "MEM_OP_A", "MEM_OP_B", "MEM_OP_C",
             )
         }  # fmt: skip
+        old = old_semaphore.offsets(self._table)
+        if old:
+            self._latched.update(old[:3])
+            self._actions[old[3]] = self._old_semaphore
+            self._old = old
 
     def method(self, address: int, value: int) -> Callable[[], bool] | None:
         """Execute one method. If the channel must wait, return the condition to poll."""
@@ -84,6 +92,10 @@ class HostMethods:
     def _value(self, name: str) -> int:
         return self._values.get(self._offset[name], 0)
 
+    def _non_stall(self, value: int) -> None:
+        channel = self._channel
+        channel.gpu.non_stall(channel.runlist_engine)
+
     def _nothing(self, value: int) -> None:
         return None
 
@@ -96,11 +108,37 @@ class HostMethods:
 
     def _memory_operation(self, value: int) -> None:
         operation = value >> 27  # the host does not wait for engines first
-        if operation not in _HARMLESS:
+        if operation == _INVALIDATE and self._channel.privileged:
+            self._values[self._offset["MEM_OP_D"]] = value
+            # TLB_INVALIDATE_PDB: ONE names a directory, ALL means every space.
+            self._channel.gpu.invalidate(None if self._value("MEM_OP_C") & 1 else self._directory())
+        elif operation not in _HARMLESS:
             why = (
                 ": the channel is not privileged" if operation in _PRIVILEGED else ": not modelled"
             )
             raise ChannelError(Xid.PBDMA_ERROR, f"MEM_OP_D operation {operation}{why}")
+
+    def _directory(self) -> int:
+        """Return the page directory that MEM_OP_C and MEM_OP_D name."""
+        low, high = self._value("MEM_OP_C") >> 12, self._values.get(self._offset["MEM_OP_D"], 0)
+        return low << 12 | (high & 0x07FF_FFFF) << 32
+
+    def _old_semaphore(self, value: int) -> Callable[[], bool] | None:
+        channel = self._channel
+        address, payload = (
+            (self._values.get(self._old[0], 0) & 0xFF) << 32 | self._values.get(self._old[1], 0),
+            self._values.get(self._old[2], 0),
+        )
+        if value & 0x1F == old_semaphore.RELEASE:
+            if not value >> 20 & 1:  # RELEASE_WFI_EN is 0
+                channel.wait_idle()
+                channel.system_barrier()
+            channel.released(address, "a release")
+            if channel.gpu.machine.faults.take(Fault.LOST_RELEASE, channel.gpu.index):
+                return None
+        waiting = old_semaphore.execute(channel.space, address, payload, value, channel.gpu.time_ns)
+        channel.gpu.kick()
+        return waiting
 
     def _semaphore(self, value: int) -> Callable[[], bool] | None:
         channel = self._channel

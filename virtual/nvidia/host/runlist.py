@@ -1,6 +1,6 @@
 """The runlist of one engine: groups of channels that use the engine in turn, a time slice each.
 
-When the slice of running work is over and another group waits, the work stands aside. A grid does
+When the slice of running work is over and another group waits, the work yields. A grid does
 so at its next backward branch or group of threads, unless its group's preemption mode is WFI. Other
 work does so at its next ring entry. The work resumes where it was at the group's next turn, so a
 grid that never ends costs the other groups half of the time and no more.
@@ -29,7 +29,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 2e-3
 _PATIENCE = 20  # half seconds: a stopped grid ends at its next backward branch
 _CLOSE_LIMIT_S = 10.0  # TIMEOUT: the same, for a thread
 _AVERAGED_S = 0.1  # of the utilisation that programs read; our choice
-_LEAST_WAIT_S = 1e-4  # for work that was asked to stand aside and has not done so yet
+_LEAST_WAIT_S = 1e-4  # for work that was asked to yield and has not done so yet
 
 
 def _now() -> float:
@@ -65,7 +65,7 @@ class Runlist:
     @property
     def work(self) -> Work:
         """Return the work of the channels that is not blocked; see hcq.state.clock.Part. A grid
-        holds up all other work until it ends or stands aside."""
+        holds up all other work until it ends or yields."""
         with self._wake:
             groups = [] if self._closed else self._groups
             if self._owner is not None and self._owner.in_program:
@@ -82,7 +82,7 @@ class Runlist:
 
     @property
     def running(self) -> bool:
-        """Whether a channel is being served now, or its work stands aside."""
+        """Whether a channel is being served now, or its work yields."""
         return any(group.working for group in list(self._groups))
 
     def add(self, channel: Channel, group: TimeSliceGroup) -> None:
@@ -196,7 +196,7 @@ class Runlist:
     # Time slices; the lock is held.
 
     def stand_aside(self, group: TimeSliceGroup) -> None:
-        """Wait while the group must stand aside; called by a thread that runs its work."""
+        """Wait while the group must yield; called by a thread that runs its work."""
         with self._wake:
             channel = group.running
             if channel is None:

@@ -85,6 +85,10 @@ class VideoMemory:
         self._memory.madvise(mmap.MADV_DONTNEED, first, end - first)
         ctypes.memset(self.base + end, 0, start + size - end)
 
+    def place_tables(self, start: int, size: int) -> None:
+        """Have page tables, of which none may exist, in [start, start + size)."""
+        self._tables = RangeAllocator(start, size, 256, name="kernel driver's memory")
+
     def allocate_table(self, size: int) -> int:
         """Allocate zeroed memory for a page table."""
         address = self._tables.allocate(size, size)

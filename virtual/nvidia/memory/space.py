@@ -22,6 +22,8 @@ from ugpu.virtual.nvidia.memory.formats import (
     PEER,
     READ,
     SIZE_2M,
+    SIZE_4K,
+    SIZE_64K,
     VIDEO,
     WRITE,
     Format,
@@ -33,6 +35,10 @@ from ugpu.virtual.shader.memory import Access
 from ugpu.virtual.shader.table import DummyPages, clear, fill, new_table
 
 _serials = itertools.count()
+SystemMemory = Callable[[int, int], tuple[int, int] | None]
+_HUGE_SHIFT = 29  # from Ampere on, an entry of PDE1 may be a page of 512 MiB
+_DIRECTORY_BYTES = 4096
+_SMALLER = {1 << _HUGE_SHIFT: SIZE_2M, SIZE_2M: SIZE_64K, SIZE_64K: SIZE_4K}
 
 
 class Translation(NamedTuple):
@@ -55,8 +61,9 @@ class FaultError(Exception):
 class AddressSpace:
     """One set of page tables and all caches of its translations. Any thread may call.
 
-    serial: unique number of the space. peers: other GPUs' memories by peer number. `lock` is the
-    GPU's.
+    serial: unique number of the space. peers: other GPUs' memories by peer number. system: the host
+    address of [bus address, + size), and how many bytes of it are contiguous; None if the memory
+    cannot be accessed. `lock` is the GPU's.
     """
 
     def __init__(
@@ -65,6 +72,7 @@ class AddressSpace:
         form: Format,
         lock: threading.RLock,
         peers: Callable[[int], VideoMemory | None],
+        system: SystemMemory | None = None,
     ) -> None:
         self.serial = next(_serials)
         self.lock = lock
@@ -75,8 +83,28 @@ class AddressSpace:
         self.frozen = False  # a planted fault: invalidations are lost
         self._memory = memory
         self._peers = peers
+        self._system = system
+        self._directory: int | None = None
         self._cache: dict[tuple[int, int], Translation] = {}
         self._native: list[NDArray[np.uint64]] = []
+
+    @property
+    def root(self) -> int:
+        """Address of the top directory: the client's if it has set one, else the kernel driver's
+        own."""
+        return self.tables.root if self._directory is None else self._directory
+
+    @property
+    def has_directory(self) -> bool:
+        """Whether a client has set a directory of its own."""
+        return self._directory is not None
+
+    def set_directory(self, address: int | None) -> None:
+        """Translate by the tables below a directory in video memory, which the client writes; None
+        for the kernel driver's own tables again."""
+        with self.lock:
+            self._directory = address
+            self.invalidate()
 
     def invalidate(self) -> None:
         """Drop all translations, as MMU_INVALIDATE does."""
@@ -103,6 +131,7 @@ class AddressSpace:
             cache.get((21, address >> 21))
             or cache.get((16, address >> 16))
             or cache.get((12, address >> 12))
+            or cache.get((_HUGE_SHIFT, address >> _HUGE_SHIFT))
         )
         if found is None:
             with self.lock:
@@ -121,12 +150,17 @@ class AddressSpace:
         form, words = self.form, self._memory.words
         if address >> form.address_bits:
             return MmuFault(FaultType.VA_LIMIT_VIOLATION, access, address, client)
-        table = self.tables.root
+        table = self.root
         for shift, bits, _ in form.levels[:-1]:
             index = address >> shift & (1 << bits) - 1
-            target = form.directory_target(int(words[table // 8 + index]))
+            entry = int(words[table // 8 + index])
+            if shift == _HUGE_SHIFT and form.is_leaf(entry):
+                return self._leaf(form.parse(entry), 1 << shift, address, access, client)
+            target = form.directory_target(entry)
             if target is None:
                 return MmuFault(FaultType.PDE, access, address, client)
+            if target + _DIRECTORY_BYTES > self._memory.size:
+                return MmuFault(FaultType.REGION_VIOLATION, access, address, client)
             table = target
         word = table // 8 + (address >> 21 & 0xFF) * 2
         first = int(words[word])
@@ -161,7 +195,23 @@ class AddressSpace:
             if pte.address + size > memory.size:
                 return MmuFault(FaultType.REGION_VIOLATION, access, address, client)
             host = memory.base + pte.address
+        elif self._system is not None:
+            return self._system_leaf(pte, size, address, access, client)
         return Translation(address & -size, size, host, pte.permissions)
+
+    def _system_leaf(
+        self, pte: Pte, size: int, address: int, access: FaultAccess, client: Client
+    ) -> Translation | MmuFault:
+        """Translate a page of the bus: the largest part of it around `address` that is contiguous
+        in this process."""
+        assert self._system is not None
+        part = size
+        while part >= SIZE_4K:
+            found = self._system(pte.address + (address & (size - 1) & -part), part)
+            if found is not None and found[1] >= part:
+                return Translation(address & -part, part, found[0], pte.permissions)
+            part = _SMALLER.get(part, 0)
+        return MmuFault(FaultType.UNSUPPORTED_APERTURE, access, address, client)
 
     def runs(
         self, address: int, size: int, access: FaultAccess, client: Client

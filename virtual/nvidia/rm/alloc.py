@@ -8,13 +8,17 @@ size that is given but wrong is refused, where the resource manager uses its own
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ugpu.hcq.registers.layout import Struct
+from ugpu.nv.abi import ClassRule
 from ugpu.virtual.nvidia.faults import Fault, Xid
 from ugpu.virtual.nvidia.rm.classes import builders, classes_of
 from ugpu.virtual.nvidia.rm.memory import OsDescriptorMemory, SystemMemory
-from ugpu.virtual.nvidia.rm.objects import Allocation, Client, RmObject
+from ugpu.virtual.nvidia.rm.objects import Allocation, Builder, Client, RmObject
 from ugpu.virtual.nvidia.rm.resources import Device, gpu_of
 from ugpu.virtual.nvidia.status import RmError, Status, require
 from ugpu.virtual.nvidia.userspace import copy_in, copy_out
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 
 _ROOTS = (0x0, 0x1, 0x41)  # NV01_ROOT, NV01_ROOT_NON_PRIV, NV01_ROOT_CLIENT
 _SYSTEM, _OS_DESCRIPTOR = 0x3E, 0x71
+_NONE: Mapping[str, Builder] = MappingProxyType({})
 
 
 def allocate(node: VirtualNode, file: OpenFile, block: Struct) -> None:
@@ -38,12 +43,48 @@ def allocate(node: VirtualNode, file: OpenFile, block: Struct) -> None:
     client = machine.clients.get(block.hRoot)
     if client is None or client.owner is not node:
         raise RmError(Status.INVALID_CLIENT, f"no client {block.hRoot:#x}")
-    rule = machine.abi.classes.get(block.hClass)
-    if rule is None:
-        raise RmError(Status.INVALID_CLASS, f"class {block.hClass:#x}")
-    parent = client.find(block.hObjectParent)
+    rule = rule_of(machine, block.hClass)
+    client.find(block.hObjectParent)
     params = _parameters(machine, block, rule.struct if rule.how != "NONE" else None, rule.how)
-    handle = client.new_handle(block.hObjectNew)
+    place = Place(client, block.hObjectParent, block.hObjectNew)
+    block.hObjectNew = create(place, rule, params).handle
+    if params is not None:
+        copy_out(block.pAllocParms, params.raw)
+
+
+def rule_of(machine: VirtualMachine, class_id: int) -> ClassRule:
+    """Return the rule of a class. Raises RmError INVALID_CLASS if the branch has none."""
+    rule = machine.abi.classes.get(class_id)
+    if rule is None:
+        raise RmError(Status.INVALID_CLASS, f"class {class_id:#x}")
+    return rule
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an object is to be created. handle: 0 for a new one of the resource manager's."""
+
+    client: Client
+    parent: int
+    handle: int
+
+
+def create(
+    place: Place,
+    rule: ClassRule,
+    params: Struct | None,
+    own: Mapping[str, Builder] = _NONE,
+    further: Container[int] = (),
+) -> RmObject:
+    """Create an object from parameters that have been read. Raises RmError.
+
+    own: builders instead of those of the ioctl interface, by the resource manager's own class.
+    further: classes that the chip has beside those of the ioctl interface.
+    """
+    client = place.client
+    machine = client.machine
+    parent = client.find(place.parent)
+    handle = client.new_handle(place.handle)
     if "ANY_PARENT" not in rule.parents and parent.internal not in rule.parents:
         raise RmError(
             Status.INVALID_OBJECT_PARENT,
@@ -51,17 +92,15 @@ def allocate(node: VirtualNode, file: OpenFile, block: Struct) -> None:
         )
     _check_gpu(parent)
     gpu = gpu_of(parent)
-    if gpu is not None and block.hClass not in classes_of(gpu.facts):
+    if gpu is not None and rule.number not in classes_of(gpu.facts) and rule.number not in further:
         raise RmError(Status.INVALID_CLASS, f"{gpu.facts.name} has no {rule.name}")
-    build = builders().get(rule.internal)
+    build = own.get(rule.internal) or builders().get(rule.internal)
     if build is None:
         machine.asked[f"class {rule.name}"] += 1
         raise RmError(Status.NOT_SUPPORTED, f"{rule.name} is not modelled")
-    made = build(Allocation(machine, client, parent, handle, block.hClass, params))
+    made = build(Allocation(machine, client, parent, handle, rule.number, params))
     client.add(made)
-    block.hObjectNew = handle
-    if params is not None:
-        copy_out(block.pAllocParms, params.raw)
+    return made
 
 
 def allocate_memory(node: VirtualNode, client: Client, block: Struct, file_handle: int) -> None:

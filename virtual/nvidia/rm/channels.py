@@ -133,26 +133,24 @@ class ChannelObject(RmObject):
         self.runlist = self._runlist(params.engineType)
         self._check(params)
         self._userd = self._userd_backing(params)
-        self._notifier = self._notifier_backing(params.hObjectError)
+        self._notifier = self._notifier_backing(params)
         self.bound = self.gpu.facts.family != "turing"
         self.contexts_mapped = False  # UVM has mapped the buffers of its graphics context
         self.mmu_fault: MmuFault | None = None
         self.on_fault: Callable[[MmuFault], None] | None = None  # UVM's, once it is registered
         if self.machine.faults.take(Fault.NO_CHANNELS, self.gpu.index):
             raise RmError(Status.INSUFFICIENT_RESOURCES, "planted")
-        number = self.gpu.new_channel_number(self.runlist)
-        if number is None:
-            raise RmError(Status.INSUFFICIENT_RESOURCES, "no free channel")
-        offset = params.userdOffset[0]
+        number = self._number(params)
         channel = Channel(
             self.gpu,
             number,
             _methods_of(request.class_id),
             self.vaspace.space,
-            self._userd.host + offset,
+            self._userd.host + self._userd_offset(params),
             late=self.machine.options.doorbell_overtakes and self._userd.gpu is not None,
         )
         channel.ring_address, channel.ring_entries = params.gpFifoOffset, params.gpFifoEntries
+        channel.runlist_engine = self._engine_type(params)
         channel.on_error = self._recover
         channel.check_context = self._check_context
         channel.enabled = self.group.scheduled if self.group is not None else False
@@ -165,6 +163,20 @@ class ChannelObject(RmObject):
         self.slices = TimeSliceGroup(self.runlist) if self.group is None else self.group.slices
         self.gpu.add_channel(self.slices, channel)
         params.cid = number
+
+    def _number(self, params: Struct) -> int:
+        number = self.gpu.new_channel_number(self.runlist)
+        if number is None:
+            raise RmError(Status.INSUFFICIENT_RESOURCES, "no free channel")
+        return number
+
+    def _engine_type(self, params: Struct) -> int:
+        own = self.group.engine_type if self.group is not None else ENGINE_GR0
+        return int(params.engineType) or own
+
+    def _userd_offset(self, params: Struct) -> int:
+        """Return where USERD is in the memory that `_userd_backing` returned."""
+        return int(params.userdOffset[0])
 
     def _vaspace(self, params: Struct) -> VaSpace:
         share_handle, space_handle = params.hContextShare, params.hVASpace
@@ -192,9 +204,12 @@ class ChannelObject(RmObject):
                 raise RmError(Status.INVALID_STATE, "the group has no address space")
             else:
                 space = self.group.space
+        self._check_space(space)
+        return space
+
+    def _check_space(self, space: VaSpace) -> None:
         if space.external and not space.registered:
             raise RmError(Status.INVALID_STATE, "UVM has not set the space's page directory yet")
-        return space
 
     def _runlist(self, engine_type: int) -> Runlist:
         if self.group is not None:
@@ -225,8 +240,8 @@ class ChannelObject(RmObject):
         )
         return memory.backing
 
-    def _notifier_backing(self, handle: int) -> Backing | None:
-        handle = handle or (self.group.error_handle if self.group is not None else 0)
+    def _notifier_backing(self, params: Struct) -> Backing | None:
+        handle = params.hObjectError or (self.group.error_handle if self.group is not None else 0)
         if not handle:
             return None
         memory = self.client.find(handle, Status.INVALID_OBJECT_HANDLE)
@@ -255,7 +270,7 @@ class ChannelObject(RmObject):
 
     @property
     def token(self) -> int:
-        """Return the value to write to the doorbell."""
+        """Return the work submit token: the value to write to the doorbell."""
         return self.gpu.token(self.runlist, self.channel.number)
 
     def _check_context(self) -> None:

@@ -120,7 +120,7 @@ class VirtualMultiprocessors:
     ) -> None:  # fmt: skip
         self._size = 1 if debugger else workers or os.cpu_count() or 1
         self._debugger = debugger
-        self._idle = [self._new_crew()]  # a grid that stands aside keeps its crew
+        self._idle = [self._new_crew()]  # a grid that yields keeps its crew
         self._lock = threading.Lock()
         self._objects = jit.ObjectCache(cache)
         self._sources: Recent[tuple[str, str], _Source] = Recent()

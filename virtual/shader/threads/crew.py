@@ -11,24 +11,6 @@ from typing import Generic, TypeVar
 from ugpu.hcq.objects.stack import deep
 from ugpu.hcq.state.threads import start
 
-# LLVM IR that takes the next group of a launch: number %g of %total, by a %counter that the crew's
-# threads share, at (%x, %y, %z) of a grid of %nx64 by %ny64 and so on. Begins at the label `take`,
-# and branches to `finished` if none is left.
-TAKE_GROUP = """\
-take:
-  %g = atomicrmw add ptr %counter, i64 1 monotonic
-  %any = icmp ult i64 %g, %total
-  br i1 %any, label %begin, label %finished
-begin:
-  %gx = urem i64 %g, %nx64
-  %gyz = udiv i64 %g, %nx64
-  %gy = urem i64 %gyz, %ny64
-  %gz = udiv i64 %gyz, %ny64
-  %x = trunc i64 %gx to i32
-  %y = trunc i64 %gy to i32
-  %z = trunc i64 %gz to i32
-"""
-
 W = TypeVar("W")
 T = TypeVar("T")
 

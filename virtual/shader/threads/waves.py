@@ -13,7 +13,24 @@ from dataclasses import dataclass
 
 from ugpu.virtual.shader import context
 from ugpu.virtual.shader.text import field
-from ugpu.virtual.shader.threads.crew import TAKE_GROUP
+
+# LLVM IR that takes the next group of a launch: number %g of %total, by a %counter that the crew's
+# threads share, at (%x, %y, %z) of a grid of %nx64 by %ny64 and so on. Begins at the label `take`,
+# and branches to `finished` if none is left.
+_TAKE_GROUP = """\
+take:
+  %g = atomicrmw add ptr %counter, i64 1 monotonic
+  %any = icmp ult i64 %g, %total
+  br i1 %any, label %begin, label %finished
+begin:
+  %gx = urem i64 %g, %nx64
+  %gyz = udiv i64 %g, %nx64
+  %gy = urem i64 %gyz, %ny64
+  %gz = udiv i64 %gyz, %ny64
+  %x = trunc i64 %gx to i32
+  %y = trunc i64 %gy to i32
+  %z = trunc i64 %gz to i32
+"""
 
 # Return values of a kernel's native function; other numbers end the launch.
 FINISHED = 0
@@ -101,7 +118,7 @@ next.group:
   %either = or i32 %asked, %halted
   %stopped = icmp ne i32 %either, 0
   br i1 %stopped, label %aborted, label %take
-{TAKE_GROUP}  br label %init
+{_TAKE_GROUP}  br label %init
 init:
   %w = phi i32 [ 0, %begin ], [ %w.next, %init.end ]
   %w64 = zext i32 %w to i64

@@ -1,6 +1,6 @@
 """Faults and resets of a lease, told as events with the lease, its holder and the kernel.
 
-A client that faults in a loop is told of once in EVERY_S; the next event says how many were left
+A client that faults in a loop is told of once in EVERY_S; the next event reports how many were left
 out, so that its events do not push those of others out of the feed.
 """
 

@@ -65,6 +65,12 @@ class _Line:
     under_way: deque[tuple[int, int]] = field(default_factory=deque)
     backlog: deque[tuple[int, Callable[[], int]]] = field(default_factory=deque)
 
+    @property
+    def idle(self) -> bool:
+        """Return whether the hardware has nothing more to do for this queue."""
+        timeline = self.hardware.timeline
+        return timeline.value >= timeline.last
+
     def without_end(self, commands: Sequence[Command]) -> Sequence[Command]:
         """Return the commands without the signal at their end if nothing waits for it: the hardware
         queue has a signal of its own."""
@@ -91,7 +97,7 @@ class _Image:
 
 
 class Work:
-    """The work of one lease. Methods are thread-safe where they say so; the connection's thread
+    """The work of one lease. Methods are thread-safe where documented; the connection's thread
     calls all others.
 
     hardware: the client's queues. failed: why nothing more is executed until the client resets;
@@ -299,14 +305,33 @@ class Work:
         recovery = self.core.reset(only)
         self._incidents.reset(recovery)
         self.core.losses.dismiss()  # what another reset lost before: the client resets anyway
-        self.device.synchronize(limit_s=RESET_DRAIN_S)  # work of queues that continued
+        self._settle(lasts)
+        self.device.synchronize(limit_s=RESET_DRAIN_S)  # raises for what did not settle
         with self._lock:
-            for line, last in zip(self._lines, lasts, strict=True):
-                line.timeline.last = line.last = last
-                line.timeline.restart()
             self.failed = None
             self._changed.notify_all()
         return failures.recovery_to_wire(recovery)
+
+    def _settle(self, lasts: Sequence[int]) -> None:
+        """Count the client's values of each queue as reached, as soon as the queue is idle: until
+        then it signals values of its own, and other queues that continued may wait for these."""
+        driver, waiting = self.core.driver, [*zip(self._lines, lasts, strict=True)]
+        patience = driver.clock.patience(RESET_DRAIN_S)
+        while waiting:
+            busy = []
+            for line, last in waiting:
+                if line.idle:
+                    line.timeline.last = line.last = last
+                    line.timeline.restart()
+                else:
+                    busy.append((line, last))
+            if len(busy) == len(waiting):
+                self.core.check_failures()
+                if patience.over():
+                    return
+                timeline = busy[0][0].hardware.timeline
+                driver.pause_until(timeline, timeline.last, LOOK_S)
+            waiting = busy
 
     def plan(self, level: int) -> list[object]:
         """Return what a reset would do."""

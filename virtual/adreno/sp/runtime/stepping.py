@@ -23,7 +23,7 @@ _PARTS = "xyzw"
 
 
 class SteppedCode:
-    """A program as a debugger sees it; a `hcq.device.debugging.Code`."""
+    """A program for a debugger; a `hcq.device.debugging.Code`."""
 
     def __init__(self, run: Run, digest: str) -> None:
         self.program = run.program

@@ -2,8 +2,8 @@
 
 Sources: Mesa 25.0.7, src/freedreno/isa/ir3-cat2.xml and ir3-cat3.xml, src/freedreno/ir3/
 ir3_compiler_nir.c with src/compiler/nir/nir_opcodes.py (what Mesa uses each instruction for).
-UNSURE: no public document says how mad.f32 rounds (once, here), nor whether subnormal numbers are
-flushed (they are kept here); results from a board would.
+UNSURE: no public document describes how mad.f32 rounds (once, here), nor whether subnormal numbers
+are flushed (they are kept here); results from a board would.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Half registers are the halves of full ones (MERGEDREGS: hr0.x and hr0.y those of r0.x), or a file of
 their own, which then follows the full registers in the wave state. Shared registers (r48 and up)
 belong to the wave: a write stores the value of the first active lane. UNSURE: their halves are
-merged in either case; no public document says so.
+merged in either case; no public document confirms it.
 Source: Mesa 25.0.7, src/freedreno/ir3/ir3.h (registers), isa/ir3-cat1.xml (relative ones).
 """
 

@@ -1,29 +1,22 @@
 """The parts of the graphics engine that rings need: ME 0 with two queues, mapped by KIQ or MES.
 
-Facts: Linux 6.12 gfx_v11_0.c (halt bits, doorbell range, queue descriptor, interrupts),
-v11_structs.h (struct v11_gfx_mqd), gc_11_0_0_{sh_mask,default}.h.
+Facts: Linux 6.12 gfx_v11_0.c (halt bits, doorbell range, interrupts),
+gc_11_0_0_{sh_mask,default}.h.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ugpu.virtual.amd.block import Block, Reset
-from ugpu.virtual.amd.engines.cp.hqd import MQD_DWORDS
-from ugpu.virtual.amd.engines.cp.pm4.graphics import GraphicsExecutor
-from ugpu.virtual.amd.engines.cp.queue import CLIENT_CPC, ComputeQueue, QueueSetup, Runner
-
-if TYPE_CHECKING:
-    from ugpu.virtual.amd.engines.cp.mec import Mec
+from ugpu.virtual.amd.engines.cp.queue import CLIENT_CPC, ComputeQueue, QueueSetup
+from ugpu.virtual.amd.engines.cp.state import MecState, Runner, RunningQueue
 
 HALTED = 0x1500_0000  # CP_ME_CNTL at power-on
 QUEUES = 2
 HALTS = 1 << 26 | 1 << 28  # PFP_HALT, ME_HALT
 
-# Dwords of struct v11_gfx_mqd.
-MQD_BASE, MQD_VMID, MQD_RING, MQD_RPTR, MQD_RPTR_ADDRESS = 128, 131, 136, 138, 139
-MQD_DOORBELL, MQD_CONTROL, MQD_WPTR = 143, 145, 149
 NO_UPDATE, NON_PRIVILEGED = 1 << 27, 1 << 15  # of CP_GFX_HQD_CNTL
 
 
@@ -33,9 +26,10 @@ class Graphics(Block):
     name = "graphics"
     needs_eop = False
 
-    def __init__(self, mec: Mec) -> None:
+    def __init__(self, mec: MecState, executor: Callable[[RunningQueue], Runner]) -> None:
         super().__init__(mec.chip, "gc")
         self.mec = mec
+        self._executor = executor
         self.slots = [GraphicsSlot(mec, self, number) for number in range(QUEUES)]
         self.on_write("CP_ME_CNTL", self._control)
         self.on_read("CP_GFX_HQD_ACTIVE", self._active)
@@ -51,9 +45,9 @@ class Graphics(Block):
         """Return whether ME and PFP execute their firmware."""
         return not self.get("CP_ME_CNTL") & HALTS and self.mec.rlc_ready()
 
-    def executor(self, queue: ComputeQueue) -> Runner:
+    def executor(self, queue: RunningQueue) -> Runner:
         """Create an executor for PM4 with the additional packets of a graphics queue."""
-        return GraphicsExecutor(queue)
+        return self._executor(queue)
 
     def interrupt_control(self, pipe: int) -> str:
         """Return the name of the register that enables the ring's interrupts."""
@@ -85,7 +79,7 @@ class GraphicsSlot:
 
     me = pipe = 0
 
-    def __init__(self, mec: Mec, unit: Graphics, queue: int) -> None:
+    def __init__(self, mec: MecState, unit: Graphics, queue: int) -> None:
         self.queue = queue
         self.ring_id = queue << 4
         self.name = f"graphics queue 0.0.{queue}"
@@ -99,7 +93,7 @@ class GraphicsSlot:
         """Stop the queue."""
         if self.active is not None:
             self.active.kill()
-            self.mec.retired_one(self.active)
+            self.mec.retire(self.active)
             self.active = None
         self.sh = self.mec.sh_registers.power_on()
 
@@ -114,7 +108,7 @@ class GraphicsSlot:
         """Return whether the engine executes its firmware."""
         return self.unit.running(0)
 
-    def executor(self, queue: ComputeQueue) -> Runner:
+    def executor(self, queue: RunningQueue) -> Runner:
         """Create the executor that runs the queue's packets."""
         return self.unit.executor(queue)
 
@@ -124,8 +118,8 @@ class GraphicsSlot:
 
     def map(self, mqd: int, wptr: int, vmid: int = 0) -> None:
         """Activate a descriptor's queue in `vmid`; both addresses are in VMID 0."""
-        hub = self.mec.chip.gc
-        data, fault = hub.read(0, mqd, 4 * MQD_DWORDS, CLIENT_CPC)
+        hub, layout = self.mec.chip.gc, self.mec.layout
+        data, fault = hub.read(0, mqd, 4 * layout.dwords, CLIENT_CPC)
         pointer, wptr_fault = hub.read(0, wptr, 8, CLIENT_CPC)
         if fault is not None or wptr_fault is not None:
             self.mec.chip.fault(
@@ -135,26 +129,27 @@ class GraphicsSlot:
         if self.active is not None:
             self._flag("mapped while a queue is in the slot")
             self.reset()
-        words = struct.unpack(f"<{MQD_DWORDS}I", data)
-        if words[MQD_BASE] | words[MQD_BASE + 1] << 32 != mqd:
+        words = struct.unpack(f"<{layout.dwords}I", data)
+        if words[layout.graphics.base] | words[layout.graphics.base + 1] << 32 != mqd:
             self._flag(f"descriptor at {mqd:#x} says that it is elsewhere")
-        self._doorbell = words[MQD_DOORBELL]
+        self._doorbell = words[layout.graphics.doorbell]
         setup = self._setup(words, vmid)
         self.active = ComputeQueue(
-            self.mec, self, setup, words[MQD_RPTR], int.from_bytes(pointer, "little")
+            self.mec, self, setup, words[layout.graphics.rptr], int.from_bytes(pointer, "little")
         )
         self.active.worker.wake()
 
     def _setup(self, words: tuple[int, ...], vmid: int) -> QueueSetup:
-        control = words[MQD_CONTROL]
-        base = (words[MQD_RING] | words[MQD_RING + 1] << 32) << 8
+        layout = self.mec.layout.graphics
+        control = words[layout.control]
+        base = (words[layout.ring] | words[layout.ring + 1] << 32) << 8
         if not base:
             self._flag("mapped without a ring")
         return QueueSetup(
-            vmid=vmid or words[MQD_VMID] & 0xF,
+            vmid=vmid or words[layout.vmid] & 0xF,
             base=base,
             size=2 << (control & 0x3F),
-            rptr_report=(words[MQD_RPTR_ADDRESS] & ~3) | words[MQD_RPTR_ADDRESS + 1] << 32,
+            rptr_report=(words[layout.rptr_address] & ~3) | words[layout.rptr_address + 1] << 32,
             wptr_poll=0,
             eop_base=0,
             eop_size=0,
@@ -172,10 +167,10 @@ class GraphicsSlot:
         else:
             self.active.drain_out()
 
-    def drained(self, queue: ComputeQueue) -> None:
+    def drained(self, queue: RunningQueue) -> None:
         """Finish the unmapping of a queue that its thread has drained."""
         queue.worker.stop()
-        self.mec.retired_one(queue)
+        self.mec.retire(queue)
         self.active = None
 
     def _flag(self, text: str) -> None:

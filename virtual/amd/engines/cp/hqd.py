@@ -7,45 +7,11 @@ registers), gfx_v11_0.c (values of a compute MQD, order of activation).
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Protocol
 
-from ugpu.virtual.amd.engines.cp.queue import CLIENT_CPC, ComputeQueue, QueueSetup, Runner
+from ugpu.virtual.amd.engines.cp.queue import CLIENT_CPC, ComputeQueue, QueueSetup
+from ugpu.virtual.amd.engines.cp.state import MecState, Runner, RunningQueue, Unit
 
-if TYPE_CHECKING:
-    from ugpu.virtual.amd.engines.cp.mec import Mec
-
-MQD_HEADER = 0xC0310800
-MQD_DWORDS = 512
-MQD_FIRST_HQD = 128  # dwords 128..183 mirror CP_MQD_BASE_ADDR..CP_HQD_PQ_WPTR_HI
-MQD_LAST_HQD = 183
-MQD_RPTR, MQD_WPTR = 138, 182
 POINTERS = ("CP_HQD_PQ_RPTR", "CP_HQD_PQ_WPTR_LO", "CP_HQD_PQ_WPTR_HI")
-
-# MQD dwords that hold a queue's compute registers (v11_structs.h). CP loads them when it connects
-# the queue. Registers that each dispatch sets are omitted.
-MQD_COMPUTE = {
-    "COMPUTE_STATIC_THREAD_MGMT_SE0": 23,
-    "COMPUTE_STATIC_THREAD_MGMT_SE1": 24,
-    "COMPUTE_STATIC_THREAD_MGMT_SE2": 26,
-    "COMPUTE_STATIC_THREAD_MGMT_SE3": 27,
-    "COMPUTE_STATIC_THREAD_MGMT_SE4": 44,
-    "COMPUTE_STATIC_THREAD_MGMT_SE5": 45,
-    "COMPUTE_STATIC_THREAD_MGMT_SE6": 46,
-    "COMPUTE_STATIC_THREAD_MGMT_SE7": 47,
-    "COMPUTE_RESOURCE_LIMITS": 22,
-    "COMPUTE_TMPRING_SIZE": 25,
-}
-
-POWER_ON = {
-    "CP_HQD_PERSISTENT_STATE": 0x0BE05501,
-    "CP_HQD_PQ_CONTROL": 0x00308509,
-    "CP_HQD_IB_CONTROL": 0x00300000,
-    "CP_HQD_HQ_STATUS0": 0x40000000,
-    "CP_MQD_CONTROL": 0x00000100,
-    "CP_HQD_EOP_CONTROL": 0x00000006,
-    "CP_HQD_EOP_RPTR": 0x40000000,
-    "CP_HQD_EOP_WPTR": 0x00008000,
-}
 
 # Registers that software may write while the queue is active.
 LIVE = frozenset(
@@ -65,29 +31,10 @@ LIVE = frozenset(
 )
 
 
-class Unit(Protocol):
-    """The engine whose pipes serve queues: MEC, MES or the graphics engine."""
-
-    name: str
-    needs_eop: bool  # its queues have a buffer for end-of-pipe events
-
-    def running(self, pipe: int) -> bool:
-        """Return whether the pipe executes its firmware."""
-        ...
-
-    def executor(self, queue: ComputeQueue) -> Runner:
-        """Create the executor that runs the packets of a queue of this unit."""
-        ...
-
-    def interrupt_control(self, pipe: int) -> str:
-        """Return the name of the register that enables a pipe's interrupts."""
-        ...
-
-
 class Slot:
     """One queue slot of a pipe. All methods run with the chip's lock held."""
 
-    def __init__(self, mec: Mec, unit: Unit, me: int, pipe: int, queue: int) -> None:
+    def __init__(self, mec: MecState, unit: Unit, me: int, pipe: int, queue: int) -> None:
         self.mec = mec
         self.unit = unit
         self.me = me
@@ -107,9 +54,9 @@ class Slot:
         """Stop the queue and enter the power-on state."""
         if self.active is not None:
             self.active.kill()
-            self.mec.retired_one(self.active)
+            self.mec.retire(self.active)
             self.active = None
-        self.values = dict(POWER_ON)
+        self.values = dict(self.mec.layout.power_on)
         self.sh = self.mec.sh_registers.power_on()
 
     def _flag(self, text: str) -> None:
@@ -129,7 +76,7 @@ class Slot:
         """Return whether the slot's pipe executes its firmware."""
         return self.unit.running(self.pipe)
 
-    def executor(self, queue: ComputeQueue) -> Runner:
+    def executor(self, queue: RunningQueue) -> Runner:
         """Create the executor that runs the packets of the slot's queue."""
         return self.unit.executor(queue)
 
@@ -203,7 +150,7 @@ class Slot:
             self._fault(f"MQD at {address:#x}: expected a multiple of 256 bytes, not 0")
         rival = self.mec.rival(self)
         if rival is not None:
-            self._flag(f"activated with the doorbell of {rival.name}")
+            self._flag(f"activated with the doorbell of {rival}")
         rptr = self.values.get("CP_HQD_PQ_RPTR", 0)
         wptr = self._wide("CP_HQD_PQ_WPTR_LO", "CP_HQD_PQ_WPTR_HI")
         self.active = ComputeQueue(self.mec, self, setup, rptr, wptr)
@@ -247,8 +194,8 @@ class Slot:
         The write pointer is read from memory at `wptr`. Both addresses are of VMID 0; the queue
         runs in `vmid`.
         """
-        hub = self.mec.chip.gc
-        data, fault = hub.read(0, mqd, 4 * MQD_DWORDS, CLIENT_CPC)
+        hub, layout = self.mec.chip.gc, self.mec.layout
+        data, fault = hub.read(0, mqd, 4 * layout.dwords, CLIENT_CPC)
         if fault is not None:
             self._fault(f"MQD at {mqd:#x} cannot be read")
             return
@@ -256,10 +203,10 @@ class Slot:
             self._flag("mapped while a queue is in the slot")
             self.active.kill()
             self.retire()
-        words = struct.unpack(f"<{MQD_DWORDS}I", data)
-        for dword in range(MQD_FIRST_HQD, MQD_LAST_HQD + 1):
+        words = struct.unpack(f"<{layout.dwords}I", data)
+        for dword in range(layout.first_hqd, layout.last_hqd + 1):
             owner = self.mec.chip.space.owner(
-                self.mec.index("CP_MQD_BASE_ADDR") + dword - MQD_FIRST_HQD
+                self.mec.index("CP_MQD_BASE_ADDR") + dword - layout.first_hqd
             )
             if owner is not None and owner[1] not in ("CP_HQD_ACTIVE", *POINTERS):
                 self.values[owner[1]] = words[dword]
@@ -269,7 +216,7 @@ class Slot:
         if fault is not None:
             self._fault(f"write pointer at {wptr:#x} cannot be read")
             return
-        self.values["CP_HQD_PQ_RPTR"] = words[MQD_RPTR]
+        self.values["CP_HQD_PQ_RPTR"] = words[layout.rptr]
         self.values["CP_HQD_VMID"] = vmid
         low, high = struct.unpack("<II", pointer)
         self.values["CP_HQD_PQ_WPTR_LO"], self.values["CP_HQD_PQ_WPTR_HI"] = low, high
@@ -288,27 +235,29 @@ class Slot:
         address = self._mqd_address()
         if address == 0 or address & 0xFF:
             return  # reported at activation
-        vmid = self._field("CP_MQD_CONTROL", "VMID")
-        data, fault = self.mec.chip.gc.read(vmid, address, 4 * MQD_DWORDS, CLIENT_CPC)
+        vmid, layout = self._field("CP_MQD_CONTROL", "VMID"), self.mec.layout
+        data, fault = self.mec.chip.gc.read(vmid, address, 4 * layout.dwords, CLIENT_CPC)
         if fault is not None:
             self._fault(f"MQD at {address:#x} cannot be read")
             return
-        mqd = struct.unpack(f"<{MQD_DWORDS}I", data)
-        if mqd[0] != MQD_HEADER:
-            self._fault(f"MQD at {address:#x} begins with {mqd[0]:#010x}, not {MQD_HEADER:#010x}")
+        mqd = struct.unpack(f"<{layout.dwords}I", data)
+        if mqd[0] != layout.header:
+            self._fault(
+                f"MQD at {address:#x} begins with {mqd[0]:#010x}, not {layout.header:#010x}"
+            )
             return
-        for name, dword in MQD_COMPUTE.items():
+        for name, dword in layout.compute.items():
             self.sh[self.mec.sh_registers.at(name)] = mqd[dword]
 
     def _save_mqd(self) -> None:
         """Save the pointers in the MQD when the queue is disconnected."""
         address = self._mqd_address()
         vmid = self._field("CP_MQD_CONTROL", "VMID")
-        hub = self.mec.chip.gc
+        hub, layout = self.mec.chip.gc, self.mec.layout
         pointers = struct.pack("<I", self.values["CP_HQD_PQ_RPTR"])
-        hub.write(vmid, address + 4 * MQD_RPTR, pointers, CLIENT_CPC)
+        hub.write(vmid, address + 4 * layout.rptr, pointers, CLIENT_CPC)
         low, high = self.values["CP_HQD_PQ_WPTR_LO"], self.values["CP_HQD_PQ_WPTR_HI"]
-        hub.write(vmid, address + 4 * MQD_WPTR, struct.pack("<II", low, high), CLIENT_CPC)
+        hub.write(vmid, address + 4 * layout.wptr, struct.pack("<II", low, high), CLIENT_CPC)
 
     # ---- dequeue ------------------------------------------------------------------------------
 
@@ -330,12 +279,12 @@ class Slot:
         else:
             self._fault(f"DEQUEUE_REQ {request} (save for later) is not modelled")
 
-    def drained(self, queue: ComputeQueue) -> None:
+    def drained(self, queue: RunningQueue) -> None:
         """Finish the dequeue of a queue that its thread has drained."""
         queue.worker.stop()
         self.mec.later(lambda: self._dequeued(queue))
 
-    def _dequeued(self, queue: ComputeQueue) -> None:
+    def _dequeued(self, queue: RunningQueue) -> None:
         if self.active is not queue:
             return
         if not queue.worker.join(0):
@@ -353,4 +302,4 @@ class Slot:
         self.values["CP_HQD_ACTIVE"] = 0
         self.values["CP_HQD_DEQUEUE_REQUEST"] = 0
         self.active = None
-        self.mec.retired_one(queue)
+        self.mec.retire(queue)

@@ -6,61 +6,34 @@ Used by the kernel interface queue and the scheduler. Facts: Linux 6.12 gfx_v11_
 
 from __future__ import annotations
 
-import enum
-from typing import TYPE_CHECKING, TypeAlias
-
-from ugpu.virtual.amd.engines.cp.queue import ComputeQueue
-from ugpu.virtual.amd.engines.sdma.slot import SdmaSlot
-
-if TYPE_CHECKING:
-    from ugpu.virtual.amd.engines.cp.graphics import GraphicsSlot
-    from ugpu.virtual.amd.engines.cp.hqd import Slot
-    from ugpu.virtual.amd.engines.cp.mec import Mec
-
-    KernelSlot: TypeAlias = Slot | GraphicsSlot
-    AnySlot: TypeAlias = Slot | GraphicsSlot | SdmaSlot
+from ugpu.virtual.amd.engines.cp.state import Kind, MappableSlot, MecState, QueueSlot, RunningQueue
 
 SCHEDULER_PIPE, KIQ_PIPE = 0, 1  # of ME 3, the scheduler (mes.py)
-
-
-class Kind(enum.IntEnum):
-    """Kinds of queue that can be mapped; the first three have the scheduler's numbers."""
-
-    GRAPHICS = 0
-    COMPUTE = 1
-    SDMA = 2
-    SCHEDULER = 3
 
 
 class CannotMap(Exception):
     """The request cannot be carried out, for example because its queue does not exist."""
 
 
-def slot_of(mec: Mec, kind: Kind, pipe: int, queue: int) -> KernelSlot:
+def slot_of(mec: MecState, kind: Kind, pipe: int, queue: int) -> QueueSlot:
     """Find the slot of a queue. Raises CannotMap."""
-    if kind is Kind.GRAPHICS and pipe == 0 and queue < len(mec.graphics.slots):
-        return mec.graphics.slots[queue]
-    if kind is Kind.COMPUTE and pipe < len(mec.slots) and queue < len(mec.slots[pipe]):
-        return mec.slots[pipe][queue]
-    if kind is Kind.SCHEDULER and (pipe, queue) == (SCHEDULER_PIPE, 0):
-        return mec.scheduler.slots[pipe]
-    raise CannotMap(f"{kind.name.lower()} queue {pipe}.{queue} does not exist")
+    pipes = mec.slots_of().get(kind, ())
+    if pipe >= len(pipes) or queue >= len(pipes[pipe]) or (kind is Kind.SCHEDULER and pipe):
+        raise CannotMap(f"{kind.name.lower()} queue {pipe}.{queue} does not exist")
+    return pipes[pipe][queue]
 
 
-def by_doorbell(mec: Mec, doorbell: int) -> KernelSlot:
+def by_doorbell(mec: MecState, doorbell: int) -> QueueSlot:
     """Find the slot whose queue uses a doorbell (a dword index). Raises CannotMap."""
-    slots: list[KernelSlot] = [
-        *(slot for pipe in mec.slots for slot in pipe),
-        *mec.scheduler.slots,
-        *mec.graphics.slots,
-    ]
-    for slot in slots:
-        if slot.active is not None and slot.doorbell_dword() == doorbell:
-            return slot
+    kinds = mec.slots_of()
+    for kind in (Kind.COMPUTE, Kind.SCHEDULER, Kind.GRAPHICS):
+        for slot in (slot for pipe in kinds[kind] for slot in pipe):
+            if slot.active is not None and slot.doorbell_dword() == doorbell:
+                return slot
     raise CannotMap(f"no queue uses doorbell {doorbell:#x}")
 
 
-def map_queue(slot: KernelSlot, doorbell: int, mqd: int, wptr: int) -> None:
+def map_queue(slot: QueueSlot, doorbell: int, mqd: int, wptr: int) -> None:
     """Activate the queue of a descriptor. Raises CannotMap unless its doorbell is `doorbell`."""
     slot.map(mqd, wptr)
     if slot.active is not None and slot.doorbell_dword() != doorbell:
@@ -70,12 +43,9 @@ def map_queue(slot: KernelSlot, doorbell: int, mqd: int, wptr: int) -> None:
         )
 
 
-def unmapped(around: ComputeQueue, slot: AnySlot, *, reset: bool) -> None:
+def unmapped(around: RunningQueue, slot: MappableSlot, *, reset: bool) -> None:
     """Unmap a slot's queue and wait until it has left the slot."""
     with around.mec.chip.lock:
-        if isinstance(slot, SdmaSlot):
-            slot.unmap()
-        else:
-            slot.unmap(reset=reset)
+        slot.unmap(reset=reset)
     while slot.active is not None:
         around.pause(1e-4)

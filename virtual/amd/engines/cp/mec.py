@@ -6,53 +6,49 @@ gc_11_0_0_{sh_mask,default}.h.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
-from ugpu.virtual.amd.block import Block, Reset
+from ugpu.virtual.amd.block import Reset
 from ugpu.virtual.amd.engines.cp import mes
-from ugpu.virtual.amd.engines.cp.dispatch import Launcher, ShRegisters
+from ugpu.virtual.amd.engines.cp.commands import CommandSet
 from ugpu.virtual.amd.engines.cp.graphics import Graphics
 from ugpu.virtual.amd.engines.cp.hqd import Slot
 from ugpu.virtual.amd.engines.cp.mes import Mes
-from ugpu.virtual.amd.engines.cp.pm4.execute import Executor
-from ugpu.virtual.amd.engines.cp.queue import GRBM_CP, ComputeQueue, Runner
-from ugpu.virtual.amd.engines.engine import MemoryWritten
+from ugpu.virtual.amd.engines.cp.queue import GRBM_CP, ComputeQueue
+from ugpu.virtual.amd.engines.cp.state import (
+    GraphicsCore,
+    Kind,
+    MecState,
+    QueueSlot,
+    Runner,
+    RunningQueue,
+)
 from ugpu.virtual.amd.engines.shaders import ShaderArray
-from ugpu.virtual.amd.firmware.images import MEC_START
-
-if TYPE_CHECKING:
-    from ugpu.virtual.amd.engines.gfx import Gfx
 
 ME = 1  # GRBM_GFX_CNTL.MEID of the first MEC; 0 is the graphics engine
 PIPES = 4
 QUEUES = 4
 DOORBELL_PAGE = 0xFFC  # ranges compare the byte offset within a page of doorbells
-DEQUEUE_S = 60e-6  # from a request to CP_HQD_ACTIVE = 0
 RS64_HALTED = 0x4000_0000  # CP_MEC_RS64_CNTL at power-on (gc_11_0_0_default.h)
 SOURCE_STRAY_DOORBELL = 200
 
 
-class Mec(Block):
+class Mec(MecState):
     """The MEC, which owns the queue slots. `gfx` holds the selects and the RLC's state."""
 
     name = "compute"
     needs_eop = True
 
-    def __init__(self, gfx: Gfx, array: ShaderArray) -> None:
-        super().__init__(gfx.chip, "gc")
-        self.gfx = gfx
-        self.array = array
-        self.memory_written = MemoryWritten()
-        self.sh_registers = ShRegisters.of(gfx.table)
-        self.launcher = Launcher(self.sh_registers, self.chip.facts.board.vector_registers)
-        self.retired: list[ComputeQueue] = []  # queues to join at close
+    def __init__(self, gfx: GraphicsCore, array: ShaderArray, commands: CommandSet) -> None:
+        super().__init__(gfx, array, commands.descriptors, commands.launcher)
+        self._commands = commands
+        self.retired: list[RunningQueue] = []  # queues to join at close
         self.slots = [
             [Slot(self, self, ME, pipe, queue) for queue in range(QUEUES)] for pipe in range(PIPES)
         ]
-        self.scheduler = Mes(self)
-        self.graphics = Graphics(self)
+        self.scheduler = Mes(self, commands)
+        self.graphics = Graphics(self, commands.graphics)
         self._program_start = [0] * PIPES
         self._was_reset = [False] * PIPES
         self._install()
@@ -111,7 +107,7 @@ class Mec(Block):
         """Stop and join all queue threads."""
         with self.chip.lock:
             self.stop()
-            queues = self.retired + self.queues()
+            queues = [*self.retired, *self.queues()]
             self.retired = []
         for queue in queues:
             queue.worker.join()
@@ -119,22 +115,22 @@ class Mec(Block):
     def _all(self) -> list[Slot]:
         return [slot for pipe in self.slots for slot in pipe] + self.scheduler.slots
 
-    def executor(self, queue: ComputeQueue) -> Runner:
+    def executor(self, queue: RunningQueue) -> Runner:
         """Create an executor for the PM4 packets of a compute queue."""
-        return Executor(queue)
+        return self._commands.compute(queue)
 
-    def retired_one(self, queue: ComputeQueue) -> None:
+    def retire(self, queue: RunningQueue) -> None:
         """Keep a queue that has left its slot until its thread has ended."""
         self.retired = [other for other in self.retired if other.worker.alive]
         self.retired.append(queue)
 
-    def later(self, callback: Callable[[], None]) -> None:
-        """Schedule a firmware action that completes a moment after its request."""
-        self.chip.scheduler.after(DEQUEUE_S, callback)
-
-    def rlc_ready(self) -> bool:
-        """Return whether the RLC has loaded the CP's firmware."""
-        return self.gfx.rlc.booted
+    def slots_of(self) -> Mapping[Kind, Sequence[Sequence[QueueSlot]]]:
+        """Return the slots of the command processor by kind of queue, then by pipe."""
+        return {
+            Kind.COMPUTE: self.slots,
+            Kind.SCHEDULER: [[slot] for slot in self.scheduler.slots],
+            Kind.GRAPHICS: [self.graphics.slots],
+        }
 
     # ---- selects ------------------------------------------------------------------------------
 
@@ -169,11 +165,6 @@ class Mec(Block):
         if slot is not None:
             slot.sh[at] = value
 
-    def apertures(self, vmid: int) -> tuple[int, int]:
-        """Return the LDS and scratch apertures of a VMID (SH_MEM_BASES)."""
-        bases = self.gfx.sh_mem(vmid, "SH_MEM_BASES")
-        return (bases >> 16) << 48, (bases & 0xFFFF) << 48
-
     # ---- pipes --------------------------------------------------------------------------------
 
     def running(self, pipe: int) -> bool:
@@ -191,11 +182,7 @@ class Mec(Block):
 
     def _starts_right(self, pipe: int) -> bool:
         """Return whether the pipe starts at its firmware's start (counted in 4-byte units)."""
-        return self._program_start[pipe] == MEC_START >> 2
-
-    def polls(self) -> bool:
-        """Return whether write pointers are polled from memory."""
-        return bool(self.get("CP_PQ_WPTR_POLL_CNTL") >> 31)
+        return self._program_start[pipe] == self._commands.program_start >> 2
 
     def interrupt_control(self, pipe: int) -> str:
         """Return the name of the register that enables a pipe's interrupts."""
@@ -221,7 +208,7 @@ class Mec(Block):
             elif not self._starts_right(pipe):
                 self.chip.fault(
                     f"MEC pipe {pipe} started at {self._program_start[pipe]:#x}, its program "
-                    f"begins at {MEC_START:#x} / 4"
+                    f"begins at {self._commands.program_start:#x} / 4"
                 )
             for slot in self.slots[pipe]:
                 if slot.active is not None:
@@ -273,11 +260,12 @@ class Mec(Block):
             self.chip.ih.raise_interrupt(GRBM_CP, SOURCE_STRAY_DOORBELL, data=(4 * dword, 0, 0, 0))
         return hit
 
-    def rival(self, slot: Slot) -> Slot | None:
-        """Find another active queue that shares the doorbell of `slot`: a write would ring both."""
+    def rival(self, slot: QueueSlot) -> str | None:
+        """Return the name of another active slot that shares the doorbell of `slot`: a write would
+        ring both."""
         dword = slot.doorbell_dword()
-        found = (one for one in self._all() if one.active is not None and one is not slot)
-        return next((one for one in found if one.doorbell_dword() == dword != -1), None)
+        others = (other for other in self._all() if other.active is not None and other is not slot)
+        return next((other.name for other in others if other.doorbell_dword() == dword != -1), None)
 
     def _in_range(self, byte: int, unit: str) -> bool:
         lower = self.get(f"CP_{unit}_DOORBELL_RANGE_LOWER") & DOORBELL_PAGE
@@ -285,7 +273,7 @@ class Mec(Block):
 
     # ---- reports from queues ------------------------------------------------------------------
 
-    def drained(self, queue: ComputeQueue) -> None:
+    def drained(self, queue: RunningQueue) -> None:
         """Handle the end of a drain, reported by the queue's thread."""
         with self.chip.lock:
             if queue.slot.active is queue:
@@ -296,7 +284,7 @@ class Mec(Block):
         graphics = [slot.active for slot in self.graphics.slots if slot.active is not None]
         return [slot.active for slot in self._all() if slot.active is not None] + graphics
 
-    def interrupt(self, queue: ComputeQueue, source: int, enable: str, data: int) -> None:
+    def interrupt(self, queue: RunningQueue, source: int, enable: str, data: int) -> None:
         """Raise a CP interrupt if CP_ME1_PIPEn_INT_CNTL enables it; set its CPC_INT_STATUS bit."""
         self.set("CPC_INT_STATUS", **{f"{enable}_STATUS": 1})
         control = self.fields(queue.slot.unit.interrupt_control(queue.slot.pipe))

@@ -7,30 +7,18 @@ PM4 (pm4/kernel.py), the scheduler accepts frames in its own format (mes_frames.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ugpu.virtual.amd.block import Block, Reset
+from ugpu.virtual.amd.engines.cp.commands import CommandSet
 from ugpu.virtual.amd.engines.cp.hqd import Slot
 from ugpu.virtual.amd.engines.cp.mapping import SCHEDULER_PIPE
-from ugpu.virtual.amd.engines.cp.mes_frames import FrameExecutor
 from ugpu.virtual.amd.engines.cp.mes_processes import Processes
-from ugpu.virtual.amd.engines.cp.pm4.kernel import KernelExecutor
-from ugpu.virtual.amd.engines.cp.queue import ComputeQueue, Runner
-from ugpu.virtual.amd.firmware.images import MEC_START
-
-if TYPE_CHECKING:
-    from ugpu.virtual.amd.engines.cp.mec import Mec
+from ugpu.virtual.amd.engines.cp.state import MecState, Runner, RunningQueue
 
 ME = 3
 PIPES = 2
 HALTED = 0x4000_0000  # CP_MES_CNTL at power-on
 
 FIRMWARE = ("MES", "MES_KIQ")  # firmware that the PSP must have loaded for each pipe
-
-# Value that each pipe's firmware reports in CP_MES_GP3_LO: bits 11:0 are its version, 23:12 the
-# version of its interface (amdgpu_mes.h). From 0x47 on it maps the kernel's queues itself. UNSURE:
-# otherwise invented; from interface 2 on write pointers are MC addresses.
-VERSIONS = (2 << 12 | 0x4B, 2 << 12 | 0x4B)
 
 
 class Mes(Block):
@@ -39,9 +27,11 @@ class Mes(Block):
     name = "scheduler"
     needs_eop = False  # the kernel gives these queues no end-of-pipe buffer
 
-    def __init__(self, mec: Mec) -> None:
+    def __init__(self, mec: MecState, commands: CommandSet) -> None:
         super().__init__(mec.chip, "gc")
         self.mec = mec
+        self._commands = commands
+        self._start = commands.program_start
         self.slots = [Slot(mec, self, ME, pipe, 0) for pipe in range(PIPES)]
         self.processes: Processes | None = None  # None until SET_HW_RSRC
         self._program_start = [0] * PIPES
@@ -71,14 +61,14 @@ class Mes(Block):
             and not control >> 30 & 1
             and self.mec.rlc_ready()
             and FIRMWARE[pipe] in self.chip.psp.loaded
-            and self._program_start[pipe] == MEC_START >> 2
+            and self._program_start[pipe] == self._start >> 2
         )
 
-    def executor(self, queue: ComputeQueue) -> Runner:
+    def executor(self, queue: RunningQueue) -> Runner:
         """Create an executor: frames for the scheduler, PM4 with additional packets for the KIQ."""
         if queue.slot.pipe == SCHEDULER_PIPE:
-            return FrameExecutor(queue, self)
-        return KernelExecutor(queue)
+            return self._commands.frames(queue, self)
+        return self._commands.kernel(queue)
 
     def interrupt_control(self, pipe: int) -> str:
         """Return the name of the register that enables a pipe's interrupts."""
@@ -93,7 +83,7 @@ class Mes(Block):
         select = self.mec.gfx.select
         if select.MEID != ME or select.PIPEID >= PIPES or not self.running(select.PIPEID):
             return 0
-        return VERSIONS[select.PIPEID]
+        return self._commands.scheduler_versions[select.PIPEID]
 
     def _control(self, value: int) -> None:
         for pipe in range(PIPES):
@@ -112,10 +102,10 @@ class Mes(Block):
             self.chip.fault(f"MES pipe {pipe} started without its firmware")
         elif not self._was_reset[pipe]:
             self.chip.violation(f"MES pipe {pipe} started without a pulse of its reset")
-        elif self._program_start[pipe] != MEC_START >> 2:
+        elif self._program_start[pipe] != self._start >> 2:
             self.chip.fault(
                 f"MES pipe {pipe} started at {self._program_start[pipe]:#x}, its program begins "
-                f"at {MEC_START:#x} / 4"
+                f"at {self._start:#x} / 4"
             )
         active = self.slots[pipe].active
         if active is not None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ugpu.virtual.amd.engines.cp.mapping import (
     CannotMap,
-    Kind,
     by_doorbell,
     map_queue,
     slot_of,
@@ -20,11 +19,7 @@ from ugpu.virtual.amd.engines.cp.mapping import (
 )
 from ugpu.virtual.amd.engines.cp.mes_processes import Process, Processes, Resources
 from ugpu.virtual.amd.engines.cp.pm4.packets import BadPacket
-
-if TYPE_CHECKING:
-    from ugpu.virtual.amd.engines.cp.mapping import AnySlot
-    from ugpu.virtual.amd.engines.cp.mes import Mes
-    from ugpu.virtual.amd.engines.cp.queue import ComputeQueue
+from ugpu.virtual.amd.engines.cp.state import Kind, MappableSlot, RunningQueue
 
 FRAME_DWORDS = 64
 TYPE_SCHEDULER = 1
@@ -57,12 +52,18 @@ _QUEUE_KINDS = {0: Kind.GRAPHICS, 1: Kind.COMPUTE, 2: Kind.SDMA}
 POLL_S = 1e-4
 
 
+class Scheduler(Protocol):
+    """State that frames change. processes: None until SET_HW_RSRC."""
+
+    processes: Processes | None
+
+
 class FrameExecutor:
     """Run the scheduler's frames on its queue's thread; one executor per queue activation."""
 
     depth = 0
 
-    def __init__(self, queue: ComputeQueue, scheduler: Mes) -> None:
+    def __init__(self, queue: RunningQueue, scheduler: Scheduler) -> None:
         self._queue = queue
         self._scheduler = scheduler
         self.consumed = 0
@@ -159,7 +160,7 @@ class FrameExecutor:
         flags, doorbell = frame[_REMOVE_FLAGS], frame[_REMOVE_DOORBELL]
         if flags & ~_UNMAP_LEGACY:
             raise BadPacket(f"REMOVE_QUEUE with flags {flags:#x} is not modelled", header)
-        slot: AnySlot
+        slot: MappableSlot
         with self._queue.mec.chip.lock:
             if flags & _UNMAP_LEGACY:
                 slot = by_doorbell(self._queue.mec, doorbell)

@@ -9,13 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ugpu.virtual.amd.engines.cp.mapping import CannotMap, Kind
-
-if TYPE_CHECKING:
-    from ugpu.virtual.amd.engines.cp.mapping import AnySlot
-    from ugpu.virtual.amd.engines.cp.mec import Mec
+from ugpu.virtual.amd.engines.cp.mapping import CannotMap
+from ugpu.virtual.amd.engines.cp.state import Kind, MappableSlot, MecState
 
 VMIDS = 16
 PAGE_SHIFT = 12
@@ -47,11 +43,13 @@ class Process:
 class Processes:
     """The scheduler's processes and queues. All methods run with the chip's lock held."""
 
-    def __init__(self, mec: Mec, resources: Resources) -> None:
+    def __init__(self, mec: MecState, resources: Resources) -> None:
         self._mec = mec
         self._resources = resources
         self._vmids: dict[int, int] = {}  # VMID by process context
-        self._queues: dict[int, tuple[int, AnySlot]] = {}  # process context and slot by doorbell
+        self._queues: dict[
+            int, tuple[int, MappableSlot]
+        ] = {}  # process context and slot by doorbell
 
     def add(self, process: Process, kind: Kind, doorbell: int, mqd: int, wptr: int) -> None:
         """Put a queue into a free slot. Raises CannotMap."""
@@ -67,7 +65,7 @@ class Processes:
             )
         self._queues[doorbell] = (process.context, slot)
 
-    def remove(self, doorbell: int) -> AnySlot:
+    def remove(self, doorbell: int) -> MappableSlot:
         """Remove a queue and return its slot, which the caller unmaps. Raises CannotMap."""
         if doorbell not in self._queues:
             raise CannotMap(f"no process has a queue with doorbell {doorbell:#x}")
@@ -76,15 +74,15 @@ class Processes:
             del self._vmids[context]
         return slot
 
-    def _slots(self, kind: Kind) -> Iterator[AnySlot]:
+    def _slots(self, kind: Kind) -> Iterator[MappableSlot]:
         """Yield the slots of a kind that the scheduler may use."""
-        units: Sequence[Sequence[AnySlot]]
+        units: Sequence[Sequence[MappableSlot]]
         if kind is Kind.COMPUTE:
-            units, masks = self._mec.slots, self._resources.compute
+            units, masks = self._mec.slots_of()[kind], self._resources.compute
         elif kind is Kind.GRAPHICS:
-            units, masks = [self._mec.graphics.slots], self._resources.graphics
+            units, masks = self._mec.slots_of()[kind], self._resources.graphics
         else:
-            units, masks = [engine.slots for engine in self._mec.gfx.sdma], self._resources.sdma
+            units, masks = self._mec.copy_slots(), self._resources.sdma
         for slots, mask in zip(units, masks, strict=False):
             yield from (slot for number, slot in enumerate(slots) if mask >> number & 1)
 

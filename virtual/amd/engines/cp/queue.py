@@ -12,19 +12,14 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
 
 from ugpu.virtual.amd.engines import transfer
 from ugpu.virtual.amd.engines.cp.dispatch import BadDispatch
 from ugpu.virtual.amd.engines.cp.pm4.packets import BadPacket, PrivilegedRegister
+from ugpu.virtual.amd.engines.cp.state import MecState, QueueSlot
 from ugpu.virtual.amd.engines.engine import Worker
 from ugpu.virtual.amd.shader import Dispatch, Ending, Outcome, WavePlace, place_of
 from ugpu.virtual.shader.memory import Abort
-
-if TYPE_CHECKING:
-    from ugpu.virtual.amd.engines.cp.graphics import GraphicsSlot
-    from ugpu.virtual.amd.engines.cp.hqd import Slot
-    from ugpu.virtual.amd.engines.cp.mec import Mec
 
 # Client ids of the graphics hub (Linux 6.12 gfxhub_v3_0.c).
 CLIENT_CPF = 4  # fetches rings and buffers
@@ -48,18 +43,6 @@ class Hang(Exception):
     """The queue stops permanently: only a reset of its waves or of its pipe frees it."""
 
 
-class Runner(Protocol):
-    """Interpreter of a ring's words: PM4 packets, or frames of the MES."""
-
-    consumed: int  # dwords read from the ring; never wraps
-    stale: str  # the event since which shader caches may be stale; "" if they are not
-    depth: int  # 1 inside an indirect buffer
-
-    def run(self, words: Sequence[int]) -> int:
-        """Execute the complete packets; see Executor.run."""
-        ...
-
-
 @dataclass(frozen=True)
 class QueueSetup:
     """HQD register values latched at activation. Addresses are virtual, sizes in dwords."""
@@ -80,7 +63,7 @@ class ComputeQueue:
     """Implement Surroundings; all methods but `ring`, `drain_out`, `kill` run on its own thread."""
 
     def __init__(
-        self, mec: Mec, slot: Slot | GraphicsSlot, setup: QueueSetup, rptr: int, wptr: int
+        self, mec: MecState, slot: QueueSlot, setup: QueueSetup, rptr: int, wptr: int
     ) -> None:
         self.mec = mec
         self.slot = slot

@@ -12,7 +12,7 @@ from ugpu.virtual.amd.block import Block, Reset
 from ugpu.virtual.amd.engines.engine import clock_ticks
 
 if TYPE_CHECKING:
-    from ugpu.virtual.amd.engines.gfx import Gfx
+    from ugpu.virtual.amd.board import Board
 
 SAFE_MODE_S = 20e-6
 CP_LOADING = 0x8000_8000  # CP_STAT while firmware is loaded: CP_BUSY, PFP_BUSY
@@ -27,8 +27,8 @@ class Rlc(Block):
     safe: the driver has put the RLC into safe mode.
     """
 
-    def __init__(self, gfx: Gfx) -> None:
-        super().__init__(gfx.chip, "gc")
+    def __init__(self, chip: Board) -> None:
+        super().__init__(chip, "gc")
         self.booted = False
         self.loading = False
         self.safe = False

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ugpu.hcq.registers.fields import RegisterValue
-from ugpu.virtual.amd.block import Block, Reset
+from ugpu.virtual.amd.block import Reset
 from ugpu.virtual.amd.engines.engine import MemoryWritten
+from ugpu.virtual.amd.engines.sdma.packets import CopyPackets
 from ugpu.virtual.amd.engines.sdma.queue import SdmaQueue
 from ugpu.virtual.amd.engines.sdma.slot import SdmaSlot
+from ugpu.virtual.amd.engines.sdma.state import EngineState, Threaded
 from ugpu.virtual.amd.registers import Writer
 
 if TYPE_CHECKING:
@@ -34,15 +35,14 @@ QUEUES = 8
 L2_POLICIES = (2, 3)
 
 
-class Sdma(Block):
+class Sdma(EngineState):
     """One copy engine, `chip.sdma[instance]`."""
 
-    def __init__(self, chip: Board, instance: int, memory_written: MemoryWritten) -> None:
-        super().__init__(chip, "gc")
-        self.memory_written = memory_written
-        self.instance = instance
-        self.client = 13 + instance  # client of the graphics hub (Linux 6.12 gfxhub_v3_0.c)
-        self.retired: list[SdmaQueue] = []
+    def __init__(
+        self, chip: Board, instance: int, memory_written: MemoryWritten, packets: CopyPackets
+    ) -> None:
+        super().__init__(chip, instance, memory_written, packets)
+        self.retired: list[Threaded] = []
         self._halted = True
         write = self._on_write
         write("F32_CNTL", self._f32_control)
@@ -56,18 +56,6 @@ class Sdma(Block):
 
     def _on_write(self, name: str, writer: Writer) -> None:
         self.on_write(self._name(name), writer)
-
-    def value(self, name: str) -> RegisterValue:
-        """Return a register of this engine with its fields."""
-        return self.fields(self._name(name))
-
-    def flag(self, text: str) -> None:
-        """Record a violation: an access that boards tolerate."""
-        self.chip.violation(f"SDMA{self.instance}: {text}")
-
-    def fault(self, text: str) -> None:
-        """Record a fault: an access that fails on a board."""
-        self.chip.fault(f"SDMA{self.instance}: {text}")
 
     # ---- life ---------------------------------------------------------------------------------
 
@@ -90,7 +78,7 @@ class Sdma(Block):
         """Stop and join the threads."""
         with self.chip.lock:
             self.stop()
-            queues = self.retired + self.queues()
+            queues = [*self.retired, *self.queues()]
             self.retired = []
         for queue in queues:
             queue.worker.join()
@@ -100,17 +88,20 @@ class Sdma(Block):
         """The kernel's queue, in slot 0."""
         return self.slots[0].queue
 
-    def rival(self, slot: SdmaSlot) -> SdmaSlot | None:
-        """Find another enabled queue that shares the doorbell of `slot`; a write rings both."""
-        dword = slot.doorbell_dword()
-        found = (one for one in self.slots if one.queue is not None and one is not slot)
-        return next((one for one in found if one.doorbell_dword() == dword != -1), None)
+    def rival(self, slot: int) -> int | None:
+        """Return the number of another enabled slot that shares the doorbell of `slot`: a write
+        rings both."""
+        dword = self.slots[slot].doorbell_dword()
+        others = (other for other in self.slots if other.queue is not None and other.number != slot)
+        return next(
+            (other.number for other in others if other.doorbell_dword() == dword != -1), None
+        )
 
     def queues(self) -> list[SdmaQueue]:
         """Return all enabled queues."""
         return [slot.queue for slot in self.slots if slot.queue is not None]
 
-    def retire(self, queue: SdmaQueue) -> None:
+    def retire(self, queue: Threaded) -> None:
         """Keep a queue that has left its slot until its thread has ended."""
         self.retired = [other for other in self.retired if other.worker.alive]
         self.retired.append(queue)
@@ -159,7 +150,7 @@ class Sdma(Block):
             return
         for slot in self.slots:
             if value >> slot.number & 1:
-                slot.unmap()
+                slot.unmap(reset=True)
         if value & (1 << QUEUES) - 1:
             self.chip.scheduler.after(50e-6, lambda: self.set(self._name("QUEUE_RESET_REQ"), 0))
 
@@ -179,19 +170,20 @@ class Sdma(Block):
             GFX_CLIENT, source, ring_id=self.instance << 4 | queue, vmid=vmid, data=data
         )
 
-    def hung(self, queue: SdmaQueue) -> None:
-        """Report a queue that stopped at a bad packet, and schedule its watchdog interrupt.
+    def hung(self, slot: int) -> None:
+        """Report a slot's queue that stopped at a bad packet, and schedule its watchdog interrupt.
 
         UNSURE: source 50 is named after register writes; older chips report illegal packets with a
         similar source (Linux 6.12 sdma_v3_0.c). A bad packet on a board would settle it.
         """
-        number = queue.slot.number
-        self.interrupt(SOURCE_REGISTER_WRITE, queue.vmid, (queue.bad_header, 0, 0, 0), number)
+        queue = self.slots[slot].queue
+        if queue is None:
+            return
+        self.interrupt(SOURCE_REGISTER_WRITE, queue.vmid, (queue.bad_header, 0, 0, 0), slot)
         count = self.value("WATCHDOG_CNTL").QUEUE_HANG_COUNT
         if count:
-            self.chip.scheduler.after(count * HANG_UNIT_S, lambda: self._watchdog(queue))
+            self.chip.scheduler.after(count * HANG_UNIT_S, lambda: self._watchdog(slot, queue))
 
-    def _watchdog(self, queue: SdmaQueue) -> None:
-        if queue.slot.queue is queue:
-            bad = (queue.bad_header, 0, 0, 0)
-            self.interrupt(SOURCE_HANG, queue.vmid, bad, queue.slot.number)
+    def _watchdog(self, slot: int, queue: SdmaQueue) -> None:
+        if self.slots[slot].queue is queue:
+            self.interrupt(SOURCE_HANG, queue.vmid, (queue.bad_header, 0, 0, 0), slot)

@@ -1,15 +1,15 @@
 """Decode and execute the packets of an SDMA queue, with strict checks.
 
-Sources: Linux 6.12 drivers/gpu/drm/amd/amdgpu/sdma_v6_0_0_pkt_open.h (layouts) and sdma_v6_0.c
-(packets that the kernel emits: counts are bytes - 1, an indirect buffer packet ends on a multiple
-of 8 dwords, HDP flush by poll); ROCr's use of retry count 0xfff as "forever" and of fill size 2 for
-dwords.
+Sources: Linux 6.12 sdma_v6_0.c (packets that the kernel emits: counts are bytes - 1, an indirect
+buffer packet ends on a multiple of 8 dwords, HDP flush by poll); ROCr's use of retry count 0xfff as
+"forever" and of fill size 2 for dwords.
 """
 
 from __future__ import annotations
 
+import enum
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,10 +17,25 @@ from ugpu.virtual.amd.engines import atomics
 from ugpu.virtual.amd.engines.compare import COMPARE
 from ugpu.virtual.amd.engines.engine import clock_ticks
 
-NOP, COPY, WRITE, INDIRECT, FENCE, TRAP, POLL_REGMEM, COND_EXE, ATOMIC, CONST_FILL = (
-    0, 1, 2, 4, 5, 6, 8, 9, 10, 11,
-)  # fmt: skip
-PTE_PDE, TIMESTAMP, SRBM_WRITE, GCR_REQ = 12, 13, 14, 17
+
+class Operation(enum.Enum):
+    """Packets that the engines execute; each generation has its numbers (CopyPackets)."""
+
+    NOP = "NOP"
+    COPY = "COPY"
+    WRITE = "WRITE"
+    INDIRECT = "INDIRECT"
+    FENCE = "FENCE"
+    TRAP = "TRAP"
+    POLL_REGMEM = "POLL_REGMEM"
+    COND_EXE = "COND_EXE"
+    ATOMIC = "ATOMIC"
+    CONST_FILL = "CONST_FILL"
+    PTE_PDE = "PTE_PDE"
+    TIMESTAMP = "TIMESTAMP"
+    SRBM_WRITE = "SRBM_WRITE"
+    GCR_REQ = "GCR_REQ"
+
 
 RETRY_FOREVER = 0xFFF
 ADDRESS_END = (1 << 64) - 1
@@ -47,42 +62,25 @@ class SdmaFormat:
     reserved: tuple[int, ...]
 
 
-def _free(*allowed: tuple[int, int]) -> int:
+@dataclass(frozen=True)
+class CopyPackets:
+    """The packets of a generation. opcodes: number in bits 7:0 of a header. formats: by operation
+    and sub-operation; an operation without one, apart from NOP, is refused. descriptor: dwords of
+    a queue descriptor that hold registers; RB_CNTL, dword 0, is written last. descriptor_dwords: of
+    the whole."""
+
+    opcodes: Mapping[Operation, int]
+    formats: Mapping[tuple[Operation, int], SdmaFormat]
+    descriptor: Mapping[int, str]
+    descriptor_dwords: int
+
+
+def free(*allowed: tuple[int, int]) -> int:
+    """Return a mask of the bits outside these fields (lowest bit, width) and the two operations."""
     mask = 0
     for lsb, width in ((0, 16), *allowed):  # every header contains op and sub-op
         mask |= ((1 << width) - 1) << lsb
     return 0xFFFF_FFFF & ~mask
-
-
-_HI = 0xFFFF_0000  # 48-bit addresses
-_COPY_PARAMETER = 0xFFFF_FFFF & ~(7 << 18 | 7 << 26)  # cache policies; byte swap not modelled
-
-FORMATS = {
-    (COPY, 0): SdmaFormat("COPY", 7, (_free(), 0xC000_0000, _COPY_PARAMETER, 0, _HI, 0, _HI)),
-    (WRITE, 0): SdmaFormat("WRITE", 4, (_free(), 3, _HI, 0xFFFF_FFFF & ~(0xFFFFF | 7 << 26))),
-    (INDIRECT, 0): SdmaFormat(
-        "INDIRECT", 6, (_free((16, 4), (31, 1)), 0x1F, _HI, 0xFFF0_0000, 0, 0)
-    ),
-    (FENCE, 0): SdmaFormat("FENCE", 4, (_free((16, 3), (19, 2), (22, 2), (24, 3)), 3, _HI, 0)),
-    (TRAP, 0): SdmaFormat("TRAP", 2, (_free(), 0xF000_0000)),
-    (POLL_REGMEM, 0): SdmaFormat(
-        "POLL_REGMEM",
-        6,
-        (_free((20, 3), (26, 1), (28, 4)), 3, 0, 0, 0, 0xF000_0000),
-    ),
-    (COND_EXE, 0): SdmaFormat("COND_EXE", 5, (_free((24, 3)), 3, _HI, 0, 0xFFFF_C000)),
-    (ATOMIC, 0): SdmaFormat(
-        "ATOMIC", 8, (_free((16, 1), (20, 3), (25, 7)), 3, _HI, 0, 0, 0, 0, 0xFFFF_E000)
-    ),
-    (CONST_FILL, 0): SdmaFormat("CONST_FILL", 5, (_free((24, 3), (30, 2)), 0, _HI, 0, 0xC000_0000)),
-    (PTE_PDE, 0): SdmaFormat(
-        "PTE_PDE", 10, (_free(), 7, _HI, 0, 0, 0, 0, 0, 0, 0xFFFF_FFFF & ~0x7FFFF)
-    ),
-    (TIMESTAMP, 1): SdmaFormat("TIMESTAMP_GET", 3, (_free((24, 3)), 7, _HI)),
-    (TIMESTAMP, 2): SdmaFormat("TIMESTAMP_GET_GLOBAL", 3, (_free((24, 3)), 7, _HI)),
-    (SRBM_WRITE, 0): SdmaFormat("SRBM_WRITE", 3, (_free((28, 4)), 0xFFFC_0000, 0)),
-    (GCR_REQ, 0): SdmaFormat("GCR_REQ", 5, (_free(), 0x7F, 0, 0x78, 0xF0FF_0000)),
-}
 
 
 class SdmaSurroundings(Protocol):
@@ -144,7 +142,7 @@ class SdmaSurroundings(Protocol):
 class SdmaExecutor:
     """Run packets; one executor per enabled queue, used only by the queue's thread."""
 
-    def __init__(self, around: SdmaSurroundings) -> None:
+    def __init__(self, around: SdmaSurroundings, packets: CopyPackets) -> None:
         self.around = around
         self.vmid = around.vmid
         self.inside = False  # inside an indirect buffer
@@ -152,20 +150,26 @@ class SdmaExecutor:
         self.consumed = 0  # dwords read from the ring; never wraps
         self.packets = 0
         self.position = 0  # dword index in the ring of words[0]; the ring is a multiple of 8 dwords
-        self._handlers: dict[int, Callable[[Sequence[int], int], int]] = {
-            COPY: self._copy,
-            WRITE: self._write,
-            INDIRECT: self._indirect,
-            FENCE: self._fence,
-            TRAP: self._trap,
-            POLL_REGMEM: self._poll,
-            COND_EXE: self._cond_exe,
-            ATOMIC: self._atomic,
-            CONST_FILL: self._fill,
-            PTE_PDE: self._page_table,
-            TIMESTAMP: self._timestamp,
-            SRBM_WRITE: self._srbm_write,
-            GCR_REQ: lambda words, at: 0,
+        handlers: dict[Operation, Callable[[Sequence[int], int], int]] = {
+            Operation.COPY: self._copy,
+            Operation.WRITE: self._write,
+            Operation.INDIRECT: self._indirect,
+            Operation.FENCE: self._fence,
+            Operation.TRAP: self._trap,
+            Operation.POLL_REGMEM: self._poll,
+            Operation.COND_EXE: self._cond_exe,
+            Operation.ATOMIC: self._atomic,
+            Operation.CONST_FILL: self._fill,
+            Operation.PTE_PDE: self._page_table,
+            Operation.TIMESTAMP: self._timestamp,
+            Operation.SRBM_WRITE: self._srbm_write,
+            Operation.GCR_REQ: lambda words, at: 0,
+        }
+        number = packets.opcodes
+        self._nop, self._write_op = number[Operation.NOP], number[Operation.WRITE]
+        self._handlers = {number[operation]: handler for operation, handler in handlers.items()}
+        self._formats = {
+            (number[operation], sub): form for (operation, sub), form in packets.formats.items()
         }
 
     def run(self, words: Sequence[int]) -> int:
@@ -182,7 +186,7 @@ class SdmaExecutor:
             self.consumed = base + at
         while at < end:
             header = words[at]
-            if header & 0xFFFF == NOP:
+            if header & 0xFFFF == self._nop:
                 if header & 0xC000_0000:
                     raise BadSdmaPacket("NOP has reserved bits set", header)
                 at += 1 + (header >> 16 & 0x3FFF)
@@ -209,7 +213,7 @@ class SdmaExecutor:
     def _length(self, words: Sequence[int], at: int, end: int) -> int | None:
         """Check the packet at words[at]; return its size in dwords, None if it is incomplete."""
         header = words[at]
-        entry = FORMATS.get((header & 0xFF, header >> 8 & 0xFF))
+        entry = self._formats.get((header & 0xFF, header >> 8 & 0xFF))
         if entry is None:
             raise BadSdmaPacket(
                 f"op {header & 0xFF} sub-op {header >> 8 & 0xFF} is unknown or not modelled", header
@@ -224,7 +228,7 @@ class SdmaExecutor:
                     f"{words[at + number] & mask:#x} are reserved or not modelled",
                     header,
                 )
-        if header & 0xFF == WRITE:
+        if header & 0xFF == self._write_op:
             size += (words[at + 3] & 0xFFFFF) + 1
             if at + size > end:
                 return None

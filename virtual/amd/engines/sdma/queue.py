@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from ugpu.virtual.amd.engines import transfer
 from ugpu.virtual.amd.engines.engine import Worker
 from ugpu.virtual.amd.engines.sdma.packets import BadSdmaPacket, SdmaExecutor
+from ugpu.virtual.amd.engines.sdma.state import SlotState
 
 if TYPE_CHECKING:
-    from ugpu.virtual.amd.engines.sdma.slot import SdmaSlot
     from ugpu.virtual.amd.memory.access import Fault
 
 FETCH_BYTES = 1 << 20
@@ -35,7 +35,7 @@ class SdmaSetup:
 class SdmaQueue:
     """Implement SdmaSurroundings; all methods but `ring` and `kill` run on its own thread."""
 
-    def __init__(self, slot: SdmaSlot, setup: SdmaSetup, rptr: int) -> None:
+    def __init__(self, slot: SlotState, setup: SdmaSetup, rptr: int) -> None:
         self.slot = slot
         self.engine = engine = slot.engine
         self.setup = setup
@@ -47,7 +47,7 @@ class SdmaQueue:
         self.bad_header = 0
         self.copied = 0  # bytes, for telemetry
         self._chip = engine.chip
-        self._executor = SdmaExecutor(self)
+        self._executor = SdmaExecutor(self, engine.packets)
         self._executor.consumed = rptr // 4
         name = f"sdma-{engine.instance}.{slot.number}"
         self.worker = Worker(name, self._step, self._chip.fault, self._chip.smu.metrics.load)
@@ -108,7 +108,7 @@ class SdmaQueue:
             self.bad_header = bad.header
             with self._chip.lock:
                 if not self.worker.stopped:
-                    self.engine.hung(self)
+                    self.engine.hung(self.slot.number)
         return None
 
     def _serve(self) -> None:

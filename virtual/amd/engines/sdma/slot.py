@@ -1,36 +1,26 @@
 """One of the eight queue slots of an SDMA engine: its registers, ring and doorbell.
 
 All pointers are in bytes. Facts: Linux 6.12 sdma_v6_0.c (order of set-up, byte units),
-v11_structs.h (struct v11_sdma_mqd), gc_11_0_0_{sh_mask,default}.h.
+gc_11_0_0_{sh_mask,default}.h.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
 
 from ugpu.hcq.registers.fields import RegisterValue
 from ugpu.virtual.amd.engines.sdma.queue import SdmaQueue, SdmaSetup
+from ugpu.virtual.amd.engines.sdma.state import EngineState
 from ugpu.virtual.amd.registers import Writer
-
-if TYPE_CHECKING:
-    from ugpu.virtual.amd.engines.sdma.engine import Sdma
 
 POWER_ON = {"RB_CNTL": 0x00040800, "IB_CNTL": 0x00000100, "CONTEXT_STATUS": 0x00000804}
 SETUP_REGISTERS = ("RB_BASE", "RB_BASE_HI", "RB_RPTR_ADDR_LO", "RB_RPTR_ADDR_HI")
-
-# Registers in a queue descriptor, by dword; RB_CNTL, dword 0, is written last.
-DESCRIPTOR = {
-    1: "RB_BASE", 2: "RB_BASE_HI", 3: "RB_RPTR", 4: "RB_RPTR_HI", 7: "RB_RPTR_ADDR_HI",
-    8: "RB_RPTR_ADDR_LO", 9: "IB_CNTL", 17: "DOORBELL", 19: "DOORBELL_OFFSET",
-}  # fmt: skip
-DESCRIPTOR_DWORDS = 128
 
 
 class SdmaSlot:
     """One queue slot. All methods run with the chip's lock held."""
 
-    def __init__(self, engine: Sdma, number: int) -> None:
+    def __init__(self, engine: EngineState, number: int) -> None:
         self.engine = engine
         self.number = number
         self.queue: SdmaQueue | None = None
@@ -96,27 +86,27 @@ class SdmaSlot:
         """Return the dword index of the doorbell, or -1 if the queue has none."""
         return self.value("DOORBELL_OFFSET").OFFSET if self.value("DOORBELL").ENABLE else -1
 
-    def map(self, mqd: int, wptr: int, vmid: int) -> None:
+    def map(self, mqd: int, wptr: int, vmid: int = 0) -> None:
         """Enable a descriptor's ring in `vmid`; both addresses are in VMID 0."""
-        hub, chip = self.engine.chip.gc, self.engine.chip
-        data, fault = hub.read(0, mqd, 4 * DESCRIPTOR_DWORDS, self.engine.client)
+        hub, chip, layout = self.engine.chip.gc, self.engine.chip, self.engine.packets
+        data, fault = hub.read(0, mqd, 4 * layout.descriptor_dwords, self.engine.client)
         pointer, wptr_fault = hub.read(0, wptr, 8, self.engine.client)
         if fault is not None or wptr_fault is not None:
             self.fault(f"descriptor at {mqd:#x} or pointer at {wptr:#x} cannot be read")
             return
-        words = struct.unpack(f"<{DESCRIPTOR_DWORDS}I", data)
-        for dword, name in DESCRIPTOR.items():
+        words = struct.unpack(f"<{layout.descriptor_dwords}I", data)
+        for dword, name in layout.descriptor.items():
             chip.space.write(self.engine.index(self._name(name)), words[dword])
         for name, value in zip(
             ("RB_WPTR", "RB_WPTR_HI"), struct.unpack("<II", pointer), strict=True
         ):
             self._set(name, value)
-        layout = chip.space.register("gc", self._name("RB_CNTL"))
-        control = layout.insert(words[0], {"RB_VMID": vmid, "RB_ENABLE": 1})
+        register = chip.space.register("gc", self._name("RB_CNTL"))
+        control = register.insert(words[0], {"RB_VMID": vmid, "RB_ENABLE": 1})
         chip.space.write(self.engine.index(self._name("RB_CNTL")), control)
 
-    def unmap(self) -> None:
-        """Unmap the queue between packets, as the scheduler does."""
+    def unmap(self, *, reset: bool) -> None:
+        """Unmap the queue between packets, as the scheduler does, or by a reset: both at once."""
         self.drop()
         self._set("RB_CNTL", POWER_ON["RB_CNTL"])
         self._set("DOORBELL", 0)
@@ -169,9 +159,9 @@ class SdmaSlot:
             self.fault(f"ring enabled at {setup.base:#x} with {setup.size} bytes")
         if control.RB_SWAP_ENABLE or control.WPTR_POLL_SWAP_ENABLE:
             self.fault("byte swapping is not modelled")
-        other = self.engine.rival(self)
+        other = self.engine.rival(self.number)
         if other is not None:
-            self.flag(f"enabled with the doorbell of queue {other.number}")
+            self.flag(f"enabled with the doorbell of queue {other}")
         if report & 7:
             self.flag(f"RPTR write-back to {report:#x}, which is not 8-byte aligned")
         if self._minor_update():

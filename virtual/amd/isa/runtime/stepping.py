@@ -26,7 +26,7 @@ _PAIRS = {"vcc": layout.SGPR_VCC, "exec": layout.SGPR_EXEC}
 
 
 class SteppedCode:
-    """A program as a debugger sees it; a `hcq.device.debugging.Code`."""
+    """A program for a debugger; a `hcq.device.debugging.Code`."""
 
     def __init__(self, program: Program) -> None:
         self.program = program

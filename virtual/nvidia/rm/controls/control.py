@@ -7,11 +7,13 @@ wrong block size is INVALID_PARAM_STRUCT.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
-from ugpu.hcq.registers.layout import Struct
+from ugpu.hcq.registers.layout import Layout, Struct
 from ugpu.nv.abi import Abi
 from ugpu.virtual.nvidia.faults import Fault, Xid
 from ugpu.virtual.nvidia.rm import shared_data
@@ -23,13 +25,23 @@ from ugpu.virtual.nvidia.rm.controls import (
     control_system,
 )
 from ugpu.virtual.nvidia.rm.objects import Client, RmObject
-from ugpu.virtual.nvidia.rm.resources import Device, Subdevice, gpu_of
+from ugpu.virtual.nvidia.rm.resources import Device, Subdevice, VaSpace, gpu_of
 from ugpu.virtual.nvidia.rm.shared_data import UserSharedData
 from ugpu.virtual.nvidia.status import RmError, Status, require
 from ugpu.virtual.nvidia.userspace import copy_in, copy_out
 
 # Any: each handler takes the class of object that exports its interface.
 Handler = Callable[[Any, Struct], None]
+_NONE: Mapping[str, Handler] = MappingProxyType({})
+
+# Controls whose parameters have pointers: only programs, whose memory the model reads, make them.
+POINTERS = frozenset(
+    (
+        "NV0080_CTRL_CMD_GPU_GET_CLASSLIST",
+        "NV2080_CTRL_CMD_GR_GET_INFO",
+        "NV0000_CTRL_CMD_SYSTEM_GET_P2P_CAPS",
+    )
+)
 
 # Which objects export the controls of an interface (upper half of the number).
 _INTERFACES: dict[int, tuple[type[RmObject], ...]] = {
@@ -39,6 +51,7 @@ _INTERFACES: dict[int, tuple[type[RmObject], ...]] = {
     0x2080: (Subdevice,),
     0x83DE: (Debugger,),
     0x906F: (ChannelObject,),
+    0x90F1: (VaSpace,),
     0xA06C: (ChannelGroup,),
     0xA06F: (ChannelObject,),
     0xC36F: (ChannelObject,),
@@ -60,10 +73,36 @@ def _handlers(abi: Abi) -> dict[int, Handler]:
 
 
 def control(client: Client, block: Struct) -> None:
-    """Execute one control. Raises RmError with its status."""
+    """Execute one control of a program. Raises RmError with its status."""
+    call = find(client, block.hObject, block.cmd, block.paramsSize)
+    if call.layout is None:
+        call.handler(call.target, block)
+        return
+    require(block.params, Status.INVALID_ARGUMENT, f"{call.name} without parameters")
+    params = call.layout.view(copy_in(block.params, call.layout.size))
+    call.handler(call.target, params)
+    copy_out(block.params, params.raw)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A control that has passed the rules. layout: of its block; None if it has none."""
+
+    name: str
+    target: RmObject
+    layout: Layout | None
+    handler: Handler
+
+
+def find(
+    client: Client, handle: int, command: int, size: int, own: Mapping[str, Handler] = _NONE
+) -> Call:
+    """Find a control for an object, and check its block's size. Raises RmError.
+
+    own: handlers beside, or instead of, those of the ioctl interface, by the header's name.
+    """
     machine = client.machine
-    found = client.find(block.hObject, Status.INVALID_OBJECT_HANDLE)
-    command = block.cmd
+    found = client.find(handle, Status.INVALID_OBJECT_HANDLE)
     gpu = gpu_of(found)
     if gpu is not None:
         require(not gpu.lost, Status.GPU_IS_LOST)
@@ -79,20 +118,15 @@ def control(client: Client, block: Struct) -> None:
     if layout_name is not None and layout_name not in machine.abi.structs:
         machine.asked[name] += 1
         raise RmError(Status.NOT_SUPPORTED, f"{name}: no open header has {layout_name}")
-    size = machine.abi.structs[layout_name].size if layout_name is not None else 0
-    if block.paramsSize != size:
+    layout = machine.abi.structs[layout_name] if layout_name is not None else None
+    expected = layout.size if layout is not None else 0
+    if size != expected:
         raise RmError(
             Status.INVALID_PARAM_STRUCT,
-            f"{name} must have {size} bytes in this branch, got {block.paramsSize}",
+            f"{name} must have {expected} bytes in this branch, got {size}",
         )
-    handler = _handlers(machine.abi).get(command)
+    handler = own.get(name) or _handlers(machine.abi).get(command)
     if handler is None:
         machine.asked[name] += 1
         raise RmError(Status.NOT_SUPPORTED, f"{name} is not modelled")
-    if layout_name is None:
-        handler(found, block)
-        return
-    require(block.params, Status.INVALID_ARGUMENT, f"{name} without parameters")
-    params = machine.abi.structs[layout_name].view(copy_in(block.params, size))
-    handler(found, params)
-    copy_out(block.params, params.raw)
+    return Call(name, found, layout, handler)

@@ -78,7 +78,8 @@ def _architecture(sub: Subdevice, params: Struct) -> None:
     params.revision, params.subRevision = 0xA1, 0
 
 
-def _gr_info(gpu: VirtualGpu, name: str) -> int | None:
+def gr_info(gpu: VirtualGpu, name: str) -> int | None:
+    """Return a value of the graphics engine's shape, by its name in NV2080_CTRL_GR_INFO_INDEX."""
     facts = gpu.facts
     major, minor = facts.compute_capability
     per_sm = 65536
@@ -327,10 +328,10 @@ HANDLERS: dict[str, Any] = {
     "NV2080_CTRL_CMD_TIMER_GET_TIME": _time,
     "NV2080_CTRL_CMD_BUS_GET_PCI_INFO": _pci,
     "NV2080_CTRL_CMD_GR_GET_INFO": list_outside(
-        "NV2080_CTRL_GR_INFO_INDEX_", "grInfoListSize", "grInfoList", _gr_info
+        "NV2080_CTRL_GR_INFO_INDEX_", "grInfoListSize", "grInfoList", gr_info
     ),
     "NV2080_CTRL_CMD_GR_GET_INFO_V2": list_inside(
-        "NV2080_CTRL_GR_INFO_INDEX_", "grInfoListSize", "grInfoList", _gr_info
+        "NV2080_CTRL_GR_INFO_INDEX_", "grInfoListSize", "grInfoList", gr_info
     ),
     "NV2080_CTRL_CMD_FB_GET_INFO_V2": list_inside(
         "NV2080_CTRL_FB_INFO_INDEX_", "fbInfoListSize", "fbInfoList", _fb_info

@@ -11,7 +11,7 @@ LANES = 32
 
 # Worker context: one a worker thread; its beginning is `virtual.shader.context`.
 TLB, REFILL, STOP = context.TLB, context.REFILL, context.STOP
-ABORT = context.ABORT  # the flag: ABORT_END, or anything else to stand aside
+ABORT = context.ABORT  # the flag: ABORT_END, or anything else to yield
 SHARED, SHARED_SIZE = context.SHARED, context.SHARED_SIZE
 COUNTER, TOTAL = context.COUNTER, context.TOTAL
 LOCAL_SIZE = context.END  # u64 bytes of a thread's local memory
@@ -98,7 +98,7 @@ CONTEXT_SIZE = CLUSTER_ARRIVALS + 64
 
 ABORT_END = 0xFF  # bits of the abort flag that end the grid
 TIMER_PAUSE = 1  # sleep a little
-TIMER_ASIDE = 2  # wait while the grid must stand aside
+TIMER_ASIDE = 2  # wait while the grid must yield
 TIMER_SLOT = 3  # create a slot, return the address of its first context; 0: no memory
 TIMER_REST = 4  # let other threads run
 TIMER_VIOLATION = 5  # count the violation in the running context, at instruction FAULT_INDEX

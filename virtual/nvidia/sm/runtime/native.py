@@ -7,6 +7,8 @@ from ugpu.virtual.nvidia.sm.runtime import layout
 from ugpu.virtual.shader import native
 from ugpu.virtual.shader.native import Word
 
+FOR_EVER = 1 << 62  # times to repeat a loop that its body leaves
+
 
 class Native(native.Native):
     """One function whose first parameter is the context, if it notes faults or violations."""
@@ -28,3 +30,17 @@ class Native(native.Native):
         self.store(address, context.byte(layout.VIOLATION_ADDRESS))
         timer = self.field(layout.TIMER, "ptr")
         self.value(f"call i64 {timer.text}(i32 {layout.TIMER_VIOLATION})", "i64")
+
+    def wide(self, offset: int) -> Word:
+        """Load an i32 field of the context as i64."""
+        return self.field(offset, "i32").to("i64")
+
+    def has_flights(self) -> Word:
+        """Return whether the kernel has asynchronous copies or products."""
+        return self.field(layout.FLIGHT, "i64").differs(0)
+
+    def hook(self, context: Word, name: str, *arguments: Word) -> None:
+        """Call a function of asynchronous kernels; the context contains its address."""
+        at = self.load("ptr", context.byte(layout.HOOKS + 8 * layout.HOOKED.index(name)))
+        given = "".join(f", {a.kind} {a.text}" for a in arguments)
+        self.do(f"call void {at.text}(ptr {context.text}{given})")

@@ -7,7 +7,7 @@ Linux 6.12 nvd.h (layouts), gfx_v11_0.c (packets that the kernel emits on its gr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ugpu.virtual.amd.engines.cp.pm4 import packets
 from ugpu.virtual.amd.engines.cp.pm4.execute import Executor, Handler
@@ -20,9 +20,7 @@ from ugpu.virtual.amd.engines.cp.pm4.packets import (
     PacketFormat,
     free,
 )
-
-if TYPE_CHECKING:
-    from ugpu.virtual.amd.engines.cp.queue import ComputeQueue
+from ugpu.virtual.amd.engines.cp.pm4.surroundings import Surroundings
 
 CLEAR_STATE = 0x12
 CONTEXT_CONTROL = 0x28
@@ -70,7 +68,7 @@ class GraphicsExecutor(Executor):
     valid_bit = 0
     inherit_bit = 1 << 22
 
-    def __init__(self, queue: ComputeQueue) -> None:
+    def __init__(self, queue: Surroundings) -> None:
         self.context: dict[int, int] = {}  # context registers by offset
         super().__init__(queue)
 

@@ -6,11 +6,10 @@ Facts: Linux 6.12 nvd.h (layouts), gfx_v11_0.c (gfx11_kiq_*: packets that the ke
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ugpu.virtual.amd.engines.cp.mapping import (
     CannotMap,
-    Kind,
     by_doorbell,
     map_queue,
     slot_of,
@@ -19,9 +18,7 @@ from ugpu.virtual.amd.engines.cp.mapping import (
 from ugpu.virtual.amd.engines.cp.pm4 import packets
 from ugpu.virtual.amd.engines.cp.pm4.execute import Executor, Handler
 from ugpu.virtual.amd.engines.cp.pm4.packets import ADDRESS_HI, LOW_4, BadPacket, PacketFormat, free
-
-if TYPE_CHECKING:
-    from ugpu.virtual.amd.engines.cp.queue import ComputeQueue
+from ugpu.virtual.amd.engines.cp.state import Kind, RunningQueue
 
 SET_RESOURCES = 0xA0
 MAP_QUEUES = 0xA2
@@ -71,7 +68,7 @@ class KernelExecutor(Executor):
         **{entry.opcode: entry for entry in _FORMATS},
     }
 
-    def __init__(self, queue: ComputeQueue) -> None:
+    def __init__(self, queue: RunningQueue) -> None:
         self._queue = queue
         self.queue_mask = 0  # slots that SET_RESOURCES assigned to the firmware
         super().__init__(queue)

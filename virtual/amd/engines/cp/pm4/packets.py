@@ -1,6 +1,6 @@
 """Decode PM4 type-3 packets and reject those that the command processor cannot execute.
 
-The MEC's firmware reads the fields that it knows and ignores all other bits: tinygrad's driver sets
+The MEC's firmware reads the fields that it uses and ignores all other bits: tinygrad's driver sets
 reserved bits of ACQUIRE_MEM before each kernel, and boards run it. So ones in reserved bits are a
 violation and are treated as zeros. Unknown opcodes, wrong counts and misaligned addresses remain
 faults, because no source shows that boards tolerate them.
@@ -273,7 +273,8 @@ def forgive(
     at: int,
     record: Callable[[str, bool], None],
 ) -> list[int]:
-    """Return `words` with the reserved bits of the packet at words[at] cleared, as the MEC sees it.
+    """Return `words` with the reserved bits of the packet at words[at] cleared, as the MEC reads
+    it.
 
     `record` is called for each dword with reserved bits set: it gets a text, and whether proven
     drivers set all of these bits. Raises BadPacket for a misaligned address. A text contains a

@@ -165,7 +165,7 @@ def _div_fixup(kind: str) -> Handler:
         low_inf, top_inf = (e.compare("eq", integer, v, limit) for v in (size_low, size_top))
         low_nan, top_nan = (e.compare("ugt", integer, v, limit) for v in (size_low, size_top))
         # UNSURE: a quotient that overflows becomes NaN in the refinement steps. The ISA document
-        # does not say how it is corrected, but such a division gives infinity on silicon.
+        # does not describe the correction, but such a division gives infinity on silicon.
         result = magnitude(quotient)
         lost = e.compare("ugt", integer, result, limit)
         result = e.select(lost, integer, limit, result)

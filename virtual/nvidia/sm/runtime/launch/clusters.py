@@ -12,31 +12,14 @@ from __future__ import annotations
 
 from ugpu.virtual.nvidia.sm.runtime import layout
 from ugpu.virtual.nvidia.sm.runtime.distributed import context_of
-from ugpu.virtual.nvidia.sm.runtime.native import Native
+from ugpu.virtual.nvidia.sm.runtime.native import FOR_EVER, Native
 from ugpu.virtual.nvidia.sm.runtime.resolve import PREFIX
 from ugpu.virtual.shader.native import Word, joined
-
-_FOR_EVER = 1 << 62
-
-
-def _hook(f: Native, context: Word, name: str, *arguments: Word) -> None:
-    """Call a function of asynchronous kernels; the context contains its address."""
-    at = f.load("ptr", context.byte(layout.HOOKS + 8 * layout.HOOKED.index(name)))
-    given = "".join(f", {a.kind} {a.text}" for a in arguments)
-    f.do(f"call void {at.text}(ptr {context.text}{given})")
 
 
 def _state(f: Native, warp: Word) -> Word:
     """Return the state of a warp (i64) of the context's group."""
     return f.field(layout.STATES, "ptr").byte(warp * f.field(layout.STATE_STRIDE, "i64"))
-
-
-def _wide(f: Native, offset: int) -> Word:
-    return f.field(offset, "i32").to("i64")
-
-
-def _has_flights(f: Native) -> Word:
-    return f.field(layout.FLIGHT, "i64").differs(0)
 
 
 def _group_begin() -> Native:
@@ -45,7 +28,7 @@ def _group_begin() -> Native:
     context, cluster, rank = f.given
     place, rest, in_cluster = [], cluster, rank
     for axis in range(3):
-        size, count = (_wide(f, at + 4 * axis) for at in (layout.CLUSTER_X, layout.CLUSTERS_X))
+        size, count = (f.wide(at + 4 * axis) for at in (layout.CLUSTER_X, layout.CLUSTERS_X))
         identity = rest % count
         rest = f.value(f"udiv i64 {rest.text}, {count.text}", "i64")
         own = in_cluster % size
@@ -55,7 +38,7 @@ def _group_begin() -> Native:
             (layout.CLUSTER_ID_X, identity), (layout.RANK_X, own), (layout.GROUP_X, place[axis]),
         ):  # fmt: skip
             f.store(value.to("i32"), context.byte(offset + 4 * axis))
-    width, height = (_wide(f, at) for at in (layout.GRID_X, layout.GRID_Y))
+    width, height = (f.wide(at) for at in (layout.GRID_X, layout.GRID_Y))
     f.store((place[2] * height + place[1]) * width + place[0], context.byte(layout.GROUP))
     zero, never = f.constant("i8", 0), Word(f, "false", "i1")
     f.call("void", "llvm.memset.p0.i64", context.byte(layout.BARRIERS), zero,
@@ -66,14 +49,14 @@ def _group_begin() -> Native:
                f.field(layout.SHARED_SIZE, "i64"), never)  # fmt: skip
     f.store(f.constant("i32", layout.BUDGET_WHOLE), context.byte(layout.BUDGET))
     masks = f.field(layout.MASKS, "ptr")
-    with f.count(_wide(f, layout.WARPS)) as warp:
+    with f.count(f.wide(layout.WARPS)) as warp:
         state = _state(f, warp)
         f.call("void", "llvm.memset.p0.i64", state, zero, f.word(layout.STATE_PLACES), never)
         lanes = f.load("i32", masks.byte(warp << 2))
         f.store(lanes, state.byte(layout.STATE_ACTIVE))
         f.store(warp.to("i32"), state.byte(layout.STATE_NUMBER))
-    with f.when(_has_flights(f)):
-        _hook(f, context, "flights_begin")
+    with f.when(f.has_flights()):
+        f.hook(context, "flights_begin")
     return f
 
 
@@ -81,13 +64,13 @@ def _group_end() -> Native:
     """group_end(context): end the group if all its warps have."""
     f = Native("group_end", "void", ("ptr", "context"))
     context = f.given[0]
-    with f.count(_wide(f, layout.WARPS)) as warp:
+    with f.count(f.wide(layout.WARPS)) as warp:
         done = f.load("i32", _state(f, warp).byte(layout.STATE_DONE))
         with f.when(done.same(0)):
             f.give()
-    with f.when(_has_flights(f)):
-        _hook(f, context, "flights_end")
-        _hook(f, context, "products_missing", f.constant("i32", 1))
+    with f.when(f.has_flights()):
+        f.hook(context, "flights_end")
+        f.hook(context, "products_missing", f.constant("i32", 1))
     ended = f.field(layout.FIRST, "ptr").byte(layout.GROUPS_ENDED)
     bit = f.constant("i32", 1) << f.field(layout.RANK, "i32")
     f.store(f.load("i32", ended) | bit, ended)
@@ -96,8 +79,8 @@ def _group_end() -> Native:
 
 def _each_warp(f: Native) -> tuple[Word, Word]:
     """Return the number of warps of the cluster, and of a group."""
-    warps = _wide(f, layout.WARPS)
-    return warps * _wide(f, layout.CLUSTER_SIZE), warps
+    warps = f.wide(layout.WARPS)
+    return warps * f.wide(layout.CLUSTER_SIZE), warps
 
 
 def _place_of(f: Native, number: Word, warps: Word) -> tuple[Word, Word, Word]:
@@ -150,7 +133,7 @@ def _turn() -> Native:
     first, kernel = f.given
     total, warps = _each_warp(f)
     f.store(f.constant("i32", 0), first.byte(layout.MOVED))
-    with f.count(_FOR_EVER):
+    with f.count(FOR_EVER):
         ran, left, moved = (f.variable("i32", 0) for _ in range(3))
         with f.count(total) as number:
             context, warp, state = _place_of(f, number, warps)
@@ -210,9 +193,9 @@ def _one(
 def _stuck(f: Native, first: Word) -> None:
     """Handle a cluster whose remaining warps all wait at barriers, which may never open: as on the
     chip, they wait until the grid is ended."""
-    with f.when(_has_flights(f)), f.count(_wide(f, layout.CLUSTER_SIZE)) as rank:
+    with f.when(f.has_flights()), f.count(f.wide(layout.CLUSTER_SIZE)) as rank:
         context = context_of(f, rank)
-        _hook(f, context, "products_missing", f.constant("i32", 0))
+        f.hook(context, "products_missing", f.constant("i32", 0))
         with f.when(f.load("i32", context.byte(layout.FAULT_CODE)).differs(0)):
             _run_as(f, first, context)
             f.give(layout.FAULTED)
@@ -226,7 +209,7 @@ def _begin() -> Native:
     for offset in (layout.GROUPS_ENDED, layout.GROUPS_BEGUN, layout.CLUSTER_ARRIVALS):
         f.store(f.constant("i32", 0), first.byte(offset))
     f.store(f.constant("i32", 1), first.byte(layout.BUSY))
-    with f.count(_wide(f, layout.CLUSTER_SIZE)) as rank:
+    with f.count(f.wide(layout.CLUSTER_SIZE)) as rank:
         f.call("void", "group_begin", context_of(f, rank), cluster, rank)
     return f
 
@@ -235,7 +218,7 @@ def cluster_count(f: Native) -> Word:
     """Return the number of clusters of the grid."""
     count = f.word(1)
     for axis in range(3):
-        count = count * _wide(f, layout.CLUSTERS_X + 4 * axis)
+        count = count * f.wide(layout.CLUSTERS_X + 4 * axis)
     return count
 
 
@@ -244,7 +227,7 @@ def _launch() -> Native:
     f = Native(f"{PREFIX}launch_clusters", "i32", ("ptr", "context"), ("ptr", "kernel"))
     first, kernel = f.given
     counter = f.field(layout.COUNTER, "ptr")
-    with f.count(_FOR_EVER):
+    with f.count(FOR_EVER):
         stop = f.call("i32", f"{PREFIX}attend", first)
         with f.when(stop.differs(0)):
             f.give(layout.ABORTED)

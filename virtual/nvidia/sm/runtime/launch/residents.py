@@ -14,11 +14,10 @@ from __future__ import annotations
 from ugpu.virtual.nvidia.sm.runtime import layout
 from ugpu.virtual.nvidia.sm.runtime.distributed import context_of
 from ugpu.virtual.nvidia.sm.runtime.launch.clusters import cluster_count
-from ugpu.virtual.nvidia.sm.runtime.native import Native
+from ugpu.virtual.nvidia.sm.runtime.native import FOR_EVER, Native
 from ugpu.virtual.nvidia.sm.runtime.resolve import PREFIX
 from ugpu.virtual.shader.native import Word, joined
 
-_FOR_EVER = 1 << 62
 _MOVED, _NOTHING = layout.AT_BARRIER, layout.YIELDED  # the result of a round of turns
 
 
@@ -57,7 +56,7 @@ def _round() -> Native:
     f = Native("residents_round", "i32", ("ptr", "context"), ("ptr", "kernel"))
     slot = f.variable("ptr", f.given[0])
     found = f.variable("i32", layout.FINISHED)
-    with f.count(_FOR_EVER):
+    with f.count(FOR_EVER):
         here = slot.get()
         with f.when(f.load("i32", here.byte(layout.BUSY)).differs(0)):
             code = f.call("i32", "slot_turn", here, f.given[1])
@@ -79,7 +78,7 @@ def _busy() -> Native:
     """residents_busy(worker): count the slots with a cluster."""
     f = Native("residents_busy", "i64", ("ptr", "context"))
     slot, count = f.variable("ptr", f.given[0]), f.variable("i64", 0)
-    with f.count(_FOR_EVER):
+    with f.count(FOR_EVER):
         here = slot.get()
         count.set(count.get() + f.load("i32", here.byte(layout.BUSY)).to("i64"))
         following = f.load("ptr", here.byte(layout.NEXT_SLOT))
@@ -93,7 +92,7 @@ def _idle() -> Native:
     """residents_idle(slot): return the next slot without a cluster, or a new one; 0: no memory."""
     f = Native("residents_idle", "i64", ("ptr", "context"))
     slot = f.variable("ptr", f.given[0])
-    with f.count(_FOR_EVER):
+    with f.count(FOR_EVER):
         here = slot.get()
         with f.when(f.load("i32", here.byte(layout.BUSY)).same(0)):
             f.give(here.to("i64"))
@@ -145,7 +144,7 @@ def _run() -> Native:
     f = Native("residents_run", "i32", ("ptr", "context"), ("ptr", "kernel"))
     worker, kernel = f.given
     f.store(f.constant("i32", 1), worker.byte(layout.BUSY))
-    with f.count(_FOR_EVER):
+    with f.count(FOR_EVER):
         with f.when(f.call("i32", f"{PREFIX}attend", worker).differs(0)):
             f.give(layout.ABORTED)
         code = f.call("i32", "residents_round", worker, kernel)

@@ -136,7 +136,7 @@ class Flow:
         self._schedule()
 
     def _attend(self) -> None:
-        """Check the flags; if one is set, end, or stand aside for as long as required."""
+        """Check the flags; if one is set, end, or yield for as long as required."""
         k = self.k
         asked = k.value("load atomic i32, ptr %abort monotonic, align 4")
         halted = k.value("load atomic i32, ptr %stop monotonic, align 4")

@@ -1,0 +1,1 @@
+"""Reverse-mode gradients over the tensor graph: one rule for each kind of node."""

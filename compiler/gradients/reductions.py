@@ -1,0 +1,81 @@
+"""Rules of reductions and running totals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ugpu.compiler.dtype import int32, int64
+from ugpu.compiler.gradients.table import rule
+from ugpu.compiler.gradients.values import Values
+
+Given = Sequence[Values]
+Results = Sequence[Values | None]
+
+
+@rule("reduce")
+def _reduce(g: Values, y: Values, xs: Given, arg: Any) -> Results:
+    operation, axes = arg
+    (x,) = xs
+    if operation == "sum":
+        return (g.expand(x.shape),)
+    if operation == "prod":
+        return (_of_product(g, x, axes),)
+    chosen = x._compare("eq", y.expand(x.shape))
+    count = chosen.cast(int32).sum(axes, keepdims=True).cast(g.dtype)
+    return (chosen.where((g / count).expand(x.shape), 0),)
+
+
+def _of_product(g: Values, x: Values, axes: Sequence[int]) -> Values:
+    """The products of the others: with one zero only its own is not zero, with more none is."""
+    zero = x._compare("eq", 0)
+    rest = zero.where(1, x)
+    others = g * rest.prod(axes, keepdims=True)
+    count = zero.cast(int32).sum(axes, keepdims=True)
+    alone = (zero & count._compare("eq", 1)).where(others, 0)
+    return count._compare("eq", 0).where(others / rest, alone)
+
+
+@rule("first extreme")
+def _first_extreme(g: Values, y: Values, xs: Given, arg: Any) -> Results:
+    """Of a maximum over the last two axes: all to the first of equals, in row-major order."""
+    (x,) = xs
+    rows, columns = x.shape[-2:]
+    flat = x.reshape((*x.shape[:-2], rows * columns))
+    place = flat.argmax(-1, keepdims=True)
+    chosen = flat._counted(rows * columns, flat.ndim - 1)._compare("eq", place)
+    return (chosen.where(g.unsqueeze(-1), 0).reshape(x.shape),)
+
+
+def _backwards(values: Values, axis: int, total: Callable[[Values, int], Values]) -> Values:
+    return total(values.flip(axis), axis).flip(axis)
+
+
+def _sums(values: Values, axis: int) -> Values:
+    return values.cumsum(axis)
+
+
+@rule("cumsum")
+def _cumsum(g: Values, y: Values, xs: Given, arg: Any) -> Results:
+    return (_backwards(g, arg, _sums),)
+
+
+@rule("cumprod")
+def _cumprod(g: Values, y: Values, xs: Given, arg: Any) -> Results:
+    (x,) = xs
+    zero = x._compare("eq", 0)
+    met = zero.cast(int32).cumsum(arg)
+    first = zero & met._compare("eq", 1)
+    before = _backwards(g * y, arg, _sums) / zero.where(1, x)
+    without = first.where(1, x).cumprod(arg)
+    at = _backwards(g * without, arg, _sums)
+    return (met._compare("eq", 0).where(before, first.where(at, 0)),)
+
+
+@rule("cummax", "cummin")
+def _cumextreme(g: Values, y: Values, xs: Given, arg: Any) -> Results:
+    """To the latest element that is the extreme so far."""
+    (x,) = xs
+    place = x._counted(x.shape[arg], arg)
+    last = (x._compare("eq", y) | x.isnan()).where(place, 0).cast(int64).cummax(arg)
+    return (g._filled(0).scatter_add(arg, last, g),)

@@ -1,0 +1,69 @@
+"""Facts about how a chip is booted without NVIDIA's kernel driver, for nv/gsp and the models.
+
+Sources: Linux 7.3 nova-core gpu/hal, fb/hal, falcon/hal, gsp/hal, and nouveau subdev/gsp/{tu102,
+ga100,ga102,ad102,gh100,gb100,gb202}.c; open-gpu-kernel-modules 570.144 kernel_gsp_*.c,
+kern_mem_sys_*.c.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class BootWay(enum.Enum):
+    """Who makes the protected region and starts the GSP: FWSEC of the VBIOS and booter, booter
+    alone, or FSP, which checks a chain of trust."""
+
+    FWSEC = "fwsec"
+    BOOTER = "booter"
+    FSP = "fsp"
+
+
+class FlushPage(enum.Enum):
+    """Registers for the page of host memory that the GPU reads to flush its writes: one with the
+    address >> 8; two with it, high half first; a pair with bytes or with the address >> 8."""
+
+    LOW = "low"
+    NISO = "niso"
+    FBHUB = "fbhub"
+    FBHUB0 = "fbhub0"
+
+
+@dataclass(frozen=True)
+class BootFacts:
+    """One chip. chip_ids: BOOT_42's architecture << 4 | implementation, also of its siblings that
+    use the same files. pci_ids: devices that the driver opens. firmware: folder of its files. image: folder of the GSP's image. family: of
+    the image's signature. libos: the firmware's operating system. dma: falcons are loaded by DMA
+    and checked by a boot ROM. riscv_status: the RISC-V core's state is in its own status register.
+    memory_mib: VRAM's size is a register in MiB. display_fuse: register that is 1 without a
+    display; "" where the VGA workspace is not the driver's concern. mirror: of configuration space
+    in BAR 0. bus_bits: of addresses that the chip emits. wide_window: PRAMIN is aimed by the newer
+    register. rearm: a write to the mirror re-arms MSI. doorbell_enable: bit 30 of a doorbell.
+    prescrubbed: bytes at the end of VRAM that are ready at the start, 0 for all; scrubber: booter's
+    companion clears more. releases: of firmware, preferred first. pmu_reserved, non_wpr,
+    frts_from_end: sizes that FSP is told."""
+
+    way: BootWay
+    chip_ids: tuple[int, ...]
+    pci_ids: tuple[int, ...]
+    firmware: str
+    image: str
+    family: str
+    libos: int = 3
+    dma: bool = True
+    riscv_status: bool = False
+    memory_mib: bool = True
+    display_fuse: str = "NV_FUSE_STATUS_OPT_DISPLAY"
+    flush_page: FlushPage = FlushPage.NISO
+    mirror: int = 0x88000
+    bus_bits: int = 47
+    wide_window: bool = False
+    rearm: bool = True
+    doorbell_enable: bool = False
+    prescrubbed: int = 256 << 20
+    scrubber: bool = False
+    releases: tuple[str, ...] = ("570.144", "535.113.01")
+    non_wpr: int = 1 << 20
+    pmu_reserved: int = 0
+    frts_from_end: int = 0

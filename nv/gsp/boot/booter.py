@@ -1,0 +1,64 @@
+"""Steps "gsp-reset" and "booter": arguments for the GSP; SEC2 loads and starts its firmware."""
+
+from __future__ import annotations
+
+from ugpu.nv.gsp.boot.start import Start
+from ugpu.nv.gsp.boot.vbios import fuse_version
+from ugpu.nv.gsp.chip.falcon import Program
+from ugpu.nv.gsp.images.containers import HeavySecure
+from ugpu.nv.gsp.layout.memory import Pages
+
+RUN_LIMIT_S = 10.0  # TIMEOUT: our choice; it copies and checks 64 MB. nouveau: 2 s for the halt
+
+
+def reset_gsp(start: Start) -> None:
+    """Reset the GSP to its RISC-V core, with the arguments' address in its mailboxes. The core does
+    not run yet: booter starts it."""
+    assert start.arguments is not None
+    start.gsp.reset_to_riscv()
+    set_arguments(start)
+
+
+def set_arguments(start: Start) -> None:
+    """Write the address of libos's list of regions into the GSP's mailboxes."""
+    assert start.arguments is not None
+    address = start.arguments.address
+    start.gsp.regs.MAILBOX0.write(address & 0xFFFF_FFFF)
+    start.gsp.regs.MAILBOX1.write(address >> 32)
+
+
+def place_booter(start: Start, booter: HeavySecure) -> Pages:
+    """Copy a booter into memory, with the signature that fits the chip."""
+    fuse = fuse_version(start.chip, booter.engines, booter.ucode).bit_length()
+    image = booter.signed(fuse)
+    return start.memory.take(len(image), image)
+
+
+def run_booter(start: Start, booter: HeavySecure, pages: Pages, mailboxes: tuple[int, int]) -> None:
+    """Run a booter on SEC2; FirmwareRejected with its error."""
+    sec2 = start.sec2
+    offset, size = booter.application
+    program = Program(
+        name=booter.name,
+        address=pages.address,
+        code=(offset, size),
+        tag=offset,
+        data=booter.contents,
+        parameters=booter.parameters_at,
+        engines=booter.engines,
+        ucode=booter.ucode,
+        start=offset,
+    )
+    sec2.reset_to_falcon()
+    sec2.check(booter.name, sec2.run(program, mailboxes, RUN_LIMIT_S))
+
+
+def load_firmware(start: Start) -> None:
+    """Let booter verify the GSP's image, copy it into the protected region, and start it."""
+    booter = start.files.load
+    assert booter is not None and start.metadata is not None
+    pages = place_booter(start, booter)
+    address = start.metadata.address
+    start.running = True  # from here on the GSP may access memory
+    run_booter(start, booter, pages, (address & 0xFFFF_FFFF, address >> 32))
+    start.memory.close([pages])

@@ -1,0 +1,154 @@
+"""Steps "queues" and "init-done": the first messages, and the events until the firmware is up."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from functools import partial
+
+from ugpu.hcq.errors import FirmwareError, FirmwareRejected
+from ugpu.nv.gsp.boot.booter import set_arguments
+from ugpu.nv.gsp.boot.start import Start, machine_facts
+from ugpu.nv.gsp.rpc import sequencer
+from ugpu.nv.gsp.rpc.calls import Calls
+from ugpu.nv.gsp.rpc.messages import SETTINGS, registry, system_info
+from ugpu.nv.gsp.rpc.queue import MessageQueues
+
+log = logging.getLogger(__name__)
+
+# TIMEOUT: tinygrad waits 10 s for it on boards, nouveau 4 to 8 s; it takes 1 to 3 s there.
+INIT_LIMIT_S = 20.0
+_RESUME_LIMIT_S = 2.0
+_MOST_REPORTS = 64
+
+
+def open_queues(start: Start) -> Calls:
+    """Create the queues, and queue what the firmware reads first: it looks for these when it
+    starts."""
+    chip, abi = start.chip, start.files.abi
+    assert start.queues is not None
+    head = chip.nv.NV_PGSP_QUEUE_HEAD
+    queues = MessageQueues(start.queues, chip.clock, partial(head.write, 0))
+    calls = Calls(queues, abi, chip.clock, check=start.check, state=start.state)
+    number = abi.constants
+    calls.on_event |= {
+        number.NV_VGPU_MSG_EVENT_GSP_RUN_CPU_SEQUENCER: partial(_run_sequencer, start),
+        number.NV_VGPU_MSG_EVENT_GSP_LOCKDOWN_NOTICE: partial(_note_lockdown, start),
+        number.NV_VGPU_MSG_EVENT_OS_ERROR_LOG: partial(_note_error, start),
+        number.NV_VGPU_MSG_EVENT_UCODE_LIBOS_PRINT: _note_print,
+    }
+    facts = machine_facts(chip.transport, chip.boot)
+    calls.send(number.NV_VGPU_MSG_FUNCTION_GSP_SET_SYSTEM_INFO, system_info(abi, facts))
+    calls.send(number.NV_VGPU_MSG_FUNCTION_SET_REGISTRY, registry(abi, SETTINGS))
+    return calls
+
+
+def await_init(start: Start, calls: Calls) -> None:
+    """Wait until the firmware reports that it is up; serve its events meanwhile."""
+    number = calls.abi.constants
+    try:
+        calls.await_event(number.NV_VGPU_MSG_EVENT_GSP_INIT_DONE, INIT_LIMIT_S)
+    except FirmwareError as error:
+        error.add_facts(reported=start.reported[-8:])
+        raise
+
+
+def _note_lockdown(start: Start, payload: bytes) -> None:
+    start.locked_down = bool(payload[:1].rstrip(b"\0"))
+
+
+def _note_error(start: Start, payload: bytes) -> None:
+    """Keep the text of an error that the firmware reports (Xid)."""
+    layout = start.files.abi.structs.rpc_os_error_log_v17_00
+    if len(payload) < layout.size:
+        log.warning("the GSP's error report is cut short: %d bytes", len(payload))
+        return
+    report = layout.view(payload[: layout.size])
+    text = bytes(report.errString).split(b"\0")[0].decode("ascii", "replace")
+    note = f"Xid {int(report.exceptType)}: {text}"
+    log.warning("GSP: %s", note)
+    start.reported.append(note)
+    del start.reported[:-_MOST_REPORTS]
+
+
+def _note_print(payload: bytes) -> None:
+    """Log a part of another unit's log. Its texts are addresses in a file that is not published."""
+    if len(payload) >= 8:
+        unit, size = struct.unpack_from("<2I", payload)
+        log.debug("log of unit %#x: %d bytes", unit, size)
+
+
+def _run_sequencer(start: Start, payload: bytes) -> None:
+    commands = sequencer.parse(start.files.abi, payload)
+    log.debug("CPU sequencer: %d operations", len(commands))
+    sequencer.run(commands, SequencerMachine(start))
+
+
+class SequencerMachine:
+    """The chip, as the GSP's program for the CPU acts on it. See rpc.sequencer.Machine."""
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._chip = start.chip
+
+    def read(self, address: int) -> int:
+        """Read a register of BAR 0."""
+        return self._chip.bus.read32(self._index(address))
+
+    def write(self, address: int, value: int) -> None:
+        """Write a register of BAR 0."""
+        self._chip.bus.write32(self._index(address), value)
+
+    def _index(self, address: int) -> int:
+        if address % 4 or address + 4 > self._chip.bus.window.size:
+            raise sequencer.BadProgram("a register lies outside of BAR 0", address=address)
+        return address // 4
+
+    def poll(self, address: int, mask: int, value: int, limit_s: float) -> None:
+        """See Machine."""
+        index = self._index(address)
+        self._chip.clock.wait_until(
+            lambda: self._chip.bus.read32(index) & mask == value,
+            unit="GSP",
+            waiting_for=f"register {address:#x} & {mask:#x} == {value:#x}",
+            limit_s=limit_s,
+            state=lambda: f"{self._chip.bus.read32(index):#x}",
+        )
+
+    def delay(self, seconds: float) -> None:
+        """See Machine."""
+        self._chip.clock.sleep(seconds)
+
+    def reset_core(self) -> None:
+        """Reset the GSP to its falcon, and let its DMA use addresses of the bus."""
+        self._start.gsp.reset_to_falcon()
+        self._start.gsp.allow_physical()
+
+    def start_core(self) -> None:
+        """Start the GSP's falcon."""
+        self._start.gsp.start()
+
+    def await_halt(self) -> None:
+        """Wait until the GSP's falcon has halted."""
+        self._start.gsp.await_halt()
+
+    def resume_core(self) -> None:
+        """Let the GSP's firmware continue: SEC2 restarts the RISC-V core."""
+        start, chip = self._start, self._chip
+        start.gsp.reset_to_riscv()
+        set_arguments(start)
+        start.sec2.start()
+        chip.wait(
+            chip.nv.NV_PGC6_BSI_SECURE_SCRATCH_14,
+            lambda value: bool(value.BOOT_STAGE_3_HANDOFF),
+            unit="SEC2",
+            waiting_for="hand-off to the GSP",
+            limit_s=_RESUME_LIMIT_S,
+        )
+        start.sec2.check("booter", int(start.sec2.regs.MAILBOX0.read()))
+        if chip.boot.dma:
+            start.gsp.regs.OS.write(start.files.boot_loader.app_version)
+        if not start.gsp.riscv_active:
+            raise FirmwareRejected(
+                "the GSP's RISC-V core does not run after its resumption", **start.state()
+            )

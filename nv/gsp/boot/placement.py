@@ -1,0 +1,117 @@
+"""Step "layout": VRAM's size, the carve-out at its end, and the memory that the GSP starts from."""
+
+from __future__ import annotations
+
+from ugpu.hcq.errors import ChipError, NotSupported
+from ugpu.nv.chips.boot import BootWay
+from ugpu.nv.gsp.boot.start import Start
+from ugpu.nv.gsp.chip.chip import GspChip
+from ugpu.nv.gsp.layout import radix3
+from ugpu.nv.gsp.layout.arguments import (
+    LOG_SIZE,
+    LOGS,
+    log_header,
+    manager_arguments,
+    region_list,
+    wpr_metadata,
+)
+from ugpu.nv.gsp.layout.framebuffer import FRTS_SIZE, HeapFacts, carve_out, vga_workspace
+from ugpu.nv.gsp.layout.memory import PAGE
+from ugpu.nv.gsp.rpc.queue import REGION_SIZE
+
+MIB = 1 << 20
+_MOST_VRAM = 1 << 40  # more than any card has; a register of all ones would say 4 PiB
+
+
+def memory_size(chip: GspChip) -> int:
+    """Return the bytes of VRAM; ChipError for a value that no card has."""
+    nv = chip.nv
+    if chip.boot.memory_mib:
+        size = int(nv.NV_USABLE_FB_SIZE_IN_MB.read()) * MIB
+    else:
+        found = nv.NV_PFB_PRI_MMU_LOCAL_MEMORY_RANGE.read()
+        size = found.LOWER_MAG << (found.LOWER_SCALE + 20)
+        size = size // 16 * 15 if found.ECC_MODE else size
+    if not 0 < size <= _MOST_VRAM:
+        raise ChipError("the chip states an impossible size of its memory", found=size)
+    return size
+
+
+def _top(chip: GspChip) -> int:
+    """Return where memory that the driver must not use begins, at the end of VRAM."""
+    nv, vram, boot = chip.nv, chip.memory_size, chip.boot
+    base = None
+    if boot.display_fuse and not chip.nv[boot.display_fuse].read().DATA:
+        found = nv.NV_PDISP_VGA_WORKSPACE_BASE.read()
+        base = found.ADDR << 16 if found.STATUS_VALID else None
+    top = vga_workspace(vram, base)
+    if boot.way is BootWay.BOOTER:  # GA100: a part may be locked
+        readable = nv.NV_PFB_PRI_MMU_LOCK_CFG_PRIV_LEVEL_MASK.read().READ_PROTECTION_LEVEL0
+        low, high = nv.NV_PFB_PRI_MMU_LOCK_ADDR_LO.read(), nv.NV_PFB_PRI_MMU_LOCK_ADDR_HI.read()
+        if readable and high.VAL >= low.VAL:
+            top = min(top, low.VAL << 12)
+    return top
+
+
+def plan(start: Start) -> None:
+    """Compute the carve-out. Nothing of the chip is changed."""
+    chip, files = start.chip, start.files
+    boot = chip.boot
+    chip.open_memory(memory_size(chip))
+    if boot.way is BootWay.FSP:
+        return
+    start.carveout = carve_out(
+        chip.memory_size,
+        _top(chip),
+        boot_size=len(files.boot_loader.data),
+        image_size=len(files.gsp.image),
+        heap=HeapFacts.of(files.abi, libos=boot.libos, fsp=False),
+        frts_size=FRTS_SIZE if boot.way is BootWay.FWSEC else 0,
+    )
+    if boot.prescrubbed and start.carveout.size > boot.prescrubbed:
+        raise NotSupported(
+            "the firmware needs more memory at the end of VRAM than the board's firmware has "
+            "cleared, and the program that clears more (scrubber) is not implemented",
+            need=start.carveout.size,
+            have=boot.prescrubbed,
+        )
+
+
+def place_image(start: Start) -> None:
+    """Copy the firmware's image and its parts into memory, and describe them to booter."""
+    files, memory = start.files, start.memory
+    image = files.gsp.image
+    counts = radix3.level_pages(len(image))
+    tables = sum(counts[:3]) * PAGE
+    pages = memory.take(tables + counts[3] * PAGE, contiguous=False)
+    pages.put(radix3.tables(len(image), pages.pages))
+    pages.put(image, tables)
+    signature = memory.take(len(files.gsp.signature), files.gsp.signature)
+    loader = memory.take(len(files.boot_loader.data), files.boot_loader.data)
+    assert start.carveout is not None
+    start.metadata = memory.take(
+        PAGE,
+        wpr_metadata(
+            files.abi,
+            radix3=pages.address,
+            image_size=len(image),
+            loader=files.boot_loader,
+            loader_at=loader.address,
+            signature=(signature.address, len(files.gsp.signature)),
+            carveout=start.carveout,
+        ),
+    )
+
+
+def place_arguments(start: Start) -> None:
+    """Prepare logs, queues and arguments, as the firmware finds them by its mailbox."""
+    memory, abi = start.memory, start.files.abi
+    for name in LOGS:
+        pages = memory.take(LOG_SIZE)
+        pages.put(log_header(pages.pages))
+        start.logs[name] = pages
+    start.queues = memory.take(REGION_SIZE)
+    arguments = memory.take(PAGE, manager_arguments(abi, start.queues.address))
+    regions = {name: (pages.address, pages.size) for name, pages in start.logs.items()}
+    regions["RMARGS"] = (arguments.address, PAGE)
+    start.arguments = memory.take(PAGE, region_list(abi, regions))

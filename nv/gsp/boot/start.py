@@ -1,0 +1,121 @@
+"""What the steps of one start pass on, and how the state of the GSP reads."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from ugpu.hcq.errors import DeviceLost
+from ugpu.hcq.transport.base import Transport
+from ugpu.hcq.uapi import constants
+from ugpu.nv.chips.boot import BootFacts
+from ugpu.nv.gsp.boot.files import BootFiles
+from ugpu.nv.gsp.chip.chip import MEMORY_BAR, REGISTER_BAR, GspChip, is_locked
+from ugpu.nv.gsp.chip.falcon import GSP_BASE, SEC2_BASE, Falcon
+from ugpu.nv.gsp.images.fwsec import Fwsec
+from ugpu.nv.gsp.layout.arguments import LOGS
+from ugpu.nv.gsp.layout.framebuffer import Carveout
+from ugpu.nv.gsp.layout.memory import Keeper, Pages
+from ugpu.nv.gsp.rpc.calls import Calls
+from ugpu.nv.gsp.rpc.messages import MachineFacts
+
+_INSTANCE_BAR = 3
+_PLACE = re.compile(r"([0-9a-f]{4}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])\Z")
+
+
+@dataclass
+class Start:
+    """One start. The steps fill it in; `memory` owns what the GSP reads and writes until it no
+    longer runs.
+
+    fwsec, signature: the VBIOS's program, None where FSP starts the GSP. carveout: of VRAM, None
+    where the firmware chooses it. arguments: libos's list of regions. logs: buffers by name.
+    locked_down: the GSP said that its registers must not be accessed.
+    """
+
+    chip: GspChip
+    files: BootFiles
+    memory: Keeper
+    gsp: Falcon = field(init=False)
+    sec2: Falcon = field(init=False)
+    fwsec: Fwsec | None = None
+    signature: bytes = b""
+    carveout: Carveout | None = None
+    metadata: Pages | None = None
+    arguments: Pages | None = None
+    queues: Pages | None = None
+    logs: dict[str, Pages] = field(default_factory=dict)
+    reported: list[str] = field(default_factory=list)  # texts of the firmware's reports
+    locked_down: bool = False
+    running: bool = False  # the RISC-V core was started, and may access memory
+
+    def __post_init__(self) -> None:
+        self.gsp = Falcon(self.chip, "GSP", GSP_BASE)
+        self.sec2 = Falcon(self.chip, "SEC2", SEC2_BASE)
+
+    @property
+    def boot(self) -> BootFacts:
+        """How the chip is booted."""
+        return self.chip.boot
+
+    def check(self) -> None:
+        """Raise DeviceLost if the chip is gone; called while waiting for the GSP."""
+        if self.chip.silent():
+            self.chip.check_present("waiting for the GSP")
+            raise DeviceLost("the chip's registers read as all ones")
+
+    def state(self) -> dict[str, object]:
+        """Return what explains a GSP that does not answer. Never raises for locked registers."""
+        facts: dict[str, object] = {}
+        if self.reported:
+            facts["reported"] = self.reported[-4:]
+        if self.locked_down:
+            return {**facts, "lockdown": "the GSP's registers are locked"}
+        regs = self.gsp.regs
+        for name in ("MAILBOX0", "MAILBOX1", "RISCV_CPUCTL", "HWCFG2", "IRQSTAT", "WAYFINDER"):
+            value = int(regs[name].read())
+            facts[name.lower()] = f"{value:#x} (locked)" if is_locked(value) else value
+        facts["logs"] = [name for name in LOGS if self.logs and self.logs[name].view[0]]
+        return facts
+
+
+@dataclass
+class Running:
+    """A GSP that runs: its start, the calls to it, and what it said of the card.
+
+    static: GspStaticConfigInfo.
+    """
+
+    start: Start
+    calls: Calls
+    static: object
+
+
+def machine_facts(transport: Transport, boot: BootFacts) -> MachineFacts:
+    """Return where the host placed the function, read from configuration space."""
+    identity = transport.identity
+    match = _PLACE.search(transport.name)
+    place = 0
+    if match is not None:
+        domain, bus, device, function = (int(part, 16) for part in match.groups())
+        place = domain << 16 | bus << 8 | device << 3 | function
+    bars = tuple(bar_address(transport, bar) for bar in (REGISTER_BAR, MEMORY_BAR, _INSTANCE_BAR))
+    return MachineFacts(
+        bars=(bars[0], bars[1], bars[2]),
+        place=place,
+        vendor_device=identity.device << 16 | identity.vendor,
+        subsystem=identity.subsystem_device << 16 | identity.subsystem_vendor,
+        revision=identity.revision,
+        mirror=boot.mirror,
+    )
+
+
+def bar_address(transport: Transport, index: int) -> int:
+    """Return the address of a BAR on the bus, as configuration space has it."""
+    regs = constants("pci_regs")
+    at = regs.PCI_BASE_ADDRESS_0 + 4 * index
+    low = transport.config_read(at)
+    address = low & ~0xF
+    if low & regs.PCI_BASE_ADDRESS_MEM_TYPE_64:
+        address |= transport.config_read(at + 4) << 32
+    return address

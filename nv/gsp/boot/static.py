@@ -1,0 +1,67 @@
+"""Step "static-info": what the firmware says of the card, which does not change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ugpu.hcq.errors import FirmwareError
+from ugpu.nv.gsp.rpc.calls import Calls
+
+_MOST_REGIONS = 16
+
+
+@dataclass(frozen=True)
+class StaticInfo:
+    """What the driver uses of GspStaticConfigInfo.
+
+    name: of the product. uuid: 16 bytes, or none. regions: begin and end of VRAM that the driver
+    may use. subdevice: handle of the firmware's own subdevice object, with client. engines: bits
+    of RM_ENGINE_TYPE numbers that exist.
+    """
+
+    name: str
+    uuid: bytes
+    regions: tuple[tuple[int, int], ...]
+    client: int
+    device: int
+    subdevice: int
+    engines: int
+
+
+def read_static(calls: Calls, vram: int) -> StaticInfo:
+    """Ask for GspStaticConfigInfo; FirmwareError if it describes no memory in VRAM."""
+    abi = calls.abi
+    layout = abi.structs.GspStaticConfigInfo
+    reply = calls.call(abi.constants.NV_VGPU_MSG_FUNCTION_GET_GSP_STATIC_INFO, bytes(layout.size))
+    if len(reply) < layout.size:
+        raise FirmwareError(
+            "the GSP's description of the card is cut short", size=len(reply), need=layout.size
+        )
+    info = layout.view(reply[: layout.size])
+    regions = info.fbRegionInfoParams
+    count = min(int(regions.numFBRegions), _MOST_REGIONS)
+    usable = []
+    for number in range(count):
+        region = regions.fbRegion[number]
+        if region.reserved or region.bProtected:
+            continue
+        begin, end = int(region.base), int(region.limit) + 1
+        if not begin < end <= vram:
+            raise FirmwareError(
+                "the GSP describes memory outside of VRAM", begin=begin, end=end, vram=vram
+            )
+        usable.append((begin, end))
+    if not usable:
+        raise FirmwareError("the GSP describes no memory that a driver may use", regions=count)
+    gid = info.gidInfo
+    text = bytes(info.gpuNameString).split(b"\0")[0].decode("ascii", "replace")
+    words = [int(word) for word in info.engineCaps]
+    return StaticInfo(
+        name=text,
+        uuid=bytes(gid.data)[:16] if int(gid.length) >= 16 else b"",
+        regions=tuple(sorted(usable)),
+        client=int(info.hInternalClient),
+        device=int(info.hInternalDevice),
+        subdevice=int(info.hInternalSubdevice),
+        engines=sum(word << 32 * at for at, word in enumerate(words)),
+    )

@@ -1,0 +1,112 @@
+"""The way back: let the firmware leave, and hand the chip back as it was after power-on.
+
+Its parts are prepared before the first step that cannot be undone. Sources: Linux 7.3 nouveau
+rm/r535/gsp.c (r535_gsp_fini), nova-core gsp/boot.rs; open-gpu-kernel-modules 570.144
+kernel_gsp_tu102.c (kgspTeardown_TU102), kernel_gsp_gh100.c (kgspTeardown_GH100).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from ugpu.hcq.bare.stages import or_silent
+from ugpu.hcq.errors import FirmwareRejected, UgpuError
+from ugpu.nv.chips.boot import BootWay
+from ugpu.nv.gsp.boot.booter import place_booter, run_booter
+from ugpu.nv.gsp.boot.frts import program, protected_region
+from ugpu.nv.gsp.boot.start import Start
+from ugpu.nv.gsp.images.fwsec import RETURN, return_arguments
+from ugpu.nv.gsp.layout.memory import Pages
+from ugpu.nv.gsp.rpc.calls import Calls
+
+log = logging.getLogger(__name__)
+
+_SUSPENDED = 0x8000_0000
+_SUSPEND_LIMIT_S = 5.0  # TIMEOUT: nova-core; nouveau 2 s
+_HALT_LIMIT_S = 5.0
+_PLAIN = 0xFF  # in booter's mailboxes: unload, not suspend
+
+
+@dataclass
+class WayBack:
+    """Programs in memory that undo a start: FWSEC's RETURN and booter's unload."""
+
+    fwsec: Pages | None = None
+    booter: Pages | None = None
+
+
+def prepare(start: Start) -> WayBack:
+    """Copy what `hand_back` needs into memory."""
+    way = WayBack()
+    if start.boot.way is BootWay.FSP:
+        return way
+    if start.fwsec is not None:
+        image = start.fwsec.with_command(RETURN, return_arguments(), start.signature)
+        way.fwsec = start.memory.take(len(image), image)
+    assert start.files.unload is not None
+    way.booter = place_booter(start, start.files.unload)
+    return way
+
+
+def leave(start: Start, calls: Calls) -> None:
+    """Tell the firmware that its driver unloads, and wait until it has stopped."""
+    abi = calls.abi
+    layout = abi.structs.rpc_unloading_guest_driver_v1F_07
+    calls.call(abi.constants.NV_VGPU_MSG_FUNCTION_UNLOADING_GUEST_DRIVER, bytes(layout.new().raw))
+    with or_silent("the GSP's firmware has not stopped", start.state):
+        start.chip.wait_bits(
+            start.gsp.regs.MAILBOX0,
+            0xFFFF_FFFF,
+            _SUSPENDED,
+            unit="GSP",
+            waiting_for="its firmware's end",
+            limit_s=_SUSPEND_LIMIT_S,
+        )
+
+
+def hand_back(start: Start, way: WayBack) -> None:
+    """Undo a start whose firmware has stopped or never ran: the protected region is given up.
+
+    FirmwareRejected if a program of the way back fails; the chip then needs a reset.
+    """
+    chip = start.chip
+    if start.boot.way is BootWay.FSP:
+        with or_silent("the GSP has not halted", start.state):
+            chip.wait(
+                start.gsp.regs.RISCV_CPUCTL,
+                lambda value: bool(value.HALTED),
+                unit="GSP",
+                waiting_for="halt of its core",
+                limit_s=_HALT_LIMIT_S,
+            )
+        start.running = False
+        return
+    if way.fwsec is not None and start.fwsec is not None:
+        falcon = start.gsp
+        falcon.reset_to_falcon()
+        falcon.check("FWSEC-SB", falcon.run(program(start.fwsec, way.fwsec, "FWSEC-SB"), (0, 0)))
+        error = chip.nv.NV_PBUS_SW_SCRATCH_15.read().SB_ERROR
+        if error:
+            raise FirmwareRejected(
+                f"FWSEC-SB reports error {error:#x}", image="FWSEC", stage="SB", status=error
+            )
+    if protected_region(chip)[1] and way.booter is not None:
+        assert start.files.unload is not None
+        run_booter(start, start.files.unload, way.booter, (_PLAIN, _PLAIN))
+        low, high = protected_region(chip)
+        if high:
+            raise FirmwareRejected(
+                "booter has left the protected region (WPR2) set",
+                image="booter_unload", stage="unload", found=f"{low:#x}-{high:#x}",
+            )  # fmt: skip
+    start.running = False
+
+
+def undo(start: Start, way: WayBack) -> None:
+    """Undo a start that failed, as far as that works; never raises errors of the chip."""
+    try:
+        if not start.chip.lost():
+            hand_back(start, way)
+    except UgpuError as error:
+        log.warning("after a failed start, the GPU could not be handed back: %s", error)

@@ -1,0 +1,1 @@
+"""The card's registers and memory: BAR 0, falcons, VRAM."""

@@ -1,0 +1,118 @@
+"""GspChip: an NVIDIA GPU behind a transport: presence, identity, registers, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ugpu.hcq.bare import remedies
+from ugpu.hcq.bare.bus import ALL_ONES
+from ugpu.hcq.bare.chip import BareChip
+from ugpu.hcq.errors import DeviceLost, NotSupported
+from ugpu.hcq.registers.fields import RegisterBlock
+from ugpu.hcq.transport.base import Transport
+from ugpu.nv.chips.boot import BootFacts, FlushPage
+from ugpu.nv.chips.facts import ChipFacts
+from ugpu.nv.gsp.chip.vram import FbVram
+from ugpu.nv.regs import block
+
+REGISTER_BAR, MEMORY_BAR = 0, 1
+_LOCKED, _LOCKED_MASK = 0xBADF_0000, 0xFFFF_0000
+_FLUSH_LIMIT_S = 2.0  # TIMEOUT: as nouveau's for the TLB, which is the slower of the two
+
+
+def is_locked(value: int) -> bool:
+    """Return whether a register's value says that its privilege level denies the access."""
+    return value & _LOCKED_MASK == _LOCKED
+
+
+class GspChip(BareChip):
+    """One chip. facts, boot: of the kind of chip that its PCI id names; `identify` checks BOOT_42.
+
+    memory_size: bytes of VRAM, known once the board's firmware has run.
+    """
+
+    vram: FbVram
+
+    def __init__(self, transport: Transport, facts: ChipFacts, boot: BootFacts) -> None:
+        super().__init__(transport, REGISTER_BAR)
+        self.facts = facts
+        self.boot = boot
+        self.nv: RegisterBlock = block("bar0", 0, self.bus)
+        self.memory_size = 0
+
+    def silent(self) -> bool:
+        boot_0, boot_42 = self.nv.NV_PMC_BOOT_0.read(), self.nv.NV_PMC_BOOT_42.read()
+        return int(boot_0) == ALL_ONES and int(boot_42) == ALL_ONES
+
+    def blocks(self) -> Iterable[RegisterBlock]:
+        return (self.nv, block("falcon", 0x110000, self.bus), block("falcon", 0x840000, self.bus))
+
+    def identify(self) -> int:
+        """Check that the chip is what its PCI id names; return BOOT_0, which falcons are told."""
+        nv = self.nv
+        value = int(nv.NV_PMC_BOOT_0.read())
+        if value == ALL_ONES:
+            raise DeviceLost(
+                "the GPU's registers read as all ones: memory decoding is off, or it has left the "
+                "bus",
+                config_space="responds" if self.transport.present() else "all ones",
+                remedy=remedies.LINK,
+            )
+        if nv.NV_PMC_BOOT_1.read().VGPU:
+            raise NotSupported("the GPU is a part of another one, given to a guest (vGPU)")
+        found = nv.NV_PMC_BOOT_42.read()
+        chip = found.ARCHITECTURE << 4 | found.IMPLEMENTATION
+        if chip not in self.boot.chip_ids:
+            raise NotSupported(
+                f"the chip is not one that boots like {self.facts.name}: expected BOOT_42 of "
+                f"{', '.join(f'{each:#x}' for each in self.boot.chip_ids)}",
+                found=chip,
+            )
+        return value
+
+    # ---- memory ------------------------------------------------------------------------------
+
+    def open_memory(self, size: int) -> None:
+        """Note VRAM's size, and open the window to it."""
+        self.memory_size = size
+        self.vram = FbVram(self.transport.window(MEMORY_BAR), size, self.nv, self.boot)
+
+    def set_flush_page(self, address: int) -> None:
+        """Give the GPU the page that it reads to flush its writes to host memory. ORDER: the low
+        half takes effect with its write, so the high half comes first."""
+        nv, kind = self.nv, self.boot.flush_page
+        if kind is FlushPage.LOW:
+            nv.NV_PFB_NISO_FLUSH_SYSMEM_ADDR.write(address >> 8)
+        elif kind is FlushPage.NISO:
+            nv.NV_PFB_NISO_FLUSH_SYSMEM_ADDR_HI.write(address >> 40)
+            nv.NV_PFB_NISO_FLUSH_SYSMEM_ADDR.write(address >> 8 & ALL_ONES)
+        elif kind is FlushPage.FBHUB:
+            nv.NV_PFB_FBHUB_PCIE_FLUSH_SYSMEM_ADDR_HI.write(address >> 40)
+            nv.NV_PFB_FBHUB_PCIE_FLUSH_SYSMEM_ADDR_LO.write(address >> 8 & ALL_ONES)
+        else:
+            nv.NV_PFB_FBHUB0_PCIE_FLUSH_SYSMEM_ADDR_HI.write(address >> 32)
+            nv.NV_PFB_FBHUB0_PCIE_FLUSH_SYSMEM_ADDR_LO.write(address & ALL_ONES)
+
+    def flush_writes(self) -> None:
+        """Let the host's writes to VRAM arrive."""
+        register = self.nv.NV_UFLUSH_FB_FLUSH
+        register.write(1)
+        self.wait_bits(
+            register, 3, 0, unit="FB", waiting_for="flush of writes to VRAM", limit_s=_FLUSH_LIMIT_S
+        )
+
+    def flush_translations(self, root: int) -> None:
+        """Drop the translations of one address space. root: address of its directory in VRAM."""
+        nv = self.nv
+        self.flush_writes()
+        nv.NV_VIRTUAL_FUNCTION_PRIV_MMU_INVALIDATE_PDB.write(root >> 8 & ALL_ONES)
+        nv.NV_VIRTUAL_FUNCTION_PRIV_MMU_INVALIDATE_UPPER_PDB.write(root >> 40)
+        nv.NV_VIRTUAL_FUNCTION_PRIV_MMU_INVALIDATE.write(ALL_VA=1, TRIGGER=1)
+        self.wait_bits(
+            nv.NV_VIRTUAL_FUNCTION_PRIV_MMU_INVALIDATE,
+            1 << 31,
+            0,
+            unit="MMU",
+            waiting_for="end of an invalidation",
+            limit_s=_FLUSH_LIMIT_S,
+        )

@@ -1,0 +1,210 @@
+"""Falcons: small processors of the GPU. The GSP's and SEC2's run signed programs of the boot.
+
+From GA102 on a program is loaded by DMA, and a boot ROM in the falcon checks its signature before
+it runs. The GSP has a RISC-V core beside its falcon; a bit selects which one a start means.
+Sources: Linux 7.3 nouveau nvkm/falcon/ga102.c, nova-core falcon.rs, falcon/hal/ga102.rs; open-gpu-
+kernel-modules 570.144 kernel_falcon_ga102.c, kernel_gsp_falcon_ga102.c.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+from ugpu.hcq.errors import FirmwareInvalid, FirmwareRejected, UnitTimeout
+from ugpu.nv.gsp.chip.chip import GspChip
+from ugpu.nv.regs import block
+
+GSP_BASE, SEC2_BASE = 0x11_0000, 0x84_0000
+_BLOCK = 256
+_SIZE_256 = 6  # in DMATRFCMD
+_COHERENT, _PHYSICAL = 1, 1
+_RSA3K = 1
+_READY_LIMIT_S = 150e-6  # TIMEOUT: kernel_falcon_ga102.c; not an error
+_RESET_PAUSE_S = 10e-6
+_SCRUB_LIMIT_S = 20e-3
+_SELECT_LIMIT_S = 10e-3
+_DMA_LIMIT_S = 2.0
+RUN_LIMIT_S = 2.0  # TIMEOUT: nouveau's for a signed program
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program to load by DMA. address: of its image on the bus, a multiple of 256. code, data:
+    offset in the image and size of the secure code and of the data; tag: of the first block of
+    code. parameters: of the boot ROM's signature check in the data. start: where it begins."""
+
+    name: str
+    address: int
+    code: tuple[int, int]
+    tag: int
+    data: tuple[int, int]
+    parameters: int
+    engines: int
+    ucode: int
+    start: int
+
+
+class Falcon:
+    """One falcon of a chip. chip_id: BOOT_0's value, which a program finds in a register."""
+
+    def __init__(self, chip: GspChip, name: str, base: int) -> None:
+        self.chip = chip
+        self.name = name
+        self.regs = block("falcon", base, chip.bus)
+        self.chip_id = 0
+
+    # ---- reset -------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Reset the unit and wait until its memories are cleared."""
+        regs, clock = self.regs, self.chip.clock
+        with contextlib.suppress(UnitTimeout):
+            clock.wait_until(
+                lambda: bool(regs.HWCFG2.read().RESET_READY),
+                unit=self.name,
+                waiting_for="readiness for a reset",
+                limit_s=_READY_LIMIT_S,
+            )
+        regs.ENGINE.write(RESET=1)
+        clock.sleep(_RESET_PAUSE_S)
+        regs.ENGINE.write(RESET=0)
+        self.chip.wait(
+            regs.HWCFG2,
+            lambda value: not value.MEM_SCRUBBING,
+            unit=self.name,
+            waiting_for="end of memory scrubbing",
+            limit_s=_SCRUB_LIMIT_S,
+        )
+
+    def reset_to_falcon(self) -> None:
+        """Reset the unit; the next start means the falcon."""
+        self.reset()
+        regs = self.regs
+        if regs.HWCFG2.read().RISCV and regs.RISCV_BCR_CTRL.read().CORE_SELECT:
+            regs.RISCV_BCR_CTRL.write(0)
+            self.chip.wait(
+                regs.RISCV_BCR_CTRL,
+                lambda value: bool(value.VALID),
+                unit=self.name,
+                waiting_for="the choice of the falcon core",
+                limit_s=_SELECT_LIMIT_S,
+            )
+        regs.RM.write(self.chip_id)
+
+    def reset_to_riscv(self) -> None:
+        """Reset the unit; the next start means the RISC-V core."""
+        self.reset()
+        if self.chip.boot.dma:
+            self.regs.RISCV_BCR_CTRL.write(VALID=1, CORE_SELECT=1, BRFETCH=1)
+
+    # ---- programs ----------------------------------------------------------------------------
+
+    def load(self, program: Program) -> None:
+        """Load a program by DMA, and tell the boot ROM what to check."""
+        regs = self.regs
+        if program.address % _BLOCK or program.code[0] % _BLOCK or program.data[0] % _BLOCK:
+            raise FirmwareInvalid(
+                f"{program.name}: its parts must begin at multiples of {_BLOCK} bytes",
+                code=program.code[0],
+                data=program.data[0],
+            )
+        self.allow_physical()
+        regs.FBIF_TRANSCFG0.update(TARGET=_COHERENT, MEM_TYPE=_PHYSICAL)
+        source, size = program.code
+        self._transfer(program.address + source - program.tag, 0, program.tag, size, imem=True)
+        source, size = program.data
+        self._transfer(program.address + source, 0, 0, size, imem=False)
+        regs.BROM_PARAADDR0.write(program.parameters)
+        regs.BROM_ENGIDMASK.write(program.engines)
+        regs.BROM_CURR_UCODE_ID.write(program.ucode)
+        regs.MOD_SEL.write(ALGO=_RSA3K)
+
+    def allow_physical(self) -> None:
+        """Let the unit's DMA use addresses of the bus."""
+        self.regs.FBIF_CTL.update(ALLOW_PHYS_NO_CTX=1)
+        self.regs.DMACTL.write(0)
+
+    def _transfer(self, base: int, target: int, tag: int, size: int, *, imem: bool) -> None:
+        """Copy blocks of 256 bytes from the bus. tag: offset from `base`, which code remembers."""
+        regs, chip = self.regs, self.chip
+        command = regs.DMATRFCMD.register.encode(SIZE=_SIZE_256, IMEM=imem, SEC=imem, CTXDMA=0)
+        regs.DMATRFBASE.write(base >> 8 & 0xFFFF_FFFF)
+        regs.DMATRFBASE1.write(base >> 40)
+        for done in range(0, size, _BLOCK):
+            regs.DMATRFMOFFS.write(target + done)
+            regs.DMATRFFBOFFS.write(tag + done)
+            regs.DMATRFCMD.write(command)
+            chip.wait_bits(
+                regs.DMATRFCMD,
+                1 << 1,
+                1 << 1,
+                unit=self.name,
+                waiting_for=f"DMA of block {done // _BLOCK}",
+                limit_s=_DMA_LIMIT_S,
+            )
+
+    def start(self) -> None:
+        """Start the core, by the alias if the register itself is locked."""
+        if self.regs.CPUCTL.read().ALIAS_EN:
+            self.regs.CPUCTL_ALIAS.write(STARTCPU=1)
+        else:
+            self.regs.CPUCTL.write(STARTCPU=1)
+
+    def await_halt(self, limit_s: float = RUN_LIMIT_S) -> None:
+        """Wait until the core has halted by itself."""
+        self.chip.wait(
+            self.regs.CPUCTL,
+            lambda value: bool(value.HALTED),
+            unit=self.name,
+            waiting_for="end of its program",
+            limit_s=limit_s,
+        )
+
+    def run(
+        self, program: Program, mailboxes: tuple[int, int], limit_s: float = RUN_LIMIT_S
+    ) -> int:
+        """Load and run a program; return mailbox 0 afterwards. UnitTimeout if it does not end."""
+        regs = self.regs
+        self.load(program)
+        regs.MAILBOX0.write(mailboxes[0])
+        regs.MAILBOX1.write(mailboxes[1])
+        regs.BOOTVEC.write(program.start)
+        self.start()
+        try:
+            self.await_halt(limit_s)
+        except UnitTimeout as error:
+            error.add_facts(program=program.name, **self.evidence())
+            raise
+        return int(regs.MAILBOX0.read())
+
+    def check(self, program: str, result: int) -> None:
+        """Raise FirmwareRejected if a program's result, in mailbox 0, is not 0."""
+        if result:
+            raise FirmwareRejected(
+                f"{program} ended with error {result:#x}; NVIDIA does not publish its meaning",
+                image=program,
+                stage=self.name,
+                status=result,
+                **self.evidence(),
+            )
+
+    def evidence(self) -> dict[str, object]:
+        """Return registers for the report of a program that failed."""
+        regs = self.regs
+        return {
+            "mailbox1": int(regs.MAILBOX1.read()),
+            "irqstat": int(regs.IRQSTAT.read()),
+            "cpuctl": int(regs.CPUCTL.read()),
+            "trace_pc": int(regs.TRACEPC.read()),
+        }
+
+    @property
+    def riscv_active(self) -> bool:
+        """Return whether the RISC-V core runs."""
+        if self.chip.boot.riscv_status:
+            return bool(self.regs.RISCV_CORE_SWITCH_STATUS.read().ACTIVE_STAT)
+        return bool(self.regs.RISCV_CPUCTL.read().ACTIVE_STAT)
+
+    def __repr__(self) -> str:
+        return f"<Falcon {self.name}>"

@@ -1,0 +1,42 @@
+"""Bytes of an image, cut and read with every bound checked."""
+
+from __future__ import annotations
+
+import struct
+
+from ugpu.hcq.errors import FirmwareInvalid
+
+
+class Image:
+    """Bytes with a name for errors. Every read outside raises FirmwareInvalid."""
+
+    __slots__ = ("data", "name")
+
+    def __init__(self, name: str, data: bytes | memoryview) -> None:
+        self.name = name
+        self.data = memoryview(data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def invalid(self, what: str, **facts: object) -> FirmwareInvalid:
+        """Return the error for a fault of this image."""
+        return FirmwareInvalid(f"{self.name}: {what}", image=self.name, **facts)
+
+    def cut(self, offset: int, size: int, what: str) -> memoryview:
+        """Return `size` bytes at `offset`, which are the image's `what`."""
+        if offset < 0 or size < 0 or offset + size > len(self.data):
+            raise self.invalid(
+                f"{what} extends past the end", offset=offset, length=size, size=len(self.data)
+            )
+        return self.data[offset : offset + size]
+
+    def unpack(self, form: str, offset: int, what: str) -> tuple[int, ...]:
+        """Read little-endian numbers, by a format of `struct` without a byte order."""
+        layout = struct.Struct(f"<{form}")
+        values: tuple[int, ...] = layout.unpack(self.cut(offset, layout.size, what))
+        return values
+
+    def word(self, offset: int, what: str) -> int:
+        """Read 32 bits."""
+        return self.unpack("I", offset, what)[0]

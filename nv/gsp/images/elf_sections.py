@@ -1,0 +1,75 @@
+"""Sections of the ELF files of GSP and FMC, of 32 or 64 bits, without copies.
+
+The files are containers: nothing is relocated. hcq.objects.elf reads objects that compilers emit,
+and requires more of them. Facts: the System V ABI (gABI), chapter 4 "Object Files".
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+from ugpu.nv.gsp.images.bounds import Image
+
+_MOST_SECTIONS, _MOST_NAME = 64, 64
+_PROGBITS = 1
+
+
+@dataclass(frozen=True)
+class ElfSection:
+    """One section. info: a CRC-32 of the bytes in an FMC file."""
+
+    name: str
+    kind: int
+    flags: int
+    info: int
+    data: memoryview
+
+
+def read_sections(name: str, data: bytes) -> dict[str, ElfSection]:
+    """Return the sections with contents by name; FirmwareInvalid for a malformed file."""
+    image = Image(name, data)
+    if bytes(image.cut(0, 4, "ELF header")) != b"\x7fELF":
+        raise image.invalid("not an ELF file", found=bytes(image.cut(0, 4, "ELF header")))
+    kind, order = image.unpack("BB", 4, "ELF header")
+    if kind not in (1, 2) or order != 1:
+        raise image.invalid("must be a little-endian ELF file", found=f"{kind} {order}")
+    wide = kind == 2
+    table = image.unpack("Q" if wide else "I", 40 if wide else 32, "ELF header")[0]
+    entry, count, names = image.unpack("3H", 58 if wide else 46, "ELF header")
+    least = 64 if wide else 40
+    if not 0 < count <= _MOST_SECTIONS or entry < least or names >= count:
+        raise image.invalid("the table of sections is invalid", count=count, entry=entry)
+    rows = [_row(image, table + number * entry, wide=wide) for number in range(count)]
+    text = Image(name, image.cut(rows[names][3], rows[names][4], "names of sections"))
+    found: dict[str, ElfSection] = {}
+    for title, row_kind, flags, at, size, info in rows:
+        if row_kind != _PROGBITS:
+            continue
+        part = bytes(text.data[title : title + _MOST_NAME])
+        if b"\0" not in part:
+            raise image.invalid("a section's name has no end", offset=title)
+        label = part.partition(b"\0")[0].decode("ascii", "replace")
+        section = ElfSection(label, row_kind, flags, info, image.cut(at, size, f"section {label}"))
+        if label in found:
+            raise image.invalid(f"two sections are named {label}")
+        found[label] = section
+    return found
+
+
+def _row(image: Image, at: int, *, wide: bool) -> tuple[int, int, int, int, int, int]:
+    """Return name, kind, flags, offset, size and info of a section."""
+    fields = image.unpack("IIQQQQII" if wide else "8I", at, "table of sections")
+    name, kind, flags, _, offset, size, _, info = fields
+    return name, kind, flags, offset, size, info
+
+
+def check_sums(name: str, sections: dict[str, ElfSection]) -> None:
+    """Compare the CRC-32 of sections that state one."""
+    for section in sections.values():
+        if section.info and zlib.crc32(section.data) != section.info:
+            raise Image(name, section.data).invalid(
+                f"section {section.name} is damaged",
+                expected=section.info,
+                found=zlib.crc32(section.data),
+            )

@@ -1,0 +1,220 @@
+"""FWSEC, the VBIOS's program for a falcon: it makes the FRTS region and hands the GPU back.
+
+It runs on the GSP's falcon before the GSP's own firmware is loaded. The driver passes a command in
+the program's data (DMEM) and, from Ampere on, the signature that fits the chip's fuses. Sources:
+open-gpu-kernel-modules 570.144 kernel_gsp_fwsec.c, kernel_gsp_vbios_tu102.c; Linux 7.3 nouveau
+nvkm/subdev/gsp/fwsec.c, nova-core vbios.rs.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from ugpu.hcq.errors import FirmwareInvalid, NotSupported
+from ugpu.nv.gsp.images.rom import Vbios
+
+_FALCON_DATA, _FALCON_DATA_VERSION = 0x70, 2  # a token of BIT
+_TABLE_HEADER, _TABLE_ENTRY, _MOST_ENTRIES = 6, 6, 64
+_PRODUCTION = 0x85  # application id; 0x45 is for chips in debug mode
+_V2_SIZE, _V3_SIZE = 60, 44
+SIGNATURE_SIZE = 384  # RSA-3072
+_MOST_SIZE = 1 << 20
+_BLOCK = 256
+_INTERFACE_VERSION, _MAPPER_ID, _MOST_INTERFACES = 1, 4, 16
+_MAPPER_SIZE = 0x40
+_COMMAND_BUFFER, _COMMAND = 8, 0x2C  # offsets in the mapper
+FRTS, RETURN = 0x15, 0x19  # commands: make the region; "SB", leave the chip as after power-on
+_READ_VBIOS = struct.pack("<IIQII", 1, 24, 0, 0, 2)
+_FRAMEBUFFER = 2
+FRTS_SIZE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """How the program is loaded. Sizes and offsets are bytes.
+
+    version: 2 (Turing: part of IMEM is secure, no signature of the driver's) or 3 (a boot ROM
+    checks one of `signatures`). imem, dmem: sizes in the image. virtual: where IMEM's tags begin.
+    secure_base, secure_size: the secure part of IMEM, version 2. versions: fuse versions that
+    the signatures are for, one bit each.
+    """
+
+    version: int
+    imem: int
+    virtual: int
+    secure_base: int
+    secure_size: int
+    dmem: int
+    interface: int
+    signature_at: int = 0
+    engines: int = 0
+    ucode: int = 0
+    versions: int = 0
+    signatures: tuple[bytes, ...] = ()
+
+
+def _table(vbios: Vbios) -> int:
+    """Return the offset in the secure block of the table of falcon programs."""
+    for token in vbios.tokens():
+        if token.kind == _FALCON_DATA and token.version == _FALCON_DATA_VERSION and token.size >= 4:
+            pointer = vbios.base.word(token.offset, "falcon data")
+            return vbios.beyond(pointer, "the table of falcon programs")
+    raise vbios.base.invalid("BIT has no falcon data (token 0x70, version 2)")
+
+
+def _find(vbios: Vbios) -> int:
+    """Return the offset in the secure block of the descriptor of FWSEC."""
+    at, block = _table(vbios), vbios.block
+    version, header, width, count = block.unpack("4B", at, "table of falcon programs")
+    if version != 1 or header < _TABLE_HEADER or width < _TABLE_ENTRY or count > _MOST_ENTRIES:
+        raise block.invalid(
+            "the table of falcon programs is invalid", version=version, entry=width, count=count
+        )
+    kinds = []
+    for number in range(count):
+        place = at + header + number * width
+        kind, _, pointer = block.unpack("BBI", place, "entry of the table of falcon programs")
+        if kind == _PRODUCTION:
+            return vbios.beyond(pointer, "FWSEC")
+        kinds.append(f"{kind:#x}")
+    raise block.invalid(
+        "expected FWSEC (application 0x85) in the table of falcon programs", found=", ".join(kinds)
+    )
+
+
+class Fwsec:
+    """The program: `descriptor`, and its image, IMEM and then DMEM."""
+
+    def __init__(self, descriptor: Descriptor, image: bytes) -> None:
+        self.descriptor = descriptor
+        self.image = image
+
+    @classmethod
+    def find(cls, vbios: Vbios) -> Fwsec:
+        """Find the program in a VBIOS; FirmwareInvalid if it is missing or malformed."""
+        at, block = _find(vbios), vbios.block
+        head = block.word(at, "descriptor of FWSEC")
+        version, size = head >> 8 & 0xFF, head >> 16
+        if not head & 1 or version not in (2, 3):
+            raise block.invalid("FWSEC's descriptor must have version 2 or 3", found=version)
+        least = _V2_SIZE if version == 2 else _V3_SIZE
+        if size < least:
+            raise block.invalid("FWSEC's descriptor is too short", stated=size, need=least)
+        descriptor = (_version2 if version == 2 else _version3)(vbios, at, size)
+        total = descriptor.imem + descriptor.dmem
+        if total > _MOST_SIZE:
+            raise block.invalid("FWSEC is larger than a falcon's memory", size=total)
+        return cls(descriptor, bytes(block.cut(at + size, total, "FWSEC")))
+
+    def with_command(self, command: int, arguments: bytes, signature: bytes = b"") -> bytes:
+        """Return the image with a command, and a signature if the descriptor has any."""
+        image = bytearray(self.image)
+        dmem = memoryview(image)[self.descriptor.imem :]
+        mapper = self._mapper()
+        struct.pack_into("<I", dmem, mapper + _COMMAND, command)
+        (buffer, size) = struct.unpack_from("<II", dmem, mapper + _COMMAND_BUFFER)
+        if size < len(arguments) or buffer + len(arguments) > len(dmem):
+            raise FirmwareInvalid(
+                "FWSEC's command buffer is too small", size=size, need=len(arguments)
+            )
+        dmem[buffer : buffer + len(arguments)] = arguments
+        place = self.descriptor.signature_at
+        if signature:
+            if place + len(signature) > len(dmem):
+                raise FirmwareInvalid("FWSEC's signature lies outside its data", offset=place)
+            dmem[place : place + len(signature)] = signature
+        dmem.release()
+        return bytes(image)
+
+    def _mapper(self) -> int:
+        """Return the offset in DMEM of the structure through which commands are passed."""
+        dmem = memoryview(self.image)[self.descriptor.imem :]
+        at = self.descriptor.interface
+        if at + 4 > len(dmem):
+            raise FirmwareInvalid("FWSEC's interface table lies outside its data", offset=at)
+        version, header, width, count = struct.unpack_from("<4B", dmem, at)
+        if version != _INTERFACE_VERSION or width < 8 or not 0 < count <= _MOST_INTERFACES:
+            raise FirmwareInvalid(
+                "FWSEC's interface table is invalid", version=version, entry=width, count=count
+            )
+        for number in range(count):
+            place = at + header + number * width
+            if place + 8 > len(dmem):
+                break
+            kind, offset = struct.unpack_from("<II", dmem, place)
+            if kind == _MAPPER_ID:
+                if offset + _MAPPER_SIZE > len(dmem):
+                    raise FirmwareInvalid("FWSEC's DMEM mapper lies outside its data")
+                return int(offset)
+        raise FirmwareInvalid("FWSEC has no DMEM mapper (interface 4)")
+
+    def signature(self, fuse: int) -> bytes:
+        """Return the signature for a chip whose fuse register for this program reads `fuse`.
+
+        The highest bit set in the fuse is the chip's version. Signatures exist for the versions in
+        `versions`, in ascending order; none is needed for version 2 of the descriptor.
+        """
+        descriptor = self.descriptor
+        if descriptor.version == 2:
+            return b""
+        version = fuse.bit_length()
+        if not descriptor.versions >> version & 1:
+            raise FirmwareInvalid(
+                "the VBIOS's FWSEC is not signed for this chip: its fuses require a version that "
+                "the VBIOS does not have",
+                fuse_version=version,
+                versions=descriptor.versions,
+                remedy="update the board's VBIOS",
+            )
+        index = (descriptor.versions & (1 << version) - 1).bit_count()
+        if index >= len(descriptor.signatures):
+            raise FirmwareInvalid(
+                "FWSEC's descriptor has fewer signatures than it states",
+                expected=index + 1,
+                found=len(descriptor.signatures),
+            )
+        return descriptor.signatures[index]
+
+
+def _version2(vbios: Vbios, at: int, size: int) -> Descriptor:
+    fields = vbios.block.unpack("14I", at + 4, "FWSEC's descriptor")
+    (_, _, _, interface, _, imem, virtual, base, secure, dmem_at, _, dmem, _, _) = fields
+    if base + secure > imem or dmem_at < imem:
+        raise vbios.block.invalid(
+            "FWSEC's descriptor contradicts itself",
+            imem=imem,
+            secure=base + secure,
+            dmem_at=dmem_at,
+        )
+    if dmem_at != imem:
+        raise NotSupported("FWSEC with a gap between code and data", imem=imem, dmem_at=dmem_at)
+    return Descriptor(2, imem, virtual, base, secure, dmem, interface)
+
+
+def _version3(vbios: Vbios, at: int, size: int) -> Descriptor:
+    block = vbios.block
+    fields = block.unpack("8I", at + 4, "FWSEC's descriptor")
+    _, signature_at, interface, _, imem, virtual, _, dmem = fields
+    engines, ucode, count, versions = block.unpack("HBBH", at + 36, "FWSEC's descriptor")
+    if size < _V3_SIZE + count * SIGNATURE_SIZE:
+        raise block.invalid("FWSEC's descriptor has no room for its signatures", count=count)
+    signatures = tuple(
+        bytes(block.cut(at + _V3_SIZE + n * SIGNATURE_SIZE, SIGNATURE_SIZE, "FWSEC's signature"))
+        for n in range(count)
+    )
+    dmem = -(-dmem // _BLOCK) * _BLOCK
+    return Descriptor(
+        3, imem, virtual, 0, 0, dmem, interface, signature_at, engines, ucode, versions, signatures
+    )
+
+
+def frts_arguments(offset: int) -> bytes:
+    """Return the argument of FRTS: the region of 1 MiB at `offset` of VRAM."""
+    region = struct.pack("<5I", 1, 20, offset >> 12, FRTS_SIZE >> 12, _FRAMEBUFFER)
+    return _READ_VBIOS + region
+
+
+def return_arguments() -> bytes:
+    """Return the argument of RETURN."""
+    return _READ_VBIOS

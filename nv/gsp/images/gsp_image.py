@@ -1,0 +1,80 @@
+"""The GSP's own firmware and, for chips with FSP, the program that starts it (FMC)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ugpu.hcq.errors import FirmwareInvalid
+from ugpu.nv.gsp.images.elf_sections import check_sums, read_sections
+
+SIGNATURE_SIZE = 0x1000
+_MOST_IMAGE = 256 << 20  # ample: the largest, of 570.144, has 64 MB
+_HASH_SIZE, _MOST_KEY = 48, 384
+_SECTIONS = ("hash", "publickey", "signature", "image")
+
+
+@dataclass(frozen=True)
+class GspImage:
+    """image: the firmware, copied page by page. version: as its file states it."""
+
+    image: memoryview
+    version: str
+    signature: bytes
+
+
+def read_gsp(name: str, data: bytes, family: str, version: str) -> GspImage:
+    """Read a file `gsp`. family: of the signature, "ad10x". version: the expected release.
+
+    FirmwareInvalid if it is for other chips or another release: its interface would differ.
+    """
+    sections = read_sections(name, data)
+    missing = [part for part in (".fwimage", ".fwversion") if part not in sections]
+    if missing:
+        raise FirmwareInvalid(f"{name}: section {missing[0]} is missing", image=name)
+    label = bytes(sections[".fwversion"].data[:64]).partition(b"\0")[0].decode("ascii", "replace")
+    if label != version:
+        raise FirmwareInvalid(
+            f"{name}: expected firmware {version}, found {label!r}", image=name, found=label
+        )
+    wanted = f".fwsignature_{family}"
+    if wanted not in sections:
+        have = [part for part in sections if part.startswith(".fwsignature_")]
+        raise FirmwareInvalid(
+            f"{name}: not signed for this chip: expected section {wanted}",
+            image=name,
+            found=", ".join(have) or "none",
+        )
+    signature = bytes(sections[wanted].data)
+    if not 0 < len(signature) <= SIGNATURE_SIZE:
+        raise FirmwareInvalid(f"{name}: the signature has {len(signature)} bytes", image=name)
+    image = sections[".fwimage"].data
+    if not 0 < len(image) <= _MOST_IMAGE:
+        raise FirmwareInvalid(f"{name}: the firmware has {len(image)} bytes", image=name)
+    return GspImage(image, label, signature)
+
+
+@dataclass(frozen=True)
+class FmcImage:
+    """The program that FSP checks and starts on the GSP."""
+
+    image: bytes
+    digest: bytes
+    key: bytes
+    signature: bytes
+
+
+def read_fmc(name: str, data: bytes) -> FmcImage:
+    """Read a file `fmc`; the CRC-32 of each section that states one is checked."""
+    sections = read_sections(name, data)
+    missing = [part for part in _SECTIONS if part not in sections]
+    if missing:
+        raise FirmwareInvalid(f"{name}: section {missing[0]} is missing", image=name)
+    check_sums(name, sections)
+    digest, key, signature, image = (bytes(sections[part].data) for part in _SECTIONS)
+    if len(digest) != _HASH_SIZE or not 0 < len(key) <= _MOST_KEY:
+        raise FirmwareInvalid(
+            f"{name}: hash or key has an invalid size", image=name, hash=len(digest), key=len(key)
+        )
+    if not 0 < len(signature) <= _MOST_KEY or not image:
+        raise FirmwareInvalid(f"{name}: signature or image has an invalid size", image=name)
+    return FmcImage(image, digest, key, signature)

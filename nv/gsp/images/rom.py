@@ -1,0 +1,182 @@
+"""The board's expansion ROM: its images, and the tables of NVIDIA's video BIOS (VBIOS) in them.
+
+Sources: PCI Firmware Specification 3.0, 5.1 (images, PCIR); for what NVIDIA adds, Linux 7.3
+nouveau nvkm/subdev/bios, nova-core vbios.rs, and open-gpu-kernel-modules 570.144
+kernel_gsp_vbios_tu102.c: the IFR header before the ROM, NPDE after PCIR, images of code type 0xE0,
+which form one block, and BIT, a table of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ugpu.hcq.errors import FirmwareInvalid
+from ugpu.nv.gsp.images.bounds import Image
+
+SIZE = 1 << 20  # of the window through which the ROM is read
+_MOST_IMAGES = 16
+_BLOCK = 512
+_SIGNATURES = (0xAA55, 0x4E56)
+_PCIR = (b"PCIR", b"NPDS")
+_IFR, _DIRECTORY = 0x4947564E, 0x44524652  # "NVGI", "RFRD"
+_DIRECTORY_AT = 0x1000
+PC_AT, EFI, NBSI, SECURE = 0x00, 0x03, 0x70, 0xE0  # code types
+_BIT = b"\xff\xb8BIT\0"
+_BIT_HEADER, _BIT_TOKEN, _MOST_TOKENS = 12, 6, 64
+
+Read = Callable[[int, int], bytes]  # offset and size in the ROM, in bytes
+
+
+@dataclass(frozen=True)
+class RomImage:
+    """One image of the ROM. kind: its code type. offset: in the ROM."""
+
+    kind: int
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Token:
+    """An entry of BIT: `size` bytes of data at `offset` in the first image."""
+
+    kind: int
+    version: int
+    size: int
+    offset: int
+
+
+class _Window:
+    """The ROM through `read`, as an Image that is read where it is needed."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+
+    def image(self, offset: int, size: int, what: str) -> Image:
+        if offset < 0 or size < 0 or offset + size > SIZE:
+            raise FirmwareInvalid(
+                f"VBIOS: {what} extends past the ROM's window", offset=offset, length=size
+            )
+        start, end = offset & ~3, offset + size + 3 & ~3
+        return Image("VBIOS", self._read(start, min(end, SIZE) - start)[offset - start :][:size])
+
+
+def _start(window: _Window) -> int:
+    """Return where the first image lies: behind the IFR header, if there is one."""
+    head = window.image(0, 12, "IFR header")
+    if head.word(0, "IFR header") != _IFR:
+        return 0
+    word = head.word(4, "IFR header")
+    version, fixed = word >> 8 & 0xFF, word >> 16 & 0x7FFF
+    if version in (1, 2):
+        return window.image(fixed + 4, 4, "IFR header").word(0, "ROM address")
+    if version != 3:
+        raise FirmwareInvalid(f"VBIOS: IFR version must be 1 to 3, got {version}")
+    total = head.word(8, "IFR header") & 0xFFFFF
+    flash = window.image(total, 4, "IFR header").word(0, "flash status")
+    directory = window.image(flash + _DIRECTORY_AT, 12, "ROM directory")
+    if directory.word(0, "ROM directory") != _DIRECTORY:
+        raise FirmwareInvalid(
+            "VBIOS: the IFR header points to no ROM directory",
+            expected=_DIRECTORY,
+            found=directory.word(0, "ROM directory"),
+        )
+    return directory.word(8, "ROM directory")
+
+
+def _header(window: _Window, at: int) -> tuple[int, int, bool]:
+    """Return code type and size of the image at `at`, and whether it is the last one."""
+    head = window.image(at, 0x1A, "ROM image header")
+    signature = head.unpack("H", 0, "signature")[0]
+    if signature not in _SIGNATURES:
+        raise FirmwareInvalid(
+            f"VBIOS: the image at {at:#x} has no ROM signature", expected=0xAA55, found=signature
+        )
+    place = head.unpack("H", 0x18, "pointer to PCIR")[0]
+    data = window.image(at + place, 0x18, "PCIR")
+    if bytes(data.cut(0, 4, "PCIR")) not in _PCIR:
+        raise FirmwareInvalid(
+            f"VBIOS: the image at {at:#x} has no PCIR", found=bytes(data.cut(0, 4, "PCIR"))
+        )
+    length = data.unpack("H", 0xA, "PCIR")[0]
+    blocks = data.unpack("H", 0x10, "PCIR")[0]
+    kind, last = data.unpack("BB", 0x14, "PCIR")
+    more = at + (place + length + 15 & ~15)
+    if more + 12 <= SIZE:
+        extra = window.image(more, 12, "NPDE")
+        if bytes(extra.cut(0, 4, "NPDE")) == b"NPDE":
+            blocks = extra.unpack("H", 8, "NPDE")[0]
+            last = extra.unpack("B", 10, "NPDE")[0]
+    return kind, blocks * _BLOCK, bool(last & 0x80) or kind == NBSI
+
+
+def read_images(read: Read) -> Iterator[RomImage]:
+    """Read the images of a ROM, first to last.
+
+    read: returns bytes of the ROM; its offset and size are multiples of 4. FirmwareInvalid for a
+    ROM that is not well-formed, LinkError as `read` raises it.
+    """
+    window = _Window(read)
+    at = _start(window)
+    for _ in range(_MOST_IMAGES):
+        kind, size, last = _header(window, at)
+        if size == 0:
+            raise FirmwareInvalid(f"VBIOS: the image at {at:#x} states a size of 0")
+        yield RomImage(kind, at, bytes(window.image(at, size, "ROM image").data))
+        if last:
+            return
+        at += size
+    raise FirmwareInvalid(f"VBIOS: expected at most {_MOST_IMAGES} images, found more")
+
+
+class Vbios:
+    """The video BIOS: its first image, and the block of secure images behind it.
+
+    Pointers in its tables count from the start of the first image, as if the block followed it.
+    """
+
+    def __init__(self, base: bytes, block: bytes) -> None:
+        self.base = Image("VBIOS", base)
+        self.block = Image("VBIOS (secure part)", block)
+
+    @classmethod
+    def read(cls, read: Read) -> Vbios:
+        """Read a ROM; FirmwareInvalid if it has no image of type 0 or no secure images."""
+        base, block = None, b""
+        for image in read_images(read):
+            if image.kind == PC_AT and base is None:
+                base = image.data
+            elif image.kind == SECURE or block:
+                block += image.data
+        if base is None:
+            raise FirmwareInvalid("VBIOS: expected an image of code type 0, found none")
+        if not block:
+            raise FirmwareInvalid(
+                "VBIOS: expected an image of code type 0xe0, which holds FWSEC, found none"
+            )
+        return cls(base, block)
+
+    def beyond(self, pointer: int, what: str) -> int:
+        """Return the offset in `block` of a pointer that leads there."""
+        if pointer < len(self.base):
+            raise self.base.invalid(
+                f"the pointer to {what} must lie behind the first image",
+                pointer=pointer,
+                size=len(self.base),
+            )
+        return pointer - len(self.base)
+
+    def tokens(self) -> Iterator[Token]:
+        """Return the entries of BIT."""
+        place = bytes(self.base.data).find(_BIT)
+        if place < 0:
+            raise self.base.invalid("BIT header not found")
+        header, width, count = self.base.unpack("3B", place + 8, "BIT header")
+        if header < _BIT_HEADER or width < _BIT_TOKEN or count > _MOST_TOKENS:
+            raise self.base.invalid(
+                "BIT header is invalid", header=header, token=width, count=count
+            )
+        for number in range(count):
+            at = place + header + number * width
+            yield Token(*self.base.unpack("BBHH", at, "BIT token"))

@@ -1,0 +1,82 @@
+"""Host memory that the GSP reads or writes, with the addresses of its pages on the bus."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ugpu.hcq.errors import NotSupported, OutOfMemory
+from ugpu.hcq.transport.base import DmaMemory, Transport
+
+PAGE = 4096
+
+
+class Pages:
+    """DMA memory of whole pages. The owner closes it. view: its bytes."""
+
+    def __init__(
+        self, transport: Transport, size: int, *, bits: int, contiguous: bool = False
+    ) -> None:
+        """bits: width of the addresses that the chip emits; OutOfMemory for memory above."""
+        self.size = -(-size // PAGE) * PAGE
+        self._memory: DmaMemory = transport.allocate_dma(self.size, contiguous=contiguous)
+        try:
+            view = self._memory.view
+            if not isinstance(view, memoryview):
+                raise NotSupported(
+                    "the GSP's queues require host memory that this process maps, which a bridge "
+                    "does not provide"
+                )
+            self.view: memoryview = view
+            self.pages = tuple(self._pages())
+            end = max(self.pages) + PAGE
+            if end > 1 << bits:
+                raise OutOfMemory("the memory lies above the chip's reach", address=end, bits=bits)
+            if contiguous and self.pages[-1] - self.pages[0] != self.size - PAGE:
+                raise OutOfMemory("the memory must be contiguous on the bus", size=self.size)
+        except BaseException:
+            self._memory.close()
+            raise
+
+    def _pages(self) -> list[int]:
+        found = [
+            int(segment.address) + offset
+            for segment in self._memory.segments
+            for offset in range(0, segment.size, PAGE)
+        ]
+        return found[: self.size // PAGE]
+
+    @property
+    def address(self) -> int:
+        """The first page's address on the bus."""
+        return self.pages[0]
+
+    def put(self, data: bytes | memoryview, offset: int = 0) -> None:
+        """Copy bytes in."""
+        self.view[offset : offset + len(data)] = data
+
+    def close(self) -> None:
+        """Free the memory; idempotent. The GSP must not access it any more."""
+        self._memory.close()
+
+
+class Keeper:
+    """Owner of several pieces of such memory."""
+
+    def __init__(self, transport: Transport, bits: int) -> None:
+        self._transport = transport
+        self._bits = bits
+        self._kept: list[Pages] = []
+
+    def take(self, size: int, data: bytes | memoryview = b"", *, contiguous: bool = True) -> Pages:
+        """Allocate memory that starts with `data`."""
+        pages = Pages(self._transport, size, bits=self._bits, contiguous=contiguous)
+        self._kept.append(pages)
+        pages.put(data)
+        return pages
+
+    def close(self, only: Sequence[Pages] | None = None) -> None:
+        """Free all pieces, or those of `only`; can be repeated."""
+        for pages in list(self._kept):
+            if only is None or any(pages is each for each in only):
+                pages.close()
+                self._kept.remove(pages)

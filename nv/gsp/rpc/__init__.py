@@ -1,0 +1,1 @@
+"""Messages between driver and GSP: queues, records, events."""

@@ -1,0 +1,262 @@
+"""Calls of the GSP: a request and its reply, and the events that come among replies.
+
+One call is under way at a time. Replies are matched by function, as the firmware answers in order.
+The last calls and events are kept with their durations, for reports. Source: open-gpu-kernel-
+modules 570.144 rpc.c (_issueRpcAndWait, rpcRecvPoll), kernel_gsp.c (kgspProcessRpcEvent).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ugpu.hcq.errors import FirmwareError, FirmwareSilent, UnitTimeout
+from ugpu.hcq.state.clock import Clock
+from ugpu.nv.abi import status_name
+from ugpu.nv.abi.firmware import FirmwareAbi
+from ugpu.nv.gsp.rpc.queue import MessageQueues
+from ugpu.nv.gsp.rpc.records import CONTINUATION, MOST_MESSAGE, MOST_PAYLOAD, BadRecord, Record
+
+log = logging.getLogger(__name__)
+
+# TIMEOUT: as RM's default for a reply (gpuTimeoutDefault of the GSP, 30 s with its debugger off).
+REPLY_LIMIT_S = 30.0
+_FIRST_EVENT = 0x1000
+_KEPT = 128
+_MOST_AT_ONCE = 1000  # records in one look, so that a flood of events ends a call's wait
+
+Handler = Callable[[bytes], None]
+
+
+@dataclass
+class Trace:
+    """One call or event, for reports. seconds: of a call, None while it is under way."""
+
+    name: str
+    at: float
+    size: int
+    seconds: float | None = None
+    result: str = ""
+
+    def __str__(self) -> str:
+        took = "" if self.seconds is None else f" {self.seconds * 1e6:.0f} us"
+        return f"{self.at:.6f} {self.name} {self.size} bytes{took} {self.result}".rstrip()
+
+
+@dataclass
+class _Message:
+    """A message as its records arrive."""
+
+    function: int
+    result: int
+    payload: bytearray
+    open: bool  # its last record was full, so that a continuation may follow
+
+
+class Calls:
+    """See the module. Any thread may call.
+
+    on_event: functions by number, called with the payload of each event, in the thread that looks.
+    check: raises if the chip is gone or the GSP stopped; called while waiting. state: facts for
+    the error of a call that is not answered.
+    """
+
+    def __init__(
+        self,
+        queues: MessageQueues,
+        abi: FirmwareAbi,
+        clock: Clock,
+        *,
+        check: Callable[[], None],
+        state: Callable[[], dict[str, object]],
+    ) -> None:
+        self._queues = queues
+        self._clock = clock
+        self._check = check
+        self._state = state
+        self._lock = threading.RLock()
+        self._sequence = 0
+        self._message: _Message | None = None
+        self._events = 0  # handled so far
+        self._failure: FirmwareError | None = None
+        self.abi = abi
+        self.on_event: dict[int, Handler] = {}
+        self.history: deque[Trace] = deque(maxlen=_KEPT)
+        number = abi.constants.values()
+        self._names = {
+            value: name.removeprefix("NV_VGPU_MSG_").removeprefix("FUNCTION_")
+            for name, value in number.items()
+            if name.startswith(("NV_VGPU_MSG_FUNCTION_", "NV_VGPU_MSG_EVENT_"))
+            and not name.endswith(("_NUM_FUNCTIONS", "_NUM_EVENTS", "_FIRST_EVENT"))
+        }
+
+    def name_of(self, function: int) -> str:
+        """Return the header's name of a function or event."""
+        return self._names.get(function, f"function {function:#x}")
+
+    def send(self, function: int, payload: bytes) -> None:
+        """Send a message that has no reply. The GSP may not run yet."""
+        with self._lock:
+            self._queues.send(function, payload, 0)
+            self.history.append(Trace(self.name_of(function), self._clock.now(), len(payload)))
+
+    def call(
+        self, function: int, payload: bytes, *, what: str = "", limit_s: float = REPLY_LIMIT_S
+    ) -> bytes:
+        """Send a message and return the payload of its reply.
+
+        what: the request, for reports and errors. FirmwareError if the GSP refuses the call itself,
+        FirmwareSilent if it does not answer; then later calls fail too.
+        """
+        with self._lock:
+            if self._failure is not None:
+                raise FirmwareSilent(
+                    f"{what or self.name_of(function)} was not sent: an earlier call failed",
+                    earlier=self._failure.message,
+                )
+            name = what or self.name_of(function)
+            self._sequence += 1
+            trace = Trace(name, self._clock.now(), len(payload))
+            self.history.append(trace)
+            try:
+                self._queues.send(function, payload, self._sequence)
+                reply = self._await(function, len(payload), name, limit_s)
+            except (FirmwareSilent, BadRecord) as error:
+                self._failure = error
+                raise
+            trace.seconds = self._clock.now() - trace.at
+            if reply.result:
+                trace.result = status_name(reply.result)
+                raise FirmwareError(
+                    f"the GSP answers {trace.result} to {name}", status=trace.result, request=name
+                )
+            return bytes(reply.payload)
+
+    def _await(self, function: int, size: int, name: str, limit_s: float) -> _Message:
+        found: list[_Message] = []
+
+        def probe() -> bool:
+            self._check()
+            self._look(function, size, found)
+            return bool(found)
+
+        try:
+            self._clock.wait_until(
+                probe, unit="GSP", waiting_for=f"reply to {name}", limit_s=limit_s
+            )
+        except UnitTimeout as error:
+            raise FirmwareSilent(
+                f"the GSP does not answer {name} within {limit_s} s",
+                request=name,
+                **self._state(),
+                history=[str(trace) for trace in list(self.history)[-8:]],
+            ) from error
+        return found[0]
+
+    def await_event(self, function: int, limit_s: float) -> None:
+        """Wait until an event has been handled. The handler raises if it reports a failure."""
+        seen: list[bytes] = []
+        with self._lock:
+            handler = self.on_event.get(function)
+
+            def note(payload: bytes) -> None:
+                seen.append(payload)
+                if handler is not None:
+                    handler(payload)
+
+            self.on_event[function] = note
+            try:
+                self._clock.wait_until(
+                    lambda: self._step(seen),
+                    unit="GSP",
+                    waiting_for=self.name_of(function),
+                    limit_s=limit_s,
+                )
+            except UnitTimeout as error:
+                raise FirmwareSilent(
+                    f"the GSP does not report {self.name_of(function)} within {limit_s} s",
+                    **self._state(),
+                    history=[str(trace) for trace in list(self.history)[-8:]],
+                ) from error
+            finally:
+                self.on_event.pop(function)
+                if handler is not None:
+                    self.on_event[function] = handler
+
+    def _step(self, seen: list[bytes]) -> bool:
+        self._check()
+        self._look(None, 0, [])
+        return bool(seen)
+
+    def drain(self) -> None:
+        """Handle the events that have arrived; does nothing while another thread calls."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._failure is None:
+                self._look(None, 0, [])
+        finally:
+            self._lock.release()
+
+    def _look(self, function: int | None, size: int, found: list[_Message]) -> None:
+        """Take records until the reply to `function` is complete, or none is left."""
+        for _ in range(_MOST_AT_ONCE):
+            record = self._queues.receive() if self._queues.linked() else None
+            if record is None:
+                self._finish_event()
+                return
+            self._add(record)
+            message = self._message
+            if message is None or message.function >= _FIRST_EVENT:
+                continue
+            if message.open and len(message.payload) < size:
+                continue
+            self._message = None
+            if message.function == function:
+                found.append(message)
+                return
+            log.warning("the GSP sent a reply to %s unasked", self.name_of(message.function))
+
+    def _add(self, record: Record) -> None:
+        """Add a record to the message it belongs to."""
+        full = len(record.payload) == MOST_PAYLOAD
+        message = self._message
+        if record.function == CONTINUATION:
+            if message is None or not message.open:
+                raise BadRecord("the GSP continues a message that it did not begin")
+            if len(message.payload) + len(record.payload) > MOST_MESSAGE:
+                raise BadRecord("the GSP's message is too long", most=MOST_MESSAGE)
+            message.payload += record.payload
+            message.open = full
+            return
+        self._finish_event()
+        self._message = _Message(record.function, record.result, bytearray(record.payload), full)
+        if record.function >= _FIRST_EVENT and not full:
+            self._finish_event()
+
+    def _finish_event(self) -> None:
+        """Handle the event that has arrived completely, if any."""
+        message = self._message
+        if message is None or message.function < _FIRST_EVENT:
+            return
+        self._message = None
+        self._events += 1
+        trace = Trace(
+            self.name_of(message.function), self._clock.now(), len(message.payload),
+            result=status_name(message.result) if message.result else "",
+        )  # fmt: skip
+        self.history.append(trace)
+        handler = self.on_event.get(message.function)
+        if message.result:
+            raise FirmwareError(
+                f"the GSP reports {trace.name} with {trace.result}",
+                status=trace.result,
+                event=trace.name,
+            )
+        if handler is None:
+            log.debug("event of the GSP: %s, %d bytes", trace.name, len(message.payload))
+            return
+        handler(bytes(message.payload))

@@ -1,0 +1,161 @@
+"""The two message queues in host memory, which driver and GSP share.
+
+Behind a table of the region's pages lie the command queue and the status queue: a page of headers
+and 63 slots of a page. Each side writes its own queue's `writePtr`. How far it has read the other
+queue it writes into its *own* queue's header page (flag "swap rx"): one side writes each page.
+Source: open-gpu-kernel-modules 570.144 message_queue_cpu.c, msgq.c.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable
+
+from ugpu.hcq.errors import BadArgument, FirmwareSilent, UnitTimeout
+from ugpu.hcq.state.clock import Clock
+from ugpu.nv.gsp.layout.arguments import QUEUE_SIZE, table_pages
+from ugpu.nv.gsp.layout.memory import PAGE, Pages
+from ugpu.nv.gsp.rpc.records import BadRecord, Record, decode, encode_message, pages_of, read_length
+
+log = logging.getLogger(__name__)
+
+SLOTS = QUEUE_SIZE // PAGE - 1
+REGION_SIZE = table_pages() * PAGE + 2 * QUEUE_SIZE
+_HEADER = struct.Struct("<8I")  # version, size, msgSize, msgCount, writePtr, flags, rxHdrOff, ...
+_WRITE_AT, _READ_AT = 0x10, 0x20
+_SWAPPED = 1
+# TIMEOUT: how long the GSP may take to drain a queue that is full; RM waits as long for a reply.
+_ROOM_LIMIT_S = 4.0
+_REREADS = 3  # as RM does: a record may be seen before all of it has arrived
+
+
+class MessageQueues:
+    """Both queues of one start. Not thread-safe. The owner of `pages` keeps them until the GSP no
+    longer runs. ring: tells the GSP that the command queue has new records."""
+
+    def __init__(self, pages: Pages, clock: Clock, ring: Callable[[], None]) -> None:
+        if pages.size < REGION_SIZE:
+            raise BadArgument("the region of the queues is too small", size=pages.size)
+        self._view = pages.view
+        self._clock = clock
+        self._ring = ring
+        self._commands = table_pages() * PAGE
+        self._statuses = self._commands + QUEUE_SIZE
+        self._sent = self._received = 0  # groups
+        table = struct.pack(f"<{REGION_SIZE // PAGE}Q", *pages.pages[: REGION_SIZE // PAGE])
+        pages.put(table)
+        header = _HEADER.pack(0, QUEUE_SIZE, PAGE, SLOTS, 0, _SWAPPED, _READ_AT, PAGE)
+        pages.put(header, self._commands)
+
+    def _word(self, at: int) -> int:
+        word: int = struct.unpack_from("<I", self._view, at)[0]
+        return word
+
+    def _index(self, at: int, what: str) -> int:
+        """Read an index that the GSP writes."""
+        found = self._word(at)
+        if found >= SLOTS:
+            raise BadRecord(f"the GSP's {what} is outside of the queue", found=found, slots=SLOTS)
+        return found
+
+    # ---- commands ----------------------------------------------------------------------------
+
+    def _room(self) -> int:
+        read = self._index(self._statuses + _READ_AT, "read index")
+        return (read + SLOTS - self._word(self._commands + _WRITE_AT) - 1) % SLOTS
+
+    def send(self, function: int, payload: bytes, sequence: int) -> None:
+        """Write a message into the command queue. FirmwareSilent if the GSP frees no room."""
+        for group in encode_message(function, payload, number=self._sent, sequence=sequence):
+            self._await_room(len(group) // PAGE)
+            self._put(group)
+
+    def _await_room(self, pages: int) -> None:
+        try:
+            self._clock.wait_until(
+                lambda: self._room() >= pages,
+                unit="GSP",
+                waiting_for=f"room for {pages} pages in its command queue",
+                limit_s=_ROOM_LIMIT_S,
+                state=lambda: f"{self._room()} pages are free",
+            )
+        except UnitTimeout as error:
+            raise FirmwareSilent(
+                "the GSP does not read its command queue", **error.facts
+            ) from error
+
+    def _put(self, group: bytes) -> None:
+        write = self._word(self._commands + _WRITE_AT)
+        first = self._commands + PAGE
+        count = len(group) // PAGE
+        for number in range(count):
+            place = first + (write + number) % SLOTS * PAGE
+            self._view[place : place + PAGE] = group[number * PAGE : (number + 1) * PAGE]
+        # ORDER: x86 makes the stores above visible before this one, and this one before the
+        # doorbell (Intel SDM, volume 3, "Memory Ordering").
+        struct.pack_into("<I", self._view, self._commands + _WRITE_AT, (write + count) % SLOTS)
+        self._sent += 1
+        self._ring()
+
+    # ---- statuses ----------------------------------------------------------------------------
+
+    def linked(self) -> bool:
+        """Return whether the GSP has initialised the status queue."""
+        _, size, page, slots, *_ = _HEADER.unpack_from(self._view, self._statuses)
+        if not (size or page or slots):
+            return False
+        if (size, page, slots) != (QUEUE_SIZE, PAGE, SLOTS):
+            raise BadRecord(
+                "the GSP's status queue has another shape",
+                expected=f"{QUEUE_SIZE:#x} {PAGE:#x} {SLOTS}",
+                found=f"{size:#x} {page:#x} {slots}",
+            )
+        return True
+
+    def _available(self) -> int:
+        write = self._index(self._statuses + _WRITE_AT, "write index")
+        return (write + SLOTS - self._word(self._commands + _READ_AT)) % SLOTS
+
+    def receive(self) -> Record | None:
+        """Take the next record out of the status queue; None if there is none."""
+        available = self._available()
+        if not available:
+            return None
+        error: BadRecord | None = None
+        for _ in range(_REREADS):
+            try:
+                return self._take(available)
+            except BadRecord as fault:
+                error = fault
+                self._clock.sleep(0)
+        assert error is not None
+        raise error
+
+    def _take(self, available: int) -> Record | None:
+        read = self._word(self._commands + _READ_AT)
+        first = self._statuses + PAGE
+        start = first + read * PAGE
+        count = pages_of(read_length(self._view[start : start + PAGE]))
+        if count > available:
+            raise BadRecord(
+                "the GSP's record is longer than what it wrote", expected=count, found=available
+            )
+        group = b"".join(
+            bytes(self._view[place : place + PAGE])
+            for place in (first + (read + number) % SLOTS * PAGE for number in range(count))
+        )
+        record, number = decode(group)
+        if number > self._received:
+            raise BadRecord(
+                "the GSP's record is out of order", expected=self._received, found=number
+            )
+        struct.pack_into("<I", self._view, self._commands + _READ_AT, (read + count) % SLOTS)
+        if number < self._received:  # sent twice: RM drops it as well
+            log.debug("record %d of the GSP came a second time", number)
+            return None
+        self._received += 1
+        return record
+
+    def __repr__(self) -> str:
+        return f"<MessageQueues {self._sent} sent, {self._received} received>"

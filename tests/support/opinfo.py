@@ -1,0 +1,189 @@
+"""PyTorch's own samples (OpInfo) for operations that Tensor has under the same name: each sample's
+result and gradients, PyTorch's and ours."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ugpu.compiler import Tensor
+from ugpu.hcq.errors import UgpuError
+
+# PyTorch's name, where Tensor's method has another one.
+NAMES = {
+    "nn.functional.layer_norm": None,
+    "__getitem__": "__getitem__",
+    "__radd__": "__radd__", "__rdiv__": "__rtruediv__", "__rmatmul__": "__rmatmul__",
+    "__rmul__": "__rmul__", "__rpow__": "__rpow__", "__rsub__": "__rsub__", "__rmod__": "__rmod__",
+    "amax": "max", "amin": "min", "t": None, "true_divide": "div",
+    "special.log_softmax": "log_softmax", "special.expit": "sigmoid", "clamp_min": None,
+    "nn.functional.interpolate": None, "to": None, "nn.functional.pad": None, "pad": None,
+    "max": None, "min": None, "std": None, "var": None, "linear": None,
+    "nn.functional.linear": None, "index_put": None, "nn.functional.scaled_dot_product_attention":
+    "scaled_dot_product_attention", "repeat_interleave": "repeat_interleave", "diag": "diag",
+    "nn.functional.normalize": None, "dot": None, "normal": None, "nn.functional.dropout": None,
+    "dropout": None, "uniform": None, "rand_like": None, "item": None, "shape": None,
+    "numpy": None, "grad": None, "backward": None, "nn.functional.embedding": None,
+}  # fmt: skip
+RANDOM = ("dropout", "rand", "normal", "uniform", "randn", "randint", "bernoulli")
+CREATION = ("arange", "eye", "full", "ones", "zeros", "full_like", "zeros_like", "ones_like")
+
+
+def method_of(name: str) -> str | None:
+    """Return the name of Tensor's method for PyTorch's operation; None if there is none."""
+    if name in NAMES:
+        return NAMES[name]
+    last = name.split(".")[-1]
+    if name.startswith(("linalg", "fft", "masked", "special", "torch", "_", "jiterator")):
+        return None
+    if last in CREATION or any(word in last for word in RANDOM):
+        return None
+    return last if hasattr(Tensor, last) else None
+
+
+def ours(given: Any, leaves: list[tuple[Any, Tensor]]) -> Any:
+    """Return an argument with our tensors for PyTorch's; notes those that need gradients."""
+    if isinstance(given, torch.Tensor):
+        tensor = Tensor(given.detach().numpy().copy())
+        if given.requires_grad:
+            tensor.requires_grad_()
+            leaves.append((given, tensor))
+        return tensor
+    if isinstance(given, torch.dtype):
+        return str(given).removeprefix("torch.")
+    if isinstance(given, list | tuple) and not isinstance(given, torch.Size):
+        return type(given)(ours(each, leaves) for each in given)
+    if isinstance(given, torch.Size):
+        return tuple(given)
+    return given
+
+
+def outputs(result: Any, kind: type) -> list[Any]:
+    """Return the tensors in a result."""
+    if isinstance(result, kind):
+        return [result]
+    if isinstance(result, list | tuple):
+        return [tensor for each in result for tensor in outputs(each, kind)]
+    return []
+
+
+def _array(tensor: Any) -> Any:
+    tensor = tensor.detach()
+    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+
+
+def close(mine: Any, theirs: Any) -> bool:
+    """Compare in float32."""
+    theirs = np.asarray(theirs)
+    if tuple(mine.shape) != theirs.shape:
+        return False
+    return bool(np.allclose(mine, theirs, rtol=2e-3, atol=2e-4, equal_nan=True))
+
+
+def run_sample(method: str, op: Any, sample: Any) -> str:
+    """Return "equal", "refused: ..." or "wrong ..." for the result and gradients of a sample."""
+    leaves: list[tuple[Any, Tensor]] = []
+    theirs = outputs(op(sample.input, *sample.args, **sample.kwargs), torch.Tensor)
+    if sample.output_process_fn_grad is not None:
+        theirs = outputs(sample.output_process_fn_grad(
+            theirs if len(theirs) > 1 else theirs[0]), torch.Tensor)  # fmt: skip
+    try:
+        first = ours(sample.input, leaves)
+        args, kwargs = ours(sample.args, leaves), ours(dict(sample.kwargs), leaves)
+        kwargs = {key: ours(value, leaves) for key, value in kwargs.items()}
+        if isinstance(first, list | tuple):
+            result = getattr(Tensor, method)(first, *args, **kwargs)
+        else:
+            result = getattr(first, method)(*args, **kwargs)
+        mine = outputs(result, Tensor)
+        values = [each.numpy() for each in mine]
+    except (UgpuError, TypeError, AttributeError, ValueError) as error:
+        return f"refused: {type(error).__name__} {error}"[:160]
+    if len(mine) > len(theirs):
+        return "wrong count of results"
+    for value, wanted in zip(values, theirs, strict=False):
+        if not close(value, _array(wanted)):
+            return "wrong result"
+    pairs = [(m, t) for m, t in zip(mine, theirs, strict=False) if t.requires_grad]
+    if not leaves or not pairs:
+        return "equal"
+    return _gradients(pairs, leaves)
+
+
+def _gradients(pairs: Sequence[tuple[Tensor, Any]], leaves: Sequence[tuple[Any, Tensor]]) -> str:
+    random = np.random.default_rng(0)
+    weights = [random.uniform(-1, 1, tuple(t.shape)).astype(np.float32) for _, t in pairs]
+    wanted = torch.autograd.grad(
+        [t for _, t in pairs], [t for t, _ in leaves], [torch.from_numpy(w) for w in weights],
+        allow_unused=True,
+    )  # fmt: skip
+    if not any(m.requires_grad for m, _ in pairs):
+        if all(each is None or not each.any() for each in wanted):
+            return "equal"
+        return "wrong: no gradient"
+    try:
+        for (mine, _), weight in zip(pairs, weights, strict=True):
+            if mine.requires_grad:
+                mine.backward(Tensor(weight), retain_graph=True)
+        found = [None if leaf.grad is None else leaf.grad.numpy() for _, leaf in leaves]
+    except UgpuError as error:
+        return f"refused gradient: {error}"[:160]
+    for mine, their in zip(found, wanted, strict=True):
+        theirs = None if their is None else their.numpy()
+        if mine is None and theirs is None:
+            continue
+        shape = (mine if mine is not None else theirs).shape  # type: ignore[union-attr]
+        one = np.zeros(shape) if mine is None else mine
+        two = np.zeros(shape) if theirs is None else theirs
+        if not close(one, two):
+            return "wrong gradient"
+    return "equal"
+
+
+def samples(name: str | None = None, most: int = 1 << 30) -> Iterator[tuple[str, str, Any, Any]]:
+    """Yield (PyTorch's name, our method, operation, sample) for float32."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+    for op in op_db:
+        method = method_of(op.name)
+        if method is None or (name is not None and op.name != name):
+            continue
+        if torch.float32 not in op.dtypes:
+            continue
+        for place, sample in enumerate(
+            op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)
+        ):
+            if place >= most:
+                break
+            yield op.name, method, op, sample
+
+
+def main(most: int, only: str | None) -> None:
+    counts: dict[str, Counter[str]] = {}
+    texts: dict[str, set[str]] = {}
+    torch.manual_seed(0)
+    for name, method, op, sample in samples(only, most):
+        outcome = run_sample(method, op, sample)
+        if outcome != "equal":
+            print(name, outcome, flush=True)
+        counts.setdefault(name, Counter())[outcome.split(":")[0]] += 1
+        if outcome != "equal":
+            texts.setdefault(name, set()).add(outcome)
+    total: Counter[str] = Counter()
+    for name, each in counts.items():
+        total.update(each)
+        if set(each) != {"equal"}:
+            print(name, dict(each), *sorted(texts[name])[:3], sep="\n    ")
+    print(len(counts), "operations", dict(total))
+
+
+if __name__ == "__main__":
+    import sys
+
+    main(int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)

@@ -1,0 +1,1 @@
+"""The model of GFX 11.0 cards."""

@@ -1,0 +1,1 @@
+"""What virtual PCI cards of all vendors share: host memory behind an IOMMU, windows, messages."""

@@ -1,0 +1,55 @@
+"""The card's way to memory of its host: the IOMMU, and only with bus mastering on."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+from ugpu.virtual.bus.dma import DmaPool, Iommu
+
+_PAGE = 4096
+
+
+class BusMemory:
+    """DMA of the card. Any thread may call. refused: hears why an access was refused."""
+
+    def __init__(
+        self, seed: int, allowed: Callable[[], bool], refused: Callable[[str], None],
+        revoked: Callable[[int, int], None],
+    ) -> None:  # fmt: skip
+        self.iommu = Iommu(seed)
+        self.pool = DmaPool(self.iommu, revoked)
+        self._allowed = allowed
+        self._refused = refused
+
+    def translate(self, address: int, size: int) -> tuple[int, int] | None:
+        """Return the address in this process and the contiguous bytes, at most `size`; None if the
+        access is refused, which is recorded."""
+        if not self._allowed():
+            self._refused(f"DMA to {address:#x} with bus mastering off")
+            return None
+        found = self.iommu.translate(address, size)
+        if found is None:
+            self._refused(f"DMA to {address:#x}, which the IOMMU refuses")
+        return found
+
+    def read(self, address: int, size: int) -> bytes | None:
+        """Read; None if any part is refused."""
+        parts = []
+        while size:
+            found = self.translate(address, size)
+            if found is None:
+                return None
+            parts.append(ctypes.string_at(*found))
+            address, size = address + found[1], size - found[1]
+        return b"".join(parts)
+
+    def write(self, address: int, content: bytes) -> bool:
+        """Write; return whether all parts were allowed."""
+        while content:
+            found = self.translate(address, len(content))
+            if found is None:
+                return False
+            ctypes.memmove(found[0], content[: found[1]], found[1])
+            address, content = address + found[1], content[found[1] :]
+        return True

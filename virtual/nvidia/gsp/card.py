@@ -1,0 +1,324 @@
+"""A whole card: the GPU of the resource manager's model, behind registers.
+
+`Card` owns what belongs to no single unit (lock, GPU, memory of the host, registers, resets), and is
+the port through which its units call each other. Registers: gsp.wiring.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+
+from ugpu.nv.chips.facts import ChipFacts
+from ugpu.virtual.nvidia.gsp.apertures import PDB_IN_INSTANCE, Aperture
+from ugpu.virtual.nvidia.gsp.bus.config import ConfigSpace
+from ugpu.virtual.nvidia.gsp.bus.memory import BusMemory
+from ugpu.virtual.nvidia.gsp.facts import boot_facts
+from ugpu.virtual.nvidia.gsp.falcon import booter, fwsec
+from ugpu.virtual.nvidia.gsp.falcon.core import MAILBOX0, Falcon, Kind
+from ugpu.virtual.nvidia.gsp.falcon.wpr import Wpr2, WprMeta
+from ugpu.virtual.nvidia.gsp.firmware.programs import GSP, SEC2, Program
+from ugpu.virtual.nvidia.gsp.firmware.vbios import vbios
+from ugpu.virtual.nvidia.gsp.interrupts import InterruptTree
+from ugpu.virtual.nvidia.gsp.options import DEFAULT_FIRMWARE, CardOptions
+from ugpu.virtual.nvidia.gsp.registers import RegisterSpace
+from ugpu.virtual.nvidia.gsp.rpc.controls import GSP_VECTOR, vector_of
+from ugpu.virtual.nvidia.gsp.rpc.server import SUSPENDED, GspServer
+from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
+from ugpu.virtual.nvidia.machine import VirtualMachine
+from ugpu.virtual.nvidia.options import MachineOptions
+
+_GSP_FUSES, _SEC2_FUSES = 0x8241C0, 0x824140
+_MOST_NOTES, _MOST_CALLS, _PAGE = 4096, 4096, 4096
+_SWGEN0 = 1 << 6
+_ROM_SIZE = 1 << 20
+
+
+class Card:
+    """One card. `lock` protects all but the GPU behind. violations: uses that a board would punish
+    silently; notes: what is unusual but allowed,
+    with how often it happened."""
+
+    def __init__(self, facts: ChipFacts, options: CardOptions | None = None) -> None:
+        self.facts = facts
+        self.options = chosen = options or CardOptions()
+        self.boot = boot_facts(facts.name)
+        self.lock = threading.RLock()
+        self.machine = VirtualMachine(
+            facts,
+            MachineOptions(
+                driver=DEFAULT_FIRMWARE, memory=chosen.memory, channels=chosen.channels,
+                copy_engines=chosen.copy_engines, coherence=chosen.coherence,
+                switch_limit_s=chosen.switch_limit_s, multiprocessors=chosen.multiprocessors,
+            ),
+        )  # fmt: skip
+        self.gpu = self.machine.gpu
+        self.clock = self.machine.clock
+        self.lost = False
+        self.msi: Callable[[], object] | None = None
+        self.notes: Counter[str] = Counter()
+        self.rom = vbios(facts.pci_device, self.boot.descriptor).ljust(_ROM_SIZE, b"\xff")
+        self.bus = BusMemory(chosen.seed, self._may_access, self.violation, self._revoked)
+        self.gpu.system_memory = self._system_memory
+        self.gpu.non_stall = self._non_stall
+        pio = self.boot.pio
+        self.gsp = self._falcon(Kind("GSP", GSP, _GSP_FUSES, not pio))
+        self.sec2 = self._falcon(Kind("SEC2", SEC2, _SEC2_FUSES, not pio))
+        self.wpr = Wpr2()
+        self.interrupts = InterruptTree(self._send_message, rearm=self.boot.way != "fsp")
+        self.bar1 = Aperture("BAR1", self.gpu, self.note)
+        self.bar2 = Aperture("BAR2", self.gpu, self.note)
+        for aperture in (self.bar1, self.bar2):
+            aperture.protected = self.wpr.touches
+        self.server: GspServer | None = None
+        self.calls: deque[str] = deque(maxlen=_MOST_CALLS)  # what the GSP was asked, as text
+        self.registers = RegisterSpace()
+        self.status: dict[int, int] = {}  # scratch registers that programs of the card write
+        self.plain: dict[int, int] = {}  # registers that keep what was written
+        self._cold()
+        self.config = ConfigSpace(
+            self, facts.pci_device, chosen.bar1, platform=chosen.platform,
+            function_reset=chosen.function_reset,
+        )  # fmt: skip
+
+    def _falcon(self, kind: Kind) -> Falcon:
+        chosen = self.options
+        return Falcon(self, kind, scrub_reads=chosen.scrub_reads, dma_reads=chosen.dma_reads)
+
+    def _cold(self) -> None:
+        """Enter the state after power-on, of everything but configuration space."""
+        self.status.clear()
+        self.plain.clear()
+        self.sb_done = False
+        self.scrub_stage = 0
+        self.handoff = False
+        self.time_offset = 0  # of PTIMER, as the CPU set it
+        self.scrubbed = booter.prescrubbed(self.boot, self.memory_size)
+        self.progress_reads = self.options.power_on_reads
+
+    # Life
+
+    def power_cycle(self) -> None:
+        """Switch off and on: everything is lost, also video memory."""
+        with self.lock:
+            self._stop()
+            self.gpu.memory.zero(self.gpu.memory.base, self.memory_size)
+            self.config.reset()
+
+    def function_reset(self) -> None:
+        """Reset by FLR or the secondary bus: video memory keeps its content."""
+        with self.lock:
+            self._stop()
+            self.config.reset()
+
+    def _stop(self) -> None:
+        self._end_server()
+        for falcon in (self.gsp, self.sec2):
+            falcon.power_on()
+        self.wpr.clear()
+        self.interrupts.reset()
+        self._cold()
+
+    def _end_server(self) -> None:
+        if self.server is not None:
+            with self.machine.lock:
+                self.server.close()
+            self.server = None
+        for aperture in (self.bar1, self.bar2):
+            aperture.set_block(0)
+
+    def unplug(self) -> None:
+        """Pull the card out: it answers no more, and its work ends."""
+        with self.lock:
+            self.lost = True
+            self.gpu.lose()
+
+    def close(self) -> None:
+        """Switch off for good. Idempotent."""
+        with self.lock:
+            self._end_server()
+        self.machine.close()
+
+    def violation(self, text: str) -> None:
+        """Record a use that a board would punish silently."""
+        if len(self.gpu.violations) < _MOST_NOTES:
+            self.gpu.violations.append(text)
+
+    def note(self, text: str) -> None:
+        """Record something unusual."""
+        if text in self.notes or len(self.notes) < _MOST_NOTES:
+            self.notes[text] += 1
+
+    @property
+    def violations(self) -> list[str]:
+        """Return the violations so far, also those of the engines."""
+        return self.machine.violations
+
+    # Accesses of the CPU
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the card answers memory accesses."""
+        return not self.lost and self.config.memory_enabled
+
+    def read32(self, offset: int) -> int:
+        """Read a register."""
+        with self.lock:
+            return self.registers.read(offset) if self.decodes else 0xFFFF_FFFF
+
+    def write32(self, offset: int, value: int) -> None:
+        """Write a register."""
+        with self.lock:
+            if self.decodes:
+                self.registers.write(offset, value)
+
+    # Memory of the host
+
+    def _may_access(self) -> bool:
+        return self.config.bus_master and not self.lost
+
+    def bus_changed(self) -> None:
+        """Drop translations: bus mastering may be off now."""
+        if hasattr(self, "config"):
+            self.gpu.invalidate(None)
+
+    def _revoked(self, host: int, size: int) -> None:
+        """Drop translations: memory of the host was taken back."""
+        self.gpu.invalidate(None)
+
+    def map_dma(self, address: int, size: int, host: int | None) -> None:
+        """Map memory of a client at a bus address that it chose."""
+        with self.lock:
+            self.bus.iommu.add(address, size, host)
+
+    def unmap_dma(self, address: int, size: int) -> None:
+        """Remove a mapping of `map_dma`."""
+        with self.lock:
+            self.bus.iommu.remove(address)
+            self.gpu.invalidate(None)
+
+    def _system_memory(self, address: int, size: int) -> tuple[int, int] | None:
+        """Translate a bus address for an engine; the card's own BAR1 is among them."""
+        inside = address - self.config.bar_address(1)
+        if 0 <= inside < self.config.bar_size(1) and self.config.memory_enabled:
+            memory = self.gpu.memory
+            return (memory.base + inside, size) if inside + size <= memory.size else None
+        return self.bus.translate(address, size)
+
+    def bus_read(self, address: int, size: int) -> bytes | None:
+        """Read memory of the host; None if it is refused."""
+        found = self.bus_address(address, size)
+        return ctypes.string_at(found, size) if found is not None else self.bus.read(address, size)
+
+    def bus_write(self, address: int, content: bytes) -> bool:
+        """Write memory of the host; return whether it was allowed."""
+        return self.bus.write(address, content)
+
+    def bus_address(self, address: int, size: int) -> int | None:
+        """Return the address in this process of memory that is contiguous there; None if it is not,
+        or is refused."""
+        found = self._system_memory(address, size)
+        return found[0] if found is not None and found[1] >= size else None
+
+    # For the falcons and their programs
+
+    @property
+    def memory_size(self) -> int:
+        """Bytes of video memory."""
+        return self.gpu.memory.size
+
+    def falcon_read(self, target: int, address: int, size: int) -> bytes | None:
+        """See falcon.core.Port."""
+        if target:
+            return self.bus_read(address, size)
+        memory = self.gpu.memory
+        if address + size > memory.size or self.wpr.touches(address, size):
+            return None
+        return bytes(memory.view[address : address + size])
+
+    def fuse_version(self, register: int) -> int:
+        """Return the version that a fuse register says: the highest bit that is set, from 1."""
+        return self.fuse(register).bit_length()
+
+    def fuse(self, register: int) -> int:
+        """Return a fuse register: one bit for each version that was burnt."""
+        return (1 << self.options.fuse) - 1
+
+    def run_program(self, falcon: Falcon, program: Program) -> None:
+        """See falcon.core.Port."""
+        if self.progress_reads:
+            self.violation(f"{program.name} was started before power-on had finished")
+        if program is Program.FWSEC and falcon is self.gsp:
+            fwsec.run(self, falcon)
+        elif program is Program.BOOTER_LOAD and falcon is self.sec2:
+            booter.load(self, falcon)
+        elif program is Program.BOOTER_UNLOAD and falcon is self.sec2:
+            booter.unload(self, falcon)
+        elif program is Program.SCRUBBER and falcon is self.sec2:
+            booter.scrub(self, falcon)
+        else:
+            self.violation(f"{program.name} does not run on {falcon.name}")
+
+    def falcon_reset(self, falcon: Falcon) -> None:
+        """See falcon.core.Port: a reset ends the firmware that runs on the GSP."""
+        if falcon is self.gsp and self.server is not None:
+            if not self.server.unloaded:
+                self.violation("the GSP was reset while its firmware ran")
+            self._end_server()
+
+    def video_write(self, address: int, content: bytes) -> None:
+        """Write video memory."""
+        self.gpu.memory.view[address : address + len(content)] = content
+
+    def start_gsp(self, meta: WprMeta, version: str, arguments: int) -> None:
+        """Start the firmware of the GSP's RISC-V core."""
+        self.gsp.active = True
+        self.handoff = True
+        self.server = GspServer(self, version, meta)
+        self.server.start(arguments)
+
+    def gsp_stopped(self) -> None:
+        """Handle the end of the booter's unload."""
+        self.handoff = False
+
+    # For the GSP's firmware
+
+    def make_apertures(self, start: int) -> Directories:
+        """See rpc.server.Board: directory and instance block of each aperture, a page each."""
+        made = []
+        words = self.gpu.memory.words
+        words[start // 8 : (start + 4 * _PAGE) // 8] = 0
+        for aperture in (self.bar1, self.bar2):
+            directory, instance = start, start + _PAGE
+            words[(instance + PDB_IN_INSTANCE) // 8] = directory
+            aperture.set_block(1 << 31 | instance >> 12)
+            made.append(directory)
+            start += 2 * _PAGE
+        return Directories(*made)
+
+    def gsp_suspended(self) -> None:
+        """See rpc.server.Board."""
+        self.gsp.registers[MAILBOX0] = SUSPENDED
+        if self.boot.way == "fsp":
+            self.gsp.active, self.gsp.riscv_halted = False, True
+            self.wpr.clear()
+        for aperture in (self.bar1, self.bar2):
+            aperture.set_block(0)
+
+    def signal_gsp(self) -> None:
+        """See rpc.server.Board."""
+        self.gsp.interrupts |= _SWGEN0
+        self.interrupts.post(GSP_VECTOR)
+
+    def _non_stall(self, engine_type: int) -> None:
+        self.interrupts.post(vector_of(engine_type))
+
+    def _send_message(self) -> None:
+        if self.lost:
+            return
+        if not self.config.bus_master:
+            self.violation("MSI with bus mastering off")
+        elif self.msi is not None:
+            self.msi()

@@ -1,0 +1,1 @@
+"""The falcons, and the programs of the model that run on them."""

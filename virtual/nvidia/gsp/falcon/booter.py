@@ -1,0 +1,197 @@
+"""The booters on SEC2: load verifies the GSP's firmware and starts it, unload takes WPR2 down. The
+scrubber (AD10x) clears more of the memory's top.
+
+Source: open-gpu-kernel-modules 570.144 kernel_gsp_booter_tu102.c, kernel_gsp_tu102.c,
+kernel_gsp_ad102.c; Linux 7.3.4 nouveau nvkm/subdev/gsp/{booter,tu102}.c. UNSURE: the codes in
+mailbox 0; those of the real programs are not public.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import Protocol
+
+from ugpu.virtual.nvidia.gsp.facts import BootFacts
+from ugpu.virtual.nvidia.gsp.falcon.core import Falcon
+from ugpu.virtual.nvidia.gsp.falcon.wpr import PRESCRUBBED, SIZE, VERIFIED, Wpr2, WprMeta
+from ugpu.virtual.nvidia.gsp.firmware import images
+from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE as SIGNATURE
+from ugpu.virtual.nvidia.gsp.firmware.sign import problem
+
+UNLOAD = 0xFF_0000_00FF
+SUSPENDED = 0x8000_0000
+_LARGEST_IMAGE = 128 << 20
+_PAGE = 4096
+
+
+class BooterError(enum.IntEnum):
+    """What a booter leaves in mailbox 0."""
+
+    NONE = 0
+    META = 0x0A
+    LAYOUT = 0x0B
+    IMAGE = 0x0C
+    BOOTLOADER = 0x0D
+    SIGNATURE = 0x0E
+    GSP_STATE = 0x0F
+    WPR_STATE = 0x10
+    MEMORY = 0x11
+
+
+class Refused(Exception):
+    """A program refuses what it is given."""
+
+    def __init__(self, error: BooterError, why: str) -> None:
+        super().__init__(why)
+        self.error = error
+
+
+class Board(Protocol):
+    """The card, as the booters use it."""
+
+    boot: BootFacts
+    wpr: Wpr2
+    gsp: Falcon
+    sb_done: bool
+    scrubbed: int
+    scrub_stage: int
+
+    @property
+    def memory_size(self) -> int: ...
+    def violation(self, text: str) -> None: ...
+    def bus_read(self, address: int, size: int) -> bytes | None: ...
+    def video_write(self, address: int, content: bytes) -> None: ...
+    def start_gsp(self, meta: WprMeta, version: str, arguments: int) -> None: ...
+    def gsp_stopped(self) -> None: ...
+
+
+def load(board: Board, falcon: Falcon) -> None:
+    """Verify, copy, protect, and start the GSP's RISC-V core."""
+    try:
+        meta = _meta(board, falcon.mailbox)
+        _check_state(board)
+        frts = (board.wpr.start, board.wpr.end) if board.boot.way == "fwsec" else None
+        why = meta.problem(board.memory_size, board.boot.libos, frts, board.scrubbed)
+        if why:
+            raise Refused(BooterError.LAYOUT, why)
+        version = place(board, meta)
+    except Refused as refusal:
+        board.violation(f"booter: {refusal}")
+        falcon.answer(int(refusal.error))
+        return
+    board.wpr.set(meta.start, meta.end)
+    falcon.answer(0)
+    board.start_gsp(meta, version, board.gsp.mailbox)
+
+
+def unload(board: Board, falcon: Falcon) -> None:
+    """Take WPR2 down, once the GSP has stopped and FWSEC-SB has run."""
+    why = ""
+    if falcon.mailbox != UNLOAD:
+        why = f"mailboxes must be 0xff, 0xff, are {falcon.mailbox:#x}"
+    elif board.gsp.active:
+        why = "the GSP runs"
+    elif not board.sb_done:
+        why = "FWSEC has not executed SB"
+    if why:
+        board.violation(f"booter unload: {why}")
+        falcon.answer(int(BooterError.GSP_STATE))
+        return
+    board.wpr.clear()
+    board.sb_done = False
+    board.gsp_stopped()
+    falcon.answer(0)
+
+
+def scrub(board: Board, falcon: Falcon) -> None:
+    """Clear the whole memory."""
+    board.scrubbed, board.scrub_stage = 0, 3
+    falcon.answer(0)
+
+
+def prescrubbed(facts: BootFacts, memory: int) -> int:
+    """Return the address from which a chip's memory is clean after power-on."""
+    return max(0, memory - PRESCRUBBED) if facts.way == "fwsec" else 0
+
+
+def _meta(board: Board, address: int) -> WprMeta:
+    raw = board.bus_read(address, SIZE)
+    if not address or raw is None:
+        raise Refused(BooterError.META, f"cannot read the WPR metadata at {address:#x}")
+    if WprMeta.resume(raw):
+        raise Refused(BooterError.META, "resuming a suspended GSP is not modelled")
+    return WprMeta.parse(raw)
+
+
+def _check_state(board: Board) -> None:
+    gsp = board.gsp
+    if gsp.active:
+        raise Refused(BooterError.GSP_STATE, "the GSP runs already")
+    if gsp.in_reset or not gsp.selects_riscv:
+        raise Refused(BooterError.GSP_STATE, "the GSP is not reset into its RISC-V core")
+    if not gsp.mailbox:
+        raise Refused(BooterError.GSP_STATE, "the GSP's mailboxes hold no libos arguments")
+    if board.boot.way == "fwsec" and not board.wpr.up:
+        raise Refused(BooterError.WPR_STATE, "FWSEC has not made the FRTS region")
+    if board.boot.way == "booter" and board.wpr.up:
+        raise Refused(BooterError.WPR_STATE, "WPR2 is already set")
+
+
+def place(board: Board, meta: WprMeta) -> str:
+    """Verify the GSP's image and boot loader and copy them; return the firmware's version."""
+    image = read_radix3(board, meta.image, meta.image_size)
+    loader = _read(board, meta.bootloader, meta.bootloader_size, BooterError.BOOTLOADER)
+    field = _read(board, meta.signature, meta.signature_size, BooterError.SIGNATURE)
+    content = board.boot.signature.encode() + image
+    why = problem(field, images.IMAGE_TERMS, content)
+    if why:
+        raise Refused(BooterError.SIGNATURE, f"the GSP's image: {why}")
+    why = problem(loader[-SIGNATURE:], images.IMAGE_TERMS, loader[:-SIGNATURE])
+    if why:
+        raise Refused(BooterError.BOOTLOADER, f"the GSP's boot loader: {why}")
+    offsets = (meta.bootloader_code, meta.bootloader_data, meta.bootloader_manifest)
+    expected = (images.MONITOR_CODE[0], images.MONITOR_DATA[0], images.MANIFEST[0])
+    if not board.boot.pio and offsets != expected:
+        raise Refused(BooterError.BOOTLOADER, f"its parts are at {offsets}, not {expected}")
+    version = image[8:40].rstrip(b"\0").decode("ascii", "replace")
+    if not image.startswith(images.GSP_MAGIC):
+        raise Refused(BooterError.IMAGE, "the image is not one that the model can run")
+    if loader[8:40].rstrip(b"\0").decode("ascii", "replace") != version:
+        raise Refused(BooterError.BOOTLOADER, f"the boot loader is not of {version}")
+    board.video_write(meta.firmware, image)
+    board.video_write(meta.boot, loader)
+    board.video_write(meta.start, struct.pack("<25Q", *meta).ljust(0xF8, b"\0"))
+    board.video_write(meta.start + 0xF8, struct.pack("<Q", VERIFIED))
+    return version
+
+
+def read_radix3(board: Board, root: int, size: int) -> bytes:
+    """Read an image by its page tables: three levels of 4 KiB pages of 512 addresses."""
+    if not 0 < size <= _LARGEST_IMAGE:
+        raise Refused(BooterError.IMAGE, f"an image of {size} bytes")
+    pages = -(-size // _PAGE)
+    addresses = [root]
+    for level in range(3):
+        count = -(-pages // 512 ** (2 - level))
+        following: list[int] = []
+        for address in addresses:
+            raw = _read(board, address, _PAGE, BooterError.IMAGE)
+            following += struct.unpack("<512Q", raw)
+        addresses = following[:count]
+        if not all(addresses) or any(address % _PAGE for address in addresses):
+            raise Refused(BooterError.IMAGE, f"level {level} of its tables has a bad address")
+    parts = [
+        _read(board, address, min(_PAGE, size - _PAGE * index), BooterError.IMAGE)
+        for index, address in enumerate(addresses)
+    ]
+    return b"".join(parts)
+
+
+def _read(board: Board, address: int, size: int, error: BooterError) -> bytes:
+    if not 0 < size <= _LARGEST_IMAGE:
+        raise Refused(error, f"{size} bytes at {address:#x}")
+    raw = board.bus_read(address, size)
+    if raw is None:
+        raise Refused(error, f"cannot read {size} bytes at {address:#x}")
+    return raw

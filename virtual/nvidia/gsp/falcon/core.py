@@ -1,0 +1,401 @@
+"""A falcon with its RISC-V core beside it: reset, memories, DMA, boot ROM, mailboxes.
+
+Sources: Linux 7.3.4 nouveau nvkm/falcon/{base,gm200,tu102,ga100,ga102}.c; open-gpu-kernel-modules
+570.144 dev_falcon_v4.h, dev_falcon_second_pri.h, dev_riscv_pri.h, dev_fbif_v4.h, kernel_falcon_*.c;
+open-gpu-doc manuals. Programs are not executed: a program of the model's own firmware has its
+effect, any other stops the falcon.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ugpu.virtual.nvidia.gsp.firmware import programs
+from ugpu.virtual.nvidia.gsp.firmware.programs import BLOCK, Program
+from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE, Terms, problem, short
+
+(
+    IRQSSET, IRQSCLR, IRQSTAT, IRQMSET, IRQMCLR, IRQMASK, IRQDEST, MAILBOX0, MAILBOX1, ITFEN, OS, RM,
+) = (0x0, 0x4, 0x8, 0x10, 0x14, 0x18, 0x1C, 0x40, 0x44, 0x48, 0x80, 0x84)  # fmt: skip
+WAYFINDER, HWCFG2, CPUCTL, BOOTVEC, HWCFG, DMACTL = 0x94, 0xF4, 0x100, 0x104, 0x108, 0x10C
+DMA_BASE, DMA_MEMORY, DMA_COMMAND, DMA_OFFSET, DMA_BASE_HIGH = 0x110, 0x114, 0x118, 0x11C, 0x128
+HWCFG1, CPUCTL_ALIAS, RETRIGGER, ENGINE = 0x12C, 0x130, 0x3E8, 0x3C0
+IMEM_PORTS, DMEM_PORTS, TRANSCFG, FBIF_CTL = 0x180, 0x1C0, 0x600, 0x624
+MOD_SEL, PROGRAM_ID, ENGINE_MASK, SIGNATURE_AT = 0x1180, 0x1198, 0x119C, 0x1210
+RISCV_CPUCTL, RISCV_OLD_ACTIVE, BCR_CTRL = 0x1388, 0x1240, 0x1668
+SIZE_OF_BLOCK = 2 * 0x1000  # registers of one falcon
+HALTED, STARTCPU, ACTIVE, RISCV_HALTED = 1 << 4, 1 << 1, 1 << 7, 1 << 4
+_RISCV_SELECTED, _VALID, _PHYSICAL_WITHOUT_CONTEXT = 1 << 4, 1 << 0, 1 << 7
+_INCREMENT_WRITE, _INCREMENT_READ, _SECURE = 1 << 24, 1 << 25, 1 << 28
+_PLAIN = frozenset(
+    (IRQMSET, IRQMASK, IRQDEST, MAILBOX0, MAILBOX1, ITFEN, OS, RM, WAYFINDER, BOOTVEC, DMA_BASE,
+     DMA_MEMORY, DMA_OFFSET, DMA_BASE_HIGH, FBIF_CTL, MOD_SEL, PROGRAM_ID, ENGINE_MASK,
+     SIGNATURE_AT, RETRIGGER, 0x148, 0x14C, 0x240, 0x24, 0x1528, 0x152C, 0x12B4, 0x166C,
+     *range(TRANSCFG, TRANSCFG + 32, 4), *range(0x300, 0x340, 4))
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What distinguishes one falcon from another. engine: its mask in signatures. fuses: register of
+    the first program's fuse version. dma: whether it loads by DMA and has a boot ROM and a core
+    selector; else by its ports (Turing)."""
+
+    name: str
+    engine: int
+    fuses: int
+    dma: bool
+    imem: int = 0x10000
+    dmem: int = 0x10000
+
+
+class Port(Protocol):
+    """The card, as its falcons use it."""
+
+    def violation(self, text: str) -> None: ...
+    def falcon_read(self, target: int, address: int, size: int) -> bytes | None:
+        """Read for a falcon's DMA: target 0 video memory, 1 and 2 system memory; None if refused."""
+        ...
+
+    def fuse_version(self, register: int) -> int:
+        """Return the version that a program's fuse register says."""
+        ...
+
+    def run_program(self, falcon: Falcon, program: Program) -> None:
+        """Have the effect of a program; it has been verified."""
+        ...
+
+    def falcon_reset(self, falcon: Falcon) -> None:
+        """Hear that a falcon, and its RISC-V core, was reset."""
+        ...
+
+
+@dataclass
+class Block:
+    """A block of IMEM. tag: its virtual address >> 8."""
+
+    tag: int
+    secure: bool
+    content: bytearray = field(default_factory=lambda: bytearray(BLOCK))
+
+
+class Falcon:
+    """One falcon. The card's lock protects it."""
+
+    def __init__(self, card: Port, kind: Kind, *, scrub_reads: int, dma_reads: int) -> None:
+        self.kind = kind
+        self.name = kind.name
+        self._card = card
+        self._scrub_reads, self._dma_reads = scrub_reads, dma_reads
+        self.active = False  # its RISC-V core runs
+        self.riscv_halted = False
+        self.lockdown = False  # HWCFG2: the core's boot ROM keeps others out
+        self.programs_run: list[Program] = []
+        self.power_on()
+
+    def power_on(self) -> None:
+        """Enter the state after power-on."""
+        self.in_reset = False
+        self.halted = True
+        self.active = self.riscv_halted = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self.registers: dict[int, int] = {}
+        self.imem: dict[int, Block] = {}
+        self.dmem = bytearray(self.kind.dmem)
+        self._selected = 0  # BCR_CTRL
+        self._scrubbing = self._scrub_reads
+        self._moving = 0
+        self.interrupts = 0
+
+    @property
+    def selects_riscv(self) -> bool:
+        """Whether the RISC-V core is selected. Turing has no selector."""
+        return not self.kind.dma or bool(self._selected & _RISCV_SELECTED)
+
+    @property
+    def mailbox(self) -> int:
+        """Both mailboxes as one number."""
+        return self.registers.get(MAILBOX0, 0) | self.registers.get(MAILBOX1, 0) << 32
+
+    def answer(self, low: int, high: int = 0) -> None:
+        """Set both mailboxes."""
+        self.registers[MAILBOX0], self.registers[MAILBOX1] = low, high
+
+    # Registers
+
+    def read(self, offset: int) -> int | None:
+        """Read a register; None if there is none."""
+        handler = _READS.get(offset)
+        if handler is not None:
+            return handler(self)
+        if offset in _PLAIN:
+            return self.registers.get(offset, 0)
+        if IMEM_PORTS <= offset < DMEM_PORTS + 0x40:
+            return self._read_port(offset)
+        return None
+
+    def write(self, offset: int, value: int) -> bool:
+        """Write a register; return whether there is one."""
+        if self.in_reset and offset != ENGINE:
+            self._card.violation(f"{self.name}: write of {offset:#x} while it is in reset")
+            return True
+        handler = _WRITES.get(offset)
+        if handler is not None:
+            handler(self, value)
+        elif offset in _PLAIN:
+            self.registers[offset] = value
+        elif IMEM_PORTS <= offset < DMEM_PORTS + 0x40:
+            return self._write_port(offset, value)
+        else:
+            return offset in _READS
+        return True
+
+    def _hwcfg2(self) -> int:
+        scrubbing = self.kind.dma and self._scrubbing > 0
+        if scrubbing:
+            self._scrubbing -= 1
+        return 1 << 31 | self.lockdown << 13 | scrubbing << 12 | 1 << 10
+
+    def _dmactl(self) -> int:
+        scrubbing = not self.kind.dma and self._scrubbing > 0
+        if scrubbing:
+            self._scrubbing -= 1
+        return self.registers.get(DMACTL, 0) & 1 | (0b110 if scrubbing else 0)
+
+    def _set_dmactl(self, value: int) -> None:
+        self.registers[DMACTL] = value & 1
+
+    def _hwcfg(self) -> int:
+        return self.kind.imem // BLOCK | self.kind.dmem // BLOCK << 9
+
+    def _cpuctl(self) -> int:
+        return HALTED if self.halted else 0
+
+    def _bcr_read(self) -> int | None:
+        return self._selected | _VALID if self.kind.dma else None
+
+    def _bcr_write(self, value: int) -> None:
+        if self.kind.dma:
+            self._selected = value & (_RISCV_SELECTED | 1 << 8)
+
+    def _riscv(self) -> int | None:
+        if not self.kind.dma:
+            return None
+        return (ACTIVE if self.active else 0) | (RISCV_HALTED if self.riscv_halted else 0)
+
+    def _clear_interrupts(self, value: int) -> None:
+        self.interrupts &= ~value
+
+    def _engine(self, value: int) -> None:
+        """Hold the falcon in reset, or let it go."""
+        if value & 1:
+            self.in_reset = True
+        elif self.in_reset:
+            self.in_reset = False
+            self.halted, self.active, self.riscv_halted = True, False, False
+            self._clear()
+            self._card.falcon_reset(self)
+
+    # Memories, by port
+
+    def _port(self, offset: int) -> tuple[bool, int, int]:
+        """Return whether a port is of DMEM, the offset of its control register, and which of its
+        registers is meant."""
+        if offset < DMEM_PORTS:
+            return False, offset & ~0xF, offset & 0xF
+        return True, offset & ~0x7, offset & 0x7
+
+    def _read_port(self, offset: int) -> int | None:
+        data, control, which = self._port(offset)
+        setting = self.registers.get(control, 0)
+        if which == 0:
+            return setting
+        if which != 4 or not data:  # code cannot be read back where it may be secure
+            return 0
+        at = setting & 0xFFFC
+        if setting & _INCREMENT_READ:
+            self.registers[control] = setting & ~0xFFFF | at + 4 & 0xFFFF
+        return int(struct.unpack_from("<I", self.dmem, at)[0]) if at + 4 <= len(self.dmem) else 0
+
+    def _write_port(self, offset: int, value: int) -> bool:
+        data, control, which = self._port(offset)
+        if which == 0 or which == 8:
+            self.registers[offset] = value
+            if which == 8:
+                self._tag(self.registers.get(control, 0), value)
+            return True
+        if which != 4:
+            return False
+        setting = self.registers.get(control, 0)
+        at = setting & 0xFFFC
+        if self._scrubbing:
+            self._card.violation(f"{self.name}: write of its memory while it is scrubbed")
+        size = self.kind.dmem if data else self.kind.imem
+        if at + 4 > size:
+            self._card.violation(f"{self.name}: write at {at:#x}, past its memory")
+        elif data:
+            struct.pack_into("<I", self.dmem, at, value)
+        else:
+            block = self._block(at // BLOCK)
+            block.secure = bool(setting & _SECURE)
+            struct.pack_into("<I", block.content, at % BLOCK, value)
+        if setting & _INCREMENT_WRITE:
+            self.registers[control] = setting & ~0xFFFF | at + 4 & 0xFFFF
+        return True
+
+    def _block(self, number: int) -> Block:
+        return self.imem.setdefault(number, Block(number, False))
+
+    def _tag(self, setting: int, value: int) -> None:
+        self._block((setting & 0xFFFC) // BLOCK).tag = value & 0xFFFF
+
+    # Memories, by DMA
+
+    def _dma_command(self) -> int:
+        if self._moving:
+            self._moving -= 1
+            return 0
+        return 1 << 1  # idle
+
+    def _start_dma(self, command: int) -> None:
+        why = self._dma_problem(command)
+        if why:
+            self._card.violation(f"{self.name}: DMA {command:#x}: {why}")
+            return
+        self._moving = self._dma_reads
+        where = self.registers
+        base = where.get(DMA_BASE, 0) << 8 | (where.get(DMA_BASE_HIGH, 0) & 0x1FF) << 40
+        source = base + where.get(DMA_OFFSET, 0)
+        target = where.get(TRANSCFG + 4 * (command >> 12 & 7), 0) & 3
+        content = self._card.falcon_read(target, source, BLOCK)
+        if content is None:
+            self._card.violation(f"{self.name}: DMA from {source:#x} of target {target} is refused")
+            return
+        at = where.get(DMA_MEMORY, 0)
+        if command & 1 << 4:
+            tag = where.get(DMA_OFFSET, 0) >> 8
+            self.imem[at // BLOCK] = Block(tag, bool(command >> 2 & 3), bytearray(content))
+        else:
+            self.dmem[at : at + BLOCK] = content
+
+    def _dma_problem(self, command: int) -> str:
+        where = self.registers
+        setting = where.get(TRANSCFG + 4 * (command >> 12 & 7), 0)
+        at, code = where.get(DMA_MEMORY, 0), bool(command & 1 << 4)
+        if not self.kind.dma:
+            return "Turing's programs are not loaded this way"
+        if self._scrubbing:
+            return "its memory is being scrubbed"
+        if self._moving:
+            return "the block before it has not arrived"
+        if command & 1 << 5:
+            return "a write to memory is not modelled"
+        if command >> 8 & 7 != 6:
+            return "blocks have 256 bytes (size 6)"
+        if not setting & 4:
+            return "the context is not physical (FBIF_TRANSCFG bit 2)"
+        if not where.get(FBIF_CTL, 0) & _PHYSICAL_WITHOUT_CONTEXT or where.get(DMACTL, 0) & 1:
+            return "physical access needs FBIF_CTL bit 7 and DMACTL bit 0 clear"
+        if at % BLOCK or at + BLOCK > (self.kind.imem if code else self.kind.dmem):
+            return f"its target {at:#x} is not a block of the memory"
+        return ""
+
+    # Start
+
+    def _start(self, value: int) -> None:
+        if not value & STARTCPU:
+            return
+        if self.selects_riscv and self.kind.dma:
+            return  # the other core: it halts at once, as nova-core expects
+        found = self._code()
+        if found is None:
+            vector = self.registers.get(BOOTVEC, 0)
+            self._card.violation(f"{self.name}: start at {vector:#x}, where no program is loaded")
+            return
+        program, code, covered = found
+        why = self._boot_rom(code, covered) if self.kind.dma else self._check_old(code, covered)
+        if why:
+            # UNSURE: a board's falcon halts with an error that only its own registers tell.
+            self._card.violation(f"{self.name}: {program.name} does not start: {why}")
+            return
+        self.programs_run.append(program)
+        self._card.run_program(self, program)
+
+    def _code(self) -> tuple[Program, bytes, int] | None:
+        """Return the program at the boot vector, its code, and how much of its data is signed."""
+        by_tag = {block.tag: block for block in self.imem.values()}
+        tag = self.registers.get(BOOTVEC, 0) >> 8
+        if not self.kind.dma and tag in by_tag and not programs.parse(bytes(by_tag[tag].content)):
+            tag += 1  # a small unsigned part comes first
+        code = b""
+        while tag in by_tag and (not code or by_tag[tag].secure or not self.kind.dma):
+            code += by_tag[tag].content
+            tag += 1
+        found = programs.parse(code)
+        return (found[0], code, found[1]) if found is not None else None
+
+    def _boot_rom(self, code: bytes, covered: int) -> str:
+        """Verify a program as the boot ROM does; return why it is refused, or ""."""
+        where = self.registers
+        if where.get(MOD_SEL, 0) != 1:
+            return f"MOD_SEL must be 1 (RSA3K), is {where.get(MOD_SEL, 0)}"
+        number, engine = where.get(PROGRAM_ID, 0), where.get(ENGINE_MASK, 0)
+        if engine != self.kind.engine:
+            return f"engine mask must be {self.kind.engine:#x}, is {engine:#x}"
+        if not 1 <= number <= 16:
+            return f"program number must be 1 to 16, is {number}"
+        first = next(iter(self.imem.values()))
+        if not first.secure:
+            return "its code was not loaded as secure"
+        at = where.get(SIGNATURE_AT, 0)
+        if at + SIZE > len(self.dmem):
+            return f"its signature at {at:#x} is past the memory"
+        fuse = self._card.fuse_version(self.kind.fuses + 4 * (number - 1))
+        data = bytes(self.dmem[:covered])
+        content = programs.signed_content(code, data, at, SIZE)
+        return problem(bytes(self.dmem[at : at + SIZE]), Terms(fuse, engine, number), content)
+
+    def _check_old(self, code: bytes, covered: int) -> str:
+        """Verify a program of Turing: its signature of 16 bytes is in its data."""
+        if not covered:
+            return ""  # FWSEC and the loader carry their signature in the code
+        at = programs.OLD_PATCH_IN_DATA
+        data = bytes(self.dmem[:covered])
+        content = programs.signed_content(code, data, at, 16)
+        if bytes(self.dmem[at : at + 16]) != short(content):
+            return "the signature does not match the content"
+        return ""
+
+
+_READS: dict[int, Callable[[Falcon], int | None]] = {
+    HWCFG2: Falcon._hwcfg2,
+    HWCFG: Falcon._hwcfg,
+    HWCFG1: lambda falcon: 6 | 3 << 4 | 1 << 8 | 1 << 12,
+    CPUCTL: Falcon._cpuctl,
+    CPUCTL_ALIAS: lambda falcon: 0,
+    DMACTL: Falcon._dmactl,
+    DMA_COMMAND: Falcon._dma_command,
+    ENGINE: lambda falcon: int(falcon.in_reset),
+    BCR_CTRL: Falcon._bcr_read,
+    RISCV_CPUCTL: Falcon._riscv,
+    RISCV_OLD_ACTIVE: lambda falcon: None if falcon.kind.dma else int(falcon.active),
+    IRQSTAT: lambda falcon: falcon.interrupts,
+    IRQSSET: lambda falcon: 0,
+    IRQSCLR: lambda falcon: 0,
+    IRQMCLR: lambda falcon: 0,
+}
+_WRITES: dict[int, Callable[[Falcon, int], object]] = {
+    CPUCTL: Falcon._start,
+    CPUCTL_ALIAS: Falcon._start,
+    DMACTL: Falcon._set_dmactl,
+    DMA_COMMAND: Falcon._start_dma,
+    ENGINE: Falcon._engine,
+    BCR_CTRL: Falcon._bcr_write,
+    IRQSCLR: Falcon._clear_interrupts,
+    IRQMCLR: lambda falcon, value: None,
+}

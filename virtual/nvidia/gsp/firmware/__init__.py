@@ -1,0 +1,1 @@
+"""Synthetic firmware files and VBIOS, in the containers that real loaders read."""

@@ -1,0 +1,112 @@
+"""The interrupt tree of Turing and later: leaves of 32 vectors below one top register.
+
+Source: Linux 7.3.4 nouveau nvkm/subdev/vfn/tu102.c, subdev/pci/{gp100,gh100}.c;
+open-gpu-kernel-modules 570.144 dev_vm.h (NV_VIRTUAL_FUNCTION_PRIV_CPU_INTR_*).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+LEAVES = 8
+LEAF, ENABLE_SET, ENABLE_CLEAR = 0xB81000, 0xB81200, 0xB81400
+TOP, TOP_SET, TOP_CLEAR, TRIGGER = 0xB81600, 0xB81608, 0xB81610, 0xB81640
+_ONES = 0xFFFF_FFFF
+
+
+class InterruptTree:
+    """The tree. Any thread may call; `send` is called for each message, with no lock held.
+
+    rearm: whether a message is the last until the host rearms it (Turing to Ada).
+    """
+
+    def __init__(self, send: Callable[[], object], *, rearm: bool) -> None:
+        self._send = send
+        self._rearm = rearm
+        self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """Enter the state after a reset: nothing is pending or enabled."""
+        with self._lock:
+            self._pending = [0] * LEAVES
+            self._enabled = [0] * LEAVES
+            self._top = 0
+            self._armed = True
+            self._sent = False
+
+    def rearm(self) -> None:
+        """Handle the host's write that allows the next message."""
+        with self._lock:
+            self._armed = True
+            self._sent = False
+        self._update()
+
+    def post(self, vector: int) -> None:
+        """Make a vector pending."""
+        with self._lock:
+            self._pending[vector // 32] |= 1 << vector % 32
+        self._update(again=True)
+
+    def _tops(self) -> int:
+        tops = 0
+        for leaf in range(LEAVES):
+            if self._pending[leaf] & self._enabled[leaf]:
+                tops |= 1 << leaf // 2
+        return tops
+
+    def _update(self, *, again: bool = False) -> None:
+        """Send a message if an enabled vector is pending and no message is on its way."""
+        with self._lock:
+            active = bool(self._tops() & self._top)
+            if not active:
+                self._sent = False
+            due = active and self._armed and (again or not self._sent)
+            if due:
+                self._sent = True
+                self._armed = not self._rearm
+        if due:
+            self._send()
+
+    def read(self, offset: int) -> int | None:
+        """Read a register of the tree; None if it is none."""
+        with self._lock:
+            for base, values in ((LEAF, self._pending), (ENABLE_SET, self._enabled),
+                                 (ENABLE_CLEAR, self._enabled)):  # fmt: skip
+                if base <= offset < base + 4 * LEAVES:
+                    return values[(offset - base) // 4]
+            if offset == TOP:
+                return self._tops()
+            if offset in (TOP_SET, TOP_CLEAR):
+                return self._top
+        return None
+
+    def write(self, offset: int, value: int) -> bool:
+        """Write a register of the tree; return whether it is one."""
+        if offset == TRIGGER:
+            if value < 32 * LEAVES:
+                self.post(value)
+            return True
+        with self._lock:
+            found = self._set(offset, value)
+        if found:
+            self._update()
+        return found
+
+    def _set(self, offset: int, value: int) -> bool:
+        index = (offset & 0x7F) // 4
+        if LEAF <= offset < LEAF + 4 * LEAVES:
+            self._pending[index] &= ~value & _ONES
+        elif ENABLE_SET <= offset < ENABLE_SET + 4 * LEAVES:
+            self._enabled[index] |= value
+        elif ENABLE_CLEAR <= offset < ENABLE_CLEAR + 4 * LEAVES:
+            self._enabled[index] &= ~value & _ONES
+        elif offset == TOP_SET:
+            self._top |= value
+            self._sent = False
+        elif offset == TOP_CLEAR:
+            self._top &= ~value & _ONES
+        else:
+            return offset == TOP
+        return True

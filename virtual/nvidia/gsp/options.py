@@ -1,0 +1,53 @@
+"""Options of a register-level NVIDIA card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ugpu.nv.chips.facts import ChipFacts
+from ugpu.virtual.nvidia.options import SWITCH_LIMIT_S
+from ugpu.virtual.nvidia.sm_contract import Multiprocessors
+
+FIRMWARES = ("570.144", "535.113.01")
+DEFAULT_FIRMWARE = FIRMWARES[0]
+
+
+@dataclass(frozen=True)
+class CardOptions:
+    """Configuration of a card. Sizes are bytes.
+
+    memory: of the card. bar1: what BAR1 shows of it. platform: whether the platform has assigned the
+    BARs; else the bus model does. function_reset: whether the card offers FLR. seed: of the bus
+    addresses that the IOMMU deals.
+
+    How slow and talkative the card is, as boards are: power_on_reads: reads of the progress register
+    before power-on has finished. scrub_reads: reads of a falcon's state before its memory is clean
+    after a reset. dma_reads: reads of its DMA command before a block has arrived. notices: lockdown
+    notices, in pairs, and records of the GSP's logs before INIT_DONE. flood: LIBOS_PRINT events
+    among the replies after it. fuse: fuse versions burnt, of every program. display: whether there
+    is a display engine. context, access_maps: bytes of a graphics context's own buffer, and of the
+    maps of registers that it may access.
+
+    copy_engines, channels, overlap, multiprocessors, coherence: see MachineOptions.
+    """
+
+    memory: int = 4 << 30
+    bar1: int = 256 << 20
+    platform: bool = True
+    function_reset: bool = True
+    seed: int = 0
+    power_on_reads: int = 2
+    scrub_reads: int = 1
+    dma_reads: int = 0
+    notices: int = 2
+    flood: int = 0
+    fuse: int = 1
+    display: bool = False
+    context: int = 2 << 20
+    access_maps: int = 512 << 10
+    copy_engines: int = 4
+    channels: int = 2048
+    coherence: bool = False
+    switch_limit_s: float = SWITCH_LIMIT_S
+    multiprocessors: Callable[[ChipFacts], Multiprocessors] | None = None

@@ -1,0 +1,83 @@
+"""The card's registers: who owns which offset of BAR0.
+
+A read that no unit handles returns what a board's bus returns, and is counted; so is such a write.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections import Counter
+from collections.abc import Callable
+
+NOBODY = 0xBADF_5040  # UNSURE: which code; 0xbadf.... is a bus error on all boards
+LOCKED = 0xBADF_4100  # the privilege level mask does not allow the access
+_ONES = 0xFFFF_FFFF
+Read = Callable[[int], int | None]
+Write = Callable[[int, int], object]
+
+
+class RegisterSpace:
+    """Registers by offset. unknown: accesses that no unit handles, counted by text."""
+
+    def __init__(self) -> None:
+        self.unknown: Counter[str] = Counter()
+        self._reads: dict[int, Callable[[], int]] = {}
+        self._writes: dict[int, Callable[[int], object]] = {}
+        self._starts: list[int] = []
+        self._ranges: list[tuple[int, int, Read, Write]] = []
+
+    def word(
+        self,
+        offset: int,
+        read: Callable[[], int] | int,
+        write: Callable[[int], object] | None = None,
+    ) -> None:
+        """Define a register. read: its value, or a function; write: None if it is read-only."""
+        if isinstance(read, int):
+            constant = read
+            self._reads[offset] = lambda: constant
+        else:
+            self._reads[offset] = read
+        self._writes[offset] = write if write is not None else lambda value: None
+
+    def plain(self, store: dict[int, int], *offsets: int) -> None:
+        """Define registers that keep what was written, in `store`."""
+        for offset in offsets:
+            self._reads[offset] = functools.partial(store.get, offset, 0)
+            self._writes[offset] = functools.partial(store.__setitem__, offset)
+
+    def range(self, start: int, size: int, read: Read, write: Write) -> None:
+        """Define a block. read: called with an offset from its start, None for a register that it
+        does not handle; write: called with offset and value, False for such a register."""
+        at = bisect.bisect_left(self._starts, start)
+        self._starts.insert(at, start)
+        self._ranges.insert(at, (start, start + size, read, write))
+
+    def read(self, offset: int) -> int:
+        """Read a register."""
+        known = self._reads.get(offset)
+        if known is not None:
+            return known() & _ONES
+        found = self._find(offset)
+        value = found[2](offset - found[0]) if found is not None else None
+        if value is None:
+            self.unknown[f"read {offset:#x}"] += 1
+            return NOBODY
+        return value & _ONES
+
+    def write(self, offset: int, value: int) -> None:
+        """Write a register."""
+        known = self._writes.get(offset)
+        if known is not None:
+            known(value)
+            return
+        found = self._find(offset)
+        if found is None or found[3](offset - found[0], value) is False:
+            self.unknown[f"write {offset:#x}"] += 1
+
+    def _find(self, offset: int) -> tuple[int, int, Read, Write] | None:
+        at = bisect.bisect_right(self._starts, offset) - 1
+        if at < 0 or offset >= self._ranges[at][1]:
+            return None
+        return self._ranges[at]

@@ -1,0 +1,71 @@
+"""What the GSP is started with: the libos arguments, and in them the resource manager's.
+
+Source: open-gpu-kernel-modules 570.144 libos_init_args.h, gsp_init_args.h; Linux 7.3.4 nouveau
+nvkm/subdev/gsp/rm/r535/gsp.c. The log buffers come first, in a fixed order.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Protocol
+
+from ugpu.virtual.nvidia.gsp.rpc.interface import Interface
+from ugpu.virtual.nvidia.gsp.rpc.queue import QueueError
+
+_ENTRY = struct.Struct("<QQQBB6x")
+_ORDER = ("LOGINIT", "LOGINTR", "LOGRM", "LOGMNOC", "LOGKRNL", "RMARGS")
+_OPTIONAL = ("LOGMNOC", "LOGKRNL")
+_CONTIGUOUS, _SYSTEM = 1, 1
+LOG_SIZE = 0x10000
+
+
+class Board(Protocol):
+    """Memory of the host."""
+
+    def bus_read(self, address: int, size: int) -> bytes | None: ...
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """logs: address of each log buffer by name. queues: address of the shared region, entries of
+    its page table, offsets of command and status queue."""
+
+    logs: dict[str, int]
+    queues: tuple[int, int, int, int]
+
+    @classmethod
+    def read(cls, board: Board, address: int, interface: Interface) -> Arguments:
+        """Read and check the arguments. Raises QueueError."""
+        if not address or address % 0x1000:
+            raise QueueError(f"libos arguments at {address:#x} must be page-aligned")
+        raw = board.bus_read(address, 0x1000)
+        if raw is None:
+            raise QueueError(f"cannot read the libos arguments at {address:#x}")
+        regions: dict[str, tuple[int, int]] = {}
+        for at in range(0, 0x1000, _ENTRY.size):
+            number, where, size, kind, place = _ENTRY.unpack_from(raw, at)
+            if not number:
+                break
+            name = number.to_bytes(8, "big").lstrip(b"\0").decode("latin-1")
+            if (kind, place) != (_CONTIGUOUS, _SYSTEM):
+                raise QueueError(f"libos argument {name}: kind {kind}, location {place}")
+            regions[name] = (where, size)
+        wanted = [name for name in _ORDER if name in regions or name not in _OPTIONAL]
+        if list(regions) != wanted:
+            raise QueueError(f"libos arguments must be {wanted}, are {list(regions)}")
+        logs = {name: regions[name] for name in wanted[:-1]}
+        for name, (where, size) in logs.items():
+            if size < LOG_SIZE or where % 0x1000:
+                raise QueueError(f"{name} has {size:#x} bytes at {where:#x}")
+        where, size = regions["RMARGS"]
+        least = interface.arguments
+        block = board.bus_read(where, least)
+        if size < least or block is None:
+            raise QueueError(f"RMARGS must have {least:#x} bytes, has {size:#x} at {where:#x}")
+        shared, entries, command, status = struct.unpack_from("<QIxxxxQQ", block)
+        level, flags, moving = struct.unpack_from("<IIB", block, interface.start_flags)
+        if level or flags or moving:
+            raise QueueError("srInit describes a suspended GSP; resuming is not modelled")
+        addresses = {name: place[0] for name, place in logs.items()}
+        return cls(addresses, (shared, entries, command, status))

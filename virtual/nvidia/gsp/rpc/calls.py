@@ -1,0 +1,205 @@
+"""RPCs that are calls of the resource manager: objects and controls, with parameters in line.
+
+Source: open-gpu-kernel-modules 570.144 g_rpc-structures.h, rpc.c; sizes are the same in 535.113.01.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Protocol
+
+from ugpu.virtual.nvidia.gsp.facts import BootFacts
+from ugpu.virtual.nvidia.gsp.rpc.interface import Function
+from ugpu.virtual.nvidia.gsp.rpc.queue import QueueError
+from ugpu.virtual.nvidia.machine import VirtualMachine
+from ugpu.virtual.nvidia.rm.alloc import Place, create, rule_of
+from ugpu.virtual.nvidia.rm.controls.control import POINTERS, find
+from ugpu.virtual.nvidia.rm.objects import Builder, Client
+from ugpu.virtual.nvidia.status import RmError, Status
+
+_ALLOC, _CONTROL, _FREE = struct.Struct("<7I4x"), struct.Struct("<6I"), struct.Struct("<4I")
+_SET_DIRECTORY = 0x10  # where the control's parameters are in SET_PAGE_DIRECTORY
+_EVENT_EX = 0x7E
+_MOST_NAMES = 256
+
+
+class Board(Protocol):
+    """The card."""
+
+    boot: BootFacts
+
+
+class Server(Protocol):
+    """The RPC server."""
+
+    @property
+    def board(self) -> Board: ...
+
+    machine: VirtualMachine
+
+    @property
+    def builders(self) -> dict[str, Builder]: ...
+    @property
+    def own_controls(self) -> dict[str, Any]: ...
+    def refused(self, text: str) -> None: ...
+
+
+def unpack(layout: str, body: bytes) -> tuple[Any, ...]:
+    """Unpack a payload's start; RmError if it is too short."""
+    if len(body) < struct.calcsize(layout):
+        raise RmError(Status.INVALID_ARGUMENT, f"a payload of {len(body)} bytes")
+    return struct.unpack_from(layout, body)
+
+
+def expected_size(function: int, body: bytes) -> int:
+    """Return the bytes of a whole message, as its start says; 0 if it does not."""
+    if function == Function.GSP_RM_ALLOC and len(body) >= _ALLOC.size:
+        return _ALLOC.size + int(_ALLOC.unpack_from(body)[5])
+    if function == Function.GSP_RM_CONTROL and len(body) >= _CONTROL.size:
+        return _CONTROL.size + int(_CONTROL.unpack_from(body)[4])
+    if function == Function.SET_REGISTRY and len(body) >= 4:
+        return int.from_bytes(body[:4], "little")
+    return 0
+
+
+def describe(function: int, body: bytes) -> str:
+    """Return a call as text, for histories."""
+    if function == Function.GSP_RM_ALLOC and len(body) >= _ALLOC.size:
+        client, parent, handle, number, _, size, _ = _ALLOC.unpack_from(body)
+        return f"alloc {number:#x} {client:#x}/{handle:#x} of {parent:#x}, {size:#x} bytes"
+    if function == Function.GSP_RM_CONTROL and len(body) >= _CONTROL.size:
+        client, handle, number, _, size, _ = _CONTROL.unpack_from(body)
+        return f"control {number:#x} {client:#x}/{handle:#x}, {size:#x} bytes"
+    return f"function {function}, {len(body):#x} bytes"
+
+
+def registry(body: bytes) -> dict[str, int]:
+    """Read SET_REGISTRY: numbers by name. Raises QueueError."""
+    if len(body) < 8:
+        raise QueueError("SET_REGISTRY without its header")
+    size, count = struct.unpack_from("<II", body)
+    if size > len(body) or count > _MOST_NAMES or 8 + 16 * count > size:
+        raise QueueError(f"SET_REGISTRY: {count} entries in {size} bytes of {len(body)}")
+    found = {}
+    for index in range(count):
+        at, kind, data, _ = struct.unpack_from("<IBxxxII", body, 8 + 16 * index)
+        end = body.find(b"\0", at)
+        if not 8 + 16 * count <= at < size or end < 0:
+            raise QueueError(f"SET_REGISTRY: the name of entry {index} at {at:#x}")
+        if kind == 1:
+            found[body[at:end].decode("latin-1")] = data
+    return found
+
+
+def allocate(server: Server, body: bytes) -> bytes:
+    """GSP_RM_ALLOC."""
+    unpack(_ALLOC.format, body)
+    client, parent, handle, number, _, size, flags = _ALLOC.unpack_from(body)
+    raw = bytearray(body)
+    try:
+        if len(body) < _ALLOC.size + size:
+            raise RmError(Status.INVALID_PARAM_STRUCT, f"{len(body)} bytes for {size} parameters")
+        _create(server, raw, (client, parent, handle, number, size))
+        status = Status.OK
+    except RmError as error:
+        status = error.status
+        server.refused(f"{describe(Function.GSP_RM_ALLOC, body)}: {error}")
+    struct.pack_into("<I", raw, 16, int(status))
+    return bytes(raw)
+
+
+def _create(server: Server, raw: bytearray, words: tuple[int, ...]) -> None:
+    client_handle, parent, handle, number, size = words
+    machine = server.machine
+    if number == 0:
+        expected = machine.abi.structs["NV0000_ALLOC_PARAMETERS"].size
+        if size != expected:
+            raise RmError(
+                Status.INVALID_PARAM_STRUCT, f"a root has {expected:#x} bytes, got {size:#x}"
+            )
+        if client_handle in machine.clients:
+            raise RmError(Status.INSERT_DUPLICATE_NAME, f"client {client_handle:#x} exists")
+        machine.clients[client_handle] = Client(machine, client_handle, server, 0)
+        return
+    client = _client(server, client_handle)
+    rule = rule_of(machine, number)
+    params = None
+    if size:
+        layout = machine.abi.structs[rule.struct] if rule.struct is not None else None
+        if layout is None or size != layout.size:
+            expected = layout.size if layout is not None else 0
+            raise RmError(
+                Status.INVALID_PARAM_STRUCT,
+                f"{rule.name} must have {expected:#x} bytes in this version, got {size:#x}",
+            )
+        params = layout.view(memoryview(raw)[_ALLOC.size : _ALLOC.size + size])
+    elif rule.how == "REQUIRED":
+        raise RmError(Status.INVALID_ARGUMENT, f"{rule.struct} is required")
+    if not handle:
+        raise RmError(Status.INVALID_OBJECT_HANDLE, "the CPU chooses handles")
+    further = (_EVENT_EX, server.board.boot.graphics_class)
+    create(Place(client, parent, handle), rule, params, server.builders, further)
+
+
+def control(server: Server, body: bytes) -> bytes:
+    """GSP_RM_CONTROL."""
+    unpack(_CONTROL.format, body)
+    client, handle, number, _, size, _ = _CONTROL.unpack_from(body)
+    raw = bytearray(body)
+    try:
+        if len(body) < _CONTROL.size + size:
+            raise RmError(Status.INVALID_PARAM_STRUCT, f"{len(body)} bytes for {size} parameters")
+        _perform(server, (client, handle, number), memoryview(raw)[_CONTROL.size :][:size])
+        status = Status.OK
+    except RmError as error:
+        status = error.status
+        server.refused(f"{describe(Function.GSP_RM_CONTROL, body)}: {error}")
+    struct.pack_into("<I", raw, 12, int(status))
+    return bytes(raw)
+
+
+def _perform(server: Server, words: tuple[int, int, int], params: memoryview) -> None:
+    client, handle, number = words
+    call = find(_client(server, client), handle, number, len(params), server.own_controls)
+    if call.name in POINTERS:
+        raise RmError(Status.NOT_SUPPORTED, f"{call.name} has pointers of the CPU")
+    if call.layout is None:
+        raise RmError(Status.NOT_SUPPORTED, f"{call.name} without parameters is not modelled")
+    call.handler(call.target, call.layout.view(params))
+
+
+def free(server: Server, body: bytes) -> bytes:
+    """FREE: an object and all below it, or a client by its own handle."""
+    root, _, handle, _ = unpack(_FREE.format, body)
+    raw = bytearray(body)
+    client = _client(server, root)
+    found = client.objects.get(handle)
+    if found is None:
+        raise RmError(Status.OBJECT_NOT_FOUND, f"no object {handle:#x} to free")
+    client.free(found)
+    if found is client:
+        del server.machine.clients[client.handle]
+    struct.pack_into("<I", raw, 12, 0)
+    return bytes(raw)
+
+
+def set_page_directory(server: Server, body: bytes) -> bytes:
+    """SET_PAGE_DIRECTORY: the control of the same name, as a function."""
+    client, device = unpack("<2I", body)
+    params = bytearray(body[_SET_DIRECTORY:])
+    _perform(server, (client, device, 0x00801813), memoryview(params))
+    return body
+
+
+def unset_page_directory(server: Server, body: bytes) -> bytes:
+    """UNSET_PAGE_DIRECTORY: the control of the same name, as a function."""
+    client, device = unpack("<2I", body)
+    _perform(server, (client, device, 0x00801814), memoryview(bytearray(body[8:16])))
+    return body
+
+
+def _client(server: Server, handle: int) -> Client:
+    client = server.machine.clients.get(handle)
+    if client is None or client.owner is not server:
+        raise RmError(Status.INVALID_CLIENT, f"no client {handle:#x}")
+    return client

@@ -1,0 +1,173 @@
+"""Channels and graphics objects as the CPU's half of the resource manager asks the GSP for them:
+memory by physical address, channel numbers chosen by the CPU.
+
+Source: open-gpu-kernel-modules 570.144 alloc_channel.h, nvos.h (NVOS04_FLAGS), kernel_channel.c,
+rpc.c (rpcRmApiAlloc_GSP); Linux 7.3.4 nouveau nvkm/subdev/gsp/rm/r535/fifo.c.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, cast
+
+from ugpu.hcq.registers.layout import Struct
+from ugpu.virtual.nvidia.chip import ENGINE_GR0, VirtualGpu
+from ugpu.virtual.nvidia.gsp.apertures import directory_of
+from ugpu.virtual.nvidia.host.channel import USERD_SIZE
+from ugpu.virtual.nvidia.host.errors import ChannelError
+from ugpu.virtual.nvidia.memory.physical import Backing
+from ugpu.virtual.nvidia.rm.channels import ChannelObject, ComputeObject, EngineObject
+from ugpu.virtual.nvidia.rm.objects import Allocation, RmObject
+from ugpu.virtual.nvidia.rm.resources import Device, VaSpace
+from ugpu.virtual.nvidia.status import RmError, Status, require
+
+_SYSTEM, _VIDEO = 1, 2  # NV_MEMORY_DESC_PARAMS.addressSpace
+_PRIVILEGED = 1 << 5
+_PAGE_FIXED, _INDEX_FIXED = 1 << 21, 1 << 11
+_INSTANCE_SIZE, _RAMFC_SIZE = 0x1000, 0x200
+_KERNEL_LEVELS = (1, 2)  # NV_KERNELCHANNEL_ALLOC_INTERNALFLAGS_PRIVILEGE: ADMIN, KERNEL
+
+
+class Server(Protocol):
+    """The RPC server, as its channels use it."""
+
+    def address_of(self, kind: int, base: int, size: int) -> int | None:
+        """Return the address in this process of physical memory; None if it cannot be accessed."""
+        ...
+
+    def reaches(self, kind: int, base: int, size: int) -> bool:
+        """Return whether all of a piece of physical memory can be accessed."""
+        ...
+
+    def write_memory(self, kind: int, base: int, content: bytes) -> None: ...
+    def channel_failed(self, channel: ChannelObject, error: ChannelError) -> None:
+        """Tell the CPU."""
+        ...
+
+
+class GspChannel(ChannelObject):
+    """A GPFIFO channel whose instance block, USERD and notifier are the CPU's."""
+
+    def __init__(self, request: Allocation) -> None:
+        self._server = cast("Server", request.client.owner)
+        params = request.block
+        level = params.internalFlags & 3
+        self.privileged = bool(params.flags & _PRIVILEGED) or level in _KERNEL_LEVELS
+        notifier = params.errorNotifierMem
+        self._notifier_at = (int(notifier.addressSpace), int(notifier.base))
+        self._instance = int(params.instanceMem.base)
+        super().__init__(request)
+        self.channel.privileged = self.privileged
+
+    @property
+    def token(self) -> int:
+        """The channel's number alone: the CPU adds the runlist."""
+        return self.channel.number
+
+    def _check(self, params: Struct) -> None:
+        entries = params.gpFifoEntries
+        require(entries > 1 and entries & (entries - 1) == 0, Status.INVALID_ARGUMENT, "entries")
+        require(params.gpFifoOffset % 8 == 0, Status.INVALID_ARGUMENT, "ring alignment")
+        for name, size in (("instanceMem", _INSTANCE_SIZE), ("ramfcMem", _RAMFC_SIZE)):
+            memory = params[name]
+            require(memory.addressSpace == _VIDEO, Status.NOT_SUPPORTED, f"{name} in host memory")
+            require(memory.size >= size, Status.INVALID_ARGUMENT, f"{name}: {memory.size} bytes")
+            require(memory.base % _RAMFC_SIZE == 0, Status.INVALID_ARGUMENT, f"{name} alignment")
+            self._need(memory, name)
+        buffer = params.mthdbufMem
+        if not self._server.reaches(buffer.addressSpace, buffer.base, buffer.size):
+            raise _missing(buffer, "mthdbufMem")
+
+    def _need(self, memory: Struct, name: str) -> int:
+        host = self._server.address_of(memory.addressSpace, memory.base, memory.size)
+        if host is None:
+            raise _missing(memory, name)
+        return host
+
+    def _number(self, params: Struct) -> int:
+        flags = params.flags
+        if not flags & (_PAGE_FIXED | _INDEX_FIXED):
+            return super()._number(params)
+        number = (flags >> 12 & 0x1FF) * 8 + (flags >> 8 & 7)
+        if not self.gpu.take_channel_number(self.runlist, number):
+            raise RmError(Status.INSUFFICIENT_RESOURCES, f"channel {number} is taken")
+        return number
+
+    def _userd_backing(self, params: Struct) -> Backing:
+        userd = params.userdMem
+        host = self._need(userd, "userdMem") & ~(USERD_SIZE - 1)
+        own = self.gpu.index if userd.addressSpace == _VIDEO else None
+        return Backing(USERD_SIZE, USERD_SIZE, int(userd.base), host, own, None, users=1 << 30)
+
+    def _userd_offset(self, params: Struct) -> int:
+        return 0
+
+    def _notifier_backing(self, params: Struct) -> Backing | None:
+        return None
+
+    def _vaspace(self, params: Struct) -> VaSpace:
+        if self.group is not None or params.hVASpace:
+            return super()._vaspace(params)
+        device = self.ancestor(Device)
+        spaces = (
+            [child for child in device.children.values() if isinstance(child, VaSpace)]
+            if (device is not None)
+            else []
+        )
+        require(spaces, Status.INVALID_STATE, "the device has no address space")
+        self._check_space(spaces[0])
+        return spaces[0]
+
+    def _check_space(self, space: VaSpace) -> None:
+        if space.space.has_directory:
+            return
+        found = directory_of(self.gpu, self._instance)
+        require(found, Status.INVALID_STATE, "the address space has no page directory yet")
+        space.space.set_directory(found)
+
+    def fail(self, error: ChannelError) -> None:
+        super().fail(error)
+        kind, base = self._notifier_at
+        if base:
+            content = self.gpu.time_ns().to_bytes(8, "little") + int(error.xid).to_bytes(
+                4, "little"
+            )
+            self._server.write_memory(kind, base, content + b"\0\0\xff\xff")
+
+    def _recover(self, error: ChannelError) -> None:
+        super()._recover(error)
+        self._server.channel_failed(self, error)
+
+
+def _missing(memory: Struct, name: str) -> RmError:
+    text = f"{name}: {memory.size:#x} bytes at {memory.base:#x} of kind {memory.addressSpace}"
+    return RmError(Status.INVALID_ADDRESS, text)
+
+
+class GraphicsObject(EngineObject):
+    """An object of a 3D class: makes the graphics context; its methods are not modelled."""
+
+    internal = "KernelGraphicsObject"
+
+    def __init__(self, request: Allocation) -> None:
+        super().__init__(request)
+        require(
+            self.owner.runlist is _graphics(self.owner.gpu),
+            Status.INVALID_ARGUMENT,
+            "a graphics object on a channel of a copy engine",
+        )
+
+
+def graphics_object(request: Allocation) -> RmObject:
+    """Create a compute or a 3D object, by its class."""
+    if request.class_id & 0xFF == 0xC0:
+        return ComputeObject(request)
+    return GraphicsObject(request)
+
+
+def cpu_memory(request: Allocation) -> RmObject:
+    """Refuse a memory object: the CPU's half of the resource manager has those."""
+    raise RmError(Status.NOT_SUPPORTED, f"memory of class {request.class_id:#x} is the CPU's")
+
+
+def _graphics(gpu: VirtualGpu) -> object:
+    return gpu.runlist_of(ENGINE_GR0)

@@ -1,0 +1,250 @@
+"""Controls that only the CPU's half of the resource manager makes: tables and internal calls.
+
+Sources: open-gpu-kernel-modules 570.144 ctrl2080internal.h, ctrl2080fifo.h, ctrl2080gpu.h,
+ctrl0080dma.h, ctrl90f1.h; which of them, and in what order: Linux 7.3.4 nouveau
+nvkm/subdev/gsp/rm/{r535,r570}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from ugpu.hcq.registers.layout import Struct
+from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0, VirtualGpu
+from ugpu.virtual.nvidia.gsp.rpc.interface import Interface
+from ugpu.virtual.nvidia.options import GRAPHICS_COPY_ENGINES
+from ugpu.virtual.nvidia.rm.channels import ChannelObject
+from ugpu.virtual.nvidia.rm.contexts import BUFFERS
+from ugpu.virtual.nvidia.rm.controls.control_gpu import gr_info
+from ugpu.virtual.nvidia.rm.objects import RmObject
+from ugpu.virtual.nvidia.rm.resources import Device, Subdevice, VaSpace, need_gpu
+from ugpu.virtual.nvidia.status import RmError, Status, require
+
+NONE = 0xFFFF_FFFF
+GSP_VECTOR = 160
+NON_STALL_GR, NON_STALL_COPY = 8, 0  # copy engine n: vector n
+_VIDEO = 1  # aperture of a directory
+_DESCRIPTION_GR, _DESCRIPTION_CE = 0xD334DF, 0x793CEB  # ENG_GR, ENG_CE: class id << 8 | instance
+_RUNLISTS, _CHANNEL_RAM = 0xC0_0000, 0xC0_0400
+_METHOD_BUFFER = 0x5000
+# index in engineContextBuffersInfo of a context buffer (NV0080_CTRL_FIFO_GET_ENGINE_CONTEXT_...)
+_PLACES = {
+    "MAIN": 0x00, "PATCH": 0x10, "BUFFER_BUNDLE_CB": 0x11, "PAGEPOOL": 0x12, "ATTRIBUTE_CB": 0x13,
+    "RTV_CB_GLOBAL": 0x14, "PRIV_ACCESS_MAP": 0x18,
+}  # fmt: skip
+# PM, the page pool of one context (which Linux takes for the pool that all share), GFXP, FECS events
+_FURTHER = {0x09: 0x10000, 0x0D: 4 << 20, 0x15: 0x10000, 0x16: 0x10000, 0x17: 0x10000}
+_GR_INFO = "NV2080_CTRL_GR_INFO_INDEX_"
+# buffer id of PROMOTE_CTX -> name
+_PROMOTED = {
+    0: "MAIN", 1: "PM", 2: "PATCH", 3: "BUFFER_BUNDLE_CB", 4: "PAGEPOOL", 5: "ATTRIBUTE_CB",
+    6: "RTV_CB_GLOBAL", 7: "GFXP_POOL", 8: "GFXP_CTRL_BLK", 9: "FECS_EVENT", 10: "PRIV_ACCESS_MAP",
+    11: "UNRESTRICTED_PRIV_ACCESS_MAP",
+}  # fmt: skip
+Sizes = Mapping[str, int]  # bytes of each context buffer, by name
+_TABLE_PAGE = 32  # entries of one FIFO_GET_DEVICE_INFO_TABLE
+
+
+def vector_of(engine_type: int) -> int:
+    """Return the non-stall vector of an NV2080_ENGINE_TYPE."""
+    return (
+        NON_STALL_GR if engine_type == ENGINE_GR0 else NON_STALL_COPY + engine_type - ENGINE_COPY0
+    )
+
+
+def _kernel_table(sub: Subdevice, params: Struct, interface: Interface) -> None:
+    gpu = need_gpu(sub)
+    rows = [(interface.engine_gsp, GSP_VECTOR, NONE)]
+    rows += [
+        (interface.engine_ce0 + number, NONE, NON_STALL_COPY + number)
+        for number in range(gpu.options.copy_engines)
+    ]
+    rows.append((interface.engine_gr0, NONE, NON_STALL_GR))
+    params.tableLen = len(rows)
+    for index, (engine, stall, non_stall) in enumerate(rows):
+        entry = params.table[index]
+        entry.engineIdx, entry.pmcIntrMask = engine, 0
+        entry.vectorStall, entry.vectorNonStall = stall, non_stall
+
+
+def _device_info(sub: Subdevice, params: Struct) -> None:
+    gpu = need_gpu(sub)
+    rows = [(ENGINE_GR0, _DESCRIPTION_GR << 8, "GR0")]
+    rows += [
+        (ENGINE_COPY0 + number, _DESCRIPTION_CE << 8 | number, f"CE{number}")
+        for number in range(gpu.options.copy_engines)
+    ]
+    first = params.baseIndex
+    require(first % _TABLE_PAGE == 0, Status.INVALID_ARGUMENT, f"baseIndex {first}")
+    shown = rows[first : first + _TABLE_PAGE]
+    params.numEntries, params.bMore = len(shown), int(len(rows) > first + _TABLE_PAGE)
+    for index, (engine, description, name) in enumerate(shown):
+        runlist = gpu.runlist_of(engine)
+        assert runlist is not None
+        number = runlist.number
+        copy = engine - ENGINE_COPY0
+        entry = params.entries[index]
+        data = (
+            description, first + index, engine, number, 0x40 + first + index, 0, 0, 0, 0,
+            0 if engine == ENGINE_GR0 else 0x13, max(0, copy), _RUNLISTS + 0x1000 * number, 1,
+            copy + 1 if 0 <= copy < GRAPHICS_COPY_ENGINES else 0, _CHANNEL_RAM + 0x1000 * number, 0,
+        )  # fmt: skip
+        for at, value in enumerate(data):
+            entry.engineData[at] = value
+        entry.pbdmaIds[0], entry.pbdmaFaultIds[0], entry.numPbdmas = number, 0x20 + number, 1
+        raw = name.encode()
+        for at, value in enumerate(raw):
+            entry.engineName[at] = value
+
+
+def _method_buffer(sub: Subdevice, params: Struct) -> None:
+    params.size = _METHOD_BUFFER
+
+
+def _falcons(sub: Subdevice, params: Struct) -> None:
+    params.numConstructedFalcons = 0
+
+
+def _gpcs(sub: Subdevice, params: Struct) -> None:
+    params.gpcMask = (1 << need_gpu(sub).gpcs) - 1
+
+
+def _tpcs(sub: Subdevice, params: Struct) -> None:
+    gpu = need_gpu(sub)
+    require(params.gpcId < gpu.gpcs, Status.INVALID_ARGUMENT, f"GPC {params.gpcId}")
+    params.tpcMask = (1 << gpu.tpcs_per_gpc) - 1
+
+
+def _memory_system(sub: Subdevice, params: Struct) -> None:
+    params.l2CacheSize = 72 << 20
+    params.ltcCount, params.ltsPerLtcCount = 12, 4
+    params.bFbpaPresent = 1
+
+
+def _static_gr_info(sub: Subdevice, params: Struct) -> None:
+    gpu = need_gpu(sub)
+    constants = sub.machine.abi.constants
+    info = params.engineInfo[0].infoList
+    for index in range(len(info)):
+        info[index].index = index
+        for name in constants.names(index, prefix=_GR_INFO):
+            info[index].data = gr_info(gpu, name.removeprefix(_GR_INFO)) or 0
+
+
+def buffer_sizes(main: int, maps: int) -> Sizes:
+    """Return the sizes of context buffers. main: of a context's own. maps: of the access maps."""
+    own = {"MAIN": main, "PRIV_ACCESS_MAP": maps, "UNRESTRICTED_PRIV_ACCESS_MAP": maps}
+    return {buffer.name: buffer.size for buffer in BUFFERS} | own
+
+
+def _context_buffers(params: Struct, sizes: Sizes) -> None:
+    engine = params.engineContextBuffersInfo[0].engine
+    wanted = {index: sizes[name] for name, index in _PLACES.items()} | _FURTHER
+    for index, size in wanted.items():
+        engine[index].size, engine[index].alignment = size, 0x1000
+
+
+def _promote(sub: Subdevice, params: Struct, sizes: Sizes) -> None:
+    client = sub.machine.clients.get(params.hChanClient)
+    if client is None:
+        raise RmError(Status.INVALID_CLIENT, f"hChanClient {params.hChanClient:#x}")
+    channel = client.find(params.hObject, Status.INVALID_OBJECT_HANDLE)
+    if not isinstance(channel, ChannelObject):
+        raise RmError(Status.INVALID_OBJECT, f"expected a channel, got {channel!r}")
+    require(params.engineType == ENGINE_GR0, Status.NOT_SUPPORTED, "buffers of other engines")
+    require(params.entryCount <= len(params.promoteEntry), Status.INVALID_ARGUMENT, "entryCount")
+    memory = need_gpu(sub).memory
+    for index in range(params.entryCount):
+        entry = params.promoteEntry[index]
+        name = _PROMOTED.get(entry.bufferId)
+        if name is None:
+            raise RmError(Status.INVALID_ARGUMENT, f"no context buffer {entry.bufferId}")
+        if entry.gpuPhysAddr or entry.size:
+            least = sizes.get(name, 0)
+            require(entry.size >= least, Status.INVALID_ARGUMENT, f"{name}: {entry.size} bytes")
+            inside = entry.gpuPhysAddr + entry.size <= memory.size
+            require(inside, Status.INVALID_ADDRESS, f"{name} is past the end of video memory")
+        if name == "MAIN" and entry.gpuVirtAddr:
+            channel.contexts_mapped = True
+            for member in channel.group.channels() if channel.group is not None else ():
+                member.contexts_mapped = True
+
+
+def _reserved_directories(space: VaSpace, params: Struct) -> None:
+    count = params.numLevelsToCopy
+    require(0 < count <= len(params.levels), Status.INVALID_ARGUMENT, f"{count} levels")
+    top = params.levels[0]
+    require(top.aperture == _VIDEO, Status.NOT_SUPPORTED, f"a directory in aperture {top.aperture}")
+    shift = space.gpu.form.levels[0].shift
+    require(top.pageShift == shift, Status.INVALID_ARGUMENT, f"level 0 has pageShift {shift}")
+    require(params.virtAddrHi > params.virtAddrLo, Status.INVALID_ARGUMENT, "virtAddrHi")
+    _set(space, top.physAddress)
+
+
+def _set_directory(device: Device, params: Struct) -> None:
+    space = _space_of(device, params.hVASpace)
+    aperture = params.flags & 3  # 0 video memory
+    require(aperture == 0, Status.NOT_SUPPORTED, f"a directory in aperture {aperture}")
+    least = 1 << space.gpu.form.levels[0].bits
+    require(params.numEntries >= least, Status.INVALID_ARGUMENT, f"{params.numEntries} entries")
+    _set(space, params.physAddress)
+
+
+def _unset_directory(device: Device, params: Struct) -> None:
+    space = _space_of(device, params.hVASpace)
+    require(space.space.has_directory, Status.INVALID_STATE, "no directory is set")
+    space.space.set_directory(None)
+
+
+def _space_of(device: Device, handle: int) -> VaSpace:
+    if not handle:
+        for child in device.children.values():
+            if isinstance(child, VaSpace):
+                return child
+    found: RmObject = device.client.find(handle, Status.INVALID_OBJECT_HANDLE)
+    if not isinstance(found, VaSpace):
+        raise RmError(Status.INVALID_OBJECT, f"expected an address space, got {found!r}")
+    return found
+
+
+def _set(space: VaSpace, address: int) -> None:
+    gpu: VirtualGpu = space.gpu
+    require(address % 0x1000 == 0, Status.INVALID_ADDRESS, f"a directory at {address:#x}")
+    require(address + 0x1000 <= gpu.memory.size, Status.INVALID_ADDRESS, f"{address:#x}")
+    space.space.set_directory(address)
+
+
+def handlers(
+    interface: Interface, sizes: Sizes
+) -> dict[str, Any]:  # Any: see rm.controls.control.Handler
+    """Return the handlers of a version, by the header's name."""
+
+    def kernel_table(sub: Subdevice, params: Struct) -> None:
+        _kernel_table(sub, params, interface)
+
+    def context_buffers(sub: Subdevice, params: Struct) -> None:
+        _context_buffers(params, sizes)
+
+    def promote(sub: Subdevice, params: Struct) -> None:
+        _promote(sub, params, sizes)
+
+    return cast(
+        "dict[str, Any]",
+        {
+            "NV2080_CTRL_CMD_INTERNAL_INTR_GET_KERNEL_TABLE": kernel_table,
+            "NV2080_CTRL_CMD_FIFO_GET_DEVICE_INFO_TABLE": _device_info,
+            "NV2080_CTRL_CMD_CE_GET_FAULT_METHOD_BUFFER_SIZE": _method_buffer,
+            "NV2080_CTRL_CMD_INTERNAL_GET_CONSTRUCTED_FALCON_INFO": _falcons,
+            "NV2080_CTRL_CMD_GPU_GET_CONSTRUCTED_FALCON_INFO": _falcons,
+            "NV2080_CTRL_CMD_GPU_GET_FERMI_GPC_INFO": _gpcs,
+            "NV2080_CTRL_CMD_GPU_GET_FERMI_TPC_INFO": _tpcs,
+            "NV2080_CTRL_CMD_INTERNAL_MEMSYS_GET_STATIC_CONFIG": _memory_system,
+            "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_INFO": _static_gr_info,
+            "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CONTEXT_BUFFERS_INFO": context_buffers,
+            "NV2080_CTRL_CMD_GPU_PROMOTE_CTX": promote,
+            "NV90F1_CTRL_CMD_VASPACE_COPY_SERVER_RESERVED_PDES": _reserved_directories,
+            "NV0080_CTRL_CMD_DMA_SET_PAGE_DIRECTORY": _set_directory,
+            "NV0080_CTRL_CMD_DMA_UNSET_PAGE_DIRECTORY": _unset_directory,
+        },
+    )

@@ -1,0 +1,168 @@
+"""The two message queues in memory of the host, seen from the GSP.
+
+Source: open-gpu-kernel-modules 570.144 message_queue_cpu.c, msgq.c, msgq_priv.h; Linux 7.3.4 nouveau
+nvkm/subdev/gsp/rm/r535/rpc.c.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from dataclasses import dataclass
+from typing import Protocol
+
+PAGE, SLOTS, QUEUE = 0x1000, 63, 0x40000
+ELEMENT, RPC = 0x30, 0x20
+MOST_ELEMENTS = 16
+LARGEST = MOST_ELEMENTS * PAGE - ELEMENT  # bytes of a record with its RPC header
+_HEADER_VERSION, _SIGNATURE, _PENDING = 0x0300_0000, 0x43505256, 0xFFFF_FFFF
+_TX = struct.Struct("<8I")
+_WRITE, _READ = 0x10, 0x20  # in a queue's first page
+_RECORD = struct.Struct("<8I")
+_PAGES = 1 + 2 * QUEUE // PAGE
+
+
+class QueueError(Exception):
+    """What the host wrote cannot be used."""
+
+
+class Bus(Protocol):
+    """Memory of the host."""
+
+    def read(self, address: int, size: int) -> bytes | None: ...
+    def write(self, address: int, content: bytes) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Record:
+    """A message of the host. tail: the bytes of its elements behind `body`, which a record's length
+    need not count (NVIDIA's module does not count an object's parameters)."""
+
+    function: int
+    body: bytes
+    tail: bytes
+    sequence: int
+    length: int
+
+
+def fold(content: bytes) -> int:
+    """Return the checksum of an element: the XOR of its words of 8 bytes, folded."""
+    total = 0
+    for (word,) in struct.iter_unpack("<Q", content + bytes(-len(content) % 8)):
+        total ^= word
+    return total >> 32 ^ total & 0xFFFF_FFFF
+
+
+class MessageQueues:
+    """Both queues. Raises QueueError for what the host set up or wrote wrongly."""
+
+    def __init__(self, bus: Bus, shared: int, entries: int, command: int, status: int) -> None:
+        """Check the page table and the command queue's header; initialise the status queue's."""
+        self._bus = bus
+        if entries != _PAGES:
+            raise QueueError(f"pageTableEntryCount must be {_PAGES}, is {entries}")
+        if shared % PAGE or (command, status) != (PAGE, PAGE + QUEUE):
+            raise QueueError(
+                f"the region at {shared:#x} must be page-aligned, with queues at {PAGE:#x} and "
+                f"{PAGE + QUEUE:#x}, not {command:#x} and {status:#x}"
+            )
+        table = self._need(self._bus.read(shared, 8 * entries), shared)
+        self._pages = struct.unpack(f"<{entries}Q", table)
+        if self._pages[0] != shared or any(page % PAGE for page in self._pages):
+            raise QueueError("the page table does not start with its own page, or is not aligned")
+        self._command, self._status = command, status
+        self._check_header()
+        self._write(status, _TX.pack(0, QUEUE, PAGE, SLOTS, 0, 1, 0x20, PAGE) + bytes(4))
+        self._sent = self._expected = 0
+        self._lock = threading.Lock()
+
+    def _check_header(self) -> None:
+        found = _TX.unpack(self._read(self._command, _TX.size))
+        wanted = (0, QUEUE, PAGE, SLOTS, found[4], 1, 0x20, PAGE)
+        names = ("version", "size", "msgSize", "msgCount", "", "flags", "rxHdrOff", "entryOff")
+        for name, value, expected in zip(names, found, wanted, strict=True):
+            if value != expected:
+                raise QueueError(f"the command queue's {name} must be {expected:#x}, is {value:#x}")
+
+    def _need(self, raw: bytes | None, address: int) -> bytes:
+        if raw is None:
+            raise QueueError(f"cannot read the queues at {address:#x}")
+        return raw
+
+    def _read(self, offset: int, size: int) -> bytes:
+        address = self._pages[offset // PAGE] + offset % PAGE
+        return self._need(self._bus.read(address, size), address)
+
+    def _write(self, offset: int, content: bytes) -> None:
+        address = self._pages[offset // PAGE] + offset % PAGE
+        if not self._bus.write(address, content):
+            raise QueueError(f"cannot write the queues at {address:#x}")
+
+    def _word(self, offset: int) -> int:
+        return int.from_bytes(self._read(offset, 4), "little")
+
+    def receive(self) -> Record | None:
+        """Take the next message of the host; None if there is none."""
+        read, write = self._word(self._status + _READ), self._word(self._command + _WRITE)
+        if read == write:
+            return None
+        if read >= SLOTS or write >= SLOTS:
+            raise QueueError(f"pointers must be below {SLOTS}, are {read} and {write}")
+        first = self._slot(read)
+        checksum, number, count, _ = struct.unpack_from("<4I", first, 0x20)
+        if not 1 <= count <= MOST_ELEMENTS or count > (write - read) % SLOTS:
+            raise QueueError(f"elemCount {count}, with {(write - read) % SLOTS} elements written")
+        content = first + b"".join(self._slot((read + i) % SLOTS) for i in range(1, count))
+        record = self._parse(content, count, number)
+        self._expected += 1
+        self._write(self._status + _READ, struct.pack("<I", (read + count) % SLOTS))
+        return record
+
+    def _slot(self, index: int) -> bytes:
+        return self._read(self._command + PAGE + index * PAGE, PAGE)
+
+    def _parse(self, content: bytes, count: int, number: int) -> Record:
+        words = _RECORD.unpack_from(content, ELEMENT)
+        version, signature, length, function, result, private, sequence, _ = words
+        if (version, signature) != (_HEADER_VERSION, _SIGNATURE):
+            raise QueueError(f"RPC header version {version:#x}, signature {signature:#x}")
+        if not RPC <= length <= LARGEST or count != -(-(ELEMENT + length) // PAGE):
+            raise QueueError(f"elemCount {count} does not fit a record of {length} bytes")
+        if fold(content[: ELEMENT + (length + 7 & ~7)]):
+            raise QueueError(f"the checksum of function {function} is wrong")
+        if number != self._expected:
+            raise QueueError(f"seqNum must be {self._expected}, is {number}")
+        if (result, private) != (_PENDING, _PENDING):
+            raise QueueError(f"rpc_result must be {_PENDING:#x} in a call, is {result:#x}")
+        end = ELEMENT + length
+        return Record(function, content[ELEMENT + RPC : end], content[end:], sequence, length)
+
+    def send(self, function: int, payload: bytes, *, result: int = 0, sequence: int = 0) -> None:
+        """Send a message, in records of at most LARGEST bytes. QueueError if the host does not
+        read."""
+        room = LARGEST - RPC
+        with self._lock:
+            self._send(function, payload[:room], result, sequence)
+            for at in range(room, len(payload), room):
+                self._send(71, payload[at : at + room], result, sequence)
+
+    def _send(self, function: int, payload: bytes, result: int, sequence: int) -> None:
+        length = RPC + len(payload)
+        record = _RECORD.pack(
+            _HEADER_VERSION, _SIGNATURE, length, function, result, result, sequence, 0
+        )
+        count = -(-(ELEMENT + length) // PAGE)
+        head = bytearray(ELEMENT)
+        struct.pack_into("<3I", head, 0x20, 0, self._sent, count)
+        struct.pack_into("<I", head, 0x20, fold(bytes(head) + record + payload))
+        content = (bytes(head) + record + payload).ljust(count * PAGE, b"\0")
+        write, read = self._word(self._status + _WRITE), self._word(self._command + _READ)
+        if read >= SLOTS:
+            raise QueueError(f"the host's read pointer must be below {SLOTS}, is {read}")
+        if count > (read - write - 1) % SLOTS:
+            raise QueueError(f"the status queue is full: the host has read up to {read}")
+        for index in range(count):
+            slot = self._status + PAGE + (write + index) % SLOTS * PAGE
+            self._write(slot, content[index * PAGE : (index + 1) * PAGE])
+        self._write(self._status + _WRITE, struct.pack("<I", (write + count) % SLOTS))
+        self._sent += 1

@@ -1,0 +1,368 @@
+"""The GSP as an RPC server over the resource manager's model.
+
+Source: open-gpu-kernel-modules 570.144 rpc.c, g_rpc-structures.h, kernel_gsp.c; Linux 7.3.4 nouveau
+nvkm/subdev/gsp/rm/{r535,r570}. A call that the model lacks is answered NOT_SUPPORTED; none is
+answered with success that did not do its work.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ugpu.hcq.state.instruction import Culprits
+from ugpu.nv import abi
+from ugpu.virtual.nvidia.chip import VirtualGpu
+from ugpu.virtual.nvidia.gsp.facts import BootFacts
+from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
+from ugpu.virtual.nvidia.gsp.options import CardOptions
+from ugpu.virtual.nvidia.gsp.rpc import calls, controls, sequencer, static_info
+from ugpu.virtual.nvidia.gsp.rpc.arguments import Arguments
+from ugpu.virtual.nvidia.gsp.rpc.channels import GspChannel, cpu_memory, graphics_object
+from ugpu.virtual.nvidia.gsp.rpc.interface import Event, Function, interface_of
+from ugpu.virtual.nvidia.gsp.rpc.queue import LARGEST, MessageQueues, QueueError, Record
+from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
+from ugpu.virtual.nvidia.host.errors import ChannelError
+from ugpu.virtual.nvidia.machine import VirtualMachine
+from ugpu.virtual.nvidia.rm.channels import ChannelObject
+from ugpu.virtual.nvidia.rm.objects import Allocation, Builder, Client
+from ugpu.virtual.nvidia.rm.resources import Device, Subdevice
+from ugpu.virtual.nvidia.status import RmError, Status
+
+INTERNAL = (0xC1E0_0001, 0xC1E0_0002, 0xC1E0_0003)  # client, device, subdevice of the GSP's own
+_SILENT = (Function.GSP_SET_SYSTEM_INFO, Function.SET_REGISTRY)
+_MOST_BYTES = 1 << 20  # of a message in several records
+SUSPENDED = 0x8000_0000
+
+
+class Board(Protocol):
+    """The card, as its GSP uses it."""
+
+    boot: BootFacts
+    options: CardOptions
+    machine: VirtualMachine
+    calls: deque[str]
+
+    def violation(self, text: str) -> None: ...
+    def bus_read(self, address: int, size: int) -> bytes | None: ...
+    def bus_write(self, address: int, content: bytes) -> bool: ...
+    def bus_address(self, address: int, size: int) -> int | None: ...
+    def signal_gsp(self) -> None:
+        """Raise the GSP's interrupt: there are messages."""
+        ...
+
+    def make_apertures(self, start: int) -> Directories:
+        """Turn BAR1 and BAR2 virtual; return the page directories, which are from `start` on."""
+        ...
+
+    def gsp_suspended(self) -> None:
+        """Handle the end of the unload: the GSP reports it in its mailbox, or halts."""
+        ...
+
+
+class _Bus:
+    """The board's memory of the host, for the queues."""
+
+    def __init__(self, board: Board) -> None:
+        self.read = board.bus_read
+        self.write = board.bus_write
+
+
+class GspServer:
+    """One run of the GSP's firmware. The card's lock protects it, except `channel_failed`.
+
+    dead: why the firmware has stopped; "" while it runs.
+    """
+
+    def __init__(self, board: Board, version: str, meta: WprMeta) -> None:
+        self.board = board
+        self.meta = meta
+        self.interface = interface_of(version)
+        self.machine = board.machine
+        self.machine.abi = abi.select(version)
+        self.gpu: VirtualGpu = self.machine.gpu
+        self.gaps: list[Any] = []  # hcq.errors.NotSupported, by channels
+        self.culprits = Culprits()
+        self.dead = ""
+        self.done = False  # INIT_DONE was sent
+        self.unloaded = False
+        self.registry: dict[str, int] = {}
+        self._seen: set[int] = set()
+        self._sequenced = board.boot.way == "fsp"  # no sequencer on those chips
+        self._started = False
+        self._parts: list[bytes] = []  # of a message that continues
+        self._head: Record | None = None
+        self._controls = controls.handlers(
+            self.interface, controls.buffer_sizes(board.options.context, board.options.access_maps)
+        )
+        self._queues: MessageQueues | None = None
+        self._directories = Directories(0, 0)
+        self.arguments: Arguments | None = None
+        self._answers: dict[int, Callable[[GspServer, bytes], bytes]] = {
+            Function.GET_GSP_STATIC_INFO: GspServer._static_info,
+            Function.UPDATE_BAR_PDE: GspServer._update_bar,
+            Function.UNLOADING_GUEST_DRIVER: GspServer._unloading,
+            Function.GSP_RM_ALLOC: calls.allocate,
+            Function.GSP_RM_CONTROL: calls.control,
+            Function.FREE: calls.free,
+            Function.SET_PAGE_DIRECTORY: calls.set_page_directory,
+            Function.UNSET_PAGE_DIRECTORY: calls.unset_page_directory,
+        }
+
+    # Boot
+
+    def start(self, address: int) -> None:
+        """Begin with the libos arguments at a bus address; continue with `doorbell`."""
+        try:
+            self.arguments = Arguments.read(self.board, address, self.interface)
+            queues = self.arguments.queues
+            self._queues = MessageQueues(_Bus(self.board), *queues)
+        except QueueError as error:
+            self._die(str(error))
+            return
+        self.doorbell()
+
+    def _die(self, why: str) -> None:
+        self.dead = why
+        self.board.violation(f"GSP: {why}")
+
+    def doorbell(self) -> None:
+        """Handle all messages of the host, and go on with the boot if it can."""
+        if self.dead or self._queues is None:
+            return
+        try:
+            while not self.unloaded and (record := self._queues.receive()) is not None:
+                self._take(record)
+            self._go_on()
+        except QueueError as error:
+            self._die(str(error))
+
+    def _go_on(self) -> None:
+        """Send what follows SET_SYSTEM_INFO and SET_REGISTRY; then INIT_DONE."""
+        if self.done or self.dead or not self._seen >= set(_SILENT):
+            return
+        if not self._started:
+            self._started = True
+            self._chatter()
+            if not self._sequenced:
+                self.post(Event.RUN_CPU_SEQUENCER, sequencer.program())
+        if self._sequenced:
+            self._begin_rm()
+            self.done = True
+            self.post(Event.INIT_DONE, b"")
+
+    def _chatter(self) -> None:
+        """Send what real firmware sends before it is ready."""
+        for index in range(self.board.options.notices):
+            text = f"boot stage {index}\n".encode()
+            self.post(Event.UCODE_LIBOS_PRINT, struct.pack("<II", 0xF3D722 << 8, len(text)) + text)
+            for engaging in (1, 0):
+                self.post(self.interface.lockdown, bytes((engaging, 0, 0, 0)))
+
+    def sequenced(self, scratch: int, done: int) -> None:
+        """Handle the sequencer's last write. Wrong values keep the GSP waiting."""
+        if self._sequenced or not self._started or self.dead:
+            return
+        why = sequencer.problem(scratch, done)
+        if why:
+            self.board.violation(f"the CPU sequencer was executed wrongly: {why}")
+            return
+        self._sequenced = True
+        self.doorbell()
+
+    def _begin_rm(self) -> None:
+        """Create the GSP's own objects and the apertures' directories."""
+        self.gpu.memory.place_tables(self.meta.heap, self.meta.heap_size)
+        # The CPU writes entries of BAR1's directory: it is outside of the write-protected region.
+        self._directories = self.board.make_apertures(self.meta.other_heap)
+        machine = self.machine
+        client = Client(machine, INTERNAL[0], self, 0)
+        machine.clients[client.handle] = client
+        device = Device(Allocation(machine, client, client, INTERNAL[1], 0x80, None))
+        client.add(device)
+        client.add(Subdevice(Allocation(machine, client, device, INTERNAL[2], 0x2080, None)))
+
+    # Messages
+
+    def post(self, event: int, payload: bytes) -> None:
+        """Send an event. Any thread may call; a full queue stops the firmware."""
+        if self._queues is None or self.dead:
+            return
+        try:
+            self._queues.send(event, payload)
+        except QueueError as error:
+            self._die(str(error))
+            return
+        self.board.signal_gsp()
+
+    def _take(self, record: Record) -> None:
+        """Collect a message's records; answer it once it is whole."""
+        if record.function == Function.CONTINUATION_RECORD:
+            if self._head is None:
+                raise QueueError("a continuation record without a message before it")
+            self._parts.append(record.body)
+        else:
+            if self._head is not None:
+                raise QueueError(f"function {self._head.function} was not continued")
+            self._head, self._parts = record, [record.body]
+        head = self._head
+        body = b"".join(self._parts)
+        wanted = calls.expected_size(head.function, body)
+        if wanted > _MOST_BYTES:
+            raise QueueError(f"function {head.function} with {wanted} bytes")
+        if len(body) < wanted:
+            if head.length == LARGEST:
+                return  # more follows
+            # NVIDIA's module does not count an object's parameters in the record's length.
+            body = (body + head.tail)[:wanted]
+        self._head, self._parts = None, []
+        self._answer(head, body)
+
+    def _answer(self, record: Record, body: bytes) -> None:
+        number = record.function
+        self.board.calls.append(calls.describe(number, body))
+        if number in _SILENT:
+            self._silent(number, body)
+            return
+        assert self._queues is not None
+        if number == Function.SET_GUEST_SYSTEM_INFO:
+            self._queues.send(number, body, sequence=record.sequence)
+            return
+        handler = self._answers.get(number)
+        result, reply = int(Status.NOT_SUPPORTED), body
+        if not self.done:
+            result = int(Status.INVALID_STATE)
+            self.board.violation(f"RPC {number} before INIT_DONE")
+        elif handler is None:
+            self.machine.asked[f"RPC {number}"] += 1
+        else:
+            result, reply = self._call(handler, body)
+        for index in range(self.board.options.flood if self.done else 0):
+            text = f"message {index}\n".encode()
+            self._queues.send(
+                Event.UCODE_LIBOS_PRINT, struct.pack("<II", 0xF3D722 << 8, len(text)) + text
+            )
+        self._queues.send(number, reply, result=result, sequence=record.sequence)
+        self.board.signal_gsp()
+        if self.unloaded:
+            self.board.gsp_suspended()
+
+    def _call(self, handler: Callable[[GspServer, bytes], bytes], body: bytes) -> tuple[int, bytes]:
+        try:
+            with self.machine.lock:
+                return 0, handler(self, body)
+        except RmError as error:
+            self.refused(f"{calls.describe(0, body)}: {error}")
+            return int(error.status), body
+
+    def refused(self, text: str) -> None:
+        """Record a call that was refused."""
+        self.machine.refused.append(text)
+
+    def _silent(self, number: int, body: bytes) -> None:
+        if number == Function.GSP_SET_SYSTEM_INFO:
+            expected = self.interface.system_info
+            if len(body) != expected:
+                raise QueueError(
+                    f"GspSystemInfo must have {expected:#x} bytes in {self.interface.version}, "
+                    f"got {len(body):#x}"
+                )
+        else:
+            self.registry = calls.registry(body)
+        self._seen.add(number)
+
+    # Calls that are not the resource manager's objects
+
+    def _static_info(self, body: bytes) -> bytes:
+        size = self.interface.static.size
+        if len(body) != size:
+            raise RmError(
+                Status.INVALID_ARGUMENT,
+                f"GspStaticConfigInfo must have {size:#x} bytes, got {len(body):#x}",
+            )
+        return static_info.fill(self.interface, self.gpu, self.meta, self._directories, INTERNAL)
+
+    def _update_bar(self, body: bytes) -> bytes:
+        kind, value, shift = calls.unpack("<IxxxxQQ", body)
+        directory = {0: self._directories.bar1, 1: self._directories.bar2}.get(kind)
+        top = self.gpu.form.levels[0].shift
+        if directory is None or shift != top:
+            raise RmError(Status.INVALID_ARGUMENT, f"BAR type {kind}, level shift {shift}")
+        self.gpu.memory.words[directory // 8] = value
+        return body
+
+    def _unloading(self, body: bytes) -> bytes:
+        suspend, gc6, _, level = calls.unpack("<BBHI", body)
+        if suspend or gc6:
+            raise RmError(Status.NOT_SUPPORTED, "suspending is not modelled")
+        if level & ~0x40:
+            raise RmError(Status.INVALID_ARGUMENT, f"newLevel {level:#x}")
+        self.close()
+        self.unloaded = True
+        return body
+
+    def close(self) -> None:
+        """Free all objects: the firmware ends, or was reset."""
+        machine = self.machine
+        for client in [client for client in machine.clients.values() if client.owner is self]:
+            client.free(client)
+            del machine.clients[client.handle]
+
+    # For the resource manager's objects
+
+    @property
+    def builders(self) -> dict[str, Builder]:
+        """Return builders instead of those of the ioctl interface."""
+        return {
+            "KernelChannel": GspChannel,
+            "KernelGraphicsObject": graphics_object,
+            **dict.fromkeys(("OsDescMemory", "SystemMemory", "VideoMemory"), cpu_memory),
+        }
+
+    @property
+    def own_controls(self) -> dict[str, Any]:
+        """Return the handlers of internal controls, by name."""
+        return self._controls
+
+    def has_open(self, gpu: VirtualGpu) -> bool:
+        """Return whether the GPU is attached: it is the firmware's own."""
+        return gpu is self.gpu
+
+    def address_of(self, kind: int, base: int, size: int) -> int | None:
+        """Return the address in this process of physical memory: kind 1 system, 2 video."""
+        if kind == 2:
+            inside = base + size <= self.gpu.memory.size
+            return self.gpu.memory.base + base if inside else None
+        return self.board.bus_address(base, size) if kind == 1 else None
+
+    def reaches(self, kind: int, base: int, size: int) -> bool:
+        """Return whether all of a piece of physical memory can be accessed."""
+        system = kind == 1
+        return kind in (1, 2) and self.gpu.physical_runs(base, size, system=system) is not None
+
+    def write_memory(self, kind: int, base: int, content: bytes) -> None:
+        """Write physical memory; what cannot be accessed is recorded."""
+        if kind == 2 and base + len(content) <= self.gpu.memory.size:
+            self.gpu.memory.view[base : base + len(content)] = content
+        elif kind == 1:
+            self.board.bus_write(base, content)
+
+    def channel_failed(self, channel: ChannelObject, error: ChannelError) -> None:
+        """Tell the CPU of a channel's error: its text, then RC_TRIGGERED."""
+        number = channel.channel.number
+        text = f"Xid {int(error.xid)}: Ch {number:08x}, {error.text}".encode()[:255]
+        head = struct.pack("<3I", int(error.xid), channel.runlist.number, number)
+        log = (head + text).ljust(self.interface.error_text + 256, b"\0")
+        if self.interface.version.startswith("570"):
+            log += bytes(4)
+        self.post(Event.OS_ERROR_LOG, log)
+        engine = channel.channel.runlist_engine
+        words = struct.pack("<5I", engine, number, int(error.xid), 0, 0)
+        if self.interface.rc_size == 0x30:
+            address = error.fault.page if error.fault is not None else 0
+            kind = int(error.fault.kind) if error.fault is not None else 0
+            words = struct.pack("<7IHHIIIIII", engine, number, 0, 0, int(error.xid), 0, 0, 0, 0,
+                                address & 0xFFFF_FFFF, address >> 32, kind, 0, 0, 0)[:0x30]  # fmt: skip
+        self.post(Event.RC_TRIGGERED, words)

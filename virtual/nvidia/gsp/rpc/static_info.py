@@ -1,0 +1,51 @@
+"""GET_GSP_STATIC_INFO: what the GSP tells once: regions of memory, directories, handles, shape."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from ugpu.virtual.nvidia.chip import VirtualGpu
+from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
+from ugpu.virtual.nvidia.gsp.rpc.interface import Interface
+from ugpu.virtual.nvidia.text_files import NAMES
+
+_REGION = struct.Struct("<QQQIBBB16s")
+
+
+@dataclass(frozen=True)
+class Directories:
+    """Page directories of the apertures, which the GSP's resource manager made."""
+
+    bar1: int
+    bar2: int
+
+
+def fill(
+    interface: Interface,
+    gpu: VirtualGpu,
+    meta: WprMeta,
+    made: Directories,
+    handles: tuple[int, ...],
+) -> bytes:
+    """Return the structure. handles: of the internal client, device and subdevice."""
+    static = interface.static
+    raw = bytearray(static.size)
+    regions = (
+        (0, meta.other_heap - 1, 0, 0, 1, 1, 0, b""),
+        (meta.other_heap, gpu.memory.size - 1, 1, 0, 0, 0, 0, b""),
+    )
+    struct.pack_into("<I", raw, static.regions, len(regions))
+    for index, region in enumerate(regions):
+        _REGION.pack_into(raw, static.regions + 8 + 0x30 * index, *region)
+    struct.pack_into("<QQ", raw, static.bar1_directory, made.bar1, made.bar2)
+    struct.pack_into("<3I", raw, static.handles, *handles)
+    struct.pack_into("64s", raw, static.name, NAMES[gpu.facts.name].encode())
+    if static.gpc_mask is not None and static.tpc_masks is not None:
+        struct.pack_into("<I", raw, static.gpc_mask, (1 << gpu.gpcs) - 1)
+        for gpc in range(gpu.gpcs):
+            tpcs = (1 << gpu.tpcs_per_gpc) - 1
+            struct.pack_into("<II", raw, static.tpc_masks + 8 * gpc, gpc, tpcs)
+    if static.layout is not None:
+        struct.pack_into("<QQ", raw, static.layout, meta.other_heap, meta.frts)
+    return bytes(raw)

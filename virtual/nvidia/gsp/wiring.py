@@ -1,0 +1,220 @@
+"""Which register of BAR0 belongs to which unit of a card.
+
+Sources: see gsp.facts; open-gpu-kernel-modules 570.144 src/common/inc/swref/published/{turing,ampere,
+ada,hopper,blackwell}: dev_boot.h, dev_bus.h, dev_fb.h, dev_fuse.h, dev_gc6_island.h, dev_gsp.h,
+dev_timer.h, dev_vm.h.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from ugpu.virtual.nvidia.gsp.apertures import Aperture
+from ugpu.virtual.nvidia.gsp.card import Card
+from ugpu.virtual.nvidia.gsp.falcon import fwsec
+from ugpu.virtual.nvidia.gsp.falcon.core import SIZE_OF_BLOCK
+from ugpu.virtual.nvidia.gsp.interrupts import LEAF, TRIGGER
+from ugpu.virtual.nvidia.gsp.rpc import sequencer
+
+GSP_BASE, SEC2_BASE = 0x110000, 0x840000
+PROM, PROM_SIZE, PRAMIN, PRAMIN_SIZE = 0x300000, 1 << 20, 0x700000, 1 << 20
+USERMODE, USERMODE_SIZE = 0xBB0000, 0x10000
+_TIME_LOW, _TIME_HIGH, _DOORBELL = 0x80, 0x84, 0x90
+_QUEUE_HEADS = 0xC00  # of the GSP, 8 of them
+_INVALIDATE_DIRECTORY, _INVALIDATE_HIGH, _INVALIDATE = 0xB830A0, 0xB830A4, 0xB830B0
+_ALL_DIRECTORIES, _TRIGGERED = 1 << 1, 1 << 31
+_SCRATCH = range(0x1400, 0x1480, 4)
+_FUSES = (0x824100, 0x824140, 0x8241C0)
+_REARM = 0x704  # in the mirror of configuration space
+_LOW_TIME, _HIGH_TIME = 0xFFFF_FFE0, 0x1FFF_FFFF
+
+
+def wire(card: Card) -> None:
+    """Give a card its registers."""
+    _identity(card)
+    _memory(card)
+    _time(card)
+    _falcons(card)
+    _mirror(card)
+    space = card.registers
+    tree = card.interrupts
+    space.range(
+        LEAF, TRIGGER + 4 - LEAF,
+        lambda at: tree.read(LEAF + at), lambda at, value: tree.write(LEAF + at, value),
+    )  # fmt: skip
+    space.range(PROM, PROM_SIZE, lambda at: _rom(card, at), lambda at, value: None)
+    space.range(
+        PRAMIN, PRAMIN_SIZE, lambda at: _window_read(card, at),
+        lambda at, value: _window_write(card, at, value),
+    )  # fmt: skip
+
+
+def _identity(card: Card) -> None:
+    space, boot = card.registers, card.boot
+    space.word(0x0, boot.boot0)
+    space.word(0x4, 0)
+    space.word(0xA00, boot.boot42)
+    space.word(0x101000, 0)  # straps
+    space.word(boot.display_fuse, 0 if card.options.display else 1)
+    space.word(0x82074C, 1)  # debugging of the GSP is disabled
+    space.word(0x625F04, 0)  # no VGA workspace
+    if boot.boot_done:
+        space.word(boot.boot_done, lambda: _progress(card))
+    else:
+        space.word(0x118128, 1)
+        space.word(0x118234, lambda: _progress(card))
+    for bank in _FUSES:
+        for index in range(16):
+            space.word(bank + 4 * index, lambda: card.fuse(0))
+    space.word(0x1180F8, lambda: card.handoff << 26)
+    space.word(0x1180FC, lambda: card.scrub_stage << 29)
+    for offset in _SCRATCH:
+        _scratch(card, offset)
+
+
+def _scratch(card: Card, offset: int) -> None:
+    if offset in (fwsec.FRTS_STATUS, fwsec.SB_STATUS):
+        card.registers.word(offset, lambda: card.status.get(offset, 0))
+        return
+
+    def write(value: int) -> None:
+        card.plain[offset] = value
+        if offset == sequencer.DONE and card.server is not None:
+            card.server.sequenced(card.plain.get(sequencer.SCRATCH, 0), value)
+
+    card.registers.word(offset, lambda: card.plain.get(offset, 0), write)
+
+
+def _progress(card: Card) -> int:
+    if card.progress_reads:
+        card.progress_reads -= 1
+        return 0
+    return 0xFF
+
+
+def _memory(card: Card) -> None:
+    space, boot = card.registers, card.boot
+    mib = card.memory_size >> 20
+    if boot.fb_size_by_scale:
+        scale = (mib & -mib).bit_length() - 1
+        space.word(0x100CE0, min(scale, 15) | mib >> min(scale, 15) << 4)
+    else:
+        space.word(0x1183A4, mib)
+    space.plain(card.plain, *boot.flush, boot.window)
+    space.word(0x1FA824, lambda: card.wpr.low)
+    space.word(0x1FA828, lambda: card.wpr.high)
+    space.word(0x70000, 0, lambda value: card.gpu.settle())
+    space.plain(card.plain, _INVALIDATE_DIRECTORY, _INVALIDATE_HIGH)
+    space.word(_INVALIDATE, 0, lambda value: _invalidate(card, value))
+    for aperture, offsets in ((card.bar1, (0x1704, 0xB80F40)), (card.bar2, (0x1714, 0xB80F48))):
+        for offset in offsets:
+            _block(card, aperture, offset)
+    space.word(0xB80F50, 0)  # no bind is pending
+    # The replayable fault buffers: no fault of the model is replayable.
+    space.plain(card.plain, *range(0xB83000, 0xB83040, 4), *range(0xB83080, 0xB83098, 4))
+
+
+def _block(card: Card, aperture: Aperture, offset: int) -> None:
+    card.registers.word(offset, lambda: aperture.block, aperture.set_block)
+
+
+def _invalidate(card: Card, value: int) -> None:
+    if not value & _TRIGGERED:
+        return
+    card.gpu.settle()
+    low, high = card.plain.get(_INVALIDATE_DIRECTORY, 0), card.plain.get(_INVALIDATE_HIGH, 0)
+    directory = (low & ~0xF | high << 32) << 8
+    card.gpu.invalidate(None if value & _ALL_DIRECTORIES else directory)
+
+
+def _time(card: Card) -> None:
+    space, gpu = card.registers, card.gpu
+
+    def now() -> int:
+        return gpu.time_ns() + card.time_offset
+
+    def set_time(value: int) -> None:
+        wanted = card.plain.get(0x9410, 0) << 32 | value
+        card.time_offset = wanted - gpu.time_ns()
+
+    space.word(0x9400, lambda: now() & _LOW_TIME, set_time)
+    space.word(
+        0x9410,
+        lambda: now() >> 32 & _HIGH_TIME,
+        lambda value: card.plain.__setitem__(0x9410, value),
+    )
+    space.word(0x9430, 0x10)  # level 0 may set the time
+    space.plain(card.plain, 0x9140)
+
+    def read(at: int) -> int | None:
+        if at == _TIME_LOW:
+            return now() & _LOW_TIME
+        return now() >> 32 & _HIGH_TIME if at == _TIME_HIGH else 0
+
+    def write(at: int, value: int) -> None:
+        if at != _DOORBELL:
+            card.violation(f"write of {value:#x} to {at:#x} of the usermode page")
+            return
+        gpu.ring(value)
+
+    space.range(USERMODE, USERMODE_SIZE, read, write)
+
+
+def _falcons(card: Card) -> None:
+    space = card.registers
+    for base, falcon in ((GSP_BASE, card.gsp), (SEC2_BASE, card.sec2)):
+        space.range(base, SIZE_OF_BLOCK, falcon.read, falcon.write)
+    for queue in range(8):
+        space.word(GSP_BASE + _QUEUE_HEADS + 8 * queue, 0, lambda value: _doorbell(card))
+    space.plain(card.plain, *range(GSP_BASE + 0x804, GSP_BASE + 0x824, 4))
+
+
+def _doorbell(card: Card) -> None:
+    if card.server is not None:
+        card.server.doorbell()
+
+
+def _mirror(card: Card) -> None:
+    own: dict[int, int] = {}
+
+    def read(at: int) -> int:
+        return own.get(at, card.config.read(at, 4))
+
+    def write(at: int, value: int) -> None:
+        if at == _REARM:
+            card.interrupts.rearm()
+        elif at == 0x50:  # whether the PROM window shows the ROM or its shadow
+            own[at] = value
+        else:
+            card.config.write(at, value, 4)
+
+    card.registers.range(card.boot.mirror, 0x1000, read, write)
+
+
+def _rom(card: Card, at: int) -> int:
+    return int(struct.unpack_from("<I", card.rom, at)[0])
+
+
+def _window_place(card: Card, at: int) -> int | None:
+    address = (card.plain.get(card.boot.window, 0) & 0xFF_FFFF) << 16
+    address += at
+    if address + 4 > card.memory_size:
+        card.note(f"PRAMIN: {address:#x} is past the end of video memory")
+        return None
+    if card.wpr.touches(address, 4):
+        card.note(f"PRAMIN: {address:#x} lies in the write-protected region")
+        return None
+    return address
+
+
+def _window_read(card: Card, at: int) -> int:
+    address = _window_place(card, at)
+    if address is None:
+        return 0xFFFF_FFFF
+    return int(struct.unpack_from("<I", card.gpu.memory.view, address)[0])
+
+
+def _window_write(card: Card, at: int, value: int) -> None:
+    address = _window_place(card, at)
+    if address is not None:
+        struct.pack_into("<I", card.gpu.memory.view, address, value)
