@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ugpu.compiler.dtype import bfloat16
+from ugpu.compiler.onnx.package import module
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.device.device import Device
 
@@ -74,6 +76,8 @@ class Constants:
         if isinstance(value, Weight):
             return value.array
         if isinstance(value, Tensor):
+            if value.dtype is bfloat16:
+                return value.bitcast("uint16").numpy().view(module("ml_dtypes").bfloat16)
             return value.numpy()
         if isinstance(value, list):
             return [self.array(each) for each in value]

@@ -174,7 +174,10 @@ class Graphs:
             raise NotSupported(f"ONNX operator {node.op_type} is not supported")
         given: dict[str, Any] = dict.fromkeys(body.inputs)
         given |= dict(zip(body.inputs, inputs, strict=False))
-        return self._run(body.nodes, ChainMap(given), body.outputs[: _used(node.output)])
+        wanted = [
+            name if used else "" for name, used in zip(body.outputs, node.output, strict=False)
+        ]
+        return self._run(body.nodes, ChainMap(given), wanted)
 
     # ---- control flow --------------------------------------------------------------------------
 

@@ -20,6 +20,8 @@ from ugpu.hcq.errors import BadArgument, BadFile, NotSupported
 from ugpu.hcq.near import meant
 
 OLDEST = 13  # opset; older models are converted
+NEWEST = 28  # of a model that uses no standard operators
+BATCHED = 9  # Scan of earlier opsets works on batches, which the conversion does not keep
 CONVERTED = 17
 
 
@@ -37,7 +39,7 @@ class Model:
         with the names of all operators that are missing."""
         self.device = device_of(device)
         opsets = {each.domain: each.version for each in proto.opset_import}
-        version = opsets.get("", opsets.get("ai.onnx", 1))
+        version = opsets.get("", opsets.get("ai.onnx", NEWEST))
         if version < OLDEST:
             proto, version = _converted(proto, version), CONVERTED
             opsets[""] = version
@@ -123,6 +125,8 @@ def load(path: str | os.PathLike[str], *, device: Device | str | None = None) ->
 
 
 def _converted(proto: Any, version: int) -> Any:
+    if version < BATCHED and any(node.op_type == "Scan" for node in proto.graph.node):
+        raise NotSupported(f"ONNX operator Scan of opset {version}; expected {BATCHED} or newer")
     try:
         return module("onnx.version_converter").convert_version(proto, CONVERTED)
     except RuntimeError as error:

@@ -65,7 +65,7 @@ def _difference(value: Any, expected: Any, rtol: float, atol: float) -> str:
     if own != kind or array.shape != expected.shape:
         return f"{own}{array.shape}, expected {kind}{expected.shape}"
     if kind == "bfloat16":
-        expected, rtol = expected.astype(np.float32), max(rtol, 2.0**-7)
+        expected, rtol = expected.astype(np.float32), max(rtol, 2.0**-6)
     if kind == "float16":
         rtol = max(rtol, 2.0**-9)
     if expected.dtype.kind in "biu":

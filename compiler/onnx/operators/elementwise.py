@@ -133,7 +133,9 @@ def cast_like(x: Tensor, like: Tensor, *, saturate: int = 1, round_mode: str = "
 def bit_cast(x: Tensor, *, to: int) -> Tensor:
     if to == STRING or to not in DTYPES:
         raise NotSupported(f"ONNX operator BitCast: element type {to}")
-    return x.bitcast(DTYPES[to])
+    if x.dtype is dtypes.bool_:
+        x = x.cast("uint8")
+    return x.cast("bool") if DTYPES[to] == "bool" else x.bitcast(DTYPES[to])
 
 
 # ---- activations ---------------------------------------------------------------------------------

@@ -251,9 +251,7 @@ def max_unpool(
     placed = flat.scatter(0, index.reshape(-1), x.reshape(-1)).reshape(inferred)
     if shape is None or ints(shape) == inferred:
         return placed
-    wanted = ints(shape)  # indices count in a tensor of the inferred shape
-    flat = Tensor.zeros(prod(wanted), device=x.device, dtype=x.dtype)
-    return flat.scatter(0, index.reshape(-1), x.reshape(-1)).reshape(wanted)
+    return placed.pad([(0, w - have) for w, have in zip(ints(shape), inferred, strict=True)])
 
 
 # ---- normalisation -------------------------------------------------------------------------------

@@ -60,8 +60,9 @@ def _taps(
     index = first[:, None] + np.arange(count + (antialias and shrink < 1))
     distance = (where[:, None] - index) * shrink
     weight = np.maximum(0, 1 - np.abs(distance)) if mode == "linear" else _cubic(distance, cubic)
-    if exclude or (antialias and shrink < 1):
+    if exclude:
         weight = np.where((index >= 0) & (index < size), weight, 0)
+    if exclude or antialias:
         weight = weight / weight.sum(1, keepdims=True)
     return np.clip(index, 0, size - 1), weight.astype(np.float32)
 
