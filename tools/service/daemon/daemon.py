@@ -41,6 +41,9 @@ from ugpu.tools.service.daemon.outlets.outbox import Outbox
 log = logging.getLogger(__name__)
 
 _STACK = 512 << 10  # bytes per connection's thread: a thousand may wait
+# TIMEOUT: for work of a lease that ugpud ended: nobody can read its results. It only spares a reset
+# to work that is about to end.
+OVER_S = 0.5
 NOTE_S = 60.0  # between two records of the time in service
 
 
@@ -284,6 +287,31 @@ class Daemon(Ward):
             self._tell_ended(client, lease, reason)
             client.cut()
             client.part()  # its thread cleans up
+            name = f"lease {lease.number} is over"
+            cut_off = threading.Thread(target=self._cut_off, args=(client, lease), name=name)
+            with contextlib.suppress(UgpuError):  # the client's thread ends by itself, later
+                threads.start(cut_off)
+
+    def _cut_off(self, client: Client, lease: Lease) -> None:
+        """Stop the work of a lease that is over if its client's thread still waits for it after
+        OVER_S, in a request, so that the thread can end the lease."""
+        holder = client.holder
+        if holder is None:
+            return
+        with self._tick:
+            if self._tick.wait_for(lambda: client.holder is not holder, OVER_S):
+                return
+        with self.owned_by(lease.card).lock:
+            if client.holder is not holder:
+                return
+            driver = holder.device.driver
+            try:
+                if isinstance(driver, ApartDriver):
+                    driver.process.kill()
+                else:
+                    holder.device.reset()
+            except UgpuError as error:
+                log.info("%s: stopping a lease's work: %s", holder.device.name, error)
 
     def _tell_ended(self, client: Client, lease: Lease, reason: str) -> None:
         tell(log, LEASE_ENDED, f"lease {lease.number} of {client.name} ends: {reason}",
@@ -311,7 +339,8 @@ class Daemon(Ward):
         if holder is not None:
             with owned.lock:
                 try:
-                    self._end_holder(owned, holder)
+                    limit_s = OVER_S if lease.told else self.settings.drain_s
+                    self._end_holder(owned, holder, min(limit_s, self.settings.drain_s))
                     if not owned.gone:
                         owned.check(repair=False)
                 except UgpuError as error:
@@ -331,9 +360,9 @@ class Daemon(Ward):
         tell(log, FAILED, f"{name} failed: {error}", device=name, error=error, lease=lease.number,
              holder=client.name, serial=self.owned_by(lease.card).serial)  # fmt: skip
 
-    def _end_holder(self, owned: Owned, holder: Holder) -> None:
+    def _end_holder(self, owned: Owned, holder: Holder, drain_s: float) -> None:
         """End a lease's work and free its resources. UgpuError if the device needs recovery."""
-        drained = holder.close(self.settings.drain_s)
+        drained = holder.close(drain_s)
         if isinstance(holder.device.driver, ApartDriver):
             holder.device.driver.process.kill()  # nothing is left of what it had
             holder.free_all()
@@ -382,7 +411,7 @@ class Daemon(Ward):
                 client.holder = holder
                 return holder
         with owned.lock:
-            self._end_holder(owned, holder)
+            self._end_holder(owned, holder, OVER_S)
         return None
 
     def hand_out(self, client: Client, owned: Owned, lease: Lease) -> Handout:
