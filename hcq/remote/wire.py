@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,10 +37,13 @@ Bytes = bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class Limits:
-    """Size limits of one frame: bytes of its list and of its data."""
+    """Size limits of one frame: bytes of its list and of its data. told: called with the memory of
+    the frame that is arriving, before it is allocated; 0 once the frame is whole. It may wait, and
+    raise WireError."""
 
     meta: int = 1 << 20
     data: int = 64 << 20
+    told: Callable[[int], None] | None = None
 
 
 #: before a client has shown that it may use the daemon
@@ -251,6 +254,7 @@ class Buffered:
             return None
         header, whole = self._header, memoryview(self._frame)
         self._header, self._frame = None, bytearray()
+        self._tell(0)
         return decode(header, whole[: header.meta], whole[header.meta :])
 
     def more(self) -> Message | None:
@@ -265,6 +269,7 @@ class Buffered:
         self._start = first + len(found)
         if len(found) == size:
             return decode(header, found[: header.meta], memoryview(found)[header.meta :])
+        self._tell(min(size, _FIRST))
         self._header, self._have = header, len(found)
         self._frame = bytearray(min(size, _FIRST))
         self._frame[: len(found)] = found
@@ -272,6 +277,12 @@ class Buffered:
 
     def _grow(self, header: Header) -> None:
         # A new object: the memory may still be exported to the last receiver.
-        frame = bytearray(min(header.meta + header.data, 2 * len(self._frame)))
+        size = min(header.meta + header.data, 2 * len(self._frame))
+        self._tell(size)
+        frame = bytearray(size)
         frame[: self._have] = self._frame
         self._frame = frame
+
+    def _tell(self, size: int) -> None:
+        if self.limits.told is not None:
+            self.limits.told(size)

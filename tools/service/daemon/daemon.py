@@ -19,6 +19,7 @@ from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import AccessDenied, BadArgument, DeviceLost, UgpuError
 from ugpu.hcq.remote.channel import Channel
 from ugpu.hcq.remote.request import LeaseRequest
+from ugpu.hcq.remote.wire import WireError
 from ugpu.hcq.state import threads
 from ugpu.hcq.transport.system import System
 from ugpu.tools.base.events import FAILED, LEASE_ENDED, tell
@@ -32,7 +33,7 @@ from ugpu.tools.service.daemon.clients.holder import Holder
 from ugpu.tools.service.daemon.clients.incidents import Incidents
 from ugpu.tools.service.daemon.clients.leases import Lease, State, Waiter
 from ugpu.tools.service.daemon.clients.peers import Peer
-from ugpu.tools.service.daemon.clients.places import STRANGERS, Crowd, Places, share
+from ugpu.tools.service.daemon.clients.places import STRANGERS, Crowd, Places, Unfinished, share
 from ugpu.tools.service.daemon.clients.replies import lost
 from ugpu.tools.service.daemon.clients.tokens import Rights, Tokens
 from ugpu.tools.service.daemon.config import Settings
@@ -72,6 +73,8 @@ class Daemon(Ward):
             local: Places(most, settings.user_clients, "clients", "user_clients in [daemon]")
             for local in (False, True)
         }
+        most = max(settings.messages, 2 * settings.message)
+        self.unfinished: Unfinished[Client] = Unfinished(most, self._crowded_out)
         self._sessions: dict[int, Client] = {}
         self._note_at = now() + NOTE_S
         self._keeper = threading.Thread(target=self._keep_time, name="ugpud time", daemon=True)
@@ -187,9 +190,16 @@ class Daemon(Ward):
         """Forget a client whose thread ends. Its resources are cleaned up, or another client has
         them."""
         self._give_place_back(client)
+        self.unfinished.forget(client)
         with self._tick:
             self.clients.discard(client)
             self._tick.notify_all()
+
+    def _crowded_out(self, client: Client) -> None:
+        log.warning("%s loses its connection: it has most of the memory for messages", client.name)
+        client.notify("error", WireError("the daemon has no memory left for this message"))
+        client.cut()
+        client.part()
 
     def remember(self, client: Client) -> None:
         """Give a client a session that it can resume, if the policy grants a grace period."""
