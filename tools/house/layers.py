@@ -104,7 +104,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("failure",),
         ("device",),
     ),
-    "nv.gsp": (("images", "chip"), ("layout",), ("rpc",), ("boot",)),
+    "nv.gsp": (("images", "chip"), ("layout",), ("rpc",), ("boot",), ("rm",)),
     "qcom": (
         ("regs",),
         ("chips",),
