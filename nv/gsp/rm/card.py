@@ -49,8 +49,8 @@ def open_card(
 class GspCard:
     """One card. Owns the transport. firmware: runs, until `close`.
 
-    stages: of the start, measured. heap: VRAM that the driver may use, which all address spaces share. lock: of chip, heap and
-    tables.
+    stages: of the start, measured. heap: VRAM that the driver may use, which all address spaces
+    share. lock: of chip, heap and tables.
     """
 
     firmware: Firmware
