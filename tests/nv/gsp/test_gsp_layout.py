@@ -54,9 +54,7 @@ def test_the_heap_is_as_large_as_nouveaus(
 
 def test_a_carve_out_by_hand() -> None:
     """24 GiB, no display, 570.144 with its real sizes; each place from the one above it."""
-    found = carve_out(
-        24 * GIB, 24 * GIB - MIB, boot_size=0x9000, image_size=0x3C99000, heap=HEAP
-    )
+    found = carve_out(24 * GIB, 24 * GIB - MIB, boot_size=0x9000, image_size=0x3C99000, heap=HEAP)
     assert found == Carveout(
         vram=0x6_0000_0000, vga=0x5_FFF0_0000, wpr_end=0x5_FFF0_0000, frts=0x5_FFE0_0000,
         frts_size=0x10_0000, boot=0x5_FFDF_7000, image=0x5_FC15_0000, heap=0x5_F400_0000,
@@ -66,9 +64,7 @@ def test_a_carve_out_by_hand() -> None:
     assert found.size < 256 * MIB, "the board's firmware has cleared that much"
 
 
-@given(
-    st.integers(1, 192), st.integers(0, 8), st.integers(1, 64), st.integers(1 << 16, 1 << 26)
-)
+@given(st.integers(1, 192), st.integers(0, 8), st.integers(1, 64), st.integers(1 << 16, 1 << 26))
 def test_parts_of_a_carve_out_do_not_overlap(gib: int, vga: int, boot: int, image: int) -> None:
     vram = gib * GIB
     found = carve_out(

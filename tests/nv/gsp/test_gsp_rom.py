@@ -65,8 +65,7 @@ def test_the_command_and_the_region_are_where_fwsec_looks() -> None:
     assert struct.unpack_from("<I", dmem, made.MAPPER + 0x2C) == (0x15,)
     # By hand: read_vbios {1, 24, 0, 0, 2}, frts {1, 20, address >> 12, 1 MiB >> 12, framebuffer}
     assert dmem[made.BUFFER : made.BUFFER + 44] == bytes.fromhex(
-        "0100000018000000000000000000000000000000020000000100000014000000"
-        "00c00f000001000002000000"
+        "010000001800000000000000000000000000000002000000010000001400000000c00f000001000002000000"
     )
     assert dmem[made.SIGNATURE : made.SIGNATURE + 384] == b"S" * 384
     back = found.with_command(RETURN, return_arguments())
