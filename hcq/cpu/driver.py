@@ -105,9 +105,9 @@ class CpuDriver(Driver):
             self._pool.stop(None)
             raise
         self._queues = (self._compute, self._copy)
-        self._timelines = one, two = (self._compute.timeline, self._copy.timeline)
+        self._timelines = compute, copy = (self._compute.timeline, self._copy.timeline)
         self._waiting = Words(4)
-        self._waiting.words[:] = (self.bell.state.address, one.address, two.address, PAUSE_NS)
+        self._waiting.words[:] = (self.bell.state.address, compute.address, copy.address, PAUSE_NS)
         self._settle, self._expect = native().settle, native().expect
         self._server = self._compute.server.state.address
         self.core.opened()
@@ -176,10 +176,10 @@ class CpuDriver(Driver):
             address = VirtAddr(memory.address)
             owner = Buffer(self.core, address, memory.size, Placement.DEVICE, None, memory)
             program = Program(self.core, owner)
-            for found in kernels.values():
-                self.kernel_names[found.address] = found.name
-                program.kernels[found.name] = Kernel(
-                    found.name, program, found.address, found.kernarg_size, found.arguments
+            for placed in kernels.values():
+                self.kernel_names[placed.address] = placed.name
+                program.kernels[placed.name] = Kernel(
+                    placed.name, program, placed.address, placed.kernarg_size, placed.arguments
                 )
             return program
         except BaseException:
@@ -224,8 +224,8 @@ class CpuDriver(Driver):
     def settled(self) -> bool:
         """Wait a while, natively; return whether the queues are idle and met only valid
         commands."""
-        one, two = self._timelines
-        return bool(self._settle(self._waiting.address, one.last, two.last))
+        compute, copy = self._timelines
+        return bool(self._settle(self._waiting.address, compute.last, copy.last))
 
     def poll(self) -> UgpuError | None:
         if not self.bell.state.cells[ALARMS]:  # only valid commands

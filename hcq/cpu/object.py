@@ -121,23 +121,23 @@ def load_object(image: bytes) -> tuple[CodeMemory, dict[str, HostKernel]]:
 
 def _kernels(elf: ElfObject) -> dict[str, tuple[int, tuple[Argument, ...] | None]]:
     """Return the arguments of the marked kernels; check that each kernel is code of this object."""
-    found: dict[str, tuple[int, tuple[Argument, ...] | None]] = {}
+    kernels: dict[str, tuple[int, tuple[Argument, ...] | None]] = {}
     for mark in elf.symbols:
         if not mark.name.endswith(MARK) or mark.section is None:
             continue
         name = mark.name[: -len(MARK)]
-        found[name] = declared(name, elf.sections[mark.section].data[mark.value :])
+        kernels[name] = declared(name, elf.sections[mark.section].data[mark.value :])
         code = elf.find(name)
         if code is None or code.section is None:
             raise BadCodeObject("a .ugpu symbol has no kernel with that name", kernel=name)
         section = elf.sections[code.section]
         if not (section.is_loaded and section.flags & SHF_EXECINSTR) or code.value >= section.size:
             raise BadCodeObject("the kernel's symbol is not in an executable section", kernel=name)
-    if not found:
+    if not kernels:
         raise BadCodeObject(
             f"the object contains no kernels: it has no symbol that ends with {MARK}"
         )
-    return found
+    return kernels
 
 
 @functools.cache

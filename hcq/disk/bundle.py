@@ -55,16 +55,16 @@ class Evidence:
         `make` becomes the reason of the part's absence, since a failing device may return
         anything."""
         try:
-            found = make()
+            part = make()
         except Exception as error:
             self.missing[name] = f"{type(error).__name__}: {error}"
             return
-        if isinstance(found, bytes | bytearray | memoryview):
-            content = bytes(found)
-        elif isinstance(found, str):
-            content = found.encode("utf-8", "replace")
+        if isinstance(part, bytes | bytearray | memoryview):
+            content = bytes(part)
+        elif isinstance(part, str):
+            content = part.encode("utf-8", "replace")
         else:
-            content = json.dumps(found, default=str).encode()  # with an indent it takes ten times
+            content = json.dumps(part, default=str).encode()  # with an indent it takes ten times
         if len(content) > _LARGEST_PART:
             self.missing[name] = f"{len(content)} bytes, of which {_LARGEST_PART} are kept at most"
             return
@@ -190,8 +190,8 @@ def bundles(folder: Path) -> list[Path]:
 
 
 def _trim(folder: Path) -> None:
-    found = bundles(folder)
-    for path in found[_FIRST : max(_FIRST, len(found) - (MOST - _FIRST))]:
+    paths = bundles(folder)
+    for path in paths[_FIRST : max(_FIRST, len(paths) - (MOST - _FIRST))]:
         path.unlink(missing_ok=True)
 
 

@@ -101,8 +101,8 @@ def over_usb() -> list[str]:
 def load(path: str) -> Callable[..., Any]:  # a driver's entry point; callers check its result
     """Import the function named by "module:function"."""
     module, _, function = path.partition(":")
-    found: Any = importlib.import_module(module)
+    member: Any = importlib.import_module(module)
     for part in function.split("."):
-        found = getattr(found, part)
-    entry: Callable[..., Any] = found
+        member = getattr(member, part)
+    entry: Callable[..., Any] = member
     return entry

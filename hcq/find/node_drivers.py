@@ -53,8 +53,8 @@ def nodes_of(
     if driver.listed:
         if not any(folder.glob(f"{driver.node}*")):
             return []
-        found: list[tuple[int, Path]] = load(driver.listed)(folder)
-        return found
+        nodes: list[tuple[int, Path]] = load(driver.listed)(folder)
+        return nodes
     names = [path.name for path in folder.glob(f"{driver.node}*")]
     numbers = [name.removeprefix(driver.node) for name in names]
     return [

@@ -91,19 +91,19 @@ class Attachment:
 def attach_virtual(chip: str, /, **options: object) -> Attachment | NodeAttachment:
     """Attach to a model of a chip; options are the model's. DeviceNotFound for an unknown name."""
     attach = functools.partial(_attach_of(chip), chip)
-    return _made(chip, attach(**options))
+    return _checked(chip, attach(**options))
 
 
-def _made(chip: str, made: Any) -> Attachment | NodeAttachment:  # Any: from an entry point
-    if not isinstance(made, Attachment | NodeAttachment):
-        raise TypeError(f"the model of {chip} returned {made!r}")
-    return made
+def _checked(chip: str, attachment: Any) -> Attachment | NodeAttachment:  # of an entry point
+    if not isinstance(attachment, Attachment | NodeAttachment):
+        raise TypeError(f"the model of {chip} returned {attachment!r}")
+    return attachment
 
 
 def _attach_of(chip: str) -> Callable[..., Any]:  # a model's entry point; its caller checks
     vendor = vendor_of(chip)
     if vendor is None:
-        have = [f"virtual:{known}" for known in sorted(virtual_chips())]
+        have = [f"virtual:{other}" for other in sorted(virtual_chips())]
         hint = meant(f"virtual:{chip}", have)
         raise DeviceNotFound(f"no virtual chip {chip!r}; {hint}there are: {', '.join(have)}")
     return load(f"{MODELS[vendor]}.gpu:attach")
@@ -185,7 +185,7 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
     kind, _, rest = name.partition(":")
     if name == "cpu":
         make = load("ugpu.hcq.cpu.device:open_device")
-        _check_options(name, make, options, given=1)
+        _check_options(name, make, options, taken=1)
         return _device(make(name, **options))
     if kind == "virtual":
         return _open_virtual(name, options)
@@ -202,7 +202,7 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
         return _open_attached(name, Attachment(attach_usb(rest, _behind_bridge)), options)
     if kind == "ugpud":
         lease = load("ugpu.hcq.remote.lease:open_device")
-        _check_options(name, lease, options, given=2)
+        _check_options(name, lease, options, taken=2)
         return _device(lease(name, rest, **options))
     if kind == "recording":
         return _open_recording(name, Path(rest), options)
@@ -276,14 +276,14 @@ def _attach_model(
     """Attach to a model of a chip by its entry point, with those of the options that it takes."""
     for_model = set(list(inspect.signature(attach).parameters)[1:]) & set(options)
     option_types(attach, options)
-    return _made(chip, attach(chip, **{key: options.pop(key) for key in for_model}))
+    return _checked(chip, attach(chip, **{key: options.pop(key) for key in for_model}))
 
 
 def _attach_over(name: str, chip: str, bus: str, options: dict[str, object]) -> Attachment:
     """Put a model of a chip into a virtual enclosure, or open an existing one again."""
     vendor = vendor_of(chip)
     if bus not in BRIDGES or vendor not in ENDPOINTS:
-        have = [f"virtual:{known}+{way}" for known in over_usb() for way in BRIDGES]
+        have = [f"virtual:{other}+{way}" for other in over_usb() for way in BRIDGES]
         others = (*KERNEL_DRIVERS.get(vendor or "", ()), *BARE_MODELS.get(vendor or "", ()))
         ways = [f"virtual:{chip}+{way}" for way in others]
         hint = meant(name, [*have, *ways])
@@ -318,7 +318,7 @@ def _open_node(name: str, attachment: NodeAttachment, options: Mapping[str, obje
     """Pass a node to the driver above it; close the node if that fails."""
     try:
         make = load(NODE_DRIVERS[attachment.driver].entry)
-        _check_options(name, make, options, given=2)
+        _check_options(name, make, options, taken=2)
         return _device(make(name, attachment, **options))
     except BaseException:
         attachment.node.close()
@@ -336,9 +336,9 @@ def _open_recording(name: str, path: Path, options: Mapping[str, object]) -> Dev
     except UnicodeDecodeError as error:
         raise BadArgument(f"{path} is not a recording") from error
     identity = recording.identity
-    known = pci_drivers().get((identity.vendor, identity.device))
+    driver = pci_drivers().get((identity.vendor, identity.device))
     replay = load("ugpu.hcq.transport.recorded.replay:ReplayTransport")
-    transport = replay(recording, name, by_clock=known.by_clock if known else ())
+    transport = replay(recording, name, by_clock=driver.by_clock if driver else ())
     return _open_attached(name, Attachment(transport, recording.firmware or None), options)
 
 
@@ -347,8 +347,8 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
     options = dict(options)
     opening: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     try:
-        wanted = options.pop("record", None)
-        path = _record_path() if wanted is None else Path(path_like("record", wanted))
+        record = options.pop("record", None)
+        path = _record_path() if record is None else Path(path_like("record", record))
         states = options.pop("record_states", None)
         if states and path is None:
             raise BadArgument("record_states requires record or UGPU_RECORD")
@@ -360,11 +360,11 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
                 recorder.observer = load("ugpu.hcq.find.offline:observer")(recorder)
             opening = recorder.opening()
         identity = attachment.transport.identity
-        known = pci_drivers().get((identity.vendor, identity.device))
-        if known is None:
+        driver = pci_drivers().get((identity.vendor, identity.device))
+        if driver is None:
             raise DeviceNotFound(f"{name}: no driver supports PCI id {identity}")
-        make = load(known.entry)
-        _check_options(name, make, options, given=2)
+        make = load(driver.entry)
+        _check_options(name, make, options, taken=2)
         with opening:
             try:
                 return _device(make(name, attachment, **options))
@@ -378,12 +378,12 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
 
 def _behind_bridge(identity: PciIdentity) -> None:
     """Reject a card that no driver supports behind a bridge."""
-    known = pci_drivers().get((identity.vendor, identity.device))
-    if known is None:
+    driver = pci_drivers().get((identity.vendor, identity.device))
+    if driver is None:
         raise DeviceNotFound(f"the card behind the bridge is {identity}, which is not supported")
-    if known.needs_host_memory:
+    if driver.needs_host_memory:
         raise NotSupported(
-            f"the card behind the bridge is {identity} ({known.description}): its driver "
+            f"the card behind the bridge is {identity} ({driver.description}): its driver "
             "requires host memory that the card can access, which a USB bridge does not "
             "provide"
         )
@@ -392,21 +392,21 @@ def _behind_bridge(identity: PciIdentity) -> None:
 def _open_pci(name: str, address: str, options: dict[str, object]) -> Device:
     """Open a supported function; others are rejected before anything is unbound or opened."""
     full, identity = load("ugpu.hcq.transport.attach:identify")(address)
-    known = pci_drivers().get((identity.vendor, identity.device))
-    if known is None:
+    driver = pci_drivers().get((identity.vendor, identity.device))
+    if driver is None:
         have = ", ".join(entry.name for entry in listing.pci_devices(listing.SYSFS_PCI)) or "none"
         raise DeviceNotFound(
             f"{name} is {identity}, which is not supported; supported devices on this "
             f"machine: {have}",
             present=True,
         )
-    make = load(known.entry)
+    make = load(driver.entry)
     for_transport = {key: options.pop(key) for key in PCI_OPTIONS & set(options)}
     driver_options = {key: value for key, value in options.items() if key not in RECORD_OPTIONS}
-    _check_options(name, make, driver_options, given=2, also=PCI_OPTIONS)
+    _check_options(name, make, driver_options, taken=2, also=PCI_OPTIONS)
     attach_pci = load("ugpu.hcq.transport.attach:attach_pci")
     transport = attach_pci(
-        full, reach_bits=known.reach_bits, least_bars=dict(known.least_bars), **for_transport
+        full, reach_bits=driver.reach_bits, least_bars=dict(driver.least_bars), **for_transport
     )
     own = name if name.startswith("thunderbolt:") else f"pci:{full}"
     return _open_attached(own, Attachment(transport), options)
@@ -417,21 +417,21 @@ def _check_options(
     entry: Callable[..., Any],
     options: Mapping[str, object],
     *,
-    given: int,
+    taken: int,
     also: frozenset[str] = frozenset(),
 ) -> None:
-    """Raise BadArgument for options that `entry` does not take after its first `given`
+    """Raise BadArgument for options that `entry` does not take after its first `taken`
     arguments. also: further options of that name, to be listed with them."""
     option_types(entry, options)
-    parameters = list(inspect.signature(entry).parameters.values())[given:]
+    parameters = list(inspect.signature(entry).parameters.values())[taken:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    known = sorted({parameter.name for parameter in parameters} | also)
-    unknown = sorted(set(options) - set(known))
+    names = sorted({parameter.name for parameter in parameters} | also)
+    unknown = sorted(set(options) - set(names))
     if unknown:
-        raise BadArgument(f"{name} has no option {', '.join(unknown)}; it has: {', '.join(known)}")
+        raise BadArgument(f"{name} has no option {', '.join(unknown)}; it has: {', '.join(names)}")
 
 
-def _device(made: Any) -> Device:  # Any: it comes from a lazily imported function
-    device: Device = made
+def _device(opened: Any) -> Device:  # Any: it comes from a lazily imported function
+    device: Device = opened
     return device

@@ -282,10 +282,10 @@ def _kind_of(argument: Mapping[str, object]) -> str:
     value_type, type_name = argument.get(".value_type"), argument.get(".type_name")
     if isinstance(value_type, str) and value_type[:1] in "fiu" and value_type[1:].isdigit():
         return "float" if value_type[0] == "f" else "integer"
-    known = {"half": "float", "float": "float", "double": "float", "bool": "integer"}
+    kinds = {"half": "float", "float": "float", "double": "float", "bool": "integer"}
     for integer in ("char", "short", "int", "long"):
-        known[integer] = known[f"u{integer}"] = known[f"unsigned {integer}"] = "integer"
-    return known.get(type_name, "") if isinstance(type_name, str) else ""
+        kinds[integer] = kinds[f"u{integer}"] = kinds[f"unsigned {integer}"] = "integer"
+    return kinds.get(type_name, "") if isinstance(type_name, str) else ""
 
 
 def _find(elf: ElfObject, name: str) -> ElfSymbol:

@@ -102,7 +102,7 @@ class ElfObject:
 
     def notes(self) -> list[tuple[str, int, bytes]]:
         """Return (owner, type, description) of all notes; BadCodeObject for a malformed one."""
-        found = []
+        notes = []
         for section in self.sections:
             if section.kind != SHT_NOTE:
                 continue
@@ -117,10 +117,10 @@ class ElfObject:
                         "the note extends past the end of its section", section=section.name
                     )
                 owner = section.data[name_at : name_at + name_size].rstrip(b"\0")
-                found.append(
+                notes.append(
                     (owner.decode("ascii", "replace"), kind, section.data[data_at : data_at + size])
                 )
-        return found
+        return notes
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ def _read_symbols(sections: tuple[Section, ...]) -> tuple[ElfSymbol, ...]:
 
 
 def _read_relocations(sections: tuple[Section, ...], symbols: int) -> tuple[ElfRelocation, ...]:
-    found = []
+    relocations = []
     for section in sections:
         if section.kind == SHT_REL:
             raise BadCodeObject(
@@ -281,10 +281,10 @@ def _read_relocations(sections: tuple[Section, ...], symbols: int) -> tuple[ElfR
                     section=target.name,
                     offset=offset,
                 )
-            found.append(
+            relocations.append(
                 ElfRelocation(target.index, offset, info & 0xFFFF_FFFF, info >> 32, addend)
             )
-    return tuple(found)
+    return tuple(relocations)
 
 
 class Strings:

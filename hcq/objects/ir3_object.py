@@ -143,7 +143,7 @@ class Ir3Kernel:
 
     @property
     def kernarg_size(self) -> int:
-        return max((each.offset + each.size for each in self.parameters), default=0)
+        return max((parameter.offset + parameter.size for parameter in self.parameters), default=0)
 
 
 def pack_ir3(kernels: Sequence[Ir3Kernel]) -> bytes:
@@ -205,18 +205,18 @@ def parse_ir3(image: bytes) -> tuple[Ir3Kernel, ...]:
     if zlib.crc32(image[:_FLAGS] + bytes(4) + image[_FLAGS + 4 :]) != header.flags:
         raise BadCodeObject("the ir3 object is damaged: its CRC-32 does not match")
     sections = {section.name: section.data for section in read_sections(image, header)}
-    found = []
+    kernels = []
     for name, code in sections.items():
         if not name.startswith(_CODE):
             continue
         kernel = name.removeprefix(_CODE)
-        made = _kernel(sections.get(_FACTS + kernel, b""), code)
-        if made.name != kernel:
+        parsed = _kernel(sections.get(_FACTS + kernel, b""), code)
+        if parsed.name != kernel:
             raise BadCodeObject("a section has another kernel's facts", section=name)
-        found.append(made)
-    if not found:
+        kernels.append(parsed)
+    if not kernels:
         raise BadCodeObject("the ir3 object has no kernels")
-    return tuple(found)
+    return tuple(kernels)
 
 
 def _kernel(header: bytes, code: bytes) -> Ir3Kernel:
@@ -258,15 +258,15 @@ def _checked(facts: Any, code: bytes) -> Ir3Kernel:  # what JSON holds
     return Ir3Kernel(**facts, code=code)
 
 
-def _parameters(given: Any) -> tuple[Ir3Parameter, ...]:  # what JSON holds
-    if not isinstance(given, list):
+def _parameters(rows: Any) -> tuple[Ir3Parameter, ...]:  # what JSON holds
+    if not isinstance(rows, list):
         raise BadCodeObject("ir3 object: expected a list of parameters")
-    found: list[Ir3Parameter] = []
+    parameters: list[Ir3Parameter] = []
     end = 0
-    for one in given:
-        if not isinstance(one, dict) or set(one) - {"kind"} != _PARAMETER:
-            raise BadCodeObject("ir3 object: a parameter has unexpected fields", found=one)
-        parameter = Ir3Parameter(**one)
+    for row in rows:
+        if not isinstance(row, dict) or set(row) - {"kind"} != _PARAMETER:
+            raise BadCodeObject("ir3 object: a parameter has unexpected fields", found=row)
+        parameter = Ir3Parameter(**row)
         numbers = (parameter.offset, parameter.size)
         if (
             not isinstance(parameter.name, str) or type(parameter.is_address) is not bool
@@ -275,46 +275,55 @@ def _parameters(given: Any) -> tuple[Ir3Parameter, ...]:  # what JSON holds
             or parameter.size not in (1, 2, 4, 8)
             or parameter.offset < end or parameter.offset % parameter.size
         ):  # fmt: skip
-            raise BadCodeObject("ir3 object: parameters overlap or are malformed", found=one)
+            raise BadCodeObject("ir3 object: parameters overlap or are malformed", found=row)
         end = parameter.offset + parameter.size
-        found.append(parameter)
-    return tuple(found)
+        parameters.append(parameter)
+    return tuple(parameters)
 
 
 def _textures(
-    given: Any, parameters: tuple[Ir3Parameter, ...], what: str = "texture"
+    rows: Any, parameters: tuple[Ir3Parameter, ...], what: str = "texture"
 ) -> tuple[Ir3Texture, ...]:
-    found = []
-    for one in _records(given, Ir3Texture):
-        made = Ir3Texture(**one)
-        numbers = (made.parameter, made.bits, made.components, made.width, made.height, made.pitch)
+    textures = []
+    for row in _records(rows, Ir3Texture):
+        texture = Ir3Texture(**row)
+        numbers = (
+            texture.parameter,
+            texture.bits,
+            texture.components,
+            texture.width,
+            texture.height,
+            texture.pitch,
+        )
         if (
             any(type(number) is not int or number < 0 for number in numbers)
-            or made.parameter >= len(parameters) or not parameters[made.parameter].is_address
-            or made.kind not in TEXEL_KINDS or made.bits not in (8, 16, 32)
-            or made.components not in (1, 2, 4) or not made.width
-            or (what == _IMAGE and not made.height)
-            or (made.height > 1 and made.pitch < made.width * made.texel)
+            or texture.parameter >= len(parameters) or not parameters[texture.parameter].is_address
+            or texture.kind not in TEXEL_KINDS or texture.bits not in (8, 16, 32)
+            or texture.components not in (1, 2, 4) or not texture.width
+            or (what == _IMAGE and not texture.height)
+            or (texture.height > 1 and texture.pitch < texture.width * texture.texel)
         ):  # fmt: skip
-            raise BadCodeObject(f"ir3 object: a {what} is malformed", found=one)
-        found.append(made)
-    return tuple(found)
+            raise BadCodeObject(f"ir3 object: a {what} is malformed", found=row)
+        textures.append(texture)
+    return tuple(textures)
 
 
-def _samplers(given: Any) -> tuple[Ir3Sampler, ...]:
-    found = []
-    for one in _records(given, Ir3Sampler):
-        made = Ir3Sampler(**one)
-        if made.wrap not in WRAPS or any(type(b) is not bool for b in (made.linear, made.normal)):
-            raise BadCodeObject("ir3 object: a sampler is malformed", found=one)
-        found.append(made)
-    return tuple(found)
+def _samplers(rows: Any) -> tuple[Ir3Sampler, ...]:
+    samplers = []
+    for row in _records(rows, Ir3Sampler):
+        sampler = Ir3Sampler(**row)
+        if sampler.wrap not in WRAPS or any(
+            type(b) is not bool for b in (sampler.linear, sampler.normal)
+        ):
+            raise BadCodeObject("ir3 object: a sampler is malformed", found=row)
+        samplers.append(sampler)
+    return tuple(samplers)
 
 
-def _records(given: Any, kind: type) -> list[dict[str, Any]]:  # what JSON holds
+def _records(rows: Any, kind: type) -> list[dict[str, Any]]:  # what JSON holds
     names = {field.name for field in fields(kind)}
-    if not isinstance(given, list) or any(
-        not isinstance(one, dict) or set(one) != names for one in given
+    if not isinstance(rows, list) or any(
+        not isinstance(row, dict) or set(row) != names for row in rows
     ):
         raise BadCodeObject(f"ir3 object: expected a list of {kind.__name__}", fields=sorted(names))
-    return given
+    return rows

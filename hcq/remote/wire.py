@@ -93,14 +93,14 @@ class Header:
 def decode_header(head: Bytes, limits: Limits) -> Header:
     """Check a frame's header before memory is allocated for the rest; WireError."""
     magic, *rest = HEADER.unpack(head)
-    found = Header(*rest)
+    header = Header(*rest)
     if magic != MAGIC:
         raise WireError(f"expected a frame that starts with {MAGIC!r}, got {magic!r}")
-    if not 0 < found.meta <= limits.meta:
-        raise WireError(f"expected a message of 1 to {limits.meta} bytes, got {found.meta}")
-    if found.data > limits.data:
-        raise WireError(f"expected at most {limits.data} bytes of data, got {found.data}")
-    return found
+    if not 0 < header.meta <= limits.meta:
+        raise WireError(f"expected a message of 1 to {limits.meta} bytes, got {header.meta}")
+    if header.data > limits.data:
+        raise WireError(f"expected at most {limits.data} bytes of data, got {header.data}")
+    return header
 
 
 def decode(header: Header, meta: Bytes, data: Bytes) -> Message:
@@ -173,9 +173,9 @@ EVENTS: Mapping[str, Sequence[str]] = {
 }
 
 
-def check(message: Message, known: Mapping[str, Sequence[str]]) -> None:
+def check(message: Message, operations: Mapping[str, Sequence[str]]) -> None:
     """Raise WireError unless the operation is known and has the arguments that it takes."""
-    kinds = known.get(message.operation)
+    kinds = operations.get(message.operation)
     if kinds is None:
         raise WireError(f"unknown operation {message.operation!r}")
     if len(kinds) != len(message.arguments):
@@ -196,7 +196,7 @@ def _is(kind: str, value: object) -> bool:
     if kind == "number":
         return is_number(value)
     if kind == "numbers":
-        return isinstance(value, list) and all(is_number(each) for each in value)
+        return isinstance(value, list) and all(is_number(number) for number in value)
     if kind == "text":
         return isinstance(value, str)
     if kind == "real":
@@ -261,13 +261,13 @@ class Buffered:
         view = memoryview(self._ahead)
         header = decode_header(view[self._start : first], self.limits)
         size = header.meta + header.data
-        found = bytes(view[first : min(first + size, self._end)])
-        self._start = first + len(found)
-        if len(found) == size:
-            return decode(header, found[: header.meta], memoryview(found)[header.meta :])
-        self._header, self._have = header, len(found)
+        content = bytes(view[first : min(first + size, self._end)])
+        self._start = first + len(content)
+        if len(content) == size:
+            return decode(header, content[: header.meta], memoryview(content)[header.meta :])
+        self._header, self._have = header, len(content)
         self._frame = bytearray(min(size, _FIRST))
-        self._frame[: len(found)] = found
+        self._frame[: len(content)] = content
         return None
 
     def _grow(self, header: Header) -> None:

@@ -82,7 +82,7 @@ class TracedCard(ServedCard):
 @contextmanager
 def served(socket: Path, chip: str) -> Iterator[tuple[Card, Trace]]:
     """A card behind a server that listens."""
-    card = build_card(chip, CardOptions(memory=MEMORY, platform=False, context=CONTEXT))
+    card = build_card(chip, CardOptions(memory=MEMORY, platform=False, context=CONTEXT, access_maps=CONTEXT))
     trace = Trace()
     server = Server(socket, TracedCard(card, trace))
     thread = threading.Thread(target=server.run, name="server", daemon=True)

@@ -41,7 +41,7 @@ class Interrupter:
         if self.blocked is not None:
             return None
         path = frame.f_code.co_filename
-        # Python reports what a finalizer raises, and goes on, as with a callback of a weak reference.
+        # Python reports what a finalizer or a callback of a weak reference raises, and goes on.
         finalizer = frame.f_code.co_name in ("__del__", "died")
         if finalizer or any(part in path for part in (*ELSEWHERE, *PURE)):
             self.blocked = frame

@@ -30,10 +30,12 @@ ONES_32 = 0xFFFF_FFFF
 
 
 def refuse_value(value: int, bits: int) -> NoReturn:
+    """Raise BadArgument: the value does not fit."""
     raise BadArgument(f"the value must fit in {bits} bits", value=value)
 
 
 def check_value(value: int, bits: int) -> None:
+    """Raise BadArgument unless the value fits."""
     if not 0 <= value < 1 << bits:
         refuse_value(value, bits)
 

@@ -65,12 +65,12 @@ class Hop:
 
 def ports(function: PciFunction) -> list[PciFunction]:
     """Return every bridge above the function, the nearest first."""
-    found = []
+    bridges = []
     port = function.parent
     while port is not None:
-        found.append(port)
+        bridges.append(port)
         port = port.parent
-    return found
+    return bridges
 
 
 def slot_port(function: PciFunction) -> PciFunction | None:
@@ -78,30 +78,30 @@ def slot_port(function: PciFunction) -> PciFunction | None:
     card's own switch, whose two bridges have the function's vendor id. None on a root bus."""
     above = ports(function)
     vendor = function.identity().vendor
-    own = len(above) > 2 and all(one.identity().vendor == vendor for one in above[:2])
+    own = len(above) > 2 and all(bridge.identity().vendor == vendor for bridge in above[:2])
     return above[2] if own else next(iter(above), None)
 
 
 def below(port: PciFunction) -> list[PciFunction]:
     """Return every function below a port, including bridges, the nearest first."""
-    found = []
+    functions = []
     for entry in sorted(port.folder.resolve().iterdir()):
         if is_address(entry.name) and (entry / "vendor").is_file():
             function = PciFunction(port.system, entry.name)
-            found += [function, *below(function)]
-    return found
+            functions += [function, *below(function)]
+    return functions
 
 
 def hops(function: PciFunction) -> list[Hop]:
     """Return every link above the function, the nearest first."""
     way = [function, *ports(function)]
-    found = []
+    links = []
     for index, (lower, upper) in enumerate(itertools.pairwise(way)):
         # Counted from the root: root port, link, upstream port, inside of a switch, downstream
         # port, link... The connection inside a switch is not a link.
         if (len(way) - 1 - index) % 2 and _reads_as_link(lower):
-            found.append(_hop(lower, upper))
-    return found
+            links.append(_hop(lower, upper))
+    return links
 
 
 def _reads_as_link(function: PciFunction) -> bool:
@@ -109,9 +109,9 @@ def _reads_as_link(function: PciFunction) -> bool:
 
 
 def _hop(lower: PciFunction, upper: PciFunction) -> Hop:
-    most = [_state(one, "max_link") for one in (lower, upper)]
-    speeds = [one.speed for one in most if one.speed]
-    widths = [one.width for one in most if one.width]
+    most = [_state(end, "max_link") for end in (lower, upper)]
+    speeds = [end.speed for end in most if end.speed]
+    widths = [end.width for end in most if end.width]
     expected = LinkState(min(speeds, default=0.0), min(widths, default=0))
     tunnelled = (
         lower.base_class == BRIDGE
@@ -126,10 +126,10 @@ def _state(function: PciFunction, beginning: str) -> LinkState:
     speed = (function.attribute(f"{beginning}_speed") or "").split(" ")[0]
     width = function.attribute(f"{beginning}_width") or ""
     try:
-        known = float(speed)
+        rate = float(speed)
     except ValueError:
-        known = 0.0  # "Unknown"
-    return LinkState(known, int(width) if width.isdecimal() and width != "255" else 0)
+        rate = 0.0  # "Unknown"
+    return LinkState(rate, int(width) if width.isdecimal() and width != "255" else 0)
 
 
 def target_speed(port: PciFunction) -> float:
@@ -154,10 +154,10 @@ def target_speed(port: PciFunction) -> float:
     return 0.0
 
 
-def slowest(found: list[Hop]) -> Hop | None:
+def slowest(links: list[Hop]) -> Hop | None:
     """Return the link with the lowest rate. Tunnels are left out: their stated width is not their
     rate."""
-    real = [hop for hop in found if not hop.tunnelled and hop.current.rate]
+    real = [hop for hop in links if not hop.tunnelled and hop.current.rate]
     return min(real, key=lambda hop: hop.current.rate, default=None)
 
 

@@ -169,10 +169,11 @@ class Recording:
 
     def save(self) -> str:
         """Return it as text, see the module's docstring."""
-        one = self.identity
+        identity = self.identity
         lines = [
-            f"identity {one.vendor:04x}:{one.device:04x} {one.revision:#x} "
-            f"{one.subsystem_vendor:04x}:{one.subsystem_device:04x} {one.class_code:#x}"
+            f"identity {identity.vendor:04x}:{identity.device:04x} {identity.revision:#x} "
+            f"{identity.subsystem_vendor:04x}:{identity.subsystem_device:04x} "
+            f"{identity.class_code:#x}"
         ]
         if self.command:
             lines.append(f"command {json.dumps(self.command)}")
@@ -230,16 +231,16 @@ def driven(entries: Iterable[Entry]) -> list[Entry]:
     """Return the entries without an observer's accesses: the driver's accesses, and what it saw.
     Memory that changed during the observer's accesses is recorded as if the driver sees it
     later."""
-    found: list[Entry] = []
+    kept: list[Entry] = []
     looking = False
     for entry in entries:
         if isinstance(entry, Look):
             looking = entry.begins
         elif looking and isinstance(entry, Content):
-            found.append(replace(entry, at_once=False))
+            kept.append(replace(entry, at_once=False))
         elif not (looking and isinstance(entry, Access | LongWrite | Moment)):
-            found.append(entry)
-    return found
+            kept.append(entry)
+    return kept
 
 
 def long_write(access: Access) -> Access | LongWrite:

@@ -109,14 +109,14 @@ class RecordedMemory:
         places = np.flatnonzero(self._now != self._before)
         if not len(places):
             return []
-        found = []
+        changes = []
         for run in np.split(places, np.flatnonzero(np.diff(places) > _GAP) + 1):
             first, end = int(run[0]), int(run[-1]) + 1
             # Read only once: the device may write meanwhile, which is the next change.
             self._before[first:end] = self._now[first:end]
             data = self._before[first:end].tobytes()
-            found.append(Content(self.number, first * _WORD, data, at_once))
-        return found
+            changes.append(Content(self.number, first * _WORD, data, at_once))
+        return changes
 
     def close(self) -> None:
         """Return it to the inner transport. Idempotent."""
@@ -286,13 +286,13 @@ class RecordingTransport(TransportLife):
         """Record the changes of the shared memory since the last comparison; return whether there
         were any."""
         with self._entries_lock:
-            found = [
+            changes = [
                 change
                 for memory in list(self._memories.values())
                 for change in memory.changes(at_once=at_once)
             ]
-            self.recording.entries += found
-        return bool(found)
+            self.recording.entries += changes
+        return bool(changes)
 
     @contextmanager
     def _around(self) -> Iterator[None]:
@@ -314,10 +314,10 @@ class RecordingTransport(TransportLife):
     def interrupts(self) -> RecordingInterrupts | None:
         """The inner transport's. Waits are not recorded, but the changes that they waited for
         are."""
-        found = self.inner.interrupts
-        if self._interrupts is None and found is not None:
-            self._interrupts = RecordingInterrupts(found, self.looked)
-            self.recording.interrupts = found.vectors
+        inner = self.inner.interrupts
+        if self._interrupts is None and inner is not None:
+            self._interrupts = RecordingInterrupts(inner, self.looked)
+            self.recording.interrupts = inner.vectors
         return self._interrupts
 
     def config_read(self, offset: int, width: int = 4) -> int:
@@ -379,11 +379,11 @@ class RecordingTransport(TransportLife):
 
     def present(self) -> bool:
         """Return whether the device responds; recorded when that changes."""
-        found = self.inner.present()
-        if found != self._present and not self.closed:
-            self._present = found
-            self.recording.entries.append(Presence(found))
-        return found
+        present = self.inner.present()
+        if present != self._present and not self.closed:
+            self._present = present
+            self.recording.entries.append(Presence(present))
+        return present
 
     def _write(self, file: TextIO) -> None:
         error = sys.exc_info()[1]

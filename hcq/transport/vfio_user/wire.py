@@ -342,11 +342,11 @@ class Channel:
 
 
 def _descriptors(carried: Iterable[tuple[int, int, bytes]]) -> list[int]:
-    found = array.array("i")
+    numbers = array.array("i")
     for level, kind, data in carried:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            found.frombytes(data[: len(data) - len(data) % found.itemsize])
-    return found.tolist()
+            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+    return numbers.tolist()
 
 
 def errno_name(number: int) -> str:

@@ -103,7 +103,7 @@ def read_length(first: bytes | memoryview) -> int:
 
 def decode(group: bytes | memoryview) -> tuple[Record, int]:
     """Check a group of pages; return its record, and the group's number in its direction. BadRecord
-    for any fault."""
+    names the defect."""
     length = read_length(group)
     stated, number, pages = _ELEMENT.unpack_from(group)
     if pages != pages_of(length):

@@ -31,7 +31,7 @@ from ugpu.virtual.nvidia.machine import VirtualMachine
 from ugpu.virtual.nvidia.options import MachineOptions
 
 _GSP_FUSES, _SEC2_FUSES = 0x8241C0, 0x824140
-_MOST_NOTES, _MOST_CALLS = 4096, 4096
+_MOST_NOTES, _MOST_CALLS, _PAGE = 4096, 4096, 4096
 _SWGEN0 = 1 << 6
 _ROM_SIZE = 1 << 20
 
@@ -285,15 +285,17 @@ class Card:
 
     # For the GSP's firmware
 
-    def make_apertures(self) -> Directories:
-        """See rpc.server.Board: page directories and instance blocks in the firmware's heap."""
+    def make_apertures(self, start: int) -> Directories:
+        """See rpc.server.Board: directory and instance block of each aperture, a page each."""
         made = []
-        memory = self.gpu.memory
+        words = self.gpu.memory.words
+        words[start // 8 : (start + 4 * _PAGE) // 8] = 0
         for aperture in (self.bar1, self.bar2):
-            directory, instance = memory.allocate_table(4096), memory.allocate_table(4096)
-            memory.words[(instance + PDB_IN_INSTANCE) // 8] = directory
+            directory, instance = start, start + _PAGE
+            words[(instance + PDB_IN_INSTANCE) // 8] = directory
             aperture.set_block(1 << 31 | instance >> 12)
             made.append(directory)
+            start += 2 * _PAGE
         return Directories(*made)
 
     def gsp_suspended(self) -> None:

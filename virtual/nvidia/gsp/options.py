@@ -26,7 +26,8 @@ class CardOptions:
     after a reset. dma_reads: reads of its DMA command before a block has arrived. notices: lockdown
     notices, in pairs, and records of the GSP's logs before INIT_DONE. flood: LIBOS_PRINT events
     among the replies after it. fuse: fuse versions burnt, of every program. display: whether there
-    is a display engine. context: bytes of a graphics context, without the buffers that all share.
+    is a display engine. context, access_maps: bytes of a graphics context's own buffer, and of the
+    maps of registers that it may access.
 
     copy_engines, channels, overlap, multiprocessors, coherence: see MachineOptions.
     """
@@ -44,6 +45,7 @@ class CardOptions:
     fuse: int = 1
     display: bool = False
     context: int = 2 << 20
+    access_maps: int = 512 << 10
     copy_engines: int = 4
     channels: int = 2048
     coherence: bool = False

@@ -1,6 +1,6 @@
 """The card's registers: who owns which offset of BAR0.
 
-A read that nobody owns answers as the bus of a board does, and is counted; so is such a write.
+A read that no unit handles returns what a board's bus returns, and is counted; so is such a write.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Write = Callable[[int, int], object]
 
 
 class RegisterSpace:
-    """Registers by offset. unknown: accesses that nobody owns, counted by text."""
+    """Registers by offset. unknown: accesses that no unit handles, counted by text."""
 
     def __init__(self) -> None:
         self.unknown: Counter[str] = Counter()
@@ -48,8 +48,8 @@ class RegisterSpace:
             self._writes[offset] = functools.partial(store.__setitem__, offset)
 
     def range(self, start: int, size: int, read: Read, write: Write) -> None:
-        """Define a block. read: called with an offset from its start, None for nobody's register;
-        write: called with offset and value, False for nobody's register."""
+        """Define a block. read: called with an offset from its start, None for a register that it
+        does not handle; write: called with offset and value, False for such a register."""
         at = bisect.bisect_left(self._starts, start)
         self._starts.insert(at, start)
         self._ranges.insert(at, (start, start + size, read, write))

@@ -1,4 +1,4 @@
-"""How a synthetic program is laid out, so that the virtual falcon can tell what it runs.
+"""How a synthetic program is laid out, so that the virtual falcon can identify it.
 
 A program's code starts with a header that names it; the rest of its code is filler. The falcon runs
 the effect of the program, never its bytes.
@@ -36,7 +36,7 @@ def head(program: Program, covered: int) -> bytes:
 
 
 def parse(code: bytes) -> tuple[Program, int] | None:
-    """Return the program and the bytes of its data that are signed; None if it is none of ours."""
+    """Return the program and the bytes of its data that are signed; None for any other program."""
     if len(code) < _HEAD.size:
         return None
     magic, number, _, covered = _HEAD.unpack_from(code)
@@ -53,7 +53,8 @@ def signed_content(code: bytes, data: bytes, place: int, size: int) -> bytes:
 def secure_program(
     program: Program, terms: Terms, *, code_size: int, data_size: int, count: int = 2
 ) -> Signed:
-    """Return a program for SEC2 with `count` signatures: for `terms.fuse` and the versions below."""
+    """Return a program for SEC2 with `count` signatures: for `terms.fuse` and the versions
+    below."""
     code = padded(head(program, data_size) + program.name.encode(), BLOCK).ljust(code_size, b"\0")
     data = bytearray(data_size)
     data[:4] = b"DATA"

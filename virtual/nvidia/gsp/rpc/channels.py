@@ -34,6 +34,10 @@ class Server(Protocol):
         """Return the address in this process of physical memory; None if it cannot be accessed."""
         ...
 
+    def reaches(self, kind: int, base: int, size: int) -> bool:
+        """Return whether all of a piece of physical memory can be accessed."""
+        ...
+
     def write_memory(self, kind: int, base: int, content: bytes) -> None: ...
     def channel_failed(self, channel: ChannelObject, error: ChannelError) -> None:
         """Tell the CPU."""
@@ -69,15 +73,14 @@ class GspChannel(ChannelObject):
             require(memory.size >= size, Status.INVALID_ARGUMENT, f"{name}: {memory.size} bytes")
             require(memory.base % _RAMFC_SIZE == 0, Status.INVALID_ARGUMENT, f"{name} alignment")
             self._need(memory, name)
-        self._need(params.mthdbufMem, "mthdbufMem")
+        buffer = params.mthdbufMem
+        if not self._server.reaches(buffer.addressSpace, buffer.base, buffer.size):
+            raise _missing(buffer, "mthdbufMem")
 
     def _need(self, memory: Struct, name: str) -> int:
         host = self._server.address_of(memory.addressSpace, memory.base, memory.size)
         if host is None:
-            raise RmError(
-                Status.INVALID_ADDRESS,
-                f"{name}: {memory.size:#x} bytes at {memory.base:#x} of kind {memory.addressSpace}",
-            )
+            raise _missing(memory, name)
         return host
 
     def _number(self, params: Struct) -> int:
@@ -133,6 +136,11 @@ class GspChannel(ChannelObject):
     def _recover(self, error: ChannelError) -> None:
         super()._recover(error)
         self._server.channel_failed(self, error)
+
+
+def _missing(memory: Struct, name: str) -> RmError:
+    text = f"{name}: {memory.size:#x} bytes at {memory.base:#x} of kind {memory.addressSpace}"
+    return RmError(Status.INVALID_ADDRESS, text)
 
 
 class GraphicsObject(EngineObject):

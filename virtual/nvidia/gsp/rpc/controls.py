@@ -33,7 +33,8 @@ _PLACES = {
     "MAIN": 0x00, "PATCH": 0x10, "BUFFER_BUNDLE_CB": 0x11, "PAGEPOOL": 0x12, "ATTRIBUTE_CB": 0x13,
     "RTV_CB_GLOBAL": 0x14, "PRIV_ACCESS_MAP": 0x18,
 }  # fmt: skip
-_FURTHER = {0x09: 0x10000, 0x15: 0x10000, 0x16: 0x10000, 0x17: 0x10000}  # PM, GFXP, FECS events
+# PM, the page pool of one context (which Linux takes for the pool that all share), GFXP, FECS events
+_FURTHER = {0x09: 0x10000, 0x0D: 4 << 20, 0x15: 0x10000, 0x16: 0x10000, 0x17: 0x10000}
 _GR_INFO = "NV2080_CTRL_GR_INFO_INDEX_"
 # buffer id of PROMOTE_CTX -> name
 _PROMOTED = {
@@ -131,9 +132,10 @@ def _static_gr_info(sub: Subdevice, params: Struct) -> None:
             info[index].data = gr_info(gpu, name.removeprefix(_GR_INFO)) or 0
 
 
-def buffer_sizes(main: int) -> Sizes:
-    """Return the sizes of context buffers. main: of the largest that is not shared."""
-    return {buffer.name: buffer.size for buffer in BUFFERS} | {"MAIN": main}
+def buffer_sizes(main: int, maps: int) -> Sizes:
+    """Return the sizes of context buffers. main: of a context's own. maps: of the access maps."""
+    own = {"MAIN": main, "PRIV_ACCESS_MAP": maps, "UNRESTRICTED_PRIV_ACCESS_MAP": maps}
+    return {buffer.name: buffer.size for buffer in BUFFERS} | own
 
 
 def _context_buffers(params: Struct, sizes: Sizes) -> None:

@@ -53,12 +53,12 @@ class Board(Protocol):
         """Raise the GSP's interrupt: there are messages."""
         ...
 
-    def make_apertures(self) -> Directories:
-        """Turn BAR1 and BAR2 virtual; return the page directories."""
+    def make_apertures(self, start: int) -> Directories:
+        """Turn BAR1 and BAR2 virtual; return the page directories, which are from `start` on."""
         ...
 
     def gsp_suspended(self) -> None:
-        """Handle the end of the unload: the GSP says so in its mailbox, or halts."""
+        """Handle the end of the unload: the GSP reports it in its mailbox, or halts."""
         ...
 
 
@@ -95,7 +95,7 @@ class GspServer:
         self._parts: list[bytes] = []  # of a message that continues
         self._head: Record | None = None
         self._controls = controls.handlers(
-            self.interface, controls.buffer_sizes(board.options.context)
+            self.interface, controls.buffer_sizes(board.options.context, board.options.access_maps)
         )
         self._queues: MessageQueues | None = None
         self._directories = Directories(0, 0)
@@ -174,9 +174,9 @@ class GspServer:
 
     def _begin_rm(self) -> None:
         """Create the GSP's own objects and the apertures' directories."""
-        heap = self.meta.heap
-        self.gpu.memory.place_tables(heap, self.meta.heap_size)
-        self._directories = self.board.make_apertures()
+        self.gpu.memory.place_tables(self.meta.heap, self.meta.heap_size)
+        # The CPU writes entries of BAR1's directory: it is outside of the write-protected region.
+        self._directories = self.board.make_apertures(self.meta.other_heap)
         machine = self.machine
         client = Client(machine, INTERNAL[0], self, 0)
         machine.clients[client.handle] = client
@@ -336,6 +336,11 @@ class GspServer:
             inside = base + size <= self.gpu.memory.size
             return self.gpu.memory.base + base if inside else None
         return self.board.bus_address(base, size) if kind == 1 else None
+
+    def reaches(self, kind: int, base: int, size: int) -> bool:
+        """Return whether all of a piece of physical memory can be accessed."""
+        system = kind == 1
+        return kind in (1, 2) and self.gpu.physical_runs(base, size, system=system) is not None
 
     def write_memory(self, kind: int, base: int, content: bytes) -> None:
         """Write physical memory; what cannot be accessed is recorded."""
