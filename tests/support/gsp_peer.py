@@ -1,4 +1,4 @@
-"""The GSP's end of the message queues, written from the headers alone: for tests of the driver's."""
+"""The GSP's end of the message queues, written from the headers alone, for tests."""
 
 from __future__ import annotations
 

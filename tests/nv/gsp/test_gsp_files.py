@@ -57,7 +57,7 @@ def test_the_gsps_image_is_for_a_chip_and_a_release() -> None:
     found = read_gsp("gsp", made.gsp("570.144", "ad10x"), "ad10x", "570.144")
     assert (len(found.image), found.version) == (0x3456, "570.144")
     assert found.signature.startswith(b"ad10x")
-    with pytest.raises(FirmwareInvalid, match="expected firmware 570.144, found '570.999'"):
+    with pytest.raises(FirmwareInvalid, match=r"expected firmware 570\.144, found '570\.999'"):
         read_gsp("gsp", made.gsp("570.999"), "ad10x", "570.144")
     with pytest.raises(FirmwareInvalid, match="not signed for this chip") as caught:
         read_gsp("gsp", made.gsp("570.144", "ga10x"), "ad10x", "570.144")

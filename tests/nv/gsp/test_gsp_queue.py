@@ -116,7 +116,7 @@ def test_messages_of_any_size_arrive_whole(sizes: list[int]) -> None:
         world.queues.send(CONTROL, payload, number)
         while (found := world.peer.take()) is not None:
             taken.append((found[0], found[2]))
-        assert [function for function, _ in taken][0] == CONTROL
+        assert taken[0][0] == CONTROL
         assert {function for function, _ in taken[1:]} <= {CONTINUATION}
         assert b"".join(part for _, part in taken) == payload
         taken.clear()
