@@ -42,7 +42,7 @@ class BootFacts:
     register. rearm: a write to the mirror re-arms MSI. doorbell_enable: bit 30 of a doorbell.
     prescrubbed: bytes at the end of VRAM that are ready at the start, 0 for all; scrubber: booter's
     companion clears more. releases: of firmware, preferred first. pmu_reserved, non_wpr,
-    frts_from_end: sizes that FSP is told."""
+    frts_from_end: sizes that FSP is told; trust_version: of its message."""
 
     way: BootWay
     chip_ids: tuple[int, ...]
@@ -67,3 +67,4 @@ class BootFacts:
     non_wpr: int = 1 << 20
     pmu_reserved: int = 0
     frts_from_end: int = 0
+    trust_version: int = 0

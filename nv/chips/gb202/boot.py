@@ -23,4 +23,5 @@ BOOT = BootFacts(
     non_wpr=0x220000,
     pmu_reserved=0x1820000,
     frts_from_end=0x1C00000,
+    trust_version=2,
 )

@@ -21,4 +21,5 @@ BOOT = BootFacts(
     releases=("570.144",),
     non_wpr=0x200000,
     frts_from_end=0x200000,
+    trust_version=1,
 )

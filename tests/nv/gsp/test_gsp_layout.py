@@ -16,6 +16,7 @@ from ugpu.nv.gsp.layout import radix3
 from ugpu.nv.gsp.layout.arguments import (
     log_header,
     manager_arguments,
+    placed,
     region_list,
     table_pages,
     wpr_metadata,
@@ -139,7 +140,7 @@ def test_the_metadata_are_what_booter_reads() -> None:
     carveout = carve_out(GIB, GIB - MIB, boot_size=0x2000, image_size=0x3456, heap=HEAP)
     raw = wpr_metadata(
         firmware("570.144"), radix3=0x10_0000, image_size=0x3456, loader=loader,
-        loader_at=0x20_0000, signature=(0x30_0000, 0x1000), carveout=carveout,
+        loader_at=0x20_0000, signature=(0x30_0000, 0x1000), places=placed(carveout),
     )  # fmt: skip
     words = struct.unpack("<32Q", raw)
     assert words[:11] == (
