@@ -21,6 +21,9 @@ ENDPOINTS = ("am",)
 # Virtual bridges that such a card is put behind, and the firmware that runs on them.
 BRIDGES = {"usb": "custom", "usb-stock": "uas"}
 STEPPED = ("am", "nv", "qcom")  # packages whose models a debugger can halt (hcq.device.debugging)
+# Models of the same chips at another level, by what follows the chip's name: the function that
+# attaches to one, as "module:function".
+VARIANTS = {"nv": {"gsp": "ugpu.virtual.nvidia.gsp.gpu:attach"}}
 # Packages whose `attach` takes `kernel_driver`: models of several kernel drivers, the usual one
 # first.
 KERNEL_DRIVERS = {"qcom": ("kgsl", "msm")}

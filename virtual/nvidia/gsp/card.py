@@ -1,7 +1,7 @@
 """A whole card: the GPU of the resource manager's model, behind registers.
 
-`Card` owns what belongs to no single unit (lock, GPU, memory of the host, registers, resets), and is
-the port through which its units call each other. Registers: gsp.wiring.
+`Card` owns what belongs to no single unit (lock, GPU, memory of the host, registers, resets), and
+is the port through which its units call each other. Registers: gsp.wiring.
 """
 
 from __future__ import annotations

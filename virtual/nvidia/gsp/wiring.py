@@ -1,8 +1,8 @@
 """Which register of BAR0 belongs to which unit of a card.
 
-Sources: see gsp.facts; open-gpu-kernel-modules 570.144 src/common/inc/swref/published/{turing,ampere,
-ada,hopper,blackwell}: dev_boot.h, dev_bus.h, dev_fb.h, dev_fuse.h, dev_gc6_island.h, dev_gsp.h,
-dev_timer.h, dev_vm.h.
+Sources: see gsp.facts; open-gpu-kernel-modules 570.144 src/common/inc/swref/published/{turing,
+ampere,ada,hopper,blackwell}: dev_boot.h, dev_bus.h, dev_fb.h, dev_fuse.h, dev_gc6_island.h,
+dev_gsp.h, dev_timer.h, dev_vm.h.
 """
 
 from __future__ import annotations
