@@ -23,7 +23,8 @@ class CardOptions:
 
     How slow and talkative the card is, as boards are. power_on_reads: reads of the progress
     register before power-on has finished. scrub_reads: reads of a falcon's state before its memory
-    is clean after a reset. dma_reads: reads of its DMA command before a block has arrived. notices:
+    is clean after a reset. dma_reads: reads of its DMA command before a block has arrived.
+    lockdown_reads: reads of the GSP's registers before each of its locks is released. notices:
     lockdown notices, in pairs, and LIBOS_PRINT events, before INIT_DONE. flood: LIBOS_PRINT events
     before each reply after it. fuse: fuse versions burnt, of every program. display: whether there
     is a display engine. context, access_maps: bytes of a graphics context's own buffer, and of the
@@ -41,6 +42,7 @@ class CardOptions:
     scrub_reads: int = 1
     dma_reads: int = 0
     notices: int = 2
+    lockdown_reads: int = 2
     flood: int = 0
     fuse: int = 1
     display: bool = False
