@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.support import gsp_files as made
 from ugpu.hcq.errors import (
     DeviceBusy,
     DeviceLost,
+    FirmwareError,
     FirmwareInvalid,
     FirmwareNotFound,
     FirmwareRejected,
@@ -23,6 +25,7 @@ from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.transport.base import ResetKind
 from ugpu.nv import chips
 from ugpu.nv.gsp.boot.frts import protected_region
+from ugpu.nv.gsp.images.elf_sections import read_sections
 from ugpu.nv.gsp.rm.card import GspCard, open_card
 from ugpu.virtual.nvidia.gsp.bus.pci import VirtualTransport
 from ugpu.virtual.nvidia.gsp.card import Card
@@ -36,9 +39,15 @@ STAGES = [
 ]  # fmt: skip
 
 
+FSP_STAGES = [
+    "firmware files", "gfw-boot", "layout", "chain-of-trust", "lockdown", "riscv", "init-done",
+    "static-info",
+]  # fmt: skip
+
+
 @contextlib.contextmanager
-def powered(options: CardOptions | None = None) -> Iterator[Card]:
-    card = build_card("ad102", options or CardOptions(memory=1 << 30))
+def powered(options: CardOptions | None = None, chip: str = "ad102") -> Iterator[Card]:
+    card = build_card(chip, options or CardOptions(memory=1 << 30))
     try:
         yield card
     finally:
@@ -46,7 +55,7 @@ def powered(options: CardOptions | None = None) -> Iterator[Card]:
 
 
 def booted(card: Card, images: dict[str, bytes] | None = None) -> GspCard:
-    files = dict(whole_set("ad102")) if images is None else images
+    files = dict(whole_set(card.facts.name)) if images is None else images
     attachment = Attachment(VirtualTransport(card), files, card)
     return open_card(attachment, firmware=None, on_stage=None)
 
@@ -74,6 +83,29 @@ def test_noise_before_and_after_the_start_is_served() -> None:
         assert len(running.firmware.static.uuid) in (0, 16)
         running.close()
         assert card.violations == []
+
+
+@pytest.mark.parametrize("chip", ["gh100", "gb202"])
+def test_a_chain_of_trust_and_back(chip: str) -> None:
+    with powered(chip=chip) as card:
+        for _ in range(2):
+            running = booted(card)
+            assert [name for name, _ in running.stages.done] == FSP_STAGES
+            running.close()
+        assert card.violations == []
+
+
+@pytest.mark.parametrize("part", ["hash", "publickey", "signature", "image"])
+def test_fsp_refuses_a_changed_first_program(part: str) -> None:
+    """The file is whole (its sums are right), but what it contains is not what was signed."""
+    files = dict(whole_set("gb202"))
+    name = next(name for name in files if "fmc" in name)
+    parts = {key: bytes(each.data) for key, each in read_sections(name, files[name]).items()}
+    parts[part] = bytes((parts[part][0] ^ 1,)) + parts[part][1:]
+    with powered(chip="gb202") as card:
+        with pytest.raises(FirmwareError) as caught:
+            booted(card, {**files, name: made.elf(parts, wide=False, sums=True)})
+        assert caught.value.facts["stage"] in ("chain-of-trust", "lockdown")
 
 
 def registers(card: Card) -> dict[str, Any]:
