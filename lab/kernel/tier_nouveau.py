@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lab.kernel.lab import Case, Lab, Run, socket_path
-from ugpu.hcq.transport.base import Transport, Window
+from ugpu.hcq.transport.base import Transport
 from ugpu.hcq.transport.recorded.accesses import Access, TracingTransport
 from ugpu.virtual.nvidia.gsp.bus.served import ServedCard
 from ugpu.virtual.nvidia.gsp.card import Card
@@ -48,7 +48,7 @@ class Trace:
         self.lines: list[str] = []
 
     def __call__(self, access: Access) -> None:
-        if access.window != 0 or access.offset in PROM or access.offset in PRAMIN:
+        if access.offset in PROM or access.offset in PRAMIN:
             return
         verb = "<-" if access.is_write else "->"
         shown = f"{access.value:#x}" if access.value is not None else f"{access.width} bytes"
@@ -61,13 +61,6 @@ class Trace:
             self.lines.append(line)
 
 
-class TracedRegisters(TracingTransport):
-    """A transport whose registers are listened to; its memory is not, which is accessed by bytes."""
-
-    def window(self, index: int) -> Window:
-        return super().window(index) if index == 0 else self.inner.window(index)
-
-
 class TracedCard(ServedCard):
     """A served card whose clients are listened to."""
 
@@ -76,13 +69,15 @@ class TracedCard(ServedCard):
         self._trace = trace
 
     def attach(self, client: Client) -> Transport:
-        return TracedRegisters(super().attach(client), self._trace)
+        return TracingTransport(super().attach(client), self._trace, windows=(0,))
 
 
 @contextmanager
 def served(socket: Path, chip: str) -> Iterator[tuple[Card, Trace]]:
     """A card behind a server that listens."""
-    card = build_card(chip, CardOptions(memory=MEMORY, platform=False, context=CONTEXT, access_maps=CONTEXT))
+    card = build_card(
+        chip, CardOptions(memory=MEMORY, platform=False, context=CONTEXT, access_maps=CONTEXT)
+    )
     trace = Trace()
     server = Server(socket, TracedCard(card, trace))
     thread = threading.Thread(target=server.run, name="server", daemon=True)

@@ -18,7 +18,8 @@ from ugpu.virtual.nvidia.gsp.firmware.programs import BLOCK, Program
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE, Terms, problem, short
 
 (
-    IRQSSET, IRQSCLR, IRQSTAT, IRQMSET, IRQMCLR, IRQMASK, IRQDEST, MAILBOX0, MAILBOX1, ITFEN, OS, RM,
+    IRQSSET, IRQSCLR, IRQSTAT, IRQMSET, IRQMCLR, IRQMASK, IRQDEST, MAILBOX0, MAILBOX1, ITFEN, OS,
+    RM,
 ) = (0x0, 0x4, 0x8, 0x10, 0x14, 0x18, 0x1C, 0x40, 0x44, 0x48, 0x80, 0x84)  # fmt: skip
 WAYFINDER, HWCFG2, CPUCTL, BOOTVEC, HWCFG, DMACTL = 0x94, 0xF4, 0x100, 0x104, 0x108, 0x10C
 DMA_BASE, DMA_MEMORY, DMA_COMMAND, DMA_OFFSET, DMA_BASE_HIGH = 0x110, 0x114, 0x118, 0x11C, 0x128
@@ -40,8 +41,8 @@ _PLAIN = frozenset(
 
 @dataclass(frozen=True)
 class Kind:
-    """What distinguishes one falcon from another. engine: its mask in signatures. fuses: register of
-    the first program's fuse version. dma: whether it loads by DMA and has a boot ROM and a core
+    """What distinguishes one falcon from another. engine: its mask in signatures. fuses: register
+    of the first program's fuse version. dma: whether it loads by DMA and has a boot ROM and a core
     selector; else by its ports (Turing)."""
 
     name: str
@@ -57,7 +58,7 @@ class Port(Protocol):
 
     def violation(self, text: str) -> None: ...
     def falcon_read(self, target: int, address: int, size: int) -> bytes | None:
-        """Read for a falcon's DMA: target 0 video memory, 1 and 2 system memory; None if refused."""
+        """Read for a falcon's DMA: target 0 video memory, 1, 2 system memory; None if refused."""
         ...
 
     def fuse_version(self, register: int) -> int:

@@ -78,7 +78,8 @@ class GspChannel(ChannelObject):
             raise _missing(buffer, "mthdbufMem")
 
     def _need(self, memory: Struct, name: str) -> int:
-        host = self._server.address_of(memory.addressSpace, memory.base, memory.size)
+        kind, base, size = int(memory.addressSpace), int(memory.base), int(memory.size)
+        host = self._server.address_of(kind, base, size)
         if host is None:
             raise _missing(memory, name)
         return host
@@ -87,7 +88,7 @@ class GspChannel(ChannelObject):
         flags = params.flags
         if not flags & (_PAGE_FIXED | _INDEX_FIXED):
             return super()._number(params)
-        number = (flags >> 12 & 0x1FF) * 8 + (flags >> 8 & 7)
+        number = int((flags >> 12 & 0x1FF) * 8 + (flags >> 8 & 7))
         if not self.gpu.take_channel_number(self.runlist, number):
             raise RmError(Status.INSUFFICIENT_RESOURCES, f"channel {number} is taken")
         return number

@@ -33,7 +33,7 @@ _PLACES = {
     "MAIN": 0x00, "PATCH": 0x10, "BUFFER_BUNDLE_CB": 0x11, "PAGEPOOL": 0x12, "ATTRIBUTE_CB": 0x13,
     "RTV_CB_GLOBAL": 0x14, "PRIV_ACCESS_MAP": 0x18,
 }  # fmt: skip
-# PM, the page pool of one context (which Linux takes for the pool that all share), GFXP, FECS events
+# PM; the page pool of one context, which Linux takes for the shared one; GFXP; FECS events
 _FURTHER = {0x09: 0x10000, 0x0D: 4 << 20, 0x15: 0x10000, 0x16: 0x10000, 0x17: 0x10000}
 _GR_INFO = "NV2080_CTRL_GR_INFO_INDEX_"
 # buffer id of PROMOTE_CTX -> name
