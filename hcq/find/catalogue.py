@@ -20,10 +20,10 @@ MODELS = {"am": "ugpu.virtual.amd", "nv": "ugpu.virtual.nvidia", "qcom": "ugpu.v
 ENDPOINTS = ("am",)
 # Virtual bridges that such a card is put behind, and the firmware that runs on them.
 BRIDGES = {"usb": "custom", "usb-stock": "uas"}
-# Packages whose chips have register-level models too: what follows the chip's name, and the package
-# of those models, whose `gpu:attach` is as that of MODELS.
-BARE_MODELS = {"nv": {"gsp": "ugpu.virtual.nvidia.gsp"}}
 STEPPED = ("am", "nv", "qcom")  # packages whose models a debugger can halt (hcq.device.debugging)
+# Models of the same chips at another level, by what follows the chip's name: the function that
+# attaches to one, as "module:function".
+VARIANTS = {"nv": {"gsp": "ugpu.virtual.nvidia.gsp.gpu:attach"}}
 # Packages whose `attach` takes `kernel_driver`: models of several kernel drivers, the usual one
 # first.
 KERNEL_DRIVERS = {"qcom": ("kgsl", "msm")}

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,10 +42,13 @@ class Limits:
     Attributes:
         meta: bytes of its list.
         data: bytes of its data.
+        told: called with the memory of the frame that is arriving, in bytes, before it is
+            allocated; with 0 once the frame is whole. It may wait, and raise WireError.
     """
 
     meta: int = 1 << 20
     data: int = 64 << 20
+    told: Callable[[int], None] | None = None
 
 
 #: before a client has shown that it may use the daemon
@@ -273,6 +276,7 @@ class Buffered:
             return None
         header, whole = self._header, memoryview(self._frame)
         self._header, self._frame = None, bytearray()
+        self._tell(0)
         return decode(header, whole[: header.meta], whole[header.meta :])
 
     def more(self) -> Message | None:
@@ -287,6 +291,7 @@ class Buffered:
         self._start = first + len(content)
         if len(content) == size:
             return decode(header, content[: header.meta], memoryview(content)[header.meta :])
+        self._tell(min(size, _FIRST))
         self._header, self._have = header, len(content)
         self._frame = bytearray(min(size, _FIRST))
         self._frame[: len(content)] = content
@@ -294,6 +299,12 @@ class Buffered:
 
     def _grow(self, header: Header) -> None:
         # A new object: the memory may still be exported to the last receiver.
-        frame = bytearray(min(header.meta + header.data, 2 * len(self._frame)))
+        size = min(header.meta + header.data, 2 * len(self._frame))
+        self._tell(size)
+        frame = bytearray(size)
         frame[: self._have] = self._frame
         self._frame = frame
+
+    def _tell(self, size: int) -> None:
+        if self.limits.told is not None:
+            self.limits.told(size)

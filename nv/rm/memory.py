@@ -1,4 +1,4 @@
-"""Memory that a GPU reaches, and maybe the host; the page tables are RM's or the driver's own."""
+"""Memory that a GPU reaches, and maybe the host."""
 
 from __future__ import annotations
 
