@@ -13,9 +13,7 @@ from ugpu.compiler.graph.region import Region, Scatter
 from ugpu.compiler.graph.tracking import History, mode
 from ugpu.hcq.errors import BadArgument
 
-CUT = (
-    "integers, comparisons, item(), numpy(), detach() and no_grad() end the graph of gradients"
-)
+CUT = "integers, comparisons, item(), numpy(), detach() and no_grad() end the graph of gradients"
 
 
 class Differentiable(Values):
