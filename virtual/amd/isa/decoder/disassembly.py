@@ -124,7 +124,7 @@ def _sopp_immediate(instruction: Instruction) -> list[str]:
         return [" ".join(shown)]
     if name in _DECIMAL_SOPP:
         return [str(value)] if value or name != "s_endpgm" else []
-    bare = ("s_barrier", "s_wakeup", "s_wait_idle", "s_code_end", "s_icache_inv")
+    bare = ("s_barrier", "s_barrier_leave", "s_wakeup", "s_wait_idle", "s_code_end", "s_icache_inv")
     return [] if name in bare and not value else [hex(value)]
 
 
