@@ -141,7 +141,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("tensor",),
         ("front",),
         ("files", "nn"),
-        ("onnx", "optim"),
+        ("onnx", "optim", "language"),
     ),
     "compiler.kernel": (
         ("ir", "choices", "matrix_units"),
