@@ -117,6 +117,7 @@ def test_keys_that_are_no_architecture(change: dict[str, Any]) -> None:
 # ---- the decoder ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_tokenizers
 def test_a_conversation(cpu: Device, tmp_path: Path) -> None:
     model = LanguageModel(language_models.write(tmp_path / "m.gguf"), device=cpu)

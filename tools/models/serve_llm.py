@@ -110,8 +110,8 @@ class _Service:
         except _Refused as refused:
             return web.json_response(refused.body, status=refused.status)
         except web.HTTPException as error:
-            refused = _Refused(error.status, error.reason)
-            return web.json_response(refused.body, status=error.status)
+            body = _Refused(error.status, error.reason).body
+            return web.json_response(body, status=error.status)
 
     async def models(self, request: web.Request) -> web.Response:
         """List the one model."""
