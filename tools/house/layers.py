@@ -122,7 +122,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("base",),
         ("control",),
         ("inspect",),
-        ("debug", "compile"),
+        ("debug", "compile", "models"),
         ("ci",),
         ("service",),
         ("verbs",),
