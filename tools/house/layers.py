@@ -165,6 +165,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
 ACYCLIC = (
     "nv",
     "qcom",
+    "tools",
     "ugpu",
     "usbgpu",
     "virtual.adreno",
