@@ -154,7 +154,7 @@ _DCGM: dict[str, tuple[str, Callable[[Telemetry], float | None]]] = {
 def _dcgm(made: Families, found: Telemetry, device: str) -> None:
     labels = {
         "gpu": device, "UUID": device, "device": device, "modelName": found.target,
-        "Hostname": platform.node(),
+        "Hostname": platform.node(), "hostname": platform.node(),  # its name since release 4.9
     }  # fmt: skip
     for name, (text, value) in _DCGM.items():
         got = value(found)
