@@ -7,6 +7,7 @@ cpu              host threads
 virtual:<chip>   a register-level model of a chip, driven by the real driver
 virtual:<chip>+usb   the same behind a virtual USB3 bridge with the open firmware
 virtual:<chip>+usb-stock   with the vendor's firmware, as patched for graphics cards
+virtual:<chip>+gsp   an NVIDIA card at register level, behind PCI (hcq.find.catalogue.VARIANTS)
 virtual:<chip>+msm   the same above another kernel driver (hcq.find.catalogue.KERNEL_DRIVERS)
 virtual:<chip>?<fault>   with a planted fault (hcq.find.planting), as in virtual:<chip>?smu_silent
 pci:<address>    bare metal
@@ -43,6 +44,7 @@ from ugpu.hcq.find.catalogue import (
     KERNEL_DRIVERS,
     MODELS,
     STEPPED,
+    VARIANTS,
     load,
     over_usb,
     pci_drivers,
@@ -75,9 +77,12 @@ PLANNED = ("kfd", "tcp")
 class Attachment:
     """A connection to a chip, passed to a driver, which then owns it.
 
-    firmware: images by file name, used instead of those on this machine. chip: the model behind a
-    virtual transport, for inspecting it or plugging it in again; None for hardware. on_image:
-    called with name and bytes of each image that the driver reads.
+    Attributes:
+        transport: to the chip.
+        firmware: images by file name, used instead of those on this machine.
+        chip: the model behind a virtual transport, for inspecting it or plugging it in again; None
+            for hardware.
+        on_image: called with name and bytes of each image that the driver reads.
     """
 
     transport: Transport
@@ -87,20 +92,30 @@ class Attachment:
 
 
 def attach_virtual(chip: str, /, **options: object) -> Attachment | NodeAttachment:
-    """Attach to a model of a chip; options are the model's. DeviceNotFound for an unknown name."""
-    attach = functools.partial(_attach_of(chip), chip)
+    """Attach to a model of a chip; options are the model's. DeviceNotFound for an unknown name.
+
+    chip: its name, and behind a plus sign the variant of the model, if it is not the usual one.
+    """
+    chip, _, variant = chip.partition("+")
+    attach = functools.partial(_attach_of(chip, variant), chip)
     made: Attachment | NodeAttachment = attach(**options)
     if not isinstance(made, Attachment | NodeAttachment):
         raise TypeError(f"the model of {chip} returned {made!r}")
     return made
 
 
-def _attach_of(chip: str) -> Callable[..., Any]:  # a model's entry point; its caller checks
+def _attach_of(
+    chip: str, variant: str = ""
+) -> Callable[..., Any]:  # a model's entry point; its caller checks
     vendor = vendor_of(chip)
     if vendor is None:
         have = [f"virtual:{known}" for known in sorted(virtual_chips())]
         hint = meant(f"virtual:{chip}", have)
         raise DeviceNotFound(f"no virtual chip {chip!r}; {hint}there are: {', '.join(have)}")
+    if variant:
+        if variant not in VARIANTS.get(vendor, ()):
+            raise DeviceNotFound(f"the model of {chip} has no variant {variant!r}")
+        return load(VARIANTS[vendor][variant])
     return load(f"{MODELS[vendor]}.gpu:attach")
 
 
@@ -239,7 +254,9 @@ def _open_virtual(name: str, options: dict[str, object]) -> Device:
     if planting.MARK in name:
         planting.check(bare, query)
     attachment: Attachment | NodeAttachment
-    if bus in KERNEL_DRIVERS.get(vendor, ()):
+    if bus in VARIANTS.get(vendor, ()):
+        attachment = _attach_model(chip, options, bus)
+    elif bus in KERNEL_DRIVERS.get(vendor, ()):
         options["kernel_driver"] = bus
         attachment = _attach_model(chip, options)
     elif plus:
@@ -263,12 +280,15 @@ def _open_virtual(name: str, options: dict[str, object]) -> Device:
     return device
 
 
-def _attach_model(chip: str, options: dict[str, object]) -> Attachment | NodeAttachment:
+def _attach_model(
+    chip: str, options: dict[str, object], variant: str = ""
+) -> Attachment | NodeAttachment:
     """Attach to a model of a chip, with those of the options that are the model's."""
-    attach = _attach_of(chip)
+    attach = _attach_of(chip, variant)
     for_model = set(list(inspect.signature(attach).parameters)[1:]) & set(options)
     option_types(attach, options)
-    return attach_virtual(chip, **{key: options.pop(key) for key in for_model})
+    name = f"{chip}+{variant}" if variant else chip
+    return attach_virtual(name, **{key: options.pop(key) for key in for_model})
 
 
 def _attach_over(name: str, chip: str, bus: str, options: dict[str, object]) -> Attachment:
@@ -276,7 +296,8 @@ def _attach_over(name: str, chip: str, bus: str, options: dict[str, object]) -> 
     vendor = vendor_of(chip)
     if bus not in BRIDGES or vendor not in ENDPOINTS:
         have = [f"virtual:{known}+{way}" for known in over_usb() for way in BRIDGES]
-        ways = [f"virtual:{chip}+{way}" for way in KERNEL_DRIVERS.get(vendor or "", ())]
+        others = (*KERNEL_DRIVERS.get(vendor or "", ()), *VARIANTS.get(vendor or "", ()))
+        ways = [f"virtual:{chip}+{way}" for way in others]
         hint = meant(name, [*have, *ways])
         raise DeviceNotFound(f"no virtual device {name!r}; {hint}there are: {', '.join(have)}")
     make, plug_in = load(f"{MODELS[vendor]}.gpu:endpoint"), load("ugpu.virtual.usb.attach:plug_in")
