@@ -170,6 +170,7 @@ ACYCLIC = (
     "hcq.remote",
     "nv",
     "qcom",
+    "tools",
     "ugpu",
     "usbgpu",
     "virtual.adreno",
