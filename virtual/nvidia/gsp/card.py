@@ -290,16 +290,19 @@ class Card:
         self.server = GspServer(self, version, meta)
         self.server.start(arguments)
 
-    def release(self) -> None:
+    def release(self, *, lockdown: bool) -> None:
         """See falcon.chain.Board."""
-        self.masked_reads = self.locked_reads = self.options.lockdown_reads
+        self.masked_reads = self.options.lockdown_reads
+        if lockdown:
+            self.locked_reads = self.options.lockdown_reads
+            self.gsp.lockdown = self.locked_reads > 0
 
     def gsp_read(self, offset: int) -> int | None:
         """Read a register of the GSP, which may be locked."""
         if self.masked_reads:
             self.masked_reads -= self.masked_reads > 0
             return LOCKED
-        if offset == HWCFG2 and self.locked_reads:
+        if offset == HWCFG2 and self.locked_reads > 0:
             self.locked_reads -= 1
             self.gsp.lockdown = self.locked_reads > 0
         return self.gsp.read(offset)

@@ -62,7 +62,7 @@ def run(board: Board, falcon: Falcon) -> Program | None:
     falcon.dmem[: len(data)] = data
     found = programs.parse(code)
     if found is None:
-        board.violation(f"{falcon.name}: the boot loader fetched what is no program")
+        board.violation(f"{falcon.name}: the boot loader has not fetched a program")
         return None
     return found[0]
 
