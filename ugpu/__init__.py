@@ -17,14 +17,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ugpu.compiler import Tensor as Tensor
     from ugpu.compiler import TensorFile as TensorFile
+    from ugpu.compiler import checkpoint as checkpoint
+    from ugpu.compiler import custom_gradient as custom_gradient
     from ugpu.compiler import dtypes as dtypes
+    from ugpu.compiler import enable_grad as enable_grad
     from ugpu.compiler import function as function
+    from ugpu.compiler import grad as grad
     from ugpu.compiler import jit as jit
     from ugpu.compiler import kernel_log as kernel_log
     from ugpu.compiler import load as load
+    from ugpu.compiler import nn as nn
+    from ugpu.compiler import no_grad as no_grad
+    from ugpu.compiler import onnx as onnx
+    from ugpu.compiler import optim as optim
     from ugpu.compiler import save as save
     from ugpu.compiler import set_default_device as set_default_device
     from ugpu.compiler import tuning as tuning
+    from ugpu.compiler import value_and_grad as value_and_grad
     from ugpu.compiler import watch as watch
     from ugpu.hcq import Buffer as Buffer
     from ugpu.hcq import Capture as Capture
@@ -49,8 +58,9 @@ _HOMES = {
         "QueueKind", "Sensor", "UgpuError", "errors", "list_devices", "open",
     ),
     "ugpu.compiler": (
-        "Tensor", "TensorFile", "dtypes", "function", "jit", "kernel_log", "load", "save",
-        "set_default_device", "tuning", "watch",
+        "Tensor", "TensorFile", "checkpoint", "custom_gradient", "dtypes", "enable_grad",
+        "function", "grad", "jit", "kernel_log", "load", "nn", "no_grad", "onnx", "optim",
+        "save", "set_default_device", "tuning", "value_and_grad", "watch",
     ),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ugpu.am.work import scrub
 from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.transport.view import RemoteView
@@ -34,7 +33,7 @@ class HostImage(Resident):
         self.mapping: Mapping | None = None
         try:
             self.mapping = queue.driver.map(max(words, 1) * 4, Placement.HOST)
-            scrub.behind(self.mapping, 4 * words)
+            self.mapping.clear_behind(4 * words)
             self.address = int(self.mapping.address)
             view = self.mapping.view
             if isinstance(view, memoryview):

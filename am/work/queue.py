@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from ugpu.am.packets import pm4, sdma
 from ugpu.am.packets.dispatch import ShaderRegisters, encode_launch
 from ugpu.am.units.ring_ahead import RingAhead
-from ugpu.am.work import scrub
 from ugpu.am.work.arena import ARENA_SIZE, Arena
 from ugpu.am.work.image import HostImage
 from ugpu.hcq.errors import BadArgument, DeviceHang, UnitTimeout
@@ -94,7 +93,7 @@ class RingQueue(HardwareQueue):
         # Without lists of accesses, where each is a message (the vendor's bridge firmware), a
         # megabyte would take minutes: TODO[usb-stock-arena].
         if not driver.starts_by_list and not (driver.chip.bus.messages and not driver.units.lists):
-            scrub.behind(memory, 0)
+            memory.clear_behind(0)
         self.arena = Arena(memory.part(0, ARENA_SIZE))
         self.ring = memory.part(ARENA_SIZE, RING_SIZE)
         self.control = memory.part(ARENA_SIZE + RING_SIZE, CONTROL_SIZE)

@@ -22,13 +22,6 @@ def by_host(driver: Holder, mapping: Mapping) -> None:
     driver.units.nbio.post_hdp()
 
 
-def behind(mapping: Mapping, used: int) -> None:
-    """Clear the part of VRAM that the host reaches behind its first `used` bytes, up to the end of
-    its pages. Does nothing for memory of the host, which is zero when it is mapped."""
-    if mapping.shared is not None and used < mapping.size:
-        mapping.shared[used : mapping.size] = bytes(mapping.size - used)
-
-
 def by_queue(driver: Holder, mapping: Mapping) -> None:
     """Clear memory before all kernels that are submitted from now on; does not wait.
 

@@ -207,7 +207,7 @@ class Convolutions(Operations):
             counts.append(count)
         for axis in (2, 3):
             which = axis - 2
-            places = _places(counts[which], steps[which], size[which], apart[which])
+            places = places_of(counts[which], steps[which], size[which], apart[which])
             # a gather removes its axis and puts two in front: the width has moved on by one
             source = graph.gather(source, (axis + which,), [places], checked=True)
         found = self._new(graph.permute(source, (4, 5, 2, 0, 3, 1)))
@@ -238,7 +238,7 @@ def _matrix(name: str) -> NDArray[np.float32]:
     return winograd_tiles.matrices()[name]
 
 
-def _places(count: int, step: int, length: int, gap: int) -> Node:
+def places_of(count: int, step: int, length: int, gap: int) -> Node:
     """Return [count, length] of int64: the place of element i of window y."""
     shape = (count, length)
     first = graph.reshape(graph.iota(count), (count, 1))

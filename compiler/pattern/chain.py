@@ -163,7 +163,7 @@ class Held:
 
 def held_values(chain: Chain, loads: bool) -> list[Held]:
     """Return the values worth holding from one pass over a row to the next, the most expensive
-    first. loads: include values read from memory."""
+    first, and so each before those it is made of. loads: include values read from memory."""
     passes = chain.passes()
     first: dict[tuple[tuple[Range, ...], int], int] = {}
     found: dict[int, Held] = {}
@@ -183,7 +183,13 @@ def held_values(chain: Chain, loads: bool) -> list[Held]:
                 found.setdefault(id(node), Held(node, made, price[id(node)]))
         for key in price:
             first.setdefault((ranges, key), number)
-    return sorted(found.values(), key=lambda held: -held.cost)
+    depths: dict[int, int] = {}
+    for held in found.values():
+        for node in walk(held.value):
+            below = [depths[id(source)] for source in node.sources]
+            depths[id(node)] = 1 + max(below, default=0)
+    # of equal costs, a value comes before those that it is made of
+    return sorted(found.values(), key=lambda held: (-held.cost, -depths[id(held.value)]))
 
 
 def _prices(root: Value, ranges: frozenset[Range]) -> dict[int, float]:

@@ -138,15 +138,15 @@ class DiskCache:
             self._trim(folder)
 
     def _trim(self, folder: int) -> None:
-        found = []
+        files = []
         with os.scandir(folder) as entries:
             for entry in entries:
                 if _OURS.fullmatch(entry.name):
                     with contextlib.suppress(OSError):
                         status = entry.stat(follow_symlinks=False)
-                        found.append((status.st_mtime, status.st_size, entry.name))
-        total = sum(size for _, size, _ in found)
-        for _, size, name in sorted(found):
+                        files.append((status.st_mtime, status.st_size, entry.name))
+        total = sum(size for _, size, _ in files)
+        for _, size, name in sorted(files):
             if total <= self.limit:
                 return
             with contextlib.suppress(OSError):

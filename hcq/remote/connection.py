@@ -114,8 +114,8 @@ class Connection:
         self._left = threading.Event()  # there are messages for the sending thread
         self._room = threading.Event()
         self._threads = [
-            threading.Thread(target=each, name=f"ugpud {address}", daemon=True)
-            for each in (self._receive, self._send)
+            threading.Thread(target=target, name=f"ugpud {address}", daemon=True)
+            for target in (self._receive, self._send)
         ]
         try:
             for thread in self._threads:
@@ -267,6 +267,8 @@ class Connection:
                 if self._session.owes and not self._session.unsent:
                     self._tell(Message("ack", []))
                 check(message, EVENTS)
+                if why is not None and message.operation in ("error", "failed"):
+                    continue  # of work that the end stopped: its callers are told of the end
                 if message.operation == "ended":
                     reason = lines(message.arguments[0])
                     why = DeviceLost(f"the lease of {self.name} is over: {reason}")
@@ -324,12 +326,12 @@ class Connection:
 
     def _give(self, owner: Owned | None, message: Message) -> None:
         """Set an owner's number; if the owner is gone meanwhile, give the object back."""
-        found = message.arguments[0]
-        if not isinstance(found, list) or not found or not is_number(found[0]):
+        numbers = message.arguments[0]
+        if not isinstance(numbers, list) or not numbers or not is_number(numbers[0]):
             raise WireError("the daemon replied without a call number")
         if owner is None:
-            owner = Owned(self, "unload" if len(found) > 2 else "free")
-        owner.number = found[0]
+            owner = Owned(self, "unload" if len(numbers) > 2 else "free")
+        owner.number = numbers[0]
 
     def _end(self, error: UgpuError) -> None:
         error = self.explain(error)
@@ -356,8 +358,8 @@ class Connection:
 
 def _resumption(server: object) -> tuple[int, float]:
     """Return the session's number and the seconds of grace in a reply to "hello"; 0: none."""
-    found = server if isinstance(server, dict) else {}
-    number, grace_s = found.get("session", 0), found.get("grace_s", 0.0)
+    session = server if isinstance(server, dict) else {}
+    number, grace_s = session.get("session", 0), session.get("grace_s", 0.0)
     if not is_number(number) or not isinstance(grace_s, int | float):
         raise WireError("the daemon sent a session id that is not a number")
     return number, float(grace_s) if number else 0.0

@@ -110,7 +110,7 @@ class RemoteDriver(Driver):
     @property
     def used(self) -> int:
         """Bytes of memory that buffers and programs occupy."""
-        return sum(each.size for each in self._owned if not each.freed and each.number)
+        return sum(owned.size for owned in self._owned if not owned.freed and owned.number)
 
     # ---- queues ------------------------------------------------------------------------------
 
@@ -178,10 +178,10 @@ class RemoteDriver(Driver):
 
     def read(self, address: int, size: int, out: memoryview | None = None) -> memoryview:
         """Load bytes, into `out` if given."""
-        found = memoryview(bytearray(size)) if out is None else out
+        content = memoryview(bytearray(size)) if out is None else out
 
         def store(position: int, reply: Message) -> None:
-            part = found[position * CHUNK : (position + 1) * CHUNK]
+            part = content[position * CHUNK : (position + 1) * CHUNK]
             if len(reply.data) != len(part):
                 raise WireError("the daemon sent a different number of bytes than requested")
             part[:] = reply.data
@@ -193,7 +193,7 @@ class RemoteDriver(Driver):
             ],
             store,
         )
-        return found
+        return content
 
     def _pipelined(
         self, begins: Sequence[Callable[[], int]], done: Callable[[int, Message], None]
@@ -215,12 +215,12 @@ class RemoteDriver(Driver):
 
     def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
         index = next((q.index for q in self._queues if q.timeline is timeline), 0)
-        found: dict[str, object] = {"daemon": self.connection.name, "lease": self.grant.lease}
+        diagnosis: dict[str, object] = {"daemon": self.connection.name, "lease": self.grant.lease}
         with contextlib.suppress(UgpuError):
             reply = self.connection.call("diagnose", index, value)
             with checked("diagnose"):
-                found |= facts(reply.arguments[0])
-        return found
+                diagnosis |= facts(reply.arguments[0])
+        return diagnosis
 
     def recover(self, only: Level | None = None) -> Recovery:
         if self.connection.failure is not None:
@@ -268,8 +268,8 @@ class RemoteDriver(Driver):
     def info(self) -> dict[str, object]:
         reply = self.connection.call("info")
         with checked("info"):
-            found = facts(reply.arguments[0])
-        return {**found, "device": self.name, "daemon": self.connection.name}
+            properties = facts(reply.arguments[0])
+        return {**properties, "device": self.name, "daemon": self.connection.name}
 
     def _readings(self) -> list[tuple[str, str, str, float]]:
         """Return name, unit, label and value of each of the server's sensors."""
@@ -305,9 +305,9 @@ class RemoteDriver(Driver):
         )
 
 
-def _argument(given: list[Any]) -> Argument:
+def _argument(row: list[Any]) -> Argument:
     """Return a declared argument of a kernel; ValueError, TypeError."""
-    offset, size, name, is_address, kind = given
+    offset, size, name, is_address, kind = row
     if is_address is not None and not isinstance(is_address, bool):
         raise ValueError(f"expected true, false or nil, got {is_address!r}")
     return Argument(number(offset), number(size), text(name), is_address, text(kind))

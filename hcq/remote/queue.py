@@ -95,11 +95,11 @@ class RemoteResident(Resident):
 
     def values(self) -> NDArray[np.uint64]:
         """Return the values of the places, in their order."""
-        found: NDArray[np.uint64] = self.words[self._pairs].view("<u8")
+        values: NDArray[np.uint64] = self.words[self._pairs].view("<u8")
         if self._narrow is not None:
             mask, lsb = self._narrow
-            found = (found & mask) >> lsb
-        return found
+            values = (values & mask) >> lsb
+        return values
 
     def place(self) -> None:
         """Send the image to the server, unless the server has it."""

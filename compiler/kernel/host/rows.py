@@ -89,7 +89,8 @@ class _Rows:
         here = self.lane.index()
         for number, (ranges, root) in enumerate(self.chain.passes()):
             inside: list[Statement] = []
-            for value, (made, memory) in self.held.items():
+            # values that an expensive one is made of may be held too: these come first
+            for value, (made, memory) in reversed(self.held.items()):
                 if made == number:
                     at = self.place(ranges, memory).substitute(places)
                     inside.append(Store(memory, at, self.finished(value, number, places, True)))

@@ -17,9 +17,10 @@ from ugpu.virtual.amd.isa.runtime import flat, layout, matrix, wave
 from ugpu.virtual.amd.isa.runtime.launch import BadDispatch, Launch
 from ugpu.virtual.amd.isa.runtime.stepping import Stepping
 from ugpu.virtual.amd.isa.runtime.worker import Run, Worker
+from ugpu.virtual.amd.isa.translator.modes import modes_of
 from ugpu.virtual.amd.isa.translator.needed import needed, numbers
 from ugpu.virtual.amd.isa.translator.program import Program, Stop, load, mark_full_blocks
-from ugpu.virtual.amd.isa.translator.translate import translate, uses_output_modifiers
+from ugpu.virtual.amd.isa.translator.translate import translate
 from ugpu.virtual.amd.shader import Dispatch, Ending, Outcome, ShaderMemory, ShaderWave
 from ugpu.virtual.shader import atomics, context
 from ugpu.virtual.shader import math as emu_math
@@ -211,21 +212,21 @@ class GfxCore:
             return longer
 
     def _translated(self, program: Program, launch: Launch) -> Kernel:
-        omod = launch.omod if uses_output_modifiers(program) else 0
+        modes = modes_of(program, launch.modes)
         stepped = self._stepping is not None
-        mark = (program.digest, launch.vgprs, launch.full, omod)
+        mark = (program.digest, launch.vgprs, launch.full, modes)
         known = self._compiled.get(mark)
         if known is None:
             key = jit.key_of(
                 _SOURCES, "stepped" if stepped else "kept" if self._keep else "kernel",
-                program.digest, launch.vgprs, int(launch.full), omod,
+                program.digest, launch.vgprs, int(launch.full), modes,
             )  # fmt: skip
 
             def make() -> bytes:
                 if not stepped:
                     mark_full_blocks(program, launch.full)
                 ir = translate(
-                    program, launch.vgprs, _KERNEL, omod, stepped=stepped, keep=self._keep
+                    program, launch.vgprs, _KERNEL, modes, stepped=stepped, keep=self._keep
                 )
                 return jit.compile_object(ir, jit.LIMITED, 1)
 
@@ -236,7 +237,7 @@ class GfxCore:
 
 
 def _key(address: int, launch: Launch) -> _Key:
-    return address, launch.vgprs, launch.lanes, launch.full, launch.omod
+    return address, launch.vgprs, launch.lanes, launch.full, launch.modes
 
 
 _SEVERITY = (

@@ -1,0 +1,51 @@
+"""Limits of gradients, and scaling of losses for 16-bit floats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from ugpu.compiler.gradients.reverse import tracking
+from ugpu.compiler.nn.parameter import Parameter
+from ugpu.compiler.tensor import Tensor
+from ugpu.hcq.errors import BadArgument
+
+
+def _flat(parameters: Iterable[Parameter]) -> tuple[list[Parameter], Tensor]:
+    """Return the parameters with gradients, and these as one array."""
+    used = [each for each in parameters if each.grad is not None]
+    if not used:
+        raise BadArgument("expected parameters with gradients; call backward() first")
+    return used, Tensor.cat([each.grad.reshape(each.numel()) for each in used]).contiguous()
+
+
+def _share(used: list[Parameter], flat: Tensor) -> None:
+    start = 0
+    for parameter in used:
+        part = flat[start : start + parameter.numel()]
+        parameter.grad = part.reshape(parameter.shape)
+        start += parameter.numel()
+
+
+def clip_grad_norm_(
+    parameters: Iterable[Parameter], max_norm: float, norm_type: float = 2.0
+) -> Tensor:
+    """Scale all gradients down to a common norm of at most max_norm; return the norm before. Of the
+    gradients one array is made, and two kernels read it."""
+    with tracking(False):
+        used, flat = _flat(parameters)
+        if norm_type == math.inf:
+            norm = flat.abs().max()
+        elif norm_type == 2:
+            norm = flat.square().sum().sqrt()
+        else:
+            norm = flat.abs().pow(norm_type).sum().pow(1 / norm_type)
+        _share(used, (flat * (max_norm / (norm + 1e-6)).minimum(1.0)).contiguous())
+        return norm
+
+
+def clip_grad_value_(parameters: Iterable[Parameter], clip_value: float) -> None:
+    """Limit each element of the gradients to -clip_value to clip_value."""
+    with tracking(False):
+        used, flat = _flat(parameters)
+        _share(used, flat.clamp(-clip_value, clip_value).contiguous())
