@@ -9,6 +9,7 @@ kernel-modules 570.144 kernel_falcon_ga102.c, kernel_gsp_falcon_ga102.c.
 from __future__ import annotations
 
 import contextlib
+import struct
 from dataclasses import dataclass
 
 from ugpu.hcq.errors import FirmwareInvalid, FirmwareRejected, UnitTimeout
@@ -143,6 +144,12 @@ class Falcon:
                 waiting_for=f"DMA of block {done // _BLOCK}",
                 limit_s=_DMA_LIMIT_S,
             )
+
+    def read_data(self, offset: int, size: int) -> bytes:
+        """Read from the data memory; both numbers are multiples of 4."""
+        self.regs.DMEMC0.write(OFFS=offset >> 2 & 0x3F, BLK=offset >> 8, AINCR=1)
+        words = [int(self.regs.DMEMD0.read()) for _ in range(size // 4)]
+        return struct.pack(f"<{len(words)}I", *words)
 
     def start(self) -> None:
         """Start the core, by the alias if the register itself is locked."""
