@@ -89,7 +89,7 @@ def boot(
                 vbios.find_fwsec(start)
         with stages.stage("layout"):
             placement.plan(start)
-            flush_page = start.memory.take(PAGE)
+            flush_page = start.memory.take(PAGE, bits=chip.flush_bits)
             chip.set_flush_page(flush_page.address)
             placement.place_image(start)
             placement.place_arguments(start)
@@ -146,10 +146,6 @@ def _start_core(start: Start, stage: Callable[[str], AbstractContextManager[None
         with stage("riscv"):
             riscv.await_core(start)
         return
-    if not start.boot.dma:
-        raise NotSupported(
-            f"the start of {start.chip.facts.name} without the kernel driver is not implemented"
-        )
     if start.boot.way is BootWay.FWSEC:
         with stage("frts"):
             frts.run_frts(start)
