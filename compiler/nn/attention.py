@@ -63,7 +63,7 @@ class MultiheadAttention(Module):
         heads = [self._heads(each, place) for place, each in enumerate(given)]
         mask = self._mask(key_padding_mask, attn_mask, heads[0].shape[0])
         if mask is not None and is_causal and attn_mask is not None:
-            is_causal = False  # the mask says so already, as in PyTorch
+            is_causal = False  # the mask is causal already, as in PyTorch
         made = self._attended(heads, mask, is_causal)
         made = made.transpose(1, 2).reshape(*given[0].shape[:2], self.size)
         made = self.out_proj(made)

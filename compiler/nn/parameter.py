@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 from math import prod
@@ -17,7 +18,7 @@ from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument
 
-ALIGNED = 64  # elements: each part of an array starts at a multiple
+ALIGNED = 64  # elements: parts whose size is a multiple start at a multiple
 
 
 class Parameter(Tensor, results=False):
@@ -34,6 +35,8 @@ class Parameter(Tensor, results=False):
         dtype: DType | str | None = None,
     ) -> None:  # fmt: skip
         self._array: Array | None = None
+        if device is None and isinstance(data, Tensor):
+            device = data.device
         super().__init__(data, device=device, dtype=dtype)
         if isinstance(data, Tensor):
             self.node = graph.detached(self.node)
@@ -76,16 +79,17 @@ setattr(Parameter, "node", property(_read, _write))  # mypy allows no property o
 
 
 class Array:
-    """One array of several parameters of a type and device, each at a multiple of ALIGNED elements.
-    The parameters become parts of it."""
+    """One array of several parameters of a type and device, one after the other. The parameters
+    become parts of it. `parameters` has them in the order of the array: the sizes that divide by
+    the highest power of two first, so that each starts at a multiple of that power."""
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         first = parameters[0]
-        self.parameters = list(parameters)
+        self.parameters = sorted(parameters, key=lambda each: -_alignment(each.numel()))
         self.starts: dict[int, int] = {}
         self.shapes: dict[int, Shape] = {}
         size = 0
-        for parameter in parameters:
+        for parameter in self.parameters:
             if parameter.dtype is not first.dtype or parameter.device is not first.device:
                 raise BadArgument(
                     f"parameters of one group must have one type and device, got "
@@ -94,21 +98,17 @@ class Array:
                 )
             self.starts[id(parameter)] = size
             self.shapes[id(parameter)] = parameter.shape
-            size += -(-parameter.numel() // ALIGNED) * ALIGNED
+            size += parameter.numel()
         self.size = size
         with tracking(False):
-            self.tensor = self.joined([each.detach() for each in parameters]).realize()
+            self.tensor = self.joined([each.detach() for each in self.parameters]).realize()
         for parameter in parameters:
             parameter._view, parameter._frozen = None, False
             parameter._array = self
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return one array of tensors like the parameters, with zeros between."""
-        rows = []
-        for part in parts:
-            more = -part.numel() % ALIGNED
-            rows.append(part.reshape(part.numel()).pad([(0, more)]))
-        return Tensor.cat(rows).contiguous()
+        """Return one array of tensors like the parameters, in the order of `parameters`."""
+        return Tensor.cat([part.reshape(part.numel()) for part in parts]).contiguous()
 
     def zeros(self) -> Tensor:
         """Return an array of zeros with the same places."""
@@ -139,6 +139,11 @@ class Array:
         with tracking(False):
             value = self.tensor._new(graph.reshape(node, (prod(self.shapes[id(parameter)]),)))
             self.tensor[start : start + value.numel()] = value
+
+
+def _alignment(size: int) -> int:
+    """Return the highest power of two up to ALIGNED that divides a size."""
+    return math.gcd(size, ALIGNED)
 
 
 def _moves(node: Node, source: Node) -> bool:

@@ -48,9 +48,9 @@ class Stages:
 def or_silent(
     text: str, state: Callable[[], Mapping[str, object]] = dict, **facts: object
 ) -> Iterator[None]:
-    """Raise FirmwareSilent(text) where a wait in the block reaches its limit. state: reads what
-    explains it, after the limit; facts: known before."""
+    """Raise FirmwareSilent(text) where a wait in the block reaches its limit, with the facts of the
+    wait. state: reads what explains it, after the limit; facts: known before."""
     try:
         yield
     except UnitTimeout as error:
-        raise FirmwareSilent(text, **facts, **state()) from error
+        raise FirmwareSilent(text, **{**error.facts, **facts, **state()}) from error

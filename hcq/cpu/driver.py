@@ -221,7 +221,7 @@ class CpuDriver(Driver):
 
     # ---- failures ----------------------------------------------------------------------------
 
-    def settled(self) -> bool:
+    def is_idle_fast(self) -> bool:
         """Wait a while, natively; return whether the queues are idle and met only valid
         commands."""
         compute, copy = self._timelines
@@ -247,11 +247,11 @@ class CpuDriver(Driver):
         # a fault ends it; the limit lets Python handle its own signals
         self.bell.wait(int(timeline.memory.address), value, min(limit_s, PAUSE_S))
 
-    def expect(self) -> None:
+    def prefetch_wake(self) -> None:
         if not self.core.closed:
             self._expect(self._server)
 
-    def nudge(self) -> None:
+    def notify_memory_written(self) -> None:
         self.bell.ring()
 
     def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:

@@ -291,7 +291,7 @@ class Core(Closing):
         usual = usual and not self.followers.raising
         timelines = [hardware.timeline for hardware in self.driver.all_queues()]
         ends = [timeline.last for timeline in timelines]
-        if usual and self.driver.settled() and self.resets == resets:
+        if usual and self.driver.is_idle_fast() and self.resets == resets:
             losses.found_clean(timelines, ends)
             return
         if limit_s is not None:
@@ -301,7 +301,7 @@ class Core(Closing):
             losses.tell(timelines)
         losses.mine.resets = resets
         losses.found_clean(timelines, ends)
-        self.driver.synchronized()
+        self.driver.flush_output()
 
     def _drain(self, limit_s: float | None) -> None:
         """Wait until all queues are idle; raise failures reported meanwhile."""
@@ -410,13 +410,13 @@ class Core(Closing):
         try:
             self.check_failures()
         except UgpuError:
-            self.healer.heal()
+            self.healer.recover()
         self.check_alive()
 
     def check_usable(self) -> None:
         """See Closing."""
         if self.failure is not None:
-            self.healer.heal()
+            self.healer.recover()
         with self._told():
             super().check_usable()
 

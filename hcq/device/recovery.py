@@ -133,7 +133,7 @@ class Healer:
 
     # ---- automatic recovery ------------------------------------------------------------------
 
-    def heal(self) -> None:
+    def recover(self) -> None:
         """Reset the device if it has failed and `policy` is "recover"; takes the device's lock. If
         the reset fails, the failure stays, and carries the reason."""
         if self._policy != "recover":

@@ -30,9 +30,14 @@ KERNEL_DRIVERS = {"qcom": ("kgsl", "msm")}
 
 
 class ChipSummary(NamedTuple):
-    """A description of a chip for people. title: its name; products: boards that have it; isa: the
-    processor's name in LLVM or PTX; proven: which board ran our driver, and in which report; "" if
-    none."""
+    """A description of a chip for people.
+
+    Attributes:
+        title: its name.
+        products: boards that have it.
+        isa: the processor's name in LLVM or PTX.
+        proven: which board ran ugpu's driver, and in which report; "" if none.
+    """
 
     title: str
     products: tuple[str, ...]
@@ -47,14 +52,22 @@ class ChipSummary(NamedTuple):
 
 
 class PciDriver(NamedTuple):
-    """A driver for a PCI function. `entry`: "module:function", called with name, attachment and the
-    driver's options. reach_bits: width of the bus addresses that the chip emits; least_bars: bytes
-    that each BAR must have for the driver to work, as (BAR, bytes). by_clock: (BAR, offset) of
-    registers whose accesses by the driver depend on time (hcq.transport.recorded.replay). names:
-    "module:function", called with a recording, returns the names of its registers
-    (am.offline.register_names). chip: its description. window: "module", with the interface of
-    hcq.find.offline; "" if a driver cannot inspect a chip without booting it. needs_host_memory:
-    see hcq.transport.base.Traits.host_memory."""
+    """A driver for a PCI function. Entry points are texts: "module:function".
+
+    Attributes:
+        description: of the device, for people.
+        entry: called with name, attachment and the driver's options; returns the device.
+        reach_bits: width of the bus addresses that the chip emits.
+        least_bars: bytes that each BAR must have for the driver to work, as (BAR, bytes).
+        by_clock: (BAR, offset) of registers whose accesses by the driver depend on time
+            (hcq.transport.recorded.replay).
+        names: called with a recording; returns the names of its registers
+            (am.offline.register_names).
+        chip: its description.
+        window: "module", with the interface of hcq.find.offline; "" if a driver cannot inspect a
+            chip without booting it.
+        needs_host_memory: see hcq.transport.base.Traits.host_memory.
+    """
 
     description: str
     entry: str

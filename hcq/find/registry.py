@@ -77,9 +77,12 @@ PLANNED = ("kfd", "tcp")
 class Attachment:
     """A connection to a chip, passed to a driver, which then owns it.
 
-    firmware: images by file name, used instead of those on this machine. chip: the model behind a
-    virtual transport, for inspecting it or plugging it in again; None for hardware. on_image:
-    called with name and bytes of each image that the driver reads.
+    Attributes:
+        transport: to the chip.
+        firmware: images by file name, used instead of those on this machine.
+        chip: the model behind a virtual transport, for inspecting it or plugging it in again; None
+            for hardware.
+        on_image: called with name and bytes of each image that the driver reads.
     """
 
     transport: Transport

@@ -267,6 +267,8 @@ class Connection:
                 if self._session.owes and not self._session.unsent:
                     self._tell(Message("ack", []))
                 check(message, EVENTS)
+                if why is not None and message.operation in ("error", "failed"):
+                    continue  # of work that the end stopped: its callers are told of the end
                 if message.operation == "ended":
                     reason = lines(message.arguments[0])
                     why = DeviceLost(f"the lease of {self.name} is over: {reason}")

@@ -38,7 +38,11 @@ class Inherited(Protocol):
 
 
 class Closable(Protocol):
-    """An object that is closed at the latest when the process ends."""
+    """An object that is closed at the latest when the process ends.
+
+    Attributes:
+        name: for messages.
+    """
 
     name: str
 
@@ -46,7 +50,11 @@ class Closable(Protocol):
 
 
 class OpenDevice(Closable, Inherited, Protocol):
-    """See hcq.device.device."""
+    """See hcq.device.device.
+
+    Attributes:
+        closed: whether the device is closed.
+    """
 
     closed: bool
 
@@ -138,11 +146,11 @@ def _register() -> None:
 def _abandon_all() -> None:
     """Abandon everything inherited, in a forked child. It has one thread, so nothing else uses
     these collections. The objects stay registered: the child may fork too."""
-    found = list(_inherited)
+    inherited = list(_inherited)
     _devices.clear()
     _parts.clear()
     _left_behind.clear()
-    call_all(thing.abandon for thing in found)
+    call_all(thing.abandon for thing in inherited)
 
 
 def _end() -> None:

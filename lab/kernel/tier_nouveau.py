@@ -1,4 +1,4 @@
-"""Tier "nouveau": the guest kernel's own driver for NVIDIA's cards, unmodified, on the virtual ones.
+"""Tier "nouveau": the guest kernel's own driver for NVIDIA, unmodified, on the virtual cards.
 
 It boots the GSP with the synthetic firmware, under the names that it asks for, makes its address
 spaces and channels by the GSP's RPCs, and moves buffers with the copy engine. It is loaded,
@@ -31,7 +31,13 @@ from ugpu.virtual.serve.server import Server
 MEMORY = 1 << 30
 CONTEXT = 64 << 10  # the driver clears it byte by byte
 END_LIMIT_S = 10
-CHIPS = {"ad102": "NVIDIA AD102 (192000a1)", "ga102": "NVIDIA GA102 (172000a1)"}
+CHIPS = {
+    "ad102": "NVIDIA AD102 (192000a1)",
+    "ga102": "NVIDIA GA102 (172000a1)",
+    "gh100": "NVIDIA GH100 (180000a1)",
+    "gb202": "NVIDIA GB202 (1b2000a1)",
+    "tu102": "NVIDIA TU102 (162000a1)",
+}
 # Words of the driver, in the order in which it says them on a board.
 REACHED = ("drm: VRAM: ", "drm: MM: using COPY for buffer copies", "[drm] Initialized nouveau 1.4.")
 UNLOADED = "the module is gone"
@@ -48,7 +54,7 @@ class Trace:
         self.lines: list[str] = []
 
     def __call__(self, access: Access) -> None:
-        if access.offset in PROM or access.offset in PRAMIN:
+        if access.window != 0 or access.offset in PROM or access.offset in PRAMIN:
             return
         verb = "<-" if access.is_write else "->"
         shown = f"{access.value:#x}" if access.value is not None else f"{access.width} bytes"

@@ -127,7 +127,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("service",),
         ("verbs",),
         ("cli",),
-        ("house", "clang2py"),
+        ("house", "clang2py", "instructions"),
     ),
     "compiler": (
         ("dtype",),
@@ -141,7 +141,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("tensor",),
         ("front",),
         ("files", "nn"),
-        ("onnx", "optim"),
+        ("onnx", "optim", "language"),
     ),
     "compiler.kernel": (
         ("ir", "choices", "matrix_units"),

@@ -244,7 +244,7 @@ class Board(ABC):
         self._blackout = False
         self.scheduler = Scheduler(self.lock, self.options.seed, manual=self.options.manual_time)
         self.clock = ModelClock()
-        self.clock.plays(self.scheduler)
+        self.clock.track(self.scheduler)
         bases = facts.generation.typical_bases
         self.space = RegisterSpace(
             {

@@ -17,8 +17,16 @@ CONFIG = -1  # the "window" of configuration space
 
 @dataclass(frozen=True)
 class Access:
-    """One access. window: BAR index or CONFIG. Bytes; value: of 1 to 8 bytes, else None and
-    data."""
+    """One access.
+
+    Attributes:
+        window: BAR index or CONFIG.
+        offset: in bytes.
+        width: in bytes.
+        is_write: otherwise a read.
+        value: of 1 to 8 bytes, else None.
+        data: of longer ones.
+    """
 
     window: int
     offset: int

@@ -16,7 +16,7 @@ from ugpu.virtual.nvidia.gsp.apertures import PDB_IN_INSTANCE, Aperture
 from ugpu.virtual.nvidia.gsp.bus.config import ConfigSpace
 from ugpu.virtual.nvidia.gsp.bus.memory import BusMemory
 from ugpu.virtual.nvidia.gsp.facts import boot_facts
-from ugpu.virtual.nvidia.gsp.falcon import booter, fwsec
+from ugpu.virtual.nvidia.gsp.falcon import booter, fwsec, loader
 from ugpu.virtual.nvidia.gsp.falcon.core import HWCFG2, MAILBOX0, Falcon, Kind
 from ugpu.virtual.nvidia.gsp.falcon.fsp import Fsp
 from ugpu.virtual.nvidia.gsp.falcon.wpr import Wpr2, WprMeta
@@ -261,7 +261,11 @@ class Card:
         """See falcon.core.Port."""
         if self.progress_reads:
             self.violation(f"{program.name} was started before power-on had finished")
-        if program is Program.FWSEC and falcon is self.gsp:
+        if program is Program.LOADER:
+            found = loader.run(self, falcon)
+            if found is not None and found is not Program.LOADER:
+                self.run_program(falcon, found)
+        elif program is Program.FWSEC and falcon is self.gsp:
             fwsec.run(self, falcon)
         elif program is Program.BOOTER_LOAD and falcon is self.sec2:
             booter.load(self, falcon)
@@ -290,16 +294,19 @@ class Card:
         self.server = GspServer(self, version, meta)
         self.server.start(arguments)
 
-    def release(self) -> None:
+    def release(self, *, lockdown: bool) -> None:
         """See falcon.chain.Board."""
-        self.masked_reads = self.locked_reads = self.options.lockdown_reads
+        self.masked_reads = self.options.lockdown_reads
+        if lockdown:
+            self.locked_reads = self.options.lockdown_reads
+            self.gsp.lockdown = self.locked_reads > 0
 
     def gsp_read(self, offset: int) -> int | None:
         """Read a register of the GSP, which may be locked."""
         if self.masked_reads:
             self.masked_reads -= self.masked_reads > 0
             return LOCKED
-        if offset == HWCFG2 and self.locked_reads:
+        if offset == HWCFG2 and self.locked_reads > 0:
             self.locked_reads -= 1
             self.gsp.lockdown = self.locked_reads > 0
         return self.gsp.read(offset)

@@ -89,7 +89,7 @@ class ComputeQueue:
         name = f"cp-{slot.me}.{slot.pipe}.{slot.queue}"
         load = self._chip.smu.metrics.load
         self.worker = Worker(name, self._step, self._chip.fault, load)
-        self._chip.clock.plays(self.worker)
+        self._chip.clock.track(self.worker)
 
     def __repr__(self) -> str:
         state = self.hung or ("draining" if self.draining else "active")

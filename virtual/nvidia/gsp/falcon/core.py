@@ -27,6 +27,7 @@ HWCFG1, CPUCTL_ALIAS, RETRIGGER, ENGINE = 0x12C, 0x130, 0x3E8, 0x3C0
 IMEM_PORTS, DMEM_PORTS, TRANSCFG, FBIF_CTL = 0x180, 0x1C0, 0x600, 0x624
 MOD_SEL, PROGRAM_ID, ENGINE_MASK, SIGNATURE_AT = 0x1180, 0x1198, 0x119C, 0x1210
 RISCV_CPUCTL, RISCV_OLD_ACTIVE, BCR_CTRL = 0x1388, 0x1240, 0x1668
+DEBUG = 0x408  # bit 20: a part for development, which takes other signatures
 SIZE_OF_BLOCK = 2 * 0x1000  # registers of one falcon
 HALTED, STARTCPU, ACTIVE, RISCV_HALTED = 1 << 4, 1 << 1, 1 << 7, 1 << 4
 _RISCV_SELECTED, _VALID, _PHYSICAL_WITHOUT_CONTEXT = 1 << 4, 1 << 0, 1 << 7
@@ -376,6 +377,7 @@ class Falcon:
 _READS: dict[int, Callable[[Falcon], int | None]] = {
     HWCFG2: Falcon._hwcfg2,
     HWCFG: Falcon._hwcfg,
+    DEBUG: lambda falcon: 0,
     HWCFG1: lambda falcon: 6 | 3 << 4 | 1 << 8 | 1 << 12,
     CPUCTL: Falcon._cpuctl,
     CPUCTL_ALIAS: lambda falcon: 0,

@@ -189,6 +189,7 @@ class Fsp:
             # The FMC refuses after the FSP has accepted it: its code is in the GSP's mailbox.
             board.violation(f"FMC: {refusal}")
             board.gsp.answer(refusal.code)
+            board.release(lockdown=False)
 
     def _verify(self, fmc: bytes | None, digest: bytes, key: bytes, signature: bytes) -> None:
         facts = self._board.boot

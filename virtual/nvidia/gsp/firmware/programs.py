@@ -73,7 +73,7 @@ def old_program(program: Program, terms: Terms, *, size: int) -> Signed:
     data = bytearray(0x400)
     content = signed_content(code, bytes(data), OLD_PATCH_IN_DATA, size)
     signature = short(content) if size == 16 else sign(terms, content, size)
-    image = code.ljust(BLOCK, b"\0")[:BLOCK] + code + bytes(data)
+    image = (b"os of " + program.name.encode()).ljust(BLOCK, b"\0") + code + bytes(data)
     return Signed(
         image, BLOCK, len(code), 2 * BLOCK, 2 * BLOCK + OLD_PATCH_IN_DATA, [signature], terms
     )

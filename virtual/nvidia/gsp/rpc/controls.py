@@ -122,6 +122,17 @@ def _memory_system(sub: Subdevice, params: Struct) -> None:
     params.bFbpaPresent = 1
 
 
+def _zcull(sub: Subdevice, params: Struct) -> None:
+    """Tell the shape of depth culling. UNSURE: the values; the engine that has it is not modelled,
+    and 3D drivers alone use them."""
+    params.widthAlignPixels, params.heightAlignPixels = 0x40, 0x40
+    params.pixelSquaresByAliquots, params.aliquotTotal = 0x100, 0x4000
+    params.zcullRegionByteMultiplier = 0x20
+    params.zcullRegionHeaderSize = params.zcullSubregionHeaderSize = 0xC0
+    params.subregionCount = 0x10
+    params.subregionWidthAlignPixels, params.subregionHeightAlignPixels = 0x40, 0x40
+
+
 def _static_gr_info(sub: Subdevice, params: Struct) -> None:
     gpu = need_gpu(sub)
     constants = sub.machine.abi.constants
@@ -243,6 +254,7 @@ def handlers(
             "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_INFO": _static_gr_info,
             "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CONTEXT_BUFFERS_INFO": context_buffers,
             "NV2080_CTRL_CMD_GPU_PROMOTE_CTX": promote,
+            "NV2080_CTRL_CMD_GR_GET_ZCULL_INFO": _zcull,
             "NV90F1_CTRL_CMD_VASPACE_COPY_SERVER_RESERVED_PDES": _reserved_directories,
             "NV0080_CTRL_CMD_DMA_SET_PAGE_DIRECTORY": _set_directory,
             "NV0080_CTRL_CMD_DMA_UNSET_PAGE_DIRECTORY": _unset_directory,

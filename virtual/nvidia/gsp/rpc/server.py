@@ -337,11 +337,6 @@ class GspServer:
             return self.gpu.memory.base + base if inside else None
         return self.board.bus_address(base, size) if kind == 1 else None
 
-    def reaches(self, kind: int, base: int, size: int) -> bool:
-        """Return whether all of a piece of physical memory can be accessed."""
-        system = kind == 1
-        return kind in (1, 2) and self.gpu.physical_runs(base, size, system=system) is not None
-
     def write_memory(self, kind: int, base: int, content: bytes) -> None:
         """Write physical memory; what cannot be accessed is recorded."""
         if kind == 2 and base + len(content) <= self.gpu.memory.size:
