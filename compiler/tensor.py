@@ -377,7 +377,9 @@ class Tensor(Differentiable):
             return self._same()
         made = type(self)(self.numpy(), device=device, dtype=self.dtype)
         if self.node.tracked and mode.on:
-            made.node.tracked, made.node.history = True, History("to", (self.node,), self.device)
+            origin = self.device
+            history = History("to", (self.node,), (origin, lambda g: g.to(origin)))
+            made.node.tracked, made.node.history = True, history
         return made
 
     def _from_array(self, array: Any) -> Tensor:

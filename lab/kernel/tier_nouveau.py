@@ -1,4 +1,4 @@
-"""Tier "nouveau": the guest kernel's own driver for NVIDIA's cards, unmodified, on the virtual ones.
+"""Tier "nouveau": the guest kernel's own driver for NVIDIA, unmodified, on the virtual cards.
 
 It boots the GSP with the synthetic firmware, under the names that it asks for, makes its address
 spaces and channels by the GSP's RPCs, and moves buffers with the copy engine. It is loaded,

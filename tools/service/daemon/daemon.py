@@ -42,8 +42,8 @@ from ugpu.tools.service.daemon.outlets.outbox import Outbox
 log = logging.getLogger(__name__)
 
 _STACK = 512 << 10  # bytes per connection's thread: a thousand may wait
-# TIMEOUT: for work of a lease that ugpud ended: its results cannot be read. It only spares a reset
-# to work that is about to end.
+# TIMEOUT: for work of a lease that ugpud ended, whose results can no longer be read. It only spares
+# a reset to work that is about to end.
 OVER_S = 0.5
 NOTE_S = 60.0  # between two records of the time in service
 
