@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ugpu.compiler import dtype as dtypes
     from ugpu.compiler import nn as nn
+    from ugpu.compiler import onnx as onnx
     from ugpu.compiler import optim as optim
     from ugpu.compiler.files.tensor_file import TensorFile as TensorFile
     from ugpu.compiler.files.tensor_file import load as load
@@ -44,6 +45,7 @@ _HOMES = {
     "function": "ugpu.compiler.front.function",
     "jit": "ugpu.compiler.front.jit",
     "kernel_log": "ugpu.compiler.runtime.runtime",
+    "onnx": "ugpu.compiler.onnx",
     "nn": "ugpu.compiler.nn",
     "optim": "ugpu.compiler.optim",
     "load": "ugpu.compiler.files.tensor_file",
@@ -52,7 +54,7 @@ _HOMES = {
     "tuning": "ugpu.compiler.search.tune",
     "watch": "ugpu.compiler.front.explain",
 }
-WHOLE = ("dtypes", "nn", "optim")  # names of modules
+WHOLE = ("dtypes", "nn", "onnx", "optim")  # names of modules
 
 __all__ = [
     "Tensor",
@@ -68,6 +70,7 @@ __all__ = [
     "load",
     "nn",
     "no_grad",
+    "onnx",
     "optim",
     "save",
     "set_default_device",

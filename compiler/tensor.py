@@ -43,11 +43,14 @@ from ugpu.hcq.work.buffer import Buffer
 class Tensor(Differentiable):
     """An array of `dtype` and `shape` on `device`.
 
-    data: a Python number, nested lists of them, or an array, of NumPy or of another library
-    (`__array__`, DLPack; bfloat16 too), copied at once; float64 is stored as float32. dtype: the
-    type to store it with; numbers must fit it. device: a Device, a name to open (shared, closed at
-    exit), or None for the default. BadArgument for data that is not an array, has an unsupported
-    type or does not fit, or lists of unequal length.
+    Args:
+        data: a Python number, nested lists of them, or an array, of NumPy or of another library
+            (`__array__`, DLPack; bfloat16 too), copied at once; float64 is stored as float32.
+        dtype: the type to store it with; numbers must fit it.
+        device: a Device, a name to open (shared, closed at exit), or None for the default.
+
+    BadArgument for data that is not an array, has an unsupported type or does not fit, or lists of
+    unequal length.
     """
 
     __slots__ = ()

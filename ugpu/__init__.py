@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ugpu.compiler import load as load
     from ugpu.compiler import nn as nn
     from ugpu.compiler import no_grad as no_grad
+    from ugpu.compiler import onnx as onnx
     from ugpu.compiler import optim as optim
     from ugpu.compiler import save as save
     from ugpu.compiler import set_default_device as set_default_device
@@ -58,8 +59,8 @@ _HOMES = {
     ),
     "ugpu.compiler": (
         "Tensor", "TensorFile", "checkpoint", "custom_gradient", "dtypes", "enable_grad",
-        "function", "grad", "jit", "kernel_log", "load", "nn", "no_grad", "optim", "save",
-        "set_default_device", "tuning", "value_and_grad", "watch",
+        "function", "grad", "jit", "kernel_log", "load", "nn", "no_grad", "onnx", "optim",
+        "save", "set_default_device", "tuning", "value_and_grad", "watch",
     ),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

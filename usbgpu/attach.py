@@ -15,18 +15,18 @@ from ugpu.usbgpu.link.usb import SYSFS_USB
 
 
 def attach(
-    wanted: str, accept: Callable[[PciIdentity], object], *, sysfs: Path = SYSFS_USB
+    place: str, accept: Callable[[PciIdentity], object], *, sysfs: Path = SYSFS_USB
 ) -> UsbTransport:
     """Open the card behind a bridge. accept: raises for a card that no driver takes; the card's
     power is then left unchanged."""
-    bridge = by_name(wanted, sysfs)
+    bridge = by_name(place, sysfs)
     identity = bridge.usb.identity
     return UsbTransport(bridge, f"usb:{identity.serial or identity.port}", accept=accept)
 
 
-def by_name(wanted: str, sysfs: Path = SYSFS_USB) -> Bridge:
+def by_name(place: str, sysfs: Path = SYSFS_USB) -> Bridge:
     """Open a bridge only; the caller closes it."""
-    identity = choose(wanted, sysfs)
+    identity = choose(place, sysfs)
     check_firmware(identity)
     usb = LibUsbDevice(identity, sysfs=sysfs)
     try:

@@ -65,7 +65,6 @@ class Chip(BareChip):
         self.generation = generation = facts.generation
         runs = transport.traits.staged is None
         super().__init__(transport, generation.register_bar, runs=runs)
-        self.dark = False  # the graphics core has no power until a reset (am.device.rest)
         self.doorbells = transport.window(generation.doorbell_bar)
         self.vram = IndexedVram(transport.window(generation.vram_bar), self.bus, 0)
         self._instances: dict[str, tuple[RegisterBlock, ...]] = {}

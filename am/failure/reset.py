@@ -10,26 +10,21 @@ its own).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ugpu.am.boot import boot, engines, mode2
 from ugpu.am.boot.units import Units
 from ugpu.am.chip import discovery
-from ugpu.am.chip import remedies as advice
 from ugpu.am.failure.diagnosis import diagnose, failed_queues, reports, stands_still
 from ugpu.am.units.smu.thermal import WHOLE_CARD
 from ugpu.am.work import proof
 from ugpu.am.work.queue import ComputeQueue
+from ugpu.hcq.bare.rungs import Rungs
 from ugpu.hcq.bare.stages import Stages
-from ugpu.hcq.errors import ChipError, DeviceLost, NotSupported, OverTemperature
-from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned
-from ugpu.hcq.state.memory import Placement
-from ugpu.hcq.transport.base import ResetKind
-from ugpu.hcq.transport.pci.config import capability
-from ugpu.hcq.uapi import constants
-from ugpu.hcq.work.recovery import Recovery
+from ugpu.hcq.errors import ChipError, NotSupported, OverTemperature
+from ugpu.hcq.state.ladder import Diagnosis, Level, PlainRung
 
 if TYPE_CHECKING:
     from ugpu.am.units.ih import Interrupt
@@ -41,146 +36,66 @@ _ALL_WORK = "work of all queues; memory, programs and firmware stay"
 _GRAPHICS = (
     "work of all queues; memory and programs stay, the graphics core's firmware is loaded again"
 )
-_MEMORY = "work of all queues and the content of device memory; programs are loaded again"
 
 
-def plan(driver: Holder, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
-    """Return what `recover` would do; changes nothing on the card except its TLBs."""
-    diagnosis = diagnose(driver)
-    ladder = Ladder(driver.name, Rungs(driver).all(), driver.clock)
-    return diagnosis, ladder.plan(diagnosis, only)
-
-
-def recover(driver: Holder, only: Level | None = None) -> Recovery:
-    """Bring the device back by the mildest rung that can help and works, or by the rungs of level
-    `only`; raises the error of the last one."""
-    rungs = Rungs(driver)
-    ladder = Ladder(driver.name, rungs.all(), driver.clock)
-    if not driver.transport.present():
-        raise DeviceLost(
-            f"{driver.name} does not respond, so it cannot be reset",
-            device=driver.name,
-            remedy=advice.LINK,
-        )
-    if driver.unfinished is None and not driver.core.healer.repeated:
-        driver.vram_lost = driver.spoiled
-    diagnosis = diagnose(driver)
-    try:
-        ladder.climb(diagnosis, only, give_up=lambda: not driver.transport.present())
-    finally:
-        driver.reset_report = [one for one in ladder.attempts if not one.refused]
-    driver.unfinished = None
-    driver.spoiled = False
-    if isinstance(driver.core.failure, OverTemperature):  # its work has been stopped now
-        excess = driver.units.thermal.excess(driver.name)
-        if excess is not None:
-            raise excess
-    lost: frozenset[Placement] = frozenset()
-    if driver.vram_lost:
-        host = driver.transport.traits.host_memory
-        lost = frozenset({Placement.DEVICE} if host else Placement)
-    return Recovery(
-        diagnosis, tuple(ladder.attempts), tuple(rungs.restarted), rungs.concerned, lost
-    )
-
-
-class Rungs:
-    """The rungs of one reset. restarted: the queues that the last rung to act set up again."""
+class AmRungs(Rungs["Holder", "RingQueue"]):
+    """The rungs of one reset; see Rungs."""
 
     def __init__(self, driver: Holder) -> None:
         self.driver = driver
-        self.restarted: list[RingQueue] = []
-        # Nothing is known about an interrupted reset: all queues are set up again.
-        whole = driver.unfinished is not None
-        failed = driver.queues.all if whole else failed_queues(driver, driver.core.failure)
-        self.failed = [*failed]
-        every = len(failed) == len(driver.queues.all)
-        self.concerned = () if every else tuple(failed)
+        super().__init__(driver, driver.queues.all, failed_queues(driver, driver.core.failure))
+
+    def diagnose(self) -> Diagnosis:
+        """See Rungs. Changes nothing on the card except its TLBs."""
+        return diagnose(self.driver)
+
+    def settle(self) -> None:
+        """See Rungs. The work of a card that was too hot has been stopped now."""
+        if isinstance(self.driver.core.failure, OverTemperature):
+            excess = self.driver.units.thermal.excess(self.driver.name)
+            if excess is not None:
+                raise excess
 
     def all(self) -> list[PlainRung]:
-        """Every rung, mildest first."""
+        """See Rungs."""
+        units = self.driver.units
         return [
-            self._rung(
+            self.rung(
                 "take queues off", Level.QUEUE, _FAILED_WORK, self._drain, self._check_drains
             ),
-            self._rung(
+            self.rung(
                 "kill waves", Level.QUEUE, _FAILED_WORK, self._kill_waves, self._check_graphics
             ),
-            self._rung(
+            self.rung(
                 "pipe reset", Level.PIPE, "work of the pipe's queues", lambda: None, _no_pipe_reset
             ),
-            self._rung(
+            self.rung(
                 "soft reset", Level.BLOCK, _ALL_WORK, self._soft_reset, self._check_graphics
             ),
-            self._rung(
+            self.rung(
                 "warm start", Level.WARM, _ALL_WORK, self._warm_start, self._check_firmware_runs
             ),
-            self._rung(
+            self.rung(
                 "mode2 reset", Level.MODE2, _GRAPHICS, self._mode2, self._check_mode2
             ),
-            self._whole(
-                "boot after power loss", Level.MODE1, boot.after_power_loss, self._check_dark
+            *(
+                self.boot_rung(name, Level.MODE1, partial(strike, units), check)
+                for name, strike, check in (
+                    ("boot after power loss", boot.after_power_loss, self._check_dark),
+                    ("boot again", _go_on, self._check_not_booted),
+                    ("mode1 reset", boot.mode1_reset, self._check_secure_os_runs),
+                    (
+                        "mode1 reset by the debug mailbox", boot.debug_mode1_reset,
+                        self._check_secure_os_runs,
+                    ),
+                    (
+                        "mode1 reset by the PSP", boot.psp_mode1_reset,
+                        self._check_secure_os_runs,
+                    ),
+                )
             ),
-            self._whole("boot again", Level.MODE1, _go_on, self._check_not_booted),
-            self._whole(
-                "mode1 reset", Level.MODE1, boot.mode1_reset, self._check_secure_os_runs
-            ),
-            self._whole(
-                "mode1 reset by the debug mailbox", Level.MODE1, boot.debug_mode1_reset,
-                self._check_secure_os_runs,
-            ),
-            self._whole(
-                "mode1 reset by the PSP", Level.MODE1, boot.psp_mode1_reset,
-                self._check_secure_os_runs,
-            ),
-            self._whole(
-                "function-level reset", Level.FLR,
-                partial(boot.slot_reset, kind=ResetKind.FUNCTION), self._check_function_reset,
-            ),
-            self._whole(
-                "bus reset", Level.BUS, boot.bus_reset, partial(self._check_kind, ResetKind.BUS)
-            ),
-            self._whole(
-                "power cycle", Level.POWER, partial(boot.slot_reset, kind=ResetKind.POWER),
-                partial(self._check_kind, ResetKind.POWER),
-            ),
+            *self.slot_rungs(partial(boot.slot_reset, units)),
         ]  # fmt: skip
-
-    def _rung(
-        self,
-        name: str,
-        level: Level,
-        cost: str,
-        act: Callable[[], None],
-        check: Callable[[], None] = lambda: None,
-    ) -> PlainRung:
-        whole, card = level > Level.QUEUE, self.driver.card
-
-        def noted() -> None:
-            """Act. ORDER: the note is first, so that the next reset detects an interrupted one."""
-            former = self.driver.unfinished
-            self.driver.unfinished = level if former is None else max(level, former)
-            if whole:
-                card.fail_others(self.driver)
-            act()
-            if whole:
-                card.release_stuck()
-
-        def allowed() -> None:
-            if whole:
-                card.check_whole_reset(self.driver)
-            check()
-
-        return PlainRung(name, level, cost, noted, partial(self._prove, level), allowed)
-
-    def _whole(
-        self,
-        name: str,
-        level: Level,
-        strike: Callable[[Units], None],
-        check: Callable[[], None],
-    ) -> PlainRung:
-        return self._rung(name, level, _MEMORY, partial(self._boot_again, strike), check)
 
     # ---- preconditions -----------------------------------------------------------------------
 
@@ -218,18 +133,6 @@ class Rungs:
         self._check_secure_os_runs()
         mode2.check(self.driver.units)
 
-    def _check_kind(self, kind: ResetKind) -> None:
-        transport = self.driver.transport
-        if kind not in transport.traits.resets:
-            raise NotSupported(f"{transport.name} offers no {kind.value} reset")
-
-    def _check_function_reset(self) -> None:
-        self._check_kind(ResetKind.FUNCTION)
-        regs, read = constants("pci_regs"), self.driver.transport.config_read
-        place = capability(read, regs.PCI_CAP_ID_EXP)
-        if place is None or not read(place + regs.PCI_EXP_DEVCAP, 4) & regs.PCI_EXP_DEVCAP_FLR:
-            raise NotSupported("the function has no function-level reset (Device Capabilities)")
-
     # ---- actions -----------------------------------------------------------------------------
 
     def _drain(self) -> None:
@@ -266,8 +169,7 @@ class Rungs:
         self._quiet()
         boot.stop(units)
         self.driver.generation.warm_attach(units, Stages())
-        self.driver.queues.route_copy_doorbells()
-        self._restart(self.driver.queues.all)
+        self.restart_all()
 
     def _mode2(self) -> None:
         """Reset the graphics core and the copy engines; memory, programs and buffers stay."""
@@ -275,8 +177,7 @@ class Rungs:
         if units.gfx.loaded():
             self._quiet()
         mode2.reset(units, firmware)
-        self.driver.queues.route_copy_doorbells()
-        self._restart(self.driver.queues.all)
+        self.restart_all()
 
     def _quiet(self) -> None:
         """Stop every queue that can be stopped: none should use host memory when it is cut off."""
@@ -286,27 +187,16 @@ class Rungs:
             for copy in holder.queues.copy:
                 copy.engine.stop()
 
-    def _boot_again(self, strike: Callable[[Units], None]) -> None:
-        """Boot after a reset of everything. DEVICE memory is lost; page tables and programs are
-        restored."""
-        driver, units = self.driver, self.driver.units
-        firmware = driver.card.needed_firmware()
-        if not driver.chip.lost() and units.psp.alive() and units.gfx.loaded():
+    def quiet(self) -> None:
+        """See Rungs."""
+        units = self.driver.units
+        if not self.driver.chip.lost() and units.psp.alive() and units.gfx.loaded():
             self._quiet()
-        for holder in driver.card.holders:
-            holder.vram_lost = True
-            holder.spoiled = holder is not driver
-        strike(units)
-        units.smu.stuck = False
-        driver.card.rest.forget()
-        boot.read_discovery(units.chip)
-        driver.card.own_memory()
-        driver.generation.cold_boot(units, firmware, Stages())
-        units.catch_up()
-        boot.mark(units.chip, boot.IN_USE)
-        driver.queues.route_copy_doorbells()
-        driver.card.rewrite()
-        self._restart(driver.queues.all)
+
+    def restart_all(self) -> None:
+        """See Rungs."""
+        self.driver.queues.route_copy_doorbells()
+        self._restart(self.driver.queues.all)
 
     def _restart(self, queues: Sequence[RingQueue]) -> None:
         """Restart queues with empty rings and fresh hardware queues, without old reports and stale
@@ -336,7 +226,8 @@ class Rungs:
 
     # ---- proof -------------------------------------------------------------------------------
 
-    def _prove(self, level: Level) -> dict[str, object]:
+    def prove(self, level: Level) -> dict[str, object]:
+        """See Rungs."""
         found: dict[str, object] = {}
         if level >= Level.BLOCK:
             found["discovery"] = check_discovery(self.driver)

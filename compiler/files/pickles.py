@@ -1,7 +1,7 @@
 """Pickled objects of PyTorch checkpoints, read without executing anything.
 
 A machine of its own interprets the opcodes that a checkpoint needs. It calls nothing: classes and
-functions are names, and those of a fixed list stand for values of ours. Every other name is
+functions are names, and those of a fixed list stand for plain values. Every other name is
 refused. Source: Python's pickletools; pytorch/pytorch, torch/_weights_only_unpickler.py.
 """
 
@@ -204,7 +204,8 @@ class _Machine:
 
     def _refuse_name(self, name: str) -> NoReturn:
         self.refuse(
-            f"the checkpoint needs {name}, which is not allowed; save a state_dict of tensors instead"
+            f"the checkpoint needs {name}, which is not allowed; save a state_dict of tensors "
+            "instead"
         )
 
     def _reduce(self, _: Any) -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from ugpu.compiler.methods.assignment import Assignment
-from ugpu.compiler.methods.convolution import Convolutions
 from ugpu.compiler.methods.einsum import Einsum
 from ugpu.compiler.methods.losses import Losses
 from ugpu.compiler.methods.order.scans import Scans
 from ugpu.compiler.methods.order.scattering import Scattering
 from ugpu.compiler.methods.order.sorting import Sorting
 from ugpu.compiler.methods.shape.layout import Layout
-from ugpu.compiler.methods.shape.resampling import Resampling
+from ugpu.compiler.methods.windows import Windows
 
 
-class Values(
-    Assignment, Layout, Scattering, Sorting, Scans, Convolutions, Resampling, Einsum, Losses
-):
+class Values(Assignment, Layout, Scattering, Sorting, Scans, Windows, Einsum, Losses):
     """All groups of methods."""
 
     __slots__ = ()

@@ -156,7 +156,7 @@ class Convolutions(Operations):
         forms = {"windows": partial(form, False), "tiles": partial(form, True)}
         return self._preferred(what, forms)
 
-    def max_pool2d(
+    def _max_pool2d(
         self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1
     ) -> Self:
         """Return the maximum of each window. stride: default the window's size; padding is
@@ -170,7 +170,7 @@ class Convolutions(Operations):
         found = source._reduce(operation, windows, (4, 5), False)
         return found._ruled("first extreme", [source])
 
-    def avg_pool2d(self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0) -> Self:
+    def _avg_pool2d(self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0) -> Self:
         """Return the mean of each window, including the zeros of the padding."""
         sizes = pair("avg_pool2d", size, 1)
         step = sizes if stride is None else stride
@@ -207,7 +207,7 @@ class Convolutions(Operations):
             counts.append(count)
         for axis in (2, 3):
             which = axis - 2
-            places = _places(counts[which], steps[which], size[which], apart[which])
+            places = places_of(counts[which], steps[which], size[which], apart[which])
             # a gather removes its axis and puts two in front: the width has moved on by one
             source = graph.gather(source, (axis + which,), [places], checked=True)
         found = self._new(graph.permute(source, (4, 5, 2, 0, 3, 1)))
@@ -238,7 +238,7 @@ def _matrix(name: str) -> NDArray[np.float32]:
     return winograd_tiles.matrices()[name]
 
 
-def _places(count: int, step: int, length: int, gap: int) -> Node:
+def places_of(count: int, step: int, length: int, gap: int) -> Node:
     """Return [count, length] of int64: the place of element i of window y."""
     shape = (count, length)
     first = graph.reshape(graph.iota(count), (count, 1))

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterable
 from typing import ParamSpec, Protocol, TypeVar, cast
 
 from ugpu.hcq.bare import remedies
-from ugpu.hcq.bare.bus import ALL_ONES, RegisterBus
+from ugpu.hcq.bare.bus import ALL_ONES, RegisterBus, described
 from ugpu.hcq.bare.link import Link
-from ugpu.hcq.bare.recent import described
 from ugpu.hcq.bare.vram import Vram
 from ugpu.hcq.errors import DeviceLost
 from ugpu.hcq.registers.fields import BoundRegister, RegisterBlock, RegisterValue
 from ugpu.hcq.state.clock import Clock
-from ugpu.hcq.transport.base import Transport
+from ugpu.hcq.transport.base import Transport, Window
 from ugpu.hcq.transport.pci.config import SavedConfig
 from ugpu.hcq.uapi import constants
 
@@ -49,17 +48,20 @@ def batched(method: Callable[P, R]) -> Callable[P, R]:
 class BareChip(ABC):
     """One chip: its transport, registers and memory.
 
-    kept: configuration space as first contact found it, None where no other program can reach the
-    slot. command: what the command register was set to, None if it may have changed. link: kept out
-    of its low-power states. A subclass sets `vram` before anything uses it.
+    doorbells: the window that rings queues. dark: parts of the chip have no power until a reset
+    (bare.rest). kept: configuration space as first contact found it, None where no other program
+    can reach the slot. command: what the command register was set to, None if it may have changed.
+    link: kept out of its low-power states. A subclass sets `vram` and `doorbells`.
     """
 
     vram: Vram
+    doorbells: Window
 
     def __init__(self, transport: Transport, register_bar: int, *, runs: bool = True) -> None:
         """register_bar: number of the BAR with registers. runs: see RegisterBus."""
         self.transport = transport
         self.link = Link(transport)
+        self.dark = False
         self.kept: SavedConfig | None = None
         self.command: int | None = None
         self.bus = RegisterBus(
@@ -78,7 +80,7 @@ class BareChip(ABC):
         return ()
 
     def recent_accesses(self) -> list[str]:
-        """Return the last register accesses, oldest first; see bare.recent."""
+        """Return the last register accesses, oldest first; see bare.bus.described."""
         return described(tuple(self.bus.recent), [*self.blocks()])
 
     @property

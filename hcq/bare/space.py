@@ -49,6 +49,12 @@ class Mapping:
         assert self.dma is not None
         return self.dma.view[self.begin : self.begin + self.size]
 
+    def clear_behind(self, used: int) -> None:
+        """Clear the part of VRAM that the host reaches behind its first `used` bytes, up to the end
+        of its pages. Does nothing for memory of the host, which is zero when it is mapped."""
+        if self.shared is not None and used < self.size:
+            self.shared[used : self.size] = bytes(self.size - used)
+
     def part(self, offset: int, size: int) -> Mapping:
         """Return a part of this mapping. A part is not released; the whole mapping is."""
         address = VirtAddr(self.address + offset)
@@ -288,7 +294,7 @@ class AddressSpace:
         if self.mappings.get(mapping.address) is mapping:
             self.mappings.pop(mapping.address)
 
-    def clear(self, keep: Mapping) -> None:
+    def clear(self, keep: Mapping | None) -> None:
         """Return all memory but that of `keep`; the tables stay. The rest was unmapped before."""
         for mapping in [each for each in self.mappings.values() if each is not keep]:
             self.release(mapping)

@@ -35,8 +35,7 @@ from ugpu.hcq.cpu.processor import (
     Words,
     native,
 )
-from ugpu.hcq.cpu.queue import CpuQueue
-from ugpu.hcq.device.driver import Driver
+from ugpu.hcq.cpu.queue import CpuQueue, QueuesDriver
 from ugpu.hcq.errors import BadPacket, ChipError, UgpuError
 from ugpu.hcq.state import host, life
 from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned
@@ -77,7 +76,7 @@ def host_target(threads: int) -> TargetSpec:
     )
 
 
-class CpuDriver(Driver):
+class CpuDriver(QueuesDriver):
     """Host threads. One compute queue, whose launches use all threads, and one copy queue."""
 
     clock_hertz = 1e9
@@ -105,9 +104,9 @@ class CpuDriver(Driver):
             self._pool.stop(None)
             raise
         self._queues = (self._compute, self._copy)
-        self._timelines = one, two = (self._compute.timeline, self._copy.timeline)
+        self._timelines = compute, copy = (self._compute.timeline, self._copy.timeline)
         self._waiting = Words(4)
-        self._waiting.words[:] = (self.bell.state.address, one.address, two.address, PAUSE_NS)
+        self._waiting.words[:] = (self.bell.state.address, compute.address, copy.address, PAUSE_NS)
         self._settle, self._expect = native().settle, native().expect
         self._server = self._compute.server.state.address
         self.core.opened()
@@ -150,8 +149,6 @@ class CpuDriver(Driver):
             memory.close()
 
     def timeline_memory(self) -> Buffer:
-        """Return memory for a queue's timeline; it belongs to the device and is not counted as
-        used."""
         memory = HostMemory(TIMELINE_SIZE)
         self._memories.add(memory)
         address = VirtAddr(memory.address)
@@ -176,10 +173,10 @@ class CpuDriver(Driver):
             address = VirtAddr(memory.address)
             owner = Buffer(self.core, address, memory.size, Placement.DEVICE, None, memory)
             program = Program(self.core, owner)
-            for found in kernels.values():
-                self.kernel_names[found.address] = found.name
-                program.kernels[found.name] = Kernel(
-                    found.name, program, found.address, found.kernarg_size, found.arguments
+            for placed in kernels.values():
+                self.kernel_names[placed.address] = placed.name
+                program.kernels[placed.name] = Kernel(
+                    placed.name, program, placed.address, placed.kernarg_size, placed.arguments
                 )
             return program
         except BaseException:
@@ -221,11 +218,11 @@ class CpuDriver(Driver):
 
     # ---- failures ----------------------------------------------------------------------------
 
-    def settled(self) -> bool:
+    def is_idle_fast(self) -> bool:
         """Wait a while, natively; return whether the queues are idle and met only valid
         commands."""
-        one, two = self._timelines
-        return bool(self._settle(self._waiting.address, one.last, two.last))
+        compute, copy = self._timelines
+        return bool(self._settle(self._waiting.address, compute.last, copy.last))
 
     def poll(self) -> UgpuError | None:
         if not self.bell.state.cells[ALARMS]:  # only valid commands
@@ -247,11 +244,11 @@ class CpuDriver(Driver):
         # a fault ends it; the limit lets Python handle its own signals
         self.bell.wait(int(timeline.memory.address), value, min(limit_s, PAUSE_S))
 
-    def expect(self) -> None:
+    def prefetch_wake(self) -> None:
         if not self.core.closed:
             self._expect(self._server)
 
-    def nudge(self) -> None:
+    def notify_memory_written(self) -> None:
         self.bell.ring()
 
     def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:

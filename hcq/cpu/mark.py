@@ -49,7 +49,7 @@ def declared(kernel: str, data: bytes) -> tuple[int, tuple[Argument, ...] | None
     if not end:
         raise BadCodeObject("the kernel's .ugpu symbol is truncated", kernel=kernel)
     arguments = _arguments(kernel, text.decode("utf-8", "replace"))
-    total = max((one.offset + one.size for one in arguments), default=0)
+    total = max((argument.offset + argument.size for argument in arguments), default=0)
     if total != size:
         raise BadCodeObject(
             "the size of the declared arguments differs from the size in the kernel's .ugpu symbol",
@@ -61,28 +61,28 @@ def declared(kernel: str, data: bytes) -> tuple[int, tuple[Argument, ...] | None
 
 
 def _arguments(kernel: str, text: str) -> tuple[Argument, ...]:
-    found: list[Argument] = []
+    arguments: list[Argument] = []
     end = 0
     for declaration in text.split(",") if text else ():
         kind, _, name = declaration.strip().partition(" ")
         if kind not in _TYPES:
             raise BadCodeObject(
-                f"argument {len(found)} of {kernel} must have one of the types "
+                f"argument {len(arguments)} of {kernel} must have one of the types "
                 f"{', '.join(_TYPES)}, got {kind!r}",
                 kernel=kernel,
             )
         size, scalar = _TYPES[kind]
         offset = -(-end // size) * size
-        found.append(Argument(offset, size, name.strip(), kind == "ptr", scalar))
+        arguments.append(Argument(offset, size, name.strip(), kind == "ptr", scalar))
         end = offset + size
-    return tuple(found)
+    return tuple(arguments)
 
 
 def marked(kernel: str, arguments: Sequence[str]) -> str:
     """Return the mark of a kernel in LLVM IR. arguments: "ptr out" and the like."""
     text = ", ".join(arguments)
-    found = _arguments(kernel, text)
-    size = max((one.offset + one.size for one in found), default=0)
+    parsed = _arguments(kernel, text)
+    size = max((argument.offset + argument.size for argument in parsed), default=0)
     kind = f"[{len(text) + 1} x i8]"
     return (
         f'@"{kernel}{MARK}" = constant {{ i32, i32, {kind} }} '

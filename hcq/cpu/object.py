@@ -20,15 +20,8 @@ from ugpu.hcq.cpu.mark import MARK, declared
 from ugpu.hcq.cpu.memory import CodeMemory
 from ugpu.hcq.errors import BadCodeObject, NotSupported
 from ugpu.hcq.objects.argument import Argument
-from ugpu.hcq.objects.elf import (
-    SHF_EXECINSTR,
-    SHF_WRITE,
-    ElfObject,
-    Rule,
-    lay_out,
-    link,
-    read_object,
-)
+from ugpu.hcq.objects.elf import SHF_EXECINSTR, SHF_WRITE, ElfObject, read_object
+from ugpu.hcq.objects.linking import Rule, lay_out, link
 
 EM_X86_64 = 62
 RELOCATIONS_X86_64 = {
@@ -55,7 +48,13 @@ def _jump_x86_64(address: int) -> bytes:
 
 @dataclass(frozen=True)
 class Machine:
-    """Linking of objects for one kind of processor. number: its e_machine."""
+    """Linking of objects for one kind of processor.
+
+    Attributes:
+        number: its e_machine.
+        rules: by relocation type.
+        jump: returns code that jumps to an address.
+    """
 
     number: int
     rules: Mapping[int, Rule]
@@ -70,8 +69,14 @@ MACHINES = {
 
 @dataclass(frozen=True)
 class HostKernel:
-    """A kernel of a loaded object: the address of its code, the bytes of its arguments, and the
-    arguments, if the object declares them."""
+    """A kernel of a loaded object.
+
+    Attributes:
+        name: of the kernel.
+        address: of its code.
+        kernarg_size: bytes of its arguments.
+        arguments: if the object declares them.
+    """
 
     name: str
     address: int
@@ -121,23 +126,23 @@ def load_object(image: bytes) -> tuple[CodeMemory, dict[str, HostKernel]]:
 
 def _kernels(elf: ElfObject) -> dict[str, tuple[int, tuple[Argument, ...] | None]]:
     """Return the arguments of the marked kernels; check that each kernel is code of this object."""
-    found: dict[str, tuple[int, tuple[Argument, ...] | None]] = {}
+    kernels: dict[str, tuple[int, tuple[Argument, ...] | None]] = {}
     for mark in elf.symbols:
         if not mark.name.endswith(MARK) or mark.section is None:
             continue
         name = mark.name[: -len(MARK)]
-        found[name] = declared(name, elf.sections[mark.section].data[mark.value :])
+        kernels[name] = declared(name, elf.sections[mark.section].data[mark.value :])
         code = elf.find(name)
         if code is None or code.section is None:
             raise BadCodeObject("a .ugpu symbol has no kernel with that name", kernel=name)
         section = elf.sections[code.section]
         if not (section.is_loaded and section.flags & SHF_EXECINSTR) or code.value >= section.size:
             raise BadCodeObject("the kernel's symbol is not in an executable section", kernel=name)
-    if not found:
+    if not kernels:
         raise BadCodeObject(
             f"the object contains no kernels: it has no symbol that ends with {MARK}"
         )
-    return found
+    return kernels
 
 
 @functools.cache

@@ -91,11 +91,11 @@ def source(triple: str) -> str:
 def native() -> Native:
     """Return the processor, loaded on first use, once per process: from the cache, or compiled."""
     global _native
-    found = _native
-    if found is None:  # later calls take no lock: an interrupted thread may hold it
+    loaded = _native
+    if loaded is None:  # later calls take no lock: an interrupted thread may hold it
         with _build_lock.lock:
-            found = _native = _native or _build()
-    return found
+            loaded = _native = _native or _build()
+    return loaded
 
 
 def _build() -> Native:
@@ -115,8 +115,8 @@ def _build() -> Native:
     objects = jit.ObjectCache(config().cache_folder / "cpu")
     text = source(llvm.get_process_triple())
     key = jit.key_of((Path(__file__).with_name("native"),), text)
-    made = objects.made(key, partial(jit.compile_object, text, jit.FULL, jit.FULL))
-    return Native(jit.Loaded(made))
+    content = objects.made(key, partial(jit.compile_object, text, jit.FULL, jit.FULL))
+    return Native(jit.Loaded(content))
 
 
 class Words:
@@ -182,7 +182,11 @@ class Pool:
 
 
 class Server:
-    """A queue's native thread with its ring. bell: the device's, rung when the queue signals."""
+    """A queue's native thread with its ring.
+
+    Attributes:
+        bell: the device's, rung when the queue signals.
+    """
 
     def __init__(self, bell: Bell, pool: Pool, name: str) -> None:
         self.native = native()

@@ -45,7 +45,12 @@ _FIRST = 8  # the first of them stay; of the others, the newest
 
 @dataclass
 class Evidence:
-    """Parts by name, and for each missing part the reason."""
+    """What was collected of a failure.
+
+    Attributes:
+        parts: content by name.
+        missing: reason by the name of a part that could not be collected.
+    """
 
     parts: dict[str, bytes] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
@@ -55,16 +60,16 @@ class Evidence:
         `make` becomes the reason of the part's absence, since a failing device may return
         anything."""
         try:
-            found = make()
+            part = make()
         except Exception as error:
             self.missing[name] = f"{type(error).__name__}: {error}"
             return
-        if isinstance(found, bytes | bytearray | memoryview):
-            content = bytes(found)
-        elif isinstance(found, str):
-            content = found.encode("utf-8", "replace")
+        if isinstance(part, bytes | bytearray | memoryview):
+            content = bytes(part)
+        elif isinstance(part, str):
+            content = part.encode("utf-8", "replace")
         else:
-            content = json.dumps(found, default=str).encode()  # with an indent it takes ten times
+            content = json.dumps(part, default=str).encode()  # with an indent it takes ten times
         if len(content) > _LARGEST_PART:
             self.missing[name] = f"{len(content)} bytes, of which {_LARGEST_PART} are kept at most"
             return
@@ -73,7 +78,13 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that was read: `manifest` as `write` made it, parts by name."""
+    """A bundle that was read.
+
+    Attributes:
+        path: of the file.
+        manifest: as `write` made it.
+        parts: content by name.
+    """
 
     path: Path
     manifest: Mapping[str, object]
@@ -190,8 +201,8 @@ def bundles(folder: Path) -> list[Path]:
 
 
 def _trim(folder: Path) -> None:
-    found = bundles(folder)
-    for path in found[_FIRST : max(_FIRST, len(found) - (MOST - _FIRST))]:
+    paths = bundles(folder)
+    for path in paths[_FIRST : max(_FIRST, len(paths) - (MOST - _FIRST))]:
         path.unlink(missing_ok=True)
 
 

@@ -37,9 +37,10 @@ _OURS = re.compile(r"[0-9a-z]{64}|new-[0-9a-zA-Z_]+")  # entries, and a killed w
 class DiskCache:
     """A folder of objects; with `folder` None nothing is kept. Keys are made by `key`.
 
-    many: the folder has many writers of few entries each, and too many entries for every writer to
-    check its size. One in CHECK_EVERY writes of all writers then checks the size; otherwise the
-    first write of this writer does so, too.
+    Attributes:
+        many: the folder has many writers of few entries each, and too many entries for every writer
+            to check its size. One in CHECK_EVERY writes of all writers then checks the size;
+            otherwise the first write of this writer does so, too.
     """
 
     def __init__(self, folder: Path | None, limit: int = LIMIT, *, many: bool = False) -> None:
@@ -138,15 +139,15 @@ class DiskCache:
             self._trim(folder)
 
     def _trim(self, folder: int) -> None:
-        found = []
+        files = []
         with os.scandir(folder) as entries:
             for entry in entries:
                 if _OURS.fullmatch(entry.name):
                     with contextlib.suppress(OSError):
                         status = entry.stat(follow_symlinks=False)
-                        found.append((status.st_mtime, status.st_size, entry.name))
-        total = sum(size for _, size, _ in found)
-        for _, size, name in sorted(found):
+                        files.append((status.st_mtime, status.st_size, entry.name))
+        total = sum(size for _, size, _ in files)
+        for _, size, name in sorted(files):
             if total <= self.limit:
                 return
             with contextlib.suppress(OSError):

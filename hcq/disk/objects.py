@@ -26,11 +26,11 @@ def kept(make: Callable[[], bytes], by: Path, *inputs: object) -> bytes:
         return make()
     cache = _cache(folder)
     key = DiskCache.key(_content(by), *map(str, inputs))
-    found = cache.get(key)
-    if found is None:
-        found = make()
-        cache.put(key, found)
-    return found
+    content = cache.get(key)
+    if content is None:
+        content = make()
+        cache.put(key, content)
+    return content
 
 
 @functools.cache

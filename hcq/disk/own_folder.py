@@ -45,14 +45,14 @@ def open_folder(path: Path, make: bool = False) -> int:
     if make:
         _make(path)
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    found = distrust(os.fstat(folder), path)
-    if not found:
+    reason = distrust(os.fstat(folder), path)
+    if not reason:
         return folder
     os.close(folder)
-    if (str(path), found) not in _told:
-        _told.add((str(path), found))
-        log.warning("not used: %s", found)
-    raise Untrusted(found)
+    if (str(path), reason) not in _told:
+        _told.add((str(path), reason))
+        log.warning("not used: %s", reason)
+    raise Untrusted(reason)
 
 
 @contextlib.contextmanager
@@ -80,11 +80,13 @@ def make_private(path: Path) -> None:
     _make(path)
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        found = distrust(os.fstat(folder), path, "name a folder of the user that runs this program")
+        reason = distrust(
+            os.fstat(folder), path, "name a folder of the user that runs this program"
+        )
     finally:
         os.close(folder)
-    if found:
-        raise Untrusted(found)
+    if reason:
+        raise Untrusted(reason)
 
 
 def open_private(path: Path, mode: int = 0o600) -> int:
@@ -135,9 +137,9 @@ def _content(file: int, path: Path, most: int, remedy: str = _REMEDY) -> bytes:
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode):
         raise Untrusted(f"{path} is not a regular file")
-    found = distrust(status, path, remedy)
-    if found:
-        raise Untrusted(found)
+    reason = distrust(status, path, remedy)
+    if reason:
+        raise Untrusted(reason)
     if status.st_size > most:
         raise Untrusted(f"{path} has {status.st_size} bytes, expected at most {most}")
     with open(file, "rb", closefd=False) as content:

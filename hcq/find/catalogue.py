@@ -21,15 +21,23 @@ ENDPOINTS = ("am",)
 # Virtual bridges that such a card is put behind, and the firmware that runs on them.
 BRIDGES = {"usb": "custom", "usb-stock": "uas"}
 STEPPED = ("am", "nv", "qcom")  # packages whose models a debugger can halt (hcq.device.debugging)
+# Models of the same chips at another level, by what follows the chip's name: the function that
+# attaches to one, as "module:function".
+VARIANTS = {"nv": {"gsp": "ugpu.virtual.nvidia.gsp.gpu:attach"}}
 # Packages whose `attach` takes `kernel_driver`: models of several kernel drivers, the usual one
 # first.
 KERNEL_DRIVERS = {"qcom": ("kgsl", "msm")}
 
 
 class ChipSummary(NamedTuple):
-    """A description of a chip for people. title: its name; products: boards that have it; isa: the
-    processor's name in LLVM or PTX; proven: which board ran our driver, and in which report; "" if
-    none."""
+    """A description of a chip for people.
+
+    Attributes:
+        title: its name.
+        products: boards that have it.
+        isa: the processor's name in LLVM or PTX.
+        proven: which board ran ugpu's driver, and in which report; "" if none.
+    """
 
     title: str
     products: tuple[str, ...]
@@ -44,14 +52,22 @@ class ChipSummary(NamedTuple):
 
 
 class PciDriver(NamedTuple):
-    """A driver for a PCI function. `entry`: "module:function", called with name, attachment and the
-    driver's options. reach_bits: width of the bus addresses that the chip emits; least_bars: bytes
-    that each BAR must have for the driver to work, as (BAR, bytes). by_clock: (BAR, offset) of
-    registers whose accesses by the driver depend on time (hcq.transport.recorded.replay). names:
-    "module:function", called with a recording, returns the names of its registers
-    (am.offline.register_names). chip: its description. window: "module", with the interface of
-    hcq.find.offline; "" if a driver cannot inspect a chip without booting it. needs_host_memory:
-    see hcq.transport.base.Traits.host_memory."""
+    """A driver for a PCI function. Entry points are texts: "module:function".
+
+    Attributes:
+        description: of the device, for people.
+        entry: called with name, attachment and the driver's options; returns the device.
+        reach_bits: width of the bus addresses that the chip emits.
+        least_bars: bytes that each BAR must have for the driver to work, as (BAR, bytes).
+        by_clock: (BAR, offset) of registers whose accesses by the driver depend on time
+            (hcq.transport.recorded.replay).
+        names: called with a recording; returns the names of its registers
+            (am.offline.register_names).
+        chip: its description.
+        window: "module", with the interface of hcq.find.offline; "" if a driver cannot inspect a
+            chip without booting it.
+        needs_host_memory: see hcq.transport.base.Traits.host_memory.
+    """
 
     description: str
     entry: str
@@ -98,8 +114,8 @@ def over_usb() -> list[str]:
 def load(path: str) -> Callable[..., Any]:  # a driver's entry point; callers check its result
     """Import the function named by "module:function"."""
     module, _, function = path.partition(":")
-    found: Any = importlib.import_module(module)
+    member: Any = importlib.import_module(module)
     for part in function.split("."):
-        found = getattr(found, part)
-    entry: Callable[..., Any] = found
+        member = getattr(member, part)
+    entry: Callable[..., Any] = member
     return entry

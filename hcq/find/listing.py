@@ -16,7 +16,13 @@ NODES = Path("/dev")
 
 @dataclass(frozen=True)
 class DeviceEntry:
-    """A device that `open` would find. facts: what is known without touching it."""
+    """A device that `open` would find.
+
+    Attributes:
+        name: for `open`.
+        description: for people.
+        facts: what is known without touching it.
+    """
 
     name: str
     description: str
@@ -36,10 +42,10 @@ def list_devices(sysfs: Path = SYSFS_PCI) -> list[DeviceEntry]:
 def ready() -> list[str]:
     """Return the names of the real devices that can be opened as they are: bound to vfio-pci, with
     a node that this user may open, or behind a bridge whose node this user may open."""
-    names = [one.name for one in pci_devices(SYSFS_PCI) if one.facts["driver"] == "vfio-pci"]
-    names += [one.name for one in _node_devices() if one.facts["usable"]]
-    usb = [one for one in _usb_devices() if one.facts["usable"] and one.facts["accessible"]]
-    return names + [one.name for one in usb]
+    names = [entry.name for entry in pci_devices(SYSFS_PCI) if entry.facts["driver"] == "vfio-pci"]
+    names += [entry.name for entry in _node_devices() if entry.facts["usable"]]
+    usb = [entry for entry in _usb_devices() if entry.facts["usable"] and entry.facts["accessible"]]
+    return names + [entry.name for entry in usb]
 
 
 def pci_devices(sysfs: Path) -> list[DeviceEntry]:
@@ -61,10 +67,10 @@ def pci_devices(sysfs: Path) -> list[DeviceEntry]:
             "driver": driver.resolve().name if driver.exists() else None,
             "iommu_group": group.resolve().name if group.exists() else None,
         }
-        known = drivers[identity]
-        if known.chip is not None:
-            facts |= known.chip.facts
-        entries.append(DeviceEntry(f"pci:{function.name}", known.description, facts))
+        supported = drivers[identity]
+        if supported.chip is not None:
+            facts |= supported.chip.facts
+        entries.append(DeviceEntry(f"pci:{function.name}", supported.description, facts))
     return entries
 
 

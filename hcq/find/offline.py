@@ -55,8 +55,8 @@ class WindowModule(Protocol):
 
 def blocks_of(chip: object) -> dict[str, RegisterBlock]:
     """Return the register blocks among the attributes of a driver's chip, by name; {} for None."""
-    found = vars(chip).items() if chip is not None else ()
-    return {name: block for name, block in found if isinstance(block, RegisterBlock)}
+    attributes = vars(chip).items() if chip is not None else ()
+    return {name: block for name, block in attributes if isinstance(block, RegisterBlock)}
 
 
 @contextmanager
@@ -150,21 +150,21 @@ def _attach(name: str) -> tuple[Attachment, PciDriver]:
         transport = attach_pci(address, reach_bits=driver.reach_bits)
         return Attachment(transport), driver
     if kind == "vfio-user":
-        found = Attachment(VfioUserTransport(rest))
+        attachment = Attachment(VfioUserTransport(rest))
     elif kind == "virtual":
-        made = attach_virtual(rest)
-        if not isinstance(made, Attachment):
-            made.node.close()
+        model = attach_virtual(rest)
+        if not isinstance(model, Attachment):
+            model.node.close()
             raise NotSupported(
                 f"{name} has no register window: its registers belong to a kernel driver"
             )
-        found = made
+        attachment = model
     else:
         raise DeviceNotFound(f"expected pci:ADDRESS, vfio-user:PATH or virtual:CHIP, got {name!r}")
     try:
-        return found, _driver(name, found.transport.identity)
+        return attachment, _driver(name, attachment.transport.identity)
     except BaseException:
-        found.transport.close()
+        attachment.transport.close()
         raise
 
 

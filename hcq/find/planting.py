@@ -56,24 +56,24 @@ def check(name: str, query: str) -> None:
         raise BadArgument(
             f"no virtual device {bare!r}; {meant(bare, have)}there are: {', '.join(have)}"
         )
-    known = faults_of(vendor)
+    faults = faults_of(vendor)
     for fault, _ in _parts(query):
-        if fault.lower() not in known:
-            raise unknown("fault", fault.lower(), known)
+        if fault.lower() not in faults:
+            raise unknown("fault", fault.lower(), faults)
 
 
 def faults_of(vendor: str) -> Mapping[str, str]:
     """Return the faults that the models of a package support, with descriptions."""
-    found: Mapping[str, str] = load(f"{MODELS[vendor]}.gpu:faults")()
-    return found
+    faults: Mapping[str, str] = load(f"{MODELS[vendor]}.gpu:faults")()
+    return faults
 
 
 def plant_in(vendor: str, chip: object, query: str) -> None:
     """Plant the faults of a query in a model; BadArgument for an unknown fault or a wrong value."""
-    known = faults_of(vendor)
+    faults = faults_of(vendor)
     for fault, value in _parts(query):
-        if fault.lower() not in known:
-            raise unknown("fault", fault.lower(), known)
+        if fault.lower() not in faults:
+            raise unknown("fault", fault.lower(), faults)
         load(f"{MODELS[vendor]}.gpu:plant")(chip, fault.lower(), value)
 
 
@@ -94,17 +94,17 @@ def plant(device: Device, query: str) -> None:
 def number(fault: str, value: str, least: int = 0) -> int:
     """Return the number that a fault's value is; BadArgument for anything else."""
     try:
-        found = int(value, 0)
+        parsed = int(value, 0)
     except ValueError:
-        found = least - 1
-    if found < least:
+        parsed = least - 1
+    if parsed < least:
         raise BadArgument(f"{fault} must be a number from {least}, got {value!r}")
-    return found
+    return parsed
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> BadArgument:
+def unknown(what: str, name: str, choices: Iterable[str]) -> BadArgument:
     """Return the error for an unknown name, with the names that are near."""
-    names = sorted(known)
+    names = sorted(choices)
     return BadArgument(f"unknown {what} {name!r}; {meant(name, names)}known: {', '.join(names)}")
 
 

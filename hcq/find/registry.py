@@ -7,6 +7,7 @@ cpu              host threads
 virtual:<chip>   a register-level model of a chip, driven by the real driver
 virtual:<chip>+usb   the same behind a virtual USB3 bridge with the open firmware
 virtual:<chip>+usb-stock   with the vendor's firmware, as patched for graphics cards
+virtual:<chip>+gsp   an NVIDIA card at register level, behind PCI (hcq.find.catalogue.VARIANTS)
 virtual:<chip>+msm   the same above another kernel driver (hcq.find.catalogue.KERNEL_DRIVERS)
 virtual:<chip>?<fault>   with a planted fault (hcq.find.planting), as in virtual:<chip>?smu_silent
 pci:<address>    bare metal
@@ -43,6 +44,7 @@ from ugpu.hcq.find.catalogue import (
     KERNEL_DRIVERS,
     MODELS,
     STEPPED,
+    VARIANTS,
     load,
     over_usb,
     pci_drivers,
@@ -75,9 +77,12 @@ PLANNED = ("kfd", "tcp")
 class Attachment:
     """A connection to a chip, passed to a driver, which then owns it.
 
-    firmware: images by file name, used instead of those on this machine. chip: the model behind a
-    virtual transport, for inspecting it or plugging it in again; None for hardware. on_image:
-    called with name and bytes of each image that the driver reads.
+    Attributes:
+        transport: to the chip.
+        firmware: images by file name, used instead of those on this machine.
+        chip: the model behind a virtual transport, for inspecting it or plugging it in again; None
+            for hardware.
+        on_image: called with name and bytes of each image that the driver reads.
     """
 
     transport: Transport
@@ -87,20 +92,30 @@ class Attachment:
 
 
 def attach_virtual(chip: str, /, **options: object) -> Attachment | NodeAttachment:
-    """Attach to a model of a chip; options are the model's. DeviceNotFound for an unknown name."""
-    attach = functools.partial(_attach_of(chip), chip)
-    made: Attachment | NodeAttachment = attach(**options)
-    if not isinstance(made, Attachment | NodeAttachment):
-        raise TypeError(f"the model of {chip} returned {made!r}")
-    return made
+    """Attach to a model of a chip; options are the model's. DeviceNotFound for an unknown name.
+
+    chip: its name, and behind a plus sign the variant of the model, if it is not the usual one.
+    """
+    chip, _, variant = chip.partition("+")
+    attach = functools.partial(_attach_of(chip, variant), chip)
+    attachment: Attachment | NodeAttachment = attach(**options)
+    if not isinstance(attachment, Attachment | NodeAttachment):
+        raise TypeError(f"the model of {chip} returned {attachment!r}")
+    return attachment
 
 
-def _attach_of(chip: str) -> Callable[..., Any]:  # a model's entry point; its caller checks
+def _attach_of(
+    chip: str, variant: str = ""
+) -> Callable[..., Any]:  # a model's entry point; its caller checks
     vendor = vendor_of(chip)
     if vendor is None:
-        have = [f"virtual:{known}" for known in sorted(virtual_chips())]
+        have = [f"virtual:{other}" for other in sorted(virtual_chips())]
         hint = meant(f"virtual:{chip}", have)
         raise DeviceNotFound(f"no virtual chip {chip!r}; {hint}there are: {', '.join(have)}")
+    if variant:
+        if variant not in VARIANTS.get(vendor, ()):
+            raise DeviceNotFound(f"the model of {chip} has no variant {variant!r}")
+        return load(VARIANTS[vendor][variant])
     return load(f"{MODELS[vendor]}.gpu:attach")
 
 
@@ -239,7 +254,9 @@ def _open_virtual(name: str, options: dict[str, object]) -> Device:
     if planting.MARK in name:
         planting.check(bare, query)
     attachment: Attachment | NodeAttachment
-    if bus in KERNEL_DRIVERS.get(vendor, ()):
+    if bus in VARIANTS.get(vendor, ()):
+        attachment = _attach_model(chip, options, bus)
+    elif bus in KERNEL_DRIVERS.get(vendor, ()):
         options["kernel_driver"] = bus
         attachment = _attach_model(chip, options)
     elif plus:
@@ -263,20 +280,24 @@ def _open_virtual(name: str, options: dict[str, object]) -> Device:
     return device
 
 
-def _attach_model(chip: str, options: dict[str, object]) -> Attachment | NodeAttachment:
+def _attach_model(
+    chip: str, options: dict[str, object], variant: str = ""
+) -> Attachment | NodeAttachment:
     """Attach to a model of a chip, with those of the options that are the model's."""
-    attach = _attach_of(chip)
+    attach = _attach_of(chip, variant)
     for_model = set(list(inspect.signature(attach).parameters)[1:]) & set(options)
     option_types(attach, options)
-    return attach_virtual(chip, **{key: options.pop(key) for key in for_model})
+    name = f"{chip}+{variant}" if variant else chip
+    return attach_virtual(name, **{key: options.pop(key) for key in for_model})
 
 
 def _attach_over(name: str, chip: str, bus: str, options: dict[str, object]) -> Attachment:
     """Put a model of a chip into a virtual enclosure, or open an existing one again."""
     vendor = vendor_of(chip)
     if bus not in BRIDGES or vendor not in ENDPOINTS:
-        have = [f"virtual:{known}+{way}" for known in over_usb() for way in BRIDGES]
-        ways = [f"virtual:{chip}+{way}" for way in KERNEL_DRIVERS.get(vendor or "", ())]
+        have = [f"virtual:{other}+{way}" for other in over_usb() for way in BRIDGES]
+        others = (*KERNEL_DRIVERS.get(vendor or "", ()), *VARIANTS.get(vendor or "", ()))
+        ways = [f"virtual:{chip}+{way}" for way in others]
         hint = meant(name, [*have, *ways])
         raise DeviceNotFound(f"no virtual device {name!r}; {hint}there are: {', '.join(have)}")
     make, plug_in = load(f"{MODELS[vendor]}.gpu:endpoint"), load("ugpu.virtual.usb.attach:plug_in")
@@ -327,9 +348,9 @@ def _open_recording(name: str, path: Path, options: Mapping[str, object]) -> Dev
     except UnicodeDecodeError as error:
         raise BadArgument(f"{path} is not a recording") from error
     identity = recording.identity
-    known = pci_drivers().get((identity.vendor, identity.device))
+    driver = pci_drivers().get((identity.vendor, identity.device))
     replay = load("ugpu.hcq.transport.recorded.replay:ReplayTransport")
-    transport = replay(recording, name, by_clock=known.by_clock if known else ())
+    transport = replay(recording, name, by_clock=driver.by_clock if driver else ())
     return _open_attached(name, Attachment(transport, recording.firmware or None), options)
 
 
@@ -338,8 +359,8 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
     options = dict(options)
     opening: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     try:
-        wanted = options.pop("record", None)
-        path = _record_path() if wanted is None else Path(path_like("record", wanted))
+        record = options.pop("record", None)
+        path = _record_path() if record is None else Path(path_like("record", record))
         states = options.pop("record_states", None)
         if states and path is None:
             raise BadArgument("record_states requires record or UGPU_RECORD")
@@ -351,10 +372,10 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
                 recorder.observer = load("ugpu.hcq.find.offline:observer")(recorder)
             opening = recorder.opening()
         identity = attachment.transport.identity
-        known = pci_drivers().get((identity.vendor, identity.device))
-        if known is None:
+        driver = pci_drivers().get((identity.vendor, identity.device))
+        if driver is None:
             raise DeviceNotFound(f"{name}: no driver supports PCI id {identity}")
-        make = load(known.entry)
+        make = load(driver.entry)
         _check_options(name, make, options, given=2)
         with opening:
             try:
@@ -369,12 +390,12 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
 
 def _behind_bridge(identity: PciIdentity) -> None:
     """Reject a card that no driver supports behind a bridge."""
-    known = pci_drivers().get((identity.vendor, identity.device))
-    if known is None:
+    driver = pci_drivers().get((identity.vendor, identity.device))
+    if driver is None:
         raise DeviceNotFound(f"the card behind the bridge is {identity}, which is not supported")
-    if known.needs_host_memory:
+    if driver.needs_host_memory:
         raise NotSupported(
-            f"the card behind the bridge is {identity} ({known.description}): its driver "
+            f"the card behind the bridge is {identity} ({driver.description}): its driver "
             "requires host memory that the card can access, which a USB bridge does not "
             "provide"
         )
@@ -383,21 +404,21 @@ def _behind_bridge(identity: PciIdentity) -> None:
 def _open_pci(name: str, address: str, options: dict[str, object]) -> Device:
     """Open a supported function; others are rejected before anything is unbound or opened."""
     full, identity = load("ugpu.hcq.transport.attach:identify")(address)
-    known = pci_drivers().get((identity.vendor, identity.device))
-    if known is None:
+    driver = pci_drivers().get((identity.vendor, identity.device))
+    if driver is None:
         have = ", ".join(entry.name for entry in listing.pci_devices(listing.SYSFS_PCI)) or "none"
         raise DeviceNotFound(
             f"{name} is {identity}, which is not supported; supported devices on this "
             f"machine: {have}",
             present=True,
         )
-    make = load(known.entry)
+    make = load(driver.entry)
     for_transport = {key: options.pop(key) for key in PCI_OPTIONS & set(options)}
     driver_options = {key: value for key, value in options.items() if key not in RECORD_OPTIONS}
     _check_options(name, make, driver_options, given=2, also=PCI_OPTIONS)
     attach_pci = load("ugpu.hcq.transport.attach:attach_pci")
     transport = attach_pci(
-        full, reach_bits=known.reach_bits, least_bars=dict(known.least_bars), **for_transport
+        full, reach_bits=driver.reach_bits, least_bars=dict(driver.least_bars), **for_transport
     )
     own = name if name.startswith("thunderbolt:") else f"pci:{full}"
     return _open_attached(own, Attachment(transport), options)
@@ -417,12 +438,12 @@ def _check_options(
     parameters = list(inspect.signature(entry).parameters.values())[given:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    known = sorted({parameter.name for parameter in parameters} | also)
-    unknown = sorted(set(options) - set(known))
+    names = sorted({parameter.name for parameter in parameters} | also)
+    unknown = sorted(set(options) - set(names))
     if unknown:
-        raise BadArgument(f"{name} has no option {', '.join(unknown)}; it has: {', '.join(known)}")
+        raise BadArgument(f"{name} has no option {', '.join(unknown)}; it has: {', '.join(names)}")
 
 
-def _device(made: Any) -> Device:  # Any: it comes from a lazily imported function
-    device: Device = made
+def _device(opened: Any) -> Device:  # Any: it comes from a lazily imported function
+    device: Device = opened
     return device

@@ -46,7 +46,8 @@ def check_stage(name: str, stage: str) -> None:
         raise BadArgument(f"stage must be a str, got {stage!r}")
     if stage in stages:
         return
-    folded = {known.casefold(): known for known in stages}
+    folded = {existing.casefold(): existing for existing in stages}
     near = difflib.get_close_matches(stage.casefold(), folded, n=3, cutoff=0.6)
-    hint = f"did you mean {', '.join(repr(folded[one]) for one in near)}? " if near else ""
+    meant = ", ".join(repr(folded[match]) for match in near)
+    hint = f"did you mean {meant}? " if near else ""
     raise BadArgument(f"no stage {stage!r}; {hint}{name} has: {', '.join(stages)}")

@@ -55,8 +55,15 @@ _PARAMETER = {"name", "offset", "size", "is_address"}  # and kind, absent from o
 
 @dataclass(frozen=True)
 class Ir3Parameter:
-    """A kernel's parameter. offset, size: bytes in the constant file, aligned to its size (1, 2, 4
-    or 8); the size of an address is 8. kind: as in hcq.work.program.Argument."""
+    """A kernel's parameter.
+
+    Attributes:
+        name: of the parameter.
+        offset: in the constant file, in bytes, aligned to its size.
+        size: 1, 2, 4 or 8 bytes; 8 for an address.
+        is_address: whether it is an address.
+        kind: as in hcq.work.program.Argument.
+    """
 
     name: str
     offset: int
@@ -67,9 +74,17 @@ class Ir3Parameter:
 
 @dataclass(frozen=True)
 class Ir3Texture:
-    """A parameter's memory as texels. parameter: its number; it is an address. kind: "uint",
-    "float" or "unorm". bits: per component; components: per texel, 1, 2 or 4. width, height:
-    texels; height 0 is a buffer of `width` texels. pitch: bytes from row to row, 0 for a buffer."""
+    """A parameter's memory as texels.
+
+    Attributes:
+        parameter: its number; it is an address.
+        kind: "uint", "float" or "unorm".
+        bits: per component.
+        components: per texel, 1, 2 or 4.
+        width: in texels.
+        height: in texels; 0 is a buffer of `width` texels.
+        pitch: bytes from row to row, 0 for a buffer.
+    """
 
     parameter: int
     kind: str
@@ -92,9 +107,13 @@ class Ir3Texture:
 
 @dataclass(frozen=True)
 class Ir3Sampler:
-    """Sampling of a texture: linear between texels, or the nearest one. wrap: what coordinates
-    outside give: "repeat", "mirror", "edge" or "border" (zeros). Coordinates are in texels unless
-    `normal`."""
+    """Sampling of a texture.
+
+    Attributes:
+        linear: between texels; otherwise the nearest one.
+        wrap: what coordinates outside give: "repeat", "mirror", "edge" or "border" (zeros).
+        normal: whether coordinates are 0 to 1; otherwise texels.
+    """
 
     linear: bool
     wrap: str
@@ -105,14 +124,32 @@ class Ir3Sampler:
 class Ir3Kernel:
     """One kernel.
 
-    chip_id: the GPU that the code is for, as its kernel driver reports it; generation: 6 or 7.
-    threads: per group, along x. full_registers, half_registers: vec4s of each register file.
-    constants: vec4s of the constant file. immediates: words that begin at vec4 `immediates_at`.
-    local_size: bytes per group; private_size: bytes per thread, laid out by wave if
-    `private_per_wave`. branch_stack: its depth. double_wave: waves of 128 threads, else 64.
-    group_register, thread_register: where the GPU puts the indices of the group and of the thread
-    in it. textures, samplers, images: those that its instructions refer to by number; images have
-    two dimensions.
+    Attributes:
+        name: of the kernel.
+        chip_id: the GPU that the code is for, as its kernel driver reports it.
+        generation: 6 or 7.
+        threads: per group, along x.
+        parameters: in the constant file.
+        instructions: number of them.
+        full_registers: vec4s of the full register file.
+        half_registers: vec4s of the half register file.
+        merged_registers: whether half registers are halves of full ones.
+        constants: vec4s of the constant file.
+        immediates: words that begin at vec4 `immediates_at`.
+        immediates_at: vec4 of the constant file.
+        local_size: bytes per group.
+        private_size: bytes per thread.
+        private_per_wave: whether private memory is laid out by wave.
+        branch_stack: its depth.
+        double_wave: waves of 128 threads, else 64.
+        early_preamble: whether the program has an early preamble (Mesa, ir3).
+        barrier: whether it has barriers.
+        group_register: where the GPU puts the index of the group.
+        thread_register: where the GPU puts the index of the thread in it.
+        code: the machine code.
+        textures: that its instructions refer to by number.
+        samplers: that its instructions refer to by number.
+        images: that its instructions refer to by number; of two dimensions.
     """
 
     name: str
@@ -143,7 +180,7 @@ class Ir3Kernel:
 
     @property
     def kernarg_size(self) -> int:
-        return max((each.offset + each.size for each in self.parameters), default=0)
+        return max((parameter.offset + parameter.size for parameter in self.parameters), default=0)
 
 
 def pack_ir3(kernels: Sequence[Ir3Kernel]) -> bytes:
@@ -205,18 +242,18 @@ def parse_ir3(image: bytes) -> tuple[Ir3Kernel, ...]:
     if zlib.crc32(image[:_FLAGS] + bytes(4) + image[_FLAGS + 4 :]) != header.flags:
         raise BadCodeObject("the ir3 object is damaged: its CRC-32 does not match")
     sections = {section.name: section.data for section in read_sections(image, header)}
-    found = []
+    kernels = []
     for name, code in sections.items():
         if not name.startswith(_CODE):
             continue
         kernel = name.removeprefix(_CODE)
-        made = _kernel(sections.get(_FACTS + kernel, b""), code)
-        if made.name != kernel:
+        parsed = _kernel(sections.get(_FACTS + kernel, b""), code)
+        if parsed.name != kernel:
             raise BadCodeObject("a section has another kernel's facts", section=name)
-        found.append(made)
-    if not found:
+        kernels.append(parsed)
+    if not kernels:
         raise BadCodeObject("the ir3 object has no kernels")
-    return tuple(found)
+    return tuple(kernels)
 
 
 def _kernel(header: bytes, code: bytes) -> Ir3Kernel:
@@ -258,15 +295,15 @@ def _checked(facts: Any, code: bytes) -> Ir3Kernel:  # what JSON holds
     return Ir3Kernel(**facts, code=code)
 
 
-def _parameters(given: Any) -> tuple[Ir3Parameter, ...]:  # what JSON holds
-    if not isinstance(given, list):
+def _parameters(rows: Any) -> tuple[Ir3Parameter, ...]:  # what JSON holds
+    if not isinstance(rows, list):
         raise BadCodeObject("ir3 object: expected a list of parameters")
-    found: list[Ir3Parameter] = []
+    parameters: list[Ir3Parameter] = []
     end = 0
-    for one in given:
-        if not isinstance(one, dict) or set(one) - {"kind"} != _PARAMETER:
-            raise BadCodeObject("ir3 object: a parameter has unexpected fields", found=one)
-        parameter = Ir3Parameter(**one)
+    for row in rows:
+        if not isinstance(row, dict) or set(row) - {"kind"} != _PARAMETER:
+            raise BadCodeObject("ir3 object: a parameter has unexpected fields", found=row)
+        parameter = Ir3Parameter(**row)
         numbers = (parameter.offset, parameter.size)
         if (
             not isinstance(parameter.name, str) or type(parameter.is_address) is not bool
@@ -275,46 +312,55 @@ def _parameters(given: Any) -> tuple[Ir3Parameter, ...]:  # what JSON holds
             or parameter.size not in (1, 2, 4, 8)
             or parameter.offset < end or parameter.offset % parameter.size
         ):  # fmt: skip
-            raise BadCodeObject("ir3 object: parameters overlap or are malformed", found=one)
+            raise BadCodeObject("ir3 object: parameters overlap or are malformed", found=row)
         end = parameter.offset + parameter.size
-        found.append(parameter)
-    return tuple(found)
+        parameters.append(parameter)
+    return tuple(parameters)
 
 
 def _textures(
-    given: Any, parameters: tuple[Ir3Parameter, ...], what: str = "texture"
+    rows: Any, parameters: tuple[Ir3Parameter, ...], what: str = "texture"
 ) -> tuple[Ir3Texture, ...]:
-    found = []
-    for one in _records(given, Ir3Texture):
-        made = Ir3Texture(**one)
-        numbers = (made.parameter, made.bits, made.components, made.width, made.height, made.pitch)
+    textures = []
+    for row in _records(rows, Ir3Texture):
+        texture = Ir3Texture(**row)
+        numbers = (
+            texture.parameter,
+            texture.bits,
+            texture.components,
+            texture.width,
+            texture.height,
+            texture.pitch,
+        )
         if (
             any(type(number) is not int or number < 0 for number in numbers)
-            or made.parameter >= len(parameters) or not parameters[made.parameter].is_address
-            or made.kind not in TEXEL_KINDS or made.bits not in (8, 16, 32)
-            or made.components not in (1, 2, 4) or not made.width
-            or (what == _IMAGE and not made.height)
-            or (made.height > 1 and made.pitch < made.width * made.texel)
+            or texture.parameter >= len(parameters) or not parameters[texture.parameter].is_address
+            or texture.kind not in TEXEL_KINDS or texture.bits not in (8, 16, 32)
+            or texture.components not in (1, 2, 4) or not texture.width
+            or (what == _IMAGE and not texture.height)
+            or (texture.height > 1 and texture.pitch < texture.width * texture.texel)
         ):  # fmt: skip
-            raise BadCodeObject(f"ir3 object: a {what} is malformed", found=one)
-        found.append(made)
-    return tuple(found)
+            raise BadCodeObject(f"ir3 object: a {what} is malformed", found=row)
+        textures.append(texture)
+    return tuple(textures)
 
 
-def _samplers(given: Any) -> tuple[Ir3Sampler, ...]:
-    found = []
-    for one in _records(given, Ir3Sampler):
-        made = Ir3Sampler(**one)
-        if made.wrap not in WRAPS or any(type(b) is not bool for b in (made.linear, made.normal)):
-            raise BadCodeObject("ir3 object: a sampler is malformed", found=one)
-        found.append(made)
-    return tuple(found)
+def _samplers(rows: Any) -> tuple[Ir3Sampler, ...]:
+    samplers = []
+    for row in _records(rows, Ir3Sampler):
+        sampler = Ir3Sampler(**row)
+        if sampler.wrap not in WRAPS or any(
+            type(b) is not bool for b in (sampler.linear, sampler.normal)
+        ):
+            raise BadCodeObject("ir3 object: a sampler is malformed", found=row)
+        samplers.append(sampler)
+    return tuple(samplers)
 
 
-def _records(given: Any, kind: type) -> list[dict[str, Any]]:  # what JSON holds
+def _records(rows: Any, kind: type) -> list[dict[str, Any]]:  # what JSON holds
     names = {field.name for field in fields(kind)}
-    if not isinstance(given, list) or any(
-        not isinstance(one, dict) or set(one) != names for one in given
+    if not isinstance(rows, list) or any(
+        not isinstance(row, dict) or set(row) != names for row in rows
     ):
         raise BadCodeObject(f"ir3 object: expected a list of {kind.__name__}", fields=sorted(names))
-    return given
+    return rows

@@ -27,14 +27,13 @@ from ugpu.hcq.objects.elf import (
     ElfRelocation,
     ElfSymbol,
     Header,
-    Layout,
-    Rule,
     Section,
     Strings,
     check_disjoint,
     read_header,
     read_sections,
 )
+from ugpu.hcq.objects.linking import Layout, Rule
 
 ET_DYN = 3
 PT_LOAD, PT_NOTE, PT_TLS = 1, 4, 7
@@ -87,7 +86,7 @@ def _read_segments(image: bytes, header: Header) -> tuple[list[Section], list[in
         raise BadCodeObject(
             "the program headers extend past the end of the file", offset=table, count=count
         )
-    found: list[Section] = []
+    segments: list[Section] = []
     starts: list[int] = []
     end = 0
     rows = [_SEGMENT.unpack_from(image, table + number * _SEGMENT.size) for number in range(count)]
@@ -116,15 +115,15 @@ def _read_segments(image: bytes, header: Header) -> tuple[list[Section], list[in
             marks |= SHF_WRITE * bool(flags & PF_WRITE)
         data = image[offset : offset + file_size]
         section = SHT_PROGBITS if kind == PT_LOAD else SHT_NOTE
-        found.append(
+        segments.append(
             Section(
-                len(found), f"segment {number}", section, marks, size, max(1, align), data, 0, 0
+                len(segments), f"segment {number}", section, marks, size, max(1, align), data, 0, 0
             )
         )
         starts.append(address)
-    if not any(segment.is_loaded and segment.size for segment in found):
+    if not any(segment.is_loaded and segment.size for segment in segments):
         raise BadCodeObject("the shared object has no loadable segment")
-    return found, starts
+    return segments, starts
 
 
 def _within(
@@ -175,7 +174,7 @@ def _read_relocations(
     symbols: int,
     rules: Mapping[int, Rule],
 ) -> tuple[ElfRelocation, ...]:
-    found = []
+    relocations = []
     for section in sections:
         if not section.flags & SHF_ALLOC:
             continue  # kept by the linker from its input; applied already
@@ -197,5 +196,5 @@ def _read_relocations(
                 raise BadCodeObject(
                     "the relocation's symbol or section does not exist", offset=address
                 )
-            found.append(ElfRelocation(where, address - loaded[where], kind, symbol, addend))
-    return tuple(found)
+            relocations.append(ElfRelocation(where, address - loaded[where], kind, symbol, addend))
+    return tuple(relocations)

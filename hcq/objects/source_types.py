@@ -37,23 +37,23 @@ def with_kinds(image: bytes, kernels: Mapping[str, Arguments]) -> dict[str, Argu
     image: the object's file. A kernel's arguments stay as they are if their number differs from
     that of the parameters in DWARF; an argument stays as it is if its size differs.
     """
-    found = dict(kernels)
+    typed = dict(kernels)
     untyped = {name for name, arguments in kernels.items() if any(map(_is_untyped, arguments))}
     if not untyped or len(image) > _LARGEST or _SECTION not in image:
-        return found
+        return typed
     try:
         elffile = importlib.import_module("elftools.elf.elffile")
     except ImportError:
-        return found
+        return typed
     try:
         elf = elffile.ELFFile(io.BytesIO(resolved(elffile.ELFFile(io.BytesIO(image)), {})))
         for unit in elf.get_dwarf_info(relocate_dwarf_sections=False).iter_CUs():
             for name, parameters in _functions(unit, untyped):
-                found[name] = _merged(kernels[name], parameters)
+                typed[name] = _merged(kernels[name], parameters)
     except Exception as error:  # pyelftools raises many classes on damaged tables
         log.warning("the debug information of a program is invalid: %r", error)
         return dict(kernels)
-    return found
+    return typed
 
 
 def _is_untyped(argument: Argument) -> bool:
@@ -64,8 +64,10 @@ def _merged(arguments: Arguments, parameters: list[tuple[str, int]]) -> Argument
     if len(arguments) != len(parameters):
         return arguments
     return tuple(
-        replace(each, kind=kind) if _is_untyped(each) and each.size == size else each
-        for each, (kind, size) in zip(arguments, parameters, strict=True)
+        replace(argument, kind=kind)
+        if _is_untyped(argument) and argument.size == size
+        else argument
+        for argument, (kind, size) in zip(arguments, parameters, strict=True)
     )
 
 
@@ -74,18 +76,18 @@ def _functions(unit: Any, names: set[str]) -> Iterator[tuple[str, list[tuple[str
     for entry in unit.iter_DIEs():
         if entry.tag != "DW_TAG_subprogram" or "DW_AT_declaration" in entry.attributes:
             continue
-        known = {_text(entry, "DW_AT_linkage_name"), _text(entry, "DW_AT_name")} & names
-        if known:
+        matching = {_text(entry, "DW_AT_linkage_name"), _text(entry, "DW_AT_name")} & names
+        if matching:
             children = entry.iter_children()
-            parameters = [each for each in children if each.tag == "DW_TAG_formal_parameter"]
-            yield known.pop(), [_kind_and_size(_type_of(each)) for each in parameters]
+            parameters = [child for child in children if child.tag == "DW_TAG_formal_parameter"]
+            yield matching.pop(), [_kind_and_size(_type_of(child)) for child in parameters]
 
 
 def _text(entry: Any, attribute: str) -> str:
     """Return the name of an entry, or of the entry that it completes; "" without one."""
-    for each in _chain(entry, _SAME_AS):
-        if attribute in each.attributes:
-            return str(each.attributes[attribute].value.decode("utf-8", "replace"))
+    for link in _chain(entry, _SAME_AS):
+        if attribute in link.attributes:
+            return str(link.attributes[attribute].value.decode("utf-8", "replace"))
     return ""
 
 
@@ -93,17 +95,17 @@ def _chain(entry: Any, references: Sequence[str]) -> Iterator[Any]:
     """Yield an entry, the one that it refers to by the first of `references` it has, and so on."""
     for _ in range(_LONGEST_CHAIN):
         yield entry
-        found = [each for each in references if each in entry.attributes]
-        if not found:
+        present = [name for name in references if name in entry.attributes]
+        if not present:
             return
-        entry = entry.get_DIE_from_attribute(found[0])
+        entry = entry.get_DIE_from_attribute(present[0])
 
 
 def _type_of(entry: Any) -> Any:
     """Return the entry of a parameter's type, without typedefs and qualifiers; None for void."""
     chain = _chain(entry, ("DW_AT_type", *_SAME_AS))
     parameters = ("DW_TAG_formal_parameter", *_QUALIFIERS)
-    return next((each for each in chain if each.tag not in parameters), None)
+    return next((link for link in chain if link.tag not in parameters), None)
 
 
 def _kind_and_size(entry: Any) -> tuple[str, int]:

@@ -108,14 +108,14 @@ class Constants:
 
     def names(self, value: int, *, prefix: str = "", enumeration: str | None = None) -> list[str]:
         """Return all names of a value, for display: those with `prefix`, or of one enumeration."""
-        known = self._named.get((prefix, enumeration))
-        if known is None:
+        names = self._named.get((prefix, enumeration))
+        if names is None:
             source = self._rows if enumeration is None else self.enumeration(enumeration)
-            known = self._named[prefix, enumeration] = {}
+            names = self._named[prefix, enumeration] = {}
             for name in source:
                 if name.startswith(prefix):
-                    known.setdefault(self[name], []).append(name)
-        return list(known.get(value, ()))
+                    names.setdefault(self[name], []).append(name)
+        return list(names.get(value, ()))
 
     def __contains__(self, name: object) -> bool:
         return name in self._rows or name in self._placing

@@ -51,7 +51,13 @@ class Bus(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A range of bits in a word: `width` bits from bit `lsb` up."""
+    """A range of bits in a word.
+
+    Attributes:
+        name: as in the vendor's header.
+        lsb: the lowest bit.
+        width: number of bits.
+    """
 
     name: str
     lsb: int
@@ -121,13 +127,13 @@ class Register:
 
     def field(self, name: str) -> Field:
         """Find a field; BadArgument lists the existing ones."""
-        found = self.fields.get(name)
-        if found is None:
-            known = ", ".join(self.fields) or "none"
+        field = self.fields.get(name)
+        if field is None:
+            names = ", ".join(self.fields) or "none"
             raise BadArgument(
-                f"{self.name} has no field {name}; it has {known}", register=self.name, field=name
+                f"{self.name} has no field {name}; it has {names}", register=self.name, field=name
             )
-        return found
+        return field
 
     def insert(self, value: int, fields: Mapping[str, int]) -> int:
         """Return `value` with `fields` set; BadArgument if one is unknown or too large."""
@@ -229,9 +235,9 @@ class RegisterMap:
 
     def get(self, name: str) -> Register | None:
         """Find a register by name, or None."""
-        found = self.__dict__.get(name)
-        if isinstance(found, Register):
-            return found
+        parsed = self.__dict__.get(name)
+        if isinstance(parsed, Register):
+            return parsed
         line = None if not name or name.startswith("#") else self._line(name)
         if line is None:
             return None
@@ -375,8 +381,8 @@ class RegisterBlock:
         return self._bind(getattr(self.map, name))
 
     def __getitem__(self, name: str) -> BoundRegister:
-        found = self.__dict__.get(name)
-        return found if isinstance(found, BoundRegister) else self._bind(self.map[name])
+        bound = self.__dict__.get(name)
+        return bound if isinstance(bound, BoundRegister) else self._bind(self.map[name])
 
     def at(self, name: str) -> BoundRegister:
         """Find a register by a computed name; KeyError with near names if there is none."""

@@ -46,15 +46,25 @@ _STEP = re.compile(r"\.?([A-Za-z_]\w*)|\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member of a structure: its offset and type."""
+    """One member of a structure.
+
+    Attributes:
+        name: as in the header.
+        kind: a scalar's name, or the name of another layout.
+        dimensions: of an array, () for a single element.
+        offset: in bytes.
+        layout: of a structure; None for a scalar.
+        bit: the lowest bit of a bitfield.
+        width: bits of a bitfield; 0 for anything else.
+    """
 
     name: str
-    kind: str  # a scalar's name, or the name of another layout
+    kind: str
     dimensions: tuple[int, ...]
     offset: int
     layout: Layout[Struct] | None = None
     bit: int = 0
-    width: int = 0  # of a bitfield; 0 for anything else
+    width: int = 0
 
     @property
     def item_size(self) -> int:
@@ -264,10 +274,10 @@ class Layout(Generic[StructT]):
 
     def new(self, **values: Any) -> StructT:
         """Make a structure of zeros with its own memory, then set `values`."""
-        made = Struct(self, memoryview(bytearray(self.size)))
+        structure = Struct(self, memoryview(bytearray(self.size)))
         for name, value in values.items():
-            setattr(made, name, value)
-        return cast(StructT, made)
+            setattr(structure, name, value)
+        return cast(StructT, structure)
 
     def view(self, buffer: memoryview | bytearray | bytes, offset: int = 0) -> StructT:
         """View `buffer` from byte `offset` as this structure; BadArgument if it is too short."""
@@ -326,19 +336,19 @@ class Layouts:
 
     def get(self, name: str) -> Layout[Any] | None:
         """Find a layout by name, or None."""
-        found = self.__dict__.get(name)
-        if isinstance(found, Layout):
-            return found
+        parsed = self.__dict__.get(name)
+        if isinstance(parsed, Layout):
+            return parsed
         row = self._rows.get(name)
         if row is None:
             return None
         try:
             _, size, *members = row.split()
-            made = self[members[0]] if size == "=" else self._parse(name, int(size), members)
+            layout = self[members[0]] if size == "=" else self._parse(name, int(size), members)
         except DAMAGE as error:
             refuse(self.name, name, error)
-        self.__dict__[name] = made
-        return made
+        self.__dict__[name] = layout
+        return layout
 
     def _parse(self, name: str, size: int, texts: Sequence[str]) -> Layout[Any]:
         fields = {}
@@ -357,18 +367,18 @@ class Layouts:
     def __getattr__(self, name: str) -> Layout[Any]:
         if name.startswith("__") or name == "_rows":
             raise AttributeError(name)
-        found = self.get(name)
-        if found is None:
+        layout = self.get(name)
+        if layout is None:
             near = difflib.get_close_matches(name, self._rows, n=3, cutoff=0.6)
             hint = f"; near: {', '.join(near)}" if near else ""
             raise AttributeError(f"{self.name} has no structure {name}{hint}")
-        return found
+        return layout
 
     def __getitem__(self, name: str) -> Layout[Any]:
-        found = self.get(name)
-        if found is None:
+        layout = self.get(name)
+        if layout is None:
             raise KeyError(f"{self.name} has no structure {name}")
-        return found
+        return layout
 
     def __contains__(self, name: object) -> bool:
         return name in self._rows

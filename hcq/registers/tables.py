@@ -31,17 +31,17 @@ class Tables:
             return (self.folder / f"{name}{suffix}").read_text(encoding="ascii")
         except FileNotFoundError:
             stems = (path.name.removesuffix(suffix) for path in self.folder.glob(f"*{suffix}"))
-            known = sorted(stem for stem in stems if "." not in stem and stem != "MANIFEST")
+            names = sorted(stem for stem in stems if "." not in stem and stem != "MANIFEST")
             raise BadArgument(
-                f"no table of {kind or 'registers'} {name}; there are {', '.join(known)}"
+                f"no table of {kind or 'registers'} {name}; there are {', '.join(names)}"
             ) from None
 
     def load(self, name: str) -> RegisterMap:
         """Return the registers of a block, by the name of its table."""
-        found = self._registers.get(name)
-        if found is None:
-            found = self._registers[name] = RegisterMap(self._read(name, ""), name)
-        return found
+        registers = self._registers.get(name)
+        if registers is None:
+            registers = self._registers[name] = RegisterMap(self._read(name, ""), name)
+        return registers
 
     def block(self, name: str, bases: Sequence[int], bus: Bus) -> RegisterBlock:
         """Return the registers of a block in a chip; `bases` holds each segment's dword address."""
@@ -49,14 +49,14 @@ class Tables:
 
     def structs(self, name: str) -> Layouts:
         """Return the structures of a C header, for example `v11_structs`."""
-        found = self._structs.get(name)
-        if found is None:
-            found = self._structs[name] = Layouts(self._read(name, "structs"), name)
-        return found
+        layouts = self._structs.get(name)
+        if layouts is None:
+            layouts = self._structs[name] = Layouts(self._read(name, "structs"), name)
+        return layouts
 
     def constants(self, name: str) -> Constants:
         """Return the macros and enumerators of a C header, for example `nvd`."""
-        found = self._constants.get(name)
-        if found is None:
-            found = self._constants[name] = Constants(self._read(name, "constants"), name)
-        return found
+        constants = self._constants.get(name)
+        if constants is None:
+            constants = self._constants[name] = Constants(self._read(name, "constants"), name)
+        return constants

@@ -16,8 +16,13 @@ SAVED = Kind("a file of saved registers", rb'\{"format": "ugpu registers ')
 
 @dataclass(frozen=True)
 class RegisterFile:
-    """Values of registers. source: where they were read, for people. chip: as in virtual:<chip>, or
-    ""."""
+    """Values of registers.
+
+    Attributes:
+        source: where they were read, for people.
+        chip: as in virtual:<chip>, or "".
+        values: by name.
+    """
 
     source: str
     chip: str
@@ -26,19 +31,19 @@ class RegisterFile:
     def dumps(self) -> str:
         """Return the file's text; values keep their order."""
         values = {name: int(value) for name, value in self.values.items()}
-        known = {"format": FORMAT, "source": self.source, "chip": self.chip, "registers": values}
-        return json.dumps(known) + "\n"
+        content = {"format": FORMAT, "source": self.source, "chip": self.chip, "registers": values}
+        return json.dumps(content) + "\n"
 
     @staticmethod
     def loads(text: str | bytes, where: str) -> RegisterFile:
         """Read the output of `dumps`; BadArgument names `where` and the fault."""
         try:
-            known = json.loads(text)
-            if known["format"] != FORMAT:
-                raise ValueError(f"expected format {FORMAT!r}, got {known['format']!r}")
-            values = dict(known["registers"])
+            content = json.loads(text)
+            if content["format"] != FORMAT:
+                raise ValueError(f"expected format {FORMAT!r}, got {content['format']!r}")
+            values = dict(content["registers"])
             if not all(isinstance(value, int) for value in values.values()):
                 raise ValueError("expected an integer for each register")
-            return RegisterFile(str(known["source"]), str(known["chip"]), values)
+            return RegisterFile(str(content["source"]), str(content["chip"]), values)
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise BadArgument(f"{where} is not a register file: {error}") from None

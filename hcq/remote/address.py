@@ -26,15 +26,23 @@ class UntrustedSocket(HostError):
 
 @dataclass(frozen=True)
 class Address:
-    """path: a UNIX socket; otherwise host and port. authority: a file with the certificate that the
-    server's is checked against; default: the system's. made: a connected socket, used for one
-    connection, which closes it; `path` is then its name in errors."""
+    """The address of a ugpud.
+
+    Attributes:
+        path: a UNIX socket; otherwise host and port.
+        host: a name or an IP address.
+        port: TCP.
+        authority: a file with the certificate that the server's is checked against; default: the
+            system's.
+        connected: a connected socket, used for one connection, which closes it; `path` is then its
+            name in errors.
+    """
 
     path: str = ""
     host: str = ""
     port: int = PORT
     authority: str = ""
-    made: socket.socket | None = None
+    connected: socket.socket | None = None
 
     def __str__(self) -> str:
         return self.path or f"tls://{self.host}:{self.port}"
@@ -49,10 +57,10 @@ def default_socket() -> Path:
 
 def _is_own(path: Path) -> bool:
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid()
+    return stat.S_ISSOCK(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def user_socket() -> Path:
@@ -90,8 +98,8 @@ def connect(address: Address) -> socket.socket:
     """Return a connected socket. DeviceNotFound if nothing listens, AccessDenied if the system
     refuses, UntrustedSocket if another user listens, TransportError for a certificate that cannot
     be trusted."""
-    if address.made is not None:
-        return address.made
+    if address.connected is not None:
+        return address.connected
     if address.path:
         return _local(address.path)
     if address.authority and not os.access(address.authority, os.R_OK):
@@ -123,31 +131,31 @@ def connect(address: Address) -> socket.socket:
 
 
 def _local(path: str) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        made.settimeout(CONNECT_LIMIT_S)
-        made.connect(path)
-        pid, user = credentials(made)
+        connection.settimeout(CONNECT_LIMIT_S)
+        connection.connect(path)
+        pid, user = credentials(connection)
         if user not in (0, os.geteuid()):
-            made.close()
+            connection.close()
             raise UntrustedSocket(
                 f"the socket {path} is served by user {user} (pid {pid}), expected root or user "
                 f"{os.geteuid()}",
                 remedy="set UGPU_DAEMON to the socket of a ugpud that you trust",
             )
-        return made
+        return connection
     except PermissionError:
-        made.close()
+        connection.close()
         raise AccessDenied(
             f"no permission to use the socket {path}",
             remedy="join the group that owns it (sudo usermod -aG ugpu $USER)",
         ) from None
     except OSError as error:
-        made.close()
+        connection.close()
         raise DeviceNotFound(
             f"no ugpud is listening on {path}: {error.strerror or error}",
             remedy="start ugpud (or systemctl start ugpud), or set UGPU_DAEMON",
         ) from None
     except ValueError as error:  # a path with a NUL
-        made.close()
+        connection.close()
         raise BadArgument(f"{path!r} is not the path of a socket: {error}") from None

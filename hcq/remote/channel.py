@@ -29,17 +29,17 @@ class Disconnected(DeviceLost):
     """The connection to ugpud, or to a client of it, has ended."""
 
 
-def _watched(made: socket.socket) -> None:
+def _watched(connection: socket.socket) -> None:
     """Have the system detect a peer that is gone without closing: tcp(7)."""
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_KEEPIDLE, 5),
         (socket.TCP_KEEPINTVL, 5),
         (socket.TCP_KEEPCNT, 3),
         (socket.TCP_USER_TIMEOUT, 20_000),
     ):
-        made.setsockopt(socket.IPPROTO_TCP, option, value)
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Frame:
@@ -76,15 +76,16 @@ class Channel:
     An OpenSSL connection is used by one thread at a time: the socket is non-blocking, calls are
     made under a lock, and waiting is done outside it.
 
-    secure: whether it is an OpenSSL connection.
+    Attributes:
+        secure: whether it is an OpenSSL connection.
     """
 
-    def __init__(self, made: socket.socket, limits: Limits) -> None:
-        self._socket = made
-        made.setblocking(False)
-        if made.family != socket.AF_UNIX:
-            _watched(made)
-        self.secure = isinstance(made, ssl.SSLSocket)
+    def __init__(self, connection: socket.socket, limits: Limits) -> None:
+        self._socket = connection
+        connection.setblocking(False)
+        if connection.family != socket.AF_UNIX:
+            _watched(connection)
+        self.secure = isinstance(connection, ssl.SSLSocket)
         self._guard = threading.Lock() if self.secure else contextlib.nullcontext()
         self._sending = threading.Lock()
         self._incoming = Buffered(limits)
@@ -177,7 +178,7 @@ class Channel:
     def _left(self, end: float | None) -> float | None:
         """Return the seconds until `end` or until the present message is late; None: no limit."""
         late = None if self._began is None else self._began + MESSAGE_LIMIT_S
-        ends = [each for each in (end, late) if each is not None]
+        ends = [limit for limit in (end, late) if limit is not None]
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
     def fileno(self) -> int:

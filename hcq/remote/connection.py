@@ -49,8 +49,10 @@ class Owned:
     reference is dropped, or a call is interrupted before there is a reference, it is given back to
     the server.
 
-    undo: the operation that gives it back; it may be sent twice. size: bytes, for statistics.
-    number: set by the connection's thread when the reply arrives.
+    Attributes:
+        undo: the operation that gives it back; it may be sent twice.
+        size: bytes, for statistics.
+        number: set by the connection's thread when the reply arrives.
     """
 
     number: int | None = None  # class attribute, for an object whose construction is interrupted
@@ -91,9 +93,11 @@ class Connection:
     If the daemon grants a lease a grace period, a broken connection is made again and continues
     with the messages in flight (hcq.remote.session).
 
-    failure: why the connection ended, None while it is open. explain: replaces the reason by a
-    better one, in the connection's thread. calls: round trips so far. resumed: how many times it
-    was made again.
+    Attributes:
+        failure: why the connection ended, None while it is open.
+        explain: replaces the reason by a better one, in the connection's thread.
+        calls: round trips so far.
+        resumed: how many times it was made again.
     """
 
     def __init__(self, address: Address, token: str | None = None) -> None:
@@ -114,8 +118,8 @@ class Connection:
         self._left = threading.Event()  # there are messages for the sending thread
         self._room = threading.Event()
         self._threads = [
-            threading.Thread(target=each, name=f"ugpud {address}", daemon=True)
-            for each in (self._receive, self._send)
+            threading.Thread(target=target, name=f"ugpud {address}", daemon=True)
+            for target in (self._receive, self._send)
         ]
         try:
             for thread in self._threads:
@@ -267,6 +271,8 @@ class Connection:
                 if self._session.owes and not self._session.unsent:
                     self._tell(Message("ack", []))
                 check(message, EVENTS)
+                if why is not None and message.operation in ("error", "failed"):
+                    continue  # of work that the end stopped: its callers are told of the end
                 if message.operation == "ended":
                     reason = lines(message.arguments[0])
                     why = DeviceLost(f"the lease of {self.name} is over: {reason}")
@@ -324,12 +330,12 @@ class Connection:
 
     def _give(self, owner: Owned | None, message: Message) -> None:
         """Set an owner's number; if the owner is gone meanwhile, give the object back."""
-        found = message.arguments[0]
-        if not isinstance(found, list) or not found or not is_number(found[0]):
+        numbers = message.arguments[0]
+        if not isinstance(numbers, list) or not numbers or not is_number(numbers[0]):
             raise WireError("the daemon replied without a call number")
         if owner is None:
-            owner = Owned(self, "unload" if len(found) > 2 else "free")
-        owner.number = found[0]
+            owner = Owned(self, "unload" if len(numbers) > 2 else "free")
+        owner.number = numbers[0]
 
     def _end(self, error: UgpuError) -> None:
         error = self.explain(error)
@@ -356,8 +362,8 @@ class Connection:
 
 def _resumption(server: object) -> tuple[int, float]:
     """Return the session's number and the seconds of grace in a reply to "hello"; 0: none."""
-    found = server if isinstance(server, dict) else {}
-    number, grace_s = found.get("session", 0), found.get("grace_s", 0.0)
+    session = server if isinstance(server, dict) else {}
+    number, grace_s = session.get("session", 0), session.get("grace_s", 0.0)
     if not is_number(number) or not isinstance(grace_s, int | float):
         raise WireError("the daemon sent a session id that is not a number")
     return number, float(grace_s) if number else 0.0

@@ -15,12 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ugpu.hcq.copies.transfer import Transfer
-from ugpu.hcq.device.driver import Driver
 from ugpu.hcq.errors import LinkError, UgpuError
 from ugpu.hcq.objects.argument import Argument
 from ugpu.hcq.remote import failures
 from ugpu.hcq.remote.connection import Connection, Owned
-from ugpu.hcq.remote.queue import RemoteQueue, RemoteResident, RemoteTimeline
+from ugpu.hcq.remote.queue import QueuesDriver, RemoteQueue, RemoteResident, RemoteTimeline
 from ugpu.hcq.remote.replies import checked, facts, number, real, text
 from ugpu.hcq.remote.wire import CHUNK, Message, WireError
 from ugpu.hcq.state.ladder import Diagnosis, Level, Planned
@@ -43,7 +42,7 @@ AHEAD = 8  # chunks of a large copy that are in flight at a time
 _WATCH_S = 1.0
 
 
-class RemoteDriver(Driver):
+class RemoteDriver(QueuesDriver):
     """Driver of a leased device. Owns the connection, and with it the lease."""
 
     def __init__(self, name: str, connection: Connection, grant: Grant) -> None:
@@ -110,7 +109,7 @@ class RemoteDriver(Driver):
     @property
     def used(self) -> int:
         """Bytes of memory that buffers and programs occupy."""
-        return sum(each.size for each in self._owned if not each.freed and each.number)
+        return sum(owned.size for owned in self._owned if not owned.freed and owned.number)
 
     # ---- queues ------------------------------------------------------------------------------
 
@@ -121,8 +120,6 @@ class RemoteDriver(Driver):
         return self._queues
 
     def replay(self, resident: RemoteResident, value: int) -> None:
-        """Have the server run a placed image. The images of all queues of a graph go in one
-        message, sent with the last of them."""
         resident.place()
         self._pending[resident] = value
         replaying = self.core.replaying
@@ -137,7 +134,6 @@ class RemoteDriver(Driver):
         self._pending.clear()
 
     def post_quietly(self, operation: str, *arguments: object) -> None:
-        """Send a message that no longer matters if the server is gone."""
         with contextlib.suppress(LinkError):
             self.connection.post(operation, *arguments)
 
@@ -178,10 +174,10 @@ class RemoteDriver(Driver):
 
     def read(self, address: int, size: int, out: memoryview | None = None) -> memoryview:
         """Load bytes, into `out` if given."""
-        found = memoryview(bytearray(size)) if out is None else out
+        content = memoryview(bytearray(size)) if out is None else out
 
         def store(position: int, reply: Message) -> None:
-            part = found[position * CHUNK : (position + 1) * CHUNK]
+            part = content[position * CHUNK : (position + 1) * CHUNK]
             if len(reply.data) != len(part):
                 raise WireError("the daemon sent a different number of bytes than requested")
             part[:] = reply.data
@@ -193,7 +189,7 @@ class RemoteDriver(Driver):
             ],
             store,
         )
-        return found
+        return content
 
     def _pipelined(
         self, begins: Sequence[Callable[[], int]], done: Callable[[int, Message], None]
@@ -215,12 +211,12 @@ class RemoteDriver(Driver):
 
     def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:
         index = next((q.index for q in self._queues if q.timeline is timeline), 0)
-        found: dict[str, object] = {"daemon": self.connection.name, "lease": self.grant.lease}
+        diagnosis: dict[str, object] = {"daemon": self.connection.name, "lease": self.grant.lease}
         with contextlib.suppress(UgpuError):
             reply = self.connection.call("diagnose", index, value)
             with checked("diagnose"):
-                found |= facts(reply.arguments[0])
-        return found
+                diagnosis |= facts(reply.arguments[0])
+        return diagnosis
 
     def recover(self, only: Level | None = None) -> Recovery:
         if self.connection.failure is not None:
@@ -268,8 +264,8 @@ class RemoteDriver(Driver):
     def info(self) -> dict[str, object]:
         reply = self.connection.call("info")
         with checked("info"):
-            found = facts(reply.arguments[0])
-        return {**found, "device": self.name, "daemon": self.connection.name}
+            properties = facts(reply.arguments[0])
+        return {**properties, "device": self.name, "daemon": self.connection.name}
 
     def _readings(self) -> list[tuple[str, str, str, float]]:
         """Return name, unit, label and value of each of the server's sensors."""
@@ -305,9 +301,9 @@ class RemoteDriver(Driver):
         )
 
 
-def _argument(given: list[Any]) -> Argument:
+def _argument(row: list[Any]) -> Argument:
     """Return a declared argument of a kernel; ValueError, TypeError."""
-    offset, size, name, is_address, kind = given
+    offset, size, name, is_address, kind = row
     if is_address is not None and not isinstance(is_address, bool):
         raise ValueError(f"expected true, false or nil, got {is_address!r}")
     return Argument(number(offset), number(size), text(name), is_address, text(kind))

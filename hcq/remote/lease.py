@@ -71,10 +71,10 @@ def lease(
         raise BadArgument(
             f"a lease of kind {kind!r} has no queues; see lease_transport and `ugpu lease ls`"
         )
-    wanted = LeaseRequest(device, kind, byte_count(memory), priority, wait_s, limit_s)
+    request = LeaseRequest(device, kind, byte_count(memory), priority, wait_s, limit_s)
     connection = Connection(parse(daemon, authority), token or config().token or None)
     try:
-        reply = connection.call("lease", wanted.to_map(), limit_s=wanted.wait_s + 120.0)
+        reply = connection.call("lease", request.to_map(), limit_s=request.wait_s + 120.0)
         grant = Grant.from_map(reply.arguments[0])
         return LeasedDevice(RemoteDriver(name or f"ugpud:{grant.device}", connection, grant))
     except BaseException:
@@ -122,10 +122,10 @@ def lease_transport(
 ) -> TransportLease:
     """Lease a chip for the caller's own driver (hcq, QEMU): options and errors as for `lease`.
     NotSupported for devices that cannot be passed on, and over TCP."""
-    wanted = LeaseRequest(device, "transport", 0, priority, wait_s, limit_s)
+    request = LeaseRequest(device, "transport", 0, priority, wait_s, limit_s)
     connection = Connection(parse(daemon), config().token or None)
     try:
-        reply = connection.call("lease", wanted.to_map(), limit_s=wanted.wait_s + 120.0)
+        reply = connection.call("lease", request.to_map(), limit_s=request.wait_s + 120.0)
         return TransportLease(connection, Grant.from_map(reply.arguments[0]))
     except BaseException:
         connection.close()

@@ -47,7 +47,7 @@ def facts(value: object) -> dict[str, object]:
     """Return facts by name; ValueError."""
     if not isinstance(value, dict):
         raise ValueError(f"expected a map, got {type(value).__name__}")
-    return {text(name): each for name, each in value.items()}
+    return {text(name): fact for name, fact in value.items()}
 
 
 def fields(kind: type, values: dict[str, object]) -> None:

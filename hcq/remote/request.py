@@ -24,11 +24,11 @@ _SIZE = re.compile(r"([0-9]{1,16}(?:\.[0-9]{1,16})?) *([KMGT]?)(?:i?B)?", re.IGN
 def byte_count(value: int | str, name: str = "memory") -> int:
     """Return the bytes of 4096, "512M" or "8G" (powers of 1024); BadArgument."""
     if isinstance(value, str):
-        found = _SIZE.fullmatch(value.strip())
-        if found is None:
+        match = _SIZE.fullmatch(value.strip())
+        if match is None:
             shown = value if len(value) <= 40 else f"{value[:40]}..."
             raise BadArgument(f'{name} must be bytes, or text such as "8G", got {shown!r}')
-        value = int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
+        value = int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
     return whole(name, value, 0, _MOST)
 
 
@@ -39,12 +39,18 @@ def _shown(value: object) -> str:
 
 @dataclass(frozen=True)
 class LeaseRequest:
-    """A request for a lease. device: a pattern (fnmatch) of a device's name, label, target or
-    processor. kind: "exclusive", the device alone; "shared", separate queues and a separate address
-    space beside other holders; "observer", to read facts and sensors; "transport", a vfio-user
-    socket for the holder's own driver. memory: bytes that the device must have, and the quota; 0:
-    any. priority: 0 to 9, the highest is served first. wait_s: how long to queue; limit_s: how long
-    to hold the lease, 0: the daemon's default."""
+    """A request for a lease.
+
+    Attributes:
+        device: a pattern (fnmatch) of a device's name, label, target or processor.
+        kind: "exclusive", the device alone; "shared", separate queues and a separate address space
+            beside other holders; "observer", to read facts and sensors; "transport", a vfio-user
+            socket for the holder's own driver.
+        memory: bytes that the device must have, and the quota; 0: any.
+        priority: 0 to 9, the highest is served first.
+        wait_s: how long to queue, in seconds; 0: do not wait.
+        limit_s: how long to hold the lease, in seconds; 0: the daemon's default.
+    """
 
     device: str = "*"
     kind: str = "exclusive"
@@ -73,21 +79,31 @@ class LeaseRequest:
         return dataclasses.asdict(self)
 
     @staticmethod
-    def from_map(given: dict[str, Any]) -> LeaseRequest:
+    def from_map(properties: dict[str, Any]) -> LeaseRequest:
         """Check a message's argument; BadArgument."""
-        names = {each.name for each in dataclasses.fields(LeaseRequest)}
-        unknown = sorted(set(given) - names)
+        names = {field.name for field in dataclasses.fields(LeaseRequest)}
+        unknown = sorted(set(properties) - names)
         if unknown:
             raise BadArgument(f"unknown property of a lease: {', '.join(unknown)[:100]}")
-        return LeaseRequest(**given)
+        return LeaseRequest(**properties)
 
 
 @dataclass(frozen=True)
 class Grant:
-    """A granted lease. lease: its number. device: the daemon's name for it, such as
-    "pci:0000:03:00.0". timelines: address of each queue's timeline, by kind ("compute", "copy").
-    clock_hertz: see Device. memory: quota in bytes, 0: none. limit_s: seconds until it ends.
-    socket, firmware: for kind "transport", the path, and the folder with the chip's images."""
+    """A granted lease.
+
+    Attributes:
+        lease: its number.
+        device: the daemon's name for it, such as "pci:0000:03:00.0".
+        kind: as requested.
+        target: the device's.
+        clock_hertz: see Device.
+        timelines: address of each queue's timeline, by kind ("compute", "copy").
+        memory: quota in bytes, 0: none.
+        limit_s: seconds until it ends.
+        socket: for kind "transport", the path.
+        firmware: for kind "transport", the folder with the chip's images.
+    """
 
     lease: int
     device: str
@@ -105,16 +121,18 @@ class Grant:
         return dataclasses.asdict(self)
 
     @staticmethod
-    def from_map(given: Any) -> Grant:
+    def from_map(reply: Any) -> Grant:
         """Check a reply; WireError."""
         with checked("lease"):
-            values = facts(given)
+            values = facts(reply)
             target = facts(values["target"])
             target["caches"] = Caches(**_typed(Caches, facts(target["caches"])))
             target["max_grid"] = tuple(map(number, cast("list[object]", target["max_grid"])))
             values["target"] = TargetSpec(**_typed(TargetSpec, target))
             grant = Grant(**_typed(Grant, values))
-            kinds = [each for each in grant.timelines.values() if isinstance(each, list)]
+            kinds = [
+                addresses for addresses in grant.timelines.values() if isinstance(addresses, list)
+            ]
             if grant.clock_hertz <= 0:
                 raise ValueError(f"clock_hertz must be positive, got {grant.clock_hertz}")
         if len(kinds) != len(grant.timelines) or not all(is_number(a) for k in kinds for a in k):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,10 +37,18 @@ Bytes = bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class Limits:
-    """Size limits of one frame: bytes of its list and of its data."""
+    """Size limits of one frame.
+
+    Attributes:
+        meta: bytes of its list.
+        data: bytes of its data.
+        told: called with the memory of the frame that is arriving, in bytes, before it is
+            allocated; with 0 once the frame is whole. It may wait, and raise WireError.
+    """
 
     meta: int = 1 << 20
     data: int = 64 << 20
+    told: Callable[[int], None] | None = None
 
 
 #: before a client has shown that it may use the daemon
@@ -58,7 +66,16 @@ class WireError(TransportError):
 
 @dataclass(frozen=True)
 class Message:
-    """One message. call: the number that its reply carries, 0 without a reply."""
+    """One message.
+
+    Attributes:
+        operation: its name.
+        arguments: of the operation's types, see `check`.
+        call: the number that its reply carries, 0 without a reply.
+        data: bytes that follow the list.
+        sequence: the frame's number in its session.
+        acknowledged: the last frame that arrived from the peer.
+    """
 
     operation: str
     arguments: list[Any]  # Any: `check` compares them with the operation's signature
@@ -81,7 +98,15 @@ def encode(message: Message, sequence: int = 0, acknowledged: int = 0) -> tuple[
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a frame whose rest is not read yet."""
+    """The header of a frame whose rest is not read yet.
+
+    Attributes:
+        meta: bytes of the list.
+        data: bytes of the data.
+        crc: of list and data.
+        sequence: the frame's number in its session.
+        acknowledged: the last frame that arrived from the peer.
+    """
 
     meta: int
     data: int
@@ -93,14 +118,14 @@ class Header:
 def decode_header(head: Bytes, limits: Limits) -> Header:
     """Check a frame's header before memory is allocated for the rest; WireError."""
     magic, *rest = HEADER.unpack(head)
-    found = Header(*rest)
+    header = Header(*rest)
     if magic != MAGIC:
         raise WireError(f"expected a frame that starts with {MAGIC!r}, got {magic!r}")
-    if not 0 < found.meta <= limits.meta:
-        raise WireError(f"expected a message of 1 to {limits.meta} bytes, got {found.meta}")
-    if found.data > limits.data:
-        raise WireError(f"expected at most {limits.data} bytes of data, got {found.data}")
-    return found
+    if not 0 < header.meta <= limits.meta:
+        raise WireError(f"expected a message of 1 to {limits.meta} bytes, got {header.meta}")
+    if header.data > limits.data:
+        raise WireError(f"expected at most {limits.data} bytes of data, got {header.data}")
+    return header
 
 
 def decode(header: Header, meta: Bytes, data: Bytes) -> Message:
@@ -173,9 +198,9 @@ EVENTS: Mapping[str, Sequence[str]] = {
 }
 
 
-def check(message: Message, known: Mapping[str, Sequence[str]]) -> None:
+def check(message: Message, operations: Mapping[str, Sequence[str]]) -> None:
     """Raise WireError unless the operation is known and has the arguments that it takes."""
-    kinds = known.get(message.operation)
+    kinds = operations.get(message.operation)
     if kinds is None:
         raise WireError(f"unknown operation {message.operation!r}")
     if len(kinds) != len(message.arguments):
@@ -196,7 +221,7 @@ def _is(kind: str, value: object) -> bool:
     if kind == "number":
         return is_number(value)
     if kind == "numbers":
-        return isinstance(value, list) and all(is_number(each) for each in value)
+        return isinstance(value, list) and all(is_number(number) for number in value)
     if kind == "text":
         return isinstance(value, str)
     if kind == "real":
@@ -251,6 +276,7 @@ class Buffered:
             return None
         header, whole = self._header, memoryview(self._frame)
         self._header, self._frame = None, bytearray()
+        self._tell(0)
         return decode(header, whole[: header.meta], whole[header.meta :])
 
     def more(self) -> Message | None:
@@ -261,17 +287,24 @@ class Buffered:
         view = memoryview(self._ahead)
         header = decode_header(view[self._start : first], self.limits)
         size = header.meta + header.data
-        found = bytes(view[first : min(first + size, self._end)])
-        self._start = first + len(found)
-        if len(found) == size:
-            return decode(header, found[: header.meta], memoryview(found)[header.meta :])
-        self._header, self._have = header, len(found)
+        content = bytes(view[first : min(first + size, self._end)])
+        self._start = first + len(content)
+        if len(content) == size:
+            return decode(header, content[: header.meta], memoryview(content)[header.meta :])
+        self._tell(min(size, _FIRST))
+        self._header, self._have = header, len(content)
         self._frame = bytearray(min(size, _FIRST))
-        self._frame[: len(found)] = found
+        self._frame[: len(content)] = content
         return None
 
     def _grow(self, header: Header) -> None:
         # A new object: the memory may still be exported to the last receiver.
-        frame = bytearray(min(header.meta + header.data, 2 * len(self._frame)))
+        size = min(header.meta + header.data, 2 * len(self._frame))
+        self._tell(size)
+        frame = bytearray(size)
         frame[: self._have] = self._frame
         self._frame = frame
+
+    def _tell(self, size: int) -> None:
+        if self.limits.told is not None:
+            self.limits.told(size)

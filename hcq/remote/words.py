@@ -110,12 +110,12 @@ def encode(commands: Sequence[Command]) -> CommandBuffer:
 
 def places(encoded: CommandBuffer) -> NDArray[np.void]:
     """Return the places of an image's relocations, as a table for the server."""
-    found: dict[tuple[int, int], int] = {}
+    widths: dict[tuple[int, int], int] = {}
     for relocation in encoded.relocations:
         if relocation.shift == 0:
-            found[relocation.word, relocation.lsb] = relocation.width
+            widths[relocation.word, relocation.lsb] = relocation.width
     for relocation in encoded.relocations:
         if relocation.shift:  # the upper half of a 64-bit number
-            found[relocation.word - 1, 0] = 64
-    rows = [(word, lsb, width, 0) for (word, lsb), width in sorted(found.items())]
+            widths[relocation.word - 1, 0] = 64
+    rows = [(word, lsb, width, 0) for (word, lsb), width in sorted(widths.items())]
     return np.array(rows, PLACE)

@@ -42,12 +42,13 @@ from ugpu.nv import abi
 from ugpu.nv.abi.events import TOOLS_NODE
 from ugpu.nv.code.assemble import find_assembler
 from ugpu.nv.code.cubin import parse_cubin
+from ugpu.nv.device.device import opener
 from ugpu.nv.device.driver import NvDriver
 from ugpu.nv.device.sensors import describe
 from ugpu.nv.rm.client import CONTROL_NODE, RmClient
-from ugpu.nv.rm.gpu import Gpu
 from ugpu.nv.rm.memory import allocate
-from ugpu.nv.rm.session import Region, Session
+from ugpu.nv.rm.node_gpu import NodeGpu
+from ugpu.nv.rm.session import NodeSession, Region
 from ugpu.nv.rm.uvm import UVM_NODE
 from ugpu.nv.work.queue import ChannelQueue
 
@@ -90,18 +91,19 @@ class Bare(NvDriver):
 
     def copy_engines(self) -> list[int]:
         """Numbers of copy engines that have a ring of their own."""
-        return self._copy_engines()
+        return self.gpu.copy_engines()
 
     def physical_engines(self, engine: int) -> int:
         """How many physical copy engines work for one; 0 where the driver does not tell."""
-        return self._physical_engines(engine)
+        assert isinstance(self.gpu, NodeGpu)
+        return self.gpu.physical_engines(engine)
 
 
 @contextlib.contextmanager
 def bare(device: str) -> Iterator[Bare]:
     """A device that only knows what it is."""
     attachment = attach(device)
-    made = Bare(device, Session(attachment.node), attachment.index)
+    made = Bare(device, NodeSession(attachment.node), opener(attachment.index))
     try:
         yield made
     finally:
@@ -149,7 +151,7 @@ def assembler(device: str) -> Iterator[Fact]:
 
 def memory_driver(device: str) -> Iterator[Fact]:
     """UVM: an address space, and a queue of events."""
-    with contextlib.closing(Session(attach(device).node)) as session:
+    with contextlib.closing(NodeSession(attach(device).node)) as session:
         yield "space", session.uvm is not None
         yield "events", session.events.works
 
@@ -157,8 +159,8 @@ def memory_driver(device: str) -> Iterator[Fact]:
 def identity(device: str) -> Iterator[Fact]:
     """The GPU: classes, shape, doorbells, and whether its clock goes."""
     attachment = attach(device)
-    session = Session(attachment.node)
-    with contextlib.closing(Gpu(session, attachment.index)) as gpu:
+    session = NodeSession(attachment.node)
+    with contextlib.closing(NodeGpu(session, attachment.index)) as gpu:
         yield "UUID", gpu.uuid.hex()
         yield "capability", gpu.capability
         yield "SMs, TPCs, GPCs", [gpu.sm_count, gpu.tpcs, gpu.gpcs]

@@ -8,7 +8,11 @@ from pathlib import Path
 
 from ugpu.hcq.find.catalogue import ChipSummary, PciDriver
 from ugpu.nv.chips.boot import BootFacts
+from ugpu.nv.chips.facts import ChipFacts
 
+_VENDOR = 0x10DE
+# BAR 0 has 16 MiB on every chip; BAR 1 must show page tables and USERD, below this part of VRAM.
+_LEAST_BARS = ((0, 16 << 20), (1, 64 << 20))
 MODELLED = ("tu102", "ga102", "ad102", "gh100", "gb202")
 
 
@@ -37,6 +41,32 @@ def proven() -> list[str]:
     return [board for board in found if board]
 
 
+def names() -> list[str]:
+    """Return the names of all chips."""
+    return sorted(entry.name for entry in pkgutil.iter_modules(__path__) if entry.ispkg)
+
+
+def find(vendor: int, device: int) -> ChipFacts | None:
+    """Return the facts of the chip with this PCI id, if ugpu boots it; None for any other id."""
+    for name in names():
+        boot = boot_facts(name)
+        if vendor == _VENDOR and boot is not None and device in boot.pci_ids:
+            facts: ChipFacts = importlib.import_module(f"{__name__}.{name}.facts").FACTS
+            return facts
+    return None
+
+
 def pci_drivers() -> dict[tuple[int, int], PciDriver]:
-    """Return the driver of each PCI id: none, as these use the stock kernel driver's node."""
-    return {}
+    """Return how to drive each PCI id without the stock kernel driver."""
+    found = {}
+    for name in names():
+        boot = boot_facts(name)
+        for device in boot.pci_ids if boot is not None else ():
+            found[_VENDOR, device] = PciDriver(
+                f"NVIDIA {name.upper()}",
+                "ugpu.nv.device.bare:open_device",
+                boot.bus_bits if boot is not None else 0,
+                _LEAST_BARS,
+                chip=summary(name),
+            )
+    return found

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ugpu.hcq.device.device import Device
-from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.errors import BadArgument, NotSupported
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.transport.node import NodeAttachment
 from ugpu.hcq.work.buffer import Buffer
-from ugpu.nv.device.driver import NvDriver, StageHook
-from ugpu.nv.rm.memory import Memory
-from ugpu.nv.rm.session import Session
+from ugpu.nv.device.driver import NvDriver, OpenGpu, StageHook
+from ugpu.nv.rm.node_gpu import NodeGpu
+from ugpu.nv.rm.node_memory import NodeMemory
+from ugpu.nv.rm.session import NodeSession, Session
 
 
 def open_device(
@@ -33,14 +34,23 @@ def open_device(
     """
     try:
         placement = _placement_of(commands)
-        session = Session(attachment.node, isolated=isolated)
+        session = NodeSession(attachment.node, isolated=isolated)
     except BaseException:
         attachment.node.close()
         raise
-    driver = NvDriver(
-        name, session, attachment.index, on_stage=on_stage, mig=mig, commands=placement
-    )
+    opens = opener(attachment.index, mig)
+    driver = NvDriver(name, session, opens, on_stage=on_stage, commands=placement)
     return NvDevice(driver)
+
+
+def opener(index: int, mig: str | None = None) -> OpenGpu:
+    """Return what opens a GPU by its minor number in a session with the stock driver."""
+
+    def open_gpu(session: Session) -> NodeGpu:
+        assert isinstance(session, NodeSession)
+        return NodeGpu(session, index, mig)
+
+    return open_gpu
 
 
 def _placement_of(commands: object) -> Placement:
@@ -101,12 +111,16 @@ class NvDevice(Device):
         DriverRefused if the two cannot reach each other (no NVLink, no PCIe peer access).
         """
         own = self._driver
+        gpu = own.gpu
+        if not isinstance(gpu, NodeGpu):
+            raise NotSupported("peers are opened through the stock driver only")
         driver = NvDriver(
-            name or f"nvrm:{index}", own.session, index, commands=own.command_placement
+            name or f"nvrm:{index}", own.session, opener(index), commands=own.command_placement
         )
         peer = NvDevice(driver)
         try:
-            own.gpu.enable_peer(driver.gpu)
+            assert isinstance(driver.gpu, NodeGpu)
+            gpu.enable_peer(driver.gpu)
         except BaseException:
             peer.close()
             raise
@@ -120,12 +134,12 @@ class NvDevice(Device):
         """
         own, core = self._driver, self._driver.core
         memory = (buffer.owner or buffer).handle
-        if not isinstance(memory, Memory) or memory.gpu.session is not own.session:
+        if not isinstance(memory, NodeMemory) or memory.gpu.session is not own.session:
             raise BadArgument("expected a buffer of a GPU opened with open_peer")
         with core.lock:
             core.check_usable()
-            if memory.gpu is not own.gpu:
-                own.session.space.map_for(
+            if memory.gpu.index != own.gpu.index:
+                memory.gpu.session.space.map_for(
                     memory.address, memory.size, memory.handle, [own.gpu.uuid]
                 )
         whole = Buffer(core, buffer.address, buffer.size, buffer.placement, buffer.view)

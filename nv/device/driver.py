@@ -19,7 +19,6 @@ from ugpu.hcq.state.ladder import Diagnosis, Level, Planned
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.state.target import TargetSpec, ptx_target
 from ugpu.hcq.state.telemetry import Sensor
-from ugpu.hcq.transport.node import Reopenable
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.program import Program
 from ugpu.hcq.work.queue import HardwareQueue, QueueKind
@@ -33,9 +32,10 @@ from ugpu.nv.packets.encode import Classes
 from ugpu.nv.packets.families import COPY_CLASSES, FAMILIES, Family, facts_of
 from ugpu.nv.packets.pushbuffer import COMPUTE, COPY, header, method
 from ugpu.nv.rm.channel import GPFIFO_CLASSES
-from ugpu.nv.rm.client import GONE
 from ugpu.nv.rm.gpu import Gpu
 from ugpu.nv.rm.memory import Memory, allocate
+from ugpu.nv.rm.node_gpu import NodeGpu
+from ugpu.nv.rm.requests import GONE
 from ugpu.nv.rm.session import LOCAL_WINDOW, SHARED_WINDOW, Region, Session
 from ugpu.nv.rm.shared_data import SharedData
 from ugpu.nv.work.cleaner import Cleaner
@@ -54,6 +54,7 @@ _SPINS = 200  # polls of the timeline before a waiter sleeps: about 0.1 ms
 _SHORT_PAUSES = 2000  # polls before the pauses grow: about 0.1 s
 _PAUSE_S, _LONG_PAUSE_S = 5e-5, 5e-4
 StageHook = Callable[[str, float], None]
+OpenGpu = Callable[[Session], Gpu]
 
 
 class NvDriver(WorkHolder):
@@ -65,23 +66,25 @@ class NvDriver(WorkHolder):
         self,
         name: str,
         session: Session,
-        index: int,
+        open_gpu: OpenGpu,
         *,
         on_stage: StageHook | None = None,
-        mig: str | None = None,
+        boot_stages: Sequence[tuple[str, float]] = (),
         commands: Placement = Placement.DEVICE,
     ) -> None:
+        """open_gpu: makes the GPU's objects in a session, for this holder and for tenants.
+        boot_stages: what was done before."""
         super().__init__(name)
         self.command_placement = commands
-        self._mig = mig
+        self._open_gpu = open_gpu
         self.clock_hertz = 1e9  # semaphores carry nanoseconds of the GPU's PTIMER
-        self.boot_stages: list[tuple[str, float]] = []
+        self.boot_stages: list[tuple[str, float]] = list(boot_stages)
         self.debugger = 0
         self.shared_data: SharedData | None = None
         self.unpublished = ""  # why there are no sensors of clocks and power
         self._publishing = threading.Lock()  # one thread asks for them
         self.session = session
-        self.clock = session.node.clock
+        self.clock = session.clock
         self._on_stage = on_stage
         self._queues: dict[QueueKind, list[ChannelQueue]] = {kind: [] for kind in QueueKind}
         self._all: tuple[ChannelQueue, ...] = ()
@@ -98,7 +101,7 @@ class NvDriver(WorkHolder):
         self.on_print: Callable[[str], None] = _print
         self.faults = Faults(self)
         with self._stage("objects and address space"):
-            self.gpu = Gpu(session, index, mig)
+            self.gpu = open_gpu(session)
         try:
             self._bring_up()
         except BaseException:
@@ -130,7 +133,7 @@ class NvDriver(WorkHolder):
         self._identify()
         graphics = self.gpu.client.constants.NV2080_ENGINE_TYPE_GRAPHICS
         with self._stage("copy queues"):
-            engines = self._copy_engines()[:COPY_QUEUES] or [graphics]
+            engines = self.gpu.copy_engines()[:COPY_QUEUES] or [graphics]
             for number, engine in enumerate(engines):
                 self._make_queue(f"copy {number}", QueueKind.COPY, engine)
         with self._stage("compute queue"):
@@ -160,49 +163,6 @@ class NvDriver(WorkHolder):
         major, minor = self.gpu.capability
         own = "a" if (major, minor) == (9, 0) else ""  # features of Hopper alone: wgmma
         return ptx_target(f"sm_{major}{minor}{own}", self.gpu.sm_count)
-
-    def _copy_engines(self) -> list[int]:
-        """Return the copy engines that are separate from the graphics engine, fastest first."""
-        client, gpu = self.gpu.client, self.gpu
-        number = client.constants
-        listed = client.ask(gpu.subdevice, "NV2080_CTRL_CMD_GPU_GET_ENGINES_V2")
-        first = number.NV2080_ENGINE_TYPE_COPY0
-        last = number.NV2080_ENGINE_TYPE_COPY9
-        found = []
-        for engine in sorted(listed.engineList[: listed.engineCount]):
-            if first <= engine <= last and not self._is_graphics_copy(engine):
-                found.append(engine)
-        return sorted(found, key=self._physical_engines, reverse=True)
-
-    def _physical_engines(self, engine: int) -> int:
-        """Return how many physical copy engines serve a copy engine; 0 if the driver refuses.
-
-        Within an H200, 2 of them copy 41 GB/s and 12 of them 224 GB/s.
-        """
-        try:
-            found = self.gpu.client.ask(
-                self.gpu.subdevice, "NV2080_CTRL_CMD_CE_GET_CE_PCE_MASK", ceEngineType=engine
-            )
-        except DriverRefused as error:
-            log.debug("%s: copy engine %d: %s", self.name, engine, error)
-            return 0
-        return int(found.pceMask).bit_count()
-
-    def _is_graphics_copy(self, engine: int) -> bool:
-        """Return whether a copy engine shares the graphics engine's ring.
-
-        Such an engine works too, but waits for kernels. If the driver refuses the query, the engine
-        is assumed not to share the ring.
-        """
-        try:
-            caps = self.gpu.client.ask(
-                self.gpu.subdevice, "NV2080_CTRL_CMD_CE_GET_CAPS_V2", ceEngineType=engine
-            )
-        except DriverRefused as error:
-            log.debug("%s: copy engine %d: %s", self.name, engine, error)
-            return False
-        byte, mask = _GRAPHICS_COPY
-        return bool(caps.capsTbl[byte] & mask)
 
     def _attach_debugger(self) -> None:
         """Create the object through which the kernel driver reports faults of our own channel.
@@ -241,7 +201,7 @@ class NvDriver(WorkHolder):
             words += self.programs.setup_words()
         return [*words, header(COPY, 0, 1), classes.copy]
 
-    def synchronized(self) -> None:
+    def flush_output(self) -> None:
         """Pass text printed by kernels to `on_print`."""
         self.programs.output.drain()
 
@@ -334,6 +294,7 @@ class NvDriver(WorkHolder):
         return self._queues[kind]
 
     def poll(self) -> UgpuError | None:
+        self.gpu.poll()
         for queue in self._all:
             error = queue.error()
             if error is not None:
@@ -356,7 +317,7 @@ class NvDriver(WorkHolder):
                 min(limit_s, _PAUSE_S if self.looks < _SHORT_PAUSES else _LONG_PAUSE_S)
             )
 
-    def settled(self) -> bool:
+    def is_idle_fast(self) -> bool:
         if self.programs.output.used:  # its text must be passed on
             return False
         for queue in self._all:
@@ -408,24 +369,16 @@ class NvDriver(WorkHolder):
     # ---- several holders ---------------------------------------------------------------------
 
     def sole_holder(self) -> str:
-        if isinstance(self.session.node, Reopenable):
-            return ""
-        return f"{self.session.node.name} cannot be opened a second time"
+        return self.session.sole_holder()
 
     def open_tenant(self, name: str) -> NvDriver:
         """See Driver. A tenant is a client of the resource manager with its own address space and
         channels, like another process; the GPU takes turns between them."""
-        node = self.session.node
-        if not isinstance(node, Reopenable):
-            raise NotSupported(f"{self.name} cannot have a second holder: {self.sole_holder()}")
-        another = node.another()
-        try:
-            session = Session(another, isolated=True)
-        except BaseException:
-            another.close()
-            raise
-        commands = self.command_placement
-        return NvDriver(name, session, self.gpu.index, mig=self._mig, commands=commands)
+        reason = self.sole_holder()
+        if reason:
+            raise NotSupported(f"{self.name} cannot have a second holder: {reason}")
+        session = self.session.another()
+        return NvDriver(name, session, self._open_gpu, commands=self.command_placement)
 
     # ---- identity and sensors of the GPU ---------------------------------------------------------
 
@@ -434,7 +387,7 @@ class NvDriver(WorkHolder):
         with self._publishing:
             if self.shared_data is None and not self.unpublished:
                 try:
-                    self.shared_data = SharedData(self.gpu)
+                    self.shared_data = _shared_data(self.gpu)
                 except DeviceLost:
                     raise
                 except UgpuError as error:
@@ -456,8 +409,10 @@ class NvDriver(WorkHolder):
         }
 
 
-# NV2080_CTRL_CE_CAPS_CE_GRCE in ctrl2080ce.h: byte and mask in capsTbl.
-_GRAPHICS_COPY = (0, 0x01)
+def _shared_data(gpu: Gpu) -> SharedData:
+    if not isinstance(gpu, NodeGpu):
+        raise NotSupported("the GSP publishes clocks and power only through the stock driver")
+    return SharedData(gpu)
 
 
 def _print(text: str) -> None:

@@ -222,19 +222,12 @@ def _answers(sensor: Sensor) -> bool:
 
 def describe(gpu: Gpu) -> dict[str, Any]:
     """Facts to show: name, address on the bus, driver, instance."""
-    card = gpu.card.pci_info
     facts: dict[str, Any] = {
         "chip": _name(gpu),
-        "pci_id": f"{card.vendor_id:04x}:{card.device_id:04x}",
-        "bus": f"{card.domain:04x}:{card.bus:02x}:{card.slot:02x}.{card.function}",
-        "driver": gpu.client.version,
-        "driver_interface": gpu.client.abi.branch,
-        "transport": gpu.client.node.name,
+        **gpu.describe(),
         "compute_capability": "{}.{}".format(*gpu.capability),
         "uuid": _uuid_text(gpu.uuid),
     }
-    if gpu.instance is not None:
-        facts["mig"] = f"{gpu.instance.gpu_instance}/{gpu.instance.compute_instance}"
     try:
         facts["vram_bytes"] = int(Meter(gpu).memory("HEAP_SIZE"))
     except UgpuError as error:

@@ -32,7 +32,7 @@ from ugpu.hcq.work.queue import QueueKind
 from ugpu.hcq.work.timeline import Timeline
 from ugpu.nv import abi
 from ugpu.nv.rm.channel import ENTRIES, ChannelError
-from ugpu.nv.rm.client import GONE
+from ugpu.nv.rm.requests import GONE
 
 if TYPE_CHECKING:
     from ugpu.nv.work.holder import WorkHolder
@@ -127,7 +127,7 @@ class Faults:
     def explain(self, queue: ChannelQueue, error: ChannelError) -> UgpuError:
         """The error for a channel that the resource manager stopped, with all known facts."""
         kernels = queue.in_flight
-        gap = take_gap(self.driver.session.node)
+        gap = take_gap(self.driver.session.source)
         if gap is not None:
             remedy = {"queue": queue.name, "remedy": _RESET}
             return NotSupported(f"{self.driver.name}: {gap.message}", **gap.facts, **remedy)
@@ -152,7 +152,7 @@ class Faults:
             kernels = (found[0],)
             facts["offset"] = found[1]
         culprit = take_culprit(
-            self.driver.session.node,
+            self.driver.session.source,
             address=None if page is None else page["address"],
             pc=None if state is None else state["pc"],
         )

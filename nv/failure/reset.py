@@ -16,7 +16,7 @@ from ugpu.hcq.errors import ChipError, DeviceLost, NotSupported
 from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned
 from ugpu.hcq.work.queue import QueueKind
 from ugpu.hcq.work.recovery import Recovery
-from ugpu.nv.rm.client import GONE
+from ugpu.nv.rm.requests import GONE
 from ugpu.nv.work import proof
 
 if TYPE_CHECKING:

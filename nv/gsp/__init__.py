@@ -1,1 +1,1 @@
-"""NVIDIA GPUs without a kernel driver: boot the GPU's system processor (GSP) and use its manager."""
+"""NVIDIA GPUs without a kernel driver: boot the GPU's system processor (GSP), use its manager."""

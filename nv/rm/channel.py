@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from ugpu.hcq.errors import UgpuError
 from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.transport.node import NodeMapping
 from ugpu.nv import abi
-from ugpu.nv.rm.contexts import ContextRange
-from ugpu.nv.rm.gpu import Gpu
+from ugpu.nv.rm.gpu import ChannelParts, Gpu
 from ugpu.nv.rm.memory import Memory, allocate
 from ugpu.nv.rm.session import Region
 
@@ -88,6 +88,25 @@ class Group:
             self.gpu.client.free(self.gpu.device, self.handle)
 
 
+class _Words:
+    """32-bit words of memory that the host does not map."""
+
+    def __init__(self, mapping: NodeMapping) -> None:
+        self._mapping = mapping
+
+    def __getitem__(self, index: int) -> int:
+        return self._mapping.read32(4 * index)
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self._mapping.write32(4 * index, value)
+
+
+def _words(mapping: NodeMapping) -> memoryview | _Words:
+    """Return USERD as words."""
+    view = mapping.view
+    return _Words(mapping) if view is None else view[: abi.userd().size].cast("I")
+
+
 class ChannelMemory:
     """Memory of a channel; outlives the channel, so that a new channel can be created in it."""
 
@@ -95,15 +114,15 @@ class ChannelMemory:
         self.parts: list[Memory] = []
         try:
             self.ring = self._take(gpu, ENTRIES * 8, Placement.HOST, Region.COMMANDS)
-            self.userd = self._take(
-                gpu, abi.userd().size, Placement.DEVICE, Region.DEVICE, reachable=True
-            )
+            self.userd = gpu.new_userd(abi.userd().size)
+            self.parts.append(self.userd)
             self.notifier = self._take(gpu, 4096, Placement.HOST, Region.HOST, notifier=True)
         except BaseException:
             self.close()
             raise
         self.entries = self.ring.view.cast("Q")
-        self._userd = self.userd.view[: abi.userd().size].cast("I")
+        assert self.userd.mapping is not None
+        self._userd = _words(self.userd.mapping)
 
     def _take(
         self,
@@ -112,17 +131,16 @@ class ChannelMemory:
         placement: Placement,
         region: Region,
         *,
-        reachable: bool | None = None,
         notifier: bool = False,
     ) -> Memory:
-        memory = allocate(gpu, size, placement, region, reachable=reachable, notifier=notifier)
+        memory = allocate(gpu, size, placement, region, notifier=notifier)
         self.parts.append(memory)
         return memory
 
     def clear(self) -> None:
         """Reset the memory for a new channel: no entries, no error."""
         self.ring.view[:] = bytes(self.ring.size)
-        for index in range(len(self._userd)):
+        for index in range(abi.userd().size // 4):
             self._userd[index] = 0
         self.notifier.view[:] = bytes(self.notifier.size)
 
@@ -149,7 +167,8 @@ class ChannelMemory:
     def close(self) -> None:
         if hasattr(self, "entries"):
             self.entries.release()
-            self._userd.release()
+            if isinstance(self._userd, memoryview):
+                self._userd.release()
         for memory in self.parts:
             memory.close()
         self.parts = []
@@ -172,21 +191,16 @@ class Channel:
         self.gpu = gpu
         self.memory = memory
         memory.clear()
-        parameters = client.structs.NV_CHANNEL_ALLOC_PARAMS.new(
-            hObjectError=memory.notifier.handle,
-            hObjectBuffer=memory.ring.handle,
-            gpFifoOffset=memory.ring.address,
-            gpFifoEntries=ENTRIES,
-            hContextShare=group.share,
-            engineType=group.engine,
+        parts = ChannelParts(
+            memory.ring, memory.userd, memory.notifier, ENTRIES, group.engine, group.share
         )
-        parameters.hUserdMemory[0] = memory.userd.handle
-        parameters.userdOffset[0] = 0
+        parameters = gpu.channel_block(parts)
         self.handle = client.allocate(group.handle, gpu.choose(GPFIFO_CLASSES), parameters)
+        self.registration: object | None = None
+        gpu.prepare_channel(self.handle, group.engine)
         self.objects = {number: self._object(number, group) for number in objects}
         self.token = 0
-        self.contexts: ContextRange | None = None
-        self._register(group)
+        self.registration = gpu.register_channel(self.handle, group.engine, memory.notifier)
 
     def start(self) -> None:
         """Query the doorbell's token; call it once the group is scheduled.
@@ -199,7 +213,7 @@ class Channel:
             "NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN",
             workSubmitToken=0xFFFF_FFFF,
         )
-        self.token = int(found.workSubmitToken)
+        self.token = self.gpu.doorbell_of(self.registration, int(found.workSubmitToken))
 
     def _object(self, number: int, group: Group) -> int:
         """Create an engine's object; the group's engine identifies a separate copy engine."""
@@ -214,37 +228,8 @@ class Channel:
             )
         return client.allocate(self.handle, number, block)
 
-    def _register(self, group: Group) -> None:
-        """Register with UVM, which maps the context's buffers and handles the channel's faults."""
-        gpu, uvm = self.gpu, self.gpu.session.space
-        graphics = group.engine == gpu.client.constants.NV2080_ENGINE_TYPE_GRAPHICS
-        self.contexts = gpu.contexts.take(self.handle if graphics else 0)
-        try:
-            uvm.call(
-                "UVM_REGISTER_CHANNEL",
-                gpuUuid=uvm.uuid(gpu.uuid),
-                rmCtrlFd=gpu.client.control_file,
-                hClient=gpu.client.root,
-                hChannel=self.handle,
-                base=self.contexts.base,
-                length=self.contexts.size,
-            )
-        except BaseException:
-            gpu.contexts.leave(self.contexts)
-            self.contexts = None
-            raise
-
     def close(self) -> None:
-        """Unregister from UVM; the group frees the object. Errors of the driver are not raised."""
-        gpu, uvm = self.gpu, self.gpu.session.space
-        if self.contexts is None:
-            return
-        with contextlib.suppress(UgpuError):
-            uvm.call_known(  # no gpuUuid since branch 595
-                "UVM_UNREGISTER_CHANNEL",
-                gpuUuid=uvm.uuid(gpu.uuid),
-                hClient=gpu.client.root,
-                hChannel=self.handle,
-            )
-        gpu.contexts.leave(self.contexts)
-        self.contexts = None
+        """Unregister; the group frees the object. Errors of the driver are not raised."""
+        registration, self.registration = self.registration, None
+        if registration is not None:
+            self.gpu.leave_channel(self.handle, registration)

@@ -19,38 +19,21 @@ from ugpu.hcq.errors import (
     DeviceLost,
     DeviceNotFound,
     DriverRefused,
-    FirmwareSilent,
     ModuleMissing,
-    NotSupported,
     OutOfMemory,
     TransportError,
     UgpuError,
 )
 from ugpu.hcq.registers.layout import Struct
+from ugpu.hcq.state.clock import Clock
 from ugpu.hcq.transport.node import Node, NodeMapping
 from ugpu.nv import abi
+from ugpu.nv.rm.requests import GONE, Requests, status_error
 
 log = logging.getLogger(__name__)
 
 CONTROL_NODE = "/dev/nvidiactl"
-_LOST = frozenset(
-    ("NV_ERR_GPU_IS_LOST", "NV_ERR_GPU_NOT_FULL_POWER", "NV_ERR_GPU_IN_FULLCHIP_RESET")
-)
-_FULL = frozenset(("NV_ERR_NO_MEMORY", "NV_ERR_INSUFFICIENT_RESOURCES"))
-_BUSY = frozenset(("NV_ERR_BUSY_RETRY", "NV_ERR_TIMEOUT_RETRY"))
-_BUSY_TRIES, _BUSY_PAUSE_S = 100, 1e-3
 _INTERRUPTIONS = 1000  # signals that one call survives
-GONE = "check power and seating, then reboot"
-_GPU_RESET = "stop what uses the GPU, then: sudo nvidia-smi --gpu-reset"
-_REMEDIES = {
-    **dict.fromkeys(_LOST, GONE),
-    "NV_ERR_NO_MEMORY": "free memory: close other programs, or allocate less",
-    "NV_ERR_INSUFFICIENT_RESOURCES": "close other programs that use the GPU",
-    "NV_ERR_TIMEOUT": _GPU_RESET,
-    "NV_ERR_RESET_REQUIRED": _GPU_RESET,
-    "NV_ERR_LIB_RM_VERSION_MISMATCH": "restart after the driver's update",
-    "NV_ERR_INSUFFICIENT_PERMISSIONS": "run as a user who may use the GPU",
-}
 _CARDS = 32  # NV_MAX_GPUS in kernel-open/common/inc/nv-limits.h
 
 
@@ -59,29 +42,9 @@ def address_of(buffer: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
-def status_error(status: int, request: str, **facts: object) -> UgpuError:
-    """The error for a status of the resource manager or of UVM."""
-    name = abi.status_name(status)
-    text = f"the NVIDIA driver answers {name} to {request}"
-    if name in _REMEDIES:
-        facts = {"remedy": _REMEDIES[name], **facts}
-    if name in _LOST:
-        return DeviceLost(text, request=request, status=name, **facts)
-    if name in _FULL:
-        return OutOfMemory(text, request=request, status=name, **facts)
-    if name == "NV_ERR_INSUFFICIENT_PERMISSIONS":
-        return AccessDenied(text, request=request, status=name, **facts)
-    if name == "NV_ERR_TIMEOUT":
-        return FirmwareSilent(text, request=request, status=name, **facts)
-    return DriverRefused(text, request=request, status=name, **facts)
-
-
-class RmClient:
-    """A client (root object) and its control file. `close` frees all its objects.
-
-    abi: the tables of the running driver. Any thread may call. Objects are handles; the owner of an
-    object frees it, which also frees the objects below it.
-    """
+class RmClient(Requests):
+    """A client of the stock driver and its control file. abi: the tables of the running driver.
+    See Requests."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -146,78 +109,42 @@ class RmClient:
                 status="EINVAL",
             ) from error
 
-    def allocate(self, parent: int, kind: str | int, parameters: Struct | None = None) -> int:
-        """Create an object of class `kind` (name or number) below `parent`; return its handle."""
-        number = self.constants[kind] if isinstance(kind, str) else kind
+    @property
+    def clock(self) -> Clock:
+        return self.node.clock
+
+    def _allocate(
+        self, parent: int, number: int, parameters: Struct | None, name: str
+    ) -> tuple[int, int]:
         block = self.structs.NVOS64_PARAMETERS.new(
             hRoot=self.root, hObjectParent=parent, hClass=number
         )
         if parameters is not None:
             block.pAllocParms = address_of(parameters.raw)
             block.paramsSize = len(parameters)
-        name = kind if isinstance(kind, str) else self.class_name(number)
         try:
-            for _ in range(_BUSY_TRIES):
-                self._ask("NV_ESC_RM_ALLOC", block, f"allocate {name}")
-                if not block.status:
-                    return int(block.hObjectNew)
-                if abi.status_name(block.status) not in _BUSY:
-                    break
-                self.node.clock.sleep(_BUSY_PAUSE_S)
+            self._ask("NV_ESC_RM_ALLOC", block, f"allocate {name}")
         except BaseException:
             if block.hObjectNew:  # created, and the caller will not get its handle
                 with contextlib.suppress(UgpuError):
                     self.free(parent, int(block.hObjectNew))
             raise
-        raise status_error(block.status, f"allocate {name}")
+        return int(block.status), int(block.hObjectNew)
 
-    def class_name(self, number: int) -> str:
-        """The name of a class in the headers."""
-        rule = self.abi.classes.get(number)
-        return f"class {number:#x}" if rule is None else f"{rule.name} ({number:#x})"
-
-    def free(self, parent: int, handle: int) -> None:
-        """Free an object and the objects below it."""
+    def _free(self, parent: int, handle: int) -> int:
         block = self.structs.NVOS00_PARAMETERS.new(
             hRoot=self.root, hObjectParent=parent, hObjectOld=handle
         )
         self.escape("NV_ESC_RM_FREE", block)
-        if block.status:
-            raise status_error(block.status, "free", handle=handle)
+        return int(block.status)
 
-    def control(self, handle: int, command: str, parameters: Struct | None = None) -> None:
-        """Call a control of an object, e.g. NV2080_CTRL_CMD_GPU_GET_...; updates `parameters`."""
-        if command not in self.constants:
-            raise NotSupported(f"driver branch {self.abi.branch} has no {command}")
-        block = self.structs.NVOS54_PARAMETERS.new(
-            hClient=self.root, hObject=handle, cmd=self.constants[command]
-        )
+    def _control(self, handle: int, command: int, parameters: Struct | None, name: str) -> int:
+        block = self.structs.NVOS54_PARAMETERS.new(hClient=self.root, hObject=handle, cmd=command)
         if parameters is not None:
             block.params = address_of(parameters.raw)
             block.paramsSize = len(parameters)
-        for _ in range(_BUSY_TRIES):
-            self._ask("NV_ESC_RM_CONTROL", block, command)
-            if not block.status:
-                return
-            if abi.status_name(block.status) not in _BUSY:
-                break
-            self.node.clock.sleep(_BUSY_PAUSE_S)
-        raise status_error(block.status, command)
-
-    def ask(self, handle: int, command: str, **values: Any) -> Any:
-        """Call `control` with a new block of the command's own kind, and return the block.
-
-        Any: the tables define the members of structures.
-        """
-        known = command in self.constants
-        name = self.abi.parameters_of_control(self.constants[command]) if known else None
-        if name is None:
-            raise NotSupported(
-                f"driver branch {self.abi.branch} has no {command} with a parameter block"
-            )
-        block = self.structs[name].new(**values)
-        self.control(handle, command, block)
-        return block
+        self._ask("NV_ESC_RM_CONTROL", block, name)
+        return int(block.status)
 
     def map(self, device: int, memory: int, size: int, path: str) -> NodeMapping:
         """Map an object's memory into this process.

@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ugpu.hcq.errors import AccessDenied, DriverRefused, NotSupported
-from ugpu.nv.rm.session import Region
-
-if TYPE_CHECKING:
-    from ugpu.nv.rm.objects import GpuObjects
+from ugpu.nv.rm.session import GpuObjects, Region
 
 log = logging.getLogger(__name__)
 

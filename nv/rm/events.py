@@ -28,7 +28,8 @@ from ugpu.nv.abi.events import (
     QUEUE_VERSION,
     TOOLS_NODE,
 )
-from ugpu.nv.rm.client import RmClient, call, status_error
+from ugpu.nv.rm.client import RmClient, call
+from ugpu.nv.rm.requests import status_error
 
 log = logging.getLogger(__name__)
 

@@ -1,29 +1,18 @@
-"""Memory of the resource manager: allocated, mapped for GPUs by UVM, and for the host by mmap.
-
-Sources: open-gpu-kernel-modules 580.142 nvos.h (NVOS32_*, NV_MEMORY_ALLOCATION_PARAMS),
-src/nvidia/src/kernel/mem_mgr/video_mem.c and system_mem.c, kernel-open/nvidia-uvm/
-uvm_map_external.c (an external range is a multiple of the allocation's pages).
-"""
+"""Memory that a GPU reaches, and maybe the host."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
-from ugpu.hcq.errors import AccessDenied, DeviceLost, DriverRefused, OutOfMemory, UgpuError
+from ugpu.hcq.errors import DeviceLost, UgpuError
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.transport.node import NodeMapping
-from ugpu.nv.rm.client import CONTROL_NODE
-from ugpu.nv.rm.objects import GpuObjects
-from ugpu.nv.rm.session import Region
-
-log = logging.getLogger(__name__)
+from ugpu.nv.rm.session import GpuObjects, Region
 
 HOST_PAGE, SMALL_PAGE, HUGE_PAGE = 4 << 10, 64 << 10, 2 << 20
-_GENERIC_KIND = 6  # NV_MMU_PTE_KIND_GENERIC_MEMORY: Turing on, hwref/turing/tu102/dev_mmu.h
-_GUARD = 4096  # bytes of unmapped addresses after each range: overruns fault
+GENERIC_KIND = 6  # NV_MMU_PTE_KIND_GENERIC_MEMORY: Turing on, hwref/turing/tu102/dev_mmu.h
 
 
 class MemoryOwner(GpuObjects, Protocol):
@@ -31,11 +20,23 @@ class MemoryOwner(GpuObjects, Protocol):
 
     memories: dict[Memory, None]  # in the order of creation, and of closing
 
+    def new_memory(
+        self,
+        size: int,
+        placement: Placement,
+        region: Region,
+        *,
+        reachable: bool | None = None,
+        notifier: bool = False,
+    ) -> Memory:
+        """See `allocate`."""
+        ...
+
 
 @dataclass(eq=False)
-class Memory:
+class Memory(ABC):
     """One allocation. size: bytes mapped, whole pages. mapping: None if the host cannot reach it.
-    gpu: the GPU that it was allocated for."""
+    gpu: the GPU that it was allocated for. handle: of its object, 0 without one."""
 
     gpu: MemoryOwner
     handle: int
@@ -51,41 +52,16 @@ class Memory:
         assert self.mapping is not None and self.mapping.view is not None
         return self.mapping.view
 
+    @abstractmethod
     def protect(self, size: int) -> None:
         """Make the first `size` bytes, rounded down to whole pages, read-only for the GPU.
 
-        If the driver refuses, they stay writable and a warning is logged.
+        If that is refused, they stay writable and a warning is logged.
         """
-        huge = self.placement is Placement.DEVICE and self.size >= HUGE_PAGE
-        page = HUGE_PAGE if huge else SMALL_PAGE
-        length = min(size, self.size) // page * page
-        if not length:
-            return
-        space, gpus = self.gpu.session.space, [self.gpu.uuid]
-        try:
-            space.map_for(self.address, length, self.handle, gpus, read_only=True)
-        except (DriverRefused, AccessDenied) as error:
-            log.warning("%s: code remains writable by kernels: %s", self.gpu.path, error)
-            space.map_for(self.address, length, self.handle, gpus)
 
+    @abstractmethod
     def close(self) -> None:
         """Unmap and free; idempotent. Errors of the driver are not raised: the GPU may be lost."""
-        if self.closed:
-            return
-        # Each step can be repeated after an exception: this memory owns the addresses until the
-        # last step, and the resource manager never reuses a handle (clientGenResourceHandle).
-        session = self.gpu.session
-        if self.mapping is not None:
-            self.mapping.close()
-        if self.address and session.owns(self.region, self.address, self):
-            with contextlib.suppress(UgpuError):
-                session.space.unmap(self.address, self.size)
-        if self.handle:
-            with contextlib.suppress(UgpuError):
-                session.client.free(self.gpu.device, self.handle)
-        session.give_back(self.region, self.address, self)
-        self.gpu.memories.pop(self, None)
-        self.closed = True
 
 
 def allocate(
@@ -100,32 +76,10 @@ def allocate(
     """Allocate at least `size` bytes and map them for the GPU.
 
     reachable: whether the host maps them too; default: HOST memory only. notifier: HOST memory that
-    the kernel driver writes errors to. OutOfMemory when the GPU, the host or the address space is
-    used up; then nothing is left behind.
+    the resource manager writes errors to. OutOfMemory when the GPU, the host or the address space
+    is used up; then nothing is left behind.
     """
-    session = gpu.session
-    huge = placement is Placement.DEVICE and size >= HUGE_PAGE
-    small = HOST_PAGE if placement is Placement.HOST else SMALL_PAGE
-    page = HUGE_PAGE if huge else small
-    whole = max(page, -(-size // page) * page)
-    memory = Memory(gpu, 0, 0, whole, region, placement)
-    try:
-        memory.address = session.reserve(region, whole + _GUARD, page, memory)
-        memory.handle = _allocate_object(gpu, whole, page, placement, notifier=notifier)
-        if reachable or (reachable is None and placement is Placement.HOST):
-            path = CONTROL_NODE if placement is Placement.HOST else gpu.path
-            memory.mapping = session.client.map(gpu.device, memory.handle, whole, path)
-        session.space.map_external(memory.address, whole, memory.handle, [gpu.uuid])
-        gpu.memories[memory] = None
-        return memory
-    except BaseException as error:
-        memory.close()
-        if isinstance(error, OutOfMemory):
-            facts = {**error.facts, "size": size}
-            raise OutOfMemory(
-                f"not enough {placement.value} memory for {size} bytes", **facts
-            ) from error
-        raise
+    return gpu.new_memory(size, placement, region, reachable=reachable, notifier=notifier)
 
 
 def allocate_reachable(gpu: MemoryOwner, size: int) -> Memory:
@@ -139,44 +93,3 @@ def allocate_reachable(gpu: MemoryOwner, size: int) -> Memory:
         raise
     except UgpuError:
         return allocate(gpu, size, Placement.HOST, Region.HOST)
-
-
-def _allocate_object(
-    gpu: MemoryOwner, size: int, page: int, placement: Placement, *, notifier: bool
-) -> int:
-    """Allocate the object without mapping it; return its handle."""
-    client = gpu.session.client
-    number = client.constants
-
-    def field(name: str, value: str) -> int:
-        return number.field(f"NVOS32_{name}").insert(0, number[f"NVOS32_{name}_{value}"])
-
-    flags = number.NVOS32_ALLOC_FLAGS_MAP_NOT_REQUIRED
-    flags |= number.NVOS32_ALLOC_FLAGS_IGNORE_BANK_PLACEMENT
-    flags |= number.NVOS32_ALLOC_FLAGS_ALIGNMENT_FORCE
-    if placement is Placement.HOST:
-        kind = "NV01_MEMORY_SYSTEM"
-        attributes = field("ATTR_LOCATION", "PCI") | field("ATTR_PHYSICALITY", "NONCONTIGUOUS")
-        attributes |= field("ATTR_COHERENCY", "WRITE_BACK") | field("ATTR_PAGE_SIZE", "4KB")
-        more = field("ATTR2_GPU_CACHEABLE", "NO")
-    else:
-        kind = "NV01_MEMORY_LOCAL_USER"
-        flags |= number.NVOS32_ALLOC_FLAGS_PERSISTENT_VIDMEM
-        physical = "ALLOW_NONCONTIGUOUS" if page == HUGE_PAGE else "CONTIGUOUS"
-        attributes = field("ATTR_LOCATION", "VIDMEM") | field("ATTR_PHYSICALITY", physical)
-        attributes |= field("ATTR_PAGE_SIZE", "HUGE" if page == HUGE_PAGE else "BIG")
-        more = field("ATTR2_GPU_CACHEABLE", "YES")
-        if page == HUGE_PAGE:
-            more |= field("ATTR2_PAGE_SIZE_HUGE", "2MB")
-    parameters = client.structs.NV_MEMORY_ALLOCATION_PARAMS.new(
-        owner=client.root,
-        # A notifier gets a mapping in the kernel (system_mem.c), which writes through it.
-        type=number.NVOS32_TYPE_NOTIFIER if notifier else number.NVOS32_TYPE_IMAGE,
-        flags=flags,
-        attr=attributes,
-        attr2=more,
-        format=_GENERIC_KIND,
-        size=size,
-        alignment=page,
-    )
-    return client.allocate(gpu.device, kind, parameters)

@@ -16,7 +16,7 @@ from ugpu.hcq.errors import BadArgument, DeviceNotFound, UgpuError
 from ugpu.nv.rm.client import open_file, os_error
 
 if TYPE_CHECKING:
-    from ugpu.nv.rm.objects import GpuObjects
+    from ugpu.nv.rm.session import NodeObjects
 
 _GPU_INSTANCES, _COMPUTE_INSTANCES = 15, 8  # identifiers that the guide's profiles use
 _NAME = re.compile(r"(\d+)/(\d+)")
@@ -33,7 +33,7 @@ class Instance:
     execution: int
 
 
-def is_divided(gpu: GpuObjects) -> bool:
+def is_divided(gpu: NodeObjects) -> bool:
     """Return whether MIG is enabled."""
     client = gpu.client
     number = client.constants
@@ -44,7 +44,7 @@ def is_divided(gpu: GpuObjects) -> bool:
     return bool(block.gpuInfoList[0].data == enabled)
 
 
-def instances(gpu: GpuObjects) -> list[str]:
+def instances(gpu: NodeObjects) -> list[str]:
     """Names of the existing instances, such as "3/0", as `mig=` takes them."""
     found = []
     for outer in range(_GPU_INSTANCES):
@@ -57,7 +57,7 @@ def instances(gpu: GpuObjects) -> list[str]:
     return found
 
 
-def enter_instance(gpu: GpuObjects, name: str | None) -> Instance | None:
+def enter_instance(gpu: NodeObjects, name: str | None) -> Instance | None:
     """Subscribe to the instance `name`; None on an undivided GPU.
 
     BadArgument when a divided GPU is opened without naming an instance, or the other way round;
@@ -102,7 +102,7 @@ def enter_instance(gpu: GpuObjects, name: str | None) -> Instance | None:
     return Instance(outer, inner, partition, execution)
 
 
-def _capability(gpu: GpuObjects, path: str) -> int | None:
+def _capability(gpu: NodeObjects, path: str) -> int | None:
     """The minor number of a capability's node, or None if there is no such capability."""
     try:
         text = gpu.client.node.read_text(path)

@@ -1,17 +1,22 @@
-"""A session: one client, one UVM address space and one map of addresses, for one or several GPUs.
+"""A session: one client of the resource manager and one map of addresses, for one or several GPUs.
 
-GPUs that share memory share a session. The session owns the node and closes it with the last GPU.
+GPUs that share memory share a session. It closes with the last GPU.
 """
 
 from __future__ import annotations
 
 import enum
 import threading
+from abc import ABC, abstractmethod
+from typing import Protocol, Self
 
+from ugpu.hcq.errors import NotSupported
 from ugpu.hcq.paging.allocator import RangeAllocator
-from ugpu.hcq.transport.node import Node
+from ugpu.hcq.state.clock import Clock
+from ugpu.hcq.transport.node import Node, Reopenable
 from ugpu.nv.rm.client import RmClient
-from ugpu.nv.rm.events import FaultEvents
+from ugpu.nv.rm.events import FatalFault, FaultEvents
+from ugpu.nv.rm.requests import Requests
 from ugpu.nv.rm.uvm import Uvm
 
 
@@ -34,24 +39,35 @@ SHARED_WINDOW = 0x7294_0000_0000
 LOCAL_WINDOW = 0x7293_0000_0000
 
 
-class Session:
+class FaultSource(Protocol):
+    """Reports of faults that ended a channel, with their addresses."""
+
+    @property
+    def works(self) -> bool:
+        """Return whether anything reports them."""
+        ...
+
+    def take(self, address: int | None) -> FatalFault | None:
+        """The newest fault in an address's page, or in any page for None; each is returned once."""
+        ...
+
+    def forget(self) -> None:
+        """Discard all reports so far."""
+        ...
+
+
+class Session(ABC):
     """See the module. `lock` protects `addresses`: GPUs of a session are used by many threads.
 
-    isolated: see Uvm.
+    name: of what leads to the resource manager. gaps, code: of a model, see hcq.transport.node.
     """
 
-    def __init__(self, node: Node, *, isolated: bool = False) -> None:
-        self.node = node
+    client: Requests
+    events: FaultSource
+
+    def __init__(self) -> None:
         self.users: list[object] = []
         self.lock = threading.Lock()
-        self.uvm: Uvm | None = None
-        self.client = RmClient(node)
-        try:
-            self.uvm = Uvm(self.client, isolated=isolated)
-        except BaseException:
-            self.client.close()
-            raise
-        self.events = FaultEvents(self.client, self.uvm.file)
         self.addresses = {
             region: RangeAllocator(
                 region.value[0], region.value[1] - region.value[0], 4096, name=region.name.lower()
@@ -60,9 +76,19 @@ class Session:
         }
 
     @property
-    def space(self) -> Uvm:
-        assert self.uvm is not None
-        return self.uvm
+    @abstractmethod
+    def source(self) -> object:
+        """Return what leads to the GPU: a node, or a transport. Models add facts to it."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Return the name of `source`."""
+
+    @property
+    def clock(self) -> Clock:
+        """Return the clock that all waits use."""
+        return self.client.clock
 
     def reserve(self, region: Region, size: int, align: int, owner: object = None) -> int:
         """Take addresses; OutOfMemory when a region is used up. owner: see RangeAllocator.free."""
@@ -77,23 +103,112 @@ class Session:
         with self.lock:
             return self.addresses[region].owns(address, owner)
 
-    def take(self, user: object) -> Session:
+    def take(self, user: object) -> Self:
         """Register a GPU that uses the session."""
         with self.lock:
             self.users.append(user)
         return self
 
     def leave(self, user: object) -> None:
-        """Unregister a GPU; the last one closes everything, including the node. Can be repeated."""
+        """Unregister a GPU; the last one closes everything. Can be repeated."""
         with self.lock:
             self.users[:] = [each for each in self.users if each is not user]
         if not self.users:
             self.close()
 
+    @abstractmethod
+    def sole_holder(self) -> str:
+        """Return why the GPU cannot be opened a second time, as a clause; empty if it can."""
+
+    @abstractmethod
+    def another(self) -> Session:
+        """Return a session for another holder of the same GPU, isolated from this one. The caller
+        closes it. NotSupported if `sole_holder` returns a reason."""
+
+    @abstractmethod
     def close(self) -> None:
         """Release all objects and files; idempotent."""
+
+
+class NodeSession(Session):
+    """A session through the stock driver: a client, and one address space of UVM. Owns the node.
+
+    isolated: see Uvm.
+    """
+
+    client: RmClient
+
+    def __init__(self, node: Node, *, isolated: bool = False) -> None:
+        super().__init__()
+        self.node = node
+        self.uvm: Uvm | None = None
+        self.client = RmClient(node)
+        try:
+            self.uvm = Uvm(self.client, isolated=isolated)
+        except BaseException:
+            self.client.close()
+            raise
+        self.events: FaultEvents = FaultEvents(self.client, self.uvm.file)
+
+    @property
+    def source(self) -> object:
+        return self.node
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def space(self) -> Uvm:
+        assert self.uvm is not None
+        return self.uvm
+
+    def sole_holder(self) -> str:
+        return (
+            ""
+            if isinstance(self.node, Reopenable)
+            else (f"{self.node.name} cannot be opened a second time")
+        )
+
+    def another(self) -> NodeSession:
+        if not isinstance(self.node, Reopenable):
+            raise NotSupported(f"the GPU cannot have a second holder: {self.sole_holder()}")
+        node = self.node.another()
+        try:
+            return NodeSession(node, isolated=True)
+        except BaseException:
+            node.close()
+            raise
+
+    def close(self) -> None:
         self.events.close()
         if self.uvm is not None:
             self.uvm.close()
         self.client.close()
         self.node.close()
+
+
+class GpuObjects(Protocol):
+    """The objects of one GPU in the resource manager; see nv.rm.gpu.Gpu."""
+
+    device: int  # handle
+    subdevice: int  # handle
+    index: int  # of the GPU's node
+    path: str  # of its node, or the card's name
+    uuid: bytes
+
+    @property
+    def session(self) -> Session: ...
+    @property
+    def client(self) -> Requests: ...
+    @property
+    def sm_count(self) -> int: ...
+
+
+class NodeObjects(GpuObjects, Protocol):
+    """The same through the stock driver; see nv.rm.node_gpu.NodeGpu."""
+
+    @property
+    def session(self) -> NodeSession: ...
+    @property
+    def client(self) -> RmClient: ...

@@ -16,7 +16,7 @@ from typing import Any
 from ugpu.hcq.errors import NotSupported, UgpuError, UnitTimeout
 from ugpu.hcq.registers.layout import Struct
 from ugpu.nv.rm.client import CONTROL_NODE
-from ugpu.nv.rm.gpu import Gpu
+from ugpu.nv.rm.node_gpu import NodeGpu
 
 _POLL = "NV00DE_RUSD_POLL_"
 _WANTED = ("CLOCK", "PERF", "MEMORY", "POWER", "THERMAL", "PCI", "FAN")
@@ -36,7 +36,7 @@ _STEP = re.compile(r"(\w+)(?:\[(\d+)\])?")
 class SharedData:
     """One GPU's page. `close` ends the polling. NotSupported if the driver publishes nothing."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: NodeGpu) -> None:
         client = gpu.client
         constants = client.constants
         mask = sum(

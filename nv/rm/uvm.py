@@ -12,7 +12,8 @@ from typing import Any
 from ugpu.hcq.errors import UgpuError
 from ugpu.hcq.registers.layout import Struct
 from ugpu.nv import abi
-from ugpu.nv.rm.client import RmClient, call, open_file, status_error
+from ugpu.nv.rm.client import RmClient, call, open_file
+from ugpu.nv.rm.requests import status_error
 
 UVM_NODE = "/dev/nvidia-uvm"
 _MM_NOT_NEEDED = frozenset(("NV_OK", "NV_WARN_NOTHING_TO_DO"))

@@ -117,7 +117,7 @@ class Programs:
             data = assemble(ptx, target, config().cache_folder / "cubins")
         cubin = parse_cubin(data)
         _check_target(cubin, driver.gpu.capability)
-        if not ptx and code_of(driver.session.node) == "PTX":
+        if not ptx and code_of(driver.session.source) == "PTX":
             raise BadCodeObject(_NEEDS_PTX, found=f"a cubin for {cubin.target}")
         names = _parameters(ptx)
         image = lay_out(cubin, ptx)

@@ -28,8 +28,8 @@ def facts(name: str) -> ChipFacts:
 
 
 def _facts(name: str) -> ChipFacts:
-    found: ChipFacts = importlib.import_module(f"{__name__}.{name}.facts").FACTS
-    return found
+    facts: ChipFacts = importlib.import_module(f"{__name__}.{name}.facts").FACTS
+    return facts
 
 
 def virtual_names() -> tuple[str, ...]:
@@ -51,11 +51,11 @@ def pci_drivers() -> dict[tuple[int, int], PciDriver]:
 def by_id(chip_id: int) -> ChipFacts | None:
     """Return the chip with an id that a kernel driver reported, or one with another patch level of
     it."""
-    known = [_facts(name) for name in names()]
-    for chip in known:
+    chips = [_facts(name) for name in names()]
+    for chip in chips:
         if chip_id in chip.chip_ids:
             return chip
-    for chip in known:
+    for chip in chips:
         if any(chip_id >> 8 == own >> 8 for own in chip.chip_ids):
             return chip
     return None
@@ -71,8 +71,8 @@ def stand_in(chip_id: int) -> ChipFacts | None:
     """Return facts to try for an unknown GPU of a known generation: those of the oldest chip, with
     the least of everything. None for another generation."""
     generation = generation_of(chip_id)
-    known = [_facts(name) for name in names()]
-    same = [chip for chip in known if chip.generation == generation]
+    chips = [_facts(name) for name in names()]
+    same = [chip for chip in chips if chip.generation == generation]
     if not same:
         return None
     oldest = min(same, key=lambda chip: (chip.step, chip.shader_processors))

@@ -21,10 +21,10 @@ def attach_msm(index: int) -> NodeAttachment:
 
 def listed_msm(nodes: Path, sysfs: Path = Path("/sys/class/drm")) -> list[tuple[int, Path]]:
     """Return index and path of the render nodes below `nodes` (/dev) that belong to msm."""
-    found = []
+    nodes_of_msm = []
     for path in (nodes / "dri").glob("renderD*"):
         number = path.name.removeprefix("renderD")
         driver = sysfs / path.name / "device" / "driver"
         if number.isdecimal() and driver.exists() and driver.resolve().name.startswith("msm"):
-            found.append((int(number) - FIRST_MINOR, path))
-    return sorted(found)
+            nodes_of_msm.append((int(number) - FIRST_MINOR, path))
+    return sorted(nodes_of_msm)

@@ -221,8 +221,8 @@ class AdrenoDriver(WorkHolder):
         code = self.programs.find(address)
         if code is not None:
             return f"at byte {code[1]} of the code of {code[0]}"
-        below = [one for one in list(self.interface.memories) if one.address <= address]
-        nearest = max(below, key=lambda one: one.address, default=None)
+        below = [memory for memory in list(self.interface.memories) if memory.address <= address]
+        nearest = max(below, key=lambda memory: memory.address, default=None)
         if nearest is None:
             return "below all memory of this device"
         what = f"{nearest.size} bytes of memory at {nearest.address:#x}"
@@ -241,7 +241,7 @@ class AdrenoDriver(WorkHolder):
     def all_queues(self) -> Sequence[AdrenoQueue]:
         return self._queues
 
-    def nudge(self) -> None:
+    def notify_memory_written(self) -> None:
         with self.core.lock:
             if not self.core.closed:
                 self.dispatcher.pump()
@@ -311,9 +311,9 @@ class AdrenoDriver(WorkHolder):
 def _facts_of(identity: Identity) -> ChipFacts:
     """Return the facts of the GPU; for an unknown one of a known generation, those of its oldest
     chip."""
-    known = chips.by_id(identity.chip_id)
-    if known is not None:
-        return known
+    exact = chips.by_id(identity.chip_id)
+    if exact is not None:
+        return exact
     tried = chips.stand_in(identity.chip_id)
     if tried is None:
         have = ", ".join(chips.names())

@@ -53,7 +53,7 @@ def msm_sensors(node: Node, address: int) -> list[Sensor]:
     """Return the sensors that this kernel has. address: of the GPU's registers in the device
     tree."""
     folder = f"/sys/class/devfreq/{address:x}.gpu"
-    found = [
+    sensors = [
         Sensor(kind.name, kind.unit, _reader(node, f"{folder}/{kind.file}", kind.factor))
         for kind in _DEVFREQ
         if _there(node, f"{folder}/{kind.file}")
@@ -62,13 +62,13 @@ def msm_sensors(node: Node, address: int) -> list[Sensor]:
     if zones:
         readers = [_reader(node, zone, 1e-3) for zone in zones]
         hottest = Sensor("temperature_celsius", "°C", lambda: max(read() for read in readers))
-        found.append(hottest)
-    return found
+        sensors.append(hottest)
+    return sensors
 
 
 def _zones(node: Node) -> list[str]:
     """Return paths of the temperatures of the GPU's thermal zones."""
-    found = []
+    paths = []
     for number_of in range(_MOST_ZONES):
         zone = f"/sys/class/thermal/thermal_zone{number_of}"
         try:
@@ -76,8 +76,8 @@ def _zones(node: Node) -> list[str]:
         except OSError:
             break
         if kind.startswith("gpu") and _there(node, f"{zone}/temp"):
-            found.append(f"{zone}/temp")
-    return found
+            paths.append(f"{zone}/temp")
+    return paths
 
 
 def _there(node: Node, path: str) -> bool:

@@ -82,8 +82,8 @@ class Faults:
 
     def evidence(self) -> Evidence:
         """See Driver.evidence."""
-        driver, found = self.driver, Evidence()
-        found.take("queues.json", lambda: [
+        driver, evidence = self.driver, Evidence()
+        evidence.take("queues.json", lambda: [
             {
                 "name": queue.name, "timeline": queue.timeline.value,
                 "timeline_last": queue.timeline.last, "held": len(queue.held),
@@ -91,14 +91,16 @@ class Faults:
             }
             for queue in driver.all_queues()
         ])  # fmt: skip
-        found.take("context.json", driver.interface.progress)
-        found.take("memory.json", lambda: [
+        evidence.take("context.json", driver.interface.progress)
+        evidence.take("memory.json", lambda: [
             {"address": memory.address, "size": memory.size, "kind": memory.caching.value}
             for memory in list(driver.interface.memories)
         ])  # fmt: skip
-        found.take("driver.json", lambda: {key: str(fact) for key, fact in driver.info().items()})
-        found.missing["registers.json"] = "the kernel driver does not show them"
-        return found
+        evidence.take(
+            "driver.json", lambda: {key: str(fact) for key, fact in driver.info().items()}
+        )
+        evidence.missing["registers.json"] = "the kernel driver does not show them"
+        return evidence
 
     # ---- recovery --------------------------------------------------------------------------------
 

@@ -32,9 +32,9 @@ class Counters:
         self._held: list[dict[str, int]] = []
         if not 0 < len(self.events) <= MOST:
             raise BadArgument(f"expected 1 to {MOST} events, got {len(self.events)}")
-        known = [each.removeprefix(_PREFIX) for each in kgsl.names if each.startswith(_PREFIX)]
+        groups = [name.removeprefix(_PREFIX) for name in kgsl.names if name.startswith(_PREFIX)]
         for group, number in self.events:
-            if group not in known or group == "MAX":
+            if group not in groups or group == "MAX":
                 raise BadArgument(f"expected a group of counters such as SP or UCHE, got {group!r}")
             if not 0 <= number < kgsl.names.KGSL_PERFCOUNTER_BROKEN:
                 raise BadArgument(f"expected the number of an event of {group}, got {number}")
@@ -58,8 +58,8 @@ class Counters:
         layout = self.kgsl.layouts.kgsl_perfcounter_read_group
         raw = bytearray(layout.size * len(self._held))
         for position, pair in enumerate(self._held):
-            one = layout.view(raw, position * layout.size)
-            one.groupid, one.countable = pair["groupid"], pair["countable"]
+            row = layout.view(raw, position * layout.size)
+            row.groupid, row.countable = pair["groupid"], pair["countable"]
         argument = self.kgsl.layouts.kgsl_perfcounter_read.new(
             reads=address_of(raw), count=len(self._held)
         )

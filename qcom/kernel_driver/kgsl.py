@@ -121,11 +121,11 @@ class Kgsl(KernelInterface):
                 error.add_facts(size=size)
             raise
 
-    def _import(self, kind: str, memory: Memory, given: Struct, size: int, flags: int) -> Memory:
+    def _import(self, kind: str, memory: Memory, source: Struct, size: int, flags: int) -> Memory:
         """Make the call GPUOBJ_IMPORT. size: the value for `priv_len`."""
         names = self.names
         argument = self.layouts.kgsl_gpuobj_import.new(
-            priv=address_of(given.raw), priv_len=size, flags=flags,
+            priv=address_of(source.raw), priv_len=size, flags=flags,
             type=names[f"KGSL_USER_MEM_TYPE_{kind}"],
         )  # fmt: skip
         try:
@@ -157,14 +157,14 @@ class Kgsl(KernelInterface):
         flags |= names.KGSL_MEMFLAGS_GPUREADONLY if read_only else 0
         # NumPy returns the address of read-only bytes, too.
         where = int(np.frombuffer(data, np.uint8).ctypes.data)
-        given = self.layouts.kgsl_gpuobj_import_useraddr.new(virtaddr=where)
-        return self._import("ADDR", memory, given, len(data), flags)
+        source = self.layouts.kgsl_gpuobj_import_useraddr.new(virtaddr=where)
+        return self._import("ADDR", memory, source, len(data), flags)
 
     def import_dma_buf(self, descriptor: int, size: int, *, read_only: bool) -> Memory:
         flags = self.names.KGSL_MEMFLAGS_GPUREADONLY if read_only else 0
-        given = self.layouts.kgsl_gpuobj_import_dma_buf.new(fd=descriptor)
+        source = self.layouts.kgsl_gpuobj_import_dma_buf.new(fd=descriptor)
         memory = Memory(self, whole_pages(size), Caching.COMBINED)
-        return self._import("DMABUF", memory, given, given.layout.size, flags)
+        return self._import("DMABUF", memory, source, source.layout.size, flags)
 
     def release(self, memory: Memory) -> None:
         argument = self.layouts.kgsl_gpumem_free_id.new(id=memory.handle)
@@ -177,12 +177,12 @@ class Kgsl(KernelInterface):
         direction = names.KGSL_GPUMEM_CACHE_TO_GPU
         if not to_gpu:  # written back, then dropped: another thread may be storing into the line
             direction |= names.KGSL_GPUMEM_CACHE_FROM_GPU
-        one = self.layouts.kgsl_gpuobj_sync_obj.new(
+        entry = self.layouts.kgsl_gpuobj_sync_obj.new(
             offset=start, length=size, id=memory.handle,
             op=(direction | names.KGSL_GPUMEM_CACHE_RANGE) & 0xFFFF_FFFF,
         )  # fmt: skip
         argument = self.layouts.kgsl_gpuobj_sync.new(
-            objs=address_of(one.raw), obj_len=len(one.raw), count=1
+            objs=address_of(entry.raw), obj_len=len(entry.raw), count=1
         )
         self.call("GPUOBJ_SYNC", names.IOCTL_KGSL_GPUOBJ_SYNC, argument.raw)
 
@@ -279,17 +279,17 @@ class Kgsl(KernelInterface):
         self.call(
             "READTIMESTAMP", self.names.IOCTL_KGSL_CMDSTREAM_READTIMESTAMP_CTXTID, argument.raw
         )
-        found: int = argument.timestamp
-        return found
+        timestamp: int = argument.timestamp
+        return timestamp
 
     def progress(self) -> dict[str, object]:
-        found: dict[str, object] = {"context": self.context}
+        progress: dict[str, object] = {"context": self.context}
         for kind in ("QUEUED", "CONSUMED", "RETIRED"):
             try:
-                found[kind.lower()] = self.timestamp(kind)
+                progress[kind.lower()] = self.timestamp(kind)
             except UgpuError as error:
-                found[kind.lower()] = str(error)
-        return found
+                progress[kind.lower()] = str(error)
+        return progress
 
     def close(self) -> None:
         self.destroy_context()
@@ -302,11 +302,11 @@ class _Command(Submission):
         names, layout = kgsl.names, kgsl.layouts.kgsl_command_object
         self._list = bytearray()
         for memory, start, size in ranges:
-            one = layout.new(
+            entry = layout.new(
                 gpuaddr=memory.address + start, size=size, flags=names.KGSL_CMDLIST_IB,
                 id=memory.handle,
             )  # fmt: skip
-            self._list += one.raw
+            self._list += entry.raw
         sync = kgsl.layouts.kgsl_command_syncpoint.size
         self._argument = kgsl.layouts.kgsl_gpu_command.new(
             flags=names.KGSL_CMDBATCH_SUBMIT_IB_LIST, cmdlist=address_of(self._list),
@@ -315,8 +315,8 @@ class _Command(Submission):
 
     @property
     def number(self) -> int:
-        found: int = self._argument.timestamp
-        return found
+        timestamp: int = self._argument.timestamp
+        return timestamp
 
     def submit(self) -> None:
         if not self.number:
@@ -326,8 +326,8 @@ class _Command(Submission):
     def again(self) -> Submission | None:
         if self._argument.context_id != self.kgsl.context:
             return None
-        made = object.__new__(_Command)
-        made.kgsl, made._list = self.kgsl, self._list  # the list is shared and never modified
-        made._argument = self.kgsl.layouts.kgsl_gpu_command.view(bytearray(self._argument.raw))
-        made._argument.timestamp = 0
-        return made
+        copied = object.__new__(_Command)
+        copied.kgsl, copied._list = self.kgsl, self._list  # the list is shared and never modified
+        copied._argument = self.kgsl.layouts.kgsl_gpu_command.view(bytearray(self._argument.raw))
+        copied._argument.timestamp = 0
+        return copied

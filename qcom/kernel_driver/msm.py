@@ -65,8 +65,8 @@ class Msm(KernelInterface):
             pipe=self.names.MSM_PIPE_3D0, param=self.names[name]
         )
         self.call(name, self.names.DRM_IOCTL_MSM_GET_PARAM, argument.raw)
-        found: int = argument.value
-        return found
+        value: int = argument.value
+        return value
 
     def identify(self) -> Identity:
         try:
@@ -84,12 +84,12 @@ class Msm(KernelInterface):
 
     def memory_size(self) -> int | None:
         """See KernelInterface. Older kernels do not report the size of the address space."""
-        found = super().memory_size()
+        limit = super().memory_size()
         try:
             space = self.parameter("MSM_PARAM_VA_SIZE")
         except UgpuError:
-            return found
-        return space if found is None else min(found, space)
+            return limit
+        return space if limit is None else min(limit, space)
 
     @property
     def caching(self) -> Caching:
@@ -132,8 +132,8 @@ class Msm(KernelInterface):
     def _info(self, handle: int, name: str) -> int:
         argument = self.layouts.drm_msm_gem_info.new(handle=handle, info=self.names[name])
         self.call(name, self.names.DRM_IOCTL_MSM_GEM_INFO, argument.raw)
-        found: int = argument.value
-        return found
+        value: int = argument.value
+        return value
 
     def allocate(self, size: int, caching: Caching, *, read_only: bool = False) -> Memory:
         names = self.names
@@ -161,9 +161,9 @@ class Msm(KernelInterface):
     def _name(self, memory: Memory, *, read_only: bool) -> None:
         """List the memory in submissions; as read-only where nothing else writes it."""
         flags = self.names.MSM_SUBMIT_BO_READ
-        known = self._entries.get(memory.handle)
+        listed = self._entries.get(memory.handle)
         layout = self.layouts.drm_msm_gem_submit_bo
-        if not read_only or (known is not None and layout.view(known).flags != flags):
+        if not read_only or (listed is not None and layout.view(listed).flags != flags):
             flags |= self.names.MSM_SUBMIT_BO_WRITE
         entry = layout.new(flags=flags, handle=memory.handle, presumed=memory.address)
         self._entries[memory.handle] = bytes(entry)
@@ -187,8 +187,8 @@ class Msm(KernelInterface):
 
     def free(self, memory: Memory) -> None:
         # First: a freed handle must not be listed. Another import of the buffer still needs it.
-        others = [one for one in self.memories if one is not memory]
-        if all(one.handle != memory.handle for one in others):
+        others = [other for other in self.memories if other is not memory]
+        if all(other.handle != memory.handle for other in others):
             self._entries.pop(memory.handle, None)
         super().free(memory)
 
@@ -276,8 +276,8 @@ class _Submit(Submission):
 
     @property
     def number(self) -> int:
-        found: int = self._argument.fence
-        return found
+        fence: int = self._argument.fence
+        return fence
 
     def submit(self) -> None:
         if not self.number:
@@ -288,7 +288,7 @@ class _Submit(Submission):
         msm = self.msm
         if self._argument.queueid != msm.queue or b"".join(msm._entries.values()) != self._objects:
             return None
-        made = copy.copy(self)  # the lists are shared and never modified
-        made._argument = msm.layouts.drm_msm_gem_submit.view(bytearray(self._argument.raw))
-        made._argument.fence = 0
-        return made
+        copied = copy.copy(self)  # the lists are shared and never modified
+        copied._argument = msm.layouts.drm_msm_gem_submit.view(bytearray(self._argument.raw))
+        copied._argument.fence = 0
+        return copied

@@ -26,8 +26,8 @@ def file_of(facts: ChipFacts) -> str:
 def objects(facts: ChipFacts) -> dict[str, bytes]:
     """Return the objects (hcq.objects.ir3_object) for a chip, by name."""
     text = (Path(__file__).parent / file_of(facts)).read_text(encoding="ascii")
-    made = {}
+    objects = {}
     for block in text.split("\n", 1)[1].split("\n\n"):
         name, *lines = block.split()
-        made[name] = base64.b64decode("".join(lines))
-    return made
+        objects[name] = base64.b64decode("".join(lines))
+    return objects

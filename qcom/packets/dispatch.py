@@ -55,14 +55,14 @@ def prepare(
     kernel: Ir3Kernel, code: int, private: PrivateMemory, facts: ChipFacts, tables: Tables
 ) -> Prepared:
     """Encode the packets that all launches of a kernel share."""
-    made = Prepared(kernel, code, private)
+    prepared = Prepared(kernel, code, private)
     stream = Stream(tables)
-    program(stream, facts, made)
+    program(stream, facts, prepared)
     words = [*kernel.immediates, *[0] * (-len(kernel.immediates) % 4)]
     words = words[: 4 * max(0, kernel.constants - kernel.immediates_at)]
     if words:
         _load(stream, kernel.immediates_at, words, ())
-    return replace(made, words=tuple(stream.words))
+    return replace(prepared, words=tuple(stream.words))
 
 
 def branch_stack(kernel: Ir3Kernel) -> int:

@@ -104,9 +104,9 @@ class _Image:
             self._add(command)
         end = len(self.stream)
         words, relocations, starts = self.stream.finish()
-        made = Commands(words, end, relocations)
+        encoded = Commands(words, end, relocations)
         bounds = [segment.starts[0] for segment in self.segments[1:]] + [end]
-        made.segments = tuple(
+        encoded.segments = tuple(
             Segment(
                 _ranges(segment.starts, bound),
                 tuple(Point(timeline, starts[block]) for timeline, block in segment.waits),
@@ -114,9 +114,9 @@ class _Image:
             )
             for segment, bound in zip(self.segments, bounds, strict=True)
         )
-        made.kernels = tuple(dict.fromkeys(self.kernels))
-        made.aligned = tuple(self.stream.aligned)
-        return made
+        encoded.kernels = tuple(dict.fromkeys(self.kernels))
+        encoded.aligned = tuple(self.stream.aligned)
+        return encoded
 
     def _add(self, command: Command) -> None:
         if isinstance(command, Wait):
@@ -237,18 +237,18 @@ class _Image:
     def _fill(self, command: Fill) -> None:
         self._run("fill", command.destination, command.value & _ALL, command.size)
 
-    def _run(self, name: str, to: Symbol, given: Symbol | int, size: int) -> None:
+    def _run(self, name: str, to: Symbol, operand: Symbol | int, size: int) -> None:
         """Launch one of the driver's kernels over `size` bytes, in parts of at most a grid."""
         most = MOST_GROUPS * SPAN
         for start in range(0, size, most):
             part = min(most, size - start)
             references = [Reference(0, 8, to.plus(start))]
             block = bytes(8)
-            if isinstance(given, Symbol):
-                references.append(Reference(8, 8, given.plus(start)))
+            if isinstance(operand, Symbol):
+                references.append(Reference(8, 8, operand.plus(start)))
                 block += bytes(8)
             else:
-                block += given.to_bytes(4, "little")
+                block += operand.to_bytes(4, "little")
             launch = Launch(
                 self.encoder.own[name], (-(-part // SPAN), 1, 1), (THREADS, 1, 1),
                 block + part.to_bytes(4, "little"), tuple(references),

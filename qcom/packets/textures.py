@@ -36,13 +36,13 @@ _TP_MODE = 0x28
 
 def check(kernel: Ir3Kernel, tables: Tables) -> None:
     """Raise BadCodeObject where the GPU cannot have a kernel's textures, samplers and images."""
-    for what, found, most in (
+    for what, count, most in (
         ("textures", len(kernel.textures), MOST_TEXTURES),
         ("samplers", len(kernel.samplers), MOST_SAMPLERS),
         ("images", len(kernel.images), MOST_IMAGES),
     ):
-        if found > most:
-            raise BadCodeObject(f"{kernel.name} uses {found} {what}, expected at most {most}")
+        if count > most:
+            raise BadCodeObject(f"{kernel.name} uses {count} {what}, expected at most {most}")
     for what, textures in (("texture", kernel.textures), ("image", kernel.images)):
         for number, texture in enumerate(textures):
             _check(f"{what} {number} of {kernel.name}", texture, tables)
@@ -97,7 +97,7 @@ def bind(stream: Stream, launch: Launch, kernel: Ir3Kernel) -> None:
     _load(stream, codes.ST6_CONSTANTS, codes.SB6_CS_TEX, count, block)
     stream.write_address("SP_CS_TEX_CONST", block)
     if kernel.samplers:
-        words = [word for one in kernel.samplers for word in _sampler(stream.tables, one)]
+        words = [word for sampler in kernel.samplers for word in _sampler(stream.tables, sampler)]
         block = stream.place(stream.data(words))
         _load(stream, codes.ST6_SHADER, codes.SB6_CS_TEX, len(kernel.samplers), block)
         stream.write_address("SP_CS_TEX_SAMP", block)
@@ -145,9 +145,11 @@ def _address(launch: Launch, kernel: Ir3Kernel, texture: Ir3Texture) -> Symbol:
 
 
 def _whole(references: Sequence[Reference], offset: int) -> None:
-    for one in references:
-        if one.offset < offset + 8 and offset < one.offset + one.width:
-            raise BadArgument("expected a texture's address as one value of 8 bytes", reference=one)
+    for reference in references:
+        if reference.offset < offset + 8 and offset < reference.offset + reference.width:
+            raise BadArgument(
+                "expected a texture's address as one value of 8 bytes", reference=reference
+            )
 
 
 def _check_place(symbol: Symbol, texture: Ir3Texture, name: str) -> None:
@@ -185,18 +187,26 @@ def _words(tables: Tables, texture: Ir3Texture, *, stored: bool = False) -> list
         else codes["A6XX_TEX_ONE" if place == "W" else "A6XX_TEX_ZERO"]
         for number, place in enumerate(places)
     }  # fmt: skip
-    found = [0] * _DESCRIPTOR
-    found[0] = packets["A6XX_TEX_CONST_0"].encode(
+    descriptor = [0] * _DESCRIPTOR
+    descriptor[0] = packets["A6XX_TEX_CONST_0"].encode(
         TILE_MODE=codes.TILE6_LINEAR, FMT=codes[_format(texture)], **swizzle
     )
     if texture.height:
-        found[1] = packets["A6XX_TEX_CONST_1"].encode(WIDTH=texture.width, HEIGHT=texture.height)
-        found[2] = packets["A6XX_TEX_CONST_2"].encode(PITCH=texture.pitch, TYPE=codes.A6XX_TEX_2D)
-        return found
+        descriptor[1] = packets["A6XX_TEX_CONST_1"].encode(
+            WIDTH=texture.width, HEIGHT=texture.height
+        )
+        descriptor[2] = packets["A6XX_TEX_CONST_2"].encode(
+            PITCH=texture.pitch, TYPE=codes.A6XX_TEX_2D
+        )
+        return descriptor
     low = texture.width & (1 << _WIDTH_BITS) - 1
-    found[1] = packets["A6XX_TEX_CONST_1"].encode(WIDTH=low, HEIGHT=texture.width >> _WIDTH_BITS)
-    found[2] = packets["A6XX_TEX_CONST_2"].encode(STRUCTSIZETEXELS=1, TYPE=codes.A6XX_TEX_BUFFER)
-    return found
+    descriptor[1] = packets["A6XX_TEX_CONST_1"].encode(
+        WIDTH=low, HEIGHT=texture.width >> _WIDTH_BITS
+    )
+    descriptor[2] = packets["A6XX_TEX_CONST_2"].encode(
+        STRUCTSIZETEXELS=1, TYPE=codes.A6XX_TEX_BUFFER
+    )
+    return descriptor
 
 
 def _relocations(
@@ -206,15 +216,15 @@ def _relocations(
     texture's first texel after it. A replay may substitute another buffer with another
     alignment."""
     low = ALIGN.bit_length() - 1
-    found = [
+    relocations = [
         Relocation(first + 4, symbol, shift=low, lsb=low, width=32 - low),
         Relocation(first + 5, symbol, shift=32),
     ]
     if not texture.height:
         field = tables.packets["A6XX_TEX_CONST_2"].encode(STARTOFFSETTEXELS=1)
         shift, place = texture.texel.bit_length() - 1, field.bit_length() - 1
-        found.append(Relocation(first + 2, symbol, shift=shift, lsb=place, width=low - shift))
-    return found
+        relocations.append(Relocation(first + 2, symbol, shift=shift, lsb=place, width=low - shift))
+    return relocations
 
 
 def _sampler(tables: Tables, sampler: Ir3Sampler) -> list[int]:

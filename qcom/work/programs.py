@@ -89,9 +89,9 @@ class Programs:
     def _private_for(self, kernel: Ir3Kernel) -> PrivateMemory:
         if not kernel.private_size:
             return NO_PRIVATE_MEMORY
-        known = self._private.get(kernel.private_per_wave)
-        if known is not None and known.per_thread >= kernel.private_size:
-            return known
+        present = self._private.get(kernel.private_per_wave)
+        if present is not None and present.per_thread >= kernel.private_size:
+            return present
         facts = self.driver.facts
         units = -(-kernel.private_size // _PRIVATE_UNIT)
         per_thread = _PRIVATE_UNIT << (units - 1).bit_length()
@@ -100,13 +100,13 @@ class Programs:
             per_processor * facts.shader_processors, Caching.COMBINED
         )
         self._blocks.append(memory)
-        made = PrivateMemory(memory.address, per_thread, per_processor, kernel.private_per_wave)
-        self._private[kernel.private_per_wave] = made
-        return made
+        private = PrivateMemory(memory.address, per_thread, per_processor, kernel.private_per_wave)
+        self._private[kernel.private_per_wave] = private
+        return private
 
     def clear_private(self) -> list[Command]:
         """Return commands that zero private memory."""
-        blocks = ((Symbol.constant(each.address), each.size) for each in self._blocks)
+        blocks = ((Symbol.constant(memory.address), memory.size) for memory in self._blocks)
         return [Fill(address, 0, size) for address, size in blocks]
 
     def close(self) -> None:
@@ -125,8 +125,14 @@ def _loaded(program: Program, prepared: Prepared) -> Kernel:
         address=prepared.code,
         kernarg_size=kernel.kernarg_size,
         arguments=tuple(
-            Argument(one.offset, one.size, one.name, one.is_address, one.kind)
-            for one in kernel.parameters
+            Argument(
+                parameter.offset,
+                parameter.size,
+                parameter.name,
+                parameter.is_address,
+                parameter.kind,
+            )
+            for parameter in kernel.parameters
         ),
         local_size=kernel.local_size,
         private_size=kernel.private_size,
@@ -147,13 +153,13 @@ def check(kernel: Ir3Kernel, facts: ChipFacts) -> None:
         raise BadCodeObject(
             f"{name} was compiled for a newer GPU", found=made_for.name, expected=facts.name
         )
-    for what, found, most in (
+    for what, needed, most in (
         ("bytes of local memory", kernel.local_size, facts.local_memory),
         ("vec4 of constants", kernel.constants, facts.constants),
     ):
-        if found > most:
+        if needed > most:
             raise BadCodeObject(f"{name} needs more {what} than {facts.name} has",
-                                needs=found, has=most)  # fmt: skip
+                                needs=needed, has=most)  # fmt: skip
     if len(kernel.code) % CODE_ALIGN:
         raise BadCodeObject(
             f"{name}: the code must be a multiple of {CODE_ALIGN} bytes", size=len(kernel.code)

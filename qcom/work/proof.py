@@ -42,8 +42,8 @@ def work(driver: WorkHolder) -> dict[str, object]:
         filled, copied = (Symbol.constant(memory.address + at) for at in (0, _SIZE))
         _run(driver, [Fill(filled, _PATTERN, _SIZE), Barrier(), Copy(copied, filled, _SIZE)])
         for name, start in (("fill", 0), ("copy", _SIZE)):
-            found = struct.unpack_from(f"<{_SIZE // 4}I", memory.view, start)
-            for place, word in enumerate(found):
+            words = struct.unpack_from(f"<{_SIZE // 4}I", memory.view, start)
+            for place, word in enumerate(words):
                 if word != _PATTERN:
                     raise ChipError(
                         f"{driver.name}: word {place} of a {name} is {word:#x}, expected "

@@ -85,11 +85,11 @@ class Image:
     kernels: tuple[str, ...]
     kept: OwnImage | None = None
     resident: OwnImage | None = None
-    given: tuple[int, Submission | None, int] = (0, None, 0)
+    handed: tuple[int, Submission | None, int] = (0, None, 0)
 
     @property
-    def all_given(self) -> bool:
-        return self.given[0] >= len(self.segments)
+    def all_handed(self) -> bool:
+        return self.handed[0] >= len(self.segments)
 
     def value(self, word: int) -> int:
         """Return a 64-bit value in the image."""
@@ -128,33 +128,33 @@ class Dispatcher:
         """Submit the segments of the queue's first held image that can run; return whether all
         were."""
         image = queue.held[0]
-        while not image.all_given:
-            given, command, many = image.given
+        while not image.all_handed:
+            handed, command, many = image.handed
             if command is None:
                 chosen = self._ready(image)
                 if not chosen:
                     return False
                 many = len(chosen)
                 command = self._command(image, chosen)
-                image.given = (given, command, many)
+                image.handed = (handed, command, many)
             if command is not None:
                 try:
                     command.submit()
                 except UgpuError as error:
                     self.refusal = error
                     return False
-            for segment in image.segments[given : given + many]:
+            for segment in image.segments[handed : handed + many]:
                 self._promise(image, segment)
-            image.given = (given + many, None, 0)
+            image.handed = (handed + many, None, 0)
         queue.held.popleft()
         return True
 
     def _command(self, image: Image, chosen: list[Segment]) -> Submission | None:
         """Return the submission for these segments; None where they have no packets. A resident
         image keeps it for the next time."""
-        key = image.given[0], len(chosen)
-        known = image.resident.submissions.get(key) if image.resident is not None else None
-        command = known.again() if known is not None else None
+        key = image.handed[0], len(chosen)
+        earlier = image.resident.submissions.get(key) if image.resident is not None else None
+        command = earlier.again() if earlier is not None else None
         if command is not None:
             return command
         ranges = [
@@ -174,7 +174,7 @@ class Dispatcher:
         enable."""
         promised, chosen = dict(self.promised), []
         try:
-            for segment in image.segments[image.given[0] :]:
+            for segment in image.segments[image.handed[0] :]:
                 if not self._holds(image, segment):
                     break
                 chosen.append(segment)
@@ -285,7 +285,7 @@ class AdrenoQueue(HardwareQueue):
         if not self._pending or self._pending[-1] is not image:
             self._pending.append(image)
             self.held.append(image)
-        elif not image.all_given and image not in self.held:
+        elif not image.all_handed and image not in self.held:
             self.held.append(image)
         self._unused = None
         self._head = image.head
@@ -328,10 +328,10 @@ class AdrenoQueue(HardwareQueue):
         """Wait for room, for the driver's own submissions; other callers have waited without the
         lock."""
         clock = self.driver.clock
-        patience = clock.patience(self.driver.core.limit_s)
+        deadline = clock.deadline(self.driver.core.limit_s)
         while not self.room(words):
             self.driver.core.check_failures()
-            if patience.over():
+            if deadline.expired():
                 raise DeviceHang(
                     f"{self.name} did not free any command memory", limit_s=self.driver.core.limit_s
                 )

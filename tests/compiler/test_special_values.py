@@ -82,3 +82,15 @@ def test_special_values(
     kept = ~np.isnan(wanted)
     assert np.array_equal(found[kept], wanted[kept]), (found, wanted)
     assert np.array_equal(np.signbit(found[kept]), np.signbit(wanted[kept])), (found, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint32"])
+def test_choices_of_known_numbers(device: Device, dtype: str) -> None:
+    """By a condition and by the opposite one; uint32: the bits of such floats."""
+    x = Tensor(np.array([1, 0, 1], np.float32), device=device)
+    for yes, no in ((-1.0, 0.0), (0.0, -1.0), (-1.0, -0.0), (-0.0, -1.0)):
+        given = np.array([yes, no], np.float32)
+        given = given.view(np.uint32) if dtype == "uint32" else given.astype(dtype)
+        one, two = (Tensor.full((3,), each.item(), dtype=dtype, device=device) for each in given)
+        for found in ((x > 0).where(one, two), (~(x > 0)).where(two, one)):
+            assert found.numpy().tobytes() == given[[0, 1, 0]].tobytes(), (yes, no)

@@ -15,7 +15,8 @@ from tests.support.am_navi31 import build_chip, opened, plug_in, start_forever
 from tests.support.descriptors import leaked, settled
 from ugpu import hcq
 from ugpu.am.device.device import AmDevice
-from ugpu.am.device.driver import LONGEST_SLEEP_S, PRESENCE_INTERVAL_S
+from ugpu.am.device.driver import PRESENCE_INTERVAL_S
+from ugpu.hcq.bare.holder import LONGEST_SLEEP_S
 from ugpu.hcq.errors import ChipError, DeviceLost, UgpuError
 from ugpu.hcq.work.queue import QueueKind
 from ugpu.virtual.amd.options import ChipOptions

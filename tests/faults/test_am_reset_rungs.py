@@ -26,9 +26,9 @@ RUNGS = [
 ]  # fmt: skip
 
 
-def climb_one(device: AmDevice, name: str) -> reset.Rungs:
+def climb_one(device: AmDevice, name: str) -> reset.AmRungs:
     """Take one rung by its name."""
-    rungs = reset.Rungs(device.driver)
+    rungs = reset.AmRungs(device.driver)
     (rung,) = [one for one in rungs.all() if one.name == name]
     climb(rung, device.driver.clock)
     device.driver.unfinished = None

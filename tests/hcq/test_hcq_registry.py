@@ -66,7 +66,9 @@ def test_the_package_of_a_chip_is_found_by_its_folder() -> None:
 
 @pytest.mark.parametrize(("chip", "others"), [("a740", ("ugpu.am.chips", "ugpu.nv.chips"))])
 def test_opening_a_chip_loads_no_other_vendors_chips(chip: str, others: tuple[str, ...]) -> None:
-    program = f"import sys; from ugpu import hcq; hcq.open('virtual:{chip}').close(); print(*sys.modules)"
+    program = (
+        f"import sys; from ugpu import hcq\nhcq.open('virtual:{chip}').close(); print(*sys.modules)"
+    )
     loaded = subprocess.check_output([sys.executable, "-c", program], text=True).split()
     assert f"ugpu.qcom.chips.{chip}.facts" in loaded
     assert not set(others) & set(loaded)

@@ -16,7 +16,9 @@ from ugpu.hcq.work.command import CommandBuffer
 from ugpu.hcq.work.queue import QueueKind
 from ugpu.nv.rm.channel import Channel, ChannelMemory, Group
 from ugpu.nv.rm.client import RmClient
+from ugpu.nv.rm.contexts import ContextRange
 from ugpu.nv.rm.memory import allocate
+from ugpu.nv.rm.node_gpu import NodeGpu
 from ugpu.nv.rm.session import Region
 from ugpu.nv.work.queue import OwnImage
 from ugpu.virtual.nvidia.faults import Fault
@@ -67,8 +69,8 @@ def test_addresses_of_context_buffers_hold_no_memory_after_their_channel() -> No
         first = device.driver.compute_queue
         second = device.driver._make_queue("second", QueueKind.COMPUTE, graphics)
         assert first.channel is not None and second.channel is not None
-        base = first.channel.contexts
-        assert base is not None
+        base = first.channel.registration
+        assert isinstance(base, ContextRange)
         first.channel.close()
         gpu = device.driver.gpu
         taken = [allocate(gpu, 2 << 20, Placement.DEVICE, Region.DEVICE) for _ in range(4)]
@@ -90,13 +92,13 @@ def test_channels_made_anew_use_the_same_addresses() -> None:
 def test_the_range_has_room_for_what_the_driver_reports(chip: str) -> None:
     with powered(chip) as machine, opened(machine) as device:
         channel = device.driver.compute_queue.channel
-        assert channel is not None and channel.contexts is not None
+        assert channel is not None and isinstance(channel.registration, ContextRange)
         gpu = device.driver.gpu
         found = gpu.client.ask(
             gpu.subdevice, "NV2080_CTRL_CMD_GR_GET_CTX_BUFFER_SIZE", hChannel=channel.handle
         )
         assert found.totalBufferSize > 0
-        assert channel.contexts.size >= max(1 << 30, 2 * found.totalBufferSize)
+        assert channel.registration.size >= max(1 << 30, 2 * found.totalBufferSize)
 
 
 @pytest.mark.parametrize("placement", list(Placement))
@@ -165,9 +167,10 @@ def test_a_channel_on_the_graphics_engine_is_registered_once_it_has_a_context() 
 
 def test_copy_queues_are_on_the_fastest_engines() -> None:
     with powered() as machine, opened(machine) as device:
-        driver = device.driver
+        driver, gpu = device.driver, device.driver.gpu
+        assert isinstance(gpu, NodeGpu)
         engines = [queue.engine for queue in driver._queues[QueueKind.COPY]]
-        speeds = [driver._physical_engines(engine) for engine in engines]
+        speeds = [gpu.physical_engines(engine) for engine in engines]
         assert speeds == sorted(speeds, reverse=True) and speeds[0] > speeds[-1] > 0
 
 

@@ -31,8 +31,7 @@ _OUT_QUADS = 3
 OUT_BLOCK = 128 * VECTORS + 512 * _OUT_QUADS
 
 CODE, INPUT, OUTPUT = 0x7E00_0000_0000, 0x7E20_0000_0000, 0x7E40_0000_0000
-# 32 vector registers, denormals, DX10 clamp. Not IEEE: in that mode minima quiet signalling NaNs,
-# which the translating core does not do (compiled code quiets what it compares).
+# 32 vector registers, denormals, DX10 clamp. Not IEEE, in which minima quiet signalling NaNs.
 _RSRC1 = 3 | 0xF0 << 12 | 1 << 21
 _RSRC2 = 4 << 1 | 1 << 7 | 1 << 15  # four user registers, the workgroup's x, 512 bytes of LDS
 

@@ -17,7 +17,7 @@ ELSEWHERE = ("/virtual/", "/hcq/objects/jit", "/hcq/objects/stack", "/compiler/"
              "/nv/code/assemble", "/hcq/disk/cache")  # fmt: skip
 #: Functions without effects: an exception in them is one at the line that calls them.
 PURE = ("/nv/abi/", "/nv/code/cubin", "/nv/code/image", "/nv/packets/launch", "/hcq/objects/elf",
-        "/hcq/objects/code_object", "/hcq/objects/ir3_object", "/hcq/registers/layout",
+        "/hcq/objects/linking", "/hcq/objects/code_object", "/hcq/objects/ir3_object", "/hcq/registers/layout",
         "/hcq/registers/fields", "/am/packets/dispatch", "/hcq/state/checks", "/qcom/packets/pm4",
         "/qcom/packets/dispatch", "/qcom/regs")  # fmt: skip
 
@@ -41,7 +41,7 @@ class Interrupter:
         if self.blocked is not None:
             return None
         path = frame.f_code.co_filename
-        # Python reports what a finalizer raises, and goes on, as with a callback of a weak reference.
+        # Python reports what a finalizer or a callback of a weak reference raises, and goes on.
         finalizer = frame.f_code.co_name in ("__del__", "died")
         if finalizer or any(part in path for part in (*ELSEWHERE, *PURE)):
             self.blocked = frame

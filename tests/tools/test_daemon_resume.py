@@ -218,7 +218,8 @@ def test_a_client_killed_in_the_time_of_grace_is_not_waited_for(tmp_path: Path) 
 
     running = started(tmp_path, "[lease]\ngrace_s = 100000", count=1)
     program = (
-        "import sys; from ugpu import hcq; g = hcq.lease(daemon=sys.argv[1]); print('holds', flush=True)\n"
+        "import sys; from ugpu import hcq\n"
+        "g = hcq.lease(daemon=sys.argv[1]); print('holds', flush=True)\n"
     )
     try:
         with subprocess.Popen(

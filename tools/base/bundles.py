@@ -13,10 +13,10 @@ _LEAST = 4  # shortest accepted beginning of a name, in characters
 
 def folder() -> Path:
     """Return the folder of bundles; UsageError if bundles are not written."""
-    found = config().crash_folder
-    if found is None:
+    path = config().crash_folder
+    if path is None:
         raise UsageError("no bundles are written: UGPU_CRASHES is 0, or there is no home folder")
-    return found
+    return path
 
 
 def find(name: str) -> Path:
@@ -25,13 +25,15 @@ def find(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    known = bundle.bundles(folder())[::-1]
-    if name.isdecimal() and 0 < int(name) <= len(known):
-        return known[int(name) - 1]
-    found = [each for each in known if each.name.startswith(name)]
-    if len(found) != 1:
-        raise BadArgument(f"{name!r} names {len(found)} of {len(known)} bundles in {folder()}")
-    return found[0]
+    newest_first = bundle.bundles(folder())[::-1]
+    if name.isdecimal() and 0 < int(name) <= len(newest_first):
+        return newest_first[int(name) - 1]
+    matching = [path_of for path_of in newest_first if path_of.name.startswith(name)]
+    if len(matching) != 1:
+        raise BadArgument(
+            f"{name!r} names {len(matching)} of {len(newest_first)} bundles in {folder()}"
+        )
+    return matching[0]
 
 
 def file_of(source: str) -> Path | None:

@@ -65,12 +65,12 @@ def kept(source: str, at: int | None = None) -> Bundle | Moment | RegisterFile |
         stage = ""
     else:
         path = file_of(name)
-    found = None if path is None else _read(path)
-    if isinstance(found, Recording):
-        return Moment(source, found, at, stage)
+    content = None if path is None else _read(path)
+    if isinstance(content, Recording):
+        return Moment(source, content, at, stage)
     if at is not None or (stage and path is not None):
         raise UsageError(f"--at N and FILE@STAGE require a recording, got {source}")
-    return found
+    return content
 
 
 def _read(path: Path) -> Bundle | Recording | RegisterFile:

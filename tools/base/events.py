@@ -127,7 +127,7 @@ JOURNAL_LOST = Kind(
     "journal.lost", "a1bb1a32fdde40d4b7472ea7bfc61679", _WARNING,
     "journald did not take entries in time; they are lost.",
 )  # fmt: skip
-KINDS = tuple(each for each in list(globals().values()) if isinstance(each, Kind))
+KINDS = tuple(kind for kind in list(globals().values()) if isinstance(kind, Kind))
 # Kinds that describe a lasting state; `ugpu_card_trouble` is 1 while it lasts.
 TROUBLES = (MISSING, LINK_DEGRADED, ECC_UNCORRECTED, ECC_TREND)
 
@@ -162,8 +162,8 @@ def tell(log: logging.Logger, kind: Kind, text: str, /, **fields: object) -> Non
 
 def event_of(record: logging.LogRecord) -> Event | None:
     """Return the event of a log record; None for a plain line."""
-    found = getattr(record, ATTRIBUTE, None)
-    return found if isinstance(found, Event) else None
+    event = getattr(record, ATTRIBUTE, None)
+    return event if isinstance(event, Event) else None
 
 
 def catalogue() -> str:

@@ -72,7 +72,7 @@ class Ledger:
             if not self._private:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.opened() as database:
-                found = work(database)
+                result = work(database)
         except (sqlite3.Error, OSError) as error:
             trouble = f"{self.path}: {error}"
             if trouble != self.trouble:
@@ -80,4 +80,4 @@ class Ledger:
             self.trouble = trouble
             return None
         self.trouble = ""
-        return found
+        return result

@@ -37,14 +37,14 @@ _WORDS = 8  # words that differ in displayed data
 
 def register_finder(recording: Recording) -> Callable[[int, int], Register | None]:
     """Return a function from (BAR, offset) to the register there, None for an unnamed place."""
-    known = pci_drivers().get((recording.identity.vendor, recording.identity.device))
-    if known is None or not known.names:
+    driver = pci_drivers().get((recording.identity.vendor, recording.identity.device))
+    if driver is None or not driver.names:
         return lambda window, offset: None
-    module, _, function = known.names.partition(":")
-    made: Callable[[int, int], Register | None] = getattr(
+    module, _, function = driver.names.partition(":")
+    finder: Callable[[int, int], Register | None] = getattr(
         importlib.import_module(module), function
     )(recording)
-    return made
+    return finder
 
 
 def names_of(recording: Recording) -> Callable[[int, int], str]:
@@ -88,8 +88,8 @@ class Steps:
         self._recording = recording
         self._find = register_finder(recording)
         self._name = names_of(recording)
-        known = pci_drivers().get((recording.identity.vendor, recording.identity.device))
-        self._by_clock = frozenset(known.by_clock if known is not None else ())
+        driver = pci_drivers().get((recording.identity.vendor, recording.identity.device))
+        self._by_clock = frozenset(driver.by_clock if driver is not None else ())
 
     def __iter__(self) -> Iterator[Step]:
         reads: dict[str, Step] = {}  # the last of each place in the current run of reads
@@ -168,31 +168,31 @@ def first_difference(left: Steps, right: Steps) -> Difference | None:
     ours, theirs = iter(left), iter(right)
     count = 0
     while True:
-        one, two = next(ours, None), next(theirs, None)
-        if one is None and two is None:
+        our, their = next(ours, None), next(theirs, None)
+        if our is None and their is None:
             return None
-        if one != two:
+        if our != their:
             return Difference(
                 count,
                 stage,
-                _what(one, two),
+                _what(our, their),
                 before,
-                str(one or "the end"),
-                str(two or "the end"),
-                _differing(one, two),
+                str(our or "the end"),
+                str(their or "the end"),
+                _differing(our, their),
             )
-        assert one is not None
-        stage = one.place if one.verb == "stage" else stage
-        before = [*before, str(one)][-_CONTEXT:]
+        assert our is not None
+        stage = our.place if our.verb == "stage" else stage
+        before = [*before, str(our)][-_CONTEXT:]
         count += 1
 
 
-def _what(one: Step | None, two: Step | None) -> str:
-    if one is None or two is None:
+def _what(our: Step | None, their: Step | None) -> str:
+    if our is None or their is None:
         return "one of them ends"
-    if (one.verb, one.place) != (two.verb, two.place):
+    if (our.verb, our.place) != (their.verb, their.place):
         return "the driver did something else"
-    return "the device answered otherwise" if one.verb == "read" else "another value was written"
+    return "the device answered otherwise" if our.verb == "read" else "another value was written"
 
 
 def fields_of(step: Step | None) -> dict[str, int]:
@@ -202,12 +202,12 @@ def fields_of(step: Step | None) -> dict[str, int]:
     return RegisterValue(step.register, step.value & 0xFFFF_FFFF).fields()
 
 
-def _differing(one: Step | None, two: Step | None) -> list[str]:
-    if one is None or two is None or one.register != two.register:
+def _differing(our: Step | None, their: Step | None) -> list[str]:
+    if our is None or their is None or our.register != their.register:
         return []
-    if one.data is not None and two.data is not None:
-        return _words(one.data, two.data)
-    ours, theirs = fields_of(one), fields_of(two)
+    if our.data is not None and their.data is not None:
+        return _words(our.data, their.data)
+    ours, theirs = fields_of(our), fields_of(their)
     return [
         f"{name}: {ours[name]:#x} < > {theirs[name]:#x}"
         for name in ours
@@ -217,13 +217,13 @@ def _differing(one: Step | None, two: Step | None) -> list[str]:
 
 def _words(ours: bytes, theirs: bytes) -> list[str]:
     """Return where two blocks differ, in words of four bytes."""
-    found = []
+    differing = []
     for offset in range(0, max(len(ours), len(theirs)), 4):
-        one, two = (block[offset : offset + 4] for block in (ours, theirs))
-        if one != two:
-            found.append(f"at {offset:#x}: {_number(one)} < > {_number(two)}")
-    more = [f"and {len(found) - _WORDS} words more"] if len(found) > _WORDS else []
-    return found[:_WORDS] + more
+        our, their = (block[offset : offset + 4] for block in (ours, theirs))
+        if our != their:
+            differing.append(f"at {offset:#x}: {_number(our)} < > {_number(their)}")
+    more = [f"and {len(differing) - _WORDS} words more"] if len(differing) > _WORDS else []
+    return differing[:_WORDS] + more
 
 
 def _number(word: bytes) -> str:

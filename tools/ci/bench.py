@@ -57,7 +57,7 @@ class Result:
     @property
     def devices(self) -> str:
         """The names of the devices of the run that counts."""
-        counted = [one for one in self.attempts if not one.void] or self.attempts
+        counted = [run for run in self.attempts if not run.void] or self.attempts
         return " ".join(counted[-1].devices) if counted else ""
 
     @property
@@ -67,9 +67,9 @@ class Result:
         if self.judgement is None:
             return Row(self.case.name, names, self.seconds, "error", self.error)
         verdict = "skipped" if self.skipped else self.judgement.verdict.value
-        found = "\n".join(one.bundle for one in self.attempts if one.bundle)
+        bundles = "\n".join(run.bundle for run in self.attempts if run.bundle)
         return Row(
-            self.case.name, names, self.seconds, verdict, self.judgement.reason, found,
+            self.case.name, names, self.seconds, verdict, self.judgement.reason, bundles,
             str(self.log or ""),
         )  # fmt: skip
 
@@ -109,12 +109,12 @@ class Bench:
         """Run one case, twice if it fails."""
         self._hooks = []
         attempts: list[Attempt] = []
-        made: list[_Run] = []
+        runs: list[_Run] = []
         refusal: UgpuError | None = None
         while not is_over(attempts):
-            avoid = made[-1].attempt.devices if made else ()
+            avoid = runs[-1].attempt.devices if runs else ()
             try:
-                made.append(self._once(case, avoid, len(made)))
+                runs.append(self._once(case, avoid, len(runs)))
             except (DeviceNotFound, DeviceBusy) as error:
                 # No device was available for the second run; the first run's verdict stands.
                 refusal = error
@@ -124,8 +124,8 @@ class Bench:
             ]
             if refusal is not None:
                 break
-            attempts.append(made[-1].attempt)
-        return self._result(case, attempts, made, refusal)
+            attempts.append(runs[-1].attempt)
+        return self._result(case, attempts, runs, refusal)
 
     def _once(self, case: Case, avoid: Collection[str], number: int) -> _Run:
         loan = self._lease(case, avoid, number)
@@ -137,21 +137,21 @@ class Bench:
                 seconds = self.now() - start
             finally:
                 self._hook("after", self.suite.after, case, loan, number)
-            found = of_exit(
+            evidence = of_exit(
                 ended.code, expired_s=ended.expired_s, bundles=bundle.bundles(place / "crashes")
             )
-            made = _Run(attempt(loan, found, self.pool), seconds, place)
+            run = _Run(attempt(loan, evidence, self.pool), seconds, place)
         finally:
             loan.release()
-        self._tell(case, made)
-        return made
+        self._tell(case, run)
+        return run
 
     def _result(
-        self, case: Case, attempts: list[Attempt], made: list[_Run], refusal: UgpuError | None
+        self, case: Case, attempts: list[Attempt], runs: list[_Run], refusal: UgpuError | None
     ) -> Result:
         """Judge a case, write its history, and report what is not a plain pass."""
         judgement = judge(attempts) if attempts else None
-        error = refusal.message if refusal is not None and not made else ""
+        error = refusal.message if refusal is not None and not runs else ""
         if judgement is None and isinstance(refusal, Refused) and refusal.sick:
             judgement = Judgement(Verdict.DEVICE, f"excluded before: {refusal.message}")
         if judgement is not None and self.history is not None:
@@ -160,16 +160,16 @@ class Bench:
             self.say(f"{case.name}: verdict {judgement.verdict.value}: {judgement.reason}")
         if error:
             self.say(f"{case.name}: not run: {error}")
-        excluded = tuple(f"{one.devices[0]}: {one.error}" for one in attempts if one.before)
-        if not made:
+        excluded = tuple(f"{tried.devices[0]}: {tried.error}" for tried in attempts if tried.before)
+        if not runs:
             return Result(
                 case, judgement=judgement, error=error, hooks=tuple(self._hooks), excluded=excluded
             )
         # A second run that proves nothing leaves the first one's result.
-        counts = made[-1] if not made[-1].attempt.void else made[0]
+        counts = runs[-1] if not runs[-1].attempt.void else runs[0]
         output = tail(counts.log) if counts.attempt.error else ""
         return Result(
-            case, tuple(run.attempt for run in made), judgement, counts.seconds,
+            case, tuple(run.attempt for run in runs), judgement, counts.seconds,
             bool(counts.attempt.void), error, output, tuple(self._hooks), counts.log, excluded,
         )  # fmt: skip
 
@@ -177,7 +177,7 @@ class Bench:
         """Borrow devices, close them for the command and prepare them with the hook. Devices that
         the hook cannot prepare are quarantined, and others are borrowed."""
         while True:
-            free = ", ".join(f"{one.name} {one.state}" for one in self.pool.available())
+            free = ", ".join(f"{device.name} {device.state}" for device in self.pool.available())
             self.say(f"{case.name}: {case.demand}; {free}")
             loan = self.pool.take(case.demand, avoid=avoid, limit_s=self.wait_s)
             try:
@@ -201,9 +201,9 @@ class Bench:
         )  # fmt: skip
         trouble = ""
         if ended.expired_s is not None or ended.code:
-            found = of_exit(ended.code, expired_s=ended.expired_s, bundles=())
+            evidence = of_exit(ended.code, expired_s=ended.expired_s, bundles=())
             said = " ".join(tail(place / which).split()[-30:])
-            trouble = f"hook {which}: {found.error or f'exit code {ended.code}'} {said}".rstrip()
+            trouble = f"hook {which}: {evidence.error or f'exit code {ended.code}'} {said}".rstrip()
             for name in loan.names:
                 self.pool.quarantine(name, trouble)
             self._hooks.append(f"{' '.join(loan.names)}: {trouble}")
@@ -239,21 +239,27 @@ class Bench:
             raise HostError(f"cannot create {place}: {error.strerror}") from None
         return place
 
-    def _tell(self, case: Case, made: _Run) -> None:
-        one = made.attempt
-        word = "skipped" if one.void else "passed" if one.passed else f"failed: {one.error}"
-        sick = f"; {one.trouble}" if one.trouble else ""
-        self.say(f"{case.name}: {word} on {' '.join(one.devices)} in {made.seconds:.1f} s{sick}")
+    def _tell(self, case: Case, run: _Run) -> None:
+        outcome = run.attempt
+        word = (
+            "skipped"
+            if outcome.void
+            else "passed"
+            if outcome.passed
+            else f"failed: {outcome.error}"
+        )
+        sick = f"; {outcome.trouble}" if outcome.trouble else ""
+        self.say(f"{case.name}: {word} on {' '.join(outcome.devices)} in {run.seconds:.1f} s{sick}")
 
 
-def results_folder(wanted: Path | None) -> Path:
+def results_folder(requested: Path | None) -> Path:
     """Return the folder for output and bundles: the requested one, or a new one. UsageError if it
     contains other files: old bundles would be evidence of a new run."""
-    if wanted is None:
+    if requested is None:
         return Path(tempfile.mkdtemp(prefix="ugpu-ci-"))
-    if wanted.is_dir() and any(wanted.iterdir()):
-        raise UsageError(f"--out must be a new or an empty folder, got {wanted}")
-    return wanted.resolve()
+    if requested.is_dir() and any(requested.iterdir()):
+        raise UsageError(f"--out must be a new or an empty folder, got {requested}")
+    return requested.resolve()
 
 
 def tail(path: Path) -> str:
@@ -261,7 +267,7 @@ def tail(path: Path) -> str:
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(max(0, size - _TAIL))
-        found = file.read()
+        end = file.read()
     if size > _TAIL:
-        found = found.partition(b"\n")[2] or found
-    return found.decode("utf-8", "replace")
+        end = end.partition(b"\n")[2] or end
+    return end.decode("utf-8", "replace")

@@ -17,10 +17,10 @@ def size_of(text: str | int) -> int:
     """Return the bytes of "8G", "512 MiB" or a number; BadArgument for anything else."""
     if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
         return text
-    found = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
-    if found is None:
+    match = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None:
         raise BadArgument(f"memory must be a size such as '8G', got {text!r}")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Demand:
         """Build a demand from a marker's keywords; BadArgument names the invalid one."""
         unknown = sorted(set(words) - set(cls.__dataclass_fields__))
         if unknown:
-            known = ", ".join(cls.__dataclass_fields__)
-            raise BadArgument(f"gpu() has no keyword {unknown[0]!r}; it takes {known}")
+            keywords = ", ".join(cls.__dataclass_fields__)
+            raise BadArgument(f"gpu() has no keyword {unknown[0]!r}; it takes {keywords}")
         for name, kind in (("arch", str), ("bus", str), ("count", int), ("reset", bool)):
             if name in words and (
                 not isinstance(words[name], kind) or (kind is int and words[name] is True)
@@ -68,10 +68,10 @@ class Demand:
                 raise BadArgument(f"gpu({name}=) must be {kind.__name__}, got {words[name]!r}")
         if "memory" in words:
             words["memory"] = size_of(words["memory"])  # type: ignore[arg-type]
-        made = cls(**words)  # type: ignore[arg-type]
-        if made.count < 1:
-            raise BadArgument(f"gpu(count=) must be at least 1, got {made.count}")
-        return made
+        demand = cls(**words)  # type: ignore[arg-type]
+        if demand.count < 1:
+            raise BadArgument(f"gpu(count=) must be at least 1, got {demand.count}")
+        return demand
 
     def fits(self, facts: Facts) -> bool:
         return (

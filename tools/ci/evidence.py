@@ -63,28 +63,33 @@ def of_exit(code: int, *, expired_s: float | None, bundles: Iterable[Path]) -> E
         except (BadArgument, KeyError, TypeError):
             continue  # damaged: the exit code remains
         kind = getattr(errors, name, None)
-        known = kind if isinstance(kind, type) else Exception
+        error_class = kind if isinstance(kind, type) else Exception
         return Evidence(
             f"{told}; {name}: {line(message)}",
-            issubclass(known, DEVICE_ERRORS),
-            expired_s is not None or issubclass(known, DeviceHang),
+            issubclass(error_class, DEVICE_ERRORS),
+            expired_s is not None or issubclass(error_class, DeviceHang),
             str(path),
         )
     return Evidence(told, hang=expired_s is not None)
 
 
-def attempt(loan: Loan, found: Evidence, pool: Pool) -> Attempt:
+def attempt(loan: Loan, evidence: Evidence, pool: Pool) -> Attempt:
     """Return the outcome of a run. The devices of a failed run are tested."""
-    if not found.error:
-        return Attempt(loan.names, void=found.void)
+    if not evidence.error:
+        return Attempt(loan.names, void=evidence.void)
     return Attempt(
-        loan.names, found.error, found.device_error, pool.examine(loan), found.bundle, found.hang
+        loan.names,
+        evidence.error,
+        evidence.device_error,
+        pool.examine(loan),
+        evidence.bundle,
+        evidence.hang,
     )
 
 
 def line(text: str) -> str:
     """Return a text's first line that is not empty; a long one is cut between two words."""
-    first = next((each.strip() for each in text.splitlines() if each.strip()), "")
+    first = next((candidate.strip() for candidate in text.splitlines() if candidate.strip()), "")
     if len(first) <= _MOST_CHARACTERS:
         return first
     words = first[: _MOST_CHARACTERS - 3]

@@ -63,13 +63,13 @@ def _memory(device: Device) -> str:
             queue.copy(second, first)
             queue.timeline.wait(queue.submit())
             for name, buffer in (("memory", first), ("copy", second)):
-                found = buffer.numpy(np.uint32)
-                wrong = np.flatnonzero(found != pattern)
+                stored = buffer.numpy(np.uint32)
+                wrong = np.flatnonzero(stored != pattern)
                 if wrong.size:
                     at = int(wrong[0])
                     return (
                         f"{name}: {wrong.size} of {words.size} words differ, the first at byte "
-                        f"{4 * at}: expected {int(pattern[at]):#010x}, got {int(found[at]):#010x}"
+                        f"{4 * at}: expected {int(pattern[at]):#010x}, got {int(stored[at]):#010x}"
                     )
     return ""
 
@@ -78,8 +78,8 @@ def _kernels(device: Device) -> str:
     """Test a product and a sum whose results are exact in float32."""
     left = (np.arange(64 * 48) % 7 - 3).reshape(64, 48).astype(np.float32)
     right = (np.arange(48 * 32) % 5 - 2).reshape(48, 32).astype(np.float32)
-    found = (Tensor(left, device=device) @ Tensor(right, device=device)).numpy()
-    if not np.array_equal(found, left @ right):
+    product = (Tensor(left, device=device) @ Tensor(right, device=device)).numpy()
+    if not np.array_equal(product, left @ right):
         return "a 64 x 48 x 32 product of integers in float32 is wrong"
     total = float(Tensor(left, device=device).sum().numpy())
     return "" if total == float(left.sum()) else f"a sum is {total}, expected {float(left.sum())}"
@@ -92,23 +92,27 @@ def _clocks(device: Device) -> str:
     while, so readings count only while the device has worked for CLOCKS_S without a break. A busy
     host that gives the device a break must not cost a healthy device."""
     clock = next(
-        (each for each in device.sensors() if (each.name, each.label) == ("clock_hertz", "gfx")),
+        (
+            sensor
+            for sensor in device.sensors()
+            if (sensor.name, sensor.label) == ("clock_hertz", "gfx")
+        ),
         None,
     )
     if clock is None:
         return ""
     lowest, highest = device.driver.clock_levels().get("gfx", (0.0, 0.0))
-    found = _busy_clock(device, clock, lowest)
-    if found is None:
+    peak = _busy_clock(device, clock, lowest)
+    if peak is None:
         log.warning("%s: clock not tested: the host does not keep the device busy", device.name)
         return ""
-    if found > lowest:
+    if peak > lowest:
         return ""
     if not lowest:
         return "the graphics clock of a busy device reads 0 Hz"
     return (
-        f"the graphics clock of a busy device reads at most {found / 1e6:.0f} MHz: expected more"
-        f" than its lowest level, {lowest / 1e6:.0f} MHz, of up to {highest / 1e6:.0f} MHz"
+        f"the graphics clock of a busy device reads at most {peak / 1e6:.0f} MHz: expected "
+        f"more than its lowest level, {lowest / 1e6:.0f} MHz, of up to {highest / 1e6:.0f} MHz"
     )
 
 
@@ -116,7 +120,7 @@ def _busy_clock(device: Device, clock: Sensor, lowest: float) -> float | None:
     """Read the clock until it exceeds `lowest`, or has not done so during CLOCKS_S of work without
     a break; return the highest reading. None: the host has given the device breaks until
     LIMIT_S."""
-    found, fills, judged = 0.0, FILLS, False
+    highest, fills, judged = 0.0, FILLS, False
     with device.alloc(BYTES) as buffer, device.queue() as queue:
 
         def submit() -> int:
@@ -127,13 +131,13 @@ def _busy_clock(device: Device, clock: Sensor, lowest: float) -> float | None:
         running = submit()
         since = time.monotonic()
         end = since + LIMIT_S
-        while found <= lowest and not judged and time.monotonic() < end:
+        while highest <= lowest and not judged and time.monotonic() < end:
             following = submit()
             if queue.timeline.reached(running):  # it may have ended before the next was submitted
                 since, fills = time.monotonic(), min(2 * fills, MOST_FILLS)
-            found = max(found, clock.read())
+            highest = max(highest, clock.read())
             queue.timeline.wait(running)
             running = following
             judged = time.monotonic() - since >= CLOCKS_S and not queue.timeline.reached(running)
         queue.timeline.wait(running)
-    return found if found > lowest or judged else None
+    return highest if highest > lowest or judged else None

@@ -49,10 +49,10 @@ def read(text: str) -> Plant:
 
 def prepare(loan: Loan, plants: Iterable[Plant], test: str) -> None:
     """Note in a loan the faults that its devices have during a test."""
-    for one in plants:
-        if one.device in loan.lent and fnmatchcase(test, one.test):
-            name = planting.add(loan.opened_as(one.device), one.fault)
-            loan.planted[one.device] = name
+    for plant in plants:
+        if plant.device in loan.lent and fnmatchcase(test, plant.test):
+            name = planting.add(loan.opened_as(plant.device), plant.fault)
+            loan.planted[plant.device] = name
 
 
 def strike(loan: Loan) -> None:

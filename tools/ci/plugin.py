@@ -104,10 +104,10 @@ def _faults(config: pytest.Config, pool: Any) -> list[Any]:
     from ugpu.tools.ci import plants
 
     texts = [*config.getoption("--gpu-fault"), *config.getini("gpu_faults")]
-    found = [plants.read(text) for text in texts]
-    for one in found:
-        one.check(pool.names)
-    return found
+    planted = [plants.read(text) for text in texts]
+    for plant in planted:
+        plant.check(pool.names)
+    return planted
 
 
 @pytest.fixture
@@ -166,8 +166,8 @@ def pytest_runtest_makereport(
 def _borrows(item: pytest.Item) -> bool:
     """Return whether a test uses this module's fixture, and not another of the same name."""
     info = getattr(item, "_fixtureinfo", None)
-    found = info.name2fixturedefs.get("gpu") if info is not None else None
-    return found is not None and found[-1].func.__module__ == __name__
+    fixtures = info.name2fixturedefs.get("gpu") if info is not None else None
+    return fixtures is not None and fixtures[-1].func.__module__ == __name__
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -206,10 +206,12 @@ def _judge(item: pytest.Item, runs: Any) -> None:
         return
     loan = runs.counted().loan
     words = [("gpu_devices", " ".join(loan.names if loan is not None else ()))]
-    words += [("gpu_excluded", f"{one.devices[0]}: {one.error}") for one in attempts if one.before]
+    words += [
+        ("gpu_excluded", f"{tried.devices[0]}: {tried.error}") for tried in attempts if tried.before
+    ]
     if judgement.verdict is not Verdict.PASSED:
         words += [("gpu_verdict", judgement.verdict.value), ("gpu_reason", judgement.reason)]
-        words += [("gpu_bundle", one.bundle) for one in attempts if one.bundle]
+        words += [("gpu_bundle", tried.bundle) for tried in attempts if tried.bundle]
     for report in runs.counted().reports:
         report.user_properties.extend(words)
     path = item.config.getoption("--gpu-history")

@@ -90,7 +90,7 @@ class Loan:
     def work(self) -> Work:
         """Return what the devices have received since they were opened."""
         works = [_work(device) for device in self.lent.values()]
-        return Work(sum(one.kernels for one in works), sum(one.submissions for one in works))
+        return Work(sum(work.kernels for work in works), sum(work.submissions for work in works))
 
     def close(self) -> None:
         """Close the devices and keep their locks, so that another process can open them. Errors
@@ -162,9 +162,9 @@ class Pool:
         it."""
         if reason := self.quarantined(name):
             return reason
-        known = self._facts.get(name)
-        if known is not None and not demand.fits(known):
-            return f"{known.arch}, {known.memory >> 20} MiB"
+        facts = self._facts.get(name)
+        if facts is not None and not demand.fits(facts):
+            return f"{facts.arch}, {facts.memory >> 20} MiB"
         lock = self._lock(name)
         if lock is None:
             return LENT
@@ -189,10 +189,10 @@ class Pool:
         except UgpuError as error:
             return None, self._sick(name, f"{type(error).__name__}: {error.message}")
         try:
-            known = self._facts[name] = Facts.of(device)
-            if not demand.fits(known):
+            facts = self._facts[name] = Facts.of(device)
+            if not demand.fits(facts):
                 device.close()
-                return None, f"{known.arch}, {known.memory >> 20} MiB"
+                return None, f"{facts.arch}, {facts.memory >> 20} MiB"
             if name not in self._tested:
                 health = self._check(device)
                 if not health:
@@ -217,31 +217,31 @@ class Pool:
     def excluded(self) -> dict[str, str]:
         """Return the devices that `take` has excluded since the last call, with the reasons: they
         failed before a test had them."""
-        found, self._excluded = self._excluded, {}
-        return found
+        excluded, self._excluded = self._excluded, {}
+        return excluded
 
     def available(self) -> list[Available]:
         """Return which devices are free now, without opening one."""
-        found = []
+        devices = []
         for name in self.names:
             if reason := self.quarantined(name):
-                found.append(Available(name, "quarantined", reason))
+                devices.append(Available(name, "quarantined", reason))
                 continue
             lock = self._lock(name)
             if lock is None:
                 holder = self.folder / self._file(name, "lock")
-                found.append(Available(name, "lent", holder.read_text("utf-8", "replace")))
+                devices.append(Available(name, "lent", holder.read_text("utf-8", "replace")))
             else:
                 os.close(lock)
-                found.append(Available(name, "free"))
-        return found
+                devices.append(Available(name, "free"))
+        return devices
 
     def examine(self, loan: Loan) -> str:
         """Test the devices of a loan after a failure; return the fault of the first sick one. A
         sick device is quarantined. Closed devices are opened again, even those that the test has
         closed. A device that is still held by a process left behind is not sick, but is tested
         before the next loan."""
-        found = ""
+        first_trouble = ""
         for name in loan.names:
             self._tested.discard(name)  # tested before the next loan
             try:
@@ -254,8 +254,8 @@ class Pool:
                 trouble = f"{type(error).__name__}: {error.message}"
             if trouble:
                 self.quarantine(name, trouble)
-                found = found or f"{name}: {trouble}"
-        return found
+                first_trouble = first_trouble or f"{name}: {trouble}"
+        return first_trouble
 
     def quarantine(self, name: str, reason: str) -> None:
         """Keep a device out of this run."""

@@ -80,8 +80,8 @@ def _suite(table: Mapping[str, object], folder: Path) -> Suite:
     listed = table.get("case")
     if not isinstance(listed, list) or not listed:
         raise BadArgument("expected at least one [[case]]")
-    cases = tuple(_case(one, limit_s) for one in listed)
-    names = [one.name for one in cases]
+    cases = tuple(_case(row, limit_s) for row in listed)
+    names = [row.name for row in cases]
     for name in names:
         if names.count(name) > 1:
             raise BadArgument(f"names of cases must differ, got two cases named {name!r}")
@@ -97,16 +97,16 @@ def _suite(table: Mapping[str, object], folder: Path) -> Suite:
 
 def _faults(table: Mapping[str, object]) -> tuple[Plant, ...]:
     listed = table.get("fault", [])
-    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+    if not isinstance(listed, list) or not all(isinstance(row, dict) for row in listed):
         raise BadArgument("fault must be a list of tables: [[fault]]")
-    found = []
-    for one in listed:
-        _known(one, _FAULT, "a fault")
-        words = {key: one.get(key, "*" if key == "case" else "") for key in _FAULT}
+    plants = []
+    for row in listed:
+        _known(row, _FAULT, "a fault")
+        words = {key: row.get(key, "*" if key == "case" else "") for key in _FAULT}
         if not all(isinstance(word, str) and word for word in words.values()):
-            raise BadArgument(f"a fault needs device and fault, as strings, got {one!r}")
-        found.append(Plant(words["device"], words["fault"], words["case"]))
-    return tuple(found)
+            raise BadArgument(f"a fault needs device and fault, as strings, got {row!r}")
+        plants.append(Plant(words["device"], words["fault"], words["case"]))
+    return tuple(plants)
 
 
 def _case(table: object, limit_s: float) -> Case:
@@ -135,15 +135,15 @@ def _known(table: Mapping[str, object], keys: tuple[str, ...], where: str) -> No
 
 
 def _words(table: Mapping[str, object], key: str) -> tuple[str, ...]:
-    found = table.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(word, str) for word in found):
-        raise BadArgument(f"{key} must be a list of strings, got {found!r}")
-    return tuple(found)
+    words = table.get(key, [])
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise BadArgument(f"{key} must be a list of strings, got {words!r}")
+    return tuple(words)
 
 
 def _seconds(table: Mapping[str, object], key: str, default: float) -> float:
-    found = table.get(key, default)
-    number = isinstance(found, int | float) and not isinstance(found, bool)
-    if not number or not 0 < found < math.inf:  # type: ignore[operator]
-        raise BadArgument(f"{key} must be a positive number of seconds, got {found!r}")
-    return float(found)  # type: ignore[arg-type]
+    seconds = table.get(key, default)
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not 0 < seconds < math.inf:  # type: ignore[operator]
+        raise BadArgument(f"{key} must be a positive number of seconds, got {seconds!r}")
+    return float(seconds)  # type: ignore[arg-type]

@@ -68,23 +68,25 @@ def runs(attempts: Sequence[Attempt]) -> list[Attempt]:
 def is_over(attempts: Sequence[Attempt]) -> bool:
     """Return whether no further run follows: the last one did not fail, cannot be repeated, or was
     the second one."""
-    made = runs(attempts)
-    return bool(made) and (not made[-1].error or not made[-1].retried or len(made) == MOST_RUNS)
+    counted = runs(attempts)
+    return bool(counted) and (
+        not counted[-1].error or not counted[-1].retried or len(counted) == MOST_RUNS
+    )
 
 
 def judge(attempts: Sequence[Attempt]) -> Judgement:
     """Return the verdict on a test's runs, in order; the second is on another device if there is
     one. A test that did not run, since its devices failed before, is theirs."""
-    made = runs(attempts)
-    if not made:
-        before = "; ".join(f"{_names(one)}: {one.error}" for one in attempts)
+    counted = runs(attempts)
+    if not counted:
+        before = "; ".join(f"{_names(excluded)}: {excluded.error}" for excluded in attempts)
         return Judgement(Verdict.DEVICE, f"{before}; the test did not run")
-    first, last = made[0], made[-1]
+    first, last = counted[0], counted[-1]
     if not first.error:
         return Judgement(Verdict.PASSED, first.void)
     where = _names(first)
     why = first.trouble or f"{where}: {first.error}"
-    if len(made) == 1:
+    if len(counted) == 1:
         return _judge_alone(first, "it was run once")
     other = "again" if last.devices == first.devices else f"on {_names(last)}"
     if last.void:

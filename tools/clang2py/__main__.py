@@ -49,15 +49,15 @@ def _linux(root: Path, kernel: Path | None, cache: Path) -> list[Path]:
     return changed
 
 
-def _nvidia(root: Path, given: Path | None, cache: Path) -> list[Path]:
+def _nvidia(root: Path, tree: Path | None, cache: Path) -> list[Path]:
     regen = importlib.import_module(f"{__package__}.nvidia.regen")
-    changed: list[Path] = regen.write(NvidiaSources(cache, given), root)
+    changed: list[Path] = regen.write(NvidiaSources(cache, tree), root)
     return changed
 
 
-def _mesa(root: Path, given: Path | None, cache: Path) -> list[Path]:
+def _mesa(root: Path, tree: Path | None, cache: Path) -> list[Path]:
     regen = importlib.import_module(f"{__package__}.adreno.regen")
-    changed: list[Path] = regen.write(mesa_tree(cache, given), root)
+    changed: list[Path] = regen.write(mesa_tree(cache, tree), root)
     return changed
 
 

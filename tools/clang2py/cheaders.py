@@ -170,9 +170,9 @@ class Reader:
                 self._constant(child.spelling, child.enum_value, tag)
 
     def _constant(self, name: str, value: int, tag: str = "") -> None:
-        known = self._header.constants.setdefault(name, (value, tag))
-        if known[0] != value:
-            raise HeaderError(f"{self.path}: {name} is both {known[0]} and {value}")
+        earlier = self._header.constants.setdefault(name, (value, tag))
+        if earlier[0] != value:
+            raise HeaderError(f"{self.path}: {name} is both {earlier[0]} and {value}")
 
     def _record(self, record: Type, fallback: str) -> str:
         """Add a record and its nested records; return its name."""
@@ -275,14 +275,14 @@ class Reader:
     def _placements(self, names: Mapping[str, str]) -> None:
         """Find macros of one argument that are linear in it: they place a field in a word."""
         zero = self._evaluate({name: f"({name}(0))" for name in names})
-        one = self._evaluate({name: f"({name}(1ull))" for name in zero})
-        ones = self._evaluate({name: f"({name}(0xffffffffffffffffull))" for name in one})
+        units = self._evaluate({name: f"({name}(1ull))" for name in zero})
+        ones = self._evaluate({name: f"({name}(0xffffffffffffffffull))" for name in units})
         for name, everything in ones.items():
-            if one[name] <= 0:
+            if units[name] <= 0:
                 continue
-            lsb = one[name].bit_length() - 1
+            lsb = units[name].bit_length() - 1
             everything &= (1 << 64) - 1
-            if zero[name] != 0 or one[name] != 1 << lsb or everything & ((1 << lsb) - 1):
+            if zero[name] != 0 or units[name] != 1 << lsb or everything & ((1 << lsb) - 1):
                 continue
             # A macro without a mask reaches past the word; the field ends with the word.
             everything &= (1 << self.word_bits) - 1
@@ -323,13 +323,13 @@ class Reader:
 
     @staticmethod
     def _collect(unit: TranslationUnit, live: Sequence[str]) -> dict[str, int]:
-        found: dict[str, int] = {}
+        enumerators: dict[str, int] = {}
         for cursor in unit.cursor.get_children():
             if cursor.kind == CursorKind.ENUM_DECL:
                 for child in cursor.get_children():
-                    found[child.spelling] = child.enum_value
+                    enumerators[child.spelling] = child.enum_value
         values = {}
         for i, name in enumerate(live):
-            value = found[f"ugpu_v{i}"]
-            values[name] = value - (1 << 64) if found[f"ugpu_n{i}"] else value
+            value = enumerators[f"ugpu_v{i}"]
+            values[name] = value - (1 << 64) if enumerators[f"ugpu_n{i}"] else value
         return values

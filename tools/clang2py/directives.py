@@ -64,12 +64,12 @@ class _Reading:
         return not self.blocks or self.blocks[-1].live
 
     def define(self, name: str, macro: Macro) -> None:
-        known = self.macros.setdefault(name, macro)
-        if known == macro:
+        earlier = self.macros.setdefault(name, macro)
+        if earlier == macro:
             return
-        values = literal(known.body), literal(macro.body)
-        if known.argument != macro.argument or values[0] != values[1] or values[0] is None:
-            raise VendorError(f"{name} is both {known.body!r} and {macro.body!r}")
+        values = literal(earlier.body), literal(macro.body)
+        if earlier.argument != macro.argument or values[0] != values[1] or values[0] is None:
+            raise VendorError(f"{name} is both {earlier.body!r} and {macro.body!r}")
 
     def condition(self, word: str, text: str) -> bool:
         """Compute the condition of `#if` and its kind; VendorError for one that is neither a number

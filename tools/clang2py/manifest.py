@@ -75,14 +75,14 @@ def generated_files(folder: Path) -> list[str]:
 
 def complaints(folder: Path) -> list[str]:
     """List the files in a folder that are not as generated; empty if all are."""
-    known = Manifest.read(folder).outputs
-    if not known:
+    recorded = Manifest.read(folder).outputs
+    if not recorded:
         return [f"{folder}: no {NAME}"]
-    found = generated_files(folder)
-    said = [f"{folder / name}: missing" for name in known if name not in found]
-    for name in found:
-        if name not in known:
+    present = generated_files(folder)
+    said = [f"{folder / name}: missing" for name in recorded if name not in present]
+    for name in present:
+        if name not in recorded:
             said.append(f"{folder / name}: not in {NAME}")
-        elif digest((folder / name).read_bytes()) != known[name]:
+        elif digest((folder / name).read_bytes()) != recorded[name]:
             said.append(f"{folder / name}: edited by hand; change the generator, then `make regen`")
     return said

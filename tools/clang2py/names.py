@@ -84,9 +84,9 @@ class TypeNames:
 
 def depends_on_place(macros: Mapping[str, Sequence[str]]) -> set[str]:
     """Return the macros whose value depends on where they are used. macros: name -> its tokens."""
-    found = set(_PLACES)
+    dependent = set(_PLACES)
     while True:
-        more = {name for name, body in macros.items() if not found.isdisjoint(body)} - found
+        more = {name for name, body in macros.items() if not dependent.isdisjoint(body)} - dependent
         if not more:
-            return found
-        found |= more
+            return dependent
+        dependent |= more

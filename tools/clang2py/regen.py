@@ -58,8 +58,8 @@ def read_header(folder: Path, table: HeaderTable) -> Header:
         header.rows |= read_packets(path.read_text(encoding="utf-8"), header.constants)
     for name, size in table.sizes:
         if header.rows[name].size != size:
-            found = header.rows[name].size
-            raise HeaderError(f"{table.header}: expected {name} to have {size} bytes, got {found}")
+            actual = header.rows[name].size
+            raise HeaderError(f"{table.header}: expected {name} to have {size} bytes, got {actual}")
     return header
 
 
@@ -102,12 +102,12 @@ def generate(tree: KernelTree, plan: Plan = PLAN) -> dict[str, Outputs]:
 
 
 def _manifest(
-    tree: KernelTree, paths: Iterable[str], outputs: Mapping[str, str], known: Manifest
+    tree: KernelTree, paths: Iterable[str], outputs: Mapping[str, str], earlier: Manifest
 ) -> Manifest:
     inputs = dict(_sources(tree, paths))
     digests = {name: digest(text.encode("ascii")) for name, text in outputs.items()}
     # The same headers in a newer package are not a change.
-    package = known.package if inputs == known.inputs else tree.origin
+    package = earlier.package if inputs == earlier.inputs else tree.origin
     return Manifest(package, inputs, digests)
 
 

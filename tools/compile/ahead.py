@@ -57,14 +57,16 @@ def run(script: str, arguments: Sequence[str], target: str, folder: Path, out: O
     runtime_of(device_of("cpu")).renew()  # plans made earlier would not be seen
     spoken = contextlib.redirect_stdout(sys.stderr) if out.as_json else contextlib.nullcontext()
     with (
-        compiling_ahead(spec, folder) as made,
+        compiling_ahead(spec, folder) as compiled,
         as_program(script, arguments),
         spoken,
         shown(out, f"compile {script}"),
     ):
         code = execute(script)
-    total = sum(made.sizes.values())
-    out.say(f"{count(len(made.sizes), 'kernel')} for {spec.name}, {total} bytes, in {folder}")
+    total = sum(compiled.sizes.values())
+    out.say(f"{count(len(compiled.sizes), 'kernel')} for {spec.name}, {total} bytes, in {folder}")
     out.say(f"on the machine with the device: UGPU_CACHE={folder} python {script}")
-    out.result({"exit": code, "target": spec.name, "folder": str(folder), "kernels": made.sizes})
+    out.result(
+        {"exit": code, "target": spec.name, "folder": str(folder), "kernels": compiled.sizes}
+    )
     return code

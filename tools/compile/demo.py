@@ -43,13 +43,13 @@ class Digits:
 
 def load_digits() -> Digits:
     """Read the digits from scikit-learn's package folder (importing scikit-learn takes seconds)."""
-    found = importlib.util.find_spec("sklearn")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or spec.origin is None:
         raise MissingDependency(
             "the demo's digits are part of scikit-learn, which is not installed",
             install="pip install 'ugpu[demo]'",
         )
-    path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    path = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
     with gzip.open(path, "rt", encoding="ascii") as file:
         rows = np.array([[int(float(cell)) for cell in row] for row in csv.reader(file)])
     return Digits(rows[:, :64].astype(np.float32), rows[:, 64])

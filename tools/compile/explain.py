@@ -71,16 +71,16 @@ def run(
 
 def summed(runs: Sequence[RunReport]) -> list[Line]:
     """Return each kernel once, longest total time first."""
-    found: dict[tuple[str, str], Line] = {}
+    lines: dict[tuple[str, str], Line] = {}
     for report in runs:
         for kernel in report.kernels:
-            line = found.setdefault((report.device, kernel.name), Line(kernel, report.device))
+            line = lines.setdefault((report.device, kernel.name), Line(kernel, report.device))
             line.launches += 1
             if kernel.seconds is not None and kernel.first_seconds is not None:
                 line.timed += 1
                 line.seconds += kernel.seconds
                 line.first_seconds += kernel.first_seconds
-    return sorted(found.values(), key=lambda line: -line.seconds)
+    return sorted(lines.values(), key=lambda line: -line.seconds)
 
 
 def _total(lines: Sequence[Line]) -> float:

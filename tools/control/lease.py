@@ -41,43 +41,43 @@ def run(arguments: argparse.Namespace, out: Output) -> int:
 
 def _list(connection: Connection, out: Output) -> int:
     devices = connection.call("devices").arguments[0]
-    found = connection.call("leases").arguments[0]
-    for each in devices:
-        reason = f": {one_line(each['reason'])}" if each["reason"] else ""
-        labels = one_line(", ".join(each["labels"]))
-        state = each["state"] + (", resting" if each.get("resting") else "")  # missing: older ugpud
-        name, history = one_line(each["name"]), _history(each["history"])
+    leases = connection.call("leases").arguments[0]
+    for card in devices:
+        reason = f": {one_line(card['reason'])}" if card["reason"] else ""
+        labels = one_line(", ".join(card["labels"]))
+        state = card["state"] + (", resting" if card.get("resting") else "")  # missing: older ugpud
+        name, history = one_line(card["name"]), _history(card["history"])
         out.say(f"{name:<24} {state}{reason}  {labels}{history}")
-        for trouble in each.get("troubles", {}).values():
+        for trouble in card.get("troubles", {}).values():
             out.say(f"  {one_line(trouble)}")
-    for trouble in {each["trouble"] for each in devices} - {""}:
+    for trouble in {card["trouble"] for card in devices} - {""}:
         out.say(f"history is not written: {one_line(trouble)}")
-    for each in found["leases"]:
+    for lease in leases["leases"]:
         out.say(
-            f"lease {each['lease']}: {one_line(each['device'])}, {each['kind']}, "
-            f"{one_line(each['holder'])}, "
-            f"held {each['held_s']:.0f} s, {each['left_s']:.0f} s left"
+            f"lease {lease['lease']}: {one_line(lease['device'])}, {lease['kind']}, "
+            f"{one_line(lease['holder'])}, "
+            f"held {lease['held_s']:.0f} s, {lease['left_s']:.0f} s left"
         )
-    for number, each in enumerate(found["waiting"], 1):
+    for number, request in enumerate(leases["waiting"], 1):
         out.say(
-            f"waiting {number}: {one_line(each['device'])}, {each['kind']}, "
-            f"{one_line(each['holder'])}, "
-            f"priority {each['priority']}, {each['left_s']:.0f} s more"
+            f"waiting {number}: {one_line(request['device'])}, {request['kind']}, "
+            f"{one_line(request['holder'])}, "
+            f"priority {request['priority']}, {request['left_s']:.0f} s more"
         )
-    out.result({"devices": devices, **found})
+    out.result({"devices": devices, **leases})
     return 0
 
 
-def _history(found: dict[str, float | None]) -> str:
+def _history(history: dict[str, float | None]) -> str:
     """Return a short text on a card's past failures; empty if there were none."""
-    if not found["failures"]:
+    if not history["failures"]:
         return ""
-    parts = ["1 failure" if found["failures"] == 1 else f"{found['failures']} failures"]
+    parts = ["1 failure" if history["failures"] == 1 else f"{history['failures']} failures"]
     for key, title in (("mtbf_s", "MTBF"), ("mttr_s", "MTTR")):
-        value = found[key]
+        value = history[key]
         if value is not None:
             parts.append(f"{title} {value:.0f} s")
-    flake = found["flake_ratio"]
+    flake = history["flake_ratio"]
     if flake is not None:
         parts.append(f"{100 * flake:.2g}% of leases")
     return f"  ({', '.join(parts)})"

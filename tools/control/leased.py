@@ -28,11 +28,11 @@ def sockets() -> list[Path]:
     return list(dict.fromkeys([*([Path(named)] if named else []), user_socket(), MACHINE]))
 
 
-def check_unleased(addresses: Sequence[str], found: Iterable[Path], *, rights: bool = True) -> None:
+def check_unleased(addresses: Sequence[str], paths: Iterable[Path], *, rights: bool = True) -> None:
     """Raise DeviceBusy, with lease and holder, while one of the PCI addresses is leased by a daemon
     at one of the sockets. Observers do not block a card. AccessDenied if this user may not query a
     daemon, unless `rights` is False."""
-    for path in found:
+    for path in paths:
         try:
             with Connection(Address(str(path)), config().token or None) as connection:
                 devices = connection.call("devices", limit_s=LIMIT_S).arguments[0]
@@ -46,17 +46,17 @@ def check_unleased(addresses: Sequence[str], found: Iterable[Path], *, rights: b
             if rights:
                 raise
             continue
-        names = {each["name"] for each in devices if _is_one_of(each, addresses)}
-        held = [each for each in leases if each["device"] in names and each["kind"] != "observer"]
+        names = {row["name"] for row in devices if _is_one_of(row, addresses)}
+        held = [row for row in leases if row["device"] in names and row["kind"] != "observer"]
         if held:
             raise DeviceBusy(
                 f"{addresses[0]} is leased from the ugpud at {path}",
-                holder=", ".join(f"{each['holder']} (lease {each['lease']})" for each in held),
+                holder=", ".join(f"{row['holder']} (lease {row['lease']})" for row in held),
                 remedy=f"ugpu lease release {held[0]['lease']} --daemon {path}   # as an admin",
             )
 
 
 def _is_one_of(device: dict[str, Any], addresses: Sequence[str]) -> bool:
     names = {name.lower() for name in (device["name"], *device["labels"])}
-    wanted = {f"pci:{address}" for address in addresses}
-    return bool(names & (wanted | {f"pci:{each.removeprefix('0000:')}" for each in addresses}))
+    names_of = {f"pci:{address}" for address in addresses}
+    return bool(names & (names_of | {f"pci:{plain.removeprefix('0000:')}" for plain in addresses}))

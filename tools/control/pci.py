@@ -41,7 +41,9 @@ def run(
     after = {}
     if not dry_run:
         act()
-        after = {one.address: one.driver for one in function.card() if one.folder.is_dir()}
+        after = {
+            member.address: member.driver for member in function.card() if member.folder.is_dir()
+        }
         for address, driver in after.items():
             out.say(f"{address}: now held by {driver or 'no driver'}")
     out.result({"verb": verb, "device": name, "dry_run": dry_run, "steps": lines, "drivers": after})
@@ -81,7 +83,7 @@ def _eject(function: PciFunction, dry_run: bool) -> tuple[list[str], Callable[[]
     # Loads the client of a ugpud, which other verbs do not need.
     from ugpu.tools.control import leased
 
-    addresses = [function.address, *(each.address for each in members(function))]
+    addresses = [function.address, *(member.address for member in members(function))]
     leased.check_unleased(addresses, leased.sockets(), rights=not dry_run)
     return steps(function, rights=not dry_run), lambda: eject(function)
 
@@ -98,10 +100,10 @@ def _check_awake(function: PciFunction) -> None:
 
 def _check_bars(function: PciFunction) -> None:
     identity = function.identity()
-    known = pci_drivers()[identity.vendor, identity.device]
+    driver = pci_drivers()[identity.vendor, identity.device]
     sizes = {bar.index: bar.size for bar in function.bars()}
     # The doctor reports a BAR without an address itself; this check finds one that is too small.
-    check_bars(function, {bar: size for bar, size in known.least_bars if sizes.get(bar)})
+    check_bars(function, {bar: size for bar, size in driver.least_bars if sizes.get(bar)})
 
 
 def _check_unused(function: PciFunction) -> None:

@@ -125,9 +125,9 @@ def _launch(device: Device) -> str:
         with device.queue(QueueKind.COMPUTE) as queue:
             queue.launch(program["proof"], grid=(1, 1, 1), block=(1, 1, 1), args=(result,))
         device.synchronize()
-        found = float(result.numpy(np.float32)[0])
-    if found != 42.0:
-        raise ChipError(f"{device.name}: a kernel stored {found} instead of 42.0")
+        stored = float(result.numpy(np.float32)[0])
+    if stored != 42.0:
+        raise ChipError(f"{device.name}: a kernel stored {stored} instead of 42.0")
     return "one kernel"
 
 
@@ -197,11 +197,11 @@ class _Card:
     def _planned(
         self, diagnosis: Diagnosis, slot: Sequence[Planned], only: Level | None
     ) -> list[Planned]:
-        found = []
+        planned = []
         for level, what, cost in _OPEN_RUNGS:
             taken = level == only if only is not None else level >= diagnosis.first
-            found.append(Planned(what, level, cost, "", taken))
-        return [*found, *slot]
+            planned.append(Planned(what, level, cost, "", taken))
+        return [*planned, *slot]
 
     def _climb_open(self, only: Level | None) -> list[Attempt]:
         """Open the card, which attaches to it or boots it, and climb its driver's rungs."""
@@ -223,9 +223,9 @@ class _Card:
         return _Opened(rung, partial(self._open_and_prove, rung))
 
     def _open_and_prove(self, rung: Rung) -> dict[str, object]:
-        found = rung.prove()
+        proof = rung.prove()
         with self.opener(self.name) as device:
-            return {**found, **prove(device)}
+            return {**proof, **prove(device)}
 
 
 class _Opened:
@@ -244,20 +244,20 @@ def _explain(out: Output, name: str, diagnosis: Diagnosis, planned: Sequence[Pla
     out.say(f"the mildest rung that can help is {diagnosis.first.label!r}; what each rung loses:")
     rows = [
         (
-            one.level.label,
-            one.name,
-            one.cost,
-            one.refusal or ("taken if needed" if one.taken else "skipped"),
+            rung.level.label,
+            rung.name,
+            rung.cost,
+            rung.refusal or ("taken if needed" if rung.taken else "skipped"),
         )
-        for one in planned
+        for rung in planned
     ]
     out.table(("rung", "resets", "loses", ""), rows)
 
 
 def _tell(out: Output, attempts: Sequence[Attempt]) -> None:
-    for one in attempts:
-        took = f" in {one.seconds * 1e3:.0f} ms" if one.worked else ""
-        out.say(f"{one.level.label}: {one}{took}")
+    for attempt in attempts:
+        took = f" in {attempt.seconds * 1e3:.0f} ms" if attempt.worked else ""
+        out.say(f"{attempt.level.label}: {attempt}{took}")
 
 
 def _result(
@@ -273,8 +273,8 @@ def _result(
             "device": name,
             "reason": diagnosis.reason,
             "first": diagnosis.first.label,
-            "plan": [{**asdict(one), "level": one.level.label} for one in planned],
-            "attempts": [{**asdict(one), "level": one.level.label} for one in attempts],
+            "plan": [{**asdict(row), "level": row.level.label} for row in planned],
+            "attempts": [{**asdict(row), "level": row.level.label} for row in attempts],
             "proof": proof or {},
         }
     )

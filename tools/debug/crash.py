@@ -48,22 +48,24 @@ def ls(out: Output) -> int:
 
 def show(name: str, parts: list[str], out: Output) -> int:
     """Show the failure and the bundle's parts; for named parts, their content."""
-    found = bundle.read(find(name))
+    evidence = bundle.read(find(name))
     for part in parts:
-        if part not in found.parts:
-            raise BadArgument(f"{found.path.name} has no {part}: {_missing(found, part)}")
-        out.say(_text(part, found.parts[part]))
+        if part not in evidence.parts:
+            raise BadArgument(f"{evidence.path.name} has no {part}: {_missing(evidence, part)}")
+        out.say(_text(part, evidence.parts[part]))
     if not parts:
-        _overview(found, out)
+        _overview(evidence, out)
     out.result(
-        {part: _text(part, found.parts[part]) for part in parts} if parts else dict(found.manifest)
+        {part: _text(part, evidence.parts[part]) for part in parts}
+        if parts
+        else dict(evidence.manifest)
     )
     return 0
 
 
-def _missing(found: Bundle, part: str) -> str:
-    missing: Any = found.manifest["missing"]
-    return str(missing.get(part) or f"it has {', '.join(found.parts)}")
+def _missing(evidence: Bundle, part: str) -> str:
+    missing: Any = evidence.manifest["missing"]
+    return str(missing.get(part) or f"it has {', '.join(evidence.parts)}")
 
 
 def _text(part: str, content: bytes) -> str:
@@ -73,8 +75,8 @@ def _text(part: str, content: bytes) -> str:
     return content.decode("utf-8", "replace")
 
 
-def _overview(found: Bundle, out: Output) -> None:
-    manifest: Any = found.manifest
+def _overview(evidence: Bundle, out: Output) -> None:
+    manifest: Any = evidence.manifest
     failed = manifest["error"]
     out.say(f"{failed['class']}: {failed['message']}", style="bold")
     out.say(f"{manifest['device']}, {manifest['when']}")
@@ -84,13 +86,13 @@ def _overview(found: Bundle, out: Output) -> None:
     )
     out.say()
     out.table(
-        ("part", "size"), [(name, human_size(len(data))) for name, data in found.parts.items()]
+        ("part", "size"), [(name, human_size(len(data))) for name, data in evidence.parts.items()]
     )
     if manifest["missing"]:
         out.say()
         out.table(("not there", "why"), list(manifest["missing"].items()))
     out.say()
-    out.say(f"ugpu crash show {found.path} PART      ugpu reg read {found.path} 'gc.*'")
+    out.say(f"ugpu crash show {evidence.path} PART      ugpu reg read {evidence.path} 'gc.*'")
 
 
 def _number(value: object) -> object:
@@ -100,19 +102,19 @@ def _number(value: object) -> object:
 def diff(left: str, right: str, out: Output) -> int:
     """Compare two bundles, or a bundle with a recording of a successful boot: the failure, then the
     registers, the first that differs first. Exit code 1 if registers differ."""
-    one = find(left)
+    first = find(left)
     if not _is_recording(right):
-        both = [bundle.read(path) for path in (one, find(right))]
+        both = [bundle.read(path) for path in (first, find(right))]
         rows = [(name, *values) for name, values in _differences(*map(_facts, both)).items()]
         out.table(("fact", both[0].path.name[:24], both[1].path.name[:24]), rows)
         out.say()
-        if any(REGISTERS not in each.parts for each in both):
-            lacking = next(each for each in both if REGISTERS not in each.parts)
+        if any(REGISTERS not in evidence.parts for evidence in both):
+            lacking = next(evidence for evidence in both if REGISTERS not in evidence.parts)
             out.say(f"no registers to compare: {_missing(lacking, REGISTERS)}")
             out.result({"facts": {name: list(values) for name, *values in rows}})
             return 1 if rows else 0
         right = str(both[1].path)
-    return command.diff(str(one), _booted(right), [], out)
+    return command.diff(str(first), _booted(right), [], out)
 
 
 def _booted(name: str) -> str:
@@ -128,38 +130,38 @@ def _is_recording(name: str) -> bool:
     return path.is_file() and not path.name.endswith(bundle.SUFFIX)
 
 
-def _facts(found: Bundle) -> Mapping[str, object]:
-    manifest: Any = found.manifest
+def _facts(evidence: Bundle) -> Mapping[str, object]:
+    manifest: Any = evidence.manifest
     failed = manifest["error"]
     return {"device": manifest["device"], "error": failed["class"], **manifest["versions"],
             **failed["facts"]}  # fmt: skip
 
 
 def _differences(
-    one: Mapping[str, object], two: Mapping[str, object]
+    left: Mapping[str, object], right: Mapping[str, object]
 ) -> dict[str, tuple[object, object]]:
-    names = dict.fromkeys([*one, *two])
+    names = dict.fromkeys([*left, *right])
     return {
-        name: (_number(one.get(name, "")), _number(two.get(name, "")))
+        name: (_number(left.get(name, "")), _number(right.get(name, "")))
         for name in names
-        if one.get(name) != two.get(name) and name != "bundle"
+        if left.get(name) != right.get(name) and name != "bundle"
     }
 
 
 def export(name: str, where: str, out: Output) -> int:
     """Copy a bundle to a new file, or unpack it into a new folder if `where` ends with /."""
-    found, target = bundle.read(find(name)), Path(where)
+    evidence, target = bundle.read(find(name)), Path(where)
     if not where.endswith(os.sep):
         if target.exists():
             raise UsageError(f"{target} exists")
-        shutil.copyfile(found.path, target)
+        shutil.copyfile(evidence.path, target)
     else:
         target.mkdir()
-        (target / bundle.MANIFEST).write_text(json.dumps(found.manifest, indent=1), "utf-8")
-        for part, content in found.parts.items():
+        (target / bundle.MANIFEST).write_text(json.dumps(evidence.manifest, indent=1), "utf-8")
+        for part, content in evidence.parts.items():
             if part != Path(part).name or part in (".", ".."):
-                raise BadArgument(f"{found.path} has a part named {part!r}")
+                raise BadArgument(f"{evidence.path} has a part named {part!r}")
             (target / part).write_bytes(content)
-    out.say(f"{found.path} -> {target}")
-    out.result({"path": str(found.path), "target": str(target)})
+    out.say(f"{evidence.path} -> {target}")
+    out.result({"path": str(evidence.path), "target": str(target)})
     return 0

@@ -144,28 +144,38 @@ def show(path: Path, out: Output, *, everything: bool = False) -> int:
 def compare(left: Path, right: Path, out: Output) -> int:
     """Show where two recordings first differ; return 1 if they do."""
     recordings = [load(left, partial=out), load(right, partial=out)]
-    found = first_difference(*map(Steps, recordings))
+    difference = first_difference(*map(Steps, recordings))
     failures = [_failure(recording) for recording in recordings]
-    if found is None:
+    if difference is None:
         out.say("no difference: the same was done, and the device answered the same")
         out.result({"same": True})
         return 0
-    where = f", in stage {found.stage}" if found.stage else ""
-    out.say(f"the first {found.same} steps are the same; then{where}, {found.what}:", "bold")
-    for line in found.before:
+    where = f", in stage {difference.stage}" if difference.stage else ""
+    out.say(
+        f"the first {difference.same} steps are the same; then{where}, {difference.what}:", "bold"
+    )
+    for line in difference.before:
         out.say(f"      {line}")
-    out.say(f"  <   {found.left}    ({left.name})", "red")
-    out.say(f"  >   {found.right}    ({right.name})", "green")
-    for line in found.fields:
+    out.say(f"  <   {difference.left}    ({left.name})", "red")
+    out.say(f"  >   {difference.right}    ({right.name})", "green")
+    for line in difference.fields:
         out.say(f"      {line}")
-    for path, failure, one in zip((left, right), failures, recordings, strict=True):
-        came_up = cut_note(one) or "the device came up"
+    for path, failure, loaded in zip((left, right), failures, recordings, strict=True):
+        came_up = cut_note(loaded) or "the device came up"
         out.say(f"{path.name}: {failure or came_up}")
     out.result(
-        {"same": False, "steps": found.same, "stage": found.stage, "what": found.what,
-         "before": found.before, "left": found.left, "right": found.right, "fields": found.fields,
-         "failures": failures}
-    )  # fmt: skip
+        {
+            "same": False,
+            "steps": difference.same,
+            "stage": difference.stage,
+            "what": difference.what,
+            "before": difference.before,
+            "left": difference.left,
+            "right": difference.right,
+            "fields": difference.fields,
+            "failures": failures,
+        }
+    )
     return 1
 
 
@@ -194,10 +204,10 @@ def _stages(recording: Recording) -> list[str]:
 
 def _failure(recording: Recording) -> str | None:
     """Return where and how the boot failed; None if it did not fail."""
-    found = failed_stage(recording)
-    if found is None:
+    failed = failed_stage(recording)
+    if failed is None:
         return None
-    stage, failure = found
+    stage, failure = failed
     where = f"failed in stage {stage}" if stage else "failed"
     return f"{where}: {failure.kind}: {failure.message}"
 

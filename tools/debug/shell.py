@@ -57,10 +57,10 @@ class Session:
         if not name:
             self.out.say("this device shows no registers")
             return
-        found: Any = window.module_of_chip(name).look(chip, "states")
+        states: Any = window.module_of_chip(name).look(chip, "states")
         self.out.table(("unit", "state", "", "meaning"),
-                       [(one["unit"], one["name"], "" if one["ok"] else "!", one["meaning"])
-                        for one in found])  # fmt: skip
+                       [(state["unit"], state["name"], "" if state["ok"] else "!", state["meaning"])
+                        for state in states])  # fmt: skip
 
     @contextmanager
     def opened(self, device: str, how: str) -> Iterator[None]:
@@ -103,10 +103,10 @@ class _Booting:
         self.boot = boot
 
     def __getattr__(self, name: str) -> object:
-        found = _names(self.boot.chip).get(name)
-        if found is None:
+        member = _names(self.boot.chip).get(name)
+        if member is None:
             raise AttributeError(f"the device is not booted ({self.boot!r}), so it has no {name!r}")
-        return found
+        return member
 
     def __dir__(self) -> list[str]:
         return ["boot", *_names(self.boot.chip)]

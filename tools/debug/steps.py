@@ -83,8 +83,8 @@ class Boot:
             raise BadArgument(f"stage {stage!r} has already run; the boot is at {self.at!r}")
         self._go(stage)
         if self._over and self.at != stage:
-            known = ", ".join(name for name, _ in self.stages)
-            raise BadArgument(f"the boot had no stage {stage!r}, and has finished; it had: {known}")
+            names = ", ".join(name for name, _ in self.stages)
+            raise BadArgument(f"the boot had no stage {stage!r}, and has finished; it had: {names}")
         return stage
 
     def again(self, stage: str = "") -> str:

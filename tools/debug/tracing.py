@@ -96,29 +96,29 @@ class Filter:
     since_s: float = 0.0
     until_s: float = float("inf")
 
-    def takes(self, one: Traced) -> bool:
+    def takes(self, traced: Traced) -> bool:
         """Return whether the filter accepts an entry."""
-        step = one.step
-        if step is None or not self.since_s <= one.time <= self.until_s:
+        step = traced.step
+        if step is None or not self.since_s <= traced.time <= self.until_s:
             return False
         if step.window is None:
             return not (self.registers or self.fields or self.verb or self.stage)
         return (
             (not self.verb or step.verb == self.verb)
-            and (not self.stage or fnmatchcase(one.stage, self.stage))
+            and (not self.stage or fnmatchcase(traced.stage, self.stage))
             and (not self.registers or any(fnmatchcase(step.place, p) for p in self.registers))
-            and all(_has(one.fields, wanted) for wanted in self.fields)
+            and all(_has(traced.fields, condition) for condition in self.fields)
         )
 
 
-def _has(fields: dict[str, int], wanted: str) -> bool:
-    name, equals, value = wanted.partition("=")
+def _has(fields: dict[str, int], condition: str) -> bool:
+    name, equals, value = condition.partition("=")
     if not equals:
         return bool(fields.get(name))
     try:
         return fields.get(name) == int(value, 0)
     except ValueError:
-        raise BadArgument(f"a field's value must be a number, got {wanted!r}") from None
+        raise BadArgument(f"a field's value must be a number, got {condition!r}") from None
 
 
 def traced(recording: Recording) -> Iterator[Traced]:
@@ -137,22 +137,22 @@ def traced(recording: Recording) -> Iterator[Traced]:
         yield Traced(number, seconds, LOOK if looking else stage, entry, steps.step(entry))
 
 
-def folded(found: Iterator[Traced]) -> Iterator[Traced]:
+def folded(accesses: Iterator[Traced]) -> Iterator[Traced]:
     """Merge successive accesses with the same value into one, which has their count. Its number is
     the last one's, its time the first one's."""
     held: Traced | None = None
-    for one in found:
-        if isinstance(one.entry, Wait):
+    for access in accesses:
+        if isinstance(access.entry, Wait):
             continue
         before = held.step if held is not None else None
-        if before is not None and before == one.step and before.window is not None:
+        if before is not None and before == access.step and before.window is not None:
             assert held is not None
             again = Step(**{**vars(before), "repeated": before.repeated + 1})
-            held = Traced(one.number, held.time, held.stage, held.entry, again)
+            held = Traced(access.number, held.time, held.stage, held.entry, again)
             continue
         if held is not None:
             yield held
-        held = one
+        held = access
     if held is not None:
         yield held
 
@@ -171,20 +171,20 @@ def show(path: Path, out: Output, meant: Filter | None = None) -> int:
     meant = meant or Filter()
     every = meant == Filter()
     entries = folded(traced(record.load(path, partial=out)))
-    found = [one for one in entries if every or meant.takes(one)]
+    selected = [access for access in entries if every or meant.takes(access)]
     stage = ""
-    for one in found:
-        if one.stage != stage and not isinstance(one.entry, Stage):
-            out.say(f"-- {one.stage}", style="bold")
-        stage = one.stage
-        out.say(f"-- {one.stage}" if isinstance(one.entry, Stage) else str(one),
-                style="bold" if isinstance(one.entry, Stage) else "")  # fmt: skip
+    for access in selected:
+        if access.stage != stage and not isinstance(access.entry, Stage):
+            out.say(f"-- {access.stage}", style="bold")
+        stage = access.stage
+        out.say(f"-- {access.stage}" if isinstance(access.entry, Stage) else str(access),
+                style="bold" if isinstance(access.entry, Stage) else "")  # fmt: skip
         if out.lost:
             break
-    if not found:
+    if not selected:
         out.say("no access fits")
-    out.result([one.as_json() for one in found])
-    return int(not found)
+    out.result([access.as_json() for access in selected])
+    return int(not selected)
 
 
 def export(path: Path, target: Path, out: Output) -> int:
@@ -215,40 +215,42 @@ def trace_events(recording: Recording) -> list[dict[str, object]]:
         *({"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}}
           for tid, name in tracks.items()),
     ]  # fmt: skip
-    found = list(traced(recording))
-    end = found[-1].time if found else 0.0
-    begins = [one for one in found if isinstance(one.entry, Stage)]
-    ends = [*(one.time for one in begins[1:]), _came_up(found, begins, end)]
-    for one, over in zip(begins, ends, strict=False):
+    accesses = list(traced(recording))
+    end = accesses[-1].time if accesses else 0.0
+    begins = [access for access in accesses if isinstance(access.entry, Stage)]
+    ends = [*(access.time for access in begins[1:]), _came_up(accesses, begins, end)]
+    for access, over in zip(begins, ends, strict=False):
         events.append({
-            "ph": "X", "pid": 1, "tid": _STAGES, "name": one.stage, "cat": "stage",
-            "ts": one.time * _MICRO, "dur": max(0.0, over - one.time) * _MICRO,
+            "ph": "X", "pid": 1, "tid": _STAGES, "name": access.stage, "cat": "stage",
+            "ts": access.time * _MICRO, "dur": max(0.0, over - access.time) * _MICRO,
         })  # fmt: skip
-    events += [_instant(one) for one in found if not isinstance(one.entry, Stage | Wait)]
+    events += [
+        _instant(access) for access in accesses if not isinstance(access.entry, Stage | Wait)
+    ]
     return events
 
 
-def _came_up(found: Sequence[Traced], begins: Sequence[Traced], end: float) -> float:
+def _came_up(accesses: Sequence[Traced], begins: Sequence[Traced], end: float) -> float:
     """Return when the last stage ended: at its failure; if that is unknown, at the trace's end."""
-    failed = (one.time for one in found if isinstance(one.entry, Failure))
+    failed = (access.time for access in accesses if isinstance(access.entry, Failure))
     return next(failed, end) if begins else end
 
 
-def _instant(one: Traced) -> dict[str, object]:
-    step = one.step
+def _instant(traced: Traced) -> dict[str, object]:
+    step = traced.step
     access = step is not None and step.window is not None
     arguments: dict[str, object] = {}
     if access and step is not None:
         name = f"{step.verb} {step.place}"
         if step.value is not None:
             arguments["value"] = f"{step.value:#x}"
-        arguments |= {field: value for field, value in one.fields.items() if value}
+        arguments |= {field: value for field, value in traced.fields.items() if value}
     else:
-        name = str(step) if step is not None else _memory(one.entry)
-    track = _MEMORY if isinstance(one.entry, Content) else _REGISTERS
+        name = str(step) if step is not None else _memory(traced.entry)
+    track = _MEMORY if isinstance(traced.entry, Content) else _REGISTERS
     return {
         "ph": "i", "s": "t", "pid": 1, "tid": track, "name": name, "args": arguments,
-        "cat": step.verb if access and step is not None else "device", "ts": one.time * _MICRO,
+        "cat": step.verb if access and step is not None else "device", "ts": traced.time * _MICRO,
     }  # fmt: skip
 
 

@@ -5,7 +5,8 @@ shows the verbs of the command. TODO comments name a key of docs/tasks.md. Modul
 and public functions of more than one statement have a docstring. The names in `__all__` exist.
 Tests wait for conditions; they do not read the clock and do not sleep. Product code waits with the
 clock that it is given (hcq.state.clock). Only one module reads the environment. Texts do not
-contain the phrases that the section "Voice" rules out.
+contain the phrases that the section "Voice" rules out. Results are named by what they are.
+Records describe their fields.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ugpu.tools.house.fields import fields
 from ugpu.tools.house.layers import PACKAGES
+from ugpu.tools.house.names import names
 from ugpu.tools.house.voice import voice
 from ugpu.tools.verbs.verb import load
 
@@ -168,7 +171,7 @@ def _calls(file: Path, module: str, names: Sequence[str]) -> Iterator[tuple[int,
     name."""
     for node in ast.walk(_parsed(file)):
         if isinstance(node, ast.ImportFrom) and node.module == module:
-            yield from ((node.lineno, each.name) for each in node.names if each.name in names)
+            yield from ((node.lineno, alias.name) for alias in node.names if alias.name in names)
         elif (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
@@ -188,12 +191,12 @@ def _parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text("utf-8"), str(file))
 
 
-CHECKS = (verbs, tasks, docstrings, exports, clocks, waits, environment, voice)
+CHECKS = (verbs, tasks, docstrings, exports, clocks, waits, environment, voice, names, fields)
 
 
 def check(root: Path) -> list[str]:
     """Return one line per promise that is not kept."""
-    return [fault for each in CHECKS for fault in each(root)]
+    return [fault for promise in CHECKS for fault in promise(root)]
 
 
 def main() -> int:

@@ -86,5 +86,5 @@ def _texts(source: str) -> Iterator[tuple[int, str]]:
 
 def _faults(where: str, text: str) -> Iterator[str]:
     for pattern, instead in PATTERNS:
-        if found := pattern.search(text):
-            yield f"{where}: {found.group()!r}; write: {instead} (STYLE.md, Voice)"
+        if match := pattern.search(text):
+            yield f"{where}: {match.group()!r}; write: {instead} (STYLE.md, Voice)"

@@ -19,9 +19,11 @@ from ugpu.usbgpu.thunderbolt import enclosures as thunderbolt
 
 def run_ls(out: Output) -> int:
     """List every device name that hcq.open takes on this machine."""
-    found = listed()
-    out.table(("device", "what it is", "products", "ISA", "on silicon", "facts"), map(_row, found))
-    out.result([asdict(entry) for entry in found])
+    entries = listed()
+    out.table(
+        ("device", "what it is", "products", "ISA", "on silicon", "facts"), map(_row, entries)
+    )
+    out.result([asdict(entry) for entry in entries])
     return 0
 
 
@@ -29,8 +31,8 @@ def listed(machine: nvidia.NvidiaMachine | None = None) -> list[DeviceEntry]:
     """List hcq's devices, real devices first, with the machine's facts about NVIDIA GPUs and the
     path to cards on the PCI bus."""
     through_driver = {entry.name: entry for entry in nvidia.entries(machine)}
-    known = [through_driver.pop(entry.name, entry) for entry in hcq.list_devices()]
-    return [*through_driver.values(), *(with_way(entry) for entry in known)]
+    others = [through_driver.pop(entry.name, entry) for entry in hcq.list_devices()]
+    return [*through_driver.values(), *(with_way(entry) for entry in others)]
 
 
 def with_way(entry: DeviceEntry, system: System | None = None) -> DeviceEntry:
@@ -42,8 +44,8 @@ def with_way(entry: DeviceEntry, system: System | None = None) -> DeviceEntry:
     function = PciFunction(system if system is not None else System(), address)
     facts = entry.facts | thunderbolt.facts(function)
     if system is None and "enclosure_id" in facts:
-        known = bolt.devices().get(str(facts["enclosure_id"]))
-        facts |= known.facts if known is not None else {}
+        enclosure = bolt.devices().get(str(facts["enclosure_id"]))
+        facts |= enclosure.facts if enclosure is not None else {}
     return replace(entry, facts=facts)
 
 
@@ -83,10 +85,10 @@ def run_info(name: str, out: Output) -> int:
     with shown(out, f"info {name}"), hcq.open(name) as device:
         facts: dict[str, object] = {"name": device.name, "target": device.target.name}
         facts |= device.info()
-        facts |= next((one.facts for one in listed() if name in names_of(one)), {})
+        facts |= next((entry.facts for entry in listed() if name in names_of(entry)), {})
         readings = read_sensors(device)
     rows: list[tuple[str, object]] = [human(*fact) for fact in _flat(facts)]
-    shows = [each for each in readings if each.unit != "flag" or each.value]
+    shows = [sensor for sensor in readings if sensor.unit != "flag" or sensor.value]
     rows += [(f"sensor {reading.words}", reading) for reading in shows]
     out.table(("fact", "value"), rows)
     out.result({**facts, "sensors": [asdict(reading) for reading in readings]})

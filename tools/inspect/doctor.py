@@ -115,20 +115,20 @@ class Doctor:
             *self.type1(),
             *self.no_iommu(),
             *self.memory_lock(),
-            *self.firmware([found.chip for found in ours]),
+            *self.firmware([card.chip for card in ours]),
         ]
         if not ours and doctor_nvidia.usable(nvidia):
             # No device on this machine needs them: its GPUs are reached through the kernel's
             # driver.
             bare_metal = [
-                replace(each, state="note") if each.state == "missing" else each
-                for each in bare_metal
+                replace(finding, state="note") if finding.state == "missing" else finding
+                for finding in bare_metal
             ]
-        wanted = any(function.vendor == NVIDIA for function in functions)
+        expected = any(function.vendor == NVIDIA for function in functions)
         return [
             *self.packages(),
             *self.devices(functions),
-            *doctor_nvidia.findings(nvidia, expected=wanted),
+            *doctor_nvidia.findings(nvidia, expected=expected),
             *doctor_adreno.findings(self.root),
             *bare_metal,
             *doctor_way.machine(System(self.root)),
@@ -162,12 +162,12 @@ class Doctor:
             name = f"pci:{function.address} {function.vendor:04x}:{function.device:04x}"
             if function.known:
                 yield Finding("device", "ok", f"{name} is supported")
-                known = pci_drivers()[function.vendor, function.device].chip
-                if known is not None and not known.proven:
+                chip = pci_drivers()[function.vendor, function.device].chip
+                if chip is not None and not chip.proven:
                     yield Finding(
                         "device",
                         "note",
-                        f"the driver has not been tested on a board with {known.title} yet",
+                        f"the driver has not been tested on a board with {chip.title} yet",
                     )
             elif function.vendor == NVIDIA and function.driver == "nvidia":
                 yield Finding("device", "ok", f"{name} is used through the nvidia driver")
@@ -225,8 +225,8 @@ class Doctor:
     def firmware(self, present: Sequence[ChipFacts | None]) -> Iterator[Finding]:
         """Yield findings about the firmware images of each chip that is present, or of the default
         chip if there is none."""
-        wanted = {chip.name: chip for chip in present if chip is not None}
-        for chip in wanted.values() or (chips.facts_of(chips.DEFAULT),):
+        by_name = {chip.name: chip for chip in present if chip is not None}
+        for chip in by_name.values() or (chips.facts_of(chips.DEFAULT),):
             yield self._images(chip)
 
     def _images(self, chip: ChipFacts) -> Finding:
@@ -295,13 +295,13 @@ class Doctor:
         """Run the transport's own checks: link, power, BARs, the group's other members, other
         users."""
         check = f"pci:{function.address}"
-        found = pci_function.PciFunction(System(self.root), function.address)
+        member = pci_function.PciFunction(System(self.root), function.address)
         for look in CHECKS:
             try:
-                look(found)
+                look(member)
             except UgpuError as error:
                 yield Finding(check, "missing", str(error.message), str(error.facts["remedy"]))
-        yield from doctor_way.card(found)
+        yield from doctor_way.card(member)
 
     def no_iommu(self) -> Iterator[Finding]:
         switch = self.root / "sys/module/vfio/parameters/enable_unsafe_noiommu_mode"

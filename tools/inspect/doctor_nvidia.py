@@ -70,12 +70,12 @@ def _versions(driver: StockDriver) -> Iterator[Finding]:
     if abi.select(driver.version).exact:
         yield Finding(_CHECK, "ok", f"{what}; a known branch")
     else:
-        known = ", ".join(abi.branches())
+        branches = ", ".join(abi.branches())
         yield Finding(
             _CHECK,
             "note",
             f"{what}; unknown release, treated as branch {driver.branch}",
-            f"install a driver of branch {known}, or report problems",
+            f"install a driver of branch {branches}, or report problems",
         )
     if driver.module and driver.module != driver.version:
         yield Finding(
@@ -116,7 +116,7 @@ def _gpu(gpu: Gpu) -> Iterator[Finding]:
     )
     yield _access(gpu.node, gpu.name)
     if gpu.mig:
-        mine = sum(each.usable for each in gpu.mig)
+        mine = sum(instance.usable for instance in gpu.mig)
         yield Finding(
             gpu.name,
             "ok" if mine else "missing",

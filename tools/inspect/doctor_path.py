@@ -142,17 +142,17 @@ def _siblings(check: str, function: PciFunction) -> Iterator[Finding]:
 
 def _runtime_power(check: str, function: PciFunction) -> Iterator[Finding]:
     asleep = [
-        one
-        for one in (*function.card(), *ports(function))
-        if one.attribute("power/control") == "auto"
+        part
+        for part in (*function.card(), *ports(function))
+        if part.attribute("power/control") == "auto"
     ]
     if asleep:
-        files = " ".join(f"{_outside(one.folder)}/power/control" for one in asleep)
+        files = " ".join(f"{_outside(part.folder)}/power/control" for part in asleep)
         yield Finding(
             check,
             "note",
             "runtime power management may suspend these while no program has the card open, "
-            f"and some cards do not wake up again: {', '.join(one.address for one in asleep)}",
+            f"and some cards do not wake up again: {', '.join(part.address for part in asleep)}",
             f"echo on | sudo tee {files}",
         )
 
@@ -176,8 +176,8 @@ def _link_power(check: str, function: PciFunction) -> Iterator[Finding]:
 def _link_errors(check: str, function: PciFunction) -> Iterator[Finding]:
     """Find links with many corrected errors, as counted by AER
     (sysfs-bus-pci-devices-aer_stats)."""
-    for one in (function, *ports(function)):
-        lines = (one.attribute("aer_dev_correctable") or "").splitlines()
+    for part in (function, *ports(function)):
+        lines = (part.attribute("aer_dev_correctable") or "").splitlines()
         rows = (line.rpartition(" ") for line in lines)
         counts = {name: int(text) for name, _, text in rows if text.isascii() and text.isdecimal()}
         if counts.pop("TOTAL_ERR_COR", 0) >= _MANY_ERRORS:
@@ -185,7 +185,7 @@ def _link_errors(check: str, function: PciFunction) -> Iterator[Finding]:
             yield Finding(
                 check,
                 "note",
-                f"{one.address} has corrected many link errors since boot: {shown}",
+                f"{part.address} has corrected many link errors since boot: {shown}",
                 "replace the cable or riser; a link with many errors eventually fails",
             )
 
@@ -199,23 +199,23 @@ def _windows(check: str, function: PciFunction) -> Iterator[Finding]:
         offered = max(bar_sizes(function, bar.index), default=bar.size)
         if bar.assigned and offered <= bar.size:
             continue
-        wanted = offered if bar.assigned else bar.size
+        needed = offered if bar.assigned else bar.size
         wide = _wide(function, bar.index)
-        narrow = _narrowest(function, wanted, wide)
+        narrow = _narrowest(function, needed, wide)
         if narrow is not None:
             yield Finding(
                 check,
                 "note" if bar.assigned else "missing",
-                f"BAR {bar.index} needs {_size(wanted)}, and the bridge {narrow.address} has a "
+                f"BAR {bar.index} needs {_size(needed)}, and the bridge {narrow.address} has a "
                 f"{_KIND[wide]}window of {_size(_window(narrow, wide))}",
-                f"add {_reserve(function, wanted, wide)} to the kernel command line and reboot",
+                f"add {_reserve(function, needed, wide)} to the kernel command line and reboot",
             )
         elif bar.assigned:
-            power = (wanted >> 20).bit_length() - 1
+            power = (needed >> 20).bit_length() - 1
             yield Finding(
                 check,
                 "note",
-                f"BAR {bar.index} is {_size(bar.size)} and may be {_size(wanted)}; "
+                f"BAR {bar.index} is {_size(bar.size)} and may be {_size(needed)}; "
                 "unbind the card's driver first",
                 f"echo {power} | sudo tee {_outside(function.folder)}/resource{bar.index}_resize",
             )
@@ -225,10 +225,10 @@ def _absent(check: str, function: PciFunction) -> Iterator[Finding]:
     """Find BARs that the kernel failed to place: it lists them as if they did not exist, without a
     size (Linux drivers/pci/setup-bus.c, reset_resource)."""
     identity = function.identity()
-    known = pci_drivers().get((identity.vendor, identity.device))
+    driver = pci_drivers().get((identity.vendor, identity.device))
     sizes = {bar.index: bar.size for bar in function.bars()}
     above = ports(function)
-    least_bars = known.least_bars if known is not None and above else ()
+    least_bars = driver.least_bars if driver is not None and above else ()
     absent = [(index, least) for index, least in least_bars if not sizes.get(index)]
     for index, least in absent:
         wide = _wide(function, index)
@@ -245,12 +245,12 @@ def _absent(check: str, function: PciFunction) -> Iterator[Finding]:
         )
 
 
-def _reserve(function: PciFunction, wanted: int, wide: bool) -> str:
+def _reserve(function: PciFunction, size: int, wide: bool) -> str:
     """Return the kernel's option (Linux Documentation/admin-guide/kernel-parameters.txt, pci=):
     room for cards that are plugged in later, or else a new layout of the firmware's assignment."""
     if any(hop.tunnelled for hop in hops(function)):
         option = "hpmmioprefsize" if wide else "hpmmiosize"
-        return f"pci=realloc,{option}={max(-(-wanted >> 20), 1)}M"
+        return f"pci=realloc,{option}={max(-(-size >> 20), 1)}M"
     return "pci=realloc"
 
 
@@ -266,11 +266,11 @@ def _wide(function: PciFunction, index: int) -> bool:
     return index != _LAST_BAR
 
 
-def _narrowest(function: PciFunction, wanted: int, wide: bool) -> PciFunction | None:
+def _narrowest(function: PciFunction, size: int, wide: bool) -> PciFunction | None:
     """Return the outermost port above the function whose window is too small. The ports below it
     cannot have a larger window."""
     for port in reversed(ports(function)):
-        if 0 <= _window(port, wide) < wanted:
+        if 0 <= _window(port, wide) < size:
             return port
     return None
 

@@ -43,43 +43,43 @@ def _chip(name: str, boot: bool) -> Iterator[Any]:
 
 
 def _module(name: str, chip: object) -> window.WindowModule:
-    known = str(getattr(getattr(chip, "facts", None), "name", ""))
-    if not known:
+    chip_name = str(getattr(getattr(chip, "facts", None), "name", ""))
+    if not chip_name:
         raise NotSupported(f"{name} does not expose its internal state to this process")
-    return window.module_of_chip(known)
+    return window.module_of_chip(chip_name)
 
 
 def opened(source: str, out: Output, at: int | None, boot: bool) -> Bundle | Moment | None:
     """Return the file that a source names, None for a device. Print the note of a recording.
     UsageError for a file with `boot`, BadArgument for a file that has only registers."""
-    found = kept(source, at)
-    if found is not None and boot:
+    content = kept(source, at)
+    if content is not None and boot:
         raise UsageError(f"{source} is a file: only devices can be booted")
-    if isinstance(found, RegisterFile):
+    if isinstance(content, RegisterFile):
         raise BadArgument(
             f"expected a device, a crash bundle or a recording, got {source}, which has registers "
             f"alone: `ugpu reg read {source} REGISTER`"
         )
-    if isinstance(found, Moment) and found.note:
-        out.say(found.note, style="yellow")
-    return found
+    if isinstance(content, Moment) and content.note:
+        out.say(content.note, style="yellow")
+    return content
 
 
-def part(source: str, found: Bundle | Moment | None, name: str, boot: bool) -> Any:  # JSON
+def part(source: str, file: Bundle | Moment | None, name: str, boot: bool) -> Any:  # JSON
     """Return a part of a bundle, or the same data from a device (None) or a recording. BadArgument
     if a bundle lacks it."""
-    if isinstance(found, Bundle):
-        content = found.parts.get(_PARTS[name])
+    if isinstance(file, Bundle):
+        content = file.parts.get(_PARTS[name])
         if content is None:
-            missing: Any = found.manifest["missing"]
-            reason = missing.get(_PARTS[name], f"it has {', '.join(found.parts)}")
+            missing: Any = file.manifest["missing"]
+            reason = missing.get(_PARTS[name], f"it has {', '.join(file.parts)}")
             raise BadArgument(f"{source} has no {_PARTS[name]}: {reason}")
         return json.loads(content)
-    if isinstance(found, Moment):
+    if isinstance(file, Moment):
         if name == "states":
-            transport, module = found.transport()
-            return _with_failure(found, module.named_states(Attachment(transport)))
-        with found.chip() as (chip, module):
+            transport, module = file.transport()
+            return _with_failure(file, module.named_states(Attachment(transport)))
+        with file.chip() as (chip, module):
             return module.look(chip, name)
     if name == "states" and not boot:
         return window.named_states(source)
@@ -104,8 +104,8 @@ def _with_failure(moment: Moment, states: list[dict[str, Any]]) -> list[dict[str
         return states
     stage, failure = failed
     unit = _UNITS.get(stage, stage)
-    known = next((state for state in states if state["unit"] == unit), None)
-    if known is None or known["ok"] is not False:
+    reported = next((state for state in states if state["unit"] == unit), None)
+    if reported is None or reported["ok"] is not False:
         meaning = f"the boot ended here, in the stage {stage}: {failure.message}"
         state = {
             "unit": unit,
@@ -113,10 +113,10 @@ def _with_failure(moment: Moment, states: list[dict[str, Any]]) -> list[dict[str
             "ok": False,
             "meaning": meaning,
             "remedy": "the remedy of the error",
-            "registers": known["registers"] if known is not None else {},
+            "registers": reported["registers"] if reported is not None else {},
         }
-        states = [state if each is known else each for each in states]
-        if known is None:
+        states = [state if other is reported else other for other in states]
+        if reported is None:
             states.append(state)
     return states
 
@@ -125,18 +125,18 @@ def states(
     source: str, out: Output, *, boot: bool = False, at: int | None = None
 ) -> int:  # fmt: skip
     """Show the state of each firmware and unit; exit code 1 if one is not as it should be."""
-    found = part(source, opened(source, out, at, boot), "states", boot)
+    named = part(source, opened(source, out, at, boot), "states", boot)
     marks = {True: "", False: "!", None: "?"}
-    rows = [(one["unit"], one["name"], marks[one["ok"]], one["meaning"]) for one in found]
+    rows = [(state["unit"], state["name"], marks[state["ok"]], state["meaning"]) for state in named]
     out.table(("unit", "state", "", "meaning"), rows)
-    wrong = [one for one in found if one["ok"] is False]
+    wrong = [state for state in named if state["ok"] is False]
     if wrong:
         first = wrong[0]
         registers = ", ".join(f"{name} {value:#x}" for name, value in first["registers"].items())
         out.say()
         out.say(f"first: {first['unit']}, {first['name']} ({registers})", style="bold")
         out.say(f"try: {first['remedy']}")
-    out.result(found)
+    out.result(named)
     return 1 if wrong else 0
 
 
@@ -145,11 +145,11 @@ def waves(
 ) -> int:
     """Show the waves on the chip. words: with the registers of those that have them."""
     file = opened(source, out, at, boot)
-    found = part(source, file, "waves", boot)
+    listed = part(source, file, "waves", boot)
     if isinstance(file, Bundle):
-        _add_instructions(file, found)
+        _add_instructions(file, listed)
     rows = []
-    for wave in found:
+    for wave in listed:
         if "more" in wave:
             rows.append(("", "", "", wave["more"]))
             continue
@@ -165,10 +165,10 @@ def waves(
         out.table(("se.sa.wgp.simd.slot", "pc", "exec", ""), rows)
     else:
         out.say("no wave is on the chip")
-    for wave in found if words else ():
+    for wave in listed if words else ():
         if "scalars" in wave:
             _show_words(wave, out)
-    out.result(found)
+    out.result(listed)
     return 0
 
 
@@ -206,9 +206,9 @@ def _add_instructions(file: Bundle, waves: list[dict[str, Any]]) -> None:
 
 def rings(source: str, out: Output, *, boot: bool = False, at: int | None = None) -> int:
     """Show the active hardware compute queues: their pointers and what blocks them."""
-    found = part(source, opened(source, out, at, boot), "queues", boot)
+    queues = part(source, opened(source, out, at, boot), "queues", boot)
     rows: list[tuple[object, ...]] = []
-    for queue in found:
+    for queue in queues:
         if "more" in queue:
             rows.append(("", "", "", "", queue["more"]))
             continue
@@ -224,7 +224,7 @@ def rings(source: str, out: Output, *, boot: bool = False, at: int | None = None
         out.table(("pipe.queue", "ring", "rptr", "wptr", "", "error", "vmid"), rows)
     else:
         out.say("no compute queue is active")
-    out.result(found)
+    out.result(queues)
     return 0
 
 
@@ -246,13 +246,13 @@ def _kept_walk(file: Bundle, address: int) -> Any:  # JSON
     content = file.parts.get("walk.json")
     if content is None:
         raise BadArgument(f"{file.path} has no walk.json: the failure names no address")
-    found: Any = json.loads(content)
-    if found["address"] >> _PAGE_BITS != address >> _PAGE_BITS:
+    kept: Any = json.loads(content)
+    if kept["address"] >> _PAGE_BITS != address >> _PAGE_BITS:
         raise BadArgument(
-            f"{file.path} has the entries for {found['address']:#x} alone, expected its page, got "
+            f"{file.path} has the entries for {kept['address']:#x} alone, expected its page, got "
             f"{address:#x}"
         )
-    return found
+    return kept
 
 
 @contextmanager
@@ -260,8 +260,8 @@ def _looked_into(
     source: str, file: Moment | None, boot: bool
 ) -> Iterator[tuple[Any, window.WindowModule]]:
     """Yield the chip of a recording or a device."""
-    with file.chip() if file is not None else _chip(source, boot) as found:
-        yield found
+    with file.chip() if file is not None else _chip(source, boot) as looked:
+        yield looked
 
 
 def walk(
@@ -271,19 +271,19 @@ def walk(
     """Show the page table entries that lead to an address; for a bundle, to the faulting one."""
     file = opened(source, out, at, boot)
     if isinstance(file, Bundle):
-        found = _kept_walk(file, address)
+        result = _kept_walk(file, address)
     else:
         with _looked_into(source, file, boot) as (chip, module):
-            found = module.walk(chip, address, vmid, hub)
-    out.say(f"VMID {found['vmid']}: root {found['root']:#x}")  # fmt: skip
+            result = module.walk(chip, address, vmid, hub)
+    out.say(f"VMID {result['vmid']}: root {result['root']:#x}")  # fmt: skip
     rows = [
-        (step["level"], f"{step['at']:#x}", f"{step['entry']:#018x}") for step in found["steps"]
+        (step["level"], f"{step['at']:#x}", f"{step['entry']:#018x}") for step in result["steps"]
     ]
     out.table(("level", "at", "entry"), rows)
-    end = f"{address:#x} -> {found['physical']:#x}" if "physical" in found else found["end"]
+    end = f"{address:#x} -> {result['physical']:#x}" if "physical" in result else result["end"]
     out.say(end)
-    out.result(found)
-    return 0 if "physical" in found else 1
+    out.result(result)
+    return 0 if "physical" in result else 1
 
 
 def read_memory(

@@ -105,8 +105,8 @@ def _node(path: Path) -> Node:
 
 
 def _number_of(name: str) -> int:
-    found = _NUMBER.search(name)
-    return int(found[0]) if found else -1
+    match = _NUMBER.search(name)
+    return int(match[0]) if match else -1
 
 
 class NvidiaMachine:
@@ -122,10 +122,10 @@ class NvidiaMachine:
         module = _read(self.root / "sys/module/nvidia/version").strip()
         if not text and not module:
             return None
-        found = _VERSION.search(text + "\n")
+        match = _VERSION.search(text + "\n")
         return StockDriver(
-            found[2] if found else module,
-            bool(found[1]) if found else None,
+            match[2] if match else module,
+            bool(match[1]) if match else None,
             module,
             _node(self.root / "dev/nvidiactl"),
             _node(self.root / "dev/nvidia-uvm"),
@@ -136,14 +136,14 @@ class NvidiaMachine:
 
     def _gpus(self) -> list[Gpu]:
         folder = self.proc / "gpus"
-        found = []
+        gpus = []
         for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
             facts = _facts(_read(entry / "information"))
             minor = facts.get("Device Minor", "")
             if not minor.isdecimal():
                 continue  # being removed, or not a GPU's folder
             power = _facts(_read(entry / "power")).get("Runtime D3 status", "")
-            found.append(
+            gpus.append(
                 Gpu(
                     int(minor),
                     entry.name,
@@ -156,19 +156,19 @@ class NvidiaMachine:
                     tuple(self._mig(int(minor))),
                 )
             )
-        return sorted(found, key=lambda gpu: gpu.minor)
+        return sorted(gpus, key=lambda gpu: gpu.minor)
 
     def _mig(self, minor: int) -> list[MigInstance]:
         folder = self.proc / f"capabilities/gpu{minor}/mig"
-        found = []
+        instances = []
         gpus = folder.glob("gi*") if folder.is_dir() else ()
         for gpu in sorted(gpus, key=lambda path: _number_of(path.name)):
             number = _number_of(gpu.name)
-            found.append(MigInstance(number, None, self._capable(gpu / "access")))
+            instances.append(MigInstance(number, None, self._capable(gpu / "access")))
             for compute in sorted(gpu.glob("ci*"), key=lambda path: _number_of(path.name)):
                 usable = self._capable(compute / "access")
-                found.append(MigInstance(number, _number_of(compute.name), usable))
-        return found
+                instances.append(MigInstance(number, _number_of(compute.name), usable))
+        return instances
 
     def _capable(self, access: Path) -> bool:
         """Return whether this user may use a capability: its node is readable."""

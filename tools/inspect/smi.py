@@ -43,15 +43,15 @@ def _cell(readings: Iterable[Reading], beginnings: Sequence[str]) -> str:
 def _which(reading: Reading, beginnings: Sequence[str]) -> str:
     """Return the reading's words without those in the column's heading."""
     return next(
-        reading.words.removeprefix(each).strip()
-        for each in beginnings
-        if reading.name.startswith(each)
+        reading.words.removeprefix(beginning).strip()
+        for beginning in beginnings
+        if reading.name.startswith(beginning)
     )
 
 
 def _row(name: str, readings: Sequence[Reading]) -> list[str]:
-    known = tuple(each for _, beginnings in COLUMNS for each in beginnings)
-    rest = [f"{r.words} {r}" for r in readings if not r.name.startswith(known)]
+    shown = tuple(beginning for _, beginnings in COLUMNS for beginning in beginnings)
+    rest = [f"{r.words} {r}" for r in readings if not r.name.startswith(shown)]
     rest += [r.words for r in readings if r.unit == "flag" and r.value]
     cells = [_cell(readings, beginnings) for _, beginnings in COLUMNS]
     return [name, *cells, ", ".join(rest)]
@@ -66,10 +66,10 @@ def run(names: Sequence[str], out: Output) -> int:
     for name in names or gpus():
         owner = None if name.startswith(NOT_GPUS) else observe.find(name, config().observe_folder)
         if owner is not None:  # never mapped a second time
-            found = [Reading(s.name, s.label, s.unit, s.value) for s in owner.samples]
-            rows.append(_row(name, found))
+            samples = [Reading(s.name, s.label, s.unit, s.value) for s in owner.samples]
+            rows.append(_row(name, samples))
             process = {"pid": owner.pid, "command": owner.command}
-            sensors = [asdict(reading) for reading in found]
+            sensors = [asdict(reading) for reading in samples]
             results.append({"device": name, "owner": process, "sensors": sensors})
             continue
         try:

@@ -19,9 +19,13 @@ def bridges(sysfs: Path = SYSFS_USB) -> list[UsbIdentity]:
     """Return the bridges, ordered by port, whatever firmware they run."""
     if not sysfs.is_dir():
         return []
-    found = (identity_at(folder) for folder in sysfs.iterdir() if ":" not in folder.name)
-    known = [one for one in found if one is not None and (one.vendor, one.product) in asm24.IDS]
-    return sorted(known, key=lambda one: _order(one.port))
+    devices = (identity_at(folder) for folder in sysfs.iterdir() if ":" not in folder.name)
+    supported = [
+        identity
+        for identity in devices
+        if identity is not None and (identity.vendor, identity.product) in asm24.IDS
+    ]
+    return sorted(supported, key=lambda identity: _order(identity.port))
 
 
 def identity_at(folder: Path) -> UsbIdentity | None:
@@ -42,24 +46,26 @@ def identity_at(folder: Path) -> UsbIdentity | None:
         return None
 
 
-def choose(wanted: str, sysfs: Path = SYSFS_USB) -> UsbIdentity:
+def choose(place: str, sysfs: Path = SYSFS_USB) -> UsbIdentity:
     """Return the bridge with a serial number, at a port ("2-1.4"), or with an index by port.
 
     DeviceNotFound for none, and for several with the same serial, with their ports.
     """
-    found = bridges(sysfs)
-    same = [one for one in found if wanted and one.serial == wanted]
+    plugged = bridges(sysfs)
+    same = [identity for identity in plugged if place and identity.serial == place]
     if len(same) > 1:
-        ports = ", ".join(f"usb:{one.port}" for one in same)
+        ports = ", ".join(f"usb:{identity.port}" for identity in same)
         raise DeviceNotFound(
-            f"{len(same)} bridges have serial {wanted}; name the port instead: {ports}"
+            f"{len(same)} bridges have serial {place}; name the port instead: {ports}"
         )
-    at_port = [one for one in found if one.port == wanted]
-    by_index = found[int(wanted) :][:1] if wanted.isdecimal() and len(wanted) < 4 else []
+    at_port = [identity for identity in plugged if identity.port == place]
+    by_index = plugged[int(place) :][:1] if place.isdecimal() and len(place) < 4 else []
     chosen = next(iter([*same, *at_port, *by_index]), None)
     if chosen is None:
-        have = ", ".join(f"usb:{one.serial or one.port}" for one in found) or "none"
-        raise DeviceNotFound(f"no bridge usb:{wanted}; plugged in: {have}")
+        have = (
+            ", ".join(f"usb:{identity.serial or identity.port}" for identity in plugged) or "none"
+        )
+        raise DeviceNotFound(f"no bridge usb:{place}; plugged in: {have}")
     return chosen
 
 
@@ -92,20 +98,20 @@ def _order(port: str) -> tuple[int, ...]:
 def listed(sysfs: Path = SYSFS_USB) -> list[tuple[str, dict[str, object]]]:
     """Return the name of each bridge, and the facts known without opening it. usable: the protocol
     of its firmware is supported; accessible: this user may open its USB node."""
-    found = bridges(sysfs)
-    serials = [one.serial for one in found]
+    plugged = bridges(sysfs)
+    serials = [identity.serial for identity in plugged if identity.serial]
     return [
         (
-            f"usb:{one.serial if one.serial and serials.count(one.serial) == 1 else one.port}",
+            f"usb:{identity.serial if serials.count(identity.serial) == 1 else identity.port}",
             {
-                "port": one.port,
-                "serial": one.serial,
-                "firmware": one.name,
-                "protocol": firmwares.protocol(one),
-                "link_mbit_s": int(one.speed),
-                "usable": firmwares.known(one),
-                "accessible": os.access(_node(one), os.R_OK | os.W_OK),
+                "port": identity.port,
+                "serial": identity.serial,
+                "firmware": identity.name,
+                "protocol": firmwares.protocol(identity),
+                "link_mbit_s": int(identity.speed),
+                "usable": firmwares.known(identity),
+                "accessible": os.access(_node(identity), os.R_OK | os.W_OK),
             },
         )
-        for one in found
+        for identity in plugged
     ]

@@ -159,9 +159,9 @@ class StockBridge:
                     [*self._start(kind, place, 0, 0xF), *_LOOK]
                     for place in places[len(parts) : len(parts) + _GROUP]
                 ]
-                answers = iter(self._run([command for one in group for command in one]))
-                for one in group:
-                    *_, state, answer = (next(answers) for _ in one)
+                answers = iter(self._run([command for batch in group for command in batch]))
+                for batch in group:
+                    *_, state, answer = (next(answers) for _ in batch)
                     if state[0] & (_DONE | _ERROR) != _DONE:
                         done = self.request(kind, places[len(parts)])
                         self._hold(b"")
@@ -189,8 +189,8 @@ class StockBridge:
 
     def _start(self, kind: Tlp, address: int, value: int, enable: int) -> list[Command]:
         """Return the commands that make the request engine send one request."""
-        wanted = struct.pack(">BII", enable, address & 0xFFFF_FFFF, address >> 32)
-        commands = self._set(_KIND, bytes([kind])) + self._set(_ENABLES, wanted)
+        enables = struct.pack(">BII", enable, address & 0xFFFF_FFFF, address >> 32)
+        commands = self._set(_KIND, bytes([kind])) + self._set(_ENABLES, enables)
         if kind & _HAS_DATA:
             commands += self._set(_DATA, value.to_bytes(4, "big"))
         if not kind.posted:
@@ -218,8 +218,8 @@ class StockBridge:
         while not state & (_DONE | _ERROR):
             if self._now() >= end:
                 return Completion(Status.TIMEOUT)
-            found, answer = self._run(_LOOK)
-            state = found[0]
+            states, answer = self._run(_LOOK)
+            state = states[0]
         if state & _ERROR:
             return None
         self._hold(answer)

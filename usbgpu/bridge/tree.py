@@ -58,9 +58,9 @@ class Function:
     def read(self, offset: int, width: int = 4) -> int:
         """Read 1, 2 or 4 bytes; all ones where no function answers."""
         pci_config.check_access(offset, width)
-        found = self._request(self._read_kind, offset, 0, width)
+        answer = self._request(self._read_kind, offset, 0, width)
         ones = (1 << 8 * width) - 1
-        return ones if found is None else found >> 8 * (offset & 3) & ones
+        return ones if answer is None else answer >> 8 * (offset & 3) & ones
 
     def write(self, offset: int, value: int, width: int = 4) -> None:
         """Write 1, 2 or 4 bytes; DeviceLost where no function answers."""
@@ -162,13 +162,13 @@ def find_card(bridge: Bridge, *, sleep: Callable[[float], None] = time.sleep) ->
     Raises DeviceNotFound, with the functions found instead, where there is none.
     """
     seen: list[str] = []
-    found = _guess(bridge, sleep) or _search(bridge, Function(bridge, 0, sleep=sleep), [], [], seen)
-    if found is None:
+    card = _guess(bridge, sleep) or _search(bridge, Function(bridge, 0, sleep=sleep), [], [], seen)
+    if card is None:
         raise DeviceNotFound(
             "no GPU behind the bridge" + (f"; there are: {', '.join(seen)}" if seen else ""),
             remedy="seat the card, connect its power cables and switch the supply on",
         )
-    return found
+    return card
 
 
 def _guess(bridge: Bridge, sleep: Callable[[float], None]) -> Card | None:
@@ -216,9 +216,9 @@ def _search(
     function.post(regs.PCI_PRIMARY_BUS, _buses(function.bus))
     for device in _places_below(header):
         below = Function(bridge, secondary, device, sleep=function.sleep)
-        found = _search(bridge, below, [*above, function], [*headers, header], seen)
-        if found is not None:
-            return found
+        deeper = _search(bridge, below, [*above, function], [*headers, header], seen)
+        if deeper is not None:
+            return deeper
     function.write(regs.PCI_PRIMARY_BUS, 0)  # else it would claim requests for the next branch
     return None
 
@@ -279,8 +279,8 @@ def configure(card: Card) -> None:
         function.post(regs.PCI_COMMAND, 0, 2)
     large = {index for index, size in resize(function).items() if size > _LOW_HALF}
     low, high = MEMORY_BASE, PREFETCH_BASE
-    wanted = sorted(_bars(function, card.header, large), key=lambda bar: bar.size, reverse=True)
-    for bar in wanted:
+    bars = sorted(_bars(function, card.header, large), key=lambda bar: bar.size, reverse=True)
+    for bar in bars:
         if bar.prefetchable and bar.wide:
             address = high = _aligned(high, bar.size)
             high += bar.size
@@ -305,12 +305,12 @@ def settled(card: Card) -> dict[int, int]:
     """Return the known contents, by offset, of two-byte registers of a card that was just found and
     configured: the command register and link control."""
     regs = constants("pci_regs")
-    known = {int(regs.PCI_COMMAND): 0}
+    contents = {int(regs.PCI_COMMAND): 0}
     place = card.capabilities.get(regs.PCI_CAP_ID_EXP)
     if place is not None:
         control = place + regs.PCI_EXP_LNKCTL
-        known[control] = card.header.read(control, 2)
-    return known
+        contents[control] = card.header.read(control, 2)
+    return contents
 
 
 def open_windows(bridge: Function, memory_end: int, prefetch_end: int) -> None:
@@ -360,13 +360,13 @@ def _bars(function: Function, header: Header, large: Collection[int]) -> Iterato
             kinds[index] = wide
             function.post(first + 4 * (index + (wide and index in large)), _ONES)
         index += 2 if wide else 1
-    found = function.block(first, 4 * _BARS)
+    block = function.block(first, 4 * _BARS)
     for index, wide in kinds.items():
         register = first + 4 * index
-        value, upper = found.read(register), _ONES
+        value, upper = block.read(register), _ONES
         mask = value & 0xFFFF_FFF0
         if wide and index in large:
-            mask, upper = 0, found.read(register + 4)
+            mask, upper = 0, block.read(register + 4)
             if upper == _ONES:  # the BAR is not that large after all
                 mask = _ask(function, register) & 0xFFFF_FFF0
         elif wide and not mask:
@@ -410,13 +410,13 @@ def resize(function: Function) -> dict[int, int]:
             continue
         size = offered.bit_length() - 1
         sizes[control & _REBAR_INDEX_MASK] = _MIB << size
-        wanted = control & ~_REBAR_SIZE_MASK | size << _REBAR_SIZE_SHIFT
-        if wanted != control:
-            function.post(at + regs.PCI_REBAR_CTRL, wanted)
+        setting = control & ~_REBAR_SIZE_MASK | size << _REBAR_SIZE_SHIFT
+        if setting != control:
+            function.post(at + regs.PCI_REBAR_CTRL, setting)
     return sizes
 
 
-def extended_capability(space: Block, wanted: int) -> int | None:
+def extended_capability(space: Block, number: int) -> int | None:
     """Return the offset of an extended capability by id; None where the function does not have
     it."""
     place, steps = _EXTENDED, 0
@@ -424,7 +424,7 @@ def extended_capability(space: Block, wanted: int) -> int | None:
         header = space.read(place)
         if header in (0, 0xFFFF_FFFF):
             return None
-        if header & 0xFFFF == wanted:
+        if header & 0xFFFF == number:
             return place
         place, steps = header >> 20 & 0xFFC, steps + 1
     return None

@@ -148,14 +148,14 @@ class Flash:
         return self._bridge.read_xdata(_BUFFER, 1)[0]
 
     def _write_status(self, value: int) -> None:
-        wanted = value & _PROTECTED
-        self._bridge.stage(bytes([wanted]))
+        bits = value & _PROTECTED
+        self._bridge.stage(bytes([bits]))
         self._enable_writes()
         self._transfer(_WRITE_STATUS, 0, 1, _NO_ADDRESS, outward=True)
         self._await_write()
-        found = self._read_status() & _PROTECTED
-        if found != wanted:
-            raise ChipError(f"flash protection: expected {wanted:#04x}, got {found:#04x}")
+        status = self._read_status() & _PROTECTED
+        if status != bits:
+            raise ChipError(f"flash protection: expected {bits:#04x}, got {status:#04x}")
 
     def _enable_writes(self) -> None:
         """ORDER: call it after staging; it moves no data, so the staged data stays in the

@@ -47,9 +47,9 @@ def wrapped(data: bytes) -> bytes:
             f"image is truncated: expected {end} bytes by its header, got {len(data)}", expected=end
         )
     body, tail = data[_HEADER : end - _TRAILER], data[end - _TRAILER : end]
-    found = (tail[0], tail[1], int.from_bytes(tail[2:], "little"))
+    stated = (tail[0], tail[1], int.from_bytes(tail[2:], "little"))
     expected = (_MARK, sum(body) & 0xFF, zlib.crc32(body))
-    for name, want, got in zip(("mark", "sum of bytes", "CRC-32"), expected, found, strict=True):
+    for name, want, got in zip(("mark", "sum of bytes", "CRC-32"), expected, stated, strict=True):
         if want != got:
             raise FirmwareInvalid(f"{name} of the image: expected {want:#x}, got {got:#x}")
     return data[:end]
@@ -67,21 +67,21 @@ def inspect(data: bytes, bridge: UsbIdentity) -> FirmwareImage:
         raise FirmwareInvalid(
             f"reset vector must hold a jump ({_LONG_JUMP:#04x}), got {body[0]:#04x}"
         )
-    wanted = (bridge.vendor, bridge.product)
-    found = _ids(body)
-    if found != {wanted}:
-        names = ", ".join(f"{vendor:04x}:{product:04x}" for vendor, product in sorted(found))
+    expected = (bridge.vendor, bridge.product)
+    named = _ids(body)
+    if named != {expected}:
+        names = ", ".join(f"{vendor:04x}:{product:04x}" for vendor, product in sorted(named))
         raise FirmwareInvalid(
-            f"the image is not for this bridge: expected USB ids {wanted[0]:04x}:{wanted[1]:04x} "
-            f"in it, got {names or 'none'}"
+            "the image is not for this bridge: "
+            f"expected USB ids {expected[0]:04x}:{expected[1]:04x} in it, got {names or 'none'}"
         )
-    return FirmwareImage(whole, wanted)
+    return FirmwareImage(whole, expected)
 
 
 def _ids(body: bytes) -> set[tuple[int, int]]:
     """Return vendor and product of every device descriptor: one with class 0, a packet size of
     endpoint 0 that USB allows, and one configuration."""
-    found = set()
+    ids = set()
     at = body.find(_DEVICE_DESCRIPTOR)
     while at >= 0:
         descriptor = body[at : at + 18]
@@ -89,6 +89,6 @@ def _ids(body: bytes) -> set[tuple[int, int]]:
         if packet is not None and descriptor[7] == packet and descriptor[17] == 1:
             fields = (descriptor[8:10], descriptor[10:12])
             vendor, product = (int.from_bytes(field, "little") for field in fields)
-            found.add((vendor, product))
+            ids.add((vendor, product))
         at = body.find(_DEVICE_DESCRIPTOR, at + 1)
-    return found
+    return ids

@@ -150,8 +150,8 @@ def _put_block(flash: Flash, start: int, data: bytes) -> None:
     raise FirmwareError(f"flash block {start:#x}: {wrong}", address=start)
 
 
-def _difference(found: bytes, wanted: bytes | bytearray) -> str | None:
-    for at, (want, got) in enumerate(zip(wanted, found, strict=True)):
+def _difference(content: bytes, expected: bytes | bytearray) -> str | None:
+    for at, (want, got) in enumerate(zip(expected, content, strict=True)):
         if want != got:
             return f"expected {want:#04x} at {at:#x}, read back {got:#04x}"
     return None

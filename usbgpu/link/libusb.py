@@ -231,8 +231,8 @@ class LibUsbDevice:
         for endpoint in endpoints:
             self.packet_size(endpoint)
         with self._errors("streams", count=count):
-            found = self._calls.allocate(self._open_handle(), count, endpoints)
-        self.streams, self._with_streams = min(found, count), tuple(endpoints)
+            allocated = self._calls.allocate(self._open_handle(), count, endpoints)
+        self.streams, self._with_streams = min(allocated, count), tuple(endpoints)
         return self.streams
 
     def clear_halt(self, endpoint: int) -> None:
@@ -450,9 +450,17 @@ def _endpoints(device: Any) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]
     settings: dict[int, tuple[int, ...]] = {}
     for configuration in device.iterConfigurations():
         for setting in next(iter(configuration.iterInterfaces())):
-            bulk = [one for one in setting.iterEndpoints() if one.getAttributes() & 3 == 2]
-            settings[setting.getAlternateSetting()] = tuple(one.getAddress() for one in bulk)
-            packets |= {one.getAddress(): one.getMaxPacketSize() & 0x7FF for one in bulk}
+            bulk = [
+                endpoint
+                for endpoint in setting.iterEndpoints()
+                if endpoint.getAttributes() & 3 == 2
+            ]
+            settings[setting.getAlternateSetting()] = tuple(
+                endpoint.getAddress() for endpoint in bulk
+            )
+            packets |= {
+                endpoint.getAddress(): endpoint.getMaxPacketSize() & 0x7FF for endpoint in bulk
+            }
         break
     return packets, settings
 

@@ -32,12 +32,12 @@ class StreamCalls:
         errors, and NotSupported for another libusb or another version of the binding."""
         allocate, _ = self.calls()
         addresses = (ctypes.c_ubyte * len(endpoints))(*endpoints)
-        found = int(allocate(getattr(handle, _HANDLE), count, addresses, len(endpoints)))
-        if found in _NONE:
+        allocated = int(allocate(getattr(handle, _HANDLE), count, addresses, len(endpoints)))
+        if allocated in _NONE:
             raise NotSupported("the host's USB controller, or the device, has no bulk streams")
-        if found < 0:
-            self._usb1.raiseUSBError(found)
-        return found
+        if allocated < 0:
+            self._usb1.raiseUSBError(allocated)
+        return allocated
 
     def assign(self, transfer: Any, stream: int) -> None:
         """Assign an allocated stream to a transfer that is set up for bulk."""

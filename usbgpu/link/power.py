@@ -17,10 +17,10 @@ class KeptAwake:
         self._control = folder / "power" / "control"
         self._found = ""
         try:
-            found = self._control.read_text().strip()
-            if found != "on":
+            setting = self._control.read_text().strip()
+            if setting != "on":
                 self._control.write_text("on")
-                self._found = found
+                self._found = setting
         except OSError as error:
             log.warning(
                 "%s may be suspended, after which transfers fail: %s; %s",
@@ -29,10 +29,10 @@ class KeptAwake:
 
     def restore(self) -> None:
         """Restore the original setting; idempotent."""
-        found, self._found = self._found, ""
-        if not found:
+        setting, self._found = self._found, ""
+        if not setting:
             return
         try:
-            self._control.write_text(found)
+            self._control.write_text(setting)
         except OSError as error:
             log.debug("%s could not be restored: %s", self._control, error.strerror)

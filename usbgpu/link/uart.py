@@ -53,8 +53,8 @@ MESSAGES: tuple[tuple[re.Pattern[str], _Tell], ...] = tuple(
 
 def decode(text: str) -> list[str]:
     """Explain each known message in a line."""
-    found = [(m.start(), tell(m)) for known, tell in MESSAGES for m in known.finditer(text)]
-    return [meaning for _, meaning in sorted(found)]
+    meanings = [(m.start(), tell(m)) for pattern, tell in MESSAGES for m in pattern.finditer(text)]
+    return [meaning for _, meaning in sorted(meanings)]
 
 
 def lines(path: Path, *, stop: Callable[[], bool]) -> Generator[tuple[float, str], None, None]:
@@ -102,8 +102,8 @@ def _live(line: int, path: Path, stop: Callable[[], bool]) -> Iterator[tuple[flo
         *whole, rest = (rest + data).split(b"\n")
         if len(rest) > _LONGEST:
             whole, rest = [*whole, rest], b""
-        for one in whole:
-            if text := one.decode("ascii", "replace").strip("\r"):
+        for raw in whole:
+            if text := raw.decode("ascii", "replace").strip("\r"):
                 yield time.perf_counter() - start, text
 
 

@@ -192,14 +192,14 @@ class _Task:
             log.debug("%s", error)
         if self.data is None:
             return b""
-        found = self.data.wait(limit_s)
-        if len(found) != self.command.receive:
+        content = self.data.wait(limit_s)
+        if len(content) != self.command.receive:
             raise TransportError(
                 f"command {self.command.cdb[0]:#04x}: expected {self.command.receive} bytes, "
-                f"got {len(found)}",
-                opcode=self.command.cdb[0], length=len(found),
+                f"got {len(content)}",
+                opcode=self.command.cdb[0], length=len(content),
             )  # fmt: skip
-        return found
+        return content
 
     def _status(self, limit_s: float, status: Pending) -> bytes:
         """Return the status unit. Where none arrives, a failed data transfer gives the better

@@ -79,12 +79,15 @@ def _ask(jeepney: Any, connection: Any) -> dict[str, BoltDevice]:  # Any: module
         answer = connection.send_and_get_reply(message, timeout=_LIMIT_S)
         return jeepney.wrappers.unwrap_msg(answer)[0]
 
-    found = {}
+    devices = {}
     for path in call(jeepney.new_method_call(manager, "ListDevices")):
         address = jeepney.DBusAddress(path, bus_name=NAME, interface=DEVICE)
         values = call(jeepney.Properties(address).get_all())
-        one = {key: value for key, (_, value) in values.items()}
-        found[str(one["Uid"])] = BoltDevice(
-            str(one["Uid"]), str(one["Status"]), bool(one["Stored"]), str(one["Policy"])
+        properties = {key: value for key, (_, value) in values.items()}
+        devices[str(properties["Uid"])] = BoltDevice(
+            str(properties["Uid"]),
+            str(properties["Status"]),
+            bool(properties["Stored"]),
+            str(properties["Policy"]),
         )
-    return found
+    return devices

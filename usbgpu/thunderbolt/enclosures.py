@@ -56,11 +56,11 @@ class Enclosure:
         """Return the port taken at each router on the path, the host's first."""
         match = _ROUTER.fullmatch(self.router)
         assert match is not None
-        number, found = int(match[2], 16), []
+        number, hops = int(match[2], 16), []
         while number:
-            found.append(number & ((1 << _HOP_BITS) - 1))
+            hops.append(number & ((1 << _HOP_BITS) - 1))
             number >>= _HOP_BITS
-        return tuple(found)
+        return tuple(hops)
 
     @property
     def tunnel(self) -> str:
@@ -86,13 +86,13 @@ def enclosures(system: System) -> list[Enclosure]:
     """Return every device router that is plugged in."""
     folder = system.path(BUS)
     names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
-    found = []
+    plugged = []
     for name in names:
         match = _ROUTER.fullmatch(name)
         # Route 0 is the host's own router; one without `authorized` is another host (an XDomain).
         if match and int(match[2], 16) and system.read_text(f"{BUS}/{name}/authorized"):
-            found.append(_enclosure(system, name, f"domain{match[1]}"))
-    return found
+            plugged.append(_enclosure(system, name, f"domain{match[1]}"))
+    return plugged
 
 
 def _enclosure(system: System, router: str, domain: str) -> Enclosure:
@@ -155,12 +155,12 @@ def enclosure_of(function: PciFunction) -> Enclosure | None:
     if not tunnels:
         return None
     port, depth = tunnels[-1].upper, len(tunnels)
-    found = [
-        one
-        for one in enclosures(function.system)
-        if len(one.route) == depth and _leads_to(function.system, one, port)
+    candidates = [
+        enclosure
+        for enclosure in enclosures(function.system)
+        if len(enclosure.route) == depth and _leads_to(function.system, enclosure, port)
     ]
-    return found[0] if len(found) == 1 else None
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def _leads_to(system: System, enclosure: Enclosure, port: PciFunction) -> bool:
@@ -202,7 +202,11 @@ def functions_in(system: System, enclosure: Enclosure) -> list[PciFunction]:
     folder = system.path(DEVICES)
     names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
     every = (PciFunction(system, name) for name in names)
-    return [one for one in every if one.base_class != BRIDGE and enclosure_of(one) == enclosure]
+    return [
+        function
+        for function in every
+        if function.base_class != BRIDGE and enclosure_of(function) == enclosure
+    ]
 
 
 def address_of(
@@ -222,17 +226,17 @@ def address_of(
             f"expected at least {_LEAST_PREFIX} characters of an enclosure's id, got {unique_id!r}"
         )
     everything = enclosures(system)
-    found = [one for one in everything if one.unique_id.startswith(unique_id.lower())]
-    if not found:
-        have = ", ".join(f"{one.unique_id} ({one.name})" for one in everything) or "none"
+    matching = [router for router in everything if router.unique_id.startswith(unique_id.lower())]
+    if not matching:
+        have = ", ".join(f"{router.unique_id} ({router.name})" for router in everything) or "none"
         raise DeviceNotFound(f"no enclosure {unique_id!r} is plugged in; there are: {have}")
-    if len(found) > 1:
+    if len(matching) > 1:
         raise BadArgument(
-            f"{len(found)} enclosures have the id {unique_id!r}",
-            routers=", ".join(one.router for one in found),
+            f"{len(matching)} enclosures have the id {unique_id!r}",
+            routers=", ".join(router.router for router in matching),
             remedy="open the card by its PCI address",
         )
-    enclosure = found[0]
+    enclosure = matching[0]
     if enclosure.security in NO_PCIE:
         raise AccessDenied(
             f"the firmware does not create a PCIe tunnel to the enclosure {enclosure.name}",
@@ -249,7 +253,9 @@ def address_of(
 
 
 def _card_in(system: System, enclosure: Enclosure, drivers: Collection[tuple[int, int]]) -> str:
-    inside = [(one.address, one.identity()) for one in functions_in(system, enclosure)]
+    inside = [
+        (function.address, function.identity()) for function in functions_in(system, enclosure)
+    ]
     cards = [address for address, who in inside if (who.vendor, who.device) in drivers]
     if len(cards) == 1:
         return cards[0]
@@ -292,28 +298,28 @@ class Way:
 
 def way_to(function: PciFunction) -> Way:
     """Return the links to a function, its enclosure, and the cost of the slowest of them."""
-    found = hops(function)
+    links = hops(function)
     enclosure = enclosure_of(function)
-    hop = slowest(found)
+    hop = slowest(links)
     name, rate = (str(hop), hop.current.rate) if hop is not None else ("unknown", 0)
     if enclosure is not None and enclosure.rate and (not rate or enclosure.rate < rate):
         name, rate = f"tunnel ({enclosure.tunnel})", enclosure.rate
     # A card may have its own switch: the fastest link on the path is the card's capability.
-    best = max((one.expected.rate for one in found if not one.tunnelled), default=0)
-    return Way(found, enclosure, name, rate, max(0, best - rate) if rate else 0)
+    best = max((link.expected.rate for link in links if not link.tunnelled), default=0)
+    return Way(links, enclosure, name, rate, max(0, best - rate) if rate else 0)
 
 
 def facts(function: PciFunction) -> dict[str, object]:
     """Return the facts about the path to a function, for `ugpu ls` and `ugpu info`."""
     way = way_to(function)
-    found: dict[str, object] = {"iommu": function.group_type or "off"}
+    properties: dict[str, object] = {"iommu": function.group_type or "off"}
     if way.enclosure is not None:
-        found |= way.enclosure.facts
-        found["name_of_enclosure"] = f"thunderbolt:{way.enclosure.unique_id}"
+        properties |= way.enclosure.facts
+        properties["name_of_enclosure"] = f"thunderbolt:{way.enclosure.unique_id}"
     elif any(hop.tunnelled for hop in way.hops):
-        found["enclosure"] = "unknown: the kernel does not report it"
+        properties["enclosure"] = "unknown: the kernel does not report it"
     if way.rate:
-        found["slowest_link"] = f"{way.slowest}, {way.rate / 1e9:.1f} GB/s"
+        properties["slowest_link"] = f"{way.slowest}, {way.rate / 1e9:.1f} GB/s"
         if way.cost:
-            found["link_cost"] = f"{way.cost / 1e9:.1f} GB/s less than the card's own link"
-    return found
+            properties["link_cost"] = f"{way.cost / 1e9:.1f} GB/s less than the card's own link"
+    return properties

@@ -77,7 +77,7 @@ def _log2(e: Text, x: str) -> str:
 
 
 def _sine(e: Text, turns: str) -> str:
-    """Return the sine of 2 pi times `turns`; NaN for infinities."""
+    """Return the sine of 2 pi times `turns`; minus zero for minus zero, NaN for infinities."""
     part = e.binary("fsub", _KIND, turns, e.intrinsic("roundeven", _KIND, turns))
     # Fold -1/2..1/2 into -1/4..1/4: sin(pi - a) = sin(a).
     signed_half = e.intrinsic("copysign", _KIND, _number(0.5), part)
@@ -88,7 +88,8 @@ def _sine(e: Text, turns: str) -> str:
     terms = [
         (-1) ** k * (2 * math.pi) ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(10)
     ]
-    return e.binary("fmul", _KIND, part, _polynomial(e, square, terms))
+    result = e.binary("fmul", _KIND, part, _polynomial(e, square, terms))
+    return e.select(e.compare("oeq", _KIND, turns, _number(0.0)), _KIND, turns, result)
 
 
 def _cosine(e: Text, turns: str) -> str:

@@ -19,6 +19,7 @@ from ugpu.hcq.errors import NotSupported
 # enum nir_instr_type, nir_cf_node_type, nir_jump_type (nir.h)
 _ALU, _TEX, _INTRINSIC, _LOAD_CONST, _JUMP, _UNDEF = 0, 3, 4, 5, 6, 7
 _BLOCK, _IF, _LOOP = 0, 1, 2
+_MINUS_ONE = {16: 0xBC00, 32: 0xBF800000}  # bits of -1.0
 BREAK, CONTINUE = 2, 3
 _COMPUTE = 5  # MESA_SHADER_COMPUTE
 # enum nir_texop, nir_tex_src_type, glsl_sampler_dim, nir_alu_type
@@ -137,6 +138,18 @@ class Builder:
     def undefined(self, bits: int) -> int:
         self._put(struct.pack("<I", _UNDEF | bits.bit_length() << 8))
         return self._number()
+
+    def select(self, bits: int, test: int, yes: int, no: int) -> int:
+        """Emit a choice by a bool. Mesa 25.2 makes bcsel(a, -1.0, -0.0) the negative of b2f(a), and
+        takes 0.0, and integers of these bits, for the -0.0: such choices are sums of floats."""
+        one = self._constants.get((bits, _MINUS_ONE.get(bits, -1)))
+        zero = self._constants.get((bits, 0))
+        if one is None or zero is None or {yes, no} != {one, zero}:
+            return self.alu("bcsel", bits, test, yes, no)
+        number = self.alu(f"b2f{bits}", bits, test)
+        if yes == one:
+            return self.alu("fadd", bits, self.alu("fneg", bits, number), zero)
+        return self.alu("fadd", bits, number, one)
 
     def alu(
         self,

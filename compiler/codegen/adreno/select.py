@@ -280,7 +280,7 @@ class Selection:
         tests = test * (len(yes) // len(test))
         assert one.type is not None
         return tuple(
-            self.build.alu("bcsel", one.type.bits, *sources)
+            self.build.select(one.type.bits, *sources)
             for sources in zip(tests, yes, no, strict=True)
         )
 

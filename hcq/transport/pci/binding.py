@@ -36,7 +36,13 @@ _KINDS = {STORAGE: "storage", NETWORK: "network"}
 
 @dataclass(frozen=True)
 class Step:
-    """One function to bind, with its former driver and override, which are restored later."""
+    """One function to bind.
+
+    Attributes:
+        function: to bind.
+        former: its driver before, which is restored later.
+        override: its driver_override before, which is restored later.
+    """
 
     function: PciFunction
     former: str | None
@@ -164,7 +170,11 @@ def release(function: PciFunction, *, rights: bool = True) -> list[Step]:
             holder=", ".join(users),
             remedy="end that process, or close the device in it",
         )
-    members = [one for one in function.group_members() if one.driver == VFIO_DRIVER]
+    members = [
+        function_of_group
+        for function_of_group in function.group_members()
+        if function_of_group.driver == VFIO_DRIVER
+    ]
     for member in members if rights else ():
         check_rights(member.folder / "driver_override")
     return [Step(member, None, None) for member in members]
@@ -255,13 +265,13 @@ def check_rights(path: Path) -> None:
         raise _denied(path)
 
 
-def _check_expendable(wanted: PciFunction, member: PciFunction) -> None:
+def _check_expendable(requested: PciFunction, member: PciFunction) -> None:
     """Refuse to take a storage or network function from the kernel."""
     kind = _KINDS.get(member.base_class)
     if kind is None or member.driver is None:
         return
     uses = _uses(member)
-    where = "" if member.address == wanted.address else " shares its IOMMU group and"
+    where = "" if member.address == requested.address else " shares its IOMMU group and"
     raise DeviceBusy(
         f"{member.address}{where} is a {kind} controller that the kernel uses",
         holder=", ".join([member.driver, *uses]),

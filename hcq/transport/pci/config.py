@@ -86,16 +86,16 @@ def check_access(offset: int, width: int) -> None:
         )
 
 
-def capability(read: Read, wanted: int) -> int | None:
+def capability(read: Read, number: int) -> int | None:
     """Return the offset of a capability by id; None if the function lacks it."""
-    return next((place for found, place in _capabilities(read) if found == wanted), None)
+    return next((place for listed, place in _capabilities(read) if listed == number), None)
 
 
 def capabilities(read: Read) -> dict[int, int]:
     """Return the offsets of all capabilities by id, the first of each."""
     places: dict[int, int] = {}
-    for found, place in _capabilities(read):
-        places.setdefault(found, place)
+    for number, place in _capabilities(read):
+        places.setdefault(number, place)
     return places
 
 
@@ -111,7 +111,7 @@ def _capabilities(read: Read) -> Iterator[tuple[int, int]]:
         place = read(place + 1, 1) & ~3
 
 
-def extended_capability(read: Read, wanted: int) -> int | None:
+def extended_capability(read: Read, number: int) -> int | None:
     """Return the offset of an extended capability by id; None if the function lacks it, or if the
     reader may not see extended space."""
     place = _EXTENDED
@@ -119,7 +119,7 @@ def extended_capability(read: Read, wanted: int) -> int | None:
         header = read(place, 4)
         if header in (0, _ALL_ONES_32):
             return None
-        if header & 0xFFFF == wanted:
+        if header & 0xFFFF == number:
             return place
         place = header >> 20 & 0xFFC
         if place < _EXTENDED:

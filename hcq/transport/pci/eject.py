@@ -32,7 +32,7 @@ def members(function: PciFunction) -> list[PciFunction]:
     port = slot_port(function)
     if port is None or port.address == _above(function):
         return function.card()
-    return [one for one in below(port) if one.base_class != BRIDGE]
+    return [behind for behind in below(port) if behind.base_class != BRIDGE]
 
 
 def _above(function: PciFunction) -> str | None:
@@ -74,15 +74,15 @@ def _releasable(function: PciFunction, member: PciFunction) -> bool:
 
 def steps(function: PciFunction, *, rights: bool = True) -> list[str]:
     """Return the steps of `eject` as text, after all checks."""
-    found = []
+    texts = []
     for member in ejectable(function, rights=rights):
         if member.driver not in _OURS:
-            found.append(f"{member.address}: released by {member.driver}")
-        found.append(f"{member.address}: removed from the bus")
+            texts.append(f"{member.address}: released by {member.driver}")
+        texts.append(f"{member.address}: removed from the bus")
     switch = own_switch(function)
     if switch is not None:
-        found.append(f"{switch.address}: removed from the bus (the card's own switch)")
-    return found
+        texts.append(f"{switch.address}: removed from the bus (the card's own switch)")
+    return texts
 
 
 def eject(function: PciFunction, *, clock: Clock | None = None) -> list[PciFunction]:

@@ -28,7 +28,15 @@ STORAGE, NETWORK, BRIDGE = 0x01, 0x02, 0x06  # base classes, PCI Code and ID Ass
 
 @dataclass(frozen=True)
 class Bar:
-    """A BAR on the bus. `size` is 0 if there is none; `start` is a bus address."""
+    """A BAR on the bus.
+
+    Attributes:
+        index: of the BAR.
+        start: bus address.
+        size: in bytes; 0 if there is none.
+        memory: otherwise I/O ports.
+        assigned: whether it has an address.
+    """
 
     index: int
     start: int
@@ -170,7 +178,7 @@ class PciFunction:
     def bars(self) -> list[Bar]:
         """Its six BARs; the upper half of a 64-bit BAR has size 0."""
         lines = (self.attribute("resource") or "").splitlines()[:_BAR_COUNT]
-        found = []
+        bars = []
         for index, line in enumerate(lines):
             try:
                 start, end, flags = (int(word, 16) for word in line.split()[:3])
@@ -179,11 +187,11 @@ class PciFunction:
                     f"{self.address}: expected start, end and flags of BAR {index} in hexadecimal, "
                     f"got {line[:80]!r}"
                 ) from None
-            known = bool(flags & (_RESOURCE_MEMORY | _RESOURCE_IO))
-            size = end - start + 1 if known and end >= start else 0
+            typed = bool(flags & (_RESOURCE_MEMORY | _RESOURCE_IO))
+            size = end - start + 1 if typed and end >= start else 0
             assigned = size > 0 and start != 0 and not flags & _RESOURCE_UNSET
-            found.append(Bar(index, start, size, bool(flags & _RESOURCE_MEMORY), assigned))
-        return found
+            bars.append(Bar(index, start, size, bool(flags & _RESOURCE_MEMORY), assigned))
+        return bars
 
     @property
     def power_state(self) -> str:
@@ -218,26 +226,26 @@ class PciFunction:
 def holders(system: System, nodes: list[Path]) -> list[str]:
     """Return the processes that have one of `nodes` open, as "name (pid 123)"; only those that this
     process may inspect."""
-    wanted = {str(Path("/") / node.relative_to(system.root)) for node in nodes}
-    found: list[str] = []
+    paths = {str(Path("/") / node.relative_to(system.root)) for node in nodes}
+    processes: list[str] = []
     folder = system.path("proc")
-    for entry in sorted(folder.iterdir()) if wanted and folder.is_dir() else ():
+    for entry in sorted(folder.iterdir()) if paths and folder.is_dir() else ():
         if not entry.name.isdigit():
             continue
         links = _open_files(entry)
-        if wanted.intersection(links):
+        if paths.intersection(links):
             name = system.read_text(f"proc/{entry.name}/comm") or "?"
-            found.append(f"{name} (pid {entry.name})")
-    return found
+            processes.append(f"{name} (pid {entry.name})")
+    return processes
 
 
 def _open_files(process: Path) -> list[str]:
     """Return the open files of a process; none if it has ended or belongs to another user."""
-    found = []
+    files = []
     try:
         for link in (process / "fd").iterdir():
             with contextlib.suppress(OSError):  # closed meanwhile
-                found.append(str(link.readlink()))
+                files.append(str(link.readlink()))
     except OSError:
-        return found
-    return found
+        return files
+    return files

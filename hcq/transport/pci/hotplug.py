@@ -91,7 +91,12 @@ def best_wake(system: System, clock: Clock) -> Wake:
 
 @dataclass(frozen=True)
 class Change:
-    """A function that arrived or departed. `name` is its name for `hcq.open`."""
+    """A function that arrived or departed.
+
+    Attributes:
+        name: for `hcq.open`.
+        arrived: otherwise departed.
+    """
 
     name: str
     arrived: bool
@@ -120,7 +125,7 @@ class Watcher:
     def _look(self) -> dict[str, int]:
         """Return each function's address and the number of its folder, which is never reused. A
         function that the kernel is still adding is left out: it cannot be used yet."""
-        found = {}
+        numbers = {}
         self._incomplete = False
         with os.scandir(self._system.path(DEVICES)) as entries:
             for entry in entries:
@@ -131,8 +136,8 @@ class Watcher:
                 if self._known.get(entry.name) != number and arriving(self._system, entry.name):
                     self._incomplete = True
                     continue
-                found[entry.name] = number
-        return found
+                numbers[entry.name] = number
+        return numbers
 
     def changes(self, limit_s: float) -> list[Change]:
         """Return the changes since the last call, removals first; waits up to `limit_s` for a

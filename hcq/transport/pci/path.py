@@ -29,7 +29,12 @@ _SPEEDS = (0.0, 2.5, 5.0, 8.0, 16.0, 32.0, 64.0)
 
 @dataclass(frozen=True)
 class LinkState:
-    """State of a link. speed: GT/s per lane; width: lanes. 0 if the kernel does not report it."""
+    """State of a link. 0 if the kernel does not report it.
+
+    Attributes:
+        speed: GT/s per lane.
+        width: lanes.
+    """
 
     speed: float
     width: int
@@ -46,11 +51,16 @@ class LinkState:
 
 @dataclass(frozen=True)
 class Hop:
-    """A link on the path. `lower` is the function at its lower end, `upper` the port above.
+    """A link on the path.
 
-    expected: the highest state that both ends support. tunnelled: its packets travel through a
-    Thunderbolt or USB4 fabric; such ports state 2.5 GT/s whatever the fabric carries (Linux, "PCI:
-    ACPI: Detect PCIe root ports that are used for tunneling", quoting the USB4 specification).
+    Attributes:
+        lower: the function at its lower end.
+        upper: the port above.
+        current: its state now.
+        expected: the highest state that both ends support.
+        tunnelled: its packets travel through a Thunderbolt or USB4 fabric; such ports state 2.5
+            GT/s whatever the fabric carries (Linux, "PCI: ACPI: Detect PCIe root ports that are
+            used for tunneling", quoting the USB4 specification).
     """
 
     lower: PciFunction
@@ -65,12 +75,12 @@ class Hop:
 
 def ports(function: PciFunction) -> list[PciFunction]:
     """Return every bridge above the function, the nearest first."""
-    found = []
+    bridges = []
     port = function.parent
     while port is not None:
-        found.append(port)
+        bridges.append(port)
         port = port.parent
-    return found
+    return bridges
 
 
 def slot_port(function: PciFunction) -> PciFunction | None:
@@ -78,30 +88,30 @@ def slot_port(function: PciFunction) -> PciFunction | None:
     card's own switch, whose two bridges have the function's vendor id. None on a root bus."""
     above = ports(function)
     vendor = function.identity().vendor
-    own = len(above) > 2 and all(one.identity().vendor == vendor for one in above[:2])
+    own = len(above) > 2 and all(bridge.identity().vendor == vendor for bridge in above[:2])
     return above[2] if own else next(iter(above), None)
 
 
 def below(port: PciFunction) -> list[PciFunction]:
     """Return every function below a port, including bridges, the nearest first."""
-    found = []
+    functions = []
     for entry in sorted(port.folder.resolve().iterdir()):
         if is_address(entry.name) and (entry / "vendor").is_file():
             function = PciFunction(port.system, entry.name)
-            found += [function, *below(function)]
-    return found
+            functions += [function, *below(function)]
+    return functions
 
 
 def hops(function: PciFunction) -> list[Hop]:
     """Return every link above the function, the nearest first."""
     way = [function, *ports(function)]
-    found = []
+    links = []
     for index, (lower, upper) in enumerate(itertools.pairwise(way)):
         # Counted from the root: root port, link, upstream port, inside of a switch, downstream
         # port, link... The connection inside a switch is not a link.
         if (len(way) - 1 - index) % 2 and _reads_as_link(lower):
-            found.append(_hop(lower, upper))
-    return found
+            links.append(_hop(lower, upper))
+    return links
 
 
 def _reads_as_link(function: PciFunction) -> bool:
@@ -109,9 +119,9 @@ def _reads_as_link(function: PciFunction) -> bool:
 
 
 def _hop(lower: PciFunction, upper: PciFunction) -> Hop:
-    most = [_state(one, "max_link") for one in (lower, upper)]
-    speeds = [one.speed for one in most if one.speed]
-    widths = [one.width for one in most if one.width]
+    most = [_state(end, "max_link") for end in (lower, upper)]
+    speeds = [end.speed for end in most if end.speed]
+    widths = [end.width for end in most if end.width]
     expected = LinkState(min(speeds, default=0.0), min(widths, default=0))
     tunnelled = (
         lower.base_class == BRIDGE
@@ -126,10 +136,10 @@ def _state(function: PciFunction, beginning: str) -> LinkState:
     speed = (function.attribute(f"{beginning}_speed") or "").split(" ")[0]
     width = function.attribute(f"{beginning}_width") or ""
     try:
-        known = float(speed)
+        rate = float(speed)
     except ValueError:
-        known = 0.0  # "Unknown"
-    return LinkState(known, int(width) if width.isdecimal() and width != "255" else 0)
+        rate = 0.0  # "Unknown"
+    return LinkState(rate, int(width) if width.isdecimal() and width != "255" else 0)
 
 
 def target_speed(port: PciFunction) -> float:
@@ -154,10 +164,10 @@ def target_speed(port: PciFunction) -> float:
     return 0.0
 
 
-def slowest(found: list[Hop]) -> Hop | None:
+def slowest(links: list[Hop]) -> Hop | None:
     """Return the link with the lowest rate. Tunnels are left out: their stated width is not their
     rate."""
-    real = [hop for hop in found if not hop.tunnelled and hop.current.rate]
+    real = [hop for hop in links if not hop.tunnelled and hop.current.rate]
     return min(real, key=lambda hop: hop.current.rate, default=None)
 
 

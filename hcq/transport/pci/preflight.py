@@ -31,8 +31,8 @@ def before(function: PciFunction, *, narrow_link: bool = False) -> None:
     narrow_link: accept a link with fewer lanes than both its ends have.
     """
     check_ports(function)
-    for one in (*reversed(ports(function)), function):
-        check_header(one)
+    for part in (*reversed(ports(function)), function):
+        check_header(part)
     check_links(function, narrow_link=narrow_link)
 
 
@@ -71,9 +71,9 @@ def check_header(function: PciFunction) -> None:
     """Raise DeviceLost unless configuration space contains the header of its kind."""
     data = header(function)
     if data is None or data[:4] == b"\xff\xff\xff\xff":
-        found = "cannot be read" if data is None else "reads all ones"
+        state = "cannot be read" if data is None else "reads all ones"
         raise DeviceLost(
-            f"configuration space of {function.address} {found}",
+            f"configuration space of {function.address} {state}",
             step="configuration space",
             remedy=_REPLUG,
         )
@@ -124,18 +124,18 @@ def _degraded(hop: Hop) -> LinkDegraded:
     )
 
 
-def _check_command(function: PciFunction, wanted: int) -> None:
+def _check_command(function: PciFunction, bits: int) -> None:
     """Check the hardware's own command register, bypassing VFIO's view of it."""
     check_header(function)
     data = header(function) or bytes(64)
     at = constants("pci_regs").PCI_COMMAND
     command = int.from_bytes(data[at : at + 2], "little")
-    if command & wanted != wanted:
+    if command & bits != bits:
         raise DecodingOff(
             f"{function.address} does not forward memory accesses",
             step="memory decoding",
             command=command,
-            needed=wanted,
+            needed=bits,
             remedy=f"echo 1 | sudo tee {function.folder}/remove; "
             "echo 1 | sudo tee /sys/bus/pci/rescan",
         )

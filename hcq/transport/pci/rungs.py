@@ -103,8 +103,8 @@ class BusReset:
 
     def check(self) -> None:
         port = _port_of(self._function)
-        for one in below(port):
-            _check_free(one, f"a bus reset below {port.address}")
+        for member in below(port):
+            _check_free(member, f"a bus reset below {port.address}")
         check_rights(port.folder / "config")
 
     def act(self) -> None:
@@ -123,10 +123,10 @@ def reset_below(port: PciFunction, hit: list[PciFunction], clock: Clock) -> None
     is saved before and restored after, whatever happens in between."""
     with contextlib.ExitStack() as stack:
         bridge = stack.enter_context(_config(port))
-        opened = [stack.enter_context(_config(one)) for one in hit]
+        opened = [stack.enter_context(_config(member)) for member in hit]
         saved = [
-            SavedConfig(config.read, bridge=one.base_class == BRIDGE)
-            for one, config in zip(hit, opened, strict=True)
+            SavedConfig(config.read, bridge=member.base_class == BRIDGE)
+            for member, config in zip(hit, opened, strict=True)
         ]
         try:
             _pulse(bridge, clock)
@@ -184,25 +184,25 @@ class ColdCycle:
 
     def check(self) -> None:
         port = _port_of(self._function)
-        for one in below(port):
-            _check_free(one, f"a power cycle of {port.address}")
-        for one in self._chain():
-            if one.attribute("power/control") is None:
-                raise NotSupported(f"{one.address} has no runtime power management")
-            if one.attribute("d3cold_allowed") == "0":
+        for part in below(port):
+            _check_free(part, f"a power cycle of {port.address}")
+        for part in self._chain():
+            if part.attribute("power/control") is None:
+                raise NotSupported(f"{part.address} has no runtime power management")
+            if part.attribute("d3cold_allowed") == "0":
                 raise NotSupported(
-                    f"{one.address} is not allowed to enter D3cold",
-                    remedy=f"echo 1 | sudo tee {one.folder}/d3cold_allowed",
+                    f"{part.address} is not allowed to enter D3cold",
+                    remedy=f"echo 1 | sudo tee {part.folder}/d3cold_allowed",
                 )
-            check_rights(one.folder / "power/control")
+            check_rights(part.folder / "power/control")
 
     def act(self) -> None:
         chain = self._chain()
         port = chain[-1]
-        former = [one.attribute("power/control") or "on" for one in chain]
+        former = [part.attribute("power/control") or "on" for part in chain]
         try:
-            for one in chain:
-                write(one.system, one.folder / "power/control", "auto")
+            for part in chain:
+                write(part.system, part.folder / "power/control", "auto")
             with contextlib.suppress(UnitTimeout):
                 self._clock.wait_until(
                     lambda: port.power_state == "D3cold",
@@ -213,12 +213,12 @@ class ColdCycle:
             self._reached = port.power_state
         finally:
             with contextlib.ExitStack() as stack:  # all of them, even if one raises
-                for one, control in zip(chain, former, strict=True):
-                    path = one.folder / "power/control"
-                    stack.callback(write, one.system, path, control)
+                for part, control in zip(chain, former, strict=True):
+                    path = part.folder / "power/control"
+                    stack.callback(write, part.system, path, control)
                     # ORDER: these run first and from the port down; a sleeping port hides the rest.
-                for one in chain:
-                    stack.callback(write, one.system, one.folder / "power/control", "on")
+                for part in chain:
+                    stack.callback(write, part.system, part.folder / "power/control", "on")
         if self._reached != "D3cold":
             raise NotSupported(
                 f"the platform does not switch off the power of {port.address}: expected "
@@ -253,7 +253,7 @@ class RemoveRescan:
 
     def act(self) -> None:
         port = _port_of(self._function)
-        held = [(one, one.driver) for one in members(self._function) if one.driver]
+        held = [(member, member.driver) for member in members(self._function) if member.driver]
         with _no_driver_probes(self._function):
             eject(self._function, clock=self._clock)
             try:
@@ -265,14 +265,14 @@ class RemoveRescan:
         """Have the kernel find the card, and give its functions back to their former drivers."""
         rescan_below(port)
         self._clock.wait_until(
-            lambda: all(one.folder.is_dir() for one in (self._function, *dict(held))),
+            lambda: all(member.folder.is_dir() for member in (self._function, *dict(held))),
             unit=f"pci:{self._function.address}",
             waiting_for="the card on the bus",
             limit_s=_SCAN_LIMIT_S,
         )
-        for one, driver in held:
-            write(one.system, one.folder / "driver_override", driver)
-            write(one.system, one.system.path("sys/bus/pci/drivers_probe"), one.address)
+        for member, driver in held:
+            write(member.system, member.folder / "driver_override", driver)
+            write(member.system, member.system.path("sys/bus/pci/drivers_probe"), member.address)
 
     def _while_gone(self) -> None:
         """Run the steps between removal and rescan."""
@@ -308,17 +308,17 @@ def _port_of(function: PciFunction) -> PciFunction:
     return port
 
 
-def _check_free(one: PciFunction, what: str) -> None:
+def _check_free(function: PciFunction, what: str) -> None:
     """Raise DeviceBusy for a function that a kernel driver holds or a process uses."""
-    if one.base_class == BRIDGE:
+    if function.base_class == BRIDGE:
         return
-    if one.driver not in (None, VFIO_DRIVER, "pci-stub"):
+    if function.driver not in (None, VFIO_DRIVER, "pci-stub"):
         raise DeviceBusy(
-            f"{what} would also reset {one.address}, which is bound to a kernel driver",
-            holder=one.driver,
-            remedy=f"sudo ugpu bind pci:{one.address}",
+            f"{what} would also reset {function.address}, which is bound to a kernel driver",
+            holder=function.driver,
+            remedy=f"sudo ugpu bind pci:{function.address}",
         )
-    check_idle(one)
+    check_idle(function)
 
 
 def _proof(function: PciFunction, before: PciIdentity) -> dict[str, object]:

@@ -256,7 +256,7 @@ class SysfsTransport(TransportLife):
             raise BadArgument(
                 f"BAR {index} of {self.name} does not support this size",
                 size=size,
-                offered=[f"{one >> 20} MiB" for one in offered],
+                offered=[f"{choice >> 20} MiB" for choice in offered],
             )
         regs = constants("pci_regs")
         command = self._config.read(regs.PCI_COMMAND, 2)

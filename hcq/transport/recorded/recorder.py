@@ -4,7 +4,7 @@
     Path("boot.txt").write_text(recording.save())
 
 Accesses to memory cannot be observed, so memory is compared with its earlier content: before and
-after every access, and each time the driver polls for something (`clock.looked`,
+after every access, and each time the driver polls for something (`clock.polled`,
 `interrupts.wait`). The differences are recorded at that point. This costs a pass over all shared
 memory each time: a recorder is a diagnostic tool, not meant to be fast. A word that changes twice
 between two comparisons is recorded with its last value.
@@ -109,14 +109,14 @@ class RecordedMemory:
         places = np.flatnonzero(self._now != self._before)
         if not len(places):
             return []
-        found = []
+        changes = []
         for run in np.split(places, np.flatnonzero(np.diff(places) > _GAP) + 1):
             first, end = int(run[0]), int(run[-1]) + 1
             # Read only once: the device may write meanwhile, which is the next change.
             self._before[first:end] = self._now[first:end]
             data = self._before[first:end].tobytes()
-            found.append(Content(self.number, first * _WORD, data, at_once))
-        return found
+            changes.append(Content(self.number, first * _WORD, data, at_once))
+        return changes
 
     def close(self) -> None:
         """Return it to the inner transport. Idempotent."""
@@ -219,7 +219,7 @@ class RecordingTransport(TransportLife):
         self._begin = self._noted = now() if now is not None else 0.0
         self._entries_lock = threading.Lock()  # waits come from separate threads
         self.traits = inner.traits
-        self.clock = WatchedClock(inner.clock, self.looked)
+        self.clock = WatchedClock(inner.clock, self.polled)
         # ORDER: called from the last one up. The inner transport frees all memory at once.
         self.at_end(self._let_go)
         if file is not None:
@@ -286,13 +286,13 @@ class RecordingTransport(TransportLife):
         """Record the changes of the shared memory since the last comparison; return whether there
         were any."""
         with self._entries_lock:
-            found = [
+            changes = [
                 change
                 for memory in list(self._memories.values())
                 for change in memory.changes(at_once=at_once)
             ]
-            self.recording.entries += found
-        return bool(found)
+            self.recording.entries += changes
+        return bool(changes)
 
     @contextmanager
     def _around(self) -> Iterator[None]:
@@ -305,8 +305,8 @@ class RecordingTransport(TransportLife):
         yield
         self._look(at_once=True)
 
-    def looked(self, found: bool) -> None:
-        """Note that the driver polls, see Clock.looked: later changes are recorded separately."""
+    def polled(self, found: bool) -> None:
+        """Note that the driver polls, see Clock.polled: later changes are recorded separately."""
         if not self.closed and self._look():
             self.recording.entries.append(Wait())
 
@@ -314,10 +314,10 @@ class RecordingTransport(TransportLife):
     def interrupts(self) -> RecordingInterrupts | None:
         """The inner transport's. Waits are not recorded, but the changes that they waited for
         are."""
-        found = self.inner.interrupts
-        if self._interrupts is None and found is not None:
-            self._interrupts = RecordingInterrupts(found, self.looked)
-            self.recording.interrupts = found.vectors
+        inner = self.inner.interrupts
+        if self._interrupts is None and inner is not None:
+            self._interrupts = RecordingInterrupts(inner, self.polled)
+            self.recording.interrupts = inner.vectors
         return self._interrupts
 
     def config_read(self, offset: int, width: int = 4) -> int:
@@ -379,11 +379,11 @@ class RecordingTransport(TransportLife):
 
     def present(self) -> bool:
         """Return whether the device responds; recorded when that changes."""
-        found = self.inner.present()
-        if found != self._present and not self.closed:
-            self._present = found
-            self.recording.entries.append(Presence(found))
-        return found
+        present = self.inner.present()
+        if present != self._present and not self.closed:
+            self._present = present
+            self.recording.entries.append(Presence(present))
+        return present
 
     def _write(self, file: TextIO) -> None:
         error = sys.exc_info()[1]

@@ -5,7 +5,7 @@ and reads return the recorded values. A wait for an interrupt returns immediatel
 
 Memory shared by DMA changes as in the recording. Content that the device had written when an access
 ended is in place when the access ends. Later changes, by the device or the driver, appear when they
-were seen. When the driver waits (`clock.looked`, or `interrupts.wait`), the changes that its
+were seen. When the driver waits (`clock.polled`, or `interrupts.wait`), the changes that its
 recorded poll saw are in place for its next poll. Before each entry, all changes recorded before it
 are in place. Until then the driver finds its own writes, so that it can read them back and continue
 from there. A word that it waits for, resets and waits for again is seen each time. At every entry
@@ -197,7 +197,7 @@ class ReplayTransport(TransportLife):
         self._allocated = 0
         self._user = threading.get_ident()  # the driver's thread
         self._present = True
-        self.clock = WatchedClock(clock or Clock(), self.looked)
+        self.clock = WatchedClock(clock or Clock(), self.polled)
         self.opened()
 
     # ---- order -------------------------------------------------------------------------------
@@ -209,9 +209,9 @@ class ReplayTransport(TransportLife):
             if clocked is not None and clocked.width == access.width:
                 self.check_open()
                 return clocked
-        found = self._next(access)
-        assert isinstance(found, Access)
-        return found
+        recorded = self._next(access)
+        assert isinstance(recorded, Access)
+        return recorded
 
     def repeat(self, entry: Entry) -> None:
         """Take the next recorded entry; TransportError unless it is `entry`."""
@@ -227,26 +227,26 @@ class ReplayTransport(TransportLife):
             self._go_on()
             if self.position >= len(self._entries):
                 raise TransportError("access after the end of the recording", entry=str(entry))
-            wanted = self._entries[self.position]
-            if not _same(entry, wanted):
+            recorded = self._entries[self.position]
+            if not _same(entry, recorded):
                 raise TransportError(
                     "the access differs from the recording",
                     position=self.position,
                     entry=str(entry),
-                    recorded=str(wanted)[:200],
+                    recorded=str(recorded)[:200],
                 )
             for memory in self._memories.values():
                 memory.compare()
             self.position += 1
-            if isinstance(wanted, Allocation):
-                self._memories[wanted.number] = ReplayMemory(self, wanted)
-            elif isinstance(wanted, Free):
-                self._memories.pop(wanted.number, None)
+            if isinstance(recorded, Allocation):
+                self._memories[recorded.number] = ReplayMemory(self, recorded)
+            elif isinstance(recorded, Free):
+                self._memories.pop(recorded.number, None)
             self._answer()
-            return wanted
+            return recorded
 
-    def looked(self, found: bool) -> None:
-        """Show a waiting driver the changes that its next recorded poll saw. See Clock.looked;
+    def polled(self, found: bool) -> None:
+        """Show a waiting driver the changes that its next recorded poll saw. See Clock.polled;
         other threads may wait for other things."""
         if not found and not self.closed and self._user == threading.get_ident():
             self._show_next()
@@ -288,15 +288,15 @@ class ReplayTransport(TransportLife):
         """Return the last read of a place outside the order that comes before the next entry in the
         order."""
         place = (access.window, access.offset)
-        found = self._clocked.get(place)
+        last = self._clocked.get(place)
         for position in range(self.position, len(self._entries)):
             entry = self._entries[position]
             if isinstance(entry, Access) and self._is_clocked(entry):
                 if (entry.window, entry.offset) == place and not entry.is_write:
-                    found = entry
+                    last = entry
             elif not isinstance(entry, Content | Wait | Presence | Mark):
                 break
-        return found
+        return last
 
     def _is_clocked(self, access: Access) -> bool:
         return (access.window, access.offset) in self._by_clock
@@ -352,10 +352,10 @@ class ReplayTransport(TransportLife):
         return self._interrupts
 
     def reset(self, kind: ResetKind) -> None:
-        found = self._next(Reset(kind))
-        assert isinstance(found, Reset)
-        if found.refusal:
-            name, _, text = found.refusal.partition(" ")
+        recorded = self._next(Reset(kind))
+        assert isinstance(recorded, Reset)
+        if recorded.refusal:
+            name, _, text = recorded.refusal.partition(" ")
             raise (DeviceBusy if name == "DeviceBusy" else NotSupported)(text)
 
     def present(self) -> bool:
@@ -389,16 +389,16 @@ def _check_value(value: int, bits: int) -> None:
         raise BadArgument(f"the value must fit in {bits} bits", value=value)
 
 
-def _same(entry: Entry, wanted: Entry) -> bool:
+def _same(entry: Entry, recorded: Entry) -> bool:
     """Return whether a driver's entry matches the recorded one. For a read, and for an allocation's
     place, only the recording has the result."""
-    if isinstance(entry, Allocation) and isinstance(wanted, Allocation):
-        return (entry.number, entry.size) == (wanted.number, wanted.size)
-    if isinstance(entry, Reset) and isinstance(wanted, Reset):
-        return entry.kind is wanted.kind
-    if not isinstance(entry, Access) or not isinstance(wanted, Access):
-        return entry == wanted
-    places = [(a.window, a.offset, a.width, a.is_write, a.data is None) for a in (entry, wanted)]
+    if isinstance(entry, Allocation) and isinstance(recorded, Allocation):
+        return (entry.number, entry.size) == (recorded.number, recorded.size)
+    if isinstance(entry, Reset) and isinstance(recorded, Reset):
+        return entry.kind is recorded.kind
+    if not isinstance(entry, Access) or not isinstance(recorded, Access):
+        return entry == recorded
+    places = [(a.window, a.offset, a.width, a.is_write, a.data is None) for a in (entry, recorded)]
     if places[0] != places[1]:
         return False
-    return not entry.is_write or (entry.value, entry.data) == (wanted.value, wanted.data)
+    return not entry.is_write or (entry.value, entry.data) == (recorded.value, recorded.data)

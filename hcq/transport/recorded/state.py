@@ -50,11 +50,16 @@ def _no_reset(window: int, offset: int, value: int) -> bool:
 
 @dataclass(frozen=True)
 class Banks:
-    """Registers that select the meaning of others. window: the BAR that they are in; selectors:
-    their places; of: the selectors of a register, () if its meaning is fixed. resets: whether a
-    value written to a register makes firmware reset the chip."""
+    """Registers that select the meaning of others.
 
-    window: int = CONFIG - 1  # none
+    Attributes:
+        window: the BAR that they are in.
+        selectors: their places.
+        of: the selectors of a register, () if its meaning is fixed.
+        resets: whether a value written to a register makes firmware reset the chip.
+    """
+
+    window: int = CONFIG - 1
     selectors: frozenset[Place] = frozenset()
     of: Callable[[int, int], tuple[Place, ...]] = _no_selectors
     resets: Callable[[int, int, int], bool] = _no_reset
@@ -95,7 +100,7 @@ class _Bytes:
 
     def get(self, offset: int, size: int) -> tuple[bytes, int]:
         """Return the bytes, and how many of them are known, from the first on."""
-        found, at = bytearray(), 0
+        data, at = bytearray(), 0
         while at < size:
             page, start = divmod(offset + at, _PAGE)
             count = min(_PAGE - start, size - at)
@@ -104,11 +109,11 @@ class _Bytes:
             content, mask = self.pages[page]
             unknown = mask.find(0, start, start + count)
             count = count if unknown < 0 else unknown - start
-            found += content[start : start + count]
+            data += content[start : start + count]
             at += count
             if unknown >= 0:
                 break
-        return bytes(found), at
+        return bytes(data), at
 
 
 class _State:
@@ -131,26 +136,26 @@ def entries_until(recording: Recording, *, at: int | None = None, stage: str = "
     """
     if at is not None and stage:
         raise BadArgument(f"expected an access number or a stage, got {at} and {stage!r}")
-    found: list[Entry] = []
+    entries: list[Entry] = []
     count, current, stages = 0, "", list[str]()
     for entry in recording.entries:
         if isinstance(entry, Stage):
             if stage and current == stage:
-                return found
+                return entries
             current = entry.name
             stages.append(current)
         if isinstance(entry, Access | LongWrite):
             if count == at:
-                return found
+                return entries
             count += 1
-        found.append(entry)
+        entries.append(entry)
     if at is not None and not 0 <= at <= count:
         raise BadArgument(f"expected an access number from 0 to {count}, got {at}")
     if stage and stage not in stages:
         names = ", ".join(stages) or "none, as it has no stages"
         hint = meant(stage, stages)
         raise BadArgument(f"the recording has no stage {stage!r}; {hint}expected one of {names}")
-    return found
+    return entries
 
 
 class RecordedWindow:
@@ -269,11 +274,11 @@ class RecordedTransport(TransportLife):
                 self._state.banked[place, choice] = data[start : start + _WORD]
 
     def _choice(self, place: Place) -> Choice:
-        found = []
+        values = []
         for window, offset in self._banks.of(*place):
-            content, known = self._state.known(window).get(offset, _WORD)
-            found.append(int.from_bytes(content, "little") if known == _WORD else None)
-        return tuple(found)
+            content, size = self._state.known(window).get(offset, _WORD)
+            values.append(int.from_bytes(content, "little") if size == _WORD else None)
+        return tuple(values)
 
     def content(self, window: int, offset: int, size: int) -> bytes:
         """Return the bytes at a place; NotRecorded names the first unknown one."""
@@ -281,15 +286,15 @@ class RecordedTransport(TransportLife):
         place = window, offset
         if window == self._banks.window and size == _WORD and self._banks.of(*place):
             choice = self._choice(place)
-            found = self._state.banked.get((place, choice))
-            if found is None:
+            content = self._state.banked.get((place, choice))
+            if content is None:
                 raise self._not_recorded(window, offset, self._chosen(place, choice))
-            return found
-        data, known = self._state.known(window).get(offset, size)
-        if known < size and self._constant:
-            data, known = self._before.known(window).get(offset, size)
-        if known < size:
-            raise self._not_recorded(window, offset + known, self._why(window, offset + known))
+            return content
+        data, count = self._state.known(window).get(offset, size)
+        if count < size and self._constant:
+            data, count = self._before.known(window).get(offset, size)
+        if count < size:
+            raise self._not_recorded(window, offset + count, self._why(window, offset + count))
         return data
 
     def _chosen(self, place: Place, choice: Choice) -> str:

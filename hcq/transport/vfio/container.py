@@ -58,13 +58,13 @@ def capabilities(buffer: bytearray, first: int) -> dict[int, int]:
     """Return offsets by id of a chain of vfio_info_cap_header. The chain ends if it loops or leaves
     the buffer."""
     header = structs("vfio").vfio_info_cap_header
-    found: dict[int, int] = {}
+    places: dict[int, int] = {}
     place = first
-    while 0 < place <= len(buffer) - header.size and place not in found.values():
-        one = header.view(buffer, place)
-        found.setdefault(one.id, place)
-        place = one.next
-    return found
+    while 0 < place <= len(buffer) - header.size and place not in places.values():
+        entry = header.view(buffer, place)
+        places.setdefault(entry.id, place)
+        place = entry.next
+    return places
 
 
 def open_node(system: System, name: str, what: str, nodes_of: PciFunction | None = None) -> int:
@@ -288,8 +288,8 @@ class Container:
         room = (len(buffer) - first) // entry
         ranges = []
         for index in range(min(head.nr_iovas, room)):
-            one = _over(buffer, first + index * entry, "vfio_iova_range")
-            ranges.append((one.start, one.end))
+            span = _over(buffer, first + index * entry, "vfio_iova_range")
+            ranges.append((span.start, span.end))
         self.ranges = ranges
 
 

@@ -23,8 +23,13 @@ _BUS_LIMIT = 256  # functions on one bus
 
 @dataclass(frozen=True)
 class Region:
-    """A BAR or configuration space: its place in the descriptor. `whole`: may be mapped in one
-    piece."""
+    """A BAR or configuration space.
+
+    Attributes:
+        size: in bytes.
+        offset: its place in the descriptor.
+        whole: may be mapped in one piece.
+    """
 
     size: int
     offset: int
@@ -164,19 +169,19 @@ class VfioDevice:
         by_device = bool(info.flags & names.VFIO_PCI_HOT_RESET_FLAG_DEV_ID)
         if by_device and info.flags & names.VFIO_PCI_HOT_RESET_FLAG_DEV_ID_OWNED:
             return []
-        found = []
+        functions = []
         for index in range(min(info.count, _BUS_LIMIT)):
-            one = entry.view(buffer, head.size + index * entry.size)
-            address = f"{one.segment:04x}:{one.bus:02x}:{one.devfn >> 3:02x}.{one.devfn & 7}"
-            ours = self._is_ours(one, by_device=by_device)
-            found.append((PciFunction(self.system, address), ours))
-        return found
+            row = entry.view(buffer, head.size + index * entry.size)
+            address = f"{row.segment:04x}:{row.bus:02x}:{row.devfn >> 3:02x}.{row.devfn & 7}"
+            ours = self._is_ours(row, by_device=by_device)
+            functions.append((PciFunction(self.system, address), ours))
+        return functions
 
-    def _is_ours(self, one: Any, *, by_device: bool) -> bool:  # Any: members are of several types
+    def _is_ours(self, row: Any, *, by_device: bool) -> bool:  # Any: members are of several types
         if not by_device:
-            return str(one.group_id) == self.function.group
+            return str(row.group_id) == self.function.group
         # As 32 bits: VFIO_PCI_DEVID_NOT_OWNED is -1.
-        return bool(one.devid != self._constants.VFIO_PCI_DEVID_NOT_OWNED & 0xFFFF_FFFF)
+        return bool(row.devid != self._constants.VFIO_PCI_DEVID_NOT_OWNED & 0xFFFF_FFFF)
 
     def close(self) -> None:
         """Close the descriptor; idempotent."""

@@ -135,8 +135,8 @@ class IommufdSpace:
     def _read_ranges(self) -> list[tuple[int, int]]:
         room = _RANGE_ROOM
         while True:
-            found = bytearray(16 * room)
-            place = ctypes.addressof(ctypes.c_char.from_buffer(found))
+            ranges = bytearray(16 * room)
+            place = ctypes.addressof(ctypes.c_char.from_buffer(ranges))
             buffer = bytearray(struct.pack("<IIIIQQ", 32, self._space, room, 0, place, 0))
             try:
                 self.system.ioctl(self.descriptor, _IOAS_IOVA_RANGES, buffer)
@@ -148,5 +148,5 @@ class IommufdSpace:
                     ) from error
             count = struct.unpack_from("<IIII", buffer)[2]
             if count <= room:
-                return [struct.unpack_from("<QQ", found, 16 * index) for index in range(count)]
+                return [struct.unpack_from("<QQ", ranges, 16 * index) for index in range(count)]
             room = count

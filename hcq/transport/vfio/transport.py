@@ -265,12 +265,12 @@ class VfioTransport(TransportLife):
         self._device.deliver(index, eventfds)
 
     def _watch_events(self) -> None:
-        wanted: dict[str, tuple[int, Callable[[], bool]]] = {
+        events: dict[str, tuple[int, Callable[[], bool]]] = {
             "removal": (self._constants.VFIO_PCI_REQ_IRQ_INDEX, self._removal),
             "error": (self._constants.VFIO_PCI_ERR_IRQ_INDEX, self._error),
         }
         there = {
-            name: item for name, item in wanted.items() if self._device.interrupt_count(item[0])
+            name: item for name, item in events.items() if self._device.interrupt_count(item[0])
         }
         if not there:
             return

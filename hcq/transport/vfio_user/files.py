@@ -126,13 +126,13 @@ def _map(address: int, length: int, flags: int, descriptor: int) -> int:
     """Map at a new address, or over the mapping at `address`."""
     access = mmap.PROT_READ | mmap.PROT_WRITE
     flags |= _MAP_NORESERVE | (_MAP_FIXED if address else 0)
-    found = _mmap(address or None, length, access, flags, descriptor, 0)
-    if found == _FAILED or found is None:
+    mapped = _mmap(address or None, length, access, flags, descriptor, 0)
+    if mapped == _FAILED or mapped is None:
         number = ctypes.get_errno()
         if number == errno.EACCES:
             raise BadArgument("the file's access mode does not allow the requested mapping")
         raise OutOfMemory("the shared file cannot be mapped", size=length, reason=number)
-    return int(found)
+    return int(mapped)
 
 
 class SharedFiles:

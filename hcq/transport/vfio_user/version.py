@@ -19,8 +19,15 @@ _LARGEST_JSON = 4096
 class Capabilities:
     """A peer's limits; the protocol's defaults if it states none.
 
-    transfer: bytes of one read or write. descriptors: per message. named: the names in its message,
-    since an answer may only repeat those. model_work: the command of that name, which is our own.
+    Attributes:
+        transfer: bytes of one read or write.
+        descriptors: per message.
+        dma_maps: the most mappings at a time.
+        write_multiple: whether one message may have several writes.
+        twin_socket: whether a second socket may carry the server's commands.
+        model_work: the command of that name, which is ugpu's own.
+        twin_index: index of the second socket among the message's descriptors.
+        named: the names in its message, since an answer may only repeat those.
     """
 
     transfer: int = wire.DEFAULT_TRANSFER
@@ -45,22 +52,22 @@ def parse(payload: bytes) -> tuple[int, int, Capabilities]:
         data = json.loads(text[:-1].decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise TransportError("version data is not JSON") from error
-    given = data.get("capabilities", {}) if isinstance(data, dict) else None
-    if not isinstance(given, dict):
+    offered = data.get("capabilities", {}) if isinstance(data, dict) else None
+    if not isinstance(offered, dict):
         raise TransportError("version data does not contain an object of capabilities")
-    twin = given.get("twin_socket", {})
+    twin = offered.get("twin_socket", {})
     if not isinstance(twin, dict):
         raise TransportError("twin_socket is not an object")
     index = _number(twin, "fd_index", -1, 0, wire.LARGEST_DESCRIPTORS)
     return major, minor, Capabilities(
-        transfer=_number(given, "max_data_xfer_size", wire.DEFAULT_TRANSFER, 1, 1 << 63),
-        descriptors=_number(given, "max_msg_fds", wire.DEFAULT_DESCRIPTORS, 0, 1 << 31),
-        dma_maps=_number(given, "max_dma_maps", MOST_DMA_MAPS, 1, 1 << 63),
-        write_multiple=_truth(given, "write_multiple"),
+        transfer=_number(offered, "max_data_xfer_size", wire.DEFAULT_TRANSFER, 1, 1 << 63),
+        descriptors=_number(offered, "max_msg_fds", wire.DEFAULT_DESCRIPTORS, 0, 1 << 31),
+        dma_maps=_number(offered, "max_dma_maps", MOST_DMA_MAPS, 1, 1 << 63),
+        write_multiple=_truth(offered, "write_multiple"),
         twin_socket=_truth(twin, "supported"),
-        model_work=_truth(given, "model_work"),
+        model_work=_truth(offered, "model_work"),
         twin_index=None if index < 0 else index,
-        named=frozenset(given),
+        named=frozenset(offered),
     )  # fmt: skip
 
 
@@ -70,17 +77,17 @@ def build(capabilities: Mapping[str, Any]) -> bytes:  # Any: JSON values
     return wire.VERSION.pack(wire.MAJOR, wire.MINOR) + text
 
 
-def _number(given: Mapping[str, Any], name: str, default: int, least: int, most: int) -> int:
-    value = given.get(name, default)
-    if name not in given:
+def _number(offered: Mapping[str, Any], name: str, default: int, least: int, most: int) -> int:
+    value = offered.get(name, default)
+    if name not in offered:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise TransportError(f"{name} is out of range", value=str(value)[:40])
     return value
 
 
-def _truth(given: Mapping[str, Any], name: str) -> bool:
-    value = given.get(name, False)
+def _truth(offered: Mapping[str, Any], name: str) -> bool:
+    value = offered.get(name, False)
     if not isinstance(value, bool):
         raise TransportError(f"{name} must be true or false", value=str(value)[:40])
     return value

@@ -112,7 +112,16 @@ class Disconnected(Exception):
 
 @dataclass(slots=True)
 class Message:
-    """One message. Its handler owns `descriptors`, and removes those that it keeps."""
+    """One message.
+
+    Attributes:
+        number: repeated by its reply.
+        command: as in the specification.
+        flags: as in the specification.
+        error: an errno of a reply; 0.
+        payload: what follows the header.
+        descriptors: owned by its handler, which removes those that it keeps.
+    """
 
     number: int
     command: int
@@ -342,11 +351,11 @@ class Channel:
 
 
 def _descriptors(carried: Iterable[tuple[int, int, bytes]]) -> list[int]:
-    found = array.array("i")
+    numbers = array.array("i")
     for level, kind, data in carried:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            found.frombytes(data[: len(data) - len(data) % found.itemsize])
-    return found.tolist()
+            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+    return numbers.tolist()
 
 
 def errno_name(number: int) -> str:

@@ -143,18 +143,20 @@ def _fma64(first: Any, second: Any, third: Any, power: Any = 0) -> float:  # Any
 
 
 def minimum(first: Lanes, second: Lanes, ieee: bool) -> Lanes:
-    """Return the lesser; -0 is less than +0; a number wins over a (quiet, if ieee) NaN."""
+    """Return the lesser; -0 is less than +0; a number wins over a (quiet, if ieee) NaN, the
+    first of two NaNs."""
     less = (first < second) | ((first == second) & np.signbit(first))
     chosen = np.where(less, first, second)
-    chosen = np.where(np.isnan(first), second, np.where(np.isnan(second), first, chosen))
+    chosen = np.where(np.isnan(second), first, np.where(np.isnan(first), second, chosen))
     return _signalling_wins(chosen, first, second) if ieee else chosen
 
 
 def maximum(first: Lanes, second: Lanes, ieee: bool) -> Lanes:
-    """Return the greater; +0 is greater than -0; a number wins over a (quiet, if ieee) NaN."""
+    """Return the greater; +0 is greater than -0; a number wins over a (quiet, if ieee) NaN, the
+    first of two NaNs."""
     more = (first > second) | ((first == second) & ~np.signbit(first))
     chosen = np.where(more, first, second)
-    chosen = np.where(np.isnan(first), second, np.where(np.isnan(second), first, chosen))
+    chosen = np.where(np.isnan(second), first, np.where(np.isnan(first), second, chosen))
     return _signalling_wins(chosen, first, second) if ieee else chosen
 
 

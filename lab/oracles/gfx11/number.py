@@ -43,11 +43,11 @@ def _flushing(operation: Operation) -> Operation:
 
 
 def _sine(turns: Lanes) -> Lanes:
-    """Return sin(2 pi turns); exactly 0 at every half turn."""
+    """Return sin(2 pi turns); exactly 0 at every half turn, minus zero for minus zero."""
     rest = np.fmod(turns, 1.0)
     halves = np.rint(2 * rest)
     sine = np.sin((rest - halves / 2) * (2 * np.pi))
-    return np.array(np.where(halves % 2 == 1, -sine, sine))
+    return np.array(np.where(turns == 0, turns, np.where(halves % 2 == 1, -sine, sine)))
 
 
 def _cosine(turns: Lanes) -> Lanes:

@@ -7,6 +7,7 @@ from ugpu.nv.chips.boot import BootFacts, BootWay
 BOOT = BootFacts(
     BootWay.BOOTER,
     chip_ids=(0x170,),
+    pci_ids=(),
     firmware="ga100",
     image="tu102",
     family="ga100",

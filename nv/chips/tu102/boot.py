@@ -7,6 +7,7 @@ from ugpu.nv.chips.boot import BootFacts, BootWay, FlushPage
 BOOT = BootFacts(
     BootWay.FWSEC,
     chip_ids=(0x162, 0x164, 0x166),
+    pci_ids=(),
     firmware="tu102",
     image="tu102",
     family="tu10x",

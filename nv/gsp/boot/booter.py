@@ -1,4 +1,4 @@
-"""Steps "gsp-reset" and "booter": hand the GSP its arguments; SEC2 loads and starts its firmware."""
+"""Steps "gsp-reset" and "booter": arguments for the GSP; SEC2 loads and starts its firmware."""
 
 from __future__ import annotations
 

@@ -32,9 +32,7 @@ def read_static(calls: Calls, vram: int) -> StaticInfo:
     """Ask for GspStaticConfigInfo; FirmwareError if it describes no memory in VRAM."""
     abi = calls.abi
     layout = abi.structs.GspStaticConfigInfo
-    reply = calls.call(
-        abi.constants.NV_VGPU_MSG_FUNCTION_GET_GSP_STATIC_INFO, bytes(layout.size)
-    )
+    reply = calls.call(abi.constants.NV_VGPU_MSG_FUNCTION_GET_GSP_STATIC_INFO, bytes(layout.size))
     if len(reply) < layout.size:
         raise FirmwareError(
             "the GSP's description of the card is cut short", size=len(reply), need=layout.size

@@ -53,9 +53,7 @@ def leave(start: Start, calls: Calls) -> None:
     """Tell the firmware that its driver unloads, and wait until it has stopped."""
     abi = calls.abi
     layout = abi.structs.rpc_unloading_guest_driver_v1F_07
-    calls.call(
-        abi.constants.NV_VGPU_MSG_FUNCTION_UNLOADING_GUEST_DRIVER, bytes(layout.new().raw)
-    )
+    calls.call(abi.constants.NV_VGPU_MSG_FUNCTION_UNLOADING_GUEST_DRIVER, bytes(layout.new().raw))
     with or_silent("the GSP's firmware has not stopped", start.state):
         start.chip.wait_bits(
             start.gsp.regs.MAILBOX0,
@@ -74,6 +72,8 @@ def hand_back(start: Start, way: WayBack) -> None:
     """
     chip = start.chip
     if start.boot.way is BootWay.FSP:
+        if not start.running:
+            return
         with or_silent("the GSP has not halted", start.state):
             chip.wait(
                 start.gsp.regs.RISCV_CPUCTL,
@@ -87,9 +87,7 @@ def hand_back(start: Start, way: WayBack) -> None:
     if way.fwsec is not None and start.fwsec is not None:
         falcon = start.gsp
         falcon.reset_to_falcon()
-        falcon.check(
-            "FWSEC-SB", falcon.run(program(start.fwsec, way.fwsec, "FWSEC-SB"), (0, 0))
-        )
+        falcon.check("FWSEC-SB", falcon.run(program(start.fwsec, way.fwsec, "FWSEC-SB"), (0, 0)))
         error = chip.nv.NV_PBUS_SW_SCRATCH_15.read().SB_ERROR
         if error:
             raise FirmwareRejected(

@@ -161,7 +161,9 @@ class Falcon:
             limit_s=limit_s,
         )
 
-    def run(self, program: Program, mailboxes: tuple[int, int], limit_s: float = RUN_LIMIT_S) -> int:
+    def run(
+        self, program: Program, mailboxes: tuple[int, int], limit_s: float = RUN_LIMIT_S
+    ) -> int:
         """Load and run a program; return mailbox 0 afterwards. UnitTimeout if it does not end."""
         regs = self.regs
         self.load(program)

@@ -59,4 +59,3 @@ class FbVram(WindowVram):
             for number, (word,) in enumerate(struct.iter_unpack("<I", data[done : done + count])):
                 self._nv.bus.write32(place + 4 * number >> 2, word)
             done += count
-

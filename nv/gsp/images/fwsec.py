@@ -182,7 +182,10 @@ def _version2(vbios: Vbios, at: int, size: int) -> Descriptor:
     (_, _, _, interface, _, imem, virtual, base, secure, dmem_at, _, dmem, _, _) = fields
     if base + secure > imem or dmem_at < imem:
         raise vbios.block.invalid(
-            "FWSEC's descriptor contradicts itself", imem=imem, secure=base + secure, dmem_at=dmem_at
+            "FWSEC's descriptor contradicts itself",
+            imem=imem,
+            secure=base + secure,
+            dmem_at=dmem_at,
         )
     if dmem_at != imem:
         raise NotSupported("FWSEC with a gap between code and data", imem=imem, dmem_at=dmem_at)

@@ -174,7 +174,9 @@ class Vbios:
             raise self.base.invalid("BIT header not found")
         header, width, count = self.base.unpack("3B", place + 8, "BIT header")
         if header < _BIT_HEADER or width < _BIT_TOKEN or count > _MOST_TOKENS:
-            raise self.base.invalid("BIT header is invalid", header=header, token=width, count=count)
+            raise self.base.invalid(
+                "BIT header is invalid", header=header, token=width, count=count
+            )
         for number in range(count):
             at = place + header + number * width
             yield Token(*self.base.unpack("BBHH", at, "BIT token"))

@@ -35,8 +35,11 @@ class HeapFacts:
         """Return the facts of a release. libos: 2 or 3, the firmware's operating system."""
         number, kind = abi.constants, f"LIBOS{libos}"
         own = kind if libos == 2 else f"{kind}_BAREMETAL"
+        system = f"GSP_FW_HEAP_PARAM_OS_SIZE_{own}"
+        if system not in number:  # release 535 has one for both
+            system = f"GSP_FW_HEAP_PARAM_OS_SIZE_{kind}"
         return cls(
-            number[f"GSP_FW_HEAP_PARAM_OS_SIZE_{own}"]
+            number[system]
             + number[f"GSP_FW_HEAP_PARAM_BASE_RM_SIZE_{'GH100' if fsp else 'TU10X'}"]
             + number.GSP_FW_HEAP_PARAM_CLIENT_ALLOC_SIZE,
             number.GSP_FW_HEAP_PARAM_SIZE_PER_GB_FB,

@@ -6,6 +6,7 @@ pages. Source: open-gpu-kernel-modules 570.144 kernel_gsp.c, kgspCreateRadix3.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Sequence
 
@@ -34,7 +35,7 @@ def tables(image_size: int, pages: Sequence[int]) -> bytes:
         raise BadArgument("too few pages", have=len(pages), need=sum(counts))
     out = bytearray()
     start = 0
-    for count, below in zip(counts[:3], counts[1:], strict=True):
+    for count, below in itertools.pairwise(counts):
         start += count
         entries = struct.pack(f"<{below}Q", *pages[start : start + below])
         out += entries.ljust(count * PAGE, b"\0")

@@ -72,9 +72,7 @@ def encode(
     return bytes(out)
 
 
-def encode_message(
-    function: int, payload: bytes, *, number: int, sequence: int
-) -> Iterator[bytes]:
+def encode_message(function: int, payload: bytes, *, number: int, sequence: int) -> Iterator[bytes]:
     """Yield the groups of a message, of any length up to MOST_MESSAGE."""
     if len(payload) > MOST_MESSAGE:
         raise BadArgument("the message is too long", size=len(payload), most=MOST_MESSAGE)
@@ -105,7 +103,7 @@ def read_length(first: bytes | memoryview) -> int:
 
 def decode(group: bytes | memoryview) -> tuple[Record, int]:
     """Check a group of pages; return its record, and the group's number in its direction. BadRecord
-    says what is wrong."""
+    names the defect."""
     length = read_length(group)
     stated, number, pages = _ELEMENT.unpack_from(group)
     if pages != pages_of(length):

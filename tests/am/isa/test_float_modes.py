@@ -117,3 +117,97 @@ def test_trig_preop_gives_pieces_of_two_over_pi(core: GfxCore) -> None:
     assert 2.0**-850 < pairs[3] < 2.0**-780  # 946 bits further on, raised by 128
     assert pairs[4] == 0, "behind the table"
     assert 0 < pairs[5] < 2.0**-4
+
+
+SPECIAL = {
+    "f16": (0x7C01, 0xFDFF, 0x7E00, 0xFE01, 0x8000, 0, 0x7C00, 0xFC00, 0x3C00, 0xBC00, 0x8001, 1),
+    "f32": (0x7F80_0001, 0xFFBF_FFFF, 0x7FC0_0000, 0xFFC0_0001, 1 << 31, 0, 0x7F80_0000,
+            0xFF80_0000, 0x3F80_0000, 0xBF80_0000, 1 << 31 | 1, 1),
+    "f64": (0x7FF0 << 48 | 1, 0xFFF7 << 48, 0x7FF8 << 48, 0xFFF8 << 48 | 1, 1 << 63, 0,
+            0x7FF0 << 48, 0xFFF0 << 48, 0x3FF0 << 48, 0xBFF0 << 48, 1 << 63 | 1, 1),
+}  # fmt: skip
+"""Signalling and quiet NaNs, zeros, infinities, ones and the least denormals."""
+EXTREMES = [f"v_{name}_{kind}" for kind in ("f16", "f32", "f64") for name in ("min", "max")]
+EXTREMES += [
+    f"v_{name}_{kind}"
+    for kind in ("f16", "f32")
+    for name in ("min3", "max3", "minmax", "maxmin", "med3")
+]
+
+
+def drawn(kind: str, seed: int) -> Registers:
+    """Make registers whose vectors hold special values of a kind."""
+    random = np.random.default_rng(seed)
+    given = registers(1, groups=1)
+    values = random.choice(np.array(SPECIAL[kind], np.uint64), (6, 32))
+    shift = np.uint64(16 if kind == "f16" else 32)
+    given.vectors[0, 0::2] = (values & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+    given.vectors[0, 1::2] = (values >> shift).astype(np.uint32)
+    if kind == "f16":  # halves beside each other, for packed instructions
+        pairs = random.choice(np.array(SPECIAL[kind], np.uint32), (2, 12, 32))
+        given.vectors[0] = pairs[0] | pairs[1] << np.uint32(16)
+    elif kind == "f32":
+        given.vectors[0] = random.choice(np.array(SPECIAL[kind], np.uint32), (12, 32))
+    given.scalars[0, 9] = 0xFFFF_FFFF  # EXEC
+    return given
+
+
+@pytest.mark.parametrize("ieee", [False, True])
+def test_minima_and_maxima_of_nans(core: GfxCore, ieee: bool) -> None:
+    """RDNA3 ISA document, V_MIN_F32: in IEEE mode a signalling NaN is the result, made quiet;
+    else a number wins over every NaN, and the other source is returned as it is."""
+    sources = [asm.v(8), asm.v(10), asm.v(12)]
+    cases = [Case(name, asm.vop3(name, 16, sources)) for name in EXTREMES]
+    cases += [
+        Case(name, asm.vop3p(name, 16, sources[:2])) for name in ("v_pk_min_f16", "v_pk_max_f16")
+    ]
+    data = [drawn(case.label[-3:], number) for number, case in enumerate(cases)]
+    found = run_core(core, cases, data, 3 | 0xF0 << 12 | 1 << 21 | (IEEE if ieee else 0))
+    for case, given, result in zip(cases, data, found, strict=True):
+        expected = run_oracle(case, given, Mode(ieee=ieee))
+        assert np.array_equal(result.vectors, expected.vectors), case.label
+
+
+@pytest.mark.parametrize("single", range(4))
+@pytest.mark.parametrize("double", range(4))
+def test_denormals_of_doubles_have_a_mode_of_their_own(
+    core: GfxCore, single: int, double: int
+) -> None:
+    """LLVM AMDGPUUsage, FLOAT_DENORM_MODE_32 and _16_64; a load, operations of both, a load."""
+    mode = single << 4 | double << 6
+    sources = [asm.v(8), asm.v(10), asm.v(12)]
+    names = ("v_add_f64", "v_mul_f64", "v_fma_f64", "v_ldexp_f64", "v_cmp_lt_f64")
+    words = {
+        name: asm.vop3(name, 16 if "cmp" not in name else 40, sources[: 3 if "fma" in name else 2])
+        for name in names
+    }
+    words |= {name: asm.vop1(name, 16, asm.v(8)) for name in ("v_cvt_f32_f64", "v_cvt_f64_f32")}
+    add = asm.vop3("v_add_f32", 18, sources[:2])
+    words["mixed"] = (*add, *words["v_add_f64"], *asm.vop3("v_add_f32", 19, sources[1:]))
+    cases = [Case(name, each) for name, each in words.items()]
+    random = np.random.default_rng(mode)
+    data = []
+    for _ in cases:
+        given = drawn("f64", 0)
+        tiny = random.integers(-(1 << 51), 1 << 51, (6, 32)).astype(np.float64) * 2.0**-1074
+        tiny[:, ::4] = random.choice((2.0**-1022, 2.0**-140, 2.0**-126, -(2.0**-150)), (6, 8))
+        pairs = tiny.view(np.uint64)
+        given.vectors[0, 0::2] = (pairs & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+        given.vectors[0, 1::2] = (pairs >> np.uint64(32)).astype(np.uint32)
+        data.append(given)
+    found = run_core(core, cases, data, 3 | mode << 12 | 1 << 21)
+    for case, given, result in zip(cases, data, found, strict=True):
+        expected = run_oracle(case, given, Mode(mode, ieee=False))
+        assert np.array_equal(result.vectors, expected.vectors), case.label
+        assert np.array_equal(result.scalars, expected.scalars), case.label
+
+
+def test_the_sine_of_minus_zero(core: GfxCore) -> None:
+    """RDNA ISA documents, functional examples of V_SIN_F32: minus zero stays; whole turns are 0."""
+    given = drawn("f32", 0)
+    given.vectors[0, 0, :4] = (0x8000_0000, 0, 0xFF7F_FFFF, 0xBF80_0000)
+    case = Case("v_sin_f32", asm.vop1("v_sin_f32", 16, asm.v(8)))
+    (found,) = run_core(core, [case], [given])
+    expected = run_oracle(case, given)
+    for result in (found, expected):
+        assert [int(value) for value in result.vectors[0, 8, :4]] == [0x8000_0000, 0, 0, 0]

@@ -60,10 +60,10 @@ class UGpu(Driver):  # type: ignore[misc]
     def state(self) -> dict[str, Any]:
         """Return the device as in `ugpu lease ls --json`; BadArgument if it does not exist."""
         with Connection(parse(self.daemon or None)) as connection:
-            found: list[dict[str, Any]] = connection.call("devices").arguments[0]
-        card = next((each for each in found if each["name"] == self.device), None)
+            devices: list[dict[str, Any]] = connection.call("devices").arguments[0]
+        card = next((device for device in devices if device["name"] == self.device), None)
         if card is None:
-            have = ", ".join(each["name"] for each in found)
+            have = ", ".join(device["name"] for device in devices)
             raise BadArgument(f"ugpud has no device {self.device!r}; it has: {have}")
         return card
 
@@ -102,8 +102,8 @@ class UGpuClient(DriverClient):  # type: ignore[misc]
 
     def state(self) -> dict[str, Any]:
         """See UGpu.state."""
-        found: dict[str, Any] = self.call("state")
-        return found
+        state: dict[str, Any] = self.call("state")
+        return state
 
     def check(self) -> str:
         """See UGpu.check."""

@@ -58,8 +58,8 @@ class Watch:
         """Ask the daemon now; never raises UgpuError."""
         try:
             with Connection(parse(self.daemon), config().token or None) as connection:
-                found = connection.call("devices", limit_s=LIMIT_S).arguments[0]
-            mine = [one for one in found if one["name"] == self.device]
+                devices = connection.call("devices", limit_s=LIMIT_S).arguments[0]
+            mine = [device for device in devices if device["name"] == self.device]
             if not mine:
                 raise UgpuError(f"ugpud has no device {self.device!r}")
             self.state, self.reason = str(mine[0]["state"]), str(mine[0]["reason"])

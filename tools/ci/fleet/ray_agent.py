@@ -43,12 +43,12 @@ _HEALTHY = ("ready", "leased")
 
 def counted(devices: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Return the resources of healthy devices. devices: as ugpud lists them."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for device in devices:
         if device["state"] in _HEALTHY:
             labels = {device["name"], *device["labels"]}
-            found.update([RESOURCE, *(f"{RESOURCE}:{label}" for label in labels)])
-    return {name: float(count) for name, count in found.items()}
+            counts.update([RESOURCE, *(f"{RESOURCE}:{label}" for label in labels)])
+    return {name: float(count) for name, count in counts.items()}
 
 
 class Agent:
@@ -90,42 +90,42 @@ class Agent:
         """Ask ugpud for the healthy devices; empty if it does not answer."""
         try:
             with Connection(parse(self.daemon), config().token or None) as connection:
-                found = counted(connection.call("devices", limit_s=LIMIT_S).arguments[0])
+                counts = counted(connection.call("devices", limit_s=LIMIT_S).arguments[0])
             said = ""
         except UgpuError as error:
-            found, said = {}, error.message
+            counts, said = {}, error.message
         if said and said != self._said:
             log.warning("no devices for Ray: %s", said)
         self._said = said
-        return found
+        return counts
 
     def publish(self) -> dict[str, float]:
         """Report the healthy devices to Ray; return them. HostError if Ray refuses."""
-        found = self.healthy()
-        if found != self._last:
-            self._set(found)
-            self._last = found
-            log.info("resources: %s", found)
-        return found
+        counts = self.healthy()
+        if counts != self._last:
+            self._set(counts)
+            self._last = counts
+            log.info("resources: %s", counts)
+        return counts
 
     def close(self) -> None:
         """Remove all resources."""
         self._set({})
 
-    def _set(self, wanted: Mapping[str, float]) -> None:
+    def _set(self, counts: Mapping[str, float]) -> None:
         try:
-            known = self._resize({RESOURCE: wanted.get(RESOURCE, 0.0), **wanted})
-            gone = {name for name in known if name.startswith(f"{RESOURCE}:")} - set(wanted)
+            totals = self._resize({RESOURCE: counts.get(RESOURCE, 0.0), **counts})
+            gone = {name for name in totals if name.startswith(f"{RESOURCE}:")} - set(counts)
             if gone:
                 self._resize(dict.fromkeys(gone, 0.0))
         except Exception as error:  # as above
             raise HostError(f"Ray rejected the resources of node {self.node}: {error}") from None
 
     def _resize(self, resources: Mapping[str, float]) -> Mapping[str, float]:
-        found: Mapping[str, float] = self._ray.resize_raylet_resource_instances(
+        totals: Mapping[str, float] = self._ray.resize_raylet_resource_instances(
             self.node, dict(resources), timeout_s=RAY_LIMIT_S
         )
-        return found
+        return totals
 
     def run(self, stop: threading.Event) -> None:
         """Publish until `stop` is set, then take the resources away."""
@@ -140,8 +140,8 @@ class Agent:
 def _own_address() -> str:
     import ray.util  # the agent itself does not need it
 
-    found: str = ray.util.get_node_ip_address()
-    return found
+    address: str = ray.util.get_node_ip_address()
+    return address
 
 
 def main(argv: Sequence[str] | None = None) -> int:

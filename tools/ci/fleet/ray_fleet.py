@@ -47,10 +47,10 @@ Reply = tuple[Any, list[Any] | None]  # Any: the function's result, and msgpack'
 
 def resources(device: str) -> dict[str, float]:
     """Return the resources that one lease takes. device: a label of the device, "*" for any."""
-    found = {RESOURCE: 1.0}
+    amounts = {RESOURCE: 1.0}
     if device != "*":
-        found[f"{RESOURCE}:{device}"] = 1.0
-    return found
+        amounts[f"{RESOURCE}:{device}"] = 1.0
+    return amounts
 
 
 class Holder:
@@ -62,8 +62,8 @@ class Holder:
 
     def node(self) -> str:
         """Return the id of the node that the actor is on."""
-        found: str = ray.get_runtime_context().get_node_id()
-        return found
+        number: str = ray.get_runtime_context().get_node_id()
+        return number
 
     def run(self, function: Callable[..., object], args: tuple[object, ...]) -> Reply:
         """Lease the device, unless it is leased already, and call function(gpu, *args)."""
@@ -114,8 +114,8 @@ def run(
             result, failed = ray.get(actor.run.remote(function, args))
             if failed is None:
                 ray.get(actor.close.remote())
-                found: Result = result
-                return found
+                returned: Result = result
+                return returned
             last = failures.from_wire(*failed)
             if not isinstance(last, _RETRIED):
                 break
@@ -136,7 +136,7 @@ def run(
 
 def _others(tried: list[str], device: str) -> bool:
     """Return whether a node that was not tried has such a device, free or not."""
-    wanted = resources(device).keys()
+    needed = resources(device).keys()
     # ray.nodes() keeps the resources that each node had when it started.
     totals = state.total_resources_per_node()
-    return any(wanted <= found.keys() for node, found in totals.items() if node not in tried)
+    return any(needed <= total.keys() for node, total in totals.items() if node not in tried)

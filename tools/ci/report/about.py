@@ -34,9 +34,9 @@ class About:
 
     @property
     def commit(self) -> str:
-        found = _git(self.folder, "rev-parse", "HEAD").strip()
-        changed = found and _git(self.folder, "status", "--porcelain", "--untracked-files=no")
-        return f"{found}+" if changed else found
+        commit = _git(self.folder, "rev-parse", "HEAD").strip()
+        changed = commit and _git(self.folder, "status", "--porcelain", "--untracked-files=no")
+        return f"{commit}+" if changed else commit
 
 
 def _git(folder: Path, *words: str) -> str:

@@ -62,9 +62,9 @@ class History:
             database.executemany(
                 "INSERT INTO attempt VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 [
-                    (number, place, device, one.passed, one.sick, one.error, one.trouble,
-                     one.bundle)
-                    for place, one in enumerate(attempts) for device in one.devices
+                    (number, place, device, tried.passed, tried.sick, tried.error, tried.trouble,
+                     tried.bundle)
+                    for place, tried in enumerate(attempts) for device in tried.devices
                 ],
             )  # fmt: skip
 

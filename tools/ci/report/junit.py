@@ -29,23 +29,24 @@ def write(path: Path, name: str, results: Sequence[Result], about: About | None 
     about = about if about is not None else About(Path.cwd())
     counts = {
         "tests": str(len(results)),
-        "failures": str(sum(bool(one.attempts) and not one.passed for one in results)),
-        "errors": str(sum(not one.attempts for one in results)),
+        "failures": str(sum(bool(result.attempts) and not result.passed for result in results)),
+        "errors": str(sum(not result.attempts for result in results)),
         "time": f"{about.seconds:.3f}",
     }
     root = ElementTree.Element("testsuites", {"name": _clean(name), **counts})
     suite = ElementTree.SubElement(
         root, "testsuite",
         {
-            "name": _clean(name), **counts, "skipped": str(sum(one.skipped for one in results)),
+            "name": _clean(name), **counts,
+            "skipped": str(sum(result.skipped for result in results)),
             "timestamp": about.started.strftime("%Y-%m-%dT%H:%M:%S"),  # UTC; Ant: without a zone
             "hostname": _clean(about.host), "id": "0", "package": _clean(name),
         },
     )  # fmt: skip
-    words = [("gpu_excluded", text) for one in results for text in one.excluded]
+    words = [("gpu_excluded", text) for result in results for text in result.excluded]
     _properties(suite, [("commit", about.commit), *dict.fromkeys(words)])
-    for one in results:
-        _case(suite, name, one)
+    for result in results:
+        _case(suite, name, result)
     ElementTree.SubElement(suite, "system-out")
     ElementTree.SubElement(suite, "system-err")
     outfile.check_file(path, KIND)
@@ -55,38 +56,38 @@ def write(path: Path, name: str, results: Sequence[Result], about: About | None 
         raise HostError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _case(suite: ElementTree.Element, name: str, one: Result) -> None:
+def _case(suite: ElementTree.Element, name: str, result: Result) -> None:
     case = ElementTree.SubElement(
         suite, "testcase",
         {
-            "classname": _clean(name), "name": _clean(one.case.name),
-            "time": f"{one.seconds:.3f}", "status": one.row.verdict,
+            "classname": _clean(name), "name": _clean(result.case.name),
+            "time": f"{result.seconds:.3f}", "status": result.row.verdict,
         },
     )  # fmt: skip
     words: list[tuple[str, str]] = []
-    if one.attempts:
-        words.append(("gpu_devices", one.devices))
-    if one.judgement is not None and one.judgement.verdict is not Verdict.PASSED:
+    if result.attempts:
+        words.append(("gpu_devices", result.devices))
+    if result.judgement is not None and result.judgement.verdict is not Verdict.PASSED:
         words += [
-            ("gpu_verdict", one.judgement.verdict.value),
-            ("gpu_reason", one.judgement.reason),
+            ("gpu_verdict", result.judgement.verdict.value),
+            ("gpu_reason", result.judgement.reason),
         ]
-        words += [("gpu_bundle", run.bundle) for run in one.attempts if run.bundle]
-    words += [("gpu_output", str(one.log))] if one.log is not None else []
-    words += [("gpu_hook", text) for text in one.hooks]
-    words += [("gpu_excluded", text) for text in one.excluded]
+        words += [("gpu_bundle", run.bundle) for run in result.attempts if run.bundle]
+    words += [("gpu_output", str(result.log))] if result.log is not None else []
+    words += [("gpu_hook", text) for text in result.hooks]
+    words += [("gpu_excluded", text) for text in result.excluded]
     if words:
         _properties(case, words)
-    if one.skipped:
-        ElementTree.SubElement(case, "skipped", {"message": one.attempts[-1].void})
-    elif not one.attempts:
-        _fault(case, "error", "not run", one.error)
-    elif not one.passed:
-        failed = next(run for run in reversed(one.attempts) if run.error)
-        kind = one.judgement.verdict.value if one.judgement is not None else "failed"
+    if result.skipped:
+        ElementTree.SubElement(case, "skipped", {"message": result.attempts[-1].void})
+    elif not result.attempts:
+        _fault(case, "error", "not run", result.error)
+    elif not result.passed:
+        failed = next(run for run in reversed(result.attempts) if run.error)
+        kind = result.judgement.verdict.value if result.judgement is not None else "failed"
         _fault(case, "failure", kind, failed.error)
-    if one.output:
-        ElementTree.SubElement(case, "system-out").text = _clean(one.output)
+    if result.output:
+        ElementTree.SubElement(case, "system-out").text = _clean(result.output)
 
 
 def _fault(case: ElementTree.Element, tag: str, kind: str, message: str) -> None:

@@ -58,8 +58,8 @@ def write(
     cannot be written."""
     rows = sorted(tests, key=lambda row: (row.verdict == "passed", row.test))
     about = about if about is not None else About(Path.cwd())
-    found = {row.verdict for row in rows}
-    kinds = [*_KINDS, *sorted(found - {*_KINDS})]
+    verdicts = {row.verdict for row in rows}
+    kinds = [*_KINDS, *sorted(verdicts - {*_KINDS})]
     counts = ", ".join(f"{sum(row.verdict == kind for row in rows)} {kind}" for kind in kinds)
     facts = [
         f"{about.started:%Y-%m-%d %H:%M:%S} UTC", f"host {about.host}",
@@ -72,7 +72,7 @@ def write(
         f"<p>{html.escape(', '.join(facts))}</p>", f"<p>{html.escape(counts)}</p>",
     ]  # fmt: skip
     if excluded:
-        listed = "".join(f"<li>{html.escape(one)}" for one in excluded)
+        listed = "".join(f"<li>{html.escape(text)}" for text in excluded)
         lines.append(f"<p>Devices excluded from the run:</p><ul>{listed}</ul>")
     lines.append(
         "<table><thead><tr><th>Test<th>Devices<th>Time<th>Verdict<th>Reason<th>Output<th>Bundle"
@@ -94,7 +94,7 @@ def _row(row: Row, folder: Path) -> str:
     if not output and row.output:
         text = html.escape(row.output[-_MOST_OUTPUT:])
         output = f"<details><summary>show</summary><pre>{text}</pre></details>"
-    bundles = "<br>".join(_link(each, folder) for each in row.bundle.split("\n") if each)
+    bundles = "<br>".join(_link(path, folder) for path in row.bundle.split("\n") if path)
     kind = html.escape(row.verdict, quote=True)
     return f'<tr class="{kind}">{shown}<td>{output}</td><td>{bundles}</td></tr>'
 

@@ -44,14 +44,14 @@ class Check:
 def checks_of(error: BaseException, test: Path) -> list[Check]:
     """Return the checks that led to an exception and to its causes. test: the test's module. Empty
     if no function of the test's code was involved."""
-    found: list[Check] = []
+    checks: list[Check] = []
     cause: BaseException | None = error
     for _ in range(_MOST_CAUSES):
         if cause is None:
             break
-        found += _own_checks(cause, test)
+        checks += _own_checks(cause, test)
         cause = cause.__cause__ or cause.__context__
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(checks))
 
 
 def _own_checks(error: BaseException, test: Path) -> list[Check]:
@@ -63,20 +63,20 @@ def _own_checks(error: BaseException, test: Path) -> list[Check]:
     failing = isinstance(error, AssertionError)
     while frames and not (failing or _is_test_code(frames[-1][0], test)):
         frames.pop()  # an `assert` of another module, which calls the code that failed
-    found: list[Check] = []
+    checks: list[Check] = []
     for at, (code, tree) in enumerate(reversed(frames)):
         if at and not _is_test_code(code, test):
             continue
         node: ast.AST | None = tree[-1]
         again = isinstance(tree[-1], ast.Raise) or _handles(tree)  # raised elsewhere before
-        if again or (not found and _raises(tree[-1])):
+        if again or (not checks and _raises(tree[-1])):
             node = _guard(tree)
         if node is not None:
-            found.append(_check(code, node))
-    if frames and not found:
+            checks.append(_check(code, node))
+    if frames and not checks:
         code, tree = frames[-1]
-        found.append(_check(code, tree[-1]))  # a run that reaches it fails
-    return found
+        checks.append(_check(code, tree[-1]))  # a run that reaches it fails
+    return checks
 
 
 class Reached:
@@ -166,19 +166,19 @@ def _parsed(path: str) -> ast.Module:
 
 def _enclosing(tree: ast.Module, place: tuple[int, int]) -> _Tree:
     """Return the statements around a place, outermost first."""
-    found: list[ast.stmt] = []
+    statements: list[ast.stmt] = []
     nodes: list[ast.AST] = [tree]
     while nodes:
         node = nodes.pop()
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.stmt):
                 if _contains(child, place):
-                    found.append(child)
+                    statements.append(child)
                     nodes = [child]
                     break
             elif isinstance(child, ast.ExceptHandler | ast.match_case):
                 nodes.append(child)
-    return tuple(found)
+    return tuple(statements)
 
 
 def _contains(node: ast.AST, place: tuple[int, int]) -> bool:
@@ -187,7 +187,9 @@ def _contains(node: ast.AST, place: tuple[int, int]) -> bool:
 
 
 def _range(node: Any) -> tuple[tuple[int, int], tuple[int, int]]:  # Any: expr or stmt
-    first = min((one.lineno for one in getattr(node, "decorator_list", ())), default=node.lineno)
+    first = min(
+        (decorator.lineno for decorator in getattr(node, "decorator_list", ())), default=node.lineno
+    )
     return (first, node.col_offset), (node.end_lineno, node.end_col_offset)
 
 

@@ -90,19 +90,19 @@ class Run:
         """What the run shows: why it failed, or why it proves nothing."""
         report = self.failed
         if report is None and self.subtests:
-            one = of_error(self.errors.get("call"))
-            told = f"{self.subtests} of its subtests failed, {one.error}"
-            return Evidence(told, one.device_error, one.hang, one.bundle)
+            evidence = of_error(self.errors.get("call"))
+            told = f"{self.subtests} of its subtests failed, {evidence.error}"
+            return Evidence(told, evidence.device_error, evidence.hang, evidence.bundle)
         if report is None:
             return Evidence(void=_void(self.reports) or self._unreached())
         error = self.errors.get(report.when or "")
         if error is None:  # no exception, but for example an unexpected pass
             return Evidence(line(str(report.longrepr)))
-        found, late = of_error(error), of_error(self.late)
+        early, late = of_error(error), of_error(self.late)
         return Evidence(
-            found.error if late.error in ("", found.error) else f"{found.error}; then {late.error}",
-            found.device_error or late.device_error, found.hang or late.hang,
-            found.bundle or late.bundle,
+            early.error if late.error in ("", early.error) else f"{early.error}; then {late.error}",
+            early.device_error or late.device_error, early.hang or late.hang,
+            early.bundle or late.bundle,
         )  # fmt: skip
 
     def _unreached(self) -> str:
@@ -118,19 +118,19 @@ class Runs:
 
     item: pytest.Item
     pool: Pool
-    made: list[Run] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
 
     @property
     def current(self) -> Run:
-        return self.made[-1]
+        return self.runs[-1]
 
     def make(self, nextitem: pytest.Item | None) -> None:
         """Run the test once, and examine its devices if it fails."""
-        first = self.made[0] if self.made else None
+        first = self.runs[0] if self.runs else None
         avoid = first.loan.names if first is not None and first.loan is not None else ()
         run = Run(avoid)
-        self.made.append(run)
+        self.runs.append(run)
         try:
             watch = Reached(self._checks(first) if first is not None else [])
             with watch, limited(self.item):
@@ -148,13 +148,13 @@ class Runs:
             self.attempts.append(Attempt((name,), reason, device_error=True, before=True))
         if run.loan is None:
             return
-        found = run.evidence
-        if first is not None and not found.error and not found.void:
-            found = Evidence(void=_idle(first, run))
-        made = attempt(run.loan, found, self.pool)
+        evidence = run.evidence
+        if first is not None and not evidence.error and not evidence.void:
+            evidence = Evidence(void=_idle(first, run))
+        outcome = attempt(run.loan, evidence, self.pool)
         # Without an exception, only the test's marks made it fail.
         retried = bool(run.errors) and not run.subtests and not traced()
-        self.attempts.append(Attempt(**{**vars(made), "retried": retried}))
+        self.attempts.append(Attempt(**{**vars(outcome), "retried": retried}))
 
     def again(self) -> bool:
         """Return whether another run follows."""
@@ -167,8 +167,8 @@ class Runs:
         """Return the run whose result counts: a second run without devices, or one that proves
         nothing, leaves the first one's."""
         last = self.current
-        if len(self.made) > 1 and (last.loan is None or self.attempts[-1].void):
-            return self.made[0]
+        if len(self.runs) > 1 and (last.loan is None or self.attempts[-1].void):
+            return self.runs[0]
         return last
 
     def judgement(self) -> Judgement | None:
@@ -185,8 +185,8 @@ class Runs:
         """Return what a second run has to reach. A test whose function had ended failed by its
         work alone, see `_idle`."""
         errors = [error for error in first.errors.values() if error is not first.unsettled]
-        found = [checks_of(error, Path(self.item.path)) for error in errors]
-        return [check for checks in found for check in checks]
+        lists = [checks_of(error, Path(self.item.path)) for error in errors]
+        return [check for checks in lists for check in checks]
 
 
 def _idle(first: Run, run: Run) -> str:

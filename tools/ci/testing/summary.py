@@ -13,25 +13,25 @@ _PHASES = ("call", "setup", "teardown")
 def reports_of(stats: Mapping[str, Iterable[Any]]) -> dict[str, Any]:
     """Return for each test that borrowed the report that shows its result: the first that failed,
     or that of its function."""
-    found: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
     for reports in stats.values():
         for report in reports:
             words = dict(getattr(report, "user_properties", ()))
             if "gpu_devices" in words or "gpu_verdict" in words:
-                known = found.get(report.nodeid)
-                if known is None or _rank(report) < _rank(known):
-                    found[report.nodeid] = report
-    return found
+                earlier = shown.get(report.nodeid)
+                if earlier is None or _rank(report) < _rank(earlier):
+                    shown[report.nodeid] = report
+    return shown
 
 
 def verdicts(stats: Mapping[str, Iterable[Any]]) -> list[tuple[str, str, str]]:
     """Return test, verdict and reason of each test with another verdict than "passed"."""
-    found = []
+    rows = []
     for test, report in sorted(reports_of(stats).items()):
         words = dict(report.user_properties)
         if "gpu_verdict" in words:
-            found.append((test, words["gpu_verdict"], words["gpu_reason"]))
-    return found
+            rows.append((test, words["gpu_verdict"], words["gpu_reason"]))
+    return rows
 
 
 def excluded(stats: Mapping[str, Iterable[Any]]) -> list[str]:
@@ -47,21 +47,21 @@ def excluded(stats: Mapping[str, Iterable[Any]]) -> list[str]:
 
 def rows(stats: Mapping[str, Iterable[Any]]) -> list[Row]:
     """Return the page's rows."""
-    found = []
+    rows = []
     for test, report in reports_of(stats).items():
         words = dict(report.user_properties)
         bundles = [value for name, value in report.user_properties if name == "gpu_bundle"]
         output = "\n\n".join(
             text for text in (report.longreprtext, report.capstdout, report.capstderr) if text
         )
-        found.append(
+        rows.append(
             Row(
                 test, words.get("gpu_devices", ""), report.duration,
                 words.get("gpu_verdict", _outcome(report)), words.get("gpu_reason", ""),
                 "\n".join(bundles), output=output,
             )
         )  # fmt: skip
-    return found
+    return rows
 
 
 def _rank(report: Any) -> tuple[bool, int]:

@@ -42,31 +42,31 @@ def _chosen(name: str) -> bool:
 def _numbers(
     database: Database, generation: int, enums: Iterable[str], shifts: dict[str, int]
 ) -> str:
-    found: dict[str, tuple[int, str]] = {name: (value, "") for name, value in shifts.items()}
+    numbers: dict[str, tuple[int, str]] = {name: (value, "") for name, value in shifts.items()}
     for enum in enums:
         for name, value in database.enumerators(enum, generation).items():
             if not name.isidentifier():
                 continue
-            known = found.setdefault(name, (value, enum))
-            if known[0] != value:
-                raise RnnError(f"{name} is {known[0]} in {known[1]} and {value} in {enum}")
-    return constant_text(found, {})
+            earlier = numbers.setdefault(name, (value, enum))
+            if earlier[0] != value:
+                raise RnnError(f"{name} is {earlier[0]} in {earlier[1]} and {value} in {enum}")
+    return constant_text(numbers, {})
 
 
 def corrected(registers: Sequence[Register], generation: int) -> list[Register]:
     """Move the registers that the release places wrongly; RnnError if one is already right."""
-    wanted = {name: offset for (number, name), offset in MOVED.items() if number == generation}
-    found = []
-    for one in registers:
-        offset = wanted.pop(one.name, None)
-        if offset == one.offset:
-            raise RnnError(f"{one.name} is at {offset:#x}, to which it was to be moved")
+    moves = {name: offset for (number, name), offset in MOVED.items() if number == generation}
+    placed = []
+    for register in registers:
+        offset = moves.pop(register.name, None)
+        if offset == register.offset:
+            raise RnnError(f"{register.name} is at {offset:#x}, to which it was to be moved")
         if offset is not None:
-            one = Register(one.name, offset, one.segment, one.fields.values())
-        found.append(one)
-    if wanted:
-        raise RnnError(f"registers to be moved are missing: {sorted(wanted)}")
-    return found
+            register = Register(register.name, offset, register.segment, register.fields.values())
+        placed.append(register)
+    if moves:
+        raise RnnError(f"registers to be moved are missing: {sorted(moves)}")
+    return placed
 
 
 def generation_tables(database: Database, generation: int, top: dict[str, str]) -> Outputs:

@@ -62,9 +62,9 @@ class Database:
             root = ElementTree.parse(path).getroot()
             for element in root.iter():
                 element.tag = element.tag.removeprefix(_SPACE)
-                known = kinds.get(element.tag)
-                if known is not None:
-                    known.setdefault(element.attrib["name"], element)
+                elements = kinds.get(element.tag)
+                if elements is not None:
+                    elements.setdefault(element.attrib["name"], element)
 
     def _bitfields(
         self, element: ElementTree.Element, generation: int
@@ -79,7 +79,7 @@ class Database:
     def fields(self, element: ElementTree.Element, generation: int) -> list[tuple[Field, int]]:
         """Return the fields of a register with their shift: the number of low bits that a field
         omits."""
-        found: dict[str, tuple[Field, int]] = {}
+        placed: dict[str, tuple[Field, int]] = {}
         for child in self._bitfields(element, generation):
             low = _number(child.get("low", child.get("pos")), -1)
             high = _number(child.get("high", child.get("pos")), -1)
@@ -87,8 +87,8 @@ class Database:
             if not 0 <= low <= high < REGISTER_BITS:
                 raise RnnError(f"{element.get('name')}.{name} is not in {REGISTER_BITS} bits")
             field = Field(name, low, high - low + 1)
-            found.setdefault(name, (field, _number(child.get("shr"))))
-        return sorted(found.values(), key=lambda item: (item[0].lsb, item[0].width, item[0].name))
+            placed.setdefault(name, (field, _number(child.get("shr"))))
+        return sorted(placed.values(), key=lambda item: (item[0].lsb, item[0].width, item[0].name))
 
     def _walk(
         self, element: ElementTree.Element, generation: int, prefix: str, base: int
@@ -103,11 +103,11 @@ class Database:
             elif child.tag == "array":
                 stride, length = _number(child.get("stride")), _number(child.get("length"), 1)
                 for index in range(length):
-                    at, each = offset + index * stride, f"{name}_{index}"
+                    at, numbered = offset + index * stride, f"{name}_{index}"
                     if len(child) and any(inner.tag in _PLACED for inner in child):
-                        yield from self._walk(child, generation, f"{each}_", at)
+                        yield from self._walk(child, generation, f"{numbered}_", at)
                     else:
-                        yield each, at, []
+                        yield numbered, at, []
             elif child.tag == "reg64":
                 yield f"{name}_LO", offset, []
                 yield f"{name}_HI", offset + 1, []
@@ -131,9 +131,9 @@ class Database:
                 continue
             if places.setdefault(name, offset) != offset:
                 raise RnnError(f"{domain}.{name} is at {places[name]:#x} and {offset:#x}")
-            known = fields.setdefault(name, {})
+            own_fields = fields.setdefault(name, {})
             for field, shift in own:
-                known.setdefault(field.name, field)
+                own_fields.setdefault(field.name, field)
                 if shift:
                     shifts[f"{name}__{field.name}__SHR"] = shift
         registers = [

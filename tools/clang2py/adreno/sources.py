@@ -22,15 +22,15 @@ class MesaTree:
     origin: str = f"Mesa {RELEASE}"
 
 
-def mesa_tree(cache: Path, given: Path | None = None) -> MesaTree:
-    """Return the tree at `given`, or fetch the release's files into the cache.
+def mesa_tree(cache: Path, tree: Path | None = None) -> MesaTree:
+    """Return the tree at `tree`, or fetch the release's files into the cache.
 
     UsageError if a file is missing, HostError if git fails.
     """
-    if given is None:
+    if tree is None:
         repository = clone(REPOSITORY, cache / "mesa")
-        given = unpack(repository, TAG, FOLDERS, cache / TAG)
-    missing = [path for path in INPUTS if not (given / path).is_file()]
+        tree = unpack(repository, TAG, FOLDERS, cache / TAG)
+    missing = [path for path in INPUTS if not (tree / path).is_file()]
     if missing:
-        raise UsageError(f"{given} is not a usable tree of Mesa", missing=missing[0])
-    return MesaTree(given)
+        raise UsageError(f"{tree} is not a usable tree of Mesa", missing=missing[0])
+    return MesaTree(tree)

@@ -15,16 +15,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("source", type=Path, nargs="+", help="XML files; later ones amend")
     parser.add_argument("--revision", required=True, help="of Mesa")
     parser.add_argument("--out", type=Path, required=True)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     reader = Reader()
-    for path in given.source:
+    for path in options.source:
         reader.read(path)
     lines = [
-        f"# Made by ugpu.tools.clang2py.isaspec from Mesa {given.revision}, "
+        f"# Made by ugpu.tools.clang2py.isaspec from Mesa {options.revision}, "
         "src/freedreno/isa (MIT). Not edited.",
         *(json.dumps(row, separators=(",", ":"), ensure_ascii=False) for row in reader.rows()),
     ]
-    given.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 0
 
 

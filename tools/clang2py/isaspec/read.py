@@ -72,52 +72,61 @@ class Reader:
         it."""
         if "expr" in item.attrib:
             return item.attrib["expr"]
-        (found,) = item.findall("expr")
-        return self._expression(found, f"anonymous-{len(self.expressions)}")
+        (expression,) = item.findall("expr")
+        return self._expression(expression, f"anonymous-{len(self.expressions)}")
 
     def _bitset(self, item: Xml) -> None:
         name = item.attrib["name"]
         limits = [gen.attrib for gen in item.findall("gen")]
-        made = Bitset(
+        bitset = Bitset(
             name, item.attrib.get("displayname", name), item.attrib.get("extends"),
             max((int(gen.get("min", 0)) for gen in limits), default=0),
             min((int(gen.get("max", MOST)) for gen in limits), default=MOST),
         )  # fmt: skip
         for override in item.findall("override"):
-            made.cases.append([self._inline(override), *self._case(override)])
-        made.cases.append([None, *self._case(item)])
-        for one in item.findall("pattern"):
-            low, bits = low_of(one), (one.text or "").strip()
-            made.match |= int(bits.replace("x", "0"), 2) << low
-            made.dontcare |= int(bits.replace("1", "0").replace("x", "1"), 2) << low
-            made.mask |= ((1 << len(bits)) - 1) << low
-        known = [(b.name, b.least) for b in self.bitsets]
-        if (name, made.least) in known:  # an amendment
-            self.bitsets[known.index((name, made.least))] = made
+            bitset.cases.append([self._inline(override), *self._case(override)])
+        bitset.cases.append([None, *self._case(item)])
+        for pattern in item.findall("pattern"):
+            low, bits = low_of(pattern), (pattern.text or "").strip()
+            bitset.match |= int(bits.replace("x", "0"), 2) << low
+            bitset.dontcare |= int(bits.replace("1", "0").replace("x", "1"), 2) << low
+            bitset.mask |= ((1 << len(bits)) - 1) << low
+        identities = [(b.name, b.least) for b in self.bitsets]
+        if (name, bitset.least) in identities:  # an amendment
+            self.bitsets[identities.index((name, bitset.least))] = bitset
         else:
-            self.bitsets.append(made)
+            self.bitsets.append(bitset)
 
     def _case(self, item: Xml) -> tuple[str | None, list[list[Any]]]:
         fields: list[list[Any]] = []
-        for one in item.findall("derived"):
-            high = int(one.attrib.get("width", 1)) - 1
-            fields.append(self._field(one, 0, high, self._inline(one)))
-        for one in item.findall("assert"):
-            low, bits = low_of(one), (one.text or "").strip()
+        for element in item.findall("derived"):
+            high = int(element.attrib.get("width", 1)) - 1
+            fields.append(self._field(element, 0, high, self._inline(element)))
+        for element in item.findall("assert"):
+            low, bits = low_of(element), (element.text or "").strip()
             fields.append(["", low, low + len(bits) - 1, "assert", None, int(bits, 2), []])
-        for one in item.findall("field"):
-            low = low_of(one)
-            fields.append(self._field(one, low, int(one.attrib.get("high", low)), None))
+        for element in item.findall("field"):
+            low = low_of(element)
+            fields.append(self._field(element, low, int(element.attrib.get("high", low)), None))
         shown = [template.text or "" for template in item.findall("display")]
         return (shown[-1].strip() if shown else None), fields
 
-    def _field(self, one: Xml, low: int, high: int, expression: str | None) -> list[Any]:
-        text = one.attrib.get("display")
+    def _field(self, element: Xml, low: int, high: int, expression: str | None) -> list[Any]:
+        text = element.attrib.get("display")
         parameters = [
-            [p.attrib["name"], p.attrib.get("as", p.attrib["name"])] for p in one.findall("param")
+            [p.attrib["name"], p.attrib.get("as", p.attrib["name"])]
+            for p in element.findall("param")
         ]
-        kind = one.attrib["type"]
-        return [one.attrib["name"], low, high, kind, expression, text and text.strip(), parameters]
+        kind = element.attrib["type"]
+        return [
+            element.attrib["name"],
+            low,
+            high,
+            kind,
+            expression,
+            text and text.strip(),
+            parameters,
+        ]
 
     # ---- rows ----------------------------------------------------------------------------------
 
@@ -137,11 +146,11 @@ class Reader:
         chain = [leaf]
         while chain[-1].extends is not None:
             chain.append(named[chain[-1].extends])
-        cases = [[e, self._resolved(t), f] for each in chain for e, t, f in each.cases]
+        cases = [[e, self._resolved(t), f] for bitset_of in chain for e, t, f in bitset_of.cases]
         return [
             "bitset", leaf.name, leaf.shown, chain[-1].name,
-            max(each.least for each in chain), min(each.most for each in chain),
-            *(hex(sum(getattr(each, part) for each in chain))
+            max(bitset_of.least for bitset_of in chain), min(bitset_of.most for bitset_of in chain),
+            *(hex(sum(getattr(bitset_of, part) for bitset_of in chain))
               for part in ("match", "dontcare", "mask")),
             cases,
         ]  # fmt: skip

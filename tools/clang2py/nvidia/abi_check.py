@@ -21,9 +21,9 @@ def contradictions(text: str, structs: Layouts, constants: Constants) -> Iterato
     that the tables leave out are not compared."""
     for kind, name, size in _SIZE.findall(text):
         if name in structs:
-            found = structs[name].size
-            if found < int(size) or (kind == "EQ" and found != int(size)):
-                yield f"{name} has {found} bytes, expected {size}"
+            actual = structs[name].size
+            if actual < int(size) or (kind == "EQ" and actual != int(size)):
+                yield f"{name} has {actual} bytes, expected {size}"
     for name, member, offset in _FIELD.findall(text):
         if name not in structs:
             continue

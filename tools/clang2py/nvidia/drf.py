@@ -121,10 +121,10 @@ def _field(macro: _Macro) -> Bits | None:
     return Bits(low[0], width, low[1])
 
 
-def _owner(name: str, known: Iterable[str]) -> str | None:
+def _owner(name: str, names: Iterable[str]) -> str | None:
     """Return the longest known name that `name` extends."""
-    found = [each for each in known if name.startswith(f"{each}_")]
-    return max(found, key=len) if found else None
+    prefixes = [prefix for prefix in names if name.startswith(f"{prefix}_")]
+    return max(prefixes, key=len) if prefixes else None
 
 
 def read_methods(text: str, prefix: str, descriptors: Sequence[str] = ()) -> dict[str, Group]:
@@ -154,72 +154,76 @@ def read_methods(text: str, prefix: str, descriptors: Sequence[str] = ()) -> dic
         elif short_hex or (macro.body.startswith("(0x") and place not in descriptors):
             current = name
             groups[name] = Group(number[0], number[1])
-    return {name: each for name, each in groups.items() if each.offset is not None or each.fields}
+    return {
+        name: content
+        for name, content in groups.items()
+        if content.offset is not None or content.fields
+    }
 
 
 def read_descriptor(text: str, prefix: str) -> Group:
     """Read one descriptor: every macro whose name begins with `prefix` is a field or a value."""
-    found = Group(None)
+    group = Group(None)
     for macro in _macros(text):
         name = macro.name.removeprefix(prefix)
         if name == macro.name or not macro.body:
             continue
         bits = _field(macro)
         if bits is not None:
-            found.fields[name] = bits
+            group.fields[name] = bits
             continue
         number = _linear(macro.body, "")
         if number is None or macro.argument:
             continue
         if name == "_SIZE":
-            found.size = number[0]
+            group.size = number[0]
             continue
-        owner = _owner(name, found.fields)
+        owner = _owner(name, group.fields)
         if owner is not None and not name.endswith("_SHIFT"):
-            found.fields[owner].values[name.removeprefix(f"{owner}_")] = number[0]
-    if not found.fields:
+            group.fields[owner].values[name.removeprefix(f"{owner}_")] = number[0]
+    if not group.fields:
         raise DrfError(f"no field begins with {prefix}")
-    return found
+    return group
 
 
-def counts(group: Group, given: Mapping[str, int]) -> dict[str, int]:
+def counts(group: Group, fixed: Mapping[str, int]) -> dict[str, int]:
     """Return the number of elements of each array of a descriptor, which the headers do not state.
 
-    `given` holds known numbers, by the start of the name. Any other array has as many elements as
+    `fixed` holds known numbers, by the start of the name. Any other array has as many elements as
     fit before the next field. Arrays of one subject (the same first two words) all have the
     smallest of their numbers.
     """
     starts = sorted(bits.lsb for bits in group.fields.values())
-    found = {}
+    fitting = {}
     for name, bits in group.fields.items():
         if bits.stride:
             after = [lsb for lsb in starts if lsb >= bits.lsb + bits.stride]
             end = min(after, default=group.size * 8)
-            found[name] = max(1, (end - bits.lsb + bits.stride - bits.width) // bits.stride)
+            fitting[name] = max(1, (end - bits.lsb + bits.stride - bits.width) // bits.stride)
     subjects: dict[str, int] = {}
-    for name, count in found.items():
+    for name, count in fitting.items():
         subject = "_".join(name.split("_")[:2])
-        known = next((given[each] for each in given if name.startswith(each)), None)
-        subjects[subject] = known or min(count, subjects.get(subject, count))
-    return {name: subjects["_".join(name.split("_")[:2])] for name in found}
+        stated = next((fixed[start] for start in fixed if name.startswith(start)), None)
+        subjects[subject] = stated or min(count, subjects.get(subject, count))
+    return {name: subjects["_".join(name.split("_")[:2])] for name in fitting}
 
 
-def group_text(name: str, group: Group, given: Mapping[str, int] | None = None) -> str:
+def group_text(name: str, group: Group, fixed: Mapping[str, int] | None = None) -> str:
     """Return one line of a table, as nv/abi/bits.py reads it."""
-    many = counts(group, given or {}) if group.offset is None else {}
-    for each, count in many.items():
-        bits = group.fields[each]
+    many = counts(group, fixed or {}) if group.offset is None else {}
+    for member, count in many.items():
+        bits = group.fields[member]
         if bits.lsb + (count - 1) * bits.stride + bits.width > group.size * 8:
-            raise DrfError(f"{name}: {each} has {count} elements and does not fit")
+            raise DrfError(f"{name}: {member} has {count} elements and does not fit")
     if group.offset is None:
         head = f":{group.size}"
     else:
         head = hex(group.offset) + (f"+{group.stride}" if group.stride else "")
     words = [name, head]
-    for each, bits in group.fields.items():
-        word = f"{each}:{bits.lsb}:{bits.width}"
+    for member, bits in group.fields.items():
+        word = f"{member}:{bits.lsb}:{bits.width}"
         if bits.stride:
-            word += f"+{bits.stride}*{many.get(each, 0)}"
+            word += f"+{bits.stride}*{many.get(member, 0)}"
         if bits.values:
             word += "=" + ",".join(f"{key}:{value:#x}" for key, value in bits.values.items())
         words.append(word)
@@ -237,17 +241,17 @@ def sized(group: Group, size: int) -> Group:
 
 def merged(base: Mapping[str, Group], newer: Mapping[str, Group]) -> dict[str, Group]:
     """Merge an excerpt of a newer class's methods into those of its predecessor."""
-    found = dict(base)
+    result = dict(base)
     for name, group in newer.items():
         older = base.get(name)
         if older is None or older.offset != group.offset:
-            found[name] = group
+            result[name] = group
             continue
         fields = dict(older.fields)
-        for each, bits in group.fields.items():
-            before = fields.get(each)
+        for member, bits in group.fields.items():
+            before = fields.get(member)
             if before and (before.lsb, before.width) == (bits.lsb, bits.width):
                 bits = Bits(bits.lsb, bits.width, bits.stride, {**before.values, **bits.values})
-            fields[each] = bits
-        found[name] = Group(group.offset, group.stride, fields, group.size)
-    return found
+            fields[member] = bits
+        result[name] = Group(group.offset, group.stride, fields, group.size)
+    return result

@@ -107,16 +107,16 @@ def read_firmware(tree: Path) -> tuple[Header, list[str]]:
     """Read the structures and numbers that driver and firmware share; return them and the headers
     that were included, relative to the tree. HeaderError if the compilers disagree."""
     include = [tree / folder for folder in _INCLUDES if (tree / folder).is_dir()]
-    places = {
-        name: next((f"{each}/{name}" for each in _INCLUDES if (tree / each / name).exists()), "")
-        for name in _HEADERS
-    }
-    found = tuple(name for name in _HEADERS if places[name])
-    if not found:
+    places = {}
+    for name in _HEADERS:
+        folders = (folder for folder in _INCLUDES if (tree / folder / name).exists())
+        places[name] = next((f"{folder}/{name}" for folder in folders), "")
+    headers = tuple(name for name in _HEADERS if places[name])
+    if not headers:
         raise HeaderError(f"{tree} contains none of the firmware's headers")
     with tempfile.TemporaryDirectory() as folder:
         everything = Path(folder) / "everything.h"
-        everything.write_text(_text(found), encoding="ascii")
+        everything.write_text(_text(headers), encoding="ascii")
         header = Reader(everything, include=include, below=tree).read()
         header.rows = {name: _bounded(row) for name, row in header.rows.items()}
         names = {**header.rows, **header.aliases}
@@ -129,4 +129,4 @@ def read_firmware(tree: Path) -> tuple[Header, list[str]]:
             crosscheck(compiler, everything, header.rows, include=include)
     header.constants = {n: v for n, v in header.constants.items() if _CONSTANTS.fullmatch(n)}
     header.placements = {n: v for n, v in header.placements.items() if _CONSTANTS.fullmatch(n)}
-    return header, [places[name] for name in found]
+    return header, [places[name] for name in headers]

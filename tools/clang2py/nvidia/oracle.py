@@ -22,11 +22,11 @@ _TAKEN = 2
 
 def _blocks(text: str) -> dict[str, dict[str, int]]:
     """Map each structure to its members and their bit offsets."""
-    found = {}
+    blocks = {}
     for name, members in _FIELDS.findall(text):
         places = {m: int(at) * 8 + int(bit or 0) for m, at, _, bit in _FIELD.findall(members)}
-        found[name] = places
-    return found
+        blocks[name] = places
+    return blocks
 
 
 def compare(branch: str, module: ModuleType) -> tuple[int, int, list[str]]:
@@ -55,7 +55,7 @@ def compare(branch: str, module: ModuleType) -> tuple[int, int, list[str]]:
                 said.append(f"{name}: {table.constants[name]:#x}, they say {theirs:#x}")
     for name, value in vars(module).items():
         pair = isinstance(value, tuple) and len(value) == _TAKEN and name in table.constants
-        if pair and all(isinstance(each, int) for each in value):
+        if pair and all(isinstance(number, int) for number in value):
             constants += 1
             bits = table.constants.field(name)
             if (bits.lsb + bits.width - 1, bits.lsb) != value:

@@ -153,14 +153,14 @@ def method_tables(sources: NvidiaSources) -> tuple[Outputs, dict[str, str]]:
     """Return the methods of every class."""
     outputs: Outputs = {}
     inputs: dict[str, str] = {}
-    known: dict[str, dict[str, Group]] = {}
+    classes: dict[str, dict[str, Group]] = {}
     for table in METHODS:
         label, text, groups = _read_methods(sources, table)
         remark = _BITS
         if table.predecessor:
-            groups = merged(known[table.predecessor], groups)
+            groups = merged(classes[table.predecessor], groups)
             remark += f"\n# The header is an excerpt; the rest is as in class {table.predecessor}."
-        known[table.number] = groups
+        classes[table.number] = groups
         inputs[label] = digest(text.encode())
         lines = sorted(
             (group.offset or 0, group_text(name, group)) for name, group in groups.items()
@@ -196,8 +196,8 @@ def generate(sources: NvidiaSources) -> tuple[Outputs, dict[str, str]]:
     outputs: Outputs = {}
     inputs: dict[str, str] = {}
     for maker in (interface_tables, method_tables, descriptor_tables):
-        made, read = maker(sources)
-        outputs |= made
+        tables, read = maker(sources)
+        outputs |= tables
         inputs |= read
     return outputs, inputs
 

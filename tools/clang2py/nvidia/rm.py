@@ -63,8 +63,8 @@ def chosen_headers(tree: Path) -> list[str]:
         if not any(name.startswith(f"ctrl/{left_out}") for left_out in LEFT_OUT_CONTROLS):
             controls.append(name)
     classes = [f"class/{name}.h" for name in CLASS_HEADERS if (sdk / f"class/{name}.h").exists()]
-    found = [*FIRST_HEADERS, "alloc/alloc_channel.h", *classes, *controls, *LAST_HEADERS]
-    return [name for name in found if any((tree / each / name).exists() for each in INCLUDES)]
+    names = [*FIRST_HEADERS, "alloc/alloc_channel.h", *classes, *controls, *LAST_HEADERS]
+    return [name for name in names if any((tree / include / name).exists() for include in INCLUDES)]
 
 
 def _read_header(tree: Path) -> Header:
@@ -88,7 +88,7 @@ def _read_header(tree: Path) -> Header:
 def _classes(tree: Path) -> dict[str, tuple[int, str, str, str, str]]:
     listed = _CLASS.findall((tree / ALL_CLASSES).read_text(encoding="utf-8"))
     numbers = {name: int(value, 16) for name, value in listed}
-    found = {name: (number, "-", "-", "-", "-") for name, number in numbers.items()}
+    classes = {name: (number, "-", "-", "-", "-") for name, number in numbers.items()}
     for entry in _ENTRY.findall((tree / RESOURCES).read_text(encoding="utf-8")):
         parts = dict(re.findall(r"/\* (\w[\w ]*\w) +\*/ ([^/]*)", entry))
         name = parts["External Class"].strip().rstrip(",")
@@ -101,22 +101,22 @@ def _classes(tree: Path) -> dict[str, tuple[int, str, str, str, str]]:
         if not parents:
             parents = parts["Parents"].strip().rstrip(",").removeprefix("RS_")
         if name in numbers:
-            found[name] = (numbers[name], block or "-", how, internal, parents.replace(" ", ""))
-    return found
+            classes[name] = (numbers[name], block or "-", how, internal, parents.replace(" ", ""))
+    return classes
 
 
 def _controls(tree: Path) -> tuple[dict[int, str], list[str]]:
-    found: dict[int, str] = {}
+    controls: dict[int, str] = {}
     read = []
     for path in sorted((tree / GENERATED).glob("g_*_nvoc.c")):
         matches = _METHOD.findall(path.read_text(encoding="utf-8"))
         if matches:
             read.append(path.relative_to(tree).as_posix())
         for _flags, number, block in matches:
-            known = found.setdefault(int(number, 16), block or "-")
-            if known != (block or "-"):
-                raise HeaderError(f"{path.name}: {number} takes {known} and {block}")
-    return found, read
+            earlier = controls.setdefault(int(number, 16), block or "-")
+            if earlier != (block or "-"):
+                raise HeaderError(f"{path.name}: {number} takes {earlier} and {block}")
+    return controls, read
 
 
 def read_interface(tree: Path) -> Interface:
@@ -141,4 +141,4 @@ def read_interface(tree: Path) -> Interface:
 
 
 def _place(tree: Path, name: str) -> str:
-    return next(f"{each}/{name}" for each in INCLUDES if (tree / each / name).exists())
+    return next(f"{include}/{name}" for include in INCLUDES if (tree / include / name).exists())

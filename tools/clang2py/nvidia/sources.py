@@ -70,17 +70,17 @@ def unpack(repository: Path, commit: str, folders: Iterable[str], place: Path) -
 class NvidiaSources:
     """The unpacked trees: `release(branch's release)` and `documents()`.
 
-    `given` is a folder that holds clones named open-gpu-kernel-modules and open-gpu-doc; without
+    `clones` is a folder that holds clones named open-gpu-kernel-modules and open-gpu-doc; without
     it, both are cloned into the cache. HostError if git fails, UsageError if a clone is missing.
     """
 
-    def __init__(self, cache: Path, given: Path | None = None) -> None:
+    def __init__(self, cache: Path, clones: Path | None = None) -> None:
         self.cache = cache
-        self.given = given
+        self.clones = clones
 
     def _repository(self, address: str) -> Path:
         name = address.rpartition("/")[2]
-        return _given(self.given, name) if self.given else clone(address, self.cache / name)
+        return _given(self.clones, name) if self.clones else clone(address, self.cache / name)
 
     def release(self, tag: str) -> Path:
         """Return the needed folders of one driver release."""

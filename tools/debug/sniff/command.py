@@ -57,14 +57,14 @@ def running_driver(proc: Path, nodes: Path = Path("/dev")) -> str:
     try:
         return version_in(path.read_text(encoding="utf-8", errors="replace"))
     except OSError:
-        found = any(nodes.glob(f"{Path(calls.PREFIX).name}*"))
-        return calls.DRIVER if found else ""
+        has_kgsl = any(nodes.glob(f"{Path(calls.PREFIX).name}*"))
+        return calls.DRIVER if has_kgsl else ""
 
 
 def version_in(text: str) -> str:
     """Return the version in the text of /proc/driver/nvidia/version, or an empty text."""
-    found = _VERSION.search(text)
-    return found[1] if found else ""
+    match = _VERSION.search(text)
+    return match[1] if match else ""
 
 
 def run(command: Sequence[str], options: SniffOptions, out: Output) -> int:
@@ -99,12 +99,14 @@ def run(command: Sequence[str], options: SniffOptions, out: Output) -> int:
         code = preload.record(command, options.output, prefix, rules, options.cache, options.memory)
     else:
         code = _traced(command, options, prefix, driver)
-    found = read(options.output)
-    out.say(f"{len(found.calls)} calls recorded by {backend} in {options.output}; exit code {code}")
-    out.result({"calls": len(found.calls), "backend": backend, "driver": driver, "exit": code})
-    if not found.calls:
+    recording = read(options.output)
+    out.say(
+        f"{len(recording.calls)} calls recorded by {backend} in {options.output}; exit code {code}"
+    )
+    out.result({"calls": len(recording.calls), "backend": backend, "driver": driver, "exit": code})
+    if not recording.calls:
         out.say(f"the program opened no file whose path begins with {prefix}", "yellow")
-    return code or int(not found.calls)
+    return code or int(not recording.calls)
 
 
 def _traced(command: Sequence[str], options: SniffOptions, prefix: str, driver: str) -> int:
@@ -123,10 +125,10 @@ def run_device(name: str, options: SniffOptions, out: Output) -> int:
             "the driver does not report its version; pass it, such as --driver 580.142"
         )
     node.record_device(attachment, name, options.output, driver, exercise, options.memory)
-    found = read(options.output)
-    out.say(f"{len(found.calls)} calls recorded in {options.output}")
-    out.result({"calls": len(found.calls), "backend": "node", "driver": driver})
-    return int(not found.calls)
+    recording = read(options.output)
+    out.say(f"{len(recording.calls)} calls recorded in {options.output}")
+    out.result({"calls": len(recording.calls), "backend": "node", "driver": driver})
+    return int(not recording.calls)
 
 
 def _driver_of(attachment: NodeAttachment) -> str:
@@ -143,9 +145,9 @@ def exercise(device: Device) -> None:
     from ugpu.compiler import Tensor, jit
 
     numbers = np.arange(1024, dtype=np.float32)
-    given = Tensor(numbers, device=device)
-    found = (given + 1).numpy()
-    if not np.array_equal(found, numbers + 1):
+    operand = Tensor(numbers, device=device)
+    result = (operand + 1).numpy()
+    if not np.array_equal(result, numbers + 1):
         raise ChipError("the recorded kernel returned a wrong result")
 
     @jit
@@ -153,7 +155,7 @@ def exercise(device: Device) -> None:
         return ((x + 1).realize() * 2).realize()
 
     for _ in range(4):
-        work(given)
+        work(operand)
     device.synchronize()
 
 
@@ -184,8 +186,8 @@ def show(path: Path, out: Output) -> int:
         {
             "driver": recording.driver,
             "calls": [
-                {"title": each.title, "status": each.status, "errno": each.call.errno}
-                for each in decoded
+                {"title": call.title, "status": call.status, "errno": call.call.errno}
+                for call in decoded
             ],
         }
     )
@@ -194,22 +196,22 @@ def show(path: Path, out: Output) -> int:
 
 def _show_kgsl(decoded: list[Decoded], start: float, flags: Flags, out: Output) -> None:
     seen = Streams()
-    for each in decoded:
-        if each.call.kind not in ("memory", "doorbell"):  # reported with the submission
-            for line in lines(each, start, flags):
+    for call in decoded:
+        if call.call.kind not in ("memory", "doorbell"):  # reported with the submission
+            for line in lines(call, start, flags):
                 out.say(line)
-        for line in seen.take(each):
+        for line in seen.take(call):
             out.say(f"           {line}")
 
 
 def _show_nvidia(decoded: list[Decoded], start: float, flags: Flags, out: Output) -> None:
     seen = Image(decoded)
-    for each in decoded:
-        for line in seen.take(each.call):
+    for call in decoded:
+        for line in seen.take(call.call):
             out.say(f"           {line}")
-        if each.call.kind == "memory":
+        if call.call.kind == "memory":
             continue  # reported after its doorbell
-        for line in lines(each, start, flags):
+        for line in lines(call, start, flags):
             out.say(line)
     for line in seen.end():
         out.say(f"           {line}")
@@ -220,8 +222,8 @@ def streams_of(recording: Recording) -> Streams:
     if not calls.is_kgsl(recording.driver):
         raise BadArgument(f"driver must be {calls.DRIVER}, got {recording.driver!r}")
     seen = Streams()
-    for each in calls.Decoder().all(recording):
-        for _ in seen.take(each):
+    for call in calls.Decoder().all(recording):
+        for _ in seen.take(call):
             pass
     return seen
 
@@ -245,19 +247,19 @@ def _launches(recording: Recording, decoded: list[Decoded]) -> list[Launch]:
 def compare(left: Path, right: Path, out: Output) -> int:
     """Print where two recordings differ, and their last launches if memory was recorded. Return 1
     if they differ."""
-    (one, ours), (other, theirs) = _decoded(left), _decoded(right)
-    if calls.is_kgsl(one.driver) != calls.is_kgsl(other.driver):
-        raise BadArgument(f"recordings of two kernel drivers: {one.driver} and {other.driver}")
-    found = list(differences(steps(ours), steps(theirs)))
-    if calls.is_kgsl(one.driver):
-        first, second = streams_of(one), streams_of(other)
+    (left_one, ours), (other, theirs) = _decoded(left), _decoded(right)
+    if calls.is_kgsl(left_one.driver) != calls.is_kgsl(other.driver):
+        raise BadArgument(f"recordings of two kernel drivers: {left_one.driver} and {other.driver}")
+    texts = list(differences(steps(ours), steps(theirs)))
+    if calls.is_kgsl(left_one.driver):
+        first, second = streams_of(left_one), streams_of(other)
         launched = list(dispatches.differences(first.dispatches, second.dispatches, first.packets))
     else:
-        launched = list(launches.differences(_launches(one, ours), _launches(other, theirs)))
-    for line in [*found, *launched]:
+        launched = list(launches.differences(_launches(left_one, ours), _launches(other, theirs)))
+    for line in [*texts, *launched]:
         out.say(line)
-    found += [line for line in launched if line.lstrip().startswith("~")]
-    if not found:
+    texts += [line for line in launched if line.lstrip().startswith("~")]
+    if not texts:
         out.say("no difference but handles, files and addresses")
-    out.result({"differences": found})
-    return 1 if found else 0
+    out.result({"differences": texts})
+    return 1 if texts else 0

@@ -48,23 +48,23 @@ class Names:
     def new_object(self, decoded: Decoded, values: Values) -> None:
         """Name the object that a call created."""
         names = ("hRoot", "hObjectParent", "hObjectNew")
-        client, parent, made = (_number(values, name) for name in names)
+        client, parent, created = (_number(values, name) for name in names)
         kind = decoded.title.rpartition(" ")[2]
-        if made == client or kind.startswith("NV01_ROOT"):
-            self.handles[made, made] = self._next("client")
+        if created == client or kind.startswith("NV01_ROOT"):
+            self.handles[created, created] = self._next("client")
             return
         above = self.handles.get((client, parent), "?")
-        self.handles[client, made] = self._next(f"{above}.{kind}")
+        self.handles[client, created] = self._next(f"{above}.{kind}")
 
     def handle(self, client: int, number: int) -> str:
         """Return the name of a handle within a client; a client's own handle is known in all of
         them."""
         if number in (0, _INVALID):
             return shown(number)
-        found = self.handles.get((client, number)) or self.handles.get((number, number))
-        if found is None:
-            found = self.handles[client, number] = self._next("handle")
-        return found
+        named = self.handles.get((client, number)) or self.handles.get((number, number))
+        if named is None:
+            named = self.handles[client, number] = self._next("handle")
+        return named
 
     def named(self, kind: str, value: int | bytes) -> str:
         """Return the name of an address or of a GPU's identity, by first appearance."""
@@ -119,26 +119,26 @@ def _members(names: Names, decoded: Decoded) -> Iterator[tuple[str, str]]:
 def steps(decoded: Sequence[Decoded]) -> list[Step]:
     """Return all calls of a recording under names; open and close are steps too."""
     names = Names()
-    found = []
-    for each in decoded:
-        call = each.call
+    compared = []
+    for request in decoded:
+        call = request.call
         if call.kind in ("doorbell", "memory"):
             continue  # `show` prints what a program writes
         node = call.path.rpartition("/")[2]
-        key = f"{node}: {each.title}"
+        key = f"{node}: {request.title}"
         members: list[tuple[str, str]] = []
         if call.kind == "open" and call.result >= 0:
             names.files[call.pid, call.result] = node
         elif call.kind == "mmap":
             members = [("length", shown(call.length)), ("access", shown(call.access))]
-        elif each.own is not None:
-            if each.title.startswith("RM_ALLOC ") and each.own.after:
-                names.new_object(each, each.own.after)
-            members = list(_members(names, each))
+        elif request.own is not None:
+            if request.title.startswith("RM_ALLOC ") and request.own.after:
+                names.new_object(request, request.own.after)
+            members = list(_members(names, request))
         if call.errno:
             members.append(("errno", str(call.errno)))
-        found.append(Step(key, tuple(members)))
-    return found
+        compared.append(Step(key, tuple(members)))
+    return compared
 
 
 def _changes(left: Step, right: Step) -> Iterator[str]:

@@ -52,11 +52,11 @@ def _leaf(value: object, kind: str) -> Value:
 
 
 def _numbers(array: Array) -> Iterator[int | float]:
-    for each in array:
-        if isinstance(each, Array):
-            yield from _numbers(each)
+    for element in array:
+        if isinstance(element, Array):
+            yield from _numbers(element)
         else:
-            yield each
+            yield element
 
 
 def members(structure: Struct, prefix: str = "") -> Iterator[tuple[str, Value]]:
@@ -68,16 +68,16 @@ def members(structure: Struct, prefix: str = "") -> Iterator[tuple[str, Value]]:
         elif isinstance(value, Struct):
             yield from members(value, f"{prefix}{name}.")
         else:
-            for index, each in enumerate(_structures(value)):
-                yield from members(each, f"{prefix}{name}[{index}].")
+            for index, inner in enumerate(_structures(value)):
+                yield from members(inner, f"{prefix}{name}[{index}].")
 
 
 def _structures(array: Array) -> Iterator[Struct]:
-    for each in array:
-        if isinstance(each, Struct):
-            yield each
+    for element in array:
+        if isinstance(element, Struct):
+            yield element
         else:
-            yield from _structures(each)
+            yield from _structures(element)
 
 
 def _values(layout: Layout[Struct] | None, raw: bytes | None) -> Values | None:
@@ -154,11 +154,11 @@ def _elements(layout: Layout[Struct], raw: bytes | None) -> Values | None:
     """Return the elements that are not empty, under their numbers."""
     if raw is None:
         return None
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     for place in range(0, len(raw) - layout.size + 1, layout.size):
         if any(raw[place : place + layout.size]):
-            found.update(members(layout.view(raw, place), f"[{place // layout.size}]."))
-    return found
+            values.update(members(layout.view(raw, place), f"[{place // layout.size}]."))
+    return values
 
 
 def _unknown(before: bytes | None, after: bytes | None) -> Block:
@@ -183,7 +183,7 @@ def shown(value: Value) -> str:
     if isinstance(value, tuple):
         if not any(value):
             return f"{len(value)} zeros"
-        end = max(i for i, each in enumerate(value) if each) + 1
+        end = max(i for i, number in enumerate(value) if number) + 1
         rest = f" +{len(value) - end} zeros" if end < len(value) else ""
         return f"[{' '.join(map(shown, value[:end]))}{rest}]"
     return str(value) if isinstance(value, float) or -10 < value < 10 else f"{value:#x}"

@@ -56,8 +56,8 @@ class Flags:
         return list(self.constants)
 
     def _words(self, prefix: str) -> _Words:
-        found = self._known.get(prefix)
-        if found is None:
+        words = self._known.get(prefix)
+        if words is None:
             constants = self.constants
             numbers = {
                 name.removeprefix(prefix): constants[name]
@@ -69,8 +69,8 @@ class Flags:
                 for field in constants.fields()
                 if field.name.startswith(prefix)
             ]
-            found = self._known[prefix] = _Words(tuple(fields), numbers)
-        return found
+            words = self._known[prefix] = _Words(tuple(fields), numbers)
+        return words
 
     def explain(self, struct: str, member: str, value: int) -> str:
         """Return the names of the bits that are set, such as "ACCESS=READ_ONLY CACHE_SNOOP=ENABLE";
@@ -90,9 +90,9 @@ class Flags:
             left &= ~field.mask
             if number:
                 choices = (
-                    each.removeprefix(f"{name}_")
-                    for each, known in words.numbers.items()
-                    if known == number and each.startswith(f"{name}_")
+                    flag.removeprefix(f"{name}_")
+                    for flag, bit in words.numbers.items()
+                    if bit == number and flag.startswith(f"{name}_")
                 )
                 told.append(f"{name}={next(choices, f'{number:#x}')}")
         for name, number in words.numbers.items():

@@ -20,20 +20,20 @@ def descriptor_lines(left: Launch, right: Launch) -> Iterator[str]:
         yield f"~ descriptors of different versions: {left.table!r} | {right.table!r}"
     ours, theirs = _fields(left.table, left.raw), _fields(right.table, right.raw)
     for name in [*ours, *(name for name in theirs if name not in ours)]:
-        one, other = ours.get(name), theirs.get(name)
-        if one or other:
-            yield f"{' ' if one == other else '~'} {name}: {_told(one)} | {_told(other)}"
+        our, their = ours.get(name), theirs.get(name)
+        if our or their:
+            yield f"{' ' if our == their else '~'} {name}: {_told(our)} | {_told(their)}"
 
 
 def _fields(table: abi.Descriptor, raw: bytes) -> dict[str, int]:
-    found: dict[str, int] = {}
+    fields: dict[str, int] = {}
     for name, value in table.decode(raw).items():
         if isinstance(value, list):
-            found |= {f"{name}({index})": each for index, each in enumerate(value)}
+            fields |= {f"{name}({index})": element for index, element in enumerate(value)}
         else:
-            found[name] = value
-    found["bits without a name"] = table.undefined(raw)
-    return found
+            fields[name] = value
+    fields["bits without a name"] = table.undefined(raw)
+    return fields
 
 
 def _told(value: int | None) -> str:
@@ -48,14 +48,14 @@ def bank_lines(
     names: known meanings of words, by offset in bytes.
     """
     for index in range(max(len(left), len(right))):
-        one = left[index] if index < len(left) else None
-        other = right[index] if index < len(right) else None
-        if not one and not other:
+        our = left[index] if index < len(left) else None
+        their = right[index] if index < len(right) else None
+        if not our and not their:
             continue
         offset = _WORD * index
         name = (names or {}).get(offset, "")
         yield (
-            f"{' ' if one == other else '~'} {offset:#05x}: {_word(one)} | {_word(other)}"
+            f"{' ' if our == their else '~'} {offset:#05x}: {_word(our)} | {_word(their)}"
             f"{'  ' + name if name else ''}"
         )
 
@@ -73,11 +73,11 @@ def differences(left: Sequence[Launch], right: Sequence[Launch]) -> Iterator[str
     """Compare the last launch of each of two recordings, side by side; empty if one has none."""
     if not left or not right:
         return
-    one, other = left[-1], right[-1]
+    first, second = left[-1], right[-1]
     yield "the last launch of each: descriptor"
-    yield from (f"  {line}" for line in descriptor_lines(one, other))
-    if one.bank is None or other.bank is None:
+    yield from (f"  {line}" for line in descriptor_lines(first, second))
+    if first.bank is None or second.bank is None:
         yield "the last launch of each: constant bank 0 was not recorded of both"
         return
     yield "the last launch of each: constant bank 0"
-    yield from (f"  {line}" for line in bank_lines(words(one.bank), words(other.bank)))
+    yield from (f"  {line}" for line in bank_lines(words(first.bank), words(second.bank)))

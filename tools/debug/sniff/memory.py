@@ -69,7 +69,7 @@ class Image:
     """The program's mapped memory, built up call by call with `take`."""
 
     def __init__(self, decoded: Sequence[Decoded]) -> None:
-        self._calls = {id(each.call): each for each in decoded}
+        self._calls = {id(request.call): request for request in decoded}
         self._pages: dict[int, bytes] = {}
         self._spans: list[tuple[int, int]] = []  # mapped ranges: address, length
         self._files: dict[int, int] = {}  # handle of the memory, by the file that will map it
@@ -108,23 +108,23 @@ class Image:
             self._rung = False
             yield from self.rung()
 
-    def _learn(self, each: Decoded) -> None:
-        own = each.own.after if each.own is not None else None
+    def _learn(self, request: Decoded) -> None:
+        own = request.own.after if request.own is not None else None
         if own is None:
             return
-        if each.title == "RM_MAP_MEMORY" and "params.hMemory" in own:
+        if request.title == "RM_MAP_MEMORY" and "params.hMemory" in own:
             self._files[_number(own, "fd")] = _number(own, "params.hMemory")
-        elif each.title == "UVM_MAP_EXTERNAL_ALLOCATION":
+        elif request.title == "UVM_MAP_EXTERNAL_ALLOCATION":
             self._ranges.append(
                 Range(_number(own, "base"), _number(own, "length"), _number(own, "hMemory"),
                       _number(own, "offset"))
             )  # fmt: skip
-        elif each.title == "RM_MAP_MEMORY_DMA":
+        elif request.title == "RM_MAP_MEMORY_DMA":
             self._ranges.append(
                 Range(_number(own, "dmaOffset"), _number(own, "length"), _number(own, "hMemory"),
                       _number(own, "offset"))
             )  # fmt: skip
-        for block in each.blocks:
+        for block in request.blocks:
             if block.struct == "NV_CHANNEL_ALLOC_PARAMS" and block.before is not None:
                 ring = Ring(
                     _number(block.before, "gpFifoOffset"), _number(block.before, "gpFifoEntries")
@@ -133,26 +133,26 @@ class Image:
 
     def here(self, address: int) -> int:
         """Return the address in the program that belongs to a GPU address."""
-        for found in reversed(self._ranges):
-            if found.base <= address < found.base + found.length and found.memory in self._mapped:
-                return self._mapped[found.memory] + found.offset + address - found.base
+        for span in reversed(self._ranges):
+            if span.base <= address < span.base + span.length and span.memory in self._mapped:
+                return self._mapped[span.memory] + span.offset + address - span.base
         return address
 
     def read(self, address: int, size: int) -> bytes | None:
         """Return memory at a GPU address; None if any of it was not recorded."""
         at = self.here(address)
-        found = bytearray()
-        while len(found) < size:
+        content = bytearray()
+        while len(content) < size:
             page = self._pages.get(at & -PAGE)
             if page is None:
                 if not any(start <= at < start + length for start, length in self._spans):
                     return None
                 page = _ZEROS
             start = at % PAGE
-            part = page[start : start + size - len(found)]
-            found += part
+            part = page[start : start + size - len(content)]
+            content += part
             at += len(part)
-        return bytes(found)
+        return bytes(content)
 
     def rung(self) -> list[str]:
         """Return the new entries of the rings, decoded."""
@@ -245,12 +245,12 @@ class Image:
             return "SET_OBJECT" if not address else f"host {address:#x}"
         number = self._classes.get(subchannel)
         try:
-            found = abi.methods(number).find(address) if number is not None else None
+            method = abi.methods(number).find(address) if number is not None else None
         except UgpuError:
-            found = None
-        if found is None:
+            method = None
+        if method is None:
             return f"{address:#06x}"
-        return f"{found[0].name}({found[1]})" if found[0].stride else found[0].name
+        return f"{method[0].name}({method[1]})" if method[0].stride else method[0].name
 
     def _one(self, subchannel: int, address: int, value: int) -> str:
         if not address:
@@ -292,7 +292,7 @@ class Image:
         yield f"  descriptor {where}:"
         for name, value in table.decode(raw).items():
             if isinstance(value, list):
-                told = [f"[{i}] {each:#x}" for i, each in enumerate(value) if each]
+                told = [f"[{i}] {element:#x}" for i, element in enumerate(value) if element]
                 if told:
                     yield f"    {name} {' '.join(told)}"
             elif value:
@@ -328,5 +328,5 @@ class Image:
 
 
 def _number(values: Values | Mapping[str, object], name: str) -> int:
-    found = values.get(name, 0)
-    return found if isinstance(found, int) else 0
+    value = values.get(name, 0)
+    return value if isinstance(value, int) else 0

@@ -114,8 +114,8 @@ class RecordingNode:
     @property
     def gaps(self) -> list[NotSupported]:
         """See hcq.transport.node.take_gap."""
-        found: list[NotSupported] = getattr(self._node, "gaps", [])
-        return found
+        gaps: list[NotSupported] = getattr(self._node, "gaps", [])
+        return gaps
 
     def culprit(self, *, address: int | None = None, pc: int | None = None) -> Culprit | None:
         """See hcq.state.instruction.Witness."""
@@ -130,14 +130,14 @@ class RecordingNode:
             return
         self._shots -= 1
         self._write({**self._line("doorbell", ""), "address": 0}, 0)
-        for mapping, known in self._views.items():
+        for mapping, hashes in self._views.items():
             view = mapping.view
             if view is None:
                 continue
             for at in range(0, len(view) - PAGE + 1, PAGE):
                 page = bytes(view[at : at + PAGE])
-                if known.get(at, _ZEROS) != hash(page):
-                    known[at] = hash(page)
+                if hashes.get(at, _ZEROS) != hash(page):
+                    hashes[at] = hash(page)
                     line = self._line("memory", "")
                     line |= {"address": mapping.address + at, "length": PAGE, "after": page.hex()}
                     self._write(line, 0)
@@ -185,13 +185,13 @@ class _WatchedMapping:
 
 def read(address: int, size: int) -> bytes | None:
     """Read this process's own memory; None if any of it is not mapped."""
-    wanted = min(size, LIMIT)
+    count = min(size, LIMIT)
     try:
         with open("/proc/self/mem", "rb", buffering=0) as memory:
-            found = os.pread(memory.fileno(), wanted, address)
+            content = os.pread(memory.fileno(), count, address)
     except (OSError, OverflowError):
         return None
-    return found if len(found) == wanted else None
+    return content if len(content) == count else None
 
 
 def _hex(raw: bytes | None) -> str | None:
@@ -208,14 +208,14 @@ def attach(name: str) -> NodeAttachment:
     """Return the attachment of a device behind a kernel driver's node, real or virtual."""
     kind, _, rest = name.partition(":")
     if kind == "virtual" and rest in catalogue.virtual_chips():
-        made = registry.attach_virtual(rest)
-        if isinstance(made, NodeAttachment):
-            return made
-        made.transport.close()
+        model = registry.attach_virtual(rest)
+        if isinstance(model, NodeAttachment):
+            return model
+        model.transport.close()
         raise NotSupported(f"{name} is not opened through a kernel driver's node")
     if kind in NODE_DRIVERS and rest.isdecimal():
-        found: NodeAttachment = _load(NODE_DRIVERS[kind].attach)(int(rest))
-        return found
+        attachment: NodeAttachment = _load(NODE_DRIVERS[kind].attach)(int(rest))
+        return attachment
     raise DeviceNotFound(f"{name} is not a device opened through a kernel driver's node")
 
 

@@ -24,7 +24,7 @@ _LARGEST = 16 << 20  # bytes of a library that was built here
 
 def compiler() -> str | None:
     """Return the path of a C compiler, or None."""
-    return next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+    return next((path for name in _COMPILERS if (path := shutil.which(name))), None)
 
 
 def library(cache: Path) -> Path:
@@ -40,21 +40,21 @@ def library(cache: Path) -> Path:
                 return path
     except OSError as error:
         raise HostError(f"cannot create a folder for the recorder: {error}") from None
-    found = compiler()
-    if found is None:
+    compiler_path = compiler()
+    if compiler_path is None:
         raise MissingDependency(
             "no C compiler found (cc, gcc or clang); --backend ptrace works without one"
         )
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / "recorder.so"
+        built = Path(folder) / "recorder.so"
         source = str(SOURCES / "recorder.c")
-        command = [found, "-shared", "-fPIC", "-O2", "-w", "-o", str(made), source, "-ldl"]
+        command = [compiler_path, "-shared", "-fPIC", "-O2", "-w", "-o", str(built), source, "-ldl"]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=_BUILD_LIMIT_S
         )
         if done.returncode != 0:
             raise HostError("the recorder failed to compile", said=done.stderr.strip()[-500:])
-        made.replace(path)  # atomic: another process may build it too
+        built.replace(path)  # atomic: another process may build it too
     return path
 
 

@@ -140,14 +140,14 @@ def _objects(lines: Iterable[str]) -> Iterable[tuple[int, dict[str, Any]]]:
     whole = list(lines)
     for number, text in enumerate(whole, 1):
         try:
-            found = json.loads(text)
+            row = json.loads(text)
         except ValueError:
             if number == len(whole) > 1:
                 return
             raise BadArgument(f"line {number} is not valid JSON") from None
-        if not isinstance(found, dict):
+        if not isinstance(row, dict):
             raise BadArgument(f"line {number} is not an object")
-        yield number, found
+        yield number, row
 
 
 def parse(text: str) -> Recording:

@@ -139,7 +139,9 @@ class Rules:
         for command, entries in self.lists.items():
             lines += [f"n {command:#x} {' '.join(map(str, entry))}" for entry in entries]
         lines += [f"d {number:#x} 0" for number in self.doorbells]
-        lines += [f"{letter} {key:#x} {one} {two}" for letter, key, one, two in self.making]
+        lines += [
+            f"{letter} {key:#x} {first} {second}" for letter, key, first, second in self.making
+        ]
         for number, lists in self.calls.items():
             lines += [f"b {number:#x} {' '.join(map(str, entry))}" for entry in lists]
         lines += [f"s {number:#x} 0" for number in self.submits]

@@ -159,8 +159,8 @@ class Tracer:
             request, address = arguments[1] & 0xFFFF_FFFF, arguments[2]
             pending.before = self._read(thread, address, self._rules.own_size(request))
             read = partial(self._read, thread)
-            found = self._rules.blocks(request, pending.before or b"", read)
-            pending.blocks = [(block, read(block.address, block.size)) for block in found]
+            blocks = self._rules.blocks(request, pending.before or b"", read)
+            pending.blocks = [(block, read(block.address, block.size)) for block in blocks]
         self._pending[thread] = pending
 
     def _end(self, thread: int, pending: _Pending, result: int) -> None:
@@ -182,7 +182,7 @@ class Tracer:
             line |= {"fd": arguments[0], "request": request, "argument": address}
             line["before"] = _hex(pending.before)
             line["after"] = _hex(self._read(thread, address, size))
-            line["blocks"] = [self._block(thread, *each) for each in pending.blocks]
+            line["blocks"] = [self._block(thread, *block) for block in pending.blocks]
         elif pending.kind == "mmap":
             _, length, access, flags, number, offset = arguments
             line |= {"fd": number, "length": length, "access": access, "flags": flags}
@@ -202,13 +202,13 @@ class Tracer:
 
     def _read(self, thread: int, address: int, size: int) -> bytes | None:
         """Read the program's memory; None if any of it is not mapped."""
-        wanted = min(size, LIMIT)
+        count = min(size, LIMIT)
         try:
             with open(f"/proc/{thread}/mem", "rb", buffering=0) as memory:
-                found = os.pread(memory.fileno(), wanted, address)
+                content = os.pread(memory.fileno(), count, address)
         except (OSError, OverflowError):
             return None
-        return found if len(found) == wanted else None
+        return content if len(content) == count else None
 
     def _string(self, thread: int, address: int) -> str:
         """Read a path up to its NUL, in shorter and shorter parts if the memory behind it ends."""

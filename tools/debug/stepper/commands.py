@@ -51,7 +51,7 @@ class Commands(cmd.Cmd):
         wave = halt.wave
         self._wave = wave.wave
         self.halts.append(
-            {"pc": wave.pc, "kernel": halt.known.name, "offset": wave.pc - halt.known.entry,
+            {"pc": wave.pc, "kernel": halt.kernel.name, "offset": wave.pc - halt.kernel.entry,
              "group": list(wave.group), "wave": wave.wave, "reasons": halt.reasons}
         )  # fmt: skip
         for reason in halt.reasons:
@@ -60,15 +60,15 @@ class Commands(cmd.Cmd):
         self._read()
 
     def _say_where(self, halt: Halt) -> None:
-        wave, known = halt.wave, halt.known
+        wave, kernel = halt.wave, halt.kernel
         group = ", ".join(map(str, wave.group))
         self.out.say(
-            f"{known.where(wave.pc)} group ({group}) wave {wave.wave} exec {wave.execute:#x}"
+            f"{kernel.where(wave.pc)} group ({group}) wave {wave.wave} exec {wave.execute:#x}"
         )
-        row = known.row(wave.pc)
+        row = kernel.row(wave.pc)
         if row is not None:
             self.out.say(f"{row.file}:{row.line}  {row.text}".rstrip())
-        self.out.say(f"=> {wave.pc:#x}  {known.listing.get(wave.pc, '')}".rstrip())
+        self.out.say(f"=> {wave.pc:#x}  {kernel.listing.get(wave.pc, '')}".rstrip())
 
     def _read(self) -> None:
         if self._lines is None:
@@ -106,8 +106,10 @@ class Commands(cmd.Cmd):
         if line == "EOF":
             self.do_quit("")
             return
-        known = ", ".join(name[3:] for name in sorted(self.get_names()) if name.startswith("do_"))
-        raise UsageError(f"expected one of {known}, got {line.split()[0]!r}")
+        commands = ", ".join(
+            name[3:] for name in sorted(self.get_names()) if name.startswith("do_")
+        )
+        raise UsageError(f"expected one of {commands}, got {line.split()[0]!r}")
 
     def postcmd(self, stop: bool, line: str) -> bool:
         """Leave the prompt when the program ends."""
@@ -160,13 +162,13 @@ class Commands(cmd.Cmd):
 
     def do_break(self, text: str) -> None:
         """break PLACE: halt at KERNEL, KERNEL+OFFSET, KERNEL:LINE, LINE, FILE:LINE or 0xADDRESS."""
-        made = self.session.add_breakpoint(text.strip())
-        self.out.say(f"breakpoint {made.number}: {made.text}")
+        point = self.session.add_breakpoint(text.strip())
+        self.out.say(f"breakpoint {point.number}: {point.text}")
 
     def do_tbreak(self, text: str) -> None:
         """tbreak PLACE: as break, once."""
-        made = self.session.add_breakpoint(text.strip(), once=True)
-        self.out.say(f"breakpoint {made.number}, once: {made.text}")
+        point = self.session.add_breakpoint(text.strip(), once=True)
+        self.out.say(f"breakpoint {point.number}, once: {point.text}")
 
     def do_watch(self, text: str) -> None:
         """watch ADDRESS [BYTES]: halt when global memory changes (4 bytes). Slow: looks after every
@@ -175,8 +177,8 @@ class Commands(cmd.Cmd):
         address, size = _number(words, 0, None), _number(words, 1, 4)
         if not 0 < size <= _MOST_BYTES:
             raise UsageError(f"expected 1 to {_MOST_BYTES} bytes, got {size}")
-        made = self.session.add_watch(address, size)
-        self.out.say(f"watch {made.number}: {address:#x}, {size} bytes")
+        watch = self.session.add_watch(address, size)
+        self.out.say(f"watch {watch.number}: {address:#x}, {size} bytes")
 
     def do_delete(self, text: str) -> None:
         """delete NUMBER: drop a breakpoint or a watch."""
@@ -198,8 +200,8 @@ class Commands(cmd.Cmd):
             case "waves" | "w":
                 self._waves()
             case "breakpoints" | "b":
-                for one in self.session.breakpoints.values():
-                    self.out.say(f"{one.number}  {one.text}{', once' if one.once else ''}")
+                for point in self.session.breakpoints.values():
+                    self.out.say(f"{point.number}  {point.text}{', once' if point.once else ''}")
                 for watch in self.session.watches.values():
                     self.out.say(f"{watch.number}  watch {watch.address:#x}, {watch.size} bytes")
             case "kernels":
@@ -212,37 +214,37 @@ class Commands(cmd.Cmd):
     def _waves(self) -> None:
         halt = self._halt()
         rows = []
-        for one in halt.wave.waves():
-            pc = halt.known.where(one.pc) if one.pc else ""
-            mark = "*" if one.number == self._wave else ""
-            rows.append((mark, one.number, one.state, pc, f"{one.execute:#x}"))
+        for wave in halt.wave.waves():
+            pc = halt.kernel.where(wave.pc) if wave.pc else ""
+            mark = "*" if wave.number == self._wave else ""
+            rows.append((mark, wave.number, wave.state, pc, f"{wave.execute:#x}"))
         self.out.table(("", "wave", "state", "at", "exec"), rows)
 
-    def _registers(self, wanted: list[str]) -> None:
+    def _registers(self, names: list[str]) -> None:
         """Show scalar registers, or the named registers; named vector registers lane by lane."""
         wave = self._halt().wave
         scalars, vectors = wave.names(self._wave)
-        if not wanted:
+        if not names:
             rows = [(name, f"{wave.read(name, self._wave):#x}") for name in scalars]
             self.out.table(("register", "value"), [row for row in rows if row[1] != "0x0"])
             self.out.say(f"others are 0; {len(vectors)} vector registers: print NAME")
-        for name in wanted:
+        for name in names:
             self.do_print(name)
 
     def do_print(self, text: str) -> None:
         """print[/f] REGISTER | REGISTER[LANE]: show it in hexadecimal, or as floating-point numbers
         of its width."""
         form, _, name = text.rpartition(" ")
-        found, value = self._read_register(name)
+        register, value = self._read_register(name)
         show: Callable[[int], str] = hex
         if form.strip() == "/f":
-            show = _floats_of(found, self._halt().wave.bits(found))
+            show = _floats_of(register, self._halt().wave.bits(register))
         if isinstance(value, int):
             self.out.say(f"{name} = {show(value)}")
             return
-        self.out.say(f"{found} =")
+        self.out.say(f"{register} =")
         for first in range(0, len(value), 8):
-            lanes = "  ".join(f"{show(one):>10}" for one in value[first : first + 8])
+            lanes = "  ".join(f"{show(lane):>10}" for lane in value[first : first + 8])
             self.out.say(f"  [{first:>2}] {lanes}")
 
     def _read_register(self, text: str) -> tuple[str, Any]:
@@ -281,10 +283,10 @@ class Commands(cmd.Cmd):
             address, data = 0, wave.shared()
         else:
             address, size = _number(words, 0, None), _number(words, 1, 64)
-            found = wave.memory(address, min(size, _MOST_BYTES))
-            if found is None:
+            content = wave.memory(address, min(size, _MOST_BYTES))
+            if content is None:
                 raise UsageError(f"{address:#x} is not mapped for reading")
-            data = found
+            data = content
         for start in range(0, len(data), 16):
             row = data[start : start + 16]
             words_of = [row[n : n + 4][::-1].hex() for n in range(0, len(row), 4)]
@@ -293,7 +295,7 @@ class Commands(cmd.Cmd):
     def do_wave(self, text: str) -> None:
         """wave NUMBER: show the registers of another wave of the group."""
         number = _number(text.split(), 0, None)
-        if number not in [one.number for one in self._halt().wave.waves()]:
+        if number not in [wave.number for wave in self._halt().wave.waves()]:
             raise UsageError(f"expected a wave of the group (info waves), got {number}")
         self._wave = number
 
@@ -304,20 +306,20 @@ class Commands(cmd.Cmd):
     def do_disassemble(self, text: str) -> None:
         """disassemble [all]: show instructions around the wave's, or the whole kernel."""
         halt = self._halt()
-        addresses = sorted(halt.known.listing)
+        addresses = sorted(halt.kernel.listing)
         at = addresses.index(halt.wave.pc) if halt.wave.pc in addresses else 0
         shown = addresses if text.strip() == "all" else addresses[max(0, at - _LINES) : at + _LINES]
         for pc in shown:
             mark = "=>" if pc == halt.wave.pc else "  "
-            self.out.say(f"{mark} {halt.known.where(pc)}  {halt.known.listing[pc]}")
+            self.out.say(f"{mark} {halt.kernel.where(pc)}  {halt.kernel.listing[pc]}")
 
     def do_list(self, text: str) -> None:
         """list: show the lines of kernel IR or source that the kernel's code comes from."""
         halt = self._halt()
-        here = halt.known.row(halt.wave.pc)
-        lines = {(row.file, row.line): row.text for row in halt.known.rows if row.line}
+        here = halt.kernel.row(halt.wave.pc)
+        lines = {(row.file, row.line): row.text for row in halt.kernel.rows if row.line}
         if not lines:
-            raise UsageError(f"expected line tables, {halt.known.name} has none")
+            raise UsageError(f"expected line tables, {halt.kernel.name} has none")
         for (file, line), statement in sorted(lines.items()):
             mark = "=>" if here is not None and (here.file, here.line) == (file, line) else "  "
             self.out.say(f"{mark} {file}:{line}  {statement}".rstrip())

@@ -58,41 +58,42 @@ class Devices:
         if kept is not None:
             return kept
         listing = code.listing()
-        known = Known(code.kernel, code.entry, {pc: text for pc, text, _ in listing})
+        kernel = Known(code.kernel, code.entry, {pc: text for pc, text, _ in listing})
         if code.kernel:
-            self._by_listing(known, listing)
+            self._by_listing(kernel, listing)
         else:
-            self._by_driver(known)
-        self._known[code.entry, code.digest] = known
-        return known
+            self._by_driver(kernel)
+        self._known[code.entry, code.digest] = kernel
+        return kernel
 
-    def _by_listing(self, known: Known, listing: Any) -> None:
+    def _by_listing(self, kernel: Known, listing: Any) -> None:
         ends = [pc for pc, _, _ in listing[1:]] + [listing[-1][0] + 1] if listing else []
         places = [(pc, end, line) for (pc, _, line), end in zip(listing, ends, strict=True)]
-        file = f"{known.name}.ptx"
-        known.rows = known.written = [Row(pc, end, file, line) for pc, end, line in places]
+        file = f"{kernel.name}.ptx"
+        kernel.rows = kernel.written = [Row(pc, end, file, line) for pc, end, line in places]
         for device in self.opened:
-            lines = _compiled_text(device, known.name)
+            lines = _compiled_text(device, kernel.name)
             if lines:
-                known.rows = [
+                kernel.rows = [
                     Row(pc, end, "kernel-ir", *lines[line])
                     for pc, end, line in places if line in lines
                 ]  # fmt: skip
                 return
 
-    def _by_driver(self, known: Known) -> None:
-        known.name = f"{known.entry:#x}"
+    def _by_driver(self, kernel: Known) -> None:
+        kernel.name = f"{kernel.entry:#x}"
         for device in self.opened:
             programs: Any = getattr(device.driver, "programs", None)  # of a driver with models
-            found = None if programs is None else programs.find(known.entry)
-            if found is None:
+            location = None if programs is None else programs.find(kernel.entry)
+            if location is None:
                 continue
-            known.name = found[0]
-            known.rows = [
-                Row(known.entry + start, known.entry + end, "kernel-ir", line, text)
-                for start, end, line, text in _compiled(device, found[0])
+            kernel.name = location[0]
+            kernel.rows = [
+                Row(kernel.entry + start, kernel.entry + end, "kernel-ir", line, text)
+                for start, end, line, text in _compiled(device, location[0])
             ] or [
-                Row(start, end, *_split(place)) for start, end, place in programs.lines(known.entry)
+                Row(start, end, *_split(place))
+                for start, end, place in programs.lines(kernel.entry)
             ]
             return
 
@@ -128,24 +129,24 @@ class Breakpoint:
     line: int | None = None
     file: str = ""
 
-    def addresses(self, known: Known) -> set[int]:
+    def addresses(self, kernel: Known) -> set[int]:
         """Return the breakpoint's instructions in a kernel; for a line, the first of each run of
         instructions."""
         if self.address is not None:
-            return {self.address} & known.listing.keys()
-        if self.kernel and not fnmatchcase(known.name, self.kernel):
+            return {self.address} & kernel.listing.keys()
+        if self.kernel and not fnmatchcase(kernel.name, self.kernel):
             return set()
         if self.line is None:
-            return {known.entry + (self.offset or 0)} & known.listing.keys()
+            return {kernel.entry + (self.offset or 0)} & kernel.listing.keys()
         meant_text = self.file.endswith(".ptx")
-        rows = sorted(known.written if meant_text else known.rows, key=lambda row: row.start)
-        found, before = set(), None
+        rows = sorted(kernel.written if meant_text else kernel.rows, key=lambda row: row.start)
+        starts, before = set(), None
         for row in rows:
             meant = row.line == self.line and row.file.endswith(self.file)
             if meant and (before is None or before.line != row.line or before.end != row.start):
-                found.add(row.start)
+                starts.add(row.start)
             before = row
-        return found & known.listing.keys()
+        return starts & kernel.listing.keys()
 
 
 def breakpoint_at(number: int, text: str, current: str, once: bool = False) -> Breakpoint:
@@ -161,9 +162,9 @@ def breakpoint_at(number: int, text: str, current: str, once: bool = False) -> B
         if colon and "." in name:
             return Breakpoint(number, text, once, file=name, line=int(line))
         return Breakpoint(number, text, once, kernel=name or current, line=int(line))
-    found = _PLACE.fullmatch(text)
-    if found is None:
+    match = _PLACE.fullmatch(text)
+    if match is None:
         raise UsageError(
             f"expected KERNEL, KERNEL+OFFSET, KERNEL:LINE, LINE or 0xADDRESS, got {text!r}"
         )
-    return Breakpoint(number, text, once, found["kernel"], offset=int(found["offset"] or "0", 0))
+    return Breakpoint(number, text, once, match["kernel"], offset=int(match["offset"] or "0", 0))

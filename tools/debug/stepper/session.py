@@ -47,7 +47,7 @@ class Halt:
     """Why and where a wave has halted."""
 
     wave: Halted
-    known: Known
+    kernel: Known
     reasons: list[str] = field(default_factory=list)
 
 
@@ -90,21 +90,21 @@ class Session:
 
     def add_breakpoint(self, text: str, *, once: bool = False) -> Breakpoint:
         """Halt at a place from now on. UsageError for an invalid place."""
-        current = self.halt.known.name if self.halt is not None else ""
+        current = self.halt.kernel.name if self.halt is not None else ""
         if text.isdecimal() and not current:
             raise UsageError(f"expected KERNEL:LINE while no kernel runs, got {text!r}")
-        made = breakpoint_at(self._numbers + 1, text, current, once)
+        point = breakpoint_at(self._numbers + 1, text, current, once)
         self._numbers += 1
-        self.breakpoints[made.number] = made
-        return made
+        self.breakpoints[point.number] = point
+        return point
 
     def add_watch(self, address: int, size: int) -> Watch:
         """Halt when these bytes of global memory change."""
         self._numbers += 1
-        made = self.watches[self._numbers] = Watch(self._numbers, address, size)
+        watch = self.watches[self._numbers] = Watch(self._numbers, address, size)
         if self.halt is not None:
-            made.value = self.halt.wave.memory(address, size)
-        return made
+            watch.value = self.halt.wave.memory(address, size)
+        return watch
 
     def delete(self, number: int) -> None:
         """Delete a breakpoint or a watch. UsageError for an unknown number."""
@@ -123,26 +123,26 @@ class Session:
             return None  # from here on each wave ends at its first instruction
         if self.detached:
             return ()
-        known = self.devices.kernel(code)
-        self.kernels.add(known.name)
+        kernel = self.devices.kernel(code)
+        self.kernels.add(kernel.name)
         with self._lock:
             self._code = code
             if self._asked or self.watches or self.way is not Way.CONTINUE:
                 return None
-        found: set[int] = set()
-        for one in self.breakpoints.values():
-            if places := one.addresses(known):
-                self.placed.add(one.number)
-                found |= places
-        return found
+        addresses: set[int] = set()
+        for point in self.breakpoints.values():
+            if places := point.addresses(kernel):
+                self.placed.add(point.number)
+                addresses |= places
+        return addresses
 
     def missed(self) -> list[str]:
         """Return a text for each breakpoint that had no place in any kernel that ran."""
         ran = ", ".join(sorted(self.kernels)) or "none"
         return [
-            f"breakpoint {one.number} ({one.text}) had no place in the kernels that ran: {ran}"
-            for one in self.breakpoints.values()
-            if one.number not in self.placed and not (self.detached or self.quitting)
+            f"breakpoint {point.number} ({point.text}) had no place in the kernels that ran: {ran}"
+            for point in self.breakpoints.values()
+            if point.number not in self.placed and not (self.detached or self.quitting)
         ]
 
     @property
@@ -158,14 +158,14 @@ class Session:
     def _halted(self, wave: Halted) -> bool:
         if not self.active:
             return not self.quitting
-        known = self.devices.kernel(wave.code)
-        row = known.row(wave.pc)
+        kernel = self.devices.kernel(wave.code)
+        row = kernel.row(wave.pc)
         line = row.line if row is not None else 0
-        reasons = list(self._reasons(wave, known, line))
-        self._last = _Last(known.where(wave.pc), wave.group, wave.wave, line)
+        reasons = list(self._reasons(wave, kernel, line))
+        self._last = _Last(kernel.where(wave.pc), wave.group, wave.wave, line)
         if not reasons:
             return True
-        self.halt = Halt(wave, known, reasons)
+        self.halt = Halt(wave, kernel, reasons)
         self.way, self.steps = Way.CONTINUE, 1
         try:
             self._console.submit(self._prompt, self.halt).result()
@@ -176,7 +176,7 @@ class Session:
             self.halt = None
         return not self.quitting
 
-    def _reasons(self, wave: Halted, known: Known, line: int) -> Iterator[str]:
+    def _reasons(self, wave: Halted, kernel: Known, line: int) -> Iterator[str]:
         last = self._last
         for watch in self.watches.values():
             value = wave.memory(watch.address, watch.size)
@@ -187,11 +187,11 @@ class Session:
                     f"watch {watch.number}: {watch.address:#x} {_shown(before)} ->"
                     f" {_shown(value)}{who}"
                 )
-        for one in list(self.breakpoints.values()):
-            if wave.pc in one.addresses(known):
-                if one.once:
-                    del self.breakpoints[one.number]
-                yield f"breakpoint {one.number}: {one.text}"
+        for point in list(self.breakpoints.values()):
+            if wave.pc in point.addresses(kernel):
+                if point.once:
+                    del self.breakpoints[point.number]
+                yield f"breakpoint {point.number}: {point.text}"
         with self._lock:
             asked, self._asked = self._asked, False
         if asked:

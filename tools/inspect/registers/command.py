@@ -34,7 +34,7 @@ def _row(name: str, value: RegisterValue) -> Row:
 
 
 def _chosen(source: Source, patterns: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(name for one in patterns for name in source.matching(one)))
+    return list(dict.fromkeys(name for pattern in patterns for name in source.matching(pattern)))
 
 
 def _parts(source: Source, pattern: str) -> list[tuple[str, str]]:
@@ -47,14 +47,18 @@ def _parts(source: Source, pattern: str) -> list[tuple[str, str]]:
             names = source.matching(head)
     if not names:
         return [(name, "") for name in source.matching(pattern)]
-    found = []
+    parts = []
     for name in names:
         fields = source.read(name).fields()
-        found += [(name, one) for one in fields if fnmatch.fnmatchcase(one, field.upper())]
-    if not found:
-        known = ", ".join(source.read(names[0]).fields()) or "none"
-        raise BadArgument(f"{names[0]} has no field {field!r}, expected one of {known}")
-    return found
+        parts += [
+            (name, field_name)
+            for field_name in fields
+            if fnmatch.fnmatchcase(field_name, field.upper())
+        ]
+    if not parts:
+        choices = ", ".join(source.read(names[0]).fields()) or "none"
+        raise BadArgument(f"{names[0]} has no field {field!r}, expected one of {choices}")
+    return parts
 
 
 def read(
@@ -66,7 +70,9 @@ def read(
     with open_source(place, boot=boot, at=at) as source:
         if source.note:
             out.say(source.note, style="yellow")
-        chosen = list(dict.fromkeys(part for one in patterns for part in _parts(source, one)))
+        chosen = list(
+            dict.fromkeys(part for pattern in patterns for part in _parts(source, pattern))
+        )
         values = {name: source.read(name) for name in dict.fromkeys(name for name, _ in chosen)}
         if keep is not None:
             save(keep, source, values)
@@ -130,48 +136,48 @@ def write(
     with open_source(device, boot=boot) as source:
         if not isinstance(source, Live):
             raise UsageError(f"{device} is a file: only registers of devices can be written")
-        wanted = [parse_assignment(text, source.blocks) for text in texts]
-        for one in wanted:
-            register = _bound(source, one).register
-            register.insert(0, {one.field: one.value} if one.field else {})
-            register.insert(one.value if not one.field else 0, {})
-        before = {one.name: source.read(one.name) for one in wanted}
-        for one in wanted:
-            new = _after(before[one.name], one)
-            out.say(f"{one.name}: {int(before[one.name]):#010x} -> {int(new):#010x}")
-            for text in _dangers(source, one.name):
-                out.say(f"  {bare_name(one.name)} {text}", style="yellow")
+        assignments = [parse_assignment(text, source.blocks) for text in texts]
+        for assignment in assignments:
+            register = _bound(source, assignment).register
+            register.insert(0, {assignment.field: assignment.value} if assignment.field else {})
+            register.insert(assignment.value if not assignment.field else 0, {})
+        before = {assignment.name: source.read(assignment.name) for assignment in assignments}
+        for assignment in assignments:
+            new = _after(before[assignment.name], assignment)
+            out.say(f"{assignment.name}: {int(before[assignment.name]):#010x} -> {int(new):#010x}")
+            for text in _dangers(source, assignment.name):
+                out.say(f"  {bare_name(assignment.name)} {text}", style="yellow")
         if not yes and not _agreed(ask):
             raise UsageError("nothing was written: repeat with --yes to write")
         done = []
-        for one in wanted:
-            new = _after(source.read(one.name), one)
-            _bound(source, one).write(int(new))
-            now = source.read(one.name)
+        for assignment in assignments:
+            new = _after(source.read(assignment.name), assignment)
+            _bound(source, assignment).write(int(new))
+            now = source.read(assignment.name)
             note = "" if now == new else f" (reads back as {int(now):#010x})"
-            out.say(f"wrote {one.name} {int(new):#010x}{note}")
-            done.append({"register": one.name, "before": int(before[one.name]),
+            out.say(f"wrote {assignment.name} {int(new):#010x}{note}")
+            done.append({"register": assignment.name, "before": int(before[assignment.name]),
                          "written": int(new), "reads": int(now)})  # fmt: skip
         out.result(done)
     return 0
 
 
-def _after(before: RegisterValue, one: Assignment) -> RegisterValue:
-    if one.field:
-        return before.replace(**{one.field: one.value})
-    return before.register.decode(one.value)
+def _after(before: RegisterValue, assignment: Assignment) -> RegisterValue:
+    if assignment.field:
+        return before.replace(**{assignment.field: assignment.value})
+    return before.register.decode(assignment.value)
 
 
-def _bound(source: Live, one: Assignment) -> BoundRegister:
-    block, _, register = one.name.partition(".")
+def _bound(source: Live, assignment: Assignment) -> BoundRegister:
+    block, _, register = assignment.name.partition(".")
     return source.blocks[block][register]
 
 
 def _dangers(source: Live, name: str) -> list[str]:
     if not source.chip:
         return []
-    known = window.module_of_chip(source.chip).dangers()
-    return [text for pattern, text in known if fnmatch.fnmatchcase(bare_name(name), pattern)]
+    dangers = window.module_of_chip(source.chip).dangers()
+    return [text for pattern, text in dangers if fnmatch.fnmatchcase(bare_name(name), pattern)]
 
 
 def _agreed(ask: Callable[[str], str] | None) -> bool:
@@ -228,11 +234,11 @@ def lookup(chip: str, words: Sequence[str], out: Output) -> int:
     """Show the place and the fields of registers, without a device: by name or pattern, or by byte
     offset in the register BAR ("0x3780"). Places follow the usual bases of the chip."""
     blocks = window.module_of_chip(chip).usual_blocks(chip)
-    found: list[str] = []
+    names: list[str] = []
     for word in words:
-        found += _at(blocks, int(word, 16)) if _is_number(word) else matching(blocks, word, _FOUND)
+        names += _at(blocks, int(word, 16)) if _is_number(word) else matching(blocks, word, _FOUND)
     rows, results = [], []
-    for name in dict.fromkeys(found):
+    for name in dict.fromkeys(names):
         block, _, register = name.partition(".")
         bound = blocks[block][register]
         places = [
@@ -258,8 +264,8 @@ def _is_number(word: str) -> bool:
 def _at(blocks: Mapping[str, RegisterBlock], offset: int) -> list[str]:
     if offset % 4:
         raise BadArgument(f"the offset must be a multiple of 4, got {offset:#x}")
-    found = [(name, block.find(offset // 4)) for name, block in blocks.items()]
-    names = [f"{name}.{bound.register.name}" for name, bound in found if bound is not None]
+    registers = [(name, block.find(offset // 4)) for name, block in blocks.items()]
+    names = [f"{name}.{bound.register.name}" for name, bound in registers if bound is not None]
     if not names:
         raise BadArgument(f"no register at byte offset {offset:#x}")
     return names
@@ -272,12 +278,12 @@ def diff(
     """Show the registers whose values differ, in the order of the first source; exit code 1 if one
     differs. Devices need patterns; for two files, all registers that both have are compared. at: of
     the first source, a recording, see tools.base.device_files."""
-    one = _values(left, patterns, boot, at)
-    two = _values(right, patterns, boot)
-    by_bare = {bare_name(name): value for name, value in two.items()}
+    left_values = _values(left, patterns, boot, at)
+    right_values = _values(right, patterns, boot)
+    by_bare = {bare_name(name): value for name, value in right_values.items()}
     rows, results, compared = [], [], 0
-    for name, ours in one.items():
-        theirs = two.get(name, by_bare.get(bare_name(name)))
+    for name, ours in left_values.items():
+        theirs = right_values.get(name, by_bare.get(bare_name(name)))
         if theirs is None:
             continue
         compared += 1

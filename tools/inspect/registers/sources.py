@@ -65,11 +65,11 @@ class Live:
         self.chip = str(getattr(getattr(chip, "facts", None), "name", ""))
 
     def matching(self, pattern: str) -> list[str]:
-        found = matching(self.blocks, pattern, MOST)
-        if len(found) > 1 and self.chip:
+        names = matching(self.blocks, pattern, MOST)
+        if len(names) > 1 and self.chip:
             changed = window.module_of_chip(self.chip).CHANGED_BY_READING
-            found = [name for name in found if not _like(bare_name(name), changed)]
-        return found
+            names = [name for name in names if not _like(bare_name(name), changed)]
+        return names
 
     def read(self, name: str) -> RegisterValue:
         block, _, register = name.partition(".")
@@ -89,13 +89,13 @@ class Kept:
 
     def matching(self, pattern: str) -> list[str]:
         exact, bare = pattern.lower(), pattern.rpartition(".")[2].upper()
-        found = [name for name in self.values if fnmatch.fnmatchcase(name.lower(), exact)]
-        found = found or [
+        names = [name for name in self.values if fnmatch.fnmatchcase(name.lower(), exact)]
+        names = names or [
             name for name in self.values if fnmatch.fnmatchcase(bare_name(name), bare)
         ]
-        if not found:
+        if not names:
             raise BadArgument(f"{self.title} has no value for {pattern!r}")
-        return found
+        return names
 
     def read(self, name: str) -> RegisterValue:
         return self.values[name]
@@ -118,17 +118,21 @@ def matching(blocks: Mapping[str, RegisterBlock], pattern: str, most: int) -> li
     places = {head.lower(): blocks[head.lower()]} if dot else blocks
     name = tail.upper()
     if any(sign in name for sign in "*?["):
-        found = [
-            (owner, one) for owner in places for one in fnmatch.filter(places[owner].map, name)
+        registers = [
+            (owner, register)
+            for owner in places
+            for register in fnmatch.filter(places[owner].map, name)
         ]
-        if not 0 < len(found) <= most:
-            raise BadArgument(f"{pattern!r} matches {len(found)} registers, expected 1 to {most}")
+        if not 0 < len(registers) <= most:
+            raise BadArgument(
+                f"{pattern!r} matches {len(registers)} registers, expected 1 to {most}"
+            )
     else:
-        found = [(owner, name) for owner, block in places.items() if name in block.map]
-        if not found:
+        registers = [(owner, name) for owner, block in places.items() if name in block.map]
+        if not registers:
             near = _near(places[head.lower()], name) if dot else _near_anywhere(blocks, name)
             raise BadArgument(f"no register {tail!r} in {', '.join(sorted(places))}{near}")
-    return [f"{owner}.{one}" for owner, one in found]
+    return [f"{owner}.{register}" for owner, register in registers]
 
 
 def _near(block: RegisterBlock, name: str) -> str:
@@ -140,7 +144,9 @@ def _near(block: RegisterBlock, name: str) -> str:
 
 
 def _near_anywhere(blocks: Mapping[str, RegisterBlock], name: str) -> str:
-    names = {one for block in blocks.values() for one in block.map if one[0] == name[:1]}
+    names = {
+        register for block in blocks.values() for register in block.map if register[0] == name[:1]
+    }
     near = difflib.get_close_matches(name, names, 3)
     return f"; near: {', '.join(near)}" if near else ""
 
@@ -149,9 +155,9 @@ def _near_anywhere(blocks: Mapping[str, RegisterBlock], name: str) -> str:
 def open_source(text: str, *, boot: bool = True, at: int | None = None) -> Iterator[Source]:
     """Open the source `text`. boot: bring a device up as `hcq.open` does; otherwise inspect it as
     it is (hcq.find.offline). at: of a recording, see tools.base.device_files."""
-    found = kept(text, at)
-    if found is not None:
-        yield _of_file(text, found)
+    file = kept(text, at)
+    if file is not None:
+        yield _of_file(text, file)
     elif boot:
         with hcq.open(text) as device:
             yield Live(text, getattr(device, "chip", None))
@@ -160,25 +166,25 @@ def open_source(text: str, *, boot: bool = True, at: int | None = None) -> Itera
             yield Live(text, chip)
 
 
-def _of_file(title: str, found: Bundle | Moment | RegisterFile) -> Kept:
-    if isinstance(found, Moment):
-        return _of_recording(found)
-    if isinstance(found, RegisterFile):
-        return _of_values(title, found)
-    content = found.parts.get(REGISTERS)
+def _of_file(title: str, file: Bundle | Moment | RegisterFile) -> Kept:
+    if isinstance(file, Moment):
+        return _of_recording(file)
+    if isinstance(file, RegisterFile):
+        return _of_values(title, file)
+    content = file.parts.get(REGISTERS)
     if content is None:
-        raise BadArgument(f"{found.path} has no {REGISTERS}; its manifest has the reason")
-    registers = RegisterFile.loads(content, str(found.path))
-    values = {**registers.values, **_queues(found.parts.get(QUEUES, b"[]"))}
-    return _of_values(str(found.path), replace(registers, values=values))
+        raise BadArgument(f"{file.path} has no {REGISTERS}; its manifest has the reason")
+    registers = RegisterFile.loads(content, str(file.path))
+    values = {**registers.values, **_queues(file.parts.get(QUEUES, b"[]"))}
+    return _of_values(str(file.path), replace(registers, values=values))
 
 
 def _queues(content: bytes) -> dict[str, int]:
     """Return registers of hardware queues, which are banked: "gc[pipe.queue].NAME"."""
-    found: list[dict[str, Any]] = json.loads(content)
+    queues: list[dict[str, Any]] = json.loads(content)
     return {
         f"gc[{queue['pipe']}.{queue['queue']}].{name}": value
-        for queue in found
+        for queue in queues
         if "more" not in queue
         for name, value in queue["registers"].items()
     }
@@ -224,6 +230,6 @@ def _of_values(title: str, file: RegisterFile) -> Kept:
 def _named(blocks: Mapping[str, RegisterBlock], name: str, value: int) -> RegisterValue:
     block, _, register = name.rpartition(".")
     block = block.partition("[")[0]
-    known = blocks[block].map.get(register) if block in blocks else None
-    known = known or Register(bare_name(name), 0, 0)
-    return known.decode(value & 0xFFFF_FFFF)
+    register_of = blocks[block].map.get(register) if block in blocks else None
+    register_of = register_of or Register(bare_name(name), 0, 0)
+    return register_of.decode(value & 0xFFFF_FFFF)

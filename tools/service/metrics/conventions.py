@@ -62,9 +62,9 @@ def points(
     for card in cards:
         who = {"hw.id": str(card["name"]), "hw.name": str(card["name"]), "hw.type": "gpu"}
         yield from _card(card, who)
-        found = last(str(card["name"]))
-        if found is not None:
-            yield from _device(found[0], found[1], who)
+        telemetry = last(str(card["name"]))
+        if telemetry is not None:
+            yield from _device(telemetry[0], telemetry[1], who)
     held: dict[tuple[str, str], int] = {}
     for lease in listed["leases"]:
         key = lease["device"], lease["kind"]
@@ -94,8 +94,8 @@ def _card(card: Mapping[str, Any], who: dict[str, str]) -> Iterator[Point]:
             yield Point(name, "s", past[key], who)
 
 
-def _device(found: Mapping[str, Any], age_s: float, who: dict[str, str]) -> Iterator[Point]:
-    for sample in found["samples"]:
+def _device(telemetry: Mapping[str, Any], age_s: float, who: dict[str, str]) -> Iterator[Point]:
+    for sample in telemetry["samples"]:
         kind, label = sample["name"], sample["label"]
         about = dict(who)
         if kind in ("ecc_errors", "link_errors"):
@@ -106,16 +106,16 @@ def _device(found: Mapping[str, Any], age_s: float, who: dict[str, str]) -> Iter
             about["hw.sensor_location"] = label
         name, unit, counts = NAMES.get(kind) or _other(kind, sample["unit"])
         yield Point(name, unit, sample["value"], about, counts)
-    yield Point("ugpu.samples.age", "s", (found["samples_age_s"] or 0.0) + age_s, who)
-    yield Point("ugpu.queue.depth", "{submission}", found["queue_depth"], who)
-    yield Point("ugpu.kernels", "{kernel}", found["launches"], who, True)
-    yield Point("ugpu.submissions", "{submission}", found["submissions"], who, True)
-    yield Point("ugpu.resets", "{reset}", found["resets"], who, True)
-    for kind, count in found["errors"].items():
+    yield Point("ugpu.samples.age", "s", (telemetry["samples_age_s"] or 0.0) + age_s, who)
+    yield Point("ugpu.queue.depth", "{submission}", telemetry["queue_depth"], who)
+    yield Point("ugpu.kernels", "{kernel}", telemetry["launches"], who, True)
+    yield Point("ugpu.submissions", "{submission}", telemetry["submissions"], who, True)
+    yield Point("ugpu.resets", "{reset}", telemetry["resets"], who, True)
+    for kind, count in telemetry["errors"].items():
         yield Point("ugpu.errors", "{error}", count, {**who, "error.type": kind}, True)
 
 
 def _other(kind: str, unit: str) -> tuple[str, str, bool]:
-    suffix = next((each for each in _SUFFIXES if kind.endswith(each)), "")
+    suffix = next((suffix_of for suffix_of in _SUFFIXES if kind.endswith(suffix_of)), "")
     name = kind.removesuffix(suffix).replace("_", ".")
     return f"ugpu.{name}", _UNITS.get(unit, unit), False

@@ -55,84 +55,86 @@ STATES = ("ok", "failed", "closing", "no answer", "not open")
 class Families:
     """Families under construction by name, in the order of their first sample."""
 
-    made: dict[str, Metric] = field(default_factory=dict)
+    by_name: dict[str, Metric] = field(default_factory=dict)
 
     def gauge(self, name: str, text: str, value: float, **labels: str) -> None:
-        if name not in self.made:
-            self.made[name] = GaugeMetricFamily(name, text, labels=[*labels])
-        self.made[name].add_metric([*labels.values()], value)  # type: ignore[attr-defined]
+        if name not in self.by_name:
+            self.by_name[name] = GaugeMetricFamily(name, text, labels=[*labels])
+        self.by_name[name].add_metric([*labels.values()], value)  # type: ignore[attr-defined]
 
     def counter(self, name: str, text: str, value: float, **labels: str) -> None:
-        if name not in self.made:
-            self.made[name] = CounterMetricFamily(name, text, labels=[*labels])
-        self.made[name].add_metric([*labels.values()], value)  # type: ignore[attr-defined]
+        if name not in self.by_name:
+            self.by_name[name] = CounterMetricFamily(name, text, labels=[*labels])
+        self.by_name[name].add_metric([*labels.values()], value)  # type: ignore[attr-defined]
 
     def info(self, name: str, text: str, values: dict[str, str], **labels: str) -> None:
-        if name not in self.made:
-            self.made[name] = InfoMetricFamily(name, text, labels=[*labels])
-        self.made[name].add_metric([*labels.values()], values)  # type: ignore[attr-defined]
+        if name not in self.by_name:
+            self.by_name[name] = InfoMetricFamily(name, text, labels=[*labels])
+        self.by_name[name].add_metric([*labels.values()], values)  # type: ignore[attr-defined]
 
 
 def families(
     cards: Sequence[Card], expected: Iterable[str] = (), *, dcgm: bool = False
 ) -> Iterator[Metric]:
     """Yield the metrics of all cards. expected: names of devices that must exist."""
-    made = Families()
+    metrics = Families()
     for card in cards:
-        _card(made, card, card.label)
+        _card(metrics, card, card.label)
         if dcgm and card.last is not None:
-            _dcgm(made, card.last, card.label)
-    wanted = sorted(set(expected))
+            _dcgm(metrics, card.last, card.label)
+    names = sorted(set(expected))
     there = {card.device for card in cards if card.path is not None}
-    for name in wanted:
+    for name in names:
         text = "1 for an expected device that a process has open."
-        made.gauge("ugpu_device_present", text, float(name in there), device=name)
+        metrics.gauge("ugpu_device_present", text, float(name in there), device=name)
     text = "Devices that processes have open."
-    made.gauge("ugpu_devices_open", text, sum(card.path is not None for card in cards))
-    made.gauge("ugpu_devices_expected", "Devices that must be open.", len(wanted))
-    yield from made.made.values()
+    metrics.gauge("ugpu_devices_open", text, sum(card.path is not None for card in cards))
+    metrics.gauge("ugpu_devices_expected", "Devices that must be open.", len(names))
+    yield from metrics.by_name.values()
 
 
-def _card(made: Families, card: Card, device: str) -> None:
+def _card(metrics: Families, card: Card, device: str) -> None:
     for state in STATES:
         words = {"device": device, "state": state}
-        made.gauge("ugpu_state", "1 for the device's state.", float(card.state == state), **words)
-    found = card.last
-    if found is None:
+        metrics.gauge(
+            "ugpu_state", "1 for the device's state.", float(card.state == state), **words
+        )
+    telemetry = card.last
+    if telemetry is None:
         return
     text = "Target and owner of the device."
-    facts = {"target": found.target, "command": found.command}
-    made.info("ugpu_device", text, facts, device=device)
-    made.gauge("ugpu_owner_pid", "Process that owns the device.", found.pid, device=device)
-    for sample in found.samples:
+    facts = {"target": telemetry.target, "command": telemetry.command}
+    metrics.info("ugpu_device", text, facts, device=device)
+    metrics.gauge("ugpu_owner_pid", "Process that owns the device.", telemetry.pid, device=device)
+    for sample in telemetry.samples:
         name, text = f"ugpu_{sample.name}", HELP.get(sample.name, f"In {sample.unit}.")
-        put = made.counter if sample.name in COUNTERS else made.gauge
+        put = metrics.counter if sample.name in COUNTERS else metrics.gauge
         put(name, text, sample.value, device=device, sensor=sample.label)
-    age = found.samples_age_s
+    age = telemetry.samples_age_s
     if age is not None:
-        made.gauge("ugpu_samples_age_seconds", "Age of the sensors' values.", age, device=device)
-    made.gauge("ugpu_open_seconds", "Time since the device was opened.", found.open_s,
+        metrics.gauge("ugpu_samples_age_seconds", "Age of the sensors' values.", age, device=device)
+    metrics.gauge("ugpu_open_seconds", "Time since the device was opened.", telemetry.open_s,
                device=device)  # fmt: skip
-    made.gauge("ugpu_queue_depth", "Submissions that have not ended.", found.queue_depth,
+    metrics.gauge("ugpu_queue_depth", "Submissions that have not ended.", telemetry.queue_depth,
                device=device)  # fmt: skip
-    made.counter("ugpu_kernels", "Kernels submitted.", found.launches, device=device)
-    made.counter("ugpu_submissions", "Command buffers submitted.", found.submissions,
+    metrics.counter("ugpu_kernels", "Kernels submitted.", telemetry.launches, device=device)
+    metrics.counter("ugpu_submissions", "Command buffers submitted.", telemetry.submissions,
                  device=device)  # fmt: skip
-    made.counter("ugpu_resets", "Resets attempted.", found.resets, device=device)
-    for kind, count in sorted(found.errors.items()):
-        made.counter("ugpu_errors", "Failures by class.", count, device=device, kind=kind)
+    metrics.counter("ugpu_resets", "Resets attempted.", telemetry.resets, device=device)
+    for kind, count in sorted(telemetry.errors.items()):
+        metrics.counter("ugpu_errors", "Failures by class.", count, device=device, kind=kind)
 
 
 def _scaled(name: str, label: str | None, factor: float) -> Callable[[Telemetry], float | None]:
-    def value(found: Telemetry) -> float | None:
-        got = found.value(name, label)
+    def value(telemetry: Telemetry) -> float | None:
+        got = telemetry.value(name, label)
         return None if got is None else got * factor
 
     return value
 
 
-def _free(found: Telemetry) -> float | None:
-    used, total = found.value("memory_used_bytes"), found.value("memory_total_bytes")
+def _free(telemetry: Telemetry) -> float | None:
+    used, total = telemetry.value("memory_used_bytes"), telemetry.value("memory_total_bytes")
     return None if used is None or total is None else (total - used) / 2**20
 
 
@@ -151,12 +153,12 @@ _DCGM: dict[str, tuple[str, Callable[[Telemetry], float | None]]] = {
 }  # fmt: skip
 
 
-def _dcgm(made: Families, found: Telemetry, device: str) -> None:
+def _dcgm(metrics: Families, telemetry: Telemetry, device: str) -> None:
     labels = {
-        "gpu": device, "UUID": device, "device": device, "modelName": found.target,
+        "gpu": device, "UUID": device, "device": device, "modelName": telemetry.target,
         "Hostname": platform.node(),
     }  # fmt: skip
     for name, (text, value) in _DCGM.items():
-        got = value(found)
+        got = value(telemetry)
         if got is not None:
-            made.gauge(name, text, got, **labels)
+            metrics.gauge(name, text, got, **labels)

@@ -27,48 +27,50 @@ LIMIT_S = 2.0  # TIMEOUT: how long a daemon may take for its lists
 Found = tuple[list[dict[str, Any]], dict[str, Any]]
 
 
-def leases(found: Found | None, age_s: float) -> Iterator[Metric]:
+def leases(answer: Found | None, age_s: float) -> Iterator[Metric]:
     """Yield the metrics of one query of a daemon; None: it did not answer."""
-    made = Families()
+    metrics = Families()
     text = "1 while ugpud answers."
-    made.gauge("ugpu_daemon_up", text, float(found is not None))
-    if found is not None:
-        made.gauge("ugpu_daemon_age_seconds", "Age of what ugpud told.", age_s)
-        cards, listed = found
+    metrics.gauge("ugpu_daemon_up", text, float(answer is not None))
+    if answer is not None:
+        metrics.gauge("ugpu_daemon_age_seconds", "Age of what ugpud told.", age_s)
+        cards, listed = answer
         for card in cards:
-            _card(made, card)
-        held = Counter((each["device"], each["kind"]) for each in listed["leases"])
+            _card(metrics, card)
+        held = Counter((lease["device"], lease["kind"]) for lease in listed["leases"])
         for (device, kind), count in sorted(held.items()):
-            made.gauge("ugpu_leases", "Leases that are held.", count, device=device, kind=kind)
-        made.gauge("ugpu_waiting", "Requests that wait for a lease.", len(listed["waiting"]))
-    yield from made.made.values()
+            metrics.gauge("ugpu_leases", "Leases that are held.", count, device=device, kind=kind)
+        metrics.gauge("ugpu_waiting", "Requests that wait for a lease.", len(listed["waiting"]))
+    yield from metrics.by_name.values()
 
 
-def _card(made: Families, card: dict[str, Any]) -> None:
-    name, known = card["name"], card["history"]
+def _card(metrics: Families, card: dict[str, Any]) -> None:
+    name, history = card["name"], card["history"]
     for state in State:
         text = "1 for the state of a card of ugpud."
-        made.gauge("ugpu_card_state", text, float(card["state"] == state.value), device=name,
+        metrics.gauge("ugpu_card_state", text, float(card["state"] == state.value), device=name,
                    state=state.value)  # fmt: skip
     text = "1 while a card of ugpud rests: parts of it may have no power until they are needed."
-    made.gauge("ugpu_card_resting", text, float(card.get("resting", False)), device=name)
+    metrics.gauge("ugpu_card_resting", text, float(card.get("resting", False)), device=name)
     text = "1 while the history cannot be written."
-    made.gauge("ugpu_card_history_trouble", text, float(bool(card["trouble"])), device=name)
+    metrics.gauge("ugpu_card_history_trouble", text, float(bool(card["trouble"])), device=name)
     held = card.get("troubles", {})  # none: an older ugpud
     for kind in TROUBLES:
         text = "1 while this holds of a card; see the event of this name."
-        made.gauge("ugpu_card_trouble", text, float(kind.name in held), device=name,
+        metrics.gauge("ugpu_card_trouble", text, float(kind.name in held), device=name,
                    kind=kind.name.removeprefix("card."))  # fmt: skip
-    made.counter("ugpu_card_leases", "Leases served.", known["leases"], device=name)
-    made.counter("ugpu_card_failures", "Failures of the card.", known["failures"], device=name)
-    made.counter("ugpu_card_service_seconds", "Time in service.", known["service_s"], device=name)
+    metrics.counter("ugpu_card_leases", "Leases served.", history["leases"], device=name)
+    metrics.counter("ugpu_card_failures", "Failures of the card.", history["failures"], device=name)
+    metrics.counter(
+        "ugpu_card_service_seconds", "Time in service.", history["service_s"], device=name
+    )
     for key, family, text in (
         ("mtbf_s", "ugpu_card_mtbf_seconds", "Mean time between failures."),
         ("mttr_s", "ugpu_card_mttr_seconds", "Mean time to recover."),
         ("flake_ratio", "ugpu_card_flake_ratio", "Failures by leases."),
     ):
-        if known[key] is not None:
-            made.gauge(family, text, known[key], device=name)
+        if history[key] is not None:
+            metrics.gauge(family, text, history[key], device=name)
 
 
 class Desk:
@@ -88,8 +90,8 @@ class Desk:
     def collect(self) -> Iterator[Metric]:
         """See prometheus_client; waits for the first answer only, for up to LIMIT_S."""
         self._asked.wait(LIMIT_S)
-        found = self._found
-        yield from leases(*(None, 0.0) if found is None else (found[0], self._now() - found[1]))
+        answer = self._found
+        yield from leases(*(None, 0.0) if answer is None else (answer[0], self._now() - answer[1]))
 
     def _run(self) -> None:
         while not self._stopped.is_set():

@@ -122,12 +122,12 @@ class Export:
 
     def _send(self) -> None:
         daemon = self._daemon
-        found = points(daemon.devices(), daemon.listed(), self._readings.last)
-        data = self._data(found, time.time_ns())
+        values = points(daemon.devices(), daemon.listed(), self._readings.last)
+        data = self._data(values, time.time_ns())
         taken = self._metrics.export(data) is MetricExportResult.SUCCESS
         events = self._feed.after(self._told)
         if events and taken:
-            sent = self._logs.export([self._record(each) for each in events])
+            sent = self._logs.export([self._record(event) for event in events])
             taken = sent is LogRecordExportResult.SUCCESS
             if taken:
                 self._told = int(str(events[-1]["number"]))
@@ -141,21 +141,21 @@ class Export:
             text = f"the OpenTelemetry collector at {self._endpoint} is back; {lost} sends failed"
             tell(log, EXPORT_BACK, text, endpoint=self._endpoint, count=lost)
 
-    def _data(self, found: Iterable[Point], now: int) -> MetricsData:
+    def _data(self, values: Iterable[Point], now: int) -> MetricsData:
         named: dict[str, list[Point]] = {}
-        for point in found:
+        for point in values:
             named.setdefault(point.name, []).append(point)
-        metrics = [self._metric(name, each, now) for name, each in named.items()]
+        metrics = [self._metric(name, same, now) for name, same in named.items()]
         scope = ScopeMetrics(_SCOPE, metrics, "")
         return MetricsData([ResourceMetrics(self._resource, [scope], "")])
 
-    def _metric(self, name: str, found: Sequence[Point], now: int) -> Metric:
-        rows = [NumberDataPoint(dict(p.attributes), self._began, now, p.value) for p in found]
-        if found[0].counts:
+    def _metric(self, name: str, values: Sequence[Point], now: int) -> Metric:
+        rows = [NumberDataPoint(dict(p.attributes), self._began, now, p.value) for p in values]
+        if values[0].counts:
             data: Sum | Gauge = Sum(rows, AggregationTemporality.CUMULATIVE, is_monotonic=True)
         else:
             data = Gauge(rows)
-        return Metric(name, "", found[0].unit, data)
+        return Metric(name, "", values[0].unit, data)
 
     def _record(self, told: Told) -> ReadableLogRecord:
         fields = told["fields"]

@@ -139,12 +139,12 @@ class Api:
 
     async def _rights(self, request: web.Request) -> Rights:
         """Return the rights of the client; Unknown if it has none."""
-        given = request.headers.get("Authorization", "")
-        kind, _, token = given.partition(" ")
-        if given and kind.lower() != "bearer":
+        header = request.headers.get("Authorization", "")
+        kind, _, token = header.partition(" ")
+        if header and kind.lower() != "bearer":
             raise Unknown(f"Authorization: expected Bearer, got {kind[:20]!r}")
         try:
-            if given:
+            if header:
                 rights = self.daemon.rights(token.strip())
             else:
                 rights = self.sessions.rights(request.cookies.get(COOKIE, ""))
@@ -379,11 +379,11 @@ async def _body(request: web.Request) -> dict[str, object]:
     try:
         async with asyncio.timeout(BODY_S):
             content = await request.read()
-        found = json.loads(content.decode("utf-8"))
+        body = json.loads(content.decode("utf-8"))
     except TimeoutError:
         raise BadArgument(f"the body did not arrive within {BODY_S:g} s") from None
     except (ValueError, RecursionError) as error:
         raise BadArgument(f"the body is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise BadArgument(f"expected a JSON object, got {type(found).__name__}")
-    return found
+    if not isinstance(body, dict):
+        raise BadArgument(f"expected a JSON object, got {type(body).__name__}")
+    return body

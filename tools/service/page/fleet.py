@@ -54,35 +54,35 @@ class Fleet:
         last = self.readings.last(name)
         if last is None:
             return None
-        found, age_s = last
+        telemetry, age_s = last
         return {
-            "time": found["time"],
+            "time": telemetry["time"],
             "age_s": age_s,
-            "state": found["state"],
-            "failure": found["failure"],
-            "queue_depth": found["queue_depth"],
-            "launches": found["launches"],
-            "errors": sum(found["errors"].values()),
-            "resets": found["resets"],
-            "values": shown_values(found),
+            "state": telemetry["state"],
+            "failure": telemetry["failure"],
+            "queue_depth": telemetry["queue_depth"],
+            "launches": telemetry["launches"],
+            "errors": sum(telemetry["errors"].values()),
+            "resets": telemetry["resets"],
+            "values": shown_values(telemetry),
         }
 
     def past(self, rights: Rights) -> dict[str, object]:
         """Return what the plots show at first: by card, the times (seconds since the epoch) and, by
         sensor, a value or None at each."""
-        found: dict[str, object] = {}
+        plots: dict[str, object] = {}
         for owned in list(self.daemon.owned):
             if not rights.covers(owned.card):
                 continue
             moments = self.readings.past(owned.name)
             kinds = {kind for _, values in moments for kind in values}
-            found[owned.name] = {
+            plots[owned.name] = {
                 "times": [round(when, 1) for when, _ in moments],
                 "values": {
                     kind: [values.get(kind) for _, values in moments] for kind in sorted(kinds)
                 },
             }
-        return found
+        return plots
 
     def card(self, name: str, rights: Rights) -> dict[str, object]:
         """Return all data of one card: its telemetry, its facts, and the states of its firmware if
@@ -93,9 +93,9 @@ class Fleet:
             telemetry = json.loads(self.daemon.telemetry(name, rights))
         except Closed as error:
             trouble = str(error)
-        owned = next(each for each in self.daemon.owned if each.name == name)
+        owned = next(candidate for candidate in self.daemon.owned if candidate.name == name)
         device = owned.device
-        found: dict[str, object] = {
+        view: dict[str, object] = {
             "name": name,
             "telemetry": telemetry,
             "trouble": trouble,
@@ -104,35 +104,37 @@ class Fleet:
         }
         if device is not None:
             facts = device.info()
-            found["facts"] = {key: str(value) for key, value in facts.items()}
+            view["facts"] = {key: str(value) for key, value in facts.items()}
             core = device.driver.core
             with core.lock:
                 parts = device.driver.evidence(ChipError("the page shows its state")).parts
             if "states.json" in parts:
-                found["firmware"] = json.loads(parts["states.json"])
-        return found
+                view["firmware"] = json.loads(parts["states.json"])
+        return view
 
     def _covers(self, name: str, rights: Rights) -> bool:
-        return any(each.name == name and rights.covers(each.card) for each in self.daemon.owned)
+        return any(owned.name == name and rights.covers(owned.card) for owned in self.daemon.owned)
 
     # ---- stored data -------------------------------------------------------------------------
 
     def bundles(self, rights: Rights) -> list[dict[str, object]]:
         """Return the newest bundles of evidence of devices that the rights cover, newest first.
         card: the daemon's card that it is of; empty for a device of another program."""
-        found = []
+        rows = []
         for path in self._bundle_paths()[::-1][:LISTED]:
             if path not in self._manifests:
                 self._manifests[path] = _manifest(path)
             card = self._shown_device(self._manifests[path])
             if rights.covers(card):
-                ours = any(each.card is card for each in self.daemon.owned)
-                found.append(self._manifests[path] | {"card": card.name if ours else ""})
-        return found
+                ours = any(owned.card is card for owned in self.daemon.owned)
+                rows.append(self._manifests[path] | {"card": card.name if ours else ""})
+        return rows
 
     def bundle(self, name: str, rights: Rights) -> bytes:
         """Return a bundle's file; BadArgument if no bundle has that name, AccessDenied."""
-        path = next((each for each in self._bundle_paths() if each.name == name), None)
+        path = next(
+            (candidate for candidate in self._bundle_paths() if candidate.name == name), None
+        )
         if path is None:
             raise BadArgument(f"bundle {name!r} does not exist")
         rights.check("download", self._shown_device(_manifest(path)))
@@ -145,7 +147,9 @@ class Fleet:
         """Return the card of a bundle. A card that the daemon does not have, or several of whose
         name it has, has only the name in the bundle."""
         name = str(manifest["device"])
-        named = [each.card for each in self.daemon.owned if name in (each.name, *each.card.labels)]
+        named = [
+            owned.card for owned in self.daemon.owned if name in (owned.name, *owned.card.labels)
+        ]
         return named[0] if len(named) == 1 else Card(name)
 
     def _bundle_paths(self) -> list[Path]:
@@ -161,8 +165,8 @@ class Fleet:
         return {
             "configured": True,
             "recent": history.recent(LISTED),
-            "flaky": [vars(each) for each in history.flaky()[:LISTED]],
-            "weak": [vars(each) for each in history.weak()[:LISTED]],
+            "flaky": [vars(verdict) for verdict in history.flaky()[:LISTED]],
+            "weak": [vars(verdict) for verdict in history.weak()[:LISTED]],
         }
 
 
@@ -170,13 +174,13 @@ def _manifest(path: Path) -> dict[str, object]:
     row: dict[str, object] = {"name": path.name, "size": 0}
     try:
         row["size"] = path.stat().st_size
-        found: Any = bundle.read(path).manifest
+        manifest: Any = bundle.read(path).manifest
     except (BadArgument, OSError) as error:
         return row | {"error": "", "message": str(error), "device": "", "when": ""}
-    failed = found["error"]
+    failed = manifest["error"]
     return row | {
-        "when": found["when"],
-        "device": found["device"],
+        "when": manifest["when"],
+        "device": manifest["device"],
         "error": failed["class"],
         "message": failed["message"],
     }

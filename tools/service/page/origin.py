@@ -45,7 +45,7 @@ class Origin:
                 )
             origin = request.headers.get("Origin")
             schemes = ("https",) if self._secure else ("http", "https")  # a proxy may have TLS
-            if origin is not None and origin not in [f"{each}://{host}" for each in schemes]:
+            if origin is not None and origin not in [f"{scheme}://{host}" for scheme in schemes]:
                 raise AccessDenied(f"a request from {origin[:100]!r} is refused")
         return await handler(request)
 

@@ -52,24 +52,24 @@ class Card:
             return "no answer"
         return self.last.state
 
-    def take(self, found: Telemetry) -> None:
+    def take(self, telemetry: Telemetry) -> None:
         """Record an answer; a repeated one changes nothing."""
         before, self.problem = self.last, ""
-        if before is not None and found.time <= before.time:
+        if before is not None and telemetry.time <= before.time:
             return
         if before is not None:
-            passed = found.time - before.time
-            self.kernels_per_s = max(0, found.launches - before.launches) / passed
-        self.last = found
-        for sample in found.samples:
+            passed = telemetry.time - before.time
+            self.kernels_per_s = max(0, telemetry.launches - before.launches) / passed
+        self.last = telemetry
+        for sample in telemetry.samples:
             key = sample.name, sample.label
             self.history.setdefault(key, deque(maxlen=KEPT)).append(sample.value)
 
     def as_json(self) -> dict[str, object]:
         """Return the card for --json: telemetry, with `state` as in this class."""
-        known = {} if self.last is None else self.last.as_json()
+        telemetry = {} if self.last is None else self.last.as_json()
         return {
-            "device": self.device, **known, "number": self.number, "state": self.state,
+            "device": self.device, **telemetry, "number": self.number, "state": self.state,
             "problem": self.problem, "kernels_per_s": self.kernels_per_s,
         }  # fmt: skip
 
@@ -130,8 +130,8 @@ class Fleet:
             there = list(pool.map(Watch.step, watches))
         for watch in watches:
             watch.close()
-        found = zip(watches, there, strict=True)
-        return self._sorted([watch.card for watch, open_now in found if open_now])
+        answers = zip(watches, there, strict=True)
+        return self._sorted([watch.card for watch, open_now in answers if open_now])
 
     def look(self) -> list[Card]:
         """Start to read devices opened since the last call, and return the known data of all. Never

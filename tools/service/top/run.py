@@ -21,8 +21,8 @@ def run(
     shown instead; "": the usual place. MissingDependency without Textual."""
     if not 0.25 <= interval_s <= 60:
         raise UsageError(f"--interval must be 0.25 to 60 seconds, got {interval_s:g}")
-    made = Fleet(config().observe_folder, gpus()) if daemon is None else LeasedFleet(daemon)
-    with made as fleet:
+    watched = Fleet(config().observe_folder, gpus()) if daemon is None else LeasedFleet(daemon)
+    with watched as fleet:
         if once or out.as_json or not out.console.is_terminal:
             return print_once(fleet.once(), out)
         try:

@@ -64,12 +64,12 @@ class Plot(Vertical):
 
     def show(self, card: Card | None) -> None:
         """Plot the history of a device's sensor; nothing if it has no such sensor."""
-        known = card.history if card is not None else {}
-        key = next((k for k in known if k[0] == self.sensor and self.which in (None, k[1])), None)
+        history = card.history if card is not None else {}
+        key = next((k for k in history if k[0] == self.sensor and self.which in (None, k[1])), None)
         self.display = key is not None
         if key is None:
             return
-        values = list(known[key])
+        values = list(history[key])
         last, high = (
             Reading(*key, _UNITS[self.sensor], value) for value in (values[-1], max(values))
         )

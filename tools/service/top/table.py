@@ -37,8 +37,8 @@ def _memory(last: Telemetry) -> str:
 
 def _temperature(last: Telemetry) -> str:
     """Return the hottest sensor."""
-    found = [sample.value for sample in last.samples if sample.name == _HOTTEST]
-    return f"{max(found):.4g} °C" if found else ""
+    values = [sample.value for sample in last.samples if sample.name == _HOTTEST]
+    return f"{max(values):.4g} °C" if values else ""
 
 
 def cells(card: Card) -> tuple[str, ...]:
@@ -76,8 +76,8 @@ def remarks(card: Card) -> list[str]:
     if throttles(last):
         lines.append(f"throttled: {', '.join(throttles(last))}")
     if last.errors:
-        each = ", ".join(f"{count} {name}" for name, count in sorted(last.errors.items()))
-        lines.append(f"errors: {each}")
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(last.errors.items()))
+        lines.append(f"errors: {counts}")
     return lines
 
 

@@ -1,13 +1,14 @@
 """A whole card: the GPU of the resource manager's model, behind registers.
 
-`Card` owns what belongs to no single unit (lock, GPU, memory of the host, registers, resets), and is
-the port through which its units call each other. Registers: gsp.wiring.
+`Card` owns what belongs to no single unit (lock, GPU, memory of the host, registers, resets), and
+is the port through which its units call each other. Registers: gsp.wiring.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
+from collections import Counter, deque
 from collections.abc import Callable
 
 from ugpu.nv.chips.facts import ChipFacts
@@ -15,14 +16,15 @@ from ugpu.virtual.nvidia.gsp.apertures import PDB_IN_INSTANCE, Aperture
 from ugpu.virtual.nvidia.gsp.bus.config import ConfigSpace
 from ugpu.virtual.nvidia.gsp.bus.memory import BusMemory
 from ugpu.virtual.nvidia.gsp.facts import boot_facts
-from ugpu.virtual.nvidia.gsp.falcon import booter, fwsec
-from ugpu.virtual.nvidia.gsp.falcon.core import MAILBOX0, Falcon, Kind
+from ugpu.virtual.nvidia.gsp.falcon import booter, fwsec, loader
+from ugpu.virtual.nvidia.gsp.falcon.core import HWCFG2, MAILBOX0, Falcon, Kind
+from ugpu.virtual.nvidia.gsp.falcon.fsp import Fsp
 from ugpu.virtual.nvidia.gsp.falcon.wpr import Wpr2, WprMeta
 from ugpu.virtual.nvidia.gsp.firmware.programs import GSP, SEC2, Program
 from ugpu.virtual.nvidia.gsp.firmware.vbios import vbios
 from ugpu.virtual.nvidia.gsp.interrupts import InterruptTree
 from ugpu.virtual.nvidia.gsp.options import DEFAULT_FIRMWARE, CardOptions
-from ugpu.virtual.nvidia.gsp.registers import RegisterSpace
+from ugpu.virtual.nvidia.gsp.registers import LOCKED, RegisterSpace
 from ugpu.virtual.nvidia.gsp.rpc.controls import GSP_VECTOR, vector_of
 from ugpu.virtual.nvidia.gsp.rpc.server import SUSPENDED, GspServer
 from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
@@ -30,14 +32,15 @@ from ugpu.virtual.nvidia.machine import VirtualMachine
 from ugpu.virtual.nvidia.options import MachineOptions
 
 _GSP_FUSES, _SEC2_FUSES = 0x8241C0, 0x824140
-_MOST_NOTES = 4096
+_MOST_NOTES, _MOST_CALLS, _PAGE = 4096, 4096, 4096
 _SWGEN0 = 1 << 6
 _ROM_SIZE = 1 << 20
 
 
 class Card:
     """One card. `lock` protects all but the GPU behind. violations: uses that a board would punish
-    silently; notes: what is unusual but allowed."""
+    silently; notes: what is unusual but allowed,
+    with how often it happened."""
 
     def __init__(self, facts: ChipFacts, options: CardOptions | None = None) -> None:
         self.facts = facts
@@ -56,7 +59,7 @@ class Card:
         self.clock = self.machine.clock
         self.lost = False
         self.msi: Callable[[], object] | None = None
-        self.notes: list[str] = []
+        self.notes: Counter[str] = Counter()
         self.rom = vbios(facts.pci_device, self.boot.descriptor).ljust(_ROM_SIZE, b"\xff")
         self.bus = BusMemory(chosen.seed, self._may_access, self.violation, self._revoked)
         self.gpu.system_memory = self._system_memory
@@ -70,8 +73,12 @@ class Card:
         self.bar2 = Aperture("BAR2", self.gpu, self.note)
         for aperture in (self.bar1, self.bar2):
             aperture.protected = self.wpr.touches
+        self.fsp = Fsp(self) if self.boot.way == "fsp" else None
         self.server: GspServer | None = None
+        self.calls: deque[str] = deque(maxlen=_MOST_CALLS)  # what the GSP was asked, as text
         self.registers = RegisterSpace()
+        self.status: dict[int, int] = {}  # scratch registers that programs of the card write
+        self.plain: dict[int, int] = {}  # registers that keep what was written
         self._cold()
         self.config = ConfigSpace(
             self, facts.pci_device, chosen.bar1, platform=chosen.platform,
@@ -84,12 +91,15 @@ class Card:
 
     def _cold(self) -> None:
         """Enter the state after power-on, of everything but configuration space."""
-        self.status: dict[int, int] = {}
-        self.plain: dict[int, int] = {}
+        self.status.clear()
+        self.plain.clear()
         self.sb_done = False
         self.scrub_stage = 0
         self.handoff = False
         self.time_offset = 0  # of PTIMER, as the CPU set it
+        # Reads of the GSP's registers until its target mask, and then its lockdown, is released.
+        self.masked_reads = self.locked_reads = -1 if self.boot.way == "fsp" else 0
+        self.gsp.lockdown = self.boot.way == "fsp"
         self.scrubbed = booter.prescrubbed(self.boot, self.memory_size)
         self.progress_reads = self.options.power_on_reads
 
@@ -112,6 +122,8 @@ class Card:
         self._end_server()
         for falcon in (self.gsp, self.sec2):
             falcon.power_on()
+        if self.fsp is not None:
+            self.fsp.reset()
         self.wpr.clear()
         self.interrupts.reset()
         self._cold()
@@ -143,8 +155,8 @@ class Card:
 
     def note(self, text: str) -> None:
         """Record something unusual."""
-        if len(self.notes) < _MOST_NOTES:
-            self.notes.append(text)
+        if text in self.notes or len(self.notes) < _MOST_NOTES:
+            self.notes[text] += 1
 
     @property
     def violations(self) -> list[str]:
@@ -245,7 +257,11 @@ class Card:
         """See falcon.core.Port."""
         if self.progress_reads:
             self.violation(f"{program.name} was started before power-on had finished")
-        if program is Program.FWSEC and falcon is self.gsp:
+        if program is Program.LOADER:
+            found = loader.run(self, falcon)
+            if found is not None and found is not Program.LOADER:
+                self.run_program(falcon, found)
+        elif program is Program.FWSEC and falcon is self.gsp:
             fwsec.run(self, falcon)
         elif program is Program.BOOTER_LOAD and falcon is self.sec2:
             booter.load(self, falcon)
@@ -274,21 +290,41 @@ class Card:
         self.server = GspServer(self, version, meta)
         self.server.start(arguments)
 
+    def release(self) -> None:
+        """See falcon.chain.Board."""
+        self.masked_reads = self.locked_reads = self.options.lockdown_reads
+
+    def gsp_read(self, offset: int) -> int | None:
+        """Read a register of the GSP, which may be locked."""
+        if self.masked_reads:
+            self.masked_reads -= self.masked_reads > 0
+            return LOCKED
+        if offset == HWCFG2 and self.locked_reads:
+            self.locked_reads -= 1
+            self.gsp.lockdown = self.locked_reads > 0
+        return self.gsp.read(offset)
+
+    def gsp_write(self, offset: int, value: int) -> bool:
+        """Write a register of the GSP; while they are locked nothing happens."""
+        return True if self.masked_reads else self.gsp.write(offset, value)
+
     def gsp_stopped(self) -> None:
         """Handle the end of the booter's unload."""
         self.handoff = False
 
     # For the GSP's firmware
 
-    def make_apertures(self) -> Directories:
-        """See rpc.server.Board: page directories and instance blocks in the firmware's heap."""
+    def make_apertures(self, start: int) -> Directories:
+        """See rpc.server.Board: directory and instance block of each aperture, a page each."""
         made = []
-        memory = self.gpu.memory
+        words = self.gpu.memory.words
+        words[start // 8 : (start + 4 * _PAGE) // 8] = 0
         for aperture in (self.bar1, self.bar2):
-            directory, instance = memory.allocate_table(4096), memory.allocate_table(4096)
-            memory.words[(instance + PDB_IN_INSTANCE) // 8] = directory
+            directory, instance = start, start + _PAGE
+            words[(instance + PDB_IN_INSTANCE) // 8] = directory
             aperture.set_block(1 << 31 | instance >> 12)
             made.append(directory)
+            start += 2 * _PAGE
         return Directories(*made)
 
     def gsp_suspended(self) -> None:

@@ -96,8 +96,8 @@ def is_kgsl(driver: str) -> bool:
 
 def names() -> dict[int, str]:
     """Return every call's name by its number."""
-    known = constants("msm_kgsl")
-    return {known[name]: name.removeprefix(_CALL) for name in known if name.startswith(_CALL)}
+    numbers = constants("msm_kgsl")
+    return {numbers[name]: name.removeprefix(_CALL) for name in numbers if name.startswith(_CALL)}
 
 
 def struct_of(name: str) -> str:
@@ -108,11 +108,11 @@ def struct_of(name: str) -> str:
 def rules() -> Rules:
     """Return the rules for a recorder: the blocks to copy, and the calls at which to record
     memory."""
-    layouts, found = structs("msm_kgsl"), Rules()
+    layouts, rules = structs("msm_kgsl"), Rules()
     for number, name in names().items():
         if name in _LISTS:
             layout = layouts[struct_of(name)]
-            found.calls[number] = [
+            rules.calls[number] = [
                 (
                     layout.offset_of(pointer),
                     layout.offset_of(count) if count else -1,
@@ -121,8 +121,8 @@ def rules() -> Rules:
                 for pointer, count, item in _LISTS[name]
             ]
         if name in _SUBMITS:
-            found.submits.append(number)
-    return found
+            rules.submits.append(number)
+    return rules
 
 
 class Decoder:
@@ -154,14 +154,14 @@ class Decoder:
             remarks.append(f"{size} bytes were passed, {struct} has {layout.size}")
         title, value = name, ""
         if name in ("DEVICE_GETPROPERTY", "SETPROPERTY"):
-            found = self._property((own.before or {}).get("type"))
-            title, value = f"{name} {found}", _PROPERTIES.get(found, "")
+            property_name = self._property((own.before or {}).get("type"))
+            title, value = f"{name} {property_name}", _PROPERTIES.get(property_name, "")
         blocks = tuple(self._pointed(copy, layout, name, value) for copy in call.blocks)
         return Decoded(call, title, own, blocks, remarks=tuple(remarks))
 
     def _property(self, number: object) -> str:
-        known = self._constants.names(number, prefix="KGSL_PROP_") if type(number) is int else []
-        return known[0] if known else f"property {number}"
+        matching = self._constants.names(number, prefix="KGSL_PROP_") if type(number) is int else []
+        return matching[0] if matching else f"property {number}"
 
     def _pointed(
         self, copy: BlockCopy, layout: Layout[Struct] | None, name: str, value: str

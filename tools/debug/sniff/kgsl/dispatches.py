@@ -15,20 +15,20 @@ def differences(
     Empty if a recording has none."""
     if not left or not right:
         return
-    one, other = left[-1], right[-1]
+    first, second = left[-1], right[-1]
     yield "the last launch of each"
-    ours, theirs = packets.text(one.packet), packets.text(other.packet)
+    ours, theirs = packets.text(first.packet), packets.text(second.packet)
     yield f"{' ' if ours == theirs else '~'} {ours} | {theirs}"
     yield "registers"
-    for offset in sorted({*one.registers, *other.registers}):
+    for offset in sorted({*first.registers, *second.registers}):
         yield _line(packets.register(offset), *(
-            _shown(packets, offset, each.registers) for each in (one, other)))  # fmt: skip
+            _shown(packets, offset, launch.registers) for launch in (first, second)))  # fmt: skip
     yield "words of the constant file"
-    for word in sorted({*one.constants, *other.constants}):
+    for word in sorted({*first.constants, *second.constants}):
         name = f"c{word // 4}.{'xyzw'[word % 4]}"
         yield _line(name, *(
-            f"{each[word]:#x}" if word in each else "not loaded"
-            for each in (one.constants, other.constants)))  # fmt: skip
+            f"{launch[word]:#x}" if word in launch else "not loaded"
+            for launch in (first.constants, second.constants)))  # fmt: skip
 
 
 def _shown(packets: Packets, offset: int, registers: Mapping[int, int]) -> str:

@@ -34,8 +34,8 @@ class Packets:
         }
         self._bodies = load(f"a{generation}xx_packets")
         self._codes: dict[int, str] = {}
-        known = constants(f"a{generation}xx").enumeration("adreno_pm4_type3_packets")
-        for name, code in known.items():
+        opcodes = constants(f"a{generation}xx").enumeration("adreno_pm4_type3_packets")
+        for name, code in opcodes.items():
             self._codes.setdefault(code, name)
 
     def read(self, words: Sequence[int]) -> Iterator[Packet]:
@@ -60,15 +60,15 @@ class Packets:
 
     def register(self, offset: int) -> str:
         """Return a register's name, or its number if no table has it."""
-        found = self._registers.get(offset)
-        return found[0] if found else f"register {offset:#06x}"
+        entry = self._registers.get(offset)
+        return entry[0] if entry else f"register {offset:#06x}"
 
     def fields(self, offset: int, value: int) -> dict[str, int]:
         """Return the fields of a register's value; empty if no table has them."""
-        found = self._registers.get(offset)
-        if found is None:
+        entry = self._registers.get(offset)
+        if entry is None:
             return {}
-        return {name: field.extract(value) for name, field in found[1].fields.items()}
+        return {name: field.extract(value) for name, field in entry[1].fields.items()}
 
     def value(self, offset: int, value: int) -> str:
         """Return a register's value with the fields that are not 0."""
@@ -86,8 +86,8 @@ class Packets:
     def text(self, packet: Packet) -> str:
         """Return one line for a packet."""
         if packet.writes:
-            each = (f"{self.register(o)}={self.value(o, v)}" for o, v in packet.writes)
-            return f"write {' '.join(each)}"
+            texts = (f"{self.register(o)}={self.value(o, v)}" for o, v in packet.writes)
+            return f"write {' '.join(texts)}"
         stem = packet.name.replace(_FRAGMENT, "")
         words = []
         for place, word in enumerate(packet.body):

@@ -82,9 +82,9 @@ class Streams:
         major = self.chip_id >> 24
         return 7 if major == 7 or major & 0x40 else major
 
-    def take(self, each: Decoded) -> Iterator[str]:
+    def take(self, decoded: Decoded) -> Iterator[str]:
         """Process the next call. Yield lines about what it submits."""
-        call = each.call
+        call = decoded.call
         if call.kind == "memory":
             if call.after is not None:
                 self._pages[call.address] = call.after
@@ -93,53 +93,53 @@ class Streams:
         elif call.kind == "mmap" and not call.errno:
             self._map(call)
         elif call.kind == "ioctl" and not call.errno:
-            self._learn(each)
-            if each.title in ("GPU_COMMAND", "SUBMIT_COMMANDS", "RINGBUFFER_ISSUEIBCMDS"):
-                yield from self._submitted(each)
+            self._learn(decoded)
+            if decoded.title in ("GPU_COMMAND", "SUBMIT_COMMANDS", "RINGBUFFER_ISSUEIBCMDS"):
+                yield from self._submitted(decoded)
 
     def _map(self, call: Call) -> None:
         for at in range(call.result, call.result + call.length, PAGE):
             self._pages.pop(at, None)
         self._objects.setdefault(call.offset >> _SHIFT, _Object()).here = call.result
 
-    def _learn(self, each: Decoded) -> None:
-        own = (each.own.after if each.own is not None else None) or {}
-        if each.title in ("GPUMEM_ALLOC_ID", "GPUMEM_GET_INFO", "GPUOBJ_INFO", "GPUOBJ_ALLOC"):
-            known = self._objects.setdefault(number(own, "id"), _Object())
-            if each.title == "GPUMEM_ALLOC_ID":
-                known.here = 0  # a reused number is another object
-            known.address = number(own, "gpuaddr") or known.address
-            known.size = number(own, "mmapsize") or number(own, "size") or known.size
-        elif each.title.endswith("KGSL_PROP_DEVICE_INFO"):
-            for block in each.blocks:
+    def _learn(self, decoded: Decoded) -> None:
+        own = (decoded.own.after if decoded.own is not None else None) or {}
+        if decoded.title in ("GPUMEM_ALLOC_ID", "GPUMEM_GET_INFO", "GPUOBJ_INFO", "GPUOBJ_ALLOC"):
+            memory = self._objects.setdefault(number(own, "id"), _Object())
+            if decoded.title == "GPUMEM_ALLOC_ID":
+                memory.here = 0  # a reused number is another object
+            memory.address = number(own, "gpuaddr") or memory.address
+            memory.size = number(own, "mmapsize") or number(own, "size") or memory.size
+        elif decoded.title.endswith("KGSL_PROP_DEVICE_INFO"):
+            for block in decoded.blocks:
                 self.chip_id = number(block.after or {}, "chip_id")
                 self.gpu_id = number(block.after or {}, "gpu_id")
 
     def read(self, address: int, size: int) -> bytes | None:
         """Return memory at a GPU address; None if no mapped object contains it."""
-        for known in self._objects.values():
-            if known.here and known.address <= address <= known.address + known.size - size:
-                return self._here(known.here + address - known.address, size)
+        for memory in self._objects.values():
+            if memory.here and memory.address <= address <= memory.address + memory.size - size:
+                return self._here(memory.here + address - memory.address, size)
         return None
 
     def _here(self, at: int, size: int) -> bytes:
-        found = bytearray()
-        while len(found) < size:
+        content = bytearray()
+        while len(content) < size:
             page, start = self._pages.get(at & -PAGE, _ZEROS), at % PAGE
-            part = page[start : start + size - len(found)]
-            found += part
+            part = page[start : start + size - len(content)]
+            content += part
             at += len(part)
-        return bytes(found)
+        return bytes(content)
 
-    def _submitted(self, each: Decoded) -> Iterator[str]:
+    def _submitted(self, decoded: Decoded) -> Iterator[str]:
         if not self._fresh:
             return  # recorded without memory
         self._fresh = False
-        listed = each.blocks[0].before if each.blocks else None
+        listed = decoded.blocks[0].before if decoded.blocks else None
         buffers = list(_buffers(listed or {}))
         self.submissions.append(Submission(buffers, self._content()))
         state = _State()
-        lines = [line for one in buffers for line in self._buffer(*one, state, 0)]
+        lines = [line for span in buffers for line in self._buffer(*span, state, 0)]
         if len(lines) > _MOST_LINES:
             lines = [*lines[:_MOST_LINES], f"... and {len(lines) - _MOST_LINES} lines more"]
         yield from lines
@@ -147,14 +147,14 @@ class Streams:
     def _content(self) -> list[tuple[int, bytes]]:
         """Return every mapped object that is not all zeros, up to its last page that is not
         zeros."""
-        found = []
-        for known in self._objects.values():
-            pages = range(known.here, known.here + known.size, PAGE) if known.here else ()
+        contents = []
+        for memory in self._objects.values():
+            pages = range(memory.here, memory.here + memory.size, PAGE) if memory.here else ()
             last = max((at for at in pages if self._pages.get(at, _ZEROS) != _ZEROS), default=0)
             if last:
-                size = min(last + PAGE - known.here, known.size)
-                found.append((known.address, self._here(known.here, size)))
-        return found
+                size = min(last + PAGE - memory.here, memory.size)
+                contents.append((memory.address, self._here(memory.here, size)))
+        return contents
 
     def _buffer(self, address: int, size: int, state: _State, depth: int) -> Iterator[str]:
         indent = "  " * depth
@@ -196,15 +196,15 @@ class _State:
 
 def number(values: Values, name: str) -> int:
     """Return a member that is a number; 0 if it is missing or not a number."""
-    found = values.get(name, 0)
-    return found if isinstance(found, int) else 0
+    value = values.get(name, 0)
+    return value if isinstance(value, int) else 0
 
 
 def _buffers(listed: Values) -> Iterator[tuple[int, int]]:
     """Yield address and bytes of each indirect buffer in a list of commands."""
     many = sorted({name.partition(".")[0] for name in listed if name.startswith("[")},
                   key=lambda text: int(text[1:-1]))  # fmt: skip
-    for stem in [f"{each}." for each in many] or [""]:
+    for stem in [f"{element}." for element in many] or [""]:
         if not number(listed, f"{stem}flags") & _IB and f"{stem}flags" in listed:
             continue
         size = number(listed, f"{stem}size") or 4 * number(listed, f"{stem}sizedwords")

@@ -74,7 +74,7 @@ def open_apart(settings: DeviceSettings, name: str, memory: int) -> Device:
     try:
         with theirs:
             process = forks.worker(facts, theirs)
-        connection = Connection(Address(f"process {process.pid} of {name}", made=ours))
+        connection = Connection(Address(f"process {process.pid} of {name}", connected=ours))
         worker = process
         connection.explain = lambda error: _explained(name, worker, error)
         try:

@@ -21,7 +21,11 @@ VGPR_GRANULES = {32: 8, 64: 4}  # by lanes per wave
 MXCSR_DEFAULT = 0x1F80  # all exceptions masked, round to nearest even, denormals kept
 _FLUSH_RESULTS = 0x8000
 _FLUSH_SOURCES = 0x0040
-OMOD_F32, OMOD_OTHERS = 1, 2  # bits of Launch.omod
+# Bits of Launch.modes: results for which the output modifier OMOD takes effect, of f32, and of f16
+# and f64; IEEE mode; APART, which the translator adds (translator.modes). From the shifts on: the
+# denormal fields of f32 and of f64, see `denormal_control`.
+OMOD_F32, OMOD_OTHERS, IEEE, APART = 1, 2, 4, 8
+SINGLES, DOUBLES = 4, 6
 
 
 class BadDispatch(Exception):
@@ -38,8 +42,8 @@ class Launch:
 
     vgprs: allocation per wave. lds_bytes: allocation per workgroup. lanes: lanes per wave, 32 or
     64. full: every wave has a thread for each lane.
-    slots: scalar register of each workgroup id, and of the group information. omod: the results for
-    which the output modifier OMOD takes effect, OMOD_F32 or OMOD_OTHERS (f16 and f64) or both.
+    slots: scalar register of each workgroup id, and of the group information. modes: what code
+    depends on of MODE, see OMOD_F32 and the bits behind it.
     """
 
     vgprs: int
@@ -50,7 +54,7 @@ class Launch:
     full: bool
     slots: tuple[int, int, int, int]
     mxcsr: int
-    omod: int
+    modes: int
     scalars: NDArray[np.uint32]
     ids: NDArray[np.uint32]
     execs: NDArray[np.uint64]
@@ -79,9 +83,7 @@ class Launch:
             full=threads % lanes == 0,
             slots=slots,
             mxcsr=_float_mode(_bits(dispatch.rsrc1, 12, 8)),
-            omod=output_modifiers(
-                _bits(dispatch.rsrc1, 16, 4), ieee=bool(_bits(dispatch.rsrc1, 23, 1))
-            ),
+            modes=_modes(_bits(dispatch.rsrc1, 16, 4), ieee=bool(_bits(dispatch.rsrc1, 23, 1))),
             scalars=scalars,
             ids=_thread_ids(*dispatch.threads[:2], waves * lanes, _bits(dispatch.rsrc2, 11, 2)),
             execs=_exec_masks(threads, waves, lanes),
@@ -113,7 +115,7 @@ def _check_scratch(dispatch: Dispatch, waves: int) -> None:
 
 
 def denormal_control(denormals: int) -> int:
-    """Return the host's floating-point control for the denormal setting of 32-bit floats.
+    """Return the host's floating-point control for the denormal setting of one type.
 
     denormals: bit 0 keeps denormal sources, bit 1 denormal results (LLVM AMDGPUUsage, "Floating
     Point Denorm Mode Enumeration Values").
@@ -123,7 +125,7 @@ def denormal_control(denormals: int) -> int:
 
 
 def output_modifiers(denormals: int, *, ieee: bool) -> int:
-    """Return Launch.omod for MODE's four denormal bits: two for f32, then two for f16 and f64.
+    """Return OMOD_F32 and OMOD_OTHERS for MODE's four denormal bits: f32, then f16 and f64.
 
     OMOD is ignored in IEEE mode, and for types whose denormal results are kept (RDNA3 ISA document,
     "Output modifiers").
@@ -133,12 +135,15 @@ def output_modifiers(denormals: int, *, ieee: bool) -> int:
     return (0 if denormals & 2 else OMOD_F32) | (0 if denormals & 8 else OMOD_OTHERS)
 
 
-def _float_mode(mode: int) -> int:
-    """Return the host's floating-point control for FLOAT_MODE.
+def _modes(denormals: int, *, ieee: bool) -> int:
+    fields = (denormals & 3) << SINGLES | denormals >> 2 << DOUBLES
+    return output_modifiers(denormals, ieee=ieee) | fields | (IEEE if ieee else 0)
 
-    Rounding other than to nearest even is refused. The denormal setting of 32-bit floats also
-    applies to f64, because the host has a single setting. Conversions from and to f16 always keep
-    denormals.
+
+def _float_mode(mode: int) -> int:
+    """Return the host's floating-point control for FLOAT_MODE, as it is outside operations of f64.
+
+    Rounding other than to nearest even is refused. f16 always keeps denormals.
     """
     if mode & 0xF:
         raise BadDispatch(f"FLOAT_MODE {mode:#x}: rounding other than to nearest even")

@@ -5,10 +5,9 @@ Source: RDNA3 ISA document, chapters of the SOPP, SOP1 and SOPK opcodes.
 
 from __future__ import annotations
 
-from ugpu.hcq.objects.jit import on_x86
 from ugpu.virtual.amd.isa.decoder.formats import Instruction
 from ugpu.virtual.amd.isa.runtime import layout
-from ugpu.virtual.amd.isa.runtime.launch import denormal_control
+from ugpu.virtual.amd.isa.translator import modes
 from ugpu.virtual.amd.isa.translator.arithmetic.scalar import Handler
 from ugpu.virtual.amd.isa.translator.registers import Registers, Unsupported
 from ugpu.virtual.amd.isa.translator.relative import NOTE, SPILL
@@ -161,25 +160,7 @@ def _set_register(e: Registers, i: Instruction) -> None:
     value = i.srcs[0].value << offset & written
     if value & 0xF:
         raise Unsupported("a rounding mode other than nearest even")
-    if written & 0x30 == 0x30:
-        _set_denormals(e, value >> 4 & 3)
-        e.limit_omod(value >> 4)
-    elif written & 0x30:
-        raise Unsupported("half of the denormal mode")
-
-
-def _set_denormals(e: Registers, denormals: int) -> None:
-    """Change the host's denormal mode; new blocks keep arithmetic from moving across the change."""
-    if not on_x86():
-        raise Unsupported("switching the denormal mode on this host")
-    e.switches_mode = True
-    for line in ("", f"store i32 {denormal_control(denormals)}, ptr %mode.slot"):
-        if line:
-            e.do(line)
-            e.call("void", "llvm.x86.sse.ldmxcsr", ("ptr", "%mode.slot"))
-        label = e.new_label("mode")
-        e.do(f"br label %{label}")
-        e.begin(label)
+    modes.switch(e, written >> 4 & 0xF, value >> 4 & 0xF)
 
 
 def _set_halt(e: Registers, i: Instruction) -> None:
@@ -195,8 +176,7 @@ def _round_mode(e: Registers, i: Instruction) -> None:
 
 
 def _denormal_mode(e: Registers, i: Instruction) -> None:
-    _set_denormals(e, i.simm16 & 3)
-    e.limit_omod(i.simm16)
+    modes.switch(e, 0xF, i.simm16 & 0xF)
 
 
 def _message(e: Registers, i: Instruction) -> None:

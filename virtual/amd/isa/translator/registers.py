@@ -14,7 +14,15 @@ from collections.abc import Mapping
 from ugpu.virtual.amd.isa.decoder.formats import Instruction
 from ugpu.virtual.amd.isa.decoder.operands import Kind, Operand
 from ugpu.virtual.amd.isa.runtime import layout
-from ugpu.virtual.amd.isa.runtime.launch import OMOD_F32, OMOD_OTHERS, output_modifiers
+from ugpu.virtual.amd.isa.runtime.launch import (
+    APART,
+    DOUBLES,
+    IEEE,
+    OMOD_F32,
+    OMOD_OTHERS,
+    SINGLES,
+    output_modifiers,
+)
 from ugpu.virtual.shader.text import ELEMENT_BITS, PASS, VECTOR, Text, constant, integer_of, lanes
 
 _BASE = {
@@ -39,20 +47,24 @@ class Registers(Text):
 
     full: EXEC is known to be all ones here, so that writes do not need a mask.
     vector_limit: number of vector registers that the dispatch allocated; using a higher one is
-    illegal. pinned: vector registers that stay in the wave state. omod: see Launch.omod; an
-    instruction that changes the denormal mode changes it until the end of the block.
+    illegal. pinned: vector registers that stay in the wave state. modes: see Launch.modes. ieee:
+    MODE.IEEE. apart: f64 has denormals of its own (translator.modes). omod, and singles and
+    doubles, the denormal fields: an instruction that changes MODE changes them until the end of the
+    block.
     """
 
     def __init__(
         self,
         vector_limit: int,
         pinned: frozenset[int] = frozenset(),
-        omod: int = 0,
+        modes: int = 0,
         lanes: int = PASS,
     ) -> None:
         super().__init__(lanes)
         self.wide = lanes > PASS  # masks are pairs of scalar registers
-        self._launched_omod = self.omod = omod
+        self._modes = modes
+        self.ieee, self.apart = bool(modes & IEEE), bool(modes & APART)
+        self._start_modes()
         self.vector_limit = vector_limit
         self.pinned = pinned
         self.used_scalars: set[int] = set()
@@ -73,7 +85,12 @@ class Registers(Text):
         """Reset the knowledge about EXEC and the mode for a new block."""
         self.full = full
         self._exec_mask = None
-        self.omod = self._launched_omod
+        self._start_modes()
+
+    def _start_modes(self) -> None:
+        self.omod = self._modes & (OMOD_F32 | OMOD_OTHERS)
+        self.singles, self.doubles = self._modes >> SINGLES & 3, self._modes >> DOUBLES & 3
+        self.of_doubles: int | None = None  # the host's denormals, while not those of f32
 
     def forget_mask(self) -> None:
         """Discard the cached EXEC mask, so that the next use reads EXEC again."""
@@ -87,10 +104,10 @@ class Registers(Text):
     def limit_omod(self, denormals: int) -> None:
         """From here on ignore OMOD for types whose denormal results are now kept.
 
-        If they were kept at launch, OMOD stays ignored, because Launch.omod does not tell whether
+        If they were kept at launch, OMOD stays ignored, because Launch.modes does not tell whether
         IEEE mode is off. Compilers do not emit OMOD after such a switch.
         """
-        self.omod = self._launched_omod & output_modifiers(denormals, ieee=False)
+        self.omod = self._modes & output_modifiers(denormals, ieee=False)
 
     # -- scalar registers -----------------------------------------------------------------------
 

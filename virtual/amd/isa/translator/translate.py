@@ -12,6 +12,7 @@ from functools import cache
 from ugpu.virtual.amd.isa.decoder.formats import Instruction
 from ugpu.virtual.amd.isa.runtime import layout
 from ugpu.virtual.amd.isa.translator import flow as emit_flow
+from ugpu.virtual.amd.isa.translator import modes as emit_modes
 from ugpu.virtual.amd.isa.translator import relative as emit_relative
 from ugpu.virtual.amd.isa.translator import stepping as emit_stepping
 from ugpu.virtual.amd.isa.translator.access import buffer as emit_buffer
@@ -56,29 +57,25 @@ def handlers() -> dict[str, Handler]:
     return found
 
 
-def uses_output_modifiers(program: Program) -> bool:
-    """Return whether an instruction uses OMOD, so that the code depends on the float mode."""
-    return any(i.omod for block in program.blocks.values() for i in block.instructions)
-
-
 def translate(
     program: Program,
     vector_limit: int,
     name: str,
-    omod: int = 0,
+    modes: int = 0,
     *,
     stepped: bool = False,
     keep: bool = False,
 ) -> str:
     """Return the IR module of a program that has `vector_limit` vector registers.
 
-    omod: see Launch.omod. stepped: the wave state holds all registers at every instruction, and
-    the code halts where a debugger requests it (`translator.stepping`); requires blocks that are
-    not `full`. keep: the wave state holds all vector registers, and the next wave starts with them.
+    modes: see `translator.modes.modes_of`. stepped: the wave state holds all registers at every
+    instruction, and the code halts where a debugger requests it (`translator.stepping`); requires
+    blocks that are not `full`. keep: the wave state holds all vector registers, and the next wave
+    starts with them.
     """
     every = frozenset(range(vector_limit))
     pinned = every if stepped or keep else pinned_registers(program, vector_limit)
-    e = Registers(vector_limit, pinned, omod, program.lanes)
+    e = Registers(vector_limit, pinned, modes, program.lanes)
     e.stepped, e.kept = stepped, keep
     if stepped:
         e.used_vectors |= every
@@ -106,6 +103,7 @@ def _emit_block(e: Registers, block: Block, live: dict[int, int]) -> None:
         if instruction is done:
             continue
         if e.stepped:
+            emit_modes.leave(e)
             emit_stepping.look(e, instruction.pc)
         mark = len(e.lines)
         try:
@@ -116,6 +114,7 @@ def _emit_block(e: Registers, block: Block, live: dict[int, int]) -> None:
                 done = following[0]
                 continue
             if successors(instruction) is not None:
+                emit_modes.leave(e)
                 emit_end(e, instruction)
                 return
             emit(e, instruction)
@@ -123,6 +122,7 @@ def _emit_block(e: Registers, block: Block, live: dict[int, int]) -> None:
             del e.lines[mark:]
             halt(e, instruction.pc, layout.HALTED)
             return
+    emit_modes.leave(e)
     if block.stop is Stop.ILLEGAL:
         halt(e, block.end, layout.HALTED)
     elif block.stop is Stop.NO_CODE:
@@ -134,6 +134,7 @@ def _emit_block(e: Registers, block: Block, live: dict[int, int]) -> None:
 def emit(e: Registers, instruction: Instruction) -> None:
     """Emit one instruction that is not control flow. Raises Unsupported."""
     e.pc = instruction.pc
+    emit_modes.enter(e, instruction)
     if instruction.x is not None and instruction.y is not None:
         _emit_pair(e, instruction.x, instruction.y)
         return
@@ -182,6 +183,8 @@ def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps
         head.append("  %mode.slot = alloca i32")
         head.append(f"  %mode.p = getelementptr i8, ptr %context, i64 {context.MXCSR}")
         head.append("  call void @llvm.x86.sse.ldmxcsr(ptr %mode.p)")
+        head.append("  %mode.saved = alloca i32")
+        head.append("  store volatile i32 1, ptr %mode.slot")
     head.append("  %resume.slot = alloca i32")
     head.append("  %code.slot = alloca i32")
     head.append(f"  %abort.p = getelementptr i8, ptr %context, i64 {context.ABORT}")

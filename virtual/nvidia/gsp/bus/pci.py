@@ -79,6 +79,16 @@ class ApertureWindow(BarWindow):
         self._check(offset, len(content), 4)
         self._write(offset, content)
 
+    def read_bytes(self, offset: int, size: int) -> bytes:
+        """Read any bytes inside."""
+        self._check(offset, size, 1)
+        return self._read(offset, size)
+
+    def write_bytes(self, offset: int, data: bytes) -> None:
+        """Write any bytes inside."""
+        self._check(offset, len(data), 1)
+        self._write(offset, data)
+
     def _read(self, offset: int, size: int) -> bytes:
         with self._chip.lock:
             if not self._chip.decodes:

@@ -69,22 +69,24 @@ class GspChannel(ChannelObject):
             require(memory.size >= size, Status.INVALID_ARGUMENT, f"{name}: {memory.size} bytes")
             require(memory.base % _RAMFC_SIZE == 0, Status.INVALID_ARGUMENT, f"{name} alignment")
             self._need(memory, name)
-        self._need(params.mthdbufMem, "mthdbufMem")
+        # Only a fault uses the method buffer. Linux 7.3.4 gives the golden context's channel one in
+        # video memory and calls it system memory, which boards accept.
+        buffer = params.mthdbufMem
+        known = buffer.addressSpace in (_SYSTEM, _VIDEO)
+        require(known, Status.INVALID_ARGUMENT, f"mthdbufMem of kind {buffer.addressSpace}")
 
     def _need(self, memory: Struct, name: str) -> int:
-        host = self._server.address_of(memory.addressSpace, memory.base, memory.size)
+        kind, base, size = int(memory.addressSpace), int(memory.base), int(memory.size)
+        host = self._server.address_of(kind, base, size)
         if host is None:
-            raise RmError(
-                Status.INVALID_ADDRESS,
-                f"{name}: {memory.size:#x} bytes at {memory.base:#x} of kind {memory.addressSpace}",
-            )
+            raise _missing(memory, name)
         return host
 
     def _number(self, params: Struct) -> int:
         flags = params.flags
         if not flags & (_PAGE_FIXED | _INDEX_FIXED):
             return super()._number(params)
-        number = (flags >> 12 & 0x1FF) * 8 + (flags >> 8 & 7)
+        number = int((flags >> 12 & 0x1FF) * 8 + (flags >> 8 & 7))
         if not self.gpu.take_channel_number(self.runlist, number):
             raise RmError(Status.INSUFFICIENT_RESOURCES, f"channel {number} is taken")
         return number
@@ -133,6 +135,11 @@ class GspChannel(ChannelObject):
     def _recover(self, error: ChannelError) -> None:
         super()._recover(error)
         self._server.channel_failed(self, error)
+
+
+def _missing(memory: Struct, name: str) -> RmError:
+    text = f"{name}: {memory.size:#x} bytes at {memory.base:#x} of kind {memory.addressSpace}"
+    return RmError(Status.INVALID_ADDRESS, text)
 
 
 class GraphicsObject(EngineObject):

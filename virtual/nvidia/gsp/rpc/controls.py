@@ -7,6 +7,7 @@ nvkm/subdev/gsp/rm/{r535,r570}.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 from ugpu.hcq.registers.layout import Struct
@@ -32,7 +33,8 @@ _PLACES = {
     "MAIN": 0x00, "PATCH": 0x10, "BUFFER_BUNDLE_CB": 0x11, "PAGEPOOL": 0x12, "ATTRIBUTE_CB": 0x13,
     "RTV_CB_GLOBAL": 0x14, "PRIV_ACCESS_MAP": 0x18,
 }  # fmt: skip
-_FURTHER = {0x09: 0x10000, 0x15: 0x10000, 0x16: 0x10000, 0x17: 0x10000}  # PM, GFXP, FECS events
+# PM; the page pool of one context, which Linux takes for the shared one; GFXP; FECS events
+_FURTHER = {0x09: 0x10000, 0x0D: 4 << 20, 0x15: 0x10000, 0x16: 0x10000, 0x17: 0x10000}
 _GR_INFO = "NV2080_CTRL_GR_INFO_INDEX_"
 # buffer id of PROMOTE_CTX -> name
 _PROMOTED = {
@@ -40,7 +42,7 @@ _PROMOTED = {
     6: "RTV_CB_GLOBAL", 7: "GFXP_POOL", 8: "GFXP_CTRL_BLK", 9: "FECS_EVENT", 10: "PRIV_ACCESS_MAP",
     11: "UNRESTRICTED_PRIV_ACCESS_MAP",
 }  # fmt: skip
-_SIZES = {buffer.name: buffer.size for buffer in BUFFERS}
+Sizes = Mapping[str, int]  # bytes of each context buffer, by name
 _TABLE_PAGE = 32  # entries of one FIFO_GET_DEVICE_INFO_TABLE
 
 
@@ -120,6 +122,17 @@ def _memory_system(sub: Subdevice, params: Struct) -> None:
     params.bFbpaPresent = 1
 
 
+def _zcull(sub: Subdevice, params: Struct) -> None:
+    """Tell the shape of depth culling. UNSURE: the values; the engine that has it is not modelled,
+    and 3D drivers alone use them."""
+    params.widthAlignPixels, params.heightAlignPixels = 0x40, 0x40
+    params.pixelSquaresByAliquots, params.aliquotTotal = 0x100, 0x4000
+    params.zcullRegionByteMultiplier = 0x20
+    params.zcullRegionHeaderSize = params.zcullSubregionHeaderSize = 0xC0
+    params.subregionCount = 0x10
+    params.subregionWidthAlignPixels, params.subregionHeightAlignPixels = 0x40, 0x40
+
+
 def _static_gr_info(sub: Subdevice, params: Struct) -> None:
     gpu = need_gpu(sub)
     constants = sub.machine.abi.constants
@@ -130,14 +143,20 @@ def _static_gr_info(sub: Subdevice, params: Struct) -> None:
             info[index].data = gr_info(gpu, name.removeprefix(_GR_INFO)) or 0
 
 
-def _context_buffers(sub: Subdevice, params: Struct) -> None:
+def buffer_sizes(main: int, maps: int) -> Sizes:
+    """Return the sizes of context buffers. main: of a context's own. maps: of the access maps."""
+    own = {"MAIN": main, "PRIV_ACCESS_MAP": maps, "UNRESTRICTED_PRIV_ACCESS_MAP": maps}
+    return {buffer.name: buffer.size for buffer in BUFFERS} | own
+
+
+def _context_buffers(params: Struct, sizes: Sizes) -> None:
     engine = params.engineContextBuffersInfo[0].engine
-    sizes = {index: _SIZES[name] for name, index in _PLACES.items()} | _FURTHER
-    for index, size in sizes.items():
+    wanted = {index: sizes[name] for name, index in _PLACES.items()} | _FURTHER
+    for index, size in wanted.items():
         engine[index].size, engine[index].alignment = size, 0x1000
 
 
-def _promote(sub: Subdevice, params: Struct) -> None:
+def _promote(sub: Subdevice, params: Struct, sizes: Sizes) -> None:
     client = sub.machine.clients.get(params.hChanClient)
     if client is None:
         raise RmError(Status.INVALID_CLIENT, f"hChanClient {params.hChanClient:#x}")
@@ -153,7 +172,7 @@ def _promote(sub: Subdevice, params: Struct) -> None:
         if name is None:
             raise RmError(Status.INVALID_ARGUMENT, f"no context buffer {entry.bufferId}")
         if entry.gpuPhysAddr or entry.size:
-            least = _SIZES.get(name, 0)
+            least = sizes.get(name, 0)
             require(entry.size >= least, Status.INVALID_ARGUMENT, f"{name}: {entry.size} bytes")
             inside = entry.gpuPhysAddr + entry.size <= memory.size
             require(inside, Status.INVALID_ADDRESS, f"{name} is past the end of video memory")
@@ -207,11 +226,19 @@ def _set(space: VaSpace, address: int) -> None:
     space.space.set_directory(address)
 
 
-def handlers(interface: Interface) -> dict[str, Any]:  # Any: see rm.controls.control.Handler
+def handlers(
+    interface: Interface, sizes: Sizes
+) -> dict[str, Any]:  # Any: see rm.controls.control.Handler
     """Return the handlers of a version, by the header's name."""
 
     def kernel_table(sub: Subdevice, params: Struct) -> None:
         _kernel_table(sub, params, interface)
+
+    def context_buffers(sub: Subdevice, params: Struct) -> None:
+        _context_buffers(params, sizes)
+
+    def promote(sub: Subdevice, params: Struct) -> None:
+        _promote(sub, params, sizes)
 
     return cast(
         "dict[str, Any]",
@@ -225,8 +252,9 @@ def handlers(interface: Interface) -> dict[str, Any]:  # Any: see rm.controls.co
             "NV2080_CTRL_CMD_GPU_GET_FERMI_TPC_INFO": _tpcs,
             "NV2080_CTRL_CMD_INTERNAL_MEMSYS_GET_STATIC_CONFIG": _memory_system,
             "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_INFO": _static_gr_info,
-            "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CONTEXT_BUFFERS_INFO": _context_buffers,
-            "NV2080_CTRL_CMD_GPU_PROMOTE_CTX": _promote,
+            "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CONTEXT_BUFFERS_INFO": context_buffers,
+            "NV2080_CTRL_CMD_GPU_PROMOTE_CTX": promote,
+            "NV2080_CTRL_CMD_GR_GET_ZCULL_INFO": _zcull,
             "NV90F1_CTRL_CMD_VASPACE_COPY_SERVER_RESERVED_PDES": _reserved_directories,
             "NV0080_CTRL_CMD_DMA_SET_PAGE_DIRECTORY": _set_directory,
             "NV0080_CTRL_CMD_DMA_UNSET_PAGE_DIRECTORY": _unset_directory,

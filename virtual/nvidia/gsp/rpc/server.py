@@ -8,6 +8,7 @@ answered with success that did not do its work.
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from ugpu.virtual.nvidia.gsp.rpc import calls, controls, sequencer, static_info
 from ugpu.virtual.nvidia.gsp.rpc.arguments import Arguments
 from ugpu.virtual.nvidia.gsp.rpc.channels import GspChannel, cpu_memory, graphics_object
 from ugpu.virtual.nvidia.gsp.rpc.interface import Event, Function, interface_of
-from ugpu.virtual.nvidia.gsp.rpc.queue import LARGEST, RPC, MessageQueues, QueueError, Record
+from ugpu.virtual.nvidia.gsp.rpc.queue import LARGEST, MessageQueues, QueueError, Record
 from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
 from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.machine import VirtualMachine
@@ -31,7 +32,6 @@ from ugpu.virtual.nvidia.rm.resources import Device, Subdevice
 from ugpu.virtual.nvidia.status import RmError, Status
 
 INTERNAL = (0xC1E0_0001, 0xC1E0_0002, 0xC1E0_0003)  # client, device, subdevice of the GSP's own
-_HISTORY = 256
 _SILENT = (Function.GSP_SET_SYSTEM_INFO, Function.SET_REGISTRY)
 _MOST_BYTES = 1 << 20  # of a message in several records
 SUSPENDED = 0x8000_0000
@@ -43,6 +43,7 @@ class Board(Protocol):
     boot: BootFacts
     options: CardOptions
     machine: VirtualMachine
+    calls: deque[str]
 
     def violation(self, text: str) -> None: ...
     def bus_read(self, address: int, size: int) -> bytes | None: ...
@@ -52,12 +53,12 @@ class Board(Protocol):
         """Raise the GSP's interrupt: there are messages."""
         ...
 
-    def make_apertures(self) -> Directories:
-        """Turn BAR1 and BAR2 virtual; return the page directories."""
+    def make_apertures(self, start: int) -> Directories:
+        """Turn BAR1 and BAR2 virtual; return the page directories, which are from `start` on."""
         ...
 
     def gsp_suspended(self) -> None:
-        """Handle the end of the unload: the GSP says so in its mailbox, or halts."""
+        """Handle the end of the unload: the GSP reports it in its mailbox, or halts."""
         ...
 
 
@@ -72,7 +73,7 @@ class _Bus:
 class GspServer:
     """One run of the GSP's firmware. The card's lock protects it, except `channel_failed`.
 
-    history: the last calls as text. dead: why the firmware has stopped; "" while it runs.
+    dead: why the firmware has stopped; "" while it runs.
     """
 
     def __init__(self, board: Board, version: str, meta: WprMeta) -> None:
@@ -84,7 +85,6 @@ class GspServer:
         self.gpu: VirtualGpu = self.machine.gpu
         self.gaps: list[Any] = []  # hcq.errors.NotSupported, by channels
         self.culprits = Culprits()
-        self.history: list[str] = []
         self.dead = ""
         self.done = False  # INIT_DONE was sent
         self.unloaded = False
@@ -94,7 +94,9 @@ class GspServer:
         self._started = False
         self._parts: list[bytes] = []  # of a message that continues
         self._head: Record | None = None
-        self._controls = controls.handlers(self.interface)
+        self._controls = controls.handlers(
+            self.interface, controls.buffer_sizes(board.options.context, board.options.access_maps)
+        )
         self._queues: MessageQueues | None = None
         self._directories = Directories(0, 0)
         self.arguments: Arguments | None = None
@@ -172,9 +174,9 @@ class GspServer:
 
     def _begin_rm(self) -> None:
         """Create the GSP's own objects and the apertures' directories."""
-        heap = self.meta.heap
-        self.gpu.memory.place_tables(heap, self.meta.heap_size)
-        self._directories = self.board.make_apertures()
+        self.gpu.memory.place_tables(self.meta.heap, self.meta.heap_size)
+        # The CPU writes entries of BAR1's directory: it is outside of the write-protected region.
+        self._directories = self.board.make_apertures(self.meta.other_heap)
         machine = self.machine
         client = Client(machine, INTERNAL[0], self, 0)
         machine.clients[client.handle] = client
@@ -220,7 +222,7 @@ class GspServer:
 
     def _answer(self, record: Record, body: bytes) -> None:
         number = record.function
-        self.history = [*self.history[1 - _HISTORY :], calls.describe(number, body)]
+        self.board.calls.append(calls.describe(number, body))
         if number in _SILENT:
             self._silent(number, body)
             return
@@ -352,10 +354,10 @@ class GspServer:
             log += bytes(4)
         self.post(Event.OS_ERROR_LOG, log)
         engine = channel.channel.runlist_engine
-        words = struct.pack("<5I", engine, number, int(error.xid), 0, 0)
+        words = [engine, number, int(error.xid), 0, 0]
         if self.interface.rc_size == 0x30:
             address = error.fault.page if error.fault is not None else 0
             kind = int(error.fault.kind) if error.fault is not None else 0
-            words = struct.pack("<7IHHIIIIII", engine, number, 0, 0, int(error.xid), 0, 0, 0, 0,
-                                address & 0xFFFF_FFFF, address >> 32, kind, 0, 0, 0)[:0x30]  # fmt: skip
-        self.post(Event.RC_TRIGGERED, words)
+            words = [engine, number, 0, 0, int(error.xid), 0, 0]
+            words += [address & 0xFFFF_FFFF, address >> 32, kind, 0, 0]
+        self.post(Event.RC_TRIGGERED, struct.pack(f"<{len(words)}I", *words))

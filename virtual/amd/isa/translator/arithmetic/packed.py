@@ -103,7 +103,7 @@ def _multiply_add(e: Registers, v: tuple[str, ...]) -> str:
 
 
 def _extreme_of(name: str) -> Function:
-    return lambda e, v: extreme(e, "float", name, v[0], v[1])
+    return lambda e, v: extreme(e, "half", name, v[0], v[1])
 
 
 def _packed_handlers() -> dict[str, Handler]:
@@ -117,7 +117,7 @@ def _packed_handlers() -> dict[str, Handler]:
         "v_pk_mul_f16": _packed("half", _through_float(lambda e, v: e.binary("fmul", "float", *v))),
     }
     for name in ("min", "max"):
-        found[f"v_pk_{name}_f16"] = _packed("half", _through_float(_extreme_of(name)))
+        found[f"v_pk_{name}_f16"] = _packed("half", _extreme_of(name))
     for letter, prefix in (("i", "s"), ("u", "u")):
         found[f"v_pk_mad_{letter}16"] = _packed("i16", _multiply_add)
         for operation in ("add", "sub"):

@@ -1,0 +1,1 @@
+"""Operators of ONNX as tensor operations, by family; see `registry`."""

@@ -1,0 +1,170 @@
+"""Tier "nouveau": the guest kernel's own driver for NVIDIA's cards, unmodified, on the virtual ones.
+
+It boots the GSP with the synthetic firmware, under the names that it asks for, makes its address
+spaces and channels by the GSP's RPCs, and moves buffers with the copy engine. It is loaded,
+unloaded, which takes the GSP down, and loaded again. The run's folder keeps what it said
+(dmesg.txt), what it touched (accesses.txt) and what it asked the GSP for (calls.txt). The tier
+passes when the driver says all of `REACHED` each time, warns of nothing, and the card has nothing
+to object to; docs/foreign-drivers.md has the story.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from lab.kernel.lab import Case, Lab, Run, socket_path
+from ugpu.hcq.transport.base import Transport
+from ugpu.hcq.transport.recorded.accesses import Access, TracingTransport
+from ugpu.virtual.nvidia.gsp.bus.served import ServedCard
+from ugpu.virtual.nvidia.gsp.card import Card
+from ugpu.virtual.nvidia.gsp.firmware.images import whole_set
+from ugpu.virtual.nvidia.gsp.gpu import build_card
+from ugpu.virtual.nvidia.gsp.options import CardOptions
+from ugpu.virtual.serve.model import Client
+from ugpu.virtual.serve.server import Server
+
+MEMORY = 1 << 30
+CONTEXT = 64 << 10  # the driver clears it byte by byte
+END_LIMIT_S = 10
+CHIPS = {
+    "ad102": "NVIDIA AD102 (192000a1)",
+    "ga102": "NVIDIA GA102 (172000a1)",
+    "gh100": "NVIDIA GH100 (180000a1)",
+    "gb202": "NVIDIA GB202 (1b2000a1)",
+    "tu102": "NVIDIA TU102 (162000a1)",
+}
+# Words of the driver, in the order in which it says them on a board.
+REACHED = ("drm: VRAM: ", "drm: MM: using COPY for buffer copies", "[drm] Initialized nouveau 1.4.")
+UNLOADED = "the module is gone"
+NEVER = ("WARNING:", "*ERROR*", "failed to idle channel", "gsp: Timeout", "Oops", "BUG:")
+OPTIONS = "modeset=2 runpm=0 debug=gsp=debug,falcon=debug,fifo=debug"
+PROM, PRAMIN = range(0x300000, 0x400000), range(0x700000, 0x800000)
+
+
+class Trace:
+    """Accesses of registers, one line for a run of equal ones."""
+
+    def __init__(self) -> None:
+        self._last, self._times = "", 0
+        self.lines: list[str] = []
+
+    def __call__(self, access: Access) -> None:
+        if access.window != 0 or access.offset in PROM or access.offset in PRAMIN:
+            return
+        verb = "<-" if access.is_write else "->"
+        shown = f"{access.value:#x}" if access.value is not None else f"{access.width} bytes"
+        line = f"{access.offset:#x} {verb} {shown}"
+        self._times = self._times + 1 if line == self._last else 1
+        self._last = line
+        if self._times > 1:
+            self.lines[-1] = f"{line} (x{self._times})"
+        else:
+            self.lines.append(line)
+
+
+class TracedCard(ServedCard):
+    """A served card whose clients are listened to."""
+
+    def __init__(self, card: Card, trace: Trace) -> None:
+        super().__init__(card)
+        self._trace = trace
+
+    def attach(self, client: Client) -> Transport:
+        return TracingTransport(super().attach(client), self._trace, windows=(0,))
+
+
+@contextmanager
+def served(socket: Path, chip: str) -> Iterator[tuple[Card, Trace]]:
+    """A card behind a server that listens."""
+    card = build_card(
+        chip, CardOptions(memory=MEMORY, platform=False, context=CONTEXT, access_maps=CONTEXT)
+    )
+    trace = Trace()
+    server = Server(socket, TracedCard(card, trace))
+    thread = threading.Thread(target=server.run, name="server", daemon=True)
+    thread.start()
+    try:
+        yield card, trace
+    finally:
+        server.stop()
+        thread.join(END_LIMIT_S)
+        card.close()
+
+
+def run(lab: Lab) -> list[Run]:
+    """A boot for each chip."""
+    *others, wanted = lab.modules.in_order(["nouveau"]).items()
+    provided = lab.folder / "nouveau"
+    for chip in CHIPS:
+        for name, image in whole_set(chip).items():
+            place = provided / "firmware" / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(image)
+    (provided / "nouveau.ko").write_bytes(wanted[1])
+    runs = []
+    for chip in CHIPS if lab.long else list(CHIPS)[:1]:
+        with socket_path("nouveau") as socket:
+            runs.append(boot(lab, socket, provided, [name for name, _ in others], chip))
+    return runs
+
+
+def boot(lab: Lab, socket: Path, provided: Path, modules: list[str], chip: str) -> Run:
+    card = {
+        "driver": "vfio-user-pci", "id": "gpu0", "bus": "port0", "addr": "0.0", "rombar": 0,
+        "socket": {"type": "unix", "path": str(socket)},
+    }  # fmt: skip
+    busybox = f"{lab.programs.tools}/usr/bin/busybox"
+    insert = f"{busybox} insmod {provided}/nouveau.ko {OPTIONS}; ls -l /dev/dri; "
+    command = (
+        f"echo -n {provided}/firmware > /sys/module/firmware_class/parameters/path; {insert}"
+        f"{busybox} timeout 60 {busybox} rmmod nouveau && echo {UNLOADED} > /dev/kmsg; {insert}"
+    )
+    with served(socket, chip) as (model, trace):
+        done = lab.boot(
+            f"nouveau-{chip}",
+            command=command,
+            devices=[
+                *("-device", "pcie-root-port,id=port0,chassis=1,slot=1,x-speed=5"),
+                *("-device", json.dumps(card)),
+            ],
+            modules=modules,
+            kernel_command="loglevel=7",
+            limit_s=150,
+        )
+        facts = {
+            "accesses": list(trace.lines),
+            "calls": list(model.calls),
+            "violations": list(model.violations),
+            "notes": [
+                f"{text} x{count}"
+                for text, count in (*model.notes.items(), *model.registers.unknown.items())
+            ],
+            "refused": list(model.machine.refused),
+        }
+    if done.lack:
+        return done
+    for name, lines in facts.items():
+        (done.console.parent / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    said_file = done.console.parent / "exchange/dmesg.txt"
+    said = said_file.read_text(errors="replace") if said_file.is_file() else ""
+    results = judge(said, chip, facts)
+    cases = [Case(name, "passed" if well else "failed", 0.0) for name, well in results.items()]
+    return replace(done, cases=cases)
+
+
+def judge(said: str, chip: str, facts: dict[str, list[str]]) -> dict[str, bool]:
+    """What the driver said, and what the card objects to, as named results."""
+    first, _, again = said.partition(UNLOADED)
+    words = (CHIPS[chip], *REACHED)
+    results = {f"nouveau says: {word}": word in first for word in words}
+    results |= {f"loaded again it says: {word}": word in again for word in words}
+    results["it is unloaded"] = UNLOADED in said
+    results["it warns of nothing"] = not any(word in said for word in NEVER)
+    results["the card has nothing to object to"] = not facts["violations"]
+    results["the GSP refuses nothing"] = not facts["refused"]
+    return results

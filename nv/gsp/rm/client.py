@@ -1,0 +1,122 @@
+"""A client of the resource manager in the GSP's firmware: requests as messages.
+
+Sources: open-gpu-kernel-modules 570.144 rpc.c (rpcRmApiAlloc_GSP, rpcRmApiControl_GSP,
+rpcRmApiFree_GSP); Linux 7.3 nouveau rm/r535/{alloc,client,ctrl}.c.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+
+from ugpu.hcq.errors import FirmwareError, UgpuError
+from ugpu.hcq.registers.layout import Struct
+from ugpu.hcq.state.clock import Clock
+from ugpu.nv.gsp.rpc.calls import Calls
+from ugpu.nv.rm.requests import Requests
+
+_FIRST_ROOT = 0xC1D0_0000  # of clients; nouveau's base
+_FIRST_OBJECT = 0xCAF0_0000  # of other objects; handles of a client are the driver's to choose
+_ROOTS = itertools.count(1)
+
+
+class GspClient(Requests):
+    """See Requests. calls: to the firmware; they outlive the client."""
+
+    speaker = "the GSP's resource manager"
+
+    def __init__(self, calls: Calls, clock: Clock) -> None:
+        self.calls = calls
+        self._clock = clock
+        self.abi = calls.abi
+        self.version = calls.abi.version
+        self.structs, self.constants = self.abi.structs, self.abi.constants
+        self.closed = False
+        self._handles = itertools.count(_FIRST_OBJECT)
+        self._lock = threading.Lock()
+        self.root = _FIRST_ROOT | next(_ROOTS)
+        parameters = self.structs.NV0000_ALLOC_PARAMETERS.new(
+            hClient=self.root, processID=0xFFFF_FFFF
+        )
+        status, _ = self._create(
+            self.root, self.root, self.constants.NV01_ROOT, parameters, "NV01_ROOT"
+        )
+        if status:
+            raise self._error(status, "allocate NV01_ROOT")
+
+    @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    def _allocate(
+        self, parent: int, number: int, parameters: Struct | None, name: str
+    ) -> tuple[int, int]:
+        with self._lock:
+            handle = next(self._handles)
+        return self._create(parent, handle, number, parameters, name)
+
+    def _create(
+        self, parent: int, handle: int, number: int, parameters: Struct | None, name: str
+    ) -> tuple[int, int]:
+        head = self.structs.rpc_gsp_rm_alloc_v03_00.new(
+            hClient=self.root,
+            hParent=parent,
+            hObject=handle,
+            hClass=number,
+            paramsSize=len(parameters) if parameters is not None else 0,
+        )
+        function = self.constants.NV_VGPU_MSG_FUNCTION_GSP_RM_ALLOC
+        return self._send(function, head, parameters, f"allocate {name}"), handle
+
+    def _send(self, function: int, head: Struct, parameters: Struct | None, what: str) -> int:
+        """Send a request; update `parameters` from the reply, and return the status in it."""
+        payload = bytes(head.raw) + (b"" if parameters is None else bytes(parameters.raw))
+        reply = self.calls.call(function, payload, what=what)
+        size = len(head.raw)
+        if len(reply) < size:
+            raise FirmwareError(
+                f"the GSP's reply to {what} is cut short", size=len(reply), need=size
+            )
+        status = int(head.layout.view(reply[:size]).status)
+        if parameters is not None and not status:
+            if len(reply) < size + len(parameters):
+                raise FirmwareError(
+                    f"the GSP's reply to {what} has no parameters",
+                    size=len(reply),
+                    need=size + len(parameters),
+                )
+            parameters.raw[:] = reply[size : size + len(parameters)]
+        return status
+
+    def _free(self, parent: int, handle: int) -> int:
+        block = self.structs.rpc_free_v03_00.new()
+        block.params.hRoot = self.root
+        block.params.hObjectParent = parent
+        block.params.hObjectOld = handle
+        reply = self.calls.call(
+            self.constants.NV_VGPU_MSG_FUNCTION_FREE, bytes(block.raw), what=f"free {handle:#x}"
+        )
+        if len(reply) < len(block.raw):
+            raise FirmwareError("the GSP's reply to a free is cut short", size=len(reply))
+        return int(block.layout.view(reply[: len(block.raw)]).params.status)
+
+    def _control(self, handle: int, command: int, parameters: Struct | None, name: str) -> int:
+        head = self.structs.rpc_gsp_rm_control_v03_00.new(
+            hClient=self.root,
+            hObject=handle,
+            cmd=command,
+            paramsSize=len(parameters) if parameters is not None else 0,
+        )
+        function = self.constants.NV_VGPU_MSG_FUNCTION_GSP_RM_CONTROL
+        return self._send(function, head, parameters, name)
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        with contextlib.suppress(UgpuError):
+            self.free(self.root, self.root)
+
+    def __repr__(self) -> str:
+        return f"<GspClient {self.root:#x} of firmware {self.version}>"

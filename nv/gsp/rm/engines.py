@@ -1,0 +1,57 @@
+"""Engines of a card, from the resource manager's table of devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ugpu.hcq.errors import FirmwareError
+from ugpu.nv.gsp.rm.client import GspClient
+
+# Indices into engineData: ENGINE_INFO_TYPE_* of open-gpu-kernel-modules kernel_fifo.h, the same in
+# releases 535 and 570.
+_RM_TYPE, _RUNLIST = 2, 3
+_AT_ONCE, _MOST_ENTRIES = 32, 256
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine. kind: its name without a number ("COPY"). number: of its kind. runlist: the list
+    of channels that it works through; engines may share one."""
+
+    kind: str
+    number: int
+    runlist: int
+
+
+def read_engines(client: GspClient, subdevice: int) -> list[Engine]:
+    """Read the table; engines of types that the release's headers do not name are left out."""
+    names = {
+        value: name.removeprefix("RM_ENGINE_TYPE_")
+        for name, value in client.constants.values().items()
+        if name.startswith("RM_ENGINE_TYPE_")
+        and name[len("RM_ENGINE_TYPE_") :].rstrip("0123456789") in ("GR", "COPY")
+    }
+    engines: list[Engine] = []
+    base = 0
+    while True:
+        found = client.ask(subdevice, "NV2080_CTRL_CMD_FIFO_GET_DEVICE_INFO_TABLE", baseIndex=base)
+        count = int(found.numEntries)
+        if count > _AT_ONCE or base + count > _MOST_ENTRIES:
+            raise FirmwareError("the GSP's table of engines is too long", entries=base + count)
+        for position in range(count):
+            data = found.entries[position].engineData
+            name = names.get(int(data[_RM_TYPE]))
+            if name is None:
+                continue
+            kind = name.rstrip("0123456789")
+            engines.append(Engine(kind, int(name[len(kind) :]), int(data[_RUNLIST])))
+        base += count
+        if not found.bMore or not count:
+            return engines
+
+
+def separate_copies(engines: list[Engine]) -> list[int]:
+    """Return the numbers of copy engines whose runlist is not the graphics engine's."""
+    graphics = {engine.runlist for engine in engines if engine.kind == "GR"}
+    copies = (engine for engine in engines if engine.kind == "COPY")
+    return sorted(engine.number for engine in copies if engine.runlist not in graphics)

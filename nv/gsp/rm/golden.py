@@ -1,0 +1,100 @@
+"""The first graphics context of a card, made on a channel that is freed afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from ugpu.hcq.errors import UgpuError
+from ugpu.nv.gsp.rm.channels import USERD_SIZE, describe, own_parameters, take_parts
+from ugpu.nv.gsp.rm.client import GspClient
+from ugpu.nv.gsp.rm.contexts import ChannelContext, Contexts
+from ugpu.nv.gsp.rm.space import GspSpace
+
+if TYPE_CHECKING:
+    from ugpu.nv.gsp.rm.card import GspCard
+
+_PAGE = 4096
+_RESERVED, _RESERVED_SIZE = 0x1_0000_0000, 0x2000_0000  # addresses of the resource manager's own
+_VIDEO_MEMORY = 1  # in levels[].aperture
+_LEVELS = 3
+_CHANNEL = 1  # nouveau's: the resource manager of release 570 refuses number 0
+_ENTRIES = 256  # of the ring, in the first half of a page; USERD is at its end
+
+
+def make_first_context(card: GspCard, methods: int) -> Contexts:
+    """Make the first context. methods: bytes of a channel's method buffer."""
+    contexts = Contexts(card)
+    client = GspClient(card.calls, card.transport.clock)
+    space = GspSpace(card.chip, card.places, card.heap, object())
+    held = contextlib.ExitStack()
+    try:
+        with card.lock:
+            space.own()
+            _make(card, contexts, client, space, methods, held)
+    finally:
+        with contextlib.suppress(UgpuError):
+            client.close()  # frees the channel, before what it used
+        with card.lock:
+            held.close()
+            space.close()
+    return contexts
+
+
+def _make(
+    card: GspCard,
+    contexts: Contexts,
+    client: GspClient,
+    space: GspSpace,
+    methods: int,
+    held: contextlib.ExitStack,
+) -> None:
+    structs, facts = client.structs, card.chip.facts
+    device = client.allocate(
+        client.root,
+        "NV01_DEVICE_0",
+        structs.NV0080_ALLOC_PARAMETERS.new(hClientShare=client.root),
+    )
+    subdevice = client.allocate(device, "NV20_SUBDEVICE_0", structs.NV2080_ALLOC_PARAMETERS.new())
+    vaspace = client.allocate(
+        device, "FERMI_VASPACE_A", structs.NV_VASPACE_ALLOCATION_PARAMETERS.new()
+    )
+    owner = object()
+    scratch = card.heap.allocate(_PAGE, _PAGE, owner)
+    held.callback(card.heap.free, scratch, owner)
+    card.chip.vram.write(scratch, bytes(_PAGE))
+    # This mapping creates the directories of the resource manager's own addresses.
+    anchor = space.map_vram(scratch, _PAGE, space.format.data_flags, _PAGE)
+    held.callback(space.release, anchor)
+    _hand_over(client, vaspace, space)
+    parts = take_parts(card, methods)
+    held.callback(parts.close)
+    block: Any = own_parameters(client, _CHANNEL)
+    block.gpFifoOffset, block.gpFifoEntries = int(anchor.address), _ENTRIES
+    block.hVASpace = vaspace
+    block.engineType = client.constants.NV2080_ENGINE_TYPE_GRAPHICS
+    describe(block, parts, scratch + _PAGE - USERD_SIZE)
+    channel = client.allocate(device, facts.gpfifo_class, block)
+    contexts.read_sizes(client, subdevice)
+    context = ChannelContext(contexts, space)
+    held.callback(context.close)
+    context.promote(client, subdevice, channel, first=True)
+    client.allocate(channel, facts.compute_class)
+
+
+def _hand_over(client: GspClient, vaspace: int, space: GspSpace) -> None:
+    """Let the resource manager enter its own directories into ours."""
+    block: Any = client.structs.NV90F1_CTRL_VASPACE_COPY_SERVER_RESERVED_PDES_PARAMS.new(
+        pageSize=_RESERVED_SIZE,
+        virtAddrLo=_RESERVED,
+        virtAddrHi=_RESERVED + _RESERVED_SIZE - 1,
+    )
+    shapes = [level for level in space.format.levels if level.shift >= 29]
+    tables = space.tables.path(_RESERVED)[: len(shapes)]
+    block.numLevelsToCopy = len(tables)
+    for number, (table, shape) in enumerate(zip(tables, shapes, strict=False)):
+        level = block.levels[number]
+        level.physAddress, level.size = table, 8 << shape.bits
+        level.aperture, level.pageShift = _VIDEO_MEMORY, shape.shift
+    space.flush()
+    client.control(vaspace, "NV90F1_CTRL_CMD_VASPACE_COPY_SERVER_RESERVED_PDES", block)
