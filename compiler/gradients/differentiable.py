@@ -59,7 +59,8 @@ class Differentiable(Values):
     def is_leaf(self) -> bool:
         """Whether the tensor is not the result of a tracked operation."""
         history = self.node.history
-        return not self.node.tracked or (history is not None and history.op == LEAF)
+        own = history is not None and history.op == LEAF and history.arg() is self
+        return own or not self.node.tracked
 
     @property
     def grad(self) -> Any:  # Self | None: a property of a subclass

@@ -56,6 +56,10 @@ class Parameter(Tensor, results=False):
         else:
             self._frozen, self._view = not wanted, None
 
+    def __deepcopy__(self, memo: object) -> Any:  # of Parameter
+        """Return a parameter of its own with the same elements."""
+        return Parameter(self.detach(), self.requires_grad)
+
     def _become_leaf(self, node: Node) -> None:
         if self._array is None:  # a part of an array is one already
             super()._become_leaf(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -195,6 +196,18 @@ def test_modules() -> None:
         type("Bad", (nn.Module,), {"__init__": lambda self: setattr(self, "x", 1)})()
     with pytest.raises(AttributeError, match="no attribute 'missing'"):
         _ = model.missing
+
+
+def test_a_copy_of_a_module_is_trained_apart() -> None:
+    model = nn.Linear(2, 1)
+    other = copy.deepcopy(model)
+    optimizer = optim.SGD(model.parameters(), lr=1.0)
+    model(Tensor([[1.0, 1.0]])).sum().backward()
+    assert other.weight.grad is None and isinstance(other.weight, nn.Parameter)
+    before = other.weight.numpy()
+    optimizer.step()
+    assert np.array_equal(other.weight.numpy(), before)
+    assert not np.array_equal(model.weight.numpy(), before)
 
 
 def test_initialisers() -> None:
