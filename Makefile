@@ -137,7 +137,7 @@ REFERENCE := ugpu ugpu.ir ugpu.hcq ugpu.hcq.errors ugpu.hcq.device.device ugpu.h
 
 docs:
 	@$(SETUP) demo docs
-	$(PYTHON) -m pdoc --docformat restructuredtext -o build/docs $(REFERENCE)
+	$(PYTHON) -m pdoc --docformat google -o build/docs $(REFERENCE)
 
 golden:
 	@$(SETUP) demo dev

@@ -32,7 +32,13 @@ from ugpu.hcq.errors import BadArgument
 
 @dataclass(frozen=True)
 class DType:
-    """An element type. kind: "b" bool, "i" signed, "u" unsigned, "f" float. itemsize: bytes."""
+    """An element type.
+
+    Attributes:
+        name: as in `dtypes`, such as "float32".
+        kind: "b" bool, "i" signed, "u" unsigned, "f" float.
+        itemsize: in bytes.
+    """
 
     name: str
     kind: str

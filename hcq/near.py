@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def meant(name: str, choices: Iterable[str]) -> str:
     """Return "did you mean A or B? " for the known names that are near, "" if none is."""
-    near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.6)
+    near = difflib.get_close_matches(name, sorted(choices), n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}? " if near else ""

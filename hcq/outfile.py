@@ -20,7 +20,12 @@ _HEAD = 4096  # bytes; the begin of a file shows its kind
 
 @dataclass(frozen=True)
 class Kind:
-    """what: with its article. begins: a regular expression for the begin of every such file."""
+    """A kind of file that may be overwritten.
+
+    Attributes:
+        what: with its article.
+        begins: a regular expression for the begin of every such file.
+    """
 
     what: str
     begins: bytes
@@ -29,8 +34,8 @@ class Kind:
 def check_file(path: Path, kind: Kind) -> None:
     """Raise BadArgument if there is a file at `path` that is not of this kind."""
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode) or not found.st_size:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or not status.st_size:
             return
         with path.open("rb") as file:
             head = file.read(_HEAD)

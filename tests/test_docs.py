@@ -17,7 +17,7 @@ from ugpu.tools import cli
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = ("debugging.md", "tutorial.md", "your-own-kernel.md")
+PAGES = ("debugging.md", "training.md", "tutorial.md", "your-own-kernel.md")
 _PROGRAM = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
@@ -61,7 +61,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 MECHANISMS = (
     "adreno", "am-bringup", "compiler", "compiler-design", "daemon", "debugging", "emulator-core",
     "generator", "nvrm", "page", "queues", "recovery", "sniff", "telemetry", "testing",
-    "transports", "vfio-user", "virtual-adreno", "virtual-navi31", "virtual-nv", "virtual-sm",
+    "training", "transports", "vfio-user", "virtual-adreno", "virtual-navi31", "virtual-nv", "virtual-sm",
     "virtual-usb-bridge",
 )  # fmt: skip
 WHERE = "## Where this is in the code"

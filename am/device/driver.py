@@ -207,7 +207,7 @@ class AmDriver(Holder):
             return self.outside.staged(traits.staged)
         return super().make_transfer()
 
-    def nudge(self) -> None:
+    def notify_memory_written(self) -> None:
         """See Driver."""
         if not self.transport.traits.host_memory:
             self.units.nbio.post_hdp()

@@ -64,7 +64,7 @@ def diagnose(driver: Holder) -> Diagnosis:
         return Diagnosis(Level.MODE1, str(failure))
     if units.smu.stuck:
         return Diagnosis(Level.MODE1, "the SMU has not answered a message")
-    found = [Diagnosis(_unfinished(driver), "a reset before this one was cut off")]
+    found = [Diagnosis(driver.card.unfinished, "a reset before this one was cut off")]
     worst = max([*found, *needs(driver.chip)], key=lambda one: one.first)
     if worst.first >= Level.MODE2:
         return worst
@@ -86,11 +86,6 @@ def needs(chip: Chip) -> list[Diagnosis]:
         if level is not None:
             found.append(Diagnosis(level, f"{state.unit}: {state.name}: {state.meaning}"))
     return found
-
-
-def _unfinished(driver: Holder) -> Level:
-    """The level of a reset that did not end: the holder's own, or one of the whole card."""
-    return max(holder.unfinished or Level.QUEUE for holder in driver.card.holders)
 
 
 def failed_queues(driver: Holder, failure: UgpuError | None) -> list[RingQueue]:

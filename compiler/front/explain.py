@@ -35,18 +35,32 @@ from ugpu.hcq.state.target import TargetSpec
 
 @dataclass
 class KernelReport:
-    """A kernel of a run. result, inputs: numbers of nodes in the graph's text. computes: tensor
-    operations. ir: compiler.kernel.text. code: LLVM IR. flops, bytes: see pattern.work. seconds:
-    the best time of all runs but the first, first_seconds: time of the first; None if not timed."""
+    """A kernel of a run.
+
+    Attributes:
+        name: of its entry point.
+        computes: tensor operations.
+        result: number of the node in the graph's text.
+        inputs: numbers of nodes in the graph's text.
+        target: the node whose memory it writes into; None: memory of its own.
+        ir: text of the kernel IR, see compiler.kernel.text.
+        code: LLVM IR.
+        others: numbers of further results.
+        flops: floating-point operations, see pattern.work.
+        bytes: moved bytes, see pattern.work.
+        seconds: the best time of all runs but the first; None if not timed.
+        first_seconds: time of the first run; None if not timed.
+        runs: how often it ran.
+    """
 
     name: str
     computes: str
     result: int
     inputs: tuple[int, ...]
-    target: int | None  # the node whose memory it writes into
+    target: int | None
     ir: str
     code: str
-    others: tuple[int, ...] = ()  # numbers of further results
+    others: tuple[int, ...] = ()
     flops: int = 0
     bytes: int = 0
     seconds: float | None = None
@@ -62,8 +76,16 @@ class KernelReport:
 
 @dataclass
 class CallReport:
-    """A call of a nested function. first, kernels: its kernels are `kernels` of the run, from
-    number `first` on. like: the number of an earlier call of the run with the same schedule."""
+    """A call of a nested function.
+
+    Attributes:
+        function: its name.
+        results: numbers of nodes.
+        inputs: numbers of nodes.
+        first: number of its first kernel in the run.
+        kernels: how many of the run's kernels are its own.
+        like: the number of an earlier call of the run with the same schedule.
+    """
 
     function: str
     results: tuple[int, ...]
@@ -81,8 +103,15 @@ class CallReport:
 
 @dataclass
 class RunReport:
-    """One realization. graph: a line per node: number, operation, sources, where it was built; then
-    each nested function once, with its own numbers."""
+    """One realization.
+
+    Attributes:
+        device: its name.
+        graph: a line per node: number, operation, sources, where it was built; then each nested
+            function once, with its own numbers.
+        kernels: in the order of the run.
+        calls: of nested functions.
+    """
 
     device: str
     graph: str

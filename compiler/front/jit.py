@@ -126,7 +126,12 @@ class Jit(Generic[Given, Result]):
             self._calls = 1
             with Recording(self.name) as first, Touched() as touched:
                 result = call(self.name, self._function, (args, kwargs))
-                realize([*tensors_of(result), *touched.assigned()])
+                results = tensors_of(result)
+                realize([*results, *touched.assigned()])
+                for tensor in results:  # as in a replay, whose results have no history
+                    if touched.created(tensor):
+                        tensor.node.forget()
+                del results
             first.finish()
             self._signature, self._device = signature, first.runtime
             self._identity = (first.keys, touched.used(tensors), touched.written(tensors))

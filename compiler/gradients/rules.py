@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ugpu.compiler.gradients import (
+    attention,
     calls,
     elementwise,
     indexing,
@@ -12,4 +13,4 @@ from ugpu.compiler.gradients import (
 )
 from ugpu.compiler.gradients.table import RULES as RULES
 
-FAMILIES = (calls, elementwise, indexing, movement, reductions, windows)
+FAMILIES = (attention, calls, elementwise, indexing, movement, reductions, windows)

@@ -110,6 +110,10 @@ class Node:
         if self.history is None and self.sources:
             self.history = History(self.op, self.sources, self.arg)
 
+    def forget(self) -> None:
+        """End the graph of gradients at this node, which is computed."""
+        self.tracked, self.history = False, None
+
     def take_over(self, leaf: Node) -> None:
         """Become the leaf that another node is, if it is one."""
         if leaf.history is not None and not leaf.history.sources and leaf.history is not FREED:

@@ -130,7 +130,7 @@ class TensorCore:
         of it."""
         device = self.device
         if recipe.long:
-            core_of(device).driver.expect()
+            core_of(device).driver.prefetch_wake()
         made: Self = object.__new__(self._kind)
         made.device = device
         made.node = result = recipe.apply(*given)

@@ -124,12 +124,14 @@ class _Running(Module):
                 f"{' or '.join(map(str, self.axes))} axes, got shape {list(x.shape)}"
             )
 
-    def _update(self, mean: Any, variance: Any) -> None:
-        """Move the running statistics towards those of a batch; variance: the unbiased one."""
+    def _update(self, mean: Any, variance: Any, counts: bool = True) -> None:
+        """Move the running statistics towards those of a batch; variance: the unbiased one. counts:
+        whether the batch is counted."""
         if not self.tracks:
             return
         with tracking(False):
-            self.num_batches_tracked.assign(self.num_batches_tracked + 1)
+            if counts:
+                self.num_batches_tracked.assign(self.num_batches_tracked + 1)
             part: Any = self.momentum
             if part is None:  # the plain mean of all batches
                 part = 1 / self.num_batches_tracked.float()
@@ -204,7 +206,7 @@ class _InstanceNorm(_Running):
             return self._normalised(x, self.running_mean, self.running_var)
         axes = tuple(range(2, x.ndim))
         if self.training and self.tracks:
-            self._update(x.mean(axes).mean(0), x.var(axes).mean(0))
+            self._update(x.mean(axes).mean(0), x.var(axes).mean(0), counts=False)
         return _scaled(x.layernorm(axes, self.eps), self.weight, self.bias)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 from math import prod
@@ -17,7 +18,7 @@ from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument
 
-ALIGNED = 64  # elements: each part of an array starts at a multiple
+ALIGNED = 64  # elements: parts whose size is a multiple start at a multiple
 
 
 class Parameter(Tensor, results=False):
@@ -29,11 +30,15 @@ class Parameter(Tensor, results=False):
 
     __slots__ = ("_array", "_frozen", "_view")
 
+    _view: weakref.ref[Node] | None  # the present node, as a part of the array
+
     def __init__(
         self, data: Any, requires_grad: bool = True, *, device: Device | str | None = None,
         dtype: DType | str | None = None,
     ) -> None:  # fmt: skip
         self._array: Array | None = None
+        if device is None and isinstance(data, Tensor):
+            device = data.device
         super().__init__(data, device=device, dtype=dtype)
         if isinstance(data, Tensor):
             self.node = graph.detached(self.node)
@@ -71,21 +76,25 @@ def _write(parameter: Parameter, node: Node) -> None:
         parameter._array.write(parameter, node)
 
 
-# The slot of TensorCore may be exchanged for a property while a function is recorded.
-setattr(Parameter, "node", property(_read, _write))  # mypy allows no property over a variable
+# By name: for mypy, `node` is a variable, which a property cannot replace. The slot of TensorCore
+# may be exchanged for a property while a function is recorded.
+type.__setattr__(
+    Parameter, "node", property(_read, _write)
+)  # mypy allows no property over a variable
 
 
 class Array:
-    """One array of several parameters of a type and device, each at a multiple of ALIGNED elements.
-    The parameters become parts of it."""
+    """One array of several parameters of a type and device, one after the other. The parameters
+    become parts of it. `parameters` has them in the order of the array: the sizes that divide by
+    the highest power of two first, so that each starts at a multiple of that power."""
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         first = parameters[0]
-        self.parameters = list(parameters)
+        self.parameters = sorted(parameters, key=lambda each: -_alignment(each.numel()))
         self.starts: dict[int, int] = {}
         self.shapes: dict[int, Shape] = {}
         size = 0
-        for parameter in parameters:
+        for parameter in self.parameters:
             if parameter.dtype is not first.dtype or parameter.device is not first.device:
                 raise BadArgument(
                     f"parameters of one group must have one type and device, got "
@@ -94,21 +103,17 @@ class Array:
                 )
             self.starts[id(parameter)] = size
             self.shapes[id(parameter)] = parameter.shape
-            size += -(-parameter.numel() // ALIGNED) * ALIGNED
+            size += parameter.numel()
         self.size = size
         with tracking(False):
-            self.tensor = self.joined([each.detach() for each in parameters]).realize()
+            self.tensor = self.joined([each.detach() for each in self.parameters]).realize()
         for parameter in parameters:
             parameter._view, parameter._frozen = None, False
             parameter._array = self
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return one array of tensors like the parameters, with zeros between."""
-        rows = []
-        for part in parts:
-            more = -part.numel() % ALIGNED
-            rows.append(part.reshape(part.numel()).pad([(0, more)]))
-        return Tensor.cat(rows).contiguous()
+        """Return one array of tensors like the parameters, in the order of `parameters`."""
+        return Tensor.cat([part.reshape(part.numel()) for part in parts]).contiguous()
 
     def zeros(self) -> Tensor:
         """Return an array of zeros with the same places."""
@@ -139,6 +144,11 @@ class Array:
         with tracking(False):
             value = self.tensor._new(graph.reshape(node, (prod(self.shapes[id(parameter)]),)))
             self.tensor[start : start + value.numel()] = value
+
+
+def _alignment(size: int) -> int:
+    """Return the highest power of two up to ALIGNED that divides a size."""
+    return math.gcd(size, ALIGNED)
 
 
 def _moves(node: Node, source: Node) -> bool:

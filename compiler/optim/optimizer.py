@@ -144,7 +144,11 @@ class Optimizer:
 
     def _joined(self, group: Group, array: Array) -> Tensor:
         """Return the gradients as one array, of which each parameter's gradient becomes a part."""
-        missing = [place for place, each in enumerate(array.parameters) if each.grad is None]
+        missing = [
+            place
+            for place, each in enumerate(group.parameters)
+            if id(each) in array.starts and each.grad is None
+        ]
         if missing:
             raise BadArgument(
                 f"{type(self).__name__}: the first step had gradients of {len(array.parameters)} "

@@ -254,8 +254,13 @@ def wanted_later(plan: Plan, roots: Sequence[Node], nodes: list[Node]) -> set[in
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Memory and kernels of a run. Bytes, as the pool rounds them: `results` stay, `peak` is the
-    maximum at any time, without memory stored already. kernels: how many run."""
+    """Memory and kernels of a run. Bytes, as the pool rounds them.
+
+    Attributes:
+        peak: the maximum at any time, without memory stored already.
+        results: bytes that stay.
+        kernels: how many run.
+    """
 
     peak: int
     results: int

@@ -365,10 +365,24 @@ def runtime_of(device: Device) -> Runtime:
     with _devices_lock:
         found = _runtimes.get(id(device))
         if found is None or found.device is not device:
-            for key in [key for key, old in _runtimes.items() if old.device.closed]:
-                _runtimes.pop(key).forget()
-            found = _runtimes[id(device)] = Runtime(device, config().cache_folder / "kernels")
+            for old in [old for old in _runtimes.values() if old.device.closed]:
+                _forget(old)  # of devices that a parent process opened
+            found = _made(device, config().cache_folder / "kernels")
         return found
+
+
+def _made(device: Device, folder: Path | None) -> Runtime:
+    """Make the runtime of a device, which keeps it until it is closed."""
+    made = _runtimes[id(device)] = Runtime(device, folder)
+    made.core.at_end.append(lambda: _forget(made))
+    return made
+
+
+def _forget(runtime: Runtime) -> None:
+    with _devices_lock:
+        if _runtimes.get(id(runtime.device)) is runtime:
+            del _runtimes[id(runtime.device)]
+    runtime.forget()
 
 
 def known_runtime(device: Device) -> Runtime | None:
@@ -383,8 +397,7 @@ def use_cache(device: Device, folder: Path | None) -> Runtime:
         old = _runtimes.get(id(device))
         if old is not None:
             old.forget()
-        made = _runtimes[id(device)] = Runtime(device, folder)
-        return made
+        return _made(device, folder)
 
 
 def device_of(given: Device | str | None) -> Device:

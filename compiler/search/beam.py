@@ -16,7 +16,12 @@ CLEAR = 0.97  # times the default's seconds: a gain smaller than this is noise
 
 @dataclass(frozen=True)
 class Trial:
-    """One record and the outcome of its measurement."""
+    """One record and the outcome of its measurement.
+
+    Attributes:
+        choices: the record.
+        outcome: of its measurement.
+    """
 
     choices: Choices
     outcome: Outcome

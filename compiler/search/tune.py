@@ -44,8 +44,15 @@ FINISHED = "no record near the best is faster"
 
 @dataclass(frozen=True)
 class KernelTuning:
-    """Result of a search for one kernel. found: None if nothing was tried; note: why not, or why
-    the default stays; kept: choices found by an earlier search; ended: why this search stopped.
+    """Result of a search for one kernel.
+
+    Attributes:
+        name: of the kernel.
+        computes: tensor operations.
+        found: the trials; None if nothing was tried.
+        note: why nothing was tried, or why the default stays.
+        kept: choices found by an earlier search.
+        ended: why this search stopped.
     """
 
     name: str
@@ -89,8 +96,14 @@ class KernelTuning:
 
 @dataclass
 class TuningReport:
-    """The kernels of a `tuning` block, in the order they were met. seconds: total time used of
-    `budget_s`; ended: why the search stopped."""
+    """The result of a `tuning` block.
+
+    Attributes:
+        kernels: in the order in which they were met.
+        budget_s: the most time for searches, in seconds.
+        seconds: time used of it.
+        ended: why the search stopped.
+    """
 
     kernels: list[KernelTuning] = field(default_factory=list)
     budget_s: float = 0.0

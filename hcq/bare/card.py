@@ -105,8 +105,8 @@ class BareCard(ABC, Generic[H]):
 
     @abstractmethod
     def warm_attach(self, stages: Stages) -> None:
-        """Set everything up again below running firmware. ChipError if the chip does not behave as
-        a warm one should; it is then reset."""
+        """Set everything up again below running firmware. ChipError or FirmwareError if the chip
+        does not behave as a warm one should; it is then reset."""
 
     @abstractmethod
     def find_firmware(self) -> None:
@@ -199,7 +199,7 @@ class BareCard(ABC, Generic[H]):
         self.own_memory()
         try:
             self.warm_attach(self.stages)
-        except ChipError as error:
+        except (ChipError, FirmwareError) as error:
             log.warning("%s: a warm attach is not possible: %s", self.name, error)
             return False
         return True
@@ -234,6 +234,12 @@ class BareCard(ABC, Generic[H]):
     def is_alone(self, holder: H) -> bool:
         """Return whether no other holder has work on the card."""
         return not self.stuck and all(other is holder for other in self.holders)
+
+    @property
+    def unfinished(self) -> Level:
+        """The level of the harshest reset that did not end, of any holder: the next one begins
+        there, unless the chip shows where it stands."""
+        return max(holder.unfinished or Level.QUEUE for holder in self.holders)
 
     def check_whole_reset(self, holder: H) -> None:
         """Raise NotSupported if this holder may not reset the whole card."""

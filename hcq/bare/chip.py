@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import ParamSpec, Protocol, TypeVar, cast
 
 from ugpu.hcq.bare import remedies
-from ugpu.hcq.bare.bus import ALL_ONES, RegisterBus
+from ugpu.hcq.bare.bus import ALL_ONES, RegisterBus, described
 from ugpu.hcq.bare.link import Link
-from ugpu.hcq.bare.recent import described
 from ugpu.hcq.bare.vram import Vram
 from ugpu.hcq.errors import DeviceLost
 from ugpu.hcq.registers.fields import BoundRegister, RegisterBlock, RegisterValue
@@ -81,7 +80,7 @@ class BareChip(ABC):
         return ()
 
     def recent_accesses(self) -> list[str]:
-        """Return the last register accesses, oldest first; see bare.recent."""
+        """Return the last register accesses, oldest first; see bare.bus.described."""
         return described(tuple(self.bus.recent), [*self.blocks()])
 
     @property

@@ -80,7 +80,7 @@ class Rungs(ABC, Generic[D, Q]):
         whole, holder, card = level > Level.QUEUE, self.holder, self.holder.card
 
         def noted() -> None:
-            """Act. ORDER: the note is first, so that the next reset knows of an interrupted one."""
+            """Act. ORDER: the note is first, so that the next reset detects an interrupted one."""
             former = holder.unfinished
             holder.unfinished = level if former is None else max(level, former)
             if whole:

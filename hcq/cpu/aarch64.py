@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 
-from ugpu.hcq.objects.elf import Rule
+from ugpu.hcq.objects.linking import Rule
 
 EM_AARCH64 = 183
 JUMP_SIZE = 16

@@ -35,8 +35,7 @@ from ugpu.hcq.cpu.processor import (
     Words,
     native,
 )
-from ugpu.hcq.cpu.queue import CpuQueue
-from ugpu.hcq.device.driver import Driver
+from ugpu.hcq.cpu.queue import CpuQueue, QueuesDriver
 from ugpu.hcq.errors import BadPacket, ChipError, UgpuError
 from ugpu.hcq.state import host, life
 from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned
@@ -77,7 +76,7 @@ def host_target(threads: int) -> TargetSpec:
     )
 
 
-class CpuDriver(Driver):
+class CpuDriver(QueuesDriver):
     """Host threads. One compute queue, whose launches use all threads, and one copy queue."""
 
     clock_hertz = 1e9
@@ -150,8 +149,6 @@ class CpuDriver(Driver):
             memory.close()
 
     def timeline_memory(self) -> Buffer:
-        """Return memory for a queue's timeline; it belongs to the device and is not counted as
-        used."""
         memory = HostMemory(TIMELINE_SIZE)
         self._memories.add(memory)
         address = VirtAddr(memory.address)
@@ -221,7 +218,7 @@ class CpuDriver(Driver):
 
     # ---- failures ----------------------------------------------------------------------------
 
-    def settled(self) -> bool:
+    def is_idle_fast(self) -> bool:
         """Wait a while, natively; return whether the queues are idle and met only valid
         commands."""
         compute, copy = self._timelines
@@ -247,11 +244,11 @@ class CpuDriver(Driver):
         # a fault ends it; the limit lets Python handle its own signals
         self.bell.wait(int(timeline.memory.address), value, min(limit_s, PAUSE_S))
 
-    def expect(self) -> None:
+    def prefetch_wake(self) -> None:
         if not self.core.closed:
             self._expect(self._server)
 
-    def nudge(self) -> None:
+    def notify_memory_written(self) -> None:
         self.bell.ring()
 
     def diagnose(self, timeline: Timeline, value: int) -> dict[str, object]:

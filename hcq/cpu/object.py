@@ -20,15 +20,8 @@ from ugpu.hcq.cpu.mark import MARK, declared
 from ugpu.hcq.cpu.memory import CodeMemory
 from ugpu.hcq.errors import BadCodeObject, NotSupported
 from ugpu.hcq.objects.argument import Argument
-from ugpu.hcq.objects.elf import (
-    SHF_EXECINSTR,
-    SHF_WRITE,
-    ElfObject,
-    Rule,
-    lay_out,
-    link,
-    read_object,
-)
+from ugpu.hcq.objects.elf import SHF_EXECINSTR, SHF_WRITE, ElfObject, read_object
+from ugpu.hcq.objects.linking import Rule, lay_out, link
 
 EM_X86_64 = 62
 RELOCATIONS_X86_64 = {
@@ -55,7 +48,13 @@ def _jump_x86_64(address: int) -> bytes:
 
 @dataclass(frozen=True)
 class Machine:
-    """Linking of objects for one kind of processor. number: its e_machine."""
+    """Linking of objects for one kind of processor.
+
+    Attributes:
+        number: its e_machine.
+        rules: by relocation type.
+        jump: returns code that jumps to an address.
+    """
 
     number: int
     rules: Mapping[int, Rule]
@@ -70,8 +69,14 @@ MACHINES = {
 
 @dataclass(frozen=True)
 class HostKernel:
-    """A kernel of a loaded object: the address of its code, the bytes of its arguments, and the
-    arguments, if the object declares them."""
+    """A kernel of a loaded object.
+
+    Attributes:
+        name: of the kernel.
+        address: of its code.
+        kernarg_size: bytes of its arguments.
+        arguments: if the object declares them.
+    """
 
     name: str
     address: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Self
 
 from ugpu.hcq.errors import Closed, UgpuError
@@ -13,7 +14,11 @@ from ugpu.hcq.state import life, trace
 class Closing(ABC):
     """Closing of hcq.Device, and the errors of threads that use it meanwhile.
 
-    closer: the thread that is in `close`. inherited: the device belongs to a parent process.
+    Attributes:
+        closer: the thread that is in `close`.
+        inherited: the device belongs to a parent process.
+        at_end: called once when the device has ended, by the thread that closed it, without the
+            lock.
     """
 
     def __init__(self, name: str, lock: threading.RLock | None = None) -> None:
@@ -26,6 +31,7 @@ class Closing(ABC):
         self.inherited = False
         self.closer: int | None = None
         self.failure: UgpuError | None = None
+        self.at_end: list[Callable[[], None]] = []
 
     def opened(self) -> None:
         """Keep the device until it is closed. A driver calls this at the end of its constructor."""
@@ -85,6 +91,8 @@ class Closing(ABC):
         finally:
             if mine:
                 self.closer = None
+            while self.ended and self.at_end:
+                self.at_end.pop()()
 
     def _end(self) -> None:
         try:

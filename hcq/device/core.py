@@ -75,14 +75,24 @@ class Core(Closing):
     In a forked child, and while another thread is in `close`, methods that need the device raise
     Closed.
 
-    driver: the driver that it calls. device: the user's object. limit_s: how long a wait may take
-    if its caller gives no limit (seconds, by the driver's clock). last_failure: the failure handled
-    by the last `reset`. resets: number of resets. keeper: writes the first failure's bundle.
-    healer: resets the device. copies: copies between its memory and this process. replaying: a
-    replay that has begun, see `complete`. waits: waits for its queues. losses: work that resets
-    lost. launches: kernels submitted so far. errors: failures so
-    far, by class. observer: serves telemetry, if enabled (hcq.device.observe). explainers: return
-    further facts for a failure, from modules with more facts about its kernel; must not raise.
+    Attributes:
+        driver: the driver that it calls.
+        device: the user's object.
+        limit_s: how long a wait may take if its caller gives no limit (seconds, by the driver's
+            clock).
+        last_failure: the failure handled by the last `reset`.
+        resets: number of resets.
+        keeper: writes the first failure's bundle.
+        healer: resets the device.
+        copies: copies between its memory and this process.
+        replaying: a replay that has begun, see `complete`.
+        waits: waits for its queues.
+        losses: work that resets lost.
+        launches: kernels submitted so far.
+        errors: failures so far, by class.
+        observer: serves telemetry, if enabled (hcq.device.observe).
+        explainers: return further facts for a failure, from modules with more facts about its
+            kernel; must not raise.
     """
 
     device: Device
@@ -291,7 +301,7 @@ class Core(Closing):
         usual = usual and not self.followers.raising
         timelines = [hardware.timeline for hardware in self.driver.all_queues()]
         ends = [timeline.last for timeline in timelines]
-        if usual and self.driver.settled() and self.resets == resets:
+        if usual and self.driver.is_idle_fast() and self.resets == resets:
             losses.found_clean(timelines, ends)
             return
         if limit_s is not None:
@@ -301,7 +311,7 @@ class Core(Closing):
             losses.tell(timelines)
         losses.mine.resets = resets
         losses.found_clean(timelines, ends)
-        self.driver.synchronized()
+        self.driver.flush_output()
 
     def _drain(self, limit_s: float | None) -> None:
         """Wait until all queues are idle; raise failures reported meanwhile."""
@@ -410,13 +420,13 @@ class Core(Closing):
         try:
             self.check_failures()
         except UgpuError:
-            self.healer.heal()
+            self.healer.recover()
         self.check_alive()
 
     def check_usable(self) -> None:
         """See Closing."""
         if self.failure is not None:
-            self.healer.heal()
+            self.healer.recover()
         with self._told():
             super().check_usable()
 

@@ -19,9 +19,14 @@ Group = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class WaveState:
-    """A wave of the group that is on the shader core. number: its index in the group. state:
-    "halted", "waits at a barrier", "ready", "not begun" or "ended". pc: GPU address of its next
-    instruction."""
+    """A wave of the group that is on the shader core.
+
+    Attributes:
+        number: its index in the group.
+        state: "halted", "waits at a barrier", "ready", "not begun" or "ended".
+        pc: GPU address of its next instruction.
+        execute: one bit for each active lane.
+    """
 
     number: int
     state: str
@@ -30,9 +35,13 @@ class WaveState:
 
 
 class Code(Protocol):
-    """A kernel that is about to run. entry: GPU address of its first instruction. kernel: its name
-    if the model executes named text, whose lines `listing` gives; else "". digest: of all its
-    instructions."""
+    """A kernel that is about to run.
+
+    Attributes:
+        entry: GPU address of its first instruction.
+        kernel: its name if the model executes named text, whose lines `listing` gives; else "".
+        digest: of all its instructions.
+    """
 
     entry: int
     kernel: str
@@ -50,8 +59,13 @@ class Code(Protocol):
 class Halted(Protocol):
     """A wave halted before an instruction. Valid until `Debugger.halted` returns.
 
-    pc: GPU address of the next instruction. lanes: number per wave. execute: one bit for each
-    active lane.
+    Attributes:
+        pc: GPU address of the next instruction.
+        group: the group's index along each axis.
+        wave: its index in the group.
+        lanes: number per wave.
+
+    `execute` has one bit for each active lane.
     """
 
     pc: int
@@ -95,8 +109,9 @@ class Halted(Protocol):
 class Debugger(Protocol):
     """A step debugger. All methods but `opened` are called on the thread that runs the kernel.
 
-    active: wait limits are suspended while a kernel runs under the debugger. Any thread may read
-    it.
+    Attributes:
+        active: wait limits are suspended while a kernel runs under the debugger. Any thread may
+            read it.
     """
 
     @property

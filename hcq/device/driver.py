@@ -61,10 +61,14 @@ class Driver(ABC):
     """One device and its driver. Subclasses implement the abstract methods; the others have
     defaults.
 
-    name: as users gave it to `hcq.open`. target: the properties that a compiler needs. clock_hertz:
-    rate of the ticks that Queue.timestamp writes. clock: time and wait limits, the transport's if
-    there is one. core: the device-independent part, which the driver needs for the objects that it
-    makes (buffers, timelines) and queries (`core.failure`, `core.limit_s`, `core.check_failures`).
+    Attributes:
+        name: as users gave it to `hcq.open`.
+        target: the properties that a compiler needs.
+        clock_hertz: rate of the ticks that Queue.timestamp writes.
+        clock: time and wait limits, the transport's if there is one.
+        core: the device-independent part, which the driver needs for the objects that it makes
+            (buffers, timelines) and queries (`core.failure`, `core.limit_s`,
+            `core.check_failures`).
     """
 
     target: TargetSpec
@@ -117,13 +121,13 @@ class Driver(ABC):
         wait."""
         return [queue for kind in _KINDS for queue in self.hardware_queues(kind)]
 
-    def expect(self) -> None:
+    def prefetch_wake(self) -> None:
         """Note that work that takes a while is about to be submitted, so that sleeping hardware can
         wake meanwhile. A hint: called at any time, without the lock; does nothing on a closed
         device."""
         return
 
-    def nudge(self) -> None:
+    def notify_memory_written(self) -> None:
         """Make the queues check memory that they may wait for: the host has written to it. Called
         without the lock. Does nothing for hardware that polls memory."""
         return
@@ -146,14 +150,14 @@ class Driver(ABC):
         that a thread may enter it before work is submitted without missing an event."""
         return False
 
-    def settled(self) -> bool:
+    def is_idle_fast(self) -> bool:
         """Return whether all queues are idle and no failure was reported: a shortcut for
-        Device.synchronize, which may wait for a while, and does not call `synchronized` after True.
+        Device.synchronize, which may wait for a while, and does not call `flush_output` after True.
         Return False if this is unknown, or if the device is closed meanwhile; the core then takes
         the full path. Called without the lock; takes no other lock and raises nothing."""
         return False
 
-    def synchronized(self) -> None:
+    def flush_output(self) -> None:
         """Pass on what kernels left for their user (printf), after Device.synchronize has waited
         for work. Called without the lock."""
         return

@@ -90,7 +90,7 @@ class Follower:
                 value = self._wanted[0] if self._wanted and trouble is None else None
                 self._following = value is not None
             if raised:  # LOCK: it may take the target's, which a caller of `follow` may hold
-                self.target.core.driver.nudge()
+                self.target.core.driver.notify_memory_written()
             if value is None:
                 return
             try:

@@ -33,23 +33,23 @@ class Waits:
         if value >= CAPTURED:
             raise BadArgument("cannot wait for a captured submission; wait for the replay")
         if core.closed or core.failure is not None:
-            core.healer.heal()
+            core.healer.recover()
             core.check_alive()
         resets = core.resets
         reached = timeline.value >= value
         if reached:
             return
-        patience = core.driver.clock.patience(limit)
+        deadline = core.driver.clock.deadline(limit)
         while not reached:
             core.look()
             if core.resets != resets and not core.is_own(timeline) and core.idle:
                 raise core.losses.latest  # the work that would have raised it was lost
-            if patience.over():
+            if deadline.expired():
                 self._report_hang(timeline, value, limit)
                 return
-            core.driver.pause_until(timeline, value, min(patience.pause_s, _LONGEST_PAUSE_S))
+            core.driver.pause_until(timeline, value, min(deadline.pause_s, _LONGEST_PAUSE_S))
             reached = timeline.value >= value
-            core.driver.clock.looked(reached)
+            core.driver.clock.polled(reached)
 
     def await_room(self, hardware: HardwareQueue, words: int) -> None:
         """Block until `hardware` has room for an image of `words` words. DeviceHang if no work of
@@ -57,20 +57,20 @@ class Waits:
         submission."""
         core, timeline = self.core, hardware.timeline
         clock = core.driver.clock
-        patience, reached = clock.patience(core.limit_s), timeline.value
+        deadline, reached = clock.deadline(core.limit_s), timeline.value
         while True:
             core.look()
             with core.lock:
                 room = hardware.room(words)
-            clock.looked(room)
+            clock.polled(room)
             if room:
                 return
             value = timeline.value
             if value != reached:
-                patience, reached = clock.patience(core.limit_s), value
-            if patience.over():
+                deadline, reached = clock.deadline(core.limit_s), value
+            if deadline.expired():
                 self._report_hang(timeline, value + 1, core.limit_s)
-            core.driver.pause_until(timeline, value + 1, min(patience.pause_s, _LONGEST_PAUSE_S))
+            core.driver.pause_until(timeline, value + 1, min(deadline.pause_s, _LONGEST_PAUSE_S))
 
     def _report_hang(self, timeline: Timeline, value: int, limit_s: float) -> None:
         core = self.core
@@ -93,6 +93,6 @@ class Waits:
                 **state,
             )
             core.fail(failure)
-        core.healer.heal()
+        core.healer.recover()
         core.losses.tell_recovered(timeline)
         raise failure

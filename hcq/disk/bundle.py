@@ -45,7 +45,12 @@ _FIRST = 8  # the first of them stay; of the others, the newest
 
 @dataclass
 class Evidence:
-    """Parts by name, and for each missing part the reason."""
+    """What was collected of a failure.
+
+    Attributes:
+        parts: content by name.
+        missing: reason by the name of a part that could not be collected.
+    """
 
     parts: dict[str, bytes] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
@@ -73,7 +78,13 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that was read: `manifest` as `write` made it, parts by name."""
+    """A bundle that was read.
+
+    Attributes:
+        path: of the file.
+        manifest: as `write` made it.
+        parts: content by name.
+    """
 
     path: Path
     manifest: Mapping[str, object]

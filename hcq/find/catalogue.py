@@ -20,19 +20,24 @@ MODELS = {"am": "ugpu.virtual.amd", "nv": "ugpu.virtual.nvidia", "qcom": "ugpu.v
 ENDPOINTS = ("am",)
 # Virtual bridges that such a card is put behind, and the firmware that runs on them.
 BRIDGES = {"usb": "custom", "usb-stock": "uas"}
-# Packages whose chips have register-level models too: what follows the chip's name, and the package
-# of those models, whose `gpu:attach` is as that of MODELS.
-BARE_MODELS = {"nv": {"gsp": "ugpu.virtual.nvidia.gsp"}}
 STEPPED = ("am", "nv", "qcom")  # packages whose models a debugger can halt (hcq.device.debugging)
+# Models of the same chips at another level, by what follows the chip's name: the function that
+# attaches to one, as "module:function".
+VARIANTS = {"nv": {"gsp": "ugpu.virtual.nvidia.gsp.gpu:attach"}}
 # Packages whose `attach` takes `kernel_driver`: models of several kernel drivers, the usual one
 # first.
 KERNEL_DRIVERS = {"qcom": ("kgsl", "msm")}
 
 
 class ChipSummary(NamedTuple):
-    """A description of a chip for people. title: its name; products: boards that have it; isa: the
-    processor's name in LLVM or PTX; proven: which board ran our driver, and in which report; "" if
-    none."""
+    """A description of a chip for people.
+
+    Attributes:
+        title: its name.
+        products: boards that have it.
+        isa: the processor's name in LLVM or PTX.
+        proven: which board ran ugpu's driver, and in which report; "" if none.
+    """
 
     title: str
     products: tuple[str, ...]
@@ -47,14 +52,22 @@ class ChipSummary(NamedTuple):
 
 
 class PciDriver(NamedTuple):
-    """A driver for a PCI function. `entry`: "module:function", called with name, attachment and the
-    driver's options. reach_bits: width of the bus addresses that the chip emits; least_bars: bytes
-    that each BAR must have for the driver to work, as (BAR, bytes). by_clock: (BAR, offset) of
-    registers whose accesses by the driver depend on time (hcq.transport.recorded.replay). names:
-    "module:function", called with a recording, returns the names of its registers
-    (am.offline.register_names). chip: its description. window: "module", with the interface of
-    hcq.find.offline; "" if a driver cannot inspect a chip without booting it. needs_host_memory:
-    see hcq.transport.base.Traits.host_memory."""
+    """A driver for a PCI function. Entry points are texts: "module:function".
+
+    Attributes:
+        description: of the device, for people.
+        entry: called with name, attachment and the driver's options; returns the device.
+        reach_bits: width of the bus addresses that the chip emits.
+        least_bars: bytes that each BAR must have for the driver to work, as (BAR, bytes).
+        by_clock: (BAR, offset) of registers whose accesses by the driver depend on time
+            (hcq.transport.recorded.replay).
+        names: called with a recording; returns the names of its registers
+            (am.offline.register_names).
+        chip: its description.
+        window: "module", with the interface of hcq.find.offline; "" if a driver cannot inspect a
+            chip without booting it.
+        needs_host_memory: see hcq.transport.base.Traits.host_memory.
+    """
 
     description: str
     entry: str

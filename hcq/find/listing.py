@@ -16,7 +16,13 @@ NODES = Path("/dev")
 
 @dataclass(frozen=True)
 class DeviceEntry:
-    """A device that `open` would find. facts: what is known without touching it."""
+    """A device that `open` would find.
+
+    Attributes:
+        name: for `open`.
+        description: for people.
+        facts: what is known without touching it.
+    """
 
     name: str
     description: str

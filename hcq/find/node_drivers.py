@@ -8,11 +8,16 @@ from typing import Any, NamedTuple
 
 
 class NodeDriver(NamedTuple):
-    """A driver above a stock kernel driver. `entry` is called with name, attachment (a
-    NodeAttachment) and the driver's options; `attach` makes the attachment of a real device from
-    its index; `node` is the prefix before the index in the name of a device's node. listed: used if
-    that name does not identify the device: "module:function", called with the folder of nodes,
-    returns (index, path) of each."""
+    """A driver above a stock kernel driver. Entry points are texts: "module:function".
+
+    Attributes:
+        description: of the device, for people.
+        entry: called with name, attachment (a NodeAttachment) and the driver's options.
+        attach: makes the attachment of a real device from its index.
+        node: the prefix before the index in the name of a device's node.
+        listed: used if that name does not identify the device: called with the folder of nodes,
+            returns (index, path) of each.
+    """
 
     description: str
     entry: str

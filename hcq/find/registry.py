@@ -7,8 +7,8 @@ cpu              host threads
 virtual:<chip>   a register-level model of a chip, driven by the real driver
 virtual:<chip>+usb   the same behind a virtual USB3 bridge with the open firmware
 virtual:<chip>+usb-stock   with the vendor's firmware, as patched for graphics cards
+virtual:<chip>+gsp   an NVIDIA card at register level, behind PCI (hcq.find.catalogue.VARIANTS)
 virtual:<chip>+msm   the same above another kernel driver (hcq.find.catalogue.KERNEL_DRIVERS)
-virtual:<chip>+gsp   a register-level model of an NVIDIA chip, without the kernel driver
 virtual:<chip>?<fault>   with a planted fault (hcq.find.planting), as in virtual:<chip>?smu_silent
 pci:<address>    bare metal
 thunderbolt:<id> the card in the enclosure with that unique id, wherever it is plugged in
@@ -39,12 +39,12 @@ from ugpu.hcq.device.recovery import FAULT_POLICIES
 from ugpu.hcq.errors import BadArgument, DeviceNotFound, NotSupported
 from ugpu.hcq.find import listing, planting
 from ugpu.hcq.find.catalogue import (
-    BARE_MODELS,
     BRIDGES,
     ENDPOINTS,
     KERNEL_DRIVERS,
     MODELS,
     STEPPED,
+    VARIANTS,
     load,
     over_usb,
     pci_drivers,
@@ -77,9 +77,12 @@ PLANNED = ("kfd", "tcp")
 class Attachment:
     """A connection to a chip, passed to a driver, which then owns it.
 
-    firmware: images by file name, used instead of those on this machine. chip: the model behind a
-    virtual transport, for inspecting it or plugging it in again; None for hardware. on_image:
-    called with name and bytes of each image that the driver reads.
+    Attributes:
+        transport: to the chip.
+        firmware: images by file name, used instead of those on this machine.
+        chip: the model behind a virtual transport, for inspecting it or plugging it in again; None
+            for hardware.
+        on_image: called with name and bytes of each image that the driver reads.
     """
 
     transport: Transport
@@ -89,23 +92,30 @@ class Attachment:
 
 
 def attach_virtual(chip: str, /, **options: object) -> Attachment | NodeAttachment:
-    """Attach to a model of a chip; options are the model's. DeviceNotFound for an unknown name."""
-    attach = functools.partial(_attach_of(chip), chip)
-    return _checked(chip, attach(**options))
+    """Attach to a model of a chip; options are the model's. DeviceNotFound for an unknown name.
 
-
-def _checked(chip: str, attachment: Any) -> Attachment | NodeAttachment:  # of an entry point
+    chip: its name, and behind a plus sign the variant of the model, if it is not the usual one.
+    """
+    chip, _, variant = chip.partition("+")
+    attach = functools.partial(_attach_of(chip, variant), chip)
+    attachment: Attachment | NodeAttachment = attach(**options)
     if not isinstance(attachment, Attachment | NodeAttachment):
         raise TypeError(f"the model of {chip} returned {attachment!r}")
     return attachment
 
 
-def _attach_of(chip: str) -> Callable[..., Any]:  # a model's entry point; its caller checks
+def _attach_of(
+    chip: str, variant: str = ""
+) -> Callable[..., Any]:  # a model's entry point; its caller checks
     vendor = vendor_of(chip)
     if vendor is None:
         have = [f"virtual:{other}" for other in sorted(virtual_chips())]
         hint = meant(f"virtual:{chip}", have)
         raise DeviceNotFound(f"no virtual chip {chip!r}; {hint}there are: {', '.join(have)}")
+    if variant:
+        if variant not in VARIANTS.get(vendor, ()):
+            raise DeviceNotFound(f"the model of {chip} has no variant {variant!r}")
+        return load(VARIANTS[vendor][variant])
     return load(f"{MODELS[vendor]}.gpu:attach")
 
 
@@ -185,7 +195,7 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
     kind, _, rest = name.partition(":")
     if name == "cpu":
         make = load("ugpu.hcq.cpu.device:open_device")
-        _check_options(name, make, options, taken=1)
+        _check_options(name, make, options, given=1)
         return _device(make(name, **options))
     if kind == "virtual":
         return _open_virtual(name, options)
@@ -202,7 +212,7 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
         return _open_attached(name, Attachment(attach_usb(rest, _behind_bridge)), options)
     if kind == "ugpud":
         lease = load("ugpu.hcq.remote.lease:open_device")
-        _check_options(name, lease, options, taken=2)
+        _check_options(name, lease, options, given=2)
         return _device(lease(name, rest, **options))
     if kind == "recording":
         return _open_recording(name, Path(rest), options)
@@ -244,15 +254,15 @@ def _open_virtual(name: str, options: dict[str, object]) -> Device:
     if planting.MARK in name:
         planting.check(bare, query)
     attachment: Attachment | NodeAttachment
-    if bus in KERNEL_DRIVERS.get(vendor, ()):
+    if bus in VARIANTS.get(vendor, ()):
+        attachment = _attach_model(chip, options, bus)
+    elif bus in KERNEL_DRIVERS.get(vendor, ()):
         options["kernel_driver"] = bus
-        attachment = _attach_model(chip, _attach_of(chip), options)
-    elif bus in BARE_MODELS.get(vendor, {}):
-        attachment = _attach_model(chip, load(f"{BARE_MODELS[vendor][bus]}.gpu:attach"), options)
+        attachment = _attach_model(chip, options)
     elif plus:
         attachment = _attach_over(name, chip, bus, options)
     else:
-        attachment = _attach_model(chip, _attach_of(chip), options)
+        attachment = _attach_model(chip, options)
     try:
         if query:
             planting.plant_in(vendor, attachment.chip, query)
@@ -271,12 +281,14 @@ def _open_virtual(name: str, options: dict[str, object]) -> Device:
 
 
 def _attach_model(
-    chip: str, attach: Callable[..., Any], options: dict[str, object]
+    chip: str, options: dict[str, object], variant: str = ""
 ) -> Attachment | NodeAttachment:
-    """Attach to a model of a chip by its entry point, with those of the options that it takes."""
+    """Attach to a model of a chip, with those of the options that are the model's."""
+    attach = _attach_of(chip, variant)
     for_model = set(list(inspect.signature(attach).parameters)[1:]) & set(options)
     option_types(attach, options)
-    return _checked(chip, attach(chip, **{key: options.pop(key) for key in for_model}))
+    name = f"{chip}+{variant}" if variant else chip
+    return attach_virtual(name, **{key: options.pop(key) for key in for_model})
 
 
 def _attach_over(name: str, chip: str, bus: str, options: dict[str, object]) -> Attachment:
@@ -284,7 +296,7 @@ def _attach_over(name: str, chip: str, bus: str, options: dict[str, object]) -> 
     vendor = vendor_of(chip)
     if bus not in BRIDGES or vendor not in ENDPOINTS:
         have = [f"virtual:{other}+{way}" for other in over_usb() for way in BRIDGES]
-        others = (*KERNEL_DRIVERS.get(vendor or "", ()), *BARE_MODELS.get(vendor or "", ()))
+        others = (*KERNEL_DRIVERS.get(vendor or "", ()), *VARIANTS.get(vendor or "", ()))
         ways = [f"virtual:{chip}+{way}" for way in others]
         hint = meant(name, [*have, *ways])
         raise DeviceNotFound(f"no virtual device {name!r}; {hint}there are: {', '.join(have)}")
@@ -318,7 +330,7 @@ def _open_node(name: str, attachment: NodeAttachment, options: Mapping[str, obje
     """Pass a node to the driver above it; close the node if that fails."""
     try:
         make = load(NODE_DRIVERS[attachment.driver].entry)
-        _check_options(name, make, options, taken=2)
+        _check_options(name, make, options, given=2)
         return _device(make(name, attachment, **options))
     except BaseException:
         attachment.node.close()
@@ -364,7 +376,7 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
         if driver is None:
             raise DeviceNotFound(f"{name}: no driver supports PCI id {identity}")
         make = load(driver.entry)
-        _check_options(name, make, options, taken=2)
+        _check_options(name, make, options, given=2)
         with opening:
             try:
                 return _device(make(name, attachment, **options))
@@ -403,7 +415,7 @@ def _open_pci(name: str, address: str, options: dict[str, object]) -> Device:
     make = load(driver.entry)
     for_transport = {key: options.pop(key) for key in PCI_OPTIONS & set(options)}
     driver_options = {key: value for key, value in options.items() if key not in RECORD_OPTIONS}
-    _check_options(name, make, driver_options, taken=2, also=PCI_OPTIONS)
+    _check_options(name, make, driver_options, given=2, also=PCI_OPTIONS)
     attach_pci = load("ugpu.hcq.transport.attach:attach_pci")
     transport = attach_pci(
         full, reach_bits=driver.reach_bits, least_bars=dict(driver.least_bars), **for_transport
@@ -417,13 +429,13 @@ def _check_options(
     entry: Callable[..., Any],
     options: Mapping[str, object],
     *,
-    taken: int,
+    given: int,
     also: frozenset[str] = frozenset(),
 ) -> None:
-    """Raise BadArgument for options that `entry` does not take after its first `taken`
+    """Raise BadArgument for options that `entry` does not take after its first `given`
     arguments. also: further options of that name, to be listed with them."""
     option_types(entry, options)
-    parameters = list(inspect.signature(entry).parameters.values())[taken:]
+    parameters = list(inspect.signature(entry).parameters.values())[given:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
     names = sorted({parameter.name for parameter in parameters} | also)

@@ -22,13 +22,10 @@ from ugpu.hcq.objects.elf import (
     SHF_EXECINSTR,
     ElfObject,
     ElfSymbol,
-    Layout,
-    Rule,
-    lay_out,
-    link,
     read_header,
     read_object,
 )
+from ugpu.hcq.objects.linking import Layout, Rule, lay_out, link
 from ugpu.hcq.objects.shared_object import read_shared
 
 EM_AMDGPU = 224
@@ -71,12 +68,24 @@ MACHINES = {
 
 @dataclass(frozen=True)
 class Descriptor:
-    """The 64-byte kernel descriptor. Sizes are bytes; rsrc1..3 are COMPUTE_PGM_RSRC1..3."""
+    """The 64-byte kernel descriptor. Sizes are bytes.
+
+    Attributes:
+        local_size: static local memory of a group.
+        private_size: scratch of a thread.
+        kernarg_size: of the argument block.
+        entry_offset: from the descriptor to the code.
+        rsrc3: COMPUTE_PGM_RSRC3.
+        rsrc1: COMPUTE_PGM_RSRC1.
+        rsrc2: COMPUTE_PGM_RSRC2.
+        properties: which registers hold what at the start.
+        preload: arguments that are loaded into registers before the start.
+    """
 
     local_size: int
     private_size: int
     kernarg_size: int
-    entry_offset: int  # from the descriptor to the code
+    entry_offset: int
     rsrc3: int
     rsrc1: int
     rsrc2: int
@@ -115,8 +124,13 @@ class Descriptor:
 
 @dataclass(frozen=True)
 class HiddenArgument:
-    """An argument that the runtime provides; kind as in the metadata, e.g.
-    "hidden_block_count_x"."""
+    """An argument that the runtime provides.
+
+    Attributes:
+        kind: as in the metadata, such as "hidden_block_count_x".
+        offset: in the argument block, in bytes.
+        size: in bytes.
+    """
 
     kind: str
     offset: int
@@ -125,9 +139,17 @@ class HiddenArgument:
 
 @dataclass(frozen=True)
 class KernelImage:
-    """One kernel. entry and descriptor_at are offsets from the linked image's base.
+    """One kernel.
 
-    arguments: the explicit ones. metadata: the kernel's own map, as in the note.
+    Attributes:
+        name: of the kernel.
+        entry: offset of the code from the linked image's base.
+        descriptor_at: offset of the descriptor from that base.
+        descriptor: as decoded.
+        arguments: the explicit ones.
+        hidden: those that the runtime provides.
+        max_threads: per group.
+        metadata: the kernel's own map, as in the note.
     """
 
     name: str
@@ -137,7 +159,7 @@ class KernelImage:
     arguments: tuple[Argument, ...]
     hidden: tuple[HiddenArgument, ...]
     max_threads: int
-    metadata: Mapping[str, Any] = field(repr=False)  # msgpack's own types
+    metadata: Mapping[str, Any] = field(repr=False)
 
     @property
     def kernarg_size(self) -> int:
@@ -146,7 +168,15 @@ class KernelImage:
 
 @dataclass(frozen=True)
 class CodeObject:
-    """A checked code object. target: processor name such as "gfx1100"; size, align of the image."""
+    """A checked code object.
+
+    Attributes:
+        target: processor name such as "gfx1100".
+        kernels: by name.
+        size: of the image, in bytes.
+        align: of the image, in bytes.
+        layout: of the image.
+    """
 
     target: str
     kernels: Mapping[str, KernelImage]

@@ -1,8 +1,8 @@
-"""Relocatable ELF objects, as compilers emit them: read with every bound checked, laid out, linked.
+"""Relocatable ELF objects, as compilers emit them, read with every bound checked.
 
 Only 64-bit little-endian files: ET_REL here, ET_DYN in hcq.objects.shared_object. Any fault in a
 file raises BadCodeObject. Facts: the System V ABI (gABI), chapter 4 "Object Files"; processor
-specifics are given by the caller.
+specifics are given by the caller. hcq.objects.linking lays objects out and links them.
 
 Why our own reader: objects come from outside, and any fault in them must raise one class of error.
 General readers raise many classes, or trust a size that a flipped bit made; LLVM's loader ends the
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ugpu.hcq.errors import BadCodeObject
@@ -34,12 +34,23 @@ _SHARING, _LEAST_NAMES = 8, 4096  # most bytes of names: times the table's, and 
 _OVERLAP = 4  # most bytes of all parts of a file, in sizes of the file
 MAX_SIZE = 1 << 30  # of an object, and of its image in memory
 MAX_ALIGN = 1 << 16
-PAGE = 4096  # bytes of a page where relocations count in pages
 
 
 @dataclass(frozen=True)
 class Section:
-    """One section. data is empty for SHT_NOBITS, whose bytes are zeros."""
+    """One section.
+
+    Attributes:
+        index: in the section table.
+        name: of the section.
+        kind: sh_type.
+        flags: sh_flags.
+        size: in bytes.
+        align: in bytes.
+        data: empty for SHT_NOBITS, whose bytes are zeros.
+        link: sh_link.
+        info: sh_info.
+    """
 
     index: int
     name: str
@@ -58,7 +69,16 @@ class Section:
 
 @dataclass(frozen=True)
 class ElfSymbol:
-    """A symbol; section is None if undefined or absolute (then value is the address)."""
+    """A symbol.
+
+    Attributes:
+        name: of the symbol.
+        value: offset in its section; the address without one.
+        size: in bytes.
+        section: index; None if undefined or absolute.
+        is_defined: whether the object defines it.
+        is_weak: whether it may stay undefined.
+    """
 
     name: str
     value: int
@@ -70,7 +90,15 @@ class ElfSymbol:
 
 @dataclass(frozen=True)
 class ElfRelocation:
-    """Patch section `section` at `offset` according to `kind` with symbol number `symbol`."""
+    """A patch of a section.
+
+    Attributes:
+        section: index of the patched section.
+        offset: in it.
+        kind: r_type of the processor.
+        symbol: number of the symbol.
+        addend: added to its value.
+    """
 
     section: int
     offset: int
@@ -81,7 +109,17 @@ class ElfRelocation:
 
 @dataclass(frozen=True)
 class ElfObject:
-    """A checked object: every section, symbol and relocation lies within its bounds."""
+    """A checked object: every section, symbol and relocation lies within its bounds.
+
+    Attributes:
+        machine: e_machine.
+        os_abi: EI_OSABI.
+        abi_version: EI_ABIVERSION.
+        flags: e_flags.
+        sections: by index.
+        symbols: by number.
+        relocations: of all sections.
+    """
 
     machine: int
     os_abi: int
@@ -125,7 +163,21 @@ class ElfObject:
 
 @dataclass(frozen=True)
 class Header:
-    """The file's header. kind: ET_REL etc. Tables are file offsets."""
+    """The file's header. Tables are file offsets.
+
+    Attributes:
+        kind: ET_REL etc.
+        machine: e_machine.
+        os_abi: EI_OSABI.
+        abi_version: EI_ABIVERSION.
+        flags: e_flags.
+        segments: place of the program headers.
+        segment_size: bytes of one.
+        segment_count: their number.
+        sections: place of the section headers.
+        section_count: their number.
+        names: index of the section with the sections' names.
+    """
 
     kind: int
     machine: int
@@ -330,171 +382,3 @@ def check_disjoint(ranges: Sequence[tuple[int, int]], size: int) -> None:
 
 
 # ---- layout and linking --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Rule by which one relocation type computes its bytes. Facts come from the processor's ABI
-    supplement.
-
-    width: number of patched bytes. minus: "place" if the patched location's address is subtracted,
-    "origin" if the image's is, "page" if both addresses are rounded down to pages of 4 KiB.
-    through: "symbol" takes the symbol's address, "slot" the address of an 8-byte slot that holds
-    it, "call" may go through a jump. shift: bits dropped from the low end. signed: None if the
-    value is truncated on purpose. fields: of an instruction, (lowest bit, bits) each, filled from
-    the value's low end. low: number of low bits of the value that count, 0 for all. exact: the
-    dropped bits must be zeros.
-    """
-
-    width: int
-    minus: str = ""
-    through: str = "symbol"
-    shift: int = 0
-    signed: bool | None = None
-    fields: tuple[tuple[int, int], ...] = ()
-    low: int = 0
-    exact: bool = False
-
-
-@dataclass
-class Layout:
-    """Offsets of the loaded sections, slots and jumps of an object, relative to its base.
-
-    offsets: by section number. slots: by symbol number, 8 bytes each. jumps: by symbol number.
-    """
-
-    elf: ElfObject
-    rules: Mapping[int, Rule]
-    size: int = 0
-    align: int = 1
-    offsets: dict[int, int] = field(default_factory=dict)
-    slots: dict[int, int] = field(default_factory=dict)
-    jumps: dict[int, int] = field(default_factory=dict)
-
-
-def lay_out(elf: ElfObject, rules: Mapping[int, Rule], jump_size: int = 0) -> Layout:
-    """Place code first, then data, then slots for addresses and jumps to symbols defined elsewhere.
-
-    BadCodeObject for relocation types that are not in `rules`, and for undefined symbols if there
-    are no jumps (jump_size 0).
-    """
-    layout = Layout(elf, rules)
-    loaded = [section for section in elf.sections if section.is_loaded]
-    for section in sorted(loaded, key=lambda section: not section.flags & SHF_EXECINSTR):
-        start = -(-layout.size // section.align) * section.align
-        layout.offsets[section.index] = start
-        layout.size = start + section.size
-        layout.align = max(layout.align, section.align)
-        if layout.size > MAX_SIZE:
-            raise BadCodeObject("the loaded object would be too large", size=layout.size)
-    for relocation in elf.relocations:
-        if relocation.section not in layout.offsets:
-            continue  # debugging information: not loaded, so not linked
-        rule = rules.get(relocation.kind)
-        symbol = elf.symbols[relocation.symbol]
-        if rule is None:
-            raise BadCodeObject("unknown relocation type", type=relocation.kind, symbol=symbol.name)
-        if relocation.offset + rule.width > len(elf.sections[relocation.section].data):
-            raise BadCodeObject(
-                "the relocation extends past the end of its section", type=relocation.kind
-            )
-        if symbol.section is not None and symbol.section not in layout.offsets:
-            raise BadCodeObject(
-                "the relocation refers to a section that is not loaded", symbol=symbol.name
-            )
-        outside = not symbol.is_defined and relocation.symbol != 0 and rule.through != "origin"
-        if outside and not jump_size:
-            raise BadCodeObject(f"the symbol {symbol.name!r} is not defined", symbol=symbol.name)
-        if rule.through == "slot":
-            layout.slots.setdefault(relocation.symbol, 0)
-        elif rule.through == "call" and outside:
-            layout.jumps.setdefault(relocation.symbol, 0)
-    for places, size in ((layout.slots, 8), (layout.jumps, jump_size)):
-        for number in places:
-            places[number] = -(-layout.size // 16) * 16
-            layout.size = places[number] + size
-    return layout
-
-
-def link(
-    layout: Layout,
-    base: int,
-    outside: Mapping[str, int] | None = None,
-    jump: Callable[[int], bytes] | None = None,
-) -> bytes:
-    """Return the image for address `base`. outside: addresses of symbols defined elsewhere.
-
-    jump(address) returns code that jumps to any address. BadCodeObject for values out of range.
-    """
-    if base % layout.align:
-        raise BadCodeObject("the base is not aligned", base=base, align=layout.align)
-    image = bytearray(layout.size)
-    elf = layout.elf
-    for index, offset in layout.offsets.items():
-        data = elf.sections[index].data
-        image[offset : offset + len(data)] = data
-
-    def address(number: int) -> int:
-        symbol = elf.symbols[number]
-        if symbol.section is not None:
-            return base + layout.offsets[symbol.section] + symbol.value
-        if symbol.is_defined or number == 0:
-            return symbol.value
-        return (outside or {})[symbol.name]
-
-    for number, offset in layout.slots.items():
-        image[offset : offset + 8] = (address(number) & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little")
-    for number, offset in layout.jumps.items():
-        assert jump is not None
-        code = jump(address(number))
-        image[offset : offset + len(code)] = code
-    for relocation in elf.relocations:
-        if relocation.section not in layout.offsets:
-            continue
-        rule = layout.rules[relocation.kind]
-        if rule.through == "origin":
-            target = base
-        elif rule.through == "slot":
-            target = base + layout.slots[relocation.symbol]
-        elif rule.through == "call" and relocation.symbol in layout.jumps:
-            target = base + layout.jumps[relocation.symbol]
-        else:
-            target = address(relocation.symbol)
-        place = layout.offsets[relocation.section] + relocation.offset
-        target += relocation.addend
-        minus = {"": 0, "place": base + place, "origin": base, "page": base + place & -PAGE}
-        value = (target & -PAGE if rule.minus == "page" else target) - minus[rule.minus]
-        here = slice(place, place + rule.width)
-        insert = _encode if not rule.fields else _instruction
-        image[here] = insert(value, rule, relocation, bytes(image[here]))
-    return bytes(image)
-
-
-def _instruction(value: int, rule: Rule, relocation: ElfRelocation, old: bytes) -> bytes:
-    """Return the instruction with its fields filled in."""
-    if rule.low:
-        value &= (1 << rule.low) - 1
-    bits = rule.shift + sum(count for _, count in rule.fields)
-    low, high = (-(1 << bits - 1), 1 << bits - 1) if rule.signed else (0, 1 << bits)
-    fits = rule.signed is None or low <= value < high
-    if not fits or (rule.exact and value & (1 << rule.shift) - 1) or relocation.offset % 4:
-        raise BadCodeObject(
-            "a relocated value does not fit", type=relocation.kind, offset=relocation.offset
-        )
-    word, left = int.from_bytes(old, "little"), value >> rule.shift
-    for place, count in rule.fields:
-        mask = (1 << count) - 1
-        word = word & ~(mask << place) | (left & mask) << place
-        left >>= count
-    return word.to_bytes(rule.width, "little")
-
-
-def _encode(value: int, rule: Rule, relocation: ElfRelocation, old: bytes) -> bytes:
-    bits = 8 * rule.width
-    if rule.signed is not None:
-        low, high = (-(1 << bits - 1), 1 << bits - 1) if rule.signed else (0, 1 << bits)
-        if not low <= value < high:
-            raise BadCodeObject(
-                "a relocated value does not fit", type=relocation.kind, offset=relocation.offset
-            )
-    return (value >> rule.shift & (1 << bits) - 1).to_bytes(rule.width, "little")

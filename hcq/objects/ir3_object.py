@@ -55,8 +55,15 @@ _PARAMETER = {"name", "offset", "size", "is_address"}  # and kind, absent from o
 
 @dataclass(frozen=True)
 class Ir3Parameter:
-    """A kernel's parameter. offset, size: bytes in the constant file, aligned to its size (1, 2, 4
-    or 8); the size of an address is 8. kind: as in hcq.work.program.Argument."""
+    """A kernel's parameter.
+
+    Attributes:
+        name: of the parameter.
+        offset: in the constant file, in bytes, aligned to its size.
+        size: 1, 2, 4 or 8 bytes; 8 for an address.
+        is_address: whether it is an address.
+        kind: as in hcq.work.program.Argument.
+    """
 
     name: str
     offset: int
@@ -67,9 +74,17 @@ class Ir3Parameter:
 
 @dataclass(frozen=True)
 class Ir3Texture:
-    """A parameter's memory as texels. parameter: its number; it is an address. kind: "uint",
-    "float" or "unorm". bits: per component; components: per texel, 1, 2 or 4. width, height:
-    texels; height 0 is a buffer of `width` texels. pitch: bytes from row to row, 0 for a buffer."""
+    """A parameter's memory as texels.
+
+    Attributes:
+        parameter: its number; it is an address.
+        kind: "uint", "float" or "unorm".
+        bits: per component.
+        components: per texel, 1, 2 or 4.
+        width: in texels.
+        height: in texels; 0 is a buffer of `width` texels.
+        pitch: bytes from row to row, 0 for a buffer.
+    """
 
     parameter: int
     kind: str
@@ -92,9 +107,13 @@ class Ir3Texture:
 
 @dataclass(frozen=True)
 class Ir3Sampler:
-    """Sampling of a texture: linear between texels, or the nearest one. wrap: what coordinates
-    outside give: "repeat", "mirror", "edge" or "border" (zeros). Coordinates are in texels unless
-    `normal`."""
+    """Sampling of a texture.
+
+    Attributes:
+        linear: between texels; otherwise the nearest one.
+        wrap: what coordinates outside give: "repeat", "mirror", "edge" or "border" (zeros).
+        normal: whether coordinates are 0 to 1; otherwise texels.
+    """
 
     linear: bool
     wrap: str
@@ -105,14 +124,32 @@ class Ir3Sampler:
 class Ir3Kernel:
     """One kernel.
 
-    chip_id: the GPU that the code is for, as its kernel driver reports it; generation: 6 or 7.
-    threads: per group, along x. full_registers, half_registers: vec4s of each register file.
-    constants: vec4s of the constant file. immediates: words that begin at vec4 `immediates_at`.
-    local_size: bytes per group; private_size: bytes per thread, laid out by wave if
-    `private_per_wave`. branch_stack: its depth. double_wave: waves of 128 threads, else 64.
-    group_register, thread_register: where the GPU puts the indices of the group and of the thread
-    in it. textures, samplers, images: those that its instructions refer to by number; images have
-    two dimensions.
+    Attributes:
+        name: of the kernel.
+        chip_id: the GPU that the code is for, as its kernel driver reports it.
+        generation: 6 or 7.
+        threads: per group, along x.
+        parameters: in the constant file.
+        instructions: number of them.
+        full_registers: vec4s of the full register file.
+        half_registers: vec4s of the half register file.
+        merged_registers: whether half registers are halves of full ones.
+        constants: vec4s of the constant file.
+        immediates: words that begin at vec4 `immediates_at`.
+        immediates_at: vec4 of the constant file.
+        local_size: bytes per group.
+        private_size: bytes per thread.
+        private_per_wave: whether private memory is laid out by wave.
+        branch_stack: its depth.
+        double_wave: waves of 128 threads, else 64.
+        early_preamble: whether the program has an early preamble (Mesa, ir3).
+        barrier: whether it has barriers.
+        group_register: where the GPU puts the index of the group.
+        thread_register: where the GPU puts the index of the thread in it.
+        code: the machine code.
+        textures: that its instructions refer to by number.
+        samplers: that its instructions refer to by number.
+        images: that its instructions refer to by number; of two dimensions.
     """
 
     name: str

@@ -27,14 +27,13 @@ from ugpu.hcq.objects.elf import (
     ElfRelocation,
     ElfSymbol,
     Header,
-    Layout,
-    Rule,
     Section,
     Strings,
     check_disjoint,
     read_header,
     read_sections,
 )
+from ugpu.hcq.objects.linking import Layout, Rule
 
 ET_DYN = 3
 PT_LOAD, PT_NOTE, PT_TLS = 1, 4, 7

@@ -11,7 +11,13 @@ _NEAR = 1 << 20  # bytes after an allocation that an overrun may reach
 
 @dataclass(frozen=True)
 class Region:
-    """Memory in use: bytes [address, address + size). kind: "device memory", "code" and so on."""
+    """Memory in use: bytes [address, address + size).
+
+    Attributes:
+        address: of the first byte.
+        size: in bytes.
+        kind: "device memory", "code" and so on.
+    """
 
     address: int
     size: int

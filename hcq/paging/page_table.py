@@ -20,10 +20,14 @@ Pages = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Level:
-    """Entries of this level cover 1 << shift bytes each; a table has 1 << bits of them.
+    """One level of a page table.
 
-    words: 64-bit words of an entry, a leaf in the first one. table_word: the word that points to a
-    table. Words that an entry does not use are 0.
+    Attributes:
+        shift: an entry covers 1 << shift bytes.
+        bits: a table has 1 << bits entries.
+        words: 64-bit words of an entry, a leaf in the first one; words that an entry does not use
+            are 0.
+        table_word: index of the word that points to a table.
     """
 
     shift: int
@@ -35,8 +39,10 @@ class Level:
 class PageFormat(Protocol):
     """Format of page-table entries. Arrays in, arrays out: `leaf` encodes whole runs.
 
-    levels: the root first. leaf_levels: levels that may have leaves; the last level is one of them.
-    max_fragment: largest fragment, log2 of pages of the last level; 0 if there are none.
+    Attributes:
+        levels: the root first.
+        leaf_levels: levels that may have leaves; the last level is one of them.
+        max_fragment: largest fragment, log2 of pages of the last level; 0 if there are none.
     """
 
     levels: tuple[Level, ...]
@@ -60,10 +66,11 @@ class PageFormat(Protocol):
 class TableMemory(Protocol):
     """Memory for tables. Physical addresses are whatever the format's entries hold.
 
-    zeroed: whether `allocate` returns zeroed memory. If not, a table is written only as far as
-    addresses were ever mapped, and the device must not translate addresses from `PageTable.reach`
-    on. This is for memory where writing an entry is expensive, and whole tables would be most of
-    what is written.
+    Attributes:
+        zeroed: whether `allocate` returns zeroed memory. If not, a table is written only as far as
+            addresses were ever mapped, and the device must not translate addresses from
+            `PageTable.reach` on. This is for memory where writing an entry is expensive, and whole
+            tables would be most of what is written.
     """
 
     zeroed: bool
@@ -78,8 +85,14 @@ class TableMemory(Protocol):
 
 @dataclass(frozen=True)
 class Translation:
-    """Result of translating an address: `physical` belongs to the address itself; the leaf covers
-    `size`."""
+    """Result of translating an address.
+
+    Attributes:
+        physical: belongs to the address itself.
+        size: bytes that the leaf covers.
+        level: of the leaf.
+        entry: the leaf, as stored.
+    """
 
     physical: int
     size: int

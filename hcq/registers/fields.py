@@ -51,7 +51,13 @@ class Bus(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A range of bits in a word: `width` bits from bit `lsb` up."""
+    """A range of bits in a word.
+
+    Attributes:
+        name: as in the vendor's header.
+        lsb: the lowest bit.
+        width: number of bits.
+    """
 
     name: str
     lsb: int

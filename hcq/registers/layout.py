@@ -46,15 +46,25 @@ _STEP = re.compile(r"\.?([A-Za-z_]\w*)|\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member of a structure: its offset and type."""
+    """One member of a structure.
+
+    Attributes:
+        name: as in the header.
+        kind: a scalar's name, or the name of another layout.
+        dimensions: of an array, () for a single element.
+        offset: in bytes.
+        layout: of a structure; None for a scalar.
+        bit: the lowest bit of a bitfield.
+        width: bits of a bitfield; 0 for anything else.
+    """
 
     name: str
-    kind: str  # a scalar's name, or the name of another layout
+    kind: str
     dimensions: tuple[int, ...]
     offset: int
     layout: Layout[Struct] | None = None
     bit: int = 0
-    width: int = 0  # of a bitfield; 0 for anything else
+    width: int = 0
 
     @property
     def item_size(self) -> int:

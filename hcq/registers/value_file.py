@@ -16,8 +16,13 @@ SAVED = Kind("a file of saved registers", rb'\{"format": "ugpu registers ')
 
 @dataclass(frozen=True)
 class RegisterFile:
-    """Values of registers. source: where they were read, for people. chip: as in virtual:<chip>, or
-    ""."""
+    """Values of registers.
+
+    Attributes:
+        source: where they were read, for people.
+        chip: as in virtual:<chip>, or "".
+        values: by name.
+    """
 
     source: str
     chip: str

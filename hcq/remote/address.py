@@ -26,9 +26,17 @@ class UntrustedSocket(HostError):
 
 @dataclass(frozen=True)
 class Address:
-    """path: a UNIX socket; otherwise host and port. authority: a file with the certificate that the
-    server's is checked against; default: the system's. connected: a connected socket, used for one
-    connection, which closes it; `path` is then its name in errors."""
+    """The address of a ugpud.
+
+    Attributes:
+        path: a UNIX socket; otherwise host and port.
+        host: a name or an IP address.
+        port: TCP.
+        authority: a file with the certificate that the server's is checked against; default: the
+            system's.
+        connected: a connected socket, used for one connection, which closes it; `path` is then its
+            name in errors.
+    """
 
     path: str = ""
     host: str = ""

@@ -39,12 +39,18 @@ def _shown(value: object) -> str:
 
 @dataclass(frozen=True)
 class LeaseRequest:
-    """A request for a lease. device: a pattern (fnmatch) of a device's name, label, target or
-    processor. kind: "exclusive", the device alone; "shared", separate queues and a separate address
-    space beside other holders; "observer", to read facts and sensors; "transport", a vfio-user
-    socket for the holder's own driver. memory: bytes that the device must have, and the quota; 0:
-    any. priority: 0 to 9, the highest is served first. wait_s: how long to queue; limit_s: how long
-    to hold the lease, 0: the daemon's default."""
+    """A request for a lease.
+
+    Attributes:
+        device: a pattern (fnmatch) of a device's name, label, target or processor.
+        kind: "exclusive", the device alone; "shared", separate queues and a separate address space
+            beside other holders; "observer", to read facts and sensors; "transport", a vfio-user
+            socket for the holder's own driver.
+        memory: bytes that the device must have, and the quota; 0: any.
+        priority: 0 to 9, the highest is served first.
+        wait_s: how long to queue, in seconds; 0: do not wait.
+        limit_s: how long to hold the lease, in seconds; 0: the daemon's default.
+    """
 
     device: str = "*"
     kind: str = "exclusive"
@@ -84,10 +90,20 @@ class LeaseRequest:
 
 @dataclass(frozen=True)
 class Grant:
-    """A granted lease. lease: its number. device: the daemon's name for it, such as
-    "pci:0000:03:00.0". timelines: address of each queue's timeline, by kind ("compute", "copy").
-    clock_hertz: see Device. memory: quota in bytes, 0: none. limit_s: seconds until it ends.
-    socket, firmware: for kind "transport", the path, and the folder with the chip's images."""
+    """A granted lease.
+
+    Attributes:
+        lease: its number.
+        device: the daemon's name for it, such as "pci:0000:03:00.0".
+        kind: as requested.
+        target: the device's.
+        clock_hertz: see Device.
+        timelines: address of each queue's timeline, by kind ("compute", "copy").
+        memory: quota in bytes, 0: none.
+        limit_s: seconds until it ends.
+        socket: for kind "transport", the path.
+        firmware: for kind "transport", the folder with the chip's images.
+    """
 
     lease: int
     device: str

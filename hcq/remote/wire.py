@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,10 +37,18 @@ Bytes = bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class Limits:
-    """Size limits of one frame: bytes of its list and of its data."""
+    """Size limits of one frame.
+
+    Attributes:
+        meta: bytes of its list.
+        data: bytes of its data.
+        told: called with the memory of the frame that is arriving, in bytes, before it is
+            allocated; with 0 once the frame is whole. It may wait, and raise WireError.
+    """
 
     meta: int = 1 << 20
     data: int = 64 << 20
+    told: Callable[[int], None] | None = None
 
 
 #: before a client has shown that it may use the daemon
@@ -58,7 +66,16 @@ class WireError(TransportError):
 
 @dataclass(frozen=True)
 class Message:
-    """One message. call: the number that its reply carries, 0 without a reply."""
+    """One message.
+
+    Attributes:
+        operation: its name.
+        arguments: of the operation's types, see `check`.
+        call: the number that its reply carries, 0 without a reply.
+        data: bytes that follow the list.
+        sequence: the frame's number in its session.
+        acknowledged: the last frame that arrived from the peer.
+    """
 
     operation: str
     arguments: list[Any]  # Any: `check` compares them with the operation's signature
@@ -81,7 +98,15 @@ def encode(message: Message, sequence: int = 0, acknowledged: int = 0) -> tuple[
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a frame whose rest is not read yet."""
+    """The header of a frame whose rest is not read yet.
+
+    Attributes:
+        meta: bytes of the list.
+        data: bytes of the data.
+        crc: of list and data.
+        sequence: the frame's number in its session.
+        acknowledged: the last frame that arrived from the peer.
+    """
 
     meta: int
     data: int
@@ -251,6 +276,7 @@ class Buffered:
             return None
         header, whole = self._header, memoryview(self._frame)
         self._header, self._frame = None, bytearray()
+        self._tell(0)
         return decode(header, whole[: header.meta], whole[header.meta :])
 
     def more(self) -> Message | None:
@@ -265,6 +291,7 @@ class Buffered:
         self._start = first + len(content)
         if len(content) == size:
             return decode(header, content[: header.meta], memoryview(content)[header.meta :])
+        self._tell(min(size, _FIRST))
         self._header, self._have = header, len(content)
         self._frame = bytearray(min(size, _FIRST))
         self._frame[: len(content)] = content
@@ -272,6 +299,12 @@ class Buffered:
 
     def _grow(self, header: Header) -> None:
         # A new object: the memory may still be exported to the last receiver.
-        frame = bytearray(min(header.meta + header.data, 2 * len(self._frame)))
+        size = min(header.meta + header.data, 2 * len(self._frame))
+        self._tell(size)
+        frame = bytearray(size)
         frame[: self._have] = self._frame
         self._frame = frame
+
+    def _tell(self, size: int) -> None:
+        if self.limits.told is not None:
+            self.limits.told(size)

@@ -22,12 +22,12 @@ def whole(name: str, value: object, least: int, limit: int) -> int:
     """Return `value` as an int of at least `least` and below `limit`; BadArgument for anything
     else."""
     try:
-        found = operator.index(value)  # type: ignore[arg-type]  # raises for other types
+        number = operator.index(value)  # type: ignore[arg-type]  # raises for other types
     except TypeError:
         raise BadArgument(f"{name} must be an int, got {value!r}") from None
-    if not least <= found < limit:
-        raise BadArgument(f"{name} must be from {least} to {limit - 1}, got {found}")
-    return found
+    if not least <= number < limit:
+        raise BadArgument(f"{name} must be from {least} to {limit - 1}, got {number}")
+    return number
 
 
 def seconds(name: str, value: object) -> float:
@@ -92,7 +92,7 @@ def path_like(name: str, value: object) -> str:
     """Return `value` as a path; BadArgument if it does not name one."""
     if not isinstance(value, str | os.PathLike):
         raise BadArgument(f"{name} must be a path, got {value!r}")
-    found = os.fspath(value)
-    if not isinstance(found, str) or "\0" in found or not found:
+    path = os.fspath(value)
+    if not isinstance(path, str) or "\0" in path or not path:
         raise BadArgument(f"{name} must be a path, got {value!r}")
-    return found
+    return path

@@ -60,13 +60,13 @@ class Clock:
         """Return the model's current kind of work. Never raises."""
         return Work.NONE
 
-    def looked(self, found: bool) -> None:
+    def polled(self, found: bool) -> None:
         """Record that this waiting thread has polled. found: whether the awaited condition holds.
         For waits that do not use `wait_until`."""
 
-    def patience(self, limit_s: float) -> Patience:
+    def deadline(self, limit_s: float) -> Deadline:
         """Start counting a limit of `limit_s` seconds."""
-        return Patience(self, limit_s)
+        return Deadline(self, limit_s)
 
     def wait_until(
         self,
@@ -80,21 +80,21 @@ class Clock:
         """Call `probe` until it returns something other than None or False, and return that.
 
         `probe` raises DeviceLost by itself when it reads all ones. Once the limit is used up (see
-        Patience), UnitTimeout carries `unit`, `waiting_for` and the result of `state()`. Spins for
+        Deadline), UnitTimeout carries `unit`, `waiting_for` and the result of `state()`. Spins for
         the first 50 us, since most answers are immediate, then sleeps with growing pauses of at
         most 1 ms, or as long as a probe took if that is more, since each may be a message over a
         link; at most 10 ms.
         """
-        patience = self.patience(limit_s)
-        spinning = patience.now + 5e-5
-        pause, begun = 1e-5, patience.now
+        deadline = self.deadline(limit_s)
+        spinning = deadline.now + 5e-5
+        pause, begun = 1e-5, deadline.now
         while True:
             result = probe()
-            found = result is not None and result is not False
-            self.looked(found)
-            if found:
+            holds = result is not None and result is not False
+            self.polled(holds)
+            if holds:
                 return cast(T, result)
-            if patience.over():
+            if deadline.expired():
                 # Poll once more: a descheduled process may have overslept a limit the chip met.
                 result = probe()
                 if result is not None and result is not False:
@@ -106,20 +106,22 @@ class Clock:
                     limit_s=limit_s,
                     state=state() if state is not None else None,
                 )
-            if patience.now > spinning:
-                self.sleep(max(pause, min(patience.now - begun, 1e-2)))
+            if deadline.now > spinning:
+                self.sleep(max(pause, min(deadline.now - begun, 1e-2)))
                 pause = min(pause * 2, 1e-3)
                 begun = self.now()
 
 
-class Patience:
+class Deadline:
     """One limit as a clock counts it: how much of it is left for a waiting thread.
 
     The limit is divided into ten slices. Each ends with a poll, however late, and does not count if
     a model is working at that time; see ALLOWANCE_S for how long this may continue. Used by one
     thread.
 
-    now: the time of the last poll. pause_s: how long to sleep at most before the next one.
+    Attributes:
+        now: the time of the last poll.
+        pause_s: how long to sleep at most before the next one.
     """
 
     def __init__(self, clock: Clock, limit_s: float) -> None:
@@ -130,7 +132,7 @@ class Patience:
         self.now = self._since = clock.now()
         self.pause_s = self._slice_s
 
-    def over(self) -> bool:
+    def expired(self) -> bool:
         """Count the time since the last poll; return whether the limit is used up."""
         now = self.now = self._clock.now()
         passed = now - self._since
@@ -162,8 +164,8 @@ class WatchedClock(Clock):
     def work(self) -> Work:
         return self._inner.work()
 
-    def looked(self, found: bool) -> None:
-        self._inner.looked(found)
+    def polled(self, found: bool) -> None:
+        self._inner.polled(found)
         self._watcher(found)
 
 
@@ -188,7 +190,7 @@ class ModelClock(Clock):
         """Sleep as Clock does; a sleep of 0 yields the interpreter to the model's threads."""
         time.sleep(seconds)
 
-    def plays(self, part: Part) -> None:
+    def track(self, part: Part) -> None:
         """Take the work of `part` into account for as long as it lives."""
         with self._lock:
             self._parts.add(part)

@@ -45,7 +45,35 @@ LOG_LEVELS = ("error", "warning", "info", "debug", "trace")
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of the process. Tests build their own; nothing else reads the environment."""
+    """Settings of the process. Tests build their own; nothing else reads the environment.
+
+    Attributes:
+        device: UGPU_DEVICE: the default device of tensors; empty: `cpu`.
+        firmware_folders: UGPU_FIRMWARE: where images are searched, separated by colons.
+        cache_folder: UGPU_CACHE: compiled kernels, search results.
+        log_level: UGPU_LOG: one of LOG_LEVELS.
+        trace_file: UGPU_TRACE: a file that gets events as JSON lines.
+        wait_limit_s: UGPU_WAIT_LIMIT: how long a wait may take if its caller gives no limit, in
+            seconds.
+        winograd: UGPU_WINOGRAD: whether convolutions may use Winograd tiles.
+        record_file: UGPU_RECORD: a recording of the device that is opened.
+        record_states: UGPU_RECORD_STATES: whether the recording has the chip's state after each
+            stage.
+        host_without: UGPU_HOST_WITHOUT: instruction sets that kernels of `cpu` do not use.
+        host_caches: UGPU_HOST_CACHES: bytes of the first and second level of a host core; None: as
+            the system reports.
+        objects_folder: UGPU_OBJECTS: compiled native code of this package, by content; None: not
+            kept.
+        crash_folder: UGPU_CRASHES: bundles of evidence; None: none are written.
+        observe_folder: UGPU_OBSERVE: sockets that serve telemetry; None: none.
+        power_command: UGPU_POWER_COMMAND: cycles a card's supply, see
+            hcq.transport.pci.power_action.
+        daemon: UGPU_DAEMON: address of a ugpud.
+        authority: UGPU_DAEMON_CA: a file with the certificate that its server is checked against.
+        token: UGPU_DAEMON_TOKEN: for TCP.
+        runtime_folder: XDG_RUNTIME_DIR.
+        validate_nir: NIR_DEBUG is set: Mesa validates NIR.
+    """
 
     device: str = ""
     firmware_folders: tuple[Path, ...] = (Path("/lib/firmware"),)

@@ -16,9 +16,15 @@ PAGE = 4096  # bytes: the granularity at which a chip reports an address
 
 @dataclass(frozen=True)
 class Culprit:
-    """An instruction that faulted. address: the address it accessed. pc: GPU address of the
-    instruction. text: the instruction in the chip's assembly. source: "file:line" if the program
-    contains it. line: in the program's text, from 1, if the chip runs text."""
+    """An instruction that faulted.
+
+    Attributes:
+        address: the address that it accessed.
+        pc: GPU address of the instruction.
+        text: the instruction in the chip's assembly.
+        source: "file:line" if the program contains it.
+        line: in the program's text, from 1, if the chip runs text.
+    """
 
     address: int
     pc: int
@@ -49,10 +55,12 @@ class Culprits:
 
     def take(self, address: int | None, pc: int | None) -> Culprit | None:
         """See Witness.culprit."""
-        for number, found in reversed(list(enumerate(self._seen))):
-            if found.pc == pc or (address is not None and found.address // PAGE == address // PAGE):
+        for number, culprit in reversed(list(enumerate(self._seen))):
+            if culprit.pc == pc or (
+                address is not None and culprit.address // PAGE == address // PAGE
+            ):
                 del self._seen[: number + 1]
-                return found
+                return culprit
         return None
 
 
@@ -62,5 +70,5 @@ def take_culprit(
     """Return the faulting instruction of a fault that was reported by `way`, a transport or a node;
     None if it is unknown, as on all real chips."""
     ask = getattr(way, "culprit", None)
-    found: Culprit | None = ask(address=address, pc=pc) if ask is not None else None
-    return found
+    culprit: Culprit | None = ask(address=address, pc=pc) if ask is not None else None
+    return culprit

@@ -58,12 +58,16 @@ class Level(enum.IntEnum):
         try:
             return cls[text.upper()]
         except KeyError:
-            known = ", ".join(level.label for level in cls)
-            raise BadArgument(f"expected a rung ({known}), got {text!r}") from None
+            labels = ", ".join(level.label for level in cls)
+            raise BadArgument(f"expected a rung ({labels}), got {text!r}") from None
 
 
 class Rung(Protocol):
-    """One way to recover a device. cost: text that states which state it loses."""
+    """One way to recover a device.
+
+    Attributes:
+        cost: text that states which state it loses.
+    """
 
     @property
     def name(self) -> str: ...
@@ -90,7 +94,13 @@ class Rung(Protocol):
 
 @dataclass(frozen=True)
 class Climbed:
-    """A successful rung: its duration and its proof."""
+    """A successful rung.
+
+    Attributes:
+        rung: its name.
+        seconds: its duration.
+        proof: what showed that it worked.
+    """
 
     rung: str
     seconds: float
@@ -114,8 +124,12 @@ def climb(rung: Rung, clock: Clock | None = None) -> Climbed:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The result of analysing a failure. first: the mildest level that can help. reason: text for
-    people: the failure, or the named state of a unit."""
+    """The result of analysing a failure.
+
+    Attributes:
+        first: the mildest level that can help.
+        reason: text for people: the failure, or the named state of a unit.
+    """
 
     first: Level
     reason: str
@@ -123,8 +137,17 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A rung in a report. refused: its precondition does not hold, so nothing was done. detail: the
-    error's text if it did not work. proof: what showed that it worked."""
+    """A rung in a report.
+
+    Attributes:
+        name: what it resets.
+        level: of the ladder.
+        worked: whether its proof succeeded.
+        seconds: its duration.
+        detail: the error's text if it did not work.
+        refused: whether its precondition does not hold, so that nothing was done.
+        proof: what showed that it worked.
+    """
 
     name: str
     level: Level
@@ -142,8 +165,15 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Planned:
-    """A rung in a plan. refusal: why its precondition does not hold; empty if it does. taken:
-    whether the ladder would reach it, if no milder rung works."""
+    """A rung in a plan.
+
+    Attributes:
+        name: what it resets.
+        level: of the ladder.
+        cost: what is lost by it.
+        refusal: why its precondition does not hold; empty if it does.
+        taken: whether the ladder would reach it, if no milder rung works.
+    """
 
     name: str
     level: Level
@@ -155,12 +185,17 @@ class Planned:
 def outcome(attempts: Sequence[Attempt]) -> str:
     """Return a report as one line."""
     tried = [attempt for attempt in attempts if not attempt.refused]
-    return ", ".join(f"{one.name} {'worked' if one.worked else 'failed'}" for one in tried)
+    return ", ".join(
+        f"{attempt.name} {'worked' if attempt.worked else 'failed'}" for attempt in tried
+    )
 
 
 class Ladder:
-    """The rungs of one device, mildest first; several may share a level. attempts: the report of
-    the last `climb`, even if an exception ended it."""
+    """The rungs of one device, mildest first; several may share a level.
+
+    Attributes:
+        attempts: the report of the last `climb`, even if an exception ended it.
+    """
 
     def __init__(self, device: str, rungs: Sequence[Rung], clock: Clock | None = None) -> None:
         assert [rung.level for rung in rungs] == sorted(rung.level for rung in rungs)
@@ -181,7 +216,7 @@ class Ladder:
     def plan(self, diagnosis: Diagnosis, only: Level | None = None) -> list[Planned]:
         """Return what `climb` would do, judged by preconditions; changes nothing."""
         chosen = self._chosen(diagnosis.first, only)
-        found = []
+        planned = []
         for rung in self.rungs:
             refusal = ""
             try:
@@ -189,8 +224,8 @@ class Ladder:
             except UgpuError as error:
                 refusal = str(error)
             taken = rung in chosen and not refusal
-            found.append(Planned(rung.name, rung.level, rung.cost, refusal, taken))
-        return found
+            planned.append(Planned(rung.name, rung.level, rung.cost, refusal, taken))
+        return planned
 
     def climb(
         self,

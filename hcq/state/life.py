@@ -38,7 +38,11 @@ class Inherited(Protocol):
 
 
 class Closable(Protocol):
-    """An object that is closed at the latest when the process ends."""
+    """An object that is closed at the latest when the process ends.
+
+    Attributes:
+        name: for messages.
+    """
 
     name: str
 
@@ -46,7 +50,11 @@ class Closable(Protocol):
 
 
 class OpenDevice(Closable, Inherited, Protocol):
-    """See hcq.device.device."""
+    """See hcq.device.device.
+
+    Attributes:
+        closed: whether the device is closed.
+    """
 
     closed: bool
 
@@ -56,7 +64,8 @@ class ModuleLock:
     a new one that is free. Use `with module_lock.lock:`. A method of this class in place of the
     lock's could be interrupted by an exception between taking the lock and entering the block.
 
-    lock: reentrant: a thread interrupted before the release can acquire it again.
+    Attributes:
+        lock: reentrant: a thread interrupted before the release can acquire it again.
     """
 
     def __init__(self) -> None:
@@ -138,11 +147,11 @@ def _register() -> None:
 def _abandon_all() -> None:
     """Abandon everything inherited, in a forked child. It has one thread, so nothing else uses
     these collections. The objects stay registered: the child may fork too."""
-    found = list(_inherited)
+    inherited = list(_inherited)
     _devices.clear()
     _parts.clear()
     _left_behind.clear()
-    call_all(thing.abandon for thing in found)
+    call_all(thing.abandon for thing in inherited)
 
 
 def _end() -> None:

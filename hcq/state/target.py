@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Caches:
-    """Bytes in the data caches that belong to one host core: first level, second level. Zen 4's
-    values if unknown."""
+    """Data caches that belong to one host core. Zen 4's values if unknown.
+
+    Attributes:
+        first: bytes of the first level.
+        second: bytes of the second level.
+    """
 
     first: int = 32 << 10
     second: int = 1 << 20
@@ -35,11 +39,25 @@ class TargetSpec:
       kernel was compiled for. Parameters are in the constant file at natural alignment.
       cpu and features are those of `adreno_target`.
 
-    local_memory: per group, static. dynamic_local_memory: per group that takes a share of it
-    dynamically (`Queue.launch`), static and dynamic together; 0 if launches cannot have any.
-    max_cluster: maximum number of groups that a launch can run together as a cluster; 0 if
-    unsupported. cooperative: whether launches can run all of their groups at the same time. caches:
-    of a host's core.
+    Attributes:
+        name: of the processor, for people.
+        abi: see above.
+        triple: as LLVM names it.
+        cpu: as LLVM or PTX names it.
+        features: as LLVM takes them.
+        wave_size: threads of a wave.
+        max_threads_per_group: the most that a launch may have.
+        local_memory: per group, static.
+        dynamic_local_memory: per group that takes a share of it dynamically (`Queue.launch`),
+            static and dynamic together; 0 if launches cannot have any.
+        max_cluster: the most groups that a launch can run together as a cluster; 0 if unsupported.
+        cooperative: whether launches can run all of their groups at the same time.
+        compute_units: number on the device.
+        max_grid: groups per axis.
+        vector_bytes: the most that one load moves, per thread.
+        matrix: family of matrix instructions, see `matrix_family`.
+        caches: of a host's core.
+        extra: further facts by name, which comparisons ignore.
     """
 
     name: str
@@ -54,9 +72,9 @@ class TargetSpec:
     max_cluster: int = 0
     cooperative: bool = False
     compute_units: int = 1
-    max_grid: tuple[int, int, int] = ((1 << 31) - 1,) * 3  # groups per axis
-    vector_bytes: int = 16  # the most that one load moves, per thread
-    matrix: str = ""  # family of matrix instructions, see `matrix_family`
+    max_grid: tuple[int, int, int] = ((1 << 31) - 1,) * 3
+    vector_bytes: int = 16
+    matrix: str = ""
     caches: Caches = Caches()
     extra: dict[str, int] = field(default_factory=dict, compare=False)
 
@@ -94,8 +112,8 @@ def ptx_target(cpu: str, compute_units: int = 1) -> TargetSpec:
     "sm_90a" and "sm_100a" include features that only that architecture has. compute_units: its
     multiprocessors."""
     number = int(cpu[3:].rstrip("af"))
-    shared = max((known for known in PTX_DYNAMIC_SHARED if known <= number), default=75)
-    clusters = max((known for known in PTX_CLUSTERS if known <= number), default=75)
+    shared = max((processor for processor in PTX_DYNAMIC_SHARED if processor <= number), default=75)
+    clusters = max((processor for processor in PTX_CLUSTERS if processor <= number), default=75)
     return TargetSpec(
         name=cpu,
         abi="ptx",

@@ -19,9 +19,12 @@ FORMAT = "ugpu telemetry 1"
 class Sensor:
     """One measured quantity.
 
-    `name` is lower snake case with its base unit as suffix, e.g. "temperature_celsius",
-    "power_watts", "clock_hertz", "memory_used_bytes"; `label` distinguishes sensors of the same
-    name ("edge", "gfx"). `read` reads the device and returns a float in `unit`.
+    Attributes:
+        name: lower snake case with its base unit as suffix: "temperature_celsius", "power_watts",
+            "clock_hertz", "memory_used_bytes".
+        unit: of the value.
+        read: reads the device and returns a float in `unit`.
+        label: distinguishes sensors of the same name ("edge", "gfx").
     """
 
     name: str
@@ -36,7 +39,14 @@ class Sensor:
 
 @dataclass(frozen=True)
 class Sample:
-    """A reading of a sensor."""
+    """A reading of a sensor.
+
+    Attributes:
+        name: the sensor's.
+        unit: of the value.
+        value: the reading.
+        label: the sensor's.
+    """
 
     name: str
     unit: str
@@ -48,11 +58,23 @@ class Sample:
 class Telemetry:
     """One device at one moment. Counters count since the device was opened.
 
-    state: "ok", "failed" (`failure` has the reason) or "closing". pid, command: the process that
-    owns the device. time: seconds since the epoch. samples: readings; samples_age_s: their age,
-    None if never read; `trouble` is why they are not newer. launches: kernels submitted, including
-    those of replayed graphs. submissions: command buffers. queue_depth: submissions that have not
-    ended. resets: attempts. errors: by class (hcq.errors).
+    Attributes:
+        device: its name.
+        target: the processor's name.
+        state: "ok", "failed" (`failure` has the reason) or "closing".
+        pid: the process that owns the device.
+        command: of that process.
+        time: seconds since the epoch.
+        failure: text of the failure; empty without one.
+        open_s: seconds since the device was opened.
+        samples: readings of the sensors.
+        samples_age_s: their age in seconds, None if never read.
+        trouble: why they are not newer.
+        launches: kernels submitted, including those of replayed graphs.
+        submissions: command buffers.
+        queue_depth: submissions that have not ended.
+        resets: attempts.
+        errors: by class (hcq.errors).
     """
 
     device: str
@@ -81,22 +103,27 @@ class Telemetry:
 
     def as_json(self) -> dict[str, object]:
         """Return a JSON object, which `from_json` reads."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values = {member.name: getattr(self, member.name) for member in fields(self)}
         return {"format": FORMAT, **values, "samples": [vars(sample) for sample in self.samples]}
 
 
-def from_json(found: object) -> Telemetry:
+def from_json(content: object) -> Telemetry:
     """Read the result of `as_json`. Unknown members are ignored, so that a newer owner can be read.
     TransportError for anything else."""
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        got = found.get("format") if isinstance(found, dict) else type(found).__name__
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        got = content.get("format") if isinstance(content, dict) else type(content).__name__
         raise TransportError(f"expected format {FORMAT!r}, got {got!r}")
-    known = {each.name for each in fields(Telemetry)} & found.keys()
-    values = {name: found[name] for name in known}
+    names = {member.name for member in fields(Telemetry)} & content.keys()
+    values = {name: content[name] for name in names}
     try:
         values["samples"] = tuple(
-            Sample(str(one["name"]), str(one["unit"]), float(one["value"]), str(one["label"]))
-            for one in values.get("samples", ())
+            Sample(
+                str(sample["name"]),
+                str(sample["unit"]),
+                float(sample["value"]),
+                str(sample["label"]),
+            )
+            for sample in values.get("samples", ())
         )
         values["errors"] = {str(k): int(v) for k, v in dict(values.get("errors", {})).items()}
         for name in ("pid", "launches", "submissions", "queue_depth", "resets"):

@@ -29,8 +29,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Event:
-    """An event. phase: "begin", "end" or "point". time: seconds of time.monotonic. arguments: the
-    step's own; at the end, including those added to it. duration_s and error only at the end."""
+    """An event.
+
+    Attributes:
+        name: of the step or point.
+        phase: "begin", "end" or "point".
+        time: seconds of time.monotonic.
+        arguments: the step's own; at the end, including those added to it.
+        depth: number of steps around it.
+        thread: the thread's name.
+        duration_s: only at the end.
+        error: the exception that ended the step; only at the end.
+    """
 
     name: str
     phase: str

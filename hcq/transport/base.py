@@ -25,7 +25,16 @@ from ugpu.hcq.transport.view import HostView
 
 @dataclass(frozen=True)
 class PciIdentity:
-    """Identity of a transport's function, from its configuration space."""
+    """Identity of a transport's function, from its configuration space.
+
+    Attributes:
+        vendor: id of the vendor.
+        device: id of the device.
+        revision: of the device.
+        subsystem_vendor: id of the board's vendor.
+        subsystem_device: id of the board.
+        class_code: 24 bits: class, subclass, interface.
+    """
 
     vendor: int
     device: int
@@ -40,7 +49,12 @@ class PciIdentity:
 
 @dataclass(frozen=True)
 class DmaSegment:
-    """A run of DMA memory that is contiguous on the bus."""
+    """A run of DMA memory that is contiguous on the bus.
+
+    Attributes:
+        address: of the first byte, for the device.
+        size: in bytes.
+    """
 
     address: BusAddr
     size: int
@@ -58,17 +72,23 @@ class ResetKind(enum.Enum):
 class Traits:
     """Capabilities of a transport.
 
-    any_order: accesses may come in any order and number (a replay requires the recorded ones).
-    counts_interrupts: `Interrupts.wait` returns True exactly once for each interrupt that arrived.
-    host_memory: DMA memory is memory of this process, without a limit. If False, only `dma_bytes`
-    of it exist in all, and its view is a RemoteView: each access is a message, and raises
-    DeviceLost once the device is gone. The driver then keeps rings and counters in the device, and
-    copies through `bulk` or `staged`, whichever exists. resets: kinds that `reset` may be able to
-    do; it rejects all others. register_messages: each register access is a message over a link,
-    many times slower than an access to a mapped BAR; reading a block of neighbouring registers
-    costs less than reading each of them. The driver then does not read registers whose value it
-    has, and reads neighbours as a block. capabilities: places of the function's capabilities in
-    configuration space, by id, if known.
+    Attributes:
+        any_order: accesses may come in any order and number (a replay requires the recorded ones).
+        counts_interrupts: `Interrupts.wait` returns True exactly once for each interrupt that
+            arrived.
+        host_memory: DMA memory is memory of this process, without a limit. If False, only
+            `dma_bytes` of it exist in all, and its view is a RemoteView: each access is a message,
+            and raises DeviceLost once the device is gone. The driver then keeps rings and counters
+            in the device, and copies through `bulk` or `staged`, whichever exists.
+        dma_bytes: see `host_memory`.
+        bulk: memory for copies, or None.
+        staged: memory for copies, or None.
+        resets: kinds that `reset` may be able to do; it rejects all others.
+        register_messages: each register access is a message over a link, many times slower than an
+            access to a mapped BAR; reading a block of neighbouring registers costs less than
+            reading each of them. The driver then does not read registers whose value it has, and
+            reads neighbours as a block.
+        capabilities: places of the function's capabilities in configuration space, by id, if known.
     """
 
     any_order: bool = True
@@ -109,7 +129,11 @@ class Window(Protocol):
 class DmaMemory(Protocol):
     """Host memory that the device can access; owned by the caller, freed by `close` (idempotent).
 
-    `view` is writable, coherent, and zero-filled at first. `segments` cover it in order.
+    Attributes:
+        size: in bytes.
+        segments: cover it in order.
+
+    `view` is writable, coherent, and zero-filled at first.
     """
 
     size: int
@@ -151,7 +175,12 @@ class Interrupts(Protocol):
 class Transport(Protocol):
     """One function. A context manager; `close` is idempotent and releases all windows and memory.
 
-    clock: time as this transport counts it. Drivers wait, sleep and read the time by this clock
+    Attributes:
+        name: as opened.
+        identity: from its configuration space.
+        traits: its capabilities.
+
+    `clock` is time as this transport counts it. Drivers wait, sleep and read the time by this clock
     alone, in any thread, even after `close`. The same object each time.
     """
 

@@ -20,9 +20,13 @@ Data: TypeAlias = bytes | bytearray | memoryview
 
 
 class Signals(Protocol):
-    """Memory of `signals_size` bytes at the device's address `signals`. The device writes it at any
-    time; the host reads it at the cost of few transfers. A write by the host costs one transfer for
-    each byte that differs."""
+    """Memory that the device writes at any time and the host reads at the cost of few transfers. A
+    write by the host costs one transfer for each byte that differs.
+
+    Attributes:
+        signals: the device's address of it.
+        signals_size: in bytes.
+    """
 
     signals: BusAddr
     signals_size: int
@@ -37,9 +41,14 @@ class Signals(Protocol):
 
 
 class StagedMemory(Signals, Protocol):
-    """`size` bytes at the device's address `address`: the host fills them from the start on, and
-    reads the first `readable` ones. spare: a page in the device's view that has no other use. Any
-    thread; one transfer at a time."""
+    """Memory that the host fills from its start on. Any thread; one transfer at a time.
+
+    Attributes:
+        address: the device's address of it.
+        size: in bytes.
+        readable: the host reads this many bytes from the start.
+        spare: a page in the device's view that has no other use.
+    """
 
     address: BusAddr
     size: int
@@ -57,14 +66,21 @@ class StagedMemory(Signals, Protocol):
 
 
 class BulkMemory(Signals, Protocol):
-    """`size` bytes at the device's address `address`, in `granule`s; sizes and offsets are bytes.
+    """Memory for whole transfers, in granules; sizes and offsets are bytes. One transfer takes
+    place at a time; any thread may begin one.
 
-    fence: address where the device writes 8 bytes that the host reads at the cost of one transfer.
-    start: address where the device reads a dword, 0 to 255, that the host writes at the cost of one
-    transfer. release: address where the device writes a dword to let a receive begin. spare: a page
-    in the device's view that has no other use. results: address of `results_size` bytes that the
-    device writes at any time and the host reads. One transfer takes place at a time; any thread may
-    begin one.
+    Attributes:
+        address: the device's address of it.
+        size: in bytes.
+        granule: size and alignment of a transfer.
+        fence: address where the device writes 8 bytes that the host reads at the cost of one
+            transfer.
+        start: address where the device reads a dword, 0 to 255, that the host writes at the cost of
+            one transfer.
+        release: address where the device writes a dword to let a receive begin.
+        spare: a page in the device's view that has no other use.
+        results: address of memory that the device writes at any time and the host reads.
+        results_size: in bytes.
     """
 
     address: BusAddr

@@ -15,10 +15,14 @@ from ugpu.hcq.state.clock import Clock
 
 @dataclass(frozen=True)
 class Aperture:
-    """Memory that a function currently decodes: BAR `index` at `start`.
+    """Memory that a function currently decodes.
 
-    memory: plain memory (prefetchable), where single bytes may be written; otherwise registers,
-    which are accessed in whole dwords.
+    Attributes:
+        index: of the BAR.
+        start: bus address.
+        size: in bytes.
+        memory: plain memory (prefetchable), where single bytes may be written; otherwise registers,
+            which are accessed in whole dwords.
     """
 
     index: int
@@ -51,8 +55,12 @@ class EndpointFunction(Protocol):
 class Endpoint(Protocol):
     """A card. Any thread may call any method.
 
-    functions: by function number, [0] first. clock: the model's time and work. firmware: images
-    that its driver loads, by file name. model: the chip, for inspection.
+    `functions` are by function number, [0] first.
+
+    Attributes:
+        clock: the model's time and work.
+        firmware: images that its driver loads, by file name.
+        model: the chip, for inspection.
     """
 
     clock: Clock

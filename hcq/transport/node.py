@@ -19,12 +19,14 @@ from ugpu.hcq.state.clock import Clock
 
 
 class NodeMapping(Protocol):
-    """Part of a node's memory in this process, until `close` (idempotent).
+    """Part of a node's memory in this process, until `close` (idempotent). Offsets and sizes are
+    bytes; accesses are aligned and inside `size`, else BadArgument.
 
-    `view` is the memory itself, writable and shared with the device; None if a store must reach a
-    model immediately (a doorbell): then only read32 and write32 work. Offsets and sizes are bytes;
-    accesses are aligned and inside `size`, else BadArgument. `address` is the memory's address in
-    this process; 0 if `view` is None.
+    Attributes:
+        size: in bytes.
+        address: the memory's address in this process; 0 if `view` is None.
+        view: the memory itself, writable and shared with the device; None if a store must reach a
+            model immediately (a doorbell): then only read32 and write32 work.
     """
 
     size: int
@@ -38,9 +40,13 @@ class NodeMapping(Protocol):
 
 class Node(Protocol):
     """The files of one kernel driver. `close` is idempotent and releases all handles and mappings.
+    Any thread may call; the kernel driver behind it orders what must be ordered.
 
-    Any thread may call; the kernel driver behind it orders what must be ordered. clock: time as
-    this node counts it; drivers wait, sleep and read the time by this clock alone.
+    Attributes:
+        name: as opened.
+
+    `clock` is time as this node counts it; drivers wait, sleep and read the time by this clock
+    alone.
     """
 
     name: str
@@ -105,12 +111,15 @@ def code_of(node: object) -> str:
 
 @dataclass(frozen=True)
 class NodeAttachment:
-    """A connection to one GPU through its kernel driver, passed to our driver, which then owns the
-    node.
+    """A connection to one GPU through its kernel driver, passed to ugpu's driver, which then owns
+    the node.
 
-    driver: key of hcq.find.registry.NODE_DRIVERS. index: the GPU's minor number
-    (`/dev/nvidia<index>`). chip: the model behind a virtual node, for inspecting it or provoking a
-    fault; None for a real one.
+    Attributes:
+        node: the kernel driver's files.
+        driver: key of hcq.find.registry.NODE_DRIVERS.
+        index: the GPU's minor number (`/dev/nvidia<index>`).
+        chip: the model behind a virtual node, for inspecting it or provoking a fault; None for a
+            real one.
     """
 
     node: Node

@@ -26,14 +26,20 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Launch:
-    """Run `kernel` over `grid` groups of `block` threads; `kernarg` is its packed argument block.
-    Immutable.
+    """Run a kernel. Immutable.
 
-    `references`: the bytes of kernarg that are addresses of buffers or scalars not known yet.
-    `dynamic_local`: bytes of local memory that each group gets after the kernel's static share;
-    only for targets whose `dynamic_local_memory` allows them (`Queue.launch` checks). `cluster`:
-    number of groups that run together and can access each other's local memory, if given.
-    `cooperative`: all groups run at the same time, so that they may wait for each other.
+    Attributes:
+        kernel: the entry point; its program must be open.
+        grid: number of groups along each axis.
+        block: threads of a group along each axis.
+        kernarg: the packed argument block.
+        references: the bytes of kernarg that are addresses of buffers, or scalars that are not
+            known yet.
+        dynamic_local: bytes of local memory that each group gets after the kernel's static share;
+            only for targets whose `dynamic_local_memory` allows them (`Queue.launch` checks).
+        cluster: number of groups that run together and can access each other's local memory; None:
+            each runs alone.
+        cooperative: whether all groups run at the same time, so that they may wait for each other.
     """
 
     kernel: Kernel
@@ -47,9 +53,12 @@ class Launch:
 
 
 class Reference(NamedTuple):
-    """Bytes [offset, offset+width) of a kernarg block take the value of `symbol`.
+    """Bytes [offset, offset + width) of a kernarg block take the value of a symbol.
 
-    width: 1, 2, 4 or 8; offset is a multiple of it.
+    Attributes:
+        offset: in bytes, a multiple of the width.
+        width: 1, 2, 4 or 8 bytes.
+        symbol: the value.
     """
 
     offset: int
@@ -95,7 +104,13 @@ class BufferReferences(Sequence[Reference]):
 
 @dataclass(frozen=True)
 class Copy:
-    """Copy `size` bytes between buffers, or within one (ranges must not overlap)."""
+    """Copy bytes between buffers, or within one (the ranges must not overlap).
+
+    Attributes:
+        destination: address of the first byte written.
+        source: address of the first byte read.
+        size: in bytes.
+    """
 
     destination: Symbol
     source: Symbol
@@ -104,7 +119,13 @@ class Copy:
 
 @dataclass(frozen=True)
 class Fill:
-    """Fill `size` bytes (a multiple of 4) with a repeated 32-bit value."""
+    """Fill memory with a repeated 32-bit value.
+
+    Attributes:
+        destination: address of the first byte written.
+        value: the 32-bit value.
+        size: in bytes, a multiple of 4.
+    """
 
     destination: Symbol
     value: int
@@ -113,7 +134,12 @@ class Fill:
 
 @dataclass(frozen=True)
 class Wait:
-    """Stall the queue until `timeline` has reached `value` (a symbol or a plain number)."""
+    """Stall the queue until a timeline has reached a value.
+
+    Attributes:
+        timeline: the timeline to wait for.
+        value: a symbol or a plain number.
+    """
 
     timeline: Timeline
     value: Symbol
@@ -121,7 +147,12 @@ class Wait:
 
 @dataclass(frozen=True)
 class Signal:
-    """Raise `timeline` to `value` after all earlier commands have finished and are visible."""
+    """Raise a timeline after all earlier commands have finished and are visible.
+
+    Attributes:
+        timeline: the timeline to raise.
+        value: a symbol or a plain number.
+    """
 
     timeline: Timeline
     value: Symbol
@@ -129,7 +160,11 @@ class Signal:
 
 @dataclass(frozen=True)
 class Timestamp:
-    """Write the device clock (64-bit ticks, see Device.clock_hertz) after all earlier commands."""
+    """Write the device clock after all earlier commands.
+
+    Attributes:
+        destination: address of the 64-bit ticks, see Device.clock_hertz.
+    """
 
     destination: Symbol
 
@@ -145,9 +180,13 @@ Command = Launch | Copy | Fill | Wait | Signal | Timestamp | Barrier
 class Symbol(NamedTuple):
     """A 64-bit value known at submission: base (by kind) plus addend.
 
-    kind "constant": the addend alone. "image": the device address of the command buffer's own
-    image. "buffer": the address of `buffer`. "parameter": slot number `slot` of a graph, a plain
-    number. "signal": the value that this submission's timeline point `slot` gets.
+    Attributes:
+        kind: "constant": the addend alone. "image": the device address of the command buffer's own
+            image. "buffer": the address of `buffer`. "parameter": slot number `slot` of a graph, a
+            plain number. "signal": the value that this submission's timeline point `slot` gets.
+        addend: added to the base.
+        slot: number of the parameter or of the timeline point.
+        buffer: for the kind "buffer".
     """
 
     kind: str
@@ -172,7 +211,15 @@ class Symbol(NamedTuple):
 
 
 class Relocation(NamedTuple):
-    """Insert `((symbol + addend) >> shift) << lsb`, masked to `width` bits, into word `word`."""
+    """Insert `((symbol + addend) >> shift) << lsb`, masked to `width` bits, into a word.
+
+    Attributes:
+        word: index of the word in the image.
+        symbol: the value, with its addend.
+        shift: bits dropped from the low end.
+        lsb: the lowest bit of the field in the word.
+        width: bits of the field.
+    """
 
     word: int
     symbol: Symbol
@@ -221,12 +268,15 @@ def check_open(used: Sequence[Buffer | Program]) -> None:
 class CommandBuffer:
     """An image of 32-bit words with relocations.
 
-    words: the whole image; the first `command_words` are commands, the rest data. patch() writes
-    the final image; its cost is a few vector operations, whatever the number of commands. uses:
-    objects that must still be open when it is submitted (Core.prepare). kernels: names of the
-    kernels that it launches, for reports, if the driver records them. launches: number of kernels
-    it runs. aligned: symbols whose addresses must be multiples of a number of bytes, whatever a
-    replay puts there.
+    Attributes:
+        words: the whole image; the first `command_words` are commands, the rest data. patch()
+            writes the final image; its cost is a few vector operations, whatever the number of
+            commands.
+        uses: objects that must still be open when it is submitted (Core.prepare).
+        kernels: names of the kernels that it launches, for reports, if the driver records them.
+        launches: number of kernels it runs.
+        aligned: symbols whose addresses must be multiples of a number of bytes, whatever a replay
+            puts there.
     """
 
     uses: tuple[Buffer | Program, ...] = ()
@@ -320,8 +370,17 @@ class CommandBuffer:
 
 
 class Part(NamedTuple):
-    """Relocations as arrays: relocation i inserts number source[i] of the given values.
-    whole_words: each fills a whole word of its own."""
+    """Relocations as arrays: relocation i inserts number source[i] of the values.
+
+    Attributes:
+        word: index of the word.
+        source: index of the value.
+        addend: added to the value.
+        shift: bits dropped from the low end.
+        lsb: the lowest bit of the field.
+        mask: of the field's bits in the word.
+        whole_words: whether each relocation fills a whole word of its own.
+    """
 
     word: NDArray[np.int64]
     source: NDArray[np.int64]

@@ -62,10 +62,14 @@ class _Image:
 
 @dataclass(frozen=True)
 class Replay:
-    """A replay that is decided on. ends: the values that the graph's timelines reach by it.
+    """A replay that is decided on.
 
     It stays in Core.replaying until it is submitted to all queues. If an exception occurs between
     two queues, `Core.complete` submits to the others.
+
+    Attributes:
+        graph: the graph that is replayed.
+        ends: the values that the graph's timelines reach by it.
     """
 
     graph: Capture

@@ -19,12 +19,18 @@ Place = tuple[int, int, int]  # a replaceable buffer: id of its owner, address, 
 
 @dataclass(frozen=True)
 class Binding:
-    """The positions of addresses inside one replaceable buffer: per image, symbols and their
-    offsets. aligned: offsets whose addresses must be multiples of a number of bytes."""
+    """The positions of addresses inside one replaceable buffer.
+
+    Attributes:
+        positions: symbols, per image.
+        offsets: of these symbols in the buffer, in bytes, per image.
+        size: bytes of the buffer that the graph uses.
+        aligned: offsets whose addresses must be multiples of a number of bytes: (offset, bytes).
+    """
 
     positions: tuple[list[int], ...]
     offsets: tuple[list[int], ...]
-    size: int  # bytes the graph uses of it
+    size: int
     aligned: tuple[tuple[int, int], ...] = ()
 
     def check(self, new: Buffer) -> None:

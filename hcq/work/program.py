@@ -27,7 +27,9 @@ _ADDRESS = struct.Struct("<Q").pack_into
 class Parameter:
     """A scalar argument whose value is given at each replay of a captured graph.
 
-    slot: position among the graph's parameters; width: 4 or 8 bytes.
+    Attributes:
+        slot: position among the graph's parameters.
+        width: 4 or 8 bytes.
     """
 
     slot: int
@@ -38,9 +40,17 @@ class Parameter:
 class Kernel:
     """An entry point of a loaded program; valid until the program is closed.
 
-    arguments: None if the code object does not declare them (then only the total size is checked).
-    local_size: static local memory; private_size: scratch per thread. Bytes. details: what the
-    driver that loaded it needs to launch it.
+    Attributes:
+        name: as in the code object.
+        program: owns the code.
+        address: of the code, or of its descriptor, on the device.
+        kernarg_size: bytes of the argument block.
+        arguments: None if the code object does not declare them (then only the total size is
+            checked).
+        local_size: bytes of static local memory per group.
+        private_size: bytes of scratch per thread.
+        details: what the driver that loaded it needs to launch it.
+        templates: encoded launches by shape, see hcq.work.prepared.
     """
 
     name: str
@@ -50,7 +60,7 @@ class Kernel:
     arguments: tuple[Argument, ...] | None
     local_size: int = 0
     private_size: int = 0
-    details: Any = None  # driver-specific: opaque to all other code
+    details: Any = None
     templates: dict[Any, CommandBuffer] = field(
         default_factory=dict, repr=False
     )  # hcq.work.prepared
@@ -79,8 +89,9 @@ class Kernel:
 class Program(Mapping[str, Kernel]):
     """A code object loaded on a device: kernels by name. Owns its memory; a context manager.
 
-    source: returns the text that it was compiled from (kernel IR, LLVM IR, PTX), as evidence of a
-    failure; None if unknown.
+    Attributes:
+        source: returns the text that it was compiled from (kernel IR, LLVM IR, PTX), as evidence of
+            a failure; None if unknown.
     """
 
     source: Callable[[], str] | None = None

@@ -15,10 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recovery:
-    """The report of `Device.reset`. attempts: every rung, in order; the last one worked. restarted:
-    queues that were set up again; work in flight on any other queue continued. failed: queues
-    affected by the failure; empty if unknown. lost_placements: kinds of memory that lost their
-    content. lost: the buffers that lost it; all others kept it."""
+    """The report of `Device.reset`.
+
+    Attributes:
+        diagnosis: of the failure.
+        attempts: every rung, in order; the last one worked.
+        restarted: queues that were set up again; work in flight on any other queue continued.
+        failed: queues affected by the failure; empty if unknown.
+        lost_placements: kinds of memory that lost their content.
+        lost: the buffers that lost it; all others kept it.
+    """
 
     diagnosis: Diagnosis
     attempts: tuple[Attempt, ...]

@@ -85,7 +85,7 @@ class DriverPart(Protocol):
     def memory_view(self, buffer: Buffer) -> memoryview | None: ...
     def hardware_queues(self, kind: QueueKind) -> Sequence[HardwareQueue]: ...
     def all_queues(self) -> Sequence[HardwareQueue]: ...
-    def nudge(self) -> None: ...
+    def notify_memory_written(self) -> None: ...
     def pause_until(self, timeline: Timeline, value: int, limit_s: float) -> None: ...
 
 
@@ -105,12 +105,17 @@ class HostCopies(Protocol):
 
 
 class Link(Protocol):
-    """Raises `target` to values that `source`, of another device, has reached: see
-    hcq.device.follow."""
+    """Raises a timeline to values that one of another device has reached: see hcq.device.follow.
+
+    Attributes:
+        source: the timeline of the other device.
+        target: the timeline that is raised.
+        problem: why a requested value never comes; None if it may.
+    """
 
     source: Timeline
     target: Timeline
-    problem: DeviceHang | None  # why a requested value never comes
+    problem: DeviceHang | None
 
     def follow(self, value: int) -> None: ...
     def forget(self) -> None: ...
@@ -118,10 +123,15 @@ class Link(Protocol):
 
 
 class Links(Protocol):
-    """All links of one device with others: see hcq.device.follow."""
+    """All links of one device with others: see hcq.device.follow.
 
-    raising: list[Link]  # whose target is the device's
-    reading: list[Link]  # whose source is the device's
+    Attributes:
+        raising: links whose target is the device's.
+        reading: links whose source is the device's.
+    """
+
+    raising: list[Link]
+    reading: list[Link]
 
     def gate(self, source: Timeline) -> Timeline: ...
     def relay(self, target: Timeline) -> Timeline: ...
@@ -129,19 +139,34 @@ class Links(Protocol):
 
 
 class DeviceState(Protocol):
-    """The state of one device that its parts share: hcq.device.core.Core implements it."""
+    """The state of one device that its parts share: hcq.device.core.Core implements it.
 
-    lock: threading.RLock  # serialises submissions
+    Attributes:
+        lock: serialises submissions.
+        name: as opened.
+        closed: whether the device is closed.
+        closer: the thread that is in `close`.
+        failure: what the hardware reported, until a reset.
+        limit_s: how long a wait may take if its caller gives no limit, in seconds.
+        resets: number so far.
+        launches: number of kernels so far.
+        capturing: the graph that records.
+        replaying: a replay that has begun.
+        graphs: captured and not closed.
+        losses: work lost by resets.
+    """
+
+    lock: threading.RLock
     name: str
     closed: bool
-    closer: int | None  # the thread that is in `close`
-    failure: UgpuError | None  # what the hardware reported, until a reset
-    limit_s: float  # how long a wait may take if its caller gives no limit
-    resets: int  # so far
-    launches: int  # so far
-    capturing: Capture | None  # the graph that records
-    replaying: Replay | None  # a replay that has begun
-    graphs: WeakRegistry[Capture]  # captured and not closed
+    closer: int | None
+    failure: UgpuError | None
+    limit_s: float
+    resets: int
+    launches: int
+    capturing: Capture | None
+    replaying: Replay | None
+    graphs: WeakRegistry[Capture]
     losses: Losses
 
     @property

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lab.kernel.lab import Case, Lab, Run, socket_path
-from ugpu.hcq.transport.base import Transport, Window
+from ugpu.hcq.transport.base import Transport
 from ugpu.hcq.transport.recorded.accesses import Access, TracingTransport
 from ugpu.virtual.nvidia.gsp.bus.served import ServedCard
 from ugpu.virtual.nvidia.gsp.card import Card
@@ -31,7 +31,13 @@ from ugpu.virtual.serve.server import Server
 MEMORY = 1 << 30
 CONTEXT = 64 << 10  # the driver clears it byte by byte
 END_LIMIT_S = 10
-CHIPS = {"ad102": "NVIDIA AD102 (192000a1)", "ga102": "NVIDIA GA102 (172000a1)"}
+CHIPS = {
+    "ad102": "NVIDIA AD102 (192000a1)",
+    "ga102": "NVIDIA GA102 (172000a1)",
+    "gh100": "NVIDIA GH100 (180000a1)",
+    "gb202": "NVIDIA GB202 (1b2000a1)",
+    "tu102": "NVIDIA TU102 (162000a1)",
+}
 # Words of the driver, in the order in which it says them on a board.
 REACHED = ("drm: VRAM: ", "drm: MM: using COPY for buffer copies", "[drm] Initialized nouveau 1.4.")
 UNLOADED = "the module is gone"
@@ -61,13 +67,6 @@ class Trace:
             self.lines.append(line)
 
 
-class TracedRegisters(TracingTransport):
-    """A transport whose registers are listened to; its memory is not, which is accessed by bytes."""
-
-    def window(self, index: int) -> Window:
-        return super().window(index) if index == 0 else self.inner.window(index)
-
-
 class TracedCard(ServedCard):
     """A served card whose clients are listened to."""
 
@@ -76,13 +75,15 @@ class TracedCard(ServedCard):
         self._trace = trace
 
     def attach(self, client: Client) -> Transport:
-        return TracedRegisters(super().attach(client), self._trace)
+        return TracingTransport(super().attach(client), self._trace, windows=(0,))
 
 
 @contextmanager
 def served(socket: Path, chip: str) -> Iterator[tuple[Card, Trace]]:
     """A card behind a server that listens."""
-    card = build_card(chip, CardOptions(memory=MEMORY, platform=False, context=CONTEXT, access_maps=CONTEXT))
+    card = build_card(
+        chip, CardOptions(memory=MEMORY, platform=False, context=CONTEXT, access_maps=CONTEXT)
+    )
     trace = Trace()
     server = Server(socket, TracedCard(card, trace))
     thread = threading.Thread(target=server.run, name="server", daemon=True)

@@ -42,10 +42,12 @@ def main() -> int:
         for number, case in enumerate(cases):
             if asked.verbose:
                 print(number, case, flush=True)
-            if failure(case, table, device) is not None:
+            first = failure(case, table, device)
+            if first is not None:
                 least, reason = smallest(case, table, device)
                 failed[case.operation] += 1
-                print(f"case {number}: {case}\n  smallest: {least}\n  {reason}", flush=True)
+                print(f"case {number}: {case}: {first}", flush=True)
+                print(f"  smallest: {least}\n  {reason}", flush=True)
     total, took = sum(failed.values()), time.process_time() - begin
     print(f"{len(cases)} cases on {asked.device}, seed {asked.seed}: {total} failed, {took:.0f} s")
     return 1 if failed else 0

@@ -112,7 +112,12 @@ def _rows() -> Iterator[tuple[str, Operation]]:
     )
     yield "cummax", along(lambda x, a: x.cummax(a), lambda x, a: np.maximum.accumulate(x, a))
     yield "cummin", along(lambda x, a: x.cummin(a), lambda x, a: np.minimum.accumulate(x, a))
-    yield "sort", along(lambda x, a: x.sort(a)[0], lambda x, a: np.sort(x, a), values=_anything)
+    yield (
+        "sort",
+        along(
+            lambda x, a: x.sort(a)[0], lambda x, a: np.sort(x, a, kind="stable"), values=_anything
+        ),
+    )
     yield (
         "argsort",
         along(
@@ -125,7 +130,7 @@ def _rows() -> Iterator[tuple[str, Operation]]:
         "topk",
         Operation(
             lambda case, x: x[0].topk(_few(case), case.axis)[0],
-            lambda case, x: np.flip(np.sort(x[0], case.axis), case.axis).take(
+            lambda case, x: np.flip(np.sort(x[0], case.axis, kind="stable"), case.axis).take(
                 range(_few(case)), case.axis
             ),
             values=_anything,
@@ -135,7 +140,7 @@ def _rows() -> Iterator[tuple[str, Operation]]:
         "median",
         along(
             lambda x, a: x.median(a)[0],
-            lambda x, a: np.sort(x, a).take((x.shape[a] - 1) // 2, a),
+            lambda x, a: np.sort(x, a, kind="stable").take((x.shape[a] - 1) // 2, a),
         ),
     )
 

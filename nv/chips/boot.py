@@ -33,8 +33,8 @@ class FlushPage(enum.Enum):
 @dataclass(frozen=True)
 class BootFacts:
     """One chip. chip_ids: BOOT_42's architecture << 4 | implementation, also of its siblings that
-    use the same files. pci_ids: devices that the driver opens. firmware: folder of its files. image: folder of the GSP's image. family: of
-    the image's signature. libos: the firmware's operating system. dma: falcons are loaded by DMA
+    use the same files. pci_ids: devices that the driver opens. firmware: folder of its files.
+    image: folder of the GSP's image. family: of the image's signature. libos: the firmware's operating system. dma: falcons are loaded by DMA
     and checked by a boot ROM. riscv_status: the RISC-V core's state is in its own status register.
     memory_mib: VRAM's size is a register in MiB. display_fuse: register that is 1 without a
     display; "" where the VGA workspace is not the driver's concern. mirror: of configuration space
@@ -42,7 +42,7 @@ class BootFacts:
     register. rearm: a write to the mirror re-arms MSI. doorbell_enable: bit 30 of a doorbell.
     prescrubbed: bytes at the end of VRAM that are ready at the start, 0 for all; scrubber: booter's
     companion clears more. releases: of firmware, preferred first. pmu_reserved, non_wpr,
-    frts_from_end: sizes that FSP is told."""
+    frts_from_end: sizes that FSP is told; trust_version: of its message."""
 
     way: BootWay
     chip_ids: tuple[int, ...]
@@ -67,3 +67,4 @@ class BootFacts:
     non_wpr: int = 1 << 20
     pmu_reserved: int = 0
     frts_from_end: int = 0
+    trust_version: int = 0

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ugpu.hcq.bare.firmware import FirmwareSource
-from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.find.registry import Attachment
-from ugpu.hcq.state.config import config
 from ugpu.hcq.state.memory import Placement
 from ugpu.nv.device.device import NvDevice
 from ugpu.nv.device.driver import NvDriver, StageHook
-from ugpu.nv.gsp.boot.files import PACKAGE
-from ugpu.nv.gsp.rm.card import GspCard
+from ugpu.nv.gsp.rm.card import open_card
 from ugpu.nv.gsp.rm.gpu import GspGpu
 from ugpu.nv.gsp.rm.session import GspSession
 from ugpu.nv.rm.session import Session
@@ -30,15 +26,7 @@ def open_device(
     on_stage(name, seconds) is called after each stage; an exception from it ends the start.
     firmware: a folder with images, which replaces the system's and the attachment's.
     """
-    folders = (Path(firmware),) if firmware is not None else config().firmware_folders
-    images = attachment.firmware if firmware is None else None
-    source = FirmwareSource(PACKAGE, images, folders, attachment.on_image)
-    stages = Stages(on_stage)
-    try:
-        card = GspCard(attachment.transport, source, stages)
-    except BaseException:
-        attachment.transport.close()
-        raise
+    card = open_card(attachment, firmware=firmware, on_stage=on_stage)
     try:
         session = GspSession(card)
     except BaseException:
@@ -49,7 +37,7 @@ def open_device(
         session,
         _open_gpu,
         on_stage=on_stage,
-        boot_stages=stages.done,
+        boot_stages=card.stages.done,
         commands=Placement.HOST,
     )
     return NvDevice(driver)

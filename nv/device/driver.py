@@ -201,7 +201,7 @@ class NvDriver(WorkHolder):
             words += self.programs.setup_words()
         return [*words, header(COPY, 0, 1), classes.copy]
 
-    def synchronized(self) -> None:
+    def flush_output(self) -> None:
         """Pass text printed by kernels to `on_print`."""
         self.programs.output.drain()
 
@@ -317,7 +317,7 @@ class NvDriver(WorkHolder):
                 min(limit_s, _PAUSE_S if self.looks < _SHORT_PAUSES else _LONG_PAUSE_S)
             )
 
-    def settled(self) -> bool:
+    def is_idle_fast(self) -> bool:
         if self.programs.output.used:  # its text must be passed on
             return False
         for queue in self._all:

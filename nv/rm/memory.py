@@ -1,4 +1,4 @@
-"""Memory that a GPU reaches, and maybe the host, whoever writes the page tables."""
+"""Memory that a GPU reaches, and maybe the host."""
 
 from __future__ import annotations
 

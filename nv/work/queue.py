@@ -446,10 +446,10 @@ class ChannelQueue(HardwareQueue):
 
     def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
         clock = self.driver.clock
-        patience = clock.patience(self.driver.core.limit_s)
+        deadline = clock.deadline(self.driver.core.limit_s)
         while not ready():
             self.driver.core.check_failures()
-            if patience.over():
+            if deadline.expired():
                 failure = DeviceHang(
                     f"{self.name} frees no {what} within {self.driver.core.limit_s} s",
                     **self.driver.diagnose(self.timeline, self.timeline.last),

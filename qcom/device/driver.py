@@ -241,7 +241,7 @@ class AdrenoDriver(WorkHolder):
     def all_queues(self) -> Sequence[AdrenoQueue]:
         return self._queues
 
-    def nudge(self) -> None:
+    def notify_memory_written(self) -> None:
         with self.core.lock:
             if not self.core.closed:
                 self.dispatcher.pump()

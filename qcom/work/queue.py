@@ -328,10 +328,10 @@ class AdrenoQueue(HardwareQueue):
         """Wait for room, for the driver's own submissions; other callers have waited without the
         lock."""
         clock = self.driver.clock
-        patience = clock.patience(self.driver.core.limit_s)
+        deadline = clock.deadline(self.driver.core.limit_s)
         while not self.room(words):
             self.driver.core.check_failures()
-            if patience.over():
+            if deadline.expired():
                 raise DeviceHang(
                     f"{self.name} did not free any command memory", limit_s=self.driver.core.limit_s
                 )

@@ -10,6 +10,7 @@ import os
 import select
 import socket
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -27,8 +28,8 @@ from ugpu.hcq.remote.channel import Channel
 from ugpu.hcq.remote.session import Session
 from ugpu.hcq.remote.wire import CHUNK, Buffered, Limits, Message, WireError, encode
 from ugpu.tools.base import ledger
-from ugpu.tools.service.daemon.clients import client
-from ugpu.tools.service.daemon.clients.places import Crowd, Places, share
+from ugpu.tools.service.daemon.clients import client, places
+from ugpu.tools.service.daemon.clients.places import Crowd, Places, Unfinished, share
 from ugpu.tools.service.daemon.clients.tokens import ACTIONS, ROLES, Rights
 from ugpu.tools.service.daemon.outlets import outbox
 from ugpu.tools.service.daemon.outlets.outbox import Outbox
@@ -203,6 +204,72 @@ def test_a_client_without_a_lease_sends_no_data(running: Running, data: int) -> 
         kind, _, (error, *_) = one.message()
         assert (kind, error) == ("error", "WireError") or error == "TransportError"
         one.until_closed()
+
+
+def test_messages_of_all_clients_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "ROOM_S", 0.0)
+    ended: list[str] = []
+    memory: Unfinished[str] = Unfinished(100, ended.append)
+    told = {name: memory.of(name, Rights(name[0], "use")) for name in ("a1", "a2", "b1", "c1")}
+    told["a1"](30)
+    told["a2"](40)
+    told["b1"](30)
+    told["b1"](0)
+    told["c1"](30)
+    assert ended == []
+    told["b1"](20)  # user a has most, and its largest message ends
+    assert ended == ["a2"]
+    told["a1"](50)
+    with pytest.raises(WireError, match="no memory left"):
+        told["a1"](80)
+    told["b1"](70)
+    assert ended == ["a2"]
+    memory.forget("b1")
+    memory.forget("b1")
+    told["c1"](100)
+    assert ended == ["a2"]
+
+
+def test_a_message_waits_for_memory() -> None:
+    memory: Unfinished[str] = Unfinished(100, lambda name: None)
+    first, second = (memory.of(name, Rights(name, "use")) for name in ("a", "b"))
+    first(80)
+    waiting = threading.Thread(target=second, args=(80,))
+    waiting.start()
+    first(0)
+    waiting.join()
+    assert memory._sizes == {"b": 80}
+
+
+def pour(channel: Channel, data: bytes) -> None:
+    """Send a part of a message."""
+    rest = memoryview(data)
+    while rest:
+        select.select([], [channel.fileno()], [])
+        rest = rest[channel._socket.send(rest[:1000]) :]
+
+
+def test_a_greedy_token_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lease may send large messages; all together may not fill the memory."""
+    monkeypatch.setattr(places, "ROOM_S", 0.0)
+    running = started(tmp_path, 'message = "4M"\nmessages = "8M"', count=4)
+    try:
+        tokens = [token(running, "greedy")] * 3 + [token(running, "modest")]
+        leases = [running.lease("cpu", token=each) for each in tokens]
+        clients = {each.rights.name: each for each in running.daemon.clients if each.lease}
+        assert len(clients) == 2
+        for lease in leases[:3]:
+            head, data = encode(Message("write", [0], 7, bytes(4 << 20)), 1 << 20)
+            pour(lease.driver.connection._session.channel, bytes(head) + bytes(data)[: 3 << 20])
+        with leases[3].alloc(4 << 20) as memory:
+            memory.copy_from(bytes([7]) * (4 << 20))
+            assert memory.numpy()[-1] == 7
+        until(lambda: sum(each.lease is not None for each in running.daemon.clients) < 4)
+        leases[3].synchronize()
+    finally:
+        running.close()
+        for lease in leases:
+            lease.close()
 
 
 def test_a_message_has_a_limit_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,8 @@ from ugpu.compiler.graph.node import Node
 from ugpu.hcq.cpu import processor
 from ugpu.hcq.cpu.aarch64 import EM_AARCH64, RELOCATIONS_AARCH64, jump
 from ugpu.hcq.device.device import Device
-from ugpu.hcq.objects.elf import lay_out, link, read_object
+from ugpu.hcq.objects.elf import read_object
+from ugpu.hcq.objects.linking import lay_out, link
 
 PHONE = dataclasses.replace(
     HOST, triple="aarch64-unknown-linux-gnu", cpu="cortex-a55", features="+neon", vector_bytes=16

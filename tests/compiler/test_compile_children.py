@@ -88,6 +88,26 @@ def test_a_child_that_does_not_answer_is_killed(child: Child) -> None:
     assert child.compile(GOOD, TARGET).image
 
 
+def test_the_limit_is_of_processor_time(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy host: the process gets no processor for longer than its limit, and goes on."""
+    child.compile(GOOD, TARGET)
+    running = child.worker.process
+    assert running is not None
+    looks = iter(range(1 << 30))
+
+    def unused(pid: int) -> float:
+        if next(looks) == 2 * process.SLICES:
+            os.kill(pid, signal.SIGCONT)
+        return 0.0
+
+    monkeypatch.setattr(process, "IDLE", 1e6)
+    monkeypatch.setattr(process, "_processor_time", unused)
+    os.kill(running.pid, signal.SIGSTOP)
+    child.limit_s = 0.05
+    assert child.compile(GOOD, TARGET).image and child.worker.process is running
+    assert next(looks) > 2 * process.SLICES
+
+
 def test_a_child_that_left_for_want_of_work_is_replaced(child: Child) -> None:
     child.compile(GOOD, TARGET)
     running, channel = child.worker.process, child.worker.channel

@@ -17,6 +17,7 @@ from ugpu.hcq.work.program import Program
 from ugpu.nv.device.device import NvDevice
 from ugpu.qcom.device.device import AdrenoDevice
 from ugpu.virtual.adreno.node import VirtualNode as AdrenoNode
+from ugpu.virtual.nvidia.gsp.bus.pci import VirtualTransport as CardTransport
 from ugpu.virtual.nvidia.node import VirtualNode
 
 #: bytes that a kernel driver of a real GPU may keep of what a test needed, as page tables; it
@@ -132,7 +133,9 @@ def refusals(opened: Device) -> list[str]:
     if isinstance(opened, AdrenoDevice):
         below = opened.driver.interface.node
         return below.machine.refused if isinstance(below, AdrenoNode) else []
-    node = opened.driver.gpu.session.node if isinstance(opened, NvDevice) else None
+    node = opened.driver.session.source if isinstance(opened, NvDevice) else None
+    if isinstance(node, CardTransport):
+        return node.card.machine.refused
     return node.machine.refused if isinstance(node, VirtualNode) else []
 
 

@@ -98,20 +98,20 @@ def test_a_wait_is_submitted_while_another_one_ends(
     """The thread that raises a timeline may need the device's lock, which a submission has."""
     with opener() as device, hcq.open("cpu", threads=1) as beside:
         gate, core, ends = gate_on(beside), device.driver.core, []
-        nudge, nudged = core.driver.nudge, threading.Event()
+        notify_memory_written, notified = core.driver.notify_memory_written, threading.Event()
 
         def locked() -> None:
-            nudged.set()
+            notified.set()
             with core.lock:
-                nudge()
+                notify_memory_written()
 
         def submit() -> None:
             with core.lock:
                 beside.queue().signal(gate, 1).submit()
-                assert nudged.wait(LIMIT_S)
+                assert notified.wait(LIMIT_S)
                 ends.append(device.queue().wait(gate, gate.advance()).submit())
 
-        monkeypatch.setattr(core.driver, "nudge", locked)
+        monkeypatch.setattr(core.driver, "notify_memory_written", locked)
         device.queue().wait(gate, gate.advance()).submit()
         thread = threading.Thread(target=submit, daemon=True)
         thread.start()

@@ -101,12 +101,12 @@ def test_an_idle_device_reports_nothing(device: Device) -> None:
         assert driver.poll() is None
         timeline = driver.all_queues()[0].timeline
         assert isinstance(driver.diagnose(timeline, timeline.last + 1), dict)
-    driver.nudge()
-    driver.expect()
+    driver.notify_memory_written()
+    driver.prefetch_wake()
     driver.pause(0.0)
     driver.pause_until(timeline, timeline.last, 0.0)
-    assert driver.settled() in (True, False)
-    driver.synchronized()
+    assert driver.is_idle_fast() in (True, False)
+    driver.flush_output()
     assert driver.info() == device.info() and device.failure is None
 
 
@@ -134,6 +134,6 @@ def test_a_closed_driver_takes_hints(opener: Callable[[], Device]) -> None:
     device = opener()
     driver = device.driver
     device.close()
-    driver.expect()
+    driver.prefetch_wake()
     device.close()
     assert device.closed

@@ -43,7 +43,7 @@ class Held:
     def let_go(self) -> None:
         """End its wait, and wait for its end."""
         self.gate.reach(1)
-        self.device.driver.nudge()
+        self.device.driver.notify_memory_written()
         self.queue.timeline.wait(self.value)
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""A process with tinygrad's NV driver in PCI mode in it: run a scenario on the card behind `REMOTE`.
+"""A process with tinygrad's NV driver in PCI mode: run a scenario on the card behind `REMOTE`.
 
     python -m tests.foreign.tinygrad_gsp_client SCENARIO FIRMWARE RESULT
 

@@ -20,7 +20,8 @@ from ugpu.hcq.cpu.aarch64 import RELOCATIONS_AARCH64, jump
 from ugpu.hcq.cpu.memory import CodeMemory, flush_instructions
 from ugpu.hcq.cpu.object import load_object
 from ugpu.hcq.errors import BadCodeObject, HostError, NotSupported
-from ugpu.hcq.objects.elf import ElfObject, Layout, lay_out, link, read_object
+from ugpu.hcq.objects.elf import ElfObject, read_object
+from ugpu.hcq.objects.linking import Layout, lay_out, link
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 KERNEL = """

@@ -40,7 +40,7 @@ def busy(model: Model, *others: Model) -> None:
     """Have the model's clock count as that of a transport to the model does."""
     parts = ModelClock()
     for one in (model, *others):
-        parts.plays(one)
+        parts.track(one)
     assert isinstance(model.clock, Manual)
     model.clock.busy = parts.work
 
@@ -130,17 +130,17 @@ def test_a_translation_outlasts_engines() -> None:
 def test_one_late_look_costs_one_slice() -> None:
     """A host that stops all processes for a while stops the model too, which then has not begun."""
     clock = Manual()
-    patience = clock.patience(1.0)
+    deadline = clock.deadline(1.0)
     for _ in range(9):
         clock.time += 1000
-        assert not patience.over()
+        assert not deadline.expired()
     clock.time += 1000
-    assert patience.over()
+    assert deadline.expired()
 
 
 def test_a_part_that_is_gone_is_not_asked() -> None:
     parts, clock = ModelClock(), Manual()
-    parts.plays(Model(clock, float("inf")))
+    parts.track(Model(clock, float("inf")))
     assert parts.work() is Work.NONE
 
 

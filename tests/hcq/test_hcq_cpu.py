@@ -154,7 +154,7 @@ def test_workers_that_step_aside_may_still_use_every_processor(threads: int) -> 
         with device.load(build(COUNT, device.target)) as program, device.alloc(1 << 16) as cells:
             for turn in range(20):
                 if turn % 3 == 0:
-                    device.driver.expect()
+                    device.driver.prefetch_wake()
                 with device.queue() as queue:
                     queue.launch(program["count"], grid=(1 << 14,), block=(1,), args=(cells,))
                 device.synchronize()
@@ -334,15 +334,15 @@ def test_images_larger_than_a_slot(cpu: CpuDevice) -> None:
 def test_work_that_is_expected_comes_or_does_not(threads: int) -> None:
     with hcq.open("cpu", threads=threads) as device, device.alloc(64) as buffer:
         for number in range(50):
-            device.driver.expect()
+            device.driver.prefetch_wake()
             if number % 3:
                 buffer.fill(number)
             if number % 7 == 0:
                 device.reset()
         buffer.fill(50)
         assert (buffer.numpy(np.uint32) == 50).all()
-        device.driver.expect()
-    device.driver.expect()  # closed
+        device.driver.prefetch_wake()
+    device.driver.prefetch_wake()  # closed
 
 
 def test_a_hang_names_its_kernel_and_keeps_memory(cpu: CpuDevice) -> None:

@@ -352,8 +352,8 @@ def test_the_short_way_of_a_wait_does_not_outlive_the_device() -> None:
     found: list[bool] = []
     with powered("gh100") as machine, opened(machine) as device:
         driver = device.driver
-        assert driver.settled()
-        waiter = threading.Thread(target=lambda: found.append(driver.settled()))
+        assert driver.is_idle_fast()
+        waiter = threading.Thread(target=lambda: found.append(driver.is_idle_fast()))
         with driver.core.lock:
             waiter.start()
             device.close()

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.support import gfx_encode as asm
+from tests.support import gfx_tables
 from tests.support.gfx_cases import LANES, SCALARS, VECTORS, Case, Registers
-from ugpu.virtual.amd.isa.decoder import opcodes
-from ugpu.virtual.amd.isa.decoder.opcodes import Shape
+from tests.support.gfx_tables import Shape
 
 GROUPS = 6
 _FLOATING = ("f16", "f32", "f64")
@@ -220,14 +220,13 @@ def vector_cases(encoding: str, seed: int) -> Iterator[Case]:
     """Make the cases of every opcode of VOP1, VOP2, VOPC or VOP3 (those that are VOP3 only)."""
     chance = random.Random(seed)
     if encoding == "VOP3":
-        for number, shape in opcodes.vop3().items():
+        for number, shape in gfx_tables.table("VOP3").items():
             if number >= 512 and shape.name not in SPECIAL:
                 yield _long(shape, chance, "plain", plain=True)
                 yield _long(shape, chance, "picked")
         return
-    tables = {"VOP1": opcodes.vop1, "VOP2": opcodes.vop2, "VOPC": opcodes.vopc}
-    long = {shape.name for shape in opcodes.vop3().values()}
-    for shape in tables[encoding]().values():
+    long = {shape.name for shape in gfx_tables.table("VOP3").values()}
+    for shape in gfx_tables.table(encoding).values():
         if shape.name in SPECIAL:
             continue
         yield _short(encoding, shape, chance)
@@ -247,7 +246,7 @@ def _packed_clamps(shape: Shape) -> bool:
 def packed_cases(seed: int) -> Iterator[Case]:
     """Make the cases of VOP3P, matrices excepted."""
     chance = random.Random(seed)
-    for shape in opcodes.vop3p().values():
+    for shape in gfx_tables.table("VOP3P").values():
         if "wmma" in shape.name:
             continue
         for label in ("one", "two"):
@@ -294,17 +293,17 @@ def scalar_cases(seed: int) -> Iterator[Case]:
 
     for label in ("one", "two"):
         literal = chance.choice(SPECIAL_WORDS.tolist())
-        for shape in opcodes.scalar("SOP1").values():
+        for shape in gfx_tables.table("SOP1").values():
             wide_exec = shape.name.endswith("exec_b64")  # of wave64
             if shape.name not in _NO_DATA_FLOW and not wide_exec:
                 words = asm.sop1(shape.name, 46, source(0), literal)
                 yield Case(f"{shape.name} {label}", words)
-        for shape in opcodes.scalar("SOP2").values():
+        for shape in gfx_tables.table("SOP2").values():
             words = asm.sop2(shape.name, 46, source(0), source(1), literal)
             yield Case(f"{shape.name} {label}", words)
-        for shape in opcodes.scalar("SOPC").values():
+        for shape in gfx_tables.table("SOPC").values():
             yield Case(shape.name, asm.sopc(shape.name, source(0), source(1), literal))
-        for shape in opcodes.scalar("SOPK").values():
+        for shape in gfx_tables.table("SOPK").values():
             if shape.name.startswith(("s_movk", "s_cmovk", "s_cmpk", "s_addk", "s_mulk")):
                 immediate = chance.choice([0, 1, 0x7FFF, 0x8000, 0xFFFF, chance.getrandbits(16)])
                 yield Case(f"{shape.name} {label}", asm.sopk(shape.name, 40, immediate))
@@ -333,7 +332,7 @@ def lane_cases(seed: int) -> Iterator[Case]:
 def dual_cases(seed: int, count: int) -> Iterator[Case]:
     """Make cases of VOPD: random pairs."""
     chance = random.Random(seed)
-    shapes = opcodes.vopd()
+    shapes = gfx_tables.vopd()
     for _ in range(count):
         x, y = shapes[chance.randrange(13)], chance.choice(list(shapes.values()))
         words = asm.vopd(
@@ -363,7 +362,7 @@ def share_cases(seed: int) -> Iterator[Case]:
     Each lane keeps to its own 16 bytes, so that the order of the lanes does not matter.
     """
     chance = random.Random(seed)
-    for shape in opcodes.ds().values():
+    for shape in gfx_tables.ds().values():
         if any(part in shape.name for part in _UNLIKELY):
             continue
         if "stride64" in shape.name and "load" not in shape.name:
@@ -395,7 +394,7 @@ def share_cases(seed: int) -> Iterator[Case]:
 def global_cases(seed: int) -> Iterator[Case]:
     """Make cases of every GLOBAL opcode, with and without a returned value, as for LDS."""
     chance = random.Random(seed)
-    for shape in opcodes.flat().values():
+    for shape in gfx_tables.flat().values():
         if "g" not in shape.segments or "addtid" in shape.name or "csub" in shape.name:
             continue
         size = 4 * max(shape.dst, shape.data if "cmpswap" not in shape.name else shape.dst)

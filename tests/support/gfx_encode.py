@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from ugpu.virtual.amd.isa.decoder import opcodes
+from tests.support import gfx_tables
+from ugpu.virtual.amd.isa.targets.table import Row
 
 Encoded = tuple[int, ...]
 
@@ -35,16 +36,20 @@ def integer(value: int) -> int:
 
 @cache
 def _numbers(encoding: str) -> Mapping[str, int]:
-    tables: Mapping[str, Mapping[int, opcodes.Shape]] = {
-        "VOP1": opcodes.vop1(),
-        "VOP2": opcodes.vop2(),
-        "VOPC": opcodes.vopc(),
-        "VOP3": opcodes.vop3(),
-        "VOP3P": opcodes.vop3p(),
-        "VOPD": opcodes.vopd(),
-        **{name: opcodes.scalar(name) for name in ("SOP1", "SOP2", "SOPC", "SOPK", "SOPP")},
-    }
-    return {shape.name: number for number, shape in tables[encoding].items()}
+    table = gfx_tables.vopd() if encoding == "VOPD" else gfx_tables.table(encoding)
+    return {shape.name: number for number, shape in table.items()}
+
+
+def _legal(encoding: str, name: str, first: int, second: int) -> Encoded:
+    """Return the words without operands and modifiers that the instruction does not have."""
+    row = _rows(encoding)[name]
+    number = (first | second << 32) & ~row.fixed | row.value
+    return (number & 0xFFFF_FFFF, number >> 32)
+
+
+@cache
+def _rows(encoding: str) -> Mapping[str, Row]:
+    return {row.name: row for row in gfx_tables.table(encoding).values()}
 
 
 def _tail(sources: Sequence[int], literal: int | None) -> Encoded:
@@ -119,7 +124,7 @@ def vop3(
     second = omod << 27 | neg << 29
     for number, source in enumerate(sources):
         second |= source << 9 * number
-    return (word, second, *_tail(sources, literal))
+    return (*_legal("VOP3", name, word, second), *_tail(sources, literal))
 
 
 def vop3p(
@@ -140,7 +145,7 @@ def vop3p(
     second = (op_sel_hi & 3) << 27 | neg_lo << 29
     for number, source in enumerate(sources):
         second |= source << 9 * number
-    return (word, second, *_tail(sources, literal))
+    return (*_legal("VOP3P", name, word, second), *_tail(sources, literal))
 
 
 def vopd(
@@ -151,6 +156,8 @@ def vopd(
     assert (x[1] ^ y[1]) & 1, "the destinations must have different parity"
     word = 0xC8000000 | numbers[x[0]] << 22 | numbers[y[0]] << 17 | x[3] << 9 | x[2]
     second = x[1] << 24 | y[1] >> 1 << 17 | y[3] << 9 | y[2]
+    halves = (_rows("VOPDX")[x[0]].fixed & 0x1FFFF, _rows("VOPDY")[y[0]].fixed >> 32 & 0x1FFFF)
+    word, second = word & ~halves[0], second & ~halves[1]  # of v_dual_mov: it has one source
     constants = any("fmamk" in half[0] or "fmaak" in half[0] for half in (x, y))
     if constants or LITERAL in (x[2], y[2]):
         return (word, second, literal or 0)
@@ -190,7 +197,7 @@ def smem_load(dst: int, base: int, offset: int, dwords: int = 1) -> Encoded:
 
 @cache
 def _flat_numbers() -> Mapping[str, int]:
-    return {shape.name: number for number, shape in opcodes.flat().items()}
+    return {shape.name: number for number, shape in gfx_tables.flat().items()}
 
 
 def global_access(
@@ -199,12 +206,12 @@ def global_access(
 ) -> Encoded:  # fmt: skip
     """Encode GLOBAL; `name` without its prefix, as "load_b32"."""
     word = 0xDC000000 | 2 << 16 | _flat_numbers()[name] << 18 | glc << 14 | offset & 0x1FFF
-    return (word, dst << 24 | saddr << 16 | data << 8 | addr)
+    return _legal("GLOBAL", name, word, dst << 24 | saddr << 16 | data << 8 | addr)
 
 
 @cache
 def _ds_numbers() -> Mapping[str, int]:
-    return {shape.name: number for number, shape in opcodes.ds().items()}
+    return {shape.name: number for number, shape in gfx_tables.ds().items()}
 
 
 def ds(
@@ -212,4 +219,4 @@ def ds(
 ) -> Encoded:
     """Encode DS; offset is the 16-bit field (offset1 << 8 | offset0 for pairs)."""
     word = 0xD8000000 | _ds_numbers()[name] << 18 | offset
-    return (word, dst << 24 | data1 << 16 | data << 8 | addr)
+    return _legal("DS", name, word, dst << 24 | data1 << 16 | data << 8 | addr)

@@ -76,8 +76,9 @@ def resident() -> int:
 def _kernel(device: Device | None) -> Counter[str]:
     """Open files, mappings, ranges and the resource manager's objects of a virtual node; pages that
     a virtual card may reach. Nothing for other devices."""
-    if isinstance(device, NvDevice) and isinstance(device.driver.gpu.session.node, VirtualNode):
-        node = device.driver.gpu.session.node
+    if isinstance(device, NvDevice) and isinstance(device.driver.session.source, VirtualNode):
+        node = device.driver.session.source
+        assert isinstance(node, VirtualNode)
         machine = node.machine
         found = Counter(f"kernel: {type(each).__name__}" for each in machine.live_objects())
         for file in node.files.values():

@@ -28,7 +28,8 @@ NAMES = {
     "scaled_dot_product_attention", "repeat_interleave": "repeat_interleave", "diag": "diag",
     "nn.functional.normalize": None, "dot": None, "normal": None, "nn.functional.dropout": None,
     "dropout": None, "uniform": None, "rand_like": None, "item": None, "shape": None,
-    "numpy": None, "grad": None, "backward": None, "nn.functional.embedding": None,
+    "numpy": None, "grad": None, "T": None, "take": None, "backward": None,
+    "nn.functional.embedding": None,
 }  # fmt: skip
 RANDOM = ("dropout", "rand", "normal", "uniform", "randn", "randint", "bernoulli")
 CREATION = ("arange", "eye", "full", "ones", "zeros", "full_like", "zeros_like", "ones_like")
@@ -44,6 +45,53 @@ def method_of(name: str) -> str | None:
     if last in CREATION or any(word in last for word in RANDOM):
         return None
     return last if hasattr(Tensor, last) else None
+
+
+def _keywords(*names: str, drop: Sequence[str] = ()) -> Any:
+    """Return a converter of positional arguments to keywords; `drop` has those that are left out
+    where they have the value that ours stands for."""
+
+    def convert(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        named = {**dict(zip(names, args, strict=False)), **kwargs}
+        for entry in drop:
+            name, _, value = entry.partition("=")
+            if name in named and str(named[name]) == value:
+                del named[name]
+        return (), named
+
+    return convert
+
+
+# Calls that Tensor has in another form.
+ADAPTED = {
+    "nn.functional.avg_pool2d": _keywords("size", "stride", "padding", "ceil_mode",
+        "count_include_pad", "divisor_override",
+        drop=("ceil_mode=False", "count_include_pad=True", "divisor_override=None")),
+    "nn.functional.max_pool2d": _keywords("kernel_size", "stride", "padding", "dilation",
+        "ceil_mode", "return_indices", drop=("ceil_mode=False", "return_indices=False")),
+    "nn.functional.conv2d": _keywords("weight", "bias", "stride", "padding", "dilation", "groups"),
+    "nn.functional.conv_transpose2d": _keywords("weight", "bias", "stride", "padding",
+        "output_padding", "groups", "dilation"),
+    "nn.functional.scaled_dot_product_attention": _keywords("key", "value", "mask", "dropout_p",
+        "is_causal", drop=("dropout_p=0.0", "enable_gqa=False")),
+    "nn.functional.softplus": _keywords("beta", "threshold", drop=("threshold=20",)),
+    "index_add": _keywords("axis", "index", "source", "alpha", drop=("alpha=1",)),
+    **{name: _keywords(drop=("memory_format=torch.contiguous_format",
+                             "memory_format=torch.preserve_format"))
+       for name in ("bfloat16", "bool", "float", "half", "int", "long")},
+}  # fmt: skip
+
+
+def adapted(name: str, sample: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """Return the input, arguments and keywords of a sample as Tensor's method takes them."""
+    first, args, kwargs = sample.input, sample.args, dict(sample.kwargs)
+    if name == "where":
+        return args[0], (first, *args[1:]), kwargs
+    if name == "einsum":
+        return args[0], tuple(first), kwargs
+    if name in ADAPTED:
+        args, kwargs = ADAPTED[name](args, kwargs)
+    return first, args, kwargs
 
 
 def ours(given: Any, leaves: list[tuple[Any, Tensor]]) -> Any:
@@ -93,10 +141,12 @@ def run_sample(method: str, op: Any, sample: Any) -> str:
         theirs = outputs(sample.output_process_fn_grad(
             theirs if len(theirs) > 1 else theirs[0]), torch.Tensor)  # fmt: skip
     try:
-        first = ours(sample.input, leaves)
-        args, kwargs = ours(sample.args, leaves), ours(dict(sample.kwargs), leaves)
+        first, args, kwargs = adapted(op.name, sample)
+        first, args = ours(first, leaves), ours(args, leaves)
         kwargs = {key: ours(value, leaves) for key, value in kwargs.items()}
-        if isinstance(first, list | tuple):
+        if isinstance(first, str):
+            result = Tensor.einsum(first, *args)
+        elif isinstance(first, list | tuple):
             result = getattr(Tensor, method)(first, *args, **kwargs)
         else:
             result = getattr(first, method)(*args, **kwargs)
@@ -137,12 +187,17 @@ def _gradients(pairs: Sequence[tuple[Tensor, Any]], leaves: Sequence[tuple[Any, 
         theirs = None if their is None else their.numpy()
         if mine is None and theirs is None:
             continue
-        shape = (mine if mine is not None else theirs).shape  # type: ignore[union-attr]
+        shape = leaf_shape(mine, theirs)
         one = np.zeros(shape) if mine is None else mine
         two = np.zeros(shape) if theirs is None else theirs
         if not close(one, two):
             return "wrong gradient"
     return "equal"
+
+
+def leaf_shape(*given: Any) -> tuple[int, ...]:
+    """Return the shape of the array among several that may be None."""
+    return next(tuple(each.shape) for each in given if each is not None)
 
 
 def samples(name: str | None = None, most: int = 1 << 30) -> Iterator[tuple[str, str, Any, Any]]:

@@ -10,6 +10,9 @@ from ugpu.tools.house import promises
 from ugpu.tools.verbs.verb import load
 
 DOCUMENTED = '"""What it is."""\n'
+RECORD = (
+    '@dataclass\nclass A:\n    """A record.\n\n    Attributes:\n        at: a place.\n    """\n'
+)
 
 
 @pytest.fixture
@@ -64,6 +67,8 @@ def write(tree: Path, name: str, text: str) -> None:
         ("am/a.py", DOCUMENTED + "A = 'the function has not so many'\n", "am/a.py:2: 'has not so"),
         ("am/a.py", DOCUMENTED + "A = 1  # nobody reads it\n", "am/a.py:2: 'nobody'"),
         ("am/a.py", DOCUMENTED + "A = 'the driver says why'\n", "am/a.py:2: 'says why'"),
+        ("hcq/state/a.py", DOCUMENTED + RECORD + "    size: int\n", "does not describe size"),
+        ("hcq/state/a.py", DOCUMENTED + RECORD, "A describes at, which it does not have"),
         ("hcq/find/a.py", DOCUMENTED + "found = 1\n", "hcq/find/a.py:2: found; name"),
         ("usbgpu/a.py", DOCUMENTED + "print([one for one in ()])\n", "usbgpu/a.py:2: one; name"),
     ],
@@ -87,6 +92,7 @@ def test_a_breach_is_named(tree: Path, name: str, text: str, said: str) -> None:
         ("docs/a.md", "There is no fence; it is no longer used, and is no faster.\n"),
         ("STYLE.md", "not: nobody\n"),
         ("hcq/find/a.py", DOCUMENTED + "def _f(found):\n    return found\n"),
+        ("hcq/state/a.py", DOCUMENTED + RECORD + "    at: int\n    LIMIT: int = 1\n"),
         ("tools/verbs/a.py", DOCUMENTED + "found = 1\n"),
     ],
 )

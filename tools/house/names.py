@@ -15,9 +15,9 @@ VAGUE = frozenset(("each", "found", "given", "known", "made", "one", "wanted"))
 # Folders whose results are all named by what they are. Folders are added, none is removed.
 NAMED = (
     "hcq/cpu", "hcq/disk", "hcq/find", "hcq/objects", "hcq/registers", "hcq/remote",
-    "hcq/transport", "qcom", "tools/base", "tools/ci", "tools/clang2py", "tools/compile",
-    "tools/control", "tools/debug", "tools/house", "tools/inspect", "tools/service/metrics",
-    "tools/service/page", "tools/service/top", "usbgpu",
+    "hcq/state", "hcq/transport", "qcom", "tools/base", "tools/ci", "tools/clang2py",
+    "tools/compile", "tools/control", "tools/debug", "tools/house", "tools/inspect",
+    "tools/service/metrics", "tools/service/page", "tools/service/top", "usbgpu",
 )  # fmt: skip
 
 

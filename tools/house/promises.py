@@ -6,6 +6,7 @@ and public functions of more than one statement have a docstring. The names in `
 Tests wait for conditions; they do not read the clock and do not sleep. Product code waits with the
 clock that it is given (hcq.state.clock). Only one module reads the environment. Texts do not
 contain the phrases that the section "Voice" rules out. Results are named by what they are.
+Records describe their fields.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ugpu.tools.house.fields import fields
 from ugpu.tools.house.layers import PACKAGES
 from ugpu.tools.house.names import names
 from ugpu.tools.house.voice import voice
@@ -189,7 +191,7 @@ def _parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text("utf-8"), str(file))
 
 
-CHECKS = (verbs, tasks, docstrings, exports, clocks, waits, environment, voice, names)
+CHECKS = (verbs, tasks, docstrings, exports, clocks, waits, environment, voice, names, fields)
 
 
 def check(root: Path) -> list[str]:

@@ -22,7 +22,7 @@ class VirtualMachine(MachineState):
         self._closed = False
         self.counters = Counters(self)
         self.engine = Engine(self)
-        self.clock.plays(self.engine)
+        self.clock.track(self.engine)
 
     def inject(self, fault: Planted | str, count: int = 1) -> None:
         """Plant a fault that takes effect `count` times."""

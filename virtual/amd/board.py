@@ -18,7 +18,6 @@ from ugpu.am.chips.facts import ChipFacts
 from ugpu.am.regs import load
 from ugpu.hcq.state.clock import ModelClock
 from ugpu.hcq.state.instruction import Culprits
-from ugpu.virtual.bus.dma import DmaPool, Iommu
 from ugpu.virtual.amd.memory.access import Fault
 from ugpu.virtual.amd.memory.tlb import Caches
 from ugpu.virtual.amd.memory.vram import Vram
@@ -27,6 +26,7 @@ from ugpu.virtual.amd.options import ChipOptions
 from ugpu.virtual.amd.registers import RegisterSpace
 from ugpu.virtual.amd.scheduler import Scheduler
 from ugpu.virtual.amd.shader import ShaderMemory
+from ugpu.virtual.bus.dma import DmaPool, Iommu
 from ugpu.virtual.shader.load import Load
 from ugpu.virtual.shader.memory import Access
 
@@ -244,7 +244,7 @@ class Board(ABC):
         self._blackout = False
         self.scheduler = Scheduler(self.lock, self.options.seed, manual=self.options.manual_time)
         self.clock = ModelClock()
-        self.clock.plays(self.scheduler)
+        self.clock.track(self.scheduler)
         bases = facts.generation.typical_bases
         self.space = RegisterSpace(
             {

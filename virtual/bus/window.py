@@ -30,12 +30,12 @@ ONES_32 = 0xFFFF_FFFF
 
 
 def refuse_value(value: int, bits: int) -> NoReturn:
-    """Raise BadArgument: the value does not fit."""
+    """Raise BadArgument for a value that is too wide."""
     raise BadArgument(f"the value must fit in {bits} bits", value=value)
 
 
 def check_value(value: int, bits: int) -> None:
-    """Raise BadArgument unless the value fits."""
+    """Raise BadArgument unless the value fits in `bits` bits."""
     if not 0 <= value < 1 << bits:
         refuse_value(value, bits)
 

@@ -77,5 +77,9 @@ def faults() -> Mapping[str, str]:
 
 
 def plant(chip: VirtualMachine, fault: str, value: str) -> None:
-    """Plant a fault by name. value: how many operations it affects; 1 if it is empty."""
-    chip.inject(Fault[fault.upper()], count=number(fault, value or "1", 1))
+    """Plant a fault by name. value: how many operations it affects; 1 if it is empty.
+
+    chip: a machine, or a card at register level, whose GPU is that of a machine.
+    """
+    machine: VirtualMachine = getattr(chip, "machine", chip)
+    machine.inject(Fault[fault.upper()], count=number(fault, value or "1", 1))

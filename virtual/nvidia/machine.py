@@ -57,7 +57,7 @@ class VirtualMachine:
         self.clock = ModelClock()  # the clock for waiting drivers
         for gpu in self.gpus:
             for runlist in gpu.runlists:
-                self.clock.plays(runlist)
+                self.clock.track(runlist)
         self._closed = False
 
     @property

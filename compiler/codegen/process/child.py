@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from ugpu.hcq.errors import HostError
 
 LENGTH = struct.Struct("<Q")
+IDLE = 10  # times its limit of processor time a process may take, on a busy host
+SLICES = 20  # of a limit, between looks at the processor time
 TAIL = 4096  # bytes kept of the end of a process's output
 ROOT = Path(__file__).parents[4]  # the folder that contains the package ugpu
 START = "import runpy, sys; sys.path[:] = {path!r}; runpy.run_module({module!r}, None, '__main__')"
@@ -59,6 +63,12 @@ def how(code: int) -> str:
     return f"status {code}"
 
 
+def _processor_time(pid: int) -> float:
+    """Return the seconds that a child, which is not waited for yet, has used of processors. The
+    clock is that of clock_getcpuclockid(3)."""
+    return time.clock_gettime(~pid << 3 | 2)
+
+
 class Process:
     """`python -m module SOCKET arguments...`, started by the first message and again after it has
     ended. Only one thread may use it at a time."""
@@ -92,20 +102,31 @@ class Process:
         self.channel = ours
 
     def ask(self, message: bytes, limit_s: float) -> bytes:
-        """Return the answer. TimeoutError after `limit_s` seconds without one, Ended; in both cases
-        the process is gone, and the next message starts another."""
+        """Return the answer. TimeoutError if the process has used `limit_s` of a processor without
+        one, or IDLE times as long has passed; Ended. In both cases the process is gone, and the
+        next message starts another."""
         if self.process is None:
             self.start()
         assert self.channel is not None
-        self.channel.settimeout(limit_s)
+        self.channel.settimeout(IDLE * limit_s)
         try:
             send(self.channel, message)
+            self._await(limit_s)
             return receive(self.channel)
         except TimeoutError:
             self.close()
             raise
         except (EOFError, ConnectionError):
             raise self._end() from None
+
+    def _await(self, limit_s: float) -> None:
+        """Block until the answer begins, or the process has ended. TimeoutError; see `ask`."""
+        assert self.process is not None and self.channel is not None
+        begin, used = time.monotonic(), _processor_time(self.process.pid)
+        while not select.select([self.channel], [], [], limit_s / SLICES)[0]:
+            spent = _processor_time(self.process.pid) - used
+            if max(spent, (time.monotonic() - begin) / IDLE) >= limit_s:
+                raise TimeoutError
 
     def _end(self) -> Ended:
         assert self.process is not None

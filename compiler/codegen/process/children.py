@@ -29,7 +29,8 @@ from ugpu.hcq.disk import own_folder as ownfolder
 from ugpu.hcq.errors import CompileError, HostError, MissingDependency
 from ugpu.hcq.state.target import TargetSpec
 
-# TIMEOUT: the largest kernels of the tests take 2 s on a busy machine; LLVM may also never end
+# TIMEOUT: of processor time. The largest kernels of the tests take 2 s, the slowest known one 33 s;
+# LLVM may also never end
 LIMIT_S = 120.0
 MOST = 4  # maximum processes, and at most the host's processors
 ANSWER = struct.Struct("<Bd")

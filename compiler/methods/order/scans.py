@@ -132,8 +132,10 @@ class Scans(Running):
         elif mask is not None:
             seen = self._tensor(name, mask)
             scores = seen.where(scores, float("-inf"))
-        result = scores.softmax(-1).matmul(value)
-        if seen is None or not seen.ndim:
-            return result
-        answered: Self = seen.any(-1, keepdims=True).where(result, 0)
-        return answered
+        result: Self = scores.softmax(-1).matmul(value)
+        if seen is not None and seen.ndim:
+            result = seen.any(-1, keepdims=True).where(result, 0)
+        sources = [query, key, value]
+        if additive and isinstance(mask, Scans):
+            return result._ruled("attention", [*sources, mask], (False, None))
+        return result if additive else result._ruled("attention", sources, (is_causal, seen))

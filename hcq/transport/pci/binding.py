@@ -36,7 +36,13 @@ _KINDS = {STORAGE: "storage", NETWORK: "network"}
 
 @dataclass(frozen=True)
 class Step:
-    """One function to bind, with its former driver and override, which are restored later."""
+    """One function to bind.
+
+    Attributes:
+        function: to bind.
+        former: its driver before, which is restored later.
+        override: its driver_override before, which is restored later.
+    """
 
     function: PciFunction
     former: str | None

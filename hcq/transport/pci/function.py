@@ -28,7 +28,15 @@ STORAGE, NETWORK, BRIDGE = 0x01, 0x02, 0x06  # base classes, PCI Code and ID Ass
 
 @dataclass(frozen=True)
 class Bar:
-    """A BAR on the bus. `size` is 0 if there is none; `start` is a bus address."""
+    """A BAR on the bus.
+
+    Attributes:
+        index: of the BAR.
+        start: bus address.
+        size: in bytes; 0 if there is none.
+        memory: otherwise I/O ports.
+        assigned: whether it has an address.
+    """
 
     index: int
     start: int

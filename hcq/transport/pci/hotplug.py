@@ -91,7 +91,12 @@ def best_wake(system: System, clock: Clock) -> Wake:
 
 @dataclass(frozen=True)
 class Change:
-    """A function that arrived or departed. `name` is its name for `hcq.open`."""
+    """A function that arrived or departed.
+
+    Attributes:
+        name: for `hcq.open`.
+        arrived: otherwise departed.
+    """
 
     name: str
     arrived: bool

@@ -29,7 +29,12 @@ _SPEEDS = (0.0, 2.5, 5.0, 8.0, 16.0, 32.0, 64.0)
 
 @dataclass(frozen=True)
 class LinkState:
-    """State of a link. speed: GT/s per lane; width: lanes. 0 if the kernel does not report it."""
+    """State of a link. 0 if the kernel does not report it.
+
+    Attributes:
+        speed: GT/s per lane.
+        width: lanes.
+    """
 
     speed: float
     width: int
@@ -46,11 +51,16 @@ class LinkState:
 
 @dataclass(frozen=True)
 class Hop:
-    """A link on the path. `lower` is the function at its lower end, `upper` the port above.
+    """A link on the path.
 
-    expected: the highest state that both ends support. tunnelled: its packets travel through a
-    Thunderbolt or USB4 fabric; such ports state 2.5 GT/s whatever the fabric carries (Linux, "PCI:
-    ACPI: Detect PCIe root ports that are used for tunneling", quoting the USB4 specification).
+    Attributes:
+        lower: the function at its lower end.
+        upper: the port above.
+        current: its state now.
+        expected: the highest state that both ends support.
+        tunnelled: its packets travel through a Thunderbolt or USB4 fabric; such ports state 2.5
+            GT/s whatever the fabric carries (Linux, "PCI: ACPI: Detect PCIe root ports that are
+            used for tunneling", quoting the USB4 specification).
     """
 
     lower: PciFunction

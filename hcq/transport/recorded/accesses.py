@@ -3,7 +3,7 @@ listener. Memory shared by DMA is used without accesses, so its use is not seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -17,8 +17,16 @@ CONFIG = -1  # the "window" of configuration space
 
 @dataclass(frozen=True)
 class Access:
-    """One access. window: BAR index or CONFIG. Bytes; value: of 1 to 8 bytes, else None and
-    data."""
+    """One access.
+
+    Attributes:
+        window: BAR index or CONFIG.
+        offset: in bytes.
+        width: in bytes.
+        is_write: otherwise a read.
+        value: of 1 to 8 bytes, else None.
+        data: of longer ones.
+    """
 
     window: int
     offset: int
@@ -81,10 +89,13 @@ class TracingWindow:
 class TracingTransport(TransportLife):
     """Reports each completed access of `inner` to `listener`, on the thread that made it.
 
-    An access that raises is not reported. Owns `inner`: closing this closes it.
+    An access that raises is not reported. Owns `inner`: closing this closes it. windows: the BARs
+    whose accesses are reported; None for all.
     """
 
-    def __init__(self, inner: Transport, listener: Listener) -> None:
+    def __init__(
+        self, inner: Transport, listener: Listener, *, windows: Container[int] | None = None
+    ) -> None:
         super().__init__(inner.name)
         self.inner = inner
         self.listener = listener
@@ -92,6 +103,7 @@ class TracingTransport(TransportLife):
         self.clock = inner.clock
         self.at_end(inner.close)
         self.identity: PciIdentity = inner.identity  # of the function behind it
+        self._reported = windows
         self._windows: dict[int, TracingWindow] = {}
 
     @property
@@ -108,8 +120,10 @@ class TracingTransport(TransportLife):
         self.inner.config_write(offset, value, width)
         self.listener(Access(CONFIG, offset, width, True, value))
 
-    def window(self, index: int) -> TracingWindow:
+    def window(self, index: int) -> Window:
         inner = self.inner.window(index)
+        if self._reported is not None and index not in self._reported:
+            return inner
         if index not in self._windows:
             self._windows[index] = TracingWindow(inner, self.listener)
         return self._windows[index]

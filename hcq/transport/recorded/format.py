@@ -59,8 +59,15 @@ LARGEST = 1 << 30  # bytes of one entry; a recording that unpacks to more is rej
 
 @dataclass(frozen=True)
 class LongWrite:
-    """A block written to a window, by its SHA-256 in hexadecimal; data: None if only the digest is
-    kept."""
+    """A block written to a window.
+
+    Attributes:
+        window: BAR index.
+        offset: in bytes.
+        width: in bytes.
+        digest: SHA-256 of the block in hexadecimal.
+        data: None if only the digest is kept.
+    """
 
     window: int
     offset: int
@@ -71,7 +78,13 @@ class LongWrite:
 
 @dataclass(frozen=True)
 class Allocation:
-    """Memory number `number` was shared with the device."""
+    """Memory was shared with the device.
+
+    Attributes:
+        number: of the memory.
+        size: in bytes.
+        segments: on the bus.
+    """
 
     number: int
     size: int
@@ -80,8 +93,14 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Content:
-    """Content of memory number `number` at `offset` when the next entry begins; at_once: already
-    when the previous entry ended, so that the driver did not write it."""
+    """Content of shared memory when the next entry begins.
+
+    Attributes:
+        number: of the memory.
+        offset: in bytes.
+        data: the content.
+        at_once: already when the previous entry ended, so that the driver did not write it.
+    """
 
     number: int
     offset: int
@@ -91,14 +110,23 @@ class Content:
 
 @dataclass(frozen=True)
 class Free:
-    """Memory number `number` was freed."""
+    """Memory was freed.
+
+    Attributes:
+        number: of the memory.
+    """
 
     number: int
 
 
 @dataclass(frozen=True)
 class Reset:
-    """A reset; refusal: the class and text of the error, if it was refused."""
+    """A reset.
+
+    Attributes:
+        kind: of the transport's resets.
+        refusal: the class and text of the error, if it was refused.
+    """
 
     kind: ResetKind
     refusal: str = ""
@@ -111,7 +139,11 @@ class Wait:
 
 @dataclass(frozen=True)
 class Presence:
-    """The device responds from this entry on, or stops responding."""
+    """The device responds from this entry on, or stops responding.
+
+    Attributes:
+        present: whether it responds.
+    """
 
     present: bool
 
@@ -121,14 +153,23 @@ BOOTED = "booted"  # the stage that begins when the boot has ended: work, and th
 
 @dataclass(frozen=True)
 class Stage:
-    """A boot stage begins, or the time after the boot (BOOTED); not an access to the device."""
+    """A boot stage begins, or the time after the boot (BOOTED); not an access to the device.
+
+    Attributes:
+        name: of the stage.
+    """
 
     name: str
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The boot failed: the error's class and text."""
+    """The boot failed.
+
+    Attributes:
+        kind: the error's class.
+        message: the error's text.
+    """
 
     kind: str
     message: str
@@ -136,14 +177,22 @@ class Failure:
 
 @dataclass(frozen=True)
 class Moment:
-    """Time of the following entries, in seconds after the recording began."""
+    """Time of the following entries.
+
+    Attributes:
+        seconds: after the recording began.
+    """
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Look:
-    """Begin or end of an observer's accesses; see `driven`."""
+    """Begin or end of an observer's accesses; see `driven`.
+
+    Attributes:
+        begins: otherwise the end.
+    """
 
     begins: bool
 
@@ -154,13 +203,20 @@ Entry = Access | LongWrite | Allocation | Content | Free | Reset | Wait | Presen
 
 @dataclass
 class Recording:
-    """Entries in order, with what is needed to replace the device. interrupts: number of its
-    vectors; 0 if the driver must poll. firmware: images that the driver read, by name. command: the
-    program that was recorded, if it was one. cut: the number of the incomplete last line of a
-    truncated file; 0 if complete."""
+    """Entries in order, with what is needed to replace the device.
+
+    Attributes:
+        identity: of the function.
+        windows: size in bytes by BAR index.
+        entries: in order.
+        interrupts: number of its vectors; 0 if the driver must poll.
+        firmware: images that the driver read, by name.
+        command: the program that was recorded, if it was one.
+        cut: the number of the incomplete last line of a truncated file; 0 if complete.
+    """
 
     identity: PciIdentity
-    windows: dict[int, int] = field(default_factory=dict)  # BAR index -> size in bytes
+    windows: dict[int, int] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
     interrupts: int = 0
     firmware: dict[str, bytes] = field(default_factory=dict)

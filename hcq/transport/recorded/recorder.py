@@ -4,7 +4,7 @@
     Path("boot.txt").write_text(recording.save())
 
 Accesses to memory cannot be observed, so memory is compared with its earlier content: before and
-after every access, and each time the driver polls for something (`clock.looked`,
+after every access, and each time the driver polls for something (`clock.polled`,
 `interrupts.wait`). The differences are recorded at that point. This costs a pass over all shared
 memory each time: a recorder is a diagnostic tool, not meant to be fast. A word that changes twice
 between two comparisons is recorded with its last value.
@@ -219,7 +219,7 @@ class RecordingTransport(TransportLife):
         self._begin = self._noted = now() if now is not None else 0.0
         self._entries_lock = threading.Lock()  # waits come from separate threads
         self.traits = inner.traits
-        self.clock = WatchedClock(inner.clock, self.looked)
+        self.clock = WatchedClock(inner.clock, self.polled)
         # ORDER: called from the last one up. The inner transport frees all memory at once.
         self.at_end(self._let_go)
         if file is not None:
@@ -305,8 +305,8 @@ class RecordingTransport(TransportLife):
         yield
         self._look(at_once=True)
 
-    def looked(self, found: bool) -> None:
-        """Note that the driver polls, see Clock.looked: later changes are recorded separately."""
+    def polled(self, found: bool) -> None:
+        """Note that the driver polls, see Clock.polled: later changes are recorded separately."""
         if not self.closed and self._look():
             self.recording.entries.append(Wait())
 
@@ -316,7 +316,7 @@ class RecordingTransport(TransportLife):
         are."""
         inner = self.inner.interrupts
         if self._interrupts is None and inner is not None:
-            self._interrupts = RecordingInterrupts(inner, self.looked)
+            self._interrupts = RecordingInterrupts(inner, self.polled)
             self.recording.interrupts = inner.vectors
         return self._interrupts
 

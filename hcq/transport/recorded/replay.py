@@ -5,7 +5,7 @@ and reads return the recorded values. A wait for an interrupt returns immediatel
 
 Memory shared by DMA changes as in the recording. Content that the device had written when an access
 ended is in place when the access ends. Later changes, by the device or the driver, appear when they
-were seen. When the driver waits (`clock.looked`, or `interrupts.wait`), the changes that its
+were seen. When the driver waits (`clock.polled`, or `interrupts.wait`), the changes that its
 recorded poll saw are in place for its next poll. Before each entry, all changes recorded before it
 are in place. Until then the driver finds its own writes, so that it can read them back and continue
 from there. A word that it waits for, resets and waits for again is seen each time. At every entry
@@ -197,7 +197,7 @@ class ReplayTransport(TransportLife):
         self._allocated = 0
         self._user = threading.get_ident()  # the driver's thread
         self._present = True
-        self.clock = WatchedClock(clock or Clock(), self.looked)
+        self.clock = WatchedClock(clock or Clock(), self.polled)
         self.opened()
 
     # ---- order -------------------------------------------------------------------------------
@@ -245,8 +245,8 @@ class ReplayTransport(TransportLife):
             self._answer()
             return recorded
 
-    def looked(self, found: bool) -> None:
-        """Show a waiting driver the changes that its next recorded poll saw. See Clock.looked;
+    def polled(self, found: bool) -> None:
+        """Show a waiting driver the changes that its next recorded poll saw. See Clock.polled;
         other threads may wait for other things."""
         if not found and not self.closed and self._user == threading.get_ident():
             self._show_next()

@@ -50,11 +50,16 @@ def _no_reset(window: int, offset: int, value: int) -> bool:
 
 @dataclass(frozen=True)
 class Banks:
-    """Registers that select the meaning of others. window: the BAR that they are in; selectors:
-    their places; of: the selectors of a register, () if its meaning is fixed. resets: whether a
-    value written to a register makes firmware reset the chip."""
+    """Registers that select the meaning of others.
 
-    window: int = CONFIG - 1  # none
+    Attributes:
+        window: the BAR that they are in.
+        selectors: their places.
+        of: the selectors of a register, () if its meaning is fixed.
+        resets: whether a value written to a register makes firmware reset the chip.
+    """
+
+    window: int = CONFIG - 1
     selectors: frozenset[Place] = frozenset()
     of: Callable[[int, int], tuple[Place, ...]] = _no_selectors
     resets: Callable[[int, int, int], bool] = _no_reset

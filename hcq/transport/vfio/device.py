@@ -23,8 +23,13 @@ _BUS_LIMIT = 256  # functions on one bus
 
 @dataclass(frozen=True)
 class Region:
-    """A BAR or configuration space: its place in the descriptor. `whole`: may be mapped in one
-    piece."""
+    """A BAR or configuration space.
+
+    Attributes:
+        size: in bytes.
+        offset: its place in the descriptor.
+        whole: may be mapped in one piece.
+    """
 
     size: int
     offset: int

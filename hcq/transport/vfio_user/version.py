@@ -19,8 +19,15 @@ _LARGEST_JSON = 4096
 class Capabilities:
     """A peer's limits; the protocol's defaults if it states none.
 
-    transfer: bytes of one read or write. descriptors: per message. named: the names in its message,
-    since an answer may only repeat those. model_work: the command of that name, which is our own.
+    Attributes:
+        transfer: bytes of one read or write.
+        descriptors: per message.
+        dma_maps: the most mappings at a time.
+        write_multiple: whether one message may have several writes.
+        twin_socket: whether a second socket may carry the server's commands.
+        model_work: the command of that name, which is ugpu's own.
+        twin_index: index of the second socket among the message's descriptors.
+        named: the names in its message, since an answer may only repeat those.
     """
 
     transfer: int = wire.DEFAULT_TRANSFER

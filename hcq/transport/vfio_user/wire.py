@@ -112,7 +112,16 @@ class Disconnected(Exception):
 
 @dataclass(slots=True)
 class Message:
-    """One message. Its handler owns `descriptors`, and removes those that it keeps."""
+    """One message.
+
+    Attributes:
+        number: repeated by its reply.
+        command: as in the specification.
+        flags: as in the specification.
+        error: an errno of a reply; 0.
+        payload: what follows the header.
+        descriptors: owned by its handler, which removes those that it keeps.
+    """
 
     number: int
     command: int

@@ -1,4 +1,7 @@
-"""GH100."""
+"""GH100.
+
+Source of the PCI ids: open-gpu-kernel-modules 595.45.04 README.md.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,20 @@ from ugpu.nv.chips.boot import BootFacts, BootWay, FlushPage
 BOOT = BootFacts(
     BootWay.FSP,
     chip_ids=(0x180,),
-    pci_ids=(),
+    pci_ids=(
+        0x230E,
+        0x2321,
+        0x2322,
+        0x2324,
+        0x2329,
+        0x232C,
+        0x2330,
+        0x2331,
+        0x2335,
+        0x2339,
+        0x233A,
+        0x233B,
+    ),
     firmware="gh100",
     image="ga102",
     family="gh100",
@@ -21,4 +37,5 @@ BOOT = BootFacts(
     releases=("570.144",),
     non_wpr=0x200000,
     frts_from_end=0x200000,
+    trust_version=1,
 )

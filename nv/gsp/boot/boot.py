@@ -1,6 +1,7 @@
 """The start of the GSP: its steps in order, each a stage with a name.
 
     gfw-boot, vbios, layout, frts, gsp-reset, booter, riscv, init-done, static-info
+    gfw-boot, layout, chain-of-trust, lockdown, riscv, init-done, static-info    with FSP
 
 Sources: open-gpu-kernel-modules 570.144 kernel_gsp.c (kgspInitRm), kernel_gsp_tu102.c
 (kgspBootstrap_TU102); Linux 7.3 nouveau subdev/gsp/tu102.c, ga102.c, nova-core gsp/boot.rs.
@@ -17,7 +18,7 @@ from ugpu.hcq.bare.function import enable_function, enable_master
 from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.errors import NotSupported
 from ugpu.nv.chips.boot import BootWay
-from ugpu.nv.gsp.boot import booter, frts, gfw, init, placement, riscv, static, unload, vbios
+from ugpu.nv.gsp.boot import booter, frts, gfw, init, placement, riscv, static, trust, unload, vbios
 from ugpu.nv.gsp.boot.files import BootFiles
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.boot.static import StaticInfo
@@ -64,8 +65,8 @@ def boot(chip: GspChip, files: BootFiles, stages: Stages) -> Firmware:
     try:
         with stages.stage("gfw-boot"):
             _first_contact(start)
-        with stages.stage("vbios"):
-            if chip.boot.way is not BootWay.FSP:
+        if chip.boot.way is not BootWay.FSP:
+            with stages.stage("vbios"):
                 vbios.find_fwsec(start)
         with stages.stage("layout"):
             placement.plan(start)
@@ -100,7 +101,15 @@ def _first_contact(start: Start) -> None:
 
 def _start_core(start: Start, stage: Callable[[str], AbstractContextManager[None]]) -> None:
     """Run the signed programs that load and start the firmware."""
-    if start.boot.way is BootWay.FSP or not start.boot.dma:
+    if start.boot.way is BootWay.FSP:
+        with stage("chain-of-trust"):
+            trust.request_start(start)
+        with stage("lockdown"):
+            trust.await_release(start)
+        with stage("riscv"):
+            riscv.await_core(start)
+        return
+    if not start.boot.dma:
         raise NotSupported(
             f"the start of {start.chip.facts.name} without the kernel driver is not implemented"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ugpu.hcq.errors import DeviceBusy, FirmwareRejected
 from ugpu.nv.gsp.boot.start import Start
-from ugpu.nv.gsp.chip.chip import GspChip
+from ugpu.nv.gsp.chip.chip import GspChip, is_locked
 from ugpu.nv.gsp.chip.falcon import Program
 from ugpu.nv.gsp.images.fwsec import FRTS, Fwsec, frts_arguments
 from ugpu.nv.gsp.layout.memory import Pages
@@ -12,7 +12,10 @@ from ugpu.nv.gsp.layout.memory import Pages
 
 def protected_region(chip: GspChip) -> tuple[int, int]:
     """Return begin and end of WPR2 in VRAM; (0, 0) if there is none."""
-    high = chip.nv.NV_PFB_PRI_MMU_WPR2_ADDR_HI.read().VAL << 12
+    found = chip.nv.NV_PFB_PRI_MMU_WPR2_ADDR_HI.read()
+    if is_locked(int(found)):  # under Confidential Computing; FSP then refuses by itself
+        return 0, 0
+    high = found.VAL << 12
     if not high:
         return 0, 0
     return chip.nv.NV_PFB_PRI_MMU_WPR2_ADDR_LO.read().VAL << 12, high

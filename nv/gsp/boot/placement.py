@@ -12,10 +12,18 @@ from ugpu.nv.gsp.layout.arguments import (
     LOGS,
     log_header,
     manager_arguments,
+    placed,
     region_list,
+    sized,
     wpr_metadata,
 )
-from ugpu.nv.gsp.layout.framebuffer import FRTS_SIZE, HeapFacts, carve_out, vga_workspace
+from ugpu.nv.gsp.layout.framebuffer import (
+    FRTS_SIZE,
+    HeapFacts,
+    carve_out,
+    heap_size,
+    vga_workspace,
+)
 from ugpu.nv.gsp.layout.memory import PAGE
 from ugpu.nv.gsp.rpc.queue import REGION_SIZE
 
@@ -78,7 +86,7 @@ def plan(start: Start) -> None:
 
 
 def place_image(start: Start) -> None:
-    """Copy the firmware's image and its parts into memory, and describe them to booter."""
+    """Copy the firmware's image and its parts into memory, and describe them to booter or FMC."""
     files, memory = start.files, start.memory
     image = files.gsp.image
     counts = radix3.level_pages(len(image))
@@ -88,7 +96,12 @@ def place_image(start: Start) -> None:
     pages.put(image, tables)
     signature = memory.take(len(files.gsp.signature), files.gsp.signature)
     loader = memory.take(len(files.boot_loader.data), files.boot_loader.data)
-    assert start.carveout is not None
+    if start.carveout is not None:
+        places = placed(start.carveout)
+    else:
+        heap = HeapFacts.of(files.abi, libos=start.boot.libos, fsp=True)
+        size = heap_size(heap, start.chip.memory_size)
+        places = sized(size, start.boot.non_wpr, start.boot.pmu_reserved)
     start.metadata = memory.take(
         PAGE,
         wpr_metadata(
@@ -98,7 +111,7 @@ def place_image(start: Start) -> None:
             loader=files.boot_loader,
             loader_at=loader.address,
             signature=(signature.address, len(files.gsp.signature)),
-            carveout=start.carveout,
+            places=places,
         ),
     )
 

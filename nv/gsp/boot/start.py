@@ -29,7 +29,8 @@ class Start:
     longer runs.
 
     fwsec, signature: the VBIOS's program, None where FSP starts the GSP. carveout: of VRAM, None
-    where the firmware chooses it. arguments: libos's list of regions. logs: buffers by name.
+    where the firmware chooses it. arguments: libos's list of regions. fmc_arguments: of the first program
+    that FSP starts. logs: buffers by name.
     locked_down: the GSP said that its registers must not be accessed.
     """
 
@@ -43,6 +44,7 @@ class Start:
     carveout: Carveout | None = None
     metadata: Pages | None = None
     arguments: Pages | None = None
+    fmc_arguments: Pages | None = None
     queues: Pages | None = None
     logs: dict[str, Pages] = field(default_factory=dict)
     reported: list[str] = field(default_factory=list)  # texts of the firmware's reports

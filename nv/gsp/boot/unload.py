@@ -72,6 +72,8 @@ def hand_back(start: Start, way: WayBack) -> None:
     """
     chip = start.chip
     if start.boot.way is BootWay.FSP:
+        if not start.running:
+            return
         with or_silent("the GSP has not halted", start.state):
             chip.wait(
                 start.gsp.regs.RISCV_CPUCTL,

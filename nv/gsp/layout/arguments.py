@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from ugpu.nv.abi.firmware import FirmwareAbi
 from ugpu.nv.gsp.images.containers import BootLoader
-from ugpu.nv.gsp.layout.framebuffer import Carveout
+from ugpu.nv.gsp.layout.framebuffer import FRTS_SIZE, Carveout
 from ugpu.nv.gsp.layout.memory import PAGE
 
 LOG_SIZE = 0x10000
@@ -20,6 +20,7 @@ LOG_SIZE = 0x10000
 LOGS = ("LOGINIT", "LOGINTR", "LOGRM")
 QUEUE_SIZE = 0x40000
 _PER_PAGE = 8
+_VGA_SIZE = 0x20000  # where FMC chooses the places
 
 
 def name_of(text: str) -> int:
@@ -81,10 +82,10 @@ def wpr_metadata(
     loader: BootLoader,
     loader_at: int,
     signature: tuple[int, int],
-    carveout: Carveout,
+    places: Mapping[str, int],
 ) -> bytes:
-    """Return GspFwWprMeta for a chip on which booter places the firmware. radix3, loader_at:
-    addresses on the bus. signature: address and size."""
+    """Return GspFwWprMeta. radix3, loader_at: addresses on the bus. signature: address and size.
+    places: of `placed` or `sized`."""
     number = abi.constants
     block = abi.structs.GspFwWprMeta.new(
         magic=number.GSP_FW_WPR_META_MAGIC,
@@ -98,20 +99,37 @@ def wpr_metadata(
         bootloaderManifestOffset=loader.manifest,
         sysmemAddrOfSignature=signature[0],
         sizeOfSignature=signature[1],
-        gspFwRsvdStart=carveout.non_wpr,
-        nonWprHeapOffset=carveout.non_wpr,
-        nonWprHeapSize=carveout.non_wpr_size,
-        gspFwWprStart=carveout.wpr_start,
-        gspFwHeapOffset=carveout.heap,
-        gspFwHeapSize=carveout.heap_size,
-        gspFwOffset=carveout.image,
-        bootBinOffset=carveout.boot,
-        frtsOffset=carveout.frts,
-        frtsSize=carveout.frts_size,
-        gspFwWprEnd=carveout.wpr_end,
-        fbSize=carveout.vram,
-        vgaWorkspaceOffset=carveout.vga,
-        vgaWorkspaceSize=carveout.vram - carveout.vga,
-        bootCount=0,
+        **places,
     )
     return bytes(block.raw)
+
+
+def placed(carveout: Carveout) -> dict[str, int]:
+    """Return the fields of GspFwWprMeta where booter places the firmware as the driver says."""
+    return {
+        "gspFwRsvdStart": carveout.non_wpr,
+        "nonWprHeapOffset": carveout.non_wpr,
+        "nonWprHeapSize": carveout.non_wpr_size,
+        "gspFwWprStart": carveout.wpr_start,
+        "gspFwHeapOffset": carveout.heap,
+        "gspFwHeapSize": carveout.heap_size,
+        "gspFwOffset": carveout.image,
+        "bootBinOffset": carveout.boot,
+        "frtsOffset": carveout.frts,
+        "frtsSize": carveout.frts_size,
+        "gspFwWprEnd": carveout.wpr_end,
+        "fbSize": carveout.vram,
+        "vgaWorkspaceOffset": carveout.vga,
+        "vgaWorkspaceSize": carveout.vram - carveout.vga,
+    }
+
+
+def sized(heap: int, non_wpr: int, pmu_reserved: int) -> dict[str, int]:
+    """Return the fields of GspFwWprMeta where FMC chooses the places: sizes alone."""
+    return {
+        "gspFwHeapSize": heap,
+        "nonWprHeapSize": non_wpr,
+        "pmuReservedSize": pmu_reserved,
+        "frtsSize": FRTS_SIZE,
+        "vgaWorkspaceSize": _VGA_SIZE,
+    }

@@ -6,16 +6,19 @@ import contextlib
 import itertools
 import logging
 import threading
+from pathlib import Path
 
 from ugpu.hcq.bare.firmware import FirmwareSource
 from ugpu.hcq.bare.function import disable_master
-from ugpu.hcq.bare.stages import Stages
+from ugpu.hcq.bare.stages import StageHook, Stages
 from ugpu.hcq.errors import DeviceLost, NotSupported, UgpuError
+from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.paging.allocator import RangeAllocator
+from ugpu.hcq.state.config import config
 from ugpu.hcq.transport.base import Transport
 from ugpu.nv import chips
 from ugpu.nv.gsp.boot.boot import Firmware, boot
-from ugpu.nv.gsp.boot.files import read_files
+from ugpu.nv.gsp.boot.files import PACKAGE, read_files
 from ugpu.nv.gsp.chip.chip import GspChip
 from ugpu.nv.gsp.rm.space import memory_map
 from ugpu.nv.gsp.rpc.calls import Calls
@@ -28,11 +31,26 @@ _PAGE = 4096
 _LEAST_ADDRESS = 1 << 20
 
 
+def open_card(
+    attachment: Attachment, *, firmware: str | Path | None, on_stage: StageHook | None
+) -> GspCard:
+    """Boot the card behind an attachment, which the card then owns. firmware: a folder with images,
+    which replaces the system's and the attachment's."""
+    folders = (Path(firmware),) if firmware is not None else config().firmware_folders
+    images = attachment.firmware if firmware is None else None
+    source = FirmwareSource(PACKAGE, images, folders, attachment.on_image)
+    try:
+        return GspCard(attachment.transport, source, Stages(on_stage))
+    except BaseException:
+        attachment.transport.close()
+        raise
+
+
 class GspCard:
     """One card. Owns the transport. firmware: runs, until `close`.
 
-    heap: VRAM that the driver may use, which all address spaces share. lock: of chip, heap and
-    tables.
+    stages: of the start, measured. heap: VRAM that the driver may use, which all address spaces
+    share. lock: of chip, heap and tables.
     """
 
     firmware: Firmware
@@ -41,6 +59,7 @@ class GspCard:
         """Find the chip, read its files, and boot it. Nothing is changed before all files are
         there."""
         self.transport = transport
+        self.stages = stages
         self.lock = threading.RLock()
         self.closed = False
         identity = transport.identity

@@ -40,7 +40,7 @@ class GspFaults:
         return True
 
     def add(self, address: int) -> None:
-        """Note a fault; the report does not say which kind of access it was."""
+        """Note a fault; the report lacks the kind of access."""
         self._seen.append(FatalFault(address, "invalid"))
 
     def take(self, address: int | None) -> FatalFault | None:

@@ -8,6 +8,7 @@ log = "auto"                        # "journal", "stderr"; auto: journal under s
 clients = 1100                      # simultaneous connections of local users, and of remote ones
 user_clients = 256                  # of one user or token; not of root and the daemon's user
 message = "64M"                     # largest message, in bytes
+messages = "1G"                     # memory of messages that have not arrived whole, of all clients
 rest_s = 5                          # time without a lease until a card rests (GFXOFF); 0: never
 hotplug = ["pci:*", "usb:*"]        # GPUs to adopt on arrival; default: only those listed below
 
@@ -138,6 +139,7 @@ class Settings:
     state: Path = Path("/var/lib/ugpud")
     clients: int = 1100
     message: int = 64 << 20
+    messages: int = 1 << 30
     rest_s: float = 5.0
     drain_s: float = 5.0
     grace_s: float = 30.0
@@ -213,6 +215,7 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
         Path(daemon.take("state", str, str(Path.home() / ".local/state/ugpud"))),
         daemon.number("clients", 1100, 1, 1 << 16),
         daemon.size("message", 64 << 20, 1 << 16, 1 << 30),
+        daemon.size("messages", 1 << 30, 1 << 16, 1 << 40),
         daemon.seconds("rest_s", 5.0, zero=True),
         drain_s,
         grace_s,

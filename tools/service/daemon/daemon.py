@@ -19,6 +19,7 @@ from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import AccessDenied, BadArgument, DeviceLost, UgpuError
 from ugpu.hcq.remote.channel import Channel
 from ugpu.hcq.remote.request import LeaseRequest
+from ugpu.hcq.remote.wire import WireError
 from ugpu.hcq.state import threads
 from ugpu.hcq.transport.system import System
 from ugpu.tools.base.events import FAILED, LEASE_ENDED, tell
@@ -32,7 +33,7 @@ from ugpu.tools.service.daemon.clients.holder import Holder
 from ugpu.tools.service.daemon.clients.incidents import Incidents
 from ugpu.tools.service.daemon.clients.leases import Lease, State, Waiter
 from ugpu.tools.service.daemon.clients.peers import Peer
-from ugpu.tools.service.daemon.clients.places import STRANGERS, Crowd, Places, share
+from ugpu.tools.service.daemon.clients.places import STRANGERS, Crowd, Places, Unfinished, share
 from ugpu.tools.service.daemon.clients.replies import lost
 from ugpu.tools.service.daemon.clients.tokens import Rights, Tokens
 from ugpu.tools.service.daemon.config import Settings
@@ -41,6 +42,9 @@ from ugpu.tools.service.daemon.outlets.outbox import Outbox
 log = logging.getLogger(__name__)
 
 _STACK = 512 << 10  # bytes per connection's thread: a thousand may wait
+# TIMEOUT: for work of a lease that ugpud ended, whose results no program reads. It only spares a
+# reset to work that is about to end.
+OVER_S = 0.5
 NOTE_S = 60.0  # between two records of the time in service
 
 
@@ -69,6 +73,8 @@ class Daemon(Ward):
             local: Places(most, settings.user_clients, "clients", "user_clients in [daemon]")
             for local in (False, True)
         }
+        most = max(settings.messages, 2 * settings.message)
+        self.unfinished: Unfinished[Client] = Unfinished(most, self._crowded_out)
         self._sessions: dict[int, Client] = {}
         self._note_at = now() + NOTE_S
         self._keeper = threading.Thread(target=self._keep_time, name="ugpud time", daemon=True)
@@ -184,9 +190,16 @@ class Daemon(Ward):
         """Forget a client whose thread ends. Its resources are cleaned up, or another client has
         them."""
         self._give_place_back(client)
+        self.unfinished.forget(client)
         with self._tick:
             self.clients.discard(client)
             self._tick.notify_all()
+
+    def _crowded_out(self, client: Client) -> None:
+        log.warning("%s loses its connection: it has most of the memory for messages", client.name)
+        client.notify("error", WireError("the daemon has no memory left for this message"))
+        client.cut()
+        client.part()
 
     def remember(self, client: Client) -> None:
         """Give a client a session that it can resume, if the policy grants a grace period."""
@@ -284,6 +297,31 @@ class Daemon(Ward):
             self._tell_ended(client, lease, reason)
             client.cut()
             client.part()  # its thread cleans up
+            name = f"lease {lease.number} is over"
+            cut_off = threading.Thread(target=self._cut_off, args=(client, lease), name=name)
+            with contextlib.suppress(UgpuError):  # the client's thread ends by itself, later
+                threads.start(cut_off)
+
+    def _cut_off(self, client: Client, lease: Lease) -> None:
+        """Stop the work of a lease that is over if its client's thread still waits for it after
+        OVER_S, in a request, so that the thread can end the lease."""
+        holder = client.holder
+        if holder is None:
+            return
+        with self._tick:
+            if self._tick.wait_for(lambda: client.holder is not holder, OVER_S):
+                return
+        with self.owned_by(lease.card).lock:
+            if client.holder is not holder:
+                return
+            driver = holder.device.driver
+            try:
+                if isinstance(driver, ApartDriver):
+                    driver.process.kill()
+                else:
+                    holder.device.reset()
+            except UgpuError as error:
+                log.info("%s: stopping a lease's work: %s", holder.device.name, error)
 
     def _tell_ended(self, client: Client, lease: Lease, reason: str) -> None:
         tell(log, LEASE_ENDED, f"lease {lease.number} of {client.name} ends: {reason}",
@@ -311,7 +349,8 @@ class Daemon(Ward):
         if holder is not None:
             with owned.lock:
                 try:
-                    self._end_holder(owned, holder)
+                    limit_s = OVER_S if lease.told else self.settings.drain_s
+                    self._end_holder(owned, holder, min(limit_s, self.settings.drain_s))
                     if not owned.gone:
                         owned.check(repair=False)
                 except UgpuError as error:
@@ -331,9 +370,9 @@ class Daemon(Ward):
         tell(log, FAILED, f"{name} failed: {error}", device=name, error=error, lease=lease.number,
              holder=client.name, serial=self.owned_by(lease.card).serial)  # fmt: skip
 
-    def _end_holder(self, owned: Owned, holder: Holder) -> None:
+    def _end_holder(self, owned: Owned, holder: Holder, drain_s: float) -> None:
         """End a lease's work and free its resources. UgpuError if the device needs recovery."""
-        drained = holder.close(self.settings.drain_s)
+        drained = holder.close(drain_s)
         if isinstance(holder.device.driver, ApartDriver):
             holder.device.driver.process.kill()  # nothing is left of what it had
             holder.free_all()
@@ -382,7 +421,7 @@ class Daemon(Ward):
                 client.holder = holder
                 return holder
         with owned.lock:
-            self._end_holder(owned, holder)
+            self._end_holder(owned, holder, OVER_S)
         return None
 
     def hand_out(self, client: Client, owned: Owned, lease: Lease) -> Handout:

@@ -122,7 +122,7 @@ class Calls:
         limit_s = None if call.timeout == _FOREVER else call.timeout / 1000
         with engine.changed:
             context = self._context(call.context_id)
-            patience = clock.patience(limit_s or 0.0)
+            deadline = clock.deadline(limit_s or 0.0)
             while True:
                 if engine.error is not None:
                     raise refused(errno.EIO, f"the model failed: {engine.error!r}")
@@ -138,9 +138,9 @@ class Calls:
                     )
                 if context.is_retired(call.timestamp):
                     return
-                if limit_s is not None and (limit_s == 0 or patience.over()):
+                if limit_s is not None and (limit_s == 0 or deadline.expired()):
                     raise refused(errno.ETIMEDOUT, f"timestamp {call.timestamp} has not retired")
-                pause_s = _PAUSE_S if limit_s is None else min(patience.pause_s, _PAUSE_S)
+                pause_s = _PAUSE_S if limit_s is None else min(deadline.pause_s, _PAUSE_S)
                 engine.changed.wait(pause_s)
                 engine.check_hang()
 

@@ -1,7 +1,7 @@
 """A whole card: the GPU of the resource manager's model, behind registers.
 
-`Card` owns what belongs to no single unit (lock, GPU, memory of the host, registers, resets), and is
-the port through which its units call each other. Registers: gsp.wiring.
+`Card` owns what belongs to no single unit (lock, GPU, memory of the host, registers, resets), and
+is the port through which its units call each other. Registers: gsp.wiring.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from ugpu.virtual.nvidia.gsp.apertures import PDB_IN_INSTANCE, Aperture
 from ugpu.virtual.nvidia.gsp.bus.config import ConfigSpace
 from ugpu.virtual.nvidia.gsp.bus.memory import BusMemory
 from ugpu.virtual.nvidia.gsp.facts import boot_facts
-from ugpu.virtual.nvidia.gsp.falcon import booter, fwsec
-from ugpu.virtual.nvidia.gsp.falcon.core import MAILBOX0, Falcon, Kind
+from ugpu.virtual.nvidia.gsp.falcon import booter, fwsec, loader
+from ugpu.virtual.nvidia.gsp.falcon.core import HWCFG2, MAILBOX0, Falcon, Kind
+from ugpu.virtual.nvidia.gsp.falcon.fsp import Fsp
 from ugpu.virtual.nvidia.gsp.falcon.wpr import Wpr2, WprMeta
 from ugpu.virtual.nvidia.gsp.firmware.programs import GSP, SEC2, Program
 from ugpu.virtual.nvidia.gsp.firmware.vbios import vbios
 from ugpu.virtual.nvidia.gsp.interrupts import InterruptTree
 from ugpu.virtual.nvidia.gsp.options import DEFAULT_FIRMWARE, CardOptions
-from ugpu.virtual.nvidia.gsp.registers import RegisterSpace
+from ugpu.virtual.nvidia.gsp.registers import LOCKED, RegisterSpace
 from ugpu.virtual.nvidia.gsp.rpc.controls import GSP_VECTOR, vector_of
 from ugpu.virtual.nvidia.gsp.rpc.server import SUSPENDED, GspServer
 from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
@@ -72,6 +73,7 @@ class Card:
         self.bar2 = Aperture("BAR2", self.gpu, self.note)
         for aperture in (self.bar1, self.bar2):
             aperture.protected = self.wpr.touches
+        self.fsp = Fsp(self) if self.boot.way == "fsp" else None
         self.server: GspServer | None = None
         self.calls: deque[str] = deque(maxlen=_MOST_CALLS)  # what the GSP was asked, as text
         self.registers = RegisterSpace()
@@ -95,6 +97,9 @@ class Card:
         self.scrub_stage = 0
         self.handoff = False
         self.time_offset = 0  # of PTIMER, as the CPU set it
+        # Reads of the GSP's registers until its target mask, and then its lockdown, is released.
+        self.masked_reads = self.locked_reads = -1 if self.boot.way == "fsp" else 0
+        self.gsp.lockdown = self.boot.way == "fsp"
         self.scrubbed = booter.prescrubbed(self.boot, self.memory_size)
         self.progress_reads = self.options.power_on_reads
 
@@ -117,6 +122,8 @@ class Card:
         self._end_server()
         for falcon in (self.gsp, self.sec2):
             falcon.power_on()
+        if self.fsp is not None:
+            self.fsp.reset()
         self.wpr.clear()
         self.interrupts.reset()
         self._cold()
@@ -250,7 +257,11 @@ class Card:
         """See falcon.core.Port."""
         if self.progress_reads:
             self.violation(f"{program.name} was started before power-on had finished")
-        if program is Program.FWSEC and falcon is self.gsp:
+        if program is Program.LOADER:
+            found = loader.run(self, falcon)
+            if found is not None and found is not Program.LOADER:
+                self.run_program(falcon, found)
+        elif program is Program.FWSEC and falcon is self.gsp:
             fwsec.run(self, falcon)
         elif program is Program.BOOTER_LOAD and falcon is self.sec2:
             booter.load(self, falcon)
@@ -278,6 +289,24 @@ class Card:
         self.handoff = True
         self.server = GspServer(self, version, meta)
         self.server.start(arguments)
+
+    def release(self) -> None:
+        """See falcon.chain.Board."""
+        self.masked_reads = self.locked_reads = self.options.lockdown_reads
+
+    def gsp_read(self, offset: int) -> int | None:
+        """Read a register of the GSP, which may be locked."""
+        if self.masked_reads:
+            self.masked_reads -= self.masked_reads > 0
+            return LOCKED
+        if offset == HWCFG2 and self.locked_reads:
+            self.locked_reads -= 1
+            self.gsp.lockdown = self.locked_reads > 0
+        return self.gsp.read(offset)
+
+    def gsp_write(self, offset: int, value: int) -> bool:
+        """Write a register of the GSP; while they are locked nothing happens."""
+        return True if self.masked_reads else self.gsp.write(offset, value)
 
     def gsp_stopped(self) -> None:
         """Handle the end of the booter's unload."""

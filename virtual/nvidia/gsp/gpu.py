@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.find.registry import Attachment
@@ -35,7 +36,7 @@ def attach(
     memory (bytes), coherence, seed: single fields of `card`, the options of a new card.
     """
     changes = {"memory": memory, "coherence": coherence, "seed": seed}
-    given = {key: value for key, value in changes.items() if value is not None}
+    given: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
     if chip is not None:
         if not isinstance(chip, Card) or chip.facts.name != name:
             raise BadArgument(f"chip must be a virtual card with {name}", given=repr(chip))

@@ -17,19 +17,20 @@ DEFAULT_FIRMWARE = FIRMWARES[0]
 class CardOptions:
     """Configuration of a card. Sizes are bytes.
 
-    memory: of the card. bar1: what BAR1 shows of it. platform: whether the platform has assigned the
-    BARs; else the bus model does. function_reset: whether the card offers FLR. seed: of the bus
+    memory: of the card. bar1: what BAR1 shows of it. platform: whether the platform has assigned
+    the BARs; else the bus model does. function_reset: whether the card offers FLR. seed: of the bus
     addresses that the IOMMU deals.
 
-    How slow and talkative the card is, as boards are: power_on_reads: reads of the progress register
-    before power-on has finished. scrub_reads: reads of a falcon's state before its memory is clean
-    after a reset. dma_reads: reads of its DMA command before a block has arrived. notices: lockdown
-    notices, in pairs, and records of the GSP's logs before INIT_DONE. flood: LIBOS_PRINT events
-    among the replies after it. fuse: fuse versions burnt, of every program. display: whether there
+    How slow and talkative the card is, as boards are. power_on_reads: reads of the progress
+    register before power-on has finished. scrub_reads: reads of a falcon's state before its memory
+    is clean after a reset. dma_reads: reads of its DMA command before a block has arrived.
+    lockdown_reads: reads of the GSP's registers before each of its locks is released. notices:
+    lockdown notices, in pairs, and LIBOS_PRINT events, before INIT_DONE. flood: LIBOS_PRINT events
+    before each reply after it. fuse: fuse versions burnt, of every program. display: whether there
     is a display engine. context, access_maps: bytes of a graphics context's own buffer, and of the
     maps of registers that it may access.
 
-    copy_engines, channels, overlap, multiprocessors, coherence: see MachineOptions.
+    copy_engines, channels, coherence, switch_limit_s, multiprocessors: see MachineOptions.
     """
 
     memory: int = 4 << 30
@@ -41,6 +42,7 @@ class CardOptions:
     scrub_reads: int = 1
     dma_reads: int = 0
     notices: int = 2
+    lockdown_reads: int = 2
     flood: int = 0
     fuse: int = 1
     display: bool = False

@@ -1,6 +1,7 @@
 """The card's registers: who owns which offset of BAR0.
 
-A read that no unit handles returns what a board's bus returns, and is counted; so is such a write.
+A read of a register that is not defined answers as the bus of a board does, and is counted; so is
+such a write.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ import functools
 from collections import Counter
 from collections.abc import Callable
 
-NOBODY = 0xBADF_5040  # UNSURE: which code; 0xbadf.... is a bus error on all boards
+UNDEFINED = 0xBADF_5040  # UNSURE: which code; 0xbadf.... is a bus error on all boards
 LOCKED = 0xBADF_4100  # the privilege level mask does not allow the access
 _ONES = 0xFFFF_FFFF
 Read = Callable[[int], int | None]
 Write = Callable[[int, int], object]
 
 
+def _kept(store: dict[int, int], offset: int) -> int:
+    return store.get(offset, 0)
+
+
 class RegisterSpace:
-    """Registers by offset. unknown: accesses that no unit handles, counted by text."""
+    """Registers by offset. unknown: accesses of registers that are not defined, counted by text."""
 
     def __init__(self) -> None:
         self.unknown: Counter[str] = Counter()
@@ -44,12 +49,12 @@ class RegisterSpace:
     def plain(self, store: dict[int, int], *offsets: int) -> None:
         """Define registers that keep what was written, in `store`."""
         for offset in offsets:
-            self._reads[offset] = functools.partial(store.get, offset, 0)
+            self._reads[offset] = functools.partial(_kept, store, offset)
             self._writes[offset] = functools.partial(store.__setitem__, offset)
 
     def range(self, start: int, size: int, read: Read, write: Write) -> None:
-        """Define a block. read: called with an offset from its start, None for a register that it
-        does not handle; write: called with offset and value, False for such a register."""
+        """Define a block. read: called with an offset from its start, None where no register is;
+        write: called with offset and value, False where none is."""
         at = bisect.bisect_left(self._starts, start)
         self._starts.insert(at, start)
         self._ranges.insert(at, (start, start + size, read, write))
@@ -63,7 +68,7 @@ class RegisterSpace:
         value = found[2](offset - found[0]) if found is not None else None
         if value is None:
             self.unknown[f"read {offset:#x}"] += 1
-            return NOBODY
+            return UNDEFINED
         return value & _ONES
 
     def write(self, offset: int, value: int) -> None:

@@ -1,8 +1,8 @@
 """Which register of BAR0 belongs to which unit of a card.
 
-Sources: see gsp.facts; open-gpu-kernel-modules 570.144 src/common/inc/swref/published/{turing,ampere,
-ada,hopper,blackwell}: dev_boot.h, dev_bus.h, dev_fb.h, dev_fuse.h, dev_gc6_island.h, dev_gsp.h,
-dev_timer.h, dev_vm.h.
+Sources: see gsp.facts; open-gpu-kernel-modules 570.144 src/common/inc/swref/published/{turing,
+ampere,ada,hopper,blackwell}: dev_boot.h, dev_bus.h, dev_fb.h, dev_fuse.h, dev_gc6_island.h,
+dev_gsp.h, dev_timer.h, dev_vm.h.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 
 from ugpu.virtual.nvidia.gsp.apertures import Aperture
 from ugpu.virtual.nvidia.gsp.card import Card
-from ugpu.virtual.nvidia.gsp.falcon import fwsec
+from ugpu.virtual.nvidia.gsp.falcon import fsp, fwsec
 from ugpu.virtual.nvidia.gsp.falcon.core import SIZE_OF_BLOCK
 from ugpu.virtual.nvidia.gsp.interrupts import LEAF, TRIGGER
 from ugpu.virtual.nvidia.gsp.rpc import sequencer
@@ -110,12 +110,27 @@ def _memory(card: Card) -> None:
         for offset in offsets:
             _block(card, aperture, offset)
     space.word(0xB80F50, 0)  # no bind is pending
+    for aperture, low in ((card.bar1, 0xB80F60), (card.bar2, 0xB80F70)):
+        if card.fsp is not None:
+            _wide_block(card, aperture, low)
     # The replayable fault buffers: no fault of the model is replayable.
     space.plain(card.plain, *range(0xB83000, 0xB83040, 4), *range(0xB83080, 0xB83098, 4))
 
 
 def _block(card: Card, aperture: Aperture, offset: int) -> None:
     card.registers.word(offset, lambda: aperture.block, aperture.set_block)
+
+
+def _wide_block(card: Card, aperture: Aperture, low: int) -> None:
+    """Define a block's pair of registers: mode in bit 9, target 11:10, address from bit 12 on."""
+    space = card.registers
+    space.plain(card.plain, low + 4)
+
+    def write(value: int) -> None:
+        address = card.plain.get(low + 4, 0) << 32 | value & ~0xFFF
+        aperture.set_block((value >> 9 & 1) << 31 | address >> 12)
+
+    space.word(low, lambda: (aperture.block & 0x0FFF_FFFF) << 12 | aperture.block >> 31 << 9, write)
 
 
 def _invalidate(card: Card, value: int) -> None:
@@ -162,8 +177,11 @@ def _time(card: Card) -> None:
 
 def _falcons(card: Card) -> None:
     space = card.registers
-    for base, falcon in ((GSP_BASE, card.gsp), (SEC2_BASE, card.sec2)):
-        space.range(base, SIZE_OF_BLOCK, falcon.read, falcon.write)
+    space.range(GSP_BASE, SIZE_OF_BLOCK, card.gsp_read, card.gsp_write)
+    if card.fsp is not None:
+        space.range(fsp.BASE, fsp.SIZE, card.fsp.read, card.fsp.write)
+    else:
+        space.range(SEC2_BASE, SIZE_OF_BLOCK, card.sec2.read, card.sec2.write)
     for queue in range(8):
         space.word(GSP_BASE + _QUEUE_HEADS + 8 * queue, 0, lambda value: _doorbell(card))
     space.plain(card.plain, *range(GSP_BASE + 0x804, GSP_BASE + 0x824, 4))

@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ugpu.hcq.state.clock import Clock, Patience, Work
+from ugpu.hcq.state.clock import Clock, Deadline, Work
 from ugpu.virtual.nvidia.sm_contract import Attention
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class TimeSliceGroup:
         self.running: Channel | None = None  # its work may have stood aside and have no engine
         self.aside = False  # whether it was asked to yield
         self.preemption = Preemption.WFI  # the default: observed on an H100
-        self.patience: Patience | None = None  # with a grid that does not leave the engine
+        self.deadline: Deadline | None = None  # with a grid that does not leave the engine
         self.until = 0.0  # end of its slice; 0 until one of its threads starts the slice
         self.turn = 0
         self.thread: threading.Thread | None = None
@@ -122,7 +122,7 @@ class TimeSliceGroup:
     def ask_aside(self, value: bool) -> None:
         """Ask the running work to yield, or let it continue."""
         self.aside = value
-        self.patience = None
+        self.deadline = None
         if self.running is not None:
             self.running.attention.aside = value
 
@@ -132,11 +132,11 @@ class TimeSliceGroup:
         Called repeatedly for a group that was asked to yield.
         """
         if self.preemption is not Preemption.WFI or not self.in_program:
-            self.patience = None
+            self.deadline = None
             return True
-        if self.patience is None:
-            self.patience = Patience(_Switching(self), limit_s)
-        return not self.patience.over()
+        if self.deadline is None:
+            self.deadline = Deadline(_Switching(self), limit_s)
+        return not self.deadline.expired()
 
     def next_channel(self) -> Channel | None:
         """Return the next channel in turn that has something to do."""

@@ -413,7 +413,8 @@ class Client:
                 firmware,
             )
             if timelines:
-                self._allow(Limits(META, self.daemon.settings.message))
+                told = self.daemon.unfinished.of(self, self.rights)
+                self._allow(Limits(META, self.daemon.settings.message, told))
             self._answer(plain(grant.to_map()))
         except UgpuError as error:
             self.refused(error)

@@ -108,7 +108,7 @@ class Holder:
         view = memoryview(data)
         if part.view is not None:
             part.view[:] = view
-            self.core.driver.nudge()
+            self.core.driver.notify_memory_written()
         elif len(view) and not self.core.driver.write_memory(part, view):
             self._lane.upload(part, view)
 
@@ -214,7 +214,7 @@ class Holder:
         """Wait until memory of the lease holds at least `value`; return whether it does within
         `limit_s`. In a thread of its own."""
         part = self._part(address, 8)
-        patience = self.core.driver.clock.patience(limit_s)
+        deadline = self.core.driver.clock.deadline(limit_s)
         while True:
             if self.work.stopped or self.work.failed is not None:
                 return False
@@ -224,9 +224,9 @@ class Holder:
             found = int.from_bytes(data, "little")
             if found >= value:
                 return True
-            if patience.over():
+            if deadline.expired():
                 return False
-            self.core.driver.pause(min(patience.pause_s, 1e-3))
+            self.core.driver.pause(min(deadline.pause_s, 1e-3))
 
     # ---- the end -----------------------------------------------------------------------------
 

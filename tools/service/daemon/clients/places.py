@@ -6,15 +6,20 @@ from __future__ import annotations
 import resource
 import threading
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 from ugpu.hcq.errors import DeviceBusy
+from ugpu.hcq.remote.wire import WireError
 from ugpu.tools.service.daemon.clients.tokens import Rights
 
 T = TypeVar("T")
 
 STRANGERS = 128  # most connections that have not shown who they are; as many more of local users
 PAGE = 256  # most connections of the page
+# TIMEOUT: for messages of others to arrive whole when there is no memory for one more
+ROOM_S = 2.0
 RESERVED = 96  # descriptors for devices, files and libraries
 _MOST_DESCRIPTORS = 1 << 16
 
@@ -80,6 +85,64 @@ class Places:
             self._counts[rights.who] -= 1
             if self._counts[rights.who] <= 0:
                 del self._counts[rights.who]
+
+
+class Unfinished(Generic[T]):
+    """Memory of messages that have not arrived whole, of all known clients together. One that would
+    need more than there is waits for room; then the user or token that has most loses its largest
+    message, and that connection ends. Thread-safe."""
+
+    def __init__(self, most: int, end: Callable[[T], None]) -> None:
+        """most: bytes. end: ends another member's connection, without waiting."""
+        self._most = most
+        self._end = end
+        self._sizes: dict[T, int] = {}
+        self._users: dict[T, str] = {}
+        self._changed = threading.Condition()
+
+    def of(self, member: T, rights: Rights) -> Callable[[int], None]:
+        """Return what is called with the size of a member's message; see Limits.told."""
+        return partial(self._note, member, rights)
+
+    def _note(self, member: T, rights: Rights, size: int) -> None:
+        losers: list[T] = []
+        with self._changed:
+            self._users[member] = rights.who
+            self._changed.wait_for(lambda: self._fits(member, size), ROOM_S)
+            while not self._fits(member, size):
+                losers.append(self._largest(member, size))
+                self._sizes.pop(losers[-1], None)
+                if losers[-1] is member:
+                    break
+            else:
+                self._sizes[member] = size
+            if not size:
+                self._sizes.pop(member, None)
+            self._changed.notify_all()
+        for loser in losers:
+            if loser is member:
+                raise WireError("the daemon has no memory left for messages", limit=self._most)
+            self._end(loser)
+
+    def _fits(self, member: T, size: int) -> bool:
+        others = sum(self._sizes.values()) - self._sizes.get(member, 0)
+        return not size or others + size <= self._most
+
+    def _largest(self, member: T, size: int) -> T:
+        """Return the largest message of the user who would have most."""
+        sizes = {**self._sizes, member: size}
+        users: Counter[str] = Counter()
+        for each, bytes_ in sizes.items():
+            users[self._users[each]] += bytes_
+        ((greedy, _),) = users.most_common(1)
+        return max((each for each in sizes if self._users[each] == greedy), key=sizes.__getitem__)
+
+    def forget(self, member: T) -> None:
+        """Give a member's memory back. Idempotent."""
+        with self._changed:
+            self._sizes.pop(member, None)
+            self._users.pop(member, None)
+            self._changed.notify_all()
 
 
 def raise_limit() -> None:

@@ -316,7 +316,7 @@ class Work:
         """Count the client's values of each queue as reached, as soon as the queue is idle: until
         then it signals values of its own, and other queues that continued may wait for these."""
         driver, waiting = self.core.driver, [*zip(self._lines, lasts, strict=True)]
-        patience = driver.clock.patience(RESET_DRAIN_S)
+        deadline = driver.clock.deadline(RESET_DRAIN_S)
         while waiting:
             busy = []
             for line, last in waiting:
@@ -327,7 +327,7 @@ class Work:
                     busy.append((line, last))
             if len(busy) == len(waiting):
                 self.core.check_failures()
-                if patience.over():
+                if deadline.expired():
                     return
                 timeline = busy[0][0].hardware.timeline
                 driver.pause_until(timeline, timeline.last, LOOK_S)

@@ -89,7 +89,7 @@ class ComputeQueue:
         name = f"cp-{slot.me}.{slot.pipe}.{slot.queue}"
         load = self._chip.smu.metrics.load
         self.worker = Worker(name, self._step, self._chip.fault, load)
-        self._chip.clock.plays(self.worker)
+        self._chip.clock.track(self.worker)
 
     def __repr__(self) -> str:
         state = self.hung or ("draining" if self.draining else "active")
@@ -340,6 +340,8 @@ class ComputeQueue:
             launch, vmid = self._pending.popleft() if in_order else self._pending.pop()
             with self.worker.running(self.abort):
                 outcome = self.mec.array.run(launch, vmid, self.abort)
+            for text in outcome.violations:
+                self._violation(text)
             if outcome.ending is Ending.DONE:
                 continue
             if outcome.ending is Ending.ABORTED:

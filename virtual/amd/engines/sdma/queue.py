@@ -51,7 +51,7 @@ class SdmaQueue:
         self._executor.consumed = rptr // 4
         name = f"sdma-{engine.instance}.{slot.number}"
         self.worker = Worker(name, self._step, self._chip.fault, self._chip.smu.metrics.load)
-        self._chip.clock.plays(self.worker)
+        self._chip.clock.track(self.worker)
 
     def __repr__(self) -> str:
         return (

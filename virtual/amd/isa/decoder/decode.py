@@ -1,14 +1,13 @@
-"""Decode gfx1100 machine code, one instruction at a time.
+"""Decode machine code, one instruction at a time.
 
-Source: RDNA3 ISA document, chapter "Microcode formats".
+Source: RDNA3 and RDNA4 ISA documents, chapter "Microcode formats".
 """
 
 from __future__ import annotations
 
-from ugpu.virtual.amd.isa.decoder import opcodes
 from ugpu.virtual.amd.isa.decoder.fields import Words, scalar_source, sized
 from ugpu.virtual.amd.isa.decoder.formats import Format, Instruction, UnknownInstruction
-from ugpu.virtual.amd.isa.decoder.memory import decode_buffer, decode_ds, decode_flat, decode_smem
+from ugpu.virtual.amd.isa.decoder.memory import decode_ds, decode_memory, decode_smem
 from ugpu.virtual.amd.isa.decoder.operands import Kind, Operand, Type
 from ugpu.virtual.amd.isa.decoder.vector import (
     decode_vinterp,
@@ -19,20 +18,25 @@ from ugpu.virtual.amd.isa.decoder.vector import (
     decode_vopc,
     decode_vopd,
 )
+from ugpu.virtual.amd.isa.decoder.wide_memory import decode_wide_memory
+from ugpu.virtual.amd.isa.targets.target import Memory, Target
+from ugpu.virtual.amd.isa.targets.target import target as find_target
 
-LONGEST = 16  # bytes; no instruction that we decode is longer
+GFX11 = find_target("gfx11")
+LONGEST = 16  # bytes; no instruction is longer
 
 
-def decode(code: bytes, offset: int = 0, lanes: int = 32) -> Instruction:
+def decode(code: bytes, offset: int = 0, lanes: int = 32, target: Target = GFX11) -> Instruction:
     """Decode the instruction at byte `offset` (a multiple of 4); `pc` is that offset.
 
     lanes: lanes of the wave, 32 or 64. In a wave of 64, lane masks are pairs of scalar registers,
     sums of matrices use half as many vector registers, and pairs of operations (VOPD) do not exist.
 
-    Raises UnknownInstruction for anything that is not a known instruction, including truncated
-    ones.
+    Raises UnknownInstruction for anything that is not a known instruction of the target, including
+    truncated ones. LLVM's disassembler accepts the same words, but for image, export and LDS
+    parameter instructions, which are unknown here.
     """
-    words = Words(code, offset, lanes)
+    words = Words(code, offset, lanes, target)
     first = words.first
     if first >> 31 == 0:
         return _decode_short_vector(words)
@@ -49,22 +53,25 @@ def decode(code: bytes, offset: int = 0, lanes: int = 32) -> Instruction:
         return decode_vinterp(words)
     if top == 0b110110:
         return decode_ds(words)
-    if top == 0b110111:
-        return decode_flat(words)
     if top == 0b111101:
         return decode_smem(words)
-    if top in (0b111000, 0b111010):
-        return decode_buffer(words)
+    memory = decode_memory(words) if target.memory is Memory.GFX11 else decode_wide_memory(words)
+    if memory is not None:
+        return memory
     raise words.unknown("no compute encoding")
 
 
 def decode_all(
-    code: bytes, offset: int = 0, end: int | None = None, lanes: int = 32
+    code: bytes,
+    offset: int = 0,
+    end: int | None = None,
+    lanes: int = 32,
+    target: Target = GFX11,
 ) -> list[Instruction]:
     """Decode all instructions from `offset` to `end` (default: the end of the code)."""
     found = []
     while offset < (len(code) if end is None else end):
-        found.append(decode(code, offset, lanes))
+        found.append(decode(code, offset, lanes, target))
         offset += found[-1].size
     return found
 
@@ -88,22 +95,26 @@ def _decode_scalar(words: Words) -> Instruction:
         if first >> 23 == 0b101111111:
             return _decode_sopp(words)
         return _decode_sopk(words)
-    shape = words.look_up(opcodes.scalar("SOP2"), first >> 23 & 0x7F)
-    return words.finish(
-        Format.SOP2,
-        shape,
-        first >> 23 & 0x7F,
-        dst=words.scalar_destination(first >> 16 & 0x7F, sized(shape.dst)),
-        srcs=(
-            scalar_source(words, first & 0xFF, sized(shape.srcs[0])),
-            scalar_source(words, first >> 8 & 0xFF, sized(shape.srcs[1])),
-        ),
-    )
+    return _decode_sop2(words)
+
+
+def _decode_sop2(words: Words) -> Instruction:
+    first, opcode = words.first, words.first >> 23 & 0x7F
+    row = words.look_up("SOP2", opcode)
+    codes = [first & 0xFF, first >> 8 & 0xFF]
+    sources = []
+    for name in row.srcs:
+        if name == "literal":
+            sources.append(Operand(Kind.LITERAL, 255, 1, Type.F32, words.literal()))
+        else:
+            sources.append(scalar_source(words, codes.pop(0), sized(name)))
+    dst = words.scalar_destination(first >> 16 & 0x7F, sized(row.dst)) if row.dst else None
+    return words.finish(Format.SOP2, row, opcode, dst=dst, srcs=tuple(sources))
 
 
 def _decode_sop1(words: Words) -> Instruction:
     opcode = words.first >> 8 & 0xFF
-    shape = words.look_up(opcodes.scalar("SOP1"), opcode)
+    shape = words.look_up("SOP1", opcode)
     dst = None
     if shape.dst:
         dst = words.scalar_destination(words.first >> 16 & 0x7F, sized(shape.dst))
@@ -112,13 +123,14 @@ def _decode_sop1(words: Words) -> Instruction:
     if shape.srcs == ("message",):
         simm16 = words.first & 0xFF
     elif shape.srcs:
+        words.check_source(shape, 0, words.first & 0xFF)
         srcs = (scalar_source(words, words.first & 0xFF, sized(shape.srcs[0])),)
     return words.finish(Format.SOP1, shape, opcode, dst=dst, srcs=srcs, simm16=simm16)
 
 
 def _decode_sopc(words: Words) -> Instruction:
     opcode = words.first >> 16 & 0x7F
-    shape = words.look_up(opcodes.scalar("SOPC"), opcode)
+    shape = words.look_up("SOPC", opcode)
     srcs = (
         scalar_source(words, words.first & 0xFF, sized(shape.srcs[0])),
         scalar_source(words, words.first >> 8 & 0xFF, sized(shape.srcs[1])),
@@ -133,7 +145,7 @@ def _branch_target(words: Words) -> int:
 
 def _decode_sopp(words: Words) -> Instruction:
     opcode = words.first >> 16 & 0x7F
-    shape = words.look_up(opcodes.scalar("SOPP"), opcode)
+    shape = words.look_up("SOPP", opcode)
     branches = shape.name == "s_branch" or shape.name.startswith("s_cbranch")
     return words.finish(
         Format.SOPP,
@@ -146,7 +158,7 @@ def _decode_sopp(words: Words) -> Instruction:
 
 def _decode_sopk(words: Words) -> Instruction:
     opcode = words.first >> 23 & 0x1F
-    shape = words.look_up(opcodes.scalar("SOPK"), opcode)
+    shape = words.look_up("SOPK", opcode)
     simm16 = words.first & 0xFFFF
     register = words.first >> 16 & 0x7F
     if shape.name == "s_version":

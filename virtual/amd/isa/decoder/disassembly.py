@@ -1,16 +1,19 @@
-"""Show a decoded instruction in LLVM's assembly syntax (LLVM 22, gfx1100, true16).
+"""Show a decoded instruction in LLVM's assembly syntax (LLVM 22, true16).
 
 Used in reports of illegal instructions, traces and tests. Immediates that LLVM prints as words
-(s_delay_alu, s_waitcnt_depctr, messages, hardware registers, swizzles) are numbers here.
+(s_delay_alu, s_waitcnt_depctr, messages, hardware registers, swizzles) are numbers here; OP_SEL of
+VOP3 is shown by the halves of the operands alone, as by LLVM's code generator.
 """
 
 from __future__ import annotations
 
 from ugpu.virtual.amd.isa.decoder.formats import Dpp8, Dpp16, Format, Instruction
-from ugpu.virtual.amd.isa.decoder.operands import Kind, Operand, Type
+from ugpu.virtual.amd.isa.decoder.operands import SPECIALS, Kind, Operand, Type
+from ugpu.virtual.amd.isa.targets.target import target as find_target
 
 _PLAIN_SHORT = {
-    "v_readfirstlane_b32", "v_swap_b32", "v_permlane64_b32", "v_swaprel_b32", "v_dot2acc_f32_f16",
+    "v_readfirstlane_b32", "v_swap_b32", "v_swap_b16", "v_permlane64_b32", "v_swaprel_b32",
+    "v_dot2acc_f32_f16",
     "v_pk_fmac_f16", "v_fmamk_f32", "v_fmaak_f32", "v_fmamk_f16", "v_fmaak_f16", "v_nop",
     "v_pipeflush",
 }  # fmt: skip
@@ -25,7 +28,11 @@ _NAMED = {
     Kind.LDS_DIRECT: "src_lds_direct",
 }
 _INVERSE_2PI = {16: "0.15915494", 32: "0.15915494", 64: "0.15915494309189532"}
-_DECIMAL_SOPP = {"s_nop", "s_setkill", "s_sethalt", "s_sleep", "s_setprio", "s_trap"}
+_DECIMAL_SOPP = {"s_endpgm", "s_nop", "s_setkill", "s_sethalt", "s_sleep", "s_setprio", "s_trap"}
+
+
+_PREFETCHES = ("s_prefetch", "s_buffer_prefetch")
+_DEFAULT_FORMAT = 1  # BUF_FMT_8_UNORM
 
 
 def text(instruction: Instruction) -> str:
@@ -38,14 +45,17 @@ def text(instruction: Instruction) -> str:
 
 
 def _mnemonic(instruction: Instruction) -> str:
-    name, encoding = instruction.name, instruction.format
+    name, encoding = instruction.mnemonic or instruction.name, instruction.format
     if encoding in (Format.VOP1, Format.VOP2, Format.VOPC):
         if instruction.dpp is not None:
-            return f"{name}_dpp"
+            return name if encoding is Format.VOPC else f"{name}_dpp"
         return name if name in _PLAIN_SHORT else f"{name}_e32"
+    if name in ("v_nop", "v_pipeflush"):
+        return name
     if encoding in (Format.VOP3, Format.VOP3SD, Format.VOP3P):
         if instruction.dpp is not None:
-            return f"{name}_e64_dpp" if encoding is not Format.VOP3P else f"{name}_dpp"
+            plain = encoding is Format.VOP3P and not name.startswith("v_dot2_f32_")
+            return f"{name}_dpp" if plain else f"{name}_e64_dpp"
         return f"{name}_e64" if encoding is not Format.VOP3P and instruction.opcode < 512 else name
     return name
 
@@ -64,11 +74,26 @@ def _operands(instruction: Instruction) -> list[str]:
     hidden = instruction.name.startswith("v_cmpx")
     if instruction.sdst is not None and not hidden:
         shown.append(operand_text(instruction.sdst))
+    whole = 2 if "fmaak" in instruction.name else 1 if "fmamk" in instruction.name else None
     for number, source in enumerate(instruction.srcs):
         if encoding is Format.VOPD and source.kind is Kind.VCC and number == 2:
             continue
-        shown.append(operand_text(source, halves))
-    if encoding is Format.SMEM and instruction.dst is not None:
+        if number == whole and encoding is not Format.VOPD:
+            shown.append(hex(instruction.words[1]))
+        elif source.kind is Kind.FLOAT and instruction.name.startswith("v_cvt_pk_f32_"):
+            shown.append(_float_text(source))
+        else:
+            shown.append(operand_text(source, halves))
+        if encoding is Format.SOPC and source.kind is Kind.FLOAT and source.type is Type.F16:
+            shown[-1] = hex(source.value)
+    if instruction.name.startswith(_PREFETCHES):
+        soffset = instruction.soffset
+        shown.append(_hex(instruction.offset))
+        shown.append("null" if soffset is None else operand_text(soffset))
+        return [*shown, str(instruction.simm16)]
+    if encoding is Format.SMEM and instruction.dst is None and instruction.srcs:
+        shown.insert(0, _immediate(instruction.simm16))
+    if encoding is Format.SMEM and instruction.srcs:
         if instruction.soffset is not None:
             shown.append(operand_text(instruction.soffset))
         else:
@@ -85,6 +110,10 @@ def _operands(instruction: Instruction) -> list[str]:
     return shown
 
 
+def _immediate(value: int) -> str:
+    return str(value) if value <= 64 else hex(value)
+
+
 def _sopp_immediate(instruction: Instruction) -> list[str]:
     name, value = instruction.name, instruction.simm16
     if name == "s_waitcnt":
@@ -94,8 +123,8 @@ def _sopp_immediate(instruction: Instruction) -> list[str]:
             shown.append(f"lgkmcnt({value >> 4 & 63})")
         return [" ".join(shown)]
     if name in _DECIMAL_SOPP:
-        return [str(value)]
-    bare = ("s_endpgm", "s_barrier", "s_wakeup", "s_wait_idle", "s_code_end", "s_icache_inv")
+        return [str(value)] if value or name != "s_endpgm" else []
+    bare = ("s_barrier", "s_barrier_leave", "s_wakeup", "s_wait_idle", "s_code_end", "s_icache_inv")
     return [] if name in bare and not value else [hex(value)]
 
 
@@ -131,7 +160,8 @@ def operand_text(operand: Operand, halves: bool = True) -> str:
     if operand.absolute:
         shown = f"|{shown}|"
     if operand.neg:
-        return f"neg({shown})" if operand.is_constant else f"-{shown}"
+        plain = operand.is_constant and not operand.absolute
+        return f"neg({shown})" if plain else f"-{shown}"
     return shown
 
 
@@ -148,8 +178,10 @@ def _bare(operand: Operand) -> str:
         return _APERTURES[operand.index]
     if operand.kind is Kind.INTEGER:
         return str(operand.index - 128 if operand.index <= 192 else 192 - operand.index)
+    if operand.kind is Kind.SPECIAL:
+        return SPECIALS[operand.index]
     if operand.kind is Kind.FLOAT:
-        return _float_text(operand)
+        return hex(operand.value) if operand.type is Type.B16 else _float_text(operand)
     if operand.kind is Kind.LITERAL:
         return hex(operand.value >> 32 if operand.type is Type.F64 else operand.value)
     return _NAMED[operand.kind]
@@ -164,8 +196,15 @@ def _float_text(operand: Operand) -> str:
 
 
 def _modifiers(instruction: Instruction) -> list[str]:
+    if instruction.name.startswith(_PREFETCHES):
+        return []
     if instruction.format in (Format.VOP3, Format.VOP3SD, Format.VOP3P):
         shown = _vop3_modifiers(instruction)
+    elif instruction.format is Format.VINTERP:
+        shown = ["clamp"] if instruction.clamp else []
+        if any(instruction.op_sel):
+            shown.append(_bits("op_sel", instruction.op_sel))
+        shown.append(f"wait_exp:{instruction.simm16}")
     else:
         shown = _memory_modifiers(instruction)
     if isinstance(instruction.dpp, Dpp16):
@@ -195,6 +234,8 @@ def _vop3_modifiers(instruction: Instruction) -> list[str]:
                     shown.append(_bits(name, getattr(instruction, name)))
     elif "permlane" in instruction.name and any(instruction.op_sel):
         shown.append(_bits("op_sel", instruction.op_sel[:2]))
+    if (byte := _byte(instruction)) != 0:
+        shown.append(f"byte_sel:{byte}")
     if instruction.clamp:
         shown.append("clamp")
     if instruction.omod:
@@ -202,22 +243,68 @@ def _vop3_modifiers(instruction: Instruction) -> list[str]:
     return shown
 
 
+def _byte(instruction: Instruction) -> int:
+    """Return which byte a conversion of 8-bit floats uses, by its bits of OP_SEL."""
+    name, selected = instruction.name, instruction.op_sel
+    if name in ("v_cvt_f32_fp8", "v_cvt_f32_bf8") and selected:
+        return selected[1] | selected[0] << 1
+    if name in ("v_cvt_sr_fp8_f32", "v_cvt_sr_bf8_f32") and selected:
+        return selected[2] | selected[3] << 1
+    return 0
+
+
+def _hints(instruction: Instruction) -> list[str]:
+    """Return the scope and the temporal hint of gfx12, as LLVM names them (printTH)."""
+    hint, scope = instruction.hint, instruction.scope
+    name, shown = instruction.name, []
+    if name.startswith("s_atc_probe"):
+        return []
+    if instruction.scaled:
+        shown.append("scale_offset")
+    if "atomic" in name and hint:
+        if hint & 4:
+            kind = "CASCADE_NT" if hint & 2 else "CASCADE_RT"
+            text = kind if scope >= 2 else hex(hint)
+        else:
+            text = "_".join(word for bit, word in ((2, "NT"), (1, "RETURN")) if hint & bit)
+        shown.append(f"th:TH_ATOMIC_{text}")
+    elif hint:
+        store = "store" in name
+        third = "BYPASS" if scope == 3 else "WB" if store else "LU"
+        words = ("", "NT", "HT", third, "NT_RT", "RT_NT", "NT_HT", "NT_WB" if store else "0x7")
+        prefix = "" if words[hint] == "0x7" else "TH_STORE_" if store else "TH_LOAD_"
+        shown.append(f"th:{prefix}{words[hint]}")
+    if scope:
+        shown.append(f"scope:SCOPE_{('CU', 'SE', 'DEV', 'SYS')[scope]}")
+    if instruction.volatile:
+        shown.append("nv")
+    return shown
+
+
 def _memory_modifiers(instruction: Instruction) -> list[str]:
     shown = []
+    if instruction.format is Format.MTBUF and instruction.simm16 != _DEFAULT_FORMAT:
+        names = find_target("gfx11").table("FORMATS")
+        row = names.get(instruction.simm16)
+        shown.append(f"format:[{row.name}]" if row else f"format:{instruction.simm16}")
     for flag in ("idxen", "offen"):
         if getattr(instruction, flag):
             shown.append(flag)
     if instruction.format is Format.SMEM:
-        if instruction.soffset is not None and instruction.offset:
+        if instruction.soffset is not None and (instruction.offset or instruction.always_offset):
             shown.append(f"offset:{_hex(instruction.offset)}")
     elif instruction.offset:
         shown.append(f"offset:{instruction.offset}")
     for name in ("offset0", "offset1"):
         if getattr(instruction, name):
             shown.append(f"{name}:{getattr(instruction, name)}")
-    return shown + [
-        flag for flag in ("glc", "slc", "dlc", "tfe", "gds") if getattr(instruction, flag)
-    ]
+    hints = _hints(instruction)
+    first = [] if instruction.wide else ["glc"]
+    return (
+        shown
+        + hints
+        + [flag for flag in (*first, "slc", "dlc", "tfe", "gds") if getattr(instruction, flag)]
+    )
 
 
 def _dpp16(dpp: Dpp16) -> list[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from ugpu.virtual.amd.isa.decoder.formats import Format, Instruction, UnknownInstruction
-from ugpu.virtual.amd.isa.decoder.operands import Kind, Operand, Type
+from ugpu.virtual.amd.isa.decoder.operands import SPECIALS, Kind, Operand, Type
+from ugpu.virtual.amd.isa.targets.table import Row, Table
+from ugpu.virtual.amd.isa.targets.target import Target
 
 _FLOATS = {240: 0.5, 241: -0.5, 242: 1.0, 243: -1.0, 244: 2.0, 245: -2.0, 246: 4.0, 247: -4.0}
 _INVERSE_2PI = {16: 0x3118, 32: 0x3E22F983, 64: 0x3FC45F306DC9C882}
@@ -18,16 +19,6 @@ _HALVES = (Type.F16, Type.PK_F16, Type.B16)
 _BRAINS = (Type.BF16, Type.PK_BF16)
 
 
-class Named(Protocol):
-    """An entry of an opcode table."""
-
-    @property
-    def name(self) -> str: ...
-
-
-Found = TypeVar("Found", bound=Named)
-
-
 def sized(name: str) -> Type:
     """Return the operand type for a name in an opcode table."""
     return _TYPES[name]
@@ -36,13 +27,15 @@ def sized(name: str) -> Type:
 class Words:
     """The instruction at one offset of the code, whose words are read on demand.
 
-    lanes: lanes of the wave that executes it, 32 or 64. mask: the type of its lane masks.
+    target: the instruction set. lanes: lanes of the wave that executes it, 32 or 64. mask: the type
+    of its lane masks.
 
     Every method raises UnknownInstruction if the code ends too early or a field is invalid.
     """
 
-    def __init__(self, code: bytes, pc: int, lanes: int = 32) -> None:
+    def __init__(self, code: bytes, pc: int, lanes: int, target: Target) -> None:
         self.code = code
+        self.target = target
         self.lanes = lanes
         self.mask = Type.MASK64 if lanes == 64 else Type.MASK
         self.pc = pc
@@ -69,22 +62,52 @@ class Words:
         """Create the error for this instruction."""
         return UnknownInstruction(self.pc, tuple(self.taken), reason)
 
-    def look_up(self, table: Mapping[int, Found], opcode: int) -> Found:
-        """Return the entry of an opcode table."""
-        found = table.get(opcode)
-        if found is None:
+    def look_up(self, encoding: str, opcode: int) -> Row:
+        """Return the row of an opcode in the target's table of an encoding."""
+        table: Table = self.target.table(encoding)
+        row = table.get(opcode)
+        if row is None:
             raise self.unknown("unknown opcode")
-        return found
+        return row
+
+    def check(self, fixed: int, value: int) -> None:
+        """Compare bits of the words read so far, the first word lowest."""
+        number = sum(word << 32 * place for place, word in enumerate(self.taken[:3]))
+        if number & fixed != value:
+            raise self.unknown("reserved bits, or modifiers that the instruction does not have")
+
+    def check_source(self, row: Row, number: int, code: int) -> None:
+        """Check that a source, by its code of 8 or 9 bits, is of a kind that the row allows."""
+        kind = "v" if code >= 256 else "l" if code == 255 else "s"
+        if 128 <= code <= 208 or 240 <= code <= 248:
+            kind = "i"
+        if kind not in row.kinds[number]:
+            raise self.unknown(f"source {number} must not be of this kind")
 
     # Any: the fields of Instruction have many types, which it does not check at run time.
-    def finish(self, encoding: Format, shape: Named, opcode: int, **fields: Any) -> Instruction:
+    def finish(self, encoding: Format, row: Row, opcode: int, **fields: Any) -> Instruction:
         """Create the instruction from all the words read."""
+        self.check(row.fixed, row.value)
+        return self.made(
+            encoding,
+            fields.pop("name", row.operation),
+            fields.pop("mnemonic", row.name),
+            opcode,
+            **fields,
+        )
+
+    # Any: as for `finish`.
+    def made(
+        self, encoding: Format, name: str, mnemonic: str, opcode: int, **fields: Any
+    ) -> Instruction:
+        """Create an instruction without a row of its own, such as a pair."""
         return Instruction(
             pc=self.pc,
             size=4 * len(self.taken),
             words=tuple(self.taken),
-            name=fields.pop("name", shape.name),
+            name=name,
             format=encoding,
+            mnemonic=mnemonic,
             opcode=opcode,
             **fields,
         )
@@ -150,10 +173,13 @@ def _float_bits(code: int, kind: Type) -> int:
     return int.from_bytes(packed, "little")
 
 
-def scalar_source(words: Words, code: int, kind: Type, signed: bool = False) -> Operand:
+def scalar_source(
+    words: Words, code: int, kind: Type, signed: bool = False, *, vector: bool = False
+) -> Operand:
     """Return the operand of an 8-bit scalar source code; reads the literal if the code is one.
 
-    signed: sign-extend a literal of a 64-bit integer (for names that end in i64).
+    signed: sign-extend a literal of a 64-bit integer (for names that end in i64). vector: of a
+    vector instruction.
     """
     width = max(1, kind.bits // 32)
     if code < 128:
@@ -171,7 +197,11 @@ def scalar_source(words: Words, code: int, kind: Type, signed: bool = False) -> 
         return Operand(Kind.LITERAL, code, width, kind, literal_bits(words.literal(), kind, signed))
     if 235 <= code <= 238:
         return Operand(Kind.APERTURE, code - 235, width, kind)
+    if code in SPECIALS and not (code == 231 and width > 1):
+        return Operand(Kind.SPECIAL, code, width, kind)
     special = {251: Kind.VCCZ, 252: Kind.EXECZ, 253: Kind.SCC}.get(code)
+    if code == 254 and vector and width == 1:
+        special = Kind.LDS_DIRECT
     if special is None:
         raise words.unknown("unknown source")
     return Operand(special, 0, width, kind)

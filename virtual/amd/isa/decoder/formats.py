@@ -1,7 +1,8 @@
-"""The decoded instruction: one class with the fields of all gfx1100 encodings.
+"""The decoded instruction: one class with the fields of all encodings.
 
-Names are LLVM's mnemonics (LLVM 22, gfx1100) without the _e32, _e64, _dpp suffix: the encoding is
-in `Instruction.format` and `Instruction.dpp`. Source: RDNA3 ISA document, "Microcode formats".
+Names are LLVM's mnemonics (LLVM 22) without the _e32, _e64, _dpp suffix: the encoding is in
+`Instruction.format` and `Instruction.dpp`. Source: RDNA3 and RDNA4 ISA documents, "Microcode
+formats".
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ugpu.virtual.amd.isa.decoder.operands import Operand
 
 
 class Format(enum.Enum):
-    """The encodings of gfx1100."""
+    """The encodings of gfx11 and gfx12."""
 
     SOP1 = "SOP1"
     SOP2 = "SOP2"
@@ -73,6 +74,8 @@ class Dpp8:
 class Instruction:
     """One instruction. `pc` and `branch_target` are byte offsets into the code.
 
+    name: of the operation, which targets share. mnemonic: LLVM's name on this target.
+
     dst: vector, or scalar for SOP*, SMEM and the readlane family; None if nothing is written.
     For memory operations dst is the returned data (None for stores and atomics without return).
     sdst: the lane mask of VOPC (VCC, a scalar register, or EXEC for v_cmpx) and the carry or flag
@@ -89,6 +92,8 @@ class Instruction:
     addr, data, data1, saddr: vector memory. addr is None for "off". saddr None for "off".
     srsrc, soffset: MUBUF; soffset also SMEM (None if absent).
     offset: bytes, signed where the encoding is. offset0, offset1: DS pairs, in elements.
+    scope, hint: gfx12's memory encodings: SCOPE (0 CU, 1 SE, 2 DEV, 3 SYS) and TH. scaled,
+    volatile: bits that LLVM shows as scale_offset and nv. wide: an encoding of memory of gfx12.
     x, y: the halves of a VOPD, each an Instruction of format VOPD with its own dst and srcs.
     """
 
@@ -97,6 +102,7 @@ class Instruction:
     words: tuple[int, ...]
     name: str
     format: Format
+    mnemonic: str = ""
     opcode: int = 0
     dst: Operand | None = None
     sdst: Operand | None = None
@@ -131,6 +137,16 @@ class Instruction:
     offen: bool = False
     idxen: bool = False
     tfe: bool = False
+    scope: int = 0
+    hint: int = 0
+    scaled: bool = False
+    volatile: bool = False
+    wide: bool = False
+
+    @property
+    def always_offset(self) -> bool:
+        """Whether LLVM shows an offset of 0 beside an offset register: scalar memory of gfx12."""
+        return self.format is Format.SMEM and self.wide
 
     @property
     def simm16_signed(self) -> int:
@@ -144,7 +160,7 @@ class Instruction:
 
 
 class UnknownInstruction(Exception):
-    """Words that are not a known gfx1100 instruction, or an instruction that is truncated.
+    """Words that are not a known instruction of the target, or an instruction that is truncated.
 
     pc: byte offset. words: the words found (at most four).
     """

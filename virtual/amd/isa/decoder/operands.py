@@ -28,6 +28,14 @@ class Kind(enum.Enum):
     LITERAL = "literal"  # the 32-bit word after the instruction
     APERTURE = "aperture"  # index 0 shared_base, 1 shared_limit, 2 private_base, 3 private_limit
     LDS_DIRECT = "lds_direct"  # source 254, not used by compute
+    SPECIAL = "special"  # sources 230, 231 and 239: see `SPECIALS`; not used by compute
+
+
+SPECIALS = {
+    230: "src_flat_scratch_base_lo",
+    231: "src_flat_scratch_base_hi",
+    239: "src_pops_exiting_wave_id",
+}
 
 
 class Type(enum.Enum):
@@ -38,8 +46,10 @@ class Type(enum.Enum):
     B64 = "b64"
     B96 = "b96"
     B128 = "b128"
+    B160 = "b160"
     B256 = "b256"
     B512 = "b512"
+    B1024 = "b1024"
     F16 = "f16"
     BF16 = "bf16"
     F32 = "f32"
@@ -57,8 +67,10 @@ class Type(enum.Enum):
 
 
 _BITS = {
-    Type.B16: 16, Type.B32: 32, Type.B64: 64, Type.B96: 96, Type.B128: 128, Type.B256: 256,
-    Type.B512: 512, Type.F16: 16, Type.BF16: 16, Type.F32: 32, Type.F64: 64, Type.PK_F16: 32,
+    Type.B16: 16, Type.B32: 32, Type.B64: 64, Type.B96: 96, Type.B128: 128, Type.B160: 160,
+    Type.B256: 256,
+    Type.B512: 512, Type.B1024: 1024, Type.F16: 16, Type.BF16: 16, Type.F32: 32, Type.F64: 64,
+    Type.PK_F16: 32,
     Type.PK_BF16: 32, Type.PK_B16: 32, Type.MASK: 32, Type.MASK64: 64,
 }  # fmt: skip
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ugpu.virtual.amd.isa.decoder import opcodes
 from ugpu.virtual.amd.isa.decoder.fields import Words, literal_bits, scalar_source, sized
 from ugpu.virtual.amd.isa.decoder.formats import Dpp8, Dpp16, Format, Instruction
-from ugpu.virtual.amd.isa.decoder.opcodes import Shape
 from ugpu.virtual.amd.isa.decoder.operands import Kind, Operand, Type
+from ugpu.virtual.amd.isa.targets.table import Row
+from ugpu.virtual.amd.isa.targets.target import Memory
 
 _DPP16, _DPP8, _DPP8_FI = 250, 233, 234
-_SCALAR_DESTINATIONS = ("v_readfirstlane_b32", "v_readlane_b32")
+_SCALAR_DESTINATIONS = ("v_readfirstlane_b32", "v_readlane_b32", "v_s_")  # beginnings of names
+# Sources of the halves of a pair, in their words.
+_FIELDS_X, _FIELDS_Y = 0x1FFFF, 0x1FFFF << 32
+_OP_SEL_HI_2, _OP_SEL_HI = 1 << 14, 3 << 27  # in the first and in the second word
 _CARRIES = {
     "v_add_co_ci_u32", "v_sub_co_ci_u32", "v_subrev_co_ci_u32", "v_add_co_u32", "v_sub_co_u32",
     "v_subrev_co_u32", "v_div_scale_f32", "v_div_scale_f64", "v_mad_u64_u32", "v_mad_i64_i32",
+    "v_mad_co_u64_u32", "v_mad_co_i64_i32",
 }  # fmt: skip
 # VOP3P opcodes where op_sel_hi selects f16 (1) or f32 (0) per source, and neg_hi |source|.
 _MIXED = ("v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16")
@@ -39,7 +43,7 @@ def _vector(words: Words, index: int, kind: Type, halves: bool) -> Operand:
 def _source(words: Words, code: int, kind: Type, halves: bool, name: str) -> Operand:
     if code >= 256:
         return _vector(words, code - 256, kind, halves)
-    return scalar_source(words, code, kind, signed=name.endswith("i64"))
+    return scalar_source(words, code, kind, signed=name.endswith("i64"), vector=True)
 
 
 def _modified(operand: Operand, absolute: int, neg: int) -> Operand:
@@ -48,10 +52,14 @@ def _modified(operand: Operand, absolute: int, neg: int) -> Operand:
     return operand
 
 
-def _dpp_control(words: Words, code: int) -> tuple[Dpp16 | Dpp8, int]:
+def _dpp_control(words: Words, code: int, row: Row) -> tuple[Dpp16 | Dpp8, int]:
     """Read the DPP word; return the control and the word (source register and modifiers)."""
+    if (_DPP16 if code == _DPP16 else _DPP8) not in row.dpp:
+        raise words.unknown("the instruction has no DPP form")
     word = words.next()
     if code == _DPP16:
+        if word & row.plain:
+            raise words.unknown("the instruction has no modifiers of its sources")
         control = word >> 8 & 0x1FF
         valid = (
             control < 0x100
@@ -73,40 +81,41 @@ def _dpp_control(words: Words, code: int) -> tuple[Dpp16 | Dpp8, int]:
 
 
 def _short_sources(
-    words: Words, shape: Shape, second: int | None
+    words: Words, shape: Row, second: int | None
 ) -> tuple[list[Operand], Dpp16 | Dpp8 | None]:
     """Decode src0 (9 bits) and, if any, the second source (a vector register) of a short form."""
     code = words.first & 0x1FF
     kinds = [sized(kind) for kind in shape.srcs if kind not in ("literal", "mask")]
     dpp: Dpp16 | Dpp8 | None = None
     if code in (_DPP16, _DPP8, _DPP8_FI):
-        if "literal" in shape.srcs or _width(kinds[0]) > 1:
-            raise words.unknown("the instruction has no DPP form")
-        dpp, word = _dpp_control(words, code)
+        dpp, word = _dpp_control(words, code, shape)
         sources = [_vector(words, word & 0xFF, kinds[0], halves=True)]
-        if isinstance(dpp, Dpp16):
+        if isinstance(dpp, Dpp16) and sources[0].type is not Type.B16:
             sources[0] = _modified(sources[0], word >> 21 & 1, word >> 20 & 1)
         modifiers = word >> 22 if isinstance(dpp, Dpp16) else 0
     else:
+        words.check_source(shape, 0, code)
         sources = [_source(words, code, kinds[0], True, shape.name)]
         modifiers = 0
     if second is not None:
         operand = _vector(words, second, kinds[1], halves=True)
-        sources.append(_modified(operand, modifiers >> 1 & 1, modifiers & 1))
+        if operand.type is not Type.B16:  # modifiers of 16-bit integers have no effect
+            operand = _modified(operand, modifiers >> 1 & 1, modifiers & 1)
+        sources.append(operand)
     return sources, dpp
 
 
 def decode_vop1(words: Words) -> Instruction:
     """Decode a one-source operation."""
     opcode = words.first >> 9 & 0xFF
-    shape = words.look_up(opcodes.vop1(), opcode)
+    shape = words.look_up("VOP1", opcode)
     if not shape.dst:
         return words.finish(Format.VOP1, shape, opcode)
     sources, dpp = _short_sources(words, shape, None)
     field = words.first >> 17 & 0xFF
     kind = sized(shape.dst)
-    if shape.name in _SCALAR_DESTINATIONS:
-        dst = words.scalar_destination(field & 0x7F, kind)
+    if shape.name.startswith(_SCALAR_DESTINATIONS):
+        dst = words.scalar_destination(field, kind)
     else:
         dst = _vector(words, field, kind, halves=True)
     return words.finish(Format.VOP1, shape, opcode, dst=dst, srcs=tuple(sources), dpp=dpp)
@@ -115,7 +124,7 @@ def decode_vop1(words: Words) -> Instruction:
 def decode_vop2(words: Words) -> Instruction:
     """Decode a two-source operation, with its literal for fmamk and fmaak."""
     opcode = words.first >> 25 & 0x3F
-    shape = words.look_up(opcodes.vop2(), opcode)
+    shape = words.look_up("VOP2", opcode)
     kind = sized(shape.dst)
     sources, dpp = _short_sources(words, shape, words.first >> 9 & 0xFF)
     if "literal" in shape.srcs:
@@ -139,27 +148,27 @@ def decode_vop2(words: Words) -> Instruction:
 def decode_vopc(words: Words) -> Instruction:
     """Decode a comparison."""
     opcode = words.first >> 17 & 0xFF
-    shape = words.look_up(opcodes.vopc(), opcode)
+    shape = words.look_up("VOPC", opcode)
     sources, dpp = _short_sources(words, shape, words.first >> 9 & 0xFF)
     sdst = _mask(words, Kind.EXEC if shape.name.startswith("v_cmpx") else Kind.VCC)
     return words.finish(Format.VOPC, shape, opcode, sdst=sdst, srcs=tuple(sources), dpp=dpp)
 
 
 def _long_sources(
-    words: Words, shape: Shape, second: int
+    words: Words, shape: Row, second: int
 ) -> tuple[list[Operand], Dpp16 | Dpp8 | None]:
     """Decode up to three 9-bit sources of the 64-bit encodings, without their modifiers."""
     codes = [second >> (9 * number) & 0x1FF for number in range(len(shape.srcs))]
     dpp: Dpp16 | Dpp8 | None = None
     register = 0
     if codes and codes[0] in (_DPP16, _DPP8, _DPP8_FI):
-        if _width(sized(shape.srcs[0])) > 1:
-            raise words.unknown("the instruction has no DPP form")
-        dpp, word = _dpp_control(words, codes[0])
+        dpp, word = _dpp_control(words, codes[0], shape)
         register = word & 0xFF
     sources = []
     for number, (code, name) in enumerate(zip(codes, shape.srcs, strict=True)):
         kind = words.mask if name == "mask" else sized(name)
+        if number or dpp is None:
+            words.check_source(shape, number, code)
         if number == 0 and dpp is not None:
             sources.append(words.vector(register, 1, kind))
         elif name == "mask":
@@ -173,10 +182,11 @@ def _long_sources(
 
 def decode_vop3(words: Words) -> Instruction:
     """Decode the 64-bit encoding of one to three sources, VOP3SD included."""
-    first = words.first
     second = words.next()
-    opcode = first >> 16 & 0x3FF
-    shape = words.look_up(opcodes.vop3(), opcode)
+    opcode = words.first >> 16 & 0x3FF
+    shape = words.look_up("VOP3", opcode)
+    first = words.first & ~shape.ignored
+    second &= ~(shape.ignored >> 32)
     sources, dpp = _long_sources(words, shape, second)
     carries = shape.name in _CARRIES
     absolute = 0 if carries else first >> 8 & 7
@@ -202,18 +212,18 @@ def decode_vop3(words: Words) -> Instruction:
 
 
 def _long_destinations(
-    words: Words, shape: Shape, selected: int
+    words: Words, shape: Row, selected: int
 ) -> tuple[Operand | None, Operand | None]:
     field = words.first & 0xFF
     if shape.name.startswith("v_cmpx"):
         return None, _mask(words, Kind.EXEC)
     if shape.dst == "mask":
-        return None, words.scalar_destination(field & 0x7F, words.mask)
+        return None, words.scalar_destination(field, words.mask)
     if not shape.dst:
         return None, None
     kind = sized(shape.dst)
-    if shape.name in _SCALAR_DESTINATIONS:
-        return words.scalar_destination(field & 0x7F, kind), None
+    if shape.name.startswith(_SCALAR_DESTINATIONS):
+        return words.scalar_destination(field, kind), None
     dst = words.vector(field, _width(kind), kind)
     if kind.bits == 16 and selected & 8:
         dst = replace(dst, high=True)
@@ -224,25 +234,28 @@ def _long_destinations(
 
 def decode_vop3p(words: Words) -> Instruction:
     """Decode a packed, mixed, dot or matrix operation."""
-    first = words.first
     second = words.next()
-    opcode = first >> 16 & 0x7F
-    shape = words.look_up(opcodes.vop3p(), opcode)
+    opcode = words.first >> 16 & 0x7F
+    shape = words.look_up("VOP3P", opcode)
+    first = words.first & ~shape.ignored | shape.ignored & _OP_SEL_HI_2
+    second = second & ~(shape.ignored >> 32) | shape.ignored >> 32 & _OP_SEL_HI
     if words.lanes == 64 and shape.name.startswith("v_wmma_"):  # as many sums in more lanes
-        shape = shape._replace(dst="b128", srcs=(*shape.srcs[:2], "b128"))
+        shape = replace(shape, dst="b128", srcs=(*shape.srcs[:2], "b128"))
     selected = first >> 11 & 7
     selected_hi = second >> 27 & 3 | (first >> 14 & 1) << 2
     neg_lo, neg_hi = second >> 29, first >> 8 & 7
     mixed = shape.name in _MIXED
     if mixed:
         kinds = tuple("f16" if selected_hi >> number & 1 else "f32" for number in range(3))
-        sources, dpp = _long_sources(words, shape._replace(srcs=kinds), second)
+        sources, dpp = _long_sources(words, replace(shape, srcs=kinds), second)
         for number, operand in enumerate(sources):
             if operand.type is Type.F16 and selected >> number & 1:
                 operand = replace(operand, high=True)
             sources[number] = _modified(operand, neg_hi >> number & 1, neg_lo >> number & 1)
     else:
         sources, dpp = _long_sources(words, shape, second)
+    if dpp is not None and any(operand.is_constant for operand in sources):
+        raise words.unknown("an operation of permuted lanes must not have constants")
     kind = sized(shape.dst)
     dst = words.vector(first & 0xFF, _width(kind), kind)
     if shape.name == "v_fma_mixhi_f16":
@@ -265,17 +278,16 @@ def decode_vop3p(words: Words) -> Instruction:
 
 def decode_vinterp(words: Words) -> Instruction:
     """Decode the interpolation of a pixel's attributes. All sources are vector registers."""
-    first = words.first
     second = words.next()
-    opcode = first >> 16 & 0x7F
-    shape = words.look_up(opcodes.vinterp(), opcode)
+    opcode = words.first >> 16 & (0x1F if words.target.memory is Memory.GFX12 else 0x7F)
+    shape = words.look_up("VINTERP", opcode)
+    first = words.first & ~shape.ignored
     selected = first >> 11 & 0xF
     sources = []
     for number, name in enumerate(shape.srcs):
         code = second >> 9 * number & 0x1FF
-        if code < 256:
-            raise words.unknown("the source must be a vector register")
-        operand = words.vector(code - 256, 1, sized(name))
+        words.check_source(shape, number, code)
+        operand = words.vector(code & 0xFF, 1, sized(name))
         if operand.type is Type.F16 and selected >> number & 1:
             operand = replace(operand, high=True)
         sources.append(_modified(operand, 0, second >> (29 + number) & 1))
@@ -290,6 +302,7 @@ def decode_vinterp(words: Words) -> Instruction:
         srcs=tuple(sources),
         clamp=bool(first >> 15 & 1),
         op_sel=tuple(selected >> bit & 1 for bit in range(4)),
+        simm16=first >> 8 & 7,
     )
 
 
@@ -300,24 +313,25 @@ def decode_vopd(words: Words) -> Instruction:
     opcode_x, opcode_y = first >> 22 & 0xF, first >> 17 & 0x1F
     if words.lanes == 64:
         raise words.unknown("waves of 64 lanes have no pairs of operations")
-    if opcode_x > 12:
-        raise words.unknown("unknown opcode")
     dst_x = second >> 24
     dst_y = (second >> 17 & 0x7F) << 1 | (dst_x & 1 ^ 1)
-    x = _decode_half(words, opcode_x, dst_x, first & 0x1FF, first >> 9 & 0xFF)
-    y = _decode_half(words, opcode_y, dst_y, second & 0x1FF, second >> 9 & 0xFF)
+    row_x, row_y = words.look_up("VOPDX", opcode_x), words.look_up("VOPDY", opcode_y)
+    words.check(row_x.fixed & _FIELDS_X, 0)
+    words.check(row_y.fixed & _FIELDS_Y, 0)
+    x = _decode_half(words, row_x, dst_x, first & 0x1FF, first >> 9 & 0xFF)
+    y = _decode_half(words, row_y, dst_y, second & 0x1FF, second >> 9 & 0xFF)
     size, taken = 4 * len(words.taken), tuple(words.taken)
-    return words.finish(
+    return words.made(
         Format.VOPD,
-        Shape(f"{x.name}::{y.name}", "", ()),
+        f"{x.name}::{y.name}",
+        "",
         opcode_x,
         x=replace(x, size=size, words=taken),
         y=replace(y, size=size, words=taken),
     )
 
 
-def _decode_half(words: Words, opcode: int, dst: int, src0: int, src1: int) -> Instruction:
-    shape = words.look_up(opcodes.vopd(), opcode)
+def _decode_half(words: Words, shape: Row, dst: int, src0: int, src1: int) -> Instruction:
     sources: list[Operand] = []
     for name in shape.srcs:
         if name == "literal":
@@ -329,6 +343,11 @@ def _decode_half(words: Words, opcode: int, dst: int, src0: int, src1: int) -> I
     if shape.name == "v_dual_cndmask_b32":
         sources.append(_mask(words, Kind.VCC))
     dst_type = sized(shape.dst)
-    return words.finish(
-        Format.VOPD, shape, opcode, dst=words.vector(dst, 1, dst_type), srcs=tuple(sources)
+    return words.made(
+        Format.VOPD,
+        shape.operation,
+        shape.name,
+        0,
+        dst=words.vector(dst, 1, dst_type),
+        srcs=tuple(sources),
     )

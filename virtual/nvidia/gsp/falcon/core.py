@@ -18,7 +18,8 @@ from ugpu.virtual.nvidia.gsp.firmware.programs import BLOCK, Program
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE, Terms, problem, short
 
 (
-    IRQSSET, IRQSCLR, IRQSTAT, IRQMSET, IRQMCLR, IRQMASK, IRQDEST, MAILBOX0, MAILBOX1, ITFEN, OS, RM,
+    IRQSSET, IRQSCLR, IRQSTAT, IRQMSET, IRQMCLR, IRQMASK, IRQDEST, MAILBOX0, MAILBOX1, ITFEN, OS,
+    RM,
 ) = (0x0, 0x4, 0x8, 0x10, 0x14, 0x18, 0x1C, 0x40, 0x44, 0x48, 0x80, 0x84)  # fmt: skip
 WAYFINDER, HWCFG2, CPUCTL, BOOTVEC, HWCFG, DMACTL = 0x94, 0xF4, 0x100, 0x104, 0x108, 0x10C
 DMA_BASE, DMA_MEMORY, DMA_COMMAND, DMA_OFFSET, DMA_BASE_HIGH = 0x110, 0x114, 0x118, 0x11C, 0x128
@@ -26,6 +27,7 @@ HWCFG1, CPUCTL_ALIAS, RETRIGGER, ENGINE = 0x12C, 0x130, 0x3E8, 0x3C0
 IMEM_PORTS, DMEM_PORTS, TRANSCFG, FBIF_CTL = 0x180, 0x1C0, 0x600, 0x624
 MOD_SEL, PROGRAM_ID, ENGINE_MASK, SIGNATURE_AT = 0x1180, 0x1198, 0x119C, 0x1210
 RISCV_CPUCTL, RISCV_OLD_ACTIVE, BCR_CTRL = 0x1388, 0x1240, 0x1668
+DEBUG = 0x408  # bit 20: a part for development, which takes other signatures
 SIZE_OF_BLOCK = 2 * 0x1000  # registers of one falcon
 HALTED, STARTCPU, ACTIVE, RISCV_HALTED = 1 << 4, 1 << 1, 1 << 7, 1 << 4
 _RISCV_SELECTED, _VALID, _PHYSICAL_WITHOUT_CONTEXT = 1 << 4, 1 << 0, 1 << 7
@@ -40,8 +42,8 @@ _PLAIN = frozenset(
 
 @dataclass(frozen=True)
 class Kind:
-    """What distinguishes one falcon from another. engine: its mask in signatures. fuses: register of
-    the first program's fuse version. dma: whether it loads by DMA and has a boot ROM and a core
+    """What distinguishes one falcon from another. engine: its mask in signatures. fuses: register
+    of the first program's fuse version. dma: whether it loads by DMA and has a boot ROM and a core
     selector; else by its ports (Turing)."""
 
     name: str
@@ -57,7 +59,7 @@ class Port(Protocol):
 
     def violation(self, text: str) -> None: ...
     def falcon_read(self, target: int, address: int, size: int) -> bytes | None:
-        """Read for a falcon's DMA: target 0 video memory, 1 and 2 system memory; None if refused."""
+        """Read for a falcon's DMA: target 0 video memory, 1, 2 system memory; None if refused."""
         ...
 
     def fuse_version(self, register: int) -> int:
@@ -375,6 +377,7 @@ class Falcon:
 _READS: dict[int, Callable[[Falcon], int | None]] = {
     HWCFG2: Falcon._hwcfg2,
     HWCFG: Falcon._hwcfg,
+    DEBUG: lambda falcon: 0,
     HWCFG1: lambda falcon: 6 | 3 << 4 | 1 << 8 | 1 << 12,
     CPUCTL: Falcon._cpuctl,
     CPUCTL_ALIAS: lambda falcon: 0,

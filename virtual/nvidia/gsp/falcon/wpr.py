@@ -6,6 +6,7 @@ kernel_gsp_tu102.c (kgspCalculateFbLayout); Linux 7.3.4 nouveau nvkm/subdev/gsp/
 
 from __future__ import annotations
 
+import itertools
 import struct
 from typing import NamedTuple
 
@@ -88,14 +89,15 @@ class WprMeta(NamedTuple):
             ("gspFwWprEnd", self.end, 0),
             ("vgaWorkspaceOffset", self.vga, 0),
         )
-        for (name, start, size), (after, following, _) in zip(edges, edges[1:], strict=False):
+        for (name, start, size), (after, following, _) in itertools.pairwise(edges):
             if start + size > following:
                 return f"{name} {start:#x} + {size:#x} runs into {after} {following:#x}"
         for name, value, unit in (
             ("gspFwWprStart", self.start, MIB), ("gspFwHeapOffset", self.heap, MIB),
             ("gspFwHeapSize", self.heap_size, MIB), ("gspFwOffset", self.firmware, 0x10000),
             ("bootBinOffset", self.boot, 0x1000), ("gspFwWprEnd", self.end, 0x20000),
-            ("nonWprHeapOffset", self.other_heap, MIB), ("nonWprHeapSize", self.other_heap_size, MIB),
+            ("nonWprHeapOffset", self.other_heap, MIB),
+            ("nonWprHeapSize", self.other_heap_size, MIB),
         ):  # fmt: skip
             if value % unit:
                 return f"{name} must be a multiple of {unit:#x}, is {value:#x}"
@@ -106,7 +108,8 @@ class WprMeta(NamedTuple):
         if self.reserved_start != self.other_heap:
             return f"gspFwRsvdStart must be nonWprHeapOffset, is {self.reserved_start:#x}"
         if self.other_heap < scrubbed:
-            return f"memory below {scrubbed:#x} is not scrubbed; the layout starts {self.other_heap:#x}"
+            start = self.other_heap
+            return f"memory below {scrubbed:#x} is not scrubbed; the layout starts at {start:#x}"
         return ""
 
 

@@ -11,6 +11,8 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ugpu.virtual.nvidia.gsp.firmware.sign import Terms
+
 _BIN_MAGIC, _BIN_VERSION, _BIN_HEADER = 0x10DE, 1, 0x18
 
 
@@ -20,7 +22,7 @@ def padded(content: bytes, size: int) -> bytes:
 
 
 def bin_file(header: bytes, data: bytes) -> bytes:
-    """Return a file with nvfw_bin_hdr: magic, version, size, header offset, data offset and size."""
+    """Return a file with nvfw_bin_hdr: magic, version, size, header offset, data, its size."""
     at = _BIN_HEADER + len(header)
     sizes = (at + len(data), _BIN_HEADER, at, len(data))
     return struct.pack("<6I", _BIN_MAGIC, _BIN_VERSION, *sizes) + header + data
@@ -37,7 +39,7 @@ class Signed(NamedTuple):
     data_at: int
     signature_at: int
     signatures: Sequence[bytes]
-    terms: tuple[int, int, int]
+    terms: Terms
 
 
 def hs_file(program: Signed) -> bytes:

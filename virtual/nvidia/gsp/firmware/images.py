@@ -27,6 +27,7 @@ GSP_MAGIC, BOOTLOADER_MAGIC = b"UGPUGSP1", b"UGPUBOOT"
 IMAGE_SIZE = 0x10000
 BOOTLOADER_SIZE = 0x9000
 MANIFEST, MONITOR_DATA, MONITOR_CODE = (0, 0x800), (0x800, 0x4000), (0x4800, 0x2900)
+FMC_SIZE = 0x1000
 SIGNATURE_SIZE = 0x1000  # of the GSP's image
 BOOTER, UNLOADER, SCRUBBER = Terms(1, SEC2, 3), Terms(1, SEC2, 3), Terms(1, SEC2, 0xD)
 IMAGE_TERMS, FMC_TERMS = Terms(0, 0x400, 0x100), Terms(0, 0x400, 0x101)
@@ -47,13 +48,19 @@ def bootloader_image(version: str) -> bytes:
     return body + sign(IMAGE_TERMS, body)
 
 
+def fmc_key(facts: BootFacts) -> tuple[bytes, int]:
+    """Return the public key of a chip's FMC, and the bytes of its signature."""
+    size, signature = (384, 384) if facts.cot == 1 else (97, 96)
+    return (b"key of " + facts.folder.encode()).ljust(size, b"\0"), signature
+
+
 def fmc_sections(facts: BootFacts, version: str) -> list[tuple[str, bytes]]:
     """Return the sections of a chip's FMC: hash, key, signature, image."""
-    key, size = (384, 384) if facts.cot == 1 else (97, 96)
-    body = (b"UGPUFMC1" + version.encode().ljust(32, b"\0")).ljust(0x1000, b"\0")
+    key, size = fmc_key(facts)
+    body = (b"UGPUFMC1" + version.encode().ljust(32, b"\0")).ljust(FMC_SIZE, b"\0")
     return [
         ("hash", hashlib.sha384(body).digest()),
-        ("publickey", (b"key of " + facts.folder.encode()).ljust(key, b"\0")),
+        ("publickey", key),
         ("signature", sign(FMC_TERMS, body, size)),
         ("image", body),
     ]

@@ -1,4 +1,4 @@
-"""How a synthetic program is laid out, so that the virtual falcon can identify it.
+"""The layout of synthetic programs, by which a virtual falcon finds out what it is to run.
 
 A program's code starts with a header that names it; the rest of its code is filler. The falcon runs
 the effect of the program, never its bytes.
@@ -36,7 +36,7 @@ def head(program: Program, covered: int) -> bytes:
 
 
 def parse(code: bytes) -> tuple[Program, int] | None:
-    """Return the program and the bytes of its data that are signed; None for any other program."""
+    """Return the program and the signed bytes of its data; None for code that is not synthetic."""
     if len(code) < _HEAD.size:
         return None
     magic, number, _, covered = _HEAD.unpack_from(code)
@@ -53,8 +53,7 @@ def signed_content(code: bytes, data: bytes, place: int, size: int) -> bytes:
 def secure_program(
     program: Program, terms: Terms, *, code_size: int, data_size: int, count: int = 2
 ) -> Signed:
-    """Return a program for SEC2 with `count` signatures: for `terms.fuse` and the versions
-    below."""
+    """Return a program for SEC2 with `count` signatures: for `terms.fuse` and versions below."""
     code = padded(head(program, data_size) + program.name.encode(), BLOCK).ljust(code_size, b"\0")
     data = bytearray(data_size)
     data[:4] = b"DATA"
@@ -65,9 +64,7 @@ def secure_program(
     system = b"os of " + program.name.encode()
     image = system.ljust(BLOCK, b"\0") + code + bytes(data)
     data_at = BLOCK + code_size
-    return Signed(
-        image, BLOCK, code_size, data_at, data_at + PATCH_IN_DATA, signatures, tuple(terms)
-    )
+    return Signed(image, BLOCK, code_size, data_at, data_at + PATCH_IN_DATA, signatures, terms)
 
 
 def old_program(program: Program, terms: Terms, *, size: int) -> Signed:
@@ -76,7 +73,7 @@ def old_program(program: Program, terms: Terms, *, size: int) -> Signed:
     data = bytearray(0x400)
     content = signed_content(code, bytes(data), OLD_PATCH_IN_DATA, size)
     signature = short(content) if size == 16 else sign(terms, content, size)
-    image = code.ljust(BLOCK, b"\0")[:BLOCK] + code + bytes(data)
+    image = (b"os of " + program.name.encode()).ljust(BLOCK, b"\0") + code + bytes(data)
     return Signed(
-        image, BLOCK, len(code), 2 * BLOCK, 2 * BLOCK + OLD_PATCH_IN_DATA, [signature], tuple(terms)
+        image, BLOCK, len(code), 2 * BLOCK, 2 * BLOCK + OLD_PATCH_IN_DATA, [signature], terms
     )

@@ -94,7 +94,7 @@ def registry(body: bytes) -> dict[str, int]:
 def allocate(server: Server, body: bytes) -> bytes:
     """GSP_RM_ALLOC."""
     unpack(_ALLOC.format, body)
-    client, parent, handle, number, _, size, flags = _ALLOC.unpack_from(body)
+    client, parent, handle, number, _, size, _ = _ALLOC.unpack_from(body)
     raw = bytearray(body)
     try:
         if len(body) < _ALLOC.size + size:

@@ -34,10 +34,6 @@ class Server(Protocol):
         """Return the address in this process of physical memory; None if it cannot be accessed."""
         ...
 
-    def reaches(self, kind: int, base: int, size: int) -> bool:
-        """Return whether all of a piece of physical memory can be accessed."""
-        ...
-
     def write_memory(self, kind: int, base: int, content: bytes) -> None: ...
     def channel_failed(self, channel: ChannelObject, error: ChannelError) -> None:
         """Tell the CPU."""
@@ -73,12 +69,15 @@ class GspChannel(ChannelObject):
             require(memory.size >= size, Status.INVALID_ARGUMENT, f"{name}: {memory.size} bytes")
             require(memory.base % _RAMFC_SIZE == 0, Status.INVALID_ARGUMENT, f"{name} alignment")
             self._need(memory, name)
+        # Only a fault uses the method buffer. Linux 7.3.4 gives the golden context's channel one in
+        # video memory and calls it system memory, which boards accept.
         buffer = params.mthdbufMem
-        if not self._server.reaches(buffer.addressSpace, buffer.base, buffer.size):
-            raise _missing(buffer, "mthdbufMem")
+        known = buffer.addressSpace in (_SYSTEM, _VIDEO)
+        require(known, Status.INVALID_ARGUMENT, f"mthdbufMem of kind {buffer.addressSpace}")
 
     def _need(self, memory: Struct, name: str) -> int:
-        host = self._server.address_of(memory.addressSpace, memory.base, memory.size)
+        kind, base, size = int(memory.addressSpace), int(memory.base), int(memory.size)
+        host = self._server.address_of(kind, base, size)
         if host is None:
             raise _missing(memory, name)
         return host
@@ -87,7 +86,7 @@ class GspChannel(ChannelObject):
         flags = params.flags
         if not flags & (_PAGE_FIXED | _INDEX_FIXED):
             return super()._number(params)
-        number = (flags >> 12 & 0x1FF) * 8 + (flags >> 8 & 7)
+        number = int((flags >> 12 & 0x1FF) * 8 + (flags >> 8 & 7))
         if not self.gpu.take_channel_number(self.runlist, number):
             raise RmError(Status.INSUFFICIENT_RESOURCES, f"channel {number} is taken")
         return number

@@ -33,7 +33,7 @@ _PLACES = {
     "MAIN": 0x00, "PATCH": 0x10, "BUFFER_BUNDLE_CB": 0x11, "PAGEPOOL": 0x12, "ATTRIBUTE_CB": 0x13,
     "RTV_CB_GLOBAL": 0x14, "PRIV_ACCESS_MAP": 0x18,
 }  # fmt: skip
-# PM, the page pool of one context (which Linux takes for the pool that all share), GFXP, FECS events
+# PM; the page pool of one context, which Linux takes for the shared one; GFXP; FECS events
 _FURTHER = {0x09: 0x10000, 0x0D: 4 << 20, 0x15: 0x10000, 0x16: 0x10000, 0x17: 0x10000}
 _GR_INFO = "NV2080_CTRL_GR_INFO_INDEX_"
 # buffer id of PROMOTE_CTX -> name
@@ -120,6 +120,17 @@ def _memory_system(sub: Subdevice, params: Struct) -> None:
     params.l2CacheSize = 72 << 20
     params.ltcCount, params.ltsPerLtcCount = 12, 4
     params.bFbpaPresent = 1
+
+
+def _zcull(sub: Subdevice, params: Struct) -> None:
+    """Tell the shape of depth culling. UNSURE: the values; the engine that has it is not modelled,
+    and 3D drivers alone use them."""
+    params.widthAlignPixels, params.heightAlignPixels = 0x40, 0x40
+    params.pixelSquaresByAliquots, params.aliquotTotal = 0x100, 0x4000
+    params.zcullRegionByteMultiplier = 0x20
+    params.zcullRegionHeaderSize = params.zcullSubregionHeaderSize = 0xC0
+    params.subregionCount = 0x10
+    params.subregionWidthAlignPixels, params.subregionHeightAlignPixels = 0x40, 0x40
 
 
 def _static_gr_info(sub: Subdevice, params: Struct) -> None:
@@ -243,6 +254,7 @@ def handlers(
             "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_INFO": _static_gr_info,
             "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CONTEXT_BUFFERS_INFO": context_buffers,
             "NV2080_CTRL_CMD_GPU_PROMOTE_CTX": promote,
+            "NV2080_CTRL_CMD_GR_GET_ZCULL_INFO": _zcull,
             "NV90F1_CTRL_CMD_VASPACE_COPY_SERVER_RESERVED_PDES": _reserved_directories,
             "NV0080_CTRL_CMD_DMA_SET_PAGE_DIRECTORY": _set_directory,
             "NV0080_CTRL_CMD_DMA_UNSET_PAGE_DIRECTORY": _unset_directory,

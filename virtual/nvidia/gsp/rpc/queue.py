@@ -1,7 +1,7 @@
 """The two message queues in memory of the host, seen from the GSP.
 
-Source: open-gpu-kernel-modules 570.144 message_queue_cpu.c, msgq.c, msgq_priv.h; Linux 7.3.4 nouveau
-nvkm/subdev/gsp/rm/r535/rpc.c.
+Source: open-gpu-kernel-modules 570.144 message_queue_cpu.c, msgq.c, msgq_priv.h; Linux 7.3.4
+nouveau nvkm/subdev/gsp/rm/r535/rpc.c.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class MessageQueues:
         if read >= SLOTS or write >= SLOTS:
             raise QueueError(f"pointers must be below {SLOTS}, are {read} and {write}")
         first = self._slot(read)
-        checksum, number, count, _ = struct.unpack_from("<4I", first, 0x20)
+        _, number, count, _ = struct.unpack_from("<4I", first, 0x20)
         if not 1 <= count <= MOST_ELEMENTS or count > (write - read) % SLOTS:
             raise QueueError(f"elemCount {count}, with {(write - read) % SLOTS} elements written")
         content = first + b"".join(self._slot((read + i) % SLOTS) for i in range(1, count))

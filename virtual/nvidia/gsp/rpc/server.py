@@ -337,11 +337,6 @@ class GspServer:
             return self.gpu.memory.base + base if inside else None
         return self.board.bus_address(base, size) if kind == 1 else None
 
-    def reaches(self, kind: int, base: int, size: int) -> bool:
-        """Return whether all of a piece of physical memory can be accessed."""
-        system = kind == 1
-        return kind in (1, 2) and self.gpu.physical_runs(base, size, system=system) is not None
-
     def write_memory(self, kind: int, base: int, content: bytes) -> None:
         """Write physical memory; what cannot be accessed is recorded."""
         if kind == 2 and base + len(content) <= self.gpu.memory.size:
@@ -359,10 +354,10 @@ class GspServer:
             log += bytes(4)
         self.post(Event.OS_ERROR_LOG, log)
         engine = channel.channel.runlist_engine
-        words = struct.pack("<5I", engine, number, int(error.xid), 0, 0)
+        words = [engine, number, int(error.xid), 0, 0]
         if self.interface.rc_size == 0x30:
             address = error.fault.page if error.fault is not None else 0
             kind = int(error.fault.kind) if error.fault is not None else 0
-            words = struct.pack("<7IHHIIIIII", engine, number, 0, 0, int(error.xid), 0, 0, 0, 0,
-                                address & 0xFFFF_FFFF, address >> 32, kind, 0, 0, 0)[:0x30]  # fmt: skip
-        self.post(Event.RC_TRIGGERED, words)
+            words = [engine, number, 0, 0, int(error.xid), 0, 0]
+            words += [address & 0xFFFF_FFFF, address >> 32, kind, 0, 0]
+        self.post(Event.RC_TRIGGERED, struct.pack(f"<{len(words)}I", *words))

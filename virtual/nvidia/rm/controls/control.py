@@ -90,7 +90,7 @@ class Call:
 
     name: str
     target: RmObject
-    layout: Layout | None
+    layout: Layout[Any] | None
     handler: Handler
 
 

@@ -1,0 +1,98 @@
+"""The rule of attention: scores are computed again, block by block of rows, and never all stored.
+
+With S the scores, P = softmax(S), O = P V and D the sum of g * O of each row: dV = P' g,
+dS = P (g V' - D), dQ = scale dS K, dK = scale dS' Q, and a mask that is added gets dS (Dao et al.,
+arXiv:2205.14135). Each block of rows is complete: its softmax needs no other block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ugpu.compiler.gradients.table import rule
+from ugpu.compiler.gradients.values import Values
+from ugpu.compiler.graph import node as graph
+
+Given = Sequence[Values]
+Results = Sequence[Values | None]
+SCORES = 1 << 22  # of a block, at most, if it has more than one row
+
+
+@rule("attention")
+def _attention(g: Values, y: Values, xs: Given, arg: Any) -> Results:
+    """arg: whether it is causal, and a mask of bools, or None. A fourth source is a mask that is
+    added."""
+    causal, seen = arg
+    query, key, value = xs[:3]
+    added = xs[3] if len(xs) > 3 else None
+    rows, columns = g.shape[-2], key.shape[-2]
+    height = max(1, min(rows, SCORES // max(1, math.prod(g.shape[:-2]) * columns)))
+    parts: list[list[Values]] = [[], []]
+    sums: list[Any] = [None, None]
+    for start in range(0, rows, height):
+        stop = min(rows, start + height)
+        q, gb, yb = (_rows(each, start, stop) for each in (query, g, y))
+        scores = q.matmul(key.transpose(-2, -1)) * _scale(query)
+        visible = _visible(seen, added, causal, start, stop, scores)
+        if added is not None:
+            scores = scores + _rows(added, start, stop)
+        if visible is not None:
+            scores = visible.where(scores, -math.inf)
+        weights = scores.softmax(-1)
+        weights = weights if visible is None else visible.where(weights, 0)
+        apart = gb.matmul(value.transpose(-2, -1)) - (gb * yb).sum(-1, keepdims=True)
+        of_scores = (weights * apart).contiguous()
+        parts[0].append(of_scores.matmul(key) * _scale(query))
+        parts[1].append(of_scores)
+        more = (
+            of_scores.transpose(-2, -1).matmul(q) * _scale(query),
+            weights.transpose(-2, -1).matmul(gb),
+        )
+        sums = [
+            new if known is None else (known + new).contiguous()
+            for known, new in zip(sums, more, strict=True)
+        ]
+    axis = g.ndim - 2
+    of_query, of_mask = (
+        part[0] if len(part) == 1 else g._new(graph.cat([each.node for each in part], axis))
+        for part in parts
+    )
+    found = [fitted(of_query, query), fitted(sums[0], key), fitted(sums[1], value)]
+    return found if added is None else [*found, fitted(of_mask, added)]
+
+
+def _scale(query: Values) -> float:
+    return 1 / math.sqrt(max(1, query.shape[-1]))
+
+
+def _rows(x: Values, start: int, stop: int) -> Values:
+    """Return rows of x; of a mask with one row, or none, that."""
+    if x.ndim < 2 or x.shape[-2] == 1 or (start, stop) == (0, x.shape[-2]):
+        return x
+    box = [(0, size) for size in x.shape]
+    box[-2] = (start, stop)
+    return x.shrink(box)
+
+
+def _visible(
+    seen: Any, added: Values | None, causal: bool, start: int, stop: int, scores: Values
+) -> Any:
+    """Return which columns the rows see; None for all."""
+    if causal:
+        down = scores._counted(stop - start, scores.ndim - 2) + start
+        return scores._counted(scores.shape[-1], scores.ndim - 1) <= down
+    if seen is not None:
+        return _rows(seen, start, stop)
+    if added is None:
+        return None
+    return _rows(added, start, stop)._compare("ne", -math.inf)
+
+
+def fitted(g: Values, like: Values) -> Values:
+    """Return the sum over the axes along which `like` was broadcast."""
+    more = g.ndim - like.ndim
+    axes = [axis for axis in range(g.ndim)
+            if axis < more or (like.shape[axis - more] == 1 and g.shape[axis] != 1)]  # fmt: skip
+    return g.sum(axes, keepdims=True).reshape(like.shape) if axes else g

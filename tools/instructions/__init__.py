@@ -1,0 +1,1 @@
+"""Generate the tables of instructions of the virtual AMD cards."""

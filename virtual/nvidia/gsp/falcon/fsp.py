@@ -1,0 +1,204 @@
+"""The FSP of Hopper and Blackwell: a mailbox with MCTP packets, and the chain of trust.
+
+Sources: Linux 7.3.4 nouveau nvkm/subdev/fsp/{base,gh100,gb202}.c and nova-core fsp.rs;
+open-gpu-kernel-modules 570.144 kern_fsp_gh100.c, fsp_nvdm_format.h, fsp_mctp_format.h,
+kern_fsp_cot_payload.h, kern_fsp_retval.h, gspifpub.h.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import struct
+from typing import Protocol
+
+from ugpu.virtual.nvidia.gsp.facts import BootFacts
+from ugpu.virtual.nvidia.gsp.falcon import chain
+from ugpu.virtual.nvidia.gsp.falcon.core import Falcon
+from ugpu.virtual.nvidia.gsp.firmware import images
+from ugpu.virtual.nvidia.gsp.firmware.sign import problem
+
+BASE, SIZE = 0x8F0000, 0x4000
+_EMEM_CONTROL, _EMEM_DATA = 0x2AC0, 0x2AC4
+_QUEUE_HEAD, _QUEUE_TAIL, _REPLY_HEAD, _REPLY_TAIL = 0x2C00, 0x2C04, 0x2C80, 0x2C84
+_SCRATCH, _VERSION = range(0x320, 0x330, 4), 0x334
+_EMEM = 1024
+_INCREMENT_WRITE, _INCREMENT_READ = 1 << 24, 1 << 25
+_START, _END = 1 << 31, 1 << 30
+_VENDOR = 0x7E | 0x10DE << 8
+COT, RESPONSE = 0x14, 0x15
+PAYLOAD = 860
+_HEAD = struct.Struct("<HHQQIQI48s384s384sQ")
+_FRTS_OFFSETS = {1: 0x20_0000, 2: 0x1C0_0000}  # from the end of memory, by version of the message
+
+
+class FspError(enum.IntEnum):
+    """Codes of a response (kern_fsp_retval.h)."""
+
+    NONE = 0
+    INVALID_STATE = 0x9E
+    NOT_FOUND = 0x9F
+    NOT_SUPPORTED = 0xA0
+    INVALID_DATA = 0xA1
+
+
+class Refused(Exception):
+    """A message is refused."""
+
+    def __init__(self, error: FspError, why: str) -> None:
+        super().__init__(why)
+        self.error = error
+
+
+class Board(chain.Board, Protocol):
+    """The card, as its FSP uses it."""
+
+    boot: BootFacts
+    gsp: Falcon
+
+
+class Fsp:
+    """The mailbox. The card's lock protects it."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self.reset()
+
+    def reset(self) -> None:
+        """Enter the state after power-on."""
+        self._emem = bytearray(_EMEM)
+        self._control = 0
+        self._registers: dict[int, int] = {}
+        self._packets = b""
+        self._next = 0  # sequence number of the packet that continues a message
+
+    # Registers
+
+    def read(self, offset: int) -> int | None:
+        """Read a register; None if there is none."""
+        if offset == _EMEM_CONTROL:
+            return self._control
+        if offset == _EMEM_DATA:
+            at = self._control & 0xFFFC
+            if self._control & _INCREMENT_READ:
+                self._control += 4
+            return int(struct.unpack_from("<I", self._emem, at)[0]) if at < _EMEM else 0
+        if offset == _VERSION:
+            return 1 << 8
+        if offset in _SCRATCH or offset in (_QUEUE_HEAD, _QUEUE_TAIL, _REPLY_HEAD, _REPLY_TAIL):
+            return self._registers.get(offset, 0)
+        return None
+
+    def write(self, offset: int, value: int) -> bool:
+        """Write a register; return whether there is one."""
+        if offset == _EMEM_CONTROL:
+            self._control = value
+        elif offset == _EMEM_DATA:
+            at = self._control & 0xFFFC
+            if at < _EMEM:
+                struct.pack_into("<I", self._emem, at, value)
+            else:
+                self._board.violation(f"FSP: a packet goes past {_EMEM} bytes")
+            if self._control & _INCREMENT_WRITE:
+                self._control += 4
+        elif offset in (_QUEUE_TAIL, _REPLY_HEAD, _REPLY_TAIL):
+            self._registers[offset] = value
+        elif offset == _QUEUE_HEAD:
+            self._registers[offset] = value
+            self._take()
+        else:
+            return False
+        return True
+
+    def _take(self) -> None:
+        """Handle a packet: the host has written the queue's head."""
+        where = self._registers
+        head, tail = where.get(_QUEUE_HEAD, 0), where.get(_QUEUE_TAIL, 0)
+        if where.get(_REPLY_HEAD, 0) != where.get(_REPLY_TAIL, 0):
+            self._board.violation("FSP: a packet while a response was not taken")
+        packet = bytes(self._emem[head : tail + 4])
+        where[_QUEUE_HEAD] = where[_QUEUE_TAIL] = 0
+        try:
+            message = self._join(packet)
+            if message is None:
+                return
+            kind = self._dispatch(message)
+            error = FspError.NONE
+        except Refused as refusal:
+            self._board.violation(f"FSP: {refusal}")
+            kind, error = packet[7] if len(packet) > 7 else 0, refusal.error
+        self._respond(kind, error)
+
+    def _join(self, packet: bytes) -> bytes | None:
+        """Collect a message's packets; return it, from its NVDM header on, once it is whole."""
+        if len(packet) < 8:
+            raise Refused(FspError.INVALID_DATA, f"a packet of {len(packet)} bytes")
+        (head,) = struct.unpack_from("<I", packet)
+        number = head >> 28 & 3
+        if head & _START:
+            self._packets, self._next = b"", 0
+        if number != self._next:
+            raise Refused(FspError.INVALID_DATA, f"packet {number}, expected {self._next}")
+        self._packets += packet[4:]
+        self._next = number + 1 & 3
+        return self._packets if head & _END else None
+
+    def _dispatch(self, message: bytes) -> int:
+        (head,) = struct.unpack_from("<I", message)
+        if head & 0x00FF_FFFF != _VENDOR:
+            raise Refused(FspError.INVALID_DATA, f"NVDM header {head:#x}")
+        if head >> 24 != COT:
+            raise Refused(FspError.NOT_SUPPORTED, f"NVDM type {head >> 24:#x} is not modelled")
+        self._chain_of_trust(message[4:])
+        return COT
+
+    def _respond(self, kind: int, error: FspError) -> None:
+        words = (_START | _END, _VENDOR | RESPONSE << 24, 0, kind, int(error))
+        struct.pack_into("<5I", self._emem, 0, *words)
+        self._registers[_REPLY_HEAD], self._registers[_REPLY_TAIL] = 0, 16
+
+    # Chain of trust
+
+    def _chain_of_trust(self, payload: bytes) -> None:
+        board = self._board
+        if len(payload) < PAYLOAD:
+            raise Refused(FspError.INVALID_DATA, f"a chain of trust of {len(payload)} bytes")
+        (version, size, fmc, _, sysmem, offset, length, digest, key, signature, arguments) = (
+            _HEAD.unpack_from(payload)
+        )
+        if board.gsp.active or board.wpr.up:
+            raise Refused(FspError.INVALID_STATE, "the GSP runs already, or WPR2 is set")
+        if (version, size) != (board.boot.cot, PAYLOAD):
+            raise Refused(
+                FspError.INVALID_DATA,
+                f"version must be {board.boot.cot}, size {PAYLOAD}; are {version}, {size}",
+            )
+        if sysmem:
+            raise Refused(FspError.NOT_SUPPORTED, "FRTS in host memory is not modelled")
+        if (offset, length) != (_FRTS_OFFSETS[version], chain.FRTS_SIZE):
+            raise Refused(
+                FspError.INVALID_DATA,
+                f"FRTS must be {_FRTS_OFFSETS[version]:#x} below the end of memory, with "
+                f"{chain.FRTS_SIZE:#x} bytes; is {offset:#x}, {length:#x}",
+            )
+        self._verify(board.bus_read(fmc, images.FMC_SIZE), digest, key, signature)
+        try:
+            chain.start(board, arguments, board.memory_size - offset)
+        except chain.Refused as refusal:
+            # The FMC refuses after the FSP has accepted it: its code is in the GSP's mailbox.
+            board.violation(f"FMC: {refusal}")
+            board.gsp.answer(refusal.code)
+
+    def _verify(self, fmc: bytes | None, digest: bytes, key: bytes, signature: bytes) -> None:
+        facts = self._board.boot
+        if fmc is None:
+            raise Refused(FspError.NOT_FOUND, "the FMC cannot be read")
+        expected, size = images.fmc_key(facts)
+        if key.rstrip(b"\0") != expected.rstrip(b"\0"):
+            raise Refused(FspError.INVALID_DATA, "the public key is not this chip's")
+        if not hmac.compare_digest(hashlib.sha384(fmc).digest(), digest):
+            raise Refused(FspError.INVALID_DATA, "the hash does not match the FMC")
+        why = problem(signature[:size], images.FMC_TERMS, fmc)
+        if why:
+            raise Refused(FspError.INVALID_DATA, f"the FMC: {why}")
