@@ -30,6 +30,8 @@ class Parameter(Tensor, results=False):
 
     __slots__ = ("_array", "_frozen", "_view")
 
+    _view: weakref.ref[Node] | None  # the present node, as a part of the array
+
     def __init__(
         self, data: Any, requires_grad: bool = True, *, device: Device | str | None = None,
         dtype: DType | str | None = None,
@@ -74,8 +76,11 @@ def _write(parameter: Parameter, node: Node) -> None:
         parameter._array.write(parameter, node)
 
 
-# The slot of TensorCore may be exchanged for a property while a function is recorded.
-setattr(Parameter, "node", property(_read, _write))  # mypy allows no property over a variable
+# By name: for mypy, `node` is a variable, which a property cannot replace. The slot of TensorCore
+# may be exchanged for a property while a function is recorded.
+type.__setattr__(
+    Parameter, "node", property(_read, _write)
+)  # mypy allows no property over a variable
 
 
 class Array:

@@ -1,4 +1,4 @@
-"""Training as a whole: a recorded step equals the plain one, few kernels, modules and their states."""
+"""Training as a whole: a recorded step equals the plain one; few kernels; modules and states."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def test_a_recorded_step_equals_the_plain_one() -> None:
 
 
 def test_a_step_over_many_parameters_is_a_few_kernels() -> None:
-    parameters = [nn.Parameter(rng().standard_normal((n % 7 + 1, 9), np.float32)) for n in range(100)]
+    parameters = [
+        nn.Parameter(rng().standard_normal((n % 7 + 1, 9), np.float32)) for n in range(100)
+    ]
     optimizer = optim.AdamW(parameters)
     kernels = []
     for _ in range(3):
@@ -90,7 +92,9 @@ def test_parameters_of_an_optimiser_are_parts_of_one_array() -> None:
     assert model(Tensor(np.ones((1, 3), np.float32))).tolist()[0][1] == 5.0
     assert model.weight.requires_grad and model.weight.is_leaf
     model.weight.requires_grad = False
-    assert not model(Tensor(np.ones((1, 3), np.float32)))[0, 0].reshape(1).cast("int32").requires_grad
+    assert (
+        not model(Tensor(np.ones((1, 3), np.float32)))[0, 0].reshape(1).cast("int32").requires_grad
+    )
     model.zero_grad()
     model(Tensor(np.ones((1, 3), np.float32))).sum().backward()
     assert model.weight.grad is None and model.bias.grad.tolist() == [1.0, 1.0]
