@@ -171,6 +171,7 @@ ACYCLIC = (
     "hcq.remote",
     "nv",
     "qcom",
+    "tools",
     "ugpu",
     "usbgpu",
     "virtual.adreno",
