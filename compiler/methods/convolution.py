@@ -159,7 +159,7 @@ class Convolutions(Operations):
         forms = {"windows": partial(form, False), "tiles": partial(form, True)}
         return self._preferred(what, forms)
 
-    def max_pool2d(
+    def _max_pool2d(
         self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1
     ) -> Self:
         """Return the maximum of each window. stride: default the window's size; padding is
@@ -173,7 +173,7 @@ class Convolutions(Operations):
         found = source._reduce(operation, windows, (4, 5), False)
         return found._ruled("first extreme", [source])
 
-    def avg_pool2d(self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0) -> Self:
+    def _avg_pool2d(self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0) -> Self:
         """Return the mean of each window, including the zeros of the padding."""
         sizes = pair("avg_pool2d", size, 1)
         step = sizes if stride is None else stride
