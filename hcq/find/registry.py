@@ -444,6 +444,6 @@ def _check_options(
         raise BadArgument(f"{name} has no option {', '.join(unknown)}; it has: {', '.join(names)}")
 
 
-def _device(made: Any) -> Device:  # Any: it comes from a lazily imported function
-    device: Device = made
+def _device(opened: Any) -> Device:  # Any: it comes from a lazily imported function
+    device: Device = opened
     return device

@@ -83,7 +83,7 @@ def running(
 ) -> Iterator[Running]:
     """One host thread runs all groups: what one leaves there, the next one finds."""
     monkeypatch.setattr(
-        model, "GENERATION", replace(model.GENERATION, shader_core=lambda: GfxCore(1))
+        model, "GENERATION", replace(model.GENERATION, shader_core=lambda check_waits: GfxCore(1))
     )
     monkeypatch.setattr(state, "_ir3_processors", lambda facts: Processors(1))
     monkeypatch.setattr(chip, "_ptx_multiprocessors", lambda facts: VirtualMultiprocessors(1))

@@ -8,12 +8,13 @@ from __future__ import annotations
 import ctypes
 import glob
 import multiprocessing
+import os
+import pwd
 import re
 import resource
 from collections.abc import Callable, Iterator
 from functools import cache
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Self
 
 from ugpu.hcq.errors import MissingDependency
@@ -29,8 +30,9 @@ _REFUSALS = ("Warning:", "/*Invalid", "/* Invalid")
 
 
 def _candidates() -> Iterator[str]:
+    home = pwd.getpwuid(os.getuid()).pw_dir
     for pattern in _PLACES:
-        yield from sorted(glob.glob(str(Path(pattern).expanduser())))
+        yield from sorted(glob.glob(pattern.replace("~", home)))
 
 
 @cache

@@ -137,7 +137,9 @@ class ChipOptions:
     such as a NaN, which shows in results that depend on unwritten memory.
     manual_time: the scheduler has no thread; tests call `chip.scheduler.advance`.
     launch_in_order: run a queue's dispatches in order where no wait separates them, instead of the
-    newest first. shader_core: creates the shader cores at the first dispatch.
+    newest first. check_waits: report each use of a register before the wait for its load
+    (virtual/amd/isa/waits.py); costs time where a kernel is translated, none where it runs.
+    shader_core: creates the shader cores at the first dispatch.
     platform: the host's firmware assigns BAR addresses at power-on and enlarges BAR0; False behind
     a bus whose driver does that (bus.endpoint).
     index_latch: an indirect index takes effect only once it is read back (posted writes).
@@ -179,6 +181,7 @@ class ChipOptions:
     psp_mode1: bool = False
     debug_mode1: bool = True  # the SMU's debug mailbox supports mode1
     launch_in_order: bool = False
+    check_waits: bool = False
     shader_core: Callable[[], ShaderCore] | None = None  # None: the one that runs gfx11 code
 
     def __post_init__(self) -> None:

@@ -104,7 +104,8 @@ class ShaderWave:
 @dataclass(frozen=True)
 class Outcome:
     """Result of a dispatch. pc: GPU virtual address of the offending instruction. words: its
-    encoding. state: state of the wave that halted; None if it never started."""
+    encoding. state: state of the wave that halted; None if it never started. violations: what the
+    program does that a chip does not check, if that is asked for."""
 
     ending: Ending
     pc: int = 0
@@ -113,6 +114,7 @@ class Outcome:
     group: tuple[int, int, int] = (0, 0, 0)
     wave: int = 0
     state: ShaderWave | None = field(default=None, compare=False, repr=False)
+    violations: tuple[str, ...] = ()
 
 
 class WavePlace(NamedTuple):

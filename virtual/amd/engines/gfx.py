@@ -65,7 +65,7 @@ class Gfx(Block):
     """`chip.gfx`: receives AUTOLOAD_RLC from the PSP and doorbells from the bus interface."""
 
     def __init__(
-        self, chip: Board, commands: CommandSet, shader_core: Callable[[], ShaderCore]
+        self, chip: Board, commands: CommandSet, shader_core: Callable[[bool], ShaderCore]
     ) -> None:
         super().__init__(chip, "gc")
         self.table = regs.load(chip.facts.table("GC"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ugpu.hcq.device import debugging
@@ -36,10 +37,11 @@ class _Part:
 class ShaderArray:
     """Own the shader cores: one, and more while launches of several VMIDs run concurrently.
 
-    Launches of one VMID run one after the other. core: makes a core.
+    Launches of one VMID run one after the other. core: makes a core; True: one
+    that checks waits.
     """
 
-    def __init__(self, chip: Board, core: Callable[[], ShaderCore]) -> None:
+    def __init__(self, chip: Board, core: Callable[[bool], ShaderCore]) -> None:
         self._chip = chip
         self._core = core
         self._parts: list[_Part] = []
@@ -71,7 +73,8 @@ class ShaderArray:
     def _part(self, abort: Abort) -> _Part:
         with self._guard:
             if not self._free:
-                factory = self._chip.options.shader_core or self._core
+                options = self._chip.options
+                factory = options.shader_core or partial(self._core, options.check_waits)
                 with abort.translation():  # translates the code that all programs share
                     self._free.append(_Part(factory()))
                 self._parts.append(self._free[-1])

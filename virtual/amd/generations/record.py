@@ -46,15 +46,14 @@ class Generation:
 
     page_tables: entries as the hubs walk them. commands: of the command processor's queues.
     copy_packets: of the copy engines' queues. shader_core: makes the core that executes machine
-    code, with the folder for translations below the cache folder. firmware: of the security
-    processor.
+    code; True: it checks waits. firmware: of the security processor.
     """
 
     blocks: BlockClasses
     page_tables: EntryFormat
     commands: CommandSet
     copy_packets: CopyPackets
-    shader_core: Callable[[], ShaderCore]
+    shader_core: Callable[[bool], ShaderCore]
     firmware: FirmwareInterface
 
 

@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from ugpu.virtual.amd.isa.translator.modes import modes_of
 from ugpu.virtual.amd.isa.translator.needed import needed, numbers
 from ugpu.virtual.amd.isa.translator.program import Program, Stop, load, mark_full_blocks
 from ugpu.virtual.amd.isa.translator.translate import translate
+from ugpu.virtual.amd.isa.waits import check
 from ugpu.virtual.amd.shader import Dispatch, Ending, Outcome, ShaderMemory, ShaderWave
 from ugpu.virtual.shader import atomics, context
 from ugpu.virtual.shader import math as emu_math
@@ -46,6 +47,7 @@ class Kernel:
     program: Program
     code: jit.Loaded
     address: int
+    violations: tuple[str, ...] = ()
 
     def shown(self, offset: int) -> list[int]:
         """Return the vector registers that a wave's snapshot there stores (flow.poll_abort)."""
@@ -69,7 +71,8 @@ class GfxCore:
     compiled code, shared by processes; None keeps it in memory only. debugger: halts waves; with a
     debugger, one thread runs all waves. keep_registers: a wave's vector registers start with the
     values that earlier waves left, as in hardware, which is slower; otherwise with zeros. LDS
-    always keeps its content.
+    always keeps its content. check_waits: outcomes name each use of a register before the wait for
+    its load.
     """
 
     def __init__(
@@ -79,12 +82,14 @@ class GfxCore:
         debugger: Debugger | None = None,
         *,
         keep_registers: bool = False,
+        check_waits: bool = False,
     ) -> None:
         count = 1 if debugger else workers or os.cpu_count() or 1
         self._stepping = None if debugger is None else Stepping(debugger)
         self._crew = Crew([Worker() for _ in range(count)], "shader-core")
         self._folder = cache
         self._keep = keep_registers
+        self._check_waits = check_waits
         self._objects = jit.ObjectCache(cache)
         self._kernels: Recent[_Key, Kernel] = Recent()
         self._compiled: Recent[tuple[str, int, bool, int], Kernel] = Recent()
@@ -113,7 +118,8 @@ class GfxCore:
             )
         finally:
             abort.debugged = None
-        return min(outcomes, key=lambda outcome: _SEVERITY.index(outcome.ending))
+        worst = min(outcomes, key=lambda outcome: _SEVERITY.index(outcome.ending))
+        return replace(worst, violations=tuple(run.violations)) if run.violations else worst
 
     def look(self, abort: Abort, limit_s: float) -> list[ShaderWave]:
         """See ShaderCore."""
@@ -161,6 +167,7 @@ class GfxCore:
 
     def _run_groups(self, worker: Worker, kernel: Kernel, run: Run) -> Outcome:
         place = place_of(worker.context)
+        run.note(kernel.violations)
         while True:
             code = self._launch(place, kernel.address)
             if code == waves.FINISHED:
@@ -182,6 +189,7 @@ class GfxCore:
                 longer = self._extended(kernel, root, run.launch, run.memory)
             worker.resume_here(longer.program.base - kernel.program.base, run.launch.waves)
             kernel = longer
+            run.note(kernel.violations)
             worker.shown = kernel.shown
             if self._stepping is not None:
                 self._stepping.enter(worker, run, kernel.program)
@@ -233,7 +241,8 @@ class GfxCore:
             code = jit.Loaded(self._objects.made(key, make))
             known = Kernel(program, code, code.address(_KERNEL))
             self._compiled.put(mark, known)
-        return Kernel(program, known.code, known.address)
+        violations = tuple(check(program)) if self._check_waits else ()
+        return Kernel(program, known.code, known.address, violations)
 
 
 def _key(address: int, launch: Launch) -> _Key:

@@ -66,7 +66,11 @@ class Card:
         self.burnt = chosen.fuse  # fuse version of every program
         self.shown_memory = self.gpu.memory.size  # as its register shows it
         self.rom = vbios(facts.pci_device, self.boot.descriptor).ljust(_ROM_SIZE, b"\xff")
-        self.bus = BusMemory(chosen.seed, self._may_access, self.violation, self._revoked)
+        # Turing's register of the flush page has 40 bits.
+        first = 1 << 36 if self.boot.pio else 1 << 40
+        self.bus = BusMemory(
+            chosen.seed, self._may_access, self.violation, self._revoked, first=first
+        )
         self.gpu.system_memory = self._system_memory
         self.gpu.non_stall = self._non_stall
         pio = self.boot.pio

@@ -340,6 +340,8 @@ class ComputeQueue:
             launch, vmid = self._pending.popleft() if in_order else self._pending.pop()
             with self.worker.running(self.abort):
                 outcome = self.mec.array.run(launch, vmid, self.abort)
+            for text in outcome.violations:
+                self._violation(text)
             if outcome.ending is Ending.DONE:
                 continue
             if outcome.ending is Ending.ABORTED:

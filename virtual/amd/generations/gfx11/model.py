@@ -90,11 +90,17 @@ FIRMWARE = FirmwareInterface(
 )  # fmt: skip
 
 
-def shader_core() -> ShaderCore:
-    """Create the core that executes gfx11 machine code. Imported late, because it loads LLVM."""
+def shader_core(check_waits: bool) -> ShaderCore:
+    """Create the core that executes gfx11 machine code. Imported late, because it loads LLVM.
+
+    Under a debugger it always checks waits.
+    """
     module = importlib.import_module("ugpu.virtual.amd.isa.core")
+    debugger = debugging.attached()
     core: ShaderCore = module.GfxCore(
-        cache=config().cache_folder / "gfx1100", debugger=debugging.attached()
+        cache=config().cache_folder / "gfx1100",
+        debugger=debugger,
+        check_waits=check_waits or debugger is not None,
     )
     return core
 

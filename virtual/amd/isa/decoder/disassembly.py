@@ -31,6 +31,7 @@ _INVERSE_2PI = {16: "0.15915494", 32: "0.15915494", 64: "0.15915494309189532"}
 _DECIMAL_SOPP = {"s_endpgm", "s_nop", "s_setkill", "s_sethalt", "s_sleep", "s_setprio", "s_trap"}
 
 
+_PREFETCHES = ("s_prefetch", "s_buffer_prefetch")
 _DEFAULT_FORMAT = 1  # BUF_FMT_8_UNORM
 
 
@@ -49,9 +50,12 @@ def _mnemonic(instruction: Instruction) -> str:
         if instruction.dpp is not None:
             return name if encoding is Format.VOPC else f"{name}_dpp"
         return name if name in _PLAIN_SHORT else f"{name}_e32"
+    if name in ("v_nop", "v_pipeflush"):
+        return name
     if encoding in (Format.VOP3, Format.VOP3SD, Format.VOP3P):
         if instruction.dpp is not None:
-            return f"{name}_e64_dpp" if encoding is not Format.VOP3P else f"{name}_dpp"
+            plain = encoding is Format.VOP3P and not name.startswith("v_dot2_f32_")
+            return f"{name}_dpp" if plain else f"{name}_e64_dpp"
         return f"{name}_e64" if encoding is not Format.VOP3P and instruction.opcode < 512 else name
     return name
 
@@ -70,14 +74,23 @@ def _operands(instruction: Instruction) -> list[str]:
     hidden = instruction.name.startswith("v_cmpx")
     if instruction.sdst is not None and not hidden:
         shown.append(operand_text(instruction.sdst))
-    whole = "fmaak" in instruction.name or "fmamk" in instruction.name
+    whole = 2 if "fmaak" in instruction.name else 1 if "fmamk" in instruction.name else None
     for number, source in enumerate(instruction.srcs):
         if encoding is Format.VOPD and source.kind is Kind.VCC and number == 2:
             continue
-        if whole and source.kind is Kind.LITERAL and encoding is not Format.VOPD:
+        if number == whole and encoding is not Format.VOPD:
             shown.append(hex(instruction.words[1]))
+        elif source.kind is Kind.FLOAT and instruction.name.startswith("v_cvt_pk_f32_"):
+            shown.append(_float_text(source))
         else:
             shown.append(operand_text(source, halves))
+        if encoding is Format.SOPC and source.kind is Kind.FLOAT and source.type is Type.F16:
+            shown[-1] = hex(source.value)
+    if instruction.name.startswith(_PREFETCHES):
+        soffset = instruction.soffset
+        shown.append(_hex(instruction.offset))
+        shown.append("null" if soffset is None else operand_text(soffset))
+        return [*shown, str(instruction.simm16)]
     if encoding is Format.SMEM and instruction.dst is None and instruction.srcs:
         shown.insert(0, _immediate(instruction.simm16))
     if encoding is Format.SMEM and instruction.srcs:
@@ -111,7 +124,7 @@ def _sopp_immediate(instruction: Instruction) -> list[str]:
         return [" ".join(shown)]
     if name in _DECIMAL_SOPP:
         return [str(value)] if value or name != "s_endpgm" else []
-    bare = ("s_barrier", "s_wakeup", "s_wait_idle", "s_code_end", "s_icache_inv")
+    bare = ("s_barrier", "s_barrier_leave", "s_wakeup", "s_wait_idle", "s_code_end", "s_icache_inv")
     return [] if name in bare and not value else [hex(value)]
 
 
@@ -183,6 +196,8 @@ def _float_text(operand: Operand) -> str:
 
 
 def _modifiers(instruction: Instruction) -> list[str]:
+    if instruction.name.startswith(_PREFETCHES):
+        return []
     if instruction.format in (Format.VOP3, Format.VOP3SD, Format.VOP3P):
         shown = _vop3_modifiers(instruction)
     elif instruction.format is Format.VINTERP:
@@ -219,10 +234,50 @@ def _vop3_modifiers(instruction: Instruction) -> list[str]:
                     shown.append(_bits(name, getattr(instruction, name)))
     elif "permlane" in instruction.name and any(instruction.op_sel):
         shown.append(_bits("op_sel", instruction.op_sel[:2]))
+    if (byte := _byte(instruction)) != 0:
+        shown.append(f"byte_sel:{byte}")
     if instruction.clamp:
         shown.append("clamp")
     if instruction.omod:
         shown.append(("", "mul:2", "mul:4", "div:2")[instruction.omod])
+    return shown
+
+
+def _byte(instruction: Instruction) -> int:
+    """Return which byte a conversion of 8-bit floats uses, by its bits of OP_SEL."""
+    name, selected = instruction.name, instruction.op_sel
+    if name in ("v_cvt_f32_fp8", "v_cvt_f32_bf8") and selected:
+        return selected[1] | selected[0] << 1
+    if name in ("v_cvt_sr_fp8_f32", "v_cvt_sr_bf8_f32") and selected:
+        return selected[2] | selected[3] << 1
+    return 0
+
+
+def _hints(instruction: Instruction) -> list[str]:
+    """Return the scope and the temporal hint of gfx12, as LLVM names them (printTH)."""
+    hint, scope = instruction.hint, instruction.scope
+    name, shown = instruction.name, []
+    if name.startswith("s_atc_probe"):
+        return []
+    if instruction.scaled:
+        shown.append("scale_offset")
+    if "atomic" in name and hint:
+        if hint & 4:
+            kind = "CASCADE_NT" if hint & 2 else "CASCADE_RT"
+            text = kind if scope >= 2 else hex(hint)
+        else:
+            text = "_".join(word for bit, word in ((2, "NT"), (1, "RETURN")) if hint & bit)
+        shown.append(f"th:TH_ATOMIC_{text}")
+    elif hint:
+        store = "store" in name
+        third = "BYPASS" if scope == 3 else "WB" if store else "LU"
+        words = ("", "NT", "HT", third, "NT_RT", "RT_NT", "NT_HT", "NT_WB" if store else "0x7")
+        prefix = "" if words[hint] == "0x7" else "TH_STORE_" if store else "TH_LOAD_"
+        shown.append(f"th:{prefix}{words[hint]}")
+    if scope:
+        shown.append(f"scope:SCOPE_{('CU', 'SE', 'DEV', 'SYS')[scope]}")
+    if instruction.volatile:
+        shown.append("nv")
     return shown
 
 
@@ -236,16 +291,20 @@ def _memory_modifiers(instruction: Instruction) -> list[str]:
         if getattr(instruction, flag):
             shown.append(flag)
     if instruction.format is Format.SMEM:
-        if instruction.soffset is not None and instruction.offset:
+        if instruction.soffset is not None and (instruction.offset or instruction.always_offset):
             shown.append(f"offset:{_hex(instruction.offset)}")
     elif instruction.offset:
         shown.append(f"offset:{instruction.offset}")
     for name in ("offset0", "offset1"):
         if getattr(instruction, name):
             shown.append(f"{name}:{getattr(instruction, name)}")
-    return shown + [
-        flag for flag in ("glc", "slc", "dlc", "tfe", "gds") if getattr(instruction, flag)
-    ]
+    hints = _hints(instruction)
+    first = [] if instruction.wide else ["glc"]
+    return (
+        shown
+        + hints
+        + [flag for flag in (*first, "slc", "dlc", "tfe", "gds") if getattr(instruction, flag)]
+    )
 
 
 def _dpp16(dpp: Dpp16) -> list[str]:

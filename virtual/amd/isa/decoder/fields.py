@@ -200,7 +200,7 @@ def scalar_source(
     if code in SPECIALS and not (code == 231 and width > 1):
         return Operand(Kind.SPECIAL, code, width, kind)
     special = {251: Kind.VCCZ, 252: Kind.EXECZ, 253: Kind.SCC}.get(code)
-    if code == 254 and vector:
+    if code == 254 and vector and width == 1:
         special = Kind.LDS_DIRECT
     if special is None:
         raise words.unknown("unknown source")

@@ -92,7 +92,8 @@ class Instruction:
     addr, data, data1, saddr: vector memory. addr is None for "off". saddr None for "off".
     srsrc, soffset: MUBUF; soffset also SMEM (None if absent).
     offset: bytes, signed where the encoding is. offset0, offset1: DS pairs, in elements.
-    scope, hint: gfx12's memory encodings: SCOPE (0 CU, 1 SE, 2 DEV, 3 SYS) and TH.
+    scope, hint: gfx12's memory encodings: SCOPE (0 CU, 1 SE, 2 DEV, 3 SYS) and TH. scaled,
+    volatile: bits that LLVM shows as scale_offset and nv. wide: an encoding of memory of gfx12.
     x, y: the halves of a VOPD, each an Instruction of format VOPD with its own dst and srcs.
     """
 
@@ -138,6 +139,14 @@ class Instruction:
     tfe: bool = False
     scope: int = 0
     hint: int = 0
+    scaled: bool = False
+    volatile: bool = False
+    wide: bool = False
+
+    @property
+    def always_offset(self) -> bool:
+        """Whether LLVM shows an offset of 0 beside an offset register: scalar memory of gfx12."""
+        return self.format is Format.SMEM and self.wide
 
     @property
     def simm16_signed(self) -> int:

@@ -8,6 +8,7 @@ from ugpu.virtual.amd.isa.decoder.operands import Kind, Operand, Type
 from ugpu.virtual.amd.isa.targets.target import Memory
 
 _NULL = 124
+_NO_TRIPLE = (3, Kind.TTMP)  # LLVM has no three trap handler temporaries as an operand
 _WIDE = {
     1: Type.B32, 2: Type.B64, 3: Type.B96, 4: Type.B128, 5: Type.B160,
     8: Type.B256, 16: Type.B512, 32: Type.B1024,
@@ -27,7 +28,7 @@ def signed(value: int, bits: int) -> int:
 def scalar_address(words: Words, code: int, width: int) -> Operand:
     """Return the scalar registers of an address."""
     saddr = words.scalar_register(code, width, _WIDE[width])
-    if saddr is None or saddr.kind is Kind.EXEC:
+    if saddr is None or (saddr.kind is Kind.EXEC and (width > 1 or saddr.index)):
         raise words.unknown("unknown address register")
     return saddr
 
@@ -47,10 +48,12 @@ def decode_smem(words: Words) -> Instruction:
         base = words.scalar_register((first & 0x3F) << 1, base_width, _WIDE[base_width])
         if base is None:
             raise words.unknown("unknown base register")
-    if row.name.startswith("s_atc_probe"):
+    if row.name.startswith(("s_atc_probe", "s_prefetch", "s_buffer_prefetch")):
         data = 0  # the field is an immediate
+        if wide and first >> 11 & 3:
+            raise words.unknown("the immediate must be below 32")
     dst = words.scalar_register(first >> 6 & 0x7F, data, _WIDE[data]) if data else None
-    if data and dst is None:
+    if data and (dst is None or dst.kind in (Kind.EXEC, Kind.M0) or (data, dst.kind) == _NO_TRIPLE):
         raise words.unknown("unknown scalar destination")
     soffset = words.scalar_register(second >> 25, 1, Type.B32)
     if soffset is None:
@@ -68,6 +71,9 @@ def decode_smem(words: Words) -> Instruction:
         dlc=not wide and bool(first >> 13 & 1),
         scope=first >> 21 & 3 if wide else 0,
         hint=first >> 23 & 3 if wide else 0,
+        wide=wide,
+        volatile=wide and bool(first >> 20 & 1),
+        scaled=wide and bool(second >> 24 & 1),
     )
 
 

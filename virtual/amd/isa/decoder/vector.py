@@ -8,6 +8,7 @@ from ugpu.virtual.amd.isa.decoder.fields import Words, literal_bits, scalar_sour
 from ugpu.virtual.amd.isa.decoder.formats import Dpp8, Dpp16, Format, Instruction
 from ugpu.virtual.amd.isa.decoder.operands import Kind, Operand, Type
 from ugpu.virtual.amd.isa.targets.table import Row
+from ugpu.virtual.amd.isa.targets.target import Memory
 
 _DPP16, _DPP8, _DPP8_FI = 250, 233, 234
 _SCALAR_DESTINATIONS = ("v_readfirstlane_b32", "v_readlane_b32", "v_s_")  # beginnings of names
@@ -89,7 +90,7 @@ def _short_sources(
     if code in (_DPP16, _DPP8, _DPP8_FI):
         dpp, word = _dpp_control(words, code, shape)
         sources = [_vector(words, word & 0xFF, kinds[0], halves=True)]
-        if isinstance(dpp, Dpp16):
+        if isinstance(dpp, Dpp16) and sources[0].type is not Type.B16:
             sources[0] = _modified(sources[0], word >> 21 & 1, word >> 20 & 1)
         modifiers = word >> 22 if isinstance(dpp, Dpp16) else 0
     else:
@@ -98,7 +99,9 @@ def _short_sources(
         modifiers = 0
     if second is not None:
         operand = _vector(words, second, kinds[1], halves=True)
-        sources.append(_modified(operand, modifiers >> 1 & 1, modifiers & 1))
+        if operand.type is not Type.B16:  # modifiers of 16-bit integers have no effect
+            operand = _modified(operand, modifiers >> 1 & 1, modifiers & 1)
+        sources.append(operand)
     return sources, dpp
 
 
@@ -251,6 +254,8 @@ def decode_vop3p(words: Words) -> Instruction:
             sources[number] = _modified(operand, neg_hi >> number & 1, neg_lo >> number & 1)
     else:
         sources, dpp = _long_sources(words, shape, second)
+    if dpp is not None and any(operand.is_constant for operand in sources):
+        raise words.unknown("an operation of permuted lanes must not have constants")
     kind = sized(shape.dst)
     dst = words.vector(first & 0xFF, _width(kind), kind)
     if shape.name == "v_fma_mixhi_f16":
@@ -274,7 +279,7 @@ def decode_vop3p(words: Words) -> Instruction:
 def decode_vinterp(words: Words) -> Instruction:
     """Decode the interpolation of a pixel's attributes. All sources are vector registers."""
     second = words.next()
-    opcode = words.first >> 16 & 0x7F
+    opcode = words.first >> 16 & (0x1F if words.target.memory is Memory.GFX12 else 0x7F)
     shape = words.look_up("VINTERP", opcode)
     first = words.first & ~shape.ignored
     selected = first >> 11 & 0xF

@@ -10,7 +10,8 @@ from ugpu.virtual.amd.isa.decoder.formats import Format, Instruction
 from ugpu.virtual.amd.isa.decoder.memory import scalar_address, signed, vector
 from ugpu.virtual.amd.isa.decoder.operands import Operand, Type
 
-_FORMATS = {0xEC: Format.FLAT, 0xED: Format.SCRATCH, 0xEE: Format.GLOBAL, 0xC4: Format.MUBUF}
+_FORMATS = {0xEC: Format.FLAT, 0xED: Format.SCRATCH, 0xEE: Format.GLOBAL}
+_BUFFER = 0b110001
 _NULL = 124
 _RETURN = 1  # of TH of atomics
 _TYPED = 0x80  # opcodes from here on have a format
@@ -18,10 +19,10 @@ _TYPED = 0x80  # opcodes from here on have a format
 
 def decode_wide_memory(words: Words) -> Instruction | None:
     """Decode an operation of 96 bits; None for other encodings."""
+    if words.first >> 26 == _BUFFER:
+        return _buffer(words)
     encoding = _FORMATS.get(words.first >> 24)
-    if encoding is None:
-        return None
-    return _buffer(words) if encoding is Format.MUBUF else _flat(words, encoding)
+    return None if encoding is None else _flat(words, encoding)
 
 
 def _flat(words: Words, encoding: Format) -> Instruction:
@@ -29,6 +30,8 @@ def _flat(words: Words, encoding: Format) -> Instruction:
     opcode = first >> 14 & 0xFF
     row = words.look_up(encoding.value, opcode)
     loaded, stored = row.counts
+    if words.lanes == 64 and row.name.startswith("load_tr"):
+        loaded //= 2
     hint = second >> 20 & 7
     atomic = row.name.startswith("atomic")
     returns = bool(loaded) and (not atomic or bool(hint & _RETURN))
@@ -54,6 +57,9 @@ def _flat(words: Words, encoding: Format) -> Instruction:
         glc=atomic and bool(hint & _RETURN),
         scope=second >> 18 & 3,
         hint=hint,
+        wide=True,
+        scaled=bool(second >> 16 & 1),
+        volatile=bool(first >> 7 & 1),
     )
 
 
@@ -69,11 +75,13 @@ def _buffer(words: Words) -> Instruction:
     hint = second >> 20 & 7
     tfe = bool(first >> 22 & 1)
     loads, atomic = "_load_" in row.name, "_atomic_" in row.name
-    count = row.counts[0] + int(tfe and loads)
+    count = row.counts[0] + int(tfe and row.counts[0] > 0)
     data = vector(words, second & 0xFF, count)
     dst = data if loads else None
     if atomic and hint & _RETURN and data is not None:
-        dst = vector(words, data.index, data.width // (2 if "cmpswap" in row.name else 1))
+        dst = vector(
+            words, data.index, row.counts[0] // (2 if "cmpswap" in row.name else 1) + int(tfe)
+        )
     srsrc = words.scalar_register(second >> 9 & 0x7F, 4, Type.B128)
     if srsrc is None:
         raise words.unknown("unknown resource registers")
@@ -98,4 +106,6 @@ def _buffer(words: Words) -> Instruction:
         tfe=tfe,
         scope=second >> 18 & 3,
         hint=hint,
+        wide=True,
+        volatile=bool(first >> 7 & 1),
     )

@@ -36,8 +36,9 @@ def _nothing(offset: int) -> Iterable[int]:
 class Run:
     """State shared by all workers of one dispatch.
 
-    counter: the next workgroup to start. stop: set when a wave has halted, so that the others end.
-    places: (offset of a context field, address of the array that it points to).
+    violations: see Outcome. counter: the next workgroup to start. stop: set when a wave has
+    halted, so that the others end. places: (offset of a context field, address of the array that it
+    points to).
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Run:
         self.abort = abort
         self.counter = np.zeros(1, np.uint64)
         self.stop = np.zeros(1, np.uint32)
+        self.violations: dict[str, None] = {}  # in the order of their first occurrence
         self.places = (
             (context.ABORT, place_of(abort.flag)),
             (context.STOP, place_of(self.stop)),
@@ -57,6 +59,10 @@ class Run:
             (layout.VGPR_TEMPLATE, place_of(launch.ids)),
             (layout.EXEC_TEMPLATE, place_of(launch.execs)),
         )
+
+    def note(self, violations: Iterable[str]) -> None:
+        """Add what a program does that a chip does not check; any thread may call."""
+        self.violations.update(dict.fromkeys(violations))
 
 
 class Worker(NativeWorker):
