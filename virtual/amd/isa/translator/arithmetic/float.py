@@ -157,7 +157,7 @@ def _flushed(e: Registers, kind: str, value: str) -> str:
     integer, bits = integer_of(kind), ELEMENT_BITS[kind]
     number = e.convert("bitcast", kind, integer, value)
     size = e.binary("and", integer, number, constant(integer, (1 << bits - 1) - 1))
-    tiny = e.compare("ult", integer, size, constant(integer, 2 * _QUIET[kind]))
+    tiny = e.compare("ult", integer, size, constant(integer, 2 * QUIET[kind]))
     sign = e.binary("and", integer, number, constant(integer, 1 << bits - 1))
     return e.convert("bitcast", integer, kind, e.select(tiny, integer, sign, number))
 
