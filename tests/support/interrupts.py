@@ -19,7 +19,8 @@ ELSEWHERE = ("/virtual/", "/hcq/objects/jit", "/hcq/objects/stack", "/compiler/"
 PURE = ("/nv/abi/", "/nv/code/cubin", "/nv/code/image", "/nv/packets/launch", "/hcq/objects/elf",
         "/hcq/objects/linking", "/hcq/objects/code_object", "/hcq/objects/ir3_object",
         "/hcq/registers/layout", "/hcq/registers/fields", "/am/packets/dispatch",
-        "/hcq/state/checks", "/qcom/packets/pm4", "/qcom/packets/dispatch", "/qcom/regs")  # fmt: skip
+        "/hcq/state/checks", "/qcom/packets/pm4", "/qcom/packets/dispatch",
+        "/qcom/regs")  # fmt: skip
 
 
 class Interrupted(BaseException):
