@@ -136,7 +136,7 @@ def write_zip(file: BinaryIO, tensors: dict[str, Tensor]) -> None:
 
 
 def _numpy(tensor: Tensor) -> NDArray[Any]:
-    if tensor.dtype.name not in np.sctypeDict:
+    if dtypes.to_numpy(tensor.dtype).name != tensor.dtype.name:
         raise BadArgument(
             f"save: NumPy's files have no {tensor.dtype.name}; convert with .float() first, or "
             "save as .safetensors"
