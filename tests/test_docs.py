@@ -61,8 +61,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 MECHANISMS = (
     "adreno", "am-bringup", "compiler", "compiler-design", "daemon", "debugging", "emulator-core",
     "generator", "nvrm", "page", "queues", "recovery", "sniff", "telemetry", "testing",
-    "training", "transports", "vfio-user", "virtual-adreno", "virtual-navi31", "virtual-nv", "virtual-sm",
-    "virtual-usb-bridge",
+    "training", "transports", "vfio-user", "virtual-adreno", "virtual-navi31", "virtual-nv",
+    "virtual-sm", "virtual-usb-bridge",
 )  # fmt: skip
 WHERE = "## Where this is in the code"
 _ROW = re.compile(r"^\| \[([^\]]+)\]\(\.\./\1\) \| (.+) \|$", re.MULTILINE)

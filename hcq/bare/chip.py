@@ -49,9 +49,10 @@ class BareChip(ABC):
     """One chip: its transport, registers and memory.
 
     doorbells: the window that rings queues. dark: parts of the chip have no power until a reset
-    (bare.rest). kept: configuration space as first contact found it, None where no other program
-    can reach the slot. command: what the command register was set to, None if it may have changed.
-    link: kept out of its low-power states. A subclass sets `vram` and `doorbells`.
+    (bare.rest); the vendor clears it once it has seen that the chip was reset. kept: configuration
+    space as first contact found it, None where no other program can reach the slot. command: what
+    the command register was set to, None if it may have changed. link: kept out of its low-power
+    states. A subclass sets `vram` and `doorbells`.
     """
 
     vram: Vram
