@@ -39,7 +39,8 @@ class HostNodes:
         return result
 
     def _implementation(self, node: Any) -> Any:
-        operators = module("onnx.reference.ops._op_list")
+        folder = "aionnxml." if node.domain == "ai.onnx.ml" else ""
+        operators = module(f"onnx.reference.ops.{folder}_op_list")
         version = self._opsets.get(node.domain, 1)
         try:
             made = operators.load_op(node.domain, node.op_type, version)

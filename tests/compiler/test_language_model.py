@@ -189,7 +189,7 @@ def test_the_decoder_equals_llama_cpp(name: str, cpu: Device, tmp_path: Path) ->
     wanted = llama_cpp(path, prompt, 16)
     found = ours(LanguageModel(path, device=cpu), prompt, 16)
     assert [token for token, _ in found] == [token for token, _ in wanted]
-    assert np.allclose([p for _, p in found], [p for _, p in wanted], atol=2e-3)
+    assert np.allclose([p for _, p in found], [p for _, p in wanted], atol=5e-3)
 
 
 @pytest.mark.slow
@@ -208,6 +208,6 @@ def test_smollm2_in_float32_equals_llama_cpp(cpu: Device, tmp_path: Path) -> Non
     wanted = llama_cpp(wide, prompt, 24)
     found = ours(model, prompt, 24)
     assert [token for token, _ in found] == [token for token, _ in wanted]
-    assert np.allclose([p for _, p in found], [p for _, p in wanted], atol=2e-3)
+    assert np.allclose([p for _, p in found], [p for _, p in wanted], atol=5e-3)
     messages = [{"role": "user", "content": "Say hello."}]
     assert len(model.prompt(messages)) == 33  # llama.cpp's number
