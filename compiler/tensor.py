@@ -43,11 +43,14 @@ from ugpu.hcq.work.buffer import Buffer
 class Tensor(Differentiable):
     """An array of `dtype` and `shape` on `device`.
 
-    data: a Python number, nested lists of them, or an array, of NumPy or of another library
-    (`__array__`, DLPack; bfloat16 too), copied at once; float64 is stored as float32. dtype: the
-    type to store it with; numbers must fit it. device: a Device, a name to open (shared, closed at
-    exit), or None for the default. BadArgument for data that is not an array, has an unsupported
-    type or does not fit, or lists of unequal length.
+    Args:
+        data: a Python number, nested lists of them, or an array, of NumPy or of another library
+            (`__array__`, DLPack; bfloat16 too), copied at once; float64 is stored as float32.
+        dtype: the type to store it with; numbers must fit it.
+        device: a Device, a name to open (shared, closed at exit), or None for the default.
+
+    BadArgument for data that is not an array, has an unsupported type or does not fit, or lists of
+    unequal length.
     """
 
     __slots__ = ()
@@ -207,7 +210,7 @@ class Tensor(Differentiable):
                 "random numbers in capture() would be the same in every replay; use @jit"
             )
         runtime = runtime_of(device)
-        storage = None if recording is None else recording.random(runtime, count)
+        storage = None if recording is None else recording.random(runtime.pool, count)
         if storage is None:
             pair = generator.take(count)
             storage = runtime.pool.take(pair.nbytes)
@@ -374,7 +377,9 @@ class Tensor(Differentiable):
             return self._same()
         made = type(self)(self.numpy(), device=device, dtype=self.dtype)
         if self.node.tracked and mode.on:
-            made.node.tracked, made.node.history = True, History("to", (self.node,), self.device)
+            origin = self.device
+            history = History("to", (self.node,), (origin, lambda g: g.to(origin)))
+            made.node.tracked, made.node.history = True, history
         return made
 
     def _from_array(self, array: Any) -> Tensor:

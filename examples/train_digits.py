@@ -16,13 +16,12 @@ import ugpu
 from ugpu import Tensor, nn, optim
 
 BATCH, BARS = 64, " ▁▂▃▄▅▆▇█"
-FONT = "e9999e 4c444e e1168f e1711e 22af22 f8e11e 68e99e f12448 e9e99e e9711e".split()  # rows of 4 bits
+FONT = "e9999e4c444ee1168fe1711e22af22f8e11e68e99ef12448e9e99ee9711e"  # six rows of 4 bits each
 
 
 def drawn(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Return digits drawn from a font, [count, 8, 8] from 0 to 1, and their numbers."""
-    rows = np.array([[int(row, 16) for row in glyph] for glyph in FONT])
-    font = rows[:, :, None] >> np.arange(3, -1, -1) & 1
+    font = np.reshape([[int(row, 16) >> n & 1 for n in (3, 2, 1, 0)] for row in FONT], (10, 6, 4))
     labels, pictures = rng.integers(0, 10, count), rng.normal(0, 0.1, (count, 8, 8))
     for picture, label in zip(pictures, labels, strict=True):
         down, across = rng.integers(0, (3, 5))

@@ -61,8 +61,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 MECHANISMS = (
     "adreno", "am-bringup", "compiler", "compiler-design", "daemon", "debugging", "emulator-core",
     "generator", "nvrm", "page", "queues", "recovery", "sniff", "telemetry", "testing",
-    "training", "transports", "vfio-user", "virtual-adreno", "virtual-navi31", "virtual-nv", "virtual-sm",
-    "virtual-usb-bridge",
+    "training", "transports", "vfio-user", "virtual-adreno", "virtual-navi31", "virtual-nv",
+    "virtual-sm", "virtual-usb-bridge",
 )  # fmt: skip
 WHERE = "## Where this is in the code"
 _ROW = re.compile(r"^\| \[([^\]]+)\]\(\.\./\1\) \| (.+) \|$", re.MULTILINE)
@@ -104,6 +104,7 @@ NOT_RUN = {
     "ugpu tune": "searches for 10 s; tests/tools/test_tools_tune.py",
     "ugpu ci": "runs a laboratory's own suite; tests/ci",
     "--from 1 0x123456789000": "stands for the address that faulted; tests/tools/test_inside.py",
+    "model.gguf": "stands for a model of the reader; tests/tools/test_models.py",
     "CMD": "CMD stands for a program of the reader",
     "DEVICE": "DEVICE stands for a card of the reader",
     "train.py": "train.py is a program of the reader; tests/tools/test_sniff_backends.py",

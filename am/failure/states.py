@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 
 from ugpu.am.chip import remedies as advice
@@ -21,24 +21,10 @@ from ugpu.am.chip.chip import Chip
 from ugpu.am.units.psp.psp import noted_refusal
 from ugpu.am.units.smu.smu import BUSY, OK, RESPONSES
 from ugpu.hcq.bare.bus import ALL_ONES
+from ugpu.hcq.bare.stages import State, shown_with, tried
 from ugpu.hcq.errors import DeviceLost, DiscoveryError, FirmwareSilent, NotRecorded, UgpuError
-from ugpu.hcq.registers.fields import BoundRegister
 
 _READY = 0x8000_0000
-
-
-@dataclass(frozen=True)
-class State:
-    """The state of one `unit`. name: for people and programs. ok: the unit works, or waits to be
-    booted; None: not known, because a recording lacks it. registers: the values it was read from.
-    """
-
-    unit: str
-    name: str
-    ok: bool | None
-    meaning: str
-    remedy: str
-    registers: dict[str, int]
 
 
 def states(chip: Chip) -> list[State]:
@@ -56,7 +42,7 @@ def states(chip: Chip) -> list[State]:
             else "the card has left the bus"
         )
         return [State("link", "no answer", False, meaning, advice.LINK, {})]
-    return [state for unit, look in _looks(chip) for state in _tried(unit, look)]
+    return [state for unit, look in _looks(chip) for state in tried(unit, look)]
 
 
 def _lost(chip: Chip) -> bool:
@@ -64,25 +50,6 @@ def _lost(chip: Chip) -> bool:
         return chip.lost()
     except NotRecorded:
         return False
-
-
-def _tried(unit: str, look: Callable[[], Iterator[State]]) -> Iterator[State]:
-    """Yield the states that `look` finds; if it cannot read one, yield the reason."""
-    try:
-        yield from look()
-    except NotRecorded as error:
-        lacking = error.message.removeprefix("not recorded: ")
-        yield State(unit, "not recorded", None, lacking, "", {})
-    except UgpuError as error:
-        yield State(unit, "unreadable", False, str(error), advice.LINK, {})
-
-
-def _with(registers: dict[str, int], **more: BoundRegister) -> dict[str, int]:
-    """Add further registers, which are only shown, to `registers`; of a recording, those it has."""
-    for name, register in more.items():
-        with suppress(NotRecorded):
-            registers[name] = int(register.read())
-    return registers
 
 
 def unreached(error: UgpuError) -> State | None:
@@ -138,7 +105,7 @@ def _psp(chip: Chip) -> Iterator[State]:
         )
         return
     ring = int(mp0.MP0_SMN_C2PMSG_64.read())
-    registers = _with(registers | {"C2PMSG_64": ring}, C2PMSG_58=mp0.MP0_SMN_C2PMSG_58)
+    registers = shown_with(registers | {"C2PMSG_64": ring}, C2PMSG_58=mp0.MP0_SMN_C2PMSG_58)
     if ring & 0xFFFF and ring & _READY:
         yield State(
             "PSP",
@@ -245,13 +212,13 @@ def _graphics(chip: Chip) -> Iterator[State]:
         "" if control.RLC_ENABLE_F32 else advice.MODE1,
         registers,
     )
-    yield from _tried("MEC", partial(_mec, chip))
+    yield from tried("MEC", partial(_mec, chip))
 
 
 def _mec(chip: Chip) -> Iterator[State]:
     gc = chip.gc
     control = gc.CP_MEC_RS64_CNTL.read()
-    registers = _with(
+    registers = shown_with(
         {"CP_MEC_RS64_CNTL": int(control)}, CP_STAT=gc.CP_STAT, CP_CPC_STATUS=gc.CP_CPC_STATUS,
         GRBM_STATUS=gc.GRBM_STATUS,
     )  # fmt: skip
@@ -278,7 +245,7 @@ def _mec(chip: Chip) -> Iterator[State]:
 def _copy_engine(chip: Chip, name: str) -> Iterator[State]:
     control = chip.gc[f"{name}_F32_CNTL"].read()
     status = chip.gc[f"{name}_STATUS_REG"]
-    registers = _with({f"{name}_F32_CNTL": int(control)}, **{f"{name}_STATUS_REG": status})
+    registers = shown_with({f"{name}_F32_CNTL": int(control)}, **{f"{name}_STATUS_REG": status})
     if control.HALT:
         meaning = "it was not started, or was stopped"
         yield State(name, "halted", True, meaning, advice.BOOT, registers)

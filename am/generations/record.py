@@ -10,8 +10,7 @@ from ugpu.am.boot.units import UnitClasses, Units
 from ugpu.am.chips.generations import GenerationFacts
 from ugpu.am.packets.mqd import QueueMemory
 from ugpu.am.units.psp.images import FirmwareSet
-from ugpu.am.work.cleaner import CleanerKernel
-from ugpu.am.work.proof import ProofKernel
+from ugpu.am.work.kernels import CleanerKernel, ProofKernel
 from ugpu.am.work.queue import ComputeQueue, CopyQueue
 from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.registers.fields import RegisterMap

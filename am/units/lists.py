@@ -1,4 +1,5 @@
-"""Lists of register accesses that the MEC executes, where an access from the host is a message.
+"""Lists of register accesses that the MEC executes, where an access from the host is a message
+(hcq.bare.program).
 
 Behind a USB bridge each register read takes two transfers and each write one, because registers
 apart from each other cannot share one. Once the MEC runs, one of its queues, in VMID 0, executes
@@ -16,10 +17,9 @@ itself.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from ugpu.am.chip import remedies as advice
 from ugpu.am.chip.chip import Chip
@@ -27,6 +27,7 @@ from ugpu.am.packets.mqd import QueueMemory
 from ugpu.am.packets.pm4 import Pm4
 from ugpu.am.units.memory import Carveout
 from ugpu.am.units.nbio import Nbio
+from ugpu.hcq.bare.program import AccessPrograms
 from ugpu.hcq.bare.stages import or_silent
 from ugpu.hcq.registers.fields import RegisterMap
 from ugpu.hcq.registers.layout import Struct
@@ -65,13 +66,15 @@ class PageResults:
         self._memory.view[:4] = bytes(4)
 
 
-class ListQueue:
+class ListQueue(AccessPrograms):
     """A MEC queue that executes lists. The MEC runs, and the hubs translate. One thread uses the
     queue until the chip is set up; then the queue is idle until the MEC is reset.
 
-    results: memory of at least `RESULTS_SIZE` bytes that the chip reaches at `address`, in VMID 0,
+    data: memory of at least `RESULTS_SIZE` bytes that the chip reaches at `address`, in VMID 0,
     and the host reads.
     """
+
+    results = RESULTS
 
     def __init__(
         self,
@@ -79,21 +82,21 @@ class ListQueue:
         nbio: Nbio,
         carveout: Carveout,
         describe: Describe,
-        results: Results,
+        data: Results,
         address: int,
     ) -> None:
+        super().__init__(chip.bus)
         self.chip = chip
         self._describe = describe
         self._nbio = nbio
         self._carveout = carveout
-        self._results = results
+        self._results = data
         self._address = address
         self._doorbell = 0  # dword index
         self._written = 0  # bytes of the ring
         self._number = 0  # of the last list
         self._load: Callable[[], object] | None = None  # see `describe`
         self._descriptor = b""  # padded with zeros up to the ring
-        self._foreseen: dict[_Place, int] = {}  # values read for the next list
 
     def describe(self, load: Callable[[Struct], object]) -> None:
         """Make the queue's descriptor. `load` activates the queue with it before the first list,
@@ -165,178 +168,19 @@ class ListQueue:
             )
         return found[1:]
 
-    def zero(self, address: int, size: int) -> None:
-        """As a step of `execute`: zero memory by its address in VMID 0. The MEC's caches must not
-        contain any of it."""
-        assert self.chip.bus.recorder is not None
-        self.chip.bus.recorder.fill(address, size)
-
-    def put(self, place: int, content: bytes) -> None:
-        """As a step of `execute`: write whole dwords of VRAM that the MEC's caches do not have."""
-        assert self.chip.bus.recorder is not None
-        words = [word for (word,) in struct.iter_unpack("<I", content)]
-        self.chip.bus.recorder.put(self._carveout.mc(place), words)
-
     def place(self, number: int) -> Symbol:
         """Return where a list stores its value `number`, from 1 on; the mark is 0."""
         return Symbol.constant(self._address + 4 * number)
-
-    def fetch(self, wanted: Sequence[_Place]) -> dict[_Place, int]:
-        """Read registers, each under its selection; the last selection stays active."""
-        found: dict[_Place, int] = {}
-        selected: int | None = None
-        for start in range(0, len(wanted), RESULTS):
-            part, packets = wanted[start : start + RESULTS], Pm4()
-            for number, (selection, index) in enumerate(part, 1):
-                if selection is not None and selection != selected:
-                    packets.write_register(self.selector, selection)
-                    selected = selection
-                packets.store_register(self.place(number), index)
-            found.update(zip(part, self.run(packets.words, len(part)), strict=True))
-        return found
 
     @property
     def selector(self) -> int:
         """Index of GRBM_GFX_INDEX, the register that selects shader arrays."""
         return self.chip.gc.GRBM_GFX_INDEX.index
 
-    def execute(
-        self,
-        *steps: Callable[[], object],
-        read: Sequence[int] = (),
-        foresee: Sequence[Callable[[], object]] = (),
-    ) -> list[int]:
-        """Have the MEC do the register accesses of `steps`, in order. Steps only read, change and
-        await registers. Each step is called twice: to find out what it reads, and with those
-        values. Values that steps keep are passed to them at the end. read: places in VRAM to read
-        after the steps; returns their content. foresee: steps of the next lists. What they will
-        read is read now, except for registers that `steps` change. Nothing else may change it
-        meanwhile."""
-        bus = self.chip.bus
-        look, ahead = _Reads(self.selector), _Reads(self.selector)
-        for reads, those in ((look, steps), (ahead, foresee)):
-            with bus.recorded(reads):
-                for step in those:
-                    step()
-        if look.selection is not None:
-            look.want(look.selection, self.selector)  # so that the fetch leaves it selected
-        known, self._foreseen = self._foreseen, {}
-        wanted = [each for each in ahead.wanted | look.wanted if each not in known]
-        known |= self.fetch(wanted) if wanted else {}
-        self._foreseen = {each: known[each] for each in ahead.wanted}
-        with bus.recorded(record := _Record(self, known)):
-            for step in steps:
-                step()
-        for each in [each for each in self._foreseen if each[1] in record.changed]:
-            self._foreseen.pop(each)
-        for place in read:
-            record.read_word(self._carveout.mc(place))
-        return record.run()
+    def packets(self) -> Pm4:
+        """See AccessPrograms."""
+        return Pm4()
 
-
-_Place: TypeAlias = tuple[
-    int | None, int
-]  # GRBM_GFX_INDEX's selection (None: as it is), register index
-
-
-class _Reads:
-    """Recorder that finds the registers that are read before they are written; they read as 0."""
-
-    def __init__(self, selector: int) -> None:
-        self.wanted: dict[_Place, None] = {}
-        self.selection: int | None = None
-        self._selector = selector
-        self._written: dict[int, int] = {}
-
-    def want(self, selection: int | None, index: int) -> None:
-        self.wanted[selection, index] = None
-
-    def read32(self, index: int) -> int:
-        if index in self._written:
-            return self._written[index]
-        self.want(self.selection, index)
-        return 0
-
-    def write32(self, index: int, value: int) -> None:
-        if index == self._selector:
-            self.selection = value
-        else:
-            self._written[index] = value
-
-    def wait(self, index: int, mask: int, value: int, *, differs: bool = False) -> None:
-        """Do nothing: the wait is recorded later."""
-
-    def keep(self, index: int, take: Callable[[int], object]) -> None:
-        """Do nothing: the value is not known yet."""
-
-    def fill(self, address: int, size: int) -> None:
-        """Do nothing: this reads no register."""
-
-    def put(self, address: int, words: Sequence[int]) -> None:
-        """Do nothing: this reads no register."""
-
-
-class _Record:
-    """Recorder that makes a list of writes and waits. A read of an unknown value (where the course
-    depends on a value) ends the list and begins another one."""
-
-    def __init__(self, queue: ListQueue, known: dict[_Place, int]) -> None:
-        self.packets = Pm4()
-        self._queue = queue
-        self._known = known
-        self._selection: int | None = None
-        self.changed: set[int] = set()  # registers that are written or awaited
-        self._takers: list[Callable[[int], object] | None] = []  # of values; None: `run` returns it
-
-    def read32(self, index: int) -> int:
-        place = self._selection, index
-        if place not in self._known:
-            self.run()
-            self._known.update(self._queue.fetch([place]))
-        return self._known[place]
-
-    def write32(self, index: int, value: int) -> None:
-        if index == self._queue.selector:
-            self._selection = value
-        self.changed.add(index)
-        self._known[self._selection, index] = value
-        self.packets.write_register(index, value)
-
-    def wait(self, index: int, mask: int, value: int, *, differs: bool = False) -> None:
-        """Poll the register's bits; its content is unknown afterwards."""
-        self.changed.add(index)
-        self._known.pop((self._selection, index), None)
-        self.packets.wait_register(index, mask, value, differs=differs)
-
-    def keep(self, index: int, take: Callable[[int], object]) -> None:
-        """Store the register with the list's values."""
-        self.packets.store_register(self._queue.place(self._results(take)), index)
-
-    def read_word(self, address: int) -> None:
-        """Store a word of memory with the list's values; `run` returns it."""
-        self.packets.copy_word(self._queue.place(self._results(None)), address)
-
-    def _results(self, take: Callable[[int], object] | None) -> int:
-        """Return the number of the next value."""
-        assert len(self._takers) < RESULTS
-        self._takers.append(take)
-        return len(self._takers)
-
-    def fill(self, address: int, size: int) -> None:
-        self.packets.fill(Symbol.constant(address), 0, size)
-
-    def put(self, address: int, words: Sequence[int]) -> None:
-        self.packets.store_words(Symbol.constant(address), words)
-
-    def run(self) -> list[int]:
-        """Execute the packets made so far, and pass the kept values to their takers."""
-        packets, self.packets = self.packets, Pm4()
-        takers, self._takers = self._takers, []
-        words: list[int] = []
-        values = self._queue.run(packets.words, len(takers)) if packets.words else []
-        for take, value in zip(takers, values, strict=True):
-            if take is None:
-                words.append(value)
-            else:
-                take(value)
-        return words
+    def address(self, vram: int) -> int:
+        """See AccessPrograms."""
+        return self._carveout.mc(vram)

@@ -5,8 +5,7 @@ Behind a bridge, copies go through this memory and timelines lie in it; see hcq.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ugpu.am.work.base import CardHolder
 from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.bare.vram import PAGE
 from ugpu.hcq.copies.bulk_transfer import BulkTransfer
@@ -17,17 +16,13 @@ from ugpu.hcq.transport.view import RemoteView
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.timeline import SIZE
 
-if TYPE_CHECKING:
-    from ugpu.am.work.holder import Holder
-
-
 _LOOKED_AT = 4  # bytes of a timeline that are read
 
 
 class OutsideMemory:
     """Outside memory used by one device."""
 
-    def __init__(self, driver: Holder) -> None:
+    def __init__(self, driver: CardHolder) -> None:
         self._driver = driver
         self._signals = 0  # bytes for timelines that are in use
         self._mapped: dict[tuple[int, int], Mapping] = {}  # by bus address and size

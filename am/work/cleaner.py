@@ -10,7 +10,6 @@ The driver does not depend on a compiler: the kernel of a generation is machine 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ugpu.am.packets.dispatch import LaunchDetails, encode_setup
@@ -29,24 +28,6 @@ NAME = "ugpu.cleaner"
 # Groups for each compute unit. UNSURE: whether the hardware spreads groups evenly while all units
 # are idle, so that one each would do; counters of groups per unit on a board would show it.
 _ROUNDS = 2
-
-
-@dataclass(frozen=True)
-class CleanerKernel:
-    """A kernel without arguments. One of its groups occupies a whole compute unit: all wave slots
-    and vector registers, and `local_size` bytes of LDS.
-
-    words: its machine code. rsrc1, rsrc2, rsrc3, properties: of its descriptor, as in LLVM's
-    AMDGPUUsage.
-    """
-
-    words: tuple[int, ...]
-    threads: int
-    local_size: int
-    rsrc1: int
-    rsrc2: int
-    rsrc3: int
-    properties: int
 
 
 class Cleaner:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ugpu.am.work.base import CardHolder
 from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.transport.view import RemoteView
 from ugpu.hcq.work.command import CommandBuffer, Part
-from ugpu.hcq.work.queue import Resident
-
-if TYPE_CHECKING:
-    from ugpu.am.work.queue import RingQueue
+from ugpu.hcq.work.queue import HardwareQueue, Resident
 
 _GAP_WORDS = 64  # gaps up to this are written again, which saves a second transfer
+
+
+class ImagesHolder(CardHolder):
+    """A holder with images of commands. images: those that lie in VRAM."""
+
+    images: weakref.WeakSet[HostImage]
 
 
 class HostImage(Resident):
@@ -27,12 +31,18 @@ class HostImage(Resident):
     _view: RemoteView | None = None
     patched = True  # words were written since the last submission
 
-    def __init__(self, queue: RingQueue, words: int, kernels: tuple[str, ...] = ()) -> None:
-        self.queue = queue
+    def __init__(
+        self,
+        driver: ImagesHolder,
+        queue: HardwareQueue,
+        words: int,
+        kernels: tuple[str, ...] = (),
+    ) -> None:
+        self.queue, self._driver = queue, driver
         self.kernels = kernels
         self.mapping: Mapping | None = None
         try:
-            self.mapping = queue.driver.map(max(words, 1) * 4, Placement.HOST)
+            self.mapping = driver.map(max(words, 1) * 4, Placement.HOST)
             self.mapping.clear_behind(4 * words)
             self.address = int(self.mapping.address)
             view = self.mapping.view
@@ -49,7 +59,7 @@ class HostImage(Resident):
         super().fill(encoded, values)
         self.rewrite()
         if self._view is not None:
-            self.queue.driver.images.add(self)
+            self._driver.images.add(self)
 
     def rewrite(self) -> None:
         """Write all words again, which a reset of the chip may have lost."""
@@ -63,15 +73,15 @@ class HostImage(Resident):
             self.patched = True
         super().insert(part, values)
         if self._view is not None and len(part.word):
-            with self.queue.driver.transport.batch():
+            with self._driver.transport.batch():
                 for first, end in _runs(part.word):
                     self._view[4 * first : 4 * end] = self.words[first:end].tobytes()
 
     def close(self) -> None:
         if self.mapping is not None:
-            self.queue.driver.images.discard(self)
+            self._driver.images.discard(self)
             self.words = np.zeros(0, np.uint32)  # releases the mapping's view
-            self.queue.driver.unmap(self.mapping)
+            self._driver.unmap(self.mapping)
             self.mapping = None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ugpu.am.packets.dispatch import (
     LaunchDetails,
@@ -14,7 +13,7 @@ from ugpu.am.packets.dispatch import (
     encode_setup,
     null_pointers,
 )
-from ugpu.am.work import scrub
+from ugpu.am.work.queues import Queues, QueuesHolder
 from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.errors import BadCodeObject, NotSupported
 from ugpu.hcq.objects.code_object import CodeObject, KernelImage, parse_amdhsa
@@ -23,19 +22,22 @@ from ugpu.hcq.objects.source_types import with_kinds
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.work.program import Kernel, Program
 
-if TYPE_CHECKING:
-    from ugpu.am.work.holder import Holder
-
 _SCRATCH_LEAST = 1024  # bytes per wave
 _SCRATCH_WAVE_MOST = 4 << 20  # per wave: the largest power of two of COMPUTE_TMPRING_SIZE.WAVESIZE
 _SCRATCH_MOST = 256 << 20  # bytes for one class of kernels; fewer waves run beyond that
 _WAVES_PER_GROUP = 32  # the fewest slots per shader engine: one full group must fit
 
 
+class ProgramsHolder(QueuesHolder):
+    """A holder whose queues run programs."""
+
+    queues: Queues
+
+
 class Programs:
     """All programs of a device; keeps their code, to write it again after VRAM was lost."""
 
-    def __init__(self, driver: Holder) -> None:
+    def __init__(self, driver: ProgramsHolder) -> None:
         self.driver = driver
         self.registers = ShaderRegisters(driver.chip.gc)
         self._code: list[tuple[Mapping, bytes]] = []
@@ -196,7 +198,7 @@ class Programs:
     def clear_scratch(self) -> None:
         """Clear all scratch memory again: a reset may have come before it was cleared."""
         for mapping in self._scratch_memory:
-            scrub.by_queue(self.driver, mapping)
+            self.driver.queues.clear(mapping)
 
     def scratch(self, private_size: int, lanes: int = 32) -> Scratch | None:
         """Return scratch memory for kernels with `private_size` bytes per thread, in waves of
@@ -223,7 +225,7 @@ class Programs:
             waves = max(_WAVES_PER_GROUP, min(slots, _SCRATCH_MOST // (wave_size * engines)))
             mapping = driver.map(waves * engines * wave_size, Placement.DEVICE)
             try:
-                scrub.by_queue(driver, mapping)
+                driver.queues.clear(mapping)
             except BaseException:
                 driver.unmap(mapping)
                 raise

@@ -8,15 +8,15 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ugpu.am.packets.dispatch import LaunchDetails, encode_setup
+from ugpu.am.work.kernels import PROOF_ARGUMENTS
 from ugpu.am.work.queue import ComputeQueue, CopyQueue
 from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.errors import ChipError, OutOfMemory, UnitTimeout
-from ugpu.hcq.objects.code_object import Descriptor, KernelImage
+from ugpu.hcq.objects.code_object import KernelImage
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.work.command import Command, Copy, Launch, Signal, Symbol, values_of
 from ugpu.hcq.work.program import Kernel, Program
@@ -33,28 +33,6 @@ _COPY_BYTES = 1024
 _THREADS = 32
 _SEED = 0x5EED_0000
 _NAME = "ugpu.proof"
-_ARGUMENTS = struct.Struct("<QI")
-
-
-@dataclass(frozen=True)
-class ProofKernel:
-    """A kernel of one group of 32 threads; thread n stores 3 * n + seed in a u32.
-
-    words: its machine code. rsrc1, rsrc2, rsrc3, properties: of its descriptor, as in LLVM's
-    AMDGPUUsage. Its arguments are the address of the results, u64, and the seed, u32.
-    """
-
-    words: tuple[int, ...]
-    rsrc1: int
-    rsrc2: int
-    rsrc3: int
-    properties: int
-
-    @property
-    def descriptor(self) -> Descriptor:
-        """The kernel's descriptor."""
-        return Descriptor(0, 0, _ARGUMENTS.size, 0, self.rsrc3, self.rsrc1, self.rsrc2,
-                          self.properties, 0)  # fmt: skip
 
 
 def signals(driver: Holder, queues: Sequence[RingQueue]) -> None:
@@ -107,10 +85,10 @@ def _launch(driver: Holder, queue: ComputeQueue, code: Mapping, host: Mapping) -
     image = KernelImage(_NAME, 0, 0, descriptor, (), (), _THREADS, {})
     setup = encode_setup(descriptor, address, None, queue.registers)
     kernel = Kernel(
-        _NAME, Program(driver.core, None), address, _ARGUMENTS.size, None,
+        _NAME, Program(driver.core, None), address, PROOF_ARGUMENTS.size, None,
         details=LaunchDetails(image, address, _THREADS, setup),
     )  # fmt: skip
-    arguments = _ARGUMENTS.pack(int(host.address) + _RESULT, _SEED)
+    arguments = PROOF_ARGUMENTS.pack(int(host.address) + _RESULT, _SEED)
     host.view[_RESULT : _RESULT + 4 * _THREADS] = bytes(4 * _THREADS)
     _run(driver, queue, [Launch(kernel, (1, 1, 1), (_THREADS, 1, 1), arguments)])
     found = struct.unpack(f"<{_THREADS}I", bytes(host.view[_RESULT : _RESULT + 4 * _THREADS]))

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,8 @@ from ugpu.am.packets import pm4, sdma
 from ugpu.am.packets.dispatch import ShaderRegisters, encode_launch
 from ugpu.am.units.ring_ahead import RingAhead
 from ugpu.am.work.arena import ARENA_SIZE, Arena
-from ugpu.am.work.image import HostImage
+from ugpu.am.work.bridge_memory import OutsideMemory
+from ugpu.am.work.image import HostImage, ImagesHolder
 from ugpu.hcq.errors import BadArgument, DeviceHang, UnitTimeout
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.work.command import (
@@ -38,9 +39,6 @@ from ugpu.hcq.work.command import (
 )
 from ugpu.hcq.work.queue import HardwareQueue, QueueKind, Resident
 from ugpu.hcq.work.timeline import Timeline
-
-if TYPE_CHECKING:
-    from ugpu.am.work.holder import Holder
 
 RING_SIZE = 0x10000  # bytes
 SLOT_WORDS = 32
@@ -69,13 +67,19 @@ class Submission(NamedTuple):
     resident: HostImage | None = None
 
 
+class QueueHolder(ImagesHolder):
+    """A holder with hardware queues. outside: memory of a bridge."""
+
+    outside: OutsideMemory
+
+
 class RingQueue(HardwareQueue):
     """Parts shared by both kinds of queues: ring, arena, fence, doorbell.
 
     shift: left shift that turns a count of words into a pointer (SDMA counts bytes).
     """
 
-    driver: Holder
+    driver: QueueHolder
     shift = 0
     intent: Submission | None = None
     reuses_launches = True
@@ -83,7 +87,7 @@ class RingQueue(HardwareQueue):
     #: whether the low half of a doorbell may be written alone while the high half stays the same
     half_doorbells = False
 
-    def __init__(self, driver: Holder, name: str, kind: QueueKind, doorbell: int) -> None:
+    def __init__(self, driver: QueueHolder, name: str, kind: QueueKind, doorbell: int) -> None:
         self.core, self.driver = driver.core, driver
         self.name = name
         self.kind = kind
@@ -209,7 +213,7 @@ class RingQueue(HardwareQueue):
     def _new_image(self, count: int) -> HostImage:
         if self._unused is not None:
             self._unused.close()
-        self._unused = HostImage(self, count)
+        self._unused = HostImage(self.driver, self, count)
         return self._unused
 
     @staticmethod
@@ -218,7 +222,7 @@ class RingQueue(HardwareQueue):
             values[position] = address
 
     def place(self, buffer: CommandBuffer) -> Resident:
-        return HostImage(self, len(buffer.words), buffer.kernels)
+        return HostImage(self.driver, self, len(buffer.words), buffer.kernels)
 
     def submit_resident(self, resident: Resident, command_words: int, value: int) -> None:
         self._await_room(0)
@@ -394,7 +398,7 @@ class ComputeQueue(RingQueue):
     polls_pointer = False
     half_doorbells = True
 
-    def __init__(self, driver: Holder, pipe: int, queue: int, doorbell: int) -> None:
+    def __init__(self, driver: QueueHolder, pipe: int, queue: int, doorbell: int) -> None:
         self.pipe = pipe
         self.queue = queue
         self.registers = ShaderRegisters(driver.chip.gc)
@@ -455,7 +459,7 @@ class CopyQueue(RingQueue):
     shift = 2
     packets: ClassVar[type[sdma.Sdma]] = sdma.Sdma
 
-    def __init__(self, driver: Holder, engine: sdma.Engine, doorbell: int) -> None:
+    def __init__(self, driver: QueueHolder, engine: sdma.Engine, doorbell: int) -> None:
         self.engine = engine
         super().__init__(driver, engine.name, QueueKind.COPY, doorbell)
 

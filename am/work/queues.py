@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from ugpu.am.boot.units import UnitClasses
 from ugpu.am.packets.mqd import QueueMemory
 from ugpu.am.packets.sdma import Engine, RingMemory
 from ugpu.am.units.gmc import VMIDS
 from ugpu.am.units.lists import ListQueue
-from ugpu.am.work import scrub
-from ugpu.am.work.queue import RING_SIZE, ComputeQueue, CopyQueue, RingQueue
+from ugpu.am.work.queue import RING_SIZE, ComputeQueue, CopyQueue, QueueHolder, RingQueue
+from ugpu.hcq.bare.space import Mapping
+from ugpu.hcq.errors import OutOfMemory
+from ugpu.hcq.registers.fields import RegisterMap
 from ugpu.hcq.registers.layout import Struct
 from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.command import Fill, Signal, Symbol, values_of
 from ugpu.hcq.work.queue import QueueKind
 
-if TYPE_CHECKING:
-    from ugpu.am.work.holder import Holder
-
 EOP_SIZE = 4096
+
+
+class QueuesGeneration(Protocol):
+    """What queues use of am.generations.record.Generation, whose fields these are."""
+
+    @property
+    def units(self) -> UnitClasses: ...
+    @property
+    def compute_queue(self) -> type[ComputeQueue]: ...
+    @property
+    def copy_queue(self) -> type[CopyQueue]: ...
+    @property
+    def describe_queue(self) -> Callable[[QueueMemory, RegisterMap], Struct]: ...
+
+
+class QueuesHolder(QueueHolder):
+    """A holder of a chip of some generation."""
+
+    generation: QueuesGeneration
 
 
 class Queues:
     """All hardware queues of one device."""
 
-    def __init__(self, driver: Holder) -> None:
+    def __init__(self, driver: QueuesHolder) -> None:
         self._driver = driver
         self._made: dict[QueueKind, list[RingQueue]] = {kind: [] for kind in QueueKind}
 
@@ -37,7 +58,7 @@ class Queues:
             with driver.memory.together():
                 self._eop = driver.map(EOP_SIZE, Placement.DEVICE)
                 if not driver.starts_by_list:
-                    scrub.by_host(driver, self._eop)
+                    self._clear_by_host(self._eop)
                 pipe, queue = seat.compute_slot(facts)
                 doorbell = seat.compute_doorbell(facts)
                 compute = made.compute_queue(driver, pipe, queue, doorbell)
@@ -143,6 +164,34 @@ class Queues:
             ),
             engine=not self._driver.is_tenant or self._driver.alone,
         )
+
+    # ---- clearing ----------------------------------------------------------------------------
+
+    def _clear_by_host(self, mapping: Mapping) -> None:
+        """Clear VRAM through the host's window: for small sizes, at any time."""
+        for start, length in mapping.pieces:
+            self._driver.chip.vram.write(start, bytes(length))
+        self._driver.units.nbio.post_hdp()
+
+    def clear(self, mapping: Mapping) -> None:
+        """Clear memory before all kernels that are submitted from now on; does not wait. It is the
+        driver's own, which kernels can read and which was another holder's; the caller of the
+        device clears buffers.
+
+        OutOfMemory if the compute queue of a tenant has no room: waiting for it would make the
+        other holders of the card wait too.
+        """
+        self._driver.core.complete()
+        queue = self.compute[0]
+        timeline, value = queue.timeline, queue.timeline.last + 1
+        fill = Fill(Symbol.constant(int(mapping.address)), 0, mapping.size)
+        buffer = queue.encode([fill, Signal(timeline, Symbol.constant(value))])
+        if self._driver.is_tenant and not queue.room(len(buffer.words)):
+            raise OutOfMemory(
+                f"{queue.name} has no room for the command that clears new memory; "
+                "wait for its work"
+            )
+        queue.submit(buffer, values_of(buffer, value))
 
     # ---- off the hardware --------------------------------------------------------------------
 

@@ -13,9 +13,7 @@ from ugpu.compiler.graph.region import Region, Scatter
 from ugpu.compiler.graph.tracking import History, mode
 from ugpu.hcq.errors import BadArgument
 
-CUT = (
-    "integers, comparisons, item(), numpy(), detach() and no_grad() end the graph of gradients"
-)
+CUT = "integers, comparisons, item(), numpy(), detach() and no_grad() end the graph of gradients"
 
 
 class Differentiable(Values):
@@ -61,7 +59,8 @@ class Differentiable(Values):
     def is_leaf(self) -> bool:
         """Whether the tensor is not the result of a tracked operation."""
         history = self.node.history
-        return not self.node.tracked or (history is not None and history.op == LEAF)
+        own = history is not None and history.op == LEAF and history.arg() is self
+        return own or not self.node.tracked
 
     @property
     def grad(self) -> Any:  # Self | None: a property of a subclass
@@ -73,7 +72,8 @@ class Differentiable(Values):
     def grad(self, value: Any) -> None:
         if value is not None and (not isinstance(value, Values) or value.shape != self.shape):
             raise BadArgument(f"grad: expected None or a Tensor of shape {self._shown}")
-        self._grad = value
+        given: Any = value
+        self._grad = given
 
     def backward(
         self, gradient: Any = None, *, retain_graph: bool | None = None, create_graph: bool = False
@@ -115,11 +115,11 @@ class Differentiable(Values):
         return given
 
     def _accumulate(self, g: Values, higher: bool) -> None:
-        known = self.grad
+        known: Any = self.grad
         if known is None:
             self._grad = self._plain(g.node)
         elif higher:
-            self._grad = known + g
+            self.grad = known + g
         else:  # into the same tensor: a recorded function can do that
             with tracking(False):
                 known.assign(known + g)

@@ -57,6 +57,7 @@ def _of_one(function: Callable[[Values, Values, Values], Values]) -> Rule:
 
 RULES.update({name: _of_one(function) for name, function in _UNARY.items()})
 
+
 def _of_whole_power(n: int) -> Rule:
     return lambda g, y, xs, arg: (g * (xs[0].pow(n - 1) * n),)
 

@@ -94,7 +94,8 @@ def _leaf(function: Callable[..., Any], args: Sequence[Any], place: int) -> Diff
         raise BadArgument(
             f"grad of {_name(function)}: argument {place} must be a Tensor of floats, got {kind}"
         )
-    return target(given)
+    leaf: Differentiable = target(given)
+    return leaf
 
 
 def target(given: Differentiable) -> Any:

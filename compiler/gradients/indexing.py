@@ -40,9 +40,7 @@ def _whole(shape: Shape) -> Region:
 
 
 def _scattered(base: Values, choice: Scatter, values: Node, indices: Sequence[Node]) -> Values:
-    return base._new(
-        Node("scatter", base.dtype, base.shape, (base.node, values, *indices), choice)
-    )
+    return base._new(Node("scatter", base.dtype, base.shape, (base.node, values, *indices), choice))
 
 
 def _only_axis(axes: Sequence[int], indices: Sequence[Node], shape: Shape) -> int | None:

@@ -89,5 +89,6 @@ def _cat(g: Values, y: Values, xs: Given, arg: Any) -> Results:
 
 @rule("to")
 def _to(g: Values, y: Values, xs: Given, arg: Any) -> Results:
-    """Of a copy from another device."""
-    return (g.to(xs[0].device),)
+    """Of a copy from another device. arg: that device, and the copy back."""
+    _, back = arg
+    return (back(g),)

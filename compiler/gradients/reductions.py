@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,12 +39,12 @@ def _of_product(g: Values, x: Values, axes: Sequence[int]) -> Values:
 
 @rule("first extreme")
 def _first_extreme(g: Values, y: Values, xs: Given, arg: Any) -> Results:
-    """Of a maximum over the last two axes: all to the first of equals, in row-major order."""
+    """Of a maximum over the last axes: all to the first of equals, in row-major order."""
     (x,) = xs
-    rows, columns = x.shape[-2:]
-    flat = x.reshape((*x.shape[:-2], rows * columns))
+    count = math.prod(x.shape[y.ndim :])
+    flat = x.reshape((*y.shape, count))
     place = flat.argmax(-1, keepdims=True)
-    chosen = flat._counted(rows * columns, flat.ndim - 1)._compare("eq", place)
+    chosen = flat._counted(count, flat.ndim - 1)._compare("eq", place)
     return (chosen.where(g.unsqueeze(-1), 0).reshape(x.shape),)
 
 

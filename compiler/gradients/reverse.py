@@ -43,8 +43,9 @@ def gradients(
 ) -> list[tuple[Node, Values]]:
     """Return the leaves below the roots, each with the sum of its gradients.
 
-    targets: other nodes to return; gradients do not flow on from them. keep: whether the graph can be used again; otherwise tracked nodes forget their sources.
-    higher: whether the gradients are tracked themselves.
+    targets: other nodes to return; gradients do not flow on from them. keep: whether the graph can
+    be used again; otherwise tracked nodes forget their sources. higher: whether the gradients are
+    tracked themselves.
     """
     order = below([root.node for root in roots])
     sums: dict[int, Values] = {}
@@ -78,7 +79,7 @@ def _step(node: Node, history: History, g: Values, sums: dict[int, Values]) -> N
         )
     xs = [_wrapped(g, source, g.device) for source in history.sources]
     if history.op == "to":  # the only operation between two devices
-        xs = [_wrapped(g, source, history.arg) for source in history.sources]
+        xs = [_wrapped(g, source, history.arg[0]) for source in history.sources]
     results = rule(g, _wrapped(g, node, g.device), xs, history.arg)
     for source, result in zip(history.sources, results, strict=True):
         if result is not None and source.tracked:

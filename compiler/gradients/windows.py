@@ -42,8 +42,7 @@ def of_image(
     otherwise a transposed convolution."""
     out, each, *window = weight.shape
     around = [
-        gap * (length - 1) - pad
-        for gap, length, pad in zip(dilation, window, padding, strict=True)
+        gap * (length - 1) - pad for gap, length, pad in zip(dilation, window, padding, strict=True)
     ]
     if stride == (1, 1) and min(around) >= 0:
         turned = weight.reshape((groups, out // groups, each, *window)).flip((3, 4))
@@ -68,9 +67,7 @@ def of_weight(
     """Return the gradient of a weight: products of the image's windows with g, summed over places
     and images."""
     out, each, height, width = shape
-    windows = image._new(
-        image._windows("conv2d", (height, width), stride, padding, dilation, 0)
-    )
+    windows = image._new(image._windows("conv2d", (height, width), stride, padding, dilation, 0))
     batch, _, rows, columns = windows.shape[:4]
     rows, columns = g.shape[2:]
     box = [(0, size) for size in windows.shape]

@@ -73,5 +73,6 @@ class Sampling:
 
 
 def _chances(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    raised: NDArray[np.float64] = np.exp(scores - scores.max())
-    return raised / raised.sum()
+    raised = np.exp(scores - scores.max())
+    chances: NDArray[np.float64] = raised / raised.sum()
+    return chances

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -82,7 +83,9 @@ class Convolutions(Operations):
         host = self.device.target.abi == "host"
         wide = self.shape[3] + 2 * pair("conv2d", padding, 0)[1]
         # an image that only one channel reads is padded by the kernel that holds it
-        apart = host and out_channels == groups and cost.in_windows(height, width, wide)
+        phases = prod(pair("conv2d", stride, 1))
+        held = cost.in_windows(height, width, wide, phases)
+        apart = host and out_channels == groups and held
         windows = self.cast(dtype)._windows(
             "conv2d", (height, width), stride, padding, dilation, 0, apart
         )  # [batch, channels, out height, out width, height, width]
@@ -156,7 +159,7 @@ class Convolutions(Operations):
         forms = {"windows": partial(form, False), "tiles": partial(form, True)}
         return self._preferred(what, forms)
 
-    def max_pool2d(
+    def _max_pool2d(
         self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1
     ) -> Self:
         """Return the maximum of each window. stride: default the window's size; padding is
@@ -170,7 +173,7 @@ class Convolutions(Operations):
         found = source._reduce(operation, windows, (4, 5), False)
         return found._ruled("first extreme", [source])
 
-    def avg_pool2d(self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0) -> Self:
+    def _avg_pool2d(self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0) -> Self:
         """Return the mean of each window, including the zeros of the padding."""
         sizes = pair("avg_pool2d", size, 1)
         step = sizes if stride is None else stride

@@ -190,21 +190,6 @@ class Elementwise(TensorCore):
         """Return the absolute value. Unsigned integers are unchanged."""
         return self._new(graph.elementwise("abs", self.dtype, self.node))
 
-    def clamp(self, min: Scalar | None = None, max: Scalar | None = None) -> Self:
-        """Limit the elements to `min` and `max`; None means no limit."""
-        return self._clamped(min, max, True)
-
-    def _clamped(self, low: Scalar | None, high: Scalar | None, edges: Any) -> Self:
-        """Limit the elements. edges: whether one at a limit passes its gradient on."""
-        bounded = self._same() if low is None else self.maximum(low)
-        bounded = bounded if high is None else bounded.minimum(high)
-        limits = [each for each in (low, high) if each is not None]
-        if any(isinstance(each, TensorCore) for each in limits):
-            return bounded
-        return bounded._ruled("clamp", [self], (low, high, edges))
-
-    clip = clamp
-
     # ---- functions -----------------------------------------------------------------------------
 
     def exp(self) -> Self:

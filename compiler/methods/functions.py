@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import float32
 from ugpu.compiler.graph import node as graph
+from ugpu.compiler.methods.core import Scalar, TensorCore
 from ugpu.compiler.methods.elementwise import Elementwise
 
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805  # arXiv:1706.02515
@@ -113,6 +114,21 @@ class Functions(Elementwise):
             return rest
         opposite = rest._compare("ne", 0) & ((rest ^ dividend) < 0)
         return opposite.where(rest - divisor, rest)
+
+    def clamp(self, min: Scalar | None = None, max: Scalar | None = None) -> Self:
+        """Limit the elements to `min` and `max`; None means no limit."""
+        return self._clamped(min, max, True)
+
+    def _clamped(self, low: Scalar | None, high: Scalar | None, edges: bool) -> Self:
+        """Limit the elements. edges: whether one at a limit passes its gradient on."""
+        bounded = self._same() if low is None else self.maximum(low)
+        bounded = bounded if high is None else bounded.minimum(high)
+        limits = [each for each in (low, high) if each is not None]
+        if any(isinstance(each, TensorCore) for each in limits):
+            return bounded
+        return bounded._ruled("clamp", [self], (low, high, edges))
+
+    clip = clamp
 
     # ---- activations ---------------------------------------------------------------------------
 

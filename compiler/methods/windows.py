@@ -164,7 +164,7 @@ class Windows(Convolutions, Resampling):
         maximum's place among the elements of its channel, as int64.
         """
         if not ceil_mode and not return_indices and self.ndim == 4:
-            return super().max_pool2d(size, stride=stride, padding=padding, dilation=dilation)
+            return self._max_pool2d(size, stride=stride, padding=padding, dilation=dilation)
         return self._max_pool("max_pool2d", 2, size, stride=stride, padding=padding,
                               dilation=dilation, ceil_mode=ceil_mode,
                               return_indices=return_indices)  # fmt: skip
@@ -184,7 +184,7 @@ class Windows(Convolutions, Resampling):
         """Return the mean of each window. count_include_pad: include the zeros of the padding.
         ceil_mode: a last window that begins inside counts."""
         if not ceil_mode and count_include_pad and self.ndim == 4:
-            return super().avg_pool2d(size, stride=stride, padding=padding)
+            return self._avg_pool2d(size, stride=stride, padding=padding)
         return self._avg_pool("avg_pool2d", 2, size, stride=stride, padding=padding,
                               ceil_mode=ceil_mode, count_include_pad=count_include_pad)  # fmt: skip
 
@@ -219,7 +219,7 @@ class Windows(Convolutions, Resampling):
         operation = "or" if self.dtype is bool_ else "max"
         maxima = windows._reduce(
             operation, windows.node, tuple(range(axes + 2, windows.ndim)), False
-        )
+        )._ruled("first extreme", [windows])
         if not return_indices:
             return maxima
         out, window = windows.shape[2 : axes + 2], windows.shape[axes + 2 :]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from ugpu.compiler.nn import init as init
 from ugpu.compiler.nn.activation import CELU as CELU
+from ugpu.compiler.nn.activation import ELU as ELU
+from ugpu.compiler.nn.activation import GELU as GELU
+from ugpu.compiler.nn.activation import GLU as GLU
+from ugpu.compiler.nn.activation import SELU as SELU
 from ugpu.compiler.nn.activation import Dropout as Dropout
 from ugpu.compiler.nn.activation import Dropout1d as Dropout1d
 from ugpu.compiler.nn.activation import Dropout2d as Dropout2d
 from ugpu.compiler.nn.activation import Dropout3d as Dropout3d
-from ugpu.compiler.nn.activation import ELU as ELU
-from ugpu.compiler.nn.activation import GELU as GELU
-from ugpu.compiler.nn.activation import GLU as GLU
 from ugpu.compiler.nn.activation import Hardsigmoid as Hardsigmoid
 from ugpu.compiler.nn.activation import Hardswish as Hardswish
 from ugpu.compiler.nn.activation import Hardtanh as Hardtanh
@@ -21,9 +22,8 @@ from ugpu.compiler.nn.activation import Mish as Mish
 from ugpu.compiler.nn.activation import PReLU as PReLU
 from ugpu.compiler.nn.activation import ReLU as ReLU
 from ugpu.compiler.nn.activation import ReLU6 as ReLU6
-from ugpu.compiler.nn.activation import SELU as SELU
-from ugpu.compiler.nn.activation import SiLU as SiLU
 from ugpu.compiler.nn.activation import Sigmoid as Sigmoid
+from ugpu.compiler.nn.activation import SiLU as SiLU
 from ugpu.compiler.nn.activation import Softmax as Softmax
 from ugpu.compiler.nn.activation import Softmin as Softmin
 from ugpu.compiler.nn.activation import Softplus as Softplus
@@ -70,6 +70,14 @@ from ugpu.compiler.nn.recurrent import LSTM as LSTM
 from ugpu.compiler.nn.recurrent import RNN as RNN
 
 __all__ = [
+    "CELU",
+    "ELU",
+    "GELU",
+    "GLU",
+    "GRU",
+    "LSTM",
+    "RNN",
+    "SELU",
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
     "AdaptiveMaxPool1d",
@@ -80,7 +88,6 @@ __all__ = [
     "BatchNorm2d",
     "BatchNorm3d",
     "Bilinear",
-    "CELU",
     "Conv1d",
     "Conv2d",
     "Conv3d",
@@ -91,12 +98,8 @@ __all__ = [
     "Dropout1d",
     "Dropout2d",
     "Dropout3d",
-    "ELU",
     "Embedding",
     "Flatten",
-    "GELU",
-    "GLU",
-    "GRU",
     "GroupNorm",
     "Hardsigmoid",
     "Hardswish",
@@ -105,7 +108,6 @@ __all__ = [
     "InstanceNorm1d",
     "InstanceNorm2d",
     "InstanceNorm3d",
-    "LSTM",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
@@ -121,10 +123,8 @@ __all__ = [
     "PReLU",
     "Parameter",
     "RMSNorm",
-    "RNN",
     "ReLU",
     "ReLU6",
-    "SELU",
     "Sequential",
     "SiLU",
     "Sigmoid",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ugpu.compiler.nn.linear import empty
 from ugpu.compiler.nn import init
+from ugpu.compiler.nn.linear import empty
 from ugpu.compiler.nn.module import Module
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument

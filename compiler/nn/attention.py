@@ -34,7 +34,9 @@ class MultiheadAttention(Module):
         sizes = (embed_dim, kdim or embed_dim, vdim or embed_dim)
         self.joined = len(set(sizes)) == 1
         if self.joined:
-            self.in_proj_weight = init.xavier_uniform_(empty(3 * embed_dim, embed_dim, device=device))
+            self.in_proj_weight = init.xavier_uniform_(
+                empty(3 * embed_dim, embed_dim, device=device)
+            )
         else:
             for name, inputs in zip("qkv", sizes, strict=True):
                 made = init.xavier_uniform_(empty(embed_dim, inputs, device=device))
@@ -63,7 +65,7 @@ class MultiheadAttention(Module):
         heads = [self._heads(each, place) for place, each in enumerate(given)]
         mask = self._mask(key_padding_mask, attn_mask, heads[0].shape[0])
         if mask is not None and is_causal and attn_mask is not None:
-            is_causal = False  # the mask is causal already, as in PyTorch
+            is_causal = False  # the mask contains it, as in PyTorch
         made = self._attended(heads, mask, is_causal)
         made = made.transpose(1, 2).reshape(*given[0].shape[:2], self.size)
         made = self.out_proj(made)
@@ -84,7 +86,9 @@ class MultiheadAttention(Module):
         """Return [batch, heads, length, size / heads]."""
         rows = slice(place * self.size, (place + 1) * self.size)
         weight = (
-            self.in_proj_weight[rows] if self.joined else getattr(self, f"{'qkv'[place]}_proj_weight")
+            self.in_proj_weight[rows]
+            if self.joined
+            else getattr(self, f"{'qkv'[place]}_proj_weight")
         )
         made = x @ weight.transpose(0, 1)
         if self.in_proj_bias is not None:

@@ -40,7 +40,9 @@ class Module:
     def __setattr__(self, name: str, value: Any) -> None:
         groups = [self.__dict__.get(key) for key in ("_parameters", "_buffers", "_modules")]
         if any(group is None for group in groups):
-            raise BadArgument(f"{type(self).__name__}: call super().__init__() before {name} is set")
+            raise BadArgument(
+                f"{type(self).__name__}: call super().__init__() before {name} is set"
+            )
         parameters, buffers, modules = groups
         assert parameters is not None and buffers is not None and modules is not None
         if isinstance(value, Parameter):
@@ -187,7 +189,9 @@ class Module:
         own = self.state_dict()
         faults = []
         if strict:
-            faults += [f"missing {name} {list(own[name].shape)}" for name in own if name not in state]
+            faults += [
+                f"missing {name} {list(own[name].shape)}" for name in own if name not in state
+            ]
             faults += [f"unexpected {name}" for name in state if name not in own]
         for name, value in state.items():
             if name in own and tuple(np.shape(value)) != own[name].shape:
@@ -250,7 +254,8 @@ class Sequential(Module):
         return iter(self._modules.values())
 
     def __getitem__(self, place: int) -> Module:
-        return list(self._modules.values())[place]
+        module: Module = list(self._modules.values())[place]
+        return module
 
 
 class ModuleList(Module):
@@ -273,7 +278,8 @@ class ModuleList(Module):
         return iter(self._modules.values())
 
     def __getitem__(self, place: int) -> Module:
-        return list(self._modules.values())[place]
+        module: Module = list(self._modules.values())[place]
+        return module
 
 
 class ModuleDict(Module):

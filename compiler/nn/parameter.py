@@ -30,6 +30,8 @@ class Parameter(Tensor, results=False):
 
     __slots__ = ("_array", "_frozen", "_view")
 
+    _view: weakref.ref[Node] | None  # the present node, as a part of the array
+
     def __init__(
         self, data: Any, requires_grad: bool = True, *, device: Device | str | None = None,
         dtype: DType | str | None = None,
@@ -54,6 +56,10 @@ class Parameter(Tensor, results=False):
         else:
             self._frozen, self._view = not wanted, None
 
+    def __deepcopy__(self, memo: object) -> Any:  # of Parameter
+        """Return a parameter of its own with the same elements."""
+        return Parameter(self.detach(), self.requires_grad)
+
     def _become_leaf(self, node: Node) -> None:
         if self._array is None:  # a part of an array is one already
             super()._become_leaf(node)
@@ -74,8 +80,11 @@ def _write(parameter: Parameter, node: Node) -> None:
         parameter._array.write(parameter, node)
 
 
-# The slot of TensorCore may be exchanged for a property while a function is recorded.
-setattr(Parameter, "node", property(_read, _write))  # mypy allows no property over a variable
+# By name: for mypy, `node` is a variable, which a property cannot replace. The slot of TensorCore
+# may be exchanged for a property while a function is recorded.
+type.__setattr__(
+    Parameter, "node", property(_read, _write)
+)  # mypy allows no property over a variable
 
 
 class Array:

@@ -34,7 +34,10 @@ class _Recurrent(Module):
             inputs = input_size if layer == 0 else hidden_size * self.directions
             for direction in range(self.directions):
                 end = self._end(layer, direction)
-                shapes = {"weight_ih": (rows, inputs), "weight_hh": (rows, hidden_size)}
+                shapes: dict[str, tuple[int, ...]] = {
+                    "weight_ih": (rows, inputs),
+                    "weight_hh": (rows, hidden_size),
+                }
                 if bias:
                     shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
                 for name, shape in shapes.items():

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from ugpu.compiler.dtype import bfloat16
 from ugpu.compiler.onnx.package import module
+from ugpu.compiler.runtime.recording import current_recording
+from ugpu.compiler.runtime.upload import copied
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.device.device import Device
 
@@ -69,7 +71,11 @@ class Constants:
         ):
             number = Tensor(first[0].item(), device=self.device, dtype=_dtype(array))
             return number.expand(array.shape) if array.shape else number
-        return Tensor(array, device=self.device)
+        recording = current_recording()
+        if recording is None or recording.pool is not None:
+            return Tensor(array, device=self.device)  # refused while work is captured
+        tensor = Tensor(0.0, device=self.device)  # the first call of a function of @jit
+        return tensor._new(copied(self.device, array, None))
 
     def array(self, value: Any) -> Any:
         """Return a value as an array of the host; a tensor is computed and read."""

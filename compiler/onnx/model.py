@@ -12,7 +12,7 @@ import numpy as np
 
 from ugpu.compiler.onnx.constants import Constants
 from ugpu.compiler.onnx.graphs import Graphs, missing_operators
-from ugpu.compiler.onnx.package import array_of, module
+from ugpu.compiler.onnx.package import DTYPES, STRING, array_of, module
 from ugpu.compiler.runtime.runtime import device_of
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.device.device import Device
@@ -28,10 +28,11 @@ CONVERTED = 17
 class Model:
     """An ONNX model on a device. Calling it runs the graph.
 
-    inputs, outputs: names, in the model's order. operators: how often each operator occurs. The
-    result of a call is a tensor for each output (a NumPy array of strings, a list for a sequence);
-    nothing runs before the result is read. In `@jit` the model is recorded, if no shape depends on
-    values of inputs.
+    inputs, outputs: names, in the model's order. input_types: for each input its element type and
+    its sizes, of which those that the model leaves open are names. operators: how often each
+    operator occurs. The result of a call is a tensor for each output (a NumPy array of strings, a
+    list for a sequence); nothing runs before the result is read. In `@jit` the model is recorded,
+    if no shape depends on values of inputs.
     """
 
     def __init__(self, proto: Any, device: Device | str | None = None, folder: str = "") -> None:
@@ -55,6 +56,9 @@ class Model:
         self.inputs = [each.name for each in graph.input if each.name not in weights]
         self.optional = [each.name for each in graph.input if each.name in weights]
         self.outputs = [each.name for each in graph.output]
+        self.input_types = {
+            each.name: _described(each) for each in graph.input if each.name not in weights
+        }
         self._graph = graph
         self._constants = Constants(self.device)
         self._weights = {name: self._constants.weight(array) for name, array in weights.items()}
@@ -98,6 +102,15 @@ class Model:
             f"<onnx.Model({', '.join(self.inputs)}) of {sum(self.operators.values())} nodes on "
             f"{self.device.name}>"
         )
+
+
+def _described(value: Any) -> tuple[str, list[int | str]]:
+    kind = value.type.tensor_type
+    sizes: list[int | str] = []
+    for n, each in enumerate(kind.shape.dim):
+        sizes.append(each.dim_value if each.HasField("dim_value") else each.dim_param or f"?{n}")
+    name = "string" if kind.elem_type == STRING else DTYPES.get(kind.elem_type, "no tensor")
+    return name, sizes
 
 
 def load(path: str | os.PathLike[str], *, device: Device | str | None = None) -> Model:

@@ -59,7 +59,7 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """Adam (arXiv:1412.6980). weight_decay is added to the gradient."""
 
-    arrays = ("exp_avg", "exp_avg_sq")
+    arrays: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
     decoupled = False
 
     def __init__(

@@ -52,7 +52,9 @@ class Muon(Optimizer):
             matrix = update._new(array.of(update.node, parameter))
             turned = orthogonal(matrix, options["ns_steps"], options["eps"])
             parts.append(turned * _scale(parameter.shape, options["adjust_lr_fn"]))
-        replace(p, p * (1 - group.rate * options["weight_decay"]) - group.rate * array.joined(parts))
+        replace(
+            p, p * (1 - group.rate * options["weight_decay"]) - group.rate * array.joined(parts)
+        )
         return [p, buffer]
 
 

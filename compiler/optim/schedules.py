@@ -56,9 +56,7 @@ class StepLR(LambdaLR):
 class MultiStepLR(LambdaLR):
     """Times gamma at each milestone."""
 
-    def __init__(
-        self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1) -> None:
         ends = sorted(milestones)
         super().__init__(optimizer, lambda count: gamma ** sum(end <= count for end in ends))
 

@@ -6,17 +6,19 @@ recorded for something else to run (bare.program).
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 from ugpu.hcq.errors import BadArgument
-from ugpu.hcq.registers.fields import BoundRegister
+from ugpu.hcq.registers.fields import BoundRegister, Register, RegisterBlock
 from ugpu.hcq.transport.base import Window
 
 ALL_ONES = 0xFFFF_FFFF
+Access = tuple[bool, int, int]  # whether it writes, the register's index, the value
 RECENT = 1024  # accesses kept for reports
 
 
@@ -59,7 +61,7 @@ class RegisterBus:
         self.index_register: int | None = None  # dword indices, once they are known
         self.data_register: int | None = None
         # The last accesses, for the evidence of a failure: whether it was a write, index, value.
-        self.recent: deque[tuple[bool, int, int]] = deque(maxlen=RECENT)
+        self.recent: deque[Access] = deque(maxlen=RECENT)
 
     @contextmanager
     def recorded(self, recorder: Recorder | None) -> Iterator[None]:
@@ -185,3 +187,35 @@ class RegisterBus:
                 self.window.read32(self.index_register * 4)
             self._aimed = None if self._known is None else address
         return self.data_register * 4
+
+
+def described(accesses: Iterable[Access], blocks: Sequence[RegisterBlock]) -> list[str]:
+    """Return accesses by name, with the fields that are not 0. An access repeated in a row is one
+    line with its count."""
+    lines: list[str] = []
+    known: dict[Access, str] = {}  # polls repeat the same few
+    registers: dict[int, Register | None] = {}
+    for access, repeated in itertools.groupby(accesses):
+        line = known.get(access)
+        if line is None:
+            index = access[1]
+            if index not in registers:
+                place = next(filter(None, (block.find(index) for block in blocks)), None)
+                registers[index] = None if place is None else place.register
+            line = known[access] = _described(access, registers[index])
+        times = sum(1 for _ in repeated)
+        lines.append(line + (f" ({times} times)" if times > 1 else ""))
+    return lines
+
+
+def _described(access: Access, register: Register | None) -> str:
+    is_write, index, value = access
+    what = "write" if is_write else "read"
+    if register is None:
+        return f"{what} register {index:#x} {value:#x}"
+    parts = []
+    for name, field in register.fields.items() if value else ():
+        part = value >> field.lsb & ((1 << field.width) - 1)
+        if part:
+            parts.append(f"{name} {part:#x}")
+    return f"{what} {register.name} {value:#x}" + (f"  [{', '.join(parts)}]" if parts else "")

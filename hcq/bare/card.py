@@ -148,7 +148,9 @@ class BareCard(ABC, Generic[H]):
 
     @abstractmethod
     def open_context(self, holder: H) -> None:
-        """Translate a holder's accesses by its own tables, and attribute its reports to it."""
+        """Translate a holder's accesses by its own tables, and attribute its reports to it. For the
+        first holder, this comes before `start`: nothing is written to a chip in an unknown state,
+        and the start opens the contexts of all holders."""
 
     @abstractmethod
     def close_context(self, holder: H) -> None:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import ParamSpec, Protocol, TypeVar, cast
 
 from ugpu.hcq.bare import remedies
-from ugpu.hcq.bare.bus import ALL_ONES, RegisterBus
+from ugpu.hcq.bare.bus import ALL_ONES, RegisterBus, described
 from ugpu.hcq.bare.link import Link
-from ugpu.hcq.bare.recent import described
 from ugpu.hcq.bare.vram import Vram
 from ugpu.hcq.errors import DeviceLost
 from ugpu.hcq.registers.fields import BoundRegister, RegisterBlock, RegisterValue
@@ -50,9 +49,10 @@ class BareChip(ABC):
     """One chip: its transport, registers and memory.
 
     doorbells: the window that rings queues. dark: parts of the chip have no power until a reset
-    (bare.rest). kept: configuration space as first contact found it, None where no other program
-    can reach the slot. command: what the command register was set to, None if it may have changed.
-    link: kept out of its low-power states. A subclass sets `vram` and `doorbells`.
+    (bare.rest); the vendor clears it once it has seen that the chip was reset. kept: configuration
+    space as first contact found it, None where no other program can reach the slot. command: what
+    the command register was set to, None if it may have changed. link: kept out of its low-power
+    states. A subclass sets `vram` and `doorbells`.
     """
 
     vram: Vram
@@ -81,7 +81,7 @@ class BareChip(ABC):
         return ()
 
     def recent_accesses(self) -> list[str]:
-        """Return the last register accesses, oldest first; see bare.recent."""
+        """Return the last register accesses, oldest first; see bare.bus.described."""
         return described(tuple(self.bus.recent), [*self.blocks()])
 
     @property

@@ -1,13 +1,17 @@
-"""Stages of a start: named, measured, and named in the errors that are raised in them."""
+"""Stages of a start: named, measured, and named in the errors that are raised in them; and the
+named states of units, which show how far a chip in any state is."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
-from ugpu.hcq.errors import FirmwareSilent, UgpuError, UnitTimeout
+from ugpu.hcq.bare import remedies
+from ugpu.hcq.errors import FirmwareSilent, NotRecorded, UgpuError, UnitTimeout
+from ugpu.hcq.registers.fields import BoundRegister
 from ugpu.hcq.state import trace
 
 log = logging.getLogger(__name__)
@@ -54,3 +58,36 @@ def or_silent(
         yield
     except UnitTimeout as error:
         raise FirmwareSilent(text, **{**error.facts, **facts, **state()}) from error
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of one `unit`. name: for people and programs. ok: the unit works, or waits to be
+    booted; None: not known, because a recording lacks it. registers: the values it was read from.
+    """
+
+    unit: str
+    name: str
+    ok: bool | None
+    meaning: str
+    remedy: str
+    registers: dict[str, int]
+
+
+def tried(unit: str, look: Callable[[], Iterator[State]]) -> Iterator[State]:
+    """Yield the states that `look` finds; if it cannot read one, yield the reason."""
+    try:
+        yield from look()
+    except NotRecorded as error:
+        lacking = error.message.removeprefix("not recorded: ")
+        yield State(unit, "not recorded", None, lacking, "", {})
+    except UgpuError as error:
+        yield State(unit, "unreadable", False, str(error), remedies.LINK, {})
+
+
+def shown_with(registers: dict[str, int], **more: BoundRegister) -> dict[str, int]:
+    """Add further registers, which are only shown, to `registers`; of a recording, those it has."""
+    for name, register in more.items():
+        with suppress(NotRecorded):
+            registers[name] = int(register.read())
+    return registers

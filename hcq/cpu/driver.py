@@ -35,8 +35,7 @@ from ugpu.hcq.cpu.processor import (
     Words,
     native,
 )
-from ugpu.hcq.cpu.queue import CpuQueue
-from ugpu.hcq.device.driver import Driver
+from ugpu.hcq.cpu.queue import CpuQueue, QueuesDriver
 from ugpu.hcq.errors import BadPacket, ChipError, UgpuError
 from ugpu.hcq.state import host, life
 from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned
@@ -77,7 +76,7 @@ def host_target(threads: int) -> TargetSpec:
     )
 
 
-class CpuDriver(Driver):
+class CpuDriver(QueuesDriver):
     """Host threads. One compute queue, whose launches use all threads, and one copy queue."""
 
     clock_hertz = 1e9
@@ -150,8 +149,6 @@ class CpuDriver(Driver):
             memory.close()
 
     def timeline_memory(self) -> Buffer:
-        """Return memory for a queue's timeline; it belongs to the device and is not counted as
-        used."""
         memory = HostMemory(TIMELINE_SIZE)
         self._memories.add(memory)
         address = VirtAddr(memory.address)

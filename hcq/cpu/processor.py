@@ -182,7 +182,11 @@ class Pool:
 
 
 class Server:
-    """A queue's native thread with its ring. bell: the device's, rung when the queue signals."""
+    """A queue's native thread with its ring.
+
+    Attributes:
+        bell: the device's, rung when the queue signals.
+    """
 
     def __init__(self, bell: Bell, pool: Pool, name: str) -> None:
         self.native = native()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import struct
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar
@@ -32,6 +33,7 @@ from ugpu.hcq.cpu.processor import (
     Words,
     native,
 )
+from ugpu.hcq.device.driver import Driver
 from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.work.command import (
     Barrier,
@@ -51,12 +53,28 @@ from ugpu.hcq.work.queue import HardwareQueue, QueueKind, Resident
 from ugpu.hcq.work.timeline import Timeline
 
 if TYPE_CHECKING:
-    from ugpu.hcq.cpu.driver import CpuDriver
     from ugpu.hcq.work.buffer import Buffer
 
 KERNARG_ALIGN = 64  # bytes; the image itself is aligned at least as much
 ARENA_SIZE = 1 << 20  # bytes of transient memory per queue
 SLOTS, SLOT_SIZE = 256, 4096  # for prepared submissions; as in native/types.ll
+
+
+class QueuesDriver(Driver):
+    """What queues use of hcq.cpu.driver.CpuDriver."""
+
+    @abstractmethod
+    def take_memory(self, size: int) -> HostMemory:
+        """Allocate memory, which counts as used; see `drop_memory`."""
+
+    @abstractmethod
+    def drop_memory(self, memory: HostMemory) -> None:
+        """Free memory, unless threads that never ended may access it."""
+
+    @abstractmethod
+    def timeline_memory(self) -> Buffer:
+        """Return memory for a queue's timeline; it belongs to the device and is not counted as
+        used."""
 
 
 class Image(CommandBuffer):
@@ -158,7 +176,7 @@ class Encoder:
 class CpuResident(Resident):
     """A graph's image in its own memory."""
 
-    def __init__(self, driver: CpuDriver, count: int) -> None:
+    def __init__(self, driver: QueuesDriver, count: int) -> None:
         self.driver = driver
         self.memory = driver.take_memory(4 * count)
         self.words = self.memory.array.view(np.uint32)
@@ -212,7 +230,7 @@ class CpuTimeline(Timeline):
     """A queue's timeline. `last` is a word that the native side writes together with the ring, so
     that an exception cannot come between an entry and its value."""
 
-    def __init__(self, driver: CpuDriver, memory: Buffer, name: str) -> None:
+    def __init__(self, driver: QueuesDriver, memory: Buffer, name: str) -> None:
         assert memory.view is not None
         self._cells = memory.view.cast("Q")
         super().__init__(driver.core, memory, name)
@@ -272,7 +290,7 @@ class CpuQueue(HardwareQueue):
 
     reuses_launches = True
 
-    def __init__(self, driver: CpuDriver, kind: QueueKind, server: Server) -> None:
+    def __init__(self, driver: QueuesDriver, kind: QueueKind, server: Server) -> None:
         self.core, self.driver = driver.core, driver
         self.kind = kind
         self.name = f"cpu {kind.value}"

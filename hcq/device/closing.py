@@ -14,8 +14,11 @@ from ugpu.hcq.state import life, trace
 class Closing(ABC):
     """Closing of hcq.Device, and the errors of threads that use it meanwhile.
 
-    closer: the thread that is in `close`. inherited: the device belongs to a parent process.
-    at_end: called once when the device has ended, by the thread that closed it, without the lock.
+    Attributes:
+        closer: the thread that is in `close`.
+        inherited: the device belongs to a parent process.
+        at_end: called once when the device has ended, by the thread that closed it, without the
+            lock.
     """
 
     def __init__(self, name: str, lock: threading.RLock | None = None) -> None:

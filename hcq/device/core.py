@@ -75,14 +75,24 @@ class Core(Closing):
     In a forked child, and while another thread is in `close`, methods that need the device raise
     Closed.
 
-    driver: the driver that it calls. device: the user's object. limit_s: how long a wait may take
-    if its caller gives no limit (seconds, by the driver's clock). last_failure: the failure handled
-    by the last `reset`. resets: number of resets. keeper: writes the first failure's bundle.
-    healer: resets the device. copies: copies between its memory and this process. replaying: a
-    replay that has begun, see `complete`. waits: waits for its queues. losses: work that resets
-    lost. launches: kernels submitted so far. errors: failures so
-    far, by class. observer: serves telemetry, if enabled (hcq.device.observe). explainers: return
-    further facts for a failure, from modules with more facts about its kernel; must not raise.
+    Attributes:
+        driver: the driver that it calls.
+        device: the user's object.
+        limit_s: how long a wait may take if its caller gives no limit (seconds, by the driver's
+            clock).
+        last_failure: the failure handled by the last `reset`.
+        resets: number of resets.
+        keeper: writes the first failure's bundle.
+        healer: resets the device.
+        copies: copies between its memory and this process.
+        replaying: a replay that has begun, see `complete`.
+        waits: waits for its queues.
+        losses: work that resets lost.
+        launches: kernels submitted so far.
+        errors: failures so far, by class.
+        observer: serves telemetry, if enabled (hcq.device.observe).
+        explainers: return further facts for a failure, from modules with more facts about its
+            kernel; must not raise.
     """
 
     device: Device

@@ -38,8 +38,11 @@ def evidence(core: Core, failure: UgpuError) -> Evidence:
 
 
 class Keeper:
-    """Keeps the evidence of one device. folder: where bundles go; None: the settings'
-    (UGPU_CRASHES)."""
+    """Keeps the evidence of one device.
+
+    Attributes:
+        folder: where bundles go; None: the settings' (UGPU_CRASHES).
+    """
 
     def __init__(self, device: str, folder: Path | None = None) -> None:
         self.device = device

@@ -109,8 +109,9 @@ class Halted(Protocol):
 class Debugger(Protocol):
     """A step debugger. All methods but `opened` are called on the thread that runs the kernel.
 
-    active: wait limits are suspended while a kernel runs under the debugger. Any thread may read
-    it.
+    Attributes:
+        active: wait limits are suspended while a kernel runs under the debugger. Any thread may
+            read it.
     """
 
     @property

@@ -61,10 +61,14 @@ class Driver(ABC):
     """One device and its driver. Subclasses implement the abstract methods; the others have
     defaults.
 
-    name: as users gave it to `hcq.open`. target: the properties that a compiler needs. clock_hertz:
-    rate of the ticks that Queue.timestamp writes. clock: time and wait limits, the transport's if
-    there is one. core: the device-independent part, which the driver needs for the objects that it
-    makes (buffers, timelines) and queries (`core.failure`, `core.limit_s`, `core.check_failures`).
+    Attributes:
+        name: as users gave it to `hcq.open`.
+        target: the properties that a compiler needs.
+        clock_hertz: rate of the ticks that Queue.timestamp writes.
+        clock: time and wait limits, the transport's if there is one.
+        core: the device-independent part, which the driver needs for the objects that it makes
+            (buffers, timelines) and queries (`core.failure`, `core.limit_s`,
+            `core.check_failures`).
     """
 
     target: TargetSpec

@@ -71,8 +71,12 @@ def device_of(path: Path) -> str:
 
 
 class Sampler:
-    """Makes the telemetry of one device. clock: seconds; injected by tests. beside: returns the
-    kernels that others have submitted to the same device."""
+    """Makes the telemetry of one device.
+
+    Attributes:
+        clock: seconds; injected by tests.
+        beside: returns the kernels that others have submitted to the same device.
+    """
 
     def __init__(
         self,
@@ -291,7 +295,11 @@ def offer(core: Core, folder: Path) -> Observer | None:
 
 
 class Reader:
-    """A connection to one owner. path: its socket. A context manager."""
+    """A connection to one owner. A context manager.
+
+    Attributes:
+        path: its socket.
+    """
 
     def __init__(self, path: Path, limit_s: float = 1.0) -> None:
         """Connect to the owner. DeviceNotFound if it is gone (its socket is then removed);

@@ -33,9 +33,12 @@ FAULT_POLICIES = ("raise", "recover")
 class Healer:
     """Recovery of one device. Its lock is held unless a method says otherwise.
 
-    policy: "raise" or "recover". last: report of the last reset. buffers: those whose content a
-    reset may lose. repeated: for a driver, inside `recover`: the previous reset was interrupted,
-    and its losses were not reported.
+    Attributes:
+        policy: "raise" or "recover".
+        last: report of the last reset.
+        buffers: those whose content a reset may lose.
+        repeated: for a driver, inside `recover`: the previous reset was interrupted, and its losses
+            were not reported.
     """
 
     def __init__(self, core: Core) -> None:

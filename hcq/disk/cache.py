@@ -37,9 +37,10 @@ _OURS = re.compile(r"[0-9a-z]{64}|new-[0-9a-zA-Z_]+")  # entries, and a killed w
 class DiskCache:
     """A folder of objects; with `folder` None nothing is kept. Keys are made by `key`.
 
-    many: the folder has many writers of few entries each, and too many entries for every writer to
-    check its size. One in CHECK_EVERY writes of all writers then checks the size; otherwise the
-    first write of this writer does so, too.
+    Attributes:
+        many: the folder has many writers of few entries each, and too many entries for every writer
+            to check its size. One in CHECK_EVERY writes of all writers then checks the size;
+            otherwise the first write of this writer does so, too.
     """
 
     def __init__(self, folder: Path | None, limit: int = LIMIT, *, many: bool = False) -> None:

@@ -98,10 +98,10 @@ def attach_virtual(chip: str, /, **options: object) -> Attachment | NodeAttachme
     """
     chip, _, variant = chip.partition("+")
     attach = functools.partial(_attach_of(chip, variant), chip)
-    made: Attachment | NodeAttachment = attach(**options)
-    if not isinstance(made, Attachment | NodeAttachment):
-        raise TypeError(f"the model of {chip} returned {made!r}")
-    return made
+    attachment: Attachment | NodeAttachment = attach(**options)
+    if not isinstance(attachment, Attachment | NodeAttachment):
+        raise TypeError(f"the model of {chip} returned {attachment!r}")
+    return attachment
 
 
 def _attach_of(
@@ -109,7 +109,7 @@ def _attach_of(
 ) -> Callable[..., Any]:  # a model's entry point; its caller checks
     vendor = vendor_of(chip)
     if vendor is None:
-        have = [f"virtual:{known}" for known in sorted(virtual_chips())]
+        have = [f"virtual:{other}" for other in sorted(virtual_chips())]
         hint = meant(f"virtual:{chip}", have)
         raise DeviceNotFound(f"no virtual chip {chip!r}; {hint}there are: {', '.join(have)}")
     if variant:
@@ -295,7 +295,7 @@ def _attach_over(name: str, chip: str, bus: str, options: dict[str, object]) -> 
     """Put a model of a chip into a virtual enclosure, or open an existing one again."""
     vendor = vendor_of(chip)
     if bus not in BRIDGES or vendor not in ENDPOINTS:
-        have = [f"virtual:{known}+{way}" for known in over_usb() for way in BRIDGES]
+        have = [f"virtual:{other}+{way}" for other in over_usb() for way in BRIDGES]
         others = (*KERNEL_DRIVERS.get(vendor or "", ()), *VARIANTS.get(vendor or "", ()))
         ways = [f"virtual:{chip}+{way}" for way in others]
         hint = meant(name, [*have, *ways])
@@ -348,9 +348,9 @@ def _open_recording(name: str, path: Path, options: Mapping[str, object]) -> Dev
     except UnicodeDecodeError as error:
         raise BadArgument(f"{path} is not a recording") from error
     identity = recording.identity
-    known = pci_drivers().get((identity.vendor, identity.device))
+    driver = pci_drivers().get((identity.vendor, identity.device))
     replay = load("ugpu.hcq.transport.recorded.replay:ReplayTransport")
-    transport = replay(recording, name, by_clock=known.by_clock if known else ())
+    transport = replay(recording, name, by_clock=driver.by_clock if driver else ())
     return _open_attached(name, Attachment(transport, recording.firmware or None), options)
 
 
@@ -359,8 +359,8 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
     options = dict(options)
     opening: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     try:
-        wanted = options.pop("record", None)
-        path = _record_path() if wanted is None else Path(path_like("record", wanted))
+        record = options.pop("record", None)
+        path = _record_path() if record is None else Path(path_like("record", record))
         states = options.pop("record_states", None)
         if states and path is None:
             raise BadArgument("record_states requires record or UGPU_RECORD")
@@ -372,10 +372,10 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
                 recorder.observer = load("ugpu.hcq.find.offline:observer")(recorder)
             opening = recorder.opening()
         identity = attachment.transport.identity
-        known = pci_drivers().get((identity.vendor, identity.device))
-        if known is None:
+        driver = pci_drivers().get((identity.vendor, identity.device))
+        if driver is None:
             raise DeviceNotFound(f"{name}: no driver supports PCI id {identity}")
-        make = load(known.entry)
+        make = load(driver.entry)
         _check_options(name, make, options, given=2)
         with opening:
             try:
@@ -390,12 +390,12 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
 
 def _behind_bridge(identity: PciIdentity) -> None:
     """Reject a card that no driver supports behind a bridge."""
-    known = pci_drivers().get((identity.vendor, identity.device))
-    if known is None:
+    driver = pci_drivers().get((identity.vendor, identity.device))
+    if driver is None:
         raise DeviceNotFound(f"the card behind the bridge is {identity}, which is not supported")
-    if known.needs_host_memory:
+    if driver.needs_host_memory:
         raise NotSupported(
-            f"the card behind the bridge is {identity} ({known.description}): its driver "
+            f"the card behind the bridge is {identity} ({driver.description}): its driver "
             "requires host memory that the card can access, which a USB bridge does not "
             "provide"
         )
@@ -404,21 +404,21 @@ def _behind_bridge(identity: PciIdentity) -> None:
 def _open_pci(name: str, address: str, options: dict[str, object]) -> Device:
     """Open a supported function; others are rejected before anything is unbound or opened."""
     full, identity = load("ugpu.hcq.transport.attach:identify")(address)
-    known = pci_drivers().get((identity.vendor, identity.device))
-    if known is None:
+    driver = pci_drivers().get((identity.vendor, identity.device))
+    if driver is None:
         have = ", ".join(entry.name for entry in listing.pci_devices(listing.SYSFS_PCI)) or "none"
         raise DeviceNotFound(
             f"{name} is {identity}, which is not supported; supported devices on this "
             f"machine: {have}",
             present=True,
         )
-    make = load(known.entry)
+    make = load(driver.entry)
     for_transport = {key: options.pop(key) for key in PCI_OPTIONS & set(options)}
     driver_options = {key: value for key, value in options.items() if key not in RECORD_OPTIONS}
     _check_options(name, make, driver_options, given=2, also=PCI_OPTIONS)
     attach_pci = load("ugpu.hcq.transport.attach:attach_pci")
     transport = attach_pci(
-        full, reach_bits=known.reach_bits, least_bars=dict(known.least_bars), **for_transport
+        full, reach_bits=driver.reach_bits, least_bars=dict(driver.least_bars), **for_transport
     )
     own = name if name.startswith("thunderbolt:") else f"pci:{full}"
     return _open_attached(own, Attachment(transport), options)
@@ -438,12 +438,12 @@ def _check_options(
     parameters = list(inspect.signature(entry).parameters.values())[given:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    known = sorted({parameter.name for parameter in parameters} | also)
-    unknown = sorted(set(options) - set(known))
+    names = sorted({parameter.name for parameter in parameters} | also)
+    unknown = sorted(set(options) - set(names))
     if unknown:
-        raise BadArgument(f"{name} has no option {', '.join(unknown)}; it has: {', '.join(known)}")
+        raise BadArgument(f"{name} has no option {', '.join(unknown)}; it has: {', '.join(names)}")
 
 
-def _device(made: Any) -> Device:  # Any: it comes from a lazily imported function
-    device: Device = made
+def _device(opened: Any) -> Device:  # Any: it comes from a lazily imported function
+    device: Device = opened
     return device

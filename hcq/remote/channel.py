@@ -76,7 +76,8 @@ class Channel:
     An OpenSSL connection is used by one thread at a time: the socket is non-blocking, calls are
     made under a lock, and waiting is done outside it.
 
-    secure: whether it is an OpenSSL connection.
+    Attributes:
+        secure: whether it is an OpenSSL connection.
     """
 
     def __init__(self, connection: socket.socket, limits: Limits) -> None:

@@ -49,8 +49,10 @@ class Owned:
     reference is dropped, or a call is interrupted before there is a reference, it is given back to
     the server.
 
-    undo: the operation that gives it back; it may be sent twice. size: bytes, for statistics.
-    number: set by the connection's thread when the reply arrives.
+    Attributes:
+        undo: the operation that gives it back; it may be sent twice.
+        size: bytes, for statistics.
+        number: set by the connection's thread when the reply arrives.
     """
 
     number: int | None = None  # class attribute, for an object whose construction is interrupted
@@ -91,9 +93,11 @@ class Connection:
     If the daemon grants a lease a grace period, a broken connection is made again and continues
     with the messages in flight (hcq.remote.session).
 
-    failure: why the connection ended, None while it is open. explain: replaces the reason by a
-    better one, in the connection's thread. calls: round trips so far. resumed: how many times it
-    was made again.
+    Attributes:
+        failure: why the connection ended, None while it is open.
+        explain: replaces the reason by a better one, in the connection's thread.
+        calls: round trips so far.
+        resumed: how many times it was made again.
     """
 
     def __init__(self, address: Address, token: str | None = None) -> None:

@@ -15,12 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ugpu.hcq.copies.transfer import Transfer
-from ugpu.hcq.device.driver import Driver
 from ugpu.hcq.errors import LinkError, UgpuError
 from ugpu.hcq.objects.argument import Argument
 from ugpu.hcq.remote import failures
 from ugpu.hcq.remote.connection import Connection, Owned
-from ugpu.hcq.remote.queue import RemoteQueue, RemoteResident, RemoteTimeline
+from ugpu.hcq.remote.queue import QueuesDriver, RemoteQueue, RemoteResident, RemoteTimeline
 from ugpu.hcq.remote.replies import checked, facts, number, real, text
 from ugpu.hcq.remote.wire import CHUNK, Message, WireError
 from ugpu.hcq.state.ladder import Diagnosis, Level, Planned
@@ -43,7 +42,7 @@ AHEAD = 8  # chunks of a large copy that are in flight at a time
 _WATCH_S = 1.0
 
 
-class RemoteDriver(Driver):
+class RemoteDriver(QueuesDriver):
     """Driver of a leased device. Owns the connection, and with it the lease."""
 
     def __init__(self, name: str, connection: Connection, grant: Grant) -> None:
@@ -121,8 +120,6 @@ class RemoteDriver(Driver):
         return self._queues
 
     def replay(self, resident: RemoteResident, value: int) -> None:
-        """Have the server run a placed image. The images of all queues of a graph go in one
-        message, sent with the last of them."""
         resident.place()
         self._pending[resident] = value
         replaying = self.core.replaying
@@ -137,7 +134,6 @@ class RemoteDriver(Driver):
         self._pending.clear()
 
     def post_quietly(self, operation: str, *arguments: object) -> None:
-        """Send a message that no longer matters if the server is gone."""
         with contextlib.suppress(LinkError):
             self.connection.post(operation, *arguments)
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import itertools
 import threading
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ugpu.hcq.device.driver import Driver
 from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.remote import words
+from ugpu.hcq.remote.connection import Connection
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.command import Command, CommandBuffer, Launch, values_of
 from ugpu.hcq.work.queue import HardwareQueue, QueueKind, Resident
 from ugpu.hcq.work.timeline import SIZE, Timeline
-
-if TYPE_CHECKING:
-    from ugpu.hcq.remote.driver import RemoteDriver
 
 #: submissions in flight at a time on one queue: limits what the server must keep for them
 OUTSTANDING = 512
@@ -27,10 +26,25 @@ _images = itertools.count(1)
 Words = NDArray[np.uint32]
 
 
+class QueuesDriver(Driver):
+    """What queues use of hcq.remote.driver.RemoteDriver."""
+
+    connection: Connection
+
+    @abstractmethod
+    def replay(self, resident: RemoteResident, value: int) -> None:
+        """Have the server run a placed image. The images of all queues of a graph go in one
+        message, sent with the last of them."""
+
+    @abstractmethod
+    def post_quietly(self, operation: str, *arguments: object) -> None:
+        """Send a message that no longer matters if the server is gone."""
+
+
 class RemoteTimeline(Timeline):
     """A queue's timeline. Its memory is at the server, which reports each value that it reaches."""
 
-    def __init__(self, driver: RemoteDriver, address: int, name: str) -> None:
+    def __init__(self, driver: QueuesDriver, address: int, name: str) -> None:
         local = memoryview(bytearray(SIZE))
         place = VirtAddr(address)
         super().__init__(driver.core, Buffer(driver.core, place, SIZE, Placement.HOST, local), name)
@@ -121,7 +135,7 @@ class RemoteQueue(HardwareQueue):
 
     intent: tuple[int, Words] | None = None
 
-    def __init__(self, driver: RemoteDriver, kind: QueueKind, index: int, address: int) -> None:
+    def __init__(self, driver: QueuesDriver, kind: QueueKind, index: int, address: int) -> None:
         self.core, self.driver = driver.core, driver
         self.kind = kind
         self.index = index

@@ -38,15 +38,17 @@ class _Kept(NamedTuple):
 
 
 class Session:
-    """Sends from any thread, receives in one. keeps: whether the peer can reconnect; before that,
-    frames are not numbered and a broken connection ends everything.
+    """Sends from any thread, receives in one.
 
     After an exception at any point of `post` or `push` (such as Ctrl-C), each message is either
     sent, or sent by the next `push`, or not taken, and none is sent twice: a message is taken by
     one append, and all later steps can be repeated.
 
-    channel: the present connection; replaced by `replace`. waits: whether messages wait while too
-    many bytes are kept for the peer (FULL).
+    Attributes:
+        keeps: whether the peer can reconnect; before that, frames are not numbered and a broken
+            connection ends everything.
+        channel: the present connection; replaced by `replace`.
+        waits: whether messages wait while too many bytes are kept for the peer (FULL).
     """
 
     def __init__(self, channel: Channel, *, waits: bool = False, most: int = MOST) -> None:

@@ -119,7 +119,9 @@ class Deadline:
     a model is working at that time; see ALLOWANCE_S for how long this may continue. Used by one
     thread.
 
-    now: the time of the last poll. pause_s: how long to sleep at most before the next one.
+    Attributes:
+        now: the time of the last poll.
+        pause_s: how long to sleep at most before the next one.
     """
 
     def __init__(self, clock: Clock, limit_s: float) -> None:

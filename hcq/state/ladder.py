@@ -63,7 +63,11 @@ class Level(enum.IntEnum):
 
 
 class Rung(Protocol):
-    """One way to recover a device. cost: text that states which state it loses."""
+    """One way to recover a device.
+
+    Attributes:
+        cost: text that states which state it loses.
+    """
 
     @property
     def name(self) -> str: ...
@@ -187,8 +191,11 @@ def outcome(attempts: Sequence[Attempt]) -> str:
 
 
 class Ladder:
-    """The rungs of one device, mildest first; several may share a level. attempts: the report of
-    the last `climb`, even if an exception ended it."""
+    """The rungs of one device, mildest first; several may share a level.
+
+    Attributes:
+        attempts: the report of the last `climb`, even if an exception ended it.
+    """
 
     def __init__(self, device: str, rungs: Sequence[Rung], clock: Clock | None = None) -> None:
         assert [rung.level for rung in rungs] == sorted(rung.level for rung in rungs)

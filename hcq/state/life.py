@@ -64,7 +64,8 @@ class ModuleLock:
     a new one that is free. Use `with module_lock.lock:`. A method of this class in place of the
     lock's could be interrupted by an exception between taking the lock and entering the block.
 
-    lock: reentrant: a thread interrupted before the release can acquire it again.
+    Attributes:
+        lock: reentrant: a thread interrupted before the release can acquire it again.
     """
 
     def __init__(self) -> None:

@@ -22,12 +22,14 @@ class Buffer:
     """`size` bytes at device address `address`. Made by Device.alloc, freed by `close`
     (idempotent).
 
-    view: the bytes themselves if this process can access them (HOST placement), else None. remote:
-    a view of HOST memory that lies behind a bridge (hcq.transport.view). handle: what the driver
-    needs to free it; opaque to all other code. core: the device's, for internal modules.
-
     `buffer[a:b]` is a slice: the same memory, not owned. `close` waits for work in flight. If a
     buffer is dropped instead, its memory is freed some time after work in flight has ended.
+
+    Attributes:
+        view: the bytes themselves if this process can access them (HOST placement), else None.
+        remote: a view of HOST memory that lies behind a bridge (hcq.transport.view).
+        handle: what the driver needs to free it; opaque to all other code.
+        core: the device's, for internal modules.
     """
 
     retired: RetiredMemory | None = None  # the device's, for a buffer that owns memory

@@ -268,12 +268,15 @@ def check_open(used: Sequence[Buffer | Program]) -> None:
 class CommandBuffer:
     """An image of 32-bit words with relocations.
 
-    words: the whole image; the first `command_words` are commands, the rest data. patch() writes
-    the final image; its cost is a few vector operations, whatever the number of commands. uses:
-    objects that must still be open when it is submitted (Core.prepare). kernels: names of the
-    kernels that it launches, for reports, if the driver records them. launches: number of kernels
-    it runs. aligned: symbols whose addresses must be multiples of a number of bytes, whatever a
-    replay puts there.
+    Attributes:
+        words: the whole image; the first `command_words` are commands, the rest data. patch()
+            writes the final image; its cost is a few vector operations, whatever the number of
+            commands.
+        uses: objects that must still be open when it is submitted (Core.prepare).
+        kernels: names of the kernels that it launches, for reports, if the driver records them.
+        launches: number of kernels it runs.
+        aligned: symbols whose addresses must be multiples of a number of bytes, whatever a replay
+            puts there.
     """
 
     uses: tuple[Buffer | Program, ...] = ()

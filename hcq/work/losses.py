@@ -45,9 +45,13 @@ class _Mine(threading.local):
 
 
 class Losses:
-    """Lost work of one device. told: the error last raised to any thread. automatic: errors of
-    queues that lost work in a recovery by the device itself, until they are reported; `shared` is
-    one of them that only one queue has to report."""
+    """Lost work of one device.
+
+    Attributes:
+        told: the error last raised to any thread.
+        automatic: errors of queues that lost work in a recovery by the device itself, until they
+            are reported; `shared` is one of them that only one queue has to report.
+    """
 
     def __init__(self, core: DeviceState) -> None:
         self.core = core

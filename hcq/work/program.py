@@ -89,8 +89,9 @@ class Kernel:
 class Program(Mapping[str, Kernel]):
     """A code object loaded on a device: kernels by name. Owns its memory; a context manager.
 
-    source: returns the text that it was compiled from (kernel IR, LLVM IR, PTX), as evidence of a
-    failure; None if unknown.
+    Attributes:
+        source: returns the text that it was compiled from (kernel IR, LLVM IR, PTX), as evidence of
+            a failure; None if unknown.
     """
 
     source: Callable[[], str] | None = None

@@ -47,7 +47,9 @@ class QueueKind(enum.Enum):
 class Resident(ABC):
     """A command buffer's image placed in memory permanently, for replay. Owned by a graph.
 
-    words: the writable image; address: its address in the device's address space.
+    Attributes:
+        words: the writable image.
+        address: its address in the device's address space.
     """
 
     words: NDArray[np.uint32]

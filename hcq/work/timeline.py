@@ -23,9 +23,12 @@ class Timeline:
     timeline.
 
     `last` is the highest value returned by `advance`; `value` is the value that the device has
-    reached. clean: a wait has found all work up to this value ended and free of failures. lost:
-    ranges of values whose work resets lost (hcq.work.losses), rising: last value, first value,
-    number of the reset.
+    reached.
+
+    Attributes:
+        clean: a wait has found all work up to this value ended and free of failures.
+        lost: ranges of values whose work resets lost (hcq.work.losses), rising: last value, first
+            value, number of the reset.
     """
 
     clean = 0

@@ -1,5 +1,6 @@
-"""Training on `cpu` beside PyTorch: forward and backward passes of single operations, an optimiser's
-step, and a whole step of the digits' network. Ours is recorded by `@jit`; PyTorch runs eagerly.
+"""Training on `cpu` beside PyTorch: forward and backward passes of single operations, a step of an
+optimiser, and a whole step of the digits' network. Ours is recorded by `@jit`; PyTorch is
+as it is.
 
 See bench_compiler_peers for how the turns are taken and what the ratios mean.
 """
@@ -150,7 +151,7 @@ def _digits(device: Device, torch: Any, batch: int = 64) -> list[dict[str, objec
 
     @jit
     def step(x: Tensor, y: Tensor) -> Tensor:
-        loss = model(x).cross_entropy(y)
+        loss: Tensor = model(x).cross_entropy(y)
         loss.backward()
         optimizer.step()
         return loss
@@ -173,6 +174,8 @@ def _digits(device: Device, torch: Any, batch: int = 64) -> list[dict[str, objec
             theirs.step()
 
         peers["PyTorch"] = work
-    found = _named(_versus(f"training step of the digits' network, batch {batch}", _warm(ours), peers))
+    found = _named(
+        _versus(f"training step of the digits' network, batch {batch}", _warm(ours), peers)
+    )
     return [*found, {"name": "training step of the digits' network, kernels",
                      "value": step.kernels, "unit": ""}]  # fmt: skip

@@ -34,8 +34,9 @@ class FlushPage(enum.Enum):
 class BootFacts:
     """One chip. chip_ids: BOOT_42's architecture << 4 | implementation, also of its siblings that
     use the same files. pci_ids: devices that the driver opens. firmware: folder of its files.
-    image: folder of the GSP's image. family: of the image's signature. libos: the firmware's operating system. dma: falcons are loaded by DMA
-    and checked by a boot ROM. riscv_status: the RISC-V core's state is in its own status register.
+    image: folder of the GSP's image. family: of the image's signature. libos: the firmware's
+    operating system. dma: falcons are loaded by DMA and checked by a boot ROM. fuses: they
+    choose booter's signature. riscv_status: the RISC-V core's state is in its own status register.
     memory_mib: VRAM's size is a register in MiB. display_fuse: register that is 1 without a
     display; "" where the VGA workspace is not the driver's concern. mirror: of configuration space
     in BAR 0. bus_bits: of addresses that the chip emits. wide_window: PRAMIN is aimed by the newer
@@ -52,6 +53,7 @@ class BootFacts:
     family: str
     libos: int = 3
     dma: bool = True
+    fuses: bool = True
     riscv_status: bool = False
     memory_mib: bool = True
     display_fuse: str = "NV_FUSE_STATUS_OPT_DISPLAY"

@@ -95,7 +95,16 @@ class Meter:
             )
         )  # fmt: skip
 
+    def memory_total(self) -> float:
+        """Bytes of video memory."""
+        use = self.gpu.memory_use()
+        return self.memory("HEAP_SIZE") if use is None else float(use[1])
+
     def memory_used(self) -> float:
+        """Bytes of it that are in use."""
+        use = self.gpu.memory_use()
+        if use is not None:
+            return float(use[0])
         return self.memory("HEAP_SIZE") - self.memory("HEAP_FREE")
 
     def link(self, field: str) -> float:
@@ -195,7 +204,7 @@ def make_sensors(gpu: Gpu, data: SharedData | None) -> Sequence[Sensor]:
 
     wanted = (
         Sensor("memory_used_bytes", "B", meter.memory_used),
-        Sensor("memory_total_bytes", "B", lambda: meter.memory("HEAP_SIZE")),
+        Sensor("memory_total_bytes", "B", meter.memory_total),
         Sensor("temperature_celsius", "°C", meter.temperature, "gpu"),
         Sensor("usage_ratio", "ratio", lambda: meter.busy("gr"), "gfx"),
         Sensor("usage_ratio", "ratio", lambda: meter.busy("fb"), "memory"),
@@ -229,7 +238,7 @@ def describe(gpu: Gpu) -> dict[str, Any]:
         "uuid": _uuid_text(gpu.uuid),
     }
     try:
-        facts["vram_bytes"] = int(Meter(gpu).memory("HEAP_SIZE"))
+        facts["vram_bytes"] = int(Meter(gpu).memory_total())
     except UgpuError as error:
         log.debug("the size of memory: %s", error)
     return facts

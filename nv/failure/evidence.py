@@ -1,7 +1,7 @@
 """Evidence of a failure, read through RM for a bundle (hcq.disk.bundle).
 
 It consists of channels, mappings, the multiprocessors' exceptions and sensors. RM does not expose
-the registers and the page tables.
+the registers and the page tables; without a kernel driver, what explains its firmware is added.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def gather(driver: WorkHolder, faults: Faults, error: UgpuError) -> Evidence:
     found.take("queues.json", lambda: [_queue(queue) for queue in driver.all_queues()])
     found.take("memory.json", lambda: _regions(faults))
     found.take("driver.json", lambda: {name: str(fact) for name, fact in driver.info().items()})
-    found.missing["registers.json"] = "the kernel driver does not show them"
+    driver.gpu.add_evidence(found)
     if driver.gpu.lost():
         found.missing |= {"exceptions.json": _GONE, "sensors.json": _GONE}
         return found

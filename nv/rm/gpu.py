@@ -19,6 +19,7 @@ from ugpu.hcq.errors import AccessDenied, DriverRefused, NotSupported
 from ugpu.hcq.state.memory import Placement
 
 if TYPE_CHECKING:
+    from ugpu.hcq.disk.bundle import Evidence
     from ugpu.hcq.registers.layout import Struct
     from ugpu.nv.rm.memory import Memory
     from ugpu.nv.rm.requests import Requests
@@ -119,6 +120,10 @@ class Gpu(ABC):
 
     # ---- memory ------------------------------------------------------------------------------
 
+    def memory_use(self) -> tuple[int, int] | None:
+        """Return used and all bytes of video memory, or None where RM manages and reports it."""
+        return None
+
     @abstractmethod
     def new_memory(
         self,
@@ -177,6 +182,10 @@ class Gpu(ABC):
     def poll(self) -> None:
         """Handle reports that wait to be read; cheap."""
         return
+
+    @abstractmethod
+    def add_evidence(self, found: Evidence) -> None:
+        """Add what explains a failure below the channels to a bundle, or why it is missing."""
 
     def boost(self, *, clear: bool = False) -> bool:
         """Request the clocks of compute clients, until `clear` or the end of this client.

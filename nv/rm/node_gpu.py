@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from ugpu.hcq.disk.bundle import Evidence
 from ugpu.hcq.errors import DeviceNotFound, DriverRefused, UgpuError
 from ugpu.hcq.registers.layout import Struct
 from ugpu.hcq.state.memory import Placement
@@ -322,6 +323,9 @@ class NodeGpu(Gpu):
     def lost(self) -> bool:
         """Return whether the GPU reads as all ones; the upper half of its clock never does."""
         return self.window is not None and self.window.read32(_TIME_HIGH) == _ALL_ONES
+
+    def add_evidence(self, found: Evidence) -> None:
+        found.missing["registers.json"] = "the kernel driver does not show them"
 
     def close(self) -> None:
         if self._ended:

@@ -1,4 +1,4 @@
-"""Gradients against PyTorch's where deriving them is delicate: ties, edges, masks, blocks of rows."""
+"""Gradients against PyTorch's where deriving them is delicate: ties, edges, masks, blocks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Training as a whole: a recorded step equals the plain one, few kernels, modules and their states."""
+"""Training as a whole: a recorded step equals the plain one; few kernels; modules and states."""
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +65,9 @@ def test_a_recorded_step_equals_the_plain_one() -> None:
 
 
 def test_a_step_over_many_parameters_is_a_few_kernels() -> None:
-    parameters = [nn.Parameter(rng().standard_normal((n % 7 + 1, 9), np.float32)) for n in range(100)]
+    parameters = [
+        nn.Parameter(rng().standard_normal((n % 7 + 1, 9), np.float32)) for n in range(100)
+    ]
     optimizer = optim.AdamW(parameters)
     kernels = []
     for _ in range(3):
@@ -90,7 +93,9 @@ def test_parameters_of_an_optimiser_are_parts_of_one_array() -> None:
     assert model(Tensor(np.ones((1, 3), np.float32))).tolist()[0][1] == 5.0
     assert model.weight.requires_grad and model.weight.is_leaf
     model.weight.requires_grad = False
-    assert not model(Tensor(np.ones((1, 3), np.float32)))[0, 0].reshape(1).cast("int32").requires_grad
+    assert (
+        not model(Tensor(np.ones((1, 3), np.float32)))[0, 0].reshape(1).cast("int32").requires_grad
+    )
     model.zero_grad()
     model(Tensor(np.ones((1, 3), np.float32))).sum().backward()
     assert model.weight.grad is None and model.bias.grad.tolist() == [1.0, 1.0]
@@ -191,6 +196,18 @@ def test_modules() -> None:
         type("Bad", (nn.Module,), {"__init__": lambda self: setattr(self, "x", 1)})()
     with pytest.raises(AttributeError, match="no attribute 'missing'"):
         _ = model.missing
+
+
+def test_a_copy_of_a_module_is_trained_apart() -> None:
+    model = nn.Linear(2, 1)
+    other = copy.deepcopy(model)
+    optimizer = optim.SGD(model.parameters(), lr=1.0)
+    model(Tensor([[1.0, 1.0]])).sum().backward()
+    assert other.weight.grad is None and isinstance(other.weight, nn.Parameter)
+    before = other.weight.numpy()
+    optimizer.step()
+    assert np.array_equal(other.weight.numpy(), before)
+    assert not np.array_equal(model.weight.numpy(), before)
 
 
 def test_initialisers() -> None:

@@ -125,7 +125,7 @@ def _name(test: unittest.TestCase) -> str:
 def main(source: str, result: str, *names: str) -> None:
     """Run the tests and write what came of them."""
     emulator = ModuleType("test.mockgpu.amd.emu")
-    emulator.run_asm = run_asm  # type: ignore[attr-defined]
+    vars(emulator)["run_asm"] = run_asm
     package = ModuleType("test")  # not Python's own package of that name
     package.__path__ = [str(Path(source, "test"))]
     sys.modules |= {"test": package, "test.mockgpu.amd.emu": emulator}

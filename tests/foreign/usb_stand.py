@@ -8,7 +8,8 @@ back end, the bridge's protocol and the driver of the card are as installed.
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from ugpu.hcq.errors import UgpuError
 from ugpu.usbgpu.link.usb import Pending, UsbDevice
@@ -17,13 +18,19 @@ from ugpu.virtual.usb.enclosure import Enclosure
 OUT, IN = 0x02, 0x81
 PACKET = 1024
 LIMIT_S = 30.0
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+class TransferFailed(RuntimeError):
+    """An error of the link, as tinygrad's USB3 reports those of libusb."""
 
 
 def install(enclosure: Enclosure, *modules: Any) -> None:
     """Let tinygrad's modules find and open `enclosure`, which stays the caller's."""
 
     class VirtualUsb3:
-        """Takes the place of USB3. Errors of the link are RuntimeError, as libusb's are there."""
+        """Takes the place of USB3."""
 
         @classmethod
         def list_devices(cls, vendor: int, product: int) -> list[tuple[Any, str]]:
@@ -50,7 +57,7 @@ def install(enclosure: Enclosure, *modules: Any) -> None:
             limit = timeout / 1000
             got = self._tried(self._usb.control_in, request, value, index, length, limit_s=limit)
             if len(got) != length:
-                raise RuntimeError(f"expected {length} bytes, got {len(got)}")
+                raise TransferFailed(f"expected {length} bytes, got {len(got)}")
             return memoryview(got)
 
         def bulk_write(self, payload: bytes, timeout: int = 1000) -> None:
@@ -85,11 +92,11 @@ def install(enclosure: Enclosure, *modules: Any) -> None:
                 self._tried(pending.wait, LIMIT_S)
 
         @staticmethod
-        def _tried(call: Any, *arguments: Any, **options: Any) -> Any:
+        def _tried(call: Callable[P, Result], *arguments: P.args, **options: P.kwargs) -> Result:
             try:
                 return call(*arguments, **options)
             except UgpuError as error:
-                raise RuntimeError(str(error)) from error
+                raise TransferFailed(str(error)) from error
 
     for module in modules:
         module.USB3 = VirtualUsb3

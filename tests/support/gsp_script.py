@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
-from ugpu.hcq.transport.base import DmaMemory
+from ugpu.virtual.bus.dma import HostMemory
 from ugpu.virtual.nvidia.gsp.bus.pci import VirtualTransport
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.firmware.images import synthetic_set
@@ -51,7 +51,7 @@ class Script:
         self.sequence = self.sent = 0
         self.pointer = 0  # of the status queue
         self.events: list[Message] = []
-        self.libos: DmaMemory | None = None
+        self.libos: HostMemory | None = None
         self.memory = card.memory_size
         self.commands: list[tuple[int, ...]] = []
 
@@ -89,7 +89,7 @@ class Script:
     def power_on(self) -> None:
         self.poll(0x118234, 0xFF, 0xFF)
 
-    def host(self, content: bytes, size: int = 0) -> DmaMemory:
+    def host(self, content: bytes, size: int = 0) -> HostMemory:
         """Put content into memory of the host that is contiguous on the bus."""
         memory = self.transport.allocate_dma(max(size, len(content)), contiguous=True)
         memory.view[: len(content)] = content
@@ -137,7 +137,7 @@ class Script:
         }  # fmt: skip
         self.frts_words = [1, 20, frts >> 12, 0x100, 2]
 
-    def radix3(self, memory: DmaMemory, size: int) -> int:
+    def radix3(self, memory: HostMemory, size: int) -> int:
         pages = [memory.segments[0].address + at for at in range(0, size, PAGE)]
         for _ in range(3):
             table = b"".join(page.to_bytes(8, "little") for page in pages)

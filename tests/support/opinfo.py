@@ -28,7 +28,8 @@ NAMES = {
     "scaled_dot_product_attention", "repeat_interleave": "repeat_interleave", "diag": "diag",
     "nn.functional.normalize": None, "dot": None, "normal": None, "nn.functional.dropout": None,
     "dropout": None, "uniform": None, "rand_like": None, "item": None, "shape": None,
-    "numpy": None, "grad": None, "T": None, "take": None, "backward": None, "nn.functional.embedding": None,
+    "numpy": None, "grad": None, "T": None, "take": None, "backward": None,
+    "nn.functional.embedding": None,
 }  # fmt: skip
 RANDOM = ("dropout", "rand", "normal", "uniform", "randn", "randint", "bernoulli")
 CREATION = ("arange", "eye", "full", "ones", "zeros", "full_like", "zeros_like", "ones_like")

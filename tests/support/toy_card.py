@@ -33,7 +33,7 @@ RING = 24  # 4 dwords each: address (units of 64 bytes), context, on, unused
 NOTE = 100
 REGISTER_BAR, VRAM_BAR, DOORBELL_BAR = 0, 1, 2
 RUNS = 1  # in STATUS
-LOAD, PAGE_OF_FIRMWARE = 1, 2  # messages
+LOAD, PAGE_OF_FIRMWARE, SLEEP, WAKE = 1, 2, 3, 4  # messages
 OK, DAMAGED, UNKNOWN = 1, 2, 3  # answers
 MAGIC = 0x70F1
 VALID, TABLE, HOST, WRITABLE = 1, 2, 4, 8  # of entries
@@ -78,6 +78,8 @@ class ToyCard:
     deaf: bool = False
     hang: bool = False
     removed: bool = False
+    asleep: bool = False  # its cores have no power
+    page: int = 0  # that the firmware writes
     slow: int = 0  # polls until the firmware has answered
 
     def __post_init__(self) -> None:
@@ -85,6 +87,7 @@ class ToyCard:
 
     def _power_on(self) -> None:
         self.registers.clear()
+        self.asleep, self.page = False, 0
         self.cached.clear()
         self.rings[:] = [Ring() for _ in range(RINGS)]
         self.vram[:] = b"\xa5" * VRAM
@@ -117,6 +120,8 @@ class ToyCard:
         if index == VRAM_DATA:
             at = self.registers.get(ADDRESS, 0)
             return int.from_bytes(self.vram[at : at + 4], "little")
+        if self.asleep and is_core(index):
+            return NO_REGISTER
         if _is_switch(index):
             return int(self.rings[(index - RING) // 4].on)
         if index == ANSWER and self.slow:
@@ -130,6 +135,9 @@ class ToyCard:
             return
         if index == DATA:
             index = self.registers.get(INDEX, 0) // 4
+        if self.asleep and is_core(index):
+            self.violations.append(f"write of register {index} of a core without power")
+            return
         if index == VRAM_DATA:
             self.store(self.registers.get(ADDRESS, 0), value.to_bytes(4, "little"))
             return
@@ -157,7 +165,9 @@ class ToyCard:
             answer = OK if magic == MAGIC and sum(body) == total else DAMAGED
             self.registers[STATUS] = RUNS if answer == OK else 0
         elif message == PAGE_OF_FIRMWARE and self.registers.get(STATUS, 0) & RUNS:
-            answer = OK  # from now on it writes this page each time a doorbell rings
+            answer, self.page = OK, argument  # it writes this page each time a doorbell rings
+        elif message in (SLEEP, WAKE):
+            answer, self.asleep = OK, message == SLEEP
         self.registers[ANSWER] = answer
 
     def store(self, address: int, data: bytes | memoryview) -> None:
@@ -172,6 +182,9 @@ class ToyCard:
         """Execute commands up to `tail`."""
         ring = self.rings[number]
         self._beat()
+        if self.asleep:
+            self.violations.append(f"doorbell of ring {number} without power")
+            return
         if not ring.on:
             self.violations.append(f"doorbell of ring {number}, which is off")
             return
@@ -179,9 +192,8 @@ class ToyCard:
             self._execute(ring)
 
     def _beat(self) -> None:
-        page = self.registers.get(ARGUMENT, 0)
-        if self.registers.get(MESSAGE) == PAGE_OF_FIRMWARE:
-            self._host(page * PAGE, b"beat", None)
+        if self.page:
+            self._host(self.page * PAGE, b"beat", None)
 
     def _execute(self, ring: Ring) -> None:
         slot = self._load(ring, ring.address + ring.done % SLOTS * SLOT, SLOT)
@@ -271,6 +283,11 @@ class ToyCard:
 
     def _words(self, physical: int, count: int) -> Sequence[int]:
         return struct.unpack_from(f"<{count}Q", self.vram, physical - TABLES_AT)
+
+
+def is_core(index: int) -> bool:
+    """Return whether a register is a core's: without power, it cannot be accessed."""
+    return RESET <= index <= FAULT_AT or RING <= index < RING + 4 * RINGS
 
 
 def _is_switch(index: int) -> bool:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tests.support import toy_card as toy
+from tests.support.toy_chip import (
+    HEAP,
+    HEAP_END,
+    IN_USE,
+    LEFT_CLEAN,
+    PACKAGE,
+    ToyChip,
+    ToyFormat,
+    ToyRest,
+)
 from ugpu.hcq.bare import rungs
-from ugpu.hcq.bare.bus import ALL_ONES
 from ugpu.hcq.bare.card import BareCard
-from ugpu.hcq.bare.chip import BareChip
-from ugpu.hcq.bare.firmware import FirmwarePackage, FirmwareSource
+from ugpu.hcq.bare.firmware import FirmwareSource
 from ugpu.hcq.bare.function import (
     enable_function,
     enable_master,
@@ -23,20 +30,18 @@ from ugpu.hcq.bare.function import (
 )
 from ugpu.hcq.bare.holder import BareHolder
 from ugpu.hcq.bare.space import AddressSpace, Mapping
-from ugpu.hcq.bare.stages import Stages, or_silent
-from ugpu.hcq.bare.vram import PAGE, MemoryMap, WindowVram
+from ugpu.hcq.bare.stages import Stages
+from ugpu.hcq.bare.vram import PAGE, MemoryMap
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import (
     BadArgument,
     ChipError,
     DeviceHang,
     DeviceLost,
-    FirmwareRejected,
     NotSupported,
     PageFault,
     UgpuError,
 )
-from ugpu.hcq.paging.page_table import Level as TableLevel
 from ugpu.hcq.state.ladder import Diagnosis, Level, PlainRung, Planned
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.state.target import TargetSpec
@@ -58,109 +63,12 @@ from ugpu.hcq.work.queue import HardwareQueue, QueueKind, Resident
 from ugpu.hcq.work.recovery import Recovery
 from ugpu.hcq.work.timeline import SIZE, Timeline
 
-IN_USE, LEFT_CLEAN = 0x70F00001, 0x70F00002
-ANSWER_LIMIT_S = 0.5
-PACKAGE = FirmwarePackage("toy", ("firmware-toy",), 1 << 16)
-HEAP, HEAP_END = 0x20000, 14 << 20
-
-
-@dataclass
-class ToyFormat:
-    """Two levels; a directory has leaves in its first words and pointers in its second ones."""
-
-    levels: tuple[TableLevel, ...] = (TableLevel(21, 9, words=2, table_word=1), TableLevel(12, 9))
-    leaf_levels: tuple[int, ...] = (0, 1)
-    max_fragment = 0
-    data_flags = toy.WRITABLE
-    code_flags = 0
-    host_flags = toy.HOST
-    shared_flags = 0
-
-    def leaf(
-        self, level: int, physical: NDArray[np.uint64], flags: int, fragment: NDArray[np.uint64]
-    ) -> NDArray[np.uint64]:
-        return physical | np.uint64(toy.VALID | flags)
-
-    def table(self, level: int, physical: int) -> int:
-        return physical | toy.VALID | toy.TABLE
-
-    def physical(self, level: int, entry: int) -> int:
-        return entry & 0xFFFF_FFFF_F000
-
-    def is_table(self, level: int, entry: int) -> bool:
-        return bool(entry & toy.TABLE)
-
-    def root(self, physical: int) -> int:
-        return physical // PAGE
-
-
-class ToyVram(WindowVram):
-    """VRAM beyond the BAR, a dword at a time."""
-
-    def __init__(self, chip: ToyChip) -> None:
-        super().__init__(chip.transport.window(toy.VRAM_BAR), 0)
-        self._bus = chip.bus
-
-    def read_beyond(self, address: int, size: int) -> bytes:
-        words = []
-        for at in range(address, address + size, 4):
-            self._bus.write32(toy.ADDRESS, at)
-            words.append(self._bus.read32(toy.VRAM_DATA).to_bytes(4, "little"))
-        return b"".join(words)
-
-    def write_beyond(self, address: int, data: memoryview) -> None:
-        for at in range(0, len(data), 4):
-            self._bus.write32(toy.ADDRESS, address + at)
-            self._bus.write32(toy.VRAM_DATA, int.from_bytes(data[at : at + 4], "little"))
-
-
-class ToyChip(BareChip):
-    """Registers and memory."""
-
-    def __init__(self, transport: Transport) -> None:
-        super().__init__(transport, toy.REGISTER_BAR)
-        self.bus.index_register, self.bus.data_register = toy.INDEX, toy.DATA
-        self.doorbells = transport.window(toy.DOORBELL_BAR)
-        self.vram = ToyVram(self)
-
-    def silent(self) -> bool:
-        return self.bus.read32(toy.ID) == self.bus.read32(toy.SIZE) == ALL_ONES
-
-    def wait_ready(self) -> None:
-        """Wait until registers answer, and learn the size of memory."""
-        with or_silent("the card does not come out of its reset"):
-            self.clock.wait_until(
-                lambda: self.bus.read32(toy.ID) != ALL_ONES,
-                unit="toy",
-                waiting_for="registers",
-                limit_s=ANSWER_LIMIT_S,
-            )
-        self.vram.size = self.bus.read32(toy.SIZE)
-
-    def tell(self, message: int, argument: int) -> None:
-        """Send the firmware a message. FirmwareSilent, FirmwareRejected."""
-        self.bus.write32(toy.ARGUMENT, argument)
-        self.bus.write32(toy.MESSAGE, message)
-        with or_silent("the firmware does not answer", message_number=message):
-            answer = self.clock.wait_until(
-                lambda: self.bus.read32(toy.ANSWER) or None,
-                unit="firmware",
-                waiting_for=f"answer to message {message}",
-                limit_s=ANSWER_LIMIT_S,
-            )
-        if answer != toy.OK:
-            raise FirmwareRejected(f"the firmware answered {answer}", answer=answer)
-
-    @property
-    def runs(self) -> bool:
-        """Return whether firmware runs."""
-        return bool(self.bus.read32(toy.STATUS) & toy.RUNS)
-
 
 class ToyCard(BareCard["ToyHolder"]):
     """One card, two holders at most."""
 
     seats = 2
+    connected = False  # the card knows the tables of its holders
 
     def __init__(self, transport: Transport, images: FirmwareSource, stages: Stages) -> None:
         super().__init__("toy", transport, stages)
@@ -174,6 +82,7 @@ class ToyCard(BareCard["ToyHolder"]):
         places = MemoryMap(HEAP, HEAP_END, toy.TABLES_AT, 40, 0x10_0000, 1 << 30)
         self._memory = AddressSpace(self._chip, places, ToyFormat())
         self._page = self._memory.allocate(PAGE, Placement.HOST)
+        self.rest = ToyRest(self._chip, self.lock, self.holders)
 
     @property
     def chip(self) -> ToyChip:
@@ -193,7 +102,7 @@ class ToyCard(BareCard["ToyHolder"]):
         return bytes(self._page.view[:4])
 
     def take_over(self) -> bool:
-        if not self.chip.runs:
+        if not self.chip.runs or not self.rest.take_over():
             return False
         self.chip.bus.write32(toy.RESET, 1)  # no ring of a dead process may run
         return True
@@ -209,6 +118,7 @@ class ToyCard(BareCard["ToyHolder"]):
         assert self._page.dma is not None
         self.chip.bus.write32(toy.ROOT, self.memory.root_entry)
         self.chip.tell(toy.PAGE_OF_FIRMWARE, self._page.dma.segments[0].address // PAGE)
+        self.connected = True
         for holder in self.holders:
             if holder.has_own_memory:
                 self.open_context(holder)
@@ -226,6 +136,7 @@ class ToyCard(BareCard["ToyHolder"]):
         """Reset the card, and wait until it can be booted."""
         reset_function(self.chip, partial(self.transport.reset, kind), 0.1)
         self.chip.wait_ready()
+        self.chip.dark = False
 
     def cold_boot(self, stages: Stages) -> None:
         with stages.stage("firmware"):
@@ -240,6 +151,7 @@ class ToyCard(BareCard["ToyHolder"]):
 
     def after_reset(self) -> None:
         self.chip.bus.forget()
+        self.rest.forget()
 
     def note_in_use(self) -> None:
         self.chip.bus.write32(toy.NOTE, IN_USE)
@@ -256,6 +168,8 @@ class ToyCard(BareCard["ToyHolder"]):
             self.bus_reset(ResetKind.BUS)
 
     def open_context(self, holder: ToyHolder) -> None:
+        if not self.connected:
+            return  # the start does it
         self.chip.bus.write32(toy.ROOT + holder.context, holder.memory.root_entry)
         holder.flush_tlb()
 
@@ -390,6 +304,20 @@ class ToyHolder(BareHolder):
 
     def sole_holder(self) -> str:
         return ""
+
+    @property
+    def rests(self) -> bool:
+        return self.card.rest.able
+
+    @property
+    def at_rest(self) -> bool:
+        return self.card.rest.resting
+
+    def begin_rest(self) -> bool:
+        return self.card.rest.begin()
+
+    def end_rest(self) -> None:
+        self.card.rest.end()
 
     def flush_tlb(self) -> None:
         self.chip.bus.write32(toy.FLUSH, self.context)

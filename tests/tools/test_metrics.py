@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import threading
 import urllib.request
@@ -128,7 +129,9 @@ def test_a_socket_that_a_killed_process_left_takes_no_number(tmp_path: Path) -> 
 
 
 def test_the_names_of_dcgm_in_its_units() -> None:
-    found = scraped(text_of(Fixed(card("pci:0000:03:00.0", 3), dcgm=True)))
+    text = text_of(Fixed(card("pci:0000:03:00.0", 3), dcgm=True))
+    assert {"Hostname", "hostname"} <= set(re.findall(r'(\w+)="', text))
+    found = scraped(text)
     values = {name: value for (name, _), value in found.items() if name.startswith("DCGM_")}
     assert values == {
         "DCGM_FI_DEV_SM_CLOCK": 2300, "DCGM_FI_DEV_GPU_TEMP": 40, "DCGM_FI_DEV_POWER_USAGE": 102,

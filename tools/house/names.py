@@ -17,6 +17,7 @@ NAMED = (
     "hcq/cpu", "hcq/disk", "hcq/find", "hcq/objects", "hcq/registers", "hcq/remote",
     "hcq/state", "hcq/transport", "qcom", "tools/base", "tools/ci", "tools/clang2py",
     "tools/compile", "tools/control", "tools/debug", "tools/house", "tools/inspect",
+    "tools/service/daemon/cards", "tools/service/daemon/outlets",
     "tools/service/metrics", "tools/service/page", "tools/service/top", "usbgpu",
 )  # fmt: skip
 

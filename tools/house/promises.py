@@ -25,7 +25,7 @@ from ugpu.tools.verbs.verb import load
 
 _TASKS = re.compile(r"^## ([a-z0-9-]+)$", re.MULTILINE)
 _MARK = re.compile(r"TODO\[([^\]]*)\]")
-_VERB = re.compile(r"^    ugpu (\w+)(.*)$", re.MULTILINE)
+_VERB = re.compile(r"^    ugpu ([\w-]+)(.*)$", re.MULTILINE)
 _VERB_LINES = 40  # of the README's list of verbs: one screen
 _BESIDE = re.compile(r"`(\w+)`(?= returns| removes)")  # verbs that share a line
 _CLOCK = ("monotonic", "perf_counter", "process_time", "sleep", "time")

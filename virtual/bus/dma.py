@@ -26,10 +26,11 @@ class Iommu:
     Slots are never reused, so that a stale bus address is always detected.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, first: int = _FIRST_SLOT << _SLOT_SHIFT) -> None:
+        """first: the least bus address."""
         self._random = random.Random(seed)
         self._slots: dict[int, tuple[int, int, int]] = {}  # slot -> (bus start, bus end, host)
-        self._next = _FIRST_SLOT + self._random.randrange(1 << 10)
+        self._next = (first >> _SLOT_SHIFT) + self._random.randrange(1 << 10)
         self._starts: list[int] = []  # bus starts in `_others`, sorted
         self._others: dict[int, tuple[int, int | None]] = {}  # bus start -> (bus end, host)
 

@@ -11,6 +11,7 @@ from ugpu.hcq.transport.node import NodeAttachment
 from ugpu.nv.chips import MODELLED
 from ugpu.nv.chips.facts import ChipFacts
 from ugpu.virtual.nvidia.faults import Fault
+from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.machine import VirtualMachine
 from ugpu.virtual.nvidia.node import VirtualNode
 from ugpu.virtual.nvidia.options import MachineOptions
@@ -73,7 +74,8 @@ def attach(
 
 def faults() -> Mapping[str, str]:
     """Return the faults that can be planted by name, see hcq.find.planting, with their effects."""
-    return {fault.name.lower(): fault.effect for fault in Fault}
+    card = {fault.name.lower(): f"{fault.value} (+gsp)" for fault in CardFault}
+    return {fault.name.lower(): fault.effect for fault in Fault} | card
 
 
 def plant(chip: VirtualMachine, fault: str, value: str) -> None:
@@ -81,5 +83,14 @@ def plant(chip: VirtualMachine, fault: str, value: str) -> None:
 
     chip: a machine, or a card at register level, whose GPU is that of a machine.
     """
+    own = CardFault.__members__.get(fault.upper())
+    if own is not None:
+        inject: Callable[[CardFault, int], None] | None = getattr(chip, "inject_card", None)
+        if inject is None:
+            raise BadArgument(
+                f"{fault} is planted in cards at register level, as virtual:ad102+gsp"
+            )
+        inject(own, number(fault, value or "1", 1))
+        return
     machine: VirtualMachine = getattr(chip, "machine", chip)
     machine.inject(Fault[fault.upper()], count=number(fault, value or "1", 1))

@@ -12,7 +12,7 @@ LLVM AMDGPUUsage. The model disassembles the same text (tests/am/test_am_cleaner
 
 from __future__ import annotations
 
-from ugpu.am.work.cleaner import CleanerKernel
+from ugpu.am.work.kernels import CleanerKernel
 
 _WAVES_PER_SIMD = 16
 _SCALARS = 108  # s0 to s105, and VCC

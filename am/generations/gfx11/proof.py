@@ -6,7 +6,7 @@ LLVM AMDGPUUsage. The model disassembles the same text (tests/am/test_am_proof.p
 
 from __future__ import annotations
 
-from ugpu.am.work.proof import ProofKernel
+from ugpu.am.work.kernels import ProofKernel
 
 KERNEL = ProofKernel(
     words=(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ugpu.compiler.onnx.operators.registry import operator
 from ugpu.compiler.onnx.operators.shapes import ints
+from ugpu.compiler.onnx.operators.tables import table
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import NotSupported
 
@@ -121,7 +122,7 @@ def resize(
         span = (area[n], area[n + len(places)])
         where = _positions(coordinate_transformation_mode, have[n], counts[n], factors[n], span)
         if mode == "nearest":
-            wide = wide.take(_nearest(where, nearest_mode, have[n]), place)
+            wide = wide.take(table(x, _nearest(where, nearest_mode, have[n])), place)
         else:
             index, weight = _taps(
                 where, have[n], mode, factors[n], bool(antialias), cubic_coeff_a,
@@ -131,7 +132,7 @@ def resize(
         if cropped:
             outside = (where < 0) | (where > have[n] - 1)
             shape = [counts[n] if k == place else 1 for k in range(x.ndim)]
-            mask = Tensor(outside.reshape(shape), device=x.device)
+            mask = table(x, outside.reshape(shape))
             wide = mask.where(extrapolation_value, wide)
     if mode != "nearest" and x.dtype.is_integer:
         wide = wide.round().clamp(0.0, 255.0) if x.dtype.kind == "u" else wide.round()
@@ -144,8 +145,8 @@ def _weighted(x: Tensor, axis: int, index: NDArray[np.int64], weight: Any) -> Te
     shape = [count if n == axis else 1 for n in range(x.ndim)]
     total = None
     for n in range(taps):
-        factor = Tensor(np.ascontiguousarray(weight[:, n]), device=x.device).reshape(shape)
-        part = x.take(np.ascontiguousarray(index[:, n]), axis) * factor
+        factor = table(x, weight[:, n]).reshape(shape)
+        part = x.take(table(x, index[:, n]), axis) * factor
         total = part if total is None else total + part
     assert total is not None
     return total

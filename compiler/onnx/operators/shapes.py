@@ -9,6 +9,7 @@ import numpy as np
 
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.onnx.operators.registry import operator
+from ugpu.compiler.onnx.operators.tables import table
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument, NotSupported
 
@@ -128,10 +129,10 @@ def pad(
 ) -> Tensor:  # fmt: skip
     amounts = pads if given is None else ints(given)
     assert amounts is not None
-    places = [axis % x.ndim for axis in ints(axes)] if axes is not None else list(range(x.ndim))
+    chosen = [axis % x.ndim for axis in ints(axes)] if axes is not None else list(range(x.ndim))
     pairs = [(0, 0)] * x.ndim
-    for n, axis in enumerate(places):
-        pairs[axis] = (amounts[n], amounts[n + len(places)])
+    for n, axis in enumerate(chosen):
+        pairs[axis] = (amounts[n], amounts[n + len(chosen)])
     cut = [(max(0, -a), size - max(0, -b)) for (a, b), size in zip(pairs, x.shape, strict=True)]
     inner = x.shrink(cut)
     around = [(max(0, a), max(0, b)) for a, b in pairs]
@@ -143,7 +144,8 @@ def pad(
     for axis, (before, after) in enumerate(around):
         if before or after:
             padded: Any = np.pad  # its modes are literals
-            inner = inner.take(padded(np.arange(inner.shape[axis]), (before, after), mode), axis)
+            places = padded(np.arange(inner.shape[axis]), (before, after), mode)
+            inner = inner.take(table(x, places), axis)
     return inner
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ugpu.compiler.onnx.operators.registry import operator
 from ugpu.compiler.onnx.operators.shapes import ints
+from ugpu.compiler.onnx.operators.tables import table
 from ugpu.compiler.tensor import Tensor
 
 
@@ -21,8 +22,8 @@ def _transformed(x: Tensor, size: int, inverse: bool, onesided: bool) -> Tensor:
     x = x.shrink([(0, n) for n in x.shape[:-2]] + [(0, size), (0, x.shape[-1])])
     count = size // 2 + 1 if onesided else size
     angle = 2 * math.pi / size * (np.outer(np.arange(size), np.arange(count)) % size)
-    cosine = Tensor(np.cos(angle).astype(np.float32), device=x.device)
-    sine = Tensor(np.sin(angle if inverse else -angle).astype(np.float32), device=x.device)
+    cosine = table(x, np.cos(angle).astype(np.float32))
+    sine = table(x, np.sin(angle if inverse else -angle).astype(np.float32))
     wide = x.float()
     real = wide[..., 0]
     if x.shape[-1] == 1:
@@ -55,7 +56,7 @@ def dft(
 
 def _conjugate(x: Tensor, size: int) -> Tensor:
     rest = x[..., 1 : size - x.shape[-2] + 1, :].flip(x.ndim - 2)
-    sign = Tensor(np.array([1, -1], np.float32), device=x.device).cast(x.dtype)
+    sign = table(x, np.array([1, -1], np.float32)).cast(x.dtype)
     return Tensor.cat([x, rest * sign], x.ndim - 2)
 
 
@@ -68,7 +69,7 @@ def stft(
     hop, have = ints(step)[0], signal.shape[1]
     count = (have - size) // hop + 1
     starts = np.arange(count)[:, None] * hop + np.arange(size)[None]
-    frames = signal.take(starts, 1)  # [batch, frames, size, 1 or 2]
+    frames = signal.take(table(signal, starts), 1)  # [batch, frames, size, 1 or 2]
     if window is not None:
         frames = frames * window.reshape(1, 1, -1, 1)
     return _transformed(frames, size, False, bool(onesided) and signal.shape[-1] == 1)

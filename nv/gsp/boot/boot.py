@@ -16,9 +16,22 @@ from dataclasses import dataclass
 
 from ugpu.hcq.bare.function import enable_function, enable_master
 from ugpu.hcq.bare.stages import Stages
-from ugpu.hcq.errors import NotSupported
+from ugpu.hcq.disk.bundle import Evidence
+from ugpu.hcq.errors import DeviceBusy, NotSupported, UgpuError
 from ugpu.nv.chips.boot import BootWay
-from ugpu.nv.gsp.boot import booter, frts, gfw, init, placement, riscv, static, trust, unload, vbios
+from ugpu.nv.gsp.boot import (
+    booter,
+    evidence,
+    frts,
+    gfw,
+    init,
+    placement,
+    riscv,
+    static,
+    trust,
+    unload,
+    vbios,
+)
 from ugpu.nv.gsp.boot.files import BootFiles
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.boot.static import StaticInfo
@@ -28,6 +41,8 @@ from ugpu.nv.gsp.layout.memory import PAGE, Keeper, Pages
 from ugpu.nv.gsp.rpc.calls import Calls
 
 log = logging.getLogger(__name__)
+
+KeepEvidence = Callable[[UgpuError, Callable[[UgpuError], Evidence]], None]
 
 
 @dataclass
@@ -54,14 +69,18 @@ class Firmware:
                 self.start.memory.close()
 
 
-def boot(chip: GspChip, files: BootFiles, stages: Stages) -> Firmware:
+def boot(
+    chip: GspChip, files: BootFiles, stages: Stages, keep: KeepEvidence | None = None
+) -> Firmware:
     """Start the GSP of a chip that no earlier start has left in use.
 
     DeviceBusy before anything is changed if its region is protected. An error in a later stage
-    carries the stage's name; the chip is handed back as far as that works.
+    carries the stage's name, and the firmware's crash report if there is one; the chip is handed
+    back as far as that works. keep(error, gather): called before that, to write a bundle.
     """
     start = Start(chip, files, Keeper(chip.transport, chip.boot.bus_bits))
     way = WayBack()
+    calls: Calls | None = None
     try:
         with stages.stage("gfw-boot"):
             _first_contact(start)
@@ -70,7 +89,7 @@ def boot(chip: GspChip, files: BootFiles, stages: Stages) -> Firmware:
                 vbios.find_fwsec(start)
         with stages.stage("layout"):
             placement.plan(start)
-            flush_page = start.memory.take(PAGE)
+            flush_page = start.memory.take(PAGE, bits=chip.flush_bits)
             chip.set_flush_page(flush_page.address)
             placement.place_image(start)
             placement.place_arguments(start)
@@ -82,12 +101,30 @@ def boot(chip: GspChip, files: BootFiles, stages: Stages) -> Firmware:
             init.await_init(start, calls)
         with stages.stage("static-info"):
             info = static.read_static(calls, chip.memory_size)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, UgpuError):
+            _explain(error, start, calls, keep)
         unload.undo(start, way)
         if not start.running:
             start.memory.close()
         raise
     return Firmware(start, calls, info, way, flush_page)
+
+
+def _explain(
+    error: UgpuError, start: Start, calls: Calls | None, keep: KeepEvidence | None
+) -> None:
+    """Keep what explains a failed start, before anything of it is undone."""
+    error.add_facts(**evidence.crash_fact(start))
+    if keep is None or isinstance(error, DeviceBusy | NotSupported):
+        return
+
+    def gather(_: UgpuError) -> Evidence:
+        found = Evidence()
+        evidence.gather(found, start, calls)
+        return found
+
+    keep(error, gather)
 
 
 def _first_contact(start: Start) -> None:
@@ -109,10 +146,6 @@ def _start_core(start: Start, stage: Callable[[str], AbstractContextManager[None
         with stage("riscv"):
             riscv.await_core(start)
         return
-    if not start.boot.dma:
-        raise NotSupported(
-            f"the start of {start.chip.facts.name} without the kernel driver is not implemented"
-        )
     if start.boot.way is BootWay.FWSEC:
         with stage("frts"):
             frts.run_frts(start)

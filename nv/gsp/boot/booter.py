@@ -5,6 +5,7 @@ from __future__ import annotations
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.boot.vbios import fuse_version
 from ugpu.nv.gsp.chip.falcon import Program
+from ugpu.nv.gsp.chip.ports import BLOCK, Part, PortProgram
 from ugpu.nv.gsp.images.containers import HeavySecure
 from ugpu.nv.gsp.layout.memory import Pages
 
@@ -29,16 +30,37 @@ def set_arguments(start: Start) -> None:
 
 def place_booter(start: Start, booter: HeavySecure) -> Pages:
     """Copy a booter into memory, with the signature that fits the chip."""
-    fuse = fuse_version(start.chip, booter.engines, booter.ucode).bit_length()
+    fuse = 0
+    if start.boot.fuses:
+        fuse = fuse_version(start.chip, booter.engines, booter.ucode).bit_length()
     image = booter.signed(fuse)
     return start.memory.take(len(image), image)
+
+
+def _by_ports(booter: HeavySecure, pages: Pages) -> PortProgram:
+    """Return how a booter is written through ports: plain code, then the secure one, data."""
+    image = bytes(pages.view[: len(booter.data)])
+
+    def cut(place: tuple[int, int]) -> bytes:
+        return image[place[0] : sum(place)]
+
+    plain = Part(0, booter.code[0], False, cut(booter.code))
+    after = -(-len(plain.content) // BLOCK) * BLOCK
+    secure = Part(after, booter.application[0], True, cut(booter.application))
+    return PortProgram(booter.name, (plain, secure), cut(booter.contents), 0)
 
 
 def run_booter(start: Start, booter: HeavySecure, pages: Pages, mailboxes: tuple[int, int]) -> None:
     """Run a booter on SEC2; FirmwareRejected with its error."""
     sec2 = start.sec2
+    sec2.reset_to_falcon()
+    program = _by_dma(booter, pages) if start.boot.dma else _by_ports(booter, pages)
+    sec2.check(booter.name, sec2.run(program, mailboxes, RUN_LIMIT_S))
+
+
+def _by_dma(booter: HeavySecure, pages: Pages) -> Program:
     offset, size = booter.application
-    program = Program(
+    return Program(
         name=booter.name,
         address=pages.address,
         code=(offset, size),
@@ -49,8 +71,6 @@ def run_booter(start: Start, booter: HeavySecure, pages: Pages, mailboxes: tuple
         ucode=booter.ucode,
         start=offset,
     )
-    sec2.reset_to_falcon()
-    sec2.check(booter.name, sec2.run(program, mailboxes, RUN_LIMIT_S))
 
 
 def load_firmware(start: Start) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ugpu.hcq.errors import DeviceBusy, FirmwareRejected
+from ugpu.hcq.errors import DeviceBusy, FirmwareRejected, NotSupported
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.chip.chip import GspChip, is_locked
 from ugpu.nv.gsp.chip.falcon import Program
-from ugpu.nv.gsp.images.fwsec import FRTS, Fwsec, frts_arguments
+from ugpu.nv.gsp.chip.ports import BLOCK, Part, PortProgram, loader_descriptor
+from ugpu.nv.gsp.images.fwsec import FRTS, frts_arguments
 from ugpu.nv.gsp.layout.memory import Pages
 
 
@@ -34,9 +35,22 @@ def check_unprotected(chip: GspChip) -> None:
         )
 
 
-def program(fwsec: Fwsec, image: Pages, name: str) -> Program:
-    """Return how FWSEC is loaded from memory with its image."""
-    descriptor = fwsec.descriptor
+def place_fwsec(start: Start, command: int, arguments: bytes) -> Pages:
+    """Copy FWSEC with a command into memory, as `program` loads it."""
+    assert start.fwsec is not None
+    image = start.fwsec.with_command(command, arguments, start.signature)
+    if not start.boot.dma:
+        code = start.fwsec.descriptor.imem
+        image = image[:code].ljust(_up(code), b"\0") + image[code:]
+    return start.memory.take(len(image), image)
+
+
+def program(start: Start, image: Pages, name: str) -> Program | PortProgram:
+    """Return how FWSEC is loaded from its image in memory."""
+    assert start.fwsec is not None
+    descriptor = start.fwsec.descriptor
+    if not start.boot.dma:
+        return _loaded(start, image, name)
     return Program(
         name=name,
         address=image.address,
@@ -50,14 +64,36 @@ def program(fwsec: Fwsec, image: Pages, name: str) -> Program:
     )
 
 
+def _loaded(start: Start, image: Pages, name: str) -> PortProgram:
+    """Return the loader that brings FWSEC in."""
+    fwsec, loader = start.fwsec, start.files.loader
+    assert fwsec is not None and loader is not None
+    found = fwsec.descriptor
+    if found.version != 2:
+        raise NotSupported("FWSEC of a later generation on this chip", version=found.version)
+    descriptor = loader_descriptor(
+        image.address,
+        (0, found.imem - found.secure_size),
+        (found.secure_base - found.virtual, _up(found.secure_size)),
+        image.address + _up(found.imem),
+        found.dmem,
+    )
+    code, tag = loader.code, loader.start * BLOCK
+    part = Part(start.gsp.code_size - _up(len(code)), tag, False, code)
+    return PortProgram(name, (part,), descriptor, tag)
+
+
+def _up(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
 def run_frts(start: Start) -> None:
     """Run FWSEC's command FRTS; FirmwareRejected if it fails or protects another region."""
     assert start.fwsec is not None and start.carveout is not None
     chip, falcon, carveout = start.chip, start.gsp, start.carveout
-    image = start.fwsec.with_command(FRTS, frts_arguments(carveout.frts), start.signature)
-    pages = start.memory.take(len(image), image)
+    pages = place_fwsec(start, FRTS, frts_arguments(carveout.frts))
     falcon.reset_to_falcon()
-    result = falcon.run(program(start.fwsec, pages, "FWSEC-FRTS"), (0, 0))
+    result = falcon.run(program(start, pages, "FWSEC-FRTS"), (0, 0))
     falcon.check("FWSEC-FRTS", result)
     error = chip.nv.NV_PBUS_SW_SCRATCH_0E.read().FRTS_ERROR
     expected = (carveout.frts, carveout.frts + carveout.frts_size)

@@ -7,6 +7,7 @@ import struct
 from functools import partial
 
 from ugpu.hcq.errors import FirmwareError, FirmwareRejected
+from ugpu.nv.gsp.boot import evidence
 from ugpu.nv.gsp.boot.booter import set_arguments
 from ugpu.nv.gsp.boot.start import Start, machine_facts
 from ugpu.nv.gsp.rpc import sequencer
@@ -29,7 +30,9 @@ def open_queues(start: Start) -> Calls:
     assert start.queues is not None
     head = chip.nv.NV_PGSP_QUEUE_HEAD
     queues = MessageQueues(start.queues, chip.clock, partial(head.write, 0))
-    calls = Calls(queues, abi, chip.clock, check=start.check, state=start.state)
+    calls = Calls(
+        queues, abi, chip.clock, check=start.check, state=partial(evidence.explain, start)
+    )
     number = abi.constants
     calls.on_event |= {
         number.NV_VGPU_MSG_EVENT_GSP_RUN_CPU_SEQUENCER: partial(_run_sequencer, start),

@@ -29,8 +29,8 @@ class Start:
     longer runs.
 
     fwsec, signature: the VBIOS's program, None where FSP starts the GSP. carveout: of VRAM, None
-    where the firmware chooses it. arguments: libos's list of regions. fmc_arguments: of the first program
-    that FSP starts. logs: buffers by name.
+    where the firmware chooses it. arguments: libos's list of regions. fmc_arguments: of
+    the first program that FSP starts. logs: buffers by name.
     locked_down: the GSP said that its registers must not be accessed.
     """
 

@@ -14,7 +14,7 @@ from ugpu.hcq.bare.stages import or_silent
 from ugpu.hcq.errors import FirmwareRejected, UgpuError
 from ugpu.nv.chips.boot import BootWay
 from ugpu.nv.gsp.boot.booter import place_booter, run_booter
-from ugpu.nv.gsp.boot.frts import program, protected_region
+from ugpu.nv.gsp.boot.frts import place_fwsec, program, protected_region
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.images.fwsec import RETURN, return_arguments
 from ugpu.nv.gsp.layout.memory import Pages
@@ -42,8 +42,7 @@ def prepare(start: Start) -> WayBack:
     if start.boot.way is BootWay.FSP:
         return way
     if start.fwsec is not None:
-        image = start.fwsec.with_command(RETURN, return_arguments(), start.signature)
-        way.fwsec = start.memory.take(len(image), image)
+        way.fwsec = place_fwsec(start, RETURN, return_arguments())
     assert start.files.unload is not None
     way.booter = place_booter(start, start.files.unload)
     return way
@@ -87,7 +86,7 @@ def hand_back(start: Start, way: WayBack) -> None:
     if way.fwsec is not None and start.fwsec is not None:
         falcon = start.gsp
         falcon.reset_to_falcon()
-        falcon.check("FWSEC-SB", falcon.run(program(start.fwsec, way.fwsec, "FWSEC-SB"), (0, 0)))
+        falcon.check("FWSEC-SB", falcon.run(program(start, way.fwsec, "FWSEC-SB"), (0, 0)))
         error = chip.nv.NV_PBUS_SW_SCRATCH_15.read().SB_ERROR
         if error:
             raise FirmwareRejected(

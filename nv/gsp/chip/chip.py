@@ -77,6 +77,11 @@ class GspChip(BareChip):
         self.memory_size = size
         self.vram = FbVram(self.transport.window(MEMORY_BAR), size, self.nv, self.boot)
 
+    @property
+    def flush_bits(self) -> int:
+        """The bits of the address that `set_flush_page` takes."""
+        return 40 if self.boot.flush_page is FlushPage.LOW else self.boot.bus_bits
+
     def set_flush_page(self, address: int) -> None:
         """Give the GPU the page that it reads to flush its writes to host memory. ORDER: the low
         half takes effect with its write, so the high half comes first."""

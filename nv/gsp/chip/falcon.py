@@ -1,7 +1,8 @@
 """Falcons: small processors of the GPU. The GSP's and SEC2's run signed programs of the boot.
 
 From GA102 on a program is loaded by DMA, and a boot ROM in the falcon checks its signature before
-it runs. The GSP has a RISC-V core beside its falcon; a bit selects which one a start means.
+it runs. Before, the host writes it through ports (chip.ports). The GSP has a RISC-V core beside its
+falcon; a bit selects which one a start means.
 Sources: Linux 7.3 nouveau nvkm/falcon/ga102.c, nova-core falcon.rs, falcon/hal/ga102.rs; open-gpu-
 kernel-modules 570.144 kernel_falcon_ga102.c, kernel_gsp_falcon_ga102.c.
 """
@@ -9,14 +10,15 @@ kernel-modules 570.144 kernel_falcon_ga102.c, kernel_gsp_falcon_ga102.c.
 from __future__ import annotations
 
 import contextlib
+import struct
 from dataclasses import dataclass
 
 from ugpu.hcq.errors import FirmwareInvalid, FirmwareRejected, UnitTimeout
 from ugpu.nv.gsp.chip.chip import GspChip
+from ugpu.nv.gsp.chip.ports import BLOCK, PortProgram, write_code, write_data
 from ugpu.nv.regs import block
 
 GSP_BASE, SEC2_BASE = 0x11_0000, 0x84_0000
-_BLOCK = 256
 _SIZE_256 = 6  # in DMATRFCMD
 _COHERENT, _PHYSICAL = 1, 1
 _RSA3K = 1
@@ -58,20 +60,27 @@ class Falcon:
 
     def reset(self) -> None:
         """Reset the unit and wait until its memories are cleared."""
-        regs, clock = self.regs, self.chip.clock
-        with contextlib.suppress(UnitTimeout):
-            clock.wait_until(
-                lambda: bool(regs.HWCFG2.read().RESET_READY),
-                unit=self.name,
-                waiting_for="readiness for a reset",
-                limit_s=_READY_LIMIT_S,
-            )
+        regs, clock, by_dma = self.regs, self.chip.clock, self.chip.boot.dma
+        if by_dma:
+            with contextlib.suppress(UnitTimeout):
+                clock.wait_until(
+                    lambda: bool(regs.HWCFG2.read().RESET_READY),
+                    unit=self.name,
+                    waiting_for="readiness for a reset",
+                    limit_s=_READY_LIMIT_S,
+                )
         regs.ENGINE.write(RESET=1)
         clock.sleep(_RESET_PAUSE_S)
         regs.ENGINE.write(RESET=0)
-        self.chip.wait(
-            regs.HWCFG2,
-            lambda value: not value.MEM_SCRUBBING,
+        if by_dma:
+            mark, bits = regs.HWCFG2, regs.HWCFG2.register.encode(MEM_SCRUBBING=1)
+        else:
+            mark = regs.DMACTL
+            bits = mark.register.encode(DMEM_SCRUBBING=1, IMEM_SCRUBBING=1)
+        self.chip.wait_bits(
+            mark,
+            bits,
+            0,
             unit=self.name,
             waiting_for="end of memory scrubbing",
             limit_s=_SCRUB_LIMIT_S,
@@ -81,7 +90,11 @@ class Falcon:
         """Reset the unit; the next start means the falcon."""
         self.reset()
         regs = self.regs
-        if regs.HWCFG2.read().RISCV and regs.RISCV_BCR_CTRL.read().CORE_SELECT:
+        if (
+            self.chip.boot.dma
+            and regs.HWCFG2.read().RISCV
+            and regs.RISCV_BCR_CTRL.read().CORE_SELECT
+        ):
             regs.RISCV_BCR_CTRL.write(0)
             self.chip.wait(
                 regs.RISCV_BCR_CTRL,
@@ -100,12 +113,24 @@ class Falcon:
 
     # ---- programs ----------------------------------------------------------------------------
 
-    def load(self, program: Program) -> None:
-        """Load a program by DMA, and tell the boot ROM what to check."""
+    def load(self, program: Program | PortProgram) -> None:
+        """Load a program, by DMA or through the ports."""
+        if isinstance(program, Program):
+            self._load_by_dma(program)
+            return
         regs = self.regs
-        if program.address % _BLOCK or program.code[0] % _BLOCK or program.data[0] % _BLOCK:
+        self.allow_physical()
+        regs.FBIF_TRANSCFG4.update(TARGET=_COHERENT, MEM_TYPE=_PHYSICAL)  # the loader's context
+        for part in program.code:
+            write_code(regs, part)
+        write_data(regs, program.data)
+
+    def _load_by_dma(self, program: Program) -> None:
+        """Load a program, and tell the boot ROM what to check."""
+        regs = self.regs
+        if program.address % BLOCK or program.code[0] % BLOCK or program.data[0] % BLOCK:
             raise FirmwareInvalid(
-                f"{program.name}: its parts must begin at multiples of {_BLOCK} bytes",
+                f"{program.name}: its parts must begin at multiples of {BLOCK} bytes",
                 code=program.code[0],
                 data=program.data[0],
             )
@@ -131,7 +156,7 @@ class Falcon:
         command = regs.DMATRFCMD.register.encode(SIZE=_SIZE_256, IMEM=imem, SEC=imem, CTXDMA=0)
         regs.DMATRFBASE.write(base >> 8 & 0xFFFF_FFFF)
         regs.DMATRFBASE1.write(base >> 40)
-        for done in range(0, size, _BLOCK):
+        for done in range(0, size, BLOCK):
             regs.DMATRFMOFFS.write(target + done)
             regs.DMATRFFBOFFS.write(tag + done)
             regs.DMATRFCMD.write(command)
@@ -140,9 +165,15 @@ class Falcon:
                 1 << 1,
                 1 << 1,
                 unit=self.name,
-                waiting_for=f"DMA of block {done // _BLOCK}",
+                waiting_for=f"DMA of block {done // BLOCK}",
                 limit_s=_DMA_LIMIT_S,
             )
+
+    def read_data(self, offset: int, size: int) -> bytes:
+        """Read from the data memory; both numbers are multiples of 4."""
+        self.regs.DMEMC0.write(OFFS=offset >> 2 & 0x3F, BLK=offset >> 8, AINCR=1)
+        words = [int(self.regs.DMEMD0.read()) for _ in range(size // 4)]
+        return struct.pack(f"<{len(words)}I", *words)
 
     def start(self) -> None:
         """Start the core, by the alias if the register itself is locked."""
@@ -162,7 +193,10 @@ class Falcon:
         )
 
     def run(
-        self, program: Program, mailboxes: tuple[int, int], limit_s: float = RUN_LIMIT_S
+        self,
+        program: Program | PortProgram,
+        mailboxes: tuple[int, int],
+        limit_s: float = RUN_LIMIT_S,
     ) -> int:
         """Load and run a program; return mailbox 0 afterwards. UnitTimeout if it does not end."""
         regs = self.regs
@@ -198,6 +232,11 @@ class Falcon:
             "cpuctl": int(regs.CPUCTL.read()),
             "trace_pc": int(regs.TRACEPC.read()),
         }
+
+    @property
+    def code_size(self) -> int:
+        """Bytes of IMEM."""
+        return int(self.regs.HWCFG.read().IMEM_SIZE) * BLOCK
 
     @property
     def riscv_active(self) -> bool:

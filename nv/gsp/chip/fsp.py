@@ -1,8 +1,8 @@
 """FSP's mailbox: messages to the processor that checks firmware on Hopper and Blackwell.
 
-A message is an MCTP packet with NVIDIA's message type, written into the processor's memory; head and
-tail of a queue announce it. Sources: open-gpu-kernel-modules 570.144 kern_fsp.c, kern_fsp_gh100.c,
-fsp_mctp_format.h; Linux 7.3 nouveau subdev/fsp/gh100.c, nova-core fsp.rs.
+A message is an MCTP packet with NVIDIA's message type, written into the processor's memory; head
+and tail of a queue announce it. Sources: open-gpu-kernel-modules 570.144 kern_fsp.c,
+kern_fsp_gh100.c, fsp_mctp_format.h; Linux 7.3 nouveau subdev/fsp/gh100.c, nova-core fsp.rs.
 """
 
 from __future__ import annotations

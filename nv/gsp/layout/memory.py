@@ -67,9 +67,17 @@ class Keeper:
         self._bits = bits
         self._kept: list[Pages] = []
 
-    def take(self, size: int, data: bytes | memoryview = b"", *, contiguous: bool = True) -> Pages:
-        """Allocate memory that starts with `data`."""
-        pages = Pages(self._transport, size, bits=self._bits, contiguous=contiguous)
+    def take(
+        self,
+        size: int,
+        data: bytes | memoryview = b"",
+        *,
+        contiguous: bool = True,
+        bits: int | None = None,
+    ) -> Pages:
+        """Allocate memory that starts with `data`. bits: of its addresses, if fewer than usual."""
+        limit = self._bits if bits is None else bits
+        pages = Pages(self._transport, size, bits=limit, contiguous=contiguous)
         self._kept.append(pages)
         pages.put(data)
         return pages

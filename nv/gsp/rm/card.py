@@ -11,6 +11,7 @@ from pathlib import Path
 from ugpu.hcq.bare.firmware import FirmwareSource
 from ugpu.hcq.bare.function import disable_master
 from ugpu.hcq.bare.stages import StageHook, Stages
+from ugpu.hcq.device import crash
 from ugpu.hcq.errors import DeviceLost, NotSupported, UgpuError
 from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.paging.allocator import RangeAllocator
@@ -42,6 +43,8 @@ def open_card(
     try:
         return GspCard(attachment.transport, source, Stages(on_stage))
     except BaseException:
+        with contextlib.suppress(UgpuError):  # the GSP may still run, and write to memory
+            disable_master(attachment.transport)
         attachment.transport.close()
         raise
 
@@ -71,7 +74,7 @@ class GspCard:
             files = read_files(source, how)
         self.chip = GspChip(transport, facts, how)
         self.chip.link.keep_awake()
-        self.firmware = boot(self.chip, files, stages)
+        self.firmware = boot(self.chip, files, stages, crash.Keeper(transport.name).keep)
         try:
             self._open_memory()
         except BaseException:

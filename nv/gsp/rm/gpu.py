@@ -7,9 +7,11 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+from ugpu.hcq.disk.bundle import Evidence
 from ugpu.hcq.errors import FirmwareError, NotSupported, UgpuError
 from ugpu.hcq.registers.layout import Struct
 from ugpu.hcq.state.memory import Placement
+from ugpu.nv.gsp.boot import evidence
 from ugpu.nv.gsp.rm.channels import (
     ChannelMemoryParts,
     describe,
@@ -153,6 +155,11 @@ class GspGpu(Gpu):
 
     # ---- memory ------------------------------------------------------------------------------
 
+    def memory_use(self) -> tuple[int, int]:
+        card = self.session.card
+        with card.lock:
+            return card.heap.used, card.heap.size
+
     def new_memory(
         self,
         size: int,
@@ -259,6 +266,10 @@ class GspGpu(Gpu):
 
     def poll(self) -> None:
         self.session.card.calls.drain()
+
+    def add_evidence(self, found: Evidence) -> None:
+        card = self.session.card
+        evidence.gather(found, card.firmware.start, card.calls)
 
     def close(self) -> None:
         if self._ended:

@@ -141,8 +141,9 @@ def allocate_in_card(
     try:
         with session.card.lock:
             with session.space.within(region):
-                part = session.space.allocate(size, placement)
-            memory.part, memory.address, memory.size = part, int(part.address), part.size
+                memory.part = session.space.allocate(size, placement)
+            part = memory.part
+            memory.address, memory.size = int(part.address), part.size
             session.space.flush()
         if placement is Placement.HOST:
             view = part.view

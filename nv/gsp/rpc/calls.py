@@ -1,6 +1,7 @@
 """Calls of the GSP: a request and its reply, and the events that come among replies.
 
-One call is under way at a time. Replies are matched by function, as the firmware answers in order.
+One call is under way at a time. The firmware answers in order, and repeats a call's sequence number
+or states 0. The reply to a call that an exception (Ctrl-C) cut short is dropped when it comes.
 The last calls and events are kept with their durations, for reports. Source: open-gpu-kernel-
 modules 570.144 rpc.c (_issueRpcAndWait, rpcRecvPoll), kernel_gsp.c (kgspProcessRpcEvent).
 """
@@ -53,6 +54,7 @@ class _Message:
     function: int
     result: int
     payload: bytearray
+    sequence: int
     open: bool  # its last record was full, so that a continuation may follow
 
 
@@ -79,6 +81,7 @@ class Calls:
         self._state = state
         self._lock = threading.RLock()
         self._sequence = 0
+        self._owed: list[int] = []  # functions of calls that were cut short before their reply
         self._message: _Message | None = None
         self._events = 0  # handled so far
         self._failure: FirmwareError | None = None
@@ -121,11 +124,16 @@ class Calls:
             self._sequence += 1
             trace = Trace(name, self._clock.now(), len(payload))
             self.history.append(trace)
+            written = self._queues.written
             try:
                 self._queues.send(function, payload, self._sequence)
                 reply = self._await(function, len(payload), name, limit_s)
             except (FirmwareSilent, BadRecord) as error:
                 self._failure = error
+                raise
+            except BaseException:
+                if self._queues.written != written:
+                    self._owed.append(function)
                 raise
             trace.seconds = self._clock.now() - trace.at
             if reply.result:
@@ -215,10 +223,19 @@ class Calls:
             if message.open and len(message.payload) < size:
                 continue
             self._message = None
-            if message.function == function:
+            if message.function == function and not self._is_late(message):
                 found.append(message)
                 return
+            if message.function in self._owed:
+                self._owed.remove(message.function)
+                continue
             log.warning("the GSP sent a reply to %s unasked", self.name_of(message.function))
+
+    def _is_late(self, message: _Message) -> bool:
+        """Return whether a reply belongs to a call that was cut short."""
+        if message.sequence:
+            return message.sequence != self._sequence
+        return message.function in self._owed
 
     def _add(self, record: Record) -> None:
         """Add a record to the message it belongs to."""
@@ -233,7 +250,9 @@ class Calls:
             message.open = full
             return
         self._finish_event()
-        self._message = _Message(record.function, record.result, bytearray(record.payload), full)
+        self._message = _Message(
+            record.function, record.result, bytearray(record.payload), record.sequence, full
+        )
         if record.function >= _FIRST_EVENT and not full:
             self._finish_event()
 

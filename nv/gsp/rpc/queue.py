@@ -30,6 +30,25 @@ _ROOM_LIMIT_S = 4.0
 _REREADS = 3  # as RM does: a record may be seen before all of it has arrived
 
 
+class _Numbers:
+    """Numbers of the groups in one direction. The index in memory says whether a step was taken, so
+    that an exception at any line (Ctrl-C) leaves index and number in agreement."""
+
+    def __init__(self) -> None:
+        self._steps = ((0, 0), (0, 0))
+
+    def at(self, index: int) -> int:
+        """Return the number of the group at an index."""
+        for place, number in self._steps:
+            if place == index:
+                return number
+        raise BadRecord("an index of the driver's own was changed", found=index)
+
+    def plan(self, index: int, number: int, then: int, following: int) -> None:
+        """Note what follows once the index is moved to `then`."""
+        self._steps = ((index, number), (then, following))
+
+
 class MessageQueues:
     """Both queues of one start. Not thread-safe. The owner of `pages` keeps them until the GSP no
     longer runs. ring: tells the GSP that the command queue has new records."""
@@ -42,7 +61,7 @@ class MessageQueues:
         self._ring = ring
         self._commands = table_pages() * PAGE
         self._statuses = self._commands + QUEUE_SIZE
-        self._sent = self._received = 0  # groups
+        self._sent, self._received = _Numbers(), _Numbers()
         table = struct.pack(f"<{REGION_SIZE // PAGE}Q", *pages.pages[: REGION_SIZE // PAGE])
         pages.put(table)
         header = _HEADER.pack(0, QUEUE_SIZE, PAGE, SLOTS, 0, _SWAPPED, _READ_AT, PAGE)
@@ -65,9 +84,15 @@ class MessageQueues:
         read = self._index(self._statuses + _READ_AT, "read index")
         return (read + SLOTS - self._word(self._commands + _WRITE_AT) - 1) % SLOTS
 
+    @property
+    def written(self) -> int:
+        """Return the index behind the last command; a message changes it."""
+        return self._word(self._commands + _WRITE_AT)
+
     def send(self, function: int, payload: bytes, sequence: int) -> None:
         """Write a message into the command queue. FirmwareSilent if the GSP frees no room."""
-        for group in encode_message(function, payload, number=self._sent, sequence=sequence):
+        number = self._sent.at(self._word(self._commands + _WRITE_AT))
+        for group in encode_message(function, payload, number=number, sequence=sequence):
             self._await_room(len(group) // PAGE)
             self._put(group)
 
@@ -94,8 +119,9 @@ class MessageQueues:
             self._view[place : place + PAGE] = group[number * PAGE : (number + 1) * PAGE]
         # ORDER: x86 makes the stores above visible before this one, and this one before the
         # doorbell (Intel SDM, volume 3, "Memory Ordering").
-        struct.pack_into("<I", self._view, self._commands + _WRITE_AT, (write + count) % SLOTS)
-        self._sent += 1
+        after, number = (write + count) % SLOTS, self._sent.at(write)
+        self._sent.plan(write, number, after, number + 1)
+        struct.pack_into("<I", self._view, self._commands + _WRITE_AT, after)
         self._ring()
 
     # ---- statuses ----------------------------------------------------------------------------
@@ -146,16 +172,16 @@ class MessageQueues:
             for place in (first + (read + number) % SLOTS * PAGE for number in range(count))
         )
         record, number = decode(group)
-        if number > self._received:
-            raise BadRecord(
-                "the GSP's record is out of order", expected=self._received, found=number
-            )
-        struct.pack_into("<I", self._view, self._commands + _READ_AT, (read + count) % SLOTS)
-        if number < self._received:  # sent twice: RM drops it as well
+        expected = self._received.at(read)
+        if number > expected:
+            raise BadRecord("the GSP's record is out of order", expected=expected, found=number)
+        after = (read + count) % SLOTS
+        self._received.plan(read, expected, after, max(expected, number + 1))
+        struct.pack_into("<I", self._view, self._commands + _READ_AT, after)
+        if number < expected:  # sent twice: RM drops it as well
             log.debug("record %d of the GSP came a second time", number)
             return None
-        self._received += 1
         return record
 
     def __repr__(self) -> str:
-        return f"<MessageQueues {self._sent} sent, {self._received} received>"
+        return f"<MessageQueues {self._word(self._commands + _WRITE_AT)} written>"

@@ -176,7 +176,8 @@ def test_denormals_of_doubles_have_a_mode_of_their_own(
     """LLVM AMDGPUUsage, FLOAT_DENORM_MODE_32 and _16_64; a load, operations of both, a load."""
     mode = single << 4 | double << 6
     sources = [asm.v(8), asm.v(10), asm.v(12)]
-    names = ("v_add_f64", "v_mul_f64", "v_fma_f64", "v_ldexp_f64", "v_cmp_lt_f64")
+    names = ("v_add_f64", "v_mul_f64", "v_fma_f64", "v_ldexp_f64", "v_cmp_lt_f64", "v_max_f64",
+             "v_max_f32", "v_min_f32", "v_add_f32")  # fmt: skip
     words = {
         name: asm.vop3(name, 16 if "cmp" not in name else 40, sources[: 3 if "fma" in name else 2])
         for name in names

@@ -9,7 +9,8 @@ import pytest
 
 from tests.support import toy_card as toy
 from tests.support.toy_card import ToyTransport
-from tests.support.toy_driver import IN_USE, LEFT_CLEAN, ToyHolder, open_toy
+from tests.support.toy_chip import IN_USE, LEFT_CLEAN
+from tests.support.toy_driver import ToyHolder, open_toy
 from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import (
@@ -209,6 +210,54 @@ def test_a_closed_holder_whose_ring_hangs_keeps_its_seat_until_a_reset(
         assert holder.card.stuck == [] and holder.card.memory.heap.used == used
         with Device(holder.open_tenant("again")) as again:
             assert copies(again) and copies(device)
+
+
+def test_a_card_at_rest_is_woken_by_the_next_access(hardware: toy.ToyCard) -> None:
+    device, holder = open_toy(ToyTransport(hardware))
+    with device:
+        assert copies(device) and holder.begin_rest() and hardware.asleep and holder.at_rest
+        assert holder.chip.vram.read(0, 4) and not holder.chip.lost() and hardware.asleep
+        assert copies(device) and not hardware.asleep and not holder.at_rest
+        assert holder.begin_rest() and holder.begin_rest()
+        holder.end_rest()
+        assert not hardware.asleep and hardware.registers[toy.NOTE] == IN_USE
+        assert holder.begin_rest()
+    assert hardware.registers[toy.NOTE] == LEFT_CLEAN
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_card_whose_process_died_at_rest(hardware: toy.ToyCard, deaf: bool) -> None:
+    first = ToyTransport(hardware)
+    device, holder = open_toy(first)
+    assert copies(device) and holder.begin_rest()
+    hardware.deaf = deaf  # then its cores are left alone, until the reset
+    following = first.die()
+
+    def hear() -> None:
+        hardware.deaf = False
+
+    following.on_reset = hear
+    with open_toy(following)[0] as again:
+        assert again.info()["start"] == ("cold" if deaf else "warm")
+        assert copies(again)
+
+
+def test_a_card_that_does_not_wake_fails_and_is_reset(hardware: toy.ToyCard) -> None:
+    transport = ToyTransport(hardware)
+    device, holder = open_toy(transport)
+    with device:
+        assert holder.begin_rest()
+        hardware.deaf = True
+        with pytest.raises(FirmwareSilent):
+            copies(device)
+        assert device.failure is not None and holder.chip.dark
+
+        def hear() -> None:
+            hardware.deaf = False
+
+        transport.on_reset = hear
+        device.reset("bus")
+        assert copies(device)
 
 
 def test_a_card_that_left_the_bus(hardware: toy.ToyCard) -> None:

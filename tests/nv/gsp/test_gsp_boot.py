@@ -61,9 +61,10 @@ def booted(card: Card, images: dict[str, bytes] | None = None) -> GspCard:
 
 
 @pytest.mark.parametrize("release", ["570.144", "535.113.01"])
-def test_every_stage_in_order_and_back(release: str) -> None:
-    images = {n: d for n, d in whole_set("ad102").items() if release in n}
-    with powered() as card:
+@pytest.mark.parametrize("chip", ["ad102", "tu102"])
+def test_every_stage_in_order_and_back(release: str, chip: str) -> None:
+    images = {n: d for n, d in whole_set(chip).items() if release in n or "acr" in n}
+    with powered(chip=chip) as card:
         for _ in range(2):  # the second start finds the card as after power-on
             running = booted(card, images)
             assert [name for name, _ in running.stages.done] == STAGES
@@ -76,13 +77,20 @@ def test_every_stage_in_order_and_back(release: str) -> None:
         assert card.violations == []
 
 
-def test_noise_before_and_after_the_start_is_served() -> None:
+@pytest.mark.parametrize("chip", ["ad102", "tu102"])
+def test_noise_before_and_after_the_start_is_served(chip: str) -> None:
     options = CardOptions(memory=1 << 30, notices=20, flood=8, power_on_reads=50, scrub_reads=9)
-    with powered(replace(options, dma_reads=3)) as card:
+    with powered(replace(options, dma_reads=3), chip) as card:
         running = booted(card)
         assert len(running.firmware.static.uuid) in (0, 16)
         running.close()
         assert card.violations == []
+
+
+def test_ga100_is_not_started() -> None:
+    """No model shows its start: its booter makes the protected region without FWSEC."""
+    boot = chips.boot_facts("ga100")
+    assert boot is not None and boot.pci_ids == ()
 
 
 @pytest.mark.parametrize("chip", ["gh100", "gb202"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from itertools import count
 from typing import Any, cast
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.gsp_peer import COMMANDS, PAGE, SIZE, SLOTS, STATUSES, Memory, Peer
+from tests.support.interrupts import interrupted
 from ugpu.hcq.errors import DeviceLost, FirmwareError, FirmwareSilent
 from ugpu.hcq.state.clock import Clock
 from ugpu.nv.abi.firmware import firmware
@@ -313,3 +315,46 @@ def test_the_machine_as_each_release_reads_it(release: str, size: int, mirror: i
     assert len(raw) == size
     assert struct.unpack_from("<3Q", raw) == facts.bars
     assert struct.unpack_from("<2I", raw, mirror) == (0x88000, 0x1000)
+
+
+def test_a_call_after_one_that_was_cut_short_gets_its_own_reply(world: World) -> None:
+    """An exception at any line of a call leaves queues and calls in agreement."""
+    numbers = count(1)
+
+    def reply(function: int, payload: bytes) -> list[tuple[int, bytes, int]]:
+        return [(PRINT, b"", 0), (function, payload, 0)]
+
+    world.answer(reply)
+
+    def ask() -> None:
+        payload = struct.pack("<Q", next(numbers))
+        assert world.calls.call(CONTROL, payload) == payload
+
+    places = 0
+    for place in interrupted(ask):
+        places += 1
+        try:
+            ask()
+        except Exception as error:
+            raise AssertionError(place) from error
+    assert places > 50
+
+
+def test_a_late_reply_without_a_sequence_number_is_dropped(world: World) -> None:
+    """The firmware may answer 0: then the call that was cut short is owed one reply."""
+
+    def cut() -> None:
+        raise KeyboardInterrupt
+
+    world.clock.act = cut
+    with pytest.raises(KeyboardInterrupt):
+        world.calls.call(CONTROL, b"first...")
+
+    def act() -> None:
+        found = world.peer.take()
+        if found is not None:
+            world.peer.send(found[0], found[2])
+
+    world.clock.act = act
+    assert world.calls.call(CONTROL, b"second..") == b"second.."
+    assert world.calls.call(CONTROL, b"third...") == b"third..."

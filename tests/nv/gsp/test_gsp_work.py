@@ -35,7 +35,7 @@ def opened(card: Card) -> NvDevice:
     return device
 
 
-@pytest.mark.parametrize("chip", ["ad102", "ga102", "gh100", "gb202"])
+@pytest.mark.parametrize("chip", ["ad102", "ga102", "tu102", "gh100", "gb202"])
 def test_work_and_again_after_the_card_was_handed_back(chip: str) -> None:
     with powered(chip) as card:
         for _ in range(2):
@@ -99,3 +99,19 @@ def test_a_stray_access_has_its_address() -> None:
         assert caught.value.facts["address"] == 0x12_3456_7000
         device.reset()
         program.close()
+
+
+def test_evidence_and_memory_of_a_running_device() -> None:
+    with powered() as card, opened(card) as device:
+        work(device)
+        found = device.driver.evidence(UgpuError("a test"))
+        assert {"accesses.txt", "calls.txt", "firmware.json", "state.json"} <= set(found.parts)
+        assert "registers.json" not in found.missing
+        read = {sensor.name: sensor.read for sensor in device.sensors()}
+        before = read["memory_used_bytes"]()
+        with device.alloc(5 << 20):
+            assert read["memory_used_bytes"]() >= before + (5 << 20)
+        assert read["memory_used_bytes"]() == before
+        assert 0 < before < read["memory_total_bytes"]() < 1 << 30
+        info = device.info()
+        assert info["driver"] == "ugpu" and info["firmware"] == "570.144"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ INIT_DONE, SEQUENCER, PRINT = 0x1001, 0x1002, 0x100C
 LOCKDOWN = {"535.113.01": 0x101D, "570.144": 0x101C}
 
 
-def make(version: str = "570.144", chip: str = "ad102", **options: int) -> Script:
+def make(version: str = "570.144", chip: str = "ad102", **options: Any) -> Script:
     return Script(build_card(chip, CardOptions(memory=MEMORY, **options)), version)
 
 
@@ -97,7 +98,8 @@ SPOILT: dict[str, tuple[Callable[[Script], object], str]] = {
     "heap alignment": (lambda s: s.meta.update(heap=s.meta["heap"] + PAGE), "gspFwHeapOffset"),
     "heap into image": (lambda s: s.meta.update(heap_size=s.meta["heap_size"] + (64 << 20)),
                         "runs into gspFwOffset"),
-    "start above heap": (lambda s: s.meta.update(start=s.meta["heap"]), "runs into gspFwHeapOffset"),
+    "start above heap": (lambda s: s.meta.update(start=s.meta["heap"]),
+                         "runs into gspFwHeapOffset"),
     "other heap": (lambda s: s.meta.update(other=s.meta["start"]), "runs into gspFwWprStart"),
     "reserved": (lambda s: s.meta.update(reserved=0), "gspFwRsvdStart must be"),
     "end": (lambda s: s.meta.update(end=s.meta["end"] + 0x1000), "gspFwWprEnd"),
@@ -332,7 +334,8 @@ ARGUMENTS: dict[str, tuple[Callable[[Script], object], str]] = {
 def test_the_gsp_refuses_its_arguments(script: Script, what: str) -> None:
     spoil, words = ARGUMENTS[what]
     begin(script, spoil)
-    assert f"GSP: {script.card.server.dead}" in objections(script)  # type: ignore[union-attr]
+    server = script.card.server
+    assert server is not None and f"GSP: {server.dead}" in objections(script)
     assert words in objections(script)
 
 
@@ -396,6 +399,20 @@ def test_the_messages_may_come_after_the_start(script: Script) -> None:
     assert script.card.violations == []
     assert script.card.server is not None
     assert script.card.server.registry == {"RMSecBusResetEnable": 1}
+
+
+def test_the_logs_have_records(script: Script) -> None:
+    """The put index, then arguments, metadata and time; decoded backwards."""
+    script.boot()
+    for index, arguments in ((0, 2), (2, 1)):
+        address = script.regions[index][1]
+        raw = script.card.bus_read(address, 8 * 5)
+        assert raw is not None
+        put, *words = struct.unpack("<5Q", raw)
+        assert put == arguments + 2
+        time, metadata = words[put - 1], words[put - 2]
+        assert metadata >> 32 == 5 and time <= script.card.gpu.time_ns()
+    assert script.card.bus_read(script.regions[1][1], 8) == bytes(8)
 
 
 # The end

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.support.gsp_script import FRTS, PAGE, ROOT, STATIC_INFO, Script
 from tests.support.waiting import until
 from ugpu.hcq.errors import BadArgument, DeviceBusy, DeviceNotFound
-from ugpu.hcq.find.registry import attach_virtual
+from ugpu.hcq.find.registry import Attachment, attach_virtual
 from ugpu.nv import abi
-from ugpu.virtual.nvidia.gsp.bus.pci import VirtualTransport
+from ugpu.virtual.nvidia.gsp.bus.pci import ApertureWindow, VirtualTransport
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.gpu import attach, build_card
 from ugpu.virtual.nvidia.gsp.options import FIRMWARES, CardOptions
@@ -28,7 +29,7 @@ ONES = 0xFFFF_FFFF
 TABLES, INSTANCE, RING, PUSH, SOURCE, TARGET = (0x100000 * n for n in range(1, 7))
 
 
-def make(version: str = "570.144", **options: int) -> Script:
+def make(version: str = "570.144", **options: Any) -> Script:
     return Script(build_card("ad102", CardOptions(memory=MEMORY, **options)), version)
 
 
@@ -161,7 +162,8 @@ def test_bar2_takes_the_entry_of_an_rpc(script: Script) -> None:
     assert script.call(70, struct.pack("<IxxxxQQ", 1, entry, 47)).result == 0
     at = SOURCE % 0x200000
     assert window.read(at, 8) == b"instance"
-    window.write_bytes(at + 1, b"xyz")  # type: ignore[attr-defined]
+    assert isinstance(window, ApertureWindow)
+    window.write_bytes(at + 1, b"xyz")
     assert bytes(script.card.gpu.memory.view[SOURCE : SOURCE + 8]) == b"ixyzance"
 
 
@@ -286,7 +288,8 @@ def channel_params(script: Script, number: int, **changes: int) -> bytes:
     """NV_CHANNEL_ALLOC_PARAMS with an instance block, USERD and a method buffer."""
     raw = bytearray(0x170 if script.version == "570.144" else 0x168)
     fields = {"flags": 1 << 21 | number % 8 << 8 | number // 8 << 12 | 1 << 5, "space": SPACE,
-              "engine": 11, "instance": INSTANCE, "userd": INSTANCE + 0x2000, **changes}  # fmt: skip
+              "engine": 11, "instance": INSTANCE, "userd": INSTANCE + 0x2000,
+              **changes}  # fmt: skip
     struct.pack_into("<QII", raw, 8, fields.get("ring", 0x400000), 64, fields["flags"])
     struct.pack_into("<I", raw, 0x1C, fields["space"])
     struct.pack_into("<I", raw, 0x80, fields["engine"])
@@ -387,9 +390,10 @@ def test_a_channel_is_refused(changes: dict[str, int], status: Status) -> None:
 
 def test_the_registry_attaches_a_card() -> None:
     attachment = attach_virtual("ad102+gsp", memory=MEMORY)
-    with attachment.transport as transport:  # type: ignore[union-attr]
-        assert str(transport.identity) == "10de:2684" and isinstance(attachment.chip, Card)
-        assert "nvidia/ad102/gsp/booter_load-570.144.bin" in (attachment.firmware or {})  # type: ignore[union-attr]
+    assert isinstance(attachment, Attachment) and isinstance(attachment.chip, Card)
+    with attachment.transport as transport:
+        assert str(transport.identity) == "10de:2684"
+        assert "nvidia/ad102/gsp/booter_load-570.144.bin" in (attachment.firmware or {})
     for name in ("navi31+gsp", "ad102+rm"):
         with pytest.raises(DeviceNotFound, match="no variant"):
             attach_virtual(name)

@@ -155,40 +155,40 @@ class Settings:
 
 def read(path: Path | None) -> Settings:
     """Read a file; None: the machine's. HostError and BadArgument state the fault and its place."""
-    found = path or next((each for each in FILES if each.exists()), None)
-    if found is None:
+    place = path or next((file for file in FILES if file.exists()), None)
+    if place is None:
         raise HostError(
             f"{FILES[0]} does not exist",
             remedy=("create it (docs/daemon.md), or run ugpud --config FILE"),
         )
     try:
-        with found.open("rb") as file:
+        with place.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
         text = content.decode("utf-8")
     except OSError as error:
-        raise HostError(f"cannot read {found}: {error.strerror}") from None
+        raise HostError(f"cannot read {place}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise BadArgument(f"{found} is not UTF-8: {error}") from None
+        raise BadArgument(f"{place} is not UTF-8: {error}") from None
     if len(content) > _MOST_BYTES:
-        raise BadArgument(f"{found} has more than {_MOST_BYTES} bytes")
-    return parse(text, str(found))
+        raise BadArgument(f"{place} has more than {_MOST_BYTES} bytes")
+    return parse(text, str(place))
 
 
 def parse(text: str, name: str = "ugpud.toml") -> Settings:
     """Check a configuration. BadArgument names the file and the key."""
     try:
-        given = tomllib.loads(text)
+        content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: also of an int with 5,000 digits
         raise BadArgument(f"{name} is not TOML: {error}") from None
-    top = _Section(name, "", given)
+    top = _Section(name, "", content)
     daemon = _Section(name, "[daemon] ", top.table("daemon"))
     lease = _Section(name, "[lease] ", top.table("lease"))
-    tcp = _Section(name, "[tcp] ", top.table("tcp")) if "tcp" in given else None
+    tcp = _Section(name, "[tcp] ", top.table("tcp")) if "tcp" in content else None
     recovery = _recovery(_Section(name, "[recovery] ", top.table("recovery")))
-    page = _page(_Section(name, "[page] ", top.table("page"))) if "page" in given else None
-    otlp = _otlp(_Section(name, "[otlp] ", top.table("otlp"))) if "otlp" in given else None
+    page = _page(_Section(name, "[page] ", top.table("page"))) if "page" in content else None
+    otlp = _otlp(_Section(name, "[otlp] ", top.table("otlp"))) if "otlp" in content else None
     rows = top.take("device", list, [])
-    top.end(known=("page", "otlp"))
+    top.end(others=("page", "otlp"))
     usual = Policy()
     policy = Policy(
         lease.seconds("usual_s", usual.usual_s),
@@ -202,11 +202,13 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
     lease.end()
     devices = tuple(_device(name, number, row) for number, row in enumerate(rows, 1))
     hotplug = daemon.take("hotplug", list, [])
-    if not all(isinstance(each, str) and each.startswith(("pci:", "usb:")) for each in hotplug):
+    if not all(
+        isinstance(pattern, str) and pattern.startswith(("pci:", "usb:")) for pattern in hotplug
+    ):
         raise daemon.bad("hotplug", 'a list of patterns such as "pci:*" or "usb:*"', hotplug)
     if not devices and not hotplug:
         raise BadArgument(f"{name}: expected at least one [[device]], got none")
-    if sum(each.count for each in devices) > _MOST_DEVICES:
+    if sum(device.count for device in devices) > _MOST_DEVICES:
         raise BadArgument(f"{name}: expected at most {_MOST_DEVICES} devices")
     settings = Settings(
         devices,
@@ -234,7 +236,7 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
 
 def _recovery(section: _Section) -> RecoveryPolicy:
     usual = RecoveryPolicy()
-    made = RecoveryPolicy(
+    policy = RecoveryPolicy(
         section.number("rounds", usual.rounds, 1, 100),
         section.seconds("pause_s", usual.pause_s),
         section.number("trips", usual.trips, 1, 10_000),
@@ -243,12 +245,12 @@ def _recovery(section: _Section) -> RecoveryPolicy:
         section.seconds("reboot_every_s", usual.reboot_every_s),
     )
     section.end()
-    return made
+    return policy
 
 
 def _tcp(section: _Section) -> TcpSettings:
     host, port = section.address("listen", PORT)
-    certificate, key = (section.take(each, str, "") for each in ("certificate", "key"))
+    certificate, key = (section.take(name, str, "") for name in ("certificate", "key"))
     if not certificate or not key:
         missing = "key" if certificate else "certificate"
         raise section.bad(missing, "a file, because TCP requires TLS", "nothing")
@@ -259,8 +261,8 @@ def _tcp(section: _Section) -> TcpSettings:
 def _page(section: _Section) -> PageSettings:
     host, port = section.address("listen", PAGE_PORT)
     certificate, key, verdicts = (
-        Path(text) if (text := section.take(each, str, "")) else None
-        for each in ("certificate", "key", "verdicts")
+        Path(text) if (text := section.take(name, str, "")) else None
+        for name in ("certificate", "key", "verdicts")
     )
     if (certificate is None) != (key is None):
         raise section.bad("key" if certificate else "certificate", "a file beside the other", "")
@@ -268,7 +270,7 @@ def _page(section: _Section) -> PageSettings:
         expected = f"one of {', '.join(_LOOPBACK)}, or a certificate and a key"
         raise section.bad("listen", expected, host)
     names = section.take("names", list, [])
-    if not all(isinstance(each, str) and each for each in names):
+    if not all(isinstance(name, str) and name for name in names):
         raise section.bad("names", "a list of host names", names)
     section.end()
     return PageSettings(host, port, certificate, key, verdicts, tuple(names))
@@ -280,7 +282,7 @@ def _otlp(section: _Section) -> OtlpSettings:
         raise section.bad("endpoint", 'a URL such as "http://127.0.0.1:4318"', endpoint)
     interval_s = section.seconds("interval_s", 15.0)
     headers: dict[str, str] = section.take("headers", dict, {})
-    if not all(isinstance(each, str) for each in headers.values()):
+    if not all(isinstance(header, str) for header in headers.values()):
         raise section.bad("headers", "texts by name", headers)
     certificate = section.take("certificate", str, "")
     section.end()
@@ -289,11 +291,11 @@ def _otlp(section: _Section) -> OtlpSettings:
 
 def _is_endpoint(text: str) -> bool:
     try:
-        found = urlsplit(text)
-        port = found.port
+        address = urlsplit(text)
+        port = address.port
     except ValueError:  # such as of "http://[" or a port that is not a number
         return False
-    well = found.scheme in ("http", "https") and bool(found.hostname) and not found.query
+    well = address.scheme in ("http", "https") and bool(address.hostname) and not address.query
     return well and (port is None or port > 0)
 
 
@@ -301,7 +303,7 @@ def _device(name: str, number: int, row: object) -> DeviceSettings:
     if not isinstance(row, dict):
         raise BadArgument(f"{name}: device must be tables, written [[device]]")
     section = _Section(name, f"[[device]] {number}: ", row)
-    made = DeviceSettings(
+    device = DeviceSettings(
         section.take("name", str, ""),
         section.number("count", 1, 1, _MOST_DEVICES + 1),
         section.take("label", str, ""),
@@ -310,11 +312,11 @@ def _device(name: str, number: int, row: object) -> DeviceSettings:
         section.number("shares", 8, 0, 257),
     )
     section.end()
-    if not made.name:
+    if not device.name:
         raise section.bad("name", "a device as for hcq.open", "nothing")
-    if made.count > 1 and not made.name.startswith(("virtual:", "cpu")):
-        raise section.bad("count", "1 for a device that is not virtual", made.count)
-    return made
+    if device.count > 1 and not device.name.startswith(("virtual:", "cpu")):
+        raise section.bad("count", "1 for a device that is not virtual", device.count)
+    return device
 
 
 _KINDS = {
@@ -325,10 +327,10 @@ _KINDS = {
 class _Section:
     """One table. Its keys are taken one by one; any key that remains is unknown."""
 
-    def __init__(self, file: str, title: str, given: dict[str, Any]) -> None:
+    def __init__(self, file: str, title: str, content: dict[str, Any]) -> None:
         self._file = file
         self._title = title
-        self._given = dict(given)
+        self._given = dict(content)
         self._known: list[str] = []
 
     def bad(self, key: str, expected: str, value: object) -> BadArgument:
@@ -353,8 +355,8 @@ class _Section:
         return value
 
     def table(self, key: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.take(key, dict, {})
-        return found
+        table: dict[str, Any] = self.take(key, dict, {})
+        return table
 
     def number(self, key: str, usual: int, least: int, end: int) -> int:
         value: int = self.take(key, int, usual)
@@ -383,12 +385,12 @@ class _Section:
         self._known.append(key)
         value = self._given.pop(key, usual)
         try:
-            found = byte_count(value, key)
+            size = byte_count(value, key)
         except BadArgument:
             raise self.bad(key, 'bytes, or text such as "8G"', value) from None
-        if not least <= found <= most:
+        if not least <= size <= most:
             raise self.bad(key, f"from {least} to {most} bytes", value)
-        return found
+        return size
 
     def mode(self, key: str, usual: int) -> int:
         text = self.take(key, str, f"{usual:o}")
@@ -400,10 +402,10 @@ class _Section:
             raise self.bad(key, 'a file mode such as "0660"', text)
         return value
 
-    def end(self, known: Sequence[str] = ()) -> None:
-        """Raise BadArgument for keys that were not taken. known: further valid keys."""
+    def end(self, others: Sequence[str] = ()) -> None:
+        """Raise BadArgument for keys that were not taken. others: further valid keys."""
         if self._given:
-            every = dict.fromkeys((*self._known, *known))
+            every = dict.fromkeys((*self._known, *others))
             unknown = one_line(", ".join(sorted(self._given)))[:200]
             there = ", ".join(every)
             raise BadArgument(

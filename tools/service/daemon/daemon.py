@@ -42,8 +42,8 @@ from ugpu.tools.service.daemon.outlets.outbox import Outbox
 log = logging.getLogger(__name__)
 
 _STACK = 512 << 10  # bytes per connection's thread: a thousand may wait
-# TIMEOUT: for work of a lease that ugpud ended: nobody can read its results. It only spares a reset
-# to work that is about to end.
+# TIMEOUT: for work of a lease that ugpud ended, whose results can no longer be read. It only spares
+# a reset to work that is about to end.
 OVER_S = 0.5
 NOTE_S = 60.0  # between two records of the time in service
 
@@ -211,10 +211,10 @@ class Daemon(Ward):
     def session(self, number: int, rights: Rights) -> Client:
         """Return the client whose session a connection resumes; DeviceLost if there is none."""
         with self._tick:
-            found = self._sessions.get(number)
-        if found is None or found.rights != rights:
+            client = self._sessions.get(number)
+        if client is None or client.rights != rights:
             raise lost()
-        return found
+        return client
 
     def rights(self, token: str | None) -> Rights:
         """Return what a token allows; AccessDenied."""
@@ -225,23 +225,23 @@ class Daemon(Ward):
     def ask(self, client: Client, request: LeaseRequest, rights: Rights) -> Waiter | None:
         """Queue a client's request; `client.granted` or `client.refused` is called, now or later.
         Return None if the request is already served."""
-        given: list[Lease] = []
+        granted: list[Lease] = []
 
         def give(lease: Lease) -> None:
-            given.append(lease)
+            granted.append(lease)
             client.lease = lease
             self._start_grant(client, lease)
 
         def end(reason: str) -> None:
-            if given:
-                self._jobs.submit(self._end_told, client, given[0], reason)
+            if granted:
+                self._jobs.submit(self._end_told, client, granted[0], reason)
             else:
                 self._jobs.submit(client.refused, self.table.busy(waiter))
 
         with self._tick:
             waiter = self.table.ask(request, rights, client.name, give, end)
             self._tick.notify_all()
-            if given:
+            if granted:
                 return None
             place = self.table.position(waiter)
         client.position(place)
@@ -357,7 +357,7 @@ class Daemon(Ward):
                     problem = str(error)
                     self._tell_failed(lease, client, error)
         with self._tick:
-            if not any(each.holds and each is not lease for each in lease.card.leases):
+            if not any(other.holds and other is not lease for other in lease.card.leases):
                 problem = problem or lease.card.unclean
             if problem and lease.card.state is not State.OFF:
                 self._treat(owned, problem)

@@ -48,15 +48,15 @@ class Bridges:
         facts = dict(found.listed(self._folder)).get(name)
         if facts is None or not facts["usable"]:
             return False
-        others = (self.identity(each) for each in self._names() if each.startswith("usb:"))
-        return all(each is None or each.port != facts["port"] for each in others)
+        others = (self.identity(other) for other in self._names() if other.startswith("usb:"))
+        return all(other is None or other.port != facts["port"] for other in others)
 
     def changes(self) -> list[tuple[str, bool]]:
         """Return names of bridges that left (False) or came (True) since the last call, departures
         first. A bridge that was replugged between two calls is in both groups."""
         before, self._known = self._known, self._look()
-        gone = [name for name, each in before.items() if self._known.get(name) != each]
-        came = [name for name, each in self._known.items() if before.get(name) != each]
+        gone = [name for name, identity in before.items() if self._known.get(name) != identity]
+        came = [name for name, identity in self._known.items() if before.get(name) != identity]
         return [*((name, False) for name in gone), *((name, True) for name in came)]
 
     def _look(self) -> dict[str, UsbIdentity]:
@@ -64,7 +64,7 @@ class Bridges:
         names = [name for name, _ in found.listed(self._folder)]
         names += [name for name in self._names() if name.startswith("usb:")]
         looked = {name: self.identity(name) for name in names}
-        return {name: each for name, each in looked.items() if each is not None}
+        return {name: identity for name, identity in looked.items() if identity is not None}
 
 
 class Plugs:
@@ -144,7 +144,7 @@ class Plugs:
             self._stopped.wait(LOOK_S)
             return []
         try:
-            return [(each.name, each.arrived) for each in self._watcher.changes(LOOK_S)]
+            return [(change.name, change.arrived) for change in self._watcher.changes(LOOK_S)]
         except OSError as error:
             log.error("PCI hot-plug is no longer monitored: %s", error)
             self._watcher.close()

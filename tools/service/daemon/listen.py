@@ -42,15 +42,15 @@ class Listeners:
             tcp = settings.tcp
             context = None if tcp is None else server_context(tcp.certificate, tcp.key)
             passed = _passed(environment)
-            for made in passed:
-                local = made.family == socket.AF_UNIX
+            for listener in passed:
+                local = listener.family == socket.AF_UNIX
                 if not local and context is None:
                     raise HostError(
                         "systemd passed a TCP socket, which requires a [tcp] section with "
                         "a certificate"
                     )
-                self._sockets.append((made, None if local else context))
-            if not any(made.family == socket.AF_UNIX for made in passed):
+                self._sockets.append((listener, None if local else context))
+            if not any(listener.family == socket.AF_UNIX for listener in passed):
                 self._sockets.append((self._local(settings), None))
             if settings.tcp is not None and all(m.family == socket.AF_UNIX for m in passed):
                 self._sockets.append((bound(settings.tcp.host, settings.tcp.port, "tcp"), context))
@@ -68,9 +68,9 @@ class Listeners:
         """Accept connections until `stop`."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._stopping, selectors.EVENT_READ, None)
-            for made, context in self._sockets:
-                made.setblocking(False)
-                selector.register(made, selectors.EVENT_READ, (made, context))
+            for listener, context in self._sockets:
+                listener.setblocking(False)
+                selector.register(listener, selectors.EVENT_READ, (listener, context))
             while True:
                 pause = False
                 for key, _ in selector.select():
@@ -87,8 +87,8 @@ class Listeners:
 
     def close(self) -> None:
         """Close the sockets. Idempotent."""
-        for made, _ in self._sockets:
-            made.close()
+        for listener, _ in self._sockets:
+            listener.close()
         self._stopping.close()
         self._wake.close()
         self._spare.close()
@@ -97,12 +97,12 @@ class Listeners:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    def _accept(self, made: socket.socket, context: ssl.SSLContext | None) -> bool:
+    def _accept(self, listener: socket.socket, context: ssl.SSLContext | None) -> bool:
         """Accept one connection. Return False if the system has no descriptor for it."""
         try:
-            connection, address = made.accept()
+            connection, address = listener.accept()
         except OSError as error:
-            return self._spare.refused(made, error)
+            return self._spare.refused(listener, error)
         self._spare.accepted()
         try:
             if context is None:
@@ -123,27 +123,27 @@ class Listeners:
 
     def _local(self, settings: Settings) -> socket.socket:
         path = settings.socket
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             _check_folder(path.parent)
             _remove_stale(path)
             # The kernel gives the file the mode that the socket has at bind(2), less the umask:
             # never more than this.
-            os.fchmod(made.fileno(), settings.mode)
-            made.bind(str(path))
+            os.fchmod(listener.fileno(), settings.mode)
+            listener.bind(str(path))
             self._path = path
             path.chmod(settings.mode)
-            made.listen(BACKLOG)
-            return made
+            listener.listen(BACKLOG)
+            return listener
         except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-            made.close()
+            listener.close()
             reason = error.strerror if isinstance(error, OSError) else None
             raise HostError(
                 f"cannot listen on {path}: {reason or error}",
                 remedy="set socket in [daemon] to a path in a folder writable by this user",
             ) from None
         except BaseException:
-            made.close()
+            listener.close()
             raise
 
 
@@ -154,18 +154,18 @@ def _check_folder(folder: Path) -> None:
         ownfolder.make_private(folder)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        found = os.fstat(handle)
+        status = os.fstat(handle)
     finally:
         os.close(handle)
     remedy = "set socket in [daemon] to a path in a folder of the user that runs ugpud"
-    if found.st_uid not in (0, os.geteuid()):
+    if status.st_uid not in (0, os.geteuid()):
         raise HostError(
-            f"the folder {folder} of the socket belongs to user {found.st_uid}, expected "
+            f"the folder {folder} of the socket belongs to user {status.st_uid}, expected "
             f"{os.geteuid()} or root",
             remedy=remedy,
         )
-    if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
-        mode = stat.S_IMODE(found.st_mode)
+    if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+        mode = stat.S_IMODE(status.st_mode)
         raise HostError(
             f"the folder {folder} of the socket can be written by others (mode {mode:04o})",
             remedy=remedy,
@@ -199,10 +199,10 @@ def _passed(environment: Mapping[str, str]) -> list[socket.socket]:
     count = environment.get("LISTEN_FDS", "")
     if environment.get("LISTEN_PID") != str(os.getpid()) or not count.isdecimal():
         return []
-    found = []
+    passed = []
     for number in range(_FIRST, _FIRST + int(count)):
         try:
-            found.append(socket.socket(fileno=number))
+            passed.append(socket.socket(fileno=number))
         except OSError as error:
             raise HostError(f"descriptor {number} from systemd is not a socket: {error}") from None
-    return found
+    return passed

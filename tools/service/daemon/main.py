@@ -73,12 +73,14 @@ def serve(settings: Settings) -> int:
     def on_signal(number: int, frame: FrameType | None) -> None:
         listeners.stop()
 
-    former = {each: signal.signal(each, on_signal) for each in (signal.SIGINT, signal.SIGTERM)}
+    former = {
+        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         shown.extend(outlets(settings, daemon))
         with daemon:
-            for each in shown:
-                each.start()
+            for outlet in shown:
+                outlet.start()
             daemon.wait_until_booted()
             for owned in daemon.owned:
                 card = owned.card
@@ -87,12 +89,12 @@ def serve(settings: Settings) -> int:
             print(f"ugpud listens at {settings.socket}", flush=True)
             if listeners.port:
                 print(f"ugpud listens on port {listeners.port} with TLS", flush=True)
-            for each in shown:
-                print(each.shown, flush=True)
+            for outlet in shown:
+                print(outlet.shown, flush=True)
             listeners.run()
     finally:
-        for each in shown:
-            each.close()
+        for outlet in shown:
+            outlet.close()
         listeners.close()
         for number, handler in former.items():
             signal.signal(number, handler)
@@ -108,16 +110,16 @@ def _token(arguments: argparse.Namespace, settings: Settings) -> int:
     elif arguments.do == "revoke":
         tokens.revoke(arguments.name)
     else:
-        for each in tokens.listed():
-            print("  ".join(f"{key}={value}" for key, value in each.items()))
+        for token in tokens.listed():
+            print("  ".join(f"{key}={value}" for key, value in token.items()))
     return 0
 
 
 def _duration(text: str) -> float:
-    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
-    if found is None:
+    match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    if match is None:
         raise BadArgument(f"--expires: expected a time such as 30d or 12h, got {text!r}")
-    return float(int(found[1]) * _TIMES[found[2]])
+    return float(int(match[1]) * _TIMES[match[2]])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -126,8 +128,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--config", type=Path, metavar="FILE", help="default: /etc/ugpud/ugpud.toml")
     top.add_argument("-v", "--verbose", action="store_true", help="log each lease")
-    each = top.add_subparsers(dest="what", metavar="token")
-    token = each.add_parser("token", help="tokens for clients behind TLS")
+    verbs = top.add_subparsers(dest="what", metavar="token")
+    token = verbs.add_parser("token", help="tokens for clients behind TLS")
     what = token.add_subparsers(dest="do", required=True)
     create = what.add_parser("create", help="print a new token, once")
     create.add_argument("--name", default="", help="name of the token")

@@ -156,7 +156,7 @@ _DCGM: dict[str, tuple[str, Callable[[Telemetry], float | None]]] = {
 def _dcgm(metrics: Families, telemetry: Telemetry, device: str) -> None:
     labels = {
         "gpu": device, "UUID": device, "device": device, "modelName": telemetry.target,
-        "Hostname": platform.node(),
+        "Hostname": platform.node(), "hostname": platform.node(),  # its name since release 4.9
     }  # fmt: skip
     for name, (text, value) in _DCGM.items():
         got = value(telemetry)

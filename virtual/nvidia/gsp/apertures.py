@@ -96,5 +96,7 @@ class Aperture:
 
 def directory_of(gpu: VirtualGpu, instance: int) -> int:
     """Return the page directory that an instance block in video memory names; 0 for none."""
+    if instance + PDB_IN_INSTANCE + 8 > gpu.memory.size:
+        return 0
     word = int(gpu.memory.words[(instance + PDB_IN_INSTANCE) // 8])
     return word & (1 << 52) - _PAGE

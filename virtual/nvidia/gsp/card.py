@@ -20,8 +20,9 @@ from ugpu.virtual.nvidia.gsp.falcon import booter, fwsec, loader
 from ugpu.virtual.nvidia.gsp.falcon.core import HWCFG2, MAILBOX0, Falcon, Kind
 from ugpu.virtual.nvidia.gsp.falcon.fsp import Fsp
 from ugpu.virtual.nvidia.gsp.falcon.wpr import Wpr2, WprMeta
+from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults, named
 from ugpu.virtual.nvidia.gsp.firmware.programs import GSP, SEC2, Program
-from ugpu.virtual.nvidia.gsp.firmware.vbios import vbios
+from ugpu.virtual.nvidia.gsp.firmware.vbios import vbios, without_fwsec
 from ugpu.virtual.nvidia.gsp.interrupts import InterruptTree
 from ugpu.virtual.nvidia.gsp.options import DEFAULT_FIRMWARE, CardOptions
 from ugpu.virtual.nvidia.gsp.registers import LOCKED, RegisterSpace
@@ -32,6 +33,7 @@ from ugpu.virtual.nvidia.machine import VirtualMachine
 from ugpu.virtual.nvidia.options import MachineOptions
 
 _GSP_FUSES, _SEC2_FUSES = 0x8241C0, 0x824140
+_NEVER = 1 << 60  # reads
 _MOST_NOTES, _MOST_CALLS, _PAGE = 4096, 4096, 4096
 _SWGEN0 = 1 << 6
 _ROM_SIZE = 1 << 20
@@ -60,8 +62,15 @@ class Card:
         self.lost = False
         self.msi: Callable[[], object] | None = None
         self.notes: Counter[str] = Counter()
+        self.faults = CardFaults()
+        self.burnt = chosen.fuse  # fuse version of every program
+        self.shown_memory = self.gpu.memory.size  # as its register shows it
         self.rom = vbios(facts.pci_device, self.boot.descriptor).ljust(_ROM_SIZE, b"\xff")
-        self.bus = BusMemory(chosen.seed, self._may_access, self.violation, self._revoked)
+        # Turing's register of the flush page has 40 bits.
+        first = 1 << 36 if self.boot.pio else 1 << 40
+        self.bus = BusMemory(
+            chosen.seed, self._may_access, self.violation, self._revoked, first=first
+        )
         self.gpu.system_memory = self._system_memory
         self.gpu.non_stall = self._non_stall
         pio = self.boot.pio
@@ -148,6 +157,17 @@ class Card:
             self._end_server()
         self.machine.close()
 
+    def inject_card(self, fault: CardFault | str, count: int = 1) -> None:
+        """Plant a fault, given as a CardFault or by its name."""
+        kind = named(fault) if isinstance(fault, str) else fault
+        with self.lock:
+            strike = _AT_ONCE.get(kind)
+            if strike is None:
+                self.faults.plant(kind, count)
+            else:
+                self.faults.struck.append(kind)
+                strike(self)
+
     def violation(self, text: str) -> None:
         """Record a use that a board would punish silently."""
         if len(self.gpu.violations) < _MOST_NOTES:
@@ -188,8 +208,7 @@ class Card:
 
     def bus_changed(self) -> None:
         """Drop translations: bus mastering may be off now."""
-        if hasattr(self, "config"):
-            self.gpu.invalidate(None)
+        self.gpu.invalidate(None)
 
     def _revoked(self, host: int, size: int) -> None:
         """Drop translations: memory of the host was taken back."""
@@ -251,12 +270,15 @@ class Card:
 
     def fuse(self, register: int) -> int:
         """Return a fuse register: one bit for each version that was burnt."""
-        return (1 << self.options.fuse) - 1
+        return (1 << self.burnt) - 1
 
     def run_program(self, falcon: Falcon, program: Program) -> None:
         """See falcon.core.Port."""
         if self.progress_reads:
             self.violation(f"{program.name} was started before power-on had finished")
+        if self.faults.take(CardFault.FALCON_HANGS):
+            falcon.halted = False
+            return
         if program is Program.LOADER:
             found = loader.run(self, falcon)
             if found is not None and found is not Program.LOADER:
@@ -274,6 +296,8 @@ class Card:
 
     def falcon_reset(self, falcon: Falcon) -> None:
         """See falcon.core.Port: a reset ends the firmware that runs on the GSP."""
+        if self.faults.take(CardFault.SCRUB_NEVER):
+            falcon.never_clean()
         if falcon is self.gsp and self.server is not None:
             if not self.server.unloaded:
                 self.violation("the GSP was reset while its firmware ran")
@@ -285,21 +309,32 @@ class Card:
 
     def start_gsp(self, meta: WprMeta, version: str, arguments: int) -> None:
         """Start the firmware of the GSP's RISC-V core."""
+        if self.faults.take(CardFault.FALLS_OFF_AT_BOOT):
+            self.unplug()
+            return
+        if self.faults.take(CardFault.GSP_NOT_STARTED):
+            return
         self.gsp.active = True
         self.handoff = True
+        if self.faults.take(CardFault.GSP_SILENT):
+            return
         self.server = GspServer(self, version, meta)
         self.server.start(arguments)
 
-    def release(self) -> None:
+    def release(self, *, lockdown: bool) -> None:
         """See falcon.chain.Board."""
-        self.masked_reads = self.locked_reads = self.options.lockdown_reads
+        self.masked_reads = self.options.lockdown_reads
+        if lockdown:
+            never = self.faults.take(CardFault.LOCKDOWN_NEVER)
+            self.locked_reads = _NEVER if never else self.options.lockdown_reads
+            self.gsp.lockdown = self.locked_reads > 0
 
     def gsp_read(self, offset: int) -> int | None:
         """Read a register of the GSP, which may be locked."""
         if self.masked_reads:
             self.masked_reads -= self.masked_reads > 0
             return LOCKED
-        if offset == HWCFG2 and self.locked_reads:
+        if offset == HWCFG2 and self.locked_reads > 0:
             self.locked_reads -= 1
             self.gsp.lockdown = self.locked_reads > 0
         return self.gsp.read(offset)
@@ -329,6 +364,8 @@ class Card:
 
     def gsp_suspended(self) -> None:
         """See rpc.server.Board."""
+        if self.faults.take(CardFault.UNLOAD_SILENT):
+            return
         self.gsp.registers[MAILBOX0] = SUSPENDED
         if self.boot.way == "fsp":
             self.gsp.active, self.gsp.riscv_halted = False, True
@@ -345,9 +382,39 @@ class Card:
         self.interrupts.post(vector_of(engine_type))
 
     def _send_message(self) -> None:
-        if self.lost:
+        if self.lost or self.faults.take(CardFault.MESSAGE_LOST):
             return
         if not self.config.bus_master:
             self.violation("MSI with bus mastering off")
         elif self.msi is not None:
             self.msi()
+
+
+def _leave_wpr2(card: Card) -> None:
+    card.wpr.set(card.memory_size - (128 << 20), card.memory_size - (1 << 20))
+
+
+def _drop_bit(card: Card) -> None:
+    card.rom = card.rom.replace(b"\xff\xb8BIT\0", bytes(6))
+
+
+def _drop_fwsec(card: Card) -> None:
+    card.rom = without_fwsec(card.rom)
+
+
+def _burn(card: Card) -> None:
+    card.burnt = 7
+
+
+def _hide_memory(card: Card) -> None:
+    card.shown_memory = 0
+
+
+_AT_ONCE: dict[CardFault, Callable[[Card], None]] = {
+    CardFault.WPR2_LEFT: _leave_wpr2,
+    CardFault.VBIOS_WITHOUT_BIT: _drop_bit,
+    CardFault.VBIOS_WITHOUT_FWSEC: _drop_fwsec,
+    CardFault.FUSES_NEWER: _burn,
+    CardFault.MEMORY_UNKNOWN: _hide_memory,
+    CardFault.FALLS_OFF: Card.unplug,
+}

@@ -13,6 +13,7 @@ from ugpu.virtual.nvidia.gsp.apertures import Aperture
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.falcon import fsp, fwsec
 from ugpu.virtual.nvidia.gsp.falcon.core import SIZE_OF_BLOCK
+from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.interrupts import LEAF, TRIGGER
 from ugpu.virtual.nvidia.gsp.rpc import sequencer
 
@@ -86,6 +87,8 @@ def _scratch(card: Card, offset: int) -> None:
 
 
 def _progress(card: Card) -> int:
+    if card.faults.holds(CardFault.POWER_ON_NEVER):
+        return 0
     if card.progress_reads:
         card.progress_reads -= 1
         return 0
@@ -94,12 +97,10 @@ def _progress(card: Card) -> int:
 
 def _memory(card: Card) -> None:
     space, boot = card.registers, card.boot
-    mib = card.memory_size >> 20
     if boot.fb_size_by_scale:
-        scale = (mib & -mib).bit_length() - 1
-        space.word(0x100CE0, min(scale, 15) | mib >> min(scale, 15) << 4)
+        space.word(0x100CE0, lambda: _scaled_size(card))
     else:
-        space.word(0x1183A4, mib)
+        space.word(0x1183A4, lambda: card.shown_memory >> 20)
     space.plain(card.plain, *boot.flush, boot.window)
     space.word(0x1FA824, lambda: card.wpr.low)
     space.word(0x1FA828, lambda: card.wpr.high)
@@ -115,6 +116,13 @@ def _memory(card: Card) -> None:
             _wide_block(card, aperture, low)
     # The replayable fault buffers: no fault of the model is replayable.
     space.plain(card.plain, *range(0xB83000, 0xB83040, 4), *range(0xB83080, 0xB83098, 4))
+
+
+def _scaled_size(card: Card) -> int:
+    """Return the size of memory as MiB: scale in 3:0, magnitude in 9:4."""
+    mib = card.shown_memory >> 20
+    scale = min(15, max(0, (mib & -mib).bit_length() - 1))
+    return scale | mib >> scale << 4
 
 
 def _block(card: Card, aperture: Aperture, offset: int) -> None:

@@ -37,7 +37,7 @@ from ugpu.virtual.shader.table import DummyPages, clear, fill, new_table
 _serials = itertools.count()
 SystemMemory = Callable[[int, int], tuple[int, int] | None]
 _HUGE_SHIFT = 29  # from Ampere on, an entry of PDE1 may be a page of 512 MiB
-_DIRECTORY_BYTES = 4096
+_DIRECTORY_BYTES, _BIG_BYTES = 4096, 256
 _SMALLER = {1 << _HUGE_SHIFT: SIZE_2M, SIZE_2M: SIZE_64K, SIZE_64K: SIZE_4K}
 
 
@@ -150,7 +150,10 @@ class AddressSpace:
         form, words = self.form, self._memory.words
         if address >> form.address_bits:
             return MmuFault(FaultType.VA_LIMIT_VIOLATION, access, address, client)
-        table = self.root
+        table, inside = self.root, self._memory.size
+        outside = MmuFault(FaultType.REGION_VIOLATION, access, address, client)
+        if table + _DIRECTORY_BYTES > inside:
+            return outside
         for shift, bits, _ in form.levels[:-1]:
             index = address >> shift & (1 << bits) - 1
             entry = int(words[table // 8 + index])
@@ -159,8 +162,8 @@ class AddressSpace:
             target = form.directory_target(entry)
             if target is None:
                 return MmuFault(FaultType.PDE, access, address, client)
-            if target + _DIRECTORY_BYTES > self._memory.size:
-                return MmuFault(FaultType.REGION_VIOLATION, access, address, client)
+            if target + _DIRECTORY_BYTES > inside:
+                return outside
             table = target
         word = table // 8 + (address >> 21 & 0xFF) * 2
         first = int(words[word])
@@ -168,6 +171,8 @@ class AddressSpace:
             return self._leaf(form.parse(first), SIZE_2M, address, access, client)
         big = form.big_target(first)
         if big is not None:
+            if big + _BIG_BYTES > inside:
+                return outside
             pte = form.parse(int(words[big // 8 + (address >> 16 & 0x1F)]))
             if pte is not None:
                 return self._leaf(pte, 1 << 16, address, access, client)
@@ -175,6 +180,8 @@ class AddressSpace:
         if small is None:
             kind = FaultType.PDE if big is None else FaultType.PTE
             return MmuFault(kind, access, address, client)
+        if small + _DIRECTORY_BYTES > inside:
+            return outside
         pte = form.parse(int(words[small // 8 + (address >> 12 & 0x1FF)]))
         return self._leaf(pte, 1 << 12, address, access, client)
 

@@ -107,8 +107,8 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                given = [connection.fileno(), theirs.fileno()]
-                socket.send_fds(self._socket, [settings], given)
+                descriptors = [connection.fileno(), theirs.fileno()]
+                socket.send_fds(self._socket, [settings], descriptors)
         except OSError as error:
             ours.close()
             raise HostError(f"the fork server has ended: {error}") from None

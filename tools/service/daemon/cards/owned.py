@@ -44,7 +44,7 @@ class Owned:
         self._opener = opener
         self._sampler: tuple[Device, Sampler] | None = None
         self._sampling = threading.Lock()
-        labels = tuple(each for each in (settings.label, settings.name) if each)
+        labels = tuple(label for label in (settings.label, settings.name) if label)
         self.card = Card(name, labels, settings.memory)
         self.device: Device | None = None
         self._chip: Chip | None = None
@@ -65,7 +65,7 @@ class Owned:
         facts = device.info()
         self.serial = next((str(facts[name]) for name in _SERIALS if facts.get(name)), "")
         names = (self.settings.label, self.settings.name, target.name, target.cpu)
-        self.card.labels = tuple(dict.fromkeys(each for each in names if each))
+        self.card.labels = tuple(dict.fromkeys(label for label in names if label))
         if not self.card.memory:
             self.card.memory = _memory_of(device)
         if self.apart and self._processes is None:
@@ -218,7 +218,7 @@ class Owned:
         core = self._opened().driver.core
         with core.lock:
             _, planned = core.driver.recovery_plan()
-        levels = (each.level for each in planned if not each.refusal)
+        levels = (rung.level for rung in planned if not rung.refusal)
         return list(dict.fromkeys(level for level in levels if level > than))
 
     def reopen(self) -> None:
@@ -231,9 +231,9 @@ class Owned:
     def prove(self) -> None:
         """See Patient. Data that kernels of leases left is overwritten first."""
         self._clean()
-        found = health.check(self._opened())
-        if not found:
-            raise ChipError(f"{self.name} fails its self-test: {found.trouble}")
+        tested = health.check(self._opened())
+        if not tested:
+            raise ChipError(f"{self.name} fails its self-test: {tested.trouble}")
 
     def _opened(self) -> Device:
         if self.device is None:
@@ -264,9 +264,9 @@ class Owned:
                 copy.fill(0)
                 queue = device.queue(kind).copy(copy, source)
                 queue.timeline.wait(queue.submit(), limit_s=CHECK_LIMIT_S)
-                found = copy.numpy()
-                if not np.array_equal(found, pattern):
-                    wrong = int(np.count_nonzero(found != pattern))
+                copied = copy.numpy()
+                if not np.array_equal(copied, pattern):
+                    wrong = int(np.count_nonzero(copied != pattern))
                     raise ChipError(
                         f"{self.card.name}: a copy by {queue.hardware.name} is wrong", bytes=wrong
                     )

@@ -71,8 +71,8 @@ class Readings:
         """Return a card's telemetry as a JSON map (hcq.state.telemetry) and its age in seconds;
         None if there is none yet."""
         with self._guard:
-            found = self._read.get(name)
-        return None if found is None else (found[0], self._now() - found[1])
+            reading = self._read.get(name)
+        return None if reading is None else (reading[0], self._now() - reading[1])
 
     def past(self, name: str) -> list[Moment]:
         """Return the moments of a card in the last KEPT_S, oldest first; KEPT_S / STEP_S at
@@ -80,23 +80,23 @@ class Readings:
         with self._guard:
             return list(self._past.get(name, ()))
 
-    def _keep(self, name: str, found: Mapping[str, Any]) -> None:
+    def _keep(self, name: str, telemetry: Mapping[str, Any]) -> None:
         """Keep a moment for plots. The guard is held."""
         past = self._past.setdefault(name, deque(maxlen=int(KEPT_S / STEP_S)))
-        when = float(found["time"])
+        when = float(telemetry["time"])
         if past and when < past[-1][0]:
             past.clear()  # the clock was set back
         while past and past[0][0] < when - KEPT_S:
             past.popleft()
         if not past or when >= past[-1][0] + STEP_S:
-            past.append((when, shown_values(found)))
+            past.append((when, shown_values(telemetry)))
 
     def _take(self, name: str, read: Callable[[], bytes]) -> None:
         try:
-            found = json.loads(read())
+            telemetry = json.loads(read())
             with self._guard:
-                self._read[name] = found, self._now()
-                self._keep(name, found)
+                self._read[name] = telemetry, self._now()
+                self._keep(name, telemetry)
         except UgpuError as error:
             log.debug("%s provides no telemetry: %s", name, error)  # its state names the fault
         except Exception:

@@ -135,13 +135,13 @@ class Healing:
         if failed:
             breaker.failed()
             number = self._history.failed(self._patient.name, reason)
-        found = "ugpud failed; its log has the cause"
+        trouble = "ugpud failed; its log has the cause"
         try:
-            found = self._treat(reason, breaker)
+            trouble = self._treat(reason, breaker)
         finally:
-            outcome = "quarantined" if found else "recovered"
+            outcome = "quarantined" if trouble else "recovered"
             self._history.ended(number, outcome, ", ".join(self._tried))
-        return found
+        return trouble
 
     def _treat(self, reason: str, breaker: Breaker) -> str:
         policy, name = self._policy, self._patient.name

@@ -37,21 +37,21 @@ class Idle:
     def due(self, devices: Iterable[S]) -> tuple[list[S], float | None]:
         """Return the devices that should rest now, and when the next one is due. A due device that
         does not rest is due again after the same time."""
-        found: list[S] = []
+        resting: list[S] = []
         times: list[float] = []
         now = self._now()
-        for each in devices:
-            card = each.card
-            ready = card.state is State.READY and not any(one.holds for one in card.leases)
-            if not self._after_s or not ready or not each.can_rest or each.resting:
+        for device in devices:
+            card = device.card
+            ready = card.state is State.READY and not any(lease.holds for lease in card.leases)
+            if not self._after_s or not ready or not device.can_rest or device.resting:
                 self._since.pop(card.name, None)
                 continue
             served, since = self._since.get(card.name, (card.served, now))
             if served != card.served:
                 since = now
             if now - since >= self._after_s:
-                found.append(each)
+                resting.append(device)
                 since = now
             self._since[card.name] = card.served, since
             times.append(since + self._after_s)
-        return found, min(times, default=None)
+        return resting, min(times, default=None)

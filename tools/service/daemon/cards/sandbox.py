@@ -128,7 +128,7 @@ def _program(machine: _Machine) -> bytes:
     ):
         body = [_step(_LOAD, _ARGUMENTS + 8 * argument), *tests, allow, deny]
         steps += [_step(_EQUAL, number, 0, len(body)), *body]
-    numbers = [each[machine.column] for each in _CALLS.values() if each[machine.column] >= 0]
+    numbers = [call[machine.column] for call in _CALLS.values() if call[machine.column] >= 0]
     for position, number in enumerate(numbers):
         steps.append(_step(_EQUAL, number, len(numbers) - position, 0))
     return b"".join([*steps, deny, allow])

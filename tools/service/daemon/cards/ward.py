@@ -58,12 +58,12 @@ class Ward:
         self._system = system if system is not None else System()
         self.watch = Watch(settings.state / "history.sqlite")
         self.owned = [
-            Owned(each, f"{each.name}#{number}" if each.count > 1 else each.name, opener)
-            for each in settings.devices
-            for number in range(each.count)
+            Owned(entry, f"{entry.name}#{number}" if entry.count > 1 else entry.name, opener)
+            for entry in settings.devices
+            for number in range(entry.count)
         ]
         self.lock = threading.RLock()
-        self.table = Table([each.card for each in self.owned], settings.policy, now)
+        self.table = Table([owned.card for owned in self.owned], settings.policy, now)
         self._tick = threading.Condition(self.lock)
         self._closed = False
         self._jobs = ThreadPoolExecutor(_JOBS, "ugpud job")
@@ -73,7 +73,7 @@ class Ward:
         self._looking: set[str] = set()  # cards that are being inspected now
         self._idle = Idle(settings.rest_s, now)
         self._plugs = Plugs(settings.hotplug, self._arrived, self._departed, self._names, system)
-        self._breakers = {each.name: Breaker(settings.recovery, now) for each in self.owned}
+        self._breakers = {owned.name: Breaker(settings.recovery, now) for owned in self.owned}
         self._beyond: tuple[str, str] | None = None  # card and reason that call for a reboot
         self._barred = self.history.quarantines()  # in force now
 
@@ -110,7 +110,7 @@ class Ward:
     def wait_until_booted(self) -> None:
         """Return when no device is booting any more."""
         with self._tick:
-            while any(each.card.state is State.BOOTING for each in self.owned):
+            while any(owned.card.state is State.BOOTING for owned in self.owned):
                 self._tick.wait()
 
     def devices(self) -> list[dict[str, object]]:
@@ -119,19 +119,19 @@ class Ward:
         with self.lock:
             return [
                 {
-                    **each.card.to_map(),
-                    "served": each.card.served,
-                    "resting": each.resting,
+                    **owned.card.to_map(),
+                    "served": owned.card.served,
+                    "resting": owned.resting,
                     "trouble": self.history.trouble,
-                    "troubles": self.watch.troubles(each.name) | _missing(each.card),
-                    "history": records.get(each.name, Record()).to_map(),
+                    "troubles": self.watch.troubles(owned.name) | _missing(owned.card),
+                    "history": records.get(owned.name, Record()).to_map(),
                 }
-                for each in self.owned
+                for owned in self.owned
             ]
 
     def telemetry(self, name: str, rights: Rights) -> bytes:
         """Return a device's telemetry as JSON; BadArgument, AccessDenied, Closed."""
-        owned = next((each for each in self.owned if each.name == name), None)
+        owned = next((candidate for candidate in self.owned if candidate.name == name), None)
         if owned is None:
             raise BadArgument(f"there is no device named {name!r}")
         rights.check("see", owned.card)
@@ -139,7 +139,7 @@ class Ward:
 
     def owned_by(self, card: Card) -> Owned:
         """Return the device of a card in the table."""
-        return next(each for each in self.owned if each.card is card)
+        return next(owned for owned in self.owned if owned.card is card)
 
     def _boot(self, owned: Owned, settle_s: float = 0.0) -> None:
         """Boot a device. settle_s: the longest time until udev's rules have run."""
@@ -189,7 +189,9 @@ class Ward:
             barred = self._barred.get(name)
             if barred is not None and not barred.operator and self._known(name):
                 self._lift(name)  # another card, or the same one after a power cycle
-            owned = next((each for each in self.owned if each.settings.name == name), None)
+            owned = next(
+                (candidate for candidate in self.owned if candidate.settings.name == name), None
+            )
             if owned is None and self._plugs.adopts(name):
                 owned = self._adopt(name)
             if owned is None:
@@ -212,11 +214,11 @@ class Ward:
 
     def _names(self) -> list[str]:
         with self._tick:
-            return [each.settings.name for each in self.owned]
+            return [owned.settings.name for owned in self.owned]
 
     def _known(self, name: str) -> bool:
         with self._tick:
-            return any(each.settings.name == name for each in self.owned)
+            return any(owned.settings.name == name for owned in self.owned)
 
     def _departed(self, name: str) -> None:
         with self._tick:
@@ -279,14 +281,14 @@ class Ward:
 
     def _heal(self, owned: Owned, reason: str, failed: bool = True) -> None:
         treatment = Healing(owned, self.settings.recovery, self.history, self._pause)
-        found = UNKNOWN
+        trouble = UNKNOWN
         try:
             with owned.lock:
-                found = treatment.run(reason, self._breakers[owned.name], failed=failed)
+                trouble = treatment.run(reason, self._breakers[owned.name], failed=failed)
         except Exception:
             log.exception("%s: its recovery failed", owned.name)
         self._note()
-        if not found:
+        if not trouble:
             with self._tick:
                 if self._beyond is not None and self._beyond[0] == owned.name:
                     self._beyond = None
@@ -295,15 +297,15 @@ class Ward:
         if owned.gone or not self._plugs.present(owned.settings.name):
             self._change(owned.card, State.OFF, GONE)  # perhaps before `_departed` is called
             return
-        tell(log, QUARANTINED, f"{owned.name} is quarantined: {found}", device=owned.name,
-             serial=owned.serial, reason=found)  # fmt: skip
+        tell(log, QUARANTINED, f"{owned.name} is quarantined: {trouble}", device=owned.name,
+             serial=owned.serial, reason=trouble)  # fmt: skip
         with self._tick:
             if owned.name not in self._barred:  # otherwise an operator did, meanwhile
-                self.history.quarantine(owned.name, found, operator=False)
-            barred = self._barred.setdefault(owned.name, Quarantine(found, operator=False))
+                self.history.quarantine(owned.name, trouble, operator=False)
+            barred = self._barred.setdefault(owned.name, Quarantine(trouble, operator=False))
             self._change(owned.card, State.QUARANTINED, barred.reason)
             if not barred.operator:
-                self._beyond = owned.name, found
+                self._beyond = owned.name, trouble
         self._reboot_where_allowed()
 
     def _pause(self, seconds: float) -> bool:
@@ -331,34 +333,34 @@ class Ward:
     def recover(self, pattern: str, rights: Rights) -> list[str]:
         """Start the recovery of quarantined cards and return their names. For admins."""
         with self._tick:
-            named = [each for each in self.owned if each.card.matches(pattern)]
+            named = [owned for owned in self.owned if owned.card.matches(pattern)]
             bad = [
-                each
-                for each in named
-                if each.card.state is State.QUARANTINED or each.name in self._barred
+                owned
+                for owned in named
+                if owned.card.state is State.QUARANTINED or owned.name in self._barred
             ]
-            rights.check("recover", *(each.card for each in bad or named))
+            rights.check("recover", *(owned.card for owned in bad or named))
             if not bad:
-                have = "; ".join(f"{each.name}: {each.card.state.value}" for each in self.owned)
+                have = "; ".join(f"{owned.name}: {owned.card.state.value}" for owned in self.owned)
                 raise BadArgument(f"no quarantined device matches {pattern!r}: {have}")
             ordered = {name for name, barred in self._barred.items() if barred.operator}
-            lifted = self._lift(*(each.name for each in bad))
-            for each in bad:
-                if each.card.state is State.QUARANTINED:
-                    self._breakers[each.name].forgive()
-                    self._treat(each, each.card.reason, failed=each.name not in ordered)
+            lifted = self._lift(*(owned.name for owned in bad))
+            for owned in bad:
+                if owned.card.state is State.QUARANTINED:
+                    self._breakers[owned.name].forgive()
+                    self._treat(owned, owned.card.reason, failed=owned.name not in ordered)
         if not stored(lifted):
             log.error("%s: quarantines may return with the restart of ugpud: %s", pattern,
                       self.history.trouble or "history is busy")  # fmt: skip
-        return [each.name for each in bad]
+        return [owned.name for owned in bad]
 
     def reset(self, name: str, rights: Rights) -> None:
         """Start a job that resets a device without leases and runs its self-test. AccessDenied
         unless the caller is an admin; DeviceBusy unless the device is ready."""
         with self._tick:
-            owned = next((each for each in self.owned if each.name == name), None)
+            owned = next((candidate for candidate in self.owned if candidate.name == name), None)
             if owned is None:
-                have = ", ".join(each.name for each in self.owned)
+                have = ", ".join(candidate.name for candidate in self.owned)
                 raise BadArgument(f"there is no device named {name!r}; there are: {have}")
             rights.check("reset", owned.card)
             if owned.card.state is not State.READY or self._closed:
@@ -393,26 +395,26 @@ class Ward:
         Return their names. For admins. HostError if not stored: then it lasts until ugpud stops."""
         reason = f"{one_line(reason[:_REASON]) or 'taken out of use'} (by {rights.name})"
         with self._tick:
-            named = [each for each in self.owned if each.card.matches(pattern)]
-            rights.check("quarantine", *(each.card for each in named))
+            named = [owned for owned in self.owned if owned.card.matches(pattern)]
+            rights.check("quarantine", *(owned.card for owned in named))
             if not named:
-                have = ", ".join(each.name for each in self.owned)
+                have = ", ".join(owned.name for owned in self.owned)
                 raise BadArgument(f"no device matches {pattern!r}; there are: {have}")
             results = []
-            for each in named:
-                results.append(self.history.quarantine(each.name, reason, operator=True))
-                self._barred[each.name] = Quarantine(reason, operator=True)
-                if each.card.state in (State.READY, State.LEASED, State.QUARANTINED):
-                    self._change(each.card, State.QUARANTINED, reason)
-        for each in named:
-            tell(log, QUARANTINED, f"{each.name} is quarantined: {reason}", device=each.name,
-                 serial=each.serial, reason=reason, operator=rights.name)  # fmt: skip
+            for owned in named:
+                results.append(self.history.quarantine(owned.name, reason, operator=True))
+                self._barred[owned.name] = Quarantine(reason, operator=True)
+                if owned.card.state in (State.READY, State.LEASED, State.QUARANTINED):
+                    self._change(owned.card, State.QUARANTINED, reason)
+        for owned in named:
+            tell(log, QUARANTINED, f"{owned.name} is quarantined: {reason}", device=owned.name,
+                 serial=owned.serial, reason=reason, operator=rights.name)  # fmt: skip
         if not stored(results):
             raise HostError(
                 f"the quarantine of {pattern} is in force but not stored yet; if it cannot be, it "
                 f"lasts until ugpud stops: {self.history.trouble or 'the history is busy'}"
             )
-        return [each.name for each in named]
+        return [owned.name for owned in named]
 
     def _lift(self, *names: str) -> list[Future[bool]]:
         """End quarantines, now and for the next start. The lock is held."""
@@ -430,9 +432,9 @@ class Ward:
     def look_at(self, owned: Owned) -> None:
         """Read a card's sensors and link, and judge them (tools.service.daemon.cards.watch)."""
         try:
-            found = from_json(json.loads(owned.telemetry()))
-            link = links(owned.settings.name, found, self._system)
-            self.watch.look(owned.name, owned.serial, found, link)
+            telemetry = from_json(json.loads(owned.telemetry()))
+            link = links(owned.settings.name, telemetry, self._system)
+            self.watch.look(owned.name, owned.serial, telemetry, link)
             self.watch.refresh(owned.name)
         except UgpuError as error:
             log.debug("%s is not inspected: %s", owned.name, error)
@@ -477,7 +479,7 @@ class Ward:
     def _note(self) -> None:
         """Write the time in service to the history."""
         with self.lock:
-            leases = [(each.name, each.card.served) for each in self.owned]
+            leases = [(owned.name, owned.card.served) for owned in self.owned]
         self.history.serve(leases)
 
 

@@ -88,7 +88,7 @@ class Links:
     limit: str = ""
 
 
-def links(name: str, found: Telemetry, system: System) -> Links:
+def links(name: str, telemetry: Telemetry, system: System) -> Links:
     """Read a PCI card's links from sysfs, another card's from its sensors."""
     if name.startswith("pci:"):
         with contextlib.suppress(UgpuError, OSError):
@@ -99,28 +99,28 @@ def links(name: str, found: Telemetry, system: System) -> Links:
             ]
             now = _narrowest([hop.current for hop in way])
             return Links(now, _narrowest([hop.expected for hop in way]), _limit(way))
-    lanes, generation = found.value("link_lanes"), found.value("link_generation")
+    lanes, generation = telemetry.value("link_lanes"), telemetry.value("link_generation")
     return Links(Link(int(lanes), int(generation)) if lanes and generation else None)
 
 
 def _limit(way: list[Hop]) -> str:
     """Return the ports whose target speed is below what their link supports."""
-    found = []
+    ports_below = []
     for hop in way:
         speed = 0.0
         with contextlib.suppress(UgpuError):  # this user may not read the register
             speed = target_speed(hop.upper)
         if 0 < speed < hop.expected.speed:
-            found.append(f"{hop.upper.address} is set to {speed:g} GT/s (Link Control 2)")
-    return ", ".join(found)
+            ports_below.append(f"{hop.upper.address} is set to {speed:g} GT/s (Link Control 2)")
+    return ", ".join(ports_below)
 
 
 def _narrowest(states: list[LinkState]) -> Link | None:
-    known = [state for state in states if state.width and state.speed]
-    if not known:
+    reported = [state for state in states if state.width and state.speed]
+    if not reported:
         return None
-    speed = min(state.speed for state in known)
-    return Link(min(state.width for state in known), sum(speed >= one for one in _SPEEDS))
+    speed = min(state.speed for state in reported)
+    return Link(min(state.width for state in reported), sum(speed >= listed for listed in _SPEEDS))
 
 
 class Watch:
@@ -142,19 +142,19 @@ class Watch:
         with self._lock:
             return dict(self._troubles.get(name, {}))
 
-    def look(self, name: str, serial: str, found: Telemetry, link: Links) -> None:
+    def look(self, name: str, serial: str, telemetry: Telemetry, link: Links) -> None:
         """Judge a working card by its sensors and link."""
         card = f"{name} {serial}".strip()
-        age = found.samples_age_s
-        if found.state != "ok":
+        age = telemetry.samples_age_s
+        if telemetry.state != "ok":
             return
         for kind, state, comparable in (
             ("most", link.most, True),
-            ("now", link.now, age is not None and age < FRESH_S and _busy(found)),
+            ("now", link.now, age is not None and age < FRESH_S and _busy(telemetry)),
         ):
             if state is not None and comparable:
                 self._compare(name, serial, card, kind, state, link.limit)
-        self._count_errors(name, serial, card, found)
+        self._count_errors(name, serial, card, telemetry)
 
     # ---- expected cards ----------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class Watch:
                 )
             )
         self._worse[card, kind] = 0
-        if all(self._worse[card, each] < LOOKS for each in ("now", "most")) and self._clear(
+        if all(self._worse[card, moment] < LOOKS for moment in ("now", "most")) and self._clear(
             name, LINK_DEGRADED
         ):
             why = "again" if best is not None and state.reaches(best) else "for a week: accepted"
@@ -248,8 +248,8 @@ class Watch:
         self._set(name, LINK_DEGRADED, text)
         tell(log, LINK_DEGRADED, text, device=name, serial=serial, link=state, was=best)
 
-    def _count_errors(self, name: str, serial: str, card: str, found: Telemetry) -> None:
-        samples = [one for one in found.samples if one.name == "ecc_errors"]
+    def _count_errors(self, name: str, serial: str, card: str, telemetry: Telemetry) -> None:
+        samples = [sample for sample in telemetry.samples if sample.name == "ecc_errors"]
         if not samples:
             return
         if card not in self._last:
@@ -257,15 +257,15 @@ class Watch:
             self._last[card] = {str(label): float(value) for label, value in rows}
         last = self._last[card]
         corrected = lost = 0.0
-        for one in samples:
-            before = last.get(one.label, one.value)
+        for sample in samples:
+            before = last.get(sample.label, sample.value)
             # A counter below its last value was reset: its whole value is new.
-            more = one.value - before if one.value >= before else one.value
-            if any(word in one.label for word in _LOST):
+            more = sample.value - before if sample.value >= before else sample.value
+            if any(word in sample.label for word in _LOST):
                 lost += more
             else:
                 corrected += more
-        values = [(card, one.label, one.value) for one in samples]
+        values = [(card, sample.label, sample.value) for sample in samples]
         if any(last.get(label) != value for _, label, value in values):
             self._ledger.write(lambda database: self._store(database, values, corrected, lost))
             self._last[card] = {label: value for _, label, value in values}
@@ -329,6 +329,6 @@ class Watch:
             return self._troubles.get(name, {}).pop(kind.name, None) is not None
 
 
-def _busy(found: Telemetry) -> bool:
-    usage = found.value("usage_ratio", "gfx")
-    return found.queue_depth > 0 if usage is None else usage >= BUSY
+def _busy(telemetry: Telemetry) -> bool:
+    usage = telemetry.value("usage_ratio", "gfx")
+    return telemetry.queue_depth > 0 if usage is None else usage >= BUSY

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ugpu.hcq.errors import AccessDenied, BadArgument, NotSupported, UgpuError
 from ugpu.hcq.remote import failures
@@ -30,10 +30,8 @@ from ugpu.tools.service.daemon.clients.holder import Holder
 from ugpu.tools.service.daemon.clients.leases import Lease, Waiter
 from ugpu.tools.service.daemon.clients.peers import Peer
 from ugpu.tools.service.daemon.clients.replies import lost, plain, reply_of
+from ugpu.tools.service.daemon.clients.server import Server
 from ugpu.tools.service.daemon.clients.tokens import Rights, digest_of
-
-if TYPE_CHECKING:
-    from ugpu.tools.service.daemon.daemon import Daemon
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +53,7 @@ class Client:
     """The server side of one connection. It runs in a thread of its own, the only one that accesses
     the lease's objects. `Daemon.end_lease` comes from other threads."""
 
-    def __init__(self, daemon: Daemon, channel: Channel, peer: Peer) -> None:
+    def __init__(self, daemon: Server[Client], channel: Channel, peer: Peer) -> None:
         self.daemon = daemon
         self.session = Session(channel, most=2 * daemon.settings.message + KEPT)
         self._limits = STRANGER
@@ -413,6 +411,7 @@ class Client:
                 firmware,
             )
             if timelines:
+                assert self.rights is not None
                 told = self.daemon.unfinished.of(self, self.rights)
                 self._allow(Limits(META, self.daemon.settings.message, told))
             self._answer(plain(grant.to_map()))

@@ -71,7 +71,7 @@ class Feed(logging.Handler):
         with self._guard:
             if number >= self._last:
                 return []
-            return [each for each in self._told if int(str(each["number"])) > number]
+            return [event for event in self._told if int(str(event["number"])) > number]
 
     def number_of(self, text: str) -> int:
         """Return the event number in an id; 0 for an id of another run, or a malformed one."""

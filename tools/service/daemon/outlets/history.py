@@ -149,13 +149,13 @@ class CardHistory:
         outlast the machine's boot, because a reboot is the ladder's last rung."""
         if not self._ledger.path.is_file():
             return {}
-        found = self._ledger.write(
+        rows = self._ledger.write(
             lambda database: database.execute(
                 "SELECT device, reason, operator FROM quarantine WHERE operator OR boot = ?",
                 (self._boot,),
             ).fetchall()
         )
-        return {device: Quarantine(reason, bool(by)) for device, reason, by in found or ()}
+        return {device: Quarantine(reason, bool(by)) for device, reason, by in rows or ()}
 
     def may_reboot(self, device: str, reason: str, every_s: float) -> bool:
         """Record a reboot of the machine and return True. Return False if the last reboot is less
@@ -173,9 +173,9 @@ class CardHistory:
 
     def records(self) -> dict[str, Record]:
         """Return the history of each card; empty if it cannot be read."""
-        found: dict[str, Record] = {}
+        records: dict[str, Record] = {}
         if not self._ledger.path.is_file():
-            return found
+            return records
         with contextlib.suppress(sqlite3.Error, OSError), self._ledger.opened() as database:
             service = database.execute(
                 "SELECT device, sum(max(0, until - since)), sum(leases) "
@@ -192,7 +192,7 @@ class CardHistory:
                 seconds, leases = rows.get(name, (0.0, 0))
                 failures, down, repair = bad.get(name, (0, 0.0, None))
                 up = max(0.0, seconds - (down or 0.0))
-                found[name] = Record(
+                records[name] = Record(
                     failures,
                     leases,
                     up,
@@ -200,4 +200,4 @@ class CardHistory:
                     repair,
                     failures / leases if leases else None,
                 )
-        return found
+        return records

@@ -49,11 +49,11 @@ def wanted(choice: str, environ: Mapping[str, str]) -> bool:
     if choice != "auto":
         return choice == "journal"
     try:
-        found = os.fstat(sys.__stderr__.fileno()) if sys.__stderr__ is not None else None
+        status = os.fstat(sys.__stderr__.fileno()) if sys.__stderr__ is not None else None
     except (OSError, ValueError):
         return False
     stream = environ.get("JOURNAL_STREAM")
-    return found is not None and stream == f"{found.st_dev}:{found.st_ino}"
+    return status is not None and stream == f"{status.st_dev}:{status.st_ino}"
 
 
 def encoded(fields: Mapping[str, str]) -> bytes:

@@ -82,26 +82,26 @@ class Outbox:
         """Wait for sockets that take more, a new message, or the first limit."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
-        found: list[Session] = []
+        ready: list[Session] = []
         by_number: dict[int, Session] = {}
         for session, (events, _) in late.items():
             number = session.channel.fileno()
             if number < 0:
-                found.append(session)
+                ready.append(session)
             else:
                 by_number[number] = session
                 poll.register(number, events)
         ends = [until for _, until in late.values()]
         left_s = max(0.0, min(ends) - time.monotonic()) if ends else None
-        if found:
+        if ready:
             left_s = 0.0
         for number, _ in poll.poll(None if left_s is None else left_s * 1000):
             if number == self._wake:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
             else:
-                found.append(by_number[number])
-        return found
+                ready.append(by_number[number])
+        return ready
 
     def _push(self, session: Session) -> None:
         try:

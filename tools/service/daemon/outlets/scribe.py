@@ -126,6 +126,6 @@ class Scribe:
 def stored(results: Iterable[Future[bool]], limit_s: float = STORED_S) -> bool:
     """Return whether all of the results of `quarantine` or `lift` were written within `limit_s`."""
     try:
-        return all(each.result(limit_s) for each in results)
+        return all(result.result(limit_s) for result in results)
     except NotYet:
         return False

@@ -22,8 +22,8 @@ MXCSR_DEFAULT = 0x1F80  # all exceptions masked, round to nearest even, denormal
 _FLUSH_RESULTS = 0x8000
 _FLUSH_SOURCES = 0x0040
 # Bits of Launch.modes: results for which the output modifier OMOD takes effect, of f32, and of f16
-# and f64; IEEE mode; APART, which the translator adds (translator.modes). From the shifts on: the
-# denormal fields of f32 and of f64, see `denormal_control`.
+# and f64; IEEE mode; APART, which the translator adds (translator.modes). From the shifts on: what
+# f32 and f64 flush, the opposite of their denormal fields (see `denormal_control`).
 OMOD_F32, OMOD_OTHERS, IEEE, APART = 1, 2, 4, 8
 SINGLES, DOUBLES = 4, 6
 
@@ -142,7 +142,8 @@ def output_modifiers(denormals: int, *, ieee: bool) -> int:
 
 
 def _modes(denormals: int, *, ieee: bool) -> int:
-    fields = (denormals & 3) << SINGLES | denormals >> 2 << DOUBLES
+    flushed = ~denormals & 0xF
+    fields = (flushed & 3) << SINGLES | flushed >> 2 << DOUBLES
     return output_modifiers(denormals, ieee=ieee) | fields | (IEEE if ieee else 0)
 
 

@@ -28,7 +28,7 @@ def modes_of(program: Program, modes: int) -> int:
     names = [half.name for i in listed for half in (i.x or i, i.y or i)]
     used = _OMOD if any(i.omod for i in listed) else 0
     if any(part in name for name in names for part in ("min", "max", "med3")):
-        used |= launch.IEEE
+        used |= launch.IEEE | _FIELDS
     differ = modes >> launch.SINGLES & 3 != modes >> launch.DOUBLES & 3
     differ = differ or any(name in _SWITCHES for name in names)
     if differ and on_x86() and any(name.endswith("_f64") for name in names):

@@ -90,7 +90,8 @@ class Registers(Text):
 
     def _start_modes(self) -> None:
         self.omod = self._modes & (OMOD_F32 | OMOD_OTHERS)
-        self.singles, self.doubles = self._modes >> SINGLES & 3, self._modes >> DOUBLES & 3
+        kept = ~self._modes
+        self.singles, self.doubles = kept >> SINGLES & 3, kept >> DOUBLES & 3
         self.of_doubles: int | None = None  # the host's denormals, while not those of f32
 
     def forget_mask(self) -> None:

@@ -11,13 +11,14 @@ _PAGE = 4096
 
 
 class BusMemory:
-    """DMA of the card. Any thread may call. refused: hears why an access was refused."""
+    """DMA of the card. Any thread may call. refused: hears why an access was refused. first: the
+    least address that the host gives out."""
 
     def __init__(
         self, seed: int, allowed: Callable[[], bool], refused: Callable[[str], None],
-        revoked: Callable[[int, int], None],
+        revoked: Callable[[int, int], None], *, first: int = 1 << 40,
     ) -> None:  # fmt: skip
-        self.iommu = Iommu(seed)
+        self.iommu = Iommu(seed, first)
         self.pool = DmaPool(self.iommu, revoked)
         self._allowed = allowed
         self._refused = refused

@@ -15,6 +15,7 @@ from typing import Protocol
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
 from ugpu.virtual.nvidia.gsp.falcon.core import Falcon
 from ugpu.virtual.nvidia.gsp.falcon.wpr import PRESCRUBBED, SIZE, VERIFIED, Wpr2, WprMeta
+from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
 from ugpu.virtual.nvidia.gsp.firmware import images
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE as SIGNATURE
 from ugpu.virtual.nvidia.gsp.firmware.sign import problem
@@ -56,6 +57,7 @@ class Board(Protocol):
     sb_done: bool
     scrubbed: int
     scrub_stage: int
+    faults: CardFaults
 
     @property
     def memory_size(self) -> int: ...
@@ -68,6 +70,9 @@ class Board(Protocol):
 
 def load(board: Board, falcon: Falcon) -> None:
     """Verify, copy, protect, and start the GSP's RISC-V core."""
+    if board.faults.take(CardFault.BOOTER_FAILS):
+        falcon.answer(int(BooterError.LAYOUT))
+        return
     try:
         meta = _meta(board, falcon.mailbox)
         _check_state(board)
@@ -88,6 +93,9 @@ def load(board: Board, falcon: Falcon) -> None:
 def unload(board: Board, falcon: Falcon) -> None:
     """Take WPR2 down, once the GSP has stopped and FWSEC-SB has run."""
     why = ""
+    if board.faults.take(CardFault.UNLOADER_FAILS):
+        falcon.answer(int(BooterError.GSP_STATE))
+        return
     if falcon.mailbox != UNLOAD:
         why = f"mailboxes must be 0xff, 0xff, are {falcon.mailbox:#x}"
     elif board.gsp.active:

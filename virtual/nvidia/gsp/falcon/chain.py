@@ -33,8 +33,8 @@ class Refused(Exception):
 class Board(booter.Board, Protocol):
     """The card, as the FMC uses it."""
 
-    def release(self) -> None:
-        """Release the GSP's registers: first the target mask, then the lockdown."""
+    def release(self, *, lockdown: bool) -> None:
+        """Release the target mask of the GSP's registers; with `lockdown` also the lockdown."""
         ...
 
 
@@ -60,7 +60,7 @@ def start(board: Board, arguments: int, frts: int) -> None:
         raise Refused(int(refusal.error), str(refusal)) from refusal
     board.wpr.set(meta.start, meta.end)
     board.gsp.answer(0)
-    board.release()
+    board.release(lockdown=True)
     board.start_gsp(meta, version, libos)
 
 

@@ -114,6 +114,10 @@ class Falcon:
         self._moving = 0
         self.interrupts = 0
 
+    def never_clean(self) -> None:
+        """Have the scrubbing after a reset not end: a planted fault."""
+        self._scrubbing = 1 << 60
+
     @property
     def selects_riscv(self) -> bool:
         """Whether the RISC-V core is selected. Turing has no selector."""

@@ -16,6 +16,7 @@ from typing import Protocol
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
 from ugpu.virtual.nvidia.gsp.falcon import chain
 from ugpu.virtual.nvidia.gsp.falcon.core import Falcon
+from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware import images
 from ugpu.virtual.nvidia.gsp.firmware.sign import problem
 
@@ -119,6 +120,12 @@ class Fsp:
             self._board.violation("FSP: a packet while a response was not taken")
         packet = bytes(self._emem[head : tail + 4])
         where[_QUEUE_HEAD] = where[_QUEUE_TAIL] = 0
+        faults = self._board.faults
+        if faults.take(CardFault.FSP_SILENT):
+            return
+        if faults.take(CardFault.FSP_REFUSES):
+            self._respond(COT, FspError.INVALID_STATE)
+            return
         try:
             message = self._join(packet)
             if message is None:
@@ -184,11 +191,15 @@ class Fsp:
             )
         self._verify(board.bus_read(fmc, images.FMC_SIZE), digest, key, signature)
         try:
+            if board.faults.take(CardFault.FMC_FAILS):
+                raise chain.Refused(0x7F, "planted")
             chain.start(board, arguments, board.memory_size - offset)
         except chain.Refused as refusal:
             # The FMC refuses after the FSP has accepted it: its code is in the GSP's mailbox.
-            board.violation(f"FMC: {refusal}")
+            if str(refusal) != "planted":
+                board.violation(f"FMC: {refusal}")
             board.gsp.answer(refusal.code)
+            board.release(lockdown=False)
 
     def _verify(self, fmc: bytes | None, digest: bytes, key: bytes, signature: bytes) -> None:
         facts = self._board.boot

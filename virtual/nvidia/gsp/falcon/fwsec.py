@@ -14,6 +14,7 @@ from typing import Protocol
 
 from ugpu.virtual.nvidia.gsp.falcon.core import Falcon
 from ugpu.virtual.nvidia.gsp.falcon.wpr import FRTS_SIZE, Wpr2
+from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
 from ugpu.virtual.nvidia.gsp.firmware import vbios
 
 FRTS, SB = 0x15, 0x19
@@ -40,6 +41,7 @@ class Board(Protocol):
     wpr: Wpr2
     sb_done: bool
     status: dict[int, int]
+    faults: CardFaults
 
     @property
     def memory_size(self) -> int: ...
@@ -58,6 +60,8 @@ def run(board: Board, falcon: Falcon) -> None:
     error = FwsecError.NONE
     try:
         command = _command(falcon)
+        if board.faults.take(CardFault.FWSEC_FAILS):
+            raise _Refused(FwsecError.REGION, "planted")
         if command == FRTS:
             board.wpr.set(*_region(board, falcon))
         elif command == SB:
@@ -66,7 +70,8 @@ def run(board: Board, falcon: Falcon) -> None:
             raise _Refused(FwsecError.COMMAND, f"init_cmd {command:#x} is not FRTS or SB")
     except _Refused as refusal:
         error = refusal.error
-        board.violation(f"FWSEC: {refusal}")
+        if str(refusal) != "planted":
+            board.violation(f"FWSEC: {refusal}")
     if command == SB:
         board.status[SB_STATUS] = int(error)
     else:

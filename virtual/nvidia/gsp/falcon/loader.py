@@ -60,11 +60,11 @@ def run(board: Board, falcon: Falcon) -> Program | None:
         secure = at >= descriptor.secure_at
         falcon.imem[at // BLOCK] = Block(at // BLOCK, secure, bytearray(code[at : at + BLOCK]))
     falcon.dmem[: len(data)] = data
-    found = programs.parse(code)
-    if found is None:
-        board.violation(f"{falcon.name}: the boot loader fetched what is no program")
+    parsed = programs.parse(code)
+    if parsed is None:
+        board.violation(f"{falcon.name}: the boot loader fetched something that is not a program")
         return None
-    return found[0]
+    return parsed[0]
 
 
 def _problem(falcon: Falcon, descriptor: Descriptor) -> str:

@@ -38,6 +38,12 @@ def vbios(device: int, version: int = 3) -> bytes:
     return bytes(base) + _image(0xE0, _fwsec(version), device, last=True)
 
 
+def without_fwsec(rom: bytes) -> bytes:
+    """Return a ROM whose falcon table lists another program in FWSEC's place."""
+    at = _BASE_SIZE + _TABLE + 6
+    return rom[:at] + b"\x01" + rom[at + 1 :]
+
+
 def _image(kind: int, body: bytes, device: int, *, last: bool) -> bytes:
     """Return one image, padded to 512 bytes; `body` starts at 0x80 of it."""
     size = -(-(0x80 + len(body)) // 512)

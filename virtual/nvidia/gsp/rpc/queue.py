@@ -74,6 +74,7 @@ class MessageQueues:
         self._check_header()
         self._write(status, _TX.pack(0, QUEUE, PAGE, SLOTS, 0, 1, 0x20, PAGE) + bytes(4))
         self._sent = self._expected = 0
+        self.flip = self.back = 0  # of the next message: checksum bits to flip, how old it is
         self._lock = threading.Lock()
 
     def _check_header(self) -> None:
@@ -153,8 +154,9 @@ class MessageQueues:
         )
         count = -(-(ELEMENT + length) // PAGE)
         head = bytearray(ELEMENT)
-        struct.pack_into("<3I", head, 0x20, 0, self._sent, count)
-        struct.pack_into("<I", head, 0x20, fold(bytes(head) + record + payload))
+        struct.pack_into("<3I", head, 0x20, 0, self._sent - self.back & 0xFFFF_FFFF, count)
+        struct.pack_into("<I", head, 0x20, fold(bytes(head) + record + payload) ^ self.flip)
+        self.flip = self.back = 0
         content = (bytes(head) + record + payload).ljust(count * PAGE, b"\0")
         write, read = self._word(self._status + _WRITE), self._word(self._command + _READ)
         if read >= SLOTS:

@@ -16,12 +16,16 @@ from ugpu.hcq.state.instruction import Culprits
 from ugpu.nv import abi
 from ugpu.virtual.nvidia.chip import VirtualGpu
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
+from ugpu.virtual.nvidia.gsp.falcon.core import Falcon
 from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
+from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
 from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.gsp.rpc import calls, controls, sequencer, static_info
-from ugpu.virtual.nvidia.gsp.rpc.arguments import Arguments
+from ugpu.virtual.nvidia.gsp.rpc.arguments import LOG_SIZE, Arguments
 from ugpu.virtual.nvidia.gsp.rpc.channels import GspChannel, cpu_memory, graphics_object
+from ugpu.virtual.nvidia.gsp.rpc.crash import LOAD_ACCESS_FAULT, crash
 from ugpu.virtual.nvidia.gsp.rpc.interface import Event, Function, interface_of
+from ugpu.virtual.nvidia.gsp.rpc.logs import Log
 from ugpu.virtual.nvidia.gsp.rpc.queue import LARGEST, MessageQueues, QueueError, Record
 from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
 from ugpu.virtual.nvidia.host.errors import ChannelError
@@ -44,6 +48,8 @@ class Board(Protocol):
     options: CardOptions
     machine: VirtualMachine
     calls: deque[str]
+    faults: CardFaults
+    gsp: Falcon
 
     def violation(self, text: str) -> None: ...
     def bus_read(self, address: int, size: int) -> bytes | None: ...
@@ -100,6 +106,7 @@ class GspServer:
         self._queues: MessageQueues | None = None
         self._directories = Directories(0, 0)
         self.arguments: Arguments | None = None
+        self.logs: dict[str, Log] = {}
         self._answers: dict[int, Callable[[GspServer, bytes], bytes]] = {
             Function.GET_GSP_STATIC_INFO: GspServer._static_info,
             Function.UPDATE_BAR_PDE: GspServer._update_bar,
@@ -122,7 +129,16 @@ class GspServer:
         except QueueError as error:
             self._die(str(error))
             return
+        for name, address in self.arguments.logs.items():
+            self.logs[name] = Log(self.board.bus_write, address, LOG_SIZE, self.gpu.time_ns)
+        self._log("LOGINIT", 1, self.meta.heap, self.meta.heap_size)
         self.doorbell()
+
+    def _log(self, name: str, number: int, *arguments: int) -> None:
+        """Write a record to one of the firmware's logs."""
+        log = self.logs.get(name)
+        if log is not None:
+            log.record(number, *arguments)
 
     def _die(self, why: str) -> None:
         self.dead = why
@@ -149,8 +165,12 @@ class GspServer:
             if not self._sequenced:
                 self.post(Event.RUN_CPU_SEQUENCER, sequencer.program())
         if self._sequenced:
-            self._begin_rm()
             self.done = True
+            if self.board.faults.take(CardFault.INIT_FAILS):
+                self._fail_init()
+                return
+            self._begin_rm()
+            self._log("LOGRM", 2, len(self.registry))
             self.post(Event.INIT_DONE, b"")
 
     def _chatter(self) -> None:
@@ -227,6 +247,8 @@ class GspServer:
             self._silent(number, body)
             return
         assert self._queues is not None
+        if self._struck():
+            return
         if number == Function.SET_GUEST_SYSTEM_INFO:
             self._queues.send(number, body, sequence=record.sequence)
             return
@@ -235,6 +257,8 @@ class GspServer:
         if not self.done:
             result = int(Status.INVALID_STATE)
             self.board.violation(f"RPC {number} before INIT_DONE")
+        elif self.board.faults.take(CardFault.RPC_TIMES_OUT):
+            result = int(Status.TIMEOUT)
         elif handler is None:
             self.machine.asked[f"RPC {number}"] += 1
         else:
@@ -248,6 +272,29 @@ class GspServer:
         self.board.signal_gsp()
         if self.unloaded:
             self.board.gsp_suspended()
+
+    def _struck(self) -> bool:
+        """Return whether a planted fault keeps a call from being answered."""
+        faults, queues = self.board.faults, self._queues
+        assert queues is not None
+        queues.flip = int(faults.take(CardFault.REPLY_CHECKSUM))
+        queues.back = int(faults.take(CardFault.REPLY_NUMBER))
+        if faults.take(CardFault.GSP_CRASHES):
+            self.dead = "planted"
+            self._log("LOGINIT", 4, LOAD_ACCESS_FAULT)
+            crash(self.board.gsp, self.gpu.time_ns())
+            self.board.signal_gsp()
+            return True
+        return faults.take(CardFault.RPC_LOST)
+
+    def _fail_init(self) -> None:
+        """Report that the resource manager did not come up, as a planted fault."""
+        assert self._queues is not None
+        text = b"NVRM: RmInitNvDevice: display engine timeout"
+        self._log("LOGRM", 3, int(Status.TIMEOUT))
+        log = struct.pack("<3I", 119, 0, 0) + text
+        self.post(Event.OS_ERROR_LOG, log.ljust(self.interface.error_text + 260, b"\0"))
+        self._queues.send(Event.INIT_DONE, b"", result=int(Status.TIMEOUT))
 
     def _call(self, handler: Callable[[GspServer, bytes], bytes], body: bytes) -> tuple[int, bytes]:
         try:

@@ -152,12 +152,27 @@ def signals(e: Registers, kind: str, bits: str) -> str:
     return e.compare("ugt", integer, size, constant(integer, largest + 1 - quiet))
 
 
+def _flushed(e: Registers, kind: str, value: str) -> str:
+    """Replace denormals by zeros of their sign."""
+    integer, bits = integer_of(kind), ELEMENT_BITS[kind]
+    number = e.convert("bitcast", kind, integer, value)
+    size = e.binary("and", integer, number, constant(integer, (1 << bits - 1) - 1))
+    tiny = e.compare("ult", integer, size, constant(integer, 2 * QUIET[kind]))
+    sign = e.binary("and", integer, number, constant(integer, 1 << bits - 1))
+    return e.convert("bitcast", integer, kind, e.select(tiny, integer, sign, number))
+
+
 def chosen_of(kind: str, count: int, function: Function) -> Handler:
-    """Create an emitter whose result is one of its sources: halves are not widened."""
+    """Create an emitter whose result is one of its sources: halves are not widened, and the host
+    flushes no denormals of it."""
 
     def emit(e: Registers, i: Instruction) -> None:
         values = tuple(e.source(operand, kind) for operand in i.srcs[:count])
-        e.set_result(i, kind, function(e, kind, values))
+        kept = {"float": e.singles, "double": e.doubles}.get(kind, 3)
+        if kept & 1 == 0:
+            values = tuple(_flushed(e, kind, value) for value in values)
+        result = function(e, kind, values)
+        e.set_result(i, kind, result if kept & 2 else _flushed(e, kind, result))
 
     return emit
 

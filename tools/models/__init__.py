@@ -1,0 +1,1 @@
+"""Models from files, as commands: `ugpu run`, `ugpu chat`, `ugpu serve-llm`."""
