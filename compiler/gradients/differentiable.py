@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Self
 
+from ugpu.compiler.gradients import pending
 from ugpu.compiler.gradients.reverse import LEAF, gradients, tracking
 from ugpu.compiler.gradients.values import Values
 from ugpu.compiler.graph import node as graph
@@ -91,6 +92,7 @@ class Differentiable(Values):
                 f"backward: {self.dtype.name} tensor {self._shown} depends on no tensor with "
                 f"requires_grad; {CUT}"
             )
+        pending.add(self)
         keep = create_graph if retain_graph is None else retain_graph
         given = self._cotangent("backward", gradient)
         for leaf, g in gradients([self], [given], keep=keep, higher=create_graph):

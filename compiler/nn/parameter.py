@@ -160,3 +160,10 @@ def _moves(node: Node, source: Node) -> bool:
     while node is not source and node.op in graph.MOVEMENT:
         node = node.sources[0]
     return node is source
+
+
+def replace(tensor: Tensor, value: Tensor) -> None:
+    """Give a tensor new elements in memory of their own. An assignment in place would take a kernel
+    more: a value that depends on the array it replaces is computed before the array is written."""
+    assert tensor.shape == value.shape
+    tensor.node = value.node

@@ -1,10 +1,10 @@
 """Launches that start their successor: a descriptor points to the one that begins after its grid.
 
 A barrier between two launches then needs no wait of the host engine. It takes 1.3 us instead of 2.4
-between two small kernels on an H100 (docs/figures-history.md). On that GPU, the release at a submission's
-end was observed to wait for the whole chain. Source: open-gpu-doc classes/compute/cl*qmd.h
-(DEPENDENT_QMD*); CUDA sets successors this way (recorded on an H200, driver 580.159.04), as does
-tinygrad's ops_nv.py.
+between two small kernels on an H100 (docs/figures-history.md). On that GPU, the release at a
+submission's end was observed to wait for the whole chain. Source: open-gpu-doc
+classes/compute/cl*qmd.h (DEPENDENT_QMD*); CUDA sets successors this way (recorded on an H200,
+driver 580.159.04), as does tinygrad's ops_nv.py.
 """
 
 from __future__ import annotations

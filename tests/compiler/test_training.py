@@ -80,6 +80,21 @@ def test_a_step_over_many_parameters_is_a_few_kernels() -> None:
     assert parameters[5].grad.shape == parameters[5].shape  # a part of one array
 
 
+def test_a_step_computes_the_loss_and_the_statistics() -> None:
+    """In one run, without a second forward pass later; old steps leave no graph behind."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        loss = model(Tensor(rng().standard_normal((5, 3), np.float32))).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert all(each.node.storage is not None for each in (loss, *model.buffers()))
+    with watch() as runs:
+        loss.item()
+    assert not runs
+
+
 def test_parameters_of_an_optimiser_are_parts_of_one_array() -> None:
     model = nn.Linear(3, 2)
     before = model.weight.numpy()

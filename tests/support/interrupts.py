@@ -17,9 +17,10 @@ ELSEWHERE = ("/virtual/", "/hcq/objects/jit", "/hcq/objects/stack", "/compiler/"
              "/nv/code/assemble", "/hcq/disk/cache")  # fmt: skip
 #: Functions without effects: an exception in them is one at the line that calls them.
 PURE = ("/nv/abi/", "/nv/code/cubin", "/nv/code/image", "/nv/packets/launch", "/hcq/objects/elf",
-        "/hcq/objects/linking", "/hcq/objects/code_object", "/hcq/objects/ir3_object", "/hcq/registers/layout",
-        "/hcq/registers/fields", "/am/packets/dispatch", "/hcq/state/checks", "/qcom/packets/pm4",
-        "/qcom/packets/dispatch", "/qcom/regs")  # fmt: skip
+        "/hcq/objects/linking", "/hcq/objects/code_object", "/hcq/objects/ir3_object",
+        "/hcq/registers/layout", "/hcq/registers/fields", "/am/packets/dispatch",
+        "/hcq/state/checks", "/qcom/packets/pm4", "/qcom/packets/dispatch",
+        "/qcom/regs")  # fmt: skip
 
 
 class Interrupted(BaseException):
