@@ -27,7 +27,7 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 SETUP := tools/house/setup.sh $(VENV)
-ALL := demo dev firmware regen nv adreno?
+ALL := demo dev firmware regen nv chat gguf onnx adreno?
 
 .PHONY: demo dev test test-slow test-masks test-turn test-all mutants faults soak test-kernel test-foreign test-adreno test-turnip hw check bench bench-compare docs regen golden page clean
 

@@ -210,7 +210,7 @@ class Tensor(Differentiable):
                 "random numbers in capture() would be the same in every replay; use @jit"
             )
         runtime = runtime_of(device)
-        storage = None if recording is None else recording.random(runtime, count)
+        storage = None if recording is None else recording.random(runtime.pool, count)
         if storage is None:
             pair = generator.take(count)
             storage = runtime.pool.take(pair.nbytes)

@@ -104,6 +104,7 @@ NOT_RUN = {
     "ugpu tune": "searches for 10 s; tests/tools/test_tools_tune.py",
     "ugpu ci": "runs a laboratory's own suite; tests/ci",
     "--from 1 0x123456789000": "stands for the address that faulted; tests/tools/test_inside.py",
+    "model.gguf": "stands for a model of the reader; tests/tools/test_models.py",
     "CMD": "CMD stands for a program of the reader",
     "DEVICE": "DEVICE stands for a card of the reader",
     "train.py": "train.py is a program of the reader; tests/tools/test_sniff_backends.py",

@@ -136,7 +136,8 @@ def write_zip(file: BinaryIO, tensors: dict[str, Tensor]) -> None:
 
 
 def _numpy(tensor: Tensor) -> NDArray[Any]:
-    if tensor.dtype.name not in np.sctypeDict:
+    # Other packages enter names in np.sctypeDict, but files have NumPy's own types only.
+    if dtypes.to_numpy(tensor.dtype).name != tensor.dtype.name:
         raise BadArgument(
             f"save: NumPy's files have no {tensor.dtype.name}; convert with .float() first, or "
             "save as .safetensors"

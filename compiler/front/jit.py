@@ -18,7 +18,7 @@ from ugpu.compiler.front.replay import Outdated, Replay, call, move, realize
 from ugpu.compiler.front.touched import Touched, exclusive
 from ugpu.compiler.methods.core import TensorCore
 from ugpu.compiler.runtime.recording import Recording, current_recording
-from ugpu.compiler.runtime.runtime import Runtime
+from ugpu.compiler.runtime.runtime import Runtime, runtime_of
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.device.core import core_of
 from ugpu.hcq.device.device import Device
@@ -133,7 +133,8 @@ class Jit(Generic[Given, Result]):
                         tensor.node.forget()
                 del results
             first.finish()
-            self._signature, self._device = signature, first.runtime
+            self._signature = signature
+            self._device = None if first.device is None else runtime_of(first.device)
             self._identity = (first.keys, touched.used(tensors), touched.written(tensors))
             return cast(Result, result)
         if self._calls > ATTEMPTS + 1:

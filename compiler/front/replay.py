@@ -97,7 +97,7 @@ class Replay:
         """Capture one call without running it; return what must be equal in the next recording.
         tensors: the arguments, computed, without repetitions."""
         recording, touched = Recording(self.name, self.pool), Touched(captures=True)
-        recording.runtime = self.runtime
+        recording.device = self.runtime.device
         sources: dict[int, _Source] = {}
         try:
             with recording, self.graph, touched:

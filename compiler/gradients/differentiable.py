@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Self
 
+from ugpu.compiler.gradients import pending
 from ugpu.compiler.gradients.reverse import LEAF, gradients, tracking
 from ugpu.compiler.gradients.values import Values
 from ugpu.compiler.graph import node as graph
@@ -59,7 +60,8 @@ class Differentiable(Values):
     def is_leaf(self) -> bool:
         """Whether the tensor is not the result of a tracked operation."""
         history = self.node.history
-        return not self.node.tracked or (history is not None and history.op == LEAF)
+        own = history is not None and history.op == LEAF and history.arg() is self
+        return own or not self.node.tracked
 
     @property
     def grad(self) -> Any:  # Self | None: a property of a subclass
@@ -90,6 +92,7 @@ class Differentiable(Values):
                 f"backward: {self.dtype.name} tensor {self._shown} depends on no tensor with "
                 f"requires_grad; {CUT}"
             )
+        pending.add(self)
         keep = create_graph if retain_graph is None else retain_graph
         given = self._cotangent("backward", gradient)
         for leaf, g in gradients([self], [given], keep=keep, higher=create_graph):

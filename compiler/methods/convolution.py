@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -82,7 +83,9 @@ class Convolutions(Operations):
         host = self.device.target.abi == "host"
         wide = self.shape[3] + 2 * pair("conv2d", padding, 0)[1]
         # an image that only one channel reads is padded by the kernel that holds it
-        apart = host and out_channels == groups and cost.in_windows(height, width, wide)
+        phases = prod(pair("conv2d", stride, 1))
+        held = cost.in_windows(height, width, wide, phases)
+        apart = host and out_channels == groups and held
         windows = self.cast(dtype)._windows(
             "conv2d", (height, width), stride, padding, dilation, 0, apart
         )  # [batch, channels, out height, out width, height, width]

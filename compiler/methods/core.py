@@ -13,9 +13,9 @@ from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import DType
 from ugpu.compiler.graph import node as graph
 from ugpu.compiler.graph.forms import Makes
-from ugpu.compiler.graph.node import Node, Repeated, Shape
+from ugpu.compiler.graph.node import Node, Recipe, Repeated, Shape
 from ugpu.compiler.graph.origin import here, text
-from ugpu.compiler.graph.recipe import Recipe, recipe_of
+from ugpu.compiler.graph.recipe import recipe_of
 from ugpu.compiler.graph.tracking import History, mode
 from ugpu.compiler.methods.aliases import with_aliases
 from ugpu.compiler.methods.ofclass import OfClass

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ugpu.compiler.dtype import int64
+from ugpu.compiler.gradients import pending
 from ugpu.compiler.gradients.reverse import tracking
 from ugpu.compiler.nn import init
 from ugpu.compiler.nn.linear import empty
 from ugpu.compiler.nn.module import Module
+from ugpu.compiler.nn.parameter import replace
+from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument
 
@@ -130,14 +133,18 @@ class _Running(Module):
         if not self.tracks:
             return
         with tracking(False):
+            own = list(self._buffers.values())
+            if own[0].node.storage is None and current_recording() is None:
+                own[0].realize(*own[1:])  # of a step without an optimiser
             if counts:
-                self.num_batches_tracked.assign(self.num_batches_tracked + 1)
+                replace(self.num_batches_tracked, self.num_batches_tracked + 1)
             part: Any = self.momentum
             if part is None:  # the plain mean of all batches
                 part = 1 / self.num_batches_tracked.float()
             mean, variance = mean.detach(), variance.detach()
-            self.running_mean.assign(self.running_mean * (1 - part) + mean * part)
-            self.running_var.assign(self.running_var * (1 - part) + variance * part)
+            replace(self.running_mean, self.running_mean * (1 - part) + mean * part)
+            replace(self.running_var, self.running_var * (1 - part) + variance * part)
+            pending.add(*self._buffers.values())
 
     def _normalised(self, x: Any, mean: Any, variance: Any) -> Any:
         shape = (-1, *[1] * (x.ndim - 2))

@@ -56,6 +56,10 @@ class Parameter(Tensor, results=False):
         else:
             self._frozen, self._view = not wanted, None
 
+    def __deepcopy__(self, memo: object) -> Any:  # of Parameter
+        """Return a parameter of its own with the same elements."""
+        return Parameter(self.detach(), self.requires_grad)
+
     def _become_leaf(self, node: Node) -> None:
         if self._array is None:  # a part of an array is one already
             super()._become_leaf(node)
@@ -156,3 +160,10 @@ def _moves(node: Node, source: Node) -> bool:
     while node is not source and node.op in graph.MOVEMENT:
         node = node.sources[0]
     return node is source
+
+
+def replace(tensor: Tensor, value: Tensor) -> None:
+    """Give a tensor new elements in memory of their own. An assignment in place would take a kernel
+    more: a value that depends on the array it replaces is computed before the array is written."""
+    assert tensor.shape == value.shape
+    tensor.node = value.node

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ugpu.compiler.nn.parameter import Array
-from ugpu.compiler.optim.optimizer import Group, Optimizer, Parameters, replace
+from ugpu.compiler.nn.parameter import Array, replace
+from ugpu.compiler.optim.optimizer import Group, Optimizer, Parameters
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument
 

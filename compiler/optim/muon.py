@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from ugpu.compiler.dtype import bfloat16
-from ugpu.compiler.nn.parameter import Array
+from ugpu.compiler.nn.parameter import Array, replace
 from ugpu.compiler.optim.descent import check_range
-from ugpu.compiler.optim.optimizer import Group, Optimizer, Parameters, replace
+from ugpu.compiler.optim.optimizer import Group, Optimizer, Parameters
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument
 

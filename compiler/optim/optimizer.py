@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ugpu.compiler.dtype import float32
+from ugpu.compiler.gradients import pending
 from ugpu.compiler.gradients.reverse import tracking
 from ugpu.compiler.nn.parameter import Array, Parameter
 from ugpu.compiler.runtime.recording import current_recording
@@ -125,8 +126,9 @@ class Optimizer:
                 if group.array is not None:
                     gradients = self._joined(group, group.array)
                     changed += [gradients, *self._update(group, group.array, gradients)]
-            if changed:
-                changed[0].realize(*changed[1:])
+            for device in {id(each.device): each.device for each in changed}.values():
+                first, *others = [each for each in changed if each.device is device]
+                first.realize(*others, *pending.take(device))
         if current_recording() is not None:
             self.zero_grad()
 
@@ -230,10 +232,3 @@ def _tensor(value: Any, like: Tensor) -> Tensor:
     if isinstance(value, Tensor):
         return value.to(like.device).cast(like.dtype)
     return Tensor(np.asarray(value), device=like.device, dtype=like.dtype)
-
-
-def replace(tensor: Tensor, value: Tensor) -> None:
-    """Give a tensor new elements in memory of their own. An assignment in place would take a kernel
-    more: a value that depends on the array it replaces is computed before the array is written."""
-    assert tensor.shape == value.shape
-    tensor.node = value.node

@@ -31,6 +31,7 @@ CHOICE = 3  # selecting one of two pieces by position
 HELD_BYTES = 256 << 10  # bytes that a group can hold on a host: what fits the second-level cache
 WINDOW = 64  # places of a window up to which a host's kernel writes all of them out
 WINDOW_LINES = 1 << 14  # maximum elements of an image that one row of results reads
+PHASES = 16  # most phases of a window's columns and rows, which have code of their own
 # A convolution of 3 x 3 as a product of windows, and by Winograd's tiles: time of a multiplication
 # that is added, of an element of the transformed image (laid out, transformed, read), of the
 # results before their transform, of the transformed weights. Zen 4, two cores, AVX-512.
@@ -92,10 +93,12 @@ def keep_inside(rows: int, length: int, cost: float, dtype: DType) -> bool:
     return inside <= apart
 
 
-def in_windows(down: int, across: int, columns: int) -> bool:
+def in_windows(down: int, across: int, columns: int, phases: int) -> bool:
     """Return whether a host's kernel can hold the part of an image that a row of results reads
-    through windows of `down` x `across`. columns: of the image, with its padding."""
-    return down * across <= WINDOW and down * columns <= WINDOW_LINES
+    through windows of `down` x `across`. columns: of the image, with its padding. phases: of its
+    columns and rows, each with code of its own."""
+    fits = down * across <= WINDOW and down * columns <= WINDOW_LINES
+    return fits and phases <= PHASES
 
 
 def winograd(

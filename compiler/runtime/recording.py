@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.runtime.memory_pool import MemoryPool, Storage
 from ugpu.compiler.runtime.numbers import Places
+from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import NotSupported
-
-if TYPE_CHECKING:
-    from ugpu.compiler.runtime.runtime import Runtime
 
 _thread = threading.local()
 under_way: set[int] = set()  # ids of the recordings of all threads
@@ -29,7 +27,7 @@ class Recording:
     def __init__(self, name: str, pool: MemoryPool | None = None) -> None:
         self.name = name
         self.pool = pool
-        self.runtime: Runtime | None = None
+        self.device: Device | None = None
         self.places: Places | None = None  # of random numbers, if it is captured
         self.keys: list[tuple[Any, ...]] = []
         self.used: set[int] = set()
@@ -47,19 +45,20 @@ class Recording:
         _thread.recording = self._outer
         under_way.discard(id(self))
 
-    def pool_for(self, runtime: Runtime) -> MemoryPool:
-        if self.runtime is not None and self.runtime is not runtime:
+    def pool_for(self, own: MemoryPool) -> MemoryPool:
+        """Return the pool for a run of the device whose own pool is given."""
+        if self.device is not None and self.device is not own.device:
             raise NotSupported(
-                f"@jit {self.name}: kernels on {self.runtime.device.name} and "
-                f"{runtime.device.name}; a recorded function runs on one device"
+                f"@jit {self.name}: kernels on {self.device.name} and "
+                f"{own.device.name}; a recorded function runs on one device"
             )
-        self.runtime = runtime
-        return self.pool or runtime.pool
+        self.device = own.device
+        return self.pool or own
 
-    def random(self, runtime: Runtime, count: int) -> Storage | None:
+    def random(self, own: MemoryPool, count: int) -> Storage | None:
         """Return memory that holds at each replay the first of `count` random numbers; None in a
         call that runs as usual."""
-        pool = self.pool_for(runtime)
+        pool = self.pool_for(own)
         if self.pool is None:
             return None
         if self.places is None:

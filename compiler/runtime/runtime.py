@@ -19,8 +19,7 @@ from pathlib import Path
 
 from ugpu import hcq
 from ugpu.compiler.expression.value import interning
-from ugpu.compiler.graph.node import Node, Repeated, stored_as
-from ugpu.compiler.graph.recipe import Recipe
+from ugpu.compiler.graph.node import Node, Recipe, Repeated, stored_as
 from ugpu.compiler.plan.arrange import arrange
 from ugpu.compiler.plan.attention import PartGroup
 from ugpu.compiler.plan.packing import Derived
@@ -244,7 +243,7 @@ class Runtime:
     ) -> None:
         plan = ready.plan
         recording = current_recording()
-        pool = self.pool if recording is None else recording.pool_for(self)
+        pool = self.pool if recording is None else recording.pool_for(self.pool)
         made: dict[int, Storage] = {place: pool.take(0) for place in plan.empty}
         assigned = {step.root for step in plan.steps if step.target not in (None, step.root)}
         wanted = wanted_later(plan, roots, nodes) if len(plan.steps) > 1 else None

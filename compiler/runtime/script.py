@@ -9,8 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from ugpu.compiler.graph.node import Node, Repeated
-from ugpu.compiler.graph.recipe import Recipe
+from ugpu.compiler.graph.node import Node, Recipe, Repeated
 from ugpu.compiler.plan.plan import Plan
 from ugpu.compiler.runtime.kernels.tuners import tuners
 from ugpu.compiler.runtime.memory_pool import MemoryPool, Storage

@@ -135,7 +135,6 @@ class Rest(ABC):
         """Note that the chip was reset: its cores have power."""
         with self._lock:
             self._open()
-            self.chip.dark = False
 
     # ---- how ---------------------------------------------------------------------------------
 

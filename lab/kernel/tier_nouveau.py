@@ -22,6 +22,7 @@ from ugpu.hcq.transport.base import Transport
 from ugpu.hcq.transport.recorded.accesses import Access, TracingTransport
 from ugpu.virtual.nvidia.gsp.bus.served import ServedCard
 from ugpu.virtual.nvidia.gsp.card import Card
+from ugpu.virtual.nvidia.gsp.facts import boot_facts
 from ugpu.virtual.nvidia.gsp.firmware.images import whole_set
 from ugpu.virtual.nvidia.gsp.gpu import build_card
 from ugpu.virtual.nvidia.gsp.options import CardOptions
@@ -97,20 +98,26 @@ def served(socket: Path, chip: str) -> Iterator[tuple[Card, Trace]]:
 
 
 def run(lab: Lab) -> list[Run]:
-    """A boot for each chip."""
+    """A boot of AD102; with `long`, of each chip that the module supports."""
     *others, wanted = lab.modules.in_order(["nouveau"]).items()
     provided = lab.folder / "nouveau"
-    for chip in CHIPS:
+    chips = [chip for chip in CHIPS if _firmware_of(chip) in wanted[1]]
+    for chip in chips:
         for name, image in whole_set(chip).items():
             place = provided / "firmware" / name
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(image)
     (provided / "nouveau.ko").write_bytes(wanted[1])
     runs = []
-    for chip in CHIPS if lab.long else list(CHIPS)[:1]:
+    for chip in chips if lab.long else chips[:1]:
         with socket_path("nouveau") as socket:
             runs.append(boot(lab, socket, provided, [name for name, _ in others], chip))
     return runs
+
+
+def _firmware_of(chip: str) -> bytes:
+    """Return the name under which a module that supports the chip lists its firmware."""
+    return f"nvidia/{boot_facts(chip).folder}/gsp/gsp-".encode()
 
 
 def boot(lab: Lab, socket: Path, provided: Path, modules: list[str], chip: str) -> Run:

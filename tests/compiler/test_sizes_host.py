@@ -296,6 +296,12 @@ OTHERS = (
         [((1, 2, 3, 5459), (2, 1, 3, 3))],
     ),
     Rule(
+        "pattern.cost", "PHASES", lambda x, y: Tensor.cat([x, y]).max(2),
+        lambda x, y: np.concatenate([x, y]).max(2),
+        lambda found: not found.has("stage"),
+        [((3, 9, 17), (4, 9, 17)), ((61, 72, 24), (8, 72, 24))], [((3, 9, 16), (4, 9, 16))],
+    ),
+    Rule(
         "pattern.cost", "LONGEST", lambda x: chained(x, 53), lambda x: chained(x, 53),
         lambda found: len(found.kernels) > 1, [((64,),), ((37,),)], dtypes=("int32",),
     ),

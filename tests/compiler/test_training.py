@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,21 @@ def test_a_step_over_many_parameters_is_a_few_kernels() -> None:
         kernels.append(sum(len(run.kernels) for run in runs))
     assert kernels[-1] <= 3
     assert parameters[5].grad.shape == parameters[5].shape  # a part of one array
+
+
+def test_a_step_computes_the_loss_and_the_statistics() -> None:
+    """In one run, without a second forward pass later; old steps leave no graph behind."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        loss = model(Tensor(rng().standard_normal((5, 3), np.float32))).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert all(each.node.storage is not None for each in (loss, *model.buffers()))
+    with watch() as runs:
+        loss.item()
+    assert not runs
 
 
 def test_parameters_of_an_optimiser_are_parts_of_one_array() -> None:
@@ -195,6 +211,18 @@ def test_modules() -> None:
         type("Bad", (nn.Module,), {"__init__": lambda self: setattr(self, "x", 1)})()
     with pytest.raises(AttributeError, match="no attribute 'missing'"):
         _ = model.missing
+
+
+def test_a_copy_of_a_module_is_trained_apart() -> None:
+    model = nn.Linear(2, 1)
+    other = copy.deepcopy(model)
+    optimizer = optim.SGD(model.parameters(), lr=1.0)
+    model(Tensor([[1.0, 1.0]])).sum().backward()
+    assert other.weight.grad is None and isinstance(other.weight, nn.Parameter)
+    before = other.weight.numpy()
+    optimizer.step()
+    assert np.array_equal(other.weight.numpy(), before)
+    assert not np.array_equal(model.weight.numpy(), before)
 
 
 def test_initialisers() -> None:

@@ -44,26 +44,27 @@ class Compiled:
 
 
 @cache
-def _machine(options: str) -> llvm.TargetMachine:
+def _machine(options: str, cpu: str) -> llvm.TargetMachine:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     target = llvm.Target.from_triple(TRIPLE)
-    return target.create_target_machine(cpu="gfx1100", features="+dumpcode" + options, opt=3)
+    return target.create_target_machine(cpu=cpu, features="+dumpcode" + options, opt=3)
 
 
 @cache
-def compile_ir(text: str, options: str = "") -> Compiled:
+def compile_ir(text: str, options: str = "", cpu: str = "gfx1100") -> Compiled:
     """Compile a module. options: further target features, such as ",-real-true16"."""
-    image = kept(partial(_object, text, options), Path(__file__), llvm_version(), options, text)
+    make = partial(_object, text, options, cpu)
+    image = kept(make, Path(__file__), llvm_version(), cpu, options, text)
     sections = ELFFile(io.BytesIO(image))
     code = sections.get_section_by_name(".text").data()
     shown = sections.get_section_by_name(".AMDGPU.disasm").data().decode()
     return Compiled(image, code, tuple(_listing(shown, code)))
 
 
-def _object(text: str, options: str) -> bytes:
+def _object(text: str, options: str, cpu: str) -> bytes:
     module = llvm.parse_assembly(f'target triple = "{TRIPLE}"\n{text}')
-    machine = _machine(options)
+    machine = _machine(options, cpu)
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(2))
     builder.getModulePassManager().run(module, builder)
     return bytes(machine.emit_object(module))

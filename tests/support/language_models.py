@@ -39,6 +39,14 @@ def vocabulary() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def unlikely() -> list[int]:
+    """Return the tokens that are not printable ASCII: their logits are 0, so that texts of the most
+    likely tokens do not have them."""
+    words = vocabulary()["tokenizer.ggml.tokens"]
+    letters = _byte_letters()
+    return [n for n, w in enumerate(words) if w in SPECIAL or not 32 <= letters[w[0]] < 127]
+
+
 def keys(name: str) -> dict[str, Any]:
     """Return the keys of a model."""
     found: dict[str, Any] = {
@@ -98,6 +106,8 @@ def write(path: Path, name: str = "llama", change: Mapping[str, Any] | None = No
     tensors = {}
     for part, shape in shapes(name).items():
         array = random.standard_normal(shape).astype(np.float32) * 0.15
+        if part == "output.weight":
+            array[unlikely()] = 0
         tensors[part] = Tensor(array + 1 if "norm" in part else array, device="cpu")
     ugpu.save(path, tensors, metadata={**keys(name), **(change or {})})
     return path

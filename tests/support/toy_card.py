@@ -111,6 +111,7 @@ class ToyCard:
         if self.dark:
             self.dark -= 1
             return NO_REGISTER
+        self._beat()
         if index == ID:
             return DEVICE << 16 | VENDOR
         if index == SIZE:
@@ -165,7 +166,7 @@ class ToyCard:
             answer = OK if magic == MAGIC and sum(body) == total else DAMAGED
             self.registers[STATUS] = RUNS if answer == OK else 0
         elif message == PAGE_OF_FIRMWARE and self.registers.get(STATUS, 0) & RUNS:
-            answer, self.page = OK, argument  # it writes this page each time a doorbell rings
+            answer, self.page = OK, argument  # it writes this page again and again
         elif message in (SLEEP, WAKE):
             answer, self.asleep = OK, message == SLEEP
         self.registers[ANSWER] = answer

@@ -227,6 +227,14 @@ def test_a_higher_priority_preempts_where_the_policy_says_so() -> None:
         assert desk.ended.get("low", "").startswith("preempted") is preempt
 
 
+def test_a_request_that_does_not_wait_ends_no_lease() -> None:
+    desk = Desk(Policy(preempt=True))
+    desk.ask("low", device="one", priority=2)
+    with pytest.raises(DeviceBusy):
+        desk.ask("high", device="one", priority=8)
+    assert not desk.ended and not desk.table.waiters
+
+
 def test_others_leases_are_an_admins() -> None:
     desk = Desk()
     desk.ask("a", device="one")

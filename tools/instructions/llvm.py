@@ -26,7 +26,7 @@ _PLACES = (
     "/usr/lib/*/libLLVM.so.2[2-9]*",
     "~/.rustup/toolchains/*/lib/libLLVM.so.2[2-9]*",
 )
-_REFUSALS = ("Warning:", "/*Invalid", "/* Invalid")
+_REFUSALS = ("Warning:", "/*")
 
 
 def _candidates() -> Iterator[str]:

@@ -20,14 +20,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING
 
+from ugpu.compiler.codegen.adreno.images import Images
 from ugpu.compiler.codegen.adreno.llvm.syntax import Instruction, Type
 from ugpu.compiler.codegen.adreno.nir import Builder
+from ugpu.compiler.codegen.adreno.translation import Translation
 from ugpu.hcq.errors import NotSupported
-
-if TYPE_CHECKING:
-    from ugpu.compiler.codegen.adreno.select import Selection
 
 # One operation of NIR each.
 _PLAIN = {
@@ -57,7 +55,7 @@ _NUMBERS = {"adreno.thread": "load_local_invocation_id", "adreno.group": "load_w
 _IGNORED = ("llvm.assume", "llvm.lifetime.start", "llvm.lifetime.end", "llvm.dbg.value")
 
 
-def call(selection: Selection, one: Instruction) -> tuple[int, ...]:
+def call(selection: Translation, images: Images, one: Instruction) -> tuple[int, ...]:
     """Return the result of a call, by lane."""
     build, kind = selection.build, one.type
     name, _, rest = _split(one.kind)
@@ -67,7 +65,7 @@ def call(selection: Selection, one: Instruction) -> tuple[int, ...]:
     if name in _IGNORED:
         return ()
     if name == "adreno.image":
-        return selection.images.call(one, rest.partition(".")[0])
+        return images.call(one, rest.partition(".")[0])
     if kind is None:
         raise NotSupported(f"calls of {one.kind} on Adreno", code=one.line.strip())
     if name in _NUMBERS:

@@ -23,15 +23,14 @@ ir3_a6xx.c (ldib, stib).
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ugpu.compiler.codegen.adreno.llvm.syntax import Instruction, Type
 from ugpu.compiler.codegen.adreno.nir import TEX_SAMPLE
+from ugpu.compiler.codegen.adreno.texels import Texels
+from ugpu.compiler.codegen.adreno.translation import Translation
 from ugpu.hcq.errors import CompileError
 from ugpu.hcq.objects.ir3_object import TEXEL_KINDS, WRAPS, Ir3Sampler, Ir3Texture
-
-if TYPE_CHECKING:
-    from ugpu.compiler.codegen.adreno.select import Selection
 
 _FORM = re.compile(r"(\d+(?:_\d+)*)_([a-z]+) (\d{1,9})x(\d{1,9}) (\d{1,9})")
 _SAMPLER = re.compile(rf"(linear|nearest) ({'|'.join(WRAPS)})( texels)?")
@@ -45,8 +44,9 @@ _OPERANDS = {"load": 3, "store": 4, "sample": 3}
 class Images:
     """The images and samplers of one function, numbered as its instructions first name them."""
 
-    def __init__(self, selection: Selection) -> None:
+    def __init__(self, selection: Translation, texels: Texels) -> None:
         self.selection = selection
+        self.texels = texels
         self.images: list[Ir3Texture] = []
         self.samplers: list[Ir3Sampler] = []
         self._uses: set[tuple[str, int]] = set()
@@ -90,7 +90,7 @@ class Images:
         self, image: Ir3Texture, sampler: Ir3Sampler, at: list[int], bits: int
     ) -> tuple[int, ...]:
         build = self.selection.build
-        texture = _number(image, self.selection.memory.texels.textures)
+        texture = _number(image, self.texels.textures)
         number = _number(sampler, self.samplers)
         place = build.alu("vec2", 32, *at, lanes=2)
         texel = build.texture(TEX_SAMPLE, texture, place, 2, bits, number)

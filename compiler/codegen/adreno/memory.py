@@ -8,15 +8,11 @@ elements always take the second way: gen 6 scales the offset by their size, gen 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ugpu.compiler.codegen.adreno.llvm.syntax import Instruction, Operand
 from ugpu.compiler.codegen.adreno.texels import Texels
+from ugpu.compiler.codegen.adreno.translation import Place, Translation
 from ugpu.hcq.errors import CompileError, NotSupported
-
-if TYPE_CHECKING:
-    from ugpu.compiler.codegen.adreno.select import Selection
 
 _WORD, _MOST = 32, 4  # bits; components of one access
 _COHERENT, _VOLATILE, _NON_WRITEABLE, _CAN_REORDER = 1, 4, 16, 64  # enum gl_access_qualifier
@@ -29,20 +25,10 @@ _ATOMIC = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Place:
-    """An address in global memory: base (64 bits) + offset (32 bits, in bytes). words: the offset
-    in dwords, if it is known; otherwise 0."""
-
-    base: int
-    offset: int
-    words: int
-
-
 class Memory:
     """Memory accesses of one function."""
 
-    def __init__(self, selection: Selection) -> None:
+    def __init__(self, selection: Translation) -> None:
         self.selection = selection
         self.places: dict[str, Place] = {}
         self.texels = Texels(selection)

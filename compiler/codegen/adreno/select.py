@@ -87,7 +87,7 @@ class Selection:
         self.registers: dict[str, Lanes] = {}
         self.parameters: list[tuple[str, int, int, bool, str]] = []
         self.memory = Memory(self)
-        self.images = Images(self)
+        self.images = Images(self, self.memory.texels)
         self.variables = Variables(self.build)
         self.lanes_used = False
 
@@ -348,7 +348,7 @@ class Selection:
         if one.kind == "adreno.barrier":
             self.memory.fence(True)
             return ()
-        return calls.call(self, one)
+        return calls.call(self, self.images, one)
 
     # ---- instructions without a value ----------------------------------------------------------
 

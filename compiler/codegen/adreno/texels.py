@@ -12,15 +12,10 @@ and an offset of 32 bits, and the number of bytes there is known from the parame
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ugpu.compiler.codegen.adreno.llvm.syntax import Instruction, Type
 from ugpu.compiler.codegen.adreno.nir import TEX_FETCH
+from ugpu.compiler.codegen.adreno.translation import Place, Translation
 from ugpu.hcq.objects.ir3_object import Ir3Texture
-
-if TYPE_CHECKING:
-    from ugpu.compiler.codegen.adreno.memory import Place
-    from ugpu.compiler.codegen.adreno.select import Selection
 
 MOST_TEXELS = 1 << 27  # of a buffer; turnip's maxTexelBufferElements
 
@@ -28,7 +23,7 @@ MOST_TEXELS = 1 << 27  # of a buffer; turnip's maxTexelBufferElements
 class Texels:
     """The textures of one function. bases: the parameter, by the definition of its address."""
 
-    def __init__(self, selection: Selection) -> None:
+    def __init__(self, selection: Translation) -> None:
         self.selection = selection
         self.textures: list[Ir3Texture] = []
         self.bases: dict[int, tuple[int, int]] = {}  # number of the parameter, bytes there

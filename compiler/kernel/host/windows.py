@@ -74,7 +74,8 @@ def find_window(computation: Computation) -> Window | None:
         window = Window(reduce, image, weight, last, across, row, below[0], stride)
     down = 1 if window.down is None else window.down.size
     columns = (last.size - 1) * stride + across.size
-    return window if cost.in_windows(down, across.size, columns) else None
+    phases = stride * (1 if window.row is None else stride)
+    return window if cost.in_windows(down, across.size, columns, phases) else None
 
 
 def _coupled(image: Value, out: Range, over: tuple[Range, ...]) -> tuple[Range, int] | None:

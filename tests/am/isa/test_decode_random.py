@@ -8,7 +8,7 @@ Not compared, each for a reason:
 - what only LLVM's tables make legal: prefix 0b110100, which no RDNA3 or RDNA4 document has; forms
   of 16-bit operations for chips without halves of registers (`v0` where `v0.l` is meant); a vector
   register as the lane mask of v_cndmask_b32 and its kin; registers beyond v255; VINTERP,
-  v_swap_b16, v_movrel* and v_readfirstlane_b32
+  v_swap_b16, v_permlane64_b32, v_movrel* and v_readfirstlane_b32
   with scalar operands, s_get_barrier_state with a named constant.
 """
 
@@ -85,7 +85,7 @@ def only_theirs(code: bytes, line: str) -> bool:
             bool(re.match(r"v_(cndmask|\w+_co_ci)", line))
             and bool(re.search(r", v[\d\[:\]]+( clamp)?$", line))
         )
-        or line.startswith(("v_interp", "v_swap_b16", "v_movrel"))
+        or line.startswith(("v_interp", "v_swap_b16", "v_movrel", "v_permlane64"))
         or "_e64 src_" in line
         or ("src_" in line and line.startswith(("v_readfirstlane", "s_get_barrier_state")))
     )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.shader_memory import ArrayMemory
+from ugpu.virtual.amd.isa.decoder.decode import GFX11
 from ugpu.virtual.amd.isa.runtime import layout
 from ugpu.virtual.amd.isa.runtime import worker as workers
 from ugpu.virtual.amd.isa.runtime.launch import Launch
@@ -27,7 +28,7 @@ DISPATCH = Dispatch(
 
 
 def run(dispatch: Dispatch) -> Run:
-    return Run(dispatch, Launch.of(dispatch), ArrayMemory(), Abort())
+    return Run(dispatch, Launch.of(dispatch), ArrayMemory(), Abort(), GFX11)
 
 
 def test_a_launch_that_begins_shows_no_wave(monkeypatch: pytest.MonkeyPatch) -> None:

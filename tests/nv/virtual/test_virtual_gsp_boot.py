@@ -401,6 +401,20 @@ def test_the_messages_may_come_after_the_start(script: Script) -> None:
     assert script.card.server.registry == {"RMSecBusResetEnable": 1}
 
 
+def test_the_logs_have_records(script: Script) -> None:
+    """The put index, then arguments, metadata and time; decoded backwards."""
+    script.boot()
+    for index, arguments in ((0, 2), (2, 1)):
+        address = script.regions[index][1]
+        raw = script.card.bus_read(address, 8 * 5)
+        assert raw is not None
+        put, *words = struct.unpack("<5Q", raw)
+        assert put == arguments + 2
+        time, metadata = words[put - 1], words[put - 2]
+        assert metadata >> 32 == 5 and time <= script.card.gpu.time_ns()
+    assert script.card.bus_read(script.regions[1][1], 8) == bytes(8)
+
+
 # The end
 
 

@@ -128,6 +128,23 @@ def never_clean(script: Script) -> int:
     return min(script.read(SEC2 + 0xF4) >> 12 & 1 for _ in range(100))
 
 
+def lost(script: Script) -> object:
+    script.boot()
+    script.send(65, bytes(0x678))
+    return script.receive()
+
+
+def timed_out(script: Script) -> int:
+    script.boot()
+    return script.call(65, bytes(0x678)).result
+
+
+def suspended(script: Script) -> bool:
+    script.boot()
+    script.call(47, bytes(8))
+    return script.read(GSP + 0x40) == 0x8000_0000
+
+
 SEEN: dict[CardFault, tuple[Callable[[Script], object], object]] = {
     CardFault.POWER_ON_NEVER: (lambda s: max(s.read(0x118234) for _ in range(100)), 0),
     CardFault.WPR2_LEFT: (lambda s: s.read(0x1FA828) != 0, True),
@@ -143,14 +160,12 @@ SEEN: dict[CardFault, tuple[Callable[[Script], object], object]] = {
     CardFault.GSP_NOT_STARTED: (lambda s: (load(s), s.read(0x111388) >> 7 & 1), (0, 0)),
     CardFault.GSP_SILENT: (silent, True),
     CardFault.INIT_FAILS: (init_result, 0x65),
-    CardFault.RPC_LOST: (lambda s: (s.boot(), s.send(65, bytes(0x678)), s.receive())[2], None),
-    CardFault.RPC_TIMES_OUT: (lambda s: (s.boot(), s.call(65, bytes(0x678)).result)[1], 0x65),
+    CardFault.RPC_LOST: (lost, None),
+    CardFault.RPC_TIMES_OUT: (timed_out, 0x65),
     CardFault.REPLY_CHECKSUM: (checksum, 1),
     CardFault.REPLY_NUMBER: (number, -1),
     CardFault.GSP_CRASHES: (crash_report, (0xDEAD | 1 << 16 | 2 << 20, 1, 0xD)),
-    CardFault.UNLOAD_SILENT: (
-        lambda s: (s.boot(), s.call(47, bytes(8)), s.read(GSP + 0x40))[2] == 0x8000_0000, False,
-    ),
+    CardFault.UNLOAD_SILENT: (suspended, False),
     CardFault.MESSAGE_LOST: (messages, 0),
     CardFault.FALLS_OFF: (lambda s: s.read(0), 0xFFFF_FFFF),
 }  # fmt: skip

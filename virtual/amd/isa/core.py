@@ -13,10 +13,12 @@ from pathlib import Path
 from ugpu.hcq.device.debugging import Debugger
 from ugpu.hcq.objects import jit
 from ugpu.virtual import shader as emu
+from ugpu.virtual.amd.isa.decoder.decode import GFX11
 from ugpu.virtual.amd.isa.runtime import flat, layout, matrix, wave
 from ugpu.virtual.amd.isa.runtime.launch import BadDispatch, Launch
 from ugpu.virtual.amd.isa.runtime.stepping import Stepping
 from ugpu.virtual.amd.isa.runtime.worker import Run, Worker
+from ugpu.virtual.amd.isa.targets.target import Memory, Target
 from ugpu.virtual.amd.isa.translator.modes import modes_of
 from ugpu.virtual.amd.isa.translator.needed import needed, numbers
 from ugpu.virtual.amd.isa.translator.program import Program, Stop, load, mark_full_blocks
@@ -72,7 +74,7 @@ class GfxCore:
     debugger, one thread runs all waves. keep_registers: a wave's vector registers start with the
     values that earlier waves left, as in hardware, which is slower; otherwise with zeros. LDS
     always keeps its content. check_waits: outcomes name each use of a register before the wait for
-    its load.
+    its load, on gfx11. target: the instruction set.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class GfxCore:
         *,
         keep_registers: bool = False,
         check_waits: bool = False,
+        target: Target = GFX11,
     ) -> None:
         count = 1 if debugger else workers or os.cpu_count() or 1
         self._stepping = None if debugger is None else Stepping(debugger)
@@ -90,6 +93,8 @@ class GfxCore:
         self._folder = cache
         self._keep = keep_registers
         self._check_waits = check_waits
+        self._target = target
+        self._gfx12 = target.memory is Memory.GFX12
         self._objects = jit.ObjectCache(cache)
         self._kernels: Recent[_Key, Kernel] = Recent()
         self._compiled: Recent[tuple[str, int, bool, int], Kernel] = Recent()
@@ -100,12 +105,12 @@ class GfxCore:
     def run(self, dispatch: Dispatch, memory: ShaderMemory, abort: Abort) -> Outcome:
         """Run a dispatch to completion. Called by one thread at a time."""
         try:
-            launch = Launch.of(dispatch)
+            launch = Launch.of(dispatch, gfx12=self._gfx12)
         except BadDispatch as bad:
             return Outcome(Ending.BAD_DISPATCH, detail=str(bad))
         if launch.total_groups == 0:
             return Outcome(Ending.DONE)
-        run = Run(dispatch, launch, memory, abort)
+        run = Run(dispatch, launch, memory, abort, self._target)
         with abort.translation():
             kernel = self._kernel(dispatch.code_address, launch, memory)
         count = self._worker_count(dispatch, launch, kernel)
@@ -200,7 +205,9 @@ class GfxCore:
         known = self._kernels.get(key)
         if known is not None and known.program.unchanged(memory):
             return known
-        kernel = self._translated(load(memory, address, lanes=launch.lanes), launch)
+        kernel = self._translated(
+            load(memory, address, lanes=launch.lanes, target=self._target), launch
+        )
         self._remember(key, kernel)
         return kernel
 
@@ -215,7 +222,9 @@ class GfxCore:
         with self._lock:
             roots = frozenset({root, *(program.base + offset for offset in program.roots)})
             address = program.base + program.entry
-            longer = self._translated(load(memory, address, roots, launch.lanes), launch)
+            longer = self._translated(
+                load(memory, address, roots, launch.lanes, self._target), launch
+            )
             self._remember(_key(address, launch), longer)
             return longer
 
@@ -241,7 +250,8 @@ class GfxCore:
             code = jit.Loaded(self._objects.made(key, make))
             known = Kernel(program, code, code.address(_KERNEL))
             self._compiled.put(mark, known)
-        violations = tuple(check(program)) if self._check_waits else ()
+        checked = self._check_waits and not self._gfx12
+        violations = tuple(check(program)) if checked else ()
         return Kernel(program, known.code, known.address, violations)
 
 

@@ -208,8 +208,7 @@ class Card:
 
     def bus_changed(self) -> None:
         """Drop translations: bus mastering may be off now."""
-        if hasattr(self, "config"):
-            self.gpu.invalidate(None)
+        self.gpu.invalidate(None)
 
     def _revoked(self, host: int, size: int) -> None:
         """Drop translations: memory of the host was taken back."""

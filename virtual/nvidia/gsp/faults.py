@@ -67,7 +67,7 @@ class CardFaults:
         return True
 
     def holds(self, kind: CardFault) -> bool:
-        """Return whether a fault that is a state rather than one event is planted."""
+        """Return whether a fault that lasts is planted."""
         return bool(self._planned.get(kind, 0))
 
 

@@ -181,7 +181,7 @@ class Table:
             request, rights, holder, next(self._orders), self.now() + request.wait_s, give, end
         )
         self.waiters.append(waiter)
-        if self.policy.preempt:
+        if self.policy.preempt and request.wait_s:  # no device is free before it is cleaned
             self._preempt_for(waiter)
         self.serve()
         if waiter in self.waiters and not request.wait_s:

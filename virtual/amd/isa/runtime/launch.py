@@ -61,8 +61,11 @@ class Launch:
     scratch: bool
 
     @classmethod
-    def of(cls, dispatch: Dispatch) -> Launch:
-        """Check a dispatch. Raises BadDispatch with the reason."""
+    def of(cls, dispatch: Dispatch, *, gfx12: bool = False) -> Launch:
+        """Check a dispatch. Raises BadDispatch with the reason.
+
+        gfx12: there is no IEEE mode, and workgroup ids are in trap handler temporaries.
+        """
         threads = _check_shape(dispatch)
         lanes = 32 if dispatch.wave32 else 64
         waves = -(-threads // lanes)
@@ -73,6 +76,9 @@ class Launch:
         if scratch:
             _check_scratch(dispatch, waves)
         scalars, slots = _scalars(dispatch)
+        ieee = bool(_bits(dispatch.rsrc1, 23, 1))
+        if gfx12:
+            slots, ieee = _gfx12_slots(dispatch), False
         gx, gy, gz = dispatch.groups
         return cls(
             vgprs=min(256, (_bits(dispatch.rsrc1, 0, 6) + 1) * VGPR_GRANULES[lanes]),
@@ -83,7 +89,7 @@ class Launch:
             full=threads % lanes == 0,
             slots=slots,
             mxcsr=_float_mode(_bits(dispatch.rsrc1, 12, 8)),
-            modes=_modes(_bits(dispatch.rsrc1, 16, 4), ieee=bool(_bits(dispatch.rsrc1, 23, 1))),
+            modes=_modes(_bits(dispatch.rsrc1, 16, 4), ieee=ieee),
             scalars=scalars,
             ids=_thread_ids(*dispatch.threads[:2], waves * lanes, _bits(dispatch.rsrc2, 11, 2)),
             execs=_exec_masks(threads, waves, lanes),
@@ -165,6 +171,12 @@ def _scalars(dispatch: Dispatch) -> tuple[NDArray[np.uint32], tuple[int, int, in
         slots.append(number if enabled else layout.STATE_DEAD_SLOT)
         number += enabled
     return scalars, (slots[0], slots[1], slots[2], slots[3])
+
+
+def _gfx12_slots(dispatch: Dispatch) -> tuple[int, int, int, int]:
+    """Return the registers for the workgroup ids on gfx12; the last as on gfx11, if enabled."""
+    info = _bits(dispatch.rsrc2, 1, 5) if _bits(dispatch.rsrc2, 10, 1) else layout.STATE_DEAD_SLOT
+    return layout.SGPR_GROUP_X, layout.SGPR_GROUP_YZ, layout.SGPR_GROUP_Z, info
 
 
 @lru_cache(maxsize=256)

@@ -39,6 +39,9 @@ REGISTER = 128  # bytes of a register per pass
 
 SGPR_VCC = 106
 SGPR_TTMP = 108
+# On gfx12 the workgroup is in trap handler temporaries: x in TTMP9, y and z in the halves of TTMP7
+# (LLVM AMDGPUUsage). The model has z in TTMP10, which no program reads.
+SGPR_GROUP_X, SGPR_GROUP_YZ, SGPR_GROUP_Z = 117, 115, 118
 SGPR_NULL = 124
 SGPR_M0 = 125
 SGPR_EXEC = 126

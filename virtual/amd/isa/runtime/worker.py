@@ -15,6 +15,7 @@ from ugpu.virtual.amd.isa.decoder.disassembly import text
 from ugpu.virtual.amd.isa.decoder.formats import UnknownInstruction
 from ugpu.virtual.amd.isa.runtime import layout
 from ugpu.virtual.amd.isa.runtime.launch import Launch
+from ugpu.virtual.amd.isa.targets.target import Target
 from ugpu.virtual.amd.shader import Dispatch, ShaderMemory, ShaderWave
 from ugpu.virtual.shader import context
 from ugpu.virtual.shader.lanes.every import LDS_SPACE
@@ -42,8 +43,14 @@ class Run:
     """
 
     def __init__(
-        self, dispatch: Dispatch, launch: Launch, memory: ShaderMemory, abort: Abort
+        self,
+        dispatch: Dispatch,
+        launch: Launch,
+        memory: ShaderMemory,
+        abort: Abort,
+        target: Target,
     ) -> None:
+        self.target = target
         self.dispatch = dispatch
         self.launch = launch
         self.memory = memory
@@ -101,7 +108,7 @@ class Worker(NativeWorker):
             if code is None:
                 break
             with contextlib.suppress(UnknownInstruction):
-                return pc, text(decode(code, 0, self._run.launch.lanes))
+                return pc, text(decode(code, 0, self._run.launch.lanes, self._run.target))
         return pc, ""
 
     def prepare(self, run: Run, first_wave: int, code_base: int) -> None:

@@ -21,10 +21,16 @@ _NOTHING = (
     "s_incperflevel", "s_decperflevel", "s_ttracedata", "s_ttracedata_imm", "s_icache_inv",
     "s_version", "s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_expcnt", "s_waitcnt_lgkmcnt",
     "v_nop", "v_pipeflush", "s_code_end",
+    # gfx12: waits by counter, prefetches, and caches, which the model does not have
+    "s_wait_loadcnt", "s_wait_storecnt", "s_wait_samplecnt", "s_wait_bvhcnt", "s_wait_expcnt",
+    "s_wait_dscnt", "s_wait_kmcnt", "s_wait_loadcnt_dscnt", "s_wait_storecnt_dscnt",
+    "s_prefetch_inst", "s_prefetch_inst_pc_rel", "s_prefetch_data", "s_prefetch_data_pc_rel",
+    "s_buffer_prefetch_data", "global_inv", "global_wb", "global_wbinv", "s_dcache_inv",
 )  # fmt: skip
 _HWREG_MODE = 1
 _HWREG_SHADER_CYCLES = 29
 _MODE_DEFAULT = 0xF0  # round to nearest even, denormals kept: LLVM's default for compute
+_WORKGROUP = 0xFFFF  # s_barrier_wait -1: the workgroup's barrier; named ones are not modelled
 _REALTIME = 0x83  # s_sendmsg_rtn message: the constant-frequency counter
 
 
@@ -94,7 +100,7 @@ def emit_end(e: Registers, i: Instruction) -> None:
     target = i.branch_target
     if name in ("s_endpgm", "s_endpgm_saved"):
         e.do(f"ret i32 {waves.FINISHED}")
-    elif name == "s_barrier":
+    elif name == "s_barrier" or (name == "s_barrier_wait" and i.simm16 == _WORKGROUP):
         return_to(e, i.next_pc, waves.AT_BARRIER)
     elif name == "s_branch" and target is not None:
         if target <= i.pc:
@@ -163,6 +169,16 @@ def _set_register(e: Registers, i: Instruction) -> None:
     modes.switch(e, written >> 4 & 0xF, value >> 4 & 0xF)
 
 
+def _signal(e: Registers, i: Instruction) -> None:
+    """Signal the workgroup's barrier: the wave's wait for it does both, later and so more strictly.
+
+    A wave that ends counts as having signalled (RDNA4 ISA document, 5.6).
+    """
+    source = i.srcs[0]
+    if not source.is_constant or source.value != 0xFFFF_FFFF:
+        raise Unsupported("a barrier other than the workgroup's")
+
+
 def _set_halt(e: Registers, i: Instruction) -> None:
     """Halt the wave permanently by HALT or FATAL_HALT; bit 0 sets or clears the status bit."""
     if i.simm16 & 1 or i.name == "s_sendmsghalt":
@@ -201,4 +217,5 @@ def handlers() -> dict[str, Handler]:
     found["s_denorm_mode"] = _denormal_mode
     found["s_sendmsg_rtn_b32"] = _message
     found["s_sendmsg_rtn_b64"] = _message
+    found["s_barrier_signal"] = _signal
     return found

@@ -6,16 +6,18 @@ import hashlib
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from ugpu.virtual.amd.isa.decoder.decode import LONGEST, decode
+from ugpu.virtual.amd.isa.decoder.decode import GFX11, LONGEST, decode
 from ugpu.virtual.amd.isa.decoder.formats import Instruction, UnknownInstruction
 from ugpu.virtual.amd.isa.decoder.operands import Kind, Operand
 from ugpu.virtual.amd.isa.runtime import layout
+from ugpu.virtual.amd.isa.targets.target import Target
 from ugpu.virtual.amd.shader import ShaderMemory
 from ugpu.virtual.shader.memory import PAGE_SHIFT
 
 PAGE = 1 << PAGE_SHIFT
 MOST_INSTRUCTIONS = 200_000  # limit per kernel, which stops runaway decoding of data
 
+BARRIERS = ("s_barrier", "s_barrier_wait")
 _ENDS = ("s_endpgm", "s_endpgm_saved")
 # Instructions that pass control to code that no instruction names.
 NOWHERE = ("s_setpc_b64", "s_swappc_b64", "s_rfe_b64")
@@ -50,7 +52,7 @@ class Program:
     """All code reachable from `entry`; offsets count from GPU address `base` (page aligned).
 
     spans: (offset, bytes) of the code that was used. roots: offsets reached by indirect jumps.
-    lanes: lanes per wave.
+    lanes: lanes per wave. target: the instruction set.
     """
 
     base: int
@@ -59,6 +61,7 @@ class Program:
     spans: tuple[tuple[int, bytes], ...]
     roots: frozenset[int] = frozenset()
     lanes: int = 32
+    target: Target = GFX11
     digest: str = field(default="")
 
     def __post_init__(self) -> None:
@@ -68,6 +71,8 @@ class Program:
         for block in self.blocks.values():
             if block.stop is Stop.NO_CODE:
                 state.update(f"missing {block.end}".encode())
+        if self.target is not GFX11:
+            state.update(self.target.name.encode())
         self.digest = state.hexdigest()
 
     def unchanged(self, memory: ShaderMemory) -> bool:
@@ -107,9 +112,10 @@ class _BelowBase(Exception):
 class _Fetcher:
     """Pages of code, fetched when control flow first reaches them."""
 
-    def __init__(self, memory: ShaderMemory, base: int, lanes: int) -> None:
+    def __init__(self, memory: ShaderMemory, base: int, lanes: int, target: Target) -> None:
         self._memory = memory
         self._lanes = lanes
+        self._target = target
         self._base = base
         self._pages: dict[int, bytes | None] = {}
 
@@ -129,18 +135,20 @@ class _Fetcher:
             return None
         if inside + LONGEST > PAGE:
             return self._at_end(offset, code, inside)
-        return _moved(decode(code, inside, self._lanes), offset - inside)
+        return _moved(decode(code, inside, self._lanes, self._target), offset - inside)
 
     def _at_end(self, offset: int, code: bytes, inside: int) -> Instruction | None:
         try:
-            return _moved(decode(code, inside, self._lanes), offset - inside)
+            return _moved(decode(code, inside, self._lanes, self._target), offset - inside)
         except UnknownInstruction as short:
             if inside + 4 * (len(short.words) + 1) <= PAGE:
                 raise
         following = self.page(offset // PAGE + 1)
         if following is None:
             return None
-        return _moved(decode(code + following[:LONGEST], inside, self._lanes), offset - inside)
+        return _moved(
+            decode(code + following[:LONGEST], inside, self._lanes, self._target), offset - inside
+        )
 
 
 def _moved(instruction: Instruction, by: int) -> Instruction:
@@ -154,7 +162,11 @@ def _moved(instruction: Instruction, by: int) -> Instruction:
 
 
 def load(
-    memory: ShaderMemory, address: int, roots: frozenset[int] = frozenset(), lanes: int = 32
+    memory: ShaderMemory,
+    address: int,
+    roots: frozenset[int] = frozenset(),
+    lanes: int = 32,
+    target: Target = GFX11,
 ) -> Program:
     """Fetch and decode all code reachable from `address` and from the GPU addresses `roots`.
 
@@ -163,15 +175,20 @@ def load(
     base = address & -PAGE
     while True:
         try:
-            return _load(memory, address, base, roots, lanes)
+            return _load(memory, address, base, roots, lanes, target)
         except _BelowBase as below:
             base += below.offset & -PAGE
 
 
 def _load(
-    memory: ShaderMemory, address: int, base: int, roots: frozenset[int], lanes: int
+    memory: ShaderMemory,
+    address: int,
+    base: int,
+    roots: frozenset[int],
+    lanes: int,
+    target: Target,
 ) -> Program:
-    fetcher = _Fetcher(memory, base, lanes)
+    fetcher = _Fetcher(memory, base, lanes, target)
     decoded: dict[int, Instruction] = {}
     bad: dict[int, tuple[Stop, tuple[int, ...]]] = {}
     starts = {address - base, *(root - base for root in roots)}
@@ -199,7 +216,7 @@ def _load(
             offset = instruction.next_pc
     blocks = {start: _block(start, starts, decoded, bad) for start in sorted(starts)}
     offsets = frozenset(root - base for root in roots)
-    return Program(base, address - base, blocks, _spans(decoded, bad), offsets, lanes)
+    return Program(base, address - base, blocks, _spans(decoded, bad), offsets, lanes, target)
 
 
 def successors(instruction: Instruction) -> tuple[int, ...] | None:
@@ -212,7 +229,7 @@ def successors(instruction: Instruction) -> tuple[int, ...] | None:
         return () if target is None else (target,)
     if target is not None:
         return (target, instruction.next_pc)
-    if name == "s_barrier":
+    if name in BARRIERS:
         return (instruction.next_pc,)
     return None
 

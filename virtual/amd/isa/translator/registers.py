@@ -77,6 +77,7 @@ class Registers(Text):
         self.uses_scratch_vector = False
         self.switches_mode = False  # the kernel changes the denormal mode
         self.stepped = False  # all registers are in the wave state, for a debugger
+        self.gfx12 = False  # the instruction set
         self.kept = False  # vector registers are in the wave state and start with its values
         self.needed: Mapping[int, int] = {}  # vector registers that are read after blocks' ends
         self.pc = 0  # byte offset of the current instruction
@@ -117,7 +118,12 @@ class Registers(Text):
         if number == layout.SGPR_NULL:
             return "0"
         self.used_scalars.add(number)
-        return self.value(f"load i32, ptr %s{number}")
+        value = self.value(f"load i32, ptr %s{number}")
+        if self.gfx12 and number == layout.SGPR_GROUP_YZ:
+            self.used_scalars.add(layout.SGPR_GROUP_Z)
+            z = self.value(f"load i32, ptr %s{layout.SGPR_GROUP_Z}")
+            value = self.value(f"or i32 {value}, {self.value(f'shl i32 {z}, 16')}")
+        return value
 
     def set_scalar_register(self, number: int, value: str) -> None:
         """Write one scalar register by its encoding."""

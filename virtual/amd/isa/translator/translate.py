@@ -11,6 +11,7 @@ from functools import cache
 
 from ugpu.virtual.amd.isa.decoder.formats import Instruction
 from ugpu.virtual.amd.isa.runtime import layout
+from ugpu.virtual.amd.isa.targets.target import Memory
 from ugpu.virtual.amd.isa.translator import flow as emit_flow
 from ugpu.virtual.amd.isa.translator import modes as emit_modes
 from ugpu.virtual.amd.isa.translator import relative as emit_relative
@@ -23,19 +24,21 @@ from ugpu.virtual.amd.isa.translator.access.lanes import apply_dpp
 from ugpu.virtual.amd.isa.translator.arithmetic import bits as emit_bits
 from ugpu.virtual.amd.isa.translator.arithmetic import convert as emit_convert
 from ugpu.virtual.amd.isa.translator.arithmetic import division as emit_division
+from ugpu.virtual.amd.isa.translator.arithmetic import extremes as emit_extremes
 from ugpu.virtual.amd.isa.translator.arithmetic import float as emit_float
 from ugpu.virtual.amd.isa.translator.arithmetic import integer as emit_int
 from ugpu.virtual.amd.isa.translator.arithmetic import matrix as emit_matrix
 from ugpu.virtual.amd.isa.translator.arithmetic import media as emit_media
 from ugpu.virtual.amd.isa.translator.arithmetic import packed as emit_packed
 from ugpu.virtual.amd.isa.translator.arithmetic import scalar as emit_scalar
+from ugpu.virtual.amd.isa.translator.arithmetic import scalar_float as emit_scalar_float
 from ugpu.virtual.amd.isa.translator.arithmetic import trig as emit_trig
 from ugpu.virtual.amd.isa.translator.arithmetic.scalar import Handler
 from ugpu.virtual.amd.isa.translator.flow import emit_end, halt
 from ugpu.virtual.amd.isa.translator.liveness import ALL, read_after
 from ugpu.virtual.amd.isa.translator.needed import needed
 from ugpu.virtual.amd.isa.translator.pinned import pinned_registers
-from ugpu.virtual.amd.isa.translator.program import Block, Program, Stop, successors
+from ugpu.virtual.amd.isa.translator.program import BARRIERS, Block, Program, Stop, successors
 from ugpu.virtual.amd.isa.translator.registers import Registers, Unsupported
 from ugpu.virtual.shader import context
 from ugpu.virtual.shader.text import PROFILES, VECTOR, Text
@@ -44,7 +47,7 @@ from ugpu.virtual.shader.threads import waves
 _MODULES = (
     emit_scalar, emit_int, emit_bits, emit_float, emit_division, emit_convert, emit_lanes,
     emit_packed, emit_matrix, emit_memory, emit_local, emit_buffer, emit_media, emit_relative,
-    emit_trig, emit_flow,
+    emit_trig, emit_flow, emit_scalar_float, emit_extremes,
 )  # fmt: skip
 
 
@@ -76,6 +79,7 @@ def translate(
     every = frozenset(range(vector_limit))
     pinned = every if stepped or keep else pinned_registers(program, vector_limit)
     e = Registers(vector_limit, pinned, modes, program.lanes)
+    e.gfx12 = program.target.memory is Memory.GFX12
     e.stepped, e.kept = stepped, keep
     if stepped:
         e.used_vectors |= every
@@ -88,7 +92,7 @@ def translate(
         block = program.blocks[start]
         _emit_block(e, block, live)
         last = block.instructions[-1] if block.instructions else None
-        if last is not None and last.name == "s_barrier":
+        if last is not None and last.name in BARRIERS:
             resumes.add(last.next_pc)
         if last is not None and last.name in ("s_setpc_b64", "s_swappc_b64"):
             jumps = True
@@ -139,7 +143,8 @@ def emit(e: Registers, instruction: Instruction) -> None:
         _emit_pair(e, instruction.x, instruction.y)
         return
     handler = handlers().get(instruction.name)
-    if handler is None:
+    # gfx12's matrix instructions have the names of gfx11's, but not their layout of lanes.
+    if handler is None or (e.gfx12 and instruction.name.startswith("v_wmma_")):
         raise Unsupported(instruction.name)
     try:
         if instruction.dpp is not None:

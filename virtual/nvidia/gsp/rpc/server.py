@@ -21,10 +21,11 @@ from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
 from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.gsp.rpc import calls, controls, sequencer, static_info
-from ugpu.virtual.nvidia.gsp.rpc.arguments import Arguments
+from ugpu.virtual.nvidia.gsp.rpc.arguments import LOG_SIZE, Arguments
 from ugpu.virtual.nvidia.gsp.rpc.channels import GspChannel, cpu_memory, graphics_object
-from ugpu.virtual.nvidia.gsp.rpc.crash import crash
+from ugpu.virtual.nvidia.gsp.rpc.crash import LOAD_ACCESS_FAULT, crash
 from ugpu.virtual.nvidia.gsp.rpc.interface import Event, Function, interface_of
+from ugpu.virtual.nvidia.gsp.rpc.logs import Log
 from ugpu.virtual.nvidia.gsp.rpc.queue import LARGEST, MessageQueues, QueueError, Record
 from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
 from ugpu.virtual.nvidia.host.errors import ChannelError
@@ -105,6 +106,7 @@ class GspServer:
         self._queues: MessageQueues | None = None
         self._directories = Directories(0, 0)
         self.arguments: Arguments | None = None
+        self.logs: dict[str, Log] = {}
         self._answers: dict[int, Callable[[GspServer, bytes], bytes]] = {
             Function.GET_GSP_STATIC_INFO: GspServer._static_info,
             Function.UPDATE_BAR_PDE: GspServer._update_bar,
@@ -127,7 +129,16 @@ class GspServer:
         except QueueError as error:
             self._die(str(error))
             return
+        for name, address in self.arguments.logs.items():
+            self.logs[name] = Log(self.board.bus_write, address, LOG_SIZE, self.gpu.time_ns)
+        self._log("LOGINIT", 1, self.meta.heap, self.meta.heap_size)
         self.doorbell()
+
+    def _log(self, name: str, number: int, *arguments: int) -> None:
+        """Write a record to one of the firmware's logs."""
+        log = self.logs.get(name)
+        if log is not None:
+            log.record(number, *arguments)
 
     def _die(self, why: str) -> None:
         self.dead = why
@@ -159,6 +170,7 @@ class GspServer:
                 self._fail_init()
                 return
             self._begin_rm()
+            self._log("LOGRM", 2, len(self.registry))
             self.post(Event.INIT_DONE, b"")
 
     def _chatter(self) -> None:
@@ -269,6 +281,7 @@ class GspServer:
         queues.back = int(faults.take(CardFault.REPLY_NUMBER))
         if faults.take(CardFault.GSP_CRASHES):
             self.dead = "planted"
+            self._log("LOGINIT", 4, LOAD_ACCESS_FAULT)
             crash(self.board.gsp, self.gpu.time_ns())
             self.board.signal_gsp()
             return True
@@ -278,6 +291,7 @@ class GspServer:
         """Report that the resource manager did not come up, as a planted fault."""
         assert self._queues is not None
         text = b"NVRM: RmInitNvDevice: display engine timeout"
+        self._log("LOGRM", 3, int(Status.TIMEOUT))
         log = struct.pack("<3I", 119, 0, 0) + text
         self.post(Event.OS_ERROR_LOG, log.ljust(self.interface.error_text + 260, b"\0"))
         self._queues.send(Event.INIT_DONE, b"", result=int(Status.TIMEOUT))

@@ -156,6 +156,6 @@ def handlers() -> dict[str, Handler]:
         found[f"buffer_{name}"] = _store(size, high)
     for name, (bits, operation) in ATOMIC_NAMES.items():
         found[f"buffer_atomic_{name}"] = _atomic(bits, operation)
-    for count in (1, 2, 4, 8, 16):
+    for count in (1, 2, 3, 4, 8, 16):
         found[f"s_buffer_load_b{32 * count}"] = _scalar_load(count)
     return found

@@ -246,7 +246,8 @@ def _atomic_names() -> dict[str, tuple[int, str]]:
         found[f"cmpswap_b{bits}"] = (bits, "cas")
     for name, operation in (
         ("csub_u32", "csub"), ("cmpswap_f32", "cas_f"), ("min_f32", "min_f"),
-        ("max_f32", "max_f"), ("add_f32", "add_f32"),
+        ("max_f32", "max_f"), ("add_f32", "add_f32"), ("min_num_f32", "min_f"),
+        ("max_num_f32", "max_f"),
     ):  # fmt: skip
         found[name] = (32, operation)
     return found
@@ -264,7 +265,7 @@ def _atomics() -> dict[str, Handler]:
         local = {
             **_COMMON, "rsub_u": "rsub", "min_f": "min_f", "max_f": "max_f",
             "add_f": f"add_f{bits}", "mskor_b": "mskor", "cmpstore_b": "cas", "cmpstore_f": "cas_f",
-            "storexchg_b": "exch", "wrap_b": "wrap",
+            "storexchg_b": "exch", "wrap_b": "wrap", "min_num_f": "min_f", "max_num_f": "max_f",
         }  # fmt: skip
         for name, operation in local.items():
             handler = _local_atomic(bits, operation)

@@ -366,13 +366,18 @@ def _scratch_store(size: int, high: bool) -> Handler:
     return emit
 
 
+def _scalar_address(e: Registers, i: Instruction) -> str:
+    address = e.value(f"add i64 {e.scalar64(i.srcs[0])}, {i.offset}")
+    if i.soffset is not None:
+        extra = e.value(f"zext i32 {e.scalar(i.soffset)} to i64")
+        address = e.value(f"add i64 {address}, {extra}")
+    return address
+
+
 def _scalar_load(count: int) -> Handler:
     def emit(e: Registers, i: Instruction) -> None:
         assert i.dst is not None
-        address = e.value(f"add i64 {e.scalar64(i.srcs[0])}, {i.offset}")
-        if i.soffset is not None:
-            extra = e.value(f"zext i32 {e.scalar(i.soffset)} to i64")
-            address = e.value(f"add i64 {address}, {extra}")
+        address = _scalar_address(e, i)
         e.note_access()
         e.call(
             "void", PREFIX + "scalar_load",
@@ -381,6 +386,27 @@ def _scalar_load(count: int) -> Handler:
         for k in range(count):
             at = e.value(f"getelementptr i8, ptr %context, i64 {context.IO + 4 * k}")
             e.set_scalar(i.dst, e.value(f"load i32, ptr {at}"), k)
+
+    return emit
+
+
+def _narrow_scalar_load(bits: int, extend: str) -> Handler:
+    """Load part of a dword, of gfx12. extend: LLVM's "sext" or "zext"."""
+
+    def emit(e: Registers, i: Instruction) -> None:
+        assert i.dst is not None
+        address = _scalar_address(e, i)
+        whole = e.value(f"and i64 {address}, -4")
+        e.note_access()
+        e.call(
+            "void", PREFIX + "scalar_load", ("ptr", "%context"), ("i64", whole), ("i64", "1")
+        )  # fmt: skip
+        at = e.value(f"getelementptr i8, ptr %context, i64 {context.IO}")
+        word = e.value(f"load i32, ptr {at}")
+        byte = e.value(f"and i32 {e.value(f'trunc i64 {address} to i32')}, {4 - bits // 8}")
+        word = e.value(f"lshr i32 {word}, {e.value(f'shl i32 {byte}, 3')}")
+        part = e.value(f"trunc i32 {word} to i{bits}")
+        e.set_scalar(i.dst, e.value(f"{extend} i{bits} {part} to i32"))
 
     return emit
 
@@ -400,8 +426,11 @@ def handlers() -> dict[str, Handler]:
         found[f"global_{name}"] = _global_store(size, high)
         found[f"flat_{name}"] = _flat_store(size, high)
         found[f"scratch_{name}"] = _scratch_store(size, high)
-    for count in (1, 2, 4, 8, 16):
+    for count in (1, 2, 3, 4, 8, 16):
         found[f"s_load_b{32 * count}"] = _scalar_load(count)
+    for bits in (8, 16):
+        found[f"s_load_i{bits}"] = _narrow_scalar_load(bits, "sext")
+        found[f"s_load_u{bits}"] = _narrow_scalar_load(bits, "zext")
     for name in ("s_dcache_inv", "s_gl1_inv", "buffer_gl0_inv", "buffer_gl1_inv"):
         found[name] = _nothing
     return found

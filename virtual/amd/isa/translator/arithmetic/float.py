@@ -18,7 +18,7 @@ Function = Callable[[Registers, str, tuple[str, ...]], str]
 
 SUFFIXES = {"f16": "half", "f32": "float", "f64": "double"}
 _FRACTION_LIMIT = {"half": 0x3BFF, "float": 0x3F7FFFFF, "double": 0x3FEFFFFFFFFFFFFF}
-_QUIET = {"half": 1 << 9, "float": 1 << 22, "double": 1 << 51}  # of a NaN
+QUIET = {"half": 1 << 9, "float": 1 << 22, "double": 1 << 51}  # of a NaN
 _ONE = {"half": 0x3C00, "float": 0x3F800000, "double": 0x3FF0000000000000}
 
 
@@ -135,17 +135,17 @@ def extreme(e: Registers, kind: str, name: str, a: str, b: str) -> str:
     chosen = e.select(take_a, integer, bits_a, bits_b)
     chosen = e.select(equal, integer, joined, chosen)
     if e.ieee:
-        quiet = constant(integer, _QUIET[kind])
+        quiet = constant(integer, QUIET[kind])
         for bits in (bits_b, bits_a):
-            signals = _signals(e, kind, bits)
-            chosen = e.select(signals, integer, e.binary("or", integer, bits, quiet), chosen)
+            signalling = signals(e, kind, bits)
+            chosen = e.select(signalling, integer, e.binary("or", integer, bits, quiet), chosen)
     return e.convert("bitcast", integer, kind, chosen)
 
 
-def _signals(e: Registers, kind: str, bits: str) -> str:
+def signals(e: Registers, kind: str, bits: str) -> str:
     """Return whether the bits are a signalling NaN: of those, and only those, is the magnitude
     above infinity's bits and the quiet bit once the quiet bit is turned."""
-    integer, quiet = integer_of(kind), _QUIET[kind]
+    integer, quiet = integer_of(kind), QUIET[kind]
     turned = e.binary("xor", integer, bits, constant(integer, quiet))
     largest = (1 << ELEMENT_BITS[kind] - 1) - 1
     size = e.binary("and", integer, turned, constant(integer, largest))
@@ -162,7 +162,7 @@ def _flushed(e: Registers, kind: str, value: str) -> str:
     return e.convert("bitcast", integer, kind, e.select(tiny, integer, sign, number))
 
 
-def _chosen(kind: str, count: int, function: Function) -> Handler:
+def chosen_of(kind: str, count: int, function: Function) -> Handler:
     """Create an emitter whose result is one of its sources: halves are not widened, and the host
     flushes no denormals of it."""
 
@@ -363,11 +363,11 @@ def handlers() -> dict[str, Handler]:
             found[f"v_{name}_{suffix}"] = fused(kind)
         found[f"v_fmac_{suffix}"] = fused(kind, accumulates=True)
         for name in ("min", "max"):
-            found[f"v_{name}_{suffix}"] = _chosen(kind, 2, _extremes(name))
-            found[f"v_{name}3_{suffix}"] = _chosen(kind, 3, _extremes(name))
-        found[f"v_minmax_{suffix}"] = _chosen(kind, 3, _mixed_extremes("min", "max"))
-        found[f"v_maxmin_{suffix}"] = _chosen(kind, 3, _mixed_extremes("max", "min"))
-        found[f"v_med3_{suffix}"] = _chosen(kind, 3, _median)
+            found[f"v_{name}_{suffix}"] = chosen_of(kind, 2, _extremes(name))
+            found[f"v_{name}3_{suffix}"] = chosen_of(kind, 3, _extremes(name))
+        found[f"v_minmax_{suffix}"] = chosen_of(kind, 3, _mixed_extremes("min", "max"))
+        found[f"v_maxmin_{suffix}"] = chosen_of(kind, 3, _mixed_extremes("max", "min"))
+        found[f"v_med3_{suffix}"] = chosen_of(kind, 3, _median)
         for name, intrinsic in (
             ("trunc", "trunc"), ("ceil", "ceil"), ("rndne", "roundeven"), ("floor", "floor"),
             ("sqrt", "sqrt"),

@@ -46,7 +46,7 @@ def _words(e: Registers, i: Instruction) -> list[str]:
     return [e.source(operand if operand.is_vector else _raw(operand), "i32") for operand in i.srcs]
 
 
-def _packed(kind: str, function: Function, saturating: Function | None = None) -> Handler:
+def packed(kind: str, function: Function, saturating: Function | None = None) -> Handler:
     """Create an emitter that processes both halves; neg_lo and neg_hi apply to float sources."""
 
     def emit(e: Registers, i: Instruction) -> None:
@@ -108,24 +108,24 @@ def _extreme_of(name: str) -> Function:
 
 def _packed_handlers() -> dict[str, Handler]:
     found: dict[str, Handler] = {
-        "v_pk_mul_lo_u16": _packed("i16", _integer("mul")),
-        "v_pk_lshlrev_b16": _packed("i16", _shifted("shl")),
-        "v_pk_lshrrev_b16": _packed("i16", _shifted("lshr")),
-        "v_pk_ashrrev_i16": _packed("i16", _shifted("ashr")),
-        "v_pk_fma_f16": _packed("half", lambda e, v: fused_half(e, *v)),
-        "v_pk_add_f16": _packed("half", _through_float(lambda e, v: e.binary("fadd", "float", *v))),
-        "v_pk_mul_f16": _packed("half", _through_float(lambda e, v: e.binary("fmul", "float", *v))),
+        "v_pk_mul_lo_u16": packed("i16", _integer("mul")),
+        "v_pk_lshlrev_b16": packed("i16", _shifted("shl")),
+        "v_pk_lshrrev_b16": packed("i16", _shifted("lshr")),
+        "v_pk_ashrrev_i16": packed("i16", _shifted("ashr")),
+        "v_pk_fma_f16": packed("half", lambda e, v: fused_half(e, *v)),
+        "v_pk_add_f16": packed("half", _through_float(lambda e, v: e.binary("fadd", "float", *v))),
+        "v_pk_mul_f16": packed("half", _through_float(lambda e, v: e.binary("fmul", "float", *v))),
     }
     for name in ("min", "max"):
-        found[f"v_pk_{name}_f16"] = _packed("half", _extreme_of(name))
+        found[f"v_pk_{name}_f16"] = packed("half", _extreme_of(name))
     for letter, prefix in (("i", "s"), ("u", "u")):
-        found[f"v_pk_mad_{letter}16"] = _packed("i16", _multiply_add)
+        found[f"v_pk_mad_{letter}16"] = packed("i16", _multiply_add)
         for operation in ("add", "sub"):
-            found[f"v_pk_{operation}_{letter}16"] = _packed(
+            found[f"v_pk_{operation}_{letter}16"] = packed(
                 "i16", _integer(operation), _saturated(f"{prefix}{operation}.sat")
             )
         for name in ("min", "max"):
-            found[f"v_pk_{name}_{letter}16"] = _packed("i16", _folded(prefix + name))
+            found[f"v_pk_{name}_{letter}16"] = packed("i16", _folded(prefix + name))
     return found
 
 

@@ -1,0 +1,162 @@
+"""gfx12 in the shader core: LLVM's kernels for gfx1201 compute what LLVM's host code computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.am.isa import test_translate_corpus as corpus_test
+from tests.support.gfx_corpus import compile_ir
+from tests.support.gfx_run import Machine
+from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.isa.targets.target import target
+from ugpu.virtual.amd.shader import Ending
+
+IDS = """
+declare i32 @llvm.amdgcn.workitem.id.x()
+declare i32 @llvm.amdgcn.workgroup.id.x()
+declare i32 @llvm.amdgcn.workgroup.id.y()
+declare i32 @llvm.amdgcn.workgroup.id.z()
+@turned = internal addrspace(3) global [64 x i32] poison
+declare void @llvm.amdgcn.s.barrier()
+define amdgpu_kernel void @k(ptr addrspace(1) %out) #0 {
+  %i = call i32 @llvm.amdgcn.workitem.id.x()
+  %x = call i32 @llvm.amdgcn.workgroup.id.x()
+  %y = call i32 @llvm.amdgcn.workgroup.id.y()
+  %z = call i32 @llvm.amdgcn.workgroup.id.z()
+  %p = getelementptr [64 x i32], ptr addrspace(3) @turned, i32 0, i32 %i
+  store i32 %i, ptr addrspace(3) %p
+  fence syncscope("workgroup") release
+  call void @llvm.amdgcn.s.barrier()
+  fence syncscope("workgroup") acquire
+  %other = sub i32 63, %i
+  %q = getelementptr [64 x i32], ptr addrspace(3) @turned, i32 0, i32 %other
+  %turned = load i32, ptr addrspace(3) %q
+  %zy0 = mul i32 %z, 3
+  %zy = add i32 %zy0, %y
+  %zyx0 = mul i32 %zy, 2
+  %group = add i32 %zyx0, %x
+  %first = mul i32 %group, 64
+  %index = add i32 %first, %i
+  %a = mul i32 %group, 1000
+  %value = add i32 %a, %turned
+  %to = getelementptr i32, ptr addrspace(1) %out, i32 %index
+  store i32 %value, ptr addrspace(1) %to
+  ret void
+}
+attributes #0 = { "amdgpu-flat-work-group-size"="64,64" }
+"""
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    return Machine(GfxCore(1, target=target("gfx12")))
+
+
+def _run(machine: Machine, ir: str, arguments: list[Any], *shape: Any) -> NDArray[Any]:
+    image = compile_ir(ir, cpu="gfx1201").image
+    outcome, views = machine.run(image, arguments, *shape)
+    assert outcome.ending is Ending.DONE, outcome
+    return views[0]
+
+
+@pytest.mark.parametrize("group", range(8))
+def test_corpus_computes_what_the_host_does(
+    machine: Machine, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus_test, "compile_ir", lambda ir: compile_ir(ir, cpu="gfx1201"))
+    corpus_test.test_corpus_computes_what_the_host_does(machine, group)
+
+
+def test_workgroups_have_their_ids_and_split_barriers_wait(machine: Machine) -> None:
+    words = [line.text.split()[0] for line in compile_ir(IDS, cpu="gfx1201").listing]
+    assert "s_barrier_signal" in words
+    assert "s_barrier_wait" in words
+    out = _run(machine, IDS, [np.zeros(2 * 3 * 2 * 64, np.uint32)], (2, 3, 2), 64)
+    groups, lanes = np.divmod(np.arange(2 * 3 * 2 * 64), 64)
+    assert np.array_equal(out, groups * 1000 + 63 - lanes)
+
+
+def test_scalar_floats(machine: Machine) -> None:
+    ir = """
+define amdgpu_kernel void @k(ptr addrspace(1) %out, float %a, float %b) {
+  %sum = fadd float %a, %b
+  %product = fmul float %a, %b
+  %whole = call float @llvm.floor.f32(float %product)
+  %below = fcmp olt float %a, %b
+  %less = select i1 %below, float %sum, float %whole
+  %integer = fptosi float %product to i32
+  %back = uitofp i32 %integer to float
+  %half = fptrunc float %b to half
+  %widened = fpext half %half to float
+  %r0 = insertelement <4 x float> poison, float %less, i32 0
+  %r1 = insertelement <4 x float> %r0, float %whole, i32 1
+  %r2 = insertelement <4 x float> %r1, float %back, i32 2
+  %r3 = insertelement <4 x float> %r2, float %widened, i32 3
+  store <4 x float> %r3, ptr addrspace(1) %out
+  ret void
+}
+declare float @llvm.floor.f32(float)
+"""
+    words = " ".join(line.text for line in compile_ir(ir, cpu="gfx1201").listing)
+    for name in ("s_mul_f32", "s_floor_f32", "s_cmp_", "s_cvt_i32_f32", "s_cvt_f16_f32"):
+        assert name in words
+    for a, b in ((1.5, 2.25), (7.25, 3.1), (3.0, 1.0)):
+        out = _run(machine, ir, [np.zeros(4, np.float32), a, b])
+        x, y = np.float32(a), np.float32(b)
+        whole = np.floor(x * y)
+        expected = [x + y if x < y else whole, whole, np.trunc(x * y), np.float32(np.float16(y))]
+        assert np.array_equal(out, np.array(expected, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("kind", "extend"), [("i8", "sext"), ("i8", "zext"), ("i16", "sext"), ("i16", "zext")]
+)
+def test_narrow_scalar_loads(machine: Machine, kind: str, extend: str) -> None:
+    ir = f"""
+define amdgpu_kernel void @k(ptr addrspace(1) %out, ptr addrspace(4) noalias readonly %in) {{
+  %p = getelementptr {kind}, ptr addrspace(4) %in, i32 1
+  %x = load {kind}, ptr addrspace(4) %p
+  %r = {extend} {kind} %x to i32
+  store i32 %r, ptr addrspace(1) %out
+  ret void
+}}
+"""
+    name = f"s_load_{'i' if extend == 'sext' else 'u'}{kind[1:]}"
+    assert name in [line.text.split()[0] for line in compile_ir(ir, cpu="gfx1201").listing]
+    data = np.array([0x11, 0x92, 0x33, 0xF4], np.uint8)
+    out = _run(machine, ir, [np.zeros(1, np.int32), data])
+    element = data.view(f"{'i' if extend == 'sext' else 'u'}{int(kind[1:]) // 8}")[1]
+    assert out[0] == element
+
+
+def test_what_is_missing_is_illegal_by_name(machine: Machine) -> None:
+    state = """
+define amdgpu_kernel void @k(ptr addrspace(1) %out) {
+  %v = call i32 @llvm.amdgcn.s.get.barrier.state(i32 -1)
+  store i32 %v, ptr addrspace(1) %out
+  ret void
+}
+declare i32 @llvm.amdgcn.s.get.barrier.state(i32)
+"""
+    # The name is gfx11's; the layout of lanes is not.
+    matrix = """
+define amdgpu_kernel void @k(ptr addrspace(1) %out) {
+  %a = load <8 x half>, ptr addrspace(1) %out
+  %c = load <8 x float>, ptr addrspace(1) %out
+  %d = call <8 x float> @llvm.amdgcn.wmma.f32.16x16x16.f16.v8f32.v8f16(
+      <8 x half> %a, <8 x half> %a, <8 x float> %c)
+  store <8 x float> %d, ptr addrspace(1) %out
+  ret void
+}
+declare <8 x float> @llvm.amdgcn.wmma.f32.16x16x16.f16.v8f32.v8f16(
+    <8 x half>, <8 x half>, <8 x float>)
+"""
+    for ir, name in ((state, "s_get_barrier_state"), (matrix, "v_wmma_f32_16x16x16_f16")):
+        image = compile_ir(ir, cpu="gfx1201").image
+        outcome, _ = machine.run(image, [np.zeros(64, np.uint32)])
+        assert outcome.ending is Ending.ILLEGAL_INSTRUCTION
+        assert name in str(outcome.detail)

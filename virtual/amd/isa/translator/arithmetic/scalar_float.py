@@ -1,0 +1,122 @@
+"""Scalar floating-point operations of gfx12, translated to LLVM IR.
+
+Denormals are those of MODE, as for vector operations. Source: RDNA4 ISA document, chapters of the
+SOP1, SOP2 and SOPC opcodes. Operations that are missing here (min_num, maximum and their kin, and
+f16 conversions that pack) are illegal instructions.
+"""
+
+from __future__ import annotations
+
+from ugpu.virtual.amd.isa.decoder.formats import Instruction
+from ugpu.virtual.amd.isa.decoder.operands import Operand
+from ugpu.virtual.amd.isa.translator.arithmetic.scalar import Handler
+from ugpu.virtual.amd.isa.translator.registers import Registers
+
+_KINDS = {"f32": ("float", 32), "f16": ("half", 16)}
+# Conditions of SOPC by name: LLVM's predicate.
+_CONDITIONS = {
+    "lt": "olt", "eq": "oeq", "le": "ole", "gt": "ogt", "lg": "one", "ge": "oge", "o": "ord",
+    "u": "uno", "nge": "ult", "nlg": "ueq", "ngt": "ule", "nle": "ugt", "neq": "une", "nlt": "uge",
+}  # fmt: skip
+_ROUNDINGS = {"ceil": "ceil", "floor": "floor", "trunc": "trunc", "rndne": "roundeven"}
+
+
+def _read(e: Registers, operand: Operand, suffix: str) -> str:
+    kind, bits = _KINDS[suffix]
+    word = e.scalar(operand)
+    if bits == 16:
+        word = e.value(f"trunc i32 {word} to i16")
+    return e.value(f"bitcast i{bits} {word} to {kind}")
+
+
+def _write(e: Registers, i: Instruction, suffix: str, value: str) -> None:
+    assert i.dst is not None
+    kind, bits = _KINDS[suffix]
+    word = e.value(f"bitcast {kind} {value} to i{bits}")
+    e.set_scalar(i.dst, e.value(f"zext i16 {word} to i32") if bits == 16 else word)
+
+
+def _binary(operation: str, suffix: str) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        a, b = (_read(e, source, suffix) for source in i.srcs)
+        _write(e, i, suffix, e.value(f"{operation} {_KINDS[suffix][0]} {a}, {b}"))
+
+    return emit
+
+
+def _fused(suffix: str, *, accumulates: bool) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        assert i.dst is not None
+        sources = [*i.srcs, i.dst] if accumulates else i.srcs
+        a, b, c = (_read(e, source, suffix) for source in sources)
+        kind = _KINDS[suffix][0]
+        result = e.call(kind, f"llvm.fma.{suffix}", (kind, a), (kind, b), (kind, c))
+        _write(e, i, suffix, result)
+
+    return emit
+
+
+def _compared(predicate: str, suffix: str) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        a, b = (_read(e, source, suffix) for source in i.srcs)
+        e.set_scc(e.value(f"fcmp {predicate} {_KINDS[suffix][0]} {a}, {b}"))
+
+    return emit
+
+
+def _rounded(function: str, suffix: str) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        kind = _KINDS[suffix][0]
+        a = _read(e, i.srcs[0], suffix)
+        _write(e, i, suffix, e.call(kind, f"llvm.{function}.{suffix}", (kind, a)))
+
+    return emit
+
+
+def _from_integer(operation: str) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        _write(e, i, "f32", e.value(f"{operation} i32 {e.scalar(i.srcs[0])} to float"))
+
+    return emit
+
+
+def _to_integer(function: str) -> Handler:
+    """Convert toward zero; values out of range give the limit, a NaN zero."""
+
+    def emit(e: Registers, i: Instruction) -> None:
+        assert i.dst is not None
+        a = _read(e, i.srcs[0], "f32")
+        e.set_scalar(i.dst, e.call("i32", f"llvm.{function}.sat.i32.f32", ("float", a)))
+
+    return emit
+
+
+def _widened(e: Registers, i: Instruction) -> None:
+    _write(e, i, "f32", e.value(f"fpext half {_read(e, i.srcs[0], 'f16')} to float"))
+
+
+def _narrowed(e: Registers, i: Instruction) -> None:
+    _write(e, i, "f16", e.value(f"fptrunc float {_read(e, i.srcs[0], 'f32')} to half"))
+
+
+def handlers() -> dict[str, Handler]:
+    """Return this module's handlers by instruction name."""
+    found: dict[str, Handler] = {
+        "s_cvt_f32_i32": _from_integer("sitofp"),
+        "s_cvt_f32_u32": _from_integer("uitofp"),
+        "s_cvt_i32_f32": _to_integer("fptosi"),
+        "s_cvt_u32_f32": _to_integer("fptoui"),
+        "s_cvt_f32_f16": _widened,
+        "s_cvt_f16_f32": _narrowed,
+        "s_fmaak_f32": _fused("f32", accumulates=False),
+        "s_fmamk_f32": _fused("f32", accumulates=False),
+    }
+    for suffix in _KINDS:
+        for name, operation in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul")):
+            found[f"s_{name}_{suffix}"] = _binary(operation, suffix)
+        found[f"s_fmac_{suffix}"] = _fused(suffix, accumulates=True)
+        for name, predicate in _CONDITIONS.items():
+            found[f"s_cmp_{name}_{suffix}"] = _compared(predicate, suffix)
+        for name, function in _ROUNDINGS.items():
+            found[f"s_{name}_{suffix}"] = _rounded(function, suffix)
+    return found
