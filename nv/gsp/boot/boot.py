@@ -104,7 +104,7 @@ def boot(
     except BaseException as error:
         if isinstance(error, UgpuError):
             _explain(error, start, calls, keep)
-        unload.undo(start, way)
+        unload.undo(start, way, calls)
         if not start.running:
             start.memory.close()
         raise

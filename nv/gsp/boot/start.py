@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from ugpu.hcq.errors import DeviceLost
+from ugpu.hcq.errors import DeviceLost, FirmwareError
 from ugpu.hcq.transport.base import Transport
 from ugpu.hcq.uapi import constants
 from ugpu.nv.chips.boot import BootFacts
@@ -17,9 +17,11 @@ from ugpu.nv.gsp.layout.arguments import LOGS
 from ugpu.nv.gsp.layout.framebuffer import Carveout
 from ugpu.nv.gsp.layout.memory import Keeper, Pages
 from ugpu.nv.gsp.rpc.calls import Calls
+from ugpu.nv.gsp.rpc.crash import scratch_group
 from ugpu.nv.gsp.rpc.messages import MachineFacts
 
 _INSTANCE_BAR = 3
+_LOOK_S = 0.25  # between two looks whether the firmware has crashed, while waiting for it
 _PLACE = re.compile(r"([0-9a-f]{4}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])\Z")
 
 
@@ -51,6 +53,8 @@ class Start:
     locked_down: bool = False
     running: bool = False  # the RISC-V core was started, and may access memory
 
+    _looked_at: float = 0.0
+
     def __post_init__(self) -> None:
         self.gsp = Falcon(self.chip, "GSP", GSP_BASE)
         self.sec2 = Falcon(self.chip, "SEC2", SEC2_BASE)
@@ -61,10 +65,17 @@ class Start:
         return self.chip.boot
 
     def check(self) -> None:
-        """Raise DeviceLost if the chip is gone; called while waiting for the GSP."""
+        """Raise DeviceLost if the chip is gone, FirmwareError if the firmware has crashed; called
+        while waiting for the GSP."""
         if self.chip.silent():
             self.chip.check_present("waiting for the GSP")
             raise DeviceLost("the chip's registers read as all ones")
+        now = self.chip.clock.now()
+        if self.locked_down or now - self._looked_at < _LOOK_S:
+            return
+        self._looked_at = now
+        if scratch_group(int(self.gsp.regs.WAYFINDER.read())) is not None:
+            raise FirmwareError("the GSP's firmware has crashed")
 
     def state(self) -> dict[str, object]:
         """Return what explains a GSP that does not answer. Never raises for locked registers."""

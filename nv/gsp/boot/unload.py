@@ -7,6 +7,7 @@ kernel_gsp_tu102.c (kgspTeardown_TU102), kernel_gsp_gh100.c (kgspTeardown_GH100)
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from ugpu.nv.gsp.boot.frts import place_fwsec, program, protected_region
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.images.fwsec import RETURN, return_arguments
 from ugpu.nv.gsp.layout.memory import Pages
-from ugpu.nv.gsp.rpc.calls import Calls
+from ugpu.nv.gsp.rpc.calls import REPLY_LIMIT_S, Calls
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +49,13 @@ def prepare(start: Start) -> WayBack:
     return way
 
 
-def leave(start: Start, calls: Calls) -> None:
-    """Tell the firmware that its driver unloads, and wait until it has stopped."""
+def leave(start: Start, calls: Calls, limit_s: float = REPLY_LIMIT_S) -> None:
+    """Tell the firmware that its driver unloads, and wait until it has stopped. limit_s: for its
+    answer."""
     abi = calls.abi
     layout = abi.structs.rpc_unloading_guest_driver_v1F_07
-    calls.call(abi.constants.NV_VGPU_MSG_FUNCTION_UNLOADING_GUEST_DRIVER, bytes(layout.new().raw))
+    function = abi.constants.NV_VGPU_MSG_FUNCTION_UNLOADING_GUEST_DRIVER
+    calls.call(function, bytes(layout.new().raw), limit_s=limit_s)
     with or_silent("the GSP's firmware has not stopped", start.state):
         start.chip.wait_bits(
             start.gsp.regs.MAILBOX0,
@@ -104,10 +107,15 @@ def hand_back(start: Start, way: WayBack) -> None:
     start.running = False
 
 
-def undo(start: Start, way: WayBack) -> None:
-    """Undo a start that failed, as far as that works; never raises errors of the chip."""
+def undo(start: Start, way: WayBack, calls: Calls | None) -> None:
+    """Undo a start that failed, as far as that works; never raises errors of the chip. Firmware
+    that runs is asked to leave first."""
     try:
-        if not start.chip.lost():
-            hand_back(start, way)
+        if start.chip.lost():
+            return
+        if calls is not None and start.running and start.gsp.riscv_active:
+            with contextlib.suppress(UgpuError):
+                leave(start, calls, _SUSPEND_LIMIT_S)
+        hand_back(start, way)
     except UgpuError as error:
         log.warning("after a failed start, the GPU could not be handed back: %s", error)

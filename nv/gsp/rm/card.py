@@ -8,6 +8,7 @@ import logging
 import threading
 from pathlib import Path
 
+from ugpu.hcq.bare import remedies
 from ugpu.hcq.bare.firmware import FirmwareSource
 from ugpu.hcq.bare.function import disable_master
 from ugpu.hcq.bare.stages import StageHook, Stages
@@ -27,6 +28,7 @@ from ugpu.nv.gsp.rpc.calls import Calls
 log = logging.getLogger(__name__)
 
 _PAGE = 4096
+_NO_VENDOR = 0xFFFF  # what a bus reads where nothing answers
 # Below it lies what the board's firmware and the VGA BIOS use before a driver runs; RM leaves the
 # same size alone (open-gpu-kernel-modules 570.144 mem_mgr_gm107.c, VGA emulation).
 _LEAST_ADDRESS = 1 << 20
@@ -66,6 +68,8 @@ class GspCard:
         self.lock = threading.RLock()
         self.closed = False
         identity = transport.identity
+        if identity.vendor == _NO_VENDOR:
+            raise DeviceLost(f"{transport.name} does not answer on the bus", remedy=remedies.LINK)
         facts = chips.find(identity.vendor, identity.device)
         how = None if facts is None else chips.boot_facts(facts.name)
         if facts is None or how is None:

@@ -131,6 +131,11 @@ class Calls:
             except (FirmwareSilent, BadRecord) as error:
                 self._failure = error
                 raise
+            except FirmwareError as error:
+                if error.facts.get("event") is None:  # the firmware has crashed
+                    self._failure = error
+                    error.add_facts(request=name, **self._state())
+                raise
             except BaseException:
                 if self._queues.written != written:
                     self._owed.append(function)

@@ -70,10 +70,10 @@ def crash_report(script: Script) -> tuple[int, int, int]:
     script.send(65, bytes(0x678))
     assert script.receive() is None
     low, size = script.read(GSP + 0x300), script.read(GSP + 0x308)
-    assert low == 2 | 1 << 3 and size == 56
+    assert low == 2 | 1 << 3 and size == 64
     script.write(GSP + 0x1C0, 1 << 25)
     words = [script.read(GSP + 0x1C4) for _ in range(size // 4)]
-    (cause,) = struct.unpack_from("<Q", struct.pack("<14I", *words), 8 + 24)
+    (cause,) = struct.unpack_from("<Q", struct.pack("<16I", *words), 8 + 32)
     return script.read(GSP + 0x94), script.read(0x111388) >> 4 & 1, cause
 
 

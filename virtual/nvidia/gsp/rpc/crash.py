@@ -11,6 +11,7 @@ import struct
 from ugpu.virtual.nvidia.gsp.falcon.core import WAYFINDER, Falcon
 
 _SIGNATURE = 0xDEAD
+_IMPLEMENTER = int.from_bytes(b"LIBOS3.1", "big")
 _GROUP_B, _SCRATCH = 2, 0x300
 _DMEM, _KIB = 2, 1
 _HALTED = 1 << 4
@@ -19,7 +20,9 @@ LOAD_ACCESS_FAULT = 0xD
 
 def crash(falcon: Falcon, now: int) -> None:
     """Halt the firmware and leave a report in DMEM: reporter, time, cause, program counter."""
-    payload = struct.pack("<6Q", 0x0000_0001, now, 0, LOAD_ACCESS_FAULT, 0x5_0000_1234, 0xBAD0_0000)
+    payload = struct.pack(
+        "<7Q", _IMPLEMENTER, 0x0000_0001, now, 0, LOAD_ACCESS_FAULT, 0x5_0000_1234, 0xBAD0_0000
+    )
     head = _SIGNATURE | 1 << 16 | len(payload) // 8 - 1 << 22
     packet = struct.pack("<Q", head) + payload
     falcon.dmem[: len(packet)] = packet
