@@ -40,7 +40,8 @@ TOPS = (
 # What differs in 10^6 random words, about one word in 30,000: (docs/tasks.md, gfx12-core)
 KNOWN = re.compile(
     r"[0-9a-f]+: (flat_\S+ .* offset:|\S+_mix|v_cmpx?_\w+64\S* .*0x|s_delay_alu|v_s_|v_swap|"
-    r"s_cvt_f32_f16 |v_cndmask_b32_dpp|\S+ \S+ -?\|?v\d+.*row_bcast|s_endpgm_ordered|s_barrier_leave)"
+    r"s_cvt_f32_f16 |v_cndmask_b32_dpp|\S+ \S+ -?\|?v\d+.*row_bcast|s_endpgm_ordered|"
+    r"s_barrier_leave)"
 )
 PROCESSORS = (
     ("gfx1100", "gfx11", 32), ("gfx1100", "gfx11", 64),
