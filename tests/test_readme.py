@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +21,18 @@ def test_the_first_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows and all(0 <= float(first) <= 1 for first in rows)
 
 
-def test_the_second_example(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(examples()[1], {})
+def test_training() -> None:
+    names: dict[str, Any] = {}
+    exec(examples()[1], names)
+    before = names["loss"].item()
+    assert 1 < before < 4, "about the entropy of ten classes"
+    assert all(each.grad is not None for each in names["model"].parameters())
+
+
+def test_a_kernel(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(examples()[2], {})
     assert capsys.readouterr().out == "[0. 2. 4. 6.]\n"
 
 
-def test_there_are_two_examples() -> None:
-    assert len(examples()) == 2
+def test_there_are_three_examples() -> None:
+    assert len(examples()) == 3

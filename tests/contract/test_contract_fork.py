@@ -60,7 +60,7 @@ def test_every_use_in_a_child_is_refused(opener: Callable[[], Device]) -> None:
         "fill": lambda: buffer.fill(1),
     }
     harmless: dict[str, Callable[[], object]] = {
-        "expect": device.driver.expect,
+        "prefetch_wake": device.driver.prefetch_wake,
         "graph.close": graph.close,
         "program.close": program.close,
         "buffer.close": buffer.close,

@@ -20,7 +20,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VfioMachine:
     made = VfioMachine(tmp_path)
     made.load("vfio-pci")
     made.add(GPU, driver="amdgpu")
-    made.add(OTHER, ids=(0x10DE, 0x2684), driver="nvidia", group="8")
+    made.add(OTHER, ids=(0x10DE, 0x1B80), driver="nvidia", group="8")
     monkeypatch.setattr(pci, "System", lambda: made)
     monkeypatch.setattr(listing, "SYSFS_PCI", tmp_path / "sys/bus/pci/devices")
     return made
