@@ -75,7 +75,7 @@ def _step(node: Node, history: History, g: Values, sums: dict[int, Values]) -> N
     rule = RULES.get(history.op)
     if rule is None:
         raise NotSupported(
-            f"backward: there is no gradient of {history.op!r}, which built {_shown(node)}"
+            f"backward: the operation {history.op!r}, which built {_shown(node)}, has no gradient"
         )
     xs = [_wrapped(g, source, g.device) for source in history.sources]
     if history.op == "to":  # the only operation between two devices

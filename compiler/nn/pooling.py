@@ -44,7 +44,10 @@ class AvgPool2d(_Pool):
 
 
 def _one(given: Sizes, rest: int) -> tuple[int, int]:
-    return (rest, given) if isinstance(given, int) else (rest, *given)  # type: ignore[return-value]
+    sizes = (given,) if isinstance(given, int) else tuple(given)
+    if len(sizes) != 1:
+        raise BadArgument(f"pooling of one axis: expected an int or one int in a list, got {given}")
+    return rest, sizes[0]
 
 
 class MaxPool1d(_Pool):

@@ -178,7 +178,7 @@ class RegisterBus:
         The pair stays aimed inside `setting_up`."""
         if self.index_register is None or self.data_register is None:
             raise BadArgument(
-                "the register lies outside its BAR, and there is no index/data pair (yet)",
+                "the register lies outside its BAR, and the index/data pair is not set up",
                 address=address,
             )
         if self._aimed != address:

@@ -84,12 +84,12 @@ class WindowVram:
         self.write_beyond(address, view)
 
     def read_beyond(self, address: int, size: int) -> bytes:
-        """Read a range that ends beyond the BAR; NotSupported where there is no way to it."""
+        """Read a range that ends beyond the BAR; NotSupported unless a subclass can."""
         raise NotSupported(f"VRAM beyond the BAR: expected at most {self.visible:#x}, "
                            f"found {address + size:#x}")  # fmt: skip
 
     def write_beyond(self, address: int, data: memoryview) -> None:
-        """Write a range that ends beyond the BAR; NotSupported where there is no way to it."""
+        """Write a range that ends beyond the BAR; NotSupported unless a subclass can."""
         raise NotSupported(f"VRAM beyond the BAR: expected at most {self.visible:#x}, "
                            f"found {address + len(data):#x}")  # fmt: skip
 

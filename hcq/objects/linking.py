@@ -74,8 +74,8 @@ class Layout:
 def lay_out(elf: ElfObject, rules: Mapping[int, Rule], jump_size: int = 0) -> Layout:
     """Place code first, then data, then slots for addresses and jumps to symbols defined elsewhere.
 
-    BadCodeObject for relocation types that are not in `rules`, and for undefined symbols if there
-    are no jumps (jump_size 0).
+    BadCodeObject for relocation types that are not in `rules`, and for undefined symbols if
+    `jump_size` is 0 (no slots for jumps).
     """
     layout = Layout(elf, rules)
     loaded = [section for section in elf.sections if section.is_loaded]

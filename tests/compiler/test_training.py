@@ -274,3 +274,10 @@ def test_gradients_on_a_virtual_gpu(name: str) -> None:
         found.append([each.numpy() for each in grad(loss, (0, 1, 2))(*given)])
     for mine, theirs in zip(*found, strict=True):
         assert np.abs(mine - theirs).max() < 1e-4 * (1 + np.abs(mine).max())
+
+
+def test_pooling_of_one_axis_takes_one_size() -> None:
+    x = Tensor(np.arange(8, dtype=np.float32).reshape(1, 1, 8))
+    assert nn.MaxPool1d((2,))(x).tolist() == [[[1, 3, 5, 7]]]
+    with pytest.raises(BadArgument, match="one int"):
+        nn.MaxPool1d((2, 2))(x)

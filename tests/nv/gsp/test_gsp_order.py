@@ -48,8 +48,10 @@ def recorded(card: Card) -> Iterator[list[str]]:
         lines.append(f"W {named(offset)}")
         write(offset, value)
 
-    card.read32, card.write32 = noted_read, noted_write  # type: ignore[method-assign]
-    yield lines
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(card, "read32", noted_read)
+        patch.setattr(card, "write32", noted_write)
+        yield lines
 
 
 @pytest.mark.golden

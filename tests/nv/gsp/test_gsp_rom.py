@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from ugpu.nv.gsp.images.fwsec import FRTS, RETURN, Fwsec, frts_arguments, return
 from ugpu.nv.gsp.images.rom import SIZE, Vbios, read_images
 
 
-def window(rom: bytes):  # type: ignore[no-untyped-def]
+def window(rom: bytes) -> Callable[[int, int], bytes]:
     whole = rom.ljust(SIZE, b"\xff")
 
     def read(offset: int, size: int) -> bytes:

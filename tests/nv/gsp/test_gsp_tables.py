@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.paging.page_table import PageTable
@@ -30,7 +31,7 @@ class Memory:
 
     def free(self, physical: int) -> None: ...
 
-    def write(self, physical: int, entries: np.ndarray) -> None:  # type: ignore[type-arg]
+    def write(self, physical: int, entries: NDArray[np.uint64]) -> None:
         for number, word in enumerate(entries.tolist()):
             self.words[physical + 8 * number] = word
 

@@ -13,6 +13,7 @@ from tests.support.nv_machine import LIMIT_S, work
 from ugpu import hcq
 from ugpu.hcq.errors import IllegalInstruction, PageFault, UgpuError
 from ugpu.nv.device.device import NvDevice
+from ugpu.nv.gsp.rm.session import GspSession
 from ugpu.virtual.nvidia.faults import Fault
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.gpu import build_card
@@ -48,14 +49,15 @@ def test_work_and_again_after_the_card_was_handed_back(chip: str) -> None:
 
 def test_memory_comes_back() -> None:
     with powered() as card, opened(card) as device:
-        held = device.driver.session
+        session = device.driver.session
+        assert isinstance(session, GspSession)
         work(device)
-        heap = held.card.heap.used  # type: ignore[attr-defined]
+        heap = session.card.heap.used
         for _ in range(3):
             work(device)
             for size in (1, 4096, 1 << 20, 5 << 20):
                 device.alloc(size).close()
-        assert held.card.heap.used == heap  # type: ignore[attr-defined]
+        assert session.card.heap.used == heap
 
 
 @pytest.mark.parametrize(
