@@ -135,10 +135,7 @@ def is_warm(chip: Chip, units: Units) -> bool:
     gc = chip.gc
     if not marked(chip) or int(gc.SCRATCH_REG6.read()) != LEFT_CLEAN:
         return False
-    if (
-        gc.GCVM_L2_PROTECTION_FAULT_STATUS.read()
-        or chip.mmhub.MMVM_L2_PROTECTION_FAULT_STATUS.read()
-    ):
+    if units.gmc.gfxhubs[0].fault_status.read() or units.gmc.mmhubs[0].fault_status.read():
         return False
     return units.smu.alive()
 
@@ -446,12 +443,12 @@ def _wait_bootloader(units: Units) -> None:
     """Wait until a chip that was reset can be booted from the start."""
     chip = units.chip
     wait_ifwi(chip)
-    if chip.mp0.MP0_SMN_C2PMSG_81.read():
+    if chip.mailbox(81).read():
         return  # nothing was reset: the caller handles that
     chip.dark = False
     with or_silent("the chip does not respond after the reset", unit="PSP"):
         chip.wait(
-            chip.mp0.MP0_SMN_C2PMSG_35,
+            chip.mailbox(35),
             lambda value: value == 0x8000_0000,
             unit="PSP",
             waiting_for="bootloader after the reset",

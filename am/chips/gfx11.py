@@ -42,6 +42,10 @@ FACTS = GenerationFacts(
     by_clock=((5, 0x378C), (5, 0x448C), (5, 0x58244)),
     register_tables=_TABLES,
     wave_register_table="gc_11_0_0_indirect",  # SQ_WAVE_* by index, for all (gfx_v11_0.c)
+    psp_mailbox="MP0_SMN_C2PMSG",
+    hub_fault_status="L2_PROTECTION_FAULT_STATUS",
+    copy_processor="F32_CNTL",
+    doorbell_route="S2A_DOORBELL_ENTRY",
     evidence=EVIDENCE,
     naming_blocks=frozenset({"GC", "MP0", "MP1", "SDMA0"}),
     # Sensors come from the SMU; in ATHUB, ugpu changes only the gating of its clock.
@@ -104,7 +108,6 @@ FACTS = GenerationFacts(
         copy_stride=0xA,
         copy_range=20,
     ),
-    psp_mailbox="MP0_SMN_C2PMSG",
     boot_time_tmr=False,  # amdgpu_psp.c, psp_early_init
     # linux-firmware, folder amdgpu/. The PSP's container usually has the TOC.
     firmware=(

@@ -41,6 +41,10 @@ FACTS = GenerationFacts(
     by_clock=((5, 0x378C), (5, 0x4484), (5, 0x58244)),
     register_tables=_TABLES,
     wave_register_table="gc_12_0_0_indirect",  # SQ_WAVE_* by index (gfx_v12_0.c)
+    psp_mailbox="MPASP_SMN_C2PMSG",
+    hub_fault_status="L2_PROTECTION_FAULT_STATUS_LO32",
+    copy_processor="MCU_CNTL",
+    doorbell_route="GDC_S2A0_S2A_DOORBELL_ENTRY",
     evidence=EVIDENCE,
     naming_blocks=frozenset({"GC", "MP0", "MP1", "SDMA0"}),
     # Sensors come from the SMU; in ATHUB, ugpu changes only the gating of its clock.
@@ -103,7 +107,6 @@ FACTS = GenerationFacts(
         copy_stride=0xA,
         copy_range=20,
     ),
-    psp_mailbox="MPASP_SMN_C2PMSG",
     boot_time_tmr=True,  # amdgpu_psp.c, psp_early_init
     # linux-firmware, folder amdgpu/. The PSP's container usually has the TOC.
     firmware=(
