@@ -230,7 +230,8 @@ def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
         size = tmr_size(units, firmware)
         kind, name = generation.smu_firmware
         first = [psp_commands.load_firmware(name, kind, firmware.parts[name])]
-        first.append(psp.setup_tmr(units.carveout.tmr, size))
+        if not generation.boot_time_tmr:
+            first.append(psp.setup_tmr(units.carveout.tmr, size))
         if not psp.takes_many:
             psp.run(*first)
             first = []
@@ -246,7 +247,7 @@ def tmr_size(units: Units, firmware: FirmwareSet) -> int:
     toc = firmware.boot.get(units.chip.generation.toc_type) or firmware.parts.get("toc")
     size = units.psp.load_toc(toc) if toc is not None else DEFAULT_TMR_SIZE
     size = -(-(size or DEFAULT_TMR_SIZE) // _TMR_ALIGN) * _TMR_ALIGN
-    if size > units.carveout.tmr_space:
+    if size > units.carveout.tmr_space and not units.chip.generation.boot_time_tmr:
         raise OutOfMemory("the firmware requests more memory than is reserved for it", size=size)
     return size
 

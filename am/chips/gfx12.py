@@ -153,7 +153,15 @@ FACTS = GenerationFacts(
     # released firmware reports 0x32.
     smu_interfaces=dict.fromkeys(
         [(14, 0, 2), (14, 0, 3)],
-        SmuInterface("smu_v14_0_2_ppsmc", "smu14_driver_if_v14_0", 0x2E),
+        SmuInterface(
+            messages="smu_v14_0_2_ppsmc",
+            tables="smu14_driver_if_v14_0",
+            version=0x2E,
+            # smu_v14_0_2_pptable.h
+            shutdown_place=43,
+            pptable_place=1344,
+            fan_offset="CustomSkuTable.FanAbnormalTempLimitOffset",
+        ),
     ),
     smu_debug_mode1_message=2,  # DEBUGSMC_MSG_Mode1Reset, smu_v14_0_2_ppt.c
     # SMN address of MP1_FIRMWARE_FLAGS, bit 0: the SMU listens (smu_v14_0_check_fw_status).

@@ -70,6 +70,8 @@ class Hub:
         self._semaphore = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_SEM")
         self._request = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_REQ")
         self._acknowledge = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_ACK")
+        evidence = chip.generation.evidence
+        self._clients = evidence.gfx_clients if prefix == "GC" else evidence.memory_clients
         self.fault_status = self.vm(chip.generation.hub_fault_status)
         self._everything = {vmid: self._invalidation(vmid) for vmid in VMIDS}
         self._end = VIRTUAL_END  # end of the addresses of contexts without their own tables
@@ -324,7 +326,7 @@ class Hub:
         page = int(self.vm("L2_PROTECTION_FAULT_ADDR_LO32").read())
         page |= int(self.vm("L2_PROTECTION_FAULT_ADDR_HI32").read()) << 32
         self.clear_fault()
-        return HubFault(self.name, page << _PAGE_SHIFT, status)
+        return HubFault(self.name, page << _PAGE_SHIFT, status, self._clients)
 
     def clear_fault(self) -> None:
         register = self.vm("L2_PROTECTION_FAULT_CNTL")
