@@ -174,11 +174,7 @@ ACYCLIC = (
     "tools",
     "ugpu",
     "usbgpu",
-    "virtual.adreno",
-    "virtual.amd",
-    "virtual.serve",
-    "virtual.shader",
-    "virtual.usb",
+    "virtual",
 )
 FILES = 15  # of one folder, apart from its __init__
 # Heavy modules that no path from `import ugpu.hcq` may load at import time.
