@@ -30,7 +30,7 @@ class Computation:
     """Computation of one kernel: output[flatten(ranges)] = value, for all values of the ranges.
 
     ranges: of sizes above 1, the last is the fastest. value: may contain "reduce" and "function";
-    or is a "scan" or "sort" along one of the ranges (compiler.kernel.host.scan, .sort).
+    or goes "along" one of the ranges (compiler.graph.along).
     others: further outputs over the same ranges; then the value is the "results" of all.
     """
 
