@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
-from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.expression.once import once
 from ugpu.compiler.graph.operations import KINDS
 from ugpu.compiler.kernel import scatter
 from ugpu.compiler.kernel.attention import gpu as gpu_attention
@@ -72,11 +72,10 @@ class _Shape:
 def _in_pieces(
     computation: Computation, target: TargetSpec, lowered: Callable[[Computation], Kernel]
 ) -> _Shape:
-    plain = [replace(piece, value=ops.expand(piece.value)) for piece in computation.pieces]
-    whole = replace(computation, pieces=tuple(plain))
-    return _Shape(lambda _: side_by_side(whole, target, lowered))
+    return _Shape(lambda _: side_by_side(computation.plain, target, lowered))
 
 
+@once
 def _shape(computation: Computation, target: TargetSpec) -> _Shape:
     if computation.value.op != "along":
         return _host(computation, target) if target.abi == "host" else _gpu(computation, target)
@@ -99,7 +98,7 @@ def _host(computation: Computation, target: TargetSpec) -> _Shape:
     chain = find_chain(computation)
     if chain is not None:
         return _Shape(lambda _: host_rows.rows(computation, chain, target))
-    plain = replace(computation, value=ops.expand(computation.value))
+    plain = computation.plain
     parts = find_contraction(plain, joint=True)
     dots = None if parts is None else host_dots.find_dots(parts, target)
     if dots is not None:
@@ -136,7 +135,7 @@ def _gpu(computation: Computation, target: TargetSpec) -> _Shape:
             lambda wanted: gpu_rows.rows(computation, chain, target, wanted),
             lambda: [gpu_rows.rows_space(computation, chain, target)],
         )
-    plain = replace(computation, value=ops.expand(computation.value))
+    plain = computation.plain
     parts = find_contraction(plain)
     if parts is not None:
         return _gpu_product(plain, parts, target)

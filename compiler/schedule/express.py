@@ -24,6 +24,7 @@ from ugpu.compiler.expression.algebra import (
 from ugpu.compiler.expression.computation import Chosen, Computation
 from ugpu.compiler.expression.lookup import looked_up, lookup
 from ugpu.compiler.expression.merging import merge_ranges
+from ugpu.compiler.expression.once import once
 from ugpu.compiler.expression.value import (
     Memory,
     Value,
@@ -42,6 +43,7 @@ from ugpu.compiler.schedule.group import Group, describe
 FEW = 3  # pieces of a cat up to which each element selects among all of them
 
 
+@once
 def express(group: Group) -> Computation:
     """Express a group's root as a function of its ranges, with as few ranges as possible; a root
     that joins many pieces is expressed piece by piece."""

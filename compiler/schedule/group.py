@@ -6,12 +6,13 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
+from ugpu.compiler.expression.once import Answers
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.graph.operations import KINDS, MOVEMENT
 
 
 @dataclass(frozen=True)
-class Group:
+class Group(Answers):
     """One kernel to run: computes `root` from `inputs`. key: equal for groups that do the same.
     in_place: the root is an assignment into the memory of its first source. others: further nodes
     of the root's shape that the same kernel computes. stage: for a scatter into separate memory,
