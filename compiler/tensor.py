@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import DType, bfloat16, float32
 from ugpu.compiler.gradients.differentiable import Differentiable
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.forms import Makes
 from ugpu.compiler.graph.node import Node, Shape
 from ugpu.compiler.graph.origin import here

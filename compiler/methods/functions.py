@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import float32
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.core import Scalar, TensorCore
 from ugpu.compiler.methods.elementwise import Elementwise
 

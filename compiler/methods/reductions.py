@@ -9,7 +9,7 @@ from typing import Any, Self
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import bool_, float32, int32, int64
 from ugpu.compiler.expression.elementary import is_narrow
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.methods.core import broadcast_shape, integer_of
 from ugpu.compiler.methods.elementwise import Elementwise

@@ -132,7 +132,8 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
     "compiler": (
         ("dtype",),
         ("expression",),
-        ("graph", "pattern"),
+        ("pattern",),
+        ("graph",),
         ("schedule", "kernel"),
         ("plan", "codegen"),
         ("runtime",),
