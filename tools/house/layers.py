@@ -138,6 +138,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("runtime",),
         ("methods", "search"),
         ("gradients",),
+        ("random",),
         ("tensor",),
         ("front",),
         ("files", "nn"),
