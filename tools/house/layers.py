@@ -139,9 +139,10 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("runtime",),
         ("methods", "search"),
         ("gradients",),
+        ("random",),
         ("tensor",),
         ("front",),
-        ("files", "nn"),
+        ("files", "nn", "numeric"),
         ("onnx", "optim", "language"),
     ),
     "compiler.kernel": (
