@@ -58,14 +58,11 @@ IDLE_INTERRUPTS = (
 )
 _ALL_VMIDS_BUT_0 = 0xFFFF_FFFE
 _VMID_RESET_READS = 3  # gives the queues time to leave
-
-
 _SIMDS = 4  # per workgroup processor
 
 
 class Gfx:
-    """Drive one graphics core for compute. golden: bits that the kernel sets in registers
-    (gfx_v11_0.c, golden_settings_gc_11_0)."""
+    """Drive one graphics core for compute. golden: bits that the kernel sets (golden_settings)."""
 
     golden: ClassVar[Mapping[str, int]] = {"TCP_CNTL": 0x2000_0000}
 
