@@ -72,7 +72,7 @@ class Smu(Block):
     """
 
     def __init__(self, chip: Board) -> None:
-        super().__init__(chip, "mp")
+        super().__init__(chip, "mp1")
         self.running = False
         self.features = 0
         self.messages: list[tuple[int, int]] = []
