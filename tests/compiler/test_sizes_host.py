@@ -186,7 +186,7 @@ ROWS = (
         [((256, 128),), ((400, 100),)], [((163, 100),)],
     ),
     Rule(
-        "graph.node", "HELD", lambda x: x.argsort(1), lambda x: np.argsort(x, 1, kind="stable"),
+        "graph.along", "HELD", lambda x: x.argsort(1), lambda x: np.argsort(x, 1, kind="stable"),
         lambda found: found.has("counts") and not found.has("even"),
         [((2, 8192),), ((3, 4097),)], [((2, 4096),)],
     ),

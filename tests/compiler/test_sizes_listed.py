@@ -50,7 +50,7 @@ ELSEWHERE = {
 }
 # module: constants that are facts, formats, weights of a cost model, or the limits of caches
 NO_SIZES = {
-    "graph.node": "_IDENTITY",
+    "graph.along": "_IDENTITY",
     "graph.origin": "_OURS",
     "methods.shape.resampling": "LINEAR",
     "schedule.precedence": "_OLD _NEW",

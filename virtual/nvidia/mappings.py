@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
 
 from ugpu.hcq.errors import BadArgument
+from ugpu.virtual.nvidia.chip import VirtualGpu
 from ugpu.virtual.nvidia.memory.physical import Backing
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.chip import VirtualGpu
-    from ugpu.virtual.nvidia.machine import VirtualMachine
+from ugpu.virtual.nvidia.rm.objects import DriverState
 
 _TIME_0, _TIME_1, DOORBELL = 0x80, 0x84, 0x90  # clc361.h and later usermode classes
 _WORD = struct.Struct("<I")
@@ -26,7 +23,7 @@ def _check(offset: int, size: int, *, closed: bool) -> None:
 class MemoryMapping:
     """Video or system memory in this process; implements `hcq.transport.node.NodeMapping`."""
 
-    def __init__(self, machine: VirtualMachine, backing: Backing, offset: int, size: int) -> None:
+    def __init__(self, machine: DriverState, backing: Backing, offset: int, size: int) -> None:
         assert backing.view is not None
         self.size = size
         self.address = backing.host + offset
@@ -62,7 +59,7 @@ class MemoryMapping:
         with self._machine.lock:
             self.view = None
             del self._machine.mappings[self._number]
-            self._machine.gpu.free_backing(self._backing)
+            self._machine.free_backing(self._backing)
 
 
 class DoorbellMapping:

@@ -10,67 +10,26 @@ import errno
 import itertools
 import os
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ugpu.hcq.errors import BadArgument, Closed, NotSupported
 from ugpu.hcq.state import life
 from ugpu.hcq.state.instruction import Culprit, Culprits
 from ugpu.hcq.transport.node import NodeMapping
 from ugpu.nv.abi.events import TOOLS_NODE
+from ugpu.virtual.nvidia.chip import VirtualGpu
 from ugpu.virtual.nvidia.faults import Fault
+from ugpu.virtual.nvidia.files import FileCalls, MapContext, OpenFile
+from ugpu.virtual.nvidia.machine import VirtualMachine
 from ugpu.virtual.nvidia.mappings import DoorbellMapping, MemoryMapping
-from ugpu.virtual.nvidia.memory.physical import PAGE, Backing
+from ugpu.virtual.nvidia.memory.physical import PAGE
 from ugpu.virtual.nvidia.rm.escapes import Escapes
 from ugpu.virtual.nvidia.rm.mig import CAPABILITIES, access_files
 from ugpu.virtual.nvidia.text_files import read_text
 from ugpu.virtual.nvidia.uvm.ioctls import UvmFile
 from ugpu.virtual.nvidia.uvm.tools import ToolsFile
 
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.chip import VirtualGpu
-    from ugpu.virtual.nvidia.machine import VirtualMachine
-
 _DEVICE = re.compile(r"/dev/nvidia(\d+)")
 _XFER = 0xD3  # NV_ESC_IOCTL_XFER_CMD
-
-
-@dataclass(eq=False)
-class MapContext:
-    """Mapping that a file may make after RM_MAP_MEMORY. gpu, in_bar1: for a doorbell page."""
-
-    size: int
-    backing: Backing | None = None
-    offset: int = 0
-    gpu: VirtualGpu | None = None
-    in_bar1: bool = False
-
-
-@dataclass(eq=False)
-class OpenFile:
-    """An open device file. gpu: None for nvidiactl and UVM. control: the file given by
-    REGISTER_FD."""
-
-    handle: int
-    path: str
-    gpu: VirtualGpu | None = None
-    uvm: UvmFile | None = None
-    tools: ToolsFile | None = None
-    control: OpenFile | None = None
-    context: MapContext | None = None
-
-    def set_memory_context(self, backing: Backing, offset: int, size: int) -> None:
-        """Allow `map` to map this memory."""
-        self.context = MapContext(size, backing, offset)
-
-    def set_doorbell_context(self, gpu: VirtualGpu, size: int, *, in_bar1: bool) -> None:
-        """Allow `map` to map the GPU's doorbell page."""
-        self.context = MapContext(size, gpu=gpu, in_bar1=in_bar1)
-
-    @property
-    def is_control(self) -> bool:
-        """Whether this file is /dev/nvidiactl."""
-        return self.path == "/dev/nvidiactl"
 
 
 class VirtualNode:
@@ -92,7 +51,7 @@ class VirtualNode:
         self.culprits = Culprits()
         self._handles = itertools.count(100)
         self._mappings: list[MemoryMapping | DoorbellMapping] = []
-        self._escapes = Escapes(self)
+        self._escapes = Escapes(machine, self)
         self._closed = False
         machine.nodes.append(self)
         life.inherits(self)
@@ -102,16 +61,17 @@ class VirtualNode:
         self._need_open()  # before taking the lock, which is the parent's in a forked child
         with self.machine.lock:
             self._need_open()
-            gpu = uvm = tools = None
+            gpu: VirtualGpu | None = None
+            calls: FileCalls | None = None
             match = _DEVICE.fullmatch(path)
             if match is not None and int(match[1]) < len(self.machine.gpus):
                 gpu = self.machine.gpus[int(match[1])]
             elif path == "/dev/nvidia-uvm":
                 if self.machine.faults.take(Fault.NO_UVM):
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-                uvm = UvmFile(self.machine, self)
+                calls = UvmFile(self.machine, self)
             elif path == TOOLS_NODE:
-                tools = ToolsFile(self.machine, self._uvm_of)
+                calls = ToolsFile(self.machine, self.files)
             elif path != "/dev/nvidiactl" and path not in self._capabilities():
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             if self.machine.faults.take(Fault.OPEN_DENIED):
@@ -119,12 +79,8 @@ class VirtualNode:
             if gpu is not None and gpu.lost:
                 raise OSError(errno.EIO, os.strerror(errno.EIO), path)
             handle = next(self._handles)
-            self.files[handle] = OpenFile(handle, path, gpu, uvm, tools)
+            self.files[handle] = OpenFile(handle, path, gpu, calls)
             return handle
-
-    def _uvm_of(self, handle: int) -> UvmFile | None:
-        found = self.files.get(handle)
-        return found.uvm if found is not None else None
 
     def _capabilities(self) -> set[str]:
         """Return the capability files of divided GPUs."""
@@ -141,9 +97,8 @@ class VirtualNode:
             found = self._file(handle)
             if self.machine.faults.take(Fault.INTERRUPTED):
                 raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR), found.path)
-            other = found.uvm or found.tools
-            if other is not None:
-                other.ioctl(request, argument)
+            if found.calls is not None:
+                found.calls.ioctl(request, argument)
                 return
             command, size = request & 0xFF, request >> 16 & 0x3FFF
             if size > len(argument):
@@ -156,7 +111,7 @@ class VirtualNode:
         with self.machine.lock:
             found = self._file(handle)
             context = found.context
-            if found.uvm is not None or found.tools is not None:
+            if found.calls is not None:
                 raise _error(errno.EINVAL, "mmap of UVM (managed memory) is not modelled")
             if size <= 0 or offset % PAGE:
                 raise _error(
@@ -198,9 +153,8 @@ class VirtualNode:
             found = self.files.get(handle)
             if found is None:
                 raise BadArgument("this handle is not open", handle=handle)
-            other = found.uvm or found.tools
-            if other is not None:
-                other.close()
+            if found.calls is not None:
+                found.calls.close()
             self._escapes.file_closed(found)
             del self.files[handle]
 
@@ -233,8 +187,9 @@ class VirtualNode:
                 return
             # Release UVM files before others: they hold the address spaces and channels that
             # clients free. Release the files that watch UVM files first: they hold these.
+            order = (ToolsFile, UvmFile, type(None))
             for found in sorted(
-                self.files.values(), key=lambda file: (file.tools is None, file.uvm is None)
+                self.files.values(), key=lambda file: order.index(type(file.calls))
             ):
                 self.release(found.handle)
             for mapping in self._mappings:

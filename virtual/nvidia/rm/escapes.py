@@ -10,10 +10,10 @@ import errno
 import os
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.faults import Fault
+from ugpu.virtual.nvidia.files import OpenFile, Program
 from ugpu.virtual.nvidia.rm.alloc import allocate, allocate_memory, free_object
 from ugpu.virtual.nvidia.rm.controls.control import control
 from ugpu.virtual.nvidia.rm.controls.text import set_text
@@ -23,13 +23,10 @@ from ugpu.virtual.nvidia.rm.mapping import (
     unmap_memory,
     unmap_memory_dma,
 )
-from ugpu.virtual.nvidia.rm.objects import Client
+from ugpu.virtual.nvidia.rm.objects import Client, DriverState
 from ugpu.virtual.nvidia.status import RmError, Status
 from ugpu.virtual.nvidia.text_files import pci_address
 from ugpu.virtual.nvidia.userspace import copy_in, copy_out
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.node import OpenFile, VirtualNode
 
 _STRICT, _RELAXED, _QUERY = 0, ord("1"), ord("2")  # NV_RM_API_VERSION_CMD, nv-ioctl.h
 _LARGEST = 16384  # NV_ABSOLUTE_MAX_IOCTL_SIZE
@@ -38,11 +35,11 @@ _LARGEST = 16384  # NV_ABSOLUTE_MAX_IOCTL_SIZE
 class Escapes:
     """The calls of one program."""
 
-    def __init__(self, node: VirtualNode) -> None:
-        self._node = node
-        self._machine = node.machine
-        self._structs = node.machine.abi.structs
-        numbers = {name: call.number for name, call in node.machine.abi.ioctls.items()}
+    def __init__(self, machine: DriverState, program: Program) -> None:
+        self._machine = machine
+        self._program = program
+        self._structs = machine.abi.structs
+        numbers = {name: call.number for name, call in machine.abi.ioctls.items()}
         numbers.setdefault("NV_ESC_ATTACH_GPUS_TO_FD", 0xD4)  # a bare list: no structure names it
         handlers: dict[str, Callable[[OpenFile, memoryview], None]] = {
             "NV_ESC_CARD_INFO": self._card_info,
@@ -84,7 +81,7 @@ class Escapes:
         if not file.is_control:
             return
         for client in list(self._machine.clients.values()):
-            if client.owner is self._node and client.file == file.handle:
+            if client.owner is self._program and client.file == file.handle:
                 client.free(client)
                 del self._machine.clients[client.handle]
 
@@ -119,7 +116,7 @@ class Escapes:
 
     def _client(self, handle: int) -> Client:
         client = self._machine.clients.get(handle)
-        if client is None or client.owner is not self._node:
+        if client is None or client.owner is not self._program:
             raise RmError(Status.INVALID_CLIENT, f"no client {handle:#x}")
         return client
 
@@ -167,7 +164,7 @@ class Escapes:
 
     def _register_file(self, file: OpenFile, argument: memoryview) -> None:
         block = self._block("nv_ioctl_register_fd", argument)
-        control = self._node.files.get(block.ctl_fd)
+        control = self._program.files.get(block.ctl_fd)
         if file.control is not None:
             raise _error(errno.EINVAL, f"{file.path} is already registered")
         if control is None or not control.is_control:
@@ -208,7 +205,7 @@ class Escapes:
             name = "NVOS21_PARAMETERS"
         block = self._block(name, argument)
         self._need_control(file)
-        self._answer(block, lambda: allocate(self._node, file, block))
+        self._answer(block, lambda: allocate(self._machine, self._program, file, block))
 
     def _free(self, file: OpenFile, argument: memoryview) -> None:
         block = self._block("NVOS00_PARAMETERS", argument)
@@ -225,18 +222,13 @@ class Escapes:
         if file.is_control:
             raise _error(errno.EINVAL, "RM_ALLOC_MEMORY is valid only on nvidiaN")
         params = block.params
-        self._answer(
-            params,
-            lambda: allocate_memory(self._node, self._client(params.hRoot), params, block.fd),
-        )
+        self._answer(params, lambda: allocate_memory(self._client(params.hRoot), params, block.fd))
 
     def _map_memory(self, file: OpenFile, argument: memoryview) -> None:
         block = self._block("nv_ioctl_nvos33_parameters_with_fd", argument)
         self._need_control(file)
         params = block.params
-        self._answer(
-            params, lambda: map_memory(self._node, self._client(params.hClient), params, block.fd)
-        )
+        self._answer(params, lambda: map_memory(self._client(params.hClient), params, block.fd))
 
     def _unmap_memory(self, file: OpenFile, argument: memoryview) -> None:
         block = self._block("NVOS34_PARAMETERS", argument)

@@ -8,13 +8,10 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from ugpu.hcq.registers.layout import Struct
+from ugpu.virtual.nvidia.state import MachineState
 from ugpu.virtual.nvidia.status import RmError, Status
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.machine import VirtualMachine
 
 
 class Calls:
@@ -25,7 +22,7 @@ class Calls:
     """
 
     def __init__(
-        self, machine: VirtualMachine, title: str, handlers: Mapping[str, Callable[[Struct], None]]
+        self, machine: MachineState, title: str, handlers: Mapping[str, Callable[[Struct], None]]
     ) -> None:
         self._machine = machine
         self._title = title
