@@ -41,9 +41,11 @@ class State(enum.Enum):
 
 
 class Psp(Block):
-    """MP0. Tests may read `state` and `loaded` (kinds of firmware). prefix: of its mailboxes."""
+    """MP0. Tests may read `state` and `loaded` (kinds of firmware). prefix: of its mailboxes.
+    shown: mailboxes that show the version of the secure OS once it runs."""
 
     prefix = "MP0_SMN_C2PMSG_"
+    shown: tuple[int, ...] = (58, 81)
 
     def __init__(self, chip: Board, interface: FirmwareInterface) -> None:
         super().__init__(chip, "mp")
@@ -57,7 +59,7 @@ class Psp(Block):
         self.on_write(self.mailbox(35), self._loader_command)
         self.on_write(self.mailbox(64), self._control)
         self.on_write(self.mailbox(67), self._write_pointer)
-        for number in (33, 58, 81):
+        for number in (33, *self.shown):
             chip.space.read_only("mp", self.mailbox(number))
 
     def mailbox(self, number: int) -> str:
@@ -161,9 +163,9 @@ class Psp(Block):
     def _secure_os_up(self) -> None:
         self.state = State.SECURE_OS
         self.set(self.mailbox(35), READY)
-        self.set(self.mailbox(58), self._interface.secure_os_version)
         self.set(self.mailbox(64), READY)
-        self.set(self.mailbox(81), self._interface.secure_os_version)
+        for number in self.shown:
+            self.set(self.mailbox(number), self._interface.secure_os_version)
 
     # ---- ring ---------------------------------------------------------------------------------
 

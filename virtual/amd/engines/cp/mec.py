@@ -140,9 +140,10 @@ class Mec(MecState):
 
     def _selected(self, name: str, value: int | None) -> Slot | None:
         select = self.gfx.select
-        slots = self.slots
-        if select.MEID == ME and select.PIPEID < len(slots) and select.QUEUEID < len(slots[0]):
-            return slots[select.PIPEID][select.QUEUEID]
+        if select.MEID == ME:
+            queues = self._slots(select.PIPEID)
+            if queues[select.QUEUEID :]:
+                return queues[select.QUEUEID]
         if select.MEID == mes.ME and select.PIPEID < mes.PIPES and select.QUEUEID == 0:
             return self.scheduler.slots[select.PIPEID]
         if value is not None:

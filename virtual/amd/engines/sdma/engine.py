@@ -33,12 +33,13 @@ L2_POLICIES = (2, 3)
 class Sdma(EngineState):
     """One copy engine, `chip.sdma[instance]`.
 
-    control: the register that halts its processor; stopped: its bits that do. power_on: registers
-    after a reset; the others are 0. idle: STATUS_REG without work.
+    control: the register that halts its processor; stopped: its bits that do. freeze_field:
+    of FREEZE. power_on: registers after a reset; the others are 0. idle: STATUS_REG without work.
     """
 
     control = "F32_CNTL"
     stopped = 1
+    freeze_field = "FREEZE"
     power_on: ClassVar[Mapping[str, int]] = {
         "CNTL": 0x00002440,
         "UTCL1_CNTL": 0x2C000288,
@@ -126,7 +127,7 @@ class Sdma(EngineState):
     def running(self) -> bool:
         """Return whether the engine executes its firmware."""
         crashed = self.chip.faults.sdma_crashed
-        return not (self._halted or crashed or self.value("FREEZE").FREEZE)
+        return not (self._halted or crashed or self.value("FREEZE")[self.freeze_field])
 
     # ---- engine registers ---------------------------------------------------------------------
 
@@ -147,7 +148,7 @@ class Sdma(EngineState):
 
     def _freeze(self, value: int) -> None:
         """Handle FREEZE, which stops the engine between packets; FROZEN acknowledges it."""
-        freeze = bool(self.value("FREEZE").FREEZE)
+        freeze = bool(self.value("FREEZE")[self.freeze_field])
         self.set(self._name("FREEZE"), FROZEN=int(freeze))
         if not freeze:
             self._wake()
