@@ -269,8 +269,9 @@ class Gfx:
                     self._dequeue(DEQUEUE_DRAIN)
                 self._poll_nothing()
             first = gc.CP_MQD_BASE_ADDR.index
-            for position, value in enumerate(mqd.mirrored(descriptor)):
-                bus.write32(first + position, value)
+            for index, value in enumerate(mqd.mirrored(descriptor), first):
+                if gc.find(index) is not None:  # gfx12 lacks some
+                    bus.write32(index, value)
             gc.CP_HQD_EOP_RPTR.write(INIT_FETCHER=1)
             gc.CP_HQD_ACTIVE.write(ACTIVE=1)
             if not fresh:

@@ -225,6 +225,8 @@ def load_firmware(source: FirmwareSource, facts: ChipFacts) -> FirmwareSet:
             if file.optional:
                 continue
             raise
+        if file.headers:
+            Image(name, data).expect(*file.headers)
         parse_image(name, data, found)
     needed = [name for _, name in (generation.smu_firmware, *generation.ip_firmware)]
     for part in needed:
