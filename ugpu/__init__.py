@@ -61,8 +61,8 @@ _HOMES = {
     ),
     "ugpu.compiler": (
         "Tensor", "TensorFile", "checkpoint", "custom_gradient", "dtypes", "enable_grad",
-        "fft", "function", "grad", "jit", "kernel_log", "linalg", "load", "nn", "no_grad", "onnx", "optim",
-        "save", "set_default_device", "tuning", "value_and_grad", "watch",
+        "fft", "function", "grad", "jit", "kernel_log", "linalg", "load", "nn", "no_grad",
+        "onnx", "optim", "save", "set_default_device", "tuning", "value_and_grad", "watch",
     ),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -55,7 +55,7 @@ NO_SIZES = {
     "methods.shape.resampling": "LINEAR",
     "schedule.precedence": "_OLD _NEW",
     "kernel.gpu.tiles": "PADDING UNROLL SIMDS BANKS COPY LATENCY",
-    "kernel.host.products.quads": "OFFSET",
+    "kernel.host.products.grouped": "LANES OFFSET",
     "kernel.host.products.rates": "L3_BYTES ZEN4 FULL MESH HALF NEON WIDE_NEON",
     "kernel.host.sort": "LOW DIGIT DIGITS",
     "kernel.host.products.tiles": "HIDDEN UNEVEN",

@@ -117,7 +117,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("device",),
     ),
     "usbgpu": (("link",), ("bridge",), ("firmware",), ("thunderbolt",), ("attach",)),
-    "virtual": (("shader", "bus"), ("serve",), ("amd", "nvidia", "adreno", "usb")),
+    "virtual": (("faults", "shader", "bus", "node"), ("serve",), ("amd", "nvidia", "adreno", "usb")),
     "tools": (
         ("base",),
         ("control",),

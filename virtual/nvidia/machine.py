@@ -5,6 +5,7 @@ from __future__ import annotations
 from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.state.clock import ModelClock
 from ugpu.nv.chips.facts import ChipFacts
+from ugpu.virtual.faults import named
 from ugpu.virtual.nvidia.chip import VirtualGpu
 from ugpu.virtual.nvidia.faults import AT_ONCE, Fault, Xid
 from ugpu.virtual.nvidia.options import MachineOptions
@@ -38,7 +39,7 @@ class VirtualMachine(DriverState):
 
     def inject(self, kind: Fault | str, *, gpu: int | None = None, count: int = 1) -> None:
         """Plant a fault, given as a `Fault`, its name or its title; see virtual.nvidia.faults."""
-        fault = _fault(kind)
+        fault = named(Fault, kind)
         if fault in AT_ONCE:
             for index in range(len(self.gpus)) if gpu is None else (gpu,):
                 self._strike(fault, self.gpus[index])
@@ -83,12 +84,3 @@ class VirtualMachine(DriverState):
             f"<VirtualMachine {len(self.gpus)} x {self.facts.name}, driver {self.options.driver},"
             f" {len(self.clients)} clients>"
         )
-
-
-def _fault(kind: Fault | str) -> Fault:
-    if isinstance(kind, Fault):
-        return kind
-    for fault in Fault:
-        if kind in (fault.name, fault.name.lower(), fault.title):
-            return fault
-    raise BadArgument(f"fault must be one of {', '.join(f.name for f in Fault)}, got {kind!r}")

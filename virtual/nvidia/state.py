@@ -19,9 +19,10 @@ from ugpu.hcq.device import debugging
 from ugpu.hcq.state.config import config
 from ugpu.nv import abi
 from ugpu.nv.chips.facts import ChipFacts
+from ugpu.virtual.faults import Plan
 from ugpu.virtual.nvidia.engines.caches import CacheWatch
 from ugpu.virtual.nvidia.engines.coherence import Coherence
-from ugpu.virtual.nvidia.faults import FaultPlan, Xid, XidReport
+from ugpu.virtual.nvidia.faults import Fault, Xid, XidReport
 from ugpu.virtual.nvidia.memory.formats import format_of
 from ugpu.virtual.nvidia.memory.physical import PAGE, Backing, VideoMemory
 from ugpu.virtual.nvidia.memory.space import AddressSpace, SystemMemory
@@ -78,7 +79,7 @@ class MachineState:
         self.options = options
         self.abi = abi.select(options.driver)
         self.lock = threading.RLock()
-        self.faults = FaultPlan()
+        self.faults: Plan[Fault] = Plan()
         self.log: list[XidReport] = []
         self.system_used = 0
         self.asked: Counter[str] = Counter()  # requested controls and ioctls that are not modelled

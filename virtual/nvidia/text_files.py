@@ -5,10 +5,9 @@ Source: open-gpu-kernel-modules 580.142 kernel-open/nvidia/nv-procfs.c.
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 
+from ugpu.virtual.node.refusal import missing
 from ugpu.virtual.nvidia.chip import VirtualGpu
 from ugpu.virtual.nvidia.rm.mig import access_files
 from ugpu.virtual.nvidia.rm.objects import DriverState
@@ -56,7 +55,7 @@ def read_text(machine: DriverState, path: str) -> str:
         pci = _PCI.fullmatch(path)
         if pci is not None and pci[1] == pci_address(gpu) and pci[2] in _attributes(gpu):
             return _attributes(gpu)[pci[2]]
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    raise missing(path)
 
 
 def _information(machine: DriverState, gpu: VirtualGpu) -> str:
