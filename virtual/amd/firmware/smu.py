@@ -68,10 +68,8 @@ class Smu(Block):
 
     features: the enabled features, one bit each. metrics.load: the engines report their work to it.
     messages: the latest 1000 received messages, as (id, argument), for tests. graphics: power of
-    the graphics core. combo_table: builds the board's power-play table.
+    the graphics core.
     """
-
-    combo_table = staticmethod(combo_table)
 
     def __init__(self, chip: Board) -> None:
         super().__init__(chip, "mp1")
@@ -257,7 +255,7 @@ class Smu(Block):
         names, wanted = constants(self.chip.facts.smu.tables), argument & 0xFFFF
         makers: dict[int, Callable[[], bytes]] = {
             names.TABLE_SMU_METRICS: self.metrics.table,
-            names.TABLE_COMBO_PPTABLE: lambda: self.combo_table(self.chip.facts),
+            names.TABLE_COMBO_PPTABLE: lambda: combo_table(self.chip.facts),
             names.TABLE_OVERDRIVE: lambda: overdrive_table(self.chip.facts),
         }
         make = makers.get(wanted)

@@ -12,7 +12,6 @@ from ugpu.virtual.amd.generations.gfx11 import model as gfx11
 from ugpu.virtual.amd.generations.gfx12.blocks import Gfx12, Hub12, Nbif6, Psp14, Sdma7
 from ugpu.virtual.amd.generations.gfx12.copies import PACKETS
 from ugpu.virtual.amd.generations.gfx12.firmware import FIRMWARE
-from ugpu.virtual.amd.generations.gfx12.powerplay import Smu14
 from ugpu.virtual.amd.memory.entries import EntryFormat
 from ugpu.virtual.amd.shader import ShaderCore
 
@@ -84,7 +83,6 @@ GENERATION = replace(
         nbio=Nbif6,
         hub=Hub12,
         psp=Psp14,
-        smu=Smu14,
         graphics=Gfx12,
         copy_engine=Sdma7,
     ),
