@@ -23,6 +23,7 @@ from ugpu.hcq.bare.bus import ALL_ONES
 from ugpu.hcq.bare.function import (
     enable_function,
     enable_master,
+    keep_config,
     reset_function,
     restore_function,
 )
@@ -37,7 +38,6 @@ from ugpu.hcq.errors import (
     OutOfMemory,
 )
 from ugpu.hcq.transport.base import ResetKind, Transport
-from ugpu.hcq.transport.pci.config import SavedConfig
 
 log = logging.getLogger(__name__)
 
@@ -86,11 +86,9 @@ def read_discovery(chip: Chip) -> None:
     """Read and check the chip's discovery table, and set `chip` up from it."""
     generation = chip.generation
     start = chip.vram.size - generation.discovery_offset
-    size = generation.discovery_size
-    if chip.transport.traits.staged is not None:  # a dword takes several messages
-        header = chip.vram.read(start, discovery.HEADER_SIZE)
-        size = min(size, discovery.stated_size(header))
-    data = chip.vram.read(start, size)
+    data = chip.read_stated(
+        start, generation.discovery_size, discovery.HEADER_SIZE, discovery.stated_size
+    )
     if data[:64] == b"\xff" * 64:
         chip.check_present("reading the discovery table")
     try:
@@ -110,8 +108,7 @@ def first_contact(
         command = enable_function(transport)
         chip = Chip(transport, facts)
         chip.command = command
-        if transport.traits.host_memory:  # another program can reach the slot
-            chip.kept = SavedConfig(transport.config_read)
+        keep_config(chip)
         if on_chip is not None:
             on_chip(chip)
         chip.link.keep_awake()
@@ -179,8 +176,6 @@ def start_bus_and_hub(units: Units, stages: Stages, *, by_list: bool = False) ->
     register list sets up the interrupts and the rest of the hub later."""
     with stages.stage("NBIO"):
         units.nbio.start()
-        if not units.chip.bus.messages:  # the one before the hub's TLB flush is enough
-            units.nbio.post_hdp()
     with stages.stage("MMHUB"):
         start_hubs(units, units.gmc.mmhubs, by_list=by_list)
     with stages.stage("IH"):
@@ -202,7 +197,7 @@ def load_components(units: Units, firmware: FirmwareSet, done: int) -> None:
         psp.wait_secure_os()
     else:
         psp.wait_bootloader(components[done][0])
-    psp.fill_shelf()
+    psp.stage.fill()
     for position, (name, command, kind) in enumerate(components):
         image = firmware.boot.get(kind)
         if image is None or position < done:
@@ -234,14 +229,12 @@ def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
         kind, name = generation.smu_firmware
         first = [psp_commands.load_firmware(name, kind, firmware.parts[name])]
         first.append(psp.setup_tmr(units.carveout.tmr, size))
-        if not psp.takes_many:
-            psp.run(*first)
-            first = []
+        psp.run(*first, more=True)
     with stages.stage("IP firmware"):
         parts = firmware.parts
         load = psp_commands.load_firmware
         rest = (load(name, kind, parts[name]) for kind, name in generation.ip_firmware)
-        psp.run(*first, *rest, psp_commands.autoload(), later=True)
+        psp.run(*rest, psp_commands.autoload(), later=True)
 
 
 def tmr_size(units: Units, firmware: FirmwareSet) -> int:

@@ -136,10 +136,9 @@ class Card(CardPart):
 
     def make_fresh(self, stages: Stages) -> None:
         """See BareCard. ORDER: places for images are found before the tables are written."""
-        shelf, firmware = self.units.psp.shelf, self.needed_firmware()
-        if shelf is not None:
-            kinds = [kind for _, _, kind in self.chip.generation.boot_components]
-            shelf.arrange(firmware.boot.get(kind, b"") for kind in kinds)
+        firmware = self.needed_firmware()
+        kinds = [kind for _, _, kind in self.chip.generation.boot_components]
+        self.units.psp.stage.arrange(firmware.boot.get(kind, b"") for kind in kinds)
         boot.make_fresh(self.units, stages)
 
     def cold_boot(self, stages: Stages) -> None:

@@ -78,14 +78,14 @@ class Gfx:
         self, *, me: int = 0, pipe: int = 0, queue: int = 0, vmid: int = 0, goes_on: bool = False
     ) -> Iterator[None]:
         """Aim banked registers at one queue or VMID; a leftover selection misdirects other
-        accesses. goes_on: another `select` follows at once, which is enough where a write is a
-        message."""
+        accesses. goes_on: another `select` follows at once, which is enough (gfx_v11_0.c,
+        init_compute_vmid)."""
         register = self.chip.gc.GRBM_GFX_CNTL
         register.write(MEID=me, PIPEID=pipe, QUEUEID=queue, VMID=vmid)
         left = False
         try:
             yield
-            left = goes_on and self.chip.bus.messages
+            left = goes_on
         finally:
             if not left:
                 register.write(0)

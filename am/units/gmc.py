@@ -6,8 +6,8 @@ mmhub_v3_0.c (set-up order and values), gmc_v11_0.c (TLB flush, fault decoding).
 Contexts: VMID 0 belongs to the firmware. It reaches device memory through the system aperture and
 everything else through ugpu's tables. The first holder's work runs in VMID QUEUE_VMID, which has no
 aperture: every unmapped address faults, a null pointer too. Holders have contexts with their own
-tables, in GFXHUB alone: no unit behind MMHUB works for them. Behind a bridge, where the card has
-one holder, QUEUE_VMID has the tables of VMID 0. Other contexts stay off.
+tables, in GFXHUB alone: no unit behind MMHUB works for them. A holder without its own tables
+(am.device.card) uses those of VMID 0. Other contexts stay off.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Hub:
         contexts without their own tables. end: the end of their addresses. dummy_address: bus
         address of the host page that faulting accesses go to. by_list: set up only what VMID 0
         needs; `finish` does the rest. Writes are in address order where the hub allows it:
-        neighbours travel together behind a bridge."""
+        neighbours may travel together (hcq.bare.bus)."""
         bus, tlb = self.chip.bus, self.mc("MX_L1_TLB_CNTL")
         # Nothing behind the graphics core's hub runs before the list does.
         idle = by_list and self.prefix == "GC"
@@ -174,12 +174,12 @@ class Hub:
         """
         for engine in range(_ENGINES):
             self.write64(f"INVALIDATE_ENG{engine}_ADDR_RANGE", 0x1F_FFFF_FFFF)
-        runs = self.chip.bus.runs
-        for vmid in range(_CONTEXTS) if runs else VMIDS:
+        vmids = self.chip.bus.worthwhile(range(_CONTEXTS), VMIDS)
+        for vmid in vmids:
             self.write64(f"CONTEXT{vmid}_PAGE_TABLE_BASE_ADDR", self._own.get(vmid, root))
-        for vmid in range(_CONTEXTS) if runs else VMIDS:
+        for vmid in vmids:
             self.write64(f"CONTEXT{vmid}_PAGE_TABLE_START_ADDR", 0)
-        for vmid in range(QUEUE_VMID + 1) if runs else VMIDS:
+        for vmid in (vmid for vmid in vmids if vmid <= QUEUE_VMID):
             self.write64(f"CONTEXT{vmid}_PAGE_TABLE_END_ADDR", (self._end >> _PAGE_SHIFT) - 1)
 
     @batched
@@ -285,8 +285,7 @@ class Hub:
         self._held = False
         private = self.vm("L2_BANK_SELECT_RESERVED_CID2")
         private.update(RESERVED_CACHE_PRIVATE_INVALIDATION=1)
-        if not self.chip.bus.messages:
-            private.read()  # posts the invalidation of the hub's private caches
+        self.chip.bus.push(private)  # the invalidation of the hub's private caches
 
     def _invalidate(self, vmids: Sequence[int]) -> None:
         for vmid in vmids:
@@ -362,9 +361,8 @@ class Gmc:
         """Set hubs up, see Hub.start, and discard their faults and cached translations."""
         for hub in hubs:
             hub.start(carveout, root, end, dummy_address, by_list=by_list)
-        # Starting a queue flushes its VMID again; where each access is a message, one flush is
-        # enough.
-        self._flush(hubs, VMIDS[:1] if self.chip.bus.messages else VMIDS)
+        # As in Linux (gmc_v11_0.c, gart_enable). The start of a queue flushes its VMID.
+        self._flush(hubs, VMIDS[:1])
 
     def take_fault(self, hubs: Sequence[Hub]) -> HubFault | None:
         """Read and clear the first fault that one of `hubs` has latched."""

@@ -78,9 +78,7 @@ class Ih:
     def start(self, dummy_address: int) -> None:
         """Set the ring up and switch interrupts on. dummy_address: a bus address to read from."""
         self.stop()
-        if not self.chip.bus.messages:  # entries beyond the pointer are not read
-            self.ring[:] = bytes(RING_SIZE)
-        self.writeback[:] = bytes(4)
+        self.writeback[:] = bytes(4)  # entries beyond the pointer are not read
         self._set_up(dummy_address)
 
     def start_by_list(self, dummy_address: int) -> None:
