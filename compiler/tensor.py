@@ -33,8 +33,7 @@ from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import device_of, runtime_of
 from ugpu.compiler.runtime.upload import array_of, copied, upload
 from ugpu.compiler.search.forms import preferred
-from ugpu.hcq.device.core import core_of
-from ugpu.hcq.device.device import Device, owner_of
+from ugpu.hcq.device.device import Device, core_of, owner_of
 from ugpu.hcq.errors import BadArgument, NotSupported
 from ugpu.hcq.work.buffer import Buffer
 

@@ -62,7 +62,11 @@ class GenerationFacts:
     those of the discovery table. boot_components: (name, command for C2PMSG_35, fw_type in the
     PSP's container) in order. ip_firmware: (psp_gfx_fw_type, name of the part) in the order of
     loading. smu_firmware: the same, loaded before the TMR. mode2_firmware: parts that must be
-    loaded again after a reset of the graphics core.
+    loaded again after a reset of the graphics core. psp_mailbox: what its mailbox registers are
+    named after: MP0_SMN_C2PMSG. boot_time_tmr: the board's firmware has reserved the TMR, so the
+    driver does not give one away. by_clock: registers that the driver accesses periodically, as
+    (BAR, offset in bytes): RCC_CONFIG_MEMSIZE (is the chip present), IH_RB_RPTR (the chip's reports
+    were taken) and mailbox 81 (does the PSP's secure OS still run).
     """
 
     name: str
@@ -73,6 +77,7 @@ class GenerationFacts:
     doorbell_bar: int
     register_bar: int
     least_bars: tuple[tuple[int, int], ...]
+    by_clock: tuple[tuple[int, int], ...]
     # blocks
     register_tables: Mapping[str, Mapping[Version, str]]
     wave_register_table: str
@@ -103,6 +108,8 @@ class GenerationFacts:
     clock_hertz: float
     doorbells: Doorbells
     # firmware
+    psp_mailbox: str
+    boot_time_tmr: bool
     firmware: tuple[FirmwareFile, ...]
     secure_os_type: int
     toc_type: int

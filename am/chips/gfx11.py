@@ -39,6 +39,7 @@ FACTS = GenerationFacts(
     doorbell_bar=2,
     register_bar=5,
     least_bars=((0, 256 << 20), (2, 4096), (5, 512 << 10)),
+    by_clock=((5, 0x378C), (5, 0x448C), (5, 0x58244)),
     register_tables=_TABLES,
     wave_register_table="gc_11_0_0_indirect",  # SQ_WAVE_* by index, for all (gfx_v11_0.c)
     evidence=EVIDENCE,
@@ -103,6 +104,8 @@ FACTS = GenerationFacts(
         copy_stride=0xA,
         copy_range=20,
     ),
+    psp_mailbox="MP0_SMN_C2PMSG",
+    boot_time_tmr=False,  # amdgpu_psp.c, psp_early_init
     # linux-firmware, folder amdgpu/. The PSP's container usually has the TOC.
     firmware=(
         FirmwareFile("psp_{}_sos.bin", "MP0"),

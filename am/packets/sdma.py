@@ -16,7 +16,7 @@ from ugpu.am.regs import constants
 from ugpu.hcq.bare.chip import batched
 from ugpu.hcq.errors import UnitTimeout
 from ugpu.hcq.registers.fields import BoundRegister, Field
-from ugpu.hcq.work.command import Symbol
+from ugpu.hcq.work.command_buffer import Symbol
 
 MOST = 0x40_0000  # bytes per packet; the kernel's limit for this engine
 ALIGN_WORDS = 8  # indirect buffers and their packets end at multiples of this

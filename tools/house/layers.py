@@ -166,9 +166,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
 ACYCLIC = (
     "am",
     "compiler",
-    "hcq.bare",
-    "hcq.cpu",
-    "hcq.remote",
+    "hcq",
     "nv",
     "qcom",
     "tools",
