@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from ugpu.am.boot.engines import reset_engines, start_engines, start_engines_by_list
+from ugpu.am.boot.engines import reset_engines, start_engines
 from ugpu.am.boot.units import UnitClasses, Units, make_units
 from ugpu.am.chip import discovery
 from ugpu.am.chip import remedies as advice
@@ -171,23 +172,23 @@ def marked(chip: Chip) -> bool:
 # ---- stages ------------------------------------------------------------------------------------
 
 
-def start_bus_and_hub(units: Units, stages: Stages, *, by_list: bool = False) -> None:
-    """Start doorbells, HDP, MMHUB and interrupts, which every start needs first. by_list: a
-    register list sets up the interrupts and the rest of the hub later."""
+def start_bus_and_hub(units: Units, stages: Stages) -> None:
+    """Start doorbells, HDP, MMHUB and interrupts, which every start needs first."""
+    programs, ih = units.programs, units.ih
     with stages.stage("NBIO"):
         units.nbio.start()
     with stages.stage("MMHUB"):
-        start_hubs(units, units.gmc.mmhubs, by_list=by_list)
+        start_hubs(units, units.gmc.mmhubs)
     with stages.stage("IH"):
         enable_master(units.chip)
-        if not by_list:
-            units.ih.start(units.dummy_address)
+        programs.clear(ih.pointer)
+        programs.leave(partial(ih.start, units.dummy_address))
 
 
-def start_hubs(units: Units, hubs: Sequence[Hub], *, by_list: bool = False) -> None:
-    """Set up memory hubs with ugpu's page tables. by_list: see Hub.start."""
+def start_hubs(units: Units, hubs: Sequence[Hub]) -> None:
+    """Set up memory hubs with ugpu's page tables."""
     place, memory, dummy = units.carveout, units.memory, units.dummy_address
-    units.gmc.start(hubs, place, memory.root_entry, memory.end, dummy, by_list=by_list)
+    units.gmc.start(hubs, place, memory.root_entry, memory.end, dummy, units.programs)
 
 
 def load_components(units: Units, firmware: FirmwareSet, done: int) -> None:
@@ -235,6 +236,7 @@ def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
         load = psp_commands.load_firmware
         rest = (load(name, kind, parts[name]) for kind, name in generation.ip_firmware)
         psp.run(*rest, psp_commands.autoload(), later=True)
+        units.programs.leave(read=psp.unread_places, then=psp.check_unread)
 
 
 def tmr_size(units: Units, firmware: FirmwareSet) -> int:
@@ -247,12 +249,9 @@ def tmr_size(units: Units, firmware: FirmwareSet) -> int:
     return size
 
 
-def start_graphics(
-    units: Units, firmware: FirmwareSet | None, stages: Stages, *, by_list: bool = False
-) -> None:
-    """Start GFXHUB and the compute engine. firmware: None when the micro engines already run.
-    by_list: a register list does most of this, and what earlier steps left to it
-    (am.units.lists)."""
+def start_graphics(units: Units, firmware: FirmwareSet | None, stages: Stages) -> None:
+    """Start GFXHUB and the compute engine, and do what earlier stages left. firmware: None when the
+    micro engines already run."""
     if firmware is not None:
         with stages.stage("RLC autoload"):
             try:
@@ -263,38 +262,38 @@ def start_graphics(
         with stages.stage("MEC"):
             units.gfx.start_mec(firmware.mec_start)
     with stages.stage("GFXHUB"):
-        start_hubs(units, units.gmc.gfxhubs, by_list=by_list)
+        start_hubs(units, units.gmc.gfxhubs)
     if firmware is None:
         with stages.stage("engine resets"):
             reset_engines(units)
     with stages.stage("GFX"):
-        if by_list and units.lists is not None:
-            start_engines_by_list(units, units.lists)
-        else:
-            start_engines(units)
+        start_engines(units)
 
 
 def cold_boot(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
-    """Bring the chip from its power-on state to waiting for queues."""
-    by_list = units.lists is not None
-    start_bus_and_hub(units, stages, by_list=by_list)
-    load_firmware(units, firmware, stages)
-    with stages.stage("SMU"):
-        try:
-            units.smu.start(by_list=by_list)
-        except FirmwareError:
-            units.psp.check_unread()  # a refused image explains more
-            raise
-        if not by_list:
-            units.thermal.start()
-    start_graphics(units, firmware, stages, by_list=by_list)
+    """Bring the chip from its power-on state to waiting for queues. What can wait is left to a
+    program of accesses: up to the end of GFX, or of the start of the queues."""
+    with units.programs.starting():
+        for mapping in units.unclean:
+            units.programs.clear(mapping)
+        start_bus_and_hub(units, stages)
+        load_firmware(units, firmware, stages)
+        with stages.stage("SMU"):
+            try:
+                units.smu.start(units.programs)
+            except FirmwareError:
+                units.psp.check_unread()  # a refused image explains more
+                raise
+            units.thermal.start(units.programs)
+        start_graphics(units, firmware, stages)
+    units.unclean.clear()  # after a later reset it contains values
 
 
 def warm_attach(units: Units, stages: Stages) -> None:
     """Take over a chip that a previous process left up: firmware runs, everything else is new."""
     units.smu.version = units.smu.send("GetSmuVersion")
     start_bus_and_hub(units, stages)
-    units.thermal.start()
+    units.thermal.start(units.programs)
     start_graphics(units, None, stages)
 
 

@@ -14,9 +14,10 @@ from ugpu.am.units.memory import Carveout
 from ugpu.am.units.nbio import Nbio
 from ugpu.am.units.psp.commands import PRIVATE_SIZE
 from ugpu.am.units.psp.stage import OutsideStage, PrivateBuffer, Shelf
-from ugpu.hcq.bare.space import AddressSpace
+from ugpu.hcq.bare.program import HostPrograms
+from ugpu.hcq.bare.space import AddressSpace, Mapping
 from ugpu.hcq.bare.vram import PAGE
-from ugpu.hcq.state.memory import Placement, VirtAddr
+from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.transport.base import DmaMemory
 
 
@@ -26,15 +27,16 @@ class Reach:
 
     dummy_address: of a page outside the chip that faulting accesses and the IH's dummy reads go to.
     dummy: its memory, None if that is part of other memory of the transport. stage: where the PSP
-    finds images. lists: stores the values it reads in that page, as long as nothing else runs.
-    signals: the transport's memory for timelines, until it is zero.
+    finds images. programs: does steps that set units up; where the card does them, it stores the
+    values it reads in that page, as long as nothing else runs. unclean: the transport's memory for
+    timelines, until it is zero.
     """
 
     dummy: DmaMemory | None
     dummy_address: int
     stage: PrivateBuffer
-    lists: ListQueue | None = None
-    signals: list[tuple[VirtAddr, int]] = field(default_factory=list)
+    programs: HostPrograms
+    unclean: list[Mapping] = field(default_factory=list)
 
 
 def choose(
@@ -50,25 +52,26 @@ def choose(
     if staged is not None:
         place = int(staged.address)
         shared = memory.allocate(staged.size, Placement.HOST, bus=place, align=PRIVATE_SIZE)
-        return Reach(dummy, spare, OutsideStage(chip, nbio, carveout, staged, shared))
+        stage = OutsideStage(chip, nbio, carveout, staged, shared)
+        return Reach(dummy, spare, stage, HostPrograms(chip, nbio.post_hdp))
     if not traits.register_messages:
-        return Reach(dummy, spare, PrivateBuffer(chip, nbio, carveout))
-    images = len(chip.generation.boot_components)
-    reach = Reach(dummy, spare, Shelf(chip, nbio, carveout, memory, images))
+        buffer = PrivateBuffer(chip, nbio, carveout)
+        return Reach(dummy, spare, buffer, HostPrograms(chip, nbio.post_hdp))
+    shelf = Shelf(chip, nbio, carveout, memory, len(chip.generation.boot_components))
     results: Results
+    unclean: list[Mapping] = []
     if bulk is not None:
         assert bulk.results_size >= RESULTS_SIZE
         results, seen = bulk, _mapped(memory, bulk.results, bulk.results_size)
-        reach.signals.append((_mapped(memory, bulk.signals, bulk.signals_size), bulk.signals_size))
+        unclean.append(_mapped(memory, bulk.signals, bulk.signals_size))
     else:
         assert dummy is not None
         results, seen = PageResults(dummy), _mapped(memory, spare, PAGE)
-    reach.lists = ListQueue(chip, nbio, carveout, describe, results, seen)
-    return reach
+    programs = ListQueue(chip, nbio, carveout, describe, results, int(seen.address))
+    return Reach(dummy, spare, shelf, programs, unclean)
 
 
-def _mapped(memory: AddressSpace, bus: int, size: int) -> VirtAddr:
-    """Map memory of the transport at a bus address; return its address."""
+def _mapped(memory: AddressSpace, bus: int, size: int) -> Mapping:
+    """Map memory of the transport at a bus address."""
     start = int(bus) % PAGE
-    mapping = memory.allocate(start + size, Placement.HOST, bus=int(bus) - start)
-    return VirtAddr(mapping.address + start)
+    return memory.allocate(start + size, Placement.HOST, bus=int(bus) - start).part(start, size)

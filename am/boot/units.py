@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ugpu.am.boot.reach import choose
 from ugpu.am.chip.chip import Chip
@@ -12,16 +11,17 @@ from ugpu.am.units.clocks import Clocks
 from ugpu.am.units.gfx import Gfx
 from ugpu.am.units.gmc import Gmc, framebuffer_location
 from ugpu.am.units.ih import MEMORY_SIZE, Ih
-from ugpu.am.units.lists import Describe, ListQueue
+from ugpu.am.units.lists import Describe
 from ugpu.am.units.memory import Carveout
 from ugpu.am.units.nbio import Nbio
 from ugpu.am.units.psp.psp import Psp
 from ugpu.am.units.smu.smu import Smu
 from ugpu.am.units.smu.thermal import Thermal
-from ugpu.hcq.bare.space import AddressSpace
+from ugpu.hcq.bare.program import HostPrograms
+from ugpu.hcq.bare.space import AddressSpace, Mapping
 from ugpu.hcq.bare.tables import TableFormat
 from ugpu.hcq.errors import DiscoveryError
-from ugpu.hcq.state.memory import Placement, VirtAddr
+from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.transport.base import DmaMemory
 
 
@@ -46,9 +46,9 @@ class Units:
     """The chip's blocks, its memory, and host memory that the chip points to.
 
     dummy_address: of a page outside the chip that faulting accesses and the IH's dummy reads go to.
-    dummy: its memory, None if that is part of other memory of the transport. lists: stores the
-    values it reads in that page, as long as nothing else runs. later: writes for the next list of
-    registers, or for `catch_up`.
+    dummy: its memory, None if that is part of other memory of the transport. programs: does steps
+    that set units up (am.boot.reach). unclean: the transport's memory for timelines, until it is
+    zero.
     """
 
     chip: Chip
@@ -65,15 +65,8 @@ class Units:
     gfx: Gfx
     clocks: Clocks
     engines: tuple[Engine, ...]
-    lists: ListQueue | None  # where accesses to registers are messages
-    signals: list[tuple[VirtAddr, int]]  # the transport's memory for timelines, until it is zero
-    later: list[Callable[[], object]] = field(default_factory=list)
-
-    def catch_up(self) -> None:
-        """Do the writes of `later` by the host's own accesses."""
-        steps, self.later = self.later, []
-        for step in steps:
-            step()
+    programs: HostPrograms
+    unclean: list[Mapping]
 
     def close(self) -> None:
         """Release host memory; the chip must not use it any more."""
@@ -113,6 +106,6 @@ def make_units(chip: Chip, classes: UnitClasses) -> Units:
         gfx=gfx,
         clocks=classes.clocks(chip, gfx, engines),
         engines=engines,
-        lists=reach.lists,
-        signals=reach.signals,
+        programs=reach.programs,
+        unclean=reach.unclean,
     )

@@ -52,7 +52,7 @@ class OutsideMemory:
         if bulk is None:
             return self._driver.wrap(control)[start : start + SIZE]
         place, self._signals = self._signals, self._signals + SIZE
-        zero = self._driver.starts_by_list  # a list has just zeroed it, see Units.signals
+        zero = self._driver.units.programs.collects  # one has just zeroed it, see Units.unclean
 
         def read(offset: int, size: int) -> bytes:
             return bulk.read_signals(place + offset, size)

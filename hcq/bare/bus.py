@@ -183,6 +183,13 @@ class RegisterBus:
         if not self.messages and self.recorder is None:
             self.read32(register.index)
 
+    def take(self, register: BoundRegister, taker: Callable[[int], object]) -> None:
+        """Give a register's value to `taker`: now, or when the program that reads it has run."""
+        if self.recorder is not None:
+            self.recorder.keep(register.index, taker)
+        else:
+            taker(self.read32(register.index))
+
     def worthwhile(self, all_of: Sequence[int], needed: Sequence[int]) -> Sequence[int]:
         """Return which of `all_of`, places in a row of neighbouring registers, to write, where only
         those at `needed` must be: all, unless each costs a message of its own."""

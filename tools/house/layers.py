@@ -184,6 +184,7 @@ UNASKED: Mapping[str, Sequence[str]] = {
     "am.units": (),
     "am.boot": ("am.boot.reach",),
     "am.failure": (),
+    "am.work": ("am.work.bridge_memory",),
 }
 FILES = 15  # of one folder, apart from its __init__
 # Heavy modules that no path from `import ugpu.hcq` may load at import time.

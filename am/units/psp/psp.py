@@ -331,6 +331,10 @@ class Psp:
                 self.check_unread()  # an earlier one may have been refused first
             self.unread.remove(entry)
 
+    def unread_places(self) -> list[int]:
+        """Return the places in VRAM of the answers that were not read yet."""
+        return [place for _, place in self.unread]
+
     def check_unread(self, statuses: Sequence[int] = ()) -> None:
         """Raise FirmwareRejected for the first refused command of those whose answers were left in
         VRAM. statuses: the values read at the places of `unread`."""
