@@ -72,12 +72,12 @@ class Psp:
     def sign_of_life(self) -> int:
         """Return the secure OS's sign of life: 0 if it is not running, all ones if the chip does
         not respond."""
-        return self.chip.read_again(self.chip.mp0.MP0_SMN_C2PMSG_81)
+        return self.chip.read_again(self.chip.mailbox(81))
 
     def alive(self) -> bool:
         """Return whether the secure OS runs: its sign of life is neither zero nor all ones. Only
         this driver starts it."""
-        bus, register = self.chip.bus, self.chip.mp0.MP0_SMN_C2PMSG_81
+        bus, register = self.chip.bus, self.chip.mailbox(81)
         if bus.relied(register) == 0:
             return False
         sign = self.sign_of_life()
@@ -98,7 +98,7 @@ class Psp:
             return True
         if not self.chip.generation.bootloader_tells_refusal:
             return False
-        return bool(refusal(int(self.chip.mp0.MP0_SMN_C2PMSG_35.read())))
+        return bool(refusal(int(self.chip.mailbox(35).read())))
 
     def components_done(self) -> int:
         """Return the number of components that a ugpu process sent to the bootloader before it
@@ -114,7 +114,7 @@ class Psp:
         """Have the bootloader take component `position`. ORDER: write the note first, with nothing
         in between: the bootloader takes the component on this command, and not a second time."""
         self._note.write(_NOTE | position + 1)
-        self.chip.mp0.MP0_SMN_C2PMSG_35.write(command)
+        self.chip.mailbox(35).write(command)
 
     def forget_components(self, *, refused: bool = False) -> None:
         """Note that no component was sent, or that the bootloader refused one."""
@@ -131,7 +131,7 @@ class Psp:
     def load_secure_os(self, position: int, name: str, command: int, image: bytes) -> None:
         """Send the last component and wait for its sign of life."""
         self._stage(image)
-        sign = self.chip.mp0.MP0_SMN_C2PMSG_81
+        sign = self.chip.mailbox(81)
         before = self.chip.bus.relied(sign)
         if before is None:
             before = int(sign.read())
@@ -141,7 +141,7 @@ class Psp:
 
     def wait_secure_os(self, name: str = "SOS", before: int = 0) -> None:
         """Wait until the sign of life of `name`, which was started, differs from `before`."""
-        sign = self.chip.mp0.MP0_SMN_C2PMSG_81
+        sign = self.chip.mailbox(81)
         self.chip.bus.rely(sign, None)
         try:
             self.chip.wait(
@@ -156,7 +156,7 @@ class Psp:
 
     def wait_bootloader(self, name: str, what: str = "ready") -> None:
         """Wait until the bootloader is ready for a component."""
-        if int(self.chip.mp0.MP0_SMN_C2PMSG_35.current()) == _READY:
+        if int(self.chip.mailbox(35).current()) == _READY:
             return
         tells = self.chip.generation.bootloader_tells_refusal
 
@@ -167,7 +167,7 @@ class Psp:
 
         try:
             self.chip.wait(
-                self.chip.mp0.MP0_SMN_C2PMSG_35,
+                self.chip.mailbox(35),
                 done,
                 unit="PSP",
                 waiting_for=f"bootloader {what} ({name})",
@@ -181,7 +181,7 @@ class Psp:
 
         Older bootloaders may use those bits otherwise, so the bits do not end a wait early.
         """
-        found = refusal(int(self.chip.mp0.MP0_SMN_C2PMSG_35.read()))
+        found = refusal(int(self.chip.mailbox(35).read()))
         if found:
             return refused(name, found)
         return FirmwareSilent(
@@ -194,7 +194,7 @@ class Psp:
 
     def _stage(self, image: bytes) -> None:
         """Put `image` where the bootloader reads it, and write the address to its register."""
-        register, place = self.chip.mp0.MP0_SMN_C2PMSG_36, self.stage.put(image) >> 20
+        register, place = self.chip.mailbox(36), self.stage.put(image) >> 20
         if self.chip.bus.relied(register) != place:
             register.write(place)
             self.chip.bus.rely(register, place)
@@ -203,13 +203,12 @@ class Psp:
         """Forget the content of the PSP's memory and of the image address register: a reset may
         have changed them."""
         self.stage.forget()
-        self.chip.bus.rely(self.chip.mp0.MP0_SMN_C2PMSG_36, None)
+        self.chip.bus.rely(self.chip.mailbox(36), None)
 
     # ---- ring --------------------------------------------------------------------------------
 
     def create_ring(self, *, destroy_first: bool) -> None:
         """Create the command ring. `destroy_first`: destroy the one that a previous driver left."""
-        mp0 = self.chip.mp0
         if destroy_first:
             self.destroy_ring()
         self.unread, self._held = [], []
@@ -217,17 +216,17 @@ class Psp:
         self.stage.clear_ring()
         address = self.carveout.mc(self.ring)
         with self.chip.transport.batch():
-            mp0.MP0_SMN_C2PMSG_69.write(address & 0xFFFF_FFFF)
-            mp0.MP0_SMN_C2PMSG_70.write(address >> 32)
-            mp0.MP0_SMN_C2PMSG_71.write(RING_SIZE)
-        mp0.MP0_SMN_C2PMSG_64.write(RING_TYPE_KM << 16)
+            self.chip.mailbox(69).write(address & 0xFFFF_FFFF)
+            self.chip.mailbox(70).write(address >> 32)
+            self.chip.mailbox(71).write(RING_SIZE)
+        self.chip.mailbox(64).write(RING_TYPE_KM << 16)
         self.sleep(HANDSHAKE_S)
         self._wait_mailbox("ring created", _STATUS)
-        write_pointer = int(mp0.MP0_SMN_C2PMSG_67.read()) % (RING_SIZE // 4)
+        write_pointer = int(self.chip.mailbox(67).read()) % (RING_SIZE // 4)
         self._frames = bytearray(4 * write_pointer)
 
     def destroy_ring(self) -> None:
-        self.chip.mp0.MP0_SMN_C2PMSG_64.write(self._ids.GFX_CTRL_CMD_ID_DESTROY_RINGS)
+        self.chip.mailbox(64).write(self._ids.GFX_CTRL_CMD_ID_DESTROY_RINGS)
         self.sleep(HANDSHAKE_S)
         self._wait_mailbox("ring destroyed", _READY)
 
@@ -245,7 +244,7 @@ class Psp:
 
         try:
             self.chip.wait(
-                self.chip.mp0.MP0_SMN_C2PMSG_64,
+                self.chip.mailbox(64),
                 done,
                 unit="PSP",
                 waiting_for=what,
@@ -267,7 +266,7 @@ class Psp:
         it to secure OS 3.1, 11 and 12 only; a board would show whether 13 obeys.
         """
         self._wait_mailbox("ready for mode1", _STATUS)
-        self.chip.mp0.MP0_SMN_C2PMSG_64.write(self._ids.GFX_CTRL_CMD_ID_MODE1_RST)
+        self.chip.mailbox(64).write(self._ids.GFX_CTRL_CMD_ID_MODE1_RST)
 
     # ---- commands ----------------------------------------------------------------------------
 
@@ -312,7 +311,7 @@ class Psp:
             self.fence_value += 1
             self._frames += self._frame(place)
         self.stage.send(group, buffers, bytes(self._frames))
-        self.chip.mp0.MP0_SMN_C2PMSG_67.write(len(self._frames) % RING_SIZE // 4)
+        self.chip.mailbox(67).write(len(self._frames) % RING_SIZE // 4)
         self.chip.await_answer(_FIRST_LOOK_S)
         seen = self._wait_fence(group, first, self.fence if look is None else look)
         offset = layout.offset_of("resp.status")
@@ -390,7 +389,7 @@ class Psp:
                 f"the PSP has not completed {what}",
                 image=what,
                 limit_s=FENCE_LIMIT_S,
-                mailbox=int(self.chip.mp0.MP0_SMN_C2PMSG_64.read()),
+                mailbox=int(self.chip.mailbox(64).read()),
                 remedy=advice.MODE1,
             ) from error
 
