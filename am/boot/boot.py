@@ -284,7 +284,8 @@ def start_graphics(units: Units, firmware: FirmwareSet | None, stages: Stages) -
                 units.psp.check_unread()  # a refused image explains more
                 raise
         with stages.stage("MEC"):
-            units.gfx.start_mec(firmware.mec_start)
+            units.gfx.start_front(firmware.starts)
+            units.gfx.start_mec(firmware.starts["mec"])
     with stages.stage("GFXHUB"):
         start_hubs(units, units.gmc.gfxhubs)
     if firmware is None:

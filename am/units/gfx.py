@@ -42,13 +42,7 @@ DRAIN_LIMIT_S = 0.1
 DEQUEUE_DRAIN = 1
 DEQUEUE_RESET_WAVES = 2
 _SAFE_MODE_ENTER, _SAFE_MODE_LEAVE = 1, 0
-_SOFT_RESETS = (
-    "SOFT_RESET_CP",
-    "SOFT_RESET_GFX",
-    "SOFT_RESET_CPF",
-    "SOFT_RESET_CPC",
-    "SOFT_RESET_CPG",
-)
+_SOFT_RESETS = tuple(f"SOFT_RESET_{part}" for part in ("CP", "GFX", "CPF", "CPC", "CPG"))
 # With these interrupts the command processor reports to the RLC that it is idle (gfx_v11_0.c).
 IDLE_INTERRUPTS = (
     "CNTX_BUSY_INT_ENABLE",
@@ -120,6 +114,9 @@ class Gfx:
                 waiting_for="autoload of the graphics core's firmware",
                 limit_s=AUTOLOAD_LIMIT_S,
             )
+
+    def start_front(self, starts: Mapping[str, int]) -> None:
+        """Point the engines of graphics at their programs, where they have one."""
 
     @batched
     def start_mec(self, start_address: int) -> None:
@@ -265,8 +262,9 @@ class Gfx:
                     self._dequeue(DEQUEUE_DRAIN)
                 self._poll_nothing()
             first = gc.CP_MQD_BASE_ADDR.index
-            for position, value in enumerate(mqd.mirrored(descriptor)):
-                bus.write32(first + position, value)
+            for index, value in enumerate(mqd.mirrored(descriptor), first):
+                if gc.find(index) is not None:  # gfx12 lacks some
+                    bus.write32(index, value)
             gc.CP_HQD_EOP_RPTR.write(INIT_FETCHER=1)
             gc.CP_HQD_ACTIVE.write(ACTIVE=1)
             if not fresh:
@@ -444,11 +442,15 @@ class Gfx:
                 with self.select(me=MEC, pipe=pipe, queue=queue):
                     if gc.CP_HQD_ACTIVE.read() & 1:
                         self._dequeue(DEQUEUE_RESET_WAVES)
-        bits = {"SOFT_RESET_CP": 1, "SOFT_RESET_CPC": 1}
-        gc.GRBM_SOFT_RESET.update(**bits)
-        self.chip.clock.sleep(_RESET_PAUSE_S)
-        gc.GRBM_SOFT_RESET.update(**dict.fromkeys(bits, 0))
+        self._strike(("SOFT_RESET_CP", "SOFT_RESET_CPC"))
         self.start_mec(program)
+
+    def _strike(self, bits: tuple[str, ...]) -> None:
+        """Reset parts of the graphics core by GRBM."""
+        reset = self.chip.gc.GRBM_SOFT_RESET
+        reset.update(**dict.fromkeys(bits, 1))
+        self.chip.clock.sleep(_RESET_PAUSE_S)
+        reset.update(**dict.fromkeys(bits, 0))
 
     def soft_reset(self) -> None:
         """Reset the command processors by GRBM; every hardware queue is gone afterwards.
@@ -467,10 +469,7 @@ class Gfx:
         gc.CP_VMID_RESET.write(_ALL_VMIDS_BUT_0)
         for _ in range(_VMID_RESET_READS):
             gc.CP_VMID_RESET.read()
-        bits = dict.fromkeys(_SOFT_RESETS, 1)
-        gc.GRBM_SOFT_RESET.update(**bits)
-        self.chip.clock.sleep(_RESET_PAUSE_S)
-        gc.GRBM_SOFT_RESET.update(**dict.fromkeys(bits, 0))
+        self._strike(_SOFT_RESETS)
         gc.CP_SOFT_RESET_CNTL.update(CMP_HQD_REG_RESET=1)
         gc.CP_MEC_RS64_CNTL.write(0)
         self.chip.wait(
