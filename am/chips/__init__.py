@@ -14,7 +14,7 @@ _REGISTER_NAMES = "ugpu.am.offline.register_names:register_names"
 _OPEN = "ugpu.am.device.device:open_device"
 _WINDOW = "ugpu.am.offline.chip"
 DEFAULT = "navi31"  # used where a chip is needed and none was named
-_WITHOUT_MODEL = frozenset({"navi44", "navi48"})  # until virtual/amd has their generation
+_WITHOUT_MODEL: frozenset[str] = frozenset()
 
 
 def names() -> list[str]:

@@ -41,6 +41,10 @@ FACTS = GenerationFacts(
     by_clock=((5, 0x378C), (5, 0x4484), (5, 0x58244)),
     register_tables=_TABLES,
     wave_register_table="gc_12_0_0_indirect",  # SQ_WAVE_* by index (gfx_v12_0.c)
+    psp_mailbox="MPASP_SMN_C2PMSG",
+    hub_fault_status="L2_PROTECTION_FAULT_STATUS_LO32",
+    copy_processor="MCU_CNTL",
+    doorbell_route="GDC_S2A0_S2A_DOORBELL_ENTRY",
     evidence=EVIDENCE,
     naming_blocks=frozenset({"GC", "MP0", "MP1", "SDMA0"}),
     # Sensors come from the SMU; in ATHUB, ugpu changes only the gating of its clock.
@@ -103,7 +107,6 @@ FACTS = GenerationFacts(
         copy_stride=0xA,
         copy_range=20,
     ),
-    psp_mailbox="MPASP_SMN_C2PMSG",
     boot_time_tmr=True,  # amdgpu_psp.c, psp_early_init
     # linux-firmware, folder amdgpu/. The PSP's container usually has the TOC.
     firmware=(
@@ -150,7 +153,15 @@ FACTS = GenerationFacts(
     # released firmware reports 0x32.
     smu_interfaces=dict.fromkeys(
         [(14, 0, 2), (14, 0, 3)],
-        SmuInterface("smu_v14_0_2_ppsmc", "smu14_driver_if_v14_0", 0x2E),
+        SmuInterface(
+            messages="smu_v14_0_2_ppsmc",
+            tables="smu14_driver_if_v14_0",
+            version=0x2E,
+            # smu_v14_0_2_pptable.h
+            shutdown_place=43,
+            pptable_place=1344,
+            fan_offset="CustomSkuTable.FanAbnormalTempLimitOffset",
+        ),
     ),
     smu_debug_mode1_message=2,  # DEBUGSMC_MSG_Mode1Reset, smu_v14_0_2_ppt.c
     # SMN address of MP1_FIRMWARE_FLAGS, bit 0: the SMU listens (smu_v14_0_check_fw_status).

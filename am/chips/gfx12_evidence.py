@@ -60,4 +60,16 @@ WAVE_REGISTERS = (
     "TRAP_CTRL", "SCHED_MODE",
 )  # fmt: skip
 
-EVIDENCE = Evidence(REGISTERS, QUEUE_REGISTERS, WAVE_REGISTERS)
+#: gfxhub_v12_0.c, mmhub_v4_1_0.c; SQG shares its number with PC and SC, which only draw
+GFX_CLIENTS = {
+    0: "CB", 1: "DB", 2: "GE1", 3: "GE2", 4: "CPF", 5: "CPC", 6: "CPG", 7: "RLC", 8: "TCP",
+    9: "SQC (inst)", 10: "SQC (data)", 11: "SQG", 13: "SDMA0", 14: "SDMA1", 15: "GCR",
+    18: "WGS", 19: "DSM", 20: "PA",
+}  # fmt: skip
+MEMORY_CLIENTS = {
+    0: "VMC", 6: "MP0", 7: "MP1", 8: "MPIO", 14: "XDP", 15: "OSSSYS", 16: "LSDMA", 23: "HDP",
+}  # fmt: skip
+
+EVIDENCE = Evidence(
+    REGISTERS, QUEUE_REGISTERS, WAVE_REGISTERS, "EXCP_FLAG_PRIV", GFX_CLIENTS, MEMORY_CLIENTS
+)
