@@ -32,7 +32,7 @@ from ugpu.hcq.bare.stages import or_silent
 from ugpu.hcq.registers.fields import RegisterMap
 from ugpu.hcq.registers.layout import Struct
 from ugpu.hcq.transport.base import DmaMemory
-from ugpu.hcq.work.command import Symbol
+from ugpu.hcq.work.command_buffer import Symbol
 
 RING_SIZE = 0x8000  # bytes; one list after the other, without wrapping around
 EOP_SIZE = 4096

@@ -25,18 +25,8 @@ from ugpu.am.work.bridge_memory import OutsideMemory
 from ugpu.am.work.image import HostImage, ImagesHolder
 from ugpu.hcq.errors import BadArgument, DeviceHang, UnitTimeout
 from ugpu.hcq.state.memory import Placement
-from ugpu.hcq.work.command import (
-    Barrier,
-    Command,
-    CommandBuffer,
-    Copy,
-    Fill,
-    Launch,
-    Signal,
-    Symbol,
-    Timestamp,
-    Wait,
-)
+from ugpu.hcq.work.command import Barrier, Command, Copy, Fill, Launch, Signal, Timestamp, Wait
+from ugpu.hcq.work.command_buffer import CommandBuffer, Symbol
 from ugpu.hcq.work.queue import HardwareQueue, QueueKind, Resident
 from ugpu.hcq.work.timeline import Timeline
 

@@ -17,7 +17,8 @@ from ugpu.hcq.errors import OutOfMemory
 from ugpu.hcq.registers.fields import RegisterMap
 from ugpu.hcq.registers.layout import Struct
 from ugpu.hcq.state.memory import Placement
-from ugpu.hcq.work.command import Fill, Signal, Symbol, values_of
+from ugpu.hcq.work.command import Fill, Signal
+from ugpu.hcq.work.command_buffer import Symbol, values_of
 from ugpu.hcq.work.queue import QueueKind
 
 EOP_SIZE = 4096

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from ugpu.hcq.bare.bus import RegisterBus
-from ugpu.hcq.work.command import Symbol
+from ugpu.hcq.work.command_buffer import Symbol
 
 
 class AccessPackets(Protocol):
