@@ -263,12 +263,17 @@ class Gfx:
                 self._poll_nothing()
             first = gc.CP_MQD_BASE_ADDR.index
             for index, value in enumerate(mqd.mirrored(descriptor), first):
-                if gc.find(index) is not None:  # gfx12 lacks some
+                if self._takes(index):
                     bus.write32(index, value)
             gc.CP_HQD_EOP_RPTR.write(INIT_FETCHER=1)
             gc.CP_HQD_ACTIVE.write(ACTIVE=1)
             if not fresh:
                 self._enable_doorbells()
+
+    def _takes(self, index: int) -> bool:
+        """Return whether to write a register that mirrors a descriptor: all, also one without a
+        name, which lies between others (amdgpu_amdkfd_gfx_v11.c, hqd_load_v11)."""
+        return True
 
     def _poll_nothing(self) -> None:
         """Do not poll memory: the doorbell signals work."""

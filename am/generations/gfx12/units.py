@@ -40,6 +40,10 @@ class Gfx12(Gfx):
             gc.CP_ME_CNTL.update(**resets)
             gc.CP_ME_CNTL.update(**dict.fromkeys(resets, 0))
 
+    def _takes(self, index: int) -> bool:
+        """See Gfx: this generation lacks registers between others."""
+        return self.chip.gc.find(index) is not None
+
     def _strike(self, bits: tuple[str, ...]) -> None:
         """See the class."""
 
