@@ -25,6 +25,7 @@ class Gfx12(Gfx):
     generation by GRBM; both pulse the resets of the MEC's pipes, which is all that is done here."""
 
     golden: ClassVar[Mapping[str, int]] = {"DB_MEM_CONFIG": 0x8000}
+    dense = False
 
     @batched
     def start_front(self, starts: Mapping[str, int]) -> None:
@@ -39,10 +40,6 @@ class Gfx12(Gfx):
             resets = {f"{name}_PIPE{pipe}_RESET": 1 for pipe in range(_GRAPHICS_PIPES)}
             gc.CP_ME_CNTL.update(**resets)
             gc.CP_ME_CNTL.update(**dict.fromkeys(resets, 0))
-
-    def _takes(self, index: int) -> bool:
-        """See Gfx: this generation lacks registers between others."""
-        return self.chip.gc.find(index) is not None
 
     def _strike(self, bits: tuple[str, ...]) -> None:
         """See the class."""
