@@ -18,7 +18,8 @@ from ugpu.virtual.amd.engines.cp.rlc import Rlc
 from ugpu.virtual.amd.engines.engine import clock_ticks
 from ugpu.virtual.amd.engines.sdma.engine import Sdma
 from ugpu.virtual.amd.engines.shaders import ShaderArray
-from ugpu.virtual.amd.shader import Ending, Outcome, ShaderCore, ShaderWave, WavePlace, place_of
+from ugpu.virtual.amd.engines.wave_registers import WaveRegisters
+from ugpu.virtual.amd.shader import Outcome, ShaderCore, ShaderWave, WavePlace, place_of
 
 if TYPE_CHECKING:
     from ugpu.virtual.amd.board import Board
@@ -38,27 +39,9 @@ PER_VMID = (
     "SPI_GDBG_PER_VMID_CNTL",
 )
 
-# Wave state behind SQ_IND_INDEX.INDEX (gc_11_0_0_offset.h, ixSQ_WAVE_*).
-WAVE_VALID_AND_IDLE, WAVE_STATUS, WAVE_TRAPSTS, WAVE_PC_LO, WAVE_PC_HI = (
-    0x0B,
-    0x102,
-    0x103,
-    0x108,
-    0x109,
-)
-WAVE_MODE, WAVE_HW_ID1, WAVE_HW_ID2, WAVE_IB_STS2 = 0x101, 0x117, 0x118, 0x11C
-WAVE_GPR_ALLOC, WAVE_LDS_ALLOC = 0x105, 0x106
-# Units of VGPR_SIZE (minus one) and LDS_SIZE for waves of any size: vector registers, bytes.
-# Source: Linux 6.12 cwsr_trap_handler_gfx10.asm, get_vgpr_size_bytes and get_lds_size_bytes.
-VGPR_UNIT, LDS_UNIT = 4, 256
 WAVE_SLOTS = 32  # limit of wave numbers in a group
 SCALARS = 0x200  # first index of the scalar registers: M0 is 0x27D, EXEC 0x27E
-WAVE64 = 1 << 11  # bit of IB_STS2
 VECTORS = 0x400  # first index of the vector registers, for lane WORKITEM_ID (gfx_v11_0.c)
-STATUS_VALID, STATUS_IN_BARRIER = 1 << 16, 1 << 12
-STATUS_HALT = 1 << 13 | 1 << 16  # HALT, VALID
-STATUS_FATAL_HALT = 1 << 23
-TRAPSTS_ILLEGAL = 1 << 11
 
 
 class Gfx(Block):
@@ -72,6 +55,7 @@ class Gfx(Block):
         self._select_layout = self.table["GRBM_GFX_CNTL"]
         self.select: RegisterValue = self._select_layout.decode(0)
         self._per_vmid: list[dict[str, int]] = [{} for _ in range(VMIDS)]
+        self._waves = WaveRegisters(regs.load(chip.facts.generation.wave_register_table))
         self.sdma: list[Sdma] = []  # set by engines.install; each is also a block of the chip
         self.array = ShaderArray(chip, shader_core)
         self.rlc = Rlc(chip)
@@ -196,32 +180,31 @@ class Gfx(Block):
         If AUTO_INCR is set, the next read returns the next register.
         """
         index = self.fields("SQ_IND_INDEX")
+        number = index.INDEX
         if index.AUTO_INCR:
-            self.set("SQ_IND_INDEX", INDEX=index.INDEX + 1 & 0xFFFF)
+            self.set("SQ_IND_INDEX", INDEX=number + 1 & 0xFFFF)
         there: dict[int, dict[int, int]] = {}  # slot -> values by index
         for vmid, wave, place in self._halted():
             if self._aimed(place):
-                state = _halted_state(wave)
+                state = self._waves.halted(wave)
                 if wave.state is not None:
-                    stands = self._running_state(wave.state)
-                    state = stands | state | {WAVE_STATUS: stands[WAVE_STATUS] | state[WAVE_STATUS]}
-                    state |= _word(wave.state, index.INDEX, index.WORKITEM_ID)
-                _sit(there, wave.wave, self._id(vmid) | state)
+                    state |= _word(wave.state, number, index.WORKITEM_ID)
+                _sit(there, wave.wave, self._waves.owner(vmid) | state)
         options = self.chip.options
         sizes = options.shader_engines, options.arrays_per_engine, options.wgps_per_array
         for vmid, one in self.array.waves():
             if self._aimed(place_of(one.group, one.dispatch.groups, sizes)):
-                state = self._id(vmid) | self._running_state(one)
-                state |= _word(one, index.INDEX, index.WORKITEM_ID)
+                state = self._waves.owner(vmid) | self._waves.running(one)
+                state |= _word(one, number, index.WORKITEM_ID)
                 _sit(there, one.wave, state)
-        if index.INDEX == WAVE_VALID_AND_IDLE:
+        if number == self._waves.valid_and_idle:
             return sum(1 << slot for slot in there) & 0xFFFFF
         found = there.get(index.WAVE_ID)
         if found is None:
             return 0
-        if index.INDEX == WAVE_HW_ID1:
+        if number == self._waves.identity:
             return self._here() | index.WAVE_ID
-        return found.get(index.INDEX, 0)
+        return found.get(number, 0)
 
     def _here(self) -> int:
         """Return HW_ID1 of the SIMD selected by GRBM_GFX_INDEX, for slot 0."""
@@ -229,30 +212,11 @@ class Gfx(Block):
         wgp, simd = divmod(where.INSTANCE_INDEX, 4)
         return simd << 8 | wgp << 10 | where.SA_INDEX << 16 | where.SE_INDEX << 18
 
-    def _id(self, vmid: int) -> dict[int, int]:
-        """Return HW_ID2; only its VMID field is modelled."""
-        return {WAVE_HW_ID2: vmid << 24}
-
     def _aimed(self, place: WavePlace) -> bool:
         """Return whether GRBM_GFX_INDEX selects this SIMD."""
         where = self.fields("GRBM_GFX_INDEX")
         at = where.SE_INDEX, where.SA_INDEX, where.INSTANCE_INDEX
         return at == (place.engine, place.array, place.wgp << 2 | place.simd)
-
-    def _running_state(self, wave: ShaderWave) -> dict[int, int]:
-        execute = wave.scalars[126] | (0 if wave.dispatch.wave32 else wave.scalars[127] << 32)
-        condition = wave.scalars[106] | (0 if wave.dispatch.wave32 else wave.scalars[107] << 32)
-        status = STATUS_VALID | wave.scc | (not execute) << 9 | (not condition) << 10
-        status |= STATUS_IN_BARRIER if wave.waits else 0
-        return {
-            WAVE_STATUS: status,
-            WAVE_MODE: wave.dispatch.rsrc1 >> 12 & 0xFF,  # FLOAT_MODE
-            WAVE_IB_STS2: 0 if wave.dispatch.wave32 else WAVE64,
-            WAVE_GPR_ALLOC: max(wave.vgprs // VGPR_UNIT - 1, 0) << 12,
-            WAVE_LDS_ALLOC: -(-wave.lds_bytes // LDS_UNIT) << 12,
-            WAVE_PC_LO: wave.pc & 0xFFFF_FFFF,
-            WAVE_PC_HI: wave.pc >> 32,
-        }
 
 
 def _word(wave: ShaderWave, index: int, lane: int) -> dict[int, int]:
@@ -269,13 +233,3 @@ def _sit(there: dict[int, dict[int, int]], number: int, state: dict[int, int]) -
     slot = next((slot for slot in slots if slot not in there), None)
     if slot is not None:
         there[slot] = state
-
-
-def _halted_state(wave: Outcome) -> dict[int, int]:
-    asked = wave.ending is Ending.HALTED  # by s_sethalt
-    return {
-        WAVE_STATUS: STATUS_HALT | (0 if asked else STATUS_FATAL_HALT),
-        WAVE_TRAPSTS: TRAPSTS_ILLEGAL if wave.ending is Ending.ILLEGAL_INSTRUCTION else 0,
-        WAVE_PC_LO: wave.pc & 0xFFFF_FFFF,
-        WAVE_PC_HI: wave.pc >> 32,
-    }
