@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ugpu.am import regs
 from ugpu.hcq.registers.fields import RegisterValue
@@ -18,8 +18,15 @@ from ugpu.virtual.amd.engines.cp.rlc import Rlc
 from ugpu.virtual.amd.engines.engine import clock_ticks
 from ugpu.virtual.amd.engines.sdma.engine import Sdma
 from ugpu.virtual.amd.engines.shaders import ShaderArray
-from ugpu.virtual.amd.engines.wave_registers import WaveRegisters
-from ugpu.virtual.amd.shader import Outcome, ShaderCore, ShaderWave, WavePlace, place_of
+from ugpu.virtual.amd.engines.waves import (
+    HW_ID1,
+    HW_ID2,
+    VALID_AND_IDLE,
+    WaveRegisters,
+    sit,
+    word,
+)
+from ugpu.virtual.amd.shader import Outcome, ShaderCore, WavePlace, place_of
 
 if TYPE_CHECKING:
     from ugpu.virtual.amd.board import Board
@@ -39,13 +46,14 @@ PER_VMID = (
     "SPI_GDBG_PER_VMID_CNTL",
 )
 
-WAVE_SLOTS = 32  # limit of wave numbers in a group
-SCALARS = 0x200  # first index of the scalar registers: M0 is 0x27D, EXEC 0x27E
-VECTORS = 0x400  # first index of the vector registers, for lane WORKITEM_ID (gfx_v11_0.c)
-
 
 class Gfx(Block):
-    """`chip.gfx`: receives AUTOLOAD_RLC from the PSP and doorbells from the bus interface."""
+    """`chip.gfx`: receives AUTOLOAD_RLC from the PSP and doorbells from the bus interface.
+
+    waves: how the state of waves is read.
+    """
+
+    waves: ClassVar[WaveRegisters] = WaveRegisters()
 
     def __init__(
         self, chip: Board, commands: CommandSet, shader_core: Callable[[bool], ShaderCore]
@@ -55,7 +63,6 @@ class Gfx(Block):
         self._select_layout = self.table["GRBM_GFX_CNTL"]
         self.select: RegisterValue = self._select_layout.decode(0)
         self._per_vmid: list[dict[str, int]] = [{} for _ in range(VMIDS)]
-        self._waves = WaveRegisters(regs.load(chip.facts.generation.wave_register_table))
         self.sdma: list[Sdma] = []  # set by engines.install; each is also a block of the chip
         self.array = ShaderArray(chip, shader_core)
         self.rlc = Rlc(chip)
@@ -180,31 +187,30 @@ class Gfx(Block):
         If AUTO_INCR is set, the next read returns the next register.
         """
         index = self.fields("SQ_IND_INDEX")
-        number = index.INDEX
         if index.AUTO_INCR:
-            self.set("SQ_IND_INDEX", INDEX=number + 1 & 0xFFFF)
+            self.set("SQ_IND_INDEX", INDEX=index.INDEX + 1 & 0xFFFF)
         there: dict[int, dict[int, int]] = {}  # slot -> values by index
         for vmid, wave, place in self._halted():
             if self._aimed(place):
-                state = self._waves.halted(wave)
+                state = self.waves.standing(wave)
                 if wave.state is not None:
-                    state |= _word(wave.state, number, index.WORKITEM_ID)
-                _sit(there, wave.wave, self._waves.owner(vmid) | state)
+                    state |= word(wave.state, index.INDEX, index.WORKITEM_ID)
+                sit(there, wave.wave, self._id(vmid) | state)
         options = self.chip.options
         sizes = options.shader_engines, options.arrays_per_engine, options.wgps_per_array
         for vmid, one in self.array.waves():
             if self._aimed(place_of(one.group, one.dispatch.groups, sizes)):
-                state = self._waves.owner(vmid) | self._waves.running(one)
-                state |= _word(one, number, index.WORKITEM_ID)
-                _sit(there, one.wave, state)
-        if number == self._waves.valid_and_idle:
+                state = self._id(vmid) | self.waves.running(one)
+                state |= word(one, index.INDEX, index.WORKITEM_ID)
+                sit(there, one.wave, state)
+        if index.INDEX == VALID_AND_IDLE:
             return sum(1 << slot for slot in there) & 0xFFFFF
         found = there.get(index.WAVE_ID)
         if found is None:
             return 0
-        if number == self._waves.identity:
+        if index.INDEX == HW_ID1:
             return self._here() | index.WAVE_ID
-        return found.get(number, 0)
+        return found.get(index.INDEX, 0)
 
     def _here(self) -> int:
         """Return HW_ID1 of the SIMD selected by GRBM_GFX_INDEX, for slot 0."""
@@ -212,24 +218,12 @@ class Gfx(Block):
         wgp, simd = divmod(where.INSTANCE_INDEX, 4)
         return simd << 8 | wgp << 10 | where.SA_INDEX << 16 | where.SE_INDEX << 18
 
+    def _id(self, vmid: int) -> dict[int, int]:
+        """Return HW_ID2; only its VMID field is modelled."""
+        return {HW_ID2: vmid << 24}
+
     def _aimed(self, place: WavePlace) -> bool:
         """Return whether GRBM_GFX_INDEX selects this SIMD."""
         where = self.fields("GRBM_GFX_INDEX")
         at = where.SE_INDEX, where.SA_INDEX, where.INSTANCE_INDEX
         return at == (place.engine, place.array, place.wgp << 2 | place.simd)
-
-
-def _word(wave: ShaderWave, index: int, lane: int) -> dict[int, int]:
-    """Return {index: value} if `index` selects a scalar or vector register, else {}."""
-    if 0 <= index - SCALARS < len(wave.scalars):
-        return {index: wave.scalars[index - SCALARS]}
-    lanes = wave.vectors.get(index - VECTORS, ())
-    return {index: lanes[lane]} if lane < len(lanes) else {}
-
-
-def _sit(there: dict[int, dict[int, int]], number: int, state: dict[int, int]) -> None:
-    """Put a wave into the first free slot, starting at its wave number."""
-    slots = ((number + step) % WAVE_SLOTS for step in range(WAVE_SLOTS))
-    slot = next((slot for slot in slots if slot not in there), None)
-    if slot is not None:
-        there[slot] = state
