@@ -106,7 +106,10 @@ class PciFunction(TransportLife, Generic[C]):
     def allocate_dma(self, size: int, *, contiguous: bool = False) -> HostMemory:
         """Allocate host memory; without `contiguous` it consists of runs of at most 2 MiB."""
         self.check_open()
-        memory = self._pool.allocate(size, contiguous=contiguous)
+        return self._owned(self._pool.allocate(size, contiguous=contiguous))
+
+    def _owned(self, memory: HostMemory) -> HostMemory:
+        """Have `close` free memory, unless it was freed before."""
         self._memory[memory] = None
         memory.owners = self._memory
         return memory

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ugpu.hcq.state.memory import BusAddr
+from ugpu.virtual.bus.dma import HostMemory
 from ugpu.virtual.bus.function import PciFunction
 from ugpu.virtual.bus.window import MemoryWindow, RegisterWindow
 from ugpu.virtual.nvidia.gsp.apertures import Aperture
@@ -50,3 +52,8 @@ class VirtualTransport(PciFunction[Card]):
         }
         name = name or f"virtual:{card.facts.name}+gsp"
         super().__init__(name, card, windows, card.bus.pool, owns_card=owns_card)
+
+    def place_dma(self, size: int, address: BusAddr) -> HostMemory:
+        """See hcq.transport.base.Placing."""
+        self.check_open()
+        return self._owned(self._pool.place(size, int(address)))
