@@ -41,11 +41,13 @@ class SmuInterface:
 
 @dataclass(frozen=True)
 class FirmwareFile:
-    """One image of linux-firmware, named after the version of a block: "psp_{}_sos.bin"."""
+    """One image of linux-firmware, named after the version of a block: "psp_{}_sos.bin". headers:
+    versions of its header that fit the generation; empty for all that are known."""
 
     name: str
     block: str
     optional: bool = False
+    headers: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
