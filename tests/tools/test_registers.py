@@ -191,7 +191,7 @@ def test_lookup_by_name_and_place(capsys: pytest.CaptureFixture[str]) -> None:
     for words, text in (
         (["navi31", "0x3"], "multiple of 4"), (["navi31", "0xfffffffc"], "no register at"),
         (["navi99", "CP_STAT"], "no chip 'navi99'; did you mean"),
-        (["a640", "CP_STAT"], "does not expose registers"),
+        (["a660", "CP_STAT"], "does not expose registers"),
     ):  # fmt: skip
         code, refused = answer(capsys, "lookup", *words)
         assert code in (1, 2) and text in refused["message"]
