@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ugpu.hcq.errors import Closed, UgpuError
+from ugpu.hcq.remote.channel import Disconnected
 from ugpu.hcq.remote.replies import checked, facts, number, text
 from ugpu.hcq.remote.request import Grant
 from ugpu.hcq.state.ladder import Level
 from ugpu.hcq.state.target import TargetSpec
 from ugpu.tools.service.daemon.cards.owned import Owned
-from ugpu.tools.service.daemon.cards.process import CardProcess, Relay
+from ugpu.tools.service.daemon.cards.process import CardProcess
+from ugpu.tools.service.daemon.cards.relay import Relay
 from ugpu.tools.service.daemon.clients.handout import Place
 from ugpu.tools.service.daemon.clients.service import Answers, Lent, Terms
 from ugpu.tools.service.daemon.config import DeviceSettings
@@ -76,7 +78,11 @@ class DistantOwned(Owned):
 
     def hold(self, terms: Terms, answers: Answers) -> Lent:
         """See Owned."""
-        return self._living().lend(terms, answers)
+        process = self._living()
+        try:
+            return Relay(process, terms, answers)
+        except Disconnected:
+            raise process.reason() from None
 
     def end(self, lent: Lent, drain_s: float) -> str:
         """See Owned."""

@@ -39,6 +39,8 @@ class Terms:
         memory: quota in bytes.
         message: most bytes of one message.
         holder: who it is, for events.
+        direct: whether the card's process may receive from the client's socket itself. A TLS
+            connection has keys of this process, and a token is checked here at each request.
     """
 
     number: int
@@ -46,19 +48,27 @@ class Terms:
     memory: int
     message: int
     holder: str
+    direct: bool = False
 
 
-@dataclass(frozen=True)
 class Answers:
-    """Messages to the client.
+    """Messages to the client, by the session of its connection.
 
     Attributes:
-        session: of its connection.
+        session: can be replaced, under the lock.
         outbox: sends for threads that must not wait.
+        lock: held while a message is posted.
+        away: whether another process has the socket (tools.service.daemon.cards.relay). What is
+            posted meanwhile waits in the session.
+        recall: asks for the socket, without waiting.
     """
 
-    session: Session
-    outbox: Outbox
+    def __init__(self, session: Session, outbox: Outbox) -> None:
+        self.session = session
+        self.outbox = outbox
+        self.lock = threading.Lock()
+        self.away = False
+        self.recall: Callable[[], None] = lambda: None
 
     def reply(self, call: int, result: object) -> None:
         """Reply to a call. Waits for the client; for the thread that receives its messages."""
@@ -66,7 +76,12 @@ class Answers:
 
     def post(self, message: Message) -> None:
         """Send a message without waiting. If the client is gone, the receiving thread notices."""
-        self.outbox.post(self.session, message)
+        with self.lock:
+            if self.away:
+                self.session.queue(message)
+                self.recall()
+            else:
+                self.outbox.post(self.session, message)
 
     def notify(self, operation: str, *arguments: object) -> None:
         """Send an event without waiting."""
@@ -81,7 +96,8 @@ class Lent(Protocol):
 
     def take(self, message: Message) -> None:
         """Carry out a request that `wire.check` has passed, and reply. In the thread that receives
-        the client's messages. Disconnected if the client is gone."""
+        the client's messages; if another process receives them meanwhile, return after that.
+        Disconnected if the client is gone."""
         ...
 
     def timelines(self) -> dict[str, list[int]]:
@@ -134,6 +150,10 @@ class Service:
         for queue, timeline in zip(work.hardware, work.timelines, strict=True):
             addresses.setdefault(queue.kind.value, []).append(timeline.address)
         return addresses
+
+    def handles(self, operation: str) -> bool:
+        """Return whether a request is one of a lease with queues."""
+        return operation == "watch" or operation in self._work
 
     def take(self, message: Message) -> None:
         """See Lent."""
