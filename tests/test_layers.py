@@ -49,7 +49,8 @@ from ugpu.tools.house import layers, sizes
         ("compiler/tensor.py", "ugpu.compiler.runtime.runtime", False),
         ("compiler/tensor.py", "ugpu.compiler.front.jit", True),
         ("compiler/runtime/runtime.py", "ugpu.compiler.search.tune", True),
-        ("compiler/graph/node.py", "ugpu.compiler.pattern.cost", True),
+        ("compiler/graph/along.py", "ugpu.compiler.pattern.cost", False),
+        ("compiler/pattern/cost.py", "ugpu.compiler.graph.node", True),
         ("compiler/graph/node.py", "ugpu.compiler.Tensor", True),
         ("compiler/__init__.py", "ugpu.compiler.front.jit", False),
         ("compiler/novel.py", "ugpu.compiler.dtype", True),
@@ -141,14 +142,7 @@ def test_a_circle_is_seen(tmp_path: Path) -> None:
     ]
 
 
-def test_modules_that_load_each_other_late_are_no_circle(tmp_path: Path) -> None:
-    late = "def f():\n    from ugpu.hcq.state.one import a\n"
-    later = late + "if TYPE_CHECKING:\n    import ugpu.hcq.state.one\n"
-    one = "from ugpu.hcq.state.two import b\n"
-    assert planted(tmp_path, hcq__state__one=one, hcq__state__two=later) == []
-
-
-def test_in_some_packages_a_circle_for_type_checkers_is_seen(tmp_path: Path) -> None:
+def test_a_circle_for_type_checkers_is_seen(tmp_path: Path) -> None:
     two = "if TYPE_CHECKING:\n    from ugpu.nv.rm.one import A\n"
     assert planted(tmp_path, nv__rm__one="from ugpu.nv.rm import two\n", nv__rm__two=two) == [
         "modules import each other: ugpu.nv.rm.one <- ugpu.nv.rm.two <- ugpu.nv.rm.one"
@@ -160,6 +154,23 @@ def test_an_import_of_nothing_is_seen(tmp_path: Path) -> None:
     assert planted(tmp_path, hcq__state__one=one) == [
         "hcq/state/one.py:1: imports ugpu.hcq.state.two.b: there is no such module",
         "hcq/state/one.py:2: imports ugpu.hcq.state.three: there is no such module",
+    ]
+
+
+def test_a_unit_that_asks_how_the_host_reaches_it_is_seen(tmp_path: Path) -> None:
+    asks = "def f(chip):\n    return {}\n"
+    files = {
+        "am__units__one": asks.format("chip.bus.messages"),
+        "am__failure__two": asks.format("chip.transport.traits.staged"),
+        "am__boot__three": asks.format("bus.runs and chip.interface.messages"),
+        "am__boot__reach": asks.format("chip.transport.traits.bulk"),
+        "am__device__four": asks.format("chip.bus.messages"),
+    }
+    faults = [line.partition(": units")[0] for line in planted(tmp_path, **files)]
+    assert faults == [
+        "am/boot/three.py:2: asks for bus.runs",
+        "am/failure/two.py:2: asks for transport.traits",
+        "am/units/one.py:2: asks for bus.messages",
     ]
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from ugpu.am.boot.engines import reset_engines, start_engines, start_engines_by_list
+from ugpu.am.boot.engines import reset_engines, start_engines
 from ugpu.am.boot.units import UnitClasses, Units, make_units
 from ugpu.am.chip import discovery
 from ugpu.am.chip import remedies as advice
@@ -23,6 +24,7 @@ from ugpu.hcq.bare.bus import ALL_ONES
 from ugpu.hcq.bare.function import (
     enable_function,
     enable_master,
+    keep_config,
     reset_function,
     restore_function,
 )
@@ -37,7 +39,6 @@ from ugpu.hcq.errors import (
     OutOfMemory,
 )
 from ugpu.hcq.transport.base import ResetKind, Transport
-from ugpu.hcq.transport.pci.config import SavedConfig
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,9 @@ ChipHook = Callable[[Chip], object]
 TAG = 0x75470001
 LEFT_CLEAN, IN_USE = 0, 1
 _TMR_ALIGN = 1 << 20
+# Dword registers with the place of the discovery table, low and high, and its size, the same on all
+# chips; the size is 0 where the table is at the usual place alone.
+DRIVER_SCRATCH = (0x94, 0x95, 0x96)
 
 
 # ---- first contact -----------------------------------------------------------------------------
@@ -83,22 +87,43 @@ def wait_ifwi(chip: Chip) -> None:
 
 
 def read_discovery(chip: Chip) -> None:
-    """Read and check the chip's discovery table, and set `chip` up from it."""
+    """Read and check the chip's discovery table, and set `chip` up from it. Where it is not at its
+    usual place, the board's firmware states one (Linux after 6.12, amdgpu_discovery.c)."""
     generation = chip.generation
-    start = chip.vram.size - generation.discovery_offset
-    size = generation.discovery_size
-    if chip.transport.traits.staged is not None:  # a dword takes several messages
-        header = chip.vram.read(start, discovery.HEADER_SIZE)
-        size = min(size, discovery.stated_size(header))
-    data = chip.vram.read(start, size)
-    if data[:64] == b"\xff" * 64:
-        chip.check_present("reading the discovery table")
+    usual = chip.vram.size - generation.discovery_offset
+    data = _discovery_at(chip, usual, generation.discovery_size)
     try:
+        if not data.startswith(discovery.BINARY_SIGNATURE.to_bytes(4, "little")):
+            stated = _stated_place(chip)
+            data = data if stated is None else _discovery_at(chip, *stated)
         chip.describe(discovery.parse(data))
     except DiscoveryError as error:
         version = chip.bus.read32(generation.discovery_version_register)
         error.add_facts(discovery_version_register=version, remedy=advice.POWER_CYCLE)
         raise
+
+
+def _discovery_at(chip: Chip, start: int, size: int) -> bytes:
+    data = chip.read_stated(start, size, discovery.HEADER_SIZE, discovery.stated_size)
+    if data[:64] == b"\xff" * 64:
+        chip.check_present("reading the discovery table")
+    return data
+
+
+def _stated_place(chip: Chip) -> tuple[int, int] | None:
+    """Return the start and the size of the table in VRAM, if the board's firmware states them."""
+    low, high, size = (chip.bus.read32(register) for register in DRIVER_SCRATCH)
+    if not 0 < size <= discovery.MOST:
+        return None
+    start = high << 32 | low
+    if start + size > chip.vram.size or start % 4 or size % 4:
+        raise DiscoveryError(
+            "the board's firmware states a place of the discovery table outside of VRAM",
+            start=start,
+            size=size,
+            vram=chip.vram.size,
+        )
+    return start, size
 
 
 def first_contact(
@@ -110,8 +135,7 @@ def first_contact(
         command = enable_function(transport)
         chip = Chip(transport, facts)
         chip.command = command
-        if transport.traits.host_memory:  # another program can reach the slot
-            chip.kept = SavedConfig(transport.config_read)
+        keep_config(chip)
         if on_chip is not None:
             on_chip(chip)
         chip.link.keep_awake()
@@ -135,10 +159,7 @@ def is_warm(chip: Chip, units: Units) -> bool:
     gc = chip.gc
     if not marked(chip) or int(gc.SCRATCH_REG6.read()) != LEFT_CLEAN:
         return False
-    if (
-        gc.GCVM_L2_PROTECTION_FAULT_STATUS.read()
-        or chip.mmhub.MMVM_L2_PROTECTION_FAULT_STATUS.read()
-    ):
+    if units.gmc.gfxhubs[0].fault_status.read() or units.gmc.mmhubs[0].fault_status.read():
         return False
     return units.smu.alive()
 
@@ -174,25 +195,23 @@ def marked(chip: Chip) -> bool:
 # ---- stages ------------------------------------------------------------------------------------
 
 
-def start_bus_and_hub(units: Units, stages: Stages, *, by_list: bool = False) -> None:
-    """Start doorbells, HDP, MMHUB and interrupts, which every start needs first. by_list: a
-    register list sets up the interrupts and the rest of the hub later."""
+def start_bus_and_hub(units: Units, stages: Stages) -> None:
+    """Start doorbells, HDP, MMHUB and interrupts, which every start needs first."""
+    programs, ih = units.programs, units.ih
     with stages.stage("NBIO"):
         units.nbio.start()
-        if not units.chip.bus.messages:  # the one before the hub's TLB flush is enough
-            units.nbio.post_hdp()
     with stages.stage("MMHUB"):
-        start_hubs(units, units.gmc.mmhubs, by_list=by_list)
+        start_hubs(units, units.gmc.mmhubs)
     with stages.stage("IH"):
         enable_master(units.chip)
-        if not by_list:
-            units.ih.start(units.dummy_address)
+        programs.clear(ih.pointer)
+        programs.leave(partial(ih.start, units.dummy_address))
 
 
-def start_hubs(units: Units, hubs: Sequence[Hub], *, by_list: bool = False) -> None:
-    """Set up memory hubs with ugpu's page tables. by_list: see Hub.start."""
+def start_hubs(units: Units, hubs: Sequence[Hub]) -> None:
+    """Set up memory hubs with ugpu's page tables."""
     place, memory, dummy = units.carveout, units.memory, units.dummy_address
-    units.gmc.start(hubs, place, memory.root_entry, memory.end, dummy, by_list=by_list)
+    units.gmc.start(hubs, place, memory.root_entry, memory.end, dummy, units.programs)
 
 
 def load_components(units: Units, firmware: FirmwareSet, done: int) -> None:
@@ -202,7 +221,7 @@ def load_components(units: Units, firmware: FirmwareSet, done: int) -> None:
         psp.wait_secure_os()
     else:
         psp.wait_bootloader(components[done][0])
-    psp.fill_shelf()
+    psp.stage.fill()
     for position, (name, command, kind) in enumerate(components):
         image = firmware.boot.get(kind)
         if image is None or position < done:
@@ -233,15 +252,15 @@ def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
         size = tmr_size(units, firmware)
         kind, name = generation.smu_firmware
         first = [psp_commands.load_firmware(name, kind, firmware.parts[name])]
-        first.append(psp.setup_tmr(units.carveout.tmr, size))
-        if not psp.takes_many:
-            psp.run(*first)
-            first = []
+        if not generation.boot_time_tmr:
+            first.append(psp.setup_tmr(units.carveout.tmr, size))
+        psp.run(*first, more=True)
     with stages.stage("IP firmware"):
         parts = firmware.parts
         load = psp_commands.load_firmware
         rest = (load(name, kind, parts[name]) for kind, name in generation.ip_firmware)
-        psp.run(*first, *rest, psp_commands.autoload(), later=True)
+        psp.run(*rest, psp_commands.autoload(), later=True)
+        units.programs.leave(read=psp.unread_places, then=psp.check_unread)
 
 
 def tmr_size(units: Units, firmware: FirmwareSet) -> int:
@@ -249,17 +268,14 @@ def tmr_size(units: Units, firmware: FirmwareSet) -> int:
     toc = firmware.boot.get(units.chip.generation.toc_type) or firmware.parts.get("toc")
     size = units.psp.load_toc(toc) if toc is not None else DEFAULT_TMR_SIZE
     size = -(-(size or DEFAULT_TMR_SIZE) // _TMR_ALIGN) * _TMR_ALIGN
-    if size > units.carveout.tmr_space:
+    if size > units.carveout.tmr_space and not units.chip.generation.boot_time_tmr:
         raise OutOfMemory("the firmware requests more memory than is reserved for it", size=size)
     return size
 
 
-def start_graphics(
-    units: Units, firmware: FirmwareSet | None, stages: Stages, *, by_list: bool = False
-) -> None:
-    """Start GFXHUB and the compute engine. firmware: None when the micro engines already run.
-    by_list: a register list does most of this, and what earlier steps left to it
-    (am.units.lists)."""
+def start_graphics(units: Units, firmware: FirmwareSet | None, stages: Stages) -> None:
+    """Start GFXHUB and the compute engine, and do what earlier stages left. firmware: None when the
+    micro engines already run."""
     if firmware is not None:
         with stages.stage("RLC autoload"):
             try:
@@ -268,40 +284,41 @@ def start_graphics(
                 units.psp.check_unread()  # a refused image explains more
                 raise
         with stages.stage("MEC"):
-            units.gfx.start_mec(firmware.mec_start)
+            units.gfx.start_front(firmware.starts)
+            units.gfx.start_mec(firmware.starts["mec"])
     with stages.stage("GFXHUB"):
-        start_hubs(units, units.gmc.gfxhubs, by_list=by_list)
+        start_hubs(units, units.gmc.gfxhubs)
     if firmware is None:
         with stages.stage("engine resets"):
             reset_engines(units)
     with stages.stage("GFX"):
-        if by_list and units.lists is not None:
-            start_engines_by_list(units, units.lists)
-        else:
-            start_engines(units)
+        start_engines(units)
 
 
 def cold_boot(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
-    """Bring the chip from its power-on state to waiting for queues."""
-    by_list = units.lists is not None
-    start_bus_and_hub(units, stages, by_list=by_list)
-    load_firmware(units, firmware, stages)
-    with stages.stage("SMU"):
-        try:
-            units.smu.start(by_list=by_list)
-        except FirmwareError:
-            units.psp.check_unread()  # a refused image explains more
-            raise
-        if not by_list:
-            units.thermal.start()
-    start_graphics(units, firmware, stages, by_list=by_list)
+    """Bring the chip from its power-on state to waiting for queues. What can wait is left to a
+    program of accesses: up to the end of GFX, or of the start of the queues."""
+    with units.programs.starting():
+        for mapping in units.unclean:
+            units.programs.clear(mapping)
+        start_bus_and_hub(units, stages)
+        load_firmware(units, firmware, stages)
+        with stages.stage("SMU"):
+            try:
+                units.smu.start(units.programs)
+            except FirmwareError:
+                units.psp.check_unread()  # a refused image explains more
+                raise
+            units.thermal.start(units.programs)
+        start_graphics(units, firmware, stages)
+    units.unclean.clear()  # after a later reset it contains values
 
 
 def warm_attach(units: Units, stages: Stages) -> None:
     """Take over a chip that a previous process left up: firmware runs, everything else is new."""
     units.smu.version = units.smu.send("GetSmuVersion")
     start_bus_and_hub(units, stages)
-    units.thermal.start()
+    units.thermal.start(units.programs)
     start_graphics(units, None, stages)
 
 
@@ -446,12 +463,12 @@ def _wait_bootloader(units: Units) -> None:
     """Wait until a chip that was reset can be booted from the start."""
     chip = units.chip
     wait_ifwi(chip)
-    if chip.mp0.MP0_SMN_C2PMSG_81.read():
+    if chip.mailbox(81).read():
         return  # nothing was reset: the caller handles that
     chip.dark = False
     with or_silent("the chip does not respond after the reset", unit="PSP"):
         chip.wait(
-            chip.mp0.MP0_SMN_C2PMSG_35,
+            chip.mailbox(35),
             lambda value: value == 0x8000_0000,
             unit="PSP",
             waiting_for="bootloader after the reset",

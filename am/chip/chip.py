@@ -17,7 +17,7 @@ from ugpu.hcq.bare.bus import ALL_ONES, RegisterBus
 from ugpu.hcq.bare.chip import BareChip
 from ugpu.hcq.bare.vram import WindowVram
 from ugpu.hcq.errors import DiscoveryError
-from ugpu.hcq.registers.fields import RegisterBlock, RegisterMap
+from ugpu.hcq.registers.fields import BoundRegister, RegisterBlock, RegisterMap
 from ugpu.hcq.transport.base import Transport, Window
 
 
@@ -63,8 +63,7 @@ class Chip(BareChip):
     def __init__(self, transport: Transport, facts: ChipFacts) -> None:
         self.facts = facts
         self.generation = generation = facts.generation
-        runs = transport.traits.staged is None
-        super().__init__(transport, generation.register_bar, runs=runs)
+        super().__init__(transport, generation.register_bar)
         self.doorbells = transport.window(generation.doorbell_bar)
         self.vram = IndexedVram(transport.window(generation.vram_bar), self.bus, 0)
         self._instances: dict[str, tuple[RegisterBlock, ...]] = {}
@@ -140,6 +139,10 @@ class Chip(BareChip):
             if engine is not None:
                 found.append(replace(engine, instance=index))
         return found
+
+    def mailbox(self, number: int) -> BoundRegister:
+        """Return one of the PSP's mailbox registers (C2PMSG)."""
+        return self.mp0[f"{self.generation.psp_mailbox}_{number}"]
 
     # ---- presence ----------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ugpu.hcq.errors import BadArgument
-from ugpu.hcq.work.command import CommandBuffer, Reference, Relocation, Symbol
+from ugpu.hcq.work.command_buffer import CommandBuffer, Reference, Relocation, Symbol
 
 DATA_ALIGN = 64  # bytes; kernel arguments and dispatch packets start at cache lines
 

@@ -11,7 +11,7 @@ from functools import cache
 
 from ugpu.am.packets.assembler import Assembler
 from ugpu.am.regs import constants
-from ugpu.hcq.work.command import Symbol
+from ugpu.hcq.work.command_buffer import Symbol
 
 # Event types and their indices (VGT_EVENT_TYPE, soc21_enum.h).
 CS_PARTIAL_FLUSH = 7

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ugpu.hcq.bare.space import Mapping
-from ugpu.hcq.work.command import CommandBuffer
+from ugpu.hcq.work.command_buffer import CommandBuffer
 
 ARENA_SIZE = 1 << 20
 _IMAGE_ALIGN = 256

@@ -17,7 +17,8 @@ from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.errors import OutOfMemory
 from ugpu.hcq.objects.code_object import Descriptor, KernelImage
 from ugpu.hcq.state.memory import Placement
-from ugpu.hcq.work.command import Launch, Signal, Symbol, values_of
+from ugpu.hcq.work.command import Launch, Signal
+from ugpu.hcq.work.command_buffer import Symbol, values_of
 from ugpu.hcq.work.program import Kernel, Program
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from ugpu.am.work.base import CardHolder
 from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.transport.view import RemoteView
-from ugpu.hcq.work.command import CommandBuffer, Part
+from ugpu.hcq.work.command_buffer import CommandBuffer, Part
 from ugpu.hcq.work.queue import HardwareQueue, Resident
 
 _GAP_WORDS = 64  # gaps up to this are written again, which saves a second transfer

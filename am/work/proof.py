@@ -18,7 +18,8 @@ from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.errors import ChipError, OutOfMemory, UnitTimeout
 from ugpu.hcq.objects.code_object import KernelImage
 from ugpu.hcq.state.memory import Placement
-from ugpu.hcq.work.command import Command, Copy, Launch, Signal, Symbol, values_of
+from ugpu.hcq.work.command import Command, Copy, Launch, Signal
+from ugpu.hcq.work.command_buffer import Symbol, values_of
 from ugpu.hcq.work.program import Kernel, Program
 
 if TYPE_CHECKING:

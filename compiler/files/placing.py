@@ -21,8 +21,7 @@ from ugpu.compiler.runtime.memory_pool import Part, Storage
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import runtime_of
 from ugpu.compiler.tensor import Tensor
-from ugpu.hcq.device.core import core_of
-from ugpu.hcq.device.device import Device
+from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import BadArgument
 
 STAGING = 64 << 20  # bytes on the way to memory that this process cannot access

@@ -20,8 +20,7 @@ from ugpu.compiler.methods.core import TensorCore
 from ugpu.compiler.runtime.recording import Recording, current_recording
 from ugpu.compiler.runtime.runtime import Runtime, runtime_of
 from ugpu.compiler.tensor import Tensor
-from ugpu.hcq.device.core import core_of
-from ugpu.hcq.device.device import Device
+from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import BadArgument, NotSupported
 
 Given = ParamSpec("Given")

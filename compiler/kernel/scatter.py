@@ -8,9 +8,6 @@ writes only its own part of the elements.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.algebra import (
     Index,
     Range,
@@ -24,9 +21,10 @@ from ugpu.compiler.expression.algebra import (
 from ugpu.compiler.expression.computation import Chosen, Computation, elements
 from ugpu.compiler.expression.value import substitute
 from ugpu.compiler.kernel.gpu import loops as gpu_loops
-from ugpu.compiler.kernel.gpu.loops import kernel_of, threads_along
+from ugpu.compiler.kernel.gpu.loops import threads_along
 from ugpu.compiler.kernel.host import loops as host_loops
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
 from ugpu.hcq.state.target import TargetSpec
 
 LINE = 16  # minimum number of elements that a group of the host takes
@@ -36,7 +34,7 @@ SHARE = 4  # waves for each compute unit
 
 def host(computation: Computation, target: TargetSpec) -> Kernel:
     """Give each group a chunk of the last range, and all indices in order."""
-    computation = replace(computation, value=ops.expand(computation.value))
+    computation = computation.plain
     chosen = _chosen(computation)
     if not chosen.ordered:
         return host_loops.elementwise(computation, target)
@@ -54,8 +52,7 @@ def host(computation: Computation, target: TargetSpec) -> Kernel:
     grid = (chunks, rows, owners)
     start = group_range(0, chunks).index() * chunk
     step = Range("i", chunk)
-    sizes = tuple(r.size for r in outer)
-    places = dict(zip(outer, unflatten(group_range(1, rows).index(), sizes), strict=True))
+    places = groups_at(outer, 1)
     if ranges:
         places[last] = start + step.index()
     allowed = _allowed(chosen, places, group_range(2, owners).index(), owners)
@@ -69,7 +66,7 @@ def host(computation: Computation, target: TargetSpec) -> Kernel:
 def gpu(computation: Computation, target: TargetSpec) -> Kernel:
     """Give each element of the other ranges a thread, or several that share the written
     elements."""
-    computation = replace(computation, value=ops.expand(computation.value))
+    computation = computation.plain
     chosen = _chosen(computation)
     if not chosen.ordered:
         return gpu_loops.elementwise(computation, target)

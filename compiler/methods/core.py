@@ -11,7 +11,7 @@ import numpy as np
 
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import DType
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.forms import Makes
 from ugpu.compiler.graph.node import Node, Recipe, Repeated, Shape
 from ugpu.compiler.graph.origin import here, text
@@ -19,8 +19,7 @@ from ugpu.compiler.graph.recipe import recipe_of
 from ugpu.compiler.graph.tracking import History, mode
 from ugpu.compiler.methods.aliases import with_aliases
 from ugpu.compiler.methods.ofclass import OfClass
-from ugpu.hcq.device.core import core_of
-from ugpu.hcq.device.device import Device
+from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import BadArgument, BadIndex
 
 Scalar = bool | int | float

@@ -9,8 +9,7 @@ from __future__ import annotations
 import threading
 
 from ugpu.compiler.plan.sizes import round_up
-from ugpu.hcq.device.core import core_of
-from ugpu.hcq.device.device import Device
+from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import OutOfMemory, UgpuError
 from ugpu.hcq.work.buffer import Buffer
 

@@ -47,12 +47,11 @@ from ugpu.compiler.runtime.script import Script
 from ugpu.compiler.runtime.watch import Run, Timed, Times, measure, watchers
 from ugpu.compiler.schedule.group import Group
 from ugpu.compiler.schedule.hazards import InPlace, in_place
-from ugpu.hcq.device.core import core_of
-from ugpu.hcq.device.device import Device
-from ugpu.hcq.device.entered import entered
+from ugpu.hcq.device.device import Device, core_of, entered
 from ugpu.hcq.errors import BadArgument, Closed
 from ugpu.hcq.state.config import config
-from ugpu.hcq.work.command import Command, CommandBuffer, Launch, Reference, Symbol
+from ugpu.hcq.work.command import Command, Launch
+from ugpu.hcq.work.command_buffer import CommandBuffer, Reference, Symbol
 from ugpu.hcq.work.queue import Queue
 
 

@@ -16,7 +16,7 @@ from ugpu.compiler.runtime.memory_pool import MemoryPool, Storage
 from ugpu.compiler.runtime.recording import under_way
 from ugpu.compiler.runtime.watch import watchers
 from ugpu.hcq.device.device import Device
-from ugpu.hcq.work.command import CommandBuffer
+from ugpu.hcq.work.command_buffer import CommandBuffer
 from ugpu.hcq.work.queue import QueueKind
 
 SCRATCH = 64 << 10  # maximum bytes that a plan may keep for its intermediate results

@@ -26,7 +26,7 @@ from ugpu.hcq.work.timeline import Timeline
 
 if TYPE_CHECKING:
     from ugpu.hcq.work.buffer import Buffer
-    from ugpu.hcq.work.state import DeviceState
+    from ugpu.hcq.work.queue import QueueState
 
 _MARK = 4  # bytes at the end of each half
 _ALIGN = 256  # of the data in a half, for the copy engine
@@ -41,7 +41,7 @@ _Run: TypeAlias = tuple[int, list[_Chunk]]
 class Mark(Timeline):
     """Memory that a queue waits for, and that the host writes by its own means."""
 
-    def __init__(self, core: DeviceState, memory: Buffer, name: str) -> None:
+    def __init__(self, core: QueueState, memory: Buffer, name: str) -> None:
         self.core = core
         self.memory = memory
         self.address = int(memory.address)
@@ -52,7 +52,7 @@ class Mark(Timeline):
 class Fence(Mark):
     """Memory that a queue raises and that the host reads at the cost of one transfer."""
 
-    def __init__(self, core: DeviceState, memory: Buffer, bulk: BulkMemory) -> None:
+    def __init__(self, core: QueueState, memory: Buffer, bulk: BulkMemory) -> None:
         super().__init__(core, memory, f"{core.name} transfers")
         self.bulk = bulk
 
@@ -67,7 +67,7 @@ class BulkTransfer(Transfer):
 
     def __init__(
         self,
-        core: DeviceState,
+        core: QueueState,
         bulk: BulkMemory,
         memory: Buffer,
         fence: Buffer,

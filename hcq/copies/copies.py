@@ -12,14 +12,14 @@ from ugpu.hcq.work.queue import Queue, QueueKind
 
 if TYPE_CHECKING:
     from ugpu.hcq.copies.transfer import Transfer
-    from ugpu.hcq.work.state import DeviceState
+    from ugpu.hcq.work.graph import GraphState
 
 
 class Copies:
     """The copies of one device. Each waits until all work submitted before it has ended.
     BadArgument while this thread captures a graph."""
 
-    def __init__(self, core: DeviceState, make_transfer: Callable[[], Transfer]) -> None:
+    def __init__(self, core: GraphState, make_transfer: Callable[[], Transfer]) -> None:
         """make_transfer: the driver's, called on first use."""
         self._core = core
         self._make_transfer = make_transfer

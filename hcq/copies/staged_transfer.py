@@ -14,13 +14,13 @@ from ugpu.hcq.work.queue import Queue, QueueKind
 
 if TYPE_CHECKING:
     from ugpu.hcq.work.buffer import Buffer
-    from ugpu.hcq.work.state import DeviceState
+    from ugpu.hcq.work.queue import QueueState
 
 
 class StagedTransfer(Transfer):
     """See Transfer. memory: the memory of `staged`, as the device's work sees it."""
 
-    def __init__(self, core: DeviceState, staged: StagedMemory, memory: Buffer) -> None:
+    def __init__(self, core: QueueState, staged: StagedMemory, memory: Buffer) -> None:
         super().__init__(core, staged.size)
         self._staged = staged
         self._memory = memory

@@ -11,7 +11,7 @@ from ugpu.hcq.work.queue import Queue, QueueKind
 
 if TYPE_CHECKING:
     from ugpu.hcq.work.buffer import Buffer
-    from ugpu.hcq.work.state import DeviceState
+    from ugpu.hcq.work.queue import QueueState
 
 STAGING_SIZE = 4 << 20  # bytes of each of the two staging buffers
 
@@ -24,7 +24,7 @@ class Transfer:
     Thread-safe: one transfer at a time; the device's lock is not held while waiting.
     """
 
-    def __init__(self, core: DeviceState, staging_size: int = STAGING_SIZE) -> None:
+    def __init__(self, core: QueueState, staging_size: int = STAGING_SIZE) -> None:
         self.core = core
         self.staging_size = staging_size
         # See Capture's lock; also, a signal handler may close the device.

@@ -35,21 +35,9 @@ from ugpu.hcq.cpu.processor import (
 )
 from ugpu.hcq.device.driver import Driver
 from ugpu.hcq.errors import BadArgument
-from ugpu.hcq.work.command import (
-    Barrier,
-    Command,
-    CommandBuffer,
-    Copy,
-    Fill,
-    Launch,
-    Relocation,
-    Signal,
-    Symbol,
-    Timestamp,
-    Wait,
-)
-from ugpu.hcq.work.prepared import Repetition
-from ugpu.hcq.work.queue import HardwareQueue, QueueKind, Resident
+from ugpu.hcq.work.command import Barrier, Command, Copy, Fill, Launch, Signal, Timestamp, Wait
+from ugpu.hcq.work.command_buffer import CommandBuffer, Relocation, Symbol
+from ugpu.hcq.work.queue import HardwareQueue, QueueKind, Repetition, Resident
 from ugpu.hcq.work.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -271,7 +259,7 @@ class CpuRepetition(Repetition):
         self._address = self._record.address
 
     def submit(self, first: int, second: int) -> int:
-        core = self.core
+        core = self._queue.driver.core
         with core.lock:
             usable = not core.closed and core.failure is None and core.capturing is None
             usable = usable and core.replaying is None and core.closer is None

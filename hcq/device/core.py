@@ -15,7 +15,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from ugpu.hcq.copies.copies import Copies
 from ugpu.hcq.device.closing import Closing
-from ugpu.hcq.device.crash import Keeper, evidence
+from ugpu.hcq.device.crash import Keeper, add_sources
 from ugpu.hcq.device.follow import Followers
 from ugpu.hcq.device.recovery import Healer
 from ugpu.hcq.device.retired import Retired
@@ -35,16 +34,8 @@ from ugpu.hcq.state.ladder import Level
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.state.weak_registry import WeakRegistry
 from ugpu.hcq.work.buffer import Buffer
-from ugpu.hcq.work.command import (
-    Command,
-    CommandBuffer,
-    Part,
-    Signal,
-    Symbol,
-    check_open,
-    uses,
-    values_of,
-)
+from ugpu.hcq.work.command import Command, Signal, check_open, uses
+from ugpu.hcq.work.command_buffer import CommandBuffer, Part, Symbol, values_of
 from ugpu.hcq.work.graph import Capture, Replay
 from ugpu.hcq.work.losses import Losses
 from ugpu.hcq.work.object_kind import load_program
@@ -55,17 +46,12 @@ from ugpu.hcq.work.recovery import Recovery
 from ugpu.hcq.work.timeline import Timeline
 
 if TYPE_CHECKING:
-    from ugpu.hcq.device.device import Device
-    from ugpu.hcq.device.driver import Driver
     from ugpu.hcq.device.observe import Observer
+    from ugpu.hcq.device.state import CoreDriver
+    from ugpu.hcq.disk.bundle import Evidence
+    from ugpu.hcq.work.state import OpenDevice
 
 log = logging.getLogger(__name__)
-
-
-def core_of(device: Device) -> Core:
-    """Return a device's core, for code that prepares work once and submits it many times, such as
-    the compiler's runtime."""
-    return device._core
 
 
 class Core(Closing):
@@ -95,10 +81,10 @@ class Core(Closing):
             kernel; must not raise.
     """
 
-    device: Device
+    device: OpenDevice
     limit_s: float = 30.0
 
-    def __init__(self, driver: Driver, lock: threading.RLock | None = None) -> None:
+    def __init__(self, driver: CoreDriver, lock: threading.RLock | None = None) -> None:
         super().__init__(driver.name, lock)
         self.driver = driver
         self.last_failure: UgpuError | None = None
@@ -441,8 +427,22 @@ class Core(Closing):
         self.errors[kind] = self.errors.get(kind, 0) + 1
         for explain in self.explainers:
             failure.add_facts(**explain(failure))
-        self.keeper.keep(failure, partial(evidence, self))
+        self.keeper.keep(failure, self._evidence)
         trace.point("failure", device=self.name, error=failure)
+
+    def _evidence(self, failure: UgpuError) -> Evidence:
+        return add_sources(self.driver.evidence(failure), self.programs, failure)
+
+    def recover(self) -> None:
+        """See Healer.recover."""
+        self.healer.recover()
+
+    def was_reset(self, *, all_queues: bool) -> None:
+        """Note that the device works again. all_queues: all were set up again. The lock is held."""
+        self.followers.forget(everything=all_queues)
+        self.failure = None
+        self.keeper.mended()
+        self.retired.collect()
 
     def reset(self, only: Level | None = None) -> Recovery:
         """See Device.reset."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,8 @@ from ugpu.hcq.errors import UgpuError
 from ugpu.hcq.state.config import config
 
 if TYPE_CHECKING:
-    from ugpu.hcq.device.core import Core
     from ugpu.hcq.disk.bundle import Evidence
+    from ugpu.hcq.work.program import Program
 
 log = logging.getLogger(__name__)
 
@@ -21,13 +21,12 @@ _MOST_KERNELS = 4  # whose source goes into a bundle
 Gather = Callable[[UgpuError], "Evidence"]
 
 
-def evidence(core: Core, failure: UgpuError) -> Evidence:
-    """Collect a driver's evidence of a failure, and the source of the kernels named in it."""
-    found = core.driver.evidence(failure)
+def add_sources(found: Evidence, programs: Iterable[Program], failure: UgpuError) -> Evidence:
+    """Add the source of the kernels that a driver's evidence of a failure names; return it."""
     named = found.parts.get("queues.json", b"").decode() + str(failure.facts)
     sources = {
         name: program.source
-        for program in core.programs
+        for program in programs
         for name in program.kernels
         if program.source is not None and name in named
     }

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Self
 
-from ugpu.hcq.device import entered
 from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.state.checks import WORD, whole
 from ugpu.hcq.state.ladder import Level
@@ -22,6 +22,7 @@ from ugpu.hcq.work.timeline import SIZE as TIMELINE_SIZE
 from ugpu.hcq.work.timeline import Timeline
 
 if TYPE_CHECKING:
+    from ugpu.hcq.device.core import Core
     from ugpu.hcq.device.driver import Driver
     from ugpu.hcq.errors import UgpuError
     from ugpu.hcq.state.target import TargetSpec
@@ -32,6 +33,23 @@ if TYPE_CHECKING:
 
 # Its `compile_source(device, source)` returns a Program.
 _COMPILER = "ugpu.compiler.front.source"
+
+
+# The devices whose `with` blocks the running code is in: the innermost is the default of tensors. A
+# thread starts with none, a task of asyncio with those of the code that created it.
+_entered: ContextVar[tuple[Device, ...]] = ContextVar("entered", default=())
+
+
+def entered() -> tuple[Device, ...]:
+    """Return the devices whose `with` blocks the running code is in and that are open, innermost
+    last."""
+    return tuple([device for device in _entered.get() if not device.closed])
+
+
+def core_of(device: Device) -> Core:
+    """Return a device's core, for code that prepares work once and submits it many times, such as
+    the compiler's runtime."""
+    return device._core
 
 
 def owner_of(buffer: Buffer) -> Device:
@@ -53,6 +71,7 @@ class Device:
     """
 
     def __init__(self, driver: Driver) -> None:
+        self.__driver = driver
         self._core = driver.core
         self._core.device = self
 
@@ -66,25 +85,25 @@ class Device:
     @property
     def target(self) -> TargetSpec:
         """The properties that a compiler needs: instruction set, wave size, limits."""
-        return self._core.driver.target
+        return self.__driver.target
 
     @property
     def clock_hertz(self) -> float:
         """Rate of the ticks written by Queue.timestamp."""
-        return self._core.driver.clock_hertz
+        return self.__driver.clock_hertz
 
     def info(self) -> dict[str, object]:
         """Return facts for display and for --json: chip, memory, firmware, link."""
-        return self._core.driver.info()
+        return self.__driver.info()
 
     def sensors(self) -> Sequence[Sensor]:
         """Return the device's sensors; each is read when requested."""
-        return self._core.driver.sensors()
+        return self.__driver.sensors()
 
     @property
     def driver(self) -> Driver:
         """The driver, for debuggers, tools and tests. Its interface is hcq.device.driver."""
-        return self._core.driver
+        return self.__driver
 
     # ---- memory, programs, queues ------------------------------------------------------------
 
@@ -117,7 +136,7 @@ class Device:
             core.check_usable()
         if not isinstance(kind, QueueKind):
             raise BadArgument(f"kind must be a QueueKind, got {kind!r}")
-        queues = core.driver.hardware_queues(kind)
+        queues = self.__driver.hardware_queues(kind)
         if type(index) is int and 0 <= index < len(queues):
             return Queue(queues[index])
         index = whole("index", index, -WORD, WORD)
@@ -205,30 +224,30 @@ class Device:
     @property
     def can_rest(self) -> bool:
         """Return whether the driver can let parts of an idle device lose clocks or power."""
-        return self._core.driver.rests
+        return self.__driver.rests
 
     @property
     def resting(self) -> bool:
         """Return whether the device rests. It wakes on any request that needs it."""
-        return self._core.driver.at_rest
+        return self.__driver.at_rest
 
     def rest(self, limit_s: float | None = None) -> bool:
         """Wait until all queues are idle, then let the device rest (hcq.device.driver). Return
         whether it rests: False if the driver cannot do this, or if work was submitted meanwhile.
         Raises what `synchronize` raises."""
         core = self._core
-        if core.driver.rests:
+        if self.__driver.rests:
             core.synchronize(limit_s)
         with core.lock:
             core.check_usable()
-            return core.driver.begin_rest()
+            return self.__driver.begin_rest()
 
     def wake(self) -> None:
         """Wake the device now, rather than at the next request that needs it; idempotent. Raises
         the device's failure if it does not come back."""
         with self._core.lock:
             self._core.check_usable()
-            self._core.driver.end_rest()
+            self.__driver.end_rest()
 
     # ---- life --------------------------------------------------------------------------------
 
@@ -246,11 +265,15 @@ class Device:
         self._core.close()
 
     def __enter__(self) -> Self:
-        entered.enter(self)
+        _entered.set((*_entered.get(), self))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        entered.leave(self)
+        before = _entered.get()
+        for place in reversed(range(len(before))):
+            if before[place] is self:  # which need not be the innermost one
+                _entered.set((*before[:place], *before[place + 1 :]))
+                break
         if kind is None:
             self._core.leave()
         else:

@@ -26,8 +26,7 @@ from ugpu.hcq.work.command import Command, Signal, Wait
 from ugpu.hcq.work.timeline import SIZE, Timeline
 
 if TYPE_CHECKING:
-    from ugpu.hcq.device.core import Core
-    from ugpu.hcq.work.state import Link
+    from ugpu.hcq.work.timeline import Link, TimelineState
 
 # TIMEOUT: how long a follower may stay inside the device that it follows, which may be closing
 PAUSE_S = 0.02
@@ -138,7 +137,7 @@ class Followers:
     """All connections of one device with others: its gates and relays, which it owns, and the
     followers that raise or read its timelines."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: TimelineState) -> None:
         self.core = core
         self.raising: list[Link] = []  # whose target is the device's
         self.reading: list[Link] = []  # whose source is the device's

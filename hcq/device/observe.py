@@ -40,7 +40,7 @@ from ugpu.hcq.state.telemetry import Sample, Telemetry, from_json
 from ugpu.hcq.state.threads import start, was_started
 
 if TYPE_CHECKING:
-    from ugpu.hcq.device.core import Core
+    from ugpu.hcq.device.state import CoreState
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Sampler:
 
     def __init__(
         self,
-        core: Core,
+        core: CoreState,
         clock: Callable[[], float] = time.monotonic,
         beside: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -182,7 +182,7 @@ def _command() -> str:
 class Observer:
     """Serves the telemetry of one device until `stop`."""
 
-    def __init__(self, core: Core, folder: Path, sampler: Sampler | None = None) -> None:
+    def __init__(self, core: CoreState, folder: Path, sampler: Sampler | None = None) -> None:
         """Make the socket and start the thread. OSError if the folder or the socket cannot be
         made."""
         self.sampler = sampler or Sampler(core)
@@ -284,7 +284,7 @@ class Observer:
         return True
 
 
-def offer(core: Core, folder: Path) -> Observer | None:
+def offer(core: CoreState, folder: Path) -> Observer | None:
     """Serve a device's telemetry; None, with a warning in the log, if the system refuses. A device
     works without it."""
     try:

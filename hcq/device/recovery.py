@@ -21,7 +21,7 @@ from ugpu.hcq.state.weak_registry import WeakRegistry
 from ugpu.hcq.work.recovery import Recovery
 
 if TYPE_CHECKING:
-    from ugpu.hcq.device.core import Core
+    from ugpu.hcq.device.state import CoreState
     from ugpu.hcq.work.buffer import Buffer
     from ugpu.hcq.work.queue import HardwareQueue
 
@@ -41,7 +41,7 @@ class Healer:
             were not reported.
     """
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: CoreState) -> None:
         self.core = core
         self.last: Recovery | None = None
         self.buffers: WeakRegistry[Buffer] = WeakRegistry()
@@ -115,16 +115,13 @@ class Healer:
             if reached < end or queue in recovery.failed:
                 concerned.append(queue)
         self._reached.clear()
-        core.followers.forget(everything=len(recovery.restarted) == len(queues))
         self.last = recovery = replace(recovery, lost=self._lost(recovery))
         core.losses.end([queue.timeline for queue in concerned])
         if failure is not None and self.policy == "recover":
             core.losses.shared = None if concerned else failure
             told = [queue.timeline for queue in concerned or recovery.restarted]
             core.losses.automatic |= dict.fromkeys(told, error)
-        core.failure = None
-        core.keeper.mended()
-        core.retired.collect()
+        core.was_reset(all_queues=len(recovery.restarted) == len(queues))
         return recovery
 
     def _lost(self, recovery: Recovery) -> tuple[Buffer, ...]:

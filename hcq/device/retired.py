@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ugpu.hcq.errors import UgpuError
 
 if TYPE_CHECKING:
-    from ugpu.hcq.device.core import Core
+    from ugpu.hcq.device.state import CoreState
     from ugpu.hcq.work.buffer import Buffer
     from ugpu.hcq.work.timeline import Timeline
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class Retired:
     """A device's retired memory. `drop` takes no lock; all other methods need the device's lock."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: CoreState) -> None:
         self._core = core
         self._dropped: deque[Callable[[], None]] = deque()
         self._waiting: deque[tuple[list[tuple[Timeline, int]], Callable[[], None]]] = deque()

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from ugpu.hcq.errors import BadArgument, DeviceHang
 from ugpu.hcq.state.checks import seconds
-from ugpu.hcq.work.graph import CAPTURED
+from ugpu.hcq.work.timeline import CAPTURED
 
 if TYPE_CHECKING:
-    from ugpu.hcq.device.core import Core
+    from ugpu.hcq.device.state import CoreState
     from ugpu.hcq.work.queue import HardwareQueue
     from ugpu.hcq.work.timeline import Timeline
 
@@ -23,7 +23,7 @@ _LONGEST_PAUSE_S = 1.0  # in one call of a driver: system calls limit the size o
 class Waits:
     """Waits for one device. The lock is not held."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: CoreState) -> None:
         self.core = core
 
     def reach(self, timeline: Timeline, value: int, limit_s: float | None) -> None:
@@ -33,7 +33,7 @@ class Waits:
         if value >= CAPTURED:
             raise BadArgument("cannot wait for a captured submission; wait for the replay")
         if core.closed or core.failure is not None:
-            core.healer.recover()
+            core.recover()
             core.check_alive()
         resets = core.resets
         reached = timeline.value >= value
@@ -93,6 +93,6 @@ class Waits:
                 **state,
             )
             core.fail(failure)
-        core.healer.recover()
+        core.recover()
         core.losses.tell_recovered(timeline)
         raise failure

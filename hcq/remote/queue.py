@@ -16,7 +16,8 @@ from ugpu.hcq.remote import words
 from ugpu.hcq.remote.connection import Connection
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.work.buffer import Buffer
-from ugpu.hcq.work.command import Command, CommandBuffer, Launch, values_of
+from ugpu.hcq.work.command import Command, Launch
+from ugpu.hcq.work.command_buffer import CommandBuffer, values_of
 from ugpu.hcq.work.queue import HardwareQueue, QueueKind, Resident
 from ugpu.hcq.work.timeline import SIZE, Timeline
 

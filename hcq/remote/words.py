@@ -20,19 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ugpu.hcq.work.command import (
-    Barrier,
-    Command,
-    CommandBuffer,
-    Copy,
-    Fill,
-    Launch,
-    Relocation,
-    Signal,
-    Symbol,
-    Timestamp,
-    Wait,
-)
+from ugpu.hcq.work.command import Barrier, Command, Copy, Fill, Launch, Signal, Timestamp, Wait
+from ugpu.hcq.work.command_buffer import CommandBuffer, Relocation, Symbol
 
 LAUNCH, COPY, FILL, WAIT, SIGNAL, TIMESTAMP, BARRIER = range(1, 8)
 LAUNCH_WORDS = 16  # before the arguments

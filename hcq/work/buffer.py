@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -13,9 +13,39 @@ from ugpu.hcq.state.checks import whole
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.transport.view import HostView, RemoteView
 from ugpu.hcq.work.arrays import as_array
+from ugpu.hcq.work.state import DeviceState, DriverPart
 
 if TYPE_CHECKING:
-    from ugpu.hcq.work.state import DeviceState, OpenDevice, RetiredMemory
+    from ugpu.hcq.work.state import OpenDevice, RetiredMemory
+
+
+class MemoryDriver(DriverPart, Protocol):
+    """What buffers use of a driver."""
+
+    def free_memory(self, buffer: Buffer) -> None: ...
+    def write_memory(self, buffer: Buffer, data: memoryview) -> bool: ...
+    def read_memory(self, buffer: Buffer, out: memoryview) -> bool: ...
+    def memory_view(self, buffer: Buffer) -> memoryview | None: ...
+
+
+class HostCopies(Protocol):
+    """Synchronous copies between a buffer and this process: see hcq.copies.copies."""
+
+    def upload(self, buffer: Buffer, data: memoryview) -> None: ...
+    def download(self, buffer: Buffer, out: memoryview) -> None: ...
+    def fill(self, buffer: Buffer, value: int) -> None: ...
+
+
+class MemoryState(DeviceState, Protocol):
+    """What buffers and programs use of their device."""
+
+    @property
+    def driver(self) -> MemoryDriver: ...
+    @property
+    def copies(self) -> HostCopies: ...
+
+    def alloc(self, size: int, *, placement: Placement = ...) -> Buffer: ...
+    def free(self, buffer: Buffer) -> None: ...
 
 
 class Buffer:
@@ -36,7 +66,7 @@ class Buffer:
 
     def __init__(
         self,
-        core: DeviceState,
+        core: MemoryState,
         address: VirtAddr,
         size: int,
         placement: Placement,

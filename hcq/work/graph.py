@@ -12,38 +12,39 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
 from ugpu.hcq.errors import BadArgument, Closed
 from ugpu.hcq.state.checks import seconds
-from ugpu.hcq.work.command import (
-    Barrier,
-    Command,
-    CommandBuffer,
-    Copy,
-    Fill,
-    Launch,
-    Part,
-    Signal,
-    Symbol,
-    Timestamp,
-    Wait,
-)
+from ugpu.hcq.work.command import Barrier, Command, Copy, Fill, Launch, Signal, Timestamp, Wait
+from ugpu.hcq.work.command_buffer import CommandBuffer, Part, Symbol
 from ugpu.hcq.work.graph_inputs import Binding, Place, bits_of, find_binding
+from ugpu.hcq.work.queue import HardwareQueue, QueueState, Resident
+from ugpu.hcq.work.timeline import CAPTURED, Timeline
 
 if TYPE_CHECKING:
+    from ugpu.hcq.state.weak_registry import WeakRegistry
     from ugpu.hcq.work.buffer import Buffer
-    from ugpu.hcq.work.queue import HardwareQueue, Resident
-    from ugpu.hcq.work.state import DeviceState, OpenDevice
-    from ugpu.hcq.work.timeline import Timeline
+    from ugpu.hcq.work.state import OpenDevice
 
-# Timeline values that submissions get while they are captured: no timeline ever reaches them. Bits
-# 32 and up hold the capture's serial number, so that a value of another capture is recognised.
-CAPTURED = 1 << 62
 PARTS = 256  # number of input bindings whose patches are kept
 _serials = itertools.count(1)
+
+
+class GraphState(QueueState, Protocol):
+    """What graphs use of their device, and work that cannot be captured.
+
+    Attributes:
+        capturing: the graph that records.
+        replaying: a replay that has begun.
+        graphs: captured and not closed.
+    """
+
+    capturing: Capture | None
+    replaying: Replay | None
+    graphs: WeakRegistry[Capture]
 
 
 @dataclass
@@ -101,7 +102,7 @@ class Capture:
     its last replay.
     """
 
-    def __init__(self, core: DeviceState) -> None:
+    def __init__(self, core: GraphState) -> None:
         self.core = core
         self.closed = False
         self.launches = 0  # kernels in a replay

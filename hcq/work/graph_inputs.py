@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ugpu.hcq.errors import BadArgument
-from ugpu.hcq.work.command import CommandBuffer
+from ugpu.hcq.work.command_buffer import CommandBuffer
 
 if TYPE_CHECKING:
     from ugpu.hcq.work.buffer import Buffer

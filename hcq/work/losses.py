@@ -25,7 +25,7 @@ from ugpu.hcq.errors import DeviceHang, UgpuError
 from ugpu.hcq.work.command import Command, Wait
 
 if TYPE_CHECKING:
-    from ugpu.hcq.work.state import DeviceState
+    from ugpu.hcq.work.queue import QueueState
     from ugpu.hcq.work.timeline import Timeline
 
 _ERRORS = 16  # resets whose error is kept; waits for work of earlier ones get a general one
@@ -53,7 +53,7 @@ class Losses:
             are reported; `shared` is one of them that only one queue has to report.
     """
 
-    def __init__(self, core: DeviceState) -> None:
+    def __init__(self, core: QueueState) -> None:
         self.core = core
         self.mine = _Mine()
         self.told: UgpuError | None = None

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ugpu.hcq.errors import BadCodeObject
 from ugpu.hcq.objects.ir3_object import MACHINE
+from ugpu.hcq.work.state import DriverPart
 
 if TYPE_CHECKING:
     from ugpu.hcq.work.program import Program
-    from ugpu.hcq.work.state import DriverPart
+
+
+class Loader(DriverPart, Protocol):
+    """What loads a program: a driver."""
+
+    def load_program(self, image: bytes) -> Program: ...
+
 
 # e_machine by the calling convention of its kernels, and the names of its values. ELF gABI,
 # "Machine Information"; LLVM AMDGPU usage; NVIDIA's cubins have 190 (EM_CUDA).
@@ -33,7 +40,7 @@ _MADE_BY = {
 }
 
 
-def load_program(driver: DriverPart, image: bytes) -> Program:
+def load_program(driver: Loader, image: bytes) -> Program:
     """Call `driver.load_program`; a BadCodeObject also carries `image` (what it is) and
     `remedy`."""
     try:

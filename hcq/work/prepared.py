@@ -3,27 +3,20 @@
 Repeated launches of a kernel in the same shape differ only in their arguments: the first launch of
 a shape is encoded with a symbol for each word of its arguments; later ones only fill these in. A
 kernel keeps the images of its last few shapes; they are freed with the kernel. What a caller
-prepares itself (Core.prepare) is a Repetition of two numbers that change, or Placed in memory of
-its own.
+prepares itself (Core.prepare) is a Repetition of two numbers that change (hcq.work.queue), or
+Placed in memory of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ugpu.hcq.work.command import (
-    BufferReferences,
-    Command,
-    CommandBuffer,
-    Launch,
-    Reference,
-    Signal,
-    Symbol,
-)
+from ugpu.hcq.work.command import Command, Launch, Signal
+from ugpu.hcq.work.command_buffer import BufferReferences, CommandBuffer, Reference, Symbol
 
 if TYPE_CHECKING:
     from ugpu.hcq.work.queue import HardwareQueue, Resident
@@ -86,37 +79,6 @@ def _template(hardware: HardwareQueue, launch: Launch) -> CommandBuffer:
             kept.pop(next(iter(kept)), None)
         kept[key] = found
     return found
-
-
-class Repetition:
-    """Result of Core.prepare with its parameters, except those of the slots `firsts` and `seconds`.
-
-    A driver may provide a faster one (HardwareQueue.repetition).
-    """
-
-    def __init__(
-        self,
-        hardware: HardwareQueue,
-        prepared: CommandBuffer,
-        parameters: Sequence[int],
-        firsts: Collection[int],
-        seconds: Collection[int],
-    ) -> None:
-        self.core = hardware.core
-        self.hardware = hardware
-        self.prepared = prepared
-        self.parameters = list(parameters)
-        self.firsts = firsts
-        self.seconds = seconds
-
-    def submit(self, first: int, second: int) -> int:
-        """Run it with these two numbers; otherwise like Core.submit_prepared."""
-        given = self.parameters.copy()
-        for slot in self.firsts:
-            given[slot] = first
-        for slot in self.seconds:
-            given[slot] = second
-        return self.core.submit_prepared(self.hardware, self.prepared, given)
 
 
 class Placed:

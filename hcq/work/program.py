@@ -12,11 +12,11 @@ import numpy as np
 
 from ugpu.hcq.errors import BadArgument, NoKernel
 from ugpu.hcq.objects.argument import Argument
-from ugpu.hcq.work.buffer import Buffer
-from ugpu.hcq.work.command import BufferReferences, CommandBuffer, Reference, Symbol
+from ugpu.hcq.work.buffer import Buffer, MemoryState
+from ugpu.hcq.work.command_buffer import BufferReferences, CommandBuffer, Reference, Symbol
 
 if TYPE_CHECKING:
-    from ugpu.hcq.work.state import DeviceState, OpenDevice
+    from ugpu.hcq.work.state import OpenDevice
 
 
 _SIZES = (1, 2, 4, 8)
@@ -96,7 +96,7 @@ class Program(Mapping[str, Kernel]):
 
     source: Callable[[], str] | None = None
 
-    def __init__(self, core: DeviceState, memory: Buffer | None) -> None:
+    def __init__(self, core: MemoryState, memory: Buffer | None) -> None:
         self.core = core
         self.memory = memory
         self.kernels: dict[str, Kernel] = {}

@@ -6,7 +6,7 @@ import enum
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,27 +14,13 @@ from numpy.typing import NDArray
 from ugpu.hcq.errors import BadArgument, Closed, NotSupported
 from ugpu.hcq.state.checks import WORD, whole
 from ugpu.hcq.work.buffer import Buffer
-from ugpu.hcq.work.command import (
-    Barrier,
-    Command,
-    CommandBuffer,
-    Copy,
-    Fill,
-    Launch,
-    Part,
-    Signal,
-    Symbol,
-    Timestamp,
-    Wait,
-    values_of,
-)
-from ugpu.hcq.work.graph import CAPTURED
-from ugpu.hcq.work.prepared import Repetition
+from ugpu.hcq.work.command import Barrier, Command, Copy, Fill, Launch, Signal, Timestamp, Wait
+from ugpu.hcq.work.command_buffer import CommandBuffer, Part, Symbol, values_of
 from ugpu.hcq.work.program import Kernel, pack_arguments
-from ugpu.hcq.work.timeline import Timeline
+from ugpu.hcq.work.timeline import CAPTURED, Timeline, TimelineDriver, TimelineState
 
 if TYPE_CHECKING:
-    from ugpu.hcq.work.state import DeviceState, OpenDevice
+    from ugpu.hcq.work.state import OpenDevice
 
 
 class QueueKind(enum.Enum):
@@ -42,6 +28,34 @@ class QueueKind(enum.Enum):
 
     COMPUTE = "compute"
     COPY = "copy"
+
+
+class QueueDriver(TimelineDriver, Protocol):
+    """What queues use of a driver."""
+
+    def hardware_queues(self, kind: QueueKind) -> Sequence[HardwareQueue]: ...
+    def all_queues(self) -> Sequence[HardwareQueue]: ...
+
+
+class QueueState(TimelineState, Protocol):
+    """What queues, and work for them, use of their device."""
+
+    @property
+    def driver(self) -> QueueDriver: ...
+
+    def submit(self, hardware: HardwareQueue, commands: Sequence[Command]) -> int: ...
+    def submit_prepared(
+        self, hardware: HardwareQueue, prepared: CommandBuffer, parameters: Sequence[int]
+    ) -> int: ...
+    def submit_resident(
+        self,
+        hardware: HardwareQueue,
+        prepared: CommandBuffer,
+        resident: Resident,
+        part: Part,
+        values: NDArray[np.uint64],
+    ) -> int: ...
+    def await_room(self, hardware: HardwareQueue, words: int) -> None: ...
 
 
 class Resident(ABC):
@@ -77,7 +91,7 @@ class HardwareQueue(ABC):
     steps, each of which can be repeated safely.
     """
 
-    core: DeviceState
+    core: QueueState
     kind: QueueKind
     name: str
     timeline: Timeline
@@ -145,6 +159,37 @@ class HardwareQueue(ABC):
         entry, one doorbell. Allocates nothing. `last` rises to `value`."""
 
 
+class Repetition:
+    """Result of Core.prepare with its parameters, except those of the slots `firsts` and `seconds`.
+
+    A driver may provide a faster one (HardwareQueue.repetition).
+    """
+
+    def __init__(
+        self,
+        hardware: HardwareQueue,
+        prepared: CommandBuffer,
+        parameters: Sequence[int],
+        firsts: Collection[int],
+        seconds: Collection[int],
+    ) -> None:
+        self.core = hardware.core
+        self.hardware = hardware
+        self.prepared = prepared
+        self.parameters = list(parameters)
+        self.firsts = firsts
+        self.seconds = seconds
+
+    def submit(self, first: int, second: int) -> int:
+        """Run it with these two numbers; otherwise like Core.submit_prepared."""
+        given = self.parameters.copy()
+        for slot in self.firsts:
+            given[slot] = first
+        for slot in self.seconds:
+            given[slot] = second
+        return self.core.submit_prepared(self.hardware, self.prepared, given)
+
+
 class Queue:
     """Records commands for one hardware queue; `submit`, or leaving `with`, submits them.
 
@@ -158,7 +203,7 @@ class Queue:
         self.commands: list[Command] = []
 
     @property
-    def core(self) -> DeviceState:
+    def core(self) -> QueueState:
         """The device's core, for internal modules."""
         return self.hardware.core
 

@@ -1,39 +1,26 @@
-"""What buffers, programs, queues, timelines, graphs and copies use of their device.
+"""What all parts of a device use of it.
 
 hcq.device.core.Core, hcq.device.driver.Driver and hcq.device.device.Device are above these parts
-and provide it. Nothing here owns memory or a thread.
+and provide it. A part that uses more adds it beside its own class, for itself and for the parts
+above: MemoryState (buffer), TimelineState, QueueState, GraphState.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
-
-from ugpu.hcq.state.memory import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from ugpu.hcq.errors import DeviceHang, UgpuError
+    from ugpu.hcq.errors import UgpuError
     from ugpu.hcq.state.clock import Clock
     from ugpu.hcq.state.target import TargetSpec
-    from ugpu.hcq.state.weak_registry import WeakRegistry
-    from ugpu.hcq.work.buffer import Buffer
-    from ugpu.hcq.work.command import Command, CommandBuffer, Part
-    from ugpu.hcq.work.graph import Capture, Replay
-    from ugpu.hcq.work.losses import Losses
-    from ugpu.hcq.work.program import Program
-    from ugpu.hcq.work.queue import HardwareQueue, Queue, QueueKind, Resident
-    from ugpu.hcq.work.recovery import Recovery
-    from ugpu.hcq.work.timeline import Timeline
 
 
 class OpenDevice(Protocol):
-    """The user's object, as parts of the device return it: see hcq.device.device.Device."""
+    """The user's object, as parts of the device return it: see hcq.device.device.Device, and
+    owner_of there for the whole."""
 
     @property
     def name(self) -> str: ...
@@ -54,39 +41,22 @@ class OpenDevice(Protocol):
     @property
     def resets(self) -> int: ...
     @property
-    def recovery(self) -> Recovery | None: ...
-    @property
     def closed(self) -> bool: ...
 
     def info(self) -> Mapping[str, object]: ...
-    def alloc(self, size: int, *, placement: Placement = ...) -> Buffer: ...
-    def load(self, image: bytes) -> Program: ...
-    def compile(self, source: object) -> Program: ...
-    def queue(self, kind: QueueKind = ..., index: int = ...) -> Queue: ...
-    def capture(self) -> Capture: ...
-    def timeline(self, name: str = ...) -> Timeline: ...
     def synchronize(self, limit_s: float | None = ...) -> None: ...
-    def reset(self, to: str | None = ...) -> Recovery: ...
     def close(self) -> None: ...
 
 
 class DriverPart(Protocol):
-    """What the parts use of a driver: see hcq.device.driver.Driver."""
+    """What all parts use of a driver: see hcq.device.driver.Driver."""
 
     @property
     def target(self) -> TargetSpec: ...
     @property
     def clock(self) -> Clock: ...
 
-    def load_program(self, image: bytes) -> Program: ...
-    def free_memory(self, buffer: Buffer) -> None: ...
-    def write_memory(self, buffer: Buffer, data: memoryview) -> bool: ...
-    def read_memory(self, buffer: Buffer, out: memoryview) -> bool: ...
-    def memory_view(self, buffer: Buffer) -> memoryview | None: ...
-    def hardware_queues(self, kind: QueueKind) -> Sequence[HardwareQueue]: ...
-    def all_queues(self) -> Sequence[HardwareQueue]: ...
     def notify_memory_written(self) -> None: ...
-    def pause_until(self, timeline: Timeline, value: int, limit_s: float) -> None: ...
 
 
 class RetiredMemory(Protocol):
@@ -94,48 +64,6 @@ class RetiredMemory(Protocol):
 
     def drop(self, release: Callable[[], None]) -> None: ...
     def release(self, release: Callable[[], None]) -> None: ...
-
-
-class HostCopies(Protocol):
-    """Synchronous copies between a buffer and this process: see hcq.copies.copies."""
-
-    def upload(self, buffer: Buffer, data: memoryview) -> None: ...
-    def download(self, buffer: Buffer, out: memoryview) -> None: ...
-    def fill(self, buffer: Buffer, value: int) -> None: ...
-
-
-class Link(Protocol):
-    """Raises a timeline to values that one of another device has reached: see hcq.device.follow.
-
-    Attributes:
-        source: the timeline of the other device.
-        target: the timeline that is raised.
-        problem: why a requested value never comes; None if it may.
-    """
-
-    source: Timeline
-    target: Timeline
-    problem: DeviceHang | None
-
-    def follow(self, value: int) -> None: ...
-    def forget(self) -> None: ...
-    def stop(self) -> None: ...
-
-
-class Links(Protocol):
-    """All links of one device with others: see hcq.device.follow.
-
-    Attributes:
-        raising: links whose target is the device's.
-        reading: links whose source is the device's.
-    """
-
-    raising: list[Link]
-    reading: list[Link]
-
-    def gate(self, source: Timeline) -> Timeline: ...
-    def relay(self, target: Timeline) -> Timeline: ...
-    def drop(self, follower: Link) -> None: ...
 
 
 class DeviceState(Protocol):
@@ -150,10 +78,6 @@ class DeviceState(Protocol):
         limit_s: how long a wait may take if its caller gives no limit, in seconds.
         resets: number so far.
         launches: number of kernels so far.
-        capturing: the graph that records.
-        replaying: a replay that has begun.
-        graphs: captured and not closed.
-        losses: work lost by resets.
     """
 
     lock: threading.RLock
@@ -164,10 +88,6 @@ class DeviceState(Protocol):
     limit_s: float
     resets: int
     launches: int
-    capturing: Capture | None
-    replaying: Replay | None
-    graphs: WeakRegistry[Capture]
-    losses: Losses
 
     @property
     def device(self) -> OpenDevice: ...
@@ -176,30 +96,12 @@ class DeviceState(Protocol):
     @property
     def retired(self) -> RetiredMemory: ...
     @property
-    def copies(self) -> HostCopies: ...
+    def idle(self) -> bool: ...
     @property
-    def followers(self) -> Links: ...
+    def cut_off(self) -> bool: ...
 
-    def alloc(self, size: int, *, placement: Placement = ...) -> Buffer: ...
-    def free(self, buffer: Buffer) -> None: ...
-    def submit(self, hardware: HardwareQueue, commands: Sequence[Command]) -> int: ...
-    def submit_prepared(
-        self, hardware: HardwareQueue, prepared: CommandBuffer, parameters: Sequence[int]
-    ) -> int: ...
-    def submit_resident(
-        self,
-        hardware: HardwareQueue,
-        prepared: CommandBuffer,
-        resident: Resident,
-        part: Part,
-        values: NDArray[np.uint64],
-    ) -> int: ...
     def complete(self) -> None: ...
-    def await_room(self, hardware: HardwareQueue, words: int) -> None: ...
     def settle(self) -> None: ...
     def synchronize(self, limit_s: float | None = ...) -> None: ...
-    def is_own(self, timeline: Timeline) -> bool: ...
-    def last_value(self, timeline: Timeline) -> int: ...
-    def wait_for(self, timeline: Timeline, value: int | None, limit_s: float | None) -> None: ...
     def check_failures(self) -> None: ...
     def check_usable(self) -> None: ...

@@ -5,17 +5,89 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ugpu.hcq.errors import LinkError
+from ugpu.hcq.work.buffer import Buffer, MemoryDriver, MemoryState
 
 if TYPE_CHECKING:
-    from ugpu.hcq.work.buffer import Buffer
-    from ugpu.hcq.work.state import DeviceState, OpenDevice
+    from ugpu.hcq.errors import DeviceHang, UgpuError
+    from ugpu.hcq.work.state import OpenDevice
 
 SIZE = 16  # bytes of memory a timeline takes: the value, then 8 bytes the device may use
 VALUE_SIZE = 8
 _HALF = 1 << 31
+# Timeline values that submissions get while they are captured: no timeline ever reaches them. Bits
+# 32 and up hold the capture's serial number, so that a value of another capture is recognised.
+CAPTURED = 1 << 62
+
+
+class TimelineDriver(MemoryDriver, Protocol):
+    """What timelines use of a driver."""
+
+    def pause_until(self, timeline: Timeline, value: int, limit_s: float) -> None: ...
+
+
+class Link(Protocol):
+    """Raises a timeline to values that one of another device has reached: see hcq.device.follow.
+
+    Attributes:
+        source: the timeline of the other device.
+        target: the timeline that is raised.
+        problem: why a requested value never comes; None if it may.
+    """
+
+    source: Timeline
+    target: Timeline
+    problem: DeviceHang | None
+
+    def follow(self, value: int) -> None: ...
+    def forget(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Links(Protocol):
+    """All links of one device with others: see hcq.device.follow.
+
+    Attributes:
+        raising: links whose target is the device's.
+        reading: links whose source is the device's.
+    """
+
+    raising: list[Link]
+    reading: list[Link]
+
+    def gate(self, source: Timeline) -> Timeline: ...
+    def relay(self, target: Timeline) -> Timeline: ...
+    def drop(self, follower: Link) -> None: ...
+
+
+class LostWork(Protocol):
+    """Work that resets lost: see hcq.work.losses."""
+
+    @property
+    def latest(self) -> UgpuError: ...
+
+    def of(self, timeline: Timeline, value: int) -> UgpuError | None: ...
+    def check(self, timeline: Timeline, value: int) -> None: ...
+    def submitted(self, timeline: Timeline, value: int) -> None: ...
+    def tell_own(self, timeline: Timeline) -> None: ...
+    def tell_recovered(self, timeline: Timeline) -> None: ...
+
+
+class TimelineState(MemoryState, Protocol):
+    """What timelines, and waits for them, use of their device."""
+
+    @property
+    def driver(self) -> TimelineDriver: ...
+    @property
+    def followers(self) -> Links: ...
+    @property
+    def losses(self) -> LostWork: ...
+
+    def is_own(self, timeline: Timeline) -> bool: ...
+    def last_value(self, timeline: Timeline) -> int: ...
+    def wait_for(self, timeline: Timeline, value: int | None, limit_s: float | None) -> None: ...
 
 
 class Timeline:
@@ -34,7 +106,7 @@ class Timeline:
     clean = 0
     lost: Sequence[tuple[int, int, int]] = ()
 
-    def __init__(self, core: DeviceState, memory: Buffer, name: str) -> None:
+    def __init__(self, core: TimelineState, memory: Buffer, name: str) -> None:
         self.core = core
         self.memory = memory
         self.address = int(memory.address)

@@ -15,8 +15,7 @@ import numpy as np
 
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import build_chip, opened
-from ugpu.hcq.device.core import core_of
-from ugpu.hcq.device.device import Device
+from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.device.observe import Observer, Sampler
 
 ROUNDS, SECONDS = 41, 0.25

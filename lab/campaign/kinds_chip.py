@@ -20,7 +20,7 @@ from ugpu.hcq.errors import (
     UgpuError,
 )
 from ugpu.hcq.work.buffer import Buffer
-from ugpu.hcq.work.command import CommandBuffer
+from ugpu.hcq.work.command_buffer import CommandBuffer
 from ugpu.hcq.work.queue import QueueKind
 from ugpu.virtual.amd.options import ChipOptions
 from ugpu.virtual.amd.reports import report

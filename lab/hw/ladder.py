@@ -36,7 +36,8 @@ from ugpu.hcq.find import registry
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.transport.node import NodeAttachment
 from ugpu.hcq.work.buffer import Buffer
-from ugpu.hcq.work.command import Copy, Symbol
+from ugpu.hcq.work.command import Copy
+from ugpu.hcq.work.command_buffer import Symbol
 from ugpu.hcq.work.queue import Queue, QueueKind
 from ugpu.nv import abi
 from ugpu.nv.abi.events import TOOLS_NODE

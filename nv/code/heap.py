@@ -19,7 +19,8 @@ import re
 import struct
 from typing import TYPE_CHECKING
 
-from ugpu.hcq.work.command import Barrier, Command, Fill, Symbol
+from ugpu.hcq.work.command import Barrier, Command, Fill
+from ugpu.hcq.work.command_buffer import Symbol
 from ugpu.nv.code.image import Image
 from ugpu.nv.rm.memory import Memory, allocate_reachable
 

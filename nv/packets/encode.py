@@ -11,17 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ugpu.hcq.errors import BadArgument
-from ugpu.hcq.work.command import (
-    Barrier,
-    Command,
-    Copy,
-    Fill,
-    Launch,
-    Signal,
-    Symbol,
-    Timestamp,
-    Wait,
-)
+from ugpu.hcq.work.command import Barrier, Command, Copy, Fill, Launch, Signal, Timestamp, Wait
+from ugpu.hcq.work.command_buffer import Symbol
 from ugpu.nv.packets.launch import add_launch, chains, start_after, start_launch
 from ugpu.nv.packets.pushbuffer import (
     COMPUTE,

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from ugpu.hcq.errors import BadArgument, NotSupported
-from ugpu.hcq.work.command import Launch, Relocation
+from ugpu.hcq.work.command import Launch
+from ugpu.hcq.work.command_buffer import Relocation
 from ugpu.nv import abi
 from ugpu.nv.code.cubin import KernelCode
 from ugpu.nv.packets.chains import Successor

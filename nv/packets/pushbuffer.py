@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from ugpu.hcq.work.command import CommandBuffer, Relocation, Symbol
+from ugpu.hcq.work.command_buffer import CommandBuffer, Relocation, Symbol
 from ugpu.nv import abi
 
 _INCREASING = 1  # NVC56F_DMA_SEC_OP_INC_METHOD

@@ -20,7 +20,8 @@ import struct
 from typing import TYPE_CHECKING
 
 from ugpu.hcq.errors import MissingDependency, OutOfMemory
-from ugpu.hcq.work.command import Barrier, Command, Fill, Launch, Signal, Symbol, values_of
+from ugpu.hcq.work.command import Barrier, Command, Fill, Launch, Signal
+from ugpu.hcq.work.command_buffer import Symbol, values_of
 from ugpu.nv.packets.launch import LaunchDetails
 from ugpu.nv.rm.memory import Memory, allocate_reachable
 from ugpu.nv.work import proof

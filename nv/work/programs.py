@@ -16,7 +16,8 @@ from ugpu.hcq.state.instruction import Culprit
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.transport.node import code_of
 from ugpu.hcq.work.buffer import Buffer
-from ugpu.hcq.work.command import Command, Copy, Fill, Signal, Symbol
+from ugpu.hcq.work.command import Command, Copy, Fill, Signal
+from ugpu.hcq.work.command_buffer import Symbol
 from ugpu.hcq.work.program import Kernel, Program
 from ugpu.nv.code import ptx_lines as ptxlines
 from ugpu.nv.code.assemble import assemble

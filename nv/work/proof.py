@@ -14,7 +14,8 @@ import numpy as np
 
 from ugpu.hcq.errors import ChipError, MissingDependency, OutOfMemory
 from ugpu.hcq.state.memory import Placement
-from ugpu.hcq.work.command import Command, Copy, Launch, Signal, Symbol
+from ugpu.hcq.work.command import Command, Copy, Launch, Signal
+from ugpu.hcq.work.command_buffer import Symbol
 from ugpu.hcq.work.queue import QueueKind
 from ugpu.nv.rm.memory import Memory, allocate
 from ugpu.nv.rm.session import Region

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from ugpu.hcq.errors import DeviceHang, DeviceLost, UgpuError
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.work.buffer import Buffer
-from ugpu.hcq.work.command import Command, CommandBuffer, Symbol
+from ugpu.hcq.work.command import Command
+from ugpu.hcq.work.command_buffer import CommandBuffer, Symbol
 from ugpu.hcq.work.queue import HardwareQueue, QueueKind, Resident
 from ugpu.hcq.work.timeline import SIZE as TIMELINE_SIZE
 from ugpu.hcq.work.timeline import Timeline

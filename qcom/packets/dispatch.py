@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.objects.ir3_object import NO_REGISTER, Ir3Kernel
-from ugpu.hcq.work.command import Launch, Reference
+from ugpu.hcq.work.command import Launch
+from ugpu.hcq.work.command_buffer import Reference
 from ugpu.qcom.chips.facts import ChipFacts
 from ugpu.qcom.packets import textures
 from ugpu.qcom.packets.pm4 import Stream, Tables

@@ -16,19 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ugpu.hcq.work.command import (
-    Barrier,
-    Command,
-    CommandBuffer,
-    Copy,
-    Fill,
-    Launch,
-    Reference,
-    Signal,
-    Symbol,
-    Timestamp,
-    Wait,
-)
+from ugpu.hcq.work.command import Barrier, Command, Copy, Fill, Launch, Signal, Timestamp, Wait
+from ugpu.hcq.work.command_buffer import CommandBuffer, Reference, Symbol
 from ugpu.hcq.work.program import Kernel
 from ugpu.hcq.work.timeline import Timeline
 from ugpu.qcom.chips.facts import ChipFacts

@@ -14,7 +14,7 @@ import numpy as np
 
 from ugpu.hcq.registers.constants import Constants
 from ugpu.hcq.registers.fields import RegisterMap
-from ugpu.hcq.work.command import Reference, Relocation, Symbol
+from ugpu.hcq.work.command_buffer import Reference, Relocation, Symbol
 from ugpu.qcom.regs import constants, load
 
 _TYPE4, _TYPE7 = 4 << 28, 7 << 28

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from ugpu.hcq.errors import BadArgument, BadCodeObject
 from ugpu.hcq.objects.ir3_object import Ir3Kernel, Ir3Sampler, Ir3Texture
-from ugpu.hcq.work.command import Launch, Reference, Relocation, Symbol
+from ugpu.hcq.work.command import Launch
+from ugpu.hcq.work.command_buffer import Reference, Relocation, Symbol
 from ugpu.qcom.packets.pm4 import Stream, Tables, halves
 
 MOST_TEXELS = 1 << 27  # of a buffer: maxTexelBufferElements

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 
 from ugpu.hcq.errors import OutOfMemory
 from ugpu.hcq.objects.ir3_object import CODE_ALIGN, INSTRUCTION, NO_REGISTER, Ir3Kernel, pack_ir3
-from ugpu.hcq.work.command import Barrier, Launch, Signal, Symbol, values_of
+from ugpu.hcq.work.command import Barrier, Launch, Signal
+from ugpu.hcq.work.command_buffer import Symbol, values_of
 from ugpu.qcom.chips.facts import ChipFacts
 
 if TYPE_CHECKING:

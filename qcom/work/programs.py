@@ -9,7 +9,8 @@ from ugpu.hcq.objects.argument import Argument
 from ugpu.hcq.objects.ir3_object import CODE_ALIGN, Ir3Kernel, parse_ir3
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.work.buffer import Buffer
-from ugpu.hcq.work.command import Command, Fill, Symbol
+from ugpu.hcq.work.command import Command, Fill
+from ugpu.hcq.work.command_buffer import Symbol
 from ugpu.hcq.work.program import Kernel, Program
 from ugpu.qcom import chips
 from ugpu.qcom.chips.facts import ChipFacts

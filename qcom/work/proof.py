@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ugpu.hcq.errors import ChipError, OutOfMemory
-from ugpu.hcq.work.command import Barrier, Command, Copy, Fill, Signal, Symbol, values_of
+from ugpu.hcq.work.command import Barrier, Command, Copy, Fill, Signal
+from ugpu.hcq.work.command_buffer import Symbol, values_of
 from ugpu.qcom.kernel_driver.interface import Caching
 
 if TYPE_CHECKING:

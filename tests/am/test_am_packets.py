@@ -8,7 +8,7 @@ import pytest
 
 from ugpu.am.packets import pm4, sdma
 from ugpu.hcq.errors import BadArgument
-from ugpu.hcq.work.command import Symbol
+from ugpu.hcq.work.command_buffer import Symbol
 
 ADDRESS = Symbol.constant(0x2000_0000_1000)
 OTHER = Symbol.constant(0x2000_8000_0040)

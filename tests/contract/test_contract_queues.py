@@ -11,7 +11,8 @@ import pytest
 from tests.support.kernels import contract_object
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, Closed
-from ugpu.hcq.work.command import Launch, Symbol
+from ugpu.hcq.work.command import Launch
+from ugpu.hcq.work.command_buffer import Symbol
 from ugpu.hcq.work.program import Kernel, Parameter, Program
 from ugpu.hcq.work.queue import QueueKind
 

@@ -15,7 +15,7 @@ from tests.support.kernels import compile_ir
 from ugpu.am.device.device import AmDevice
 from ugpu.hcq.errors import BadPacket, DeviceHang, DeviceLost, IllegalInstruction, PageFault
 from ugpu.hcq.work.buffer import Buffer
-from ugpu.hcq.work.command import CommandBuffer
+from ugpu.hcq.work.command_buffer import CommandBuffer
 from ugpu.hcq.work.program import Program
 from ugpu.hcq.work.queue import QueueKind
 

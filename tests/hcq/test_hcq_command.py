@@ -13,7 +13,7 @@ from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.objects.argument import Argument
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.work.buffer import Buffer
-from ugpu.hcq.work.command import CommandBuffer, Reference, Relocation, Symbol
+from ugpu.hcq.work.command_buffer import CommandBuffer, Reference, Relocation, Symbol
 from ugpu.hcq.work.program import Kernel, Parameter, Program, pack_arguments
 
 WORDS = 12

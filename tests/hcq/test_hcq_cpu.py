@@ -25,7 +25,8 @@ from ugpu.hcq.state import life
 from ugpu.hcq.state.clock import Clock
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.state.target import TargetSpec
-from ugpu.hcq.work.command import Launch, Reference, Symbol
+from ugpu.hcq.work.command import Launch
+from ugpu.hcq.work.command_buffer import Reference, Symbol
 from ugpu.hcq.work.queue import QueueKind
 
 # sine(out, x, u32 count): calls the mathematics library, and memset through a large local array

@@ -17,7 +17,7 @@ from ugpu.hcq.remote.channel import Channel
 from ugpu.hcq.remote.queue import RemoteQueue, RemoteResident
 from ugpu.hcq.remote.session import ACKNOWLEDGED, FULL, Session
 from ugpu.hcq.remote.wire import Limits, Message
-from ugpu.hcq.work.command import CommandBuffer, Relocation, Symbol
+from ugpu.hcq.work.command_buffer import CommandBuffer, Relocation, Symbol
 
 Ends = tuple[Session, Session]
 

@@ -11,7 +11,8 @@ from tests.support.kernels import contract_object
 from ugpu import hcq
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, Closed
-from ugpu.hcq.work.command import Command, CommandBuffer
+from ugpu.hcq.work.command import Command
+from ugpu.hcq.work.command_buffer import CommandBuffer
 from ugpu.hcq.work.prepared import _MOST_SHAPES
 from ugpu.hcq.work.program import Kernel, Parameter
 

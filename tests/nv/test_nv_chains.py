@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.support.kernels import contract_object
 from tests.support.nv_machine import opened, powered
-from ugpu.hcq.work.command import Barrier, Command, Copy, Launch, Signal, Symbol, Wait
+from ugpu.hcq.work.command import Barrier, Command, Copy, Launch, Signal, Wait
+from ugpu.hcq.work.command_buffer import Symbol
 from ugpu.nv import abi
 from ugpu.nv.device.device import NvDevice
 from ugpu.nv.packets.chains import Successor

@@ -12,7 +12,7 @@ from tests.support.nv_machine import opened, powered, work
 from ugpu.hcq.errors import BadArgument, DriverRefused
 from ugpu.hcq.registers.layout import Struct
 from ugpu.hcq.state.memory import Placement
-from ugpu.hcq.work.command import CommandBuffer
+from ugpu.hcq.work.command_buffer import CommandBuffer
 from ugpu.hcq.work.queue import QueueKind
 from ugpu.nv.rm.channel import Channel, ChannelMemory, Group
 from ugpu.nv.rm.client import RmClient

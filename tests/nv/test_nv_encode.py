@@ -11,17 +11,8 @@ import pytest
 from tests.support.nv_machine import opened, powered
 from tests.support.nv_ptx import full
 from ugpu.hcq.errors import BadArgument
-from ugpu.hcq.work.command import (
-    Barrier,
-    Command,
-    Copy,
-    Fill,
-    Launch,
-    Signal,
-    Symbol,
-    Timestamp,
-    Wait,
-)
+from ugpu.hcq.work.command import Barrier, Command, Copy, Fill, Launch, Signal, Timestamp, Wait
+from ugpu.hcq.work.command_buffer import Symbol
 from ugpu.nv.device.device import NvDevice
 from ugpu.nv.packets.encode import Classes, Encoder
 from ugpu.nv.packets.families import facts_of

@@ -19,7 +19,8 @@ from ugpu import hcq
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, BadCodeObject
 from ugpu.hcq.objects.ir3_object import NO_REGISTER, Ir3Kernel, Ir3Parameter, Ir3Texture
-from ugpu.hcq.work.command import Copy, Fill, Launch, Symbol, Wait
+from ugpu.hcq.work.command import Copy, Fill, Launch, Wait
+from ugpu.hcq.work.command_buffer import Symbol
 from ugpu.qcom import chips
 from ugpu.qcom.kernels import SPAN, THREADS
 from ugpu.qcom.packets import textures

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugpu.hcq.work.command import Relocation, Symbol
+from ugpu.hcq.work.command_buffer import Relocation, Symbol
 from ugpu.qcom.packets.pm4 import Stream, Tables, halves, type4, type7
 
 

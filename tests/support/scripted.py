@@ -14,7 +14,8 @@ from ugpu.hcq.errors import NotSupported, UgpuError
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.state.target import TargetSpec
 from ugpu.hcq.work.buffer import Buffer
-from ugpu.hcq.work.command import Command, CommandBuffer
+from ugpu.hcq.work.command import Command
+from ugpu.hcq.work.command_buffer import CommandBuffer
 from ugpu.hcq.work.program import Program
 from ugpu.hcq.work.queue import HardwareQueue, QueueKind, Resident
 from ugpu.hcq.work.timeline import SIZE, Timeline

@@ -47,17 +47,8 @@ from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.state.target import TargetSpec
 from ugpu.hcq.transport.base import ResetKind, Transport
 from ugpu.hcq.transport.pci.config import SavedConfig
-from ugpu.hcq.work.command import (
-    Barrier,
-    Command,
-    CommandBuffer,
-    Copy,
-    Fill,
-    Relocation,
-    Signal,
-    Symbol,
-    values_of,
-)
+from ugpu.hcq.work.command import Barrier, Command, Copy, Fill, Signal
+from ugpu.hcq.work.command_buffer import CommandBuffer, Relocation, Symbol, values_of
 from ugpu.hcq.work.program import Program
 from ugpu.hcq.work.queue import HardwareQueue, QueueKind, Resident
 from ugpu.hcq.work.recovery import Recovery

@@ -14,7 +14,7 @@ from tests.support.am_faulty import faulty_object
 from tests.support.daemon import Running, scaled, started
 from tests.support.ir3_text import i, r
 from tests.support.kernels import contract_object
-from ugpu.hcq.device.core import core_of
+from ugpu.hcq.device.device import core_of
 from ugpu.hcq.errors import DeviceLost, UgpuError
 from ugpu.hcq.objects.ir3_object import Ir3Parameter, pack_ir3
 from ugpu.hcq.state.memory import Placement, VirtAddr

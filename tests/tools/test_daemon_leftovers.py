@@ -15,8 +15,7 @@ from tests.support.daemon import Running, settings_text
 from tests.support.kernels import compile_ir, contract_object
 from ugpu import hcq
 from ugpu.am.device.driver import AmDriver
-from ugpu.hcq.device.core import core_of
-from ugpu.hcq.device.device import Device
+from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.queue import QueueKind

@@ -21,7 +21,7 @@ from tests.support.daemon import DaemonProcess, Running, scaled, started
 from tests.support.kernels import compile_ir, contract_object
 from tests.support.waiting import until
 from ugpu import hcq
-from ugpu.hcq.device.core import core_of
+from ugpu.hcq.device.device import core_of
 from ugpu.hcq.errors import DeviceLost, HostError
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.work.buffer import Buffer

@@ -26,7 +26,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ugpu.compiler.dtype import uint64
-from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant, unflatten
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.value import Memory, const
@@ -61,6 +60,7 @@ from ugpu.compiler.kernel.nvidia.ring import (
     threads_of,
 )
 from ugpu.compiler.kernel.nvidia.totals import finish_group, room_for
+from ugpu.compiler.kernel.shared.kernels import kernel_of
 from ugpu.compiler.pattern.contraction import Contraction, find_contraction
 from ugpu.hcq.state.target import TargetSpec
 
@@ -100,7 +100,7 @@ def packed_layouts(computation: Computation, target: TargetSpec) -> dict[Memory,
     """Return the layouts of the arrays that are packed factors of a computation's product."""
     if computation.pieces or computation.chosen is not None:
         return {}
-    parts = find_contraction(replace(computation, value=ops.expand(computation.value)))
+    parts = find_contraction(computation.plain)
     known = None if parts is None else factors(parts, target)
     return {} if known is None else {factor.memory: factor.layout for factor in known[1:]}
 
@@ -345,9 +345,8 @@ def matmul(
         Signal("begin", plan.full, none, constant(1)),
         Signal("begin", plan.empty, none, arrivals),
     )
-    return Kernel(
-        "kernel",
-        (computation.output, *computation.inputs),
+    return kernel_of(
+        computation,
         (*plan.rings, plan.full, plan.empty, plan.totals, room),
         (plan.groups, 1, 1),
         waves + WAVE,

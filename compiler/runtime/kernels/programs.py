@@ -30,8 +30,7 @@ from ugpu.compiler.runtime.kernels.store import Store, key_of, packing_key
 from ugpu.compiler.runtime.kernels.tuners import active
 from ugpu.compiler.runtime.recent import Recent
 from ugpu.compiler.schedule.group import Group
-from ugpu.hcq.device.core import core_of
-from ugpu.hcq.device.device import Device
+from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.disk.cache import DiskCache
 from ugpu.hcq.state import trace
 from ugpu.hcq.state.target import TargetSpec

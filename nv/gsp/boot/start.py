@@ -31,7 +31,8 @@ class Start:
     longer runs.
 
     fwsec, signature: the VBIOS's program, None where FSP starts the GSP. carveout: of VRAM, None
-    where the firmware chooses it. arguments: libos's list of regions. fmc_arguments: of
+    where the firmware chooses it. arguments: libos's list of regions. manager: the
+    resource manager's arguments. fmc_arguments: of
     the first program that FSP starts. logs: buffers by name.
     locked_down: the GSP said that its registers must not be accessed.
     """
@@ -46,6 +47,7 @@ class Start:
     carveout: Carveout | None = None
     metadata: Pages | None = None
     arguments: Pages | None = None
+    manager: Pages | None = None
     fmc_arguments: Pages | None = None
     queues: Pages | None = None
     logs: dict[str, Pages] = field(default_factory=dict)

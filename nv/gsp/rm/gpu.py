@@ -20,7 +20,7 @@ from ugpu.nv.gsp.rm.channels import (
     user_parameters,
 )
 from ugpu.nv.gsp.rm.client import GspClient
-from ugpu.nv.gsp.rm.contexts import ChannelContext, Contexts
+from ugpu.nv.gsp.rm.contexts import ChannelContext
 from ugpu.nv.gsp.rm.engines import read_engines, separate_copies
 from ugpu.nv.gsp.rm.golden import make_first_context
 from ugpu.nv.gsp.rm.memory import GspMemory, allocate_in_card
@@ -62,7 +62,6 @@ class GspGpu(Gpu):
         self.session = session.take(self)
         self.path = session.name
         self._ended = False
-        self._contexts: Contexts | None = None
         self._methods = 0
         self._next: ChannelMemoryParts | None = None  # of the channel that is being made
         self._channels: dict[int, _Registration] = {}  # by handle
@@ -201,10 +200,10 @@ class GspGpu(Gpu):
         if engine != self.client.constants.NV2080_ENGINE_TYPE_GRAPHICS:
             return
         card = self.session.card
-        if self._contexts is None:
-            self._contexts = make_first_context(card, self._methods)
         with card.lock:
-            registration.context = ChannelContext(self._contexts, self.session.space)
+            if card.contexts is None:
+                card.contexts = make_first_context(card, self._methods)
+            registration.context = ChannelContext(card.contexts, self.session.space)
             registration.context.promote(self.client, self.subdevice, handle)
 
     def _runlist(self, engine: int) -> int:
@@ -246,10 +245,21 @@ class GspGpu(Gpu):
         """Write the notifier of a channel that the GSP stopped, as the stock driver does."""
         for registration in self._channels.values():
             notifier = registration.notifier
-            if registration.number == report.chid and notifier is not None:
+            if registration.number != report.chid or not self._runs_on(registration, report.engine):
+                continue
+            if report.address:
+                self.session.events.add(report.address)
+            if notifier is not None:
                 _NOTIFICATION.pack_into(
                     notifier.view, 0, 0, report.kind, report.engine, _ERROR_STATUS
                 )
+
+    def _runs_on(self, registration: _Registration, engine: int) -> bool:
+        """Return whether a channel is on the runlist of an engine. Numbers are of a runlist."""
+        try:
+            return self._runlist(engine) == registration.runlist
+        except FirmwareError:
+            return True  # an engine that the table does not have: the number alone is known
 
     @property
     def rings_in_order(self) -> bool:

@@ -25,7 +25,8 @@ from ugpu.hcq.errors import (
 )
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.work.buffer import Buffer
-from ugpu.hcq.work.command import Command, Fill, Signal, Symbol, values_of
+from ugpu.hcq.work.command import Command, Fill, Signal
+from ugpu.hcq.work.command_buffer import Symbol, values_of
 from ugpu.hcq.work.queue import QueueKind
 
 DATA = bytes(range(256)) * 64

@@ -18,8 +18,8 @@ import signal
 import socket
 import threading
 
-from ugpu.hcq.device.core import Core, core_of
-from ugpu.hcq.device.device import Device
+from ugpu.hcq.device.core import Core
+from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import DeviceLost, UgpuError
 from ugpu.hcq.remote.address import Address
 from ugpu.hcq.remote.channel import Disconnected

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import logging
 
-from ugpu.hcq.device.core import core_of
-from ugpu.hcq.device.device import Device
+from ugpu.hcq.device.device import Device, core_of
 from ugpu.tools.base.events import NOT_CLEANED, tell
 
 log = logging.getLogger(__name__)
@@ -22,11 +21,11 @@ def clean(device: Device) -> None:
     core = core_of(device)
     with core.lock:
         core.check_usable()
-        ended = core.driver.clean()
+        ended = device.driver.clean()
     if ended is not None:
         timeline, value = ended
         timeline.wait(value, limit_s=CLEAN_LIMIT_S)
-        gap = core.driver.clean_gap
+        gap = device.driver.clean_gap
         if gap:
             tell(log, NOT_CLEANED, f"{device.name}: {gap}", device=device.name, reason=gap)
 
@@ -38,4 +37,4 @@ def overwrite_commands(device: Device) -> None:
     with core.lock:
         core.check_usable()
         core.complete()
-        core.driver.overwrite_commands()
+        device.driver.overwrite_commands()

@@ -240,7 +240,7 @@ class Owned:
         core = device.driver.core
         with core.lock:
             core.check_usable()
-            return core.driver.begin_rest()
+            return device.driver.begin_rest()
 
     def wake(self) -> None:
         """End the device's rest before a lease. Idempotent. From any thread. UgpuError on
@@ -303,9 +303,9 @@ class Owned:
 
     def harsher(self, than: Level) -> list[Level]:
         """See Patient."""
-        core = self._opened().driver.core
-        with core.lock:
-            _, planned = core.driver.recovery_plan()
+        driver = self._opened().driver
+        with driver.core.lock:
+            _, planned = driver.recovery_plan()
         levels = (rung.level for rung in planned if not rung.refusal)
         return list(dict.fromkeys(level for level in levels if level > than))
 

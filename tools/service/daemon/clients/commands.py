@@ -14,18 +14,8 @@ from ugpu.hcq.errors import BadArgument, NotSupported
 from ugpu.hcq.remote import words as wire
 from ugpu.hcq.remote.words import PLACE
 from ugpu.hcq.state.target import TargetSpec
-from ugpu.hcq.work.command import (
-    Barrier,
-    Command,
-    Copy,
-    Fill,
-    Launch,
-    Reference,
-    Signal,
-    Symbol,
-    Timestamp,
-    Wait,
-)
+from ugpu.hcq.work.command import Barrier, Command, Copy, Fill, Launch, Signal, Timestamp, Wait
+from ugpu.hcq.work.command_buffer import Reference, Symbol
 from ugpu.hcq.work.program import Kernel
 from ugpu.hcq.work.timeline import Timeline
 

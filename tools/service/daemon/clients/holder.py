@@ -9,8 +9,7 @@ import bisect
 import itertools
 import logging
 
-from ugpu.hcq.device.core import core_of
-from ugpu.hcq.device.device import Device
+from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import BadArgument, OutOfMemory, UgpuError
 from ugpu.hcq.remote.wire import Bytes
 from ugpu.hcq.state.memory import Placement
@@ -226,7 +225,7 @@ class Holder:
                 return True
             if deadline.expired():
                 return False
-            self.core.driver.pause(min(deadline.pause_s, 1e-3))
+            self.device.driver.pause(min(deadline.pause_s, 1e-3))
 
     # ---- the end -----------------------------------------------------------------------------
 

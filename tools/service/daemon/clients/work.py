@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ugpu.hcq.device.core import core_of
-from ugpu.hcq.device.device import Device
+from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import BadArgument, Closed, OutOfMemory, UgpuError
 from ugpu.hcq.remote import failures
 from ugpu.hcq.remote.queue import OUTSTANDING
 from ugpu.hcq.remote.wire import Bytes
 from ugpu.hcq.state import threads
 from ugpu.hcq.state.ladder import Level
-from ugpu.hcq.work.command import Command, Signal, Symbol, Wait
+from ugpu.hcq.work.command import Command, Signal, Wait
+from ugpu.hcq.work.command_buffer import Symbol
 from ugpu.hcq.work.prepared import Placed
 from ugpu.hcq.work.queue import HardwareQueue
 from ugpu.hcq.work.timeline import Timeline
@@ -336,7 +336,7 @@ class Work:
     def plan(self, level: int) -> list[object]:
         """Return what a reset would do."""
         with self.core.lock:
-            return failures.plan_to_wire(self.core.driver.recovery_plan(_level(level)))
+            return failures.plan_to_wire(self.device.driver.recovery_plan(_level(level)))
 
     # ---- the end -----------------------------------------------------------------------------
 
@@ -379,7 +379,7 @@ class Work:
                 late = any(line.backlog for line in self._lines)
                 if busy or late:
                     ready_until = 0.0
-                    self._lingers = self.core.driver.announces
+                    self._lingers = self.device.driver.announces
                 elif self._lingers and self.failed is None:
                     now = time.monotonic()
                     ready_until = ready_until or now + LINGER_S

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ugpu.hcq.errors import BadArgument, DeviceBusy
+from ugpu.hcq.state.memory import BusAddr
 from ugpu.hcq.transport.base import PciIdentity, ResetKind
 from ugpu.hcq.transport.life import TransportLife, close_all
 from ugpu.hcq.transport.pci.config import check_access
@@ -175,6 +176,14 @@ class VirtualTransport(TransportLife):
         """Allocate host memory; without `contiguous` it consists of runs of at most 2 MiB."""
         self.check_open()
         memory = self._card.bus.pool.allocate(size, contiguous=contiguous)
+        self._memory[memory] = None
+        memory.owners = self._memory
+        return memory
+
+    def place_dma(self, size: int, address: BusAddr) -> HostMemory:
+        """See hcq.transport.base.Placing."""
+        self.check_open()
+        memory = self._card.bus.pool.place(size, int(address))
         self._memory[memory] = None
         memory.owners = self._memory
         return memory
