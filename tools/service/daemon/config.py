@@ -318,7 +318,7 @@ def _device(name: str, number: int, row: object) -> DeviceSettings:
         section.take("options", dict, {}),
         section.number("shares", 8, 0, 257),
         apart=section.take("apart", bool, str(row.get("name")).startswith(_VIRTUAL)),
-        host_memory=section.size("host_memory", HOST_MEMORY, 64 << 20, 1 << 50),
+        host_memory=section.size("host_memory", HOST_MEMORY, 512 << 20, 1 << 50),
     )
     section.end()
     if not device.name:

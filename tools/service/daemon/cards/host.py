@@ -43,7 +43,7 @@ from ugpu.tools.base.events import event_of
 from ugpu.tools.service.daemon.cards.owned import Owned
 from ugpu.tools.service.daemon.cards.sandbox import be_first_victim
 from ugpu.tools.service.daemon.clients.replies import plain, reply_of
-from ugpu.tools.service.daemon.clients.service import Answers, Service, Terms
+from ugpu.tools.service.daemon.clients.service import Answers, Service, Terms, is_exhausted
 from ugpu.tools.service.daemon.config import DeviceSettings
 from ugpu.tools.service.daemon.outlets.outbox import Outbox
 
@@ -92,9 +92,9 @@ def serve(door: socket.socket, facts: dict[str, Any]) -> None:
     """Serve until ugpud closes the door. facts: see `CardProcess`."""
     os.environ.update(facts["environment"])
     config.cache_clear()
-    root = logging.getLogger()
-    root.handlers[:] = [DoorLog(door)]
-    logging.getLogger("ugpu").setLevel(facts["level"])
+    ours = logging.getLogger("ugpu")
+    ours.handlers[:] = [DoorLog(door)]
+    ours.setLevel(facts["level"])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     be_first_victim()
     assemble_apart()
@@ -108,7 +108,8 @@ def serve(door: socket.socket, facts: dict[str, Any]) -> None:
 
 
 class DoorLog(logging.Handler):
-    """Sends records to ugpud, without waiting: those that find no room are counted."""
+    """Sends records to ugpud, without waiting: those that find no room are counted. After an error
+    of a part that had no memory left, the process ends: the part does not work any more."""
 
     def __init__(self, door: socket.socket) -> None:
         super().__init__()
@@ -130,6 +131,9 @@ class DoorLog(logging.Handler):
             self._lost = 0
         except OSError:
             self._lost += 1
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and record.levelno >= logging.ERROR and is_exhausted(error):
+            _exhausted()
 
 
 class Host:
@@ -205,9 +209,9 @@ class Host:
         except UgpuError as error:
             answers.post(reply_of(message.call, error))
             return
-        except MemoryError:
-            _exhausted()
-        except Exception:
+        except Exception as error:
+            if is_exhausted(error):
+                _exhausted()
             log.exception("%s: %s failed", self._owned.name, message.operation)
             what = f"{message.operation} failed in the card's process; ugpud's log has the cause"
             answers.post(reply_of(message.call, UgpuError(what)))
@@ -390,7 +394,7 @@ def _exhausted() -> None:
 
 
 def _thread_failed(failure: threading.ExceptHookArgs) -> None:
-    if isinstance(failure.exc_value, MemoryError):
-        _exhausted()
     if failure.exc_value is not None:
+        if is_exhausted(failure.exc_value):
+            _exhausted()
         log.error("a thread of a card's process failed", exc_info=failure.exc_value)

@@ -40,7 +40,7 @@ class Relay:
         self._direct = terms.direct
         self._answers = answers
         self._over = False
-        self._lost = False
+        self._lost = self._numbers_lost = False
         self._wrong = ""  # what the process found wrong in the client's messages
         self._back = threading.Event()
         self._idle = threading.Event()  # the client's thread is not in `take`
@@ -99,7 +99,12 @@ class Relay:
             raise WireError(self._wrong)
         if self._lost:
             over = DeviceLost(f"lease {self.number} is over")
-            raise over if self._over else self.process.reason()
+            reason = over if self._over else self.process.reason()
+            if self._numbers_lost:
+                self._answers.notify("ended", str(reason))
+                self._answers.session.channel.farewell()
+                raise Disconnected(str(reason))
+            raise reason
 
     def _pass_socket(self) -> None:
         """Disconnected if the client is gone."""
@@ -179,10 +184,11 @@ class Relay:
 
     def _lose_socket(self) -> None:
         """Go on without the process, which has ended, and with it the numbers of the frames that it
-        has sent: from now on they have none."""
+        has sent and received, if it had the socket: from now on they have none."""
         self._lost = True
         if self._answers.away:
             self._answers.away = False
+            self._numbers_lost = True
             self._answers.session.keeps = False
             self._answers.outbox.push(self._answers.session)
         self._back.set()

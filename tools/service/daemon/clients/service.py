@@ -6,6 +6,7 @@ A client's thread carries them out in ugpud, or passes them to the process that 
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable
@@ -89,6 +90,16 @@ class Answers:
         if given and isinstance(given[0], UgpuError):
             given = failures.to_wire(given[0])
         self.post(Message(operation, given))
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Return whether an error says that this process has no memory left."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MemoryError) or getattr(cause, "errno", 0) == errno.ENOMEM:
+            return True
+        cause = cause.__context__
+    return False
 
 
 class Lent(Protocol):
@@ -176,7 +187,7 @@ class Service:
             self._failed(message, error)
             return
         except Exception as error:
-            if isinstance(error, MemoryError):
+            if is_exhausted(error):
                 self._exhausted()
             log.exception("%s: %s failed in the daemon", self._terms.holder, operation)
             self._failed(message, UgpuError(f"ugpud failed at {operation}; its log has the cause"))
