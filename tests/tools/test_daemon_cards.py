@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from tests.support.daemon import Running, scaled, settings_text
 from tests.support.kernels import contract_object
 from tests.support.waiting import LIMIT_S, until
 from ugpu.hcq.device.device import Device
-from ugpu.hcq.errors import BadArgument, DeviceLost, OutOfMemory, PageFault, UgpuError
+from ugpu.hcq.errors import BadArgument, DeviceLost, PageFault, UgpuError
 from ugpu.hcq.state.memory import Placement
 from ugpu.tools.base.events import LEASE_FAULT, event_of
 from ugpu.tools.service.daemon.cards import process
@@ -117,21 +118,19 @@ def test_a_process_that_does_not_answer_is_ended(
         assert scaled(again)
 
 
-def test_memory_that_the_process_must_not_have(tmp_path: Path) -> None:
-    """The holder gets an error; if the process itself has none left, it ends with the reason."""
-    text = settings_text(tmp_path, [NAME], MORE) + 'host_memory = "1G"\n'
-    running = Running(parse(text))
-    try:
-        with running.lease(wait_s=LIMIT_S) as gpu:
-            before = card(running, gpu).pid
-            with pytest.raises((OutOfMemory, DeviceLost)) as caught:
-                _ = [gpu.alloc(16 << 20, placement=Placement.HOST) for _ in range(128)]
-            assert "memory" in str(caught.value)
-        with running.lease(wait_s=LIMIT_S) as again:
-            assert scaled(again)
-            assert isinstance(caught.value, OutOfMemory) or card(running, again).pid != before
-    finally:
-        running.close()
+def test_a_process_without_memory_is_ended(running: Running) -> None:
+    with running.lease(wait_s=LIMIT_S) as gpu:
+        pid = card(running, gpu).pid
+        status = Path(f"/proc/{pid}/status").read_text().splitlines()
+        (used,) = [int(line.split()[1]) << 10 for line in status if line.startswith("VmData:")]
+        _, least = resource.prlimit(pid, resource.RLIMIT_DATA)
+        assert used < least < used + gpu.grant.memory + (9 << 30)
+        resource.prlimit(pid, resource.RLIMIT_DATA, (used, used))
+        with pytest.raises(DeviceLost, match="had no memory left"):
+            kept = [gpu.alloc(1 << 20, placement=Placement.HOST) for _ in range(64)]
+            assert not kept
+    with running.lease(wait_s=LIMIT_S) as again:
+        assert scaled(again)
 
 
 def test_requests_of_ugpud_between_those_of_the_lease(running: Running) -> None:

@@ -64,7 +64,7 @@ _CLOSE_S = 5.0  # TIMEOUT: for removing sockets and folders when ugpud is gone
 OPERATIONS: Mapping[str, Sequence[str]] = {
     "hello": ("number", "text?", "number"),  # as on other connections
     "ping": (),
-    "boot": ("number",),  # bytes that the process may use beyond those that it has then -> target
+    "boot": ("number",),  # bytes for the process itself, see `host_memory` -> target
     "check": ("number",),  # 1: reset first
     "works": (),
     "rest": (),
@@ -94,7 +94,7 @@ def serve(door: socket.socket, facts: dict[str, Any]) -> None:
     config.cache_clear()
     ours = logging.getLogger("ugpu")
     ours.handlers[:] = [DoorLog(door)]
-    ours.setLevel(facts["level"])
+    ours.setLevel(min(facts["level"], logging.INFO))  # ugpud drops what it does not want
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     be_first_victim()
     assemble_apart()
@@ -233,7 +233,7 @@ class Host:
     def _boot(self, spare: int) -> dict[str, object]:
         self._owned.boot()
         target, hertz = self._owned.target()
-        _limit_memory(spare)
+        _limit_memory(self._owned.card.memory + spare)  # leases may have memory of the host
         return plain(Grant(0, self._owned.name, "exclusive", target, hertz).to_map())
 
     def _hand_out(self, parent: str, name: str, user: int) -> list[str]:

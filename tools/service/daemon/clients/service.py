@@ -184,6 +184,8 @@ class Service:
                 raise BadArgument(f"{operation} is not expected here")
             result = work(self.holder, message.arguments, message.data)
         except UgpuError as error:
+            if is_exhausted(error):
+                self._exhausted()
             self._failed(message, error)
             return
         except Exception as error:
