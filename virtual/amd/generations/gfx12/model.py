@@ -9,7 +9,7 @@ from ugpu.hcq.device import debugging
 from ugpu.hcq.state.config import config
 from ugpu.virtual.amd.firmware.images import MEC_START
 from ugpu.virtual.amd.generations.gfx11 import model as gfx11
-from ugpu.virtual.amd.generations.gfx12.blocks import Hub12, Nbif6, Psp14, Sdma7
+from ugpu.virtual.amd.generations.gfx12.blocks import Gfx12, Hub12, Nbif6, Psp14, Sdma7
 from ugpu.virtual.amd.generations.gfx12.copies import PACKETS
 from ugpu.virtual.amd.generations.gfx12.firmware import FIRMWARE
 from ugpu.virtual.amd.memory.entries import EntryFormat
@@ -83,6 +83,7 @@ GENERATION = replace(
         nbio=Nbif6,
         hub=Hub12,
         psp=Psp14,
+        graphics=Gfx12,
         copy_engine=Sdma7,
     ),
     page_tables=ENTRIES,
