@@ -24,7 +24,7 @@ from ugpu.am.units.faults import HubFault
 from ugpu.hcq.errors import BadArgument, DeviceNotFound, DiscoveryError, FirmwareInvalid
 from ugpu.hcq.find import catalogue
 from ugpu.hcq.transport.base import PciIdentity
-from ugpu.hcq.work.command import Symbol
+from ugpu.hcq.work.command_buffer import Symbol
 from ugpu.virtual.amd.gpu import attach
 from ugpu.virtual.amd.options import ChipOptions
 
