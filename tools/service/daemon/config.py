@@ -55,7 +55,7 @@ memory = "8G"                       # available to leases; default: what the dev
 shares = 8                          # simultaneous holders of shared leases; 0: none
 options = { vram = 1073741824 }     # as for hcq.open
 apart = true                        # in a process of its own; default: virtual devices
-host_memory = "8G"                  # beyond what this process has after booting; then it ends
+host_memory = "8G"                  # of this process, beside the memory of leases; then it ends
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class DeviceSettings:
     """One [[device]]. memory: bytes; 0: what the device reports. shares: simultaneous holders of
     shared leases, if the driver supports several. inside: in the process of one lease, which the
     kernels may end; not in the file. apart: the device is in a process of its own, with its driver.
-    host_memory: bytes that this process may use beyond those that it has after booting."""
+    host_memory: bytes that this process may use beyond those that it has after booting and those of
+    leases."""
 
     name: str
     count: int = 1
@@ -318,7 +319,7 @@ def _device(name: str, number: int, row: object) -> DeviceSettings:
         section.take("options", dict, {}),
         section.number("shares", 8, 0, 257),
         apart=section.take("apart", bool, str(row.get("name")).startswith(_VIRTUAL)),
-        host_memory=section.size("host_memory", HOST_MEMORY, 64 << 20, 1 << 50),
+        host_memory=section.size("host_memory", HOST_MEMORY, 512 << 20, 1 << 50),
     )
     section.end()
     if not device.name:

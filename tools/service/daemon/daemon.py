@@ -94,7 +94,10 @@ class Daemon(Ward):
         for client in clients:
             client.cut()
             client.notify("ended", "ugpud stops")
-            client.channel.close()
+            if client.answers.away:
+                client.part()
+            else:
+                client.channel.close()
         self.wait_until_left()
         self.close_cards()
         self.outbox.close()

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ugpu.hcq.errors import Closed, UgpuError
+from ugpu.hcq.remote.channel import Disconnected
 from ugpu.hcq.remote.replies import checked, facts, number, text
 from ugpu.hcq.remote.request import Grant
 from ugpu.hcq.state.ladder import Level
 from ugpu.hcq.state.target import TargetSpec
 from ugpu.tools.service.daemon.cards.owned import Owned
-from ugpu.tools.service.daemon.cards.process import CardProcess, Relay
+from ugpu.tools.service.daemon.cards.process import CardProcess
+from ugpu.tools.service.daemon.cards.relay import Relay
 from ugpu.tools.service.daemon.clients.handout import Place
 from ugpu.tools.service.daemon.clients.service import Answers, Lent, Terms
 from ugpu.tools.service.daemon.config import DeviceSettings
@@ -44,8 +46,7 @@ class DistantOwned(Owned):
         self.close()
         process = CardProcess(self.settings, self.name, self._renew, self._ended)
         try:
-            with checked("boot"):
-                self._grant = Grant.from_map(process.call("boot", self.settings.host_memory))
+            self._grant = Grant.from_map(process.call("boot", self.settings.host_memory))
             self._process = process
             if not process.lives:
                 raise process.reason()
@@ -76,7 +77,11 @@ class DistantOwned(Owned):
 
     def hold(self, terms: Terms, answers: Answers) -> Lent:
         """See Owned."""
-        return self._living().lend(terms, answers)
+        process = self._living()
+        try:
+            return Relay(process, terms, answers)
+        except Disconnected:
+            raise process.reason() from None
 
     def end(self, lent: Lent, drain_s: float) -> str:
         """See Owned."""
@@ -140,37 +145,43 @@ class DistantOwned(Owned):
 
     def info(self) -> dict[str, object]:
         """See Owned."""
+        reply = self._call("info")
         with checked("info"):
-            return facts(self._call("info"))
+            return facts(reply)
 
     def sensors(self) -> list[list[object]]:
         """See Owned."""
+        reply = self._call("sensors")
         with checked("sensors"):
-            return [list(row) for row in self._call("sensors")]
+            return [list(row) for row in reply]
 
     def firmware_states(self) -> object:
         """See Owned."""
+        reply = self._call("firmware_states")
         with checked("firmware_states"):
-            return json.loads(self._call("firmware_states"))
+            return json.loads(reply)
 
     def telemetry(self) -> bytes:
         """See Owned."""
         if not self.is_open:
             raise Closed(f"{self.name} is not open")
+        reply = self._call("telemetry")
         with checked("telemetry"):
-            return bytes(self._call("telemetry"))
+            return bytes(reply)
 
     # ---- recovery: see Patient -----------------------------------------------------------------
 
     def reset(self, to: Level | None) -> Level:
         """See Patient."""
+        reply = self._call("reset", None if to is None else int(to))
         with checked("reset"):
-            return Level(number(self._call("reset", None if to is None else int(to))))
+            return Level(number(reply))
 
     def harsher(self, than: Level) -> list[Level]:
         """See Patient."""
+        reply = self._call("harsher", int(than))
         with checked("harsher"):
-            return [Level(number(level)) for level in self._call("harsher", int(than))]
+            return [Level(number(level)) for level in reply]
 
     def prove(self) -> None:
         """See Patient."""

@@ -4,7 +4,8 @@ ugpud decides; the process carries out. Connections to it are passed through the
 whole messages that the process has from its start:
 
     ["control"]          ugpud's calls (OPERATIONS), each carried out in a thread
-    ["lease", number]    one lease: "hold", then the client's requests as they arrive at ugpud
+    ["lease", number]    one lease: "hold", then what ugpud has received from its client
+    ["client", number]   the socket of the lease's client
 
 The other way, the door carries records of the log. The process ends when the door is closed. It
 opens files and starts processes (code that is kept on disk, assemblers), so it is not confined as
@@ -17,7 +18,9 @@ import contextlib
 import json
 import logging
 import os
+import queue
 import resource
+import select
 import socket
 import sys
 import threading
@@ -32,7 +35,7 @@ from ugpu.hcq.remote import failures
 from ugpu.hcq.remote.channel import Channel, Disconnected
 from ugpu.hcq.remote.request import Grant
 from ugpu.hcq.remote.session import Session
-from ugpu.hcq.remote.wire import META, REQUESTS, VERSION, Limits, Message, WireError, check
+from ugpu.hcq.remote.wire import META, REQUESTS, VERSION, Bytes, Limits, Message, WireError, check
 from ugpu.hcq.state.config import config
 from ugpu.hcq.state.ladder import Level
 from ugpu.nv.code.assemble import assemble_apart
@@ -40,7 +43,7 @@ from ugpu.tools.base.events import event_of
 from ugpu.tools.service.daemon.cards.owned import Owned
 from ugpu.tools.service.daemon.cards.sandbox import be_first_victim
 from ugpu.tools.service.daemon.clients.replies import plain, reply_of
-from ugpu.tools.service.daemon.clients.service import Answers, Lent, Terms
+from ugpu.tools.service.daemon.clients.service import Answers, Service, Terms, is_exhausted
 from ugpu.tools.service.daemon.config import DeviceSettings
 from ugpu.tools.service.daemon.outlets.outbox import Outbox
 
@@ -61,7 +64,7 @@ _CLOSE_S = 5.0  # TIMEOUT: for removing sockets and folders when ugpud is gone
 OPERATIONS: Mapping[str, Sequence[str]] = {
     "hello": ("number", "text?", "number"),  # as on other connections
     "ping": (),
-    "boot": ("number",),  # bytes that the process may use beyond those that it has then -> target
+    "boot": ("number",),  # bytes for the process itself, see `host_memory` -> target
     "check": ("number",),  # 1: reset first
     "works": (),
     "rest": (),
@@ -71,6 +74,7 @@ OPERATIONS: Mapping[str, Sequence[str]] = {
     "prove": (),
     "hand_out": ("text", "text", "number"),  # parent, name, user -> socket, firmware
     "take_back": (),
+    "interrupt": ("number",),  # lease
     "end": ("number", "real"),  # lease, seconds for its work -> why its data may be left
     "info": (),
     "sensors": (),
@@ -79,15 +83,18 @@ OPERATIONS: Mapping[str, Sequence[str]] = {
 }
 #: the first message of a lease's connection: shared, memory, most bytes of a message, holder
 HOLD: Mapping[str, Sequence[str]] = {"hold": ("number", "number", "number", "text")}
+#: the others. yours: the client's socket has come through the door; data: its session's state.
+#: recall: it is wanted back, by "back" with the state.
+ORDERS: Mapping[str, Sequence[str]] = {**REQUESTS, "yours": (), "recall": ()}
 
 
 def serve(door: socket.socket, facts: dict[str, Any]) -> None:
     """Serve until ugpud closes the door. facts: see `CardProcess`."""
     os.environ.update(facts["environment"])
     config.cache_clear()
-    root = logging.getLogger()
-    root.handlers[:] = [DoorLog(door)]
-    logging.getLogger("ugpu").setLevel(facts["level"])
+    ours = logging.getLogger("ugpu")
+    ours.handlers[:] = [DoorLog(door)]
+    ours.setLevel(min(facts["level"], logging.INFO))  # ugpud drops what it does not want
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     be_first_victim()
     assemble_apart()
@@ -101,7 +108,8 @@ def serve(door: socket.socket, facts: dict[str, Any]) -> None:
 
 
 class DoorLog(logging.Handler):
-    """Sends records to ugpud, without waiting: those that find no room are counted."""
+    """Sends records to ugpud, without waiting: those that find no room are counted. After an error
+    of a part that had no memory left, the process ends: the part does not work any more."""
 
     def __init__(self, door: socket.socket) -> None:
         super().__init__()
@@ -123,6 +131,9 @@ class DoorLog(logging.Handler):
             self._lost = 0
         except OSError:
             self._lost += 1
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and record.levelno >= logging.ERROR and is_exhausted(error):
+            _exhausted()
 
 
 class Host:
@@ -146,6 +157,7 @@ class Host:
             "prove": owned.prove,
             "hand_out": self._hand_out,
             "take_back": owned.take_back,
+            "interrupt": self._interrupt,
             "end": self._end,
             "info": lambda: failures.facts_of(owned.info()),
             "sensors": owned.sensors,
@@ -161,6 +173,9 @@ class Host:
             if not text:
                 break
             word, connection = json.loads(text), socket.socket(fileno=descriptors[0])
+            if word[0] == "client":
+                self._leases[word[1]].receive_client(connection)
+                continue
             channel = Channel(connection, Limits())
             run: Callable[[], None] = partial(self._control, channel)
             if word[0] == "lease":
@@ -194,9 +209,9 @@ class Host:
         except UgpuError as error:
             answers.post(reply_of(message.call, error))
             return
-        except MemoryError:
-            _exhausted()
-        except Exception:
+        except Exception as error:
+            if is_exhausted(error):
+                _exhausted()
             log.exception("%s: %s failed", self._owned.name, message.operation)
             what = f"{message.operation} failed in the card's process; ugpud's log has the cause"
             answers.post(reply_of(message.call, UgpuError(what)))
@@ -218,12 +233,17 @@ class Host:
     def _boot(self, spare: int) -> dict[str, object]:
         self._owned.boot()
         target, hertz = self._owned.target()
-        _limit_memory(spare)
+        _limit_memory(self._owned.card.memory + spare)  # leases may have memory of the host
         return plain(Grant(0, self._owned.name, "exclusive", target, hertz).to_map())
 
     def _hand_out(self, parent: str, name: str, user: int) -> list[str]:
         handout = self._owned.hand_out(Path(parent), name, user)
         return [str(handout.socket), str(handout.firmware)]
+
+    def _interrupt(self, number: int) -> None:
+        lease = self._leases.get(number)
+        if lease is not None:
+            lease.interrupt()
 
     def _end(self, number: int, drain_s: float) -> str:
         lease = self._leases.pop(number, None)
@@ -231,20 +251,26 @@ class Host:
 
 
 class _Lease:
-    """The connection of one lease, and the thread that carries out its requests."""
+    """The connections of one lease, and the thread that carries out its requests. They come from
+    ugpud, or from the client's socket while that is here (tools.service.daemon.cards.relay)."""
 
     def __init__(self, channel: Channel, owned: Owned, outbox: Outbox, number: int) -> None:
-        self._channel = channel
+        self._ours = Session(channel)
+        self._answers = Answers(self._ours, outbox)
         self._owned = owned
-        self._outbox = outbox
         self._number = number
-        self._service: Lent | None = None
+        self._service: Service | None = None
         self._idle = threading.Event()  # the thread carries out no request any more
+        self._sockets: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+
+    def receive_client(self, connection: socket.socket) -> None:
+        """Take the client's socket, whose session comes from ugpud."""
+        self._sockets.put(connection)
 
     def run(self) -> None:
         """Serve until "bye", or the end of the connection."""
         try:
-            self._serve(Session(self._channel))
+            self._serve()
         except Disconnected:
             pass
         except WireError as error:
@@ -252,39 +278,99 @@ class _Lease:
         finally:
             self._idle.set()
 
-    def _serve(self, session: Session) -> None:
-        answers = Answers(session, self._outbox)
-        message = session.receive()
-        assert message is not None
-        check(message, HOLD)
+    def _serve(self) -> None:
+        channel = self._ours.channel
+        message = self._next(HOLD)
         shared, memory, most, holder = message.arguments
-        session.channel.limits = Limits(META, most)
+        terms = Terms(self._number, bool(shared), memory, most, holder)
         try:
-            terms = Terms(self._number, bool(shared), memory, most, holder)
-            self._service = service = self._owned.hold(terms, answers)
+            service = self._owned.hold(terms, self._answers)
         except UgpuError as error:
-            answers.reply(message.call, error)
+            self._answers.reply(message.call, error)
             return
-        answers.reply(message.call, service.timelines())
+        assert isinstance(service, Service)
+        self._service = service
+        # ugpud has checked the client's message; the state of its session has several.
+        channel.limits = Limits(META, 1 << 40)
+        self._answers.reply(message.call, service.timelines())
+        while (message := self._next(ORDERS)).operation != "bye":
+            if message.operation == "yours":
+                self._serve_client(service, message.data, Limits(META, most))
+            elif message.operation != "recall":
+                service.take(message)
+
+    def _next(self, operations: Mapping[str, Sequence[str]]) -> Message:
+        message = self._ours.receive()
+        assert message is not None
+        check(message, operations)
+        return message
+
+    def _serve_client(self, service: Service, state: Bytes, limits: Limits) -> None:
+        """Serve the client's socket until a request is ugpud's, or ugpud wants the socket back."""
+        session = Session(Channel(self._sockets.get(), limits))
+        session.unpack(state)
+        ours = session.channel.beside = self._ours.channel.fileno()
+        self._answers.session = session
+        poll = select.poll()
+        poll.register(ours, select.POLLIN)
+        again: Message | None = None
+        wrong = ""
+        try:
+            while again is None:
+                if self._ours.channel.partial or poll.poll(0):
+                    order = self._ours.receive(0.0)
+                    if order is None:
+                        continue
+                    check(order, ORDERS)
+                    if order.operation in ("recall", "bye"):
+                        break
+                    service.take(order)
+                elif (request := session.receive()) is not None:
+                    if service.handles(request.operation):
+                        check(request, REQUESTS)
+                        service.take(request)
+                    else:
+                        again = request
+                if session.owes:
+                    session.send(Message("ack", []))
+        except Disconnected as error:
+            log.debug("lease %d of %s: %s", self._number, self._owned.name, error)
+        except WireError as error:
+            wrong = str(error)
+        self._return(session, again, wrong)
+
+    def _return(self, session: Session, again: Message | None, wrong: str) -> None:
+        """Give the client's socket back. If it is broken, ugpud notices that too. wrong: what is
+        wrong in the client's messages."""
         while True:
-            message = session.receive()
-            assert message is not None
-            check(message, REQUESTS)
-            if message.operation == "bye":
-                return
-            service.take(message)
+            with contextlib.suppress(Disconnected):
+                session.flush()
+            with self._answers.lock:
+                if session.push():
+                    continue
+                self._answers.session = self._ours
+                state = session.pack(again)
+                break
+        session.channel.release()
+        self._ours.send(Message("back", [wrong], data=state))
+
+    def interrupt(self) -> None:
+        """See Owned.interrupt."""
+        if self._service is not None:
+            self._owned.interrupt(self._service)
 
     def end(self, drain_s: float) -> str:
         """See Owned.end. The client's last request was sent before."""
-        if not self._idle.wait(drain_s) and self._service is not None:
-            self._owned.interrupt(self._service)
+        if not self._idle.wait(drain_s):
+            self.interrupt()
         if not self._idle.wait(REQUEST_S):
             raise DeviceHang("a request of a lease that is over does not end", limit_s=REQUEST_S)
-        self._channel.close()
+        channel = self._ours.channel
+        channel.close()
         try:
             return "" if self._service is None else self._owned.end(self._service, drain_s)
         finally:
-            self._channel.release()
+            channel.release()
 
 
 def _limit_memory(spare: int) -> None:
@@ -308,7 +394,7 @@ def _exhausted() -> None:
 
 
 def _thread_failed(failure: threading.ExceptHookArgs) -> None:
-    if isinstance(failure.exc_value, MemoryError):
-        _exhausted()
     if failure.exc_value is not None:
+        if is_exhausted(failure.exc_value):
+            _exhausted()
         log.error("a thread of a card's process failed", exc_info=failure.exc_value)

@@ -15,19 +15,16 @@ from collections.abc import Callable
 from typing import Any
 
 from ugpu.hcq.errors import DeviceLost, UgpuError
-from ugpu.hcq.remote import failures
 from ugpu.hcq.remote.address import Address
-from ugpu.hcq.remote.channel import Channel, Disconnected
+from ugpu.hcq.remote.channel import Disconnected
 from ugpu.hcq.remote.connection import Connection, NoReply
 from ugpu.hcq.remote.replies import checked, facts, number, text
-from ugpu.hcq.remote.wire import EVENTS, Limits, Message, WireError, check
 from ugpu.hcq.state import threads
 from ugpu.hcq.state.text import lines
 from ugpu.tools.base.events import ATTRIBUTE, KINDS, Event
 from ugpu.tools.service.daemon.cards import forks
 from ugpu.tools.service.daemon.cards.apart import ENDS_S, GONE_S, ended_by
 from ugpu.tools.service.daemon.cards.host import EXHAUSTED, RECORD
-from ugpu.tools.service.daemon.clients.service import Answers, Terms
 from ugpu.tools.service.daemon.config import DeviceSettings
 
 log = logging.getLogger(__name__)
@@ -61,7 +58,7 @@ class CardProcess:
         self._on_state = on_state
         self._on_end = on_end
         self._closing = False
-        self._silent = False
+        self._killed = ""  # why, if by `kill`
         self._over = threading.Event()  # the process has ended
         self._failure: UgpuError | None = None
         self._guard = threading.Lock()
@@ -79,7 +76,7 @@ class CardProcess:
             self._door.close()
             raise
         try:
-            connected = self._pass(["control"])
+            connected = self.connect(["control"])
             address = Address(f"process {self.worker.pid} of {name}", connected=connected)
             self._control = Connection(address)
             self._control.explain = lambda error: self._reason(error)
@@ -104,22 +101,41 @@ class CardProcess:
         try:
             reply = self._control.call(operation, *arguments, limit_s=limit_s)
         except NoReply:
-            self._kill_silent()
+            self.kill(f"it did not answer {operation} within {limit_s:.0f} s")
             raise self.reason() from None
         with checked(operation):
             result, state = reply.arguments[0]
             self._on_state(facts(state))
         return bytes(reply.data) if reply.data else result
 
-    def lend(self, terms: Terms, answers: Answers) -> Relay:
-        """Give a lease the card; see Owned.hold."""
-        channel = Channel(self._pass(["lease", terms.number]), Limits(data=terms.message))
-        return Relay(self, channel, terms, answers)
+    def connect(self, word: list[object]) -> socket.socket:
+        """Return a new connection to the process (tools.service.daemon.cards.host)."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self.send(word, theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+        return ours
+
+    def send(self, word: list[object], descriptor: int) -> None:
+        """Send a descriptor through the door. Disconnected if the process has ended."""
+        try:
+            socket.send_fds(self._door, [json.dumps(word).encode()], [descriptor])
+        except OSError as error:
+            raise Disconnected(f"{self.name}: its process is gone: {error}") from None
 
     def reason(self) -> UgpuError:
         """Return the reason why the process ended, a new copy for each raise."""
         error = self._reason(Disconnected(f"{self.name}: the connection to its process ended"))
         return type(error)(error.message, **error.facts)
+
+    def kill(self, why: str) -> None:
+        """End the process, which does not do what it must; its leases get the reason."""
+        log.error("%s: its process is ended: %s", self.name, why)
+        self._killed = self._killed or why
+        self.worker.kill()
 
     def close(self) -> None:
         """End the process. Idempotent."""
@@ -136,17 +152,6 @@ class CardProcess:
 
     # ---- implementation ----------------------------------------------------------------------
 
-    def _pass(self, word: list[object]) -> socket.socket:
-        """Return a new connection to the process."""
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                socket.send_fds(self._door, [json.dumps(word).encode()], [theirs.fileno()])
-        except OSError:
-            ours.close()
-            raise self.reason() from None
-        return ours
-
     def _reason(self, error: UgpuError) -> UgpuError:
         if not isinstance(error, Disconnected):
             return error
@@ -158,8 +163,8 @@ class CardProcess:
     def _find_reason(self, error: UgpuError) -> UgpuError:
         status = self.worker.wait(GONE_S)
         what = f"{self.name}: its process"
-        if self._silent:
-            return DeviceLost(f"{what} did not answer within {ANSWER_S:.0f} s and was ended")
+        if self._killed:
+            return DeviceLost(f"{what} was ended: {self._killed}")
         if status == EXHAUSTED:
             return DeviceLost(f"{what} had no memory left (host_memory in its [[device]])")
         if status is not None and status < 0:
@@ -167,10 +172,6 @@ class CardProcess:
         if status is not None:
             return DeviceLost(f"{what} ended with status {status}; the log has the cause")
         return error
-
-    def _kill_silent(self) -> None:
-        self._silent = True
-        self.worker.kill()
 
     def _watch(self) -> None:
         """Repeat the process's log records, and ask it now and then whether it answers."""
@@ -211,96 +212,3 @@ def relog(card: str, sent: bytes) -> None:
         return
     if logger.isEnabledFor(record.levelno):
         logger.handle(record)
-
-
-class Relay:
-    """Lent by a card in another process: passes the client's requests to it, and its replies and
-    events to the client. See Lent."""
-
-    def __init__(
-        self, process: CardProcess, channel: Channel, terms: Terms, answers: Answers
-    ) -> None:
-        """Raises the card's errors; DeviceLost if the process has ended."""
-        self.process = process
-        self._channel = channel
-        self._answers = answers
-        self.number = terms.number
-        self._over = False
-        try:
-            asked = [int(terms.shared), terms.memory, terms.message, terms.holder]
-            channel.send(Message("hold", asked, 1))
-            reply = channel.receive(CALL_S)
-            if reply is None:
-                raise DeviceLost(f"{process.name}: its process does not set up the lease")
-            check(reply, EVENTS)
-            if reply.operation == "error":
-                raise failures.from_wire(*reply.arguments)
-            with checked("hold"):
-                self._timelines = {
-                    text(kind): [number(address) for address in addresses]
-                    for kind, addresses in reply.arguments[0].items()
-                }
-            name = f"{terms.holder} relay"
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-            threads.start(self._thread)
-        except BaseException as error:
-            channel.close()
-            channel.release()
-            with contextlib.suppress(UgpuError):
-                process.call("end", self.number, 0.0)
-            if isinstance(error, Disconnected):
-                raise process.reason() from None
-            raise
-
-    def timelines(self) -> dict[str, list[int]]:
-        """See Lent."""
-        return self._timelines
-
-    def take(self, message: Message) -> None:
-        """See Lent."""
-        passed = Message(message.operation, message.arguments, message.call, message.data)
-        try:
-            self._channel.send(passed, CALL_S)
-        except Disconnected:
-            error: UgpuError = DeviceLost(f"lease {self.number} is over")
-            if not self._over:
-                error = self.process.reason()
-            if message.call:
-                self._answers.reply(message.call, error)
-            else:
-                self._answers.notify("failed", error)
-
-    def interrupt(self) -> None:
-        """See Owned.interrupt. The request ends in the process, whose device is then reset."""
-        self._over = True
-        self._channel.close()
-
-    def end(self, drain_s: float) -> str:
-        """See Owned.end. If the process has ended, nothing is left."""
-        try:
-            with contextlib.suppress(Disconnected):
-                self._channel.send(Message("bye", []))
-            if not self.process.lives:
-                return ""
-            return text(self.process.call("end", self.number, drain_s))
-        finally:
-            self._channel.close()
-            self._thread.join()
-            self._channel.release()
-
-    def _run(self) -> None:
-        session = self._answers.session
-        try:
-            while message := self._channel.receive():
-                check(message, EVENTS)
-                if message.call:
-                    session.send(
-                        Message(message.operation, message.arguments, message.call, message.data)
-                    )
-                else:
-                    self._answers.post(message)
-        except WireError as error:
-            log.error("%s: lease %d: %s", self.process.name, self.number, error)
-            self.process.worker.kill()
-        except Disconnected:
-            pass  # the client is gone, or the process: its watcher tells
