@@ -174,7 +174,10 @@ class DmaPool:
         size = -(-size // PAGE) * PAGE
         self._collect()
         spare = self._free.get(size)
-        memory = spare.pop() if spare else mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
+        try:
+            memory = spare.pop() if spare else mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
+        except OSError as error:
+            raise OutOfMemory(f"the host has no memory left: {error}", size=size) from None
         return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
     def _give_back(self, lent: HostMemory) -> None:
