@@ -40,6 +40,7 @@ class Terms:
         memory: quota in bytes.
         message: most bytes of one message.
         holder: who it is, for events.
+        who: the user or token, whose messages have limits together.
         direct: whether the card's process may receive from the client's socket itself. A TLS
             connection has keys of this process, and a token is checked here at each request.
     """
@@ -49,6 +50,7 @@ class Terms:
     memory: int
     message: int
     holder: str
+    who: str
     direct: bool = False
 
 
