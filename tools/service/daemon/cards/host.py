@@ -135,8 +135,9 @@ class DoorLog(logging.Handler):
         except OSError:
             self._lost += 1
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None and record.levelno >= logging.ERROR and is_exhausted(error):
-            _exhausted()
+        if record.levelno >= logging.ERROR and isinstance(error, MemoryError | OSError):
+            if isinstance(error, MemoryError) or is_exhausted(error):
+                _exhausted()
 
 
 class Host:
@@ -211,6 +212,8 @@ class Host:
         try:
             result = self._calls[message.operation](*message.arguments)
         except UgpuError as error:
+            if is_exhausted(error):
+                _exhausted()
             answers.post(reply_of(message.call, error))
             return
         except Exception as error:
