@@ -108,7 +108,7 @@ class GenerationFacts:
     # before discovery
     memory_size_register: int
     ifwi_register: int
-    ifwi_neighbours: tuple[int, int]
+    ifwi_neighbours: tuple[int, ...]
     discovery_version_register: int
     ifwi_limit_s: float
     # memory

@@ -80,7 +80,7 @@ FACTS = GenerationFacts(
     },
     # Linux 6.12 amdgpu_discovery.c: absolute indices.
     memory_size_register=0x0DE3,  # RCC_CONFIG_MEMSIZE: VRAM in MB
-    ifwi_neighbours=(2, 48),  # to C2PMSG_35 and C2PMSG_81; all between are mailboxes
+    ifwi_neighbours=(2,),  # to C2PMSG_35; between it and C2PMSG_81 are places without a register
     ifwi_register=0x16061,  # mailbox 33, bit 31: the board's own firmware has finished
     discovery_version_register=0x16A00,
     ifwi_limit_s=2.0,  # the kernel waits 2000 times 1 ms

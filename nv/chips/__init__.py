@@ -71,6 +71,8 @@ def pci_drivers() -> dict[tuple[int, int], PciDriver]:
                 boot.bus_bits if boot is not None else 0,
                 _LEAST_BARS,
                 _BY_CLOCK,
-                chip=summary(name),
+                "ugpu.nv.offline.register_names:register_names",
+                summary(name),
+                "ugpu.nv.offline.chip",
             )
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,17 @@ from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.state.config import config
 from ugpu.hcq.state.ladder import Level
 from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.transport.base import Transport
 from ugpu.nv.device.device import NvDevice
 from ugpu.nv.device.driver import NvDriver
 from ugpu.nv.gsp.boot.files import PACKAGE
+from ugpu.nv.gsp.chip.chip import GspChip
 from ugpu.nv.gsp.rm.card import GspCard
 from ugpu.nv.gsp.rm.gpu import GspGpu
 from ugpu.nv.gsp.rm.session import GspSession
 from ugpu.nv.rm.session import Session
+
+ChipHook = Callable[[GspChip], object]
 
 
 def open_device(
@@ -29,17 +33,18 @@ def open_device(
     *,
     on_stage: StageHook | None = None,
     firmware: str | Path | None = None,
+    on_chip: ChipHook | None = None,
     leave: str = "cold",
     force_cold: bool = False,
-) -> NvDevice:
+) -> BareDevice:
     """Boot the GSP of the GPU behind `attachment`, or go on with the firmware that a ugpu process
     left running. The device owns its transport from now on.
 
-    on_stage(name, seconds) is called after each stage; an exception from it ends the start.
-    firmware: a folder with images, which replaces the system's and the attachment's. leave: "cold"
-    unloads the firmware at close; "warm" leaves it running without access to host memory, so that
-    the next process starts faster (NotSupported if the transport cannot place memory for it).
-    force_cold: boot in any case.
+    on_stage(name, seconds) is called after each stage, on_chip once with the chip before any of its
+    registers is read; an exception from them ends the start. firmware: a folder with images, which
+    replaces the system's and the attachment's. leave: "cold" unloads the firmware at close; "warm"
+    leaves it running without access to host memory, so that the next process starts faster
+    (NotSupported if the transport cannot place memory for it). force_cold: boot in any case.
     """
     if leave not in ("warm", "cold"):
         raise BadArgument("leave must be 'warm' or 'cold'", leave=leave)
@@ -52,12 +57,46 @@ def open_device(
         Stages(on_stage),
         leave_warm=leave == "warm",
     )
+    if on_chip is not None:
+        _call(on_chip, card)
     card.start(force_cold=force_cold)
     try:
-        return NvDevice(BareDriver(name, card, 0, on_stage, card.stages.done))
+        return BareDevice(BareDriver(name, card, 0, on_stage, card.stages.done))
     except BaseException:
         card.end(clean=False)
         raise
+
+
+def _call(on_chip: ChipHook, card: GspCard[BareDriver]) -> None:
+    try:
+        on_chip(card.chip)
+    except BaseException:
+        card.end(clean=False)
+        raise
+
+
+class BareDevice(NvDevice):
+    """One NVIDIA GPU without a kernel driver."""
+
+    _driver: BareDriver
+
+    def __init__(self, driver: BareDriver) -> None:
+        super().__init__(driver)
+
+    @property
+    def chip(self) -> GspChip:
+        """The chip's registers and memory by name, as in `gpu.chip.gsp.MAILBOX0.read()`."""
+        return self._driver.card.chip
+
+    @property
+    def transport(self) -> Transport:
+        """The transport to the chip."""
+        return self._driver.card.transport
+
+    @property
+    def warm(self) -> bool:
+        """Return whether the driver goes on with firmware that an earlier ugpu process left."""
+        return self._driver.card.warm
 
 
 class BareDriver(NvDriver):

@@ -51,6 +51,7 @@ KITS: Mapping[str, Sequence[str]] = {
         "am.device", "am.offline",
         "nv.gsp",
         "nv.device.bare",
+        "nv.offline",
     ),
 }  # fmt: skip
 # Folders and modules of a package, lowest floor first. Entries of one floor do not import each
@@ -104,6 +105,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("work",),
         ("failure",),
         ("device",),
+        ("offline",),
     ),
     "nv.gsp": (("images", "chip"), ("layout",), ("rpc",), ("boot",), ("rm",)),
     "qcom": (
@@ -117,7 +119,11 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("device",),
     ),
     "usbgpu": (("link",), ("bridge",), ("firmware",), ("thunderbolt",), ("attach",)),
-    "virtual": (("faults", "shader", "bus", "node"), ("serve",), ("amd", "nvidia", "adreno", "usb")),
+    "virtual": (
+        ("faults", "shader", "bus", "node"),
+        ("serve",),
+        ("amd", "nvidia", "adreno", "usb"),
+    ),
     "tools": (
         ("base",),
         ("control",),

@@ -10,8 +10,15 @@ from ugpu.hcq.transport.base import Transport
 from ugpu.hcq.uapi import constants
 from ugpu.nv.chips.boot import BootFacts
 from ugpu.nv.gsp.boot.files import BootFiles
-from ugpu.nv.gsp.chip.chip import MEMORY_BAR, REGISTER_BAR, GspChip, is_locked
-from ugpu.nv.gsp.chip.falcon import GSP_BASE, SEC2_BASE, Falcon
+from ugpu.nv.gsp.chip.chip import (
+    GSP_BASE,
+    MEMORY_BAR,
+    REGISTER_BAR,
+    SEC2_BASE,
+    GspChip,
+    is_locked,
+)
+from ugpu.nv.gsp.chip.falcon import Falcon
 from ugpu.nv.gsp.images.fwsec import Fwsec
 from ugpu.nv.gsp.layout.arguments import LOGS
 from ugpu.nv.gsp.layout.framebuffer import Carveout

@@ -17,6 +17,7 @@ from ugpu.hcq.bare.rungs import check_kind
 from ugpu.hcq.bare.space import AddressSpace
 from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.device import crash
+from ugpu.hcq.disk.bundle import Evidence
 from ugpu.hcq.errors import ChipError, DeviceBusy, DeviceLost, NotSupported, UgpuError
 from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.paging.allocator import RangeAllocator
@@ -25,12 +26,14 @@ from ugpu.nv import chips
 from ugpu.nv.gsp.boot import boot as steps
 from ugpu.nv.gsp.boot import placement
 from ugpu.nv.gsp.boot.boot import Firmware
+from ugpu.nv.gsp.boot.evidence import log_words
 from ugpu.nv.gsp.boot.files import BootFiles, read_files
 from ugpu.nv.gsp.boot.frts import check_unprotected
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.chip.chip import GspChip
 from ugpu.nv.gsp.rm.contexts import Contexts
 from ugpu.nv.gsp.rm.space import GspSpace, memory_map
+from ugpu.nv.gsp.rm.states import as_json
 from ugpu.nv.gsp.rpc import note
 from ugpu.nv.gsp.rpc.calls import Calls
 from ugpu.nv.gsp.rpc.note import Note
@@ -80,7 +83,6 @@ class GspCard(BareCard[H]):
             raise
         self._source = source
         self._files: BootFiles | None = None
-        self._keep = crash.Keeper(self.transport.name).keep
         self._start_state: Start | None = None
         self._left: Note | None = None
         self._memory: GspSpace | None = None
@@ -90,6 +92,16 @@ class GspCard(BareCard[H]):
         self.on_channel_end: list[Callable[[bytes], None]] = []
         self.found = ""
         self.closed = False
+
+    def _keep(self, error: UgpuError, gather: Callable[[UgpuError], Evidence]) -> None:
+        """Write a bundle of a start that failed."""
+
+        def complete(error: UgpuError) -> Evidence:
+            found = gather(error)
+            found.take("states.json", partial(as_json, self.chip))
+            return found
+
+        crash.Keeper(self.transport.name).keep(error, complete)
 
     def _identify(self, transport: Transport, *, leave_warm: bool) -> GspChip:
         identity = transport.identity
@@ -265,6 +277,7 @@ class GspCard(BareCard[H]):
     def after_reset(self) -> None:
         """See BareCard."""
         self._runs = self._busy = False
+        self.chip.logs = {}
         self.contexts = self._memory = None
         if self.chip.memory_size:
             self.chip.vram.forget()
@@ -301,6 +314,8 @@ class GspCard(BareCard[H]):
             raise ChipError("the place of ugpu's note is not usable VRAM", begin=begin)
         self.heap.reserve(note.PLACE, note.SIZE)
         self._memory = GspSpace(chip, self.places, self.heap, self)
+        logs = self.firmware.start.logs
+        chip.logs = {name: partial(log_words, pages) for name, pages in logs.items()}
         ended = self.calls.abi.constants.NV_VGPU_MSG_EVENT_RC_TRIGGERED
         self.calls.on_event[ended] = self._tell_ended
 

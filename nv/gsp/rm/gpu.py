@@ -25,6 +25,7 @@ from ugpu.nv.gsp.rm.engines import read_engines, separate_copies
 from ugpu.nv.gsp.rm.golden import make_first_context
 from ugpu.nv.gsp.rm.memory import GspMemory, allocate_in_card
 from ugpu.nv.gsp.rm.session import ChannelReport, GspSession
+from ugpu.nv.gsp.rm.states import as_json
 from ugpu.nv.rm.gpu import ChannelParts, Gpu
 from ugpu.nv.rm.memory import Memory
 from ugpu.nv.rm.session import Region
@@ -280,6 +281,7 @@ class GspGpu(Gpu):
     def add_evidence(self, found: Evidence) -> None:
         card = self.session.card
         evidence.gather(found, card.firmware.start, card.calls)
+        found.take("states.json", lambda: as_json(card.chip))
 
     def close(self) -> None:
         if self._ended:

@@ -150,8 +150,15 @@ def _packed(e: Registers, values: list[str], packed: str) -> list[str]:
     return registers
 
 
-def _finish(e: Registers, dst: Operand, packed: str) -> None:
-    """Read D's rows from the place of C and write its registers."""
+def _finish(
+    e: Registers,
+    dst: Operand,
+    packed: str,
+    added: list[str] | None = None,
+    *,
+    saturate: bool = False,
+) -> None:
+    """Read D's rows from the place of C, add integers if there are any, and write D."""
     start = io_column(e, C_COLUMN)
     rows = []
     for row in range(16):
@@ -161,6 +168,11 @@ def _finish(e: Registers, dst: Operand, packed: str) -> None:
         e.value(f"shufflevector {_ROW} {rows[k]}, {_ROW} {rows[k + 8]}, <32 x i32> <{_ALL}>")
         for k in range(8)
     ]
+    for k, more in enumerate(added or ()):
+        if saturate:
+            values[k] = e.call(VECTOR, "llvm.sadd.sat.v32i32", (VECTOR, values[k]), (VECTOR, more))
+        else:
+            values[k] = e.value(f"add {VECTOR} {values[k]}, {more}")
     if packed:
         for k, register in enumerate(_packed(e, values, packed)):
             e.store_vector(dst.index + k, register)
@@ -168,11 +180,11 @@ def _finish(e: Registers, dst: Operand, packed: str) -> None:
     _store_parts(e, dst, values)
 
 
-def _call(e: Registers, i: Instruction, name: str, a: str, b: str, c: str) -> None:
+def _call(e: Registers, i: Instruction, name: str, a: str, b: str, c: str, *, clamp: bool) -> None:
     signed = ["true" if "_iu" in i.name and i.neg_lo[number] else "false" for number in (0, 1)]
     e.call(
         "void", PREFIX + name, ("ptr", a), ("ptr", b), ("ptr", c), ("ptr", c),
-        ("i1", signed[0]), ("i1", signed[1]), ("i1", "true" if i.clamp else "false"),
+        ("i1", signed[0]), ("i1", signed[1]), ("i1", "true" if clamp else "false"),
     )  # fmt: skip
 
 
@@ -187,6 +199,124 @@ def _function(kind: Kind, packed: str) -> str:
     return f"wmma_{result}_{packed or kind.function}"
 
 
+@dataclass(frozen=True)
+class Sparse:
+    """SWMMAC: A has two of each four elements along K. It is two products of half the depth.
+
+    half: one of them. a, b: parts. groups: of four elements in a lane, in the order of the index's
+    4-bit entries. split: the first half of K is in the first words of all lanes, else in the lower
+    lanes. whole: in waves of 64 lanes the index is where it is in waves of 32.
+    """
+
+    half: Kind
+    a: int
+    b: int
+    groups: int
+    split: bool = False
+    whole: bool = False
+
+
+_SPARSE = {
+    "f16": Sparse(_HALF, 4, 8, 4, split=True),
+    "bf16": Sparse(_BRAIN, 4, 8, 4, split=True),
+    "iu8": Sparse(_BYTES, 2, 4, 4),
+    "iu4": Sparse(_NIBBLES, 1, 2, 4, whole=True),
+    "iu4_64": Sparse(_MORE_NIBBLES, 2, 4, 8),
+    **{name: Sparse(kind, 2, 4, 4) for name, kind in _EIGHT.items()},
+}
+
+
+def _entries(e: Registers, i: Instruction, sparse: Sparse) -> list[str]:
+    """Return the index's entry of each group, in the low bits of each lane."""
+    words = e.cut("i32", e.vector_register(i.srcs[2].index))
+    number = i.op_sel[0] | i.op_sel[1] << 1
+    spread = e.wide and not sparse.whole
+    each = sparse.groups // 2 if spread else sparse.groups  # in one register
+    found = []
+    for group in range(sparse.groups):
+        shift = 4 * (each * number + group % each)
+        if shift > 28:
+            raise Unsupported(f"index set {number}")
+        word = words[group // each if spread else 0]
+        moved = e.value(f"lshr {VECTOR} {word}, splat (i32 {shift})")
+        found.append(e.value(f"and {VECTOR} {moved}, splat (i32 15)"))
+    return found
+
+
+def _spread(e: Registers, sparse: Sparse, values: list[str], entries: list[str]) -> list[str]:
+    """Return A with its zeros: for each group, its elements in the low 4 * bits of 64."""
+    bits, wide = sparse.half.bits, "<32 x i64>"
+    each = len(entries) // len(values)  # groups in a register of A
+    found = []
+    for group, entry in enumerate(entries):
+        word = e.value(f"zext {VECTOR} {values[group // each]} to {wide}")
+        places = e.value(f"zext {VECTOR} {entry} to {wide}")
+        parts = []
+        for number in (0, 1):
+            shift = 2 * bits * (group % each) + bits * number
+            element = e.value(f"lshr {wide} {word}, splat (i64 {shift})")
+            element = e.value(f"and {wide} {element}, splat (i64 {(1 << bits) - 1})")
+            place = e.value(f"lshr {wide} {places}, splat (i64 {2 * number})")
+            place = e.value(f"and {wide} {place}, splat (i64 3)")
+            place = e.value(f"mul {wide} {place}, splat (i64 {bits})")
+            parts.append(e.value(f"shl {wide} {element}, {place}"))
+        found.append(e.value(f"or {wide} {parts[0]}, {parts[1]}"))
+    return found
+
+
+def _words(e: Registers, sparse: Sparse, spread: list[str]) -> list[str]:
+    """Return the 32-bit words of dense A, along K."""
+    wide, bits = "<32 x i64>", sparse.half.bits
+    if bits == 4:
+        joined = []
+        for low, high in zip(spread[::2], spread[1::2], strict=True):
+            raised = e.value(f"shl {wide} {high}, splat (i64 16)")
+            joined.append(e.value(f"or {wide} {low}, {raised}"))
+        spread = joined
+    words = [e.value(f"trunc {wide} {value} to {VECTOR}") for value in spread]
+    if bits != 16:
+        return words
+    highs = [e.value(f"lshr {wide} {value}, splat (i64 32)") for value in spread]
+    upper = [e.value(f"trunc {wide} {value} to {VECTOR}") for value in highs]
+    return [word for pair in zip(words, upper, strict=True) for word in pair]
+
+
+def _rows(e: Registers, sparse: Sparse, words: list[str], turn: int) -> list[str]:
+    """Return the rows of one product: of a half of the words in all lanes, or of all words in a
+    half of the lanes."""
+    if not sparse.split:
+        return [_lanes(e, word, turn) for word in words]
+    count = len(words) // 2
+    mine = words[count * turn : count * (turn + 1)]
+    return [_lanes(e, word, upper) for upper in (0, 1) for word in mine]
+
+
+def _sparse(sparse: Sparse, packed: str = "") -> Handler:
+    """Emit D += A x B with sparse A."""
+    function = _function(sparse.half, packed)
+    floats = not sparse.half.function.startswith("iu")
+
+    def emit(e: Registers, i: Instruction) -> None:
+        assert i.dst is not None
+        if floats and any((*i.neg_lo, *i.neg_hi)):
+            raise Unsupported("modifiers of SWMMAC")
+        entries = _entries(e, i, sparse)
+        a = _words(e, sparse, _spread(e, sparse, parts(e, i.srcs[0], sparse.a), entries))
+        b = parts(e, i.srcs[1], sparse.b)
+        if floats:
+            c, added = _sums(e, i, i.dst, packed, floats), []
+        else:  # saturates once, at the end
+            added = parts(e, i.dst, 8)
+            c = _place(e, C_COLUMN, [f"splat (i32 {0})"] * 16, 64)
+        for turn in (0, 1):
+            left = _place(e, A_COLUMN, _rows(e, sparse, a, turn), 128)
+            right = _place(e, B_COLUMN, _rows(e, sparse, b, turn), 128)
+            _call(e, i, function, left, right, c, clamp=False)
+        _finish(e, i.dst, packed, added, saturate=bool(i.clamp))
+
+    return emit
+
+
 def _dense(kind: Kind, packed: str = "") -> Handler:
     """Emit D = A x B + C. packed: the type of C and D if they have 16 bits."""
     function = _function(kind, packed)
@@ -197,7 +327,7 @@ def _dense(kind: Kind, packed: str = "") -> Handler:
         c = _sums(e, i, i.srcs[2], packed, not kind.function.startswith("iu"))
         left = _factor(e, kind, a, A_COLUMN, _flips(i, kind, 0))
         right = _factor(e, kind, b, B_COLUMN, _flips(i, kind, 1))
-        _call(e, i, function, left, right, c)
+        _call(e, i, function, left, right, c, clamp=bool(i.clamp))
         _finish(e, i.dst, packed)
 
     return emit
@@ -216,4 +346,11 @@ def handlers() -> dict[str, Handler]:
     }
     for name, kind in _EIGHT.items():
         found[f"v_wmma_f32_16x16x16_{name}"] = _dense(kind)
+        found[f"v_swmmac_f32_16x16x32_{name}"] = _sparse(_SPARSE[name])
+    for name in ("f16", "bf16"):
+        found[f"v_swmmac_f32_16x16x32_{name}"] = _sparse(_SPARSE[name])
+        found[f"v_swmmac_{name}_16x16x32_{name}"] = _sparse(_SPARSE[name], name)
+    for name in ("iu8", "iu4"):
+        found[f"v_swmmac_i32_16x16x32_{name}"] = _sparse(_SPARSE[name])
+    found["v_swmmac_i32_16x16x64_iu4"] = _sparse(_SPARSE["iu4_64"])
     return found
