@@ -19,7 +19,6 @@ from ugpu.hcq.registers.layout import Struct
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.work.command import Fill, Signal
 from ugpu.hcq.work.command_buffer import Symbol, values_of
-from ugpu.hcq.work.queue import QueueKind
 
 EOP_SIZE = 4096
 
@@ -44,11 +43,17 @@ class QueuesHolder(QueueHolder):
 
 
 class Queues:
-    """All hardware queues of one device."""
+    """All hardware queues of one device.
+
+    Attributes:
+        compute: the compute queues.
+        copy: the copy queues, in the order of their engines.
+    """
 
     def __init__(self, driver: QueuesHolder) -> None:
         self._driver = driver
-        self._made: dict[QueueKind, list[RingQueue]] = {kind: [] for kind in QueueKind}
+        self.compute: list[ComputeQueue] = []
+        self.copy: list[CopyQueue] = []
 
     def make(self) -> None:
         """Make the queues that the chip has, and start them. All have their memory before the first
@@ -63,10 +68,10 @@ class Queues:
                 pipe, queue = seat.compute_slot(facts)
                 doorbell = seat.compute_doorbell(facts)
                 compute = made.compute_queue(driver, pipe, queue, doorbell)
-                self._made[QueueKind.COMPUTE].append(compute)
+                self.compute.append(compute)
                 for engine in self._engines():
                     doorbell = seat.copy_doorbell(facts, engine.index)
-                    self._made[QueueKind.COPY].append(made.copy_queue(driver, engine, doorbell))
+                    self.copy.append(made.copy_queue(driver, engine, doorbell))
             if not driver.starts_by_list:
                 self.start(compute)
         with driver.stages.stage("copy queues"):
@@ -217,18 +222,4 @@ class Queues:
     @property
     def all(self) -> list[RingQueue]:
         """All queues, compute queues first."""
-        return [queue for kind in QueueKind for queue in self._made[kind]]
-
-    @property
-    def compute(self) -> list[ComputeQueue]:
-        """The compute queues."""
-        return [queue for queue in self._made[QueueKind.COMPUTE] if isinstance(queue, ComputeQueue)]
-
-    @property
-    def copy(self) -> list[CopyQueue]:
-        """The copy queues."""
-        return [queue for queue in self._made[QueueKind.COPY] if isinstance(queue, CopyQueue)]
-
-    def of(self, kind: QueueKind) -> list[RingQueue]:
-        """Return the queues of a kind, in the order of their numbers."""
-        return self._made[kind]
+        return [*self.compute, *self.copy]
