@@ -18,7 +18,7 @@
 #   make check       lint, types, layers, file sizes, what STYLE promises, generated files untouched
 #   make bench       measure the figures; writes build/bench.json, adds to this machine's history
 #   make bench-compare  what the last make bench did worse or better than the median of earlier ones
-#   make regen       fetch the vendors' headers and generate the tables again (must leave no diff)
+#   make regen       fetch the vendors' headers and AMD's instruction types, generate the tables again (must leave no diff)
 #   make docs        the reference of the programming interface, from docstrings, into build/docs
 #   make page        compile the script of ugpud's page from TypeScript (needs npm)
 #   make golden      rewrite the golden files; read the diff before you commit it
@@ -121,11 +121,16 @@ page:
 	for name in $(notdir $(basename $(wildcard tools/service/page/web/*.ts))); do \
 	sed -i "1i // Made from $$name.ts by make page; sha256 $$(sha256sum tools/service/page/web/$$name.ts | cut -c1-64)" tools/service/page/static/$$name.js; done
 
+GENERATED := am/regs hcq/uapi nv/abi/tables nv/abi/gsp qcom/regs/tables virtual/amd/isa/targets
+
 regen:
 	@$(SETUP) dev regen
 	$(PYTHON) -m ugpu.tools.clang2py
-	git status --short -- am/regs hcq/uapi nv/abi/tables nv/abi/gsp qcom/regs/tables
-	test -z "$$(git status --porcelain -- am/regs hcq/uapi nv/abi/tables nv/abi/gsp qcom/regs/tables)"
+	$(PYTHON) -m pip download --quiet --no-deps --dest build/instructions tinygrad==0.14.0
+	$(PYTHON) -m zipfile -e build/instructions/tinygrad-0.14.0-py3-none-any.whl build/instructions
+	$(PYTHON) -m ugpu.tools.instructions --tinygrad build/instructions
+	git status --short -- $(GENERATED)
+	test -z "$$(git status --porcelain -- $(GENERATED))"
 
 # Modules of which users call functions; what is beneath them is read in the sources.
 # Every module of hcq but those named is left out; a module that is named twice is a warning.

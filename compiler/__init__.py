@@ -42,8 +42,10 @@ _HOMES = {
     ),
     "TensorFile": "ugpu.compiler.files.tensor_file",
     "dtypes": "ugpu.compiler.dtype",
+    "fft": "ugpu.compiler.numeric.fft",
     "function": "ugpu.compiler.front.function",
     "jit": "ugpu.compiler.front.jit",
+    "linalg": "ugpu.compiler.numeric.linalg",
     "kernel_log": "ugpu.compiler.runtime.runtime",
     "onnx": "ugpu.compiler.onnx",
     "nn": "ugpu.compiler.nn",
@@ -54,7 +56,7 @@ _HOMES = {
     "tuning": "ugpu.compiler.search.tune",
     "watch": "ugpu.compiler.front.explain",
 }
-WHOLE = ("dtypes", "nn", "onnx", "optim")  # names of modules
+WHOLE = ("dtypes", "fft", "linalg", "nn", "onnx", "optim")  # names of modules
 
 __all__ = [
     "Tensor",
@@ -63,10 +65,12 @@ __all__ = [
     "custom_gradient",
     "dtypes",
     "enable_grad",
+    "fft",
     "function",
     "grad",
     "jit",
     "kernel_log",
+    "linalg",
     "load",
     "nn",
     "no_grad",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 from typing import Any, Self
 
 import numpy as np
@@ -17,16 +16,13 @@ from numpy.typing import NDArray
 
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import DType, bfloat16, float32
-from ugpu.compiler.gradients.differentiable import Differentiable
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.forms import Makes
-from ugpu.compiler.graph.node import Node, Shape
 from ugpu.compiler.graph.origin import here
 from ugpu.compiler.graph.tracking import History, mode
 from ugpu.compiler.methods.core import Scalar, integer_of, number_of, shape_of, whole
-from ugpu.compiler.methods.randomness import squares
 from ugpu.compiler.plan.plan import MemoryPlan, memory_plan
-from ugpu.compiler.runtime.generator import generator
+from ugpu.compiler.random import Random
 from ugpu.compiler.runtime.lent import lend
 from ugpu.compiler.runtime.memory_pool import Storage
 from ugpu.compiler.runtime.recording import current_recording
@@ -34,12 +30,12 @@ from ugpu.compiler.runtime.runtime import device_of, runtime_of
 from ugpu.compiler.runtime.upload import array_of, copied, upload
 from ugpu.compiler.search.forms import preferred
 from ugpu.hcq.device.device import Device, core_of, owner_of
-from ugpu.hcq.errors import BadArgument, NotSupported
+from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.work.buffer import Buffer
 
 
 @whole
-class Tensor(Differentiable):
+class Tensor(Random):
     """An array of `dtype` and `shape` on `device`.
 
     Args:
@@ -171,114 +167,58 @@ class Tensor(Differentiable):
         across = cls.arange(rows if columns is None else columns, **options)
         return down._compare("eq", across).cast(kind)
 
-    # ---- random --------------------------------------------------------------------------------
+    @classmethod
+    def linspace(cls, start: float, end: float, steps: int, **options: Any) -> Self:
+        """Return `steps` numbers at equal distances from start to end, both included. Options:
+        device, dtype (float32)."""
+        return cls._spaced("linspace", start, end, steps, options, None)
+
+    @classmethod
+    def logspace(
+        cls, start: float, end: float, steps: int, base: float = 10.0, **options: Any
+    ) -> Self:
+        """Return base ** each number of `linspace`. Options: device, dtype (float32)."""
+        return cls._spaced("logspace", start, end, steps, options, base)
+
+    @classmethod
+    def _spaced(
+        cls, name: str, start: float, end: float, steps: int, options: dict[str, Any],
+        base: float | None,
+    ) -> Self:  # fmt: skip
+        """The numbers are computed in float64 on the host, and rounded once."""
+        first, last = number_of(name, "start", start), number_of(name, "end", end)
+        if integer_of(name, "steps", steps) < 0:
+            raise BadArgument(f"{name}: expected steps >= 0, got {steps}")
+        numbers = np.linspace(float(first), float(last), steps)
+        if base is not None:
+            numbers = float(number_of(name, "base", base)) ** numbers
+        kind = dtypes.as_dtype(options.pop("dtype", dtypes.float32))
+        exact = numbers if kind.is_float else np.trunc(numbers)
+        return cls(exact, dtype=kind, **options)
 
     @staticmethod
-    def manual_seed(seed: int = 0) -> None:
-        """Restart this process's stream of random numbers; a seed gives the same numbers on every
-        device."""
-        recording = current_recording()
-        if recording is not None:
-            raise BadArgument(
-                f"@jit {recording.name}: the seed would be set only during recording; set "
-                "it outside the function"
-            )
-        generator.seed(seed)
-
-    @classmethod
-    def _bits(cls, shape: Shape, device: Device | str | None) -> Self:
-        """Return 32 random bits for each element, as uint64."""
-        count = prod(shape)
-        tape = mode.tape
-        taken = (
-            cls._taken(device_of(device), count)
-            if tape is None
-            else tape.take(lambda: cls._taken(device_of(device), count))
+    def meshgrid(*tensors: Tensor, indexing: str = "ij") -> tuple[Tensor, ...]:
+        """Return for each of several tensors of one axis its elements over the grid of all: axes in
+        their order ("ij"), or with the first two exchanged ("xy")."""
+        listed = (
+            tensors[0] if len(tensors) == 1 and isinstance(tensors[0], list | tuple) else tensors
         )
-        numbers = cls.arange(count, device=taken.device).cast(dtypes.uint64) + taken[0]
-        return squares(numbers, taken[1]).reshape(shape)
-
-    @classmethod
-    def _taken(cls, device: Device, count: int) -> Self:
-        """Return the number of the first of the next `count` random numbers, and the key. In a
-        recorded function, both are in memory that each replay fills."""
-        recording = current_recording()
-        capturing = core_of(device).capturing
-        if recording is None and capturing is not None and capturing.is_mine:
-            raise NotSupported(
-                "random numbers in capture() would be the same in every replay; use @jit"
-            )
-        runtime = runtime_of(device)
-        storage = None if recording is None else recording.random(runtime.pool, count)
-        if storage is None:
-            pair = generator.take(count)
-            storage = runtime.pool.take(pair.nbytes)
-            storage.buffer.copy_from(pair)
-        made = object.__new__(cls)
-        made.device = device
-        made.node = Node("buffer", dtypes.uint64, (2,))
-        made.node.storage = storage
-        return made
-
-    @classmethod
-    def rand(cls, *shape: Any, device: Device | str | None = None, dtype: Any = float32) -> Self:
-        """Return uniform random numbers in [0, 1), in steps of 2^-24 (float16 2^-11, bfloat16
-        2^-8)."""
-        bits = cls._bits(shape_of("rand", shape), device)
-        kept = {dtypes.float16: 11, bfloat16: 8}.get(dtypes.as_dtype(dtype), 24)
-        return ((bits >> (32 - kept)).cast(float32) * 2.0**-kept).cast(dtype)
-
-    @classmethod
-    def uniform(cls, *shape: Any, low: float = 0.0, high: float = 1.0, device: Any = None) -> Self:
-        """Return uniform random numbers in [low, high)."""
-        low, high = number_of("uniform", "low", low), number_of("uniform", "high", high)
-        if not low <= high:
-            raise BadArgument(f"uniform: low must be at most high, got {low} and {high}")
-        spread = cls.rand(*shape, device=device) * (high - low) + low
-        # the sum may round to `high`
-        return spread.minimum(float(np.nextafter(np.float32(high), np.float32(low))))
-
-    @classmethod
-    def randn(cls, *shape: Any, device: Device | str | None = None, dtype: Any = float32) -> Self:
-        """Return normally distributed random numbers with mean 0 and variance 1 (G. Box, M. Muller,
-        1958)."""
-        wanted = shape_of("randn", shape)
-        pairs = cls._bits((2, *wanted), device) >> 8
-        radius = (pairs[0].cast(float32) + 1) * 2.0**-24  # in (0, 1]
-        angle = pairs[1].cast(float32) * (2 * math.pi * 2.0**-24)
-        return ((radius.log() * -2).sqrt() * angle.cos()).cast(dtype)
-
-    @classmethod
-    def normal(cls, *shape: Any, mean: float = 0.0, std: float = 1.0, device: Any = None) -> Self:
-        """Return normally distributed random numbers with the given mean and standard deviation."""
-        return cls.randn(*shape, device=device) * std + mean
-
-    @classmethod
-    def randint(
-        cls, *shape: Any, low: int = 0, high: int, device: Any = None, dtype: Any = dtypes.int64
-    ) -> Self:
-        """Return random integers in [low, high), of at most 2^31 different values."""
-        low, high = integer_of("randint", "low", low), integer_of("randint", "high", high)
-        if not 0 < high - low <= 1 << 31:
-            raise BadArgument(f"randint: high must exceed low by 1 to 2^31, got {low} and {high}")
-        bits = cls._bits(shape_of("randint", shape), device)
-        return ((bits * (high - low) >> 32).cast(dtypes.int64) + low).cast(dtype)
-
-    @classmethod
-    def randperm(cls, count: int, *, device: Device | str | None = None) -> Self:
-        """Return 0 .. count - 1 in random order, as int64."""
-        wanted = shape_of("randperm", [integer_of("randperm", "count", count)])
-        return cls._bits(wanted, device).cast(dtypes.uint32).argsort()
-
-    def dropout(self, probability: float = 0.5, *, training: bool) -> Self:
-        """Zero elements with a probability and scale the others, if `training`; otherwise return
-        the tensor unchanged. Uses one random number per element."""
-        if not 0 <= number_of("dropout", "probability", probability) <= 1:
-            raise BadArgument(f"dropout: probability must be from 0 to 1, got {probability}")
-        if not training or not probability:
-            return self._same()
-        kept = type(self).rand(self.shape, device=self.device) >= probability
-        return kept.where(self * (1 / (1 - probability) if probability < 1 else 0), 0)
+        given = _tensors("meshgrid", list(listed))
+        if indexing not in ("ij", "xy"):
+            raise BadArgument(f"meshgrid: indexing must be 'ij' or 'xy', got {indexing!r}")
+        if any(each.ndim > 1 for each in given):
+            raise BadArgument("meshgrid: expected tensors of one axis")
+        sizes = [each.numel() for each in given]
+        order = list(range(len(sizes)))
+        if indexing == "xy" and len(order) > 1:
+            order[:2] = [1, 0]
+        grids = []
+        for place, each in enumerate(given):
+            shape = [1] * len(sizes)
+            shape[order[place]] = sizes[place]
+            whole = tuple(sizes[axis] for axis in order)
+            grids.append(each.reshape(tuple(shape)).expand(whole))
+        return tuple(grids)
 
     @staticmethod
     def cat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:

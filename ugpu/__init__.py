@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from ugpu.compiler import custom_gradient as custom_gradient
     from ugpu.compiler import dtypes as dtypes
     from ugpu.compiler import enable_grad as enable_grad
+    from ugpu.compiler import fft as fft
     from ugpu.compiler import function as function
     from ugpu.compiler import grad as grad
     from ugpu.compiler import jit as jit
     from ugpu.compiler import kernel_log as kernel_log
+    from ugpu.compiler import linalg as linalg
     from ugpu.compiler import load as load
     from ugpu.compiler import nn as nn
     from ugpu.compiler import no_grad as no_grad
@@ -59,8 +61,8 @@ _HOMES = {
     ),
     "ugpu.compiler": (
         "Tensor", "TensorFile", "checkpoint", "custom_gradient", "dtypes", "enable_grad",
-        "function", "grad", "jit", "kernel_log", "load", "nn", "no_grad", "onnx", "optim",
-        "save", "set_default_device", "tuning", "value_and_grad", "watch",
+        "fft", "function", "grad", "jit", "kernel_log", "linalg", "load", "nn", "no_grad",
+        "onnx", "optim", "save", "set_default_device", "tuning", "value_and_grad", "watch",
     ),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -49,6 +49,9 @@ ChipHook = Callable[[Chip], object]
 TAG = 0x75470001
 LEFT_CLEAN, IN_USE = 0, 1
 _TMR_ALIGN = 1 << 20
+# Dword registers with the place of the discovery table, low and high, and its size, the same on all
+# chips; the size is 0 where the table is at the usual place alone.
+DRIVER_SCRATCH = (0x94, 0x95, 0x96)
 
 
 # ---- first contact -----------------------------------------------------------------------------
@@ -83,22 +86,46 @@ def wait_ifwi(chip: Chip) -> None:
 
 
 def read_discovery(chip: Chip) -> None:
-    """Read and check the chip's discovery table, and set `chip` up from it."""
+    """Read and check the chip's discovery table, and set `chip` up from it. Where it is not at its
+    usual place, the board's firmware states one (Linux after 6.12, amdgpu_discovery.c)."""
     generation = chip.generation
-    start = chip.vram.size - generation.discovery_offset
-    size = generation.discovery_size
+    usual = chip.vram.size - generation.discovery_offset
+    data = _discovery_at(chip, usual, generation.discovery_size)
+    try:
+        if not data.startswith(discovery.BINARY_SIGNATURE.to_bytes(4, "little")):
+            stated = _stated_place(chip)
+            data = data if stated is None else _discovery_at(chip, *stated)
+        chip.describe(discovery.parse(data))
+    except DiscoveryError as error:
+        version = chip.bus.read32(generation.discovery_version_register)
+        error.add_facts(discovery_version_register=version, remedy=advice.POWER_CYCLE)
+        raise
+
+
+def _discovery_at(chip: Chip, start: int, size: int) -> bytes:
     if chip.transport.traits.staged is not None:  # a dword takes several messages
         header = chip.vram.read(start, discovery.HEADER_SIZE)
         size = min(size, discovery.stated_size(header))
     data = chip.vram.read(start, size)
     if data[:64] == b"\xff" * 64:
         chip.check_present("reading the discovery table")
-    try:
-        chip.describe(discovery.parse(data))
-    except DiscoveryError as error:
-        version = chip.bus.read32(generation.discovery_version_register)
-        error.add_facts(discovery_version_register=version, remedy=advice.POWER_CYCLE)
-        raise
+    return data
+
+
+def _stated_place(chip: Chip) -> tuple[int, int] | None:
+    """Return the start and the size of the table in VRAM, if the board's firmware states them."""
+    low, high, size = (chip.bus.read32(register) for register in DRIVER_SCRATCH)
+    if not 0 < size <= discovery.MOST:
+        return None
+    start = high << 32 | low
+    if start + size > chip.vram.size or start % 4 or size % 4:
+        raise DiscoveryError(
+            "the board's firmware states a place of the discovery table outside of VRAM",
+            start=start,
+            size=size,
+            vram=chip.vram.size,
+        )
+    return start, size
 
 
 def first_contact(
@@ -135,10 +162,7 @@ def is_warm(chip: Chip, units: Units) -> bool:
     gc = chip.gc
     if not marked(chip) or int(gc.SCRATCH_REG6.read()) != LEFT_CLEAN:
         return False
-    if (
-        gc.GCVM_L2_PROTECTION_FAULT_STATUS.read()
-        or chip.mmhub.MMVM_L2_PROTECTION_FAULT_STATUS.read()
-    ):
+    if units.gmc.gfxhubs[0].fault_status.read() or units.gmc.mmhubs[0].fault_status.read():
         return False
     return units.smu.alive()
 
@@ -233,7 +257,8 @@ def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
         size = tmr_size(units, firmware)
         kind, name = generation.smu_firmware
         first = [psp_commands.load_firmware(name, kind, firmware.parts[name])]
-        first.append(psp.setup_tmr(units.carveout.tmr, size))
+        if not generation.boot_time_tmr:
+            first.append(psp.setup_tmr(units.carveout.tmr, size))
         if not psp.takes_many:
             psp.run(*first)
             first = []
@@ -249,7 +274,7 @@ def tmr_size(units: Units, firmware: FirmwareSet) -> int:
     toc = firmware.boot.get(units.chip.generation.toc_type) or firmware.parts.get("toc")
     size = units.psp.load_toc(toc) if toc is not None else DEFAULT_TMR_SIZE
     size = -(-(size or DEFAULT_TMR_SIZE) // _TMR_ALIGN) * _TMR_ALIGN
-    if size > units.carveout.tmr_space:
+    if size > units.carveout.tmr_space and not units.chip.generation.boot_time_tmr:
         raise OutOfMemory("the firmware requests more memory than is reserved for it", size=size)
     return size
 
@@ -446,12 +471,12 @@ def _wait_bootloader(units: Units) -> None:
     """Wait until a chip that was reset can be booted from the start."""
     chip = units.chip
     wait_ifwi(chip)
-    if chip.mp0.MP0_SMN_C2PMSG_81.read():
+    if chip.mailbox(81).read():
         return  # nothing was reset: the caller handles that
     chip.dark = False
     with or_silent("the chip does not respond after the reset", unit="PSP"):
         chip.wait(
-            chip.mp0.MP0_SMN_C2PMSG_35,
+            chip.mailbox(35),
             lambda value: value == 0x8000_0000,
             unit="PSP",
             waiting_for="bootloader after the reset",

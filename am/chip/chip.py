@@ -17,7 +17,7 @@ from ugpu.hcq.bare.bus import ALL_ONES, RegisterBus
 from ugpu.hcq.bare.chip import BareChip
 from ugpu.hcq.bare.vram import WindowVram
 from ugpu.hcq.errors import DiscoveryError
-from ugpu.hcq.registers.fields import RegisterBlock, RegisterMap
+from ugpu.hcq.registers.fields import BoundRegister, RegisterBlock, RegisterMap
 from ugpu.hcq.transport.base import Transport, Window
 
 
@@ -140,6 +140,10 @@ class Chip(BareChip):
             if engine is not None:
                 found.append(replace(engine, instance=index))
         return found
+
+    def mailbox(self, number: int) -> BoundRegister:
+        """Return one of the PSP's mailbox registers (C2PMSG)."""
+        return self.mp0[f"{self.generation.psp_mailbox}_{number}"]
 
     # ---- presence ----------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
 """IP discovery: the table in which a chip lists its blocks, their versions and register bases.
 
 `parse` trusts nothing: signatures, sizes and checksums are verified before use, and every fault is
-a DiscoveryError that names the place. Layout: Linux 6.12 include/discovery.h; checks and
-tolerances: amdgpu_discovery.c. Offsets and sizes are bytes, register bases dwords.
+a DiscoveryError that names the place. Layout: Linux 6.12 include/discovery.h, and of later kernels
+(binary_header_v2); checks and tolerances: amdgpu_discovery.c. Offsets and sizes are bytes, register
+bases dwords.
 """
 
 from __future__ import annotations
@@ -15,17 +16,21 @@ import numpy as np
 from ugpu.hcq.errors import DiscoveryError
 
 BINARY_SIGNATURE = 0x28211407
+MOST = 0x10000  # bytes of a binary: its size has 16 bits
 IP_SIGNATURE = 0x53445049  # "IPDS"
 GC_SIGNATURE = 0x4347
 HARVEST_SIGNATURE = 0x56524148  # "HARV"
 
-# binary_header: signature, version major and minor, checksum, size; then six table entries.
+# binary_header: signature, version major and minor, checksum, size; then six table entries. From
+# version 2 on the number of entries and 16 bits of padding come first.
 _BINARY = struct.Struct("<IHHHH")
 HEADER_SIZE = 64  # bytes of the header and the table entries
 _TABLE = struct.Struct("<HHHH")  # table_info: offset, checksum, size, padding
 _CHECKED_FROM = 10  # the binary checksum covers the bytes after itself, from binary_size on
 IP_TABLE, GC_TABLE, HARVEST_TABLE = 0, 1, 2
 _TABLE_COUNT = 6
+_COUNT = struct.Struct("<HH")
+_COUNTED = 2  # version
 # ip_discovery_header: signature, version, size, id, number of dies; then (id, offset) per die.
 _IP_HEADER = struct.Struct("<IHHIH")
 _MOST_DIES = 16
@@ -34,6 +39,7 @@ _DIE_HEADER = struct.Struct("<HH")  # die id, number of blocks
 _IP = struct.Struct("<HBBBBBB")  # hw_id, instance, bases, major, minor, revision, harvest/variant
 _FLAGS = struct.Struct("<H")  # version 4, after the dies
 _FLAG_64_BIT = 1  # base_addr_64_bit
+_WIDE_BASE = 0x3FFF_FFFF  # what the kernel takes of such a base
 _GC_HEADER = struct.Struct("<IHHI")  # id, version major, minor, size
 _GC_FIELDS = (
     "num_se", "num_wgp0_per_sa", "num_wgp1_per_sa", "num_rb_per_se", "num_gl2c", "num_gprs",
@@ -114,16 +120,19 @@ def parse(data: bytes) -> Discovery:
             found=signature,
             version=major,
         )
+    if major > _COUNTED:
+        raise DiscoveryError(
+            "the version of the discovery binary is not supported",
+            expected=f"0 to {_COUNTED}",
+            found=major,
+        )
     if size > len(data) or size < _BINARY.size + _TABLE_COUNT * _TABLE.size:
         raise DiscoveryError(
             "the discovery binary states a size outside the data", size=size, available=len(data)
         )
     data = data[:size]
     _check_sum("binary", data[_CHECKED_FROM:], expected)
-    tables = [
-        _unpack(_TABLE, data, _BINARY.size + position * _TABLE.size, "table list")
-        for position in range(_TABLE_COUNT)
-    ]
+    tables = _parse_list(data, major)
     if not tables[IP_TABLE][0]:
         raise DiscoveryError("the discovery binary has no IP discovery table")
     harvested = _parse_harvest(data, tables[HARVEST_TABLE])
@@ -133,6 +142,19 @@ def parse(data: bytes) -> Discovery:
         _parse_gc(data, tables[GC_TABLE]),
         harvested,
     )
+
+
+def _parse_list(data: bytes, major: int) -> list[tuple[int, ...]]:
+    """Return the first entries of the table list; those that a counted list lacks are empty."""
+    start, count = _BINARY.size, _TABLE_COUNT
+    if major == _COUNTED:
+        count, _ = _unpack(_COUNT, data, start, "table list")
+        start += _COUNT.size
+    listed = [
+        _unpack(_TABLE, data, start + position * _TABLE.size, "table list")
+        for position in range(min(count, _TABLE_COUNT))
+    ]
+    return listed + [(0, 0, 0, 0)] * (_TABLE_COUNT - len(listed))
 
 
 def _unpack(form: struct.Struct, data: bytes, offset: int, what: str) -> tuple[int, ...]:
@@ -193,6 +215,8 @@ def _parse_die(data: bytes, offset: int, wide: bool) -> list[IpInstance]:
         hw, instance, bases, major, minor, revision, _ = _unpack(_IP, data, offset, what)
         form = struct.Struct(f"<{bases}{'Q' if wide else 'I'}")
         addresses = _unpack(form, data, offset + _IP.size, f"bases of {what}")
+        if wide:
+            addresses = tuple(address & _WIDE_BASE for address in addresses)
         blocks.append(IpInstance(hw, instance, (major, minor, revision), addresses))
         offset += _IP.size + form.size
     return blocks

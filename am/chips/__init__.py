@@ -13,11 +13,8 @@ from ugpu.hcq.find.catalogue import ChipSummary, PciDriver
 _REGISTER_NAMES = "ugpu.am.offline.register_names:register_names"
 _OPEN = "ugpu.am.device.device:open_device"
 _WINDOW = "ugpu.am.offline.chip"
-# Registers that the driver accesses periodically, as (BAR, offset in bytes): RCC_CONFIG_MEMSIZE (is
-# the chip present), IH_RB_RPTR (the chip's reports were taken) and MP0_SMN_C2PMSG_81 (does the
-# PSP's secure OS still run).
-_BY_CLOCK = ((5, 0x378C), (5, 0x448C), (5, 0x58244))
 DEFAULT = "navi31"  # used where a chip is needed and none was named
+_WITHOUT_MODEL: frozenset[str] = frozenset()
 
 
 def names() -> list[str]:
@@ -43,8 +40,8 @@ def all_facts() -> Iterator[ChipFacts]:
 
 
 def virtual_names() -> list[str]:
-    """Return the chips with a model: all, because the model takes its data from the facts."""
-    return names()
+    """Return the chips with a model, which takes its data from the facts."""
+    return [name for name in names() if name not in _WITHOUT_MODEL]
 
 
 def find(vendor: int, device: int) -> ChipFacts | None:
@@ -69,7 +66,7 @@ def pci_drivers() -> dict[tuple[int, int], PciDriver]:
             _OPEN,
             facts.generation.physical_bits,
             facts.generation.least_bars,
-            _BY_CLOCK,
+            facts.generation.by_clock,
             _REGISTER_NAMES,
             summary(facts.name),
             _WINDOW,

@@ -26,11 +26,17 @@ class SmuInterface:
 
     messages: constants PPSMC_MSG_*. tables: structures and constants of the tables that it
     exchanges. version: the result of GetDriverIfVersion if both sides have the same headers.
+    shutdown_place, pptable_place: of software_shutdown_temp, 16 bits, and of PPTable_t, in the
+    board's table (TABLE_COMBO_PPTABLE), which is packed, in bytes. fan_offset: the member of
+    PPTable_t by which that limit changes while a fan does not turn.
     """
 
     messages: str
     tables: str
     version: int
+    shutdown_place: int
+    pptable_place: int
+    fan_offset: str
 
 
 @dataclass(frozen=True)
@@ -45,11 +51,15 @@ class FirmwareFile:
 @dataclass(frozen=True)
 class Evidence:
     """Registers that describe a failed chip. registers: by block; names may be patterns. queue: of
-    the compute queue that GRBM_GFX_CNTL selects. wave: SQ_WAVE_<name>."""
+    the compute queue that GRBM_GFX_CNTL selects. wave: SQ_WAVE_<name>; trap: the one of them that
+    has why a wave stopped. gfx_clients, memory_clients: what hubs' faults name by number."""
 
     registers: Mapping[str, tuple[str, ...]]
     queue: tuple[str, ...]
     wave: tuple[str, ...]
+    trap: str
+    gfx_clients: Mapping[int, str]
+    memory_clients: Mapping[int, str]
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,14 @@ class GenerationFacts:
     those of the discovery table. boot_components: (name, command for C2PMSG_35, fw_type in the
     PSP's container) in order. ip_firmware: (psp_gfx_fw_type, name of the part) in the order of
     loading. smu_firmware: the same, loaded before the TMR. mode2_firmware: parts that must be
-    loaded again after a reset of the graphics core.
+    loaded again after a reset of the graphics core. psp_mailbox, hub_fault_status, copy_processor,
+    doorbell_route: registers that are named otherwise elsewhere: the PSP's mailboxes without their
+    number, a hub's latched fault behind GCVM_ or MMVM_, the control of a copy engine's processor
+    behind its name, the routes of doorbells without their number. boot_time_tmr: the board's
+    firmware has reserved the TMR, so the driver does not give one away. by_clock: registers that
+    the driver accesses periodically, as (BAR, offset in bytes): RCC_CONFIG_MEMSIZE (is the chip
+    present), IH_RB_RPTR (the chip's reports were taken) and mailbox 81 (does the PSP's secure OS
+    still run).
     """
 
     name: str
@@ -73,9 +90,14 @@ class GenerationFacts:
     doorbell_bar: int
     register_bar: int
     least_bars: tuple[tuple[int, int], ...]
+    by_clock: tuple[tuple[int, int], ...]
     # blocks
     register_tables: Mapping[str, Mapping[Version, str]]
     wave_register_table: str
+    psp_mailbox: str
+    hub_fault_status: str
+    copy_processor: str
+    doorbell_route: str
     evidence: Evidence
     naming_blocks: frozenset[str]
     optional_blocks: frozenset[str]
@@ -103,6 +125,7 @@ class GenerationFacts:
     clock_hertz: float
     doorbells: Doorbells
     # firmware
+    boot_time_tmr: bool
     firmware: tuple[FirmwareFile, ...]
     secure_os_type: int
     toc_type: int

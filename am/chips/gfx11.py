@@ -29,6 +29,9 @@ _TABLES = {
 _GC_BASES = (0x1260, 0xA000, 0x1C000, 0x2402C00)
 _MP_BASES = (0x16000, 0xDC0000, 0xE00000, 0xE40000, 0x243FC00)
 
+# SmuInterface's last members, of the board's table (smu_v13_0_0_pptable.h, which 13.0.7 shares).
+_BOARD_TABLE = (29, 832, "SkuTable.FanAbnormalTempLimitOffset")
+
 FACTS = GenerationFacts(
     name="gfx11",
     vendor=0x1002,
@@ -39,8 +42,13 @@ FACTS = GenerationFacts(
     doorbell_bar=2,
     register_bar=5,
     least_bars=((0, 256 << 20), (2, 4096), (5, 512 << 10)),
+    by_clock=((5, 0x378C), (5, 0x448C), (5, 0x58244)),
     register_tables=_TABLES,
     wave_register_table="gc_11_0_0_indirect",  # SQ_WAVE_* by index, for all (gfx_v11_0.c)
+    psp_mailbox="MP0_SMN_C2PMSG",
+    hub_fault_status="L2_PROTECTION_FAULT_STATUS",
+    copy_processor="F32_CNTL",
+    doorbell_route="S2A_DOORBELL_ENTRY",
     evidence=EVIDENCE,
     naming_blocks=frozenset({"GC", "MP0", "MP1", "SDMA0"}),
     # Sensors come from the SMU; in ATHUB, ugpu changes only the gating of its clock.
@@ -103,6 +111,7 @@ FACTS = GenerationFacts(
         copy_stride=0xA,
         copy_range=20,
     ),
+    boot_time_tmr=False,  # amdgpu_psp.c, psp_early_init
     # linux-firmware, folder amdgpu/. The PSP's container usually has the TOC.
     firmware=(
         FirmwareFile("psp_{}_sos.bin", "MP0"),
@@ -151,9 +160,15 @@ FACTS = GenerationFacts(
     mode2_firmware=("imu_i", "imu_d"),  # smu_v13_0_10.c; autoload starts the rest from the TMR
     # Linux 6.12 amdgpu_smu.c: 13.0.10 is driven by smu_v13_0_0_ppt.c. Another version only warns.
     smu_interfaces={
-        (13, 0, 0): SmuInterface("smu_v13_0_0_ppsmc", "smu13_driver_if_v13_0_0", 0x3D),
-        (13, 0, 7): SmuInterface("smu_v13_0_7_ppsmc", "smu13_driver_if_v13_0_7", 0x35),
-        (13, 0, 10): SmuInterface("smu_v13_0_0_ppsmc", "smu13_driver_if_v13_0_0", 0x3D),
+        (13, 0, 0): SmuInterface(
+            "smu_v13_0_0_ppsmc", "smu13_driver_if_v13_0_0", 0x3D, *_BOARD_TABLE
+        ),
+        (13, 0, 7): SmuInterface(
+            "smu_v13_0_7_ppsmc", "smu13_driver_if_v13_0_7", 0x35, *_BOARD_TABLE
+        ),
+        (13, 0, 10): SmuInterface(
+            "smu_v13_0_0_ppsmc", "smu13_driver_if_v13_0_0", 0x3D, *_BOARD_TABLE
+        ),
     },
     # DEBUGSMC_MSG_Mode1Reset (Linux commit 29b1b0b06def, tinygrad 0.14); the header of Linux 6.12
     # calls message 2 GetDebugData, smu_v13_0_0_ppt.c sends it to 13.0.10. UNSURE: whether 13.0.0

@@ -59,4 +59,14 @@ WAVE_REGISTERS = (
     "TRAPSTS", "IB_STS", "IB_STS2", "IB_DBG1", "M0", "MODE",
 )  # fmt: skip
 
-EVIDENCE = Evidence(REGISTERS, QUEUE_REGISTERS, WAVE_REGISTERS)
+#: gfxhub_v3_0.c, mmhub_v3_0.c
+GFX_CLIENTS = {
+    0: "CB/DB", 2: "GE1", 3: "GE2", 4: "CPF", 5: "CPC", 6: "CPG", 7: "RLC", 8: "TCP",
+    9: "SQC (inst)", 10: "SQC (data)", 11: "SQG", 13: "SDMA0", 14: "SDMA1", 15: "GCR",
+    16: "SDMA2", 17: "SDMA3",
+}  # fmt: skip
+MEMORY_CLIENTS = {0: "VMC", 6: "MP0", 7: "MP1", 8: "MPIO", 15: "OSSSYS", 16: "HDP", 17: "LSDMA"}
+
+EVIDENCE = Evidence(
+    REGISTERS, QUEUE_REGISTERS, WAVE_REGISTERS, "TRAPSTS", GFX_CLIENTS, MEMORY_CLIENTS
+)

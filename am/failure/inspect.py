@@ -22,7 +22,6 @@ from ugpu.hcq.registers.fields import BoundRegister, RegisterMap
 MOST_WAVES = 256
 _AT_ONCE = 16  # vector registers read between checks of the time
 _VGPR_UNIT = 4  # of SQ_WAVE_GPR_ALLOC.VGPR_SIZE: cwsr_trap_handler_gfx10.asm, get_vgpr_size_bytes
-_WAVE64 = 1 << 11  # SQ_WAVE_IB_STS2.WAVE64
 _SLOTS_OF_SIMD = 20  # bits of VALID_AND_IDLE.WAVE_SLOT
 _ROOT_ADDRESS = ~0xFFF
 
@@ -113,7 +112,12 @@ def wave_words(chip: Chip, wave: dict[str, object], limit_s: float | None = None
     place, values = wave.get("place"), wave.get("registers")
     if not isinstance(place, list) or not isinstance(values, dict):
         return
-    gfx, lanes = Gfx(chip, Nbio(chip)), 64 if values["IB_STS2"] & _WAVE64 else 32
+    wide = any(
+        chip.wave_registers[f"SQ_WAVE_{name}"].decode(values[name])["WAVE64"]
+        for name in ("STATUS", "IB_STS2")
+        if "WAVE64" in chip.wave_registers[f"SQ_WAVE_{name}"].fields
+    )
+    gfx, lanes = Gfx(chip, Nbio(chip)), 64 if wide else 32
     size = chip.wave_registers["SQ_WAVE_GPR_ALLOC"].decode(values["GPR_ALLOC"]).VGPR_SIZE
     count, now = _VGPR_UNIT * (size + 1), chip.clock.now
     end = None if limit_s is None else now() + limit_s

@@ -73,7 +73,7 @@ def as_json(chip: Chip) -> list[dict[str, object]]:
 
 
 def _board(chip: Chip) -> Iterator[State]:
-    word = int(chip.mp0.MP0_SMN_C2PMSG_33.read())
+    word = int(chip.mailbox(33).read())
     registers = {"C2PMSG_33": word, "RCC_CONFIG_MEMSIZE": chip.memory_size_mb()}
     if word & _READY and registers["RCC_CONFIG_MEMSIZE"]:
         yield State("board firmware", "done", True, "the card's own start is over", "", registers)
@@ -93,8 +93,7 @@ def _not_done(registers: dict[str, int]) -> State:
 
 
 def _psp(chip: Chip) -> Iterator[State]:
-    mp0 = chip.mp0
-    loader, sign = int(mp0.MP0_SMN_C2PMSG_35.read()), chip.read_again(mp0.MP0_SMN_C2PMSG_81)
+    loader, sign = int(chip.mailbox(35).read()), chip.read_again(chip.mailbox(81))
     registers = {"C2PMSG_35": loader, "C2PMSG_81": sign}
     if sign == 0:
         yield _bootloader(chip, loader, registers)
@@ -104,8 +103,8 @@ def _psp(chip: Chip) -> Iterator[State]:
             "PSP", "no answer", False, "its mailbox reads as ones", advice.POWER_CYCLE, registers
         )
         return
-    ring = int(mp0.MP0_SMN_C2PMSG_64.read())
-    registers = shown_with(registers | {"C2PMSG_64": ring}, C2PMSG_58=mp0.MP0_SMN_C2PMSG_58)
+    ring = int(chip.mailbox(64).read())
+    registers = shown_with(registers | {"C2PMSG_64": ring}, C2PMSG_58=chip.mailbox(58))
     if ring & 0xFFFF and ring & _READY:
         yield State(
             "PSP",
@@ -194,7 +193,7 @@ def _graphics(chip: Chip) -> Iterator[State]:
     boot, control = gc.RLC_RLCS_BOOTLOAD_STATUS.read(), gc.RLC_CNTL.read()
     registers = {"RLC_RLCS_BOOTLOAD_STATUS": int(boot), "RLC_CNTL": int(control)}
     if not boot.BOOTLOAD_COMPLETE:
-        begun = int(chip.mp0.MP0_SMN_C2PMSG_81.read()) not in (0, ALL_ONES)
+        begun = int(chip.mailbox(81).read()) not in (0, ALL_ONES)
         if begun:
             meaning = "the secure OS runs, but the graphics core's firmware has not come up"
             yield State("RLC", "autoload not complete", False, meaning, advice.MODE1, registers)
@@ -243,9 +242,10 @@ def _mec(chip: Chip) -> Iterator[State]:
 
 
 def _copy_engine(chip: Chip, name: str) -> Iterator[State]:
-    control = chip.gc[f"{name}_F32_CNTL"].read()
+    processor = f"{name}_{chip.generation.copy_processor}"
+    control = chip.gc[processor].read()
     status = chip.gc[f"{name}_STATUS_REG"]
-    registers = shown_with({f"{name}_F32_CNTL": int(control)}, **{f"{name}_STATUS_REG": status})
+    registers = shown_with({processor: int(control)}, **{f"{name}_STATUS_REG": status})
     if control.HALT:
         meaning = "it was not started, or was stopped"
         yield State(name, "halted", True, meaning, advice.BOOT, registers)
@@ -264,8 +264,9 @@ def _copy_engine(chip: Chip, name: str) -> Iterator[State]:
 def _hub(chip: Chip, block: str) -> Iterator[State]:
     prefix, name = ("GCVM", "GFXHUB") if block == "gc" else ("MMVM", "MMHUB")
     registers = getattr(chip, block)
-    status = registers[f"{prefix}_L2_PROTECTION_FAULT_STATUS"].read()
-    values = {f"{prefix}_L2_PROTECTION_FAULT_STATUS": int(status)}
+    latch = f"{prefix}_{chip.generation.hub_fault_status}"
+    status = registers[latch].read()
+    values = {latch: int(status)}
     if not status:
         yield State(name, "no fault", True, "no page fault is latched", "", values)
         return

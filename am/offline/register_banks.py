@@ -88,7 +88,9 @@ def _reset_orders(facts: ChipFacts) -> dict[str, frozenset[int]]:
     return {
         "MP1_SMN_C2PMSG_66": frozenset(messages[name] for name in names if name in messages),
         "MP1_SMN_C2PMSG_75": frozenset({facts.generation.smu_debug_mode1_message}),
-        "MP0_SMN_C2PMSG_64": frozenset({constants("psp_gfx_if").GFX_CTRL_CMD_ID_MODE1_RST}),
+        f"{facts.generation.psp_mailbox}_64": frozenset(
+            {constants("psp_gfx_if").GFX_CTRL_CMD_ID_MODE1_RST}
+        ),
     }
 
 

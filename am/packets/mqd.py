@@ -1,7 +1,7 @@
 """MQD and HQD: a compute queue described in memory, and loaded into the hardware's registers.
 
 Values follow what the kernel's compute driver uses for user queues (Linux 6.12
-kfd_mqd_manager_v11.c, amdgpu_amdkfd_gfx_v11.c hqd_load and hqd_destroy).
+kfd_mqd_manager_v11.c, kfd_mqd_manager_v12.c, amdgpu_amdkfd_gfx_v11.c hqd_load and hqd_destroy).
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def log2(value: int) -> int:
     return value.bit_length() - 1
 
 
-def build(memory: QueueMemory, gc: RegisterMap) -> Struct:
+def build(memory: QueueMemory, gc: RegisterMap, *, version: str = "v11") -> Struct:
     """Return the MQD of an idle queue, encoded for the graphics core `gc`. cp_hqd_active is 0,
-    because activation is the last register write."""
-    mqd = structs("v11_structs").v11_compute_mqd.new()
+    because activation is the last register write. version: of the structure, in am/regs."""
+    mqd: Struct = structs(f"{version}_structs")[f"{version}_compute_mqd"].new()
     mqd.header = MQD_HEADER
     mqd.compute_pipelinestat_enable = 1
     for engine in range(8):

@@ -1,4 +1,4 @@
-"""SDMA: the copy engines (6.0): their packets, and one engine's ring.
+"""SDMA: the copy engines: their packets (6.0), and one engine's ring.
 
 Pointers, doorbells and counts are bytes. Source: Linux 6.12 sdma_v6_0.c (set-up, packets as the
 kernel fills them), sdma_v6_0_0_pkt_open.h (layouts), kfd_mqd_manager_v11.c (user queues' RB_CNTL).
@@ -6,6 +6,7 @@ kernel fills them), sdma_v6_0_0_pkt_open.h (layouts), kfd_mqd_manager_v11.c (use
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,6 +44,9 @@ class Sdma(Assembler):
     a subclass (record.Generation.copy_queue, CopyQueue.packets)."""
 
     table: ClassVar[str] = "sdma_v6_0_0_pkt_open"
+    copies: ClassVar[Mapping[str, int]] = {}  # further fields of a copy's header
+    after_copy: ClassVar[tuple[int, ...]] = ()  # further words of a copy
+    fills: ClassVar[int] = 0  # further bits of a fill's header
 
     @classmethod
     def number(cls, name: str) -> int:
@@ -70,14 +74,15 @@ class Sdma(Assembler):
         return cls.header("INDIRECT", "INDIRECT", VMID=vmid)
 
     def copy(self, destination: Symbol, source: Symbol, size: int) -> None:
-        head = self.header("COPY_LINEAR", "COPY", "COPY_LINEAR")
+        head = self.header("COPY_LINEAR", "COPY", "COPY_LINEAR", **self.copies)
         for start in range(0, size, MOST):
             self.emit(head, min(MOST, size - start) - 1, 0)
             self.pair(source.plus(start))
             self.pair(destination.plus(start))
+            self.emit(*self.after_copy)
 
     def fill(self, destination: Symbol, value: int, size: int) -> None:
-        head = self.header("CONSTANT_FILL", "CONST_FILL", FILLSIZE=_DWORD_FILL)
+        head = self.header("CONSTANT_FILL", "CONST_FILL", FILLSIZE=_DWORD_FILL) | self.fills
         for start in range(0, size, MOST):
             self.emit(head)
             self.pair(destination.plus(start))
@@ -137,7 +142,21 @@ class RingMemory:
 
 
 class Engine:
-    """Drive an SDMA engine and one of its queues. number: of the queue."""
+    """Drive an SDMA engine and one of its queues. number: of the queue.
+
+    What differs between generations: processor_reset: field of the processor's control register
+    that holds it in reset. polls: field of RB_CNTL that lets it poll the write pointer. page:
+    fields of UTCL1_PAGE. waits_fail: whether waits for semaphores have a timer. freezes: field of
+    FREEZE that keeps the engine from starting accesses while it is reset; "" without.
+    """
+
+    processor_reset: ClassVar[str] = "TH1_RESET"
+    polls: ClassVar[str] = "F32_WPTR_POLL_ENABLE"
+    page: ClassVar[Mapping[str, int]] = {
+        "RD_L2_POLICY": _READ_NO_ALLOCATE, "WR_L2_POLICY": _WRITE_BYPASS, "LLC_NOALLOC": 1,
+    }  # fmt: skip
+    waits_fail: ClassVar[bool] = True
+    freezes: ClassVar[str] = "FREEZE"
 
     def __init__(self, chip: Chip, index: int, number: int = 0) -> None:
         self.chip = chip
@@ -148,6 +167,11 @@ class Engine:
     def register(self, name: str) -> BoundRegister:
         return self.chip.gc[f"{self.name}_{name}"]
 
+    @property
+    def processor(self) -> BoundRegister:
+        """The control of the engine's processor."""
+        return self.register(self.chip.generation.copy_processor)
+
     def queue(self, name: str) -> BoundRegister:
         return self.chip.gc[f"{self.name}_QUEUE{self.number}_{name}"]
 
@@ -155,13 +179,13 @@ class Engine:
     def start(self, memory: RingMemory, *, engine: bool = True) -> None:
         """Set the queue up on an empty ring. engine: also set the engine up and let it run; False
         for a further queue of a running engine."""
-        if engine:
+        if engine and self.waits_fail:
             self.register("SEM_WAIT_FAIL_TIMER_CNTL").write(0)
         # The registers of the ring are neighbours and travel together behind a bridge.
         control = self.queue("RB_CNTL")
         control.write(
             RB_SIZE=log2(memory.ring_size // 4), RB_VMID=memory.vmid, RPTR_WRITEBACK_ENABLE=1,
-            RPTR_WRITEBACK_TIMER=_WRITEBACK_TIMER, F32_WPTR_POLL_ENABLE=1, WPTR_POLL_ENABLE=0,
+            RPTR_WRITEBACK_TIMER=_WRITEBACK_TIMER, WPTR_POLL_ENABLE=0, **{self.polls: 1},
             RB_PRIV=int(memory.vmid == 0),  # as the kernel's own ring, which is in VMID 0
         )  # fmt: skip
         self.queue("RB_BASE").write(memory.ring >> 8 & 0xFFFF_FFFF)
@@ -175,10 +199,8 @@ class Engine:
     def _start_engine(self) -> None:
         self.register("WATCHDOG_CNTL").update(QUEUE_HANG_COUNT=_HANG_COUNT)
         self.register("UTCL1_CNTL").update(RESP_MODE=_RESP_MODE, REDO_DELAY=_REDO_DELAY)
-        self.register("UTCL1_PAGE").update(
-            RD_L2_POLICY=_READ_NO_ALLOCATE, WR_L2_POLICY=_WRITE_BYPASS, LLC_NOALLOC=1
-        )
-        self.register("F32_CNTL").update(HALT=0, TH1_RESET=0)
+        self.register("UTCL1_PAGE").update(**self.page)
+        self.processor.update(HALT=0, **{self.processor_reset: 0})
         self.register("CNTL").update(TRAP_ENABLE=1)
 
     def _set_pointers(self, memory: RingMemory) -> None:
@@ -219,7 +241,7 @@ class Engine:
 
     def halt(self) -> None:
         """Halt the engine's firmware; the queue is off."""
-        self.register("F32_CNTL").update(HALT=1)
+        self.processor.update(HALT=1)
 
     def reset(self) -> None:
         """Freeze, halt and soft-reset the engine; its queues are gone afterwards.
@@ -231,8 +253,9 @@ class Engine:
         self.queue("DOORBELL_OFFSET").update(OFFSET=0)
         self.queue("RB_CNTL").update(RB_ENABLE=0)
         self.queue("IB_CNTL").update(IB_ENABLE=0)
-        self.register("FREEZE").update(FREEZE=1)
-        self.register("F32_CNTL").update(HALT=1, TH1_RESET=1)
+        if self.freezes:
+            self.register("FREEZE").update(**{self.freezes: 1})
+        self.processor.update(HALT=1, **{self.processor_reset: 1})
         self.queue("PREEMPT").write(0)
         self.chip.clock.sleep(_MICRO_PAUSE_S)
         reset = self.chip.gc.GRBM_SOFT_RESET
@@ -240,7 +263,8 @@ class Engine:
         self.chip.clock.sleep(_MICRO_PAUSE_S)
         reset.update(**{f"SOFT_RESET_SDMA{self.index}": 0})
         self.chip.clock.sleep(_MICRO_PAUSE_S)
-        self.register("FREEZE").update(FREEZE=0)
+        if self.freezes:
+            self.register("FREEZE").update(**{self.freezes: 0})
 
     def reset_queue(self) -> bool:
         """Reset the queue alone; False if the engine does not do it (Linux 6.12 mes_v11_0.c,

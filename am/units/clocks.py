@@ -7,7 +7,8 @@ mmhub_v3_0.c, athub_v3_0.c, ih_v6_0.c. The chip's facts list what it can gate (s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from ugpu.am.chip.chip import Chip
 from ugpu.am.packets.sdma import Engine
@@ -16,21 +17,23 @@ from ugpu.hcq.bare.chip import batched
 
 _IDLE_THRESHOLD, _COMPENSATION_DELAY = 0x36, 0xF
 _POLL_FREQUENCY, _IDLE_POLLS = 0x100, 0x90
-# Fields of RLC_CGTT_MGCG_OVERRIDE for each feature that not all chips have.
-_OVERRIDES = {
+OVERRIDES = {
     "GFX_MGCG": ("GRBM_CGTT_SCLK_OVERRIDE", "RLC_CGTT_SCLK_OVERRIDE", "GFXIP_MGCG_OVERRIDE"),
     "REPEATER_FGCG": ("GFXIP_REPEATER_FGCG_OVERRIDE",),
     "GFX_FGCG": ("GFXIP_FGCG_OVERRIDE",),
     "GFX_PERF_CLK": ("PERFMON_CLOCK_STATE",),
 }
-_HUB = {"MC_MGCG": "ENABLE", "MC_LS": "MEM_LS_ENABLE"}
+_HUB = {"MC_MGCG": "ENABLE", "MC_LS": "MEM_LS_ENABLE"}  # of MM_ATC_L2_MISC_CG
 _TRANSLATION = {"ATHUB_MGCG": "CG_ENABLE", "ATHUB_LS": "CG_MEM_LS_ENABLE"}
 _INTERRUPTS = ("DBUS_MUX", "OSSSYS_SHARE", "LIMIT_SMN", "DYN", "REG")
 _POWER_MODES = ("POWER_CTRL_EN", "POWER_LS_EN", "POWER_DS_EN", "POWER_SD_EN")
 
 
 class Clocks:
-    """Gate the clocks of one chip. The RLC and the engines' firmware are up."""
+    """Gate the clocks of one chip. The RLC and the engines' firmware are up. overrides: fields of
+    RLC_CGTT_MGCG_OVERRIDE for each feature that not all chips have."""
+
+    overrides: ClassVar[Mapping[str, tuple[str, ...]]] = OVERRIDES
 
     def __init__(self, chip: Chip, gfx: Gfx, engines: Sequence[Engine]) -> None:
         self.chip = chip
@@ -41,9 +44,7 @@ class Clocks:
         """Let every unit gate its clocks. ORDER: the graphics core is gated in RLC safe mode."""
         gates = self.chip.facts.clock_gates
         self._gate_hdp()
-        hub = [name for gate, name in _HUB.items() if gate in gates]
-        if hub:
-            self.chip.mmhub.MM_ATC_L2_MISC_CG.update(**dict.fromkeys(hub, 1))
+        self._gate_hub()
         translation = [name for gate, name in _TRANSLATION.items() if gate in gates]
         for athub in self.chip.instances("ATHUB") if translation else ():
             athub.ATHUB_MISC_CNTL.update(**dict.fromkeys(translation, 1))
@@ -52,6 +53,12 @@ class Clocks:
             self.chip.osssys.IH_CLK_CTRL.update(**dict.fromkeys(overrides, 0))
         with self.gfx.safe_mode():
             self._gate_graphics()
+
+    def _gate_hub(self) -> None:
+        gates = self.chip.facts.clock_gates
+        hub = [name for gate, name in _HUB.items() if gate in gates]
+        if hub:
+            self.chip.mmhub.MM_ATC_L2_MISC_CG.update(**dict.fromkeys(hub, 1))
 
     @batched
     def _gate_hdp(self) -> None:
@@ -84,5 +91,5 @@ class Clocks:
         for engine in self.engines:
             engine.register("RLC_CGCG_CTRL").update(CGCG_INT_ENABLE=1)
         gates = self.chip.facts.clock_gates
-        gated = [name for gate, names in _OVERRIDES.items() if gate in gates for name in names]
+        gated = [name for gate, names in self.overrides.items() if gate in gates for name in names]
         gc.RLC_CGTT_MGCG_OVERRIDE.update(**dict.fromkeys(gated, 0))

@@ -1,13 +1,13 @@
 """Errors from the chip's reports: decoded interrupt entries and fault registers.
 
-Source: Linux 6.12 gmc_v11_0.c and gfxhub_v3_0.c/mmhub_v3_0.c (page faults, client names),
-kfd_int_process_v11.c (SQ words), ivsrcid/gfx/irqsrcs_gfx_11_0_0.h (sources),
-soc15_ih_clientid.h (clients; SDMA shares GFX's).
+Source: Linux 6.12 gmc_v11_0.c, gfxhub_v3_0.c, gmc_v12_0.c, gfxhub_v12_0.c (page faults),
+kfd_int_process_v11.c (SQ words, of gfx12 too: kfd_device.c), ivsrcid/gfx/irqsrcs_gfx_11_0_0.h
+(sources, which gfx_v12_0.c uses too), soc15_ih_clientid.h (clients; SDMA shares GFX's).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -70,12 +70,6 @@ _SDMA_PACKET = 50
 _SDMA_PAGE = (59, 60, 61)
 _SDMA_HANGS = (56, 57, 58)
 
-_GFX_CLIENTS = {
-    0: "CB/DB", 2: "GE1", 3: "GE2", 4: "CPF", 5: "CPC", 6: "CPG", 7: "RLC", 8: "TCP",
-    9: "SQC (inst)", 10: "SQC (data)", 11: "SQG", 13: "SDMA0", 14: "SDMA1", 15: "GCR",
-    16: "SDMA2", 17: "SDMA3",
-}  # fmt: skip
-_MM_CLIENTS = {0: "VMC", 6: "MP0", 7: "MP1", 8: "MPIO", 15: "OSSSYS", 16: "HDP", 17: "LSDMA"}
 _INSTRUCTION_FETCH = 9
 _WAVES = ("TCP", "SQC (inst)", "SQC (data)", "SQG")  # clients that act for a kernel
 _ACCESSES = {"read": "a read of", "write": "a write to", "execute": "a jump to"}
@@ -96,11 +90,13 @@ _WRITE_FAULT = 1 << 5
 
 @dataclass(frozen=True)
 class HubFault:
-    """A latched L2_PROTECTION_FAULT_STATUS with its page address. Fields as on gfx11."""
+    """A latched L2_PROTECTION_FAULT_STATUS with its page address. The fields that are read are in
+    the same place on gfx11 and gfx12. clients: names of the hub's clients, by number."""
 
     hub: str
     address: int
     status: int
+    clients: Mapping[int, str]
 
     def _bits(self, low: int, width: int) -> int:
         return self.status >> low & ((1 << width) - 1)
@@ -111,8 +107,7 @@ class HubFault:
 
     @property
     def client(self) -> str:
-        names = _GFX_CLIENTS if self.hub == "GFXHUB" else _MM_CLIENTS
-        return names.get(self.client_id, f"client {self.client_id}")
+        return self.clients.get(self.client_id, f"client {self.client_id}")
 
     @property
     def write(self) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import ClassVar
 
 from ugpu.am.chip import remedies as advice
 from ugpu.am.chip.chip import Chip
@@ -31,7 +32,6 @@ _PREFETCH = 3
 SHARED_BASE = 1  # apertures, as address bits 63:48: LDS, then scratch
 PRIVATE_BASE = 2
 _WAVE_SCALARS, _WAVE_VECTORS = 0x200, 0x400  # SQIND_WAVE_SGPRS_OFFSET, _VGPRS_ (gfx_v11_0.c)
-_TCP_CNTL = 0x2000_0000  # golden setting of gfx11 (gfx_v11_0.c, golden_settings_gc_11_0)
 _READ_TIMEOUT = 0xFF
 _SPM_VMID = 0xF
 _MICRO_PAUSE_S = 50e-6
@@ -58,13 +58,13 @@ IDLE_INTERRUPTS = (
 )
 _ALL_VMIDS_BUT_0 = 0xFFFF_FFFE
 _VMID_RESET_READS = 3  # gives the queues time to leave
-
-
 _SIMDS = 4  # per workgroup processor
 
 
 class Gfx:
-    """Drive one graphics core (GC 11.0.x) for compute."""
+    """Drive one graphics core for compute. golden: bits that the kernel sets (golden_settings)."""
+
+    golden: ClassVar[Mapping[str, int]] = {"TCP_CNTL": 0x2000_0000}
 
     def __init__(self, chip: Chip, nbio: Nbio) -> None:
         self.chip = chip
@@ -163,7 +163,8 @@ class Gfx:
     def _set_core(self) -> None:
         gc = self.chip.gc
         gc.CP_DEBUG.update(CPG_UTCL1_ERROR_HALT_DISABLE=1)  # go on after a page fault
-        gc.TCP_CNTL.write(int(gc.TCP_CNTL.read()) | _TCP_CNTL)
+        for name, bits in self.golden.items():
+            gc[name].write(int(gc[name].read()) | bits)
         gc.GRBM_CNTL.update(READ_TIMEOUT=_READ_TIMEOUT)
 
     def _set_rlc(self) -> None:
@@ -362,7 +363,7 @@ class Gfx:
                     "pc": high << 32 | low,
                     "shader_engine": engine,
                     "wave_status": status,
-                    "trap_status": self.wave_register(wave, "TRAPSTS"),
+                    "trap_status": self.wave_register(wave, self.chip.generation.evidence.trap),
                 }
         return {}
 

@@ -70,6 +70,9 @@ class Hub:
         self._semaphore = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_SEM")
         self._request = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_REQ")
         self._acknowledge = self.vm(f"INVALIDATE_ENG{FLUSH_ENGINE}_ACK")
+        evidence = chip.generation.evidence
+        self._clients = evidence.gfx_clients if prefix == "GC" else evidence.memory_clients
+        self.fault_status = self.vm(chip.generation.hub_fault_status)
         self._everything = {vmid: self._invalidation(vmid) for vmid in VMIDS}
         self._end = VIRTUAL_END  # end of the addresses of contexts without their own tables
         self._own: dict[int, int] = {}  # VMID -> entry that points to the root table of a holder
@@ -315,16 +318,15 @@ class Hub:
 
         The first read may give a stale value (gmc_v11_0.c issues a dummy read on GFXHUB).
         """
-        status_register = self.vm("L2_PROTECTION_FAULT_STATUS")
         if self.prefix == "GC":
-            status_register.read()
-        status = status_register.read()
+            self.fault_status.read()
+        status = self.fault_status.read()
         if not status or status == 0xFFFF_FFFF:
             return None
         page = int(self.vm("L2_PROTECTION_FAULT_ADDR_LO32").read())
         page |= int(self.vm("L2_PROTECTION_FAULT_ADDR_HI32").read()) << 32
         self.clear_fault()
-        return HubFault(self.name, page << _PAGE_SHIFT, status)
+        return HubFault(self.name, page << _PAGE_SHIFT, status, self._clients)
 
     def clear_fault(self) -> None:
         register = self.vm("L2_PROTECTION_FAULT_CNTL")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ugpu.am.chip.chip import Chip
 from ugpu.hcq.bare.chip import batched
+from ugpu.hcq.registers.fields import BoundRegister
 
 # Byte offset of the hole in the register BAR that the HDP flush registers are mapped to.
 REMAP_OFFSET = 0x80000 - 0x1000
@@ -49,13 +50,16 @@ class Nbio:
         nbio.BIF_BX0_INTERRUPT_CNTL.update(IH_DUMMY_RD_OVERRIDE=0, IH_REQ_NONSNOOP_EN=0)
 
     def route_compute_doorbells(self) -> None:
-        self.chip.nbio.S2A_DOORBELL_ENTRY_0_CTRL.write(_GC_ROUTE)
-        self.chip.nbio.S2A_DOORBELL_ENTRY_3_CTRL.write(_SCHEDULER_ROUTE)
+        self._route(0).write(_GC_ROUTE)
+        self._route(3).write(_SCHEDULER_ROUTE)
+
+    def _route(self, port: int) -> BoundRegister:
+        return self.chip.nbio[f"{self.chip.generation.doorbell_route}_{port}_CTRL"]
 
     @batched
     def route_sdma_doorbells(self, first: int, size: int) -> None:
         """Send the doorbell dwords [first, first+size) to the SDMA engines."""
-        self.chip.nbio.S2A_DOORBELL_ENTRY_2_CTRL.update(
+        self._route(2).update(
             S2A_DOORBELL_PORT2_ENABLE=1,
             S2A_DOORBELL_PORT2_AWID=_SDMA_AWID,
             S2A_DOORBELL_PORT2_RANGE_OFFSET=first,

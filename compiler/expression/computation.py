@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 
+from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.algebra import Index, Range, Validity, constant, flatten
+from ugpu.compiler.expression.once import Answers
 from ugpu.compiler.expression.value import Memory, Value, walk
 
 
@@ -26,11 +29,11 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Computation:
+class Computation(Answers):
     """Computation of one kernel: output[flatten(ranges)] = value, for all values of the ranges.
 
     ranges: of sizes above 1, the last is the fastest. value: may contain "reduce" and "function";
-    or is a "scan" or "sort" along one of the ranges (compiler.kernel.host.scan, .sort).
+    or goes "along" one of the ranges (compiler.graph.along).
     others: further outputs over the same ranges; then the value is the "results" of all.
     """
 
@@ -63,12 +66,19 @@ class Computation:
     @property
     def reduction(self) -> Value | None:
         """Return the reduce inside the value, the innermost first."""
-        return next((node for node in walk(self.value) if node.op == "reduce"), None)
+        return next(iter(self.reductions), None)
 
-    @property
-    def reductions(self) -> list[Value]:
+    @cached_property
+    def reductions(self) -> tuple[Value, ...]:
         """Return every reduce inside the value, each after those inside it."""
-        return [node for node in walk(self.value) if node.op == "reduce"]
+        return tuple([node for node in walk(self.value) if node.op == "reduce"])
+
+    @cached_property
+    def plain(self) -> Computation:
+        """Return it without elementary functions: operations alone. The caller holds
+        compiler.expression.value.interning."""
+        pieces = tuple([piece.plain for piece in self.pieces])
+        return replace(self, value=ops.expand(self.value), pieces=pieces)
 
 
 def elements(ranges: Sequence[Range]) -> int:

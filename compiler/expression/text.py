@@ -69,9 +69,9 @@ def operation_text(node: Value, sources: list[str]) -> str:
         return f"matrices{' turned' if turned else ''}({access_text(access, 1)})"
     if node.op == "gate":
         return f"({sources[0]} if {conditions_text(node.arg)} else {sources[1]})"
-    if node.op in ("scan", "sort"):
-        what, along = node.arg
-        return f"{node.op}[{what}, {along.name} in {along.size}]({', '.join(sources)})"
+    if node.op == "along":
+        kind, what, (*_, along) = node.arg
+        return f"{kind}[{what}, {along.name} in {along.size}]({', '.join(sources)})"
     if node.op == "reduce":
         over = ", ".join(f"{r.name} in {r.size}" for r in node.arg[1])
         return f"{node.arg[0]}[{over}]({sources[0]})"

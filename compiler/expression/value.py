@@ -4,7 +4,7 @@
     index      = compiler.expression.algebra.Index    integers that are functions of ranges
 
 Values are interned: structurally equal values are one object, compared by identity. A value with
-lanes > 1 is a short vector. "reduce", "scan", "sort", "function" and "results" exist only before
+lanes > 1 is a short vector. "reduce", "along", "function" and "results" exist only before
 lowering; compiler.kernel.verify checks what may stand where. Code that creates values holds
 `interning`.
 """
@@ -57,8 +57,7 @@ OPS: Mapping[str, tuple[int | None, str]] = {
     "load": (0, "free"),  # arg: Load
     "gate": (2, "same"),  # arg: Validity; the first source where it holds, else the second
     "reduce": (1, "same"),  # arg: (op, ranges); only before lowering
-    "scan": (None, "free"),  # arg: (op, range); of its source and of the start; same type
-    "sort": (1, "free"),  # arg: (bits, range); both as in compiler.graph.node
+    "along": (None, "free"),  # arg: (kind of node, what, ranges); as in compiler.graph.along
     "results": (None, "free"),  # the values of several outputs; only before lowering
     "function": (None, "same"),  # arg: the name of an elementary function; only before lowering
     "cast": (1, "free"),

@@ -17,7 +17,8 @@ from collections.abc import Container, Sequence
 
 from ugpu.compiler.expression.elementary import BUILDERS, COSTS
 from ugpu.compiler.graph.call import PARAMETER, Body, Call, connect
-from ugpu.compiler.graph.node import MOVEMENT, Node
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.graph.operations import MOVEMENT
 from ugpu.compiler.methods.core import TensorCore
 from ugpu.compiler.plan.plan import Structure, structure
 from ugpu.compiler.schedule.calls import live_results

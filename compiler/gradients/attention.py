@@ -13,7 +13,7 @@ from typing import Any
 
 from ugpu.compiler.gradients.table import rule
 from ugpu.compiler.gradients.values import Values
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 
 Given = Sequence[Values]
 Results = Sequence[Values | None]

@@ -8,7 +8,7 @@ from typing import Any, Self
 from ugpu.compiler.gradients import pending
 from ugpu.compiler.gradients.reverse import LEAF, gradients, tracking
 from ugpu.compiler.gradients.values import Values
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.graph.region import Region, Scatter
 from ugpu.compiler.graph.tracking import History, mode

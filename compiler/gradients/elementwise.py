@@ -122,6 +122,18 @@ def _power(g: Values, y: Values, xs: Given, arg: Any) -> Results:
     return (g * (xs[0].pow(arg - 1) * arg),)
 
 
+@rule("atan2")
+def _atan2(g: Values, y: Values, xs: Given, arg: Any) -> Results:
+    up, right = xs
+    share = g / (up * up + right * right)
+    return share * right, -share * up
+
+
+@rule("hypot")
+def _hypot(g: Values, y: Values, xs: Given, arg: Any) -> Results:
+    return tuple(g * x / y for x in xs)
+
+
 @rule("mod")
 def _mod(g: Values, y: Values, xs: Given, arg: Any) -> Results:
     return g, -g * xs[0].floor_divide(xs[1])

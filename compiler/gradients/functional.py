@@ -16,7 +16,7 @@ from ugpu.compiler.gradients.reverse import (
     history_of,
     tracking,
 )
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.graph.tracking import History, Tape, mode
 from ugpu.hcq.errors import BadArgument

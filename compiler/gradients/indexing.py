@@ -9,7 +9,7 @@ from typing import Any
 from ugpu.compiler.dtype import int32
 from ugpu.compiler.gradients.table import rule
 from ugpu.compiler.gradients.values import Values
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node, Shape
 from ugpu.compiler.graph.region import Region, Scatter
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ugpu.compiler.dtype import int32, int64
+from ugpu.compiler.dtype import int32
 from ugpu.compiler.gradients.table import rule
 from ugpu.compiler.gradients.values import Values
 
@@ -77,6 +77,4 @@ def _cumprod(g: Values, y: Values, xs: Given, arg: Any) -> Results:
 def _cumextreme(g: Values, y: Values, xs: Given, arg: Any) -> Results:
     """To the latest element that is the extreme so far."""
     (x,) = xs
-    place = x._counted(x.shape[arg], arg)
-    last = (x._compare("eq", y) | x.isnan()).where(place, 0).cast(int64).cummax(arg)
-    return (g._filled(0).scatter_add(arg, last, g),)
+    return (g._filled(0).scatter_add(arg, x._places_so_far(y, arg), g),)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from ugpu.compiler.methods.assignment import Assignment
-from ugpu.compiler.methods.einsum import Einsum
-from ugpu.compiler.methods.losses import Losses
-from ugpu.compiler.methods.order.scans import Scans
-from ugpu.compiler.methods.order.scattering import Scattering
-from ugpu.compiler.methods.order.sorting import Sorting
-from ugpu.compiler.methods.shape.layout import Layout
-from ugpu.compiler.methods.windows import Windows
+from ugpu.compiler.methods.derived.counting import Counting
+from ugpu.compiler.methods.derived.numbers import Numbers
+from ugpu.compiler.methods.derived.products import Products
 
 
-class Values(Assignment, Layout, Scattering, Sorting, Scans, Windows, Einsum, Losses):
-    """All groups of methods."""
+class Values(Numbers, Counting, Products):
+    """All methods."""
 
     __slots__ = ()

@@ -15,8 +15,10 @@ import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ugpu.compiler.graph.node import Node
+from ugpu.compiler.graph.node import Kind, Node
 
+Kind("call", positional=True)
+Kind("result", positional=True)
 PARAMETER = object()  # the storage of a parameter: the scheduler sees a stored node
 _numbers = itertools.count(1)
 

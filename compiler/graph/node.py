@@ -4,53 +4,20 @@ A Node is an operation on whole arrays. Its shape and type are known when it is 
 are computed when it is realized (compiler.runtime); `storage` then holds the result, and `sources`
 are dropped. Nodes do not change otherwise, and may be shared.
 
-op              sources  arg
-"buffer"        -        -                               data in storage from the start
-"const"         -        the number                      one number everywhere
-"iota"          -        -                               0, 1, 2 ... along the only axis
-element-wise    1..3     -                               see ops.py; all of one shape
-"cast"          1        -                               conversion to the node's type
-"bitcast"       1        -                               the same bits as another type
-"reshape"       1        -                               the same elements in row-major order
-"permute"       1        axes                            result axis i is source axis axes[i]
-"expand"        1        -                               axes of size 1 repeated
-"pad"           1        ((before, after) ..., number)   surrounded by a number
-"shrink"        1        ((start, stop) ...)             a box of the source
-"flip"          1        axes                            reversed along the axes
-"stride"        1        steps                           every step-th element, from the first
-"cat"           1..n     axis                            one after the other
-"gather"        1 + n    (axes, checked)                 elements at indices along n axes, see below
-"assign"        2 or 3   a Region of graph.region        the first, its region set to the second
-                                                         where the third (bools), if any, is true
-"scatter"       2 + n    a Scatter of graph.region       the first, with the second's elements at
-                                                         the indices, see there
-"reduce"        1        (operation, axes)               the axes keep size 1
-"scan"          1 or 2   (operation, axis)               the reduction of elements up to each one,
-                                                         joined to the second source (size 1 there)
-"sort"          1        (bits, axis)                    the lower halves of uint64, in order of
-                                                         their bits from 32 up
-"contiguous"    1        -                               must be stored
-"call"          0..n     a Call of graph.call            a nested function with these arguments
-"result"        1        its number                      one result of a call
-
-The indices of a gather (sources 1 to n) have one common shape, whose axes come first in the result;
-the axes that are not indexed follow. Negative indices count from the end. An index outside its axis
-reads zero. `checked`: all indices are known to be in range.
-
-A scan may have a narrower type than its source; each total is rounded to it. A sort goes along the
-last axis. The lower halves must rise along that axis, so that the sort is stable. A sort of long
-rows gives uint64 with an extra axis of size 2 before the last: the first of the two is sorted, the
-other undefined. Only hosts lower scans and sorts; on other devices tensors use other operations.
+What an operation is, is said by its record (Kind): compiler.graph.operations has all of them.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ugpu.compiler.dtype import DType, int64, uint32
+from ugpu.compiler.dtype import DType
+from ugpu.compiler.expression.algebra import Index, Validity
+from ugpu.compiler.expression.value import Value
 from ugpu.compiler.graph.origin import Origin
 from ugpu.compiler.graph.tracking import FREED, History, mode
 
@@ -129,6 +96,57 @@ class Node:
         return f"<{self.op} {self.dtype.name}{list(self.shape)}>"
 
 
+class Trace(Protocol):
+    """A kernel being expressed: nodes as functions of indices."""
+
+    def value(self, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
+        """Return the element of a node at the indices; it is read only where `valid` holds."""
+
+    def number(self) -> int:
+        """Return a number for the ranges of one more reduction."""
+
+
+Express = Callable[[Trace, Node, tuple[Index, ...], Validity], Value]
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """An operation: what passes do with its nodes. Made beside the functions that make these.
+
+    express: the element at the indices; it is read only where the condition holds. None for a node
+    that no kernel expresses.
+    cost: of an element, without its sources', in additions (compiler.pattern.cost).
+    lowerings: by ABI, the module whose `lower` makes the kernel of a node that is the root of its
+    own; other operations may stand anywhere in a kernel.
+    moves: its elements are its source's, or a number. once: each of these exactly once. repeats:
+    one of its source's may be read many times. aligned: each element is made of those at its place.
+    writes: it is its first source, with some elements replaced. stored: True if always, False if
+    its readers compute it again instead. numbers: its arg contains a number, of which -0.0 and 0.0
+    are equal but not the same. positional: what it computes depends on more than the values of its
+    sources' elements: on positions, or on an inner graph.
+    """
+
+    name: str
+    express: Express | None = None
+    cost: Callable[[DType], int] = lambda dtype: 0
+    lowerings: Mapping[str, str] = field(default_factory=dict)
+    moves: bool = False
+    once: bool = False
+    repeats: bool = False
+    aligned: bool = False
+    writes: bool = False
+    stored: bool | None = None
+    numbers: bool = False
+    positional: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.name not in KINDS, self.name
+        KINDS[self.name] = self
+
+
+KINDS: dict[str, Kind] = {}  # by name; compiler.graph.operations fills it
+
+
 # A node with numbered sources: first those of the recipe, then the nodes made before it.
 Made = tuple[str, DType, Shape, Any, tuple[int, ...]]
 
@@ -150,7 +168,7 @@ class Recipe:
         self.sources = sources
         self.made = made
         self.long = long
-        self.moves = all(op in MOVEMENT for op, *_ in made)
+        self.moves = all(KINDS[op].moves for op, *_ in made)
         _, self.dtype, self.shape, *_ = made[-1]
         self.script: Repetition | None = None  # set by the runtime, for the last device that ran it
 
@@ -236,165 +254,6 @@ def stored_as(root: Node) -> Node:
     while root.op == "reshape":
         root = root.sources[0]
     return root
-
-
-MOVEMENT = frozenset(("reshape", "permute", "expand", "pad", "shrink", "flip", "stride"))
-WRITES = frozenset(("assign", "scatter"))  # the first source, with some elements replaced
-HELD = 4096  # elements of the longest row that a kernel sorts in its own memory
-ALONE = frozenset(("scan", "sort"))  # always stored; the kernel starts with this operation
-ONE_TO_ONE = frozenset(("reshape", "permute", "flip"))  # each source element is used exactly once
-
-
-def detached(source: Node) -> Node:
-    """Return a node with the same elements, through which no gradient flows."""
-    made = Node("reshape", source.dtype, source.shape, (source,))
-    made.tracked = False
-    return made
-
-
-def _merges(source: Node) -> bool:
-    """Return whether a movement of a movement may skip the node between: not if gradients see that
-    one as something else, or end there."""
-    return source.history is None and source.tracked is source.sources[0].tracked
-
-
-def full(number: bool | int | float, dtype: DType, shape: Shape) -> Node:
-    return Node("const", dtype, shape, (), number)
-
-
-def iota(count: int) -> Node:
-    return Node("iota", int64, (count,))
-
-
-def elementwise(op: str, dtype: DType, *sources: Node) -> Node:
-    return Node(op, dtype, sources[0].shape, sources)
-
-
-def cast(source: Node, dtype: DType) -> Node:
-    """Convert the node to another type."""
-    if source.dtype is dtype:
-        return source
-    if (
-        source.op == "const" and dtype.is_float and not source.dtype.is_float
-        and abs(source.arg) <= 1 << 53  # so that it is rounded once
-    ):  # fmt: skip
-        return Node("const", dtype, source.shape, (), float(source.arg))
-    return Node("cast", dtype, source.shape, (source,))
-
-
-def reshape(source: Node, shape: Shape) -> Node:
-    """Return the same elements, in row-major order, in another shape of the same size."""
-    if shape == source.shape:
-        return source
-    if source.op == "reshape" and _merges(source):
-        return reshape(source.sources[0], shape)
-    if source.op == "const":
-        return Node("const", source.dtype, shape, (), source.arg)
-    return Node("reshape", source.dtype, shape, (source,))
-
-
-def permute(source: Node, axes: tuple[int, ...]) -> Node:
-    """Reorder the axes: axis n of the result is axis `axes[n]` of the source."""
-    if axes == tuple(range(len(axes))):
-        return source
-    if source.op == "permute" and _merges(source):
-        return permute(source.sources[0], tuple(source.arg[axis] for axis in axes))
-    shape = tuple(source.shape[axis] for axis in axes)
-    return Node("permute", source.dtype, shape, (source,), axes)
-
-
-def expand(source: Node, shape: Shape) -> Node:
-    """Repeat the axes of length 1 that are longer in `shape`."""
-    if shape == source.shape:
-        return source
-    if source.op == "expand" and _merges(source):
-        return expand(source.sources[0], shape)
-    if source.op == "const":
-        return Node("const", source.dtype, shape, (), source.arg)
-    return Node("expand", source.dtype, shape, (source,))
-
-
-def pad(source: Node, pairs: Sequence[tuple[int, int]], number: bool | int | float) -> Node:
-    """Put `number` before and after each axis, as many times as the axis's pair gives."""
-    if not any(before or after for before, after in pairs):
-        return source
-    shape = tuple(
-        size + before + after for size, (before, after) in zip(source.shape, pairs, strict=True)
-    )
-    return Node("pad", source.dtype, shape, (source,), (tuple(pairs), number))
-
-
-def shrink(source: Node, box: Sequence[tuple[int, int]]) -> Node:
-    """Keep the indices start <= index < stop of each axis."""
-    shape = tuple(stop - start for start, stop in box)
-    if shape == source.shape:
-        return source
-    if source.op == "shrink" and _merges(source):
-        outer = zip(source.arg, box, strict=True)
-        return shrink(
-            source.sources[0], [(o[0] + start, o[0] + stop) for o, (start, stop) in outer]
-        )
-    return Node("shrink", source.dtype, shape, (source,), tuple(box))
-
-
-def flip(source: Node, axes: Sequence[int]) -> Node:
-    """Reverse the order along the axes."""
-    if not axes:
-        return source
-    return Node("flip", source.dtype, source.shape, (source,), tuple(sorted(axes)))
-
-
-def stride(source: Node, steps: tuple[int, ...]) -> Node:
-    """Keep every `steps[n]`-th index of axis n, from the first."""
-    if all(step == 1 for step in steps):
-        return source
-    shape = tuple(-(-size // step) for size, step in zip(source.shape, steps, strict=True))
-    return Node("stride", source.dtype, shape, (source,), steps)
-
-
-def cat(sources: Sequence[Node], axis: int) -> Node:
-    """Join the sources along an axis."""
-    shape = list(sources[0].shape)
-    shape[axis] = sum(source.shape[axis] for source in sources)
-    return Node("cat", sources[0].dtype, tuple(shape), tuple(sources), axis)
-
-
-def gather(source: Node, axes: tuple[int, ...], indices: Sequence[Node], checked: bool) -> Node:
-    """Take elements by indices along `axes`; the axes of the indices replace these, in front.
-    checked: the indices are known to be in range."""
-    rest = tuple(size for axis, size in enumerate(source.shape) if axis not in axes)
-    shape = (*indices[0].shape, *rest)
-    return Node("gather", source.dtype, shape, (source, *indices), (axes, checked))
-
-
-def scan(operation: str, source: Node, axis: int, dtype: DType, start: Node | None = None) -> Node:
-    """Return running totals along an axis, by `operation`; start: the total before the first."""
-    sources = (source,) if start is None else (source, start)
-    return Node("scan", dtype, source.shape, sources, (operation, axis))
-
-
-def sort(source: Node, bits: int) -> Node:
-    """Return the lower halves of rows of uint64 as uint32, ordered by the bits 32 to 32 + bits."""
-    *rows, size = source.shape
-    if size <= HELD:
-        return Node("sort", uint32, source.shape, (source,), (bits, len(rows)))
-    found = Node("sort", source.dtype, (*rows, 2, size), (source,), (bits, len(rows) + 1))
-    first = [(0, count) for count in rows] + [(0, 1), (0, size)]
-    return cast(reshape(shrink(found, first), source.shape), uint32)
-
-
-_IDENTITY = {"sum": 0, "prod": 1, "or": False, "and": True}
-
-
-def reduce(op: str, source: Node, axes: Sequence[int]) -> Node:
-    """Reduce over axes, which keep size 1. The result has the type of the source."""
-    kept = tuple(1 if axis in axes else size for axis, size in enumerate(source.shape))
-    used = tuple(axis for axis in sorted(axes) if source.shape[axis] != 1)
-    if not used:
-        return source
-    if any(source.shape[axis] == 0 for axis in used) and op in _IDENTITY:
-        return full(_IDENTITY[op], source.dtype, kept)
-    return Node("reduce", source.dtype, kept, (source,), (op, used))
 
 
 def topological(

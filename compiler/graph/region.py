@@ -1,13 +1,24 @@
-"""Parts of an array that an assignment replaces: a box, or elements chosen by indices."""
+"""Operations by indices: gather, and writes of a box or of elements chosen by indices."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 
-from ugpu.compiler.expression.algebra import Index, Validity, at_least_zero, both, constant, within
-from ugpu.compiler.graph import node as graph
-from ugpu.compiler.graph.node import Node, Shape
+from ugpu.compiler.expression.algebra import (
+    NEVER,
+    Index,
+    Validity,
+    at_least_zero,
+    both,
+    constant,
+    within,
+)
+from ugpu.compiler.expression.lookup import looked_up
+from ugpu.compiler.expression.value import Value, binary, const, gate, value
+from ugpu.compiler.graph import movement
+from ugpu.compiler.graph.node import Kind, Node, Shape, Trace
 
 
 @dataclass(frozen=True)
@@ -50,8 +61,8 @@ class Region:
 
     def read(self, source: Node) -> Node:
         """Return the elements of the region."""
-        node = graph.flip(graph.shrink(source, self.box), self.flipped)
-        return graph.reshape(graph.stride(node, self.steps), self.shape)
+        node = movement.flip(movement.shrink(source, self.box), self.flipped)
+        return movement.reshape(movement.stride(node, self.steps), self.shape)
 
 
 @dataclass(frozen=True)
@@ -74,3 +85,55 @@ class Scatter:
     mode: str = "set"
     checked: bool = False
     masked: bool = False
+
+
+def gather(source: Node, axes: tuple[int, ...], indices: Sequence[Node], checked: bool) -> Node:
+    """Take elements by indices along `axes`; the axes of the indices replace these, in front.
+    Negative indices count from the end; an index outside its axis reads zero. checked: the indices
+    are known to be in range."""
+    rest = tuple(size for axis, size in enumerate(source.shape) if axis not in axes)
+    shape = (*indices[0].shape, *rest)
+    return Node("gather", source.dtype, shape, (source, *indices), (axes, checked))
+
+
+def _gathered(trace: Trace, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
+    axes, checked = node.arg
+    source, *givens = node.sources
+    if node.size == 0 or source.size == 0:
+        return const(0, node.dtype)
+    common = len(givens[0].shape)
+    rest = iter(at[common:])
+    found: dict[int, Index] = {}
+    inside: list[Value] = []
+    for axis, given in zip(axes, givens, strict=True):
+        number = trace.value(given, at[:common], valid)
+        found[axis] = looked_up(number, source.shape[axis], checked, inside)
+    inner = tuple(found[i] if i in found else next(rest) for i in range(len(source.shape)))
+    piece = trace.value(source, inner, valid)
+    if not inside:
+        return piece
+    allowed = reduce(partial(binary, "and"), inside)
+    return value("where", node.dtype, (allowed, piece, const(0, node.dtype)))
+
+
+Kind("gather", _gathered, repeats=True, positional=True)
+
+
+def _assigned(trace: Trace, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
+    """Express the first source, its region (arg) set to the second, where the third, if any, is
+    true."""
+    old, given, *masks = node.sources
+    inside, inner = node.arg.inner(at)
+    outside = trace.value(old, at, valid)
+    if inside == NEVER:
+        return outside
+    new = trace.value(given, inner, both(valid, inside))
+    for mask in masks:
+        test = trace.value(mask, inner, both(valid, inside))
+        new = value("where", node.dtype, (test, new, outside))
+    return gate(inside, new, outside)
+
+
+Kind("assign", _assigned, writes=True)
+# The first source, with the second's elements at the indices that follow, as the Scatter says.
+Kind("scatter", writes=True, stored=True, positional=True)

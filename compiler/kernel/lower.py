@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
-from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.expression.once import once
+from ugpu.compiler.graph.operations import KINDS
 from ugpu.compiler.kernel import scatter
 from ugpu.compiler.kernel.attention import gpu as gpu_attention
 from ugpu.compiler.kernel.attention import host as host_online
@@ -25,8 +27,6 @@ from ugpu.compiler.kernel.gpu import reduction as gpu_reduction
 from ugpu.compiler.kernel.gpu import rows as gpu_rows
 from ugpu.compiler.kernel.host import loops as host_loops
 from ugpu.compiler.kernel.host import rows as host_rows
-from ugpu.compiler.kernel.host import scan as host_scan
-from ugpu.compiler.kernel.host import sort as host_sort
 from ugpu.compiler.kernel.host import turned as host_turned
 from ugpu.compiler.kernel.host import windows as host_windows
 from ugpu.compiler.kernel.host.products import dots as host_dots
@@ -52,15 +52,13 @@ def lower(computation: Computation, target: TargetSpec, choices: Choices | None 
         raise NotSupported(
             f"no code generator for targets of ABI {target.abi!r}", target=target.name
         )
-    shape = _host(computation, target) if target.abi == "host" else _gpu(computation, target)
-    kernel = within_limits(shape.build(choices), target.max_grid)
+    kernel = within_limits(_shape(computation, target).build(choices), target.max_grid)
     return verify(_named(kernel, computation))
 
 
 def spaces(computation: Computation, target: TargetSpec) -> list[Space]:
     """Return the choices for a computation, the default's space first; empty without choices."""
-    shape = _host(computation, target) if target.abi == "host" else _gpu(computation, target)
-    return shape.spaces()
+    return _shape(computation, target).spaces()
 
 
 @dataclass(frozen=True)
@@ -74,9 +72,19 @@ class _Shape:
 def _in_pieces(
     computation: Computation, target: TargetSpec, lowered: Callable[[Computation], Kernel]
 ) -> _Shape:
-    plain = [replace(piece, value=ops.expand(piece.value)) for piece in computation.pieces]
-    whole = replace(computation, pieces=tuple(plain))
-    return _Shape(lambda _: side_by_side(whole, target, lowered))
+    return _Shape(lambda _: side_by_side(computation.plain, target, lowered))
+
+
+@once
+def _shape(computation: Computation, target: TargetSpec) -> _Shape:
+    if computation.value.op != "along":
+        return _host(computation, target) if target.abi == "host" else _gpu(computation, target)
+    kind, *_ = computation.value.arg
+    name = KINDS[kind].lowerings.get(target.abi)
+    if name is None:
+        raise NotSupported(f"{kind} is only supported on hosts", target=target.name)
+    build = import_module(name).lower
+    return _Shape(lambda _: build(computation, target))
 
 
 def _host(computation: Computation, target: TargetSpec) -> _Shape:
@@ -84,16 +92,13 @@ def _host(computation: Computation, target: TargetSpec) -> _Shape:
         return _in_pieces(computation, target, lambda piece: host_loops.elementwise(piece, target))
     if computation.chosen is not None:
         return _Shape(lambda _: scatter.host(computation, target))
-    if computation.value.op in ("scan", "sort"):
-        build = host_scan.scan if computation.value.op == "scan" else host_sort.sort
-        return _Shape(lambda _: build(computation, target))
     online = find_online(computation)
     if online is not None:
         return _Shape(lambda _: host_online.attention(computation, online, target))
     chain = find_chain(computation)
     if chain is not None:
         return _Shape(lambda _: host_rows.rows(computation, chain, target))
-    plain = replace(computation, value=ops.expand(computation.value))
+    plain = computation.plain
     parts = find_contraction(plain, joint=True)
     dots = None if parts is None else host_dots.find_dots(parts, target)
     if dots is not None:
@@ -118,8 +123,6 @@ def _gpu(computation: Computation, target: TargetSpec) -> _Shape:
         return _in_pieces(computation, target, lambda piece: gpu_loops.elementwise(piece, target))
     if computation.chosen is not None:
         return _Shape(lambda _: scatter.gpu(computation, target))
-    if computation.value.op in ("scan", "sort"):
-        raise NotSupported(f"{computation.value.op} is only supported on hosts", target=target.name)
     online = find_online(computation)
     if online is not None:
         return _Shape(
@@ -132,7 +135,7 @@ def _gpu(computation: Computation, target: TargetSpec) -> _Shape:
             lambda wanted: gpu_rows.rows(computation, chain, target, wanted),
             lambda: [gpu_rows.rows_space(computation, chain, target)],
         )
-    plain = replace(computation, value=ops.expand(computation.value))
+    plain = computation.plain
     parts = find_contraction(plain)
     if parts is not None:
         return _gpu_product(plain, parts, target)

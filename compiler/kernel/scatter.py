@@ -8,9 +8,6 @@ writes only its own part of the elements.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.algebra import (
     Index,
     Range,
@@ -36,7 +33,7 @@ SHARE = 4  # waves for each compute unit
 
 def host(computation: Computation, target: TargetSpec) -> Kernel:
     """Give each group a chunk of the last range, and all indices in order."""
-    computation = replace(computation, value=ops.expand(computation.value))
+    computation = computation.plain
     chosen = _chosen(computation)
     if not chosen.ordered:
         return host_loops.elementwise(computation, target)
@@ -69,7 +66,7 @@ def host(computation: Computation, target: TargetSpec) -> Kernel:
 def gpu(computation: Computation, target: TargetSpec) -> Kernel:
     """Give each element of the other ranges a thread, or several that share the written
     elements."""
-    computation = replace(computation, value=ops.expand(computation.value))
+    computation = computation.plain
     chosen = _chosen(computation)
     if not chosen.ordered:
         return gpu_loops.elementwise(computation, target)

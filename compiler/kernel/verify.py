@@ -289,7 +289,7 @@ class _Checker:
 
     def value(self, node: Value, bound: dict[str, int]) -> None:
         _require(
-            node.op in OPS and node.op not in ("reduce", "scan", "sort", "function", "results"),
+            node.op in OPS and node.op not in ("reduce", "along", "function", "results"),
             "an operation of the lowered grammar",
             node,
         )

@@ -36,7 +36,10 @@ def with_aliases(method: FunctionType) -> FunctionType:
     none of its arguments has another name. The result raises BadArgument if both names of one
     argument are given."""
     known = inspect.signature(method).parameters
-    taken = {alias: name for alias, name in NAMES.items() if name in known and alias not in known}
+    listed = known.get("axes")
+    several = listed is not None and listed.kind is not listed.VAR_POSITIONAL
+    names = {**NAMES, "dims": "axes"} if several else NAMES
+    taken = {alias: name for alias, name in names.items() if name in known and alias not in known}
     if not taken:
         return method
     title = method.__qualname__

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from ugpu.compiler.dtype import bool_
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node, Shape
 from ugpu.compiler.graph.origin import here
 from ugpu.compiler.graph.region import Region, Scatter

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import bool_, float32, int32
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.methods import winograd as winograd_tiles
 from ugpu.compiler.methods.core import broadcast

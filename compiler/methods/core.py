@@ -11,7 +11,7 @@ import numpy as np
 
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import DType
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.forms import Makes
 from ugpu.compiler.graph.node import Node, Recipe, Repeated, Shape
 from ugpu.compiler.graph.origin import here, text

@@ -16,7 +16,7 @@ from typing import Self
 
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import DType, bool_, float32, int32
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.methods.core import TensorCore
 from ugpu.compiler.methods.operations import Operations

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import DType, bool_, float32
 from ugpu.compiler.expression.elementary import WHOLE_POWERS
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.tracking import mode
 from ugpu.compiler.methods.core import Scalar, TensorCore, broadcast, integer_of, number_of
 from ugpu.hcq.errors import BadArgument
@@ -353,7 +353,7 @@ class Elementwise(TensorCore):
             )
         if wanted is self.dtype:
             return self._same()
-        return self._new(graph.Node("bitcast", wanted, self.shape, (self.node,)))
+        return self._new(graph.bitcast(self.node, wanted))
 
     def float(self) -> Self:
         """Convert to float32."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import float32
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.core import Scalar, TensorCore
 from ugpu.compiler.methods.elementwise import Elementwise
 
@@ -132,9 +132,9 @@ class Functions(Elementwise):
 
     # ---- activations ---------------------------------------------------------------------------
 
-    def gelu(self, approximate: Literal["tanh", "none"] = "tanh") -> Self:
+    def gelu(self, approximate: Literal["tanh", "none"] = "none") -> Self:
         """Return x times the normal distribution's cumulative probability at x (arXiv:1606.08415),
-        by tanh or by erf."""
+        by erf, or approximated by tanh."""
         real = self._real()
         if approximate == "none":
             return self._rounded(real * 0.5 * ((real * math.sqrt(0.5)).erf() + 1))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import bool_, float32, int32, int64
 from ugpu.compiler.expression.elementary import is_narrow
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.methods.core import broadcast_shape, integer_of
 from ugpu.compiler.methods.elementwise import Elementwise
@@ -75,23 +75,67 @@ class Reductions(Elementwise, Movement):
         node = graph.cast(self.node, dtypes.sum_dtype(self.dtype))
         return self._reduce("prod", node, self._axes("prod", axis), keepdims)
 
-    def max(self, axis: Axis = None, keepdims: bool = False) -> Self:
-        """Return the largest element along the axes; NaN if any is NaN. Raises BadArgument for
-        empty axes."""
-        return self._remembered("max", Reductions._max, axis, keepdims)
+    @overload
+    def max(
+        self, axis: Axis = None, keepdims: bool = False, *, indices: Literal[False] = False
+    ) -> Self: ...
+
+    @overload
+    def max(
+        self, axis: int, keepdims: bool = False, *, indices: Literal[True]
+    ) -> tuple[Self, Self]: ...
+
+    def max(
+        self, axis: Axis = None, keepdims: bool = False, *, indices: bool = False
+    ) -> Self | tuple[Self, Self]:
+        """Return the largest element along the axes; NaN if any is NaN. indices: along one axis,
+        return also the place of the first of equals, as int64, as PyTorch's `max(dim)` does. Raises
+        BadArgument for empty axes."""
+        if not indices:
+            return self._remembered("max", Reductions._max, axis, keepdims)
+        return self._extreme_at("max", axis, keepdims)
 
     def _max(self, axis: Axis, keepdims: bool) -> Self:
         axes = self._some("max", axis)
         return self._reduce("or" if self.dtype is bool_ else "max", self.node, axes, keepdims)
 
-    def min(self, axis: Axis = None, keepdims: bool = False) -> Self:
-        """Return the smallest element along the axes; NaN if any is NaN. Raises BadArgument for
-        empty axes."""
-        return self._remembered("min", Reductions._min, axis, keepdims)
+    @overload
+    def min(
+        self, axis: Axis = None, keepdims: bool = False, *, indices: Literal[False] = False
+    ) -> Self: ...
+
+    @overload
+    def min(
+        self, axis: int, keepdims: bool = False, *, indices: Literal[True]
+    ) -> tuple[Self, Self]: ...
+
+    def min(
+        self, axis: Axis = None, keepdims: bool = False, *, indices: bool = False
+    ) -> Self | tuple[Self, Self]:
+        """Return the smallest element along the axes; NaN if any is NaN. indices: along one axis,
+        return also the place of the first of equals, as int64, as PyTorch's `min(dim)` does. Raises
+        BadArgument for empty axes."""
+        if not indices:
+            return self._remembered("min", Reductions._min, axis, keepdims)
+        return self._extreme_at("min", axis, keepdims)
 
     def _min(self, axis: Axis, keepdims: bool) -> Self:
         axes = self._some("min", axis)
         return self._reduce("and" if self.dtype is bool_ else "min", self.node, axes, keepdims)
+
+    def _extreme_at(self, operation: str, axis: Axis, keepdims: bool) -> tuple[Self, Self]:
+        """Return the extreme elements along one axis, and their places."""
+        if not isinstance(axis, int):
+            raise BadArgument(f"{operation}: expected one axis for indices, got {axis}")
+        place = self._position(f"arg{operation}", axis, True)
+        if not self.ndim:
+            return self._same(), place.reshape(())
+        at = self._axis(operation, axis)
+        shape = tuple(size if i == at else 1 for i, size in enumerate(self.shape))
+        places = self._new(graph.reshape(graph.iota(self.shape[at]), shape))
+        chosen = places._compare("eq", place).where(self, 0)
+        extreme = chosen.cast(dtypes.sum_dtype(self.dtype)).sum(at, keepdims).cast(self.dtype)
+        return extreme, place if keepdims else place.squeeze(at)
 
     def any(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """Return whether any element along the axes is true (not 0)."""

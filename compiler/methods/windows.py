@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import bool_, float32, int32, int64
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.convolution import Convolutions, Pair, biased, places_of
 from ugpu.compiler.methods.core import Scalar, broadcast
 from ugpu.compiler.methods.shape.resampling import Resampling

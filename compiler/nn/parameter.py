@@ -10,7 +10,7 @@ from typing import Any
 
 from ugpu.compiler.dtype import DType
 from ugpu.compiler.gradients.reverse import LEAF, tracking
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node, Shape
 from ugpu.compiler.graph.tracking import History
 from ugpu.compiler.methods.core import TensorCore

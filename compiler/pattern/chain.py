@@ -17,6 +17,7 @@ from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.algebra import Range, constant
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.lookup import Lookup, atoms
+from ugpu.compiler.expression.once import once
 from ugpu.compiler.expression.value import (
     Memory,
     Value,
@@ -67,6 +68,7 @@ class Chain:
         return [*((s.ranges, s.body) for s in self.stages), (self.inner, self.result)]
 
 
+@once
 def find_chain(computation: Computation) -> Chain | None:
     """Return the chain in a computation; None if its reductions do not belong to the same rows, or
     if there is only one and each row has one result."""

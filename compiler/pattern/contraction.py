@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ugpu.compiler.expression.algebra import Range
 from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.once import once
 from ugpu.compiler.expression.value import Value, indices_of, walk
 
 SMALLEST = 8  # rows and columns below this do not pay for tiles
@@ -45,6 +46,7 @@ class Contraction:
     all_depths: tuple[Range, ...]
 
 
+@once
 def find_contraction(computation: Computation, joint: bool = False) -> Contraction | None:
     """Return the matrix product inside a computation, or None. joint: several ranges may together
     form a side that is long enough, and one side may be short: then the rows are the short one."""

@@ -27,6 +27,7 @@ from ugpu.compiler.expression.algebra import Range, at_least_zero, constant
 from ugpu.compiler.expression.computation import Computation
 from ugpu.compiler.expression.elementary import is_narrow
 from ugpu.compiler.expression.lookup import guard
+from ugpu.compiler.expression.once import once
 from ugpu.compiler.expression.value import (
     Memory,
     Value,
@@ -82,6 +83,7 @@ class Online:
         return rebuild(self.result, change)
 
 
+@once
 def find_online(computation: Computation) -> Online | None:
     """Return the parts of an attention in a computation, or None."""
     if len(computation.reductions) < 4:

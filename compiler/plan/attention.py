@@ -10,6 +10,7 @@ from typing import Any
 
 from ugpu.compiler.dtype import float32
 from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.expression.once import once
 from ugpu.compiler.expression.value import interning
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.kernel.attention.gpu import pieces_of
@@ -98,6 +99,7 @@ def _decide(group: Group, target: TargetSpec) -> tuple[int, int, int, tuple[int,
     return pieces, outputs, found.count, tuple(read)
 
 
+@once
 def _in_parts(computation: Computation, pieces: int) -> InParts:
     online = find_online(computation)
     assert online is not None

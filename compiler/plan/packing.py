@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.algebra import Opaque, Range, flatten, unflatten
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.lookup import atoms, guard
@@ -170,7 +169,7 @@ def _product(group: Group, target: TargetSpec, run: _Run) -> _Product | None:
         return None
     if find_online(computation) is not None or find_chain(computation) is not None:
         return None
-    computation = replace(computation, value=ops.expand(computation.value))
+    computation = computation.plain
     parts = find_contraction(computation)
     if parts is None or parts.outer or _looks_up(computation.value):
         return None

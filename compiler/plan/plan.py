@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ugpu.compiler.graph.node import Node, stored_as
+from ugpu.compiler.graph.operations import KINDS
 from ugpu.compiler.plan.arrange import arrange
 from ugpu.compiler.plan.attention import PartGroup
 from ugpu.compiler.plan.packing import Derived
@@ -87,7 +88,7 @@ def structure(
                 live = live_results(node)
                 key.append((op, body_of(node), tuple([each[0] for each in live]), found))
             else:
-                if op in ("const", "pad"):
+                if KINDS[op].numbers:
                     arg = repr(arg)
                 key.append((op, node.dtype.name, node.shape, arg, found))
             break

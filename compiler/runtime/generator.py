@@ -8,6 +8,8 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from ugpu.hcq.errors import BadArgument
+
 _MASK = (1 << 64) - 1
 
 
@@ -24,11 +26,29 @@ class Generator:
         with self._lock:
             self._key, self._next = _key(seed), 0
 
+    @property
+    def state(self) -> tuple[int, int]:
+        """The key and the position; a stream without a seed takes one now."""
+        with self._lock:
+            self._begin()
+            return self._key, self._next
+
+    def restore(self, state: tuple[int, int]) -> None:
+        """Continue from a state. BadArgument if it is none."""
+        fits = isinstance(state, tuple | list) and len(state) == 2
+        if not fits or not all(type(n) is int and 0 <= n <= _MASK for n in state) or not state[0]:
+            raise BadArgument(f"expected a state of get_rng_state, got {state!r}")
+        with self._lock:
+            self._key, self._next = state
+
+    def _begin(self) -> None:
+        if not self._key:
+            self._key = _key(time.time_ns())
+
     def take(self, count: int) -> NDArray[np.uint64]:
         """Reserve `count` numbers of the stream; return the first, and the key."""
         with self._lock:
-            if not self._key:
-                self._key = _key(time.time_ns())
+            self._begin()
             first = self._next
             self._next += count
             return np.array([first & _MASK, self._key], np.uint64)

@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import bfloat16, bool_
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.plan.plan import Structure
 from ugpu.compiler.runtime.memory_pool import MemoryPool, Storage
 
-BY_POSITION = frozenset(("iota", "gather", "scatter", "call", "result"))
 DECIDING = frozenset(("pow",))  # operations whose expansion depends on an operand's value
 KINDS = 4096  # structures remembered; beyond this all are discarded
 
@@ -69,7 +68,7 @@ def _places(key: Structure, nodes: Sequence[Node]) -> list[int]:
     for place, node in enumerate(nodes):
         if node.storage is not None:
             continue
-        if node.op in BY_POSITION:
+        if graph.KINDS[node.op].positional:
             return []
         if node.op == "const" and node.dtype is not bool_ and node.size and place not in roots:
             found.append(place)

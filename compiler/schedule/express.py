@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial, reduce
 
-from ugpu.compiler.dtype import DType, int32, uint64
+from ugpu.compiler.dtype import int32
 from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.algebra import (
     NEVER,
@@ -19,34 +19,31 @@ from ugpu.compiler.expression.algebra import (
     Range,
     Validity,
     at_least_zero,
-    both,
-    constant,
     flatten,
-    unflatten,
-    within,
 )
 from ugpu.compiler.expression.computation import Chosen, Computation
 from ugpu.compiler.expression.lookup import looked_up, lookup
 from ugpu.compiler.expression.merging import merge_ranges
-from ugpu.compiler.expression.onehot import pick
+from ugpu.compiler.expression.once import once
 from ugpu.compiler.expression.value import (
     Memory,
     Value,
     binary,
     cast,
     const,
-    gate,
     load,
     rebuild,
     value,
     walk,
 )
-from ugpu.compiler.graph.node import ALONE, Node
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.graph.operations import KINDS
 from ugpu.compiler.schedule.group import Group, describe
 
 FEW = 3  # pieces of a cat up to which each element selects among all of them
 
 
+@once
 def express(group: Group) -> Computation:
     """Express a group's root as a function of its ranges, with as few ranges as possible; a root
     that joins many pieces is expressed piece by piece."""
@@ -206,197 +203,30 @@ class _Tracer:
     def __init__(self, memories: dict[int, Memory]) -> None:
         self.memories = memories
         self.done: dict[tuple[int, tuple[Index, ...], Validity], Value] = {}
-        self.reductions = 0
+        self.reductions = -1
 
     def value(self, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
         """Return the element of `node` at the indices; it is read only where `valid` holds."""
         key = (id(node), at, valid)
         found = self.done.get(key)
-        if found is None:
-            found = self.done[key] = self._trace(node, at, valid)
+        if found is not None:
+            return found
+        memory = self.memories.get(id(node))
+        if memory is None:
+            express = KINDS[node.op].express
+            assert express is not None, node.op
+            found = express(self, node, at, valid)
+        elif valid == NEVER:
+            found = const(0, node.dtype)
+        else:
+            found = load(memory, flatten(at, node.shape), valid)
+        self.done[key] = found
         return found
 
-    def _trace(self, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
-        op = node.op
-        if id(node) in self.memories:
-            if valid == NEVER:
-                return const(0, node.dtype)
-            return load(self.memories[id(node)], flatten(at, node.shape), valid)
-        if op == "const":
-            return const(node.arg, node.dtype)
-        if op == "iota":
-            return value("index", node.dtype, (), at[0])
-        if op in ops.BUILDERS:
-            sources = []
-            for source in node.sources:
-                sources.append(self.value(source, at, valid))
-            return _as_index(op, node.dtype, sources) or ops.build(op, node.dtype, sources)
-        if op == "cat":
-            return self._cat(node, at, valid)
-        if op == "gather":
-            return self._gather(node, at, valid)
-        if op == "assign":
-            old, given, *masks = node.sources
-            inside, inner = node.arg.inner(at)
-            outside = self.value(old, at, valid)
-            if inside == NEVER:
-                return outside
-            new = self.value(given, inner, both(valid, inside))
-            for mask in masks:
-                test = self.value(mask, inner, both(valid, inside))
-                new = value("where", node.dtype, (test, new, outside))
-            return gate(inside, new, outside)
-        source = node.sources[0]
-        if op == "cast":
-            return _convert(self.value(source, at, valid), node.dtype)
-        if op == "bitcast":
-            inner = self.value(source, at, valid)
-            return inner if inner.dtype is node.dtype else value("bitcast", node.dtype, (inner,))
-        if op == "contiguous":
-            return self.value(source, at, valid)
-        if op == "reduce":
-            return self._reduce(node, at, valid)
-        if op in ALONE:
-            return self._along(node, at, valid)
-        if op == "pad":
-            return self._pad(node, at, valid)
-        return self.value(source, _moved(node, at), valid)
-
-    def _reduce(self, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
-        operation, axes = node.arg
-        source = node.sources[0]
-        inner = list(at)
-        ranges = []
-        for axis in axes:
-            counter = Range(f"k{self.reductions}_{axis}", source.shape[axis])
-            ranges.append(counter)
-            inner[axis] = counter.index()
+    def number(self) -> int:
+        """Return a number for the ranges of one more reduction."""
         self.reductions += 1
-        body = self.value(source, tuple(inner), valid)
-        if operation == "sum" and len(ranges) == 1:
-            picked = pick(body, ranges[0])
-            if picked is not None:
-                return picked
-        return value("reduce", node.dtype, (body,), (operation, tuple(ranges)))
-
-    def _along(self, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
-        """Return a scan or a sort, the root of its kernel, along the range at its axis."""
-        what, axis = node.arg
-        body, *start = node.sources
-        inner = (*at[: len(body.shape) - 1], at[-1])  # for a long sort, without the axis of size 2
-        first = (*at[:axis], constant(0), *at[axis + 1 :])
-        sources = [self.value(body, inner, valid)]
-        sources += [self.value(each, first, valid) for each in start]
-        (along,) = at[axis].ranges()
-        return value(node.op, node.dtype, sources, (what, along))
-
-    def _pad(self, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
-        pairs, number = node.arg
-        source = node.sources[0]
-        inside: Validity = ()
-        inner = []
-        for index, (before, _), size in zip(at, pairs, source.shape, strict=True):
-            inner.append(index - before)
-            inside = both(inside, within(index, before, before + size))
-        outside = const(number, node.dtype)
-        if inside == NEVER or source.size == 0:
-            return outside
-        return gate(inside, self.value(source, tuple(inner), both(valid, inside)), outside)
-
-    def _cat(self, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
-        axis = node.arg
-        stop = node.shape[axis]
-        result: Value | None = None
-        for source in reversed(node.sources):
-            start = stop - source.shape[axis]
-            if start == stop:
-                continue
-            inner = (*at[:axis], at[axis] - start, *at[axis + 1 :])
-            inside = within(at[axis], start, stop)
-            piece = self.value(source, inner, both(valid, inside))
-            before_stop = at_least_zero(constant(stop - 1) - at[axis])
-            result = piece if result is None else gate(before_stop, piece, result)
-            stop = start
-        assert result is not None, "cat of nothing"
-        return result
-
-    def _gather(self, node: Node, at: tuple[Index, ...], valid: Validity) -> Value:
-        """Read at indices that are values; zero where an index is out of range, if it can be."""
-        axes, checked = node.arg
-        source, *givens = node.sources
-        if node.size == 0 or source.size == 0:
-            return const(0, node.dtype)
-        common = len(givens[0].shape)
-        rest = iter(at[common:])
-        found: dict[int, Index] = {}
-        inside: list[Value] = []
-        for axis, given in zip(axes, givens, strict=True):
-            number = self.value(given, at[:common], valid)
-            found[axis] = looked_up(number, source.shape[axis], checked, inside)
-        inner = tuple(found[i] if i in found else next(rest) for i in range(len(source.shape)))
-        piece = self.value(source, inner, valid)
-        if not inside:
-            return piece
-        allowed = reduce(partial(binary, "and"), inside)
-        return value("where", node.dtype, (allowed, piece, const(0, node.dtype)))
-
-
-def _as_index(op: str, dtype: DType, sources: Sequence[Value]) -> Value | None:
-    """Return sums and multiples of indices as indices if the type holds them without wrapping, and
-    likewise their quotients and remainders by positive constants."""
-    if op not in ("add", "sub", "mul", "floordiv", "mod") or not dtype.is_integer:
-        return None
-    if not any(s.op == "index" for s in sources) or any(
-        s.op not in ("index", "const") for s in sources
-    ):
-        return None
-    left, right = (s.arg if s.op == "index" else constant(s.arg) for s in sources)
-    if op in ("floordiv", "mod"):
-        if not right.is_constant or right.constant <= 0:
-            return None
-        total = left // right.constant if op == "floordiv" else left % right.constant
-    elif op == "mul":
-        if not (left.is_constant or right.is_constant):
-            return None
-        total = right * left.constant if left.is_constant else left * right.constant
-    else:
-        total = left + right if op == "add" else left - right
-    lowest = 0 if dtype.kind == "u" else -(1 << (dtype.bits - 1))
-    if total.low < lowest or total.magnitude() >= 1 << (dtype.bits - 1):
-        return None
-    return value("index", dtype, (), total)
-
-
-def _convert(inner: Value, dtype: DType) -> Value:
-    if inner.op == "index" and dtype.is_integer and inner.arg.magnitude() < 1 << (dtype.bits - 1):
-        return value("index", dtype, (), inner.arg)
-    if inner.op == "index" and dtype.is_float and inner.arg.magnitude() < 1 << 31:
-        inner = value("index", int32, (), inner.arg)
-    return cast(inner, dtype)
-
-
-def _moved(node: Node, at: tuple[Index, ...]) -> tuple[Index, ...]:
-    """Return the indices into a movement operation's source."""
-    source = node.sources[0]
-    if node.op == "reshape":
-        return tuple(unflatten(flatten(at, node.shape), source.shape))
-    if node.op == "permute":
-        inner: list[Index] = [constant(0)] * len(at)
-        for index, axis in zip(at, node.arg, strict=True):
-            inner[axis] = index
-        return tuple(inner)
-    if node.op == "expand":
-        sizes = source.shape
-        return tuple(constant(0) if s == 1 else i for i, s in zip(at, sizes, strict=True))
-    if node.op == "shrink":
-        return tuple(i + start for i, (start, _) in zip(at, node.arg, strict=True))
-    if node.op == "flip":
-        return tuple(
-            constant(size - 1) - i if axis in node.arg else i
-            for axis, (i, size) in enumerate(zip(at, node.shape, strict=True))
-        )
-    assert node.op == "stride", node.op
-    return tuple(i * step for i, step in zip(at, node.arg, strict=True))
+        return self.reductions
 
 
 # ---- merging adjacent ranges -------------------------------------------------------------------
@@ -409,10 +239,9 @@ def _merge(computation: Computation) -> Computation:
     if computation.place is None:
         indices = ()
     ranges, expression = computation.ranges, computation.value
-    if expression.op in ALONE:  # the ranges before and after the one that it goes along
-        last = ranges.index(expression.arg[1])
-        long = expression.op == "sort" and expression.dtype is uint64
-        first = last - 1 if long else last  # there is a range of size 2 before
+    if expression.op == "along":  # the ranges before and after its own
+        *_, own = expression.arg
+        first, last = ranges.index(own[0]), ranges.index(own[-1])
         before, expression, _ = merge_ranges(ranges[:first], expression, ())
         behind, expression, _ = merge_ranges(ranges[last + 1 :], expression, ())
         ranges = (*before, *ranges[first : last + 1], *behind)

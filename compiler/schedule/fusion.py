@@ -17,14 +17,14 @@ from typing import Any
 from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.value import interning, walk
-from ugpu.compiler.graph.node import ALONE, WRITES, Node
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.graph.operations import KINDS
 from ugpu.compiler.pattern import cost
 from ugpu.compiler.pattern.chain import find_chain, in_step
 from ugpu.compiler.pattern.online import find_online
 from ugpu.compiler.schedule.express import in_pieces, trace
 from ugpu.compiler.schedule.group import make_group, members
 
-REPEATING = ("expand", "gather")
 KNOWN = 4096  # cached answers; beyond this all are discarded
 _known: dict[tuple[Any, ...], bool] = {}
 
@@ -56,8 +56,8 @@ def _candidates(
         if key in stored and key not in fixed and len(readers.get(key, ())) == 1:
             (reader,) = readers[key]
             reduces = any(each.op == "reduce" for each in members(node, stored))
-            alone = reader.op in WRITES or reader.op in ALONE
-            if reduces and not alone and _repeated(node, reader, stored):
+            kind = KINDS[reader.op]
+            if reduces and not (kind.writes or kind.lowerings) and _repeated(node, reader, stored):
                 yield node
 
 
@@ -104,7 +104,7 @@ def _repeated(node: Node, root: Node, stored: set[int]) -> bool:
     largest, stack, seen = max(each.size for each in found), [node], {id(node)}
     while stack:
         for user in users.get(id(stack.pop()), ()):
-            if user.op in REPEATING and node.size < largest:
+            if KINDS[user.op].repeats and node.size < largest:
                 return True
             if id(user) not in seen:
                 seen.add(id(user))

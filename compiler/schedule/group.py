@@ -6,11 +6,13 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
-from ugpu.compiler.graph.node import MOVEMENT, Node
+from ugpu.compiler.expression.once import Answers
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.graph.operations import KINDS, MOVEMENT
 
 
 @dataclass(frozen=True)
-class Group:
+class Group(Answers):
     """One kernel to run: computes `root` from `inputs`. key: equal for groups that do the same.
     in_place: the root is an assignment into the memory of its first source. others: further nodes
     of the root's shape that the same kernel computes. stage: for a scatter into separate memory,
@@ -54,7 +56,7 @@ def make_group(
             key.append(("input", node.shape, node.dtype))
         elif ready:
             places[id(node)] = len(key)
-            arg = (repr(node.arg),) if node.op in ("const", "pad") else node.arg
+            arg = (repr(node.arg),) if KINDS[node.op].numbers else node.arg
             needed = node.sources if node is not root or not in_place else node.sources[1:]
             sources = tuple([places[id(source)] for source in needed])
             key.append((node.op, node.shape, node.dtype, arg, sources))

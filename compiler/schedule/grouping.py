@@ -22,24 +22,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 
 from ugpu.compiler.dtype import bool_
-from ugpu.compiler.expression.elementary import BUILDERS, price
-from ugpu.compiler.graph.node import (
-    ALONE,
-    MOVEMENT,
-    ONE_TO_ONE,
-    WRITES,
-    Node,
-    stored_as,
-    topological,
-)
+from ugpu.compiler.graph.node import Node, stored_as, topological
+from ugpu.compiler.graph.operations import KINDS, MOVEMENT, ONE_TO_ONE, WRITES
 from ugpu.compiler.pattern import cost as costs
 from ugpu.compiler.schedule.calls import make_call_group
 from ugpu.compiler.schedule.fusion import fuse
 from ugpu.compiler.schedule.group import Group, make_group
 from ugpu.compiler.schedule.hazards import NONE, InPlace
 from ugpu.compiler.schedule.siblings import join
-
-KEPT = frozenset(("contiguous", "scatter")) | ALONE  # operations that are always stored
 
 
 def schedule(roots: Sequence[Node], in_place: InPlace = NONE) -> list[Group]:
@@ -73,7 +63,7 @@ def _choose(
         for source in {id(source): source for source in node.sources}.values():
             users.setdefault(id(source), []).append(node)
     stored = {id(node) for node in roots}
-    stored |= {id(node) for node in order if node.op in KEPT}
+    stored |= {id(node) for node in order if KINDS[node.op].stored}
     stored |= in_place.stored
     for node in order:
         if node.op == "call":
@@ -102,13 +92,13 @@ def _choose(
         while True:
             inlined = _inlined(node, stored)
             weight[id(node)] = 1 + sum(weight[id(source)] for source in inlined)
-            own = 0 if id(node) in folded else _own_cost(node)
+            own = 0 if id(node) in folded else KINDS[node.op].cost(node.dtype)
             cost[id(node)] = own + sum(cost[id(source)] for source in inlined)
             for source in inlined:
                 price, uses = cost[id(source)], len(users[id(source)])
                 kept = _narrow(source, stored)
                 wanted = costs.share(price, uses, kept.dtype) or (
-                    node.op in ("expand", "gather") and costs.repeat(price, kept.dtype)
+                    KINDS[node.op].repeats and costs.repeat(price, kept.dtype)
                 )
                 joined = stored_as(source)
                 if joined.op == "cat" and node.op not in ("reshape", "shrink", "cat", "contiguous"):
@@ -139,7 +129,7 @@ def wanted_apart(root: Node, stored: set[int], uses: int) -> bool:
     for node in topological([root]):
         if _folds(node, folded):
             folded.add(id(node))
-        own = 0 if id(node) in folded else _own_cost(node)
+        own = 0 if id(node) in folded else KINDS[node.op].cost(node.dtype)
         cost[id(node)] = own + sum(cost[id(source)] for source in _inlined(node, stored))
     return _may_store(root) and costs.share(cost[id(root)], uses, _narrow(root, stored).dtype)
 
@@ -150,7 +140,7 @@ def _ends(reader: Node, users: Mapping[int, list[Node]], node: Node) -> bool:
 
 
 def _may_store(node: Node) -> bool:
-    return node.op not in ("const", "iota", "buffer")
+    return KINDS[node.op].stored is not False
 
 
 _FOLDING = ("add", "sub", "mul", "floordiv", "mod", "cast")
@@ -190,14 +180,6 @@ def _inlined(node: Node, stored: set[int]) -> list[Node]:
     ]
 
 
-def _own_cost(node: Node) -> int:
-    if node.op in BUILDERS:
-        return price(node.op, node.dtype)
-    if node.op == "reduce":
-        return costs.REDUCE
-    return 1 if node.op == "cast" else 0
-
-
 def _end_of_epilogue(
     node: Node, users: dict[int, list[Node]], stored: set[int], claimed: set[int]
 ) -> Node:
@@ -208,9 +190,8 @@ def _end_of_epilogue(
         if len(following) != 1:
             break
         user = following[0]
-        fits = user.op in BUILDERS or user.op in ONE_TO_ONE
-        fits = fits or user.op in ("cast", "bitcast", "contiguous")
-        if not fits or id(user) in claimed:
+        kind = KINDS[user.op]
+        if not (kind.aligned or kind.once) or id(user) in claimed:
             break
         node = user
         claimed.add(id(node))

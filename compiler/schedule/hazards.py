@@ -25,7 +25,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from ugpu.compiler.graph.call import Body
-from ugpu.compiler.graph.node import WRITES, Node
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.graph.operations import WRITES
 from ugpu.compiler.schedule.calls import body_of
 from ugpu.compiler.schedule.precedence import Order
 

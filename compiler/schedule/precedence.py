@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from ugpu.compiler.graph.node import ONE_TO_ONE, WRITES, Node
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.graph.operations import ONE_TO_ONE, WRITES
 
 _SAME = (*ONE_TO_ONE, "expand")  # operations that make no new elements
 _OLD, _NEW = 1, 2  # what a value depends on: the old contents, the write

@@ -15,7 +15,7 @@ from typing import Any
 
 from ugpu.compiler.expression.computation import Computation
 from ugpu.compiler.expression.value import interning, walk
-from ugpu.compiler.graph.node import ALONE
+from ugpu.compiler.graph.operations import KINDS
 from ugpu.compiler.pattern import cost
 from ugpu.compiler.pattern.chain import find_chain, in_step
 from ugpu.compiler.schedule.calls import CallGroup
@@ -37,7 +37,7 @@ def join(groups: Sequence[Group], stored: set[int]) -> list[Group]:
             continue
         if (
             group.stage
-            or group.root.op in ALONE
+            or KINDS[group.root.op].lowerings
             or in_pieces(group)
             or isinstance(group, CallGroup)
             or _is_large(group, stored)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from math import prod
 
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node, Shape
 
 FEW = 64  # results; from this number on there is a group for each

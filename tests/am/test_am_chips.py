@@ -60,7 +60,7 @@ def check_works(device: AmDevice) -> None:
         assert np.array_equal(out.numpy(np.uint32), values * np.uint32(7))
 
 
-@pytest.fixture(params=chips.names())
+@pytest.fixture(params=chips.virtual_names())
 def facts(request: pytest.FixtureRequest) -> ChipFacts:
     return facts_of(request.param)
 
@@ -86,7 +86,7 @@ def test_a_folder_says_what_is_asked_of_it(facts: ChipFacts) -> None:
     shared = facts.generation
     by_clock = {
         (shared.register_bar, 4 * (shared.typical_bases[block][register.segment] + register.offset))
-        for block, name in (("OSSSYS", "IH_RB_RPTR"), ("MP0", "MP0_SMN_C2PMSG_81"))
+        for block, name in (("OSSSYS", "IH_RB_RPTR"), ("MP0", f"{shared.psp_mailbox}_81"))
         for register in [load(facts.table(block))[name]]
     }
     assert set(driver.by_clock) == {

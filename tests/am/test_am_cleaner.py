@@ -70,7 +70,7 @@ GROUPS = 4
 THREADS = 256
 
 
-@pytest.fixture(params=chips.names())
+@pytest.fixture(params=chips.virtual_names())
 def chip(request: pytest.FixtureRequest) -> Iterator[Any]:
     """One host thread runs all groups: what one leaves there, the next one finds."""
     options = ChipOptions(

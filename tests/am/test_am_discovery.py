@@ -63,9 +63,27 @@ def test_harvested_instances_are_not_there() -> None:
 
 
 def test_addresses_of_64_bits() -> None:
-    wide = [(34, 0, (4, 1, 0), (1 << 40, 5))]
+    """The kernel takes their low 30 bits."""
+    wide = [(34, 0, (4, 1, 0), (1 << 40 | 0x240_8800, 0xC000_0005))]
     found = parse(binary([wide], version=4, wide=True)).find(34)
-    assert found is not None and found.bases == (1 << 40, 5)
+    assert found is not None and found.bases == (0x240_8800, 5)
+
+
+@pytest.mark.parametrize("listed", [1, 2, 3, 6, 9])
+def test_a_counted_list_of_tables(listed: int) -> None:
+    """binary_header_v2: what the list lacks is not there, what it has beyond is not looked at."""
+    tables = {"gc": gc_table(), "harvest": harvest_table([(42, 1)])}
+    found = parse(binary([BLOCKS], major=2, listed=listed, **tables))
+    assert found.find(11) is not None
+    assert (found.gc is not None, found.find(42, 1) is None) == (listed >= 2, listed >= 3)
+
+
+@given(st.binary(max_size=80), st.integers(0, 0xFFFF))
+def test_a_counted_list_of_anything(rest: bytes, count: int) -> None:
+    data = struct.pack("<HHH", 16 + len(rest), count, 0) + rest
+    image = struct.pack("<IHHH", 0x28211407, 2, 0, byte_sum(data)) + data
+    with pytest.raises(DiscoveryError):
+        parse(image)
 
 
 @given(st.lists(blocks, min_size=1, max_size=4), st.sampled_from([1, 2, 3, 4]))
@@ -103,6 +121,8 @@ def with_ip_header(**fields: int) -> bytes:
         (binary([BLOCKS], gc=gc_table().replace(b"GC", b"XX")), "GC table has an unexpected"),
         (binary([BLOCKS], harvest=b"HARW" + bytes(132)), "harvest table has an unexpected"),
         (binary([BLOCKS], version=9), "version"),
+        (binary([BLOCKS], major=3), "version of the discovery binary is not supported"),
+        (binary([BLOCKS], major=2, listed=0), "no IP discovery table"),
         (with_ip_header(size=13), "invalid size or number of dies"),
         (with_ip_header(dies=17), "invalid size or number of dies"),
         (with_ip_header(size=len(GOOD)), "ends outside"),

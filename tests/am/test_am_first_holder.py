@@ -27,7 +27,7 @@ from ugpu.hcq.errors import PageFault
 KINDS = ("read_at", "write_at")
 
 
-@pytest.fixture(params=chips.names())
+@pytest.fixture(params=chips.virtual_names())
 def every_chip(request: pytest.FixtureRequest) -> Iterator[Any]:
     with card(request.param) as made:
         yield made

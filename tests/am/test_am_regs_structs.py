@@ -23,6 +23,8 @@ from ugpu.hcq.uapi import structs as uapi_structs
         ("amdgpu_ucode", "rlc_firmware_header_v2_3", 204),
         ("sdma_v6_0_0_pkt_open", "SDMA_PKT_COPY_LINEAR", 28),
         ("smu13_driver_if_v13_0_0", "SmuMetricsExternal_t", 392),
+        ("smu14_driver_if_v14_0", "SmuMetrics_t", 0x104),
+        ("v12_structs", "v12_compute_mqd", 2048),
     ],
 )
 def test_sizes(table: str, name: str, size: int) -> None:
@@ -82,6 +84,8 @@ def test_an_sdma_copy_packet() -> None:
         ("soc15_ih_clientid", "SOC21_IH_CLIENTID_GFX", 0x0A),
         ("irqsrcs_gfx_11_0_0", "GFX_11_0_0__SRCID__CP_EOP_INTERRUPT", 181),
         ("smu_v13_0_0_ppsmc", "PPSMC_MSG_GetSmuVersion", 2),
+        ("smu_v14_0_2_ppsmc", "PPSMC_MSG_SetPptLimit", 0x32),
+        ("smu14_driver_if_v14_0", "TABLE_COMBO_PPTABLE", 1),
         ("amdgpu_vm", "AMDGPU_PTE_EXECUTABLE", 0x10),
         ("amdgpu_vm", "AMDGPU_PDE_PTE", 1 << 54),
         ("soc21_enum", "CACHE_FLUSH_AND_INV_TS_EVENT", 0x14),

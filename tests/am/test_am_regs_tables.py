@@ -13,17 +13,27 @@ from ugpu.hcq.registers.fields import Register, RegisterBlock
 
 BLOCKS = {
     "athub_3_0_0": (112, 551),
+    "athub_4_1_0": (126, 595),
     "gc_11_0_0": (5494, 16971),
     "gc_11_0_0_indirect": (350, 795),
     "gc_11_0_3": (5669, 18379),
+    "gc_12_0_0": (5160, 16543),
+    "gc_12_0_0_indirect": (330, 829),
     "hdp_6_0_0": (89, 264),
+    "hdp_7_0_0": (94, 306),
     "mmhub_3_0_0": (709, 3340),
     "mmhub_3_0_2": (673, 3245),
+    "mmhub_4_1_0": (639, 3103),
     "mp_13_0_0": (209, 217),
+    "mp_14_0_2": (214, 221),
+    "nbif_6_3_1": (4772, 13811),
     "nbio_4_3_0": (5293, 16135),
     "osssys_6_0_0": (118, 416),
+    "osssys_7_0_0": (124, 438),
     "smuio_13_0_6": (231, 450),
+    "smuio_14_0_2": (230, 382),
     "thm_13_0_2": (157, 555),
+    "thm_14_0_2": (98, 405),
 }
 
 # (table, register, offset, segment, some fields as (name, lsb, width))
@@ -57,6 +67,25 @@ KNOWN = [
     ("mp_13_0_0", "MP1_SMN_C2PMSG_90", 0x29A, 0, [("CONTENT", 0, 32)]),
     ("athub_3_0_0", "ATHUB_MISC_CNTL", 0x75, 0, [("CG_ENABLE", 6, 1), ("CG_MEM_LS_ENABLE", 7, 1)]),
     ("osssys_6_0_0", "IH_RB_CNTL", 0x80, 0, [("RB_ENABLE", 0, 1), ("RB_SIZE", 1, 5)]),
+    # What moved in GFX 12: fields of a context, the pointers of the interrupt ring, the SMU's
+    # mailboxes into another segment, and the ones of the PSP into another name.
+    (
+        "gc_12_0_0",
+        "GCVM_CONTEXT0_CNTL",
+        0x1624,
+        0,
+        [("PAGE_TABLE_DEPTH", 1, 2), ("PAGE_TABLE_BLOCK_SIZE", 4, 4)],
+    ),
+    ("gc_12_0_0", "GCMC_VM_MX_L1_TLB_CNTL", 0x161B, 0, [("MTYPE", 11, 2)]),
+    ("gc_12_0_0", "COMPUTE_TMPRING_SIZE", 0x1BB8, 0, [("WAVESIZE", 12, 18)]),
+    ("gc_12_0_0", "RLC_RLCS_BOOTLOAD_STATUS", 0x4E7C, 1, [("BOOTLOAD_COMPLETE", 31, 1)]),
+    ("gc_12_0_0", "SDMA0_MCU_CNTL", 0x588E, 1, [("HALT", 0, 1), ("RESET", 1, 1)]),
+    ("mmhub_4_1_0", "MMVM_INVALIDATE_ENG17_REQ", 0x598, 0, [("FLUSH_TYPE", 16, 3)]),
+    ("mp_14_0_2", "MPASP_SMN_C2PMSG_81", 0x91, 0, [("CONTENT", 0, 32)]),
+    ("mp_14_0_2", "MP1_SMN_C2PMSG_90", 0x9A, 1, [("CONTENT", 0, 32)]),
+    ("nbif_6_3_1", "GDC_S2A0_S2A_DOORBELL_ENTRY_2_CTRL", 0x1CD, 2, []),
+    ("osssys_7_0_0", "IH_RB_RPTR", 0x81, 0, [("OFFSET", 2, 16)]),
+    ("osssys_7_0_0", "IH_RB_BASE", 0x83, 0, []),
 ]
 
 

@@ -26,7 +26,7 @@ from ugpu.virtual.amd.gpu import attach
 ALLOW, DISALLOW = 0x28, 0x29  # smu_v13_0_0_ppsmc.h
 
 
-@pytest.fixture(params=chips.names())
+@pytest.fixture(params=chips.virtual_names())
 def every_chip(request: pytest.FixtureRequest) -> Iterator[Any]:
     with card(request.param) as made:
         yield made

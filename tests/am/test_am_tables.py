@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from ugpu.am.chips import gfx11_evidence as lists
 from ugpu.am.packets.mqd import QueueMemory, build, mirrored
 from ugpu.am.packets.page_table import (
     EXECUTABLE,
@@ -143,21 +144,28 @@ def test_interrupt_entry() -> None:
 def test_page_fault(status: int, access: str, client: str, refused: str) -> None:
     address = 0x1234_5678_9000
     data = (address >> 12 & 0xFFFFFFFF, address >> 44 | (0x20 if access == "write" else 0), 0, 0)
-    error = page_fault(entry(0x0A, 0, data=data), HubFault("GFXHUB", address, status))
+    error = page_fault(
+        entry(0x0A, 0, data=data), HubFault("GFXHUB", address, status, lists.GFX_CLIENTS)
+    )
     facts = error.facts
     assert (facts["address"], facts["access"], facts["client"]) == (address, access, client)
     assert (facts["refused"], facts["hub"], facts["vmid"]) == (refused, "GFXHUB", 8)
 
 
 def test_a_latch_of_another_fault_tells_nothing() -> None:
-    error = page_fault(entry(0x12, 0, data=(5, 0x20, 0, 0)), HubFault("MMHUB", 0x9000, 8 << 9))
+    error = page_fault(
+        entry(0x12, 0, data=(5, 0x20, 0, 0)),
+        HubFault("MMHUB", 0x9000, 8 << 9, lists.MEMORY_CLIENTS),
+    )
     assert error.facts["client"] == "unknown"
     assert (error.facts["address"], error.facts["access"]) == (0x5000, "write")
     assert error.facts["hub"] == "MMHUB"
 
 
 def test_a_latch_alone() -> None:
-    error = page_fault(None, HubFault("MMHUB", 0x9000, 15 << 9 | 1 << 18 | 1 << 4))
+    error = page_fault(
+        None, HubFault("MMHUB", 0x9000, 15 << 9 | 1 << 18 | 1 << 4, lists.MEMORY_CLIENTS)
+    )
     assert (error.facts["access"], error.facts["client"]) == ("write", "OSSSYS")
 
 

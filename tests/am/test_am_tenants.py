@@ -49,7 +49,7 @@ from ugpu.virtual.amd.gpu import build_chip
 from ugpu.virtual.amd.options import ChipOptions
 
 
-@pytest.fixture(params=chips.names())
+@pytest.fixture(params=chips.virtual_names())
 def every_chip(request: pytest.FixtureRequest) -> Iterator[Any]:
     with card(request.param) as made:
         yield made

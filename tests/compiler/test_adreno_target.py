@@ -20,7 +20,7 @@ from tests.support.compiler_cases import buffer, kernels_of
 from ugpu.compiler.codegen.emit import emit
 from ugpu.compiler.codegen.process.objects import compile_text
 from ugpu.compiler.dtype import float16, float32
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.kernel.ir import Kernel
 from ugpu.hcq.errors import BadCodeObject, CompileError
 from ugpu.hcq.objects.ir3_object import CODE_ALIGN, Ir3Kernel, Ir3Parameter, pack_ir3, parse_ir3

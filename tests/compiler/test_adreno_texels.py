@@ -13,7 +13,7 @@ from ugpu.compiler import Tensor
 from ugpu.compiler.codegen.adreno.profit import different, fetched
 from ugpu.compiler.dtype import float32
 from ugpu.compiler.expression.algebra import Index, Range, constant
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.kernel.ir import Kernel
 from ugpu.hcq.objects.ir3_object import Ir3Kernel, Ir3Texture
 from ugpu.qcom.work import programs

@@ -25,7 +25,7 @@ from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.codegen.emit import emit
 from ugpu.compiler.codegen.process.objects import compile_text
 from ugpu.compiler.dtype import bfloat16, float32
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.kernel.ir import Kernel
 from ugpu.compiler.kernel.verify import BrokenKernel, verify

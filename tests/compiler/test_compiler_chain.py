@@ -15,7 +15,7 @@ from tests.support.compiler_cases import buffer, kernels_of
 from tests.support.compiler_devices import device_fixture
 from ugpu.compiler import Tensor
 from ugpu.compiler.dtype import float16, float32
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.kernel.host import rows as host_rows
 from ugpu.compiler.kernel.text import format_kernel
 from ugpu.compiler.pattern import cost

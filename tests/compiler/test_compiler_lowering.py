@@ -18,7 +18,7 @@ from ugpu.compiler.codegen.process import objects as codegen
 from ugpu.compiler.dtype import DType, bfloat16, float16, float32, int32
 from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant
 from ugpu.compiler.expression.value import Memory, const, load, value, walk
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.kernel.ir import Barrier, If, Kernel, Loop, Statement, Store, thread_range
 from ugpu.compiler.kernel.text import format_kernel

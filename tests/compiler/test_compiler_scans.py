@@ -13,7 +13,8 @@ from tests.support.compiler_devices import device_fixture
 from ugpu.compiler import Tensor, jit
 from ugpu.compiler.dtype import float32
 from ugpu.compiler.expression.value import interning
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
+from ugpu.compiler.graph.node import Node
 from ugpu.compiler.kernel.lower import lower
 from ugpu.compiler.methods.order import running
 from ugpu.compiler.schedule.express import express
@@ -136,7 +137,7 @@ def test_other_devices_have_their_own_way(device: Device) -> None:
 
 def test_scans_are_for_hosts() -> None:
     """A graph with one is refused by other targets, with its name."""
-    source = graph.Node("buffer", float32, (4, 4))
+    source = Node("buffer", float32, (4, 4))
     source.storage = object()
     node = graph.scan("sum", source, 1, float32)
     with interning, pytest.raises(NotSupported, match="scan"):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tests.support.compiler_devices import device_fixture
 from ugpu.compiler import Tensor, jit
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import along
 from ugpu.compiler.methods.order import sorting
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument
@@ -109,7 +109,7 @@ def test_rows_on_a_host(cpu: Device, dtype: str, size: int) -> None:
 def test_rows_too_long_for_the_stack(
     cpu: Device, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph, "HELD", 100)
+    monkeypatch.setattr(along, "HELD", 100)
     array = numbers(np.random.default_rng(8), (2, 301), dtype)
     values, order = Tensor(array, device=cpu).sort(descending=True)
     assert np.array_equal(order.numpy(), falling(array, 1))

@@ -24,7 +24,7 @@ from ugpu.compiler.codegen.process.objects import compile_text
 from ugpu.compiler.dtype import bfloat16, float16, float32, int8
 from ugpu.compiler.expression.algebra import Range, constant
 from ugpu.compiler.expression.value import Memory, interning, load
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.kernel.choices import BulkTiles, RingTiles, from_text, to_text
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Signal
 from ugpu.compiler.kernel.lower import lower, spaces

@@ -24,7 +24,7 @@ from ugpu.compiler.codegen.process.objects import compile_text
 from ugpu.compiler.dtype import DType, bfloat16, float16, float32, int8
 from ugpu.compiler.expression.algebra import Range, constant
 from ugpu.compiler.expression.value import Memory, const
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.kernel.choices import RingTiles, from_text, to_text
 from ugpu.compiler.kernel.ir import Fetch, Kernel

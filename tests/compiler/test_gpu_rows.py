@@ -20,7 +20,7 @@ from ugpu.compiler.dtype import DType, bool_, float16, float32, int64, uint8
 from ugpu.compiler.expression.algebra import at_least_zero, constant
 from ugpu.compiler.expression.computation import Computation
 from ugpu.compiler.expression.value import Memory, load
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.kernel.choices import Rows, Sharing, Tiles
 from ugpu.compiler.kernel.gpu.join import exchange, join

@@ -17,7 +17,7 @@ from ugpu.compiler.dtype import float32, from_numpy
 from ugpu.compiler.expression import functions
 from ugpu.compiler.expression.algebra import constant
 from ugpu.compiler.expression.value import Memory, Value, binary, const, load, value, walk
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.hcq.device.device import Device
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")

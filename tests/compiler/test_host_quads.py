@@ -14,7 +14,7 @@ from ugpu.compiler import Tensor
 from ugpu.compiler.codegen.emit import emit
 from ugpu.compiler.codegen.process.objects import compile_text
 from ugpu.compiler.dtype import DType, int8, int32, uint8
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.hcq.device.device import Device
 

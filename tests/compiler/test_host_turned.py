@@ -11,7 +11,7 @@ from tests.support.compiler_cases import HOST, NUMPY_TYPES, buffer, kernels_of
 from ugpu.compiler import Tensor
 from ugpu.compiler.dtype import float32
 from ugpu.compiler.expression.value import walk
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.kernel.ir import Store
 from ugpu.compiler.kernel.verify import verify
 from ugpu.hcq.device.device import Device

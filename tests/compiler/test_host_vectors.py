@@ -11,7 +11,7 @@ from tests.support.compiler_cases import HOST, buffer, kernels_of
 from ugpu.compiler.codegen.emit import emit
 from ugpu.compiler.codegen.process import objects
 from ugpu.compiler.dtype import float32
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.hcq.state import host
 
 FEATURES = dict.fromkeys(

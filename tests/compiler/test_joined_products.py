@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.compiler_cases import HOST, buffer, kernels_of
 from ugpu.compiler import Tensor
 from ugpu.compiler.dtype import float32
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.hcq.device.device import Device
 

@@ -20,7 +20,7 @@ from ugpu.compiler import Tensor
 from ugpu.compiler.codegen.emit import emit
 from ugpu.compiler.codegen.process.objects import compile_text
 from ugpu.compiler.dtype import DType, bfloat16, float16, float32, int8, int32
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.kernel.choices import MatrixTiles
 from ugpu.compiler.kernel.gpu import matrix as gpu_matrix
@@ -76,10 +76,10 @@ def product(rows: int, depth: int, columns: int, element: DType, turned: bool = 
 
 def cleared(node: Node) -> Node:
     """The 13 lowest bits set to zero: a TensorFloat-32."""
-    bits = graph.Node("bitcast", int32, node.shape, (node,))
+    bits = graph.bitcast(node, int32)
     mask = graph.full(-0x2000, int32, node.shape)
     masked = graph.elementwise("and", int32, bits, mask)
-    return graph.Node("bitcast", float32, node.shape, (masked,))
+    return graph.bitcast(masked, float32)
 
 
 def lowered(root: Node, target: TargetSpec, tiles: MatrixTiles | None = None) -> Kernel:

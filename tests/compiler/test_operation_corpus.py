@@ -12,7 +12,9 @@ from ugpu.am import chips
 # Devices whose kernels are the same but for the products, whose instructions a chip may lack. The
 # first of a family runs the whole corpus, each of the others another sixth.
 NVIDIA = [f"virtual:{chip}" for chip in ("gh100", "tu102", "ga102", "ad102", "gb202")]
-AMD = [f"virtual:{chip}" for chip in sorted(chips.names(), key=lambda chip: chip != "navi31")]
+AMD = [
+    f"virtual:{chip}" for chip in sorted(chips.virtual_names(), key=lambda name: name != "navi31")
+]
 FAMILIES = (["cpu"], AMD, NVIDIA)
 PRODUCTS = ("matmul", "attention", "conv2d")
 SHARES = 6

@@ -23,7 +23,7 @@ from ugpu.compiler.dtype import DType, bfloat16, float16, float32, int8
 from ugpu.compiler.expression.computation import Computation
 from ugpu.compiler.expression.value import interning
 from ugpu.compiler.front.explain import watch
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.kernel.choices import BulkTiles, Packing
 from ugpu.compiler.kernel.nvidia import bulk as gpu_bulk

@@ -15,7 +15,7 @@ from tests.support.operation_corpus import corpus
 from ugpu.compiler.codegen.emit import emit
 from ugpu.compiler.codegen.process.objects import compile_text
 from ugpu.compiler.dtype import float32
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.kernel.ir import Kernel, Store
 from ugpu.compiler.kernel.shared.grid import within_limits
 from ugpu.compiler.kernel.verify import verify

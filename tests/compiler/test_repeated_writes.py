@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tests.support.decoder import Decoder, normed
 from ugpu.compiler import Tensor, jit
-from ugpu.compiler.graph.node import WRITES, Node
+from ugpu.compiler.graph.node import Node
+from ugpu.compiler.graph.operations import WRITES
 from ugpu.compiler.plan.plan import Plan, kernels, make_plan, structure
 from ugpu.compiler.plan.repeats import (
     KEPT,

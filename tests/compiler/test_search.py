@@ -21,7 +21,7 @@ from ugpu.compiler.codegen.emit import emit
 from ugpu.compiler.codegen.process.objects import compile_text
 from ugpu.compiler.dtype import DType, float16, float32
 from ugpu.compiler.expression.computation import Computation
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.kernel import choices as records
 from ugpu.compiler.kernel.choices import (

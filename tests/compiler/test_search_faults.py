@@ -18,7 +18,7 @@ from ugpu.compiler.codegen.emit import emit
 from ugpu.compiler.codegen.process.objects import compile_text
 from ugpu.compiler.dtype import float32
 from ugpu.compiler.expression.computation import Computation
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.kernel.choices import Choices, Chunk, Space
 from ugpu.compiler.kernel.lower import lower
 from ugpu.compiler.runtime.kernels.store import Store, key_of

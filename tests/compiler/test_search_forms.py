@@ -12,7 +12,7 @@ from tests.support.clocks import Looks
 from ugpu import hcq
 from ugpu.compiler import Tensor
 from ugpu.compiler.dtype import float32
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.methods import convolution
 from ugpu.compiler.pattern import cost

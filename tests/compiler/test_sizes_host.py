@@ -186,7 +186,7 @@ ROWS = (
         [((256, 128),), ((400, 100),)], [((163, 100),)],
     ),
     Rule(
-        "graph.node", "HELD", lambda x: x.argsort(1), lambda x: np.argsort(x, 1, kind="stable"),
+        "graph.along", "HELD", lambda x: x.argsort(1), lambda x: np.argsort(x, 1, kind="stable"),
         lambda found: found.has("counts") and not found.has("even"),
         [((2, 8192),), ((3, 4097),)], [((2, 4096),)],
     ),
@@ -326,13 +326,13 @@ OTHERS = (
 # Text that a kernel of this processor has only if it multiplies two or four steps at once.
 NARROW = (
     Rule(
-        "kernel.host.products.pairs", "PAIR",
+        "kernel.host.products.packing", "PAIR",
         lambda x, y: (x.cast("bfloat16") @ y.cast("bfloat16")).cast("float32"), lambda x, y: x @ y,
         lambda found: "dot2" in found.text(),
         [((40, 64), (64, 48)), ((33, 65), (65, 41)), ((17, 1037), (1037, 35))], tolerance=2**-8,
     ),
     Rule(
-        "kernel.host.products.quads", "QUAD LANES",
+        "kernel.host.products.packing", "QUAD",
         lambda x, y: x.cast("int32") @ y.cast("int32"),
         lambda x, y: x.astype(np.int32) @ y.astype(np.int32), lambda found: "dot4" in found.text(),
         [((40, 64), (64, 48)), ((33, 67), (67, 41)), ((17, 1030), (1030, 35))], dtypes=("int8",),
@@ -372,7 +372,7 @@ def test_above_a_threshold(cpu: Device, rule: Rule, shapes: Inputs) -> None:
 @pytest.mark.parametrize(("rule", "shapes"), above(NARROW, "cpu"))
 def test_narrow_types(cpu: Device, rule: Rule, shapes: Inputs) -> None:
     """Where the processor has no such instruction, the products are right without it."""
-    wanted = "+avx512bf16" if rule.module == "kernel.host.products.pairs" else "+avx512vnni"
+    wanted = "+avx512bf16" if rule.limits == "PAIR" else "+avx512vnni"
     target = cpu.target
     if wanted in target.features.split(",") and target.vector_bytes == 64:
         rule.check(shapes, cpu)

@@ -50,12 +50,12 @@ ELSEWHERE = {
 }
 # module: constants that are facts, formats, weights of a cost model, or the limits of caches
 NO_SIZES = {
-    "graph.node": "_IDENTITY",
+    "graph.along": "_IDENTITY",
     "graph.origin": "_OURS",
     "methods.shape.resampling": "LINEAR",
     "schedule.precedence": "_OLD _NEW",
     "kernel.gpu.tiles": "PADDING UNROLL SIMDS BANKS COPY LATENCY",
-    "kernel.host.products.quads": "OFFSET",
+    "kernel.host.products.grouped": "LANES OFFSET",
     "kernel.host.products.rates": "L3_BYTES ZEN4 FULL MESH HALF NEON WIDE_NEON",
     "kernel.host.sort": "LOW DIGIT DIGITS",
     "kernel.host.products.tiles": "HIDDEN UNEVEN",

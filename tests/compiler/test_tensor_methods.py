@@ -8,11 +8,11 @@ import pytest
 
 from ugpu.compiler import Tensor
 from ugpu.compiler.gradients.differentiable import Differentiable
-from ugpu.compiler.gradients.values import Values
 from ugpu.compiler.methods.core import TensorCore
+from ugpu.compiler.methods.groups import Groups
 from ugpu.compiler.methods.operations import Operations
 
-GROUPS = [each for each in Values.__bases__ if each.__module__.startswith("ugpu.compiler.methods.")]
+GROUPS = Groups.__bases__
 METHODS = [n for n in dir(Tensor) if not n.startswith("_") and n not in TensorCore.__slots__]
 PARTS = [each for each in Tensor.__mro__[1:] if issubclass(each, TensorCore)]
 

@@ -15,7 +15,7 @@ from ugpu.compiler import Tensor
 from ugpu.compiler.dtype import float32
 from ugpu.compiler.expression.algebra import Range
 from ugpu.compiler.expression.value import Value, walk
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.kernel.ir import Loop, Statement, Store
 from ugpu.hcq.device.device import Device

@@ -14,7 +14,6 @@ from tests.foreign.remote_card import RemoteCard
 from ugpu.am.chips import facts_of
 from ugpu.virtual.amd.bus.pci import VirtualTransport
 from ugpu.virtual.amd.chip import Chip
-from ugpu.virtual.amd.firmware.images import synthetic_set
 from ugpu.virtual.amd.gpu import build_chip
 from ugpu.virtual.amd.options import ChipOptions, Delays
 
@@ -31,7 +30,7 @@ class Stand:
         self._folder = folder
         self._firmware = folder / "firmware"
         self._firmware.mkdir()
-        for name, image in synthetic_set(chip.facts).items():
+        for name, image in chip.generation.firmware.files(chip.facts).items():
             (self._firmware / name).write_bytes(image)
         self.card = RemoteCard(VirtualTransport(chip))
 
@@ -69,14 +68,16 @@ def wrong(report: Any) -> dict[str, str]:
     return {name: result for name, result in report["steps"].items() if result != "ok"}
 
 
-@pytest.mark.parametrize("stand", ["navi31", "navi33"], indirect=True)
+@pytest.mark.parametrize("stand", ["navi31", "navi33", "navi48", "navi44"], indirect=True)
 def test_it_boots_and_copies(stand: Stand) -> None:
     report = stand.run("copies")
     assert wrong(report) == {}
+    assert stand.chip.violations == []
     assert report["arch"] == stand.chip.facts.isa and not report["partial boot"]
     assert stand.card.refused == []
 
 
+@pytest.mark.parametrize("stand", ["navi31", "navi48"], indirect=True)
 def test_its_operators_agree_with_numpy(stand: Stand) -> None:
     """No fault and no violation: what boards take, the model takes."""
     report = stand.run("operators")
@@ -84,7 +85,7 @@ def test_its_operators_agree_with_numpy(stand: Stand) -> None:
     assert stand.chip.violations == []
 
 
-@pytest.mark.parametrize("stand", ["navi31", "navi33"], indirect=True)
+@pytest.mark.parametrize("stand", ["navi31", "navi33", "navi48"], indirect=True)
 def test_it_starts_warm_takes_times_and_resets(stand: Stand) -> None:
     """A second process finds the first one's card; a third resets it by the debug mailbox."""
     begun = [stand.run("few")]

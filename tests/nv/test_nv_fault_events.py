@@ -16,8 +16,9 @@ def watched(machine: VirtualMachine) -> UvmFile:
     """The address space that the only program on the machine watches."""
     (node,) = machine.nodes
     assert isinstance(node, VirtualNode)
-    (found,) = [file.uvm for file in node.files.values() if file.uvm and file.uvm.watchers]
-    return found
+    spaces = [file.calls for file in node.files.values() if isinstance(file.calls, UvmFile)]
+    (space,) = [space for space in spaces if space.watchers]
+    return space
 
 
 @pytest.mark.parametrize("driver", DRIVERS)

@@ -25,6 +25,7 @@ from ugpu.tools.service.daemon.config import parse
 from ugpu.virtual.nvidia.faults import Fault
 from ugpu.virtual.nvidia.gpu import attach
 from ugpu.virtual.nvidia.machine import VirtualMachine
+from ugpu.virtual.nvidia.uvm.ioctls import UvmFile
 
 SECRET = 0x5EC2E75
 FAR = 256 << 20
@@ -73,18 +74,21 @@ def test_a_tenant_reaches_no_memory_of_another() -> None:
         work(device)
 
 
+def flags(machine: VirtualMachine) -> list[int]:
+    """Of UVM_INITIALIZE, of all programs."""
+    calls = [file.calls for node in machine.nodes for file in node.files.values()]
+    return sorted(
+        space.flags for space in calls if isinstance(space, UvmFile) and space.is_initialized
+    )
+
+
 def test_a_tenants_address_space_belongs_to_no_process() -> None:
     """Else kernels reach the process's own memory on systems with HMM or ATS."""
     with shared(1) as (machine, _, _):
-        spaces = [file.uvm for node in machine.nodes for file in node.files.values() if file.uvm]
-        assert sorted(each.flags for each in spaces if each.initialized) == [0, 2]
+        assert flags(machine) == [0, 2]
 
 
 def test_the_only_holder_can_be_isolated_too(tmp_path: Path) -> None:
-    def flags(machine: VirtualMachine) -> list[int]:
-        files = [file for node in machine.nodes for file in node.files.values()]
-        return [file.uvm.flags for file in files if file.uvm and file.uvm.initialized]
-
     with powered() as machine, opened(machine, isolated=True) as device:
         assert flags(machine) == [2]
         work(device)

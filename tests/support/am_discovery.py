@@ -53,16 +53,19 @@ def binary(
     harvest: bytes | None = None,
     version: int = 3,
     wide: bool = False,
+    major: int = 1,
+    listed: int = 6,
 ) -> bytes:
-    """A whole binary with right checksums."""
-    start = 12 + 6 * 8
+    """A whole binary with right checksums. listed: tables in the list; major 2 states that."""
+    count = struct.pack("<HH", listed, 0) if major == 2 else b""
+    start = 12 + len(count) + listed * 8
     tables = [ip_table(dies, start, version=version, wide=wide), gc or b"", harvest or b""]
     entries, body = b"", b""
     for table in tables:
         where = start + len(body) if table else 0
         entries += struct.pack("<HHHH", where, byte_sum(table), len(table), 0)
         body += table
-    entries = entries.ljust(6 * 8, b"\0")
+    entries = count + entries[: listed * 8].ljust(listed * 8, b"\0")
     size = start + len(body)
     tail = struct.pack("<H", size) + entries + body
-    return struct.pack("<IHHH", 0x28211407, 1, 0, byte_sum(tail)) + tail
+    return struct.pack("<IHHH", 0x28211407, major, 0, byte_sum(tail)) + tail

@@ -7,7 +7,7 @@ from ugpu.am import chips
 DEVICES = ("cpu", "virtual:navi31", "virtual:gh100")
 # The same driver on other models: too many for the fast suite, and for benchmarks.
 SLOW_DEVICES = (
-    *(f"virtual:{chip}" for chip in chips.names() if f"virtual:{chip}" not in DEVICES),
+    *(f"virtual:{chip}" for chip in chips.virtual_names() if f"virtual:{chip}" not in DEVICES),
     *("virtual:tu102", "virtual:ga102", "virtual:ad102", "virtual:gb202"),
     "virtual:navi31+usb",
     "virtual:a740",

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ugpu.compiler.dtype import bfloat16, float16, float32, int8
 from ugpu.compiler.expression.value import interning
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.kernel.choices import BulkTiles
 from ugpu.compiler.kernel.ir import Kernel

@@ -20,6 +20,7 @@ from ugpu.hcq.errors import DeviceHang, DeviceLost, HostError, OutOfMemory, Ugpu
 from ugpu.tools.service.daemon.cards import forks
 from ugpu.tools.service.daemon.cards.apart import ApartDriver
 from ugpu.tools.service.daemon.cards.forks import Worker
+from ugpu.tools.service.daemon.clients.service import Service
 from ugpu.tools.service.daemon.config import parse
 
 SECRET = 0x5EC2E75
@@ -55,7 +56,7 @@ def processes(running: Running) -> list[Worker]:
     """Of the leases that are held."""
     with running.daemon.lock:
         holders = [client.holder for client in running.daemon.clients if client.holder is not None]
-    drivers = [holder.device.driver for holder in holders]
+    drivers = [each.device.driver for each in holders if isinstance(each, Service)]
     return [driver.process for driver in drivers if isinstance(driver, ApartDriver)]
 
 

@@ -22,6 +22,7 @@ from ugpu.hcq.work.queue import QueueKind
 from ugpu.nv.device.driver import NvDriver
 from ugpu.qcom.device.driver import AdrenoDriver
 from ugpu.tools.service.daemon import daemon
+from ugpu.tools.service.daemon.clients.service import Service
 from ugpu.tools.service.daemon.config import parse
 
 MARK, MASK = 0x5EC2_E000, 0xFFFF_F000
@@ -144,7 +145,7 @@ def mapped(device: Device) -> list[tuple[int, int]]:
 
 def holder_of(running: Running) -> Device:
     (client,) = [each for each in running.daemon.clients if each.holder is not None]
-    assert client.holder is not None
+    assert isinstance(client.holder, Service)
     return client.holder.device
 
 

@@ -12,6 +12,7 @@ from tests.support.daemon import Running, started
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.work.queue import QueueKind
 from ugpu.tools.service.daemon.clients import work
+from ugpu.tools.service.daemon.clients.service import Service
 from ugpu.tools.service.daemon.clients.work import Work
 
 
@@ -26,8 +27,8 @@ def running(
 
 def work_of(running: Running, gpu: Device) -> Work:
     (client,) = [each for each in running.daemon.clients if each.lease is not None]
-    assert client.holder is not None
-    return client.holder.work
+    assert isinstance(client.holder, Service)
+    return client.holder.holder.work
 
 
 def told(gpu: Device, queue: int = 0) -> int:

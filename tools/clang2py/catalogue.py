@@ -113,6 +113,40 @@ REGISTER_TABLES = (
     RegisterTable("smuio_13_0_6", f"{ASIC_REG}/smuio/smuio_13_0_6"),
     # The only thm 13 header there is; on gfx 11 the kernel asks the SMU for temperatures.
     RegisterTable("thm_13_0_2", f"{ASIC_REG}/thm/thm_13_0_2"),
+    # GFX 12: amdgpu/gfx_v12_0.c, sdma_v7_0.c (both engines are in GC's table), gfxhub_v12_0.c.
+    RegisterTable(
+        "gc_12_0_0",
+        f"{ASIC_REG}/gc/gc_12_0_0",
+        # As its neighbours, and as in GC 11.
+        source=RegisterSource(missing_segments={"RLC_RLCS_DSM_TRIG": 1}),
+    ),
+    RegisterTable(
+        "gc_12_0_0_indirect",
+        f"{ASIC_REG}/gc/gc_12_0_0",
+        prefix="ix",
+        source=RegisterSource(too_wide=("PACKER_CONTROL__Rsvd_63_8",)),
+    ),
+    RegisterTable("athub_4_1_0", f"{ASIC_REG}/athub/athub_4_1_0"),
+    RegisterTable(
+        "mmhub_4_1_0",
+        f"{ASIC_REG}/mmhub/mmhub_4_1_0",
+        # Of registers that the kernel does not use, except two fields of MMVM_L2_CNTL5.
+        source=RegisterSource(
+            missing_masks=("DAGB?_*", "PCTL_STATUS__*", "MMVM_L2_CNTL5__UTCL2_*")
+        ),
+    ),
+    RegisterTable("nbif_6_3_1", f"{ASIC_REG}/nbif/nbif_6_3_1"),
+    RegisterTable("mp_14_0_2", f"{ASIC_REG}/mp/mp_14_0_2"),
+    RegisterTable("osssys_7_0_0", f"{ASIC_REG}/oss/osssys_7_0_0"),
+    RegisterTable("hdp_7_0_0", f"{ASIC_REG}/hdp/hdp_7_0_0"),
+    RegisterTable(
+        "smuio_14_0_2",
+        f"{ASIC_REG}/smuio/smuio_14_0_2",
+        source=RegisterSource(
+            missing_masks=("CKSVII2C*", "ROM_CNTL__*", "SMUIO_MCM_CONFIG__DIE_CONFIG")
+        ),
+    ),
+    RegisterTable("thm_14_0_2", f"{ASIC_REG}/thm/thm_14_0_2"),
 )
 
 HEADER_TABLES = (
@@ -154,11 +188,19 @@ HEADER_TABLES = (
         f"{AMD}/include/v11_structs.h",
         sizes=(("v11_compute_mqd", 2048), ("v11_gfx_mqd", 2048), ("v11_sdma_mqd", 512)),
     ),
+    HeaderTable(
+        "v12_structs",
+        f"{AMD}/include/v12_structs.h",
+        sizes=(("v12_compute_mqd", 2048), ("v12_gfx_mqd", 2048), ("v12_sdma_mqd", 512)),
+    ),
     HeaderTable("mes_v11_api_def", f"{AMD}/include/mes_v11_api_def.h"),
+    HeaderTable("mes_v12_api_def", f"{AMD}/include/mes_v12_api_def.h"),
     HeaderTable("smu_v13_0_0_ppsmc", f"{POWER}/smu_v13_0_0_ppsmc.h"),
     HeaderTable("smu13_driver_if_v13_0_0", f"{POWER}/smu13_driver_if_v13_0_0.h"),
     HeaderTable("smu_v13_0_7_ppsmc", f"{POWER}/smu_v13_0_7_ppsmc.h"),
     HeaderTable("smu13_driver_if_v13_0_7", f"{POWER}/smu13_driver_if_v13_0_7.h"),
+    HeaderTable("smu_v14_0_2_ppsmc", f"{POWER}/smu_v14_0_2_ppsmc.h"),
+    HeaderTable("smu14_driver_if_v14_0", f"{POWER}/smu14_driver_if_v14_0.h"),
     HeaderTable("soc15_hw_ip", f"{AMD}/include/soc15_hw_ip.h"),
     HeaderTable("soc15_ih_clientid", f"{AMD}/include/soc15_ih_clientid.h"),
     # 11,000 names, of which a compute driver needs a dozen: no stub, which would be half a

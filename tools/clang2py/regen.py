@@ -96,7 +96,7 @@ def generate(tree: KernelTree, plan: Plan = PLAN) -> dict[str, Outputs]:
             structured[header.folder][header.name] = has_structures
     for folder, outputs in folders.items():
         registers = [table.name for table in plan.registers] if folder == first else []
-        package = folder.replace("/", ".")
+        package = "ugpu." + folder.replace("/", ".")
         outputs["__init__.pyi"] = package_stub(package, registers, structured[folder])
     return folders
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from ugpu.hcq.registers.fields import REGISTER_BITS, Field, Register
 from ugpu.tools.clang2py.directives import VendorError as VendorError
@@ -32,8 +33,10 @@ class RegisterSource:
 
     #: fields (NAME__FIELD) whose shift contradicts the mask; the mask is believed
     wrong_shifts: Collection[str] = ()
-    #: fields that have a shift and no mask, so no known width: left out
+    #: patterns of fields that have a shift and no mask, so no known width: left out
     missing_masks: Collection[str] = ()
+    #: fields beyond bit 31, of registers that are described as 64 bits: left out
+    too_wide: Collection[str] = ()
     #: registers without a segment in the header, and the assumed segment
     missing_segments: Mapping[str, int] | None = None
 
@@ -95,7 +98,7 @@ def _fields(
             continue
         full_name = macro.removesuffix(_MASK)
         owner = _split(full_name, places)
-        if owner is None:
+        if owner is None or full_name in source.too_wide:
             continue
         lsb = (mask & -mask).bit_length() - 1
         width = mask.bit_length() - lsb
@@ -116,7 +119,9 @@ def _complete(
     """Stop at a field that has a shift and no mask."""
     for macro in numbers:
         name = macro.removesuffix(_SHIFT)
-        if name == macro or f"{name}{_MASK}" in numbers or name in source.missing_masks:
+        if name == macro or f"{name}{_MASK}" in numbers:
+            continue
+        if any(fnmatchcase(name, pattern) for pattern in source.missing_masks):
             continue
         if _split(name, places) is not None:
             raise VendorError(f"{macro} has no {name}{_MASK}")

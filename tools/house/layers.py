@@ -6,7 +6,7 @@ at run time, and imports none.
 
 Packages are imported as `ugpu.hcq`, `ugpu.am` and so on (ADR 0007); the names of the folders alone
 are refused. A module imports only modules on lower floors of its package. No folder holds more than
-15 files of its own. Imports at load time form no circle, in some packages imports of any kind, and
+15 files of its own. Imports form no circle, whether they run at load time, later or never, and
 every imported module exists.
 """
 
@@ -117,7 +117,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("device",),
     ),
     "usbgpu": (("link",), ("bridge",), ("firmware",), ("thunderbolt",), ("attach",)),
-    "virtual": (("shader", "bus"), ("serve",), ("amd", "nvidia", "adreno", "usb")),
+    "virtual": (("faults", "shader", "bus", "node"), ("serve",), ("amd", "nvidia", "adreno", "usb")),
     "tools": (
         ("base",),
         ("control",),
@@ -132,15 +132,17 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
     "compiler": (
         ("dtype",),
         ("expression",),
-        ("graph", "pattern"),
+        ("pattern",),
+        ("graph",),
         ("schedule", "kernel"),
         ("plan", "codegen"),
         ("runtime",),
         ("methods", "search"),
         ("gradients",),
+        ("random",),
         ("tensor",),
         ("front",),
-        ("files", "nn"),
+        ("files", "nn", "numeric"),
         ("onnx", "optim", "language"),
     ),
     "compiler.kernel": (
@@ -161,23 +163,6 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("process", "emit"),
     ),
 }
-# Packages and folders whose files form no circle by imports of any kind, those for type checkers
-# included. Elsewhere, imports at load time alone count (docs/tasks.md: holder-state).
-ACYCLIC = (
-    "am",
-    "compiler",
-    "hcq",
-    "nv",
-    "qcom",
-    "tools",
-    "ugpu",
-    "usbgpu",
-    "virtual.adreno",
-    "virtual.amd",
-    "virtual.serve",
-    "virtual.shader",
-    "virtual.usb",
-)
 FILES = 15  # of one folder, apart from its __init__
 # Heavy modules that no path from `import ugpu.hcq` may load at import time.
 OPTIONAL = ("llvmlite", "rich", "textual", "elftools", "msgpack", "sklearn", "zstandard", "clang")
@@ -185,13 +170,12 @@ OPTIONAL = ("llvmlite", "rich", "textual", "elftools", "msgpack", "sklearn", "zs
 
 @dataclass(frozen=True)
 class Import:
-    """One import statement: the imported module, and its place. loading: whether it runs when its
-    module is loaded. whole: `import a.b`, which gives access to all of a."""
+    """One import statement: the imported module, and its place. whole: `import a.b`, which gives
+    access to all of a."""
 
     file: Path
     line: int
     module: str
-    loading: bool = True
     whole: bool = False
 
 
@@ -200,36 +184,24 @@ def imports_of(file: Path, root: Path) -> Iterator[Import]:
     import b` only ugpu.b."""
     where = file.relative_to(root)
     tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
-    stack: list[tuple[ast.AST, bool]] = [(tree, True)]
+    stack: list[ast.AST] = [tree]
     while stack:
-        node, loading = stack.pop()
+        node = stack.pop()
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(where, node.lineno, alias.name, loading, True)
+                yield Import(where, node.lineno, alias.name, True)
         elif isinstance(node, ast.ImportFrom):
             if node.level:
                 module = "." * node.level + (node.module or "")
-                yield Import(where, node.lineno, module, loading)
+                yield Import(where, node.lineno, module)
             elif node.module is not None:
                 if node.module != "ugpu":
-                    yield Import(where, node.lineno, node.module, loading)
+                    yield Import(where, node.lineno, node.module)
                 for alias in node.names:
                     module = f"{node.module}.{alias.name}"
-                    yield Import(where, node.lineno, module, loading)
+                    yield Import(where, node.lineno, module)
         elif isinstance(node, ast.stmt | ast.mod | ast.excepthandler | ast.match_case):
-            inside = loading and not _is_late(node)
-            children = reversed(list(ast.iter_child_nodes(node)))
-            stack.extend((child, inside) for child in children)
-
-
-def _is_late(node: ast.AST) -> bool:
-    """Return whether the body does not run when the module is loaded."""
-    is_checking = (
-        isinstance(node, ast.If)
-        and isinstance(node.test, ast.Name)
-        and node.test.id == "TYPE_CHECKING"
-    )
-    return is_checking or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            stack.extend(reversed(list(ast.iter_child_nodes(node))))
 
 
 def _within(module: str, package: str) -> bool:
@@ -325,19 +297,13 @@ def check(root: Path) -> list[str]:
             there = {module} if item.whole else {module, module.rpartition(".")[0]}
             if module.startswith("ugpu.") and not there & modules:
                 faults.append(f"{item.file}:{item.line}: imports {module}: there is no such module")
-            counts = item.loading or _is_acyclic(item.file)
-            if counts and module in modules and not _within(home, module):
+            if module in modules and not _within(home, module):
                 loads.setdefault(home, set()).add(module)
     try:
         TopologicalSorter(loads).prepare()
     except CycleError as circle:
         faults.append(f"modules import each other: {' <- '.join(circle.args[1])}")
     return faults
-
-
-def _is_acyclic(file: Path) -> bool:
-    """Return whether imports for type checkers count in this file."""
-    return any(_within(".".join(file.with_suffix("").parts), folder) for folder in ACYCLIC)
 
 
 def _parents(module: str) -> Iterator[str]:

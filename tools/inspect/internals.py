@@ -160,7 +160,7 @@ def waves(
         kernel = f"{kernel} {wave['instruction']}".strip() if "instruction" in wave else kernel
         rows.append((place, f"{wave['pc']:#x}", f"{execute:#x}",
                      f"{kernel} {wave.get('source', '')} status {values['STATUS']:#x} "
-                     f"trapsts {values['TRAPSTS']:#x}".strip()))  # fmt: skip
+                     f"{_why(values)}".strip()))  # fmt: skip
     if rows:
         out.table(("se.sa.wgp.simd.slot", "pc", "exec", ""), rows)
     else:
@@ -170,6 +170,12 @@ def waves(
             _show_words(wave, out)
     out.result(listed)
     return 0
+
+
+def _why(values: dict[str, int]) -> str:
+    """Return the register that has why a wave stopped: its name and value."""
+    name = next(name for name in ("TRAPSTS", "EXCP_FLAG_PRIV") if name in values)
+    return f"{name.lower()} {values[name]:#x}"
 
 
 def _show_words(wave: dict[str, Any], out: Output) -> None:

@@ -27,7 +27,7 @@ class VirtualMachine(MachineState):
     def inject(self, fault: Planted | str, count: int = 1) -> None:
         """Plant a fault that takes effect `count` times."""
         with self.lock:
-            self.plan.plant(fault, count)
+            self.plan.plant_named(fault, count)
 
     def refuse(self, call: str, code: int, count: int = 1) -> None:
         """Make the next `count` calls fail with an errno. call: the name of an ioctl or of a

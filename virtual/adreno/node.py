@@ -8,28 +8,25 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import itertools
 import mmap
-import os
-import struct
 from typing import Protocol
 
-from ugpu.hcq.errors import BadArgument, Closed, NotSupported
-from ugpu.hcq.state import life
+from ugpu.hcq.errors import NotSupported
 from ugpu.hcq.state.instruction import Culprit
-from ugpu.hcq.transport.node import NodeMapping
 from ugpu.virtual.adreno.kgsl.calls import Calls
 from ugpu.virtual.adreno.kgsl.context import Context
-from ugpu.virtual.adreno.kgsl.refusal import refused, strike
+from ugpu.virtual.adreno.kgsl.refusal import strike
 from ugpu.virtual.adreno.machine import VirtualMachine
 from ugpu.virtual.adreno.memory.objects import FILE_SIZE, PAGE, MemoryObject
 from ugpu.virtual.adreno.memory.space import AddressSpace
 from ugpu.virtual.adreno.planted import Planted
 from ugpu.virtual.adreno.shader import Accessing
-from ugpu.virtual.adreno.userspace import ProcessMemory, UserMemory
+from ugpu.virtual.node.mapping import Mapping
+from ugpu.virtual.node.node import DeviceNode, block_of
+from ugpu.virtual.node.process import ProcessMemory, UserMemory
+from ugpu.virtual.node.refusal import missing, refused
 
 DEVICE = "/dev/kgsl-3d0"
-_WORD = struct.Struct("<I")
 
 
 class Ioctls(Protocol):
@@ -38,51 +35,27 @@ class Ioctls(Protocol):
     def call(self, request: int, argument: memoryview) -> None: ...
 
 
-class MemoryMapping:
-    """Pages of an object in this process; implements `hcq.transport.node.NodeMapping`."""
+class MemoryMapping(Mapping):
+    """Pages of an object in this process."""
 
     def __init__(self, node: VirtualNode, found: MemoryObject, size: int) -> None:
-        self.size = size
-        self._node = node
-        self._found = found
-        machine = node.machine
-        self._map: mmap.mmap | None = mmap.mmap(machine.memory.fd, size, offset=found.offset)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self.view: memoryview | None = memoryview(self._map)
+        self._node, self._found = node, found
+        self._map: mmap.mmap | None = mmap.mmap(node.machine.memory.fd, size, offset=found.offset)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        super().__init__(size, address, memoryview(self._map))
         found.holds += 1
 
-    def read32(self, offset: int) -> int:
-        """Read a word."""
-        return int(_WORD.unpack_from(self._checked(offset), offset)[0])
-
-    def write32(self, offset: int, value: int) -> None:
-        """Write a word."""
-        _WORD.pack_into(self._checked(offset), offset, value)
-
-    def _checked(self, offset: int) -> memoryview:
-        if self.view is None:
-            raise BadArgument("the mapping is closed")
-        if offset % 4 or not 0 <= offset <= self.size - 4:
-            raise BadArgument(
-                "a word must be aligned and inside the mapping", offset=offset, size=self.size
-            )
-        return self.view
-
-    def close(self) -> None:
-        """Unmap; idempotent."""
-        if self.view is None:
-            return
+    def _unmapped(self) -> None:
         with self._node.machine.lock:
-            self.view = self._map = None
+            self._map = None
             self._node.drop(self._found)
 
 
-class VirtualNode:
-    """One program's view of the driver; implements `hcq.transport.node.Node`.
+class VirtualNode(DeviceNode[VirtualMachine, str]):
+    """One program's view of the driver; implements `hcq.transport.node.Node`. Its last file that is
+    closed frees its contexts and memory.
 
-    Closing it ends the program and frees its contexts and memory. owns_machine: closing also
-    switches the machine off. memory: the program's, where it is not this process; such a program
-    maps the memory file itself.
+    memory: the program's, where it is not this process; such a program maps the memory file itself.
     """
 
     driver = "KGSL"
@@ -95,22 +68,14 @@ class VirtualNode:
         owns_machine: bool = False,
         memory: UserMemory | None = None,
     ) -> None:
-        self.name = f"virtual {self.driver} with {machine.facts.name}"
-        self.machine = machine
-        self.clock = machine.clock
+        name = f"virtual {self.driver} with {machine.facts.name}"
+        super().__init__(name, machine, owns_machine=owns_machine)
         self.is_here = memory is None
         self.memory: UserMemory = memory or ProcessMemory()
         self.space = self._new_space()
         self.objects: dict[int, MemoryObject] = {}
         self.counters: list[tuple[int, int]] = []  # (group, event) of performance counters
-        self._owns_machine = owns_machine
-        self._handles = itertools.count(100)
-        self._open: set[int] = set()
-        self._mappings: list[MemoryMapping] = []
         self._calls = self._new_calls()
-        self._closed = False
-        machine.nodes.append(self)
-        life.inherits(self)
 
     def _new_space(self) -> AddressSpace:
         return AddressSpace(self.machine.lock)
@@ -132,37 +97,31 @@ class VirtualNode:
         """Open the device file; FileNotFoundError as the system raises it."""
         self._need_open()
         if path != self.path or Planted.VANISHED in self.machine.plan.standing:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            raise missing(path)
         strike(self.machine, "open")
         with self.machine.lock:
             handle = next(self._handles)
-            self._open.add(handle)
+            self.files[handle] = path
             return handle
 
     def ioctl(self, handle: int, request: int, argument: bytearray | memoryview) -> None:
         """Make one ioctl; OSError with the errno that the kernel returns."""
-        self._need_handle(handle)
-        size = request >> 16 & 0x3FFF
-        if size > len(argument):
-            raise refused(errno.EFAULT, f"ioctl {request:#x}: cannot read {size} bytes")
+        self._file(handle)
+        block = block_of(request, argument)
         try:
-            self._calls.call(request, memoryview(argument)[:size])
+            self._calls.call(request, block)
         except OSError as error:
             with self.machine.lock:
                 self.machine.refused.append(f"ioctl {request:#x}: {error.strerror}")
             raise
 
-    def map(self, handle: int, size: int, offset: int = 0) -> NodeMapping:
+    def _map(self, file: str, size: int, offset: int) -> Mapping:
         """Map an object. offset: its id << 12 (or its GPU address)."""
-        self._need_handle(handle)
-        with self.machine.lock:
-            found = self._mappable(offset, size)
-            strike(self.machine, "mmap")
-            mapping = MemoryMapping(self, found, size)
-            self._mapped(found, mapping)
-            self._mappings = [old for old in self._mappings if old.view is not None]
-            self._mappings.append(mapping)
-            return mapping
+        found = self._mappable(offset, size)
+        strike(self.machine, "mmap")
+        mapping = MemoryMapping(self, found, size)
+        self._mapped(found, mapping)
+        return mapping
 
     def _mappable(self, offset: int, size: int) -> MemoryObject:
         """Return the object for an mmap; OSError where it may not be mapped that way."""
@@ -196,16 +155,13 @@ class VirtualNode:
         context.retire(context.queued)
         self.machine.engine.changed.notify_all()
 
-    def release(self, handle: int) -> None:
-        """Close one file. BadArgument if it is not open. Closing the last file destroys the
-        contexts."""
-        self._need_open()
-        with self.machine.lock:
-            if handle not in self._open:
-                raise BadArgument("this handle is not open", handle=handle)
-            self._open.discard(handle)
-            if not self._open:
-                self._end_program()
+    def _file_closed(self, handle: int, file: str) -> None:
+        if not self.files:
+            self._end_program()
+
+    def _close_files(self) -> None:
+        self.files.clear()
+        self._end_program()
 
     def _end_program(self) -> None:
         while self.counters:
@@ -223,7 +179,7 @@ class VirtualNode:
         known = self._texts()
         known["/proc/meminfo"] = f"MemTotal: {FILE_SIZE >> 10} kB\n"
         if path not in known:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            raise missing(path)
         return known[path]
 
     def _texts(self) -> dict[str, str]:
@@ -242,35 +198,8 @@ class VirtualNode:
                     return Culprit(at, who.pc, who.text)
         return None
 
-    def abandon(self) -> None:
-        """Discard the driver in a forked child, which has neither its threads nor the holders of
-        its locks."""
-        self._closed = True
-
-    def close(self) -> None:
-        """End the program; idempotent."""
-        if self._closed:
-            return
-        with self.machine.lock:
-            if self._closed:
-                return
-            self._open.clear()
-            self._end_program()
-            for mapping in self._mappings:
-                mapping.close()
-            self._mappings = []
-            self._closed = True
-            self.machine.nodes.remove(self)
-        if self._owns_machine:
-            self.machine.close()
-
-    def _need_open(self) -> None:
-        if self._closed:
-            raise Closed(f"{self.name}: the process has ended")
-
-    def _need_handle(self, handle: int) -> None:
-        self._need_open()
-        if handle not in self._open:
-            raise refused(errno.EBADF, f"handle {handle}")
+    def _file(self, handle: int) -> str:
+        file = super()._file(handle)
         if Planted.VANISHED in self.machine.plan.standing:
             raise refused(errno.ENODEV, "the device node has vanished")
+        return file

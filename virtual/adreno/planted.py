@@ -6,18 +6,11 @@ errno. Either takes effect at the next `count` operations that it concerns.
 
 from __future__ import annotations
 
-import enum
-from collections import Counter
-
-from ugpu.hcq.errors import BadArgument
+from ugpu.virtual.faults import Plan, Titled, named
 
 
-class Planted(enum.Enum):
-    """Fault that can be planted. title: its name in documents. effect: its description."""
-
-    def __init__(self, title: str, effect: str) -> None:
-        self.title = title
-        self.effect = effect
+class Planted(Titled):
+    """Fault that can be planted."""
 
     HANG = "hang", "the next submission hangs until the kernel driver resets the GPU"
     OPCODE = "opcode error", "the command processor meets an opcode that does not exist"
@@ -37,53 +30,34 @@ class Planted(enum.Enum):
 AT_ONCE = (Planted.OLD_FAULTS, Planted.VANISHED)
 
 
-class Plan:
-    """Planned faults. All callers hold the machine's lock."""
+class FaultPlan(Plan[Planted | str]):
+    """Planned faults, and failures of calls by their names. standing: faults of AT_ONCE that are
+    active."""
 
     def __init__(self) -> None:
-        self._planted: Counter[Planted] = Counter()
-        self._refusals: dict[str, tuple[int, int]] = {}  # call: errno, how often
-        self.standing: set[Planted] = set()  # faults of AT_ONCE that are active
-        self.struck: list[Planted | str] = []  # in order of occurrence
+        super().__init__()
+        self._codes: dict[str, int] = {}  # by call: errno
+        self.standing: set[Planted] = set()
 
-    def plant(self, fault: Planted | str, count: int) -> None:
+    def plant_named(self, fault: Planted | str, count: int) -> None:
         """Plan a fault; BadArgument for an unknown one."""
-        try:
-            found = fault if isinstance(fault, Planted) else Planted[fault.upper()]
-        except KeyError:
-            known = ", ".join(entry.name for entry in Planted)
-            raise BadArgument(f"fault must be one of {known}, got {fault!r}") from None
-        if found in AT_ONCE:
-            self.standing.add(found)
-            self.struck.append(found)
+        kind = named(Planted, fault)
+        if kind in AT_ONCE:
+            self.standing.add(kind)
+            self.struck.append(kind)
         else:
-            self._planted[found] += count
+            self.plant(kind, count)
 
     def refuse(self, call: str, code: int, count: int) -> None:
         """Plan a failure of the next `count` calls with a name."""
-        self._refusals[call] = code, count
-
-    def take(self, fault: Planted) -> bool:
-        """Return whether a fault occurs now, and remove it from the plan if so."""
-        if not self._planted[fault]:
-            return False
-        self._planted[fault] -= 1
-        self.struck.append(fault)
-        return True
+        self._codes[call] = code
+        self._planted[call, None] = count
 
     def refusal(self, call: str) -> int:
         """Return the errno with which a call fails now; 0 for none."""
-        code, left = self._refusals.get(call, (0, 0))
-        if left <= 1:
-            self._refusals.pop(call, None)
-        else:
-            self._refusals[call] = code, left - 1
-        if code:
-            self.struck.append(call)
-        return code
+        return self._codes[call] if self.take(call) else 0
 
     def clear(self) -> None:
         """Remove all planned faults."""
-        self._planted.clear()
-        self._refusals.clear()
+        super().clear()
         self.standing.clear()

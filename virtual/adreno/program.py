@@ -8,7 +8,7 @@ from ugpu.virtual.adreno.kgsl.context import Context
 from ugpu.virtual.adreno.machine import VirtualMachine
 from ugpu.virtual.adreno.memory.objects import MemoryObject
 from ugpu.virtual.adreno.memory.space import AddressSpace
-from ugpu.virtual.adreno.userspace import UserMemory
+from ugpu.virtual.node.process import UserMemory
 
 
 class Program(Protocol):

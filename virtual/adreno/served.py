@@ -19,7 +19,7 @@ from pathlib import Path
 from ugpu.hcq.state.threads import start
 from ugpu.virtual.adreno.machine import VirtualMachine
 from ugpu.virtual.adreno.node import DEVICE, VirtualNode
-from ugpu.virtual.adreno.userspace import ProcessMemory
+from ugpu.virtual.node.process import ProcessMemory
 
 _HEAD = struct.Struct("<Q")
 _REPLY = struct.Struct("<q")

@@ -22,7 +22,7 @@ from ugpu.virtual.adreno.faults import Report
 from ugpu.virtual.adreno.kgsl.context import Context
 from ugpu.virtual.adreno.memory.objects import MemoryFile
 from ugpu.virtual.adreno.options import MachineOptions
-from ugpu.virtual.adreno.planted import Plan, Planted
+from ugpu.virtual.adreno.planted import FaultPlan, Planted
 from ugpu.virtual.adreno.shader import MOST_CONSTANTS, ShaderProcessors
 
 ALWAYS_ON_HZ = 19_200_000  # CP_ALWAYS_ON_COUNTER, Linux 6.12 a6xx_gpu.c
@@ -50,7 +50,7 @@ class MachineState(ABC):
         self.asked: Counter[str] = Counter()
         self.refused: list[str] = []
         self.culprits: list[tuple[int, object]] = []
-        self.plan = Plan()
+        self.plan = FaultPlan()
         self.constants = np.zeros(MOST_CONSTANTS, np.uint32)  # the engine's
         self._context_ids = itertools.count(1)
         self._processors: ShaderProcessors | None = None

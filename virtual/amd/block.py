@@ -22,7 +22,8 @@ class Reset(enum.IntEnum):
 class Block:
     """A part of the chip. All methods run under `chip.lock`.
 
-    `block` names the register table: "gc", "mmhub", "nbio", "mp", "osssys", "hdp", "smuio", "thm".
+    `block` names the register table: "gc", "mmhub", "nbio", "mp", "mp1",
+    "osssys", "hdp", "smuio", "thm".
     """
 
     def __init__(self, chip: Board, block: str) -> None:

@@ -33,6 +33,7 @@ from ugpu.virtual.shader.memory import Access
 # Register table name in the register space -> block name in the discovery table.
 TABLES = {
     "mp": "MP0",
+    "mp1": "MP1",
     "osssys": "OSSSYS",
     "hdp": "HDP",
     "mmhub": "MMHUB",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from ugpu.am.chips.facts import ChipFacts
 from ugpu.virtual.amd.block import Block, Reset
@@ -54,6 +55,8 @@ class Chip(Board):
         self._power_ons = 0
         self._engines: list[Block] = []
         self.generation = generation_of(facts.generation)
+        registers = self.options.registers or self.generation.register_bytes
+        self.options = replace(self.options, registers=registers)
         blocks, entries = self.generation.blocks, self.generation.page_tables
         self.config = ConfigSpace(self)
         self.nbio = blocks.nbio(self)
@@ -163,7 +166,7 @@ class Chip(Board):
             self.scheduler.after(self.options.delays.ifwi, self._ifwi_done)
 
     def _ifwi_done(self) -> None:
-        blob = build_discovery(self.facts, self.options)
+        blob = build_discovery(self.facts, self.options, self.generation.neighbours)
         self.vram.write(self.vram.size - self.facts.generation.discovery_offset, blob)
         self.mm.locate_frame_buffer(FRAME_BUFFER_BASE, self.vram.size)
         self.nbio.ifwi_done()

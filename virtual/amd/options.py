@@ -128,7 +128,7 @@ class ChipOptions:
     """Build options of a virtual card. Sizes are bytes.
 
     vram, shader_engines, arrays_per_engine, wgps_per_array, smu_version, smu_driver_if: 0 selects
-    the value of boards with the chip.
+    the value of boards with the chip. registers: size of BAR5; 0 selects that of the generation.
 
     visible_vram: size of BAR0; None makes all of VRAM visible. shared_vram: VRAM is a memfd that
     other processes can map; their writes to it bypass the host data path. noise: number of bytes at
@@ -150,7 +150,7 @@ class ChipOptions:
     shared_vram: bool = False
     function_reset: bool = False  # supports a function-level reset through configuration space
     platform: bool = True
-    registers: int = 1 << 20
+    registers: int = 0
     doorbells: int = 2 << 20
     noise: int = 8 << 20
     poison: int | None = None
@@ -160,6 +160,7 @@ class ChipOptions:
     delays: Delays = Delays()
     faults: FaultPlan = field(default_factory=FaultPlan)
     harvested: tuple[tuple[int, int], ...] = ()  # (hardware id, instance) in the harvest table
+    discovery_header: int = 1  # 2: a counted list of tables
     discovery_version: int = 3
     discovery_flaw: DiscoveryFlaw | None = None
     shader_engines: int = 0

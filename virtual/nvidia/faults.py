@@ -11,15 +11,11 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from ugpu.hcq.errors import BadArgument
+from ugpu.virtual.faults import Titled
 
 
-class Fault(enum.Enum):
+class Fault(Titled):
     """Fault that can be planted. Value: the name in documents and tests, and its effect."""
-
-    def __init__(self, title: str, effect: str) -> None:
-        self.title = title
-        self.effect = effect
 
     UNMAPPED = "unmapped address", "the next grid reads where nothing is mapped: Xid 31, PTE"
     READ_ONLY = (
@@ -91,43 +87,3 @@ class XidReport:
     def __str__(self) -> str:
         where = "" if self.channel is None else f", Ch {self.channel:08x}"
         return f"NVRM: Xid (GPU {self.gpu}): {self.xid}{where}, {self.text}"
-
-
-class FaultPlan:
-    """Planned faults, per GPU or for any (None). The caller holds the machine's lock."""
-
-    def __init__(self) -> None:
-        self._planned: dict[tuple[Fault, int | None], int] = {}
-        self.struck: list[Fault] = []  # in order of occurrence
-
-    def plant(self, kind: Fault, *, gpu: int | None = None, count: int = 1) -> None:
-        """Plan a fault. Raises BadArgument unless `count` is positive."""
-        if count < 1:
-            raise BadArgument("count must be at least 1", count=count)
-        key = (kind, gpu)
-        self._planned[key] = self._planned.get(key, 0) + count
-
-    def take(self, kind: Fault, gpu: int | None = None) -> bool:
-        """Return whether the fault occurs now, and remove it from the plan if so."""
-        if not self._planned:
-            return False
-        for key in ((kind, gpu), (kind, None)):
-            left = self._planned.get(key, 0)
-            if left:
-                self._planned[key] = left - 1
-                if left == 1:
-                    del self._planned[key]
-                self.struck.append(kind)
-                return True
-        return False
-
-    def take_any(self, kinds: tuple[Fault, ...], gpu: int | None = None) -> Fault | None:
-        """Return the first of `kinds` that occurs now, or None."""
-        if not self._planned:
-            return None
-        return next((kind for kind in kinds if self.take(kind, gpu)), None)
-
-    @property
-    def pending(self) -> list[Fault]:
-        """Return the faults that have not occurred yet."""
-        return [kind for kind, _ in self._planned]

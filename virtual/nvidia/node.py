@@ -7,124 +7,68 @@ nv-mmap.c (nvidia_mmap_helper), kernel-open/nvidia-uvm/uvm.c (uvm_open, uvm_ioct
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ugpu.hcq.errors import BadArgument, Closed, NotSupported
-from ugpu.hcq.state import life
+from ugpu.hcq.errors import NotSupported
 from ugpu.hcq.state.instruction import Culprit, Culprits
-from ugpu.hcq.transport.node import NodeMapping
 from ugpu.nv.abi.events import TOOLS_NODE
+from ugpu.virtual.node.mapping import Mapping
+from ugpu.virtual.node.node import DeviceNode, block_of
+from ugpu.virtual.node.refusal import missing, refused
+from ugpu.virtual.nvidia.chip import VirtualGpu
 from ugpu.virtual.nvidia.faults import Fault
+from ugpu.virtual.nvidia.files import FileCalls, OpenFile
+from ugpu.virtual.nvidia.machine import VirtualMachine
 from ugpu.virtual.nvidia.mappings import DoorbellMapping, MemoryMapping
-from ugpu.virtual.nvidia.memory.physical import PAGE, Backing
+from ugpu.virtual.nvidia.memory.physical import PAGE
 from ugpu.virtual.nvidia.rm.escapes import Escapes
 from ugpu.virtual.nvidia.rm.mig import CAPABILITIES, access_files
 from ugpu.virtual.nvidia.text_files import read_text
 from ugpu.virtual.nvidia.uvm.ioctls import UvmFile
 from ugpu.virtual.nvidia.uvm.tools import ToolsFile
 
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.chip import VirtualGpu
-    from ugpu.virtual.nvidia.machine import VirtualMachine
-
 _DEVICE = re.compile(r"/dev/nvidia(\d+)")
-_XFER = 0xD3  # NV_ESC_IOCTL_XFER_CMD
 
 
-@dataclass(eq=False)
-class MapContext:
-    """Mapping that a file may make after RM_MAP_MEMORY. gpu, in_bar1: for a doorbell page."""
-
-    size: int
-    backing: Backing | None = None
-    offset: int = 0
-    gpu: VirtualGpu | None = None
-    in_bar1: bool = False
-
-
-@dataclass(eq=False)
-class OpenFile:
-    """An open device file. gpu: None for nvidiactl and UVM. control: the file given by
-    REGISTER_FD."""
-
-    handle: int
-    path: str
-    gpu: VirtualGpu | None = None
-    uvm: UvmFile | None = None
-    tools: ToolsFile | None = None
-    control: OpenFile | None = None
-    context: MapContext | None = None
-
-    def set_memory_context(self, backing: Backing, offset: int, size: int) -> None:
-        """Allow `map` to map this memory."""
-        self.context = MapContext(size, backing, offset)
-
-    def set_doorbell_context(self, gpu: VirtualGpu, size: int, *, in_bar1: bool) -> None:
-        """Allow `map` to map the GPU's doorbell page."""
-        self.context = MapContext(size, gpu=gpu, in_bar1=in_bar1)
-
-    @property
-    def is_control(self) -> bool:
-        """Whether this file is /dev/nvidiactl."""
-        return self.path == "/dev/nvidiactl"
-
-
-class VirtualNode:
-    """One program's access to the driver; implements `hcq.transport.node.Node`.
-
-    Closing it ends the program: all its files are closed and their objects freed. owns_machine:
-    closing also switches the machine off.
-    """
+class VirtualNode(DeviceNode[VirtualMachine, OpenFile]):
+    """One program's access to the driver; implements `hcq.transport.node.Node`."""
 
     code = "PTX"  # that kernels are executed from: hcq.transport.node.code_of
 
     def __init__(self, machine: VirtualMachine, *, owns_machine: bool = False) -> None:
-        self.name = f"virtual NVIDIA driver {machine.options.driver}"
-        self.machine = machine
-        self.clock = machine.clock
-        self.files: dict[int, OpenFile] = {}
-        self._owns_machine = owns_machine
         self.gaps: list[NotSupported] = []
         self.culprits = Culprits()
-        self._handles = itertools.count(100)
-        self._mappings: list[MemoryMapping | DoorbellMapping] = []
-        self._escapes = Escapes(self)
-        self._closed = False
-        machine.nodes.append(self)
-        life.inherits(self)
+        self._escapes = Escapes(machine, self)
+        super().__init__(
+            f"virtual NVIDIA driver {machine.options.driver}", machine, owns_machine=owns_machine
+        )
 
     def open(self, path: str) -> int:
         """Open a device file. Raises FileNotFoundError or PermissionError as the system does."""
         self._need_open()  # before taking the lock, which is the parent's in a forked child
         with self.machine.lock:
             self._need_open()
-            gpu = uvm = tools = None
+            gpu: VirtualGpu | None = None
+            calls: FileCalls | None = None
             match = _DEVICE.fullmatch(path)
             if match is not None and int(match[1]) < len(self.machine.gpus):
                 gpu = self.machine.gpus[int(match[1])]
             elif path == "/dev/nvidia-uvm":
                 if self.machine.faults.take(Fault.NO_UVM):
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-                uvm = UvmFile(self.machine, self)
+                    raise missing(path)
+                calls = UvmFile(self.machine, self)
             elif path == TOOLS_NODE:
-                tools = ToolsFile(self.machine, self._uvm_of)
+                calls = ToolsFile(self.machine, self.files)
             elif path != "/dev/nvidiactl" and path not in self._capabilities():
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+                raise missing(path)
             if self.machine.faults.take(Fault.OPEN_DENIED):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
             if gpu is not None and gpu.lost:
                 raise OSError(errno.EIO, os.strerror(errno.EIO), path)
             handle = next(self._handles)
-            self.files[handle] = OpenFile(handle, path, gpu, uvm, tools)
+            self.files[handle] = OpenFile(handle, path, gpu, calls)
             return handle
-
-    def _uvm_of(self, handle: int) -> UvmFile | None:
-        found = self.files.get(handle)
-        return found.uvm if found is not None else None
 
     def _capabilities(self) -> set[str]:
         """Return the capability files of divided GPUs."""
@@ -141,68 +85,52 @@ class VirtualNode:
             found = self._file(handle)
             if self.machine.faults.take(Fault.INTERRUPTED):
                 raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR), found.path)
-            other = found.uvm or found.tools
-            if other is not None:
-                other.ioctl(request, argument)
+            if found.calls is not None:
+                found.calls.ioctl(request, argument)
                 return
-            command, size = request & 0xFF, request >> 16 & 0x3FFF
-            if size > len(argument):
-                raise _error(errno.EFAULT, f"ioctl {request:#x}: cannot read {size} bytes")
-            self._escapes.call(found, command, memoryview(argument)[:size])
+            self._escapes.call(found, request & 0xFF, block_of(request, argument))
 
-    def map(self, handle: int, size: int, offset: int = 0) -> NodeMapping:
+    def _map(self, file: OpenFile, size: int, offset: int) -> Mapping:
         """Map the memory that RM_MAP_MEMORY prepared on this file."""
-        self._need_open()
-        with self.machine.lock:
-            found = self._file(handle)
-            context = found.context
-            if found.uvm is not None or found.tools is not None:
-                raise _error(errno.EINVAL, "mmap of UVM (managed memory) is not modelled")
-            if size <= 0 or offset % PAGE:
-                raise _error(
-                    errno.EINVAL, f"mmap of {size} bytes at {offset:#x} is not page-aligned"
-                )
-            if context is None:
-                raise _error(errno.EINVAL, f"{found.path}: mmap must follow RM_MAP_MEMORY")
-            if offset:
-                raise _error(errno.EINVAL, "mmap offset must be 0")
-            if found.gpu is not None and found.gpu.lost:
-                raise _error(errno.EIO, "the GPU is lost")
-            if self.machine.faults.take(Fault.MAPPING_REFUSED):
-                raise _error(errno.EAGAIN, "mapping creation failed")
-            pages = -(-size // PAGE) * PAGE
-            limit = -(-context.size // PAGE) * PAGE
-            if found.gpu is not None and pages != limit:
-                raise _error(
-                    errno.ENXIO, f"mmap of {size} bytes, RM_MAP_MEMORY prepared {context.size}"
-                )
-            if pages > limit:
-                raise _error(
-                    errno.ERANGE, f"mmap of {size} bytes, RM_MAP_MEMORY prepared {context.size}"
-                )
-            mapping = self._mapping(context, size)
-            self._mappings = [old for old in self._mappings if not old.closed]
-            self._mappings.append(mapping)
-            return mapping
-
-    def _mapping(self, context: MapContext, size: int) -> MemoryMapping | DoorbellMapping:
+        context = file.context
+        if file.calls is not None:
+            raise refused(errno.EINVAL, "mmap of UVM (managed memory) is not modelled")
+        if size <= 0 or offset % PAGE:
+            raise refused(errno.EINVAL, f"mmap of {size} bytes at {offset:#x} is not page-aligned")
+        if context is None:
+            raise refused(errno.EINVAL, f"{file.path}: mmap must follow RM_MAP_MEMORY")
+        if offset:
+            raise refused(errno.EINVAL, "mmap offset must be 0")
+        if file.gpu is not None and file.gpu.lost:
+            raise refused(errno.EIO, "the GPU is lost")
+        if self.machine.faults.take(Fault.MAPPING_REFUSED):
+            raise refused(errno.EAGAIN, "mapping creation failed")
+        pages = -(-size // PAGE) * PAGE
+        limit = -(-context.size // PAGE) * PAGE
+        if file.gpu is not None and pages != limit:
+            raise refused(
+                errno.ENXIO, f"mmap of {size} bytes, RM_MAP_MEMORY prepared {context.size}"
+            )
+        if pages > limit:
+            raise refused(
+                errno.ERANGE, f"mmap of {size} bytes, RM_MAP_MEMORY prepared {context.size}"
+            )
         if context.backing is None:
             assert context.gpu is not None
             return DoorbellMapping(context.gpu, size, in_bar1=context.in_bar1)
         return MemoryMapping(self.machine, context.backing, context.offset, size)
 
-    def release(self, handle: int) -> None:
-        """Close one file and free its objects. Raises BadArgument if it is not open."""
-        self._need_open()
-        with self.machine.lock:
-            found = self.files.get(handle)
-            if found is None:
-                raise BadArgument("this handle is not open", handle=handle)
-            other = found.uvm or found.tools
-            if other is not None:
-                other.close()
-            self._escapes.file_closed(found)
-            del self.files[handle]
+    def _file_closed(self, handle: int, file: OpenFile) -> None:
+        if file.calls is not None:
+            file.calls.close()
+        self._escapes.file_closed(file)
+
+    def _close_files(self) -> None:
+        """Close UVM files before others: they hold the address spaces and channels that clients
+        free. Close the files that watch UVM files first: they hold these."""
+        order = (ToolsFile, UvmFile, type(None))
+        for file in sorted(self.files.values(), key=lambda file: order.index(type(file.calls))):
+            self.release(file.handle)
 
     def read_text(self, path: str) -> str:
         """Return the text of a file of the driver in /proc or /sys."""
@@ -220,46 +148,6 @@ class VirtualNode:
         self._need_open()
         return VirtualNode(self.machine)
 
-    def abandon(self) -> None:
-        """Disable the node in a forked child, which has neither its threads nor its lock owners."""
-        self._closed = True
-
-    def close(self) -> None:
-        """End the program. Idempotent."""
-        if self._closed:
-            return
-        with self.machine.lock:
-            if self._closed:
-                return
-            # Release UVM files before others: they hold the address spaces and channels that
-            # clients free. Release the files that watch UVM files first: they hold these.
-            for found in sorted(
-                self.files.values(), key=lambda file: (file.tools is None, file.uvm is None)
-            ):
-                self.release(found.handle)
-            for mapping in self._mappings:
-                mapping.close()
-            self._mappings = []
-            self._closed = True
-            self.machine.nodes.remove(self)
-        if self._owns_machine:
-            self.machine.close()
-
     def has_open(self, gpu: VirtualGpu) -> bool:
         """Return whether this program has the GPU's device file open."""
         return any(found.gpu is gpu for found in self.files.values())
-
-    def _need_open(self) -> None:
-        if self._closed:
-            raise Closed(f"{self.name}: the process has ended")
-
-    def _file(self, handle: int) -> OpenFile:
-        self._need_open()
-        found = self.files.get(handle)
-        if found is None:
-            raise _error(errno.EBADF, f"handle {handle}")
-        return found
-
-
-def _error(code: int, why: str) -> OSError:
-    return OSError(code, f"{os.strerror(code)}: {why}")

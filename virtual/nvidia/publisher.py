@@ -9,15 +9,13 @@ busy.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 from ugpu.hcq.registers.layout import Struct
 from ugpu.hcq.state.threads import start, was_started
+from ugpu.virtual.nvidia.host.runlist import Runlist
 from ugpu.virtual.nvidia.memory.formats import SIZE_4K
 from ugpu.virtual.nvidia.memory.physical import Backing, SystemPages
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.chip import VirtualGpu
+from ugpu.virtual.nvidia.state import GpuState
 
 POLLING_INTERVAL_S = 0.1  # of data centre GPUs; 0.5 s of others
 _WRITING = (1 << 64) - 1
@@ -31,10 +29,11 @@ _POWER, _CLOCK, _THERMAL, _PERF, _MEMORY = "POWER", "CLOCK", "THERMAL", "PERF", 
 
 
 class Publisher:
-    """Writes a GPU's page while objects poll it."""
+    """Writes a GPU's page while objects poll it. graphics: the runlist that makes it busy."""
 
-    def __init__(self, gpu: VirtualGpu) -> None:
+    def __init__(self, gpu: GpuState, graphics: Runlist) -> None:
         self.gpu = gpu
+        self._graphics = graphics
         abi = gpu.machine.abi
         self.layout = abi.structs.NV00DE_SHARED_DATA
         self.polls = {
@@ -88,7 +87,7 @@ class Publisher:
             self._polling = False
 
     def _publish(self, mask: int) -> None:
-        busy = self.gpu.runlists[0].running
+        busy = self._graphics.running
         now = _BUSY if busy else _IDLE
         clocks, power, heat = now["clock"], now["power"], now["temperature"]
         assert isinstance(clocks, tuple)

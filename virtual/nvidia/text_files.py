@@ -5,16 +5,12 @@ Source: open-gpu-kernel-modules 580.142 kernel-open/nvidia/nv-procfs.c.
 
 from __future__ import annotations
 
-import errno
-import os
 import re
-from typing import TYPE_CHECKING
 
+from ugpu.virtual.node.refusal import missing
+from ugpu.virtual.nvidia.chip import VirtualGpu
 from ugpu.virtual.nvidia.rm.mig import access_files
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.chip import VirtualGpu
-    from ugpu.virtual.nvidia.machine import VirtualMachine
+from ugpu.virtual.nvidia.rm.objects import DriverState
 
 _GPU = re.compile(r"/proc/driver/nvidia/gpus/([0-9a-f:.]+)/information")
 _PCI = re.compile(r"/sys/bus/pci/devices/([0-9a-f:.]+)/(\w+)")
@@ -32,7 +28,7 @@ def pci_address(gpu: VirtualGpu) -> str:
     return f"0000:{gpu.bus:02x}:00.0"
 
 
-def read_text(machine: VirtualMachine, path: str) -> str:
+def read_text(machine: DriverState, path: str) -> str:
     """Return the text of a file. Raises FileNotFoundError if there is none."""
     version = machine.options.driver
     module = "Open Kernel Module for x86_64" if machine.options.open_module else "Kernel Module"
@@ -59,10 +55,10 @@ def read_text(machine: VirtualMachine, path: str) -> str:
         pci = _PCI.fullmatch(path)
         if pci is not None and pci[1] == pci_address(gpu) and pci[2] in _attributes(gpu):
             return _attributes(gpu)[pci[2]]
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    raise missing(path)
 
 
-def _information(machine: VirtualMachine, gpu: VirtualGpu) -> str:
+def _information(machine: DriverState, gpu: VirtualGpu) -> str:
     return (
         f"Model: \t\t {NAMES[gpu.facts.name]}\n"
         "IRQ:   \t\t 0\n"

@@ -127,10 +127,14 @@ def parse_toc(image: Image, out: FirmwareSet) -> None:
 
 
 def parse_sdma(image: Image, out: FirmwareSet) -> None:
-    """Parse SDMA's image: the code of its two threads."""
-    image.expect((2, 0))
-    header = image.header("sdma_firmware_header_v2_0")
+    """Parse SDMA's image: the code of its two threads, or of one (gfx12)."""
+    image.expect((2, 0), (3, 0))
     start = image.common.ucode_array_offset_bytes
+    if image.version == (3, 0):
+        header = image.header("sdma_firmware_header_v3_0")
+        out.parts["sdma_ucode_th0"] = image.part(start, header.ucode_size_bytes, "code")
+        return
+    header = image.header("sdma_firmware_header_v2_0")
     out.parts["sdma_ucode_th0"] = image.part(start, header.ctx_ucode_size_bytes, "context thread")
     out.parts["sdma_ucode_th1"] = image.part(
         header.ctl_ucode_offset, header.ctl_ucode_size_bytes, "control thread"

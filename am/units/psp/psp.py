@@ -84,7 +84,7 @@ class Psp:
     def sign_of_life(self) -> int:
         """Return the secure OS's sign of life: 0 if it is not running, all ones if the chip does
         not respond."""
-        return self.chip.read_again(self.chip.mp0.MP0_SMN_C2PMSG_81)
+        return self.chip.read_again(self.chip.mailbox(81))
 
     def alive(self) -> bool:
         """Return whether the secure OS runs: its sign of life is neither zero nor all ones."""
@@ -106,7 +106,7 @@ class Psp:
             return True
         if not self.chip.generation.bootloader_tells_refusal:
             return False
-        return bool(refusal(int(self.chip.mp0.MP0_SMN_C2PMSG_35.read())))
+        return bool(refusal(int(self.chip.mailbox(35).read())))
 
     def components_done(self) -> int:
         """Return the number of components that a ugpu process sent to the bootloader before it
@@ -122,7 +122,7 @@ class Psp:
         """Have the bootloader take component `position`. ORDER: write the note first, with nothing
         in between: the bootloader takes the component on this command, and not a second time."""
         self._note.write(_NOTE | position + 1)
-        self.chip.mp0.MP0_SMN_C2PMSG_35.write(command)
+        self.chip.mailbox(35).write(command)
 
     def forget_components(self, *, refused: bool = False) -> None:
         """Note that no component was sent, or that the bootloader refused one."""
@@ -145,17 +145,17 @@ class Psp:
     def load_secure_os(self, position: int, name: str, command: int, image: bytes) -> None:
         """Send the last component and wait for its sign of life."""
         self._stage(image)
-        before = 0 if self._dead else int(self.chip.mp0.MP0_SMN_C2PMSG_81.read())
+        before = 0 if self._dead else int(self.chip.mailbox(81).read())
         self._command(position, command)
         self.sleep(HANDSHAKE_S)
         self.wait_secure_os(name, before)
 
     def wait_secure_os(self, name: str = "SOS", before: int = 0) -> None:
         """Wait until the sign of life of `name`, which was started, differs from `before`."""
-        mp0, self._dead = self.chip.mp0, False
+        self._dead = False
         try:
             self.chip.wait(
-                mp0.MP0_SMN_C2PMSG_81,
+                self.chip.mailbox(81),
                 lambda value: value != before,
                 unit="PSP",
                 waiting_for="sign of life of the secure OS",
@@ -166,7 +166,7 @@ class Psp:
 
     def wait_bootloader(self, name: str, what: str = "ready") -> None:
         """Wait until the bootloader is ready for a component."""
-        if int(self.chip.mp0.MP0_SMN_C2PMSG_35.current()) == _READY:
+        if int(self.chip.mailbox(35).current()) == _READY:
             return
         tells = self.chip.generation.bootloader_tells_refusal
 
@@ -177,7 +177,7 @@ class Psp:
 
         try:
             self.chip.wait(
-                self.chip.mp0.MP0_SMN_C2PMSG_35,
+                self.chip.mailbox(35),
                 done,
                 unit="PSP",
                 waiting_for=f"bootloader {what} ({name})",
@@ -191,7 +191,7 @@ class Psp:
 
         Older bootloaders may use those bits otherwise, so the bits do not end a wait early.
         """
-        found = refusal(int(self.chip.mp0.MP0_SMN_C2PMSG_35.read()))
+        found = refusal(int(self.chip.mailbox(35).read()))
         if found:
             return refused(name, found)
         return FirmwareSilent(
@@ -217,7 +217,7 @@ class Psp:
             place, self._shelved = self._buffer, False
         # Where a write is a message, rely on the register to keep its value.
         if not (self.chip.bus.messages and self._placed == place):
-            self.chip.mp0.MP0_SMN_C2PMSG_36.write(place >> 20)
+            self.chip.mailbox(36).write(place >> 20)
             self._placed = place
 
     def fill_shelf(self) -> None:
@@ -260,7 +260,6 @@ class Psp:
 
     def create_ring(self, *, destroy_first: bool) -> None:
         """Create the command ring. `destroy_first`: destroy the one that a previous driver left."""
-        mp0 = self.chip.mp0
         if destroy_first:
             self.destroy_ring()
         self.unread = []
@@ -274,17 +273,17 @@ class Psp:
             self.nbio.post_hdp()
         address = self.carveout.mc(self.ring)
         with self.chip.transport.batch():
-            mp0.MP0_SMN_C2PMSG_69.write(address & 0xFFFF_FFFF)
-            mp0.MP0_SMN_C2PMSG_70.write(address >> 32)
-            mp0.MP0_SMN_C2PMSG_71.write(RING_SIZE)
-        mp0.MP0_SMN_C2PMSG_64.write(RING_TYPE_KM << 16)
+            self.chip.mailbox(69).write(address & 0xFFFF_FFFF)
+            self.chip.mailbox(70).write(address >> 32)
+            self.chip.mailbox(71).write(RING_SIZE)
+        self.chip.mailbox(64).write(RING_TYPE_KM << 16)
         self.sleep(HANDSHAKE_S)
         self._wait_mailbox("ring created", _STATUS)
-        write_pointer = int(mp0.MP0_SMN_C2PMSG_67.read()) % (RING_SIZE // 4)
+        write_pointer = int(self.chip.mailbox(67).read()) % (RING_SIZE // 4)
         self._frames = bytearray(4 * write_pointer)
 
     def destroy_ring(self) -> None:
-        self.chip.mp0.MP0_SMN_C2PMSG_64.write(self._ids.GFX_CTRL_CMD_ID_DESTROY_RINGS)
+        self.chip.mailbox(64).write(self._ids.GFX_CTRL_CMD_ID_DESTROY_RINGS)
         self.sleep(HANDSHAKE_S)
         self._wait_mailbox("ring destroyed", _READY)
 
@@ -302,7 +301,7 @@ class Psp:
 
         try:
             self.chip.wait(
-                self.chip.mp0.MP0_SMN_C2PMSG_64,
+                self.chip.mailbox(64),
                 done,
                 unit="PSP",
                 waiting_for=what,
@@ -324,7 +323,7 @@ class Psp:
         it to secure OS 3.1, 11 and 12 only; a board would show whether 13 obeys.
         """
         self._wait_mailbox("ready for mode1", _STATUS)
-        self.chip.mp0.MP0_SMN_C2PMSG_64.write(self._ids.GFX_CTRL_CMD_ID_MODE1_RST)
+        self.chip.mailbox(64).write(self._ids.GFX_CTRL_CMD_ID_MODE1_RST)
 
     # ---- commands ----------------------------------------------------------------------------
 
@@ -380,7 +379,7 @@ class Psp:
         # ring from its start: the PSP has taken the earlier frames.
         self.chip.vram.write(start, content + self._frames)
         self.nbio.post_hdp()
-        self.chip.mp0.MP0_SMN_C2PMSG_67.write(len(self._frames) % RING_SIZE // 4)
+        self.chip.mailbox(67).write(len(self._frames) % RING_SIZE // 4)
         self._pause()
         seen = self._wait_fence(group, first, self.fence if look is None else look)
         offset = layout.offset_of("resp.status")
@@ -409,7 +408,7 @@ class Psp:
         self._frames += frame
         self.chip.vram.write(at, frame)
         self.nbio.post_hdp()
-        self.chip.mp0.MP0_SMN_C2PMSG_67.write(len(self._frames) % RING_SIZE // 4)
+        self.chip.mailbox(67).write(len(self._frames) % RING_SIZE // 4)
         self._wait_fence([command], self.fence_value, self.fence)
         offset = self._layouts.psp_gfx_cmd_resp.offset_of("resp.status")
         self._check(command, self.command + offset)
@@ -476,7 +475,7 @@ class Psp:
                 f"the PSP has not completed {what}",
                 image=what,
                 limit_s=FENCE_LIMIT_S,
-                mailbox=int(self.chip.mp0.MP0_SMN_C2PMSG_64.read()),
+                mailbox=int(self.chip.mailbox(64).read()),
                 remedy=advice.MODE1,
             ) from error
 

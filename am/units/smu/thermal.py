@@ -25,10 +25,7 @@ from ugpu.hcq.errors import FirmwareError, FirmwareRejected, LinkError, OverTemp
 log = logging.getLogger(__name__)
 
 _TABLE = "TABLE_COMBO_PPTABLE"
-_LIMIT_PLACE = 29  # of software_shutdown_temp, 16 bits, in the packed table
-_OFFSET = struct.Struct("<h")  # SkuTable.FanAbnormalTempLimitOffset
-_FAN = "SkuTable.FanAbnormalTempLimitOffset"
-_PPTABLE = 832  # where PPTable_t begins, behind reserved words and limits for overclocking
+_OFFSET = struct.Struct("<h")  # FanAbnormalTempLimitOffset
 _LEAST, _MOST = 60, 255  # degrees: valid range of a limit; the field has 8 bits
 _CREDIT = 5  # maximum of interrupts that the interrupt handler has not taken yet
 _TOO_HOT, _GPIO_19 = 0, 83
@@ -53,6 +50,7 @@ class Thermal:
         self.limit = self.stated = 0
         self.moments = 0
         self.announcements = Announcements(chip, smu)
+        self._limit_place = smu.interface.shutdown_place
         self._offset = 0
         self._control: int | None = None  # register value that the last list read
 
@@ -81,7 +79,9 @@ class Thermal:
 
     def _offset_place(self) -> int:
         """Place in the table of the offset that applies while a fan does not turn."""
-        return _PPTABLE + structs(self.smu.interface.tables).PPTable_t.offset_of(_FAN)
+        interface = self.smu.interface
+        member = structs(interface.tables).PPTable_t.offset_of(interface.fan_offset)
+        return interface.pptable_place + member
 
     # ---- by a list of registers (am.units.lists), as `start`
     # -----------------------------------------
@@ -102,7 +102,7 @@ class Thermal:
     def places(self) -> list[int]:
         """VRAM addresses of the words that `take` needs."""
         table = self.smu.carveout.smu_table
-        return [table + at & ~3 for at in (_LIMIT_PLACE, self._offset_place())]
+        return [table + at & ~3 for at in (self._limit_place, self._offset_place())]
 
     def take(self, words: Sequence[int]) -> None:
         """Take the content of `places`. `switch_on` is next."""
@@ -122,7 +122,7 @@ class Thermal:
     def _take_words(self, words: Sequence[int]) -> None:
         limit, offset = (word.to_bytes(4, "little") for word in words)
         self._take(
-            int.from_bytes(limit[_LIMIT_PLACE & 3 :][:2], "little"),
+            int.from_bytes(limit[self._limit_place & 3 :][:2], "little"),
             *_OFFSET.unpack_from(offset, self._offset_place() & 3),
         )
 

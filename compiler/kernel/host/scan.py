@@ -36,10 +36,9 @@ LINE = 64  # minimum of these
 STRETCH = 1024  # elements after which a total of floats starts again
 
 
-def scan(computation: Computation, target: TargetSpec) -> Kernel:
-    """Lower a computation whose value is a "scan"."""
-    along: Range = computation.value.arg[1]
-    if computation.ranges[-1] == along:
+def lower(computation: Computation, target: TargetSpec) -> Kernel:
+    """Lower a computation of running totals."""
+    if computation.ranges[-1] in computation.value.arg[2]:
         return _along(computation, target)
     return _across(computation, target)
 
@@ -49,7 +48,7 @@ class _Parts:
     each total."""
 
     def __init__(self, computation: Computation) -> None:
-        self.operation, self.along = computation.value.arg
+        _, self.operation, (self.along,) = computation.value.arg
         self.body, *start = [ops.expand(source) for source in computation.value.sources]
         self.dtype = computation.output.dtype
         self.keyed = self.operation in ("max", "min") and self.body.dtype is float32

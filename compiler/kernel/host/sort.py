@@ -32,9 +32,9 @@ DIGITS = 1 << DIGIT
 Read = Callable[[Index], Value]
 
 
-def sort(computation: Computation, target: TargetSpec) -> Kernel:
-    """Lower a computation whose value is a "sort"."""
-    bits, along = computation.value.arg
+def lower(computation: Computation, target: TargetSpec) -> Kernel:
+    """Lower a computation that sorts rows."""
+    _, bits, (*_, along) = computation.value.arg
     output, size = computation.output, along.size
     long = output.dtype is uint64
     outer = computation.ranges[: -2 if long else -1]
@@ -54,8 +54,8 @@ def sort(computation: Computation, target: TargetSpec) -> Kernel:
         halves = tuple(Memory(name, uint64, size, "local") for name in ("even", "odd"))
         local, steps = _by_digits(bits, size, read, [(each, constant(0)) for each in halves])
         each, local = Range("e", size), (*halves, *local)
-        lower = cast(load(halves[0], each.index()), uint32)
-        steps.append(Loop(each, (Store(output, row * size + each.index(), lower),)))
+        low = cast(load(halves[0], each.index()), uint32)
+        steps.append(Loop(each, (Store(output, row * size + each.index(), low),)))
     loop = Loop(Range("r", rows), tuple(steps), bound)
     return kernel_of(computation, local, grid, (loop,))
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ugpu.compiler.dtype import uint64
-from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant, unflatten
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.value import Memory, const
@@ -100,7 +99,7 @@ def packed_layouts(computation: Computation, target: TargetSpec) -> dict[Memory,
     """Return the layouts of the arrays that are packed factors of a computation's product."""
     if computation.pieces or computation.chosen is not None:
         return {}
-    parts = find_contraction(replace(computation, value=ops.expand(computation.value)))
+    parts = find_contraction(computation.plain)
     known = None if parts is None else factors(parts, target)
     return {} if known is None else {factor.memory: factor.layout for factor in known[1:]}
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import bool_, float32
+from ugpu.compiler.dtype import bool_, float32, int64
 from ugpu.compiler.methods.order.running import Running
 from ugpu.compiler.methods.reductions import Axis
 from ugpu.hcq.errors import BadArgument
@@ -39,21 +39,48 @@ class Scans(Running):
         wide = self.cast(dtypes.sum_dtype(self.dtype))
         return wide._running("prod", place, 1)._ruled("cumprod", [wide], place)
 
-    def cummax(self, axis: int = 0) -> Self:
-        """Return the largest element up to each one along an axis."""
-        if not self.ndim:
-            return self.reshape(1).cummax(axis).reshape(())
-        place = self._axis("cummax", axis)
-        found = self._running("max", place, dtypes.lowest(self.dtype))
-        return found._ruled("cummax", [self], place)
+    @overload
+    def cummax(self, axis: int = 0, *, indices: Literal[False] = False) -> Self: ...
 
-    def cummin(self, axis: int = 0) -> Self:
-        """Return the smallest element up to each one along an axis."""
-        if not self.ndim:
-            return self.reshape(1).cummin(axis).reshape(())
-        place = self._axis("cummin", axis)
-        found = self._running("min", place, dtypes.highest(self.dtype))
-        return found._ruled("cummin", [self], place)
+    @overload
+    def cummax(self, axis: int = 0, *, indices: Literal[True]) -> tuple[Self, Self]: ...
+
+    def cummax(self, axis: int = 0, *, indices: bool = False) -> Self | tuple[Self, Self]:
+        """Return the largest element up to each one along an axis. indices: return also its place,
+        of the last of equals, as int64, as PyTorch's `cummax` does."""
+        return self._extreme_so_far("cummax", axis, dtypes.lowest(self.dtype), indices)
+
+    @overload
+    def cummin(self, axis: int = 0, *, indices: Literal[False] = False) -> Self: ...
+
+    @overload
+    def cummin(self, axis: int = 0, *, indices: Literal[True]) -> tuple[Self, Self]: ...
+
+    def cummin(self, axis: int = 0, *, indices: bool = False) -> Self | tuple[Self, Self]:
+        """Return the smallest element up to each one along an axis. indices: return also its place,
+        of the last of equals, as int64, as PyTorch's `cummin` does."""
+        return self._extreme_so_far("cummin", axis, dtypes.highest(self.dtype), indices)
+
+    def _extreme_so_far(
+        self, name: str, axis: int, start: int | float, indices: bool
+    ) -> Self | tuple[Self, Self]:
+        flat = self if self.ndim else self.reshape(1)
+        place = flat._axis(name, axis)
+        extremes = flat._running(name.removeprefix("cum"), place, start)
+        values = extremes._ruled(name, [flat], place).reshape(self.shape)
+        return (
+            (values, flat._places_so_far(extremes, place).reshape(self.shape))
+            if indices
+            else values
+        )
+
+    def _places_so_far(self, extremes: Self, axis: int) -> Self:
+        """Return where the latest element that is the extreme so far is; of NaN the latest."""
+        counted = self._counted(self.shape[axis], axis)
+        met = self._compare("eq", extremes)
+        if self.dtype.is_float:
+            met = met | self.isnan()
+        return met.where(counted, 0).cast(int64)._running("max", axis, 0)
 
     # ---- rows ----------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 
 from ugpu.compiler.dtype import bool_, int64
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.graph.region import Region, Scatter
 from ugpu.compiler.methods.core import Scalar, TensorCore, broadcast

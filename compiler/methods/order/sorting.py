@@ -13,7 +13,7 @@ import math
 from typing import Any, Self
 
 from ugpu.compiler.dtype import DType, bool_, float32, int32, int64, uint32, uint64
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.graph.region import Region, Scatter
 from ugpu.compiler.methods.core import integer_of

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from ugpu.compiler.dtype import int64
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node, Shape
 from ugpu.compiler.graph.region import Region
 from ugpu.compiler.methods.core import TensorCore, broadcast, broadcast_shape

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from ugpu.compiler.dtype import int64
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.core import Scalar, TensorCore, integer_of, integers_of, shape_of
 from ugpu.compiler.methods.operations import Operations
 from ugpu.hcq.errors import BadArgument

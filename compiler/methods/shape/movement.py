@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, Self
 
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.core import Scalar, TensorCore, broadcast, broadcast_shape, shape_of
 from ugpu.hcq.errors import BadArgument
 
@@ -152,8 +152,7 @@ class Movement(TensorCore):
         """Store this value in memory instead of computing it again in each use."""
         if self.node.storage is not None:
             return self._same()
-        node = graph.Node("contiguous", self.dtype, self.shape, (self.node,))
-        return self._new(node)
+        return self._new(graph.contiguous(self.node))
 
     def __len__(self) -> int:
         if not self.ndim:

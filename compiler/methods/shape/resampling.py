@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import bool_, float32, int32, uint8
-from ugpu.compiler.graph import node as graph
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.convolution import Pair, biased, pair
 from ugpu.compiler.methods.operations import Operations
 from ugpu.hcq.errors import BadArgument

@@ -10,6 +10,7 @@ import pytest
 from tests.support.navi31_bench import SMALL, bench, options
 from ugpu.am.chips.navi31.facts import FACTS as NAVI31
 from ugpu.virtual.amd.firmware.discovery import build_discovery
+from ugpu.virtual.amd.generations.record import generation_of
 
 
 def byte_sum(data: bytes) -> int:
@@ -88,7 +89,9 @@ def test_the_binary_near_the_end_of_vram_describes_the_chip(version: int) -> Non
     ],
 )
 def test_each_flaw_breaks_exactly_one_check(flaw: Any, words: str) -> None:
-    image = build_discovery(NAVI31, options(discovery_flaw=flaw).on(NAVI31)).ljust(0x2800, b"\x00")
+    neighbours = generation_of(NAVI31.generation).neighbours
+    flawed = options(discovery_flaw=flaw).on(NAVI31)
+    image = build_discovery(NAVI31, flawed, neighbours).ljust(0x2800, b"\x00")
     with pytest.raises(ValueError, match=words):
         parse(image)
 

@@ -8,6 +8,7 @@ from tests.support.navi31_bench import FRAME_BUFFER, STAGING, Bench, bench, opti
 from ugpu.am.chips.navi31.facts import FACTS as NAVI31
 from ugpu.virtual.amd.firmware.discovery import build_discovery
 from ugpu.virtual.amd.firmware.images import synthetic_set
+from ugpu.virtual.amd.generations.record import generation_of
 
 ROM_INDEX, ROM_DATA = 0x16800 + 0xE4, 0x16800 + 0xE5  # smuio_13_0_6_offset.h
 SCRATCH = 0x14 + 0x38  # BIOS_SCRATCH_0, nbio_4_3_0_offset.h
@@ -58,7 +59,8 @@ def test_the_board_was_posted() -> None:
 
 
 def test_discovery_names_no_id_that_cannot_be() -> None:
-    image = build_discovery(NAVI31, options().on(NAVI31))
+    neighbours = generation_of(NAVI31.generation).neighbours
+    image = build_discovery(NAVI31, options().on(NAVI31), neighbours)
     place = 0x3C + 0x50 + 4
     (count,) = struct.unpack_from("<H", image, place - 2)
     for _ in range(count):

@@ -73,9 +73,9 @@ def program() -> Iterator[RmProgram]:
 def uvm_of(program: RmProgram) -> UvmFile:
     """The program's address space, from inside the model."""
     assert isinstance(program.node, VirtualNode)
-    found = program.node.files[program.uvm].uvm
-    assert found is not None
-    return found
+    space = program.node.files[program.uvm].calls
+    assert isinstance(space, UvmFile)
+    return space
 
 
 def fault(program: RmProgram, source: int, target: int) -> None:

@@ -23,18 +23,15 @@ from ugpu.hcq.remote.wire import WireError
 from ugpu.hcq.state import threads
 from ugpu.hcq.transport.system import System
 from ugpu.tools.base.events import FAILED, LEASE_ENDED, tell
-from ugpu.tools.service.daemon.cards.apart import ApartDriver
-from ugpu.tools.service.daemon.cards.cleaning import clean, overwrite_commands
 from ugpu.tools.service.daemon.cards.owned import Owned
 from ugpu.tools.service.daemon.cards.ward import Ward
 from ugpu.tools.service.daemon.clients.client import Client
 from ugpu.tools.service.daemon.clients.handout import Handout
-from ugpu.tools.service.daemon.clients.holder import Holder
-from ugpu.tools.service.daemon.clients.incidents import Incidents
 from ugpu.tools.service.daemon.clients.leases import Lease, State, Waiter
 from ugpu.tools.service.daemon.clients.peers import Peer
 from ugpu.tools.service.daemon.clients.places import STRANGERS, Crowd, Places, Unfinished, share
 from ugpu.tools.service.daemon.clients.replies import lost
+from ugpu.tools.service.daemon.clients.service import Lent, Terms
 from ugpu.tools.service.daemon.clients.tokens import Rights, Tokens
 from ugpu.tools.service.daemon.config import Settings
 from ugpu.tools.service.daemon.outlets.outbox import Outbox
@@ -314,14 +311,10 @@ class Daemon(Ward):
         with self.owned_by(lease.card).lock:
             if client.holder is not holder:
                 return
-            driver = holder.device.driver
             try:
-                if isinstance(driver, ApartDriver):
-                    driver.process.kill()
-                else:
-                    holder.device.reset()
+                self.owned_by(lease.card).interrupt(holder)
             except UgpuError as error:
-                log.info("%s: stopping a lease's work: %s", holder.device.name, error)
+                log.info("%s: stopping a lease's work: %s", lease.card.name, error)
 
     def _tell_ended(self, client: Client, lease: Lease, reason: str) -> None:
         tell(log, LEASE_ENDED, f"lease {lease.number} of {client.name} ends: {reason}",
@@ -350,8 +343,8 @@ class Daemon(Ward):
             with owned.lock:
                 try:
                     limit_s = OVER_S if lease.told else self.settings.drain_s
-                    self._end_holder(owned, holder, min(limit_s, self.settings.drain_s))
-                    if not owned.gone:
+                    self._end_held(owned, holder, min(limit_s, self.settings.drain_s))
+                    if owned.is_open and not owned.gone:
                         owned.check(repair=False)
                 except UgpuError as error:
                     problem = str(error)
@@ -370,58 +363,28 @@ class Daemon(Ward):
         tell(log, FAILED, f"{name} failed: {error}", device=name, error=error, lease=lease.number,
              holder=client.name, serial=self.owned_by(lease.card).serial)  # fmt: skip
 
-    def _end_holder(self, owned: Owned, holder: Holder, drain_s: float) -> None:
+    def _end_held(self, owned: Owned, holder: Lent, drain_s: float) -> None:
         """End a lease's work and free its resources. UgpuError if the device needs recovery."""
-        drained = holder.close(drain_s)
-        if isinstance(holder.device.driver, ApartDriver):
-            holder.device.driver.process.kill()  # nothing is left of what it had
-            holder.free_all()
-            return
-        there = not owned.gone and (holder.tenant or owned.device is holder.device)
-        try:
-            if not drained and there:
-                holder.device.reset()
-            if holder.loaded and there:
-                clean(holder.device)
-            if there:
-                overwrite_commands(holder.device)
-        except UgpuError as error:
-            if not holder.tenant:
-                raise
-            # Closing the tenant ends its work too. The card is cleaned when its other holders are
-            # gone.
-            log.warning("%s: %s", holder.device.name, error)
+        unclean = owned.end(holder, drain_s)
+        if unclean:
             with self._tick:
-                owned.card.unclean = f"not cleaned after {holder.device.name}: {error}"
-        holder.free_all()
+                owned.card.unclean = unclean
 
-    def hold(self, client: Client, owned: Owned, lease: Lease) -> Holder | None:
-        """Create the holder of a lease with queues on its device; a shared lease, and one whose
-        kernels run in the driver's process, gets a tenant of the device. Return None if the lease
-        is over by then."""
-        device = owned.device
-        assert device is not None
-        tenant = lease.request.kind == "shared" or owned.apart
+    def hold(self, client: Client, owned: Owned, lease: Lease, terms: Terms) -> Lent | None:
+        """Give the client of a lease with queues its device; see Owned.hold. Return None if the
+        lease is over by then."""
         try:
             owned.wake()
         except UgpuError as error:
             self.failed(owned, error)
             raise
-        if tenant:
-            device = owned.open_tenant(lease)
-        try:
-            incidents = Incidents(owned.name, lease.number, client.name)
-            holder = Holder(device, lease.memory, client.notify, incidents, tenant=tenant)
-        except BaseException:
-            if tenant:
-                device.close()
-            raise
+        holder = owned.hold(terms, client.answers)
         with self._tick:
             if client.lease is lease:
                 client.holder = holder
                 return holder
         with owned.lock:
-            self._end_holder(owned, holder, OVER_S)
+            self._end_held(owned, holder, OVER_S)
         return None
 
     def hand_out(self, client: Client, owned: Owned, lease: Lease) -> Handout:
@@ -459,13 +422,12 @@ class Daemon(Ward):
                 ],
             }
 
-    def device_of(self, client: Client) -> Device:
+    def device_of(self, client: Client) -> Owned:
         """Return the device that a client has leased or observes."""
         lease = client.lease
-        device = None if lease is None else self.owned_by(lease.card).device
-        if device is None:
+        if lease is None:
             raise BadArgument("this connection has no lease")
-        return device
+        return self.owned_by(lease.card)
 
     def __enter__(self) -> Daemon:
         self.start()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ugpu.hcq.disk import bundle
-from ugpu.hcq.errors import BadArgument, ChipError, Closed
+from ugpu.hcq.errors import BadArgument, Closed
 from ugpu.hcq.state.config import config
 from ugpu.tools.ci.report.history import History
 from ugpu.tools.service.daemon.cards.readings import Readings, shown_values
@@ -94,7 +94,6 @@ class Fleet:
         except Closed as error:
             trouble = str(error)
         owned = next(candidate for candidate in self.daemon.owned if candidate.name == name)
-        device = owned.device
         view: dict[str, object] = {
             "name": name,
             "telemetry": telemetry,
@@ -102,14 +101,9 @@ class Fleet:
             "facts": {},
             "firmware": None,
         }
-        if device is not None:
-            facts = device.info()
-            view["facts"] = {key: str(value) for key, value in facts.items()}
-            core = device.driver.core
-            with core.lock:
-                parts = device.driver.evidence(ChipError("the page shows its state")).parts
-            if "states.json" in parts:
-                view["firmware"] = json.loads(parts["states.json"])
+        if owned.is_open:
+            view["facts"] = {key: str(value) for key, value in owned.info().items()}
+            view["firmware"] = owned.firmware_states()
         return view
 
     def _covers(self, name: str, rights: Rights) -> bool:

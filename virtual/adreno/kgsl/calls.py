@@ -15,9 +15,10 @@ from typing import Any
 from ugpu.qcom.regs import constants, structs
 from ugpu.virtual.adreno.kgsl import counters, fault, memory, submit
 from ugpu.virtual.adreno.kgsl.context import Context, ResetStatus, after
-from ugpu.virtual.adreno.kgsl.refusal import refused, strike
+from ugpu.virtual.adreno.kgsl.refusal import strike
 from ugpu.virtual.adreno.planted import Planted
 from ugpu.virtual.adreno.program import Program
+from ugpu.virtual.node.refusal import refused
 
 _FOREVER = 0xFFFF_FFFF  # of WAITTIMESTAMP_CTXTID
 _MOST_CONTEXTS = 256  # per process, adreno_drawctxt.c

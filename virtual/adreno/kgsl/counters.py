@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ugpu.qcom.regs import constants, structs
-from ugpu.virtual.adreno.kgsl.refusal import refused
 from ugpu.virtual.adreno.state import MachineState
-from ugpu.virtual.adreno.userspace import UserMemory
+from ugpu.virtual.node.process import UserMemory
+from ugpu.virtual.node.refusal import refused
 
 _MOST_READS = 100
 _ALWAYS_ON = 0x0980  # CP_ALWAYS_ON_COUNTER

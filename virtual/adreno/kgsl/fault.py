@@ -13,8 +13,8 @@ from typing import Any
 from ugpu.qcom.regs import constants, structs
 from ugpu.virtual.adreno.faults import PageFault
 from ugpu.virtual.adreno.kgsl.context import Context
-from ugpu.virtual.adreno.kgsl.refusal import refused
-from ugpu.virtual.adreno.userspace import UserMemory
+from ugpu.virtual.node.process import UserMemory
+from ugpu.virtual.node.refusal import refused
 from ugpu.virtual.shader.memory import Access
 
 _MOST = 40  # KGSL_MAX_FAULT_ENTRIES; the removal of entries older than 5 s is not modelled

@@ -15,11 +15,11 @@ from typing import Any
 
 from ugpu.hcq.errors import OutOfMemory
 from ugpu.qcom.regs import constants, structs
-from ugpu.virtual.adreno.kgsl.refusal import refused
 from ugpu.virtual.adreno.memory.imported import mapped
 from ugpu.virtual.adreno.memory.objects import PAGE, MemoryObject
 from ugpu.virtual.adreno.program import Program
-from ugpu.virtual.adreno.userspace import need_mapped
+from ugpu.virtual.node.process import need_mapped
+from ugpu.virtual.node.refusal import refused
 
 _MOST_OBJECTS = 1 << 10  # of one GPUOBJ_SYNC
 _IMPORTED_IDS = 1 << 20  # above any page number of the memory file

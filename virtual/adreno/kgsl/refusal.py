@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import Protocol
 
-from ugpu.virtual.adreno.planted import Plan
+from ugpu.virtual.adreno.planted import FaultPlan
+from ugpu.virtual.node.refusal import refused
 
 
 class Planned(Protocol):
     """A machine with planned failures."""
 
     lock: threading.RLock
-    plan: Plan
-
-
-def refused(code: int, why: str) -> OSError:
-    """Return the exception of a failed call of the kernel driver."""
-    return OSError(code, f"{os.strerror(code)}: {why}")
+    plan: FaultPlan
 
 
 def strike(machine: Planned, call: str) -> None:

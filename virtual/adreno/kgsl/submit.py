@@ -12,8 +12,8 @@ from typing import Any
 
 from ugpu.qcom.regs import constants, structs
 from ugpu.virtual.adreno.kgsl.context import Context, Submission, SyncPoint, after
-from ugpu.virtual.adreno.kgsl.refusal import refused
 from ugpu.virtual.adreno.program import Program
+from ugpu.virtual.node.refusal import refused
 
 MOST_BUFFERS, MOST_SYNCS = 100000, 50000  # KGSL_MAX_NUMIBS, KGSL_MAX_SYNCPOINTS
 MOST_WORDS = 0xFFFFF  # of an indirect buffer: the field of CP_INDIRECT_BUFFER has 20 bits

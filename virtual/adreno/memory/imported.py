@@ -12,7 +12,7 @@ import fcntl
 import mmap
 import os
 
-from ugpu.virtual.adreno.kgsl.refusal import refused
+from ugpu.virtual.node.refusal import refused
 
 _DMA_BUF = "/dmabuf:"  # drivers/dma-buf/dma-buf.c, dmabuffs_dname
 

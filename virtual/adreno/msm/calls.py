@@ -13,11 +13,12 @@ from typing import Any
 
 from ugpu.hcq.registers.layout import Layout
 from ugpu.hcq.uapi import constants, structs
-from ugpu.virtual.adreno.kgsl.refusal import refused, strike
+from ugpu.virtual.adreno.kgsl.refusal import strike
 from ugpu.virtual.adreno.msm import memory, submit
 from ugpu.virtual.adreno.msm.program import MsmProgram
 from ugpu.virtual.adreno.msm.queue import MsmQueue
 from ugpu.virtual.adreno.planted import Planted
+from ugpu.virtual.node.refusal import refused
 
 PRIORITIES = 3  # one ring, NR_SCHED_PRIORITIES of it
 FASTEST_HZ = 710_000_000  # of an Adreno 630: sdm845.dtsi; the model's clock does not depend on it

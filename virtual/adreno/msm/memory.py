@@ -15,12 +15,13 @@ from typing import Any
 
 from ugpu.hcq.errors import OutOfMemory
 from ugpu.hcq.uapi import constants
-from ugpu.virtual.adreno.kgsl.refusal import refused, strike
+from ugpu.virtual.adreno.kgsl.refusal import strike
 from ugpu.virtual.adreno.memory.imported import mapped
 from ugpu.virtual.adreno.memory.objects import PAGE, MemoryObject
 from ugpu.virtual.adreno.memory.space import GPU_READ_ONLY
 from ugpu.virtual.adreno.msm.program import MsmProgram
 from ugpu.virtual.adreno.msm.queue import MsmQueue
+from ugpu.virtual.node.refusal import refused
 
 FIRST_OFFSET = 1 << 32  # of mmap: DRM_FILE_PAGE_OFFSET_START
 _LONGEST_NAME = 32

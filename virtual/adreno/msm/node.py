@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 
-from ugpu.virtual.adreno.kgsl.refusal import refused
 from ugpu.virtual.adreno.machine import VirtualMachine
 from ugpu.virtual.adreno.memory.objects import PAGE, MemoryObject
 from ugpu.virtual.adreno.memory.space import AddressSpace
@@ -18,6 +17,7 @@ from ugpu.virtual.adreno.msm.calls import MsmCalls
 from ugpu.virtual.adreno.msm.memory import FIRST_OFFSET
 from ugpu.virtual.adreno.msm.queue import MsmQueue
 from ugpu.virtual.adreno.node import Ioctls, MemoryMapping, VirtualNode
+from ugpu.virtual.node.refusal import refused
 
 VA_START = 1 << 32  # ADRENO_VM_START
 _NEWER_STEP = 3  # of generation 6: from the a650 family on the address space has 16 GiB
@@ -46,7 +46,6 @@ class MsmNode(VirtualNode):
     path = "/dev/dri/renderD128"
 
     def __init__(self, machine: VirtualMachine, *, owns_machine: bool = False) -> None:
-        self.machine = machine
         self.named: frozenset[int] = frozenset()
         self.faults = 0
         self.queues: dict[int, MsmQueue] = {}

@@ -11,9 +11,9 @@ from typing import Any
 
 from ugpu.hcq.uapi import constants, structs
 from ugpu.virtual.adreno.kgsl.context import Submission
-from ugpu.virtual.adreno.kgsl.refusal import refused
 from ugpu.virtual.adreno.msm.memory import GemObject, address_of, find
 from ugpu.virtual.adreno.msm.program import MsmProgram
+from ugpu.virtual.node.refusal import refused
 
 _MOST_WORDS = 0xFFFFF  # of CP_INDIRECT_BUFFER
 _LAST_FENCE = 0x7FFF_FFFF

@@ -15,7 +15,6 @@ from ugpu.hcq.transport.endpoint import Aperture, EndpointFunction
 from ugpu.virtual.amd.bus.pci import DoorbellWindow, RegisterWindow, VramWindow
 from ugpu.virtual.amd.chip import Chip
 
-_AUDIO_DEVICE = 0xAB30  # HDMI/DP audio of these boards, as pci.ids lists it
 _AUDIO_CLASS = 0x040300
 _AUDIO_BAR = 16 << 10
 _DOORBELLS = 2  # BAR
@@ -105,11 +104,11 @@ class AudioFunction:
     def reset(self) -> None:
         """Enter the state after a reset."""
         vendor = self._chip.facts.generation.vendor
-        struct.pack_into("<HH", self._bytes, 0, vendor, _AUDIO_DEVICE)
+        struct.pack_into("<HH", self._bytes, 0, vendor, self._chip.generation.audio_device)
         struct.pack_into("<HHI", self._bytes, _COMMAND, 0, 0, _AUDIO_CLASS << 8)
         self._bytes[0x0E] = 0x80
         struct.pack_into("<I", self._bytes, _BAR0, 0)
-        struct.pack_into("<HH", self._bytes, 0x2C, vendor, _AUDIO_DEVICE)
+        struct.pack_into("<HH", self._bytes, 0x2C, vendor, self._chip.generation.audio_device)
 
     def config_read(self, offset: int, width: int) -> int:
         if self._chip.lost:

@@ -22,15 +22,20 @@ _GFX_PORT, _IH_PORT, _SDMA_PORT = 0, 1, 2
 # values is ignored. The port with a bounded range comes first.
 _PAGE_DWORDS = 1024
 _TARGETS = {_SDMA_PORT: (0xE, 3), _IH_PORT: (0, 0), _GFX_PORT: (3, 3)}
-_ENTRIES = {port: f"S2A_DOORBELL_ENTRY_{port}_CTRL" for port in _TARGETS}
 MOST_ROUTES = 4096  # limit of cached routing decisions
 
 
 class Nbio(Block):
-    """Registers of the bus interface, and the doorbell BAR behind it."""
+    """Registers of the bus interface, and the doorbell BAR behind it.
+
+    route: name of the register that routes a port's doorbells.
+    """
+
+    route = "S2A_DOORBELL_ENTRY_{}_CTRL"
 
     def __init__(self, chip: Board) -> None:
         super().__init__(chip, "nbio")
+        self._entries = {port: self.route.format(port) for port in _TARGETS}
         self._flush_location: int | None = None
         self._doorbells: dict[int, int] = {}  # last 64-bit value by even dword
         self._routes: dict[tuple[int, int, int], bool] = {}  # port, its register's content, dword
@@ -156,7 +161,7 @@ class Nbio(Block):
 
     def _routed(self, port: int, target: tuple[int, int], dword: int) -> bool:
         """Return whether a port takes a doorbell, cached by the port register's content."""
-        entry = self.get(_ENTRIES[port])
+        entry = self.get(self._entries[port])
         known = self._routes.get((port, entry, dword))
         if known is None:
             if len(self._routes) >= MOST_ROUTES:
@@ -165,7 +170,7 @@ class Nbio(Block):
         return known
 
     def _takes(self, port: int, target: tuple[int, int], dword: int) -> bool:
-        entry = self.fields(_ENTRIES[port])
+        entry = self.fields(self._entries[port])
         prefix = f"S2A_DOORBELL_PORT{port}_"
         if not entry[prefix + "ENABLE"]:
             return False

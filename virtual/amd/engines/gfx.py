@@ -13,7 +13,7 @@ from ugpu.am import regs
 from ugpu.hcq.registers.fields import RegisterValue
 from ugpu.virtual.amd.block import Block, Reset
 from ugpu.virtual.amd.engines.cp.commands import CommandSet
-from ugpu.virtual.amd.engines.cp.mec import PIPES, Mec
+from ugpu.virtual.amd.engines.cp.mec import Mec
 from ugpu.virtual.amd.engines.cp.rlc import Rlc
 from ugpu.virtual.amd.engines.engine import clock_ticks
 from ugpu.virtual.amd.engines.sdma.engine import Sdma
@@ -156,7 +156,9 @@ class Gfx(Block):
         """
         if value & 1:
             return
-        running = [f"MEC pipe {pipe}" for pipe in range(PIPES) if self.mec.running(pipe)]
+        running = [
+            f"MEC pipe {pipe}" for pipe in range(len(self.mec.slots)) if self.mec.running(pipe)
+        ]
         running += [f"SDMA{engine.instance}" for engine in self.sdma if engine.running()]
         if running:
             self.chip.note(f"GCVM_CONTEXT0 switched off under {', '.join(running)}")

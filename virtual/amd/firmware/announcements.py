@@ -30,7 +30,7 @@ class Announcements(Block):
     """
 
     def __init__(self, chip: Board, metrics: Metrics) -> None:
-        super().__init__(chip, "mp")
+        super().__init__(chip, "mp1")
         self._metrics = metrics
         self._waiting: deque[int] = deque()
         self._open = False  # an announcement has not been acknowledged

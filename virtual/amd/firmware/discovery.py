@@ -7,6 +7,7 @@ soc15_hw_ip.h (hardware ids). The layout is written by hand, to detect a wrong g
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 from ugpu.am.chips.facts import ChipFacts
 from ugpu.virtual.amd.options import ChipOptions
@@ -15,37 +16,26 @@ _BINARY_SIGNATURE = 0x28211407
 _IPS_SIGNATURE = 0x53445049
 _GC_SIGNATURE = 0x4347
 _HARVEST_SIGNATURE = 0x56524148
-_BINARY_HEADER = 0x0C + 6 * 8
-_Ip = tuple[int, int, tuple[int, int, int], tuple[int, ...]]  # id, instance, version, bases
+# First table description by major version: a fixed list of six, or a counted list.
+_LISTS = {1: 0x0C, 2: 0x10}
+_TABLES = 6
+Ip = tuple[int, int, tuple[int, int, int], tuple[int, ...]]  # id, instance, version, bases
 # Hardware ids of the blocks that the driver has to find (soc15_hw_ip.h).
 _BLOCKS = {
     "MP1": 1, "THM": 3, "SMUIO": 4, "GC": 11, "MMHUB": 34, "ATHUB": 35, "OSSSYS": 40, "HDP": 41,
     "NBIF": 108, "MP0": 255,
 }  # fmt: skip
 _SDMA = (42, 43)
-# Blocks that compute does not use; a driver skips unknown ids (199 is unassigned;
-# Linux rejects ids from HW_ID_MAX, 300, on with a message).
-_OTHERS: tuple[_Ip, ...] = (
-    (12, 0, (4, 0, 0), (0x7800, 0x7E00, 0x2403000)),
-    (12, 1, (4, 0, 0), (0x7A00, 0x9000, 0x2403800)),
-    (28, 0, (5, 0, 0), ()),
-    (46, 0, (4, 3, 0), (0x7000, 0x240B800, 0x7C0)),
-    (91, 0, (6, 0, 0), (0x45000, 0x2441C00)),
-    (150, 0, (8, 10, 0), (0x14000, 0x2425800)),
-    (150, 2, (8, 10, 0), (0x54000, 0x2425C00)),
-    (271, 0, (3, 2, 0), (0x12, 0xC0, 0x34C0, 0x9000)),
-    (199, 7, (1, 2, 3), (0xABCDE,)),
-)
 
 
-def _ips(facts: ChipFacts) -> list[_Ip]:
+def _ips(facts: ChipFacts, others: Sequence[Ip]) -> list[Ip]:
     """Return all blocks of a chip ordered by id; the unassigned id is last."""
     bases, versions = facts.generation.typical_bases, facts.versions
     found = [(number, 0, versions[name], bases[name]) for name, number in _BLOCKS.items()
              if name in versions]  # fmt: skip
     for engine, number in enumerate(_SDMA[: facts.copy_engines]):
         found.append((number, 0, versions["SDMA0"], bases[f"SDMA{engine}"]))
-    return sorted([*found, *_OTHERS], key=lambda ip: (ip[0] == _OTHERS[-1][0], ip[0]))
+    return sorted([*found, *others], key=lambda ip: (ip[0] == others[-1][0], ip[0]))
 
 
 def byte_sum(data: bytes) -> int:
@@ -53,7 +43,7 @@ def byte_sum(data: bytes) -> int:
     return sum(data) & 0xFFFF
 
 
-def _ip_table(ips: list[_Ip], version: int, start: int) -> bytes:
+def _ip_table(ips: list[Ip], version: int, start: int) -> bytes:
     """Build table 0: one die with all IPs. start: the table's offset in the binary."""
     wide = version >= 4
     header_size = 0x0E + 16 * 4 + 2
@@ -113,20 +103,29 @@ def _harvest_table(options: ChipOptions) -> bytes:
     return struct.pack("<II", _HARVEST_SIGNATURE, 0) + entries.ljust(32 * 4, b"\x00")
 
 
-def build_discovery(facts: ChipFacts, options: ChipOptions) -> bytes:
-    """Build the binary. `options` has no zeros left; `options.discovery_flaw` damages one part."""
-    ips = _ip_table(_ips(facts), options.discovery_version, _BINARY_HEADER)
-    gc_start = -(-(_BINARY_HEADER + len(ips)) // 8) * 8
+def build_discovery(facts: ChipFacts, options: ChipOptions, others: Sequence[Ip]) -> bytes:
+    """Build the binary. `options` has no zeros left; `options.discovery_flaw` damages one part.
+
+    others: blocks that a driver for compute skips; the last one has an unassigned id.
+    """
+    first = _LISTS[options.discovery_header]
+    begin = first + 8 * _TABLES
+    ips = _ip_table(_ips(facts, others), options.discovery_version, begin)
+    gc_start = -(-(begin + len(ips)) // 8) * 8
     gc = _gc_table(facts, options)
     harvest_start = -(-(gc_start + len(gc)) // 8) * 8
     harvest = _harvest_table(options)
     size = harvest_start + len(harvest)
     image = bytearray(size)
-    tables = ((_BINARY_HEADER, ips), (gc_start, gc), (harvest_start, harvest))
+    tables = ((begin, ips), (gc_start, gc), (harvest_start, harvest))
     for slot, (start, table) in enumerate(tables):
         image[start : start + len(table)] = table
-        struct.pack_into("<HHHH", image, 0x0C + 8 * slot, start, byte_sum(table), len(table), 0)
-    struct.pack_into("<IHHHH", image, 0, _BINARY_SIGNATURE, 1, 3, 0, size)
+        struct.pack_into("<HHHH", image, first + 8 * slot, start, byte_sum(table), len(table), 0)
+    minor = 3 if options.discovery_header == 1 else 0
+    head = (_BINARY_SIGNATURE, options.discovery_header, minor, 0, size)
+    struct.pack_into("<IHHHH", image, 0, *head)
+    if options.discovery_header > 1:
+        struct.pack_into("<H", image, 0x0C, _TABLES)
     _damage(image, options, gc_start, harvest_start)
     struct.pack_into("<H", image, 8, byte_sum(bytes(image[0x0A:])))
     if options.discovery_flaw == "checksum":
@@ -138,12 +137,14 @@ def build_discovery(facts: ChipFacts, options: ChipOptions) -> bytes:
 
 def _damage(image: bytearray, options: ChipOptions, gc_start: int, harvest_start: int) -> None:
     """Damage a table; the checksum over the whole binary stays correct."""
+    first = _LISTS[options.discovery_header]
+    begin = first + 8 * _TABLES
     match options.discovery_flaw:
         case "table signature":
-            image[_BINARY_HEADER] ^= 0x01
-            struct.pack_into("<H", image, 0x0E, _sum_of(image, 0))
+            image[begin] ^= 0x01
+            struct.pack_into("<H", image, first + 2, _sum_of(image, first))
         case "table checksum":
-            image[_BINARY_HEADER + 0x60] ^= 0x10
+            image[begin + 0x60] ^= 0x10
         case "gc checksum":
             image[gc_start + 12] ^= 0x01
         case "harvest":
@@ -154,6 +155,6 @@ def _damage(image: bytearray, options: ChipOptions, gc_start: int, harvest_start
             pass
 
 
-def _sum_of(image: bytearray, slot: int) -> int:
-    start, _, size = struct.unpack_from("<HHH", image, 0x0C + 8 * slot)
+def _sum_of(image: bytearray, place: int) -> int:
+    start, _, size = struct.unpack_from("<HHH", image, place)
     return byte_sum(bytes(image[start : start + size]))

@@ -11,6 +11,7 @@ import hashlib
 import random
 import struct
 import zlib
+from collections.abc import Sequence
 from functools import cache
 
 from ugpu.am.chips.facts import ChipFacts
@@ -19,7 +20,7 @@ HEADER = 256
 _DIGEST = 256  # bytes reserved for the digest, which itself has 64 bytes
 _MAGIC = b"$PS1"
 _KEY = b"virtual cards: the vendor's key"
-_ARRAY = 256  # ucode_array_offset_bytes of all these files
+ARRAY = 256  # ucode_array_offset_bytes of all these files
 VERSION = 0x0013_0042  # of all images
 MEC_START = 0x3000  # byte address at which the MEC's program begins (ucode_start_addr)
 # Bootloader components: (kind, fw_type in the SOS container, bytes of body).
@@ -63,7 +64,9 @@ FIRMWARE_TYPES = {
     97: "RS64_MEC_STACK",
 }
 # All kinds that a fault plan can make the PSP refuse.
-FIRMWARE_KINDS = frozenset({"ASD", *FIRMWARE_TYPES.values(), *(kind for kind, _, _ in BOOT_PARTS)})
+FIRMWARE_KINDS = frozenset({
+    "ASD", "SPL", "IPKEYMGR_DRV", *FIRMWARE_TYPES.values(), *(kind for kind, _, _ in BOOT_PARTS),
+})  # fmt: skip
 
 
 def _digest(kind: str, signed: bytes) -> bytes:
@@ -98,7 +101,7 @@ def verify(kind: str, image: bytes) -> bool:
     return digest == _digest(kind, signed).ljust(_DIGEST, b"\x00")
 
 
-class _Maker:
+class Maker:
     """Build images with seeded content."""
 
     def __init__(self, seed: int) -> None:
@@ -109,7 +112,7 @@ class _Maker:
         return sign(kind, self._random.randbytes(size), version)
 
 
-def _file(
+def firmware_file(
     header_version: tuple[int, int],
     ip: tuple[int, int],
     extension: bytes,
@@ -120,62 +123,63 @@ def _file(
     """Build a file: common header, extension, and payload at 256. first: ucode_size_bytes."""
     common = struct.pack(
         "<IIHHHHIIII",
-        _ARRAY + len(payload),
+        ARRAY + len(payload),
         32 + len(extension),
         *header_version,
         *ip,
         version,
         first,
-        _ARRAY,
+        ARRAY,
         zlib.crc32(payload),
     )
-    return (common + extension).ljust(_ARRAY, b"\x00") + payload
+    return (common + extension).ljust(ARRAY, b"\x00") + payload
 
 
-def _psp(maker: _Maker) -> bytes:
+def psp(maker: Maker, parts: Sequence[tuple[str, int, int]]) -> bytes:
     """Build the PSP container, header 2.0: entries of type, version, payload offset, size."""
     entries, payload = b"", b""
-    for kind, number, size in BOOT_PARTS:
+    for kind, number, size in parts:
         image = maker.image(kind, size)
         entries += struct.pack("<IIII", number, VERSION, len(payload), len(image))
         payload += image
-    return _file(
-        (2, 0), (13, 0), struct.pack("<I", len(BOOT_PARTS)) + entries, payload, len(payload)
+    return firmware_file(
+        (2, 0), (13, 0), struct.pack("<I", len(parts)) + entries, payload, len(payload)
     )
 
 
-def _toc(maker: _Maker) -> bytes:
+def toc(maker: Maker) -> bytes:
+    """Build the table of contents, header 1.0."""
     image = maker.image("TOC", 0x700)
-    return _file((1, 0), (11, 0), struct.pack("<III", 1, 0, len(image)), image, len(image))
+    return firmware_file((1, 0), (11, 0), struct.pack("<III", 1, 0, len(image)), image, len(image))
 
 
-def _smu(maker: _Maker) -> bytes:
+def smu(maker: Maker) -> bytes:
     """Build SMU, header 2.1, without power-play tables."""
     image = maker.image("SMU", 0x9300)
-    return _file((2, 1), (13, 0), struct.pack("<III", 0, 0, _ARRAY), image, len(image))
+    return firmware_file((2, 1), (13, 0), struct.pack("<III", 0, 0, ARRAY), image, len(image))
 
 
-def _sdma(maker: _Maker) -> bytes:
+def _sdma(maker: Maker) -> bytes:
     """Build SDMA, header 2.0: the context thread, then the control thread."""
     context, control = maker.image("SDMA_TH0", 0x4100), maker.image("SDMA_TH1", 0x2500)
     extension = struct.pack(
-        "<IIIIIIII", 60, len(context), 0, 0, _ARRAY + len(context), len(control), 0, 0
+        "<IIIIIIII", 60, len(context), 0, 0, ARRAY + len(context), len(control), 0, 0
     )
     payload = context + control
-    return _file((2, 0), (6, 0), extension, payload, len(payload))
+    return firmware_file((2, 0), (6, 0), extension, payload, len(payload))
 
 
-def _processor(maker: _Maker, kind: str, code_size: int) -> bytes:
+def processor(maker: Maker, kind: str, code_size: int) -> bytes:
     """Build MEC, PFP or ME, header 2.0: code, and the initial data of each pipe."""
     code, data = maker.image(kind, code_size), maker.image(kind + "_STACK", 0x1100)
     extension = struct.pack(
-        "<IIIIIII", 29, len(code), _ARRAY, len(data), _ARRAY + len(code), MEC_START, 0
+        "<IIIIIII", 29, len(code), ARRAY, len(data), ARRAY + len(code), MEC_START, 0
     )
     # From version 509 on the MEC does not need PCIe atomics (Linux 6.12 kfd_device.c).
-    return _file((2, 0), (11, 0), extension, code + data, len(code), VERSION + 0x200)
+    return firmware_file((2, 0), (11, 0), extension, code + data, len(code), VERSION + 0x200)
 
 
-def _rlc(maker: _Maker) -> bytes:
+def _rlc(maker: Maker) -> bytes:
     """Build RLC, header 2.3: RLC_G, then IRAM, DRAM, RLC_P and RLC_V at offsets in the file."""
     parts = [
         maker.image(kind, size)
@@ -187,7 +191,7 @@ def _rlc(maker: _Maker) -> bytes:
             ("RLC_V", 0x0F00),
         )
     ]
-    offsets = [_ARRAY + sum(map(len, parts[:at])) for at in range(len(parts))]
+    offsets = [ARRAY + sum(map(len, parts[:at])) for at in range(len(parts))]
     extension = bytearray(204 - 32)
 
     def put(at: int, part: int) -> None:
@@ -197,30 +201,30 @@ def _rlc(maker: _Maker) -> bytes:
     put(164, 2)
     put(180, 3)
     put(196, 4)
-    return _file((2, 3), (11, 0), bytes(extension), b"".join(parts), len(parts[0]))
+    return firmware_file((2, 3), (11, 0), bytes(extension), b"".join(parts), len(parts[0]))
 
 
-def _imu(maker: _Maker) -> bytes:
+def imu(maker: Maker) -> bytes:
     """Build IMU, header 1.0: instruction memory, then data memory."""
     code, data = maker.image("IMU_I", 0x2D00), maker.image("IMU_D", 0x1300)
-    extension = struct.pack("<IIII", len(code), _ARRAY, len(data), _ARRAY + len(code))
-    return _file((1, 0), (11, 0), extension, code + data, len(code) + len(data))
+    extension = struct.pack("<IIII", len(code), ARRAY, len(data), ARRAY + len(code))
+    return firmware_file((1, 0), (11, 0), extension, code + data, len(code) + len(data))
 
 
-def _trusted(maker: _Maker) -> bytes:
+def trusted(maker: Maker) -> bytes:
     """Build trusted applications, header 2.0: only the driver that runs all others (ASD)."""
     image = maker.image("ASD", 0x4300)
     entry = struct.pack("<IIIII", 1, 1, VERSION, 0, len(image))
-    return _file((2, 0), (13, 0), entry, image, len(image))
+    return firmware_file((2, 0), (13, 0), entry, image, len(image))
 
 
-def _scheduler(maker: _Maker, kind: str) -> bytes:
+def scheduler(maker: Maker, kind: str) -> bytes:
     """Build MES, header 1.0: code, then data, and the start address of each."""
     code, data = maker.image(kind, 0x4900), maker.image(kind + "_STACK", 0x1500)
     extension = struct.pack(
-        "<10I", 0x54, len(code), _ARRAY, 0x54, len(data), _ARRAY + len(code), MEC_START, 0, 0, 0
+        "<10I", 0x54, len(code), ARRAY, 0x54, len(data), ARRAY + len(code), MEC_START, 0, 0, 0
     )
-    return _file((1, 0), (11, 0), extension, code + data, len(code))
+    return firmware_file((1, 0), (11, 0), extension, code + data, len(code))
 
 
 def synthetic_set(facts: ChipFacts, seed: int = 0) -> dict[str, bytes]:
@@ -232,18 +236,18 @@ def synthetic_set(facts: ChipFacts, seed: int = 0) -> dict[str, bytes]:
 @cache
 def _files(seed: int) -> tuple[tuple[str, str, bytes], ...]:
     """Build the files: the pattern of each one's name, the block that it is for, the content."""
-    maker = _Maker(seed)
+    maker = Maker(seed)
     return (
-        ("psp_{}_sos.bin", "MP0", _psp(maker)),
-        ("smu_{}.bin", "MP1", _smu(maker)),
+        ("psp_{}_sos.bin", "MP0", psp(maker, BOOT_PARTS)),
+        ("smu_{}.bin", "MP1", smu(maker)),
         ("sdma_{}.bin", "SDMA0", _sdma(maker)),
-        ("gc_{}_toc.bin", "GC", _toc(maker)),
-        ("gc_{}_mec.bin", "GC", _processor(maker, "RS64_MEC", 0x7100)),
-        ("gc_{}_pfp.bin", "GC", _processor(maker, "RS64_PFP", 0x3500)),
-        ("gc_{}_me.bin", "GC", _processor(maker, "RS64_ME", 0x2F00)),
-        ("gc_{}_imu.bin", "GC", _imu(maker)),
+        ("gc_{}_toc.bin", "GC", toc(maker)),
+        ("gc_{}_mec.bin", "GC", processor(maker, "RS64_MEC", 0x7100)),
+        ("gc_{}_pfp.bin", "GC", processor(maker, "RS64_PFP", 0x3500)),
+        ("gc_{}_me.bin", "GC", processor(maker, "RS64_ME", 0x2F00)),
+        ("gc_{}_imu.bin", "GC", imu(maker)),
         ("gc_{}_rlc.bin", "GC", _rlc(maker)),
-        ("psp_{}_ta.bin", "MP0", _trusted(maker)),
-        ("gc_{}_mes_2.bin", "GC", _scheduler(maker, "MES")),
-        ("gc_{}_mes1.bin", "GC", _scheduler(maker, "MES_KIQ")),
+        ("psp_{}_ta.bin", "MP0", trusted(maker)),
+        ("gc_{}_mes_2.bin", "GC", scheduler(maker, "MES")),
+        ("gc_{}_mes1.bin", "GC", scheduler(maker, "MES_KIQ")),
     )

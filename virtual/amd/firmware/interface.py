@@ -24,7 +24,8 @@ class FirmwareInterface:
     loader: steps in their required order. types: kind of image by psp_gfx_fw_type. needed: kinds
     without which the autoload never completes. again: kinds that a driver loads again after a reset
     of the graphics core. secure_os_version: of C2PMSG_58 and 81. files: builds a chip's files,
-    keyed by their linux-firmware names.
+    keyed by their linux-firmware names. own_region: IFWI has set up the trusted memory region, in
+    the reserved part of VRAM, so that SETUP_TMR is not needed and firmware loads in any order.
     """
 
     loader: tuple[LoaderStep, ...]
@@ -33,3 +34,4 @@ class FirmwareInterface:
     again: frozenset[str]
     secure_os_version: int
     files: Callable[[ChipFacts], dict[str, bytes]]
+    own_region: bool = False

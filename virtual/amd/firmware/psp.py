@@ -41,7 +41,11 @@ class State(enum.Enum):
 
 
 class Psp(Block):
-    """MP0. Tests may read `state` and `loaded` (kinds of firmware)."""
+    """MP0. Tests may read `state` and `loaded` (kinds of firmware). prefix: of its mailboxes.
+    shown: mailboxes that show the version of the secure OS once it runs."""
+
+    prefix = "MP0_SMN_C2PMSG_"
+    shown: tuple[int, ...] = (58, 81)
 
     def __init__(self, chip: Board, interface: FirmwareInterface) -> None:
         super().__init__(chip, "mp")
@@ -52,11 +56,15 @@ class Psp(Block):
         self._rptr = 0
         self._busy = False
         self.commands = Commands(chip, interface, self.read)
-        self.on_write("MP0_SMN_C2PMSG_35", self._loader_command)
-        self.on_write("MP0_SMN_C2PMSG_64", self._control)
-        self.on_write("MP0_SMN_C2PMSG_67", self._write_pointer)
-        for number in (33, 58, 81):
-            chip.space.read_only("mp", f"MP0_SMN_C2PMSG_{number}")
+        self.on_write(self.mailbox(35), self._loader_command)
+        self.on_write(self.mailbox(64), self._control)
+        self.on_write(self.mailbox(67), self._write_pointer)
+        for number in (33, *self.shown):
+            chip.space.read_only("mp", self.mailbox(number))
+
+    def mailbox(self, number: int) -> str:
+        """Return the name of a mailbox register."""
+        return f"{self.prefix}{number}"
 
     @property
     def loaded(self) -> set[str]:
@@ -79,8 +87,10 @@ class Psp(Block):
     def ifwi_done(self) -> None:
         """Show that the boot loader is ready."""
         self.state = State.LOADER
-        self.set("MP0_SMN_C2PMSG_33", READY)
-        self.set("MP0_SMN_C2PMSG_35", READY)
+        if self._interface.own_region:
+            self.commands.own_region()
+        self.set(self.mailbox(33), READY)
+        self.set(self.mailbox(35), READY)
 
     def read(self, address: int, size: int) -> bytes | None:
         """Read memory at an MC address; None after a fault."""
@@ -101,7 +111,7 @@ class Psp(Block):
             self.chip.fault(f"PSP: loader command {command:#x} while {self.state.value}")
             return
         self.state = State.LOADER_BUSY
-        address = self.get("MP0_SMN_C2PMSG_36") << 20
+        address = self.get(self.mailbox(36)) << 20
         self.chip.scheduler.after(
             self.chip.options.delays.bootloader, lambda: self._load_component(command, address)
         )
@@ -111,13 +121,13 @@ class Psp(Block):
         if code:
             self.state = State.LOADER_FAILED
             # Bit 31 set and bits 7:0 not zero: a driver that tests only bit 31 assumes success.
-            self.set("MP0_SMN_C2PMSG_35", READY | code)
+            self.set(self.mailbox(35), READY | code)
             return
         if self.chip.faults.bootloader_never:
             return
         if command != self._interface.loader[-1].command:
             self.state = State.LOADER
-            self.set("MP0_SMN_C2PMSG_35", READY)
+            self.set(self.mailbox(35), READY)
         elif not self.chip.faults.secure_os_never:
             self.chip.scheduler.after(self.chip.options.delays.secure_os, self._secure_os_up)
 
@@ -152,10 +162,10 @@ class Psp(Block):
 
     def _secure_os_up(self) -> None:
         self.state = State.SECURE_OS
-        self.set("MP0_SMN_C2PMSG_35", READY)
-        self.set("MP0_SMN_C2PMSG_58", self._interface.secure_os_version)
-        self.set("MP0_SMN_C2PMSG_64", READY)
-        self.set("MP0_SMN_C2PMSG_81", self._interface.secure_os_version)
+        self.set(self.mailbox(35), READY)
+        self.set(self.mailbox(64), READY)
+        for number in self.shown:
+            self.set(self.mailbox(number), self._interface.secure_os_version)
 
     # ---- ring ---------------------------------------------------------------------------------
 
@@ -166,8 +176,8 @@ class Psp(Block):
             return
         if value & READY:
             self.chip.violation(f"PSP: control command {value:#x} has the response bit set")
-        base = self.get("MP0_SMN_C2PMSG_69") | self.get("MP0_SMN_C2PMSG_70") << 32
-        size = self.get("MP0_SMN_C2PMSG_71")
+        base = self.get(self.mailbox(69)) | self.get(self.mailbox(70)) << 32
+        size = self.get(self.mailbox(71))
         self.chip.scheduler.after(
             self.chip.options.delays.psp_control,
             lambda: self._controlled(value >> 16 & 0xFF, base, size),
@@ -186,7 +196,7 @@ class Psp(Block):
             status = self.chip.faults.psp_ring_status or self._create_ring(base, size)
         else:
             status = _RING_UNKNOWN
-        self.set("MP0_SMN_C2PMSG_64", READY | command << 16 | status)
+        self.set(self.mailbox(64), READY | command << 16 | status)
 
     def _create_ring(self, base: int, size: int) -> int:
         if size < 0x1000 or size & (size - 1):
@@ -195,7 +205,7 @@ class Psp(Block):
             return _RING_BAD_BASE
         self._ring = (base, size)
         self._rptr = 0
-        self.set("MP0_SMN_C2PMSG_67", 0)
+        self.set(self.mailbox(67), 0)
         return 0
 
     def _write_pointer(self, value: int) -> None:
@@ -216,7 +226,7 @@ class Psp(Block):
 
     def _serve(self) -> None:
         """Schedule the next frame, if there is one."""
-        self._busy = self._ring is not None and self._rptr != self.get("MP0_SMN_C2PMSG_67")
+        self._busy = self._ring is not None and self._rptr != self.get(self.mailbox(67))
         if self._busy:
             self.chip.scheduler.after(self.chip.options.delays.psp_command, self._frame)
 

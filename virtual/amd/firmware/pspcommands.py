@@ -87,7 +87,8 @@ class Commands:
         elif command == _LOAD_IP_FW:
             status, placed = self._load_firmware(address, size, words[3])
         elif command == _DESTROY_TMR:
-            self._chip.tmr = None
+            if not self._interface.own_region:
+                self._chip.tmr = None
             self.loaded &= {"SMU"}
         elif command == _AUTOLOAD:
             status = self._start_autoload()
@@ -113,10 +114,27 @@ class Commands:
         self._toc = True
         return OK, self._chip.options.tmr_size
 
+    def own_region(self) -> None:
+        """Set up the trusted memory region as IFWI does, where VRAM has room for it.
+
+        UNSURE: where in the reserved part it lies; a board's answer to FB_FW_RESERV_ADDR would
+        settle it. Here at its beginning, so that the discovery table stays readable.
+        """
+        chip = self._chip
+        start = chip.vram.size - chip.facts.generation.reserved_vram
+        if start > 0:
+            chip.tmr = (start, start + chip.options.tmr_size)
+            self._next = chip.mm.frame_buffer()[0] + start
+
     def _setup_tmr(self, address: int, size: int, flags: int, physical: int) -> int:
         chip = self._chip
         if not self._toc:
             return NO_TOC
+        if self._interface.own_region:
+            # Linux skips the command (amdgpu_psp.c, psp_skip_tmr), and so does tinygrad's AM
+            # driver. UNSURE: that firmware ignores it.
+            chip.note(f"PSP: SETUP_TMR at {address:#x}, although IFWI has set up the region")
+            return OK
         if "SMU" not in self.loaded:
             return WRONG_ORDER
         start, end = chip.mm.frame_buffer()
@@ -135,7 +153,7 @@ class Commands:
         if kind is None:
             return NOT_SUPPORTED, 0
         if kind == "SMU":
-            if chip.tmr is not None:
+            if chip.tmr is not None and not self._interface.own_region:
                 return WRONG_ORDER, 0
         elif chip.tmr is None or ("RLC_G" in self.loaded and kind not in self._again):
             return WRONG_ORDER, 0
@@ -164,7 +182,7 @@ class Commands:
     def _start_autoload(self) -> int:
         """Start RLC. If firmware is missing, autoload never completes, as on a board."""
         chip = self._chip
-        if self._autoload or chip.tmr is None:
+        if self._autoload or chip.tmr is None or not self._toc:
             return WRONG_ORDER
         if self.loaded >= self._interface.needed and not chip.faults.autoload_never:
             self._autoload = True

@@ -72,7 +72,7 @@ class Smu(Block):
     """
 
     def __init__(self, chip: Board) -> None:
-        super().__init__(chip, "mp")
+        super().__init__(chip, "mp1")
         self.running = False
         self.features = 0
         self.messages: list[tuple[int, int]] = []
@@ -87,7 +87,9 @@ class Smu(Block):
         self._resetting: _Mailbox | None = None  # whose reply to Mode1Reset has not been read yet
         names = constants(chip.facts.smu.messages)
         tables = constants(chip.facts.smu.tables)
-        self._graphics_features = sum(1 << tables[f"FEATURE_{name}_BIT"] for name in _GRAPHICS)
+        self._graphics_features = sum(
+            1 << tables[bit] for name in _GRAPHICS if (bit := f"FEATURE_{name}_BIT") in tables
+        )
         handlers: dict[str, Callable[[int], Answer]] = {
             "TestMessage": lambda argument: (_OK, argument + 1 & 0xFFFF_FFFF),
             "GetSmuVersion": lambda _: (_OK, chip.options.smu_version),

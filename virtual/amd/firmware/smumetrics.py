@@ -63,7 +63,7 @@ class Metrics:
         layout = structs(self._chip.facts.smu.tables).SmuMetricsExternal_t
         external = layout.new()
         metrics = external.SmuMetrics
-        for clock in range(13):
+        for clock in range(len(metrics.CurrClock)):
             metrics.CurrClock[clock] = self._clocks.current(clock, activity)
         # UNSURE: a core without power has no clock; a board's values for this case are not public.
         frequency = 0 if self._gfxoff() else self._clocks.current(GFX, activity)
@@ -82,7 +82,7 @@ class Metrics:
         edge = self._edge = 34 + 26 * self._heat + jitter
         if self.planted is not None:
             edge = self.planted - 12.0
-        for sensor in range(13):
+        for sensor in range(len(metrics.AvgTemperature)):
             metrics.AvgTemperature[sensor] = round(edge + sensor % 5)
         metrics.AvgTemperature[_EDGE] = round(edge)
         metrics.AvgTemperature[_HOTSPOT] = self.hotspot

@@ -28,6 +28,7 @@ _VERSION = b"ATOMBIOSBK-AMD VER022.001.002.000.000001\0"
 _TEN_KILOHERTZ = 10_000
 _GDDR6 = 0x70
 POSTED = 0x200  # ATOM_S7_ASIC_INIT_COMPLETE_MASK, in BIOS_SCRATCH_7
+_STEP = "ROM_INDEX_ADDRESS_AUTO_INCREASE"
 # Entry indices in atom_master_list_of_data_tables_v2_1.
 _DATA_TABLES = 35
 _BOARD_INFO, _FIRMWARE_INFO, _SMU_INFO, _GFX_INFO, _INDIRECT_IO, _VRAM_INFO = 2, 4, 8, 14, 23, 28
@@ -127,20 +128,25 @@ def build_vbios(chip: Board) -> bytes:
 
 
 class Rom(Block):
-    """SMUIO's window on the ROM. IFWI leaves auto-increment of the index enabled."""
+    """SMUIO's window on the ROM. IFWI leaves auto-increment of the index enabled.
+
+    SMUIO 14 has no bit for it, and the kernel reads the ROM as if it were enabled.
+    """
 
     def __init__(self, chip: Board) -> None:
         super().__init__(chip, "smuio")
         self.image = build_vbios(chip)
+        self._choice = _STEP in chip.space.register("smuio", "ROM_CNTL").fields
         self.on_read("ROM_DATA", self._read)
 
     def reset(self, scope: Reset) -> None:
         """Enter the state that IFWI leaves."""
-        self.set("ROM_CNTL", ROM_INDEX_ADDRESS_AUTO_INCREASE=1)
+        if self._choice:
+            self.set("ROM_CNTL", **{_STEP: 1})
 
     def _read(self) -> int:
         place = self.get("ROM_INDEX") & ~3
-        if self.fields("ROM_CNTL").ROM_INDEX_ADDRESS_AUTO_INCREASE:
+        if not self._choice or self.fields("ROM_CNTL")[_STEP]:
             self.set("ROM_INDEX", place + 4 & 0x1FF_FFFF)
         if place >= len(self.image):
             return 0xFFFF_FFFF  # erased flash

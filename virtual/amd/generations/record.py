@@ -13,6 +13,7 @@ from ugpu.virtual.amd.engines.cp.commands import CommandSet
 from ugpu.virtual.amd.engines.gfx import Gfx
 from ugpu.virtual.amd.engines.sdma.engine import Sdma
 from ugpu.virtual.amd.engines.sdma.packets import CopyPackets
+from ugpu.virtual.amd.firmware.discovery import Ip
 from ugpu.virtual.amd.firmware.interface import FirmwareInterface
 from ugpu.virtual.amd.firmware.psp import Psp
 from ugpu.virtual.amd.firmware.smu import Smu
@@ -46,7 +47,9 @@ class Generation:
 
     page_tables: entries as the hubs walk them. commands: of the command processor's queues.
     copy_packets: of the copy engines' queues. shader_core: makes the core that executes machine
-    code; True: it checks waits. firmware: of the security processor.
+    code; True: it checks waits. firmware: of the security processor. neighbours: blocks in the
+    discovery table that a driver for compute skips; the last one has an unassigned id.
+    register_bytes: size of BAR5. audio_device: PCI id of the board's function for audio.
     """
 
     blocks: BlockClasses
@@ -55,6 +58,9 @@ class Generation:
     copy_packets: CopyPackets
     shader_core: Callable[[bool], ShaderCore]
     firmware: FirmwareInterface
+    neighbours: tuple[Ip, ...]
+    register_bytes: int
+    audio_device: int
 
 
 def generation_of(facts: GenerationFacts) -> Generation:

@@ -13,7 +13,8 @@ class EntryFormat:
     the last level have that bit as well; without it, an entry there is refused if it has the bit.
     fragment_shift: lowest bit of the 5-bit fragment. entry_defined, table_defined: all bits with a
     meaning in entries that map memory and in entries that point to a table; others must be 0.
-    physical_bits: of addresses. table_bits: log2 of the entries of a table.
+    physical_bits: of addresses. table_bits: log2 of the entries of a table. type_mask: of the
+    memory type, in entries that map memory; types: its values that are not reserved.
     """
 
     valid: int
@@ -30,3 +31,5 @@ class EntryFormat:
     table_defined: int
     physical_bits: int
     table_bits: int
+    type_mask: int = 0
+    types: frozenset[int] = frozenset({0})

@@ -29,8 +29,11 @@ class Piece(NamedTuple):
 class HubState(Block, ABC):
     """Registers, caches and accesses of a hub; `memory.gmc.Hub` is the hub itself.
 
-    vm, mc: prefixes of its register names, as in GCVM_CONTEXT0_CNTL.
+    vm, mc: prefixes of its register names, as in GCVM_CONTEXT0_CNTL. fault_status: the register
+    that describes a fault, without its prefix.
     """
+
+    fault_status = "L2_PROTECTION_FAULT_STATUS"
 
     def __init__(self, chip: Board, block: str, prefix: str) -> None:
         super().__init__(chip, block)

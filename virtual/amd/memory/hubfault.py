@@ -12,7 +12,6 @@ from ugpu.virtual.shader.memory import Access
 
 # Interrupt client that reports each hub's faults (soc15_ih_clientid.h, SOC21); source id 0.
 _CLIENT_VMC, _CLIENT_GFX = 0x12, 0x0A
-_STATUS = "L2_PROTECTION_FAULT_STATUS"
 _CONTROL = "L2_PROTECTION_FAULT_CNTL"
 # Clients 0..15 each have an interrupt enable in FAULT_CNTL; the others share one. All are on at
 # reset.
@@ -26,9 +25,15 @@ class FaultUnit:
         self._hub = hub
         self._stale = False
         hub.on_write(hub.vm + _CONTROL, self._control)
-        hub.on_read(hub.vm + _STATUS, self._read_status)
-        for name in ("STATUS", "ADDR_LO32", "ADDR_HI32"):
-            hub.chip.space.read_only(hub.block, f"{hub.vm}L2_PROTECTION_FAULT_{name}")
+        hub.on_read(hub.vm + hub.fault_status, self._read_status)
+        self._latches = tuple(
+            hub.vm + name
+            for name in (
+                hub.fault_status, "L2_PROTECTION_FAULT_ADDR_LO32", "L2_PROTECTION_FAULT_ADDR_HI32",
+            )
+        )  # fmt: skip
+        for name in self._latches:
+            hub.chip.space.read_only(hub.block, name)
 
     def reset(self) -> None:
         """Enter the power-on state."""
@@ -37,13 +42,13 @@ class FaultUnit:
 
     def _read_status(self) -> int:
         stale, self._stale = self._stale, False
-        return 0 if stale else self._hub.get(self._hub.vm + _STATUS)
+        return 0 if stale else self._hub.get(self._latches[0])
 
     def clear(self) -> None:
         """Clear the latched fault."""
         self._stale = False
-        for name in ("STATUS", "ADDR_LO32", "ADDR_HI32"):
-            self._hub.set(f"{self._hub.vm}L2_PROTECTION_FAULT_{name}", 0)
+        for name in self._latches:
+            self._hub.set(name, 0)
 
     def _control(self, value: int) -> None:
         if value & 1:
@@ -54,7 +59,7 @@ class FaultUnit:
     ) -> Fault:
         """Latch and report a refused access. The chip's lock is held."""
         hub = self._hub
-        status = hub.vm + _STATUS
+        status, low, high = self._latches
         asked = 2 << access if refusal.permission & 1 else 0
         layout = hub.chip.space.register(hub.block, status)
         value = layout.encode(
@@ -78,8 +83,8 @@ class FaultUnit:
         page = address >> 12
         self._stale = hub.chip.options.stale_fault_status
         hub.set(status, value)
-        hub.set(f"{hub.vm}L2_PROTECTION_FAULT_ADDR_LO32", page)
-        hub.set(f"{hub.vm}L2_PROTECTION_FAULT_ADDR_HI32", page >> 32 & 0xF)
+        hub.set(low, page)
+        hub.set(high, page >> 32 & 0xF)
         if self._reported(vmid, client, access, refusal):
             self._interrupt(vmid, page, access)
         return fault

@@ -89,7 +89,8 @@ class Walker:
     def _leaf(self, address: int, entry: int, level: int, shift: int) -> Entry | Refusal:
         form = self._form
         misplaced = level == 0 and bool(entry & form.leaf) != form.leaf_at_last
-        if entry & ~form.entry_defined or level > 2 or misplaced:
+        reserved = entry & ~form.entry_defined or entry & form.type_mask not in form.types
+        if reserved or level > 2 or misplaced:
             return Refusal(walker=5 - level)
         physical = entry & form.address
         if physical >= self._physical_end:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
 
 from ugpu.nv import abi
 from ugpu.virtual.nvidia.engines.coherence import Scope
@@ -19,10 +18,8 @@ from ugpu.virtual.nvidia.engines.qmd import LaunchDescriptor, not_run, parse, qm
 from ugpu.virtual.nvidia.faults import Fault, Xid
 from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.host.semaphore import store
+from ugpu.virtual.nvidia.host.state import ChannelState
 from ugpu.virtual.nvidia.memory.faults import Client
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.host.channel import Channel
 
 # PCAS_ACTION values that start a grid: SCHEDULE, INVALIDATE_COPY_SCHEDULE, PREFETCH_SCHEDULE,
 # INVALIDATE_PREFETCH_COPY_SCHEDULE
@@ -48,7 +45,7 @@ def _method_name(class_id: int, address: int) -> str:
 class ComputeEngine:
     """A compute object on a channel. Only its runlist's thread serves it."""
 
-    def __init__(self, channel: Channel, class_id: int) -> None:
+    def __init__(self, channel: ChannelState, class_id: int) -> None:
         self.class_id = class_id
         self.channel = channel
         self.launches = 0
@@ -90,7 +87,7 @@ class ComputeEngine:
             )
             if name in table
         }  # fmt: skip
-        self._runner = GridRunner(self)
+        self._runner = GridRunner(self, channel, self.pair)
 
     def close(self) -> None:
         """Release the object; no work of its channel is running any more."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,10 +18,8 @@ from ugpu.virtual.nvidia.engines.coherence import Scope, pages_of
 from ugpu.virtual.nvidia.faults import Fault, Xid
 from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.host.semaphore import reduce, store
+from ugpu.virtual.nvidia.host.state import ChannelState
 from ugpu.virtual.nvidia.memory.faults import Client, FaultAccess, FaultType, MmuFault
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.host.channel import Channel
 
 _NAMES = (
     "LAUNCH_DMA", "OFFSET_IN_UPPER", "OFFSET_IN_LOWER", "OFFSET_OUT_UPPER", "OFFSET_OUT_LOWER",
@@ -49,7 +46,7 @@ def _table(class_id: int) -> tuple[dict[str, int], dict[int, int]]:
 class CopyEngine:
     """A copy object on a channel. Only its runlist's thread serves it."""
 
-    def __init__(self, channel: Channel, class_id: int) -> None:
+    def __init__(self, channel: ChannelState, class_id: int) -> None:
         self.class_id = class_id
         self.channel = channel
         self.copies = 0

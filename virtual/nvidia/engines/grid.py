@@ -7,7 +7,7 @@ import re
 import struct
 import time
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ugpu.hcq.errors import BadCodeObject, NotSupported
 from ugpu.hcq.state.instruction import Culprit
@@ -17,14 +17,12 @@ from ugpu.virtual.nvidia.engines.qmd import LaunchDescriptor, Release, refuse, s
 from ugpu.virtual.nvidia.faults import Fault, Xid
 from ugpu.virtual.nvidia.host.errors import Aborted, ChannelError
 from ugpu.virtual.nvidia.host.semaphore import reduce, store
+from ugpu.virtual.nvidia.host.state import ChannelState, Engine
 from ugpu.virtual.nvidia.memory.faults import Client, FaultAccess, FaultType, MmuFault
 from ugpu.virtual.nvidia.memory.space import FaultError, GridMemory
 from ugpu.virtual.nvidia.memory.watched import PAGE, WatchedMemory
 from ugpu.virtual.nvidia.sm.ptx.source import instruction_in
 from ugpu.virtual.nvidia.sm_contract import GridLaunch, SmEnding, SmOutcome
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.engines.compute import ComputeEngine
 
 _NOTE = struct.Struct(NOTE_FORMAT)
 _LINE = re.compile(r"PTX line (\d{1,9})\b")
@@ -59,12 +57,16 @@ PLANTED_ADDRESS = 0x6B_ADAD_D000  # address in planted MMU faults
 
 
 class GridRunner:
-    """Runs the grids of one compute object, one at a time, on its runlist's thread."""
+    """Runs the grids of one compute object, one at a time, on its runlist's thread.
 
-    def __init__(self, engine: ComputeEngine) -> None:
+    pair: returns a 64-bit value from the methods NAME_A and NAME_B of the object.
+    """
+
+    def __init__(self, engine: Engine, channel: ChannelState, pair: Callable[[str], int]) -> None:
         self._engine = engine
-        self._channel = engine.channel
-        self._gpu = engine.channel.gpu
+        self._channel = channel
+        self._pair = pair
+        self._gpu = channel.gpu
         self._coherence = self._gpu.machine.coherence
         self._name = ""  # of the running grid
         space, stop = self._channel.space, self._channel.attention.set
@@ -146,7 +148,7 @@ class GridRunner:
             raise refuse(f"{grid.entry}: {outcome.detail}")
         if outcome.ending is SmEnding.MMU_FAULT:
             raise ChannelError(Xid.MMU_FAULT, outcome.detail)
-        self._gpu.latch_exception(self._channel, grid, outcome)
+        self._gpu.latch_exception(self._channel.number, grid, outcome)
         raise ChannelError(
             Xid.GR_EXCEPTION,
             f"SM warp exception: {outcome.ending.value} in {grid.entry}"
@@ -167,7 +169,7 @@ class GridRunner:
         parameters = content[start : start + size]
         if len(parameters) < size and bank is not None:  # they extend beyond mapped memory
             parameters = self._channel.space.read(bank[0] + start, size, Client.SM)
-        engine, facts = self._engine, self._gpu.facts
+        facts = self._gpu.facts
         return GridLaunch(
             ptx=ptx,
             entry=entry,
@@ -177,8 +179,8 @@ class GridRunner:
             parameters=parameters,
             shared_size=max(launch.shared_size - system_share(facts), 0),
             local_size=launch.local_size,
-            shared_window=engine.pair("SET_SHADER_SHARED_MEMORY_WINDOW"),
-            local_window=engine.pair("SET_SHADER_LOCAL_MEMORY_WINDOW"),
+            shared_window=self._pair("SET_SHADER_SHARED_MEMORY_WINDOW"),
+            local_window=self._pair("SET_SHADER_LOCAL_MEMORY_WINDOW"),
             program_address=launch.program_address,
             sm_count=facts.sm_count,
             variables=variables,
@@ -284,11 +286,11 @@ class GridRunner:
         """Check that local memory is set up for as many threads as the chip can hold."""
         if not launch.local_size:
             return
-        engine, facts = self._engine, self._gpu.facts
+        facts = self._gpu.facts
         per_warp = -(-launch.local_size * 32 // 0x200) * 0x200
         need = per_warp * facts.warps_per_sm * self._gpu.sm_per_tpc
-        have = engine.pair("SET_SHADER_LOCAL_MEMORY_NON_THROTTLED")
-        base = engine.pair("SET_SHADER_LOCAL_MEMORY")
+        have = self._pair("SET_SHADER_LOCAL_MEMORY_NON_THROTTLED")
+        base = self._pair("SET_SHADER_LOCAL_MEMORY")
         if have < need:
             raise refuse(
                 f"{launch.local_size} bytes of local memory per thread require {need} per TPC,"

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from ugpu.nv.chips.facts import ChipFacts
+from ugpu.virtual.faults import named
 from ugpu.virtual.nvidia.gsp.apertures import PDB_IN_INSTANCE, Aperture
 from ugpu.virtual.nvidia.gsp.bus.config import ConfigSpace
 from ugpu.virtual.nvidia.gsp.bus.memory import BusMemory
@@ -20,7 +21,7 @@ from ugpu.virtual.nvidia.gsp.falcon import booter, fwsec, loader
 from ugpu.virtual.nvidia.gsp.falcon.core import HWCFG2, MAILBOX0, Falcon, Kind
 from ugpu.virtual.nvidia.gsp.falcon.fsp import Fsp
 from ugpu.virtual.nvidia.gsp.falcon.wpr import Wpr2, WprMeta
-from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults, named
+from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
 from ugpu.virtual.nvidia.gsp.firmware.programs import GSP, SEC2, Program
 from ugpu.virtual.nvidia.gsp.firmware.vbios import vbios, without_fwsec
 from ugpu.virtual.nvidia.gsp.interrupts import InterruptTree
@@ -159,7 +160,7 @@ class Card:
 
     def inject_card(self, fault: CardFault | str, count: int = 1) -> None:
         """Plant a fault, given as a CardFault or by its name."""
-        kind = named(fault) if isinstance(fault, str) else fault
+        kind = named(CardFault, fault)
         with self.lock:
             strike = _AT_ONCE.get(kind)
             if strike is None:

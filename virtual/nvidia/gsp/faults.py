@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 
-from ugpu.hcq.errors import BadArgument
+from ugpu.virtual.faults import Plan
 
 
 class CardFault(enum.Enum):
@@ -44,36 +44,4 @@ class CardFault(enum.Enum):
     FALLS_OFF_AT_BOOT = "the card no longer answers when its GSP is started"
 
 
-class CardFaults:
-    """Planned faults. The card's lock protects it. struck: those that have occurred, in order."""
-
-    def __init__(self) -> None:
-        self._planned: dict[CardFault, int] = {}
-        self.struck: list[CardFault] = []
-
-    def plant(self, kind: CardFault, count: int = 1) -> None:
-        """Plan a fault. Raises BadArgument unless `count` is positive."""
-        if count < 1:
-            raise BadArgument("count must be at least 1", count=count)
-        self._planned[kind] = self._planned.get(kind, 0) + count
-
-    def take(self, kind: CardFault) -> bool:
-        """Return whether the fault occurs now, and remove it from the plan if so."""
-        left = self._planned.get(kind, 0)
-        if not left:
-            return False
-        self._planned[kind] = left - 1
-        self.struck.append(kind)
-        return True
-
-    def holds(self, kind: CardFault) -> bool:
-        """Return whether a fault that lasts is planted."""
-        return bool(self._planned.get(kind, 0))
-
-
-def named(name: str) -> CardFault:
-    """Return a fault by its name, in lower or upper case. BadArgument for another name."""
-    found = CardFault.__members__.get(name.upper())
-    if found is None:
-        raise BadArgument(f"fault must be one of {', '.join(CardFault.__members__)}, got {name!r}")
-    return found
+CardFaults = Plan[CardFault]  # the card's lock protects it

@@ -10,19 +10,14 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Protocol
 
-from ugpu.virtual.nvidia.engines.coherence import Scope
 from ugpu.virtual.nvidia.faults import Fault, Xid
 from ugpu.virtual.nvidia.host.errors import Aborted, ChannelError
-from ugpu.virtual.nvidia.host.group import ChannelAttention
 from ugpu.virtual.nvidia.host.methods import HostMethods
-from ugpu.virtual.nvidia.memory.faults import Client, FaultAccess
-from ugpu.virtual.nvidia.memory.physical import PAGE
+from ugpu.virtual.nvidia.host.state import ChannelState, Engine
+from ugpu.virtual.nvidia.memory.faults import Client
 from ugpu.virtual.nvidia.memory.space import AddressSpace, FaultError
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.chip import VirtualGpu
+from ugpu.virtual.nvidia.state import GpuState
 
 GP_GET, GP_PUT, USERD_SIZE = 0x88, 0x8C, 512
 _ENTRY = struct.Struct("<II")
@@ -30,34 +25,12 @@ _LONGEST_TURN = 256  # ring entries before the next channel has its turn
 Waiting = Callable[[], bool]
 
 
-class Engine(Protocol):
-    """An object of an engine's class on a channel; a subchannel selects it for methods."""
-
-    class_id: int
-
-    def method(self, address: int, value: int) -> None:
-        """Execute one method, at a byte offset. Raises ChannelError, FaultError or Aborted."""
-        ...
-
-    def burst(self, address: int, words: tuple[int, ...]) -> None:
-        """Execute consecutive methods, from `address` on."""
-        ...
-
-    def drain(self) -> None:
-        """Finish all work that has been started."""
-        ...
-
-    def close(self) -> None:
-        """Release the object; no work of the channel is running any more."""
-        ...
-
-
-class Channel:
+class Channel(ChannelState):
     """One channel. Its runlist's thread calls `advance`; the kernel driver calls the rest."""
 
     def __init__(
         self,
-        gpu: VirtualGpu,
+        gpu: GpuState,
         number: int,
         class_id: int,
         space: AddressSpace,
@@ -66,29 +39,20 @@ class Channel:
         late: bool = False,
     ) -> None:
         """late: whether a doorbell can overtake a write of GP_PUT."""
-        self.gpu = gpu
-        self.number = number
-        self.class_id = class_id
-        self.space = space
+        super().__init__(gpu, number, class_id, space)
         self.ring_address = 0
         self.ring_entries = 0
-        self.engines: dict[int, Engine] = {}  # by class
         self.enabled = False
-        self.privileged = False  # may use physical addresses and invalidate translations
-        self.runlist_engine = 0  # NV2080_ENGINE_TYPE, for its non-stall interrupt
         self.pending = False
-        self.stopped = False
         self.error: ChannelError | None = None
         self.on_error: Callable[[ChannelError], None] = lambda error: None
         self.check_context: Callable[[], None] = lambda: None  # raises ChannelError
-        self.attention = ChannelAttention()
         self.entries_done = 0
         self._get = 0
         self._userd = userd
         self._late = late
         self._seen_put = self._next_put = 0  # GP_PUT as of the doorbell, and as of the next one
         self._bound: dict[int, Engine] = {}  # by subchannel
-        self._last: Engine | None = None  # the engine of the last method
         self._host = HostMethods(self)
         self._segment_base = 0  # Hopper: upper bits of push buffer addresses
         self._waiting: Waiting | None = None
@@ -268,36 +232,3 @@ class Channel:
                 Xid.CLASS_ERROR, f"SET_OBJECT {value:#x}: the channel has no object of this class"
             )
         self._bound[subchannel] = self._last = engine
-
-    def drain(self) -> None:
-        """Finish all work that was submitted to the channel's engines."""
-        for engine in self.engines.values():
-            engine.drain()
-
-    def wait_idle(self) -> None:
-        """Wait for idle (WFI): for the engine to which the channel last sent methods. Others keep
-        running, as dev_pbdma.ref.txt says of the graphics engine and the copy engine beside it."""
-        if self._last is not None:
-            self._last.drain()
-
-    def system_barrier(self) -> None:
-        """Record the barrier of a release with wait-for-idle, for the engine it waited for."""
-        self.barrier(self._last, Scope.SYSTEM)
-
-    # Visibility of writes, if it is checked (virtual.nvidia.engines.coherence)
-
-    def barrier(self, engine: Engine | None, scope: Scope) -> None:
-        """Record a barrier: an engine's earlier writes are visible in `scope` from now on."""
-        coherence = self.gpu.machine.coherence
-        if coherence is not None and engine is not None:
-            coherence.barrier(engine, scope)
-
-    def released(self, address: int, who: str) -> None:
-        """Record the violations of a semaphore write that is about to happen."""
-        coherence = self.gpu.machine.coherence
-        if coherence is None:
-            return
-        for host, _ in self.space.runs(address, 4, FaultAccess.WRITE, Client.HOST):
-            self.gpu.violations += coherence.released(
-                list(self.engines.values()), f"{who} at {address:#x}", host // PAGE
-            )

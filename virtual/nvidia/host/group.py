@@ -10,14 +10,9 @@ from __future__ import annotations
 import enum
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from ugpu.hcq.state.clock import Clock, Deadline, Work
-from ugpu.virtual.nvidia.sm_contract import Attention
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.host.channel import Channel
-    from ugpu.virtual.nvidia.host.runlist import Runlist
+from ugpu.virtual.nvidia.host.channel import Channel
 
 DEFAULT_TIMESLICE_US = 128 << 3
 
@@ -32,43 +27,6 @@ class Preemption(enum.IntEnum):
     WFI = 0
     CTA = 1
     CILP = 2
-
-
-class ChannelAttention(Attention):
-    """Conditions that the running work of one channel checks.
-
-    timed_out: its grid must end, because it has kept the engine for too long.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.group: TimeSliceGroup | None = None
-        self.timed_out = False
-        self._asked = False
-
-    @property
-    def aside(self) -> bool:
-        return self._asked
-
-    @aside.setter
-    def aside(self, value: bool) -> None:
-        group = self.group
-        self._asked = value
-        self.in_grid_aside = value and group is not None and group.preemption is not Preemption.WFI
-
-    def clear(self) -> None:
-        self.timed_out = False
-        super().clear()
-
-    def time_out(self) -> None:
-        """End the running grid, as the kernel driver does after a context switch timeout."""
-        self.timed_out = True
-        self.set()
-
-    def wait_aside(self) -> None:
-        """Give the engine to the next group, and wait for the next slice or for the end."""
-        if self.group is not None:
-            self.group.runlist.stand_aside(self.group)
 
 
 class _Switching(Clock):
@@ -89,8 +47,7 @@ class TimeSliceGroup:
     applies once another group waits for the engine; without one, the group keeps it.
     """
 
-    def __init__(self, runlist: Runlist, timeslice_us: int = DEFAULT_TIMESLICE_US) -> None:
-        self.runlist = runlist
+    def __init__(self, timeslice_us: int = DEFAULT_TIMESLICE_US) -> None:
         self.timeslice_s = timeslice_us * 1e-6
         self.channels: list[Channel] = []
         self.running: Channel | None = None  # its work may have stood aside and have no engine
@@ -124,6 +81,7 @@ class TimeSliceGroup:
         self.aside = value
         self.deadline = None
         if self.running is not None:
+            self.running.attention.preempted = self.preemption is not Preemption.WFI
             self.running.attention.aside = value
 
     def leaves_in_time(self, limit_s: float) -> bool:

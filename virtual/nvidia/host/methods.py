@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
 
 from ugpu.nv import abi
 from ugpu.virtual.nvidia.faults import Fault, Xid
 from ugpu.virtual.nvidia.host import old_semaphore
 from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.host.semaphore import Operation, reduce, satisfied, store
+from ugpu.virtual.nvidia.host.state import ChannelState
 from ugpu.virtual.nvidia.memory.faults import Client
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.host.channel import Channel
 
 # MEM_OP_D_OPERATION. Only privileged channels may invalidate translations and clear access counters
 # (dev_pbdma.ref.txt), and programs do not have any.
@@ -41,7 +38,7 @@ def _offsets(class_id: int) -> dict[str, int]:
 class HostMethods:
     """One channel's registers of the host unit."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: ChannelState) -> None:
         self._channel = channel
         self._values: dict[int, int] = {}
         self._table = abi.methods(channel.class_id)

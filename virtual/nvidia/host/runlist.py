@@ -14,15 +14,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ugpu.hcq.state.clock import Work
 from ugpu.hcq.state.threads import start, was_started
+from ugpu.virtual.nvidia.host.channel import Channel
 from ugpu.virtual.nvidia.host.group import Preemption, TimeSliceGroup
 from ugpu.virtual.shader.load import Load
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.host.channel import Channel
 
 # How long a thread sleeps before it polls again a semaphore that the CPU may have written.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 2e-3
@@ -55,6 +52,7 @@ class Runlist:
         self.load = Load(_now, _AVERAGED_S)  # assigned to a group
         self._idle_hook = idle_hook
         self._groups: list[TimeSliceGroup] = []
+        self._group_of: dict[Channel, TimeSliceGroup] = {}
         self._threads: list[threading.Thread] = []  # of groups, including some removed ones
         self._wake = threading.Condition()
         self._owner: TimeSliceGroup | None = None
@@ -88,7 +86,8 @@ class Runlist:
     def add(self, channel: Channel, group: TimeSliceGroup) -> None:
         """Add a channel, in a group of this runlist."""
         with self._wake:
-            channel.attention.group = group
+            self._group_of[channel] = group
+            channel.attention.stand_aside = lambda: self._stand_aside(group)
             group.channels.append(channel)
             if group not in self._groups:
                 self._groups.append(group)
@@ -96,7 +95,7 @@ class Runlist:
     def ring(self, channel: Channel) -> None:
         """Handle a doorbell: the channel has new entries."""
         with self._wake:
-            group = channel.attention.group
+            group = self._group_of.get(channel)
             if group is None or self._closed:
                 return
             channel.pending = True
@@ -122,13 +121,13 @@ class Runlist:
         with self._wake:
             channel.stop()
             self._wake.notify_all()
-            group = channel.attention.group
+            group = self._group_of.get(channel)
             if group is None:
                 return
             if not self._wait_while(lambda: group.running is channel, group):
                 raise TimeoutError(f"{self.name}: work of a stopped channel is still running")
             group.channels.remove(channel)
-            channel.attention.group = None
+            del self._group_of[channel]
             if not group.channels:
                 self._groups.remove(group)
                 self._wake.notify_all()  # the group's thread ends
@@ -136,7 +135,7 @@ class Runlist:
     def pause(self, channel: Channel) -> None:
         """Wait until the channel is no longer being served, a few seconds at most."""
         with self._wake:
-            group = channel.attention.group
+            group = self._group_of.get(channel)
             if group is not None:
                 self._wait_while(lambda: group.running is channel, group)
 
@@ -195,7 +194,7 @@ class Runlist:
 
     # Time slices; the lock is held.
 
-    def stand_aside(self, group: TimeSliceGroup) -> None:
+    def _stand_aside(self, group: TimeSliceGroup) -> None:
         """Wait while the group must yield; called by a thread that runs its work."""
         with self._wake:
             channel = group.running
@@ -311,7 +310,7 @@ class Runlist:
                         continue  # the channel was stopped meanwhile
                     group.turn = group.channels.index(channel) + 1
                     group.running = channel
-                    channel.attention.aside = group.aside
+                    group.ask_aside(group.aside)
                 try:
                     channel.advance()
                 finally:

@@ -11,37 +11,32 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from ugpu.hcq.registers.layout import Struct
 from ugpu.nv.abi import ClassRule
 from ugpu.virtual.nvidia.faults import Fault, Xid
+from ugpu.virtual.nvidia.files import OpenFile, Program
 from ugpu.virtual.nvidia.rm.classes import builders, classes_of
 from ugpu.virtual.nvidia.rm.memory import OsDescriptorMemory, SystemMemory
-from ugpu.virtual.nvidia.rm.objects import Allocation, Builder, Client, RmObject
+from ugpu.virtual.nvidia.rm.objects import Allocation, Builder, Client, DriverState, RmObject
 from ugpu.virtual.nvidia.rm.resources import Device, gpu_of
 from ugpu.virtual.nvidia.status import RmError, Status, require
 from ugpu.virtual.nvidia.userspace import copy_in, copy_out
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.machine import VirtualMachine
-    from ugpu.virtual.nvidia.node import OpenFile, VirtualNode
 
 _ROOTS = (0x0, 0x1, 0x41)  # NV01_ROOT, NV01_ROOT_NON_PRIV, NV01_ROOT_CLIENT
 _SYSTEM, _OS_DESCRIPTOR = 0x3E, 0x71
 _NONE: Mapping[str, Builder] = MappingProxyType({})
 
 
-def allocate(node: VirtualNode, file: OpenFile, block: Struct) -> None:
+def allocate(machine: DriverState, program: Program, file: OpenFile, block: Struct) -> None:
     """RM_ALLOC: create an object, and write back its handle and parameters."""
-    machine = node.machine
     if block.hClass in _ROOTS:
-        block.hObjectNew = _new_client(node, file, block.hObjectNew)
+        block.hObjectNew = _new_client(machine, program, file, block.hObjectNew)
         if block.pAllocParms:
             copy_out(block.pAllocParms, block.hObjectNew.to_bytes(4, "little"))
         return
     client = machine.clients.get(block.hRoot)
-    if client is None or client.owner is not node:
+    if client is None or client.owner is not program:
         raise RmError(Status.INVALID_CLIENT, f"no client {block.hRoot:#x}")
     rule = rule_of(machine, block.hClass)
     client.find(block.hObjectParent)
@@ -52,7 +47,7 @@ def allocate(node: VirtualNode, file: OpenFile, block: Struct) -> None:
         copy_out(block.pAllocParms, params.raw)
 
 
-def rule_of(machine: VirtualMachine, class_id: int) -> ClassRule:
+def rule_of(machine: DriverState, class_id: int) -> ClassRule:
     """Return the rule of a class. Raises RmError INVALID_CLASS if the branch has none."""
     rule = machine.abi.classes.get(class_id)
     if rule is None:
@@ -103,13 +98,13 @@ def create(
     return made
 
 
-def allocate_memory(node: VirtualNode, client: Client, block: Struct, file_handle: int) -> None:
+def allocate_memory(client: Client, block: Struct, file_handle: int) -> None:
     """RM_ALLOC_MEMORY: allocate system memory, or register the program's own."""
     parent = client.find(block.hObjectParent)
     require(isinstance(parent, Device), Status.INVALID_OBJECT_PARENT, repr(parent))
     _check_gpu(parent)
     handle = client.new_handle(block.hObjectNew)
-    request = Allocation(node.machine, client, parent, handle, block.hClass, None)
+    request = Allocation(client.machine, client, parent, handle, block.hClass, None)
     if block.hClass == _OS_DESCRIPTOR:
         made: RmObject = OsDescriptorMemory(
             request, block.pMemory, block.limit + 1, read_only=bool(block.flags >> 22 & 1)
@@ -125,7 +120,7 @@ def allocate_memory(node: VirtualNode, client: Client, block: Struct, file_handl
     if isinstance(made, SystemMemory):
         mapping = block.flags >> 30 & 3
         if block.flags >> 16 & 3 != 1 and mapping == 0:
-            file = node.files.get(file_handle)
+            file = client.owner.files.get(file_handle)
             if file is None or not file.is_control:
                 client.free(made)
                 raise RmError(Status.INVALID_ARGUMENT, f"{file_handle} is not an open nvidiactl")
@@ -144,18 +139,15 @@ def free_object(client: Client, block: Struct) -> None:
         del machine.clients[client.handle]
 
 
-def _new_client(node: VirtualNode, file: OpenFile, asked: int) -> int:
-    machine = node.machine
+def _new_client(machine: DriverState, program: Program, file: OpenFile, asked: int) -> int:
     if asked in machine.clients:
         raise RmError(Status.INSERT_DUPLICATE_NAME, f"client {asked:#x} exists")
     handle = asked or machine.new_client_handle()
-    machine.clients[handle] = Client(machine, handle, node, file.handle)
+    machine.clients[handle] = Client(machine, handle, program, file.handle)
     return handle
 
 
-def _parameters(
-    machine: VirtualMachine, block: Struct, name: str | None, how: str
-) -> Struct | None:
+def _parameters(machine: DriverState, block: Struct, name: str | None, how: str) -> Struct | None:
     if name is None:
         return None
     if name == "NvHandle":  # roots only

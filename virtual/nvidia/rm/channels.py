@@ -70,7 +70,7 @@ class ChannelGroup(RmObject):
         self.scheduled = False
         self.uses_shares: bool | None = None  # whether all, or none, of its channels do
         self.timeslice_us = DEFAULT_TIMESLICE_US
-        self.slices = TimeSliceGroup(runlist)
+        self.slices = TimeSliceGroup()
 
     def set_timeslice(self, microseconds: int) -> None:
         """Set the time for which the group keeps the engine while others wait for it."""
@@ -160,8 +160,8 @@ class ChannelObject(RmObject):
                 held.users += 1
         self.vaspace.hold()
         # A channel without a group gets its own.
-        self.slices = TimeSliceGroup(self.runlist) if self.group is None else self.group.slices
-        self.gpu.add_channel(self.slices, channel)
+        self.slices = TimeSliceGroup() if self.group is None else self.group.slices
+        self.gpu.add_channel(self.runlist, self.slices, channel)
         params.cid = number
 
     def _number(self, params: Struct) -> int:
@@ -289,14 +289,10 @@ class ChannelObject(RmObject):
     def _recover(self, error: ChannelError) -> None:
         """Perform robust channel recovery: end the whole group and write all error notifiers."""
         self.gpu.report(error.xid, error.text, self.channel.number)
-        gaps = getattr(self.client.owner, "gaps", None)  # of the node, see hcq.transport.node
-        if error.gap is not None and gaps is not None:
-            gaps.append(error.gap)
-        culprits = getattr(
-            self.client.owner, "culprits", None
-        )  # of the node, see hcq.state.instruction
-        if error.culprit is not None and culprits is not None:
-            culprits.add(error.culprit)
+        if error.gap is not None:
+            self.client.owner.gaps.append(error.gap)
+        if error.culprit is not None:
+            self.client.owner.culprits.add(error.culprit)
         if error.fault is not None and self.on_fault is not None:
             self.on_fault(error.fault)  # ORDER: before the notifiers report the error
         victims = [self] if self.group is None else self.group.channels()
@@ -326,7 +322,7 @@ class ChannelObject(RmObject):
         ]
         for held in (self._userd, self._notifier):
             if held is not None:
-                self.gpu.free_backing(held)
+                self.machine.free_backing(held)
         self.vaspace.drop()
 
 

@@ -7,13 +7,13 @@ nvalloc/unix/src/escape.c (RmIoctl), osapi.c (RmPerformVersionCheck, RmCreateMma
 from __future__ import annotations
 
 import errno
-import os
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ugpu.hcq.registers.layout import Struct
+from ugpu.virtual.node.refusal import refused
 from ugpu.virtual.nvidia.faults import Fault
+from ugpu.virtual.nvidia.files import OpenFile, Program
 from ugpu.virtual.nvidia.rm.alloc import allocate, allocate_memory, free_object
 from ugpu.virtual.nvidia.rm.controls.control import control
 from ugpu.virtual.nvidia.rm.controls.text import set_text
@@ -23,13 +23,10 @@ from ugpu.virtual.nvidia.rm.mapping import (
     unmap_memory,
     unmap_memory_dma,
 )
-from ugpu.virtual.nvidia.rm.objects import Client
+from ugpu.virtual.nvidia.rm.objects import Client, DriverState
 from ugpu.virtual.nvidia.status import RmError, Status
 from ugpu.virtual.nvidia.text_files import pci_address
 from ugpu.virtual.nvidia.userspace import copy_in, copy_out
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.node import OpenFile, VirtualNode
 
 _STRICT, _RELAXED, _QUERY = 0, ord("1"), ord("2")  # NV_RM_API_VERSION_CMD, nv-ioctl.h
 _LARGEST = 16384  # NV_ABSOLUTE_MAX_IOCTL_SIZE
@@ -38,11 +35,11 @@ _LARGEST = 16384  # NV_ABSOLUTE_MAX_IOCTL_SIZE
 class Escapes:
     """The calls of one program."""
 
-    def __init__(self, node: VirtualNode) -> None:
-        self._node = node
-        self._machine = node.machine
-        self._structs = node.machine.abi.structs
-        numbers = {name: call.number for name, call in node.machine.abi.ioctls.items()}
+    def __init__(self, machine: DriverState, program: Program) -> None:
+        self._machine = machine
+        self._program = program
+        self._structs = machine.abi.structs
+        numbers = {name: call.number for name, call in machine.abi.ioctls.items()}
         numbers.setdefault("NV_ESC_ATTACH_GPUS_TO_FD", 0xD4)  # a bare list: no structure names it
         handlers: dict[str, Callable[[OpenFile, memoryview], None]] = {
             "NV_ESC_CARD_INFO": self._card_info,
@@ -72,11 +69,11 @@ class Escapes:
             self._transferred(file, argument)
             return
         if file.gpu is not None and file.gpu.lost and command != self._wait_open:
-            raise _error(errno.EINVAL, "the GPU is lost")
+            raise refused(errno.EINVAL, "the GPU is lost")
         handler = self._handlers.get(command)
         if handler is None:
             self._machine.asked[f"escape {command:#x}"] += 1
-            raise _error(errno.EINVAL, f"escape {command:#x} is not modelled")
+            raise refused(errno.EINVAL, f"escape {command:#x} is not modelled")
         handler(file, argument)
 
     def file_closed(self, file: OpenFile) -> None:
@@ -84,16 +81,16 @@ class Escapes:
         if not file.is_control:
             return
         for client in list(self._machine.clients.values()):
-            if client.owner is self._node and client.file == file.handle:
+            if client.owner is self._program and client.file == file.handle:
                 client.free(client)
                 del self._machine.clients[client.handle]
 
     def _transferred(self, file: OpenFile, argument: memoryview) -> None:
         if len(argument) != 16:
-            raise _error(errno.EINVAL, "an ioctl XFER block must have 16 bytes")
+            raise refused(errno.EINVAL, "an ioctl XFER block must have 16 bytes")
         command, size, address = struct.unpack("<IIQ", argument)
         if size > _LARGEST or command == self._transfer:
-            raise _error(errno.EINVAL, f"XFER size {size} is out of range")
+            raise refused(errno.EINVAL, f"XFER size {size} is out of range")
         try:
             block = copy_in(address, size)
             try:
@@ -101,12 +98,12 @@ class Escapes:
             finally:
                 copy_out(address, block)
         except RmError as error:
-            raise _error(errno.EFAULT, error.why) from error
+            raise refused(errno.EFAULT, error.why) from error
 
     def _block(self, name: str, argument: memoryview) -> Struct:
         layout = self._structs[name]
         if len(argument) != layout.size:
-            raise _error(
+            raise refused(
                 errno.EINVAL,
                 f"{name} must have {layout.size} bytes in this branch, got {len(argument)}",
             )
@@ -115,11 +112,11 @@ class Escapes:
 
     def _need_control(self, file: OpenFile) -> None:
         if not file.is_control:
-            raise _error(errno.EINVAL, f"{file.path}: this call is valid only on nvidiactl")
+            raise refused(errno.EINVAL, f"{file.path}: this call is valid only on nvidiactl")
 
     def _client(self, handle: int) -> Client:
         client = self._machine.clients.get(handle)
-        if client is None or client.owner is not self._node:
+        if client is None or client.owner is not self._program:
             raise RmError(Status.INVALID_CLIENT, f"no client {handle:#x}")
         return client
 
@@ -141,14 +138,14 @@ class Escapes:
             same = theirs.split(".")[0] == ours.split(".")[0]
         if not same:
             set_text(block.versionString, ours)
-            raise _error(errno.EINVAL, f"API version mismatch: expected {ours!r}, got {theirs!r}")
+            raise refused(errno.EINVAL, f"API version mismatch: expected {ours!r}, got {theirs!r}")
 
     def _card_info(self, file: OpenFile, argument: memoryview) -> None:
         self._need_control(file)
         layout = self._structs["nv_ioctl_card_info"]
         count = len(argument) // layout.size
         if count < len(self._machine.gpus):
-            raise _error(
+            raise refused(
                 errno.EINVAL, f"the buffer has {count} entries for cards, which is too few"
             )
         argument[:] = bytes(len(argument))
@@ -167,20 +164,20 @@ class Escapes:
 
     def _register_file(self, file: OpenFile, argument: memoryview) -> None:
         block = self._block("nv_ioctl_register_fd", argument)
-        control = self._node.files.get(block.ctl_fd)
+        control = self._program.files.get(block.ctl_fd)
         if file.control is not None:
-            raise _error(errno.EINVAL, f"{file.path} is already registered")
+            raise refused(errno.EINVAL, f"{file.path} is already registered")
         if control is None or not control.is_control:
-            raise _error(errno.EINVAL, f"{block.ctl_fd} is not an open nvidiactl")
+            raise refused(errno.EINVAL, f"{block.ctl_fd} is not an open nvidiactl")
         if control is file or control.control is not None:
-            raise _error(errno.EINVAL, "a file cannot be registered with itself or in a chain")
+            raise refused(errno.EINVAL, "a file cannot be registered with itself or in a chain")
         file.control = control
 
     def _system_parameters(self, file: OpenFile, argument: memoryview) -> None:
         self._need_control(file)
         block = self._block("nv_ioctl_sys_params", argument)
         if self._machine.memblock_size not in (0, block.memblock_size):
-            raise _error(errno.EBUSY, "memblock_size is already set to another value")
+            raise refused(errno.EBUSY, "memblock_size is already set to another value")
         self._machine.memblock_size = block.memblock_size
 
     def _wait_open_complete(self, file: OpenFile, argument: memoryview) -> None:
@@ -192,13 +189,13 @@ class Escapes:
     def _attach_gpus(self, file: OpenFile, argument: memoryview) -> None:
         self._need_control(file)
         if not argument or len(argument) % 4:
-            raise _error(
+            raise refused(
                 errno.EINVAL,
                 f"the list of GPU ids must be a positive multiple of 4 bytes, got {len(argument)}",
             )
         known = {gpu.gpu_id for gpu in self._machine.gpus} | {0}
         if not set(memoryview(argument).cast("I")) <= known:
-            raise _error(errno.EINVAL, "no such GPU id")
+            raise refused(errno.EINVAL, "no such GPU id")
 
     # Calls of the resource manager: a status inside the block
 
@@ -208,7 +205,7 @@ class Escapes:
             name = "NVOS21_PARAMETERS"
         block = self._block(name, argument)
         self._need_control(file)
-        self._answer(block, lambda: allocate(self._node, file, block))
+        self._answer(block, lambda: allocate(self._machine, self._program, file, block))
 
     def _free(self, file: OpenFile, argument: memoryview) -> None:
         block = self._block("NVOS00_PARAMETERS", argument)
@@ -223,20 +220,15 @@ class Escapes:
     def _alloc_memory(self, file: OpenFile, argument: memoryview) -> None:
         block = self._block("nv_ioctl_nvos02_parameters_with_fd", argument)
         if file.is_control:
-            raise _error(errno.EINVAL, "RM_ALLOC_MEMORY is valid only on nvidiaN")
+            raise refused(errno.EINVAL, "RM_ALLOC_MEMORY is valid only on nvidiaN")
         params = block.params
-        self._answer(
-            params,
-            lambda: allocate_memory(self._node, self._client(params.hRoot), params, block.fd),
-        )
+        self._answer(params, lambda: allocate_memory(self._client(params.hRoot), params, block.fd))
 
     def _map_memory(self, file: OpenFile, argument: memoryview) -> None:
         block = self._block("nv_ioctl_nvos33_parameters_with_fd", argument)
         self._need_control(file)
         params = block.params
-        self._answer(
-            params, lambda: map_memory(self._node, self._client(params.hClient), params, block.fd)
-        )
+        self._answer(params, lambda: map_memory(self._client(params.hClient), params, block.fd))
 
     def _unmap_memory(self, file: OpenFile, argument: memoryview) -> None:
         block = self._block("NVOS34_PARAMETERS", argument)
@@ -266,7 +258,3 @@ class Escapes:
             status = error.status
             self._machine.refused.append(f"{block.layout.name}: {error}")
         block.status = int(status)
-
-
-def _error(code: int, why: str) -> OSError:
-    return OSError(code, f"{os.strerror(code)}: {why}")

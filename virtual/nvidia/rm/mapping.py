@@ -6,8 +6,6 @@ Source: open-gpu-kernel-modules 580.142 src/nvidia/arch/nvalloc/unix/src/osapi.c
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ugpu.hcq.errors import OutOfMemory
 from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.memory.formats import ATOMIC, READ, SYSTEM, VIDEO, WRITE, Pte
@@ -18,21 +16,18 @@ from ugpu.virtual.nvidia.rm.objects import Client
 from ugpu.virtual.nvidia.rm.resources import USERMODE_SIZE, UserMode, gpu_of
 from ugpu.virtual.nvidia.status import RmError, Status, require
 
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.node import VirtualNode
-
 _FIXED = 1 << 15  # NVOS46_FLAGS_DMA_OFFSET_FIXED
 _READ_ONLY = 1  # NVOS46_FLAGS_ACCESS
 
 
-def map_memory(node: VirtualNode, client: Client, params: Struct, handle: int) -> None:
+def map_memory(client: Client, params: Struct, handle: int) -> None:
     """Allow a file to map memory: nvidiaN maps video memory and the doorbell page, nvidiactl the
     rest."""
     client.find(params.hDevice)
     found = client.find(params.hMemory)
     gpu = gpu_of(found)
-    file = node.files.get(handle)
-    require(file is not None and file.uvm is None, Status.INVALID_ARGUMENT, f"file {handle}")
+    file = client.owner.files.get(handle)
+    require(file is not None and file.calls is None, Status.INVALID_ARGUMENT, f"file {handle}")
     assert file is not None
     if gpu is not None:
         require(not gpu.lost, Status.GPU_IS_LOST)

@@ -6,21 +6,17 @@ _ALLOC_FLAGS), src/nvidia/src/kernel/mem_mgr/video_mem.c, system_mem.c, os_desc_
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ugpu.hcq.errors import OutOfMemory
 from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.faults import Fault
+from ugpu.virtual.nvidia.files import OpenFile
 from ugpu.virtual.nvidia.memory.formats import KIND_GENERIC, SIZE_2M, SIZE_4K, SIZE_64K
 from ugpu.virtual.nvidia.memory.physical import PAGE, Backing, SystemPages
+from ugpu.virtual.nvidia.memory.space import AddressSpace
 from ugpu.virtual.nvidia.rm.objects import Allocation, RmObject
 from ugpu.virtual.nvidia.rm.resources import Device, VaSpace, need_gpu
 from ugpu.virtual.nvidia.status import RmError, Status, require
 from ugpu.virtual.nvidia.userspace import copy_in, copy_out
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.memory.space import AddressSpace
-    from ugpu.virtual.nvidia.node import OpenFile
 
 _VIDEO, _PCI, _ANY = 0, 1, 3  # NVOS32_ATTR_LOCATION
 _FIXED_ADDRESS, _VIRTUAL = 0x10, 0x80000
@@ -33,7 +29,7 @@ class Memory(RmObject):
     backing: Backing
 
     def release(self) -> None:
-        self.machine.gpu.free_backing(self.backing)
+        self.machine.free_backing(self.backing)
 
     @property
     def size(self) -> int:
@@ -179,7 +175,7 @@ class VirtualRange(RmObject):
         with self.space.lock:
             self.space.tables.unmap(address, length, size)
         self.space.invalidate()
-        self.gpu.free_backing(memory.backing)
+        self.machine.free_backing(memory.backing)
 
     def release(self) -> None:
         for address in list(self.mappings):

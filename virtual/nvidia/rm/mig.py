@@ -7,15 +7,12 @@ compute_instance_subscription.c; kernel-open/nvidia/nv-caps.c for the capability
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from ugpu.virtual.nvidia.chip import VirtualGpu
 from ugpu.virtual.nvidia.rm.objects import Allocation, RmObject
 from ugpu.virtual.nvidia.rm.resources import need_gpu
 from ugpu.virtual.nvidia.status import RmError, Status, require
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.node import VirtualNode
 
 CAPABILITIES = "/dev/nvidia-caps/nvidia-cap"
 
@@ -36,8 +33,7 @@ def access_files(gpu: VirtualGpu) -> dict[str, int]:
 
 
 def _need_capability(request: Allocation, minor: int) -> None:
-    node = cast("VirtualNode", request.client.owner)
-    file = node.files.get(request.block.capDescriptor)
+    file = request.client.owner.files.get(request.block.capDescriptor)
     if file is None or file.path != f"{CAPABILITIES}{minor}":
         raise RmError(Status.INSUFFICIENT_PERMISSIONS, f"capDescriptor is not nvidia-cap{minor}")
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ugpu.hcq.registers.layout import Struct
+from ugpu.virtual.nvidia.chip import VirtualGpu
+from ugpu.virtual.nvidia.files import Program
+from ugpu.virtual.nvidia.memory.physical import Backing
+from ugpu.virtual.nvidia.options import MachineOptions
+from ugpu.virtual.nvidia.state import MachineState
 from ugpu.virtual.nvidia.status import RmError, Status, require
 
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.machine import VirtualMachine
+_FIRST_CLIENT = 0xC1D0_0001  # RS_CLIENT_HANDLE_BASE, open-gpu-kernel-modules 580.142 rs_server.h
 
 
 class RmObject:
@@ -28,7 +32,7 @@ class RmObject:
         self.children: dict[int, RmObject] = {}
 
     @property
-    def machine(self) -> VirtualMachine:
+    def machine(self) -> DriverState:
         """The kernel driver's whole state."""
         return self.client.machine
 
@@ -50,11 +54,11 @@ class RmObject:
 
 
 class Client(RmObject):
-    """A root: the namespace of one program's handles. owner: the node that allocated it."""
+    """A root: the namespace of one program's handles. owner: the program that allocated it."""
 
     internal = "RmClientResource"
 
-    def __init__(self, machine: VirtualMachine, handle: int, owner: object, file: int) -> None:
+    def __init__(self, machine: DriverState, handle: int, owner: Program, file: int) -> None:
         self._machine = machine
         self.client = self
         self.parent = None
@@ -68,7 +72,7 @@ class Client(RmObject):
         self._next = 0xCAF0_0000  # start of the resource manager's own handles
 
     @property
-    def machine(self) -> VirtualMachine:
+    def machine(self) -> DriverState:
         return self._machine
 
     def find(self, handle: int, status: Status = Status.OBJECT_NOT_FOUND) -> RmObject:
@@ -112,7 +116,7 @@ class Client(RmObject):
 class Allocation:
     """A request for an object that has passed the rules of its class."""
 
-    machine: VirtualMachine
+    machine: DriverState
     client: Client
     parent: RmObject
     handle: int
@@ -134,3 +138,44 @@ def walk(found: RmObject) -> Iterator[RmObject]:
     yield found
     for child in found.children.values():
         yield from walk(child)
+
+
+class DriverState(MachineState):
+    """The resource manager's state: GPUs, clients by root handle, and their memory."""
+
+    gpus: list[VirtualGpu]
+
+    def __init__(self, options: MachineOptions) -> None:
+        super().__init__(options)
+        self.clients: dict[int, Client] = {}
+        self._client_handles = itertools.count(_FIRST_CLIENT)
+
+    @property
+    def gpu(self) -> VirtualGpu:
+        """The first GPU."""
+        return self.gpus[0]
+
+    def new_client_handle(self) -> int:
+        """Return an unused root handle."""
+        return next(h for h in self._client_handles if h not in self.clients)
+
+    def live_objects(self) -> list[RmObject]:
+        """Return every allocated object, of all clients."""
+        with self.lock:
+            return [found for client in self.clients.values() for found in client.objects.values()]
+
+    def free_backing(self, backing: Backing) -> None:
+        """Drop one reference to memory; the last one frees it."""
+        backing.users -= 1
+        if backing.users:
+            return
+        if self.coherence is not None:
+            self.coherence.freed(backing.host, backing.size)
+        if backing.gpu is not None:
+            owner = self.gpus[backing.gpu]
+            with owner.lock:
+                owner.memory.free(backing.physical)
+        elif backing.pages is not None:
+            self.system_used -= backing.pages.size
+            for gpu in self.gpus:
+                gpu.bury(backing.pages)

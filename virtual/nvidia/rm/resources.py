@@ -6,15 +6,10 @@ vaspace_api.c; src/common/sdk/nvidia/inc/nvos.h for flags.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
-
+from ugpu.virtual.nvidia.chip import VirtualGpu
+from ugpu.virtual.nvidia.memory.space import AddressSpace
 from ugpu.virtual.nvidia.rm.objects import Allocation, RmObject
 from ugpu.virtual.nvidia.status import RmError, Status, require
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.chip import VirtualGpu
-    from ugpu.virtual.nvidia.memory.space import AddressSpace
-    from ugpu.virtual.nvidia.node import VirtualNode
 
 USERMODE_SIZE = 64 << 10  # NVC361_NV_USERMODE__SIZE
 EXTERNALLY_OWNED = 1 << 3
@@ -34,11 +29,10 @@ class Device(RmObject):
         gpus = request.machine.gpus
         require(index < len(gpus), Status.INVALID_ARGUMENT, f"no device {index}")
         self.gpu = gpus[index]
-        node = cast("VirtualNode", request.client.owner)
         # UNSURE: which status; a GPU that no file holds open is not attached. A test on hardware
         # without persistence mode would settle it.
         require(
-            node.has_open(self.gpu),
+            request.client.owner.has_open(self.gpu),
             Status.INVALID_DEVICE,
             f"/dev/nvidia{index} is not open in this program",
         )

@@ -6,15 +6,12 @@ Source: open-gpu-kernel-modules 580.142 kernel-open/nvidia-uvm/uvm_api.h, UVM_RO
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from ugpu.hcq.registers.layout import Struct
+from ugpu.virtual.node.refusal import refused
+from ugpu.virtual.nvidia.state import MachineState
 from ugpu.virtual.nvidia.status import RmError, Status
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.machine import VirtualMachine
 
 
 class Calls:
@@ -25,7 +22,7 @@ class Calls:
     """
 
     def __init__(
-        self, machine: VirtualMachine, title: str, handlers: Mapping[str, Callable[[Struct], None]]
+        self, machine: MachineState, title: str, handlers: Mapping[str, Callable[[Struct], None]]
     ) -> None:
         self._machine = machine
         self._title = title
@@ -44,11 +41,11 @@ class Calls:
         found = self._handlers.get(request)
         if found is None:
             self._machine.asked[f"{self._title} {request:#x}"] += 1
-            raise OSError(errno.EINVAL, f"{os.strerror(errno.EINVAL)}: {self._title} {request:#x}")
+            raise refused(errno.EINVAL, f"{self._title} {request:#x}")
         name, handler = found
         layout = self._machine.abi.structs[name]
         if len(argument) < layout.size:
-            raise OSError(errno.EFAULT, f"{os.strerror(errno.EFAULT)}: {name}, {layout.size} bytes")
+            raise refused(errno.EFAULT, f"{name}, {layout.size} bytes")
         block = layout.view(argument)
         status = Status.OK
         try:

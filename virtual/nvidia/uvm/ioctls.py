@@ -7,31 +7,35 @@ uvm_linux_ioctl.h, uvm_va_space.c, uvm_user_channel.c, uvm_map_external.c.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ugpu.hcq.registers.layout import Struct
+from ugpu.virtual.nvidia.chip import VirtualGpu
 from ugpu.virtual.nvidia.faults import Fault
+from ugpu.virtual.nvidia.files import Program
 from ugpu.virtual.nvidia.memory.faults import MmuFault
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
 from ugpu.virtual.nvidia.rm.memory import Memory
 from ugpu.virtual.nvidia.rm.mig import GpuInstance
-from ugpu.virtual.nvidia.rm.objects import Client, RmObject
+from ugpu.virtual.nvidia.rm.objects import Client, DriverState, RmObject
 from ugpu.virtual.nvidia.rm.resources import VaSpace
 from ugpu.virtual.nvidia.status import RmError, Status, require
 from ugpu.virtual.nvidia.uvm.calls import Calls
 from ugpu.virtual.nvidia.uvm.contexts import ContextBuffers
 from ugpu.virtual.nvidia.uvm.ranges import ExternalRanges
 
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.chip import VirtualGpu
-    from ugpu.virtual.nvidia.machine import VirtualMachine
-    from ugpu.virtual.nvidia.node import VirtualNode
-    from ugpu.virtual.nvidia.uvm.tools import ToolsFile
-
 _FIRST = ("UVM_INITIALIZE", "UVM_MM_INITIALIZE")  # calls that a new file accepts
 _KNOWN_FLAGS = 0x3  # UVM_INIT_FLAGS: DISABLE_HMM 1, MULTI_PROCESS_SHARING_MODE 2
 _MOST_GPUS = 256
 _READ_WRITE_ATOMIC, _READ_WRITE, _READ_ONLY = 1, 2, 3  # UvmGpuMappingType; 0 is the default
+
+
+class Watcher(Protocol):
+    """An event queue of an address space."""
+
+    def fatal_fault(self, gpu: int, fault: MmuFault) -> None:
+        """Queue a fault that ends a channel of the address space."""
+        ...
 
 
 class UvmFile:
@@ -40,9 +44,9 @@ class UvmFile:
     watchers: event queues, each of which keeps the space alive after its file is closed.
     """
 
-    def __init__(self, machine: VirtualMachine, node: VirtualNode) -> None:
+    def __init__(self, machine: DriverState, program: Program) -> None:
         self._machine = machine
-        self._node = node
+        self._program = program
         self._initialized = False
         self.flags = 0  # of UVM_INITIALIZE
         self._mm_initialized = False
@@ -50,9 +54,9 @@ class UvmFile:
         self.spaces: dict[bytes, VaSpace] = {}  # by UUID
         self.channels: dict[tuple[int, int], tuple[bytes, ChannelObject]] = {}
         self.peers: set[frozenset[bytes]] = set()
-        self.ranges = ExternalRanges(self)
+        self.ranges = ExternalRanges(machine, self.spaces, self.peers)
         self.contexts = ContextBuffers(self.ranges)
-        self.watchers: list[ToolsFile] = []
+        self.watchers: list[Watcher] = []
         self._file_closed = False
         handlers: dict[str, Callable[[Struct], None]] = {
             "UVM_INITIALIZE": self._initialize,
@@ -123,7 +127,7 @@ class UvmFile:
     def object_of(self, client_handle: int, handle: int) -> RmObject:
         """Return the object of the resource manager that a block names."""
         client: Client | None = self._machine.clients.get(client_handle)
-        if client is None or client.owner is not self._node:
+        if client is None or client.owner is not self._program:
             raise RmError(Status.INVALID_CLIENT, f"no client {client_handle:#x}")
         return client.find(handle, Status.OBJECT_NOT_FOUND)
 
@@ -142,18 +146,13 @@ class UvmFile:
         self._initialized, self.flags = True, block.flags
 
     def _mm_initialize(self, block: Struct) -> None:
-        file = self._node.files.get(block.uvmFd)
-        other = file.uvm if file is not None else None
-        if other is None or not other.initialized:
+        file = self._program.files.get(block.uvmFd)
+        other = file.calls if file is not None else None
+        if not isinstance(other, UvmFile) or not other.is_initialized:
             raise RmError(Status.INVALID_ARGUMENT, f"{block.uvmFd} is not an initialised UVM file")
         require(other is not self, Status.INVALID_ARGUMENT, "the same file")
         # The kernel does not keep such a file if it does not need it, and reports that.
         raise RmError(Status.NOTHING_TO_DO, "the MM file is not needed")
-
-    @property
-    def initialized(self) -> bool:
-        """Whether UVM_INITIALIZE was called."""
-        return self._initialized
 
     def _pageable(self, block: Struct) -> None:
         block.pageableMemAccess = 0
@@ -161,7 +160,7 @@ class UvmFile:
     def _register_gpu(self, block: Struct) -> None:
         uuid = bytes(block.gpu_uuid.raw)
         gpu = next((found for found in self._machine.gpus if found.uuid == uuid), None)
-        if gpu is None or gpu.lost or not self._node.has_open(gpu):
+        if gpu is None or gpu.lost or not self._program.has_open(gpu):
             raise RmError(Status.INVALID_DEVICE, f"GPU {uuid.hex()} is not open in this process")
         require(uuid not in self.gpus, Status.INVALID_DEVICE, "registered already")
         if self._machine.faults.take(Fault.UVM_REFUSED, gpu.index):
@@ -182,7 +181,7 @@ class UvmFile:
     def _drop_gpu(self, uuid: bytes) -> None:
         if uuid in self.spaces:
             self._drop_space(uuid)
-        self.peers = {pair for pair in self.peers if uuid not in pair}
+        self.peers -= {pair for pair in self.peers if uuid in pair}
         del self.gpus[uuid]
 
     def _register_space(self, block: Struct) -> None:

@@ -8,18 +8,17 @@ open-gpu-kernel-modules 580.142 kernel-open/nvidia-uvm/uvm_map_external.c, uvm_v
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ugpu.hcq.errors import OutOfMemory
+from ugpu.virtual.nvidia.chip import VirtualGpu
 from ugpu.virtual.nvidia.memory.formats import ATOMIC, PEER, READ, SYSTEM, VIDEO, WRITE, Pte
 from ugpu.virtual.nvidia.memory.physical import PAGE, Backing
 from ugpu.virtual.nvidia.memory.tables import page_size_for
+from ugpu.virtual.nvidia.rm.objects import DriverState
+from ugpu.virtual.nvidia.rm.resources import VaSpace
 from ugpu.virtual.nvidia.status import RmError, Status, require
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.chip import VirtualGpu
-    from ugpu.virtual.nvidia.uvm.ioctls import UvmFile
 
 
 @dataclass(eq=False)
@@ -49,10 +48,17 @@ class Range:
 
 
 class ExternalRanges:
-    """All external ranges of one UVM file. Sizes and addresses are bytes."""
+    """All external ranges of one UVM file. Sizes and addresses are bytes.
 
-    def __init__(self, owner: UvmFile) -> None:
-        self._owner = owner
+    spaces, peers: those of the file: by UUID, and pairs of UUIDs with access to each other.
+    """
+
+    def __init__(
+        self, machine: DriverState, spaces: Mapping[bytes, VaSpace], peers: Set[frozenset[bytes]]
+    ) -> None:
+        self._machine = machine
+        self._spaces = spaces
+        self._peers = peers
         self._bases: list[int] = []
         self._ranges: dict[int, Range] = {}
 
@@ -122,9 +128,8 @@ class ExternalRanges:
         if owner is not None:
             aperture = VIDEO
             if owner != gpu.index:
-                machine = gpu.machine
-                pair = frozenset((uuid, machine.gpus[owner].uuid))
-                require(pair in self._owner.peers, Status.INVALID_DEVICE, "no peer access")
+                pair = frozenset((uuid, self._machine.gpus[owner].uuid))
+                require(pair in self._peers, Status.INVALID_DEVICE, "no peer access")
                 aperture, peer = PEER, owner
         page_size = page_size_for(backing.page_size | base | length | offset)
         if page_size is None:
@@ -145,7 +150,7 @@ class ExternalRanges:
             backing.kind,
             peer,
         )
-        space = self._owner.spaces[uuid].space
+        space = self._spaces[uuid].space
         try:
             with gpu.lock:
                 space.tables.map(base, length, page_size, pte)
@@ -173,7 +178,7 @@ class ExternalRanges:
                         Status.INVALID_ADDRESS,
                         f"{edge:#x} splits a page of {piece.page_size} bytes",
                     )
-        space = self._owner.spaces[uuid].space
+        space = self._spaces[uuid].space
         for piece in found:
             if piece not in touched:
                 kept.append(piece)
@@ -189,7 +194,7 @@ class ExternalRanges:
         where.mappings[uuid] = sorted(kept, key=lambda piece: piece.base)
         space.invalidate()
         for piece in touched:
-            piece.gpu.free_backing(piece.backing)
+            self._machine.free_backing(piece.backing)
 
     def free(self, base: int, length: int | None) -> None:
         """Free a whole range. Branches up to 580 also pass its length."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from ugpu.hcq.registers.layout import Struct
 from ugpu.nv.abi.events import (
@@ -22,15 +21,14 @@ from ugpu.nv.abi.events import (
     FATAL_FAULT_FORMAT,
     QUEUE_VERSION,
 )
+from ugpu.virtual.nvidia.files import OpenFile
 from ugpu.virtual.nvidia.memory.faults import FaultAccess, FaultType, MmuFault
 from ugpu.virtual.nvidia.memory.physical import PAGE
+from ugpu.virtual.nvidia.state import MachineState
 from ugpu.virtual.nvidia.status import RmError, Status, require
 from ugpu.virtual.nvidia.userspace import copy_in, copy_out
 from ugpu.virtual.nvidia.uvm.calls import Calls
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.machine import VirtualMachine
-    from ugpu.virtual.nvidia.uvm.ioctls import UvmFile
+from ugpu.virtual.nvidia.uvm.ioctls import UvmFile
 
 _VALID_EVENTS = (1 << EVENT_TYPES) - 2
 _MOST_ENTRIES = (1 << 32) - 1
@@ -64,11 +62,11 @@ _TYPES = {
 
 
 class ToolsFile:
-    """One open file, at first without a queue. find_uvm: the UVM file of a handle, or None."""
+    """One open file, at first without a queue. files: of its program."""
 
-    def __init__(self, machine: VirtualMachine, find_uvm: Callable[[int], UvmFile | None]) -> None:
+    def __init__(self, machine: MachineState, files: Mapping[int, OpenFile]) -> None:
         self._machine = machine
-        self._find_uvm = find_uvm
+        self._files = files
         self._watched: UvmFile | None = None
         self._entries = 0
         self._queue = self._control = 0
@@ -88,9 +86,10 @@ class ToolsFile:
             version = block.requestedVersion
             require(version == QUEUE_VERSION, Status.INVALID_ARGUMENT, f"version {version}")
             block.grantedVersion = version
-        uvm = self._find_uvm(block.uvmFd)
-        require(uvm is not None, Status.INSUFFICIENT_PERMISSIONS, f"no UVM file {block.uvmFd}")
-        assert uvm is not None
+        file = self._files.get(block.uvmFd)
+        uvm = file.calls if file is not None else None
+        if not isinstance(uvm, UvmFile):
+            raise RmError(Status.INSUFFICIENT_PERMISSIONS, f"no UVM file {block.uvmFd}")
         require(uvm.is_initialized, Status.ILLEGAL_ACTION, "UVM_INITIALIZE comes first")
         count = block.queueBufferSize
         require(count, Status.NOT_SUPPORTED, "counters are not modelled")

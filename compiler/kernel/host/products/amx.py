@@ -2,7 +2,7 @@
 
 A panel is 32 rows by 32 columns of totals, four tiles. Sixteen pairs of steps of the depth are
 multiplied at once: two tiles of the left factor, whose rows run along the depth, by two of the
-right, whose rows are pairs of steps ([pair][column][2], as in compiler.kernel.host.products.pairs):
+right, whose rows are pairs of steps ([pair][column][2], see compiler.kernel.host.products.packing):
 
     for each 32 steps:    4, 5 = left    6, 7 = right
                           0 += 4 x 6     1 += 4 x 7      2 += 5 x 6      3 += 5 x 7
@@ -16,14 +16,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ugpu.compiler.dtype import bfloat16
 from ugpu.compiler.expression.algebra import Index, Range
 from ugpu.compiler.expression.value import Memory
-from ugpu.compiler.expression.value import Value as Expression
 from ugpu.compiler.kernel.choices import Tile
-from ugpu.compiler.kernel.host.products.axis import Part
-from ugpu.compiler.kernel.host.products.packing import Packed, Packing
-from ugpu.compiler.kernel.host.products.pairs import PAIR, PairPacking
+from ugpu.compiler.kernel.host.products.packing import PAIR, Packed
 from ugpu.compiler.kernel.host.products.tiles import Problem, shares
 from ugpu.compiler.kernel.ir import TILE_ROWS, Loop, Statement, TileStep
 from ugpu.hcq.state.target import TargetSpec
@@ -50,14 +46,6 @@ def best(problem: Problem) -> Tile:
     if not fitting:
         return min(found, key=lambda tile: tile.rows * tile.columns)
     return min(fitting, key=problem.cost)
-
-
-class TilePacking(PairPacking):
-    """Packing as for pairs, but the left factor's rows always run along the depth."""
-
-    def left(self, factor: Expression, across: Part, height: int) -> Packed:
-        plain = Packing(bfloat16, self.lanes, self.depth, self.batch)
-        return plain.rows("left", factor, across, height)
 
 
 @dataclass(frozen=True)

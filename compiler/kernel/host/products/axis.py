@@ -124,10 +124,11 @@ class Walk:
     def last(self) -> Range:
         return self.loops[-1][0]
 
-    def around(self, body: Statement) -> Statement:
+    def around(self, *body: Statement) -> Statement:
         for counter, bound in reversed(self.loops):
-            body = Loop(counter, (body,), bound)
-        return body
+            body = (Loop(counter, body, bound),)
+        (statement,) = body
+        return statement
 
 
 def joined(ranges: Sequence[Range], wanted: int) -> Axis:

@@ -28,20 +28,26 @@ from ugpu.compiler.kernel.host.products.amx import (
     STEPS,
     VECTORS,
     Panels,
-    TilePacking,
     in_tiles,
 )
 from ugpu.compiler.kernel.host.products.amx import best as amx_tile
 from ugpu.compiler.kernel.host.products.axis import Axis, Part, deep, joined
+from ugpu.compiler.kernel.host.products.grouped import (
+    Correction,
+    is_plain,
+    narrowed,
+    steps_together,
+    unsigned,
+)
 from ugpu.compiler.kernel.host.products.packing import (
+    PAIR,
+    QUAD,
     Packed,
     Packing,
     along_depth,
     direct_height,
     limit,
 )
-from ugpu.compiler.kernel.host.products.pairs import PAIR, PairPacking, in_pairs, is_plain, narrowed
-from ugpu.compiler.kernel.host.products.quads import QUAD, Correction, QuadPacking, in_quads
 from ugpu.compiler.kernel.host.products.rates import rates_of
 from ugpu.compiler.kernel.host.products.tiles import Problem, shares, slice_steps, vector_registers
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
@@ -122,8 +128,7 @@ class _Blocked:
         self.depth = deep(parts.all_depths, most)
         # steps of the depth that are multiplied at once
         plain = is_plain(parts, rows, columns)
-        quads = in_quads(parts, self.depth, plain, target)
-        self.group = QUAD if quads else PAIR if in_pairs(parts, self.depth, target) else 1
+        self.group = steps_together(parts, self.depth, plain, target)
         if self.group > 1:
             self.parts = parts = narrowed(parts)
         joint = {*rows.ranges, *columns.ranges}
@@ -158,20 +163,17 @@ class _Blocked:
         group = group_range(2, self.grid[2]).index()
         sizes = tuple(r.size for r in batch)
         self.batch = dict(zip(batch, unflatten(group, sizes), strict=True))
-        packing: Packing | PairPacking | QuadPacking
-        packing = Packing(self.dtype, self.lanes, self.slice, self.batch)
-        last, total = (self.slices - 1) * slice_count, self.depth.main.size
-        if self.group == PAIR:
-            kind = TilePacking if self.tiles else PairPacking
-            packing = kind(self.lanes, self.slice, total, last, self.batch, plain)
-        elif self.group == QUAD:
-            packing = QuadPacking(self.slice, total, last, self.batch)
-        self.left = packing.left(parts.left, self.rows, self.height)
+        quads = self.group == QUAD
+        packing = Packing(
+            self.lanes, self.slice, self.batch, self.group, self.depth.main.size,
+            (self.slices - 1) * slice_count, plain, in_rows=self.tiles or quads,
+        )  # fmt: skip
+        left = unsigned(parts.left) if quads else parts.left
+        self.left = packing.left(left, self.rows, self.height)
         self.right = packing.right(parts.right, self.columns, self.width)
         self.excess: Correction | None = None
-        if self.group == QUAD and parts.left.dtype is int8:
+        if quads and parts.left.dtype is int8:
             count, bound = self.slice.whole // QUAD, self.steps_bound()
-            assert isinstance(self.right, Packed)
             self.excess = Correction(self.right, self.column_panels, self.vectors, count, bound)
         known = computation.value, computation.position
         flat = self.rows.is_flat(*known) and self.columns.is_flat(*known)

@@ -1,34 +1,37 @@
 """Layout of the slices of a matrix product's factors in local memory, and their packing.
 
-    direct      -                       left factors that are plain memory running along the depth:
-                                        each panel reads them in place
-    rows        [element][step]         other left factors whose memory runs along the depth; rows
-                                        are padded so that they share no cache set
-    panels      [panel][step][element]  factors that are read along the other side
-    transposed  [panel][step][element]  right factors whose memory runs along the depth
-    wide        [step][element]         several ranges walked as one with divisions
+    direct      -                          left factors that are plain memory running along the
+                                           depth: each panel reads them in place
+    rows        [element][step]            other left factors whose memory runs along the depth;
+                                           rows are padded so that they share no cache set
+    panels      [panel][group][element][n] factors that are read along the other side
+    transposed  [panel][group][element][n] right factors whose memory runs along the depth
+    wide        [group][element][n]        several ranges walked as one with divisions
 
-For "transposed" a few columns are first copied in their own layout ("stage"), then transposed in
-blocks of one vector by one vector. Reading single elements from places far apart would cost as much
-as multiplying them.
+A group is the n steps of the depth that one instruction multiplies: one, or more where the
+processor can (compiler.kernel.host.products.grouped); in rows they lie side by side anyway. For
+"transposed" a few columns are first copied in their own layout ("stage"), then transposed in blocks
+of one vector by one vector. Reading single elements from places far apart would cost as much as
+multiplying them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import gcd
 
-from ugpu.compiler.dtype import DType
-from ugpu.compiler.expression.algebra import Index, Range, constant
-from ugpu.compiler.expression.value import Memory, Value, load, substitute, value
-from ugpu.compiler.kernel.host.products.axis import Axis, Part
-from ugpu.compiler.kernel.ir import Loop, Statement, Store
+from ugpu.compiler.expression.algebra import Index, Range, constant, flatten
+from ugpu.compiler.expression.value import Memory, Value, const, load, substitute, value
+from ugpu.compiler.kernel.host.products.axis import Axis, Part, Walk
+from ugpu.compiler.kernel.ir import If, Loop, Statement, Store
 from ugpu.compiler.kernel.shared.spread import runs_along
 
 LINE = 64  # bytes of a cache line
 SETS = 4096  # bytes from which on lines share a set of the first-level cache
 ABREAST = 6  # lines of a set that may be read concurrently: of eight, some are for the other factor
+PAIR, QUAD = 2, 4  # steps that one instruction multiplies
+GROUPS = {PAIR: "pair", QUAD: "quad"}
 SHORT = 8  # consecutive elements that make it worthwhile to follow memory
 
 
@@ -88,86 +91,169 @@ def direct_height(factor: Value, across: Axis, depth: Part) -> int:
 
 @dataclass(frozen=True)
 class Packing:
-    """Common properties of the slices of both factors. batch: values of the other ranges."""
+    """Common properties of the slices of both factors. batch: values of the other ranges. together:
+    steps of the depth's main range that are multiplied at once and lie side by side; of `total` in
+    all, where the last slice starts at `last`, an incomplete group ends with zeros. plain: each
+    side is one range. in_rows: the left factor is always in rows."""
 
-    dtype: DType
     lanes: int
     depth: Part
     batch: Mapping[Range, Index]
+    together: int
+    total: int
+    last: int
+    plain: bool
+    in_rows: bool
 
     def left(self, factor: Value, across: Part, height: int) -> Packed | Direct:
-        if height <= direct_height(factor, across.axis, self.depth):
+        if self.together == 1 and height <= direct_height(factor, across.axis, self.depth):
             return Direct(substitute(factor, self.batch), across, self.depth, height)
-        if along_depth(factor, across, self.depth):
+        apart = self.together > 1 and not self.plain
+        if self.in_rows or (not apart and along_depth(factor, across, self.depth)):
             return self.rows("left", factor, across, height)
         return self.by_steps("left", factor, across, height)
 
     def right(self, factor: Value, across: Part, width: int) -> Packed:
         turns = self.lanes & (self.lanes - 1) == 0 and across.is_flat(factor)
+        if self.together > 1:
+            turns = self.plain and self.together == PAIR
         if turns and along_depth(factor, across, self.depth):
             return self.transposed("right", factor, across, width)
         return self.by_steps("right", factor, across, width)
 
     def by_steps(self, name: str, factor: Value, across: Part, width: int) -> Packed:
-        flat = across.is_flat(factor)
+        flat = across.is_flat(factor) if self.together == 1 else self.plain
         return (self.panels if flat else self.wide)(name, factor, across, width)
 
     def rows(self, name: str, factor: Value, across: Part, height: int) -> Packed:
-        pitch = self.pitch(self.depth.whole)
-        memory = Memory(name, self.dtype, round_up(across.whole, height) * pitch, "local")
+        pitch, count = self.pitch(factor, self.depth.whole), round_up(across.whole, height)
+        memory = Memory(name, factor.dtype, count * pitch, "local")
         row, step = across.walk(name + "_row", factor), self.depth.walk(name + "_step", factor)
         here = self.element(factor, row.places, step.places)
         fill = Store(memory, row.position * pitch + step.position, here)
-        return Packed(memory, (memory,), (row.around(step.around(fill)),), height * pitch, 1, pitch)
+        statements = [row.around(step.around(fill))]
+        if factor.dtype.is_float:  # of integers, the other factor's zeros are enough
+            end = Range(name + "_end", count)
+            place = end.index() * pitch + (self.total - self.last)
+            statements += self.at_end(Loop(end, (Store(memory, place, const(0, factor.dtype)),)))
+        return Packed(memory, (memory,), tuple(statements), height * pitch, self.together, pitch)
 
     def wide(self, name: str, factor: Value, across: Part, width: int) -> Packed:
-        pitch = self.pitch(round_up(across.whole, width))
-        memory = Memory(name, self.dtype, self.depth.whole * pitch, "local")
-        element, step = across.walk(name, factor), self.depth.walk(name + "_step", factor)
-        here = self.element(factor, element.places, step.places)
-        fill = Store(memory, step.position * pitch + element.position, here)
-        return Packed(memory, (memory,), (step.around(element.around(fill)),), width, pitch, 1)
+        pitch = self.pitch(factor, round_up(across.whole, width))
+        element = across.walk(name, factor)
+        memory = Memory(name, factor.dtype, self.depth.whole * pitch, "local")
+
+        def stores(groups: Walk, count: int) -> Statement:
+            place = groups.position * pitch + element.position
+            taken = self.group(memory, place, factor, element.places, groups, count)
+            return groups.around(element.around(*taken))
+
+        whole = stores(self.groups(name, factor), self.together)
+        statements, group = (whole, *self.ended(name, factor, stores)), self.together
+        return Packed(memory, (memory,), statements, width * group, pitch * group, group)
 
     def panels(self, name: str, factor: Value, across: Part, width: int) -> Packed:
         count = round_up(across.whole, width) // width
-        steps = self.depth.whole
-        memory = Memory(name, self.dtype, count * steps * width, "local")
+        steps = self.depth.whole // self.together
+        memory = Memory(name, factor.dtype, count * self.depth.whole * width, "local")
         panel, element = Range(name + "_panel", count), Range(name + "_element", width)
         first = panel.index() * width
-        step = self.depth.walk(name + "_step", factor)
-        here = self.element(factor, across.places(first + element.index()), step.places)
-        at = panel.index() * (steps * width) + step.position * width + element.index()
+        places = across.places(first + element.index())
         bound = limit(across, first, count * width)
-        inner = Loop(panel, (Loop(element, (Store(memory, at, here),), bound),))
-        return Packed(memory, (memory,), (step.around(inner),), steps * width, width, 1)
+
+        def stores(groups: Walk, count: int) -> Loop:
+            place = panel.index() * (steps * width) + groups.position * width + element.index()
+            taken = self.group(memory, place, factor, places, groups, count)
+            return Loop(element, taken, bound)
+
+        def by_groups(groups: Walk, count: int) -> Statement:
+            return groups.around(Loop(panel, (stores(groups, count),)))
+
+        groups = self.groups(name, factor)
+        if along_depth(factor, across, self.depth):  # a few columns at a time, each along memory
+            whole: Statement = Loop(panel, (groups.around(stores(groups, self.together)),))
+        else:
+            whole = by_groups(groups, self.together)
+        statements = whole, *self.ended(name, factor, by_groups)
+        step = width * self.together
+        return Packed(memory, (memory,), statements, steps * step, step, self.together)
 
     def transposed(self, name: str, factor: Value, across: Part, width: int) -> Packed:
         lanes, count = self.lanes, round_up(across.whole, width) // width
-        steps = round_up(self.depth.whole, lanes)
-        pitch = self.pitch(steps)
-        memory = Memory(name, self.dtype, count * steps * width, "local")
-        stage = Memory(name + "_stage", self.dtype, lanes * pitch, "local")
+        wide = lanes * self.together
+        steps = round_up(self.depth.whole, wide)
+        pitch = self.pitch(factor, steps)
+        memory = Memory(name, factor.dtype, count * steps * width, "local")
+        stage = Memory(name + "_stage", factor.dtype, lanes * pitch, "local")
         panel, part = Range(name + "_panel", count), Range(name + "_part", width // lanes)
         column, step = Range(name + "_column", lanes), self.depth.walk(name + "_step", factor)
         first = panel.index() * width + part.index() * lanes
         here = self.element(factor, across.places(first + column.index()), step.places)
-        copy = step.around(Store(stage, column.index() * pitch + step.position, here))
-        bound = limit(across, first, count * width)
-        block = Range(name + "_block", steps // lanes)
-        from_stage = block.index() * lanes
-        rows = [load(stage, from_stage + row * pitch, lanes=lanes) for row in range(lanes)]
-        to = panel.index() * (steps * width) + block.index() * (lanes * width)
-        to = to + part.index() * lanes
+        copied = Store(stage, column.index() * pitch + step.position, here)
+        end = column.index() * pitch + (self.total - self.last)
+        zero = self.at_end(Store(stage, end, const(0, factor.dtype)))
+        copy = Loop(column, (step.around(copied), *zero), limit(across, first, count * width))
+        block = Range(name + "_block", steps // wide)
+        rows = [load(stage, block.index() * wide + row * pitch, lanes=wide) for row in range(lanes)]
+        to = panel.index() * (steps * width) + block.index() * (wide * width) + part.index() * wide
         turned = tuple(
-            Store(memory, to + row * width, vector) for row, vector in enumerate(transpose(rows))
+            Store(memory, to + row * (width * self.together), vector)
+            for row, vector in enumerate(transpose(rows, self.together))
         )
-        both = (Loop(column, (copy,), bound), Loop(block, turned))
-        statement = Loop(panel, (Loop(part, both),))
-        return Packed(memory, (memory, stage), (statement,), steps * width, width, 1)
+        statement = Loop(panel, (Loop(part, (copy, Loop(block, turned))),))
+        packed = width * self.together
+        return Packed(memory, (memory, stage), (statement,), steps * width, packed, self.together)
 
-    def pitch(self, elements: int) -> int:
+    def groups(self, name: str, factor: Value, end: bool = False) -> Walk:
+        """Return the loops over the complete groups of steps, or the incomplete one at the end;
+        the places are those of the first step."""
+        if self.together == 1:
+            return self.depth.walk(name + "_step", factor)
+        axis = self.depth.axis
+        counters = [Range(f"{name}_{GROUPS[self.together]}", self.depth.count // self.together)]
+        counters += [Range(f"{name}_step{i}", r.size) for i, r in enumerate(axis.inner)]
+        indices = [counter.index() for counter in counters]
+        if end:
+            indices[0] = constant((self.total - self.last) // self.together)
+        places = dict(zip(axis.ranges, indices, strict=True))
+        places[axis.main] = self.depth.start + indices[0] * self.together
+        rest = constant(self.total) - self.depth.start
+        bound = rest // self.together if self.total % self.depth.count else None
+        loops = ((counters[0], bound), *((counter, None) for counter in counters[1:]))
+        return Walk(loops[end:], flatten(indices, [c.size for c in counters]), places)
+
+    def group(
+        self, memory: Memory, place: Index, factor: Value, across: Mapping[Range, Index],
+        groups: Walk, count: int,
+    ) -> tuple[Store, ...]:  # fmt: skip
+        """Return the stores of `count` steps of a group, and of zeros for the others."""
+        main, zero = self.depth.axis.main, const(0, factor.dtype)
+        values = [
+            self.element(factor, across, {**groups.places, main: groups.places[main] + step})
+            for step in range(count)
+        ]
+        values += [zero] * (self.together - count)
+        return tuple(
+            Store(memory, place * self.together + step, each) for step, each in enumerate(values)
+        )
+
+    def ended(
+        self, name: str, factor: Value, stores: Callable[[Walk, int], Statement]
+    ) -> tuple[Statement, ...]:
+        """Return the stores of the incomplete group at the end of the depth, if there is one."""
+        rest = self.total % self.together
+        return self.at_end(stores(self.groups(name, factor, True), rest)) if rest else ()
+
+    def at_end(self, statement: Statement) -> tuple[Statement, ...]:
+        """Return the statement for the last slice of a depth that ends inside a group only."""
+        if self.total % self.together == 0:
+            return ()
+        condition = self.depth.start - self.last
+        return (statement,) if condition.low >= 0 else (If((condition,), (statement,)),)
+
+    def pitch(self, factor: Value, elements: int) -> int:
         """Return the distance of rows in elements: an odd number of whole lines."""
-        line = LINE // self.dtype.itemsize
+        line = LINE // factor.dtype.itemsize
         return (-(-elements // line) | 1) * line
 
     def element(

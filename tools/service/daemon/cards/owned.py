@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable
@@ -14,12 +15,16 @@ from ugpu.hcq.device.device import Device
 from ugpu.hcq.device.observe import Sampler
 from ugpu.hcq.errors import ChipError, Closed, HostError, UgpuError
 from ugpu.hcq.state.ladder import Level
+from ugpu.hcq.state.target import TargetSpec
 from ugpu.hcq.work.queue import QueueKind
 from ugpu.tools.ci import health
-from ugpu.tools.service.daemon.cards.apart import Processes
+from ugpu.tools.service.daemon.cards.apart import ApartDriver, Processes
 from ugpu.tools.service.daemon.cards.cleaning import clean, overwrite_commands
 from ugpu.tools.service.daemon.clients.handout import Handout, chip_of
-from ugpu.tools.service.daemon.clients.leases import Card, Lease
+from ugpu.tools.service.daemon.clients.holder import Holder
+from ugpu.tools.service.daemon.clients.incidents import Incidents
+from ugpu.tools.service.daemon.clients.leases import Card
+from ugpu.tools.service.daemon.clients.service import Answers, Lent, Service, Terms
 from ugpu.tools.service.daemon.config import DeviceSettings
 from ugpu.virtual.amd.chip import Chip
 
@@ -52,6 +57,7 @@ class Owned:
         self._processes: Processes | None = None
         self.serial = ""  # of the card, if it reports one
         self.lock = threading.Lock()
+        self.exhausted: Callable[[], None] = lambda: None  # called if no memory is left
 
     def boot(self) -> None:
         """Open the device, closing it first if it is open; UgpuError if it cannot be opened."""
@@ -102,16 +108,71 @@ class Owned:
         driver = self._opened().driver
         return driver.opens_elsewhere and bool(driver.sole_holder()) and not self.settings.inside
 
-    def open_tenant(self, lease: Lease) -> Device:
-        """Open the device for one of several holders, or in a process of its own; the caller closes
-        it. From any thread."""
+    # ---- leases with queues --------------------------------------------------------------------
+
+    def hold(self, terms: Terms, answers: Answers) -> Lent:
+        """Give a lease the device. A shared lease, and one whose kernels run in the driver's
+        process, gets a tenant of it. From any thread. `end` undoes it."""
+        tenant = terms.shared or self.apart
+        device = self._open_tenant(terms) if tenant else self._opened()
+        try:
+            incidents = Incidents(self.name, terms.number, terms.holder)
+            holder = Holder(device, terms.memory, answers.notify, incidents, tenant=tenant)
+            return Service(holder, answers, terms, self.exhausted)
+        except BaseException:
+            if tenant:
+                device.close()
+            raise
+
+    def _open_tenant(self, terms: Terms) -> Device:
+        """Open the device for one of several holders, or in a process of its own."""
         own = self._opened()
         if self._processes is not None:
             tenant = self._processes.take()
         else:
-            tenant = Device(own.driver.open_tenant(f"{self.name} lease {lease.number}"))
+            tenant = Device(own.driver.open_tenant(f"{self.name} lease {terms.number}"))
         tenant.limit_s = own.limit_s
         return tenant
+
+    def end(self, lent: Lent, drain_s: float) -> str:
+        """End a lease's work and free its resources, when no request of it is carried out any more.
+        Return why its data may still be on the device; empty: it is overwritten. UgpuError if the
+        device needs recovery."""
+        assert isinstance(lent, Service)
+        holder, unclean = lent.holder, ""
+        drained = holder.close(drain_s)
+        if isinstance(holder.device.driver, ApartDriver):
+            holder.device.driver.process.kill()  # nothing is left of what it had
+            holder.free_all()
+            return ""
+        there = not self.gone and (holder.tenant or self.device is holder.device)
+        try:
+            if not drained and there:
+                holder.device.reset()
+            if holder.loaded and there:
+                clean(holder.device)
+            if there:
+                overwrite_commands(holder.device)
+        except UgpuError as error:
+            if not holder.tenant:
+                raise
+            # Closing the tenant ends its work too. The card is cleaned when its other holders are
+            # gone.
+            log.warning("%s: %s", holder.device.name, error)
+            unclean = f"not cleaned after {holder.device.name}: {error}"
+        holder.free_all()
+        return unclean
+
+    def interrupt(self, lent: Lent) -> None:
+        """Stop a lease's work, which a request of its client waits for. UgpuError."""
+        assert isinstance(lent, Service)
+        driver = lent.device.driver
+        if isinstance(driver, ApartDriver):
+            driver.process.kill()
+        else:
+            lent.device.reset()
+
+    # ---- handing out the chip ------------------------------------------------------------------
 
     def hand_out(self, parent: Path, name: str, user: int) -> Handout:
         """Hand the chip to a driver of the holder. The daemon's driver releases it first. For the
@@ -187,6 +248,33 @@ class Owned:
         device = self.device
         if device is not None and device.resting:
             device.wake()
+
+    # ---- facts: from any thread ----------------------------------------------------------------
+
+    def target(self) -> tuple[TargetSpec, float]:
+        """Return the device's target, and the frequency of its time stamps."""
+        device = self._opened()
+        return device.target, device.clock_hertz
+
+    @property
+    def warm(self) -> bool:
+        """Return whether the driver attached to a card that was running."""
+        return bool(getattr(self._opened().driver, "warm", False))
+
+    def info(self) -> dict[str, object]:
+        """Return the device's facts."""
+        return self._opened().info()
+
+    def sensors(self) -> list[list[object]]:
+        """Return name, unit, label and value of each sensor."""
+        return [[s.name, s.unit, s.label, s.read()] for s in self._opened().sensors()]
+
+    def firmware_states(self) -> object:
+        """Return the states of the firmware as JSON has them, None if the driver has none."""
+        driver = self._opened().driver
+        with driver.core.lock:
+            parts = driver.evidence(ChipError("the page shows its state")).parts
+        return json.loads(parts["states.json"]) if "states.json" in parts else None
 
     def telemetry(self) -> bytes:
         """Return a line of JSON (hcq.state.telemetry); Closed if the device is not open. From any

@@ -165,8 +165,7 @@ class Ward:
             self._change(owned.card, State.QUARANTINED, UNKNOWN)
             log.exception("%s does not boot", owned.card.name)
             return
-        driver = getattr(owned.device, "driver", None)
-        how = "attached warm" if getattr(driver, "warm", False) else "ready"
+        how = "attached warm" if owned.warm else "ready"
         passed = f"{self.now() - start:.1f}"
         text = f"{owned.name} is {how} after {passed} s"
         if owned.name.startswith(_PLUGGED):

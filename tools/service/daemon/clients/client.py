@@ -26,11 +26,11 @@ from ugpu.hcq.remote.wire import (
     check,
 )
 from ugpu.hcq.state import threads
-from ugpu.tools.service.daemon.clients.holder import Holder
 from ugpu.tools.service.daemon.clients.leases import Lease, Waiter
 from ugpu.tools.service.daemon.clients.peers import Peer
 from ugpu.tools.service.daemon.clients.replies import lost, plain, reply_of
 from ugpu.tools.service.daemon.clients.server import Server
+from ugpu.tools.service.daemon.clients.service import Answers, Lent, Terms
 from ugpu.tools.service.daemon.clients.tokens import Rights, digest_of
 
 log = logging.getLogger(__name__)
@@ -42,11 +42,8 @@ HELLO_LIMIT_S = 10.0
 CHECK_S, CHECK_IDLE_S = 1.0, 5.0
 # bytes of sent messages that are kept for a client, beyond two of the largest messages
 KEPT = 16 << 20
-# what a client may request while its lease's device has failed
-AFTER_FAILURE = ("reset", "plan", "free", "unload", "drop")
 ANSWER_S = 2.0  # TIMEOUT: for the reply to the request under way when a lease ends; our choice
 LOOK_S = 0.05  # between checks whether a process whose connection broke still exists
-MOST_WATCHES = 64  # threads that wait for a client's timelines
 
 
 class Client:
@@ -56,6 +53,7 @@ class Client:
     def __init__(self, daemon: Server[Client], channel: Channel, peer: Peer) -> None:
         self.daemon = daemon
         self.session = Session(channel, most=2 * daemon.settings.message + KEPT)
+        self.answers = Answers(self.session, daemon.outbox)
         self._limits = STRANGER
         self._digest = ""  # of the token, if the client has shown one
         self._leave_at: float | None = None  # when a client without rights is disconnected
@@ -69,12 +67,10 @@ class Client:
         self.peer = peer
         self.name = peer.name
         self.rights = peer.rights
-        self.holder: Holder | None = None
+        self.holder: Lent | None = None
         self.lease: Lease | None = None
         self._waiter: Waiter | None = None
         self._asked = 0  # the call that the granted lease answers
-        self._watches = 0
-        self._lock = threading.Lock()
         self._handling = threading.Lock()  # a request, which may end the client's own lease
         self._calls: dict[str, Callable[[list[Any], Bytes], object]] = {
             "devices": lambda given, data: self.daemon.devices(),
@@ -85,22 +81,7 @@ class Client:
             "quarantine": lambda given, data: self._quarantine(given[0], given[1]),
             "telemetry": lambda given, data: self._telemetry(given[0]),
             "info": lambda given, data: failures.facts_of(self.daemon.device_of(self).info()),
-            "sensors": lambda given, data: self._sensors(),
-        }
-        self._work: dict[str, Callable[[Holder, list[Any], Bytes], object]] = {
-            "allocate": lambda held, given, data: held.allocate(*given),
-            "free": lambda held, given, data: held.free(*given),
-            "write": lambda held, given, data: held.write(given[0], data),
-            "read": lambda held, given, data: held.read(given[0], self._readable(given[1])),
-            "load": lambda held, given, data: held.load(data),
-            "unload": lambda held, given, data: held.unload(*given),
-            "submit": lambda held, given, data: held.work.submit(given[0], given[1], data),
-            "place": lambda held, given, data: held.work.place(given[0], given[1], given[2], data),
-            "replay": lambda held, given, data: held.work.replay(given[0], data),
-            "drop": lambda held, given, data: held.work.drop(*given),
-            "diagnose": lambda held, given, data: failures.facts_of(held.work.diagnose(*given)),
-            "reset": lambda held, given, data: held.work.reset(*given),
-            "plan": lambda held, given, data: held.work.plan(*given),
+            "sensors": lambda given, data: self.daemon.device_of(self).sensors(),
         }
 
     # ---- the connection ----------------------------------------------------------------------
@@ -289,23 +270,11 @@ class Client:
             if operation == "lease":
                 self._ask(message.call, message.arguments[0])
                 return
-            if operation == "watch":
-                self._watch(message.call, message.arguments)
+            handle = self._calls.get(operation)
+            if handle is None:
+                self._held().take(message)
                 return
-            plain = self._calls.get(operation)
-            if plain is not None:
-                found = plain(message.arguments, message.data)
-            else:
-                held = self._held()
-                if held.work.failed is not None and operation not in AFTER_FAILURE:
-                    if not message.call:
-                        return  # the client has been notified
-                    if operation != "diagnose":
-                        raise held.work.failed
-                work = self._work.get(operation)
-                if work is None:
-                    raise BadArgument(f"{operation} is not expected here")
-                found = work(held, message.arguments, message.data)
+            result = handle(message.arguments, message.data)
         except UgpuError as error:
             self._failed(message, error)
             return
@@ -314,13 +283,14 @@ class Client:
             self._failed(message, UgpuError(f"ugpud failed at {operation}; its log has the cause"))
             return
         if message.call:
-            self._reply(message.call, found)
+            self._reply(message.call, result)
 
     def _failed(self, message: Message, error: UgpuError) -> None:
+        if isinstance(error, Disconnected | WireError):
+            raise error  # of the client's connection
         if message.call:
             self._reply(message.call, error)
         elif self.holder is not None:
-            self.holder.work.fail(error)
             self.notify("failed", error)
 
     def _reply(self, call: int, found: object) -> None:
@@ -328,10 +298,7 @@ class Client:
 
     def notify(self, operation: str, *arguments: object) -> None:
         """Send an event without waiting. If the client is gone, the receiving thread notices it."""
-        given = list(arguments)
-        if given and isinstance(given[0], UgpuError):
-            given = failures.to_wire(given[0])
-        self.daemon.outbox.post(self.session, Message(operation, given))
+        self.answers.notify(operation, *arguments)
 
     def part(self) -> None:
         """End the connection after the messages already sent, in a thread of its own."""
@@ -353,7 +320,7 @@ class Client:
 
     def _answer(self, found: object) -> None:
         """Reply to the request for a lease, without waiting. In a thread of the daemon."""
-        self.daemon.outbox.post(self.session, reply_of(self._asked, found))
+        self.answers.post(reply_of(self._asked, found))
 
     # ---- leases ------------------------------------------------------------------------------
 
@@ -384,20 +351,19 @@ class Client:
         self._waiter = None
         owned = self.daemon.owned_by(lease.card)
         try:
-            device = owned.device
-            assert device is not None
-            target, hertz, socket, firmware = device.target, device.clock_hertz, "", ""
+            target, hertz = owned.target()
+            socket = firmware = ""
             if lease.request.kind == "transport":
                 handout = self.daemon.hand_out(self, owned, lease)
                 socket, firmware = str(handout.socket), str(handout.firmware)
             timelines: dict[str, list[int]] = {}
             if lease.request.kind in ("exclusive", "shared"):
-                holder = self.daemon.hold(self, owned, lease)
+                shared, most = lease.request.kind == "shared", self.daemon.settings.message
+                terms = Terms(lease.number, shared, lease.memory, most, self.name)
+                holder = self.daemon.hold(self, owned, lease, terms)
                 if holder is None:
                     return  # the client has disconnected meanwhile
-                work = holder.work
-                for queue, timeline in zip(work.hardware, work.timelines, strict=True):
-                    timelines.setdefault(queue.kind.value, []).append(timeline.address)
+                timelines = holder.timelines()
             grant = Grant(
                 lease.number,
                 lease.card.name,
@@ -455,43 +421,10 @@ class Client:
         assert self.rights is not None
         return self.daemon.telemetry(name, self.rights)
 
-    def _held(self) -> Holder:
+    def _held(self) -> Lent:
         if self.holder is None:
             raise BadArgument("this connection has no lease with queues")
         return self.holder
-
-    # ---- calls -------------------------------------------------------------------------------
-
-    def _readable(self, size: int) -> int:
-        most = self.daemon.settings.message
-        if size > most:
-            raise BadArgument(f"at most {most} bytes can be read in one message, got {size}")
-        return size
-
-    def _sensors(self) -> list[list[object]]:
-        device = self.daemon.device_of(self)
-        return [[s.name, s.unit, s.label, s.read()] for s in device.sensors()]
-
-    def _watch(self, call: int, given: list[Any]) -> None:
-        """Wait in another thread, which replies; this thread continues to receive messages."""
-        held = self._held()
-        with self._lock:
-            if self._watches >= MOST_WATCHES:
-                raise BadArgument("too many simultaneous waits", limit=MOST_WATCHES)
-            self._watches += 1
-
-        def wait() -> None:
-            found: object
-            try:
-                found = held.watch(*given)
-            except UgpuError as error:
-                found = error
-            finally:
-                with self._lock:
-                    self._watches -= 1
-            self.daemon.outbox.post(self.session, reply_of(call, found))
-
-        threads.start(threading.Thread(target=wait, name=f"{self.name} waits", daemon=True))
 
     def __repr__(self) -> str:
         return f"<Client {self.name}>"

@@ -27,8 +27,7 @@ from ugpu.virtual.amd.engines.cp.state import (
 from ugpu.virtual.amd.engines.shaders import ShaderArray
 
 ME = 1  # GRBM_GFX_CNTL.MEID of the first MEC; 0 is the graphics engine
-PIPES = 4
-QUEUES = 4
+PIPES = 4  # in the registers; a generation may have fewer
 DOORBELL_PAGE = 0xFFC  # ranges compare the byte offset within a page of doorbells
 RS64_HALTED = 0x4000_0000  # CP_MEC_RS64_CNTL at power-on (gc_11_0_0_default.h)
 SOURCE_STRAY_DOORBELL = 200
@@ -44,8 +43,10 @@ class Mec(MecState):
         super().__init__(gfx, array, commands.descriptors, commands.launcher)
         self._commands = commands
         self.retired: list[RunningQueue] = []  # queues to join at close
+        facts = self.chip.facts.generation
         self.slots = [
-            [Slot(self, self, ME, pipe, queue) for queue in range(QUEUES)] for pipe in range(PIPES)
+            [Slot(self, self, ME, pipe, queue) for queue in range(facts.queues_per_pipe)]
+            for pipe in range(facts.compute_pipes)
         ]
         self.scheduler = Mes(self, commands)
         self.graphics = Graphics(self, commands.graphics)
@@ -112,6 +113,9 @@ class Mec(MecState):
         for queue in queues:
             queue.worker.join()
 
+    def _slots(self, pipe: int) -> list[Slot]:
+        return self.slots[pipe] if pipe < len(self.slots) else []
+
     def _all(self) -> list[Slot]:
         return [slot for pipe in self.slots for slot in pipe] + self.scheduler.slots
 
@@ -136,8 +140,10 @@ class Mec(MecState):
 
     def _selected(self, name: str, value: int | None) -> Slot | None:
         select = self.gfx.select
-        if select.MEID == ME and select.QUEUEID < QUEUES:
-            return self.slots[select.PIPEID][select.QUEUEID]
+        if select.MEID == ME:
+            queues = self._slots(select.PIPEID)
+            if queues[select.QUEUEID :]:
+                return queues[select.QUEUEID]
         if select.MEID == mes.ME and select.PIPEID < mes.PIPES and select.QUEUEID == 0:
             return self.scheduler.slots[select.PIPEID]
         if value is not None:
@@ -196,7 +202,7 @@ class Mec(MecState):
         for pipe in range(PIPES):
             if value >> (16 + pipe) & 1:
                 self._was_reset[pipe] = True
-                for slot in self.slots[pipe]:
+                for slot in self._slots(pipe):
                     slot.reset()
                 continue
             if not value >> (26 + pipe) & 1 or value >> 30 & 1:
@@ -210,7 +216,7 @@ class Mec(MecState):
                     f"MEC pipe {pipe} started at {self._program_start[pipe]:#x}, its program "
                     f"begins at {self._commands.program_start:#x} / 4"
                 )
-            for slot in self.slots[pipe]:
+            for slot in self._slots(pipe):
                 if slot.active is not None:
                     slot.active.worker.wake()
 

@@ -6,7 +6,8 @@ irqsrcs_gfx_11_0_0.h.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from ugpu.virtual.amd.block import Reset
 from ugpu.virtual.amd.engines.engine import MemoryWritten
@@ -23,12 +24,6 @@ GFX_CLIENT = 0x0A  # SDMA reports under the GFX client (soc15_ih_clientid.h, SOC
 SOURCE_REGISTER_WRITE, SOURCE_HANG = 50, 55
 HANG_UNIT_S = 0.1  # unit of WATCHDOG_CNTL.QUEUE_HANG_COUNT
 
-POWER_ON = {
-    "CNTL": 0x00002440,
-    "UTCL1_CNTL": 0x2C000288,
-    "UTCL1_PAGE": 0x010CEC00,
-    "F32_CNTL": 0x08084001,
-}
 QUEUES = 8
 # UTCL1_PAGE.RD_L2_POLICY and WR_L2_POLICY of proven drivers: NOA and BYPASS, which sdma_common.h
 # calls the defaults. The model does not have a GL2, so stale lines would not show.
@@ -36,7 +31,22 @@ L2_POLICIES = (2, 3)
 
 
 class Sdma(EngineState):
-    """One copy engine, `chip.sdma[instance]`."""
+    """One copy engine, `chip.sdma[instance]`.
+
+    control: the register that halts its processor; stopped: its bits that do. freeze_field:
+    of FREEZE. power_on: registers after a reset; the others are 0. idle: STATUS_REG without work.
+    """
+
+    control = "F32_CNTL"
+    stopped = 1
+    freeze_field = "FREEZE"
+    power_on: ClassVar[Mapping[str, int]] = {
+        "CNTL": 0x00002440,
+        "UTCL1_CNTL": 0x2C000288,
+        "UTCL1_PAGE": 0x010CEC00,
+        "F32_CNTL": 0x08084001,
+    }
+    idle = 0x46DEE557  # gc_11_0_0_default.h
 
     def __init__(
         self, chip: Board, instance: int, memory_written: MemoryWritten, packets: CopyPackets
@@ -45,7 +55,7 @@ class Sdma(EngineState):
         self.retired: list[Threaded] = []
         self._halted = True
         write = self._on_write
-        write("F32_CNTL", self._f32_control)
+        write(self.control, self._processor_control)
         write("FREEZE", self._freeze)
         write("QUEUE_RESET_REQ", self._queue_reset)
         self.on_read(self._name("STATUS_REG"), self._status)
@@ -63,7 +73,7 @@ class Sdma(EngineState):
         """Discard the queues and halt the engine."""
         self.chip.faults.sdma_crashed = False
         self.chip.space.clear_prefixed(self.block, self._name(""))
-        for name, value in POWER_ON.items():
+        for name, value in self.power_on.items():
             self.set(self._name(name), value)
         for slot in self.slots:
             slot.reset()
@@ -117,12 +127,12 @@ class Sdma(EngineState):
     def running(self) -> bool:
         """Return whether the engine executes its firmware."""
         crashed = self.chip.faults.sdma_crashed
-        return not (self._halted or crashed or self.value("FREEZE").FREEZE)
+        return not (self._halted or crashed or self.value("FREEZE")[self.freeze_field])
 
     # ---- engine registers ---------------------------------------------------------------------
 
-    def _f32_control(self, value: int) -> None:
-        self._halted = bool(value & 1)
+    def _processor_control(self, value: int) -> None:
+        self._halted = bool(value & self.stopped)
         if not self._halted:
             page = self.value("UTCL1_PAGE")
             if (page.RD_L2_POLICY, page.WR_L2_POLICY) != L2_POLICIES:
@@ -138,7 +148,7 @@ class Sdma(EngineState):
 
     def _freeze(self, value: int) -> None:
         """Handle FREEZE, which stops the engine between packets; FROZEN acknowledges it."""
-        freeze = bool(self.value("FREEZE").FREEZE)
+        freeze = bool(self.value("FREEZE")[self.freeze_field])
         self.set(self._name("FREEZE"), FROZEN=int(freeze))
         if not freeze:
             self._wake()
@@ -158,7 +168,7 @@ class Sdma(EngineState):
         register = self.chip.space.register("gc", self._name("STATUS_REG"))
         if self.busy():
             return register.encode(RB_CMD_IDLE=0, REG_IDLE=1)
-        return register.decode(0x46DEE557)  # gc_11_0_0_default.h: everything idle
+        return self.idle
 
     # ---- interrupts ---------------------------------------------------------------------------
 

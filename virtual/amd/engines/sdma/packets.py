@@ -55,11 +55,15 @@ class BadSdmaPacket(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SdmaFormat:
-    """A packet's fixed part. size: dwords, with the header. reserved: bits that must be zero."""
+    """A packet's fixed part. size: dwords, with the header. reserved: bits that must be zero.
+
+    extended: bit of the header that announces one more dword, of compression, which must be zero.
+    """
 
     name: str
     size: int
     reserved: tuple[int, ...]
+    extended: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,12 +71,14 @@ class CopyPackets:
     """The packets of a generation. opcodes: number in bits 7:0 of a header. formats: by operation
     and sub-operation; an operation without one, apart from NOP, is refused. descriptor: dwords of
     a queue descriptor that hold registers; RB_CNTL, dword 0, is written last. descriptor_dwords: of
-    the whole."""
+    the whole. register_bytes: SRBM_WRITE has the byte address of a register and writes all of it,
+    instead of an index and a mask of bytes."""
 
     opcodes: Mapping[Operation, int]
     formats: Mapping[tuple[Operation, int], SdmaFormat]
     descriptor: Mapping[int, str]
     descriptor_dwords: int
+    register_bytes: bool = False
 
 
 def free(*allowed: tuple[int, int]) -> int:
@@ -165,6 +171,7 @@ class SdmaExecutor:
             Operation.SRBM_WRITE: self._srbm_write,
             Operation.GCR_REQ: lambda words, at: 0,
         }
+        self._register_bytes = packets.register_bytes
         number = packets.opcodes
         self._nop, self._write_op = number[Operation.NOP], number[Operation.WRITE]
         self._handlers = {number[operation]: handler for operation, handler in handlers.items()}
@@ -228,6 +235,12 @@ class SdmaExecutor:
                     f"{words[at + number] & mask:#x} are reserved or not modelled",
                     header,
                 )
+        if header & entry.extended:
+            size += 1
+            if at + size > end:
+                return None
+            if words[at + size - 1]:
+                raise BadSdmaPacket(f"{entry.name} with compression is not modelled", header)
         if header & 0xFF == self._write_op:
             size += (words[at + 3] & 0xFFFFF) + 1
             if at + size > end:
@@ -316,12 +329,13 @@ class SdmaExecutor:
         return 0
 
     def _srbm_write(self, words: Sequence[int], at: int) -> int:
+        index = words[at + 1] >> 2 if self._register_bytes else words[at + 1]
         if not self.around.privileged:
-            self.around.refused_register(words[at + 1])
-        elif words[at] >> 28 != 0xF:
+            self.around.refused_register(index)
+        elif words[at] >> 28 != 0xF and not self._register_bytes:
             raise BadSdmaPacket("SRBM_WRITE of single bytes is not modelled", words[at])
         else:
-            self.around.write_register(words[at + 1], words[at + 2])
+            self.around.write_register(index, words[at + 2])
         return 0
 
     def _cond_exe(self, words: Sequence[int], at: int) -> int:

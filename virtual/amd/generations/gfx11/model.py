@@ -89,6 +89,20 @@ FIRMWARE = FirmwareInterface(
     files=synthetic_set,
 )  # fmt: skip
 
+# UNSURE: their bases; only tables of real boards would show them. A driver skips unknown ids: 199
+# is unassigned; Linux rejects ids from HW_ID_MAX, 300, on with a message.
+NEIGHBOURS = (
+    (12, 0, (4, 0, 0), (0x7800, 0x7E00, 0x2403000)),
+    (12, 1, (4, 0, 0), (0x7A00, 0x9000, 0x2403800)),
+    (28, 0, (5, 0, 0), ()),
+    (46, 0, (4, 3, 0), (0x7000, 0x240B800, 0x7C0)),
+    (91, 0, (6, 0, 0), (0x45000, 0x2441C00)),
+    (150, 0, (8, 10, 0), (0x14000, 0x2425800)),
+    (150, 2, (8, 10, 0), (0x54000, 0x2425C00)),
+    (271, 0, (3, 2, 0), (0x12, 0xC0, 0x34C0, 0x9000)),
+    (199, 7, (1, 2, 3), (0xABCDE,)),
+)
+
 
 def shader_core(check_waits: bool) -> ShaderCore:
     """Create the core that executes gfx11 machine code. Imported late, because it loads LLVM.
@@ -123,4 +137,7 @@ GENERATION = Generation(
     copy_packets=PACKETS,
     shader_core=shader_core,
     firmware=FIRMWARE,
+    neighbours=NEIGHBOURS,
+    register_bytes=1 << 20,
+    audio_device=0xAB30,
 )

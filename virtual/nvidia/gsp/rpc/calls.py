@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Protocol
 
+from ugpu.virtual.nvidia.files import Program
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
 from ugpu.virtual.nvidia.gsp.rpc.interface import Function
 from ugpu.virtual.nvidia.gsp.rpc.queue import QueueError
@@ -29,7 +30,7 @@ class Board(Protocol):
     boot: BootFacts
 
 
-class Server(Protocol):
+class Server(Program, Protocol):
     """The RPC server."""
 
     @property

@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from ugpu.hcq.errors import NotSupported
 from ugpu.hcq.state.instruction import Culprits
 from ugpu.nv import abi
 from ugpu.virtual.nvidia.chip import VirtualGpu
+from ugpu.virtual.nvidia.files import OpenFile
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
 from ugpu.virtual.nvidia.gsp.falcon.core import Falcon
 from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
@@ -89,8 +91,9 @@ class GspServer:
         self.machine = board.machine
         self.machine.abi = abi.select(version)
         self.gpu: VirtualGpu = self.machine.gpu
-        self.gaps: list[Any] = []  # hcq.errors.NotSupported, by channels
+        self.gaps: list[NotSupported] = []
         self.culprits = Culprits()
+        self.files: dict[int, OpenFile] = {}  # none: the CPU's programs are unknown here
         self.dead = ""
         self.done = False  # INIT_DONE was sent
         self.unloaded = False

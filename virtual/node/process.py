@@ -1,4 +1,5 @@
-"""Memory of the calling program, as the kernel reads and writes it."""
+"""Memory of the calling program, as the kernel accesses it: an unmapped address is an error, not a
+crash (Linux, man 2 process_vm_readv)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,10 @@ import errno
 import os
 from typing import Protocol
 
+from ugpu.virtual.node.refusal import refused
+
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.process_vm_readv.restype = _LIBC.process_vm_writev.restype = ctypes.c_ssize_t
 
 
 class _Piece(ctypes.Structure):
@@ -46,7 +50,7 @@ class ProcessMemory:
         done = call(pid, ctypes.byref(mine), 1, ctypes.byref(its), 1, 0)
         if done != size:
             code = ctypes.get_errno() if done < 0 else errno.EFAULT
-            raise OSError(code, f"{os.strerror(code)}: {size} bytes at {there:#x}")
+            raise refused(code, f"{size} bytes at {there:#x}")
 
 
 def need_mapped(address: int, size: int, *, writable: bool) -> None:

@@ -1,0 +1,1 @@
+"""Methods composed of those of several groups."""

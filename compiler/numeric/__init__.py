@@ -1,0 +1,1 @@
+"""Linear algebra and Fourier transforms of tensors: `ugpu.linalg`, `ugpu.fft`."""

@@ -1,0 +1,123 @@
+"""Systems of equations, inverses and determinants, by Gauss-Jordan elimination with partial
+pivoting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.gradients.table import rule
+from ugpu.compiler.numeric.steps import batch_of, computed, first_step, ruled, square_of
+from ugpu.compiler.tensor import Tensor
+from ugpu.hcq.errors import BadArgument
+
+Results = Sequence[Any]
+
+
+def solve(a: Tensor, b: Tensor) -> Tensor:
+    """Return x with a @ x = b. a: [..., n, n]; b: [..., n, columns], or [n] of one equation.
+    By Gauss-Jordan elimination with partial pivoting."""
+    matrix = square_of("solve", a)
+    vector = b.ndim == 1
+    right = (b.unsqueeze(-1) if vector else b).cast(float32)
+    if right.ndim < 2 or right.shape[-2] != matrix.shape[-1]:
+        raise BadArgument(f"solve: shapes {list(a.shape)} and {list(b.shape)} do not match")
+    batch = batch_of("solve", matrix, right)
+    one = matrix.broadcast_to((*batch, *matrix.shape[-2:]))
+    two = right.broadcast_to((*batch, *right.shape[-2:]))
+
+    def compute() -> list[Tensor]:
+        size, columns = one.shape[-1], two.shape[-1]
+        flat = one.reshape((-1, size, size)), two.reshape((-1, size, columns))
+        return [_eliminated(*flat)[0].reshape(two.shape)]
+
+    (result,) = ruled(compute, ["solve"], [one, two])
+    return result.squeeze(-1) if vector else result
+
+
+def inv(a: Tensor) -> Tensor:
+    """Return the inverse of square matrices."""
+    matrix = square_of("inv", a)
+    return solve(matrix, Tensor.eye(matrix.shape[-1], device=matrix.device))
+
+
+def det(a: Tensor) -> Tensor:
+    """Return the determinant of square matrices."""
+    matrix = square_of("det", a)
+
+    def compute() -> list[Tensor]:
+        pivots, sign = _pivots(matrix)
+        return [(pivots.prod(-1) * sign).reshape(matrix.shape[:-2])]
+
+    return ruled(compute, ["det"], [matrix])[0]
+
+
+def slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sign of the determinant, and the logarithm of its magnitude."""
+    matrix = square_of("slogdet", a)
+
+    def compute() -> list[Tensor]:
+        pivots, sign = _pivots(matrix)
+        signs = (pivots.sign().prod(-1) * sign).reshape(matrix.shape[:-2])
+        return [signs, pivots.abs().log().sum(-1).reshape(matrix.shape[:-2])]
+
+    results = ruled(compute, [None, "logdet"], [matrix])
+    return results[0], results[1]
+
+
+def _eliminated(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a^-1 @ b, the pivots [batch, n] and the sign of the exchanges. a: [batch, n, n]."""
+    count, size, _ = a.shape
+    rows = Tensor.arange(size, device=a.device)
+    joined, step = Tensor.cat([a, b], 2).contiguous(), first_step(a)
+    columns = Tensor.arange(joined.shape[2], device=a.device)
+    pivots = Tensor.zeros(count, size, device=a.device).contiguous()
+    sign = Tensor.ones(count, device=a.device).contiguous()
+    for _ in range(size):
+        column = columns._compare("eq", step).where(joined, 0.0).sum(2)
+        chosen = (rows >= step).where(column.abs(), -1.0).argmax(1, keepdims=True)
+        chosen, column = computed(chosen, column)
+        here = rows._compare("eq", step)
+        exchanged = here.where(chosen, rows._compare("eq", chosen).where(step, rows))
+        joined = joined.gather(1, exchanged.unsqueeze(2).expand(joined.shape))
+        column = column.gather(1, exchanged)
+        pivot = here.where(column, 0.0).sum(1, keepdims=True)
+        row = here.reshape((1, size, 1))
+        top = row.where(joined, 0.0).sum(1, keepdims=True) / pivot.unsqueeze(2)
+        joined = row.where(top, joined - column.unsqueeze(2) * top)
+        pivots = here.where(pivot, pivots)
+        sign = chosen.squeeze(1)._compare("eq", step).where(sign, -sign)
+        joined, pivots, sign, step = computed(joined, pivots, sign, step + 1)
+    return joined[:, :, size:], pivots, sign
+
+
+def _pivots(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    size = matrix.shape[-1]
+    flat = matrix.reshape((-1, size, size))
+    _, pivots, sign = _eliminated(flat, flat[:, :, :0])
+    return pivots, sign
+
+
+# ---- gradients (M. Giles, "Collected matrix derivative results", 2008) --------------------------
+
+
+def _turn(x: Any) -> Any:
+    return x.transpose(-1, -2)
+
+
+@rule("solve")
+def _solve(g: Any, y: Any, xs: Sequence[Any], arg: Any) -> Results:
+    right = solve(_turn(xs[0]), g)
+    return -right @ _turn(y), right
+
+
+@rule("det")
+def _det(g: Any, y: Any, xs: Sequence[Any], arg: Any) -> Results:
+    inverse = inv(xs[0])
+    return (_turn(inverse) * (g * y).unsqueeze(-1).unsqueeze(-1),)
+
+
+@rule("logdet")
+def _logdet(g: Any, y: Any, xs: Sequence[Any], arg: Any) -> Results:
+    return (_turn(inv(xs[0])) * g.unsqueeze(-1).unsqueeze(-1),)

@@ -1,0 +1,112 @@
+"""Eigenvalues and singular values by Jacobi rotations (C. Jacobi, 1846; M. Hestenes, 1958).
+
+A round rotates all pairs of a tournament's round at once: each column has one partner, so that a
+round is a few kernels over the whole matrix. The pairs are data: all rounds run the same kernels.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ugpu.compiler.tensor import Tensor
+
+SWEEPS = 10  # over all pairs: they converge quadratically, after about log2(n) sweeps
+
+
+def rounds(size: int) -> NDArray[np.int64]:
+    """Return each round's partner of each of `size` columns, its own number if it has none."""
+    even = size + size % 2
+    order = list(range(even))
+    partners = []
+    for _ in range(even - 1):
+        partner = np.arange(even)
+        for one, two in zip(order[: even // 2], reversed(order[even // 2 :]), strict=True):
+            partner[one], partner[two] = two, one
+        kept = partner[:size]
+        partners.append(np.where(kept < size, kept, np.arange(size)))
+        order = [order[0], order[-1], *order[1:-1]]
+    return np.array(partners, np.int64).reshape(even - 1, size)
+
+
+def eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues [batch, n], smallest first, and eigenvectors, in columns, of symmetric
+    matrices [batch, n, n], whose lower triangles are read."""
+    count, size, _ = matrices.shape
+    lower = matrices.tril()
+    current = (lower + lower.tril(-1).transpose(1, 2)).contiguous()
+    vectors = _identity(count, size, matrices)
+    columns = Tensor.arange(size, device=matrices.device)
+    for partner in _schedule(size, matrices):
+        diagonal = current.diagonal()
+        shape = (count, size, 1)
+        off = current.gather(2, partner.reshape((1, size, 1)).expand(shape)).squeeze(2)
+        cosine, sine = _rotation(diagonal, diagonal[:, partner], off, columns, partner)
+        cosine, sine = cosine.contiguous(), sine.contiguous()
+        cosine.realize(sine)
+        turned = _turned(current, partner, cosine, sine).contiguous()
+        vectors = _turned(vectors, partner, cosine, sine).contiguous()
+        turned.realize(vectors)
+        current = _turned(turned.transpose(1, 2), partner, cosine, sine).contiguous()
+        current.realize()
+    values, order = current.diagonal().sort(-1)
+    return values, vectors.gather(2, order.unsqueeze(1).expand(vectors.shape))
+
+
+def singular(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return U [batch, m, n], singular values [batch, n], largest first, and V [batch, n, n] of
+    matrices [batch, m, n] with m >= n. Columns of U of a singular value of zero are zero."""
+    count, _, size = matrices.shape
+    current, vectors = matrices.contiguous(), _identity(count, size, matrices)
+    columns = Tensor.arange(size, device=matrices.device)
+    for partner in _schedule(size, matrices):
+        other = current[:, :, partner]
+        squares = current.square().sum(1)
+        products = (current * other).sum(1)
+        squares.realize(products)
+        cosine, sine = _rotation(squares, squares[:, partner], products, columns, partner)
+        cosine, sine = cosine.contiguous(), sine.contiguous()
+        cosine.realize(sine)
+        current = _turned(current, partner, cosine, sine).contiguous()
+        vectors = _turned(vectors, partner, cosine, sine).contiguous()
+        current.realize(vectors)
+    lengths = current.square().sum(1).sqrt()
+    values, order = lengths.sort(-1, descending=True)
+    chosen = current.gather(2, order.unsqueeze(1).expand(current.shape))
+    nothing = values <= values[:, :1] * 1e-30
+    left = nothing.unsqueeze(1).where(0.0, chosen / nothing.where(1.0, values).unsqueeze(1))
+    return left, values, vectors.gather(2, order.unsqueeze(1).expand(vectors.shape))
+
+
+def _schedule(size: int, like: Tensor) -> list[Tensor]:
+    if size < 2:
+        return []
+    table = Tensor(rounds(size), device=like.device)
+    partners = [table[place].contiguous() for place in range(table.shape[0])]
+    partners[0].realize(*partners[1:])
+    return partners * SWEEPS
+
+
+def _identity(count: int, size: int, like: Tensor) -> Tensor:
+    return Tensor.eye(size, device=like.device).expand((count, size, size)).contiguous()
+
+
+def _rotation(
+    own: Tensor, others: Tensor, off: Tensor, columns: Tensor, partner: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the rotation that brings `off` to zero: each column becomes cosine times itself plus
+    sine times its partner. own, others: diagonal elements. A column without a partner stays."""
+    first = columns < partner
+    none = off._compare("eq", 0) | columns._compare("eq", partner)
+    apart = first.where(others - own, own - others)
+    ratio = apart / (none.where(1.0, off) * 2.0)
+    tangent = (ratio < 0).where(-1.0, 1.0) / (ratio.abs() + ratio.hypot(1.0))
+    tangent = none.where(0.0, tangent)
+    cosine = (tangent.square() + 1.0).rsqrt()
+    sine = cosine * tangent
+    return cosine, first.where(-sine, sine)
+
+
+def _turned(x: Tensor, partner: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotate columns."""
+    return x * cosine.unsqueeze(1) + x[:, :, partner] * sine.unsqueeze(1)

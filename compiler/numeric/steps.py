@@ -1,0 +1,76 @@
+"""What functions of linear algebra share: their arguments, their steps and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ugpu.compiler.dtype import float32, int64
+from ugpu.compiler.gradients.reverse import tracking
+from ugpu.compiler.graph.tracking import History, mode
+from ugpu.compiler.tensor import Tensor
+from ugpu.hcq.errors import BadArgument
+
+
+def matrix_of(operation: str, a: Tensor) -> Tensor:
+    if not isinstance(a, Tensor) or a.ndim < 2 or not a.numel():
+        shown = list(a.shape) if isinstance(a, Tensor) else repr(a)
+        raise BadArgument(f"{operation}: expected a matrix [..., rows, columns], got {shown}")
+    return a.cast(float32)
+
+
+def square_of(operation: str, a: Tensor) -> Tensor:
+    matrix = matrix_of(operation, a)
+    if matrix.shape[-1] != matrix.shape[-2]:
+        raise BadArgument(f"{operation}: expected a square matrix, got shape {list(a.shape)}")
+    return matrix
+
+
+def batch_of(operation: str, *matrices: Tensor) -> Sequence[int]:
+    shapes = [each.shape[:-2] for each in matrices]
+    axes = max(map(len, shapes))
+    sizes = []
+    for place in range(-axes, 0):
+        different = {s[place] for s in shapes if len(s) >= -place} - {1}
+        if len(different) > 1:
+            raise BadArgument(
+                f"{operation}: shapes {[list(m.shape) for m in matrices]} do not match"
+            )
+        sizes.append(next(iter(different), 1))
+    return tuple(sizes)
+
+
+def first_step(like: Tensor) -> Tensor:
+    return Tensor.zeros(1, dtype=int64, device=like.device).contiguous()
+
+
+def computed(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Compute a step's results now, so that the next step's kernels are the same."""
+    tensors[0].realize(*tensors[1:])
+    return tensors
+
+
+def ruled(
+    compute: Callable[[], list[Tensor]],
+    rules: Sequence[str | None],
+    sources: Sequence[Tensor],
+    again: Callable[[], Sequence[Tensor]] | None = None,
+) -> list[Tensor]:
+    """Compute results untracked, and give each a gradient by a rule, as a function of the sources;
+    None for no gradient. again: the function itself; the rule's arg is a call that returns all its
+    results, tracked ones for derivatives of higher order."""
+    tracked = mode.on and any(each.requires_grad for each in sources)
+    with tracking(False):
+        results = compute()
+    if not tracked:
+        return results
+    plain = [each.detach() for each in results]
+
+    def all_results() -> Sequence[Any]:
+        return again() if again is not None and mode.on else plain
+
+    nodes = tuple([each.node for each in sources])
+    for result, name in zip(results, rules, strict=True):
+        if name is not None:
+            result.node.tracked, result.node.history = True, History(name, nodes, all_results)
+    return results

@@ -1,0 +1,76 @@
+"""ugpu.fft against NumPy's, for lengths that are split in every way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ugpu.compiler import Tensor
+from ugpu.compiler.numeric import fft
+from ugpu.hcq.errors import BadArgument
+
+SLOW = pytest.mark.slow
+# one product; split once, split twice, a long factor, a prime as a product, a convolution
+LENGTHS = [1, 3, *(pytest.param(n, marks=SLOW) for n in (2, 64, 65, 127, 134, 360, 521, 1042))]
+random = np.random.default_rng(3)
+
+
+def parts(numbers: NDArray[Any]) -> NDArray[Any]:
+    return np.stack([numbers.real, numbers.imag], -1).astype(np.float32)
+
+
+def complex_of(tensor: Tensor) -> NDArray[Any]:
+    array = tensor.numpy()
+    return np.asarray(array[..., 0] + 1j * array[..., 1])
+
+
+def near(mine: NDArray[Any], wanted: NDArray[Any]) -> None:
+    np.testing.assert_allclose(mine, wanted, atol=3e-6 * max(1e-3, np.abs(wanted).max()))
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+def test_one_axis(n: int) -> None:
+    numbers = random.standard_normal((2, n)) + 1j * random.standard_normal((2, n))
+    given = Tensor(parts(numbers))
+    near(complex_of(fft.fft(given)), np.fft.fft(numbers))
+    near(complex_of(fft.ifft(given, norm="ortho")), np.fft.ifft(numbers, norm="ortho"))
+    real = Tensor(numbers.real.astype(np.float32))
+    near(complex_of(fft.rfft(real, norm="forward")), np.fft.rfft(numbers.real, norm="forward"))
+    near(fft.irfft(fft.rfft(real), n).numpy(), numbers.real)
+
+
+@SLOW
+@pytest.mark.parametrize(("n", "axis"), [(5, 0), (12, 1), (9, -2)])
+def test_other_axes_and_lengths(n: int, axis: int) -> None:
+    numbers = random.standard_normal((7, 9, 2)) + 1j * random.standard_normal((7, 9, 2))
+    near(complex_of(fft.fft(Tensor(parts(numbers)), n, axis)), np.fft.fft(numbers, n, axis))
+    half = numbers[:, :5]
+    near(fft.irfft(Tensor(parts(half)), n, axis).numpy(), np.fft.irfft(half, n, axis))
+
+
+@SLOW
+def test_two_axes() -> None:
+    numbers = random.standard_normal((3, 8, 15))
+    found = fft.rfft2(Tensor(numbers.astype(np.float32)))
+    near(complex_of(found), np.fft.rfft2(numbers))
+    near(fft.irfft2(found, 15).numpy(), numbers)
+    both = numbers + 1j * numbers[::-1]
+    near(complex_of(fft.ifft2(fft.fft2(Tensor(parts(both))))), both)
+    np.testing.assert_allclose(fft.fftfreq(7, 0.5).numpy(), np.fft.fftfreq(7, 0.5), rtol=1e-6)
+
+
+def test_the_gradient_is_the_transform_backwards() -> None:
+    x = Tensor(random.standard_normal((2, 6, 2)).astype(np.float32)).requires_grad_()
+    fft.fft(x).square().sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), 12 * x.numpy(), rtol=1e-5)  # Parseval
+
+
+@pytest.mark.parametrize(
+    "words", [r"fft: expected real and imaginary parts", r"length of at least 1"]
+)
+def test_bad_arguments(words: str) -> None:
+    with pytest.raises(BadArgument, match=words):
+        fft.fft(Tensor([1.0, 2.0, 3.0])) if "parts" in words else fft.fft(Tensor([[1.0, 2.0]]), 0)

@@ -1,0 +1,1 @@
+"""The model of GFX 12.0 cards."""

@@ -1,0 +1,54 @@
+"""Blocks of GFX 12.0 cards whose registers differ from those of GFX 11.0.
+
+Source: gc_12_0_0, mp_14_0_2 and nbif_6_3_1 register headers; Linux 6.12 nbif_v6_3_1.c,
+psp_v14_0.c, gfxhub_v12_0.c, sdma_v7_0.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from ugpu.virtual.amd.bus.nbio import Nbio
+from ugpu.virtual.amd.engines.sdma.engine import Sdma
+from ugpu.virtual.amd.firmware.psp import Psp
+from ugpu.virtual.amd.memory.gmc import Hub
+
+
+class Nbif6(Nbio):
+    """Registers of the bus interface; doorbell routes have other names and places."""
+
+    route = "GDC_S2A0_S2A_DOORBELL_ENTRY_{}_CTRL"
+
+
+class Psp14(Psp):
+    """The security processor, whose mailboxes are named after MPASP."""
+
+    prefix = "MPASP_SMN_C2PMSG_"
+    shown = (81,)  # the header has no number 58
+
+
+class Hub12(Hub):
+    """A hub whose fault status has two registers."""
+
+    fault_status = "L2_PROTECTION_FAULT_STATUS_LO32"
+
+
+class Sdma7(Sdma):
+    """A copy engine with an MCU.
+
+    UNSURE: values at power-on, because the kernel has no header of defaults for these registers:
+    those of SDMA 6.0 where the fields are the same. A board that no driver has touched would show
+    them.
+    """
+
+    control = "MCU_CNTL"
+    stopped = 3  # HALT, RESET
+    freeze_field = "MCU_FREEZE"
+    power_on: ClassVar[Mapping[str, int]] = {
+        "CNTL": 0x00002440,
+        "UTCL1_CNTL": 0x2C000288,
+        "UTCL1_PAGE": 0x0000EC00,
+        "MCU_CNTL": 0x00000001,
+    }
+    idle = 0x4E1EE557  # everything idle and empty, UCODE_INIT_DONE

@@ -1,0 +1,1 @@
+"""The kit of device files: what models of kernel drivers share; see `hcq.transport.node`."""
