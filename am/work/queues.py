@@ -13,12 +13,11 @@ from ugpu.am.units.gmc import VMIDS
 from ugpu.am.units.lists import ListQueue
 from ugpu.am.work.queue import RING_SIZE, ComputeQueue, CopyQueue, QueueHolder, RingQueue
 from ugpu.hcq.bare.space import Mapping
-from ugpu.hcq.errors import OutOfMemory
 from ugpu.hcq.registers.fields import RegisterMap
 from ugpu.hcq.registers.layout import Struct
 from ugpu.hcq.state.memory import Placement
-from ugpu.hcq.work.command import Fill, Signal
-from ugpu.hcq.work.command_buffer import Symbol, values_of
+from ugpu.hcq.work.command import Fill
+from ugpu.hcq.work.command_buffer import Symbol
 
 EOP_SIZE = 4096
 
@@ -189,15 +188,8 @@ class Queues:
         """
         self._driver.core.complete()
         queue = self.compute[0]
-        timeline, value = queue.timeline, queue.timeline.last + 1
         fill = Fill(Symbol.constant(int(mapping.address)), 0, mapping.size)
-        buffer = queue.encode([fill, Signal(timeline, Symbol.constant(value))])
-        if self._driver.is_tenant and not queue.room(len(buffer.words)):
-            raise OutOfMemory(
-                f"{queue.name} has no room for the command that clears new memory; "
-                "wait for its work"
-            )
-        queue.submit(buffer, values_of(buffer, value))
+        queue.run([fill], "the command that clears new memory" if self._driver.is_tenant else "")
 
     # ---- off the hardware --------------------------------------------------------------------
 

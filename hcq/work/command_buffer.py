@@ -205,7 +205,7 @@ class CommandBuffer:
     def patch(self, out: NDArray[np.uint32], values: NDArray[np.uint64]) -> None:
         """Write the image into `out` (len(words) words); symbol i of `symbols` has values[i]."""
         out[:] = self.words
-        self.repatch(out, values)
+        self._all.insert(out, values)
 
     def repatch(self, out: NDArray[np.uint32], values: NDArray[np.uint64]) -> None:
         """Patch as `patch` does, but `out` already holds this image: only the relocated words are

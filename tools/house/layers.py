@@ -69,6 +69,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("work",),
         ("copies",),
         ("device",),
+        ("rings",),
         ("cpu", "remote"),
         ("find",),
         ("bare",),
@@ -92,6 +93,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("failure",),
         ("generations",),
         ("device",),
+        ("rings",),
         ("offline",),
     ),
     "nv": (
@@ -104,6 +106,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("work",),
         ("failure",),
         ("device",),
+        ("rings",),
     ),
     "nv.gsp": (("images", "chip"), ("layout",), ("rpc",), ("boot",), ("rm",)),
     "qcom": (
@@ -115,6 +118,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("work",),
         ("failure",),
         ("device",),
+        ("rings",),
     ),
     "usbgpu": (("link",), ("bridge",), ("firmware",), ("thunderbolt",), ("attach",)),
     "virtual": (("faults", "shader", "bus", "node"), ("serve",), ("amd", "nvidia", "adreno", "usb")),
