@@ -157,6 +157,23 @@ def test_an_import_of_nothing_is_seen(tmp_path: Path) -> None:
     ]
 
 
+def test_a_unit_that_asks_how_the_host_reaches_it_is_seen(tmp_path: Path) -> None:
+    asks = "def f(chip):\n    return {}\n"
+    files = {
+        "am__units__one": asks.format("chip.bus.messages"),
+        "am__failure__two": asks.format("chip.transport.traits.staged"),
+        "am__boot__three": asks.format("bus.runs and chip.interface.messages"),
+        "am__boot__reach": asks.format("chip.transport.traits.bulk"),
+        "am__device__four": asks.format("chip.bus.messages"),
+    }
+    faults = [line.partition(": units")[0] for line in planted(tmp_path, **files)]
+    assert faults == [
+        "am/boot/three.py:2: asks for bus.runs",
+        "am/failure/two.py:2: asks for transport.traits",
+        "am/units/one.py:2: asks for bus.messages",
+    ]
+
+
 def test_a_crowded_folder_is_seen(tmp_path: Path) -> None:
     files = {f"hcq__state__file{number}": "" for number in range(layers.FILES)}
     assert planted(tmp_path, **files) == []

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from ugpu.am.boot.engines import reset_engines, start_engines, start_engines_by_list
+from ugpu.am.boot.engines import reset_engines, start_engines
 from ugpu.am.boot.units import UnitClasses, Units, make_units
 from ugpu.am.chip import discovery
 from ugpu.am.chip import remedies as advice
@@ -23,6 +24,7 @@ from ugpu.hcq.bare.bus import ALL_ONES
 from ugpu.hcq.bare.function import (
     enable_function,
     enable_master,
+    keep_config,
     reset_function,
     restore_function,
 )
@@ -37,7 +39,6 @@ from ugpu.hcq.errors import (
     OutOfMemory,
 )
 from ugpu.hcq.transport.base import ResetKind, Transport
-from ugpu.hcq.transport.pci.config import SavedConfig
 
 log = logging.getLogger(__name__)
 
@@ -103,10 +104,7 @@ def read_discovery(chip: Chip) -> None:
 
 
 def _discovery_at(chip: Chip, start: int, size: int) -> bytes:
-    if chip.transport.traits.staged is not None:  # a dword takes several messages
-        header = chip.vram.read(start, discovery.HEADER_SIZE)
-        size = min(size, discovery.stated_size(header))
-    data = chip.vram.read(start, size)
+    data = chip.read_stated(start, size, discovery.HEADER_SIZE, discovery.stated_size)
     if data[:64] == b"\xff" * 64:
         chip.check_present("reading the discovery table")
     return data
@@ -137,8 +135,7 @@ def first_contact(
         command = enable_function(transport)
         chip = Chip(transport, facts)
         chip.command = command
-        if transport.traits.host_memory:  # another program can reach the slot
-            chip.kept = SavedConfig(transport.config_read)
+        keep_config(chip)
         if on_chip is not None:
             on_chip(chip)
         chip.link.keep_awake()
@@ -198,25 +195,23 @@ def marked(chip: Chip) -> bool:
 # ---- stages ------------------------------------------------------------------------------------
 
 
-def start_bus_and_hub(units: Units, stages: Stages, *, by_list: bool = False) -> None:
-    """Start doorbells, HDP, MMHUB and interrupts, which every start needs first. by_list: a
-    register list sets up the interrupts and the rest of the hub later."""
+def start_bus_and_hub(units: Units, stages: Stages) -> None:
+    """Start doorbells, HDP, MMHUB and interrupts, which every start needs first."""
+    programs, ih = units.programs, units.ih
     with stages.stage("NBIO"):
         units.nbio.start()
-        if not units.chip.bus.messages:  # the one before the hub's TLB flush is enough
-            units.nbio.post_hdp()
     with stages.stage("MMHUB"):
-        start_hubs(units, units.gmc.mmhubs, by_list=by_list)
+        start_hubs(units, units.gmc.mmhubs)
     with stages.stage("IH"):
         enable_master(units.chip)
-        if not by_list:
-            units.ih.start(units.dummy_address)
+        programs.clear(ih.pointer)
+        programs.leave(partial(ih.start, units.dummy_address))
 
 
-def start_hubs(units: Units, hubs: Sequence[Hub], *, by_list: bool = False) -> None:
-    """Set up memory hubs with ugpu's page tables. by_list: see Hub.start."""
+def start_hubs(units: Units, hubs: Sequence[Hub]) -> None:
+    """Set up memory hubs with ugpu's page tables."""
     place, memory, dummy = units.carveout, units.memory, units.dummy_address
-    units.gmc.start(hubs, place, memory.root_entry, memory.end, dummy, by_list=by_list)
+    units.gmc.start(hubs, place, memory.root_entry, memory.end, dummy, units.programs)
 
 
 def load_components(units: Units, firmware: FirmwareSet, done: int) -> None:
@@ -226,7 +221,7 @@ def load_components(units: Units, firmware: FirmwareSet, done: int) -> None:
         psp.wait_secure_os()
     else:
         psp.wait_bootloader(components[done][0])
-    psp.fill_shelf()
+    psp.stage.fill()
     for position, (name, command, kind) in enumerate(components):
         image = firmware.boot.get(kind)
         if image is None or position < done:
@@ -259,14 +254,13 @@ def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
         first = [psp_commands.load_firmware(name, kind, firmware.parts[name])]
         if not generation.boot_time_tmr:
             first.append(psp.setup_tmr(units.carveout.tmr, size))
-        if not psp.takes_many:
-            psp.run(*first)
-            first = []
+        psp.run(*first, more=True)
     with stages.stage("IP firmware"):
         parts = firmware.parts
         load = psp_commands.load_firmware
         rest = (load(name, kind, parts[name]) for kind, name in generation.ip_firmware)
-        psp.run(*first, *rest, psp_commands.autoload(), later=True)
+        psp.run(*rest, psp_commands.autoload(), later=True)
+        units.programs.leave(read=psp.unread_places, then=psp.check_unread)
 
 
 def tmr_size(units: Units, firmware: FirmwareSet) -> int:
@@ -279,12 +273,9 @@ def tmr_size(units: Units, firmware: FirmwareSet) -> int:
     return size
 
 
-def start_graphics(
-    units: Units, firmware: FirmwareSet | None, stages: Stages, *, by_list: bool = False
-) -> None:
-    """Start GFXHUB and the compute engine. firmware: None when the micro engines already run.
-    by_list: a register list does most of this, and what earlier steps left to it
-    (am.units.lists)."""
+def start_graphics(units: Units, firmware: FirmwareSet | None, stages: Stages) -> None:
+    """Start GFXHUB and the compute engine, and do what earlier stages left. firmware: None when the
+    micro engines already run."""
     if firmware is not None:
         with stages.stage("RLC autoload"):
             try:
@@ -293,40 +284,41 @@ def start_graphics(
                 units.psp.check_unread()  # a refused image explains more
                 raise
         with stages.stage("MEC"):
-            units.gfx.start_mec(firmware.mec_start)
+            units.gfx.start_front(firmware.starts)
+            units.gfx.start_mec(firmware.starts["mec"])
     with stages.stage("GFXHUB"):
-        start_hubs(units, units.gmc.gfxhubs, by_list=by_list)
+        start_hubs(units, units.gmc.gfxhubs)
     if firmware is None:
         with stages.stage("engine resets"):
             reset_engines(units)
     with stages.stage("GFX"):
-        if by_list and units.lists is not None:
-            start_engines_by_list(units, units.lists)
-        else:
-            start_engines(units)
+        start_engines(units)
 
 
 def cold_boot(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
-    """Bring the chip from its power-on state to waiting for queues."""
-    by_list = units.lists is not None
-    start_bus_and_hub(units, stages, by_list=by_list)
-    load_firmware(units, firmware, stages)
-    with stages.stage("SMU"):
-        try:
-            units.smu.start(by_list=by_list)
-        except FirmwareError:
-            units.psp.check_unread()  # a refused image explains more
-            raise
-        if not by_list:
-            units.thermal.start()
-    start_graphics(units, firmware, stages, by_list=by_list)
+    """Bring the chip from its power-on state to waiting for queues. What can wait is left to a
+    program of accesses: up to the end of GFX, or of the start of the queues."""
+    with units.programs.starting():
+        for mapping in units.unclean:
+            units.programs.clear(mapping)
+        start_bus_and_hub(units, stages)
+        load_firmware(units, firmware, stages)
+        with stages.stage("SMU"):
+            try:
+                units.smu.start(units.programs)
+            except FirmwareError:
+                units.psp.check_unread()  # a refused image explains more
+                raise
+            units.thermal.start(units.programs)
+        start_graphics(units, firmware, stages)
+    units.unclean.clear()  # after a later reset it contains values
 
 
 def warm_attach(units: Units, stages: Stages) -> None:
     """Take over a chip that a previous process left up: firmware runs, everything else is new."""
     units.smu.version = units.smu.send("GetSmuVersion")
     start_bus_and_hub(units, stages)
-    units.thermal.start()
+    units.thermal.start(units.programs)
     start_graphics(units, None, stages)
 
 

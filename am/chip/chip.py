@@ -63,8 +63,7 @@ class Chip(BareChip):
     def __init__(self, transport: Transport, facts: ChipFacts) -> None:
         self.facts = facts
         self.generation = generation = facts.generation
-        runs = transport.traits.staged is None
-        super().__init__(transport, generation.register_bar, runs=runs)
+        super().__init__(transport, generation.register_bar)
         self.doorbells = transport.window(generation.doorbell_bar)
         self.vram = IndexedVram(transport.window(generation.vram_bar), self.bus, 0)
         self._instances: dict[str, tuple[RegisterBlock, ...]] = {}

@@ -41,11 +41,13 @@ class SmuInterface:
 
 @dataclass(frozen=True)
 class FirmwareFile:
-    """One image of linux-firmware, named after the version of a block: "psp_{}_sos.bin"."""
+    """One image of linux-firmware, named after the version of a block: "psp_{}_sos.bin". headers:
+    versions of its header that fit the generation; empty for all that are known."""
 
     name: str
     block: str
     optional: bool = False
+    headers: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class GenerationFacts:
     # before discovery
     memory_size_register: int
     ifwi_register: int
-    ifwi_neighbours: tuple[int, int]
+    ifwi_neighbours: tuple[int, ...]
     discovery_version_register: int
     ifwi_limit_s: float
     # memory

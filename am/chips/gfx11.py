@@ -117,7 +117,7 @@ FACTS = GenerationFacts(
         FirmwareFile("psp_{}_sos.bin", "MP0"),
         FirmwareFile("smu_{}.bin", "MP1"),
         FirmwareFile("gc_{}_toc.bin", "GC", optional=True),
-        FirmwareFile("sdma_{}.bin", "SDMA0"),
+        FirmwareFile("sdma_{}.bin", "SDMA0", headers=((2, 0),)),
         FirmwareFile("gc_{}_mec.bin", "GC"),
         FirmwareFile("gc_{}_imu.bin", "GC"),
         FirmwareFile("gc_{}_rlc.bin", "GC"),

@@ -80,7 +80,7 @@ FACTS = GenerationFacts(
     },
     # Linux 6.12 amdgpu_discovery.c: absolute indices.
     memory_size_register=0x0DE3,  # RCC_CONFIG_MEMSIZE: VRAM in MB
-    ifwi_neighbours=(2, 48),  # to C2PMSG_35 and C2PMSG_81; all between are mailboxes
+    ifwi_neighbours=(2,),  # to C2PMSG_35; between it and C2PMSG_81 are places without a register
     ifwi_register=0x16061,  # mailbox 33, bit 31: the board's own firmware has finished
     discovery_version_register=0x16A00,
     ifwi_limit_s=2.0,  # the kernel waits 2000 times 1 ms
@@ -113,7 +113,9 @@ FACTS = GenerationFacts(
         FirmwareFile("psp_{}_sos.bin", "MP0"),
         FirmwareFile("smu_{}.bin", "MP1"),
         FirmwareFile("gc_{}_toc.bin", "GC", optional=True),
-        FirmwareFile("sdma_{}.bin", "SDMA0"),
+        FirmwareFile("sdma_{}.bin", "SDMA0", headers=((3, 0),)),
+        FirmwareFile("gc_{}_pfp.bin", "GC"),
+        FirmwareFile("gc_{}_me.bin", "GC"),
         FirmwareFile("gc_{}_mec.bin", "GC"),
         FirmwareFile("gc_{}_imu.bin", "GC"),
         FirmwareFile("gc_{}_rlc.bin", "GC"),
@@ -135,9 +137,14 @@ FACTS = GenerationFacts(
     # psp_v14_0.c, wait_for_bootloader, looks at bit 31 alone.
     bootloader_tells_refusal=False,
     # Linux 6.12 amdgpu_psp.c: SDMA has one image, and the MEC's data one for each of two pipes
-    # (gfx_v12_0.c); the RLC has no further parts. RLC_G is last.
+    # (gfx_v12_0.c); the RLC has no further parts. RLC_G is last. The engines of graphics, PFP and
+    # ME, are loaded too: tinygrad, which uses none, loads them on boards of this generation alone.
     ip_firmware=(
         (71, "sdma_ucode_th0"),
+        (87, "rs64_pfp"),
+        (90, "rs64_pfp_p0_stack"),
+        (88, "rs64_me"),
+        (92, "rs64_me_p0_stack"),
         (89, "rs64_mec"),
         (94, "rs64_mec_p0_stack"),
         (95, "rs64_mec_p1_stack"),

@@ -26,6 +26,7 @@ from ugpu.am.units.smu.thermal import WHOLE_CARD
 from ugpu.am.work.holder import CardPart, Holder
 from ugpu.hcq.bare.bus import ALL_ONES
 from ugpu.hcq.bare.firmware import FirmwareSource
+from ugpu.hcq.bare.program import CardPrograms
 from ugpu.hcq.bare.space import AddressSpace, Mapping
 from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.errors import (
@@ -136,10 +137,9 @@ class Card(CardPart):
 
     def make_fresh(self, stages: Stages) -> None:
         """See BareCard. ORDER: places for images are found before the tables are written."""
-        shelf, firmware = self.units.psp.shelf, self.needed_firmware()
-        if shelf is not None:
-            kinds = [kind for _, _, kind in self.chip.generation.boot_components]
-            shelf.arrange(firmware.boot.get(kind, b"") for kind in kinds)
+        firmware = self.needed_firmware()
+        kinds = [kind for _, _, kind in self.chip.generation.boot_components]
+        self.units.psp.stage.arrange(firmware.boot.get(kind, b"") for kind in kinds)
         boot.make_fresh(self.units, stages)
 
     def cold_boot(self, stages: Stages) -> None:
@@ -155,7 +155,7 @@ class Card(CardPart):
     def boot_again(self) -> None:
         """See BareCard."""
         super().boot_again()
-        self.units.catch_up()
+        self.units.programs.end()
 
     def after_power_loss(self) -> None:
         """See BareCard."""
@@ -163,12 +163,8 @@ class Card(CardPart):
         boot.read_discovery(self.chip)
 
     def note_in_use(self) -> None:
-        """See BareCard. Behind a bridge, the next list of registers does it."""
-        mark = partial(boot.mark, self.chip, boot.IN_USE)
-        if self.units.lists is None or self.warm:
-            mark()
-        else:
-            self.units.later.append(mark)
+        """See BareCard."""
+        self.units.programs.leave(partial(boot.mark, self.chip, boot.IN_USE))
 
     def note_left(self) -> None:
         """See BareCard."""
@@ -240,7 +236,9 @@ class Card(CardPart):
         """Return whether a holder in this seat has its own page tables. It has none where its work
         runs in VMID 0, nor behind a bridge: there a queue in VMID 0 starts the holder's queues, and
         clears their memory by its addresses (am.units.lists)."""
-        return bool(seat.vmid) and self.transport.traits.host_memory and self.units.lists is None
+        if isinstance(self.units.programs, CardPrograms):
+            return False
+        return bool(seat.vmid) and self.transport.traits.host_memory
 
     def free_seat(self) -> Seat:
         """Return a seat for one more holder; OutOfMemory if there is none. The lock is held."""

@@ -89,9 +89,8 @@ class AmDriver(Holder):
         if not self.is_tenant:
             self.card.target = self._make_target()
         self.target = self.card.target
-        self.queues.make()
         # Starting queues by the host's own accesses only writes, which does not show a lost card.
-        if not self.starts_by_list and self.chip.lost():
+        if not self.queues.make() and self.chip.lost():
             raise DeviceLost("the card does not respond", **absence_of(self.transport))
         self.metrics = Metrics(self.units.smu, self.core.lock, self.clock.now)
         self.reporter = Reporter(self)

@@ -124,7 +124,7 @@ def _waves(driver: Holder, waves: list[dict[str, object]]) -> list[dict[str, obj
             source = driver.programs.source_of(pc)
             wave |= {"kernel": found[0], "offset": found[1], "source": source}
             ours.append(wave)
-    if ours and not driver.chip.bus.messages:  # a word would be three transfers
+    if ours:
         inspect.wave_words(driver.chip, ours[0], _WORDS_LIMIT_S)
     return waves
 

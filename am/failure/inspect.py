@@ -126,7 +126,7 @@ def wave_words(chip: Chip, wave: dict[str, object], limit_s: float | None = None
         wave["scalars"] = gfx.wave_scalars(slot)
         vectors: list[list[int]] = []
         wave["vectors"] = vectors
-        while len(vectors) < count and (end is None or not vectors or now() < end):
+        while len(vectors) < count and (end is None or now() < end):
             step = min(_AT_ONCE, count - len(vectors))
             vectors += gfx.wave_vectors(slot, lanes, step, len(vectors))
 

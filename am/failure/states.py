@@ -104,7 +104,9 @@ def _psp(chip: Chip) -> Iterator[State]:
         )
         return
     ring = int(chip.mailbox(64).read())
-    registers = shown_with(registers | {"C2PMSG_64": ring}, C2PMSG_58=chip.mailbox(58))
+    registers["C2PMSG_64"] = ring
+    if f"{chip.generation.psp_mailbox}_58" in chip.mp0.map:  # its version
+        registers = shown_with(registers, C2PMSG_58=chip.mailbox(58))
     if ring & 0xFFFF and ring & _READY:
         yield State(
             "PSP",

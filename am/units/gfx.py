@@ -42,13 +42,7 @@ DRAIN_LIMIT_S = 0.1
 DEQUEUE_DRAIN = 1
 DEQUEUE_RESET_WAVES = 2
 _SAFE_MODE_ENTER, _SAFE_MODE_LEAVE = 1, 0
-_SOFT_RESETS = (
-    "SOFT_RESET_CP",
-    "SOFT_RESET_GFX",
-    "SOFT_RESET_CPF",
-    "SOFT_RESET_CPC",
-    "SOFT_RESET_CPG",
-)
+_SOFT_RESETS = tuple(f"SOFT_RESET_{part}" for part in ("CP", "GFX", "CPF", "CPC", "CPG"))
 # With these interrupts the command processor reports to the RLC that it is idle (gfx_v11_0.c).
 IDLE_INTERRUPTS = (
     "CNTX_BUSY_INT_ENABLE",
@@ -62,9 +56,11 @@ _SIMDS = 4  # per workgroup processor
 
 
 class Gfx:
-    """Drive one graphics core for compute. golden: bits that the kernel sets (golden_settings)."""
+    """Drive one graphics core for compute. golden: bits that the kernel sets (golden_settings).
+    dense: places without a name between a queue's registers are written too, as in the kernel."""
 
     golden: ClassVar[Mapping[str, int]] = {"TCP_CNTL": 0x2000_0000}
+    dense: ClassVar[bool] = True
 
     def __init__(self, chip: Chip, nbio: Nbio) -> None:
         self.chip = chip
@@ -78,14 +74,14 @@ class Gfx:
         self, *, me: int = 0, pipe: int = 0, queue: int = 0, vmid: int = 0, goes_on: bool = False
     ) -> Iterator[None]:
         """Aim banked registers at one queue or VMID; a leftover selection misdirects other
-        accesses. goes_on: another `select` follows at once, which is enough where a write is a
-        message."""
+        accesses. goes_on: another `select` follows at once, which is enough (gfx_v11_0.c,
+        init_compute_vmid)."""
         register = self.chip.gc.GRBM_GFX_CNTL
         register.write(MEID=me, PIPEID=pipe, QUEUEID=queue, VMID=vmid)
         left = False
         try:
             yield
-            left = goes_on and self.chip.bus.messages
+            left = goes_on
         finally:
             if not left:
                 register.write(0)
@@ -121,6 +117,9 @@ class Gfx:
                 limit_s=AUTOLOAD_LIMIT_S,
             )
 
+    def start_front(self, starts: Mapping[str, int]) -> None:
+        """Point the engines of graphics at their programs, where they have one."""
+
     @batched
     def start_mec(self, start_address: int) -> None:
         """Point all MEC pipes at their program and pulse their resets; leaves them inactive."""
@@ -136,29 +135,23 @@ class Gfx:
 
     @batched
     def configure(self) -> None:
-        """Set the constants of the shader core, the RLC and the doorbell routes."""
+        """As a step: set the constants of the shader core and the RLC, let only doorbells signal
+        work, and have the pipes report packets that they refuse."""
+        self._poll_nothing()
+        self._enable_doorbells()
         self._set_core()
-        self._set_all_apertures()
-        self.nbio.route_compute_doorbells()
         self._set_rlc()
-        self._set_doorbells()
+        self._enable_reports()
 
     @batched
-    def configure_for_lists(self) -> None:
-        """Do the part of `configure` and `enable_mec` that comes before a list, or that only the
-        host can do. `configure_by_list` does the rest."""
+    def start_pipes(self) -> None:
+        """Set what is banked, or what the pipes need, and let all pipes run. `configure` comes
+        before it, or before the first queue."""
         self._set_all_apertures()
         self.nbio.route_compute_doorbells()
         self._set_doorbells()
         self._run_pipes()
         self.chip.clock.sleep(_MICRO_PAUSE_S)
-
-    def configure_by_list(self) -> None:
-        """Do the rest of `configure_for_lists`."""
-        self.take_doorbells()
-        self._set_core()
-        self._set_rlc()
-        self._enable_reports()
 
     def _set_core(self) -> None:
         gc = self.chip.gc
@@ -196,12 +189,6 @@ class Gfx:
             if vmid:  # as in Linux: no waves run in VMID 0
                 self.chip.gc.SH_MEM_BASES.write(SHARED_BASE=SHARED_BASE, PRIVATE_BASE=PRIVATE_BASE)
 
-    def enable_mec(self) -> None:
-        """Let all pipes run, and have them report packets that they refuse."""
-        self._enable_reports()
-        self._run_pipes()
-        self.chip.clock.sleep(_MICRO_PAUSE_S)
-
     def _enable_reports(self) -> None:
         gc = self.chip.gc
         for pipe in range(self.pipes):
@@ -231,12 +218,17 @@ class Gfx:
 
     def compute_units(self) -> int:
         """Return the number of CUs that discovery lists and the harvest registers leave on."""
-        if not self._units:
+        if not self.counted:
             self.count_units()
         return self._units
 
+    @property
+    def counted(self) -> bool:
+        """Whether `compute_units` knows the number."""
+        return bool(self._units)
+
     def count_units(self) -> None:
-        """Count the CUs for `compute_units`; see also am.units.lists."""
+        """As a step: count the CUs for `compute_units`."""
         gc, info = self.chip.gc, self.chip.discovery.gc
         assert info is not None
         wgps = 0
@@ -264,7 +256,7 @@ class Gfx:
     @batched
     def load_queue(self, pipe: int, queue: int, descriptor: Struct, *, fresh: bool = False) -> None:
         """Load a queue's MQD into its registers and activate it. fresh: the MEC was just reset. The
-        queue is then idle, and `take_doorbells` was called or a list will call it."""
+        queue is then idle, and `configure` was called or a list will call it."""
         gc, bus = self.chip.gc, self.chip.bus
         with self.select(me=MEC, pipe=pipe, queue=queue):
             if not fresh:
@@ -272,17 +264,13 @@ class Gfx:
                     self._dequeue(DEQUEUE_DRAIN)
                 self._poll_nothing()
             first = gc.CP_MQD_BASE_ADDR.index
-            for position, value in enumerate(mqd.mirrored(descriptor)):
-                bus.write32(first + position, value)
+            for index, value in enumerate(mqd.mirrored(descriptor), first):
+                if self.dense or gc.find(index) is not None:
+                    bus.write32(index, value)
             gc.CP_HQD_EOP_RPTR.write(INIT_FETCHER=1)
             gc.CP_HQD_ACTIVE.write(ACTIVE=1)
             if not fresh:
                 self._enable_doorbells()
-
-    def take_doorbells(self) -> None:
-        """Let only doorbells signal work, as `load_queue` does for a queue that is not fresh."""
-        self._poll_nothing()
-        self._enable_doorbells()
 
     def _poll_nothing(self) -> None:
         """Do not poll memory: the doorbell signals work."""
@@ -444,7 +432,7 @@ class Gfx:
 
     def reset_compute(self) -> None:
         """Reset the compute engine alone, as a driver that attaches to a running chip does. Every
-        compute queue is gone afterwards; `configure` and `enable_mec` must follow.
+        compute queue is gone afterwards; `configure` and `start_pipes` must follow.
 
         Order, bits and pause: tinygrad 0.14 at each start on a warm board. Milder than
         `soft_reset`, which resets the whole graphics core.
@@ -456,17 +444,21 @@ class Gfx:
                 with self.select(me=MEC, pipe=pipe, queue=queue):
                     if gc.CP_HQD_ACTIVE.read() & 1:
                         self._dequeue(DEQUEUE_RESET_WAVES)
-        bits = {"SOFT_RESET_CP": 1, "SOFT_RESET_CPC": 1}
-        gc.GRBM_SOFT_RESET.update(**bits)
-        self.chip.clock.sleep(_RESET_PAUSE_S)
-        gc.GRBM_SOFT_RESET.update(**dict.fromkeys(bits, 0))
+        self._strike(("SOFT_RESET_CP", "SOFT_RESET_CPC"))
         self.start_mec(program)
+
+    def _strike(self, bits: tuple[str, ...]) -> None:
+        """Reset parts of the graphics core by GRBM."""
+        reset = self.chip.gc.GRBM_SOFT_RESET
+        reset.update(**dict.fromkeys(bits, 1))
+        self.chip.clock.sleep(_RESET_PAUSE_S)
+        reset.update(**dict.fromkeys(bits, 0))
 
     def soft_reset(self) -> None:
         """Reset the command processors by GRBM; every hardware queue is gone afterwards.
 
         Order and values: gfx_v11_0.c, soft_reset. The caller is in safe mode, and restores what
-        `configure` and `enable_mec` set.
+        `configure` and `start_pipes` set.
         """
         gc = self.chip.gc
         program = self._mec_program()
@@ -479,10 +471,7 @@ class Gfx:
         gc.CP_VMID_RESET.write(_ALL_VMIDS_BUT_0)
         for _ in range(_VMID_RESET_READS):
             gc.CP_VMID_RESET.read()
-        bits = dict.fromkeys(_SOFT_RESETS, 1)
-        gc.GRBM_SOFT_RESET.update(**bits)
-        self.chip.clock.sleep(_RESET_PAUSE_S)
-        gc.GRBM_SOFT_RESET.update(**dict.fromkeys(bits, 0))
+        self._strike(_SOFT_RESETS)
         gc.CP_SOFT_RESET_CNTL.update(CMP_HQD_REG_RESET=1)
         gc.CP_MEC_RS64_CNTL.write(0)
         self.chip.wait(

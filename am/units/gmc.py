@@ -6,13 +6,14 @@ mmhub_v3_0.c (set-up order and values), gmc_v11_0.c (TLB flush, fault decoding).
 Contexts: VMID 0 belongs to the firmware. It reaches device memory through the system aperture and
 everything else through ugpu's tables. The first holder's work runs in VMID QUEUE_VMID, which has no
 aperture: every unmapped address faults, a null pointer too. Holders have contexts with their own
-tables, in GFXHUB alone: no unit behind MMHUB works for them. Behind a bridge, where the card has
-one holder, QUEUE_VMID has the tables of VMID 0. Other contexts stay off.
+tables, in GFXHUB alone: no unit behind MMHUB works for them. A holder without its own tables
+(am.device.card) uses those of VMID 0. Other contexts stay off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from ugpu.am.chip import remedies as advice
 from ugpu.am.chip.chip import Chip
@@ -22,6 +23,7 @@ from ugpu.am.units.memory import VIRTUAL_END, Carveout
 from ugpu.am.units.nbio import Nbio
 from ugpu.hcq.bare.bus import ALL_ONES
 from ugpu.hcq.bare.chip import batched
+from ugpu.hcq.bare.program import HostPrograms
 from ugpu.hcq.errors import ChipError, UnitTimeout
 from ugpu.hcq.registers.fields import BoundRegister, RegisterBlock
 
@@ -105,18 +107,14 @@ class Hub:
     # ---- set-up ------------------------------------------------------------------------------
 
     @batched
-    def start(
-        self, carveout: Carveout, root: int, end: int, dummy_address: int, *, by_list: bool = False
-    ) -> None:
-        """Set the hub up and clear an earlier fault. root: entry that points to the root table of
-        contexts without their own tables. end: the end of their addresses. dummy_address: bus
-        address of the host page that faulting accesses go to. by_list: set up only what VMID 0
-        needs; `finish` does the rest. Writes are in address order where the hub allows it:
-        neighbours travel together behind a bridge."""
+    def start(self, carveout: Carveout, root: int, end: int, dummy_address: int) -> None:
+        """Set up what VMID 0 needs; `finish` does the rest. root: entry that points to the root
+        table of contexts without their own tables. end: the end of their addresses. dummy_address:
+        bus address of the host page that faulting accesses go to. Writes are in address order where
+        the hub allows it: neighbours may travel together (hcq.bare.bus)."""
         bus, tlb = self.chip.bus, self.mc("MX_L1_TLB_CNTL")
-        # Nothing behind the graphics core's hub runs before the list does.
-        idle = by_list and self.prefix == "GC"
-        self._pages = (carveout, dummy_address) if idle else None
+        # Nothing behind the graphics core's hub runs before `finish`.
+        self._pages = (carveout, dummy_address) if self.prefix == "GC" else None
         self._end = end
         bus.read_ahead(self.vm("L2_CNTL"), self.vm("L2_PROTECTION_FAULT_CNTL2"))
         bus.read_ahead(tlb, tlb)
@@ -125,12 +123,10 @@ class Hub:
         self._set_caches()
         self._enable_context(0)
         self.on = True
-        if not by_list:
-            self.finish()
 
     @batched
     def finish(self) -> None:
-        """Do the rest of `start`; works in a list too (am.units.lists). Nothing runs in the other
+        """As a step: do the rest of `start`, and clear an earlier fault. Nothing runs in the other
         contexts yet, and the fault defaults are enabled by their reset value."""
         if self._pages is not None:
             self._set_fault_pages(*self._pages)
@@ -177,12 +173,12 @@ class Hub:
         """
         for engine in range(_ENGINES):
             self.write64(f"INVALIDATE_ENG{engine}_ADDR_RANGE", 0x1F_FFFF_FFFF)
-        runs = self.chip.bus.runs
-        for vmid in range(_CONTEXTS) if runs else VMIDS:
+        vmids = self.chip.bus.worthwhile(range(_CONTEXTS), VMIDS)
+        for vmid in vmids:
             self.write64(f"CONTEXT{vmid}_PAGE_TABLE_BASE_ADDR", self._own.get(vmid, root))
-        for vmid in range(_CONTEXTS) if runs else VMIDS:
+        for vmid in vmids:
             self.write64(f"CONTEXT{vmid}_PAGE_TABLE_START_ADDR", 0)
-        for vmid in range(QUEUE_VMID + 1) if runs else VMIDS:
+        for vmid in (vmid for vmid in vmids if vmid <= QUEUE_VMID):
             self.write64(f"CONTEXT{vmid}_PAGE_TABLE_END_ADDR", (self._end >> _PAGE_SHIFT) - 1)
 
     @batched
@@ -288,8 +284,7 @@ class Hub:
         self._held = False
         private = self.vm("L2_BANK_SELECT_RESERVED_CID2")
         private.update(RESERVED_CACHE_PRIVATE_INVALIDATION=1)
-        if not self.chip.bus.messages:
-            private.read()  # posts the invalidation of the hub's private caches
+        self.chip.bus.push(private)  # the invalidation of the hub's private caches
 
     def _invalidate(self, vmids: Sequence[int]) -> None:
         for vmid in vmids:
@@ -358,15 +353,18 @@ class Gmc:
         root: int,
         end: int,
         dummy_address: int,
-        *,
-        by_list: bool = False,
+        programs: HostPrograms,
     ) -> None:
         """Set hubs up, see Hub.start, and discard their faults and cached translations."""
         for hub in hubs:
-            hub.start(carveout, root, end, dummy_address, by_list=by_list)
-        # Starting a queue flushes its VMID again; where each access is a message, one flush is
-        # enough.
-        self._flush(hubs, VMIDS[:1] if self.chip.bus.messages else VMIDS)
+            self._start(hub, partial(hub.start, carveout, root, end, dummy_address), programs)
+        # As in Linux (gmc_v11_0.c, gart_enable). The start of a queue flushes its VMID.
+        self._flush(hubs, VMIDS[:1])
+
+    @batched
+    def _start(self, hub: Hub, start: Callable[[], object], programs: HostPrograms) -> None:
+        start()
+        programs.leave(hub.finish)
 
     def take_fault(self, hubs: Sequence[Hub]) -> HubFault | None:
         """Read and clear the first fault that one of `hubs` has latched."""
@@ -411,8 +409,7 @@ class Gmc:
         self._invalidate(hubs, vmids)
 
     def invalidate(self, vmids: Sequence[int]) -> None:
-        """Flush the TLBs after the tables have reached memory; see `flush_tlb` and
-        am.units.lists."""
+        """As a step: flush the TLBs after the tables have reached memory; see `flush_tlb`."""
         self._invalidate(self, vmids)
 
     def _invalidate(self, hubs: Iterable[Hub], vmids: Sequence[int]) -> None:

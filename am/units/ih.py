@@ -74,21 +74,17 @@ class Ih:
         self.overflows = 0
         self._processes: dict[int, int] = {}  # VMID -> PASID
 
+    @property
+    def pointer(self) -> Mapping:
+        """The memory of the write pointer's copy, which is zero when the ring starts. Entries
+        beyond the pointer are not read."""
+        return self.memory.part(_WRITEBACK, 4)
+
     @batched
     def start(self, dummy_address: int) -> None:
-        """Set the ring up and switch interrupts on. dummy_address: a bus address to read from."""
+        """As a step: set the ring up and switch interrupts on. dummy_address: a bus address to read
+        from."""
         self.stop()
-        if not self.chip.bus.messages:  # entries beyond the pointer are not read
-            self.ring[:] = bytes(RING_SIZE)
-        self.writeback[:] = bytes(4)
-        self._set_up(dummy_address)
-
-    def start_by_list(self, dummy_address: int) -> None:
-        """Start a ring that is off and whose memory is zero; see `start` and am.units.lists."""
-        self.stop()
-        self._set_up(dummy_address)
-
-    def _set_up(self, dummy_address: int) -> None:
         self.nbio.route_interrupts(dummy_address)
         ih = self.chip.osssys
         address = self.memory.address

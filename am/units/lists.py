@@ -27,7 +27,7 @@ from ugpu.am.packets.mqd import QueueMemory
 from ugpu.am.packets.pm4 import Pm4
 from ugpu.am.units.memory import Carveout
 from ugpu.am.units.nbio import Nbio
-from ugpu.hcq.bare.program import AccessPrograms
+from ugpu.hcq.bare.program import CardPrograms
 from ugpu.hcq.bare.stages import or_silent
 from ugpu.hcq.registers.fields import RegisterMap
 from ugpu.hcq.registers.layout import Struct
@@ -66,7 +66,7 @@ class PageResults:
         self._memory.view[:4] = bytes(4)
 
 
-class ListQueue(AccessPrograms):
+class ListQueue(CardPrograms):
     """A MEC queue that executes lists. The MEC runs, and the hubs translate. One thread uses the
     queue until the chip is set up; then the queue is idle until the MEC is reset.
 
@@ -85,8 +85,8 @@ class ListQueue(AccessPrograms):
         data: Results,
         address: int,
     ) -> None:
-        super().__init__(chip.bus)
-        self.chip = chip
+        super().__init__(chip, nbio.post_hdp)
+        self.chip: Chip = chip
         self._describe = describe
         self._nbio = nbio
         self._carveout = carveout
@@ -95,12 +95,14 @@ class ListQueue(AccessPrograms):
         self._doorbell = 0  # dword index
         self._written = 0  # bytes of the ring
         self._number = 0  # of the last list
-        self._load: Callable[[], object] | None = None  # see `describe`
+        self._load: Callable[[], object] | None = None  # see `attach`
         self._descriptor = b""  # padded with zeros up to the ring
 
-    def describe(self, load: Callable[[Struct], object]) -> None:
-        """Make the queue's descriptor. `load` activates the queue with it before the first list,
+    def attach(self, load: Callable[[Struct], object]) -> None:
+        """See HostPrograms. `load` activates the queue with its descriptor before the first list,
         when both are in memory. The ring is empty again."""
+        if not self.collects:
+            return
         place = self._carveout
         doorbell = (self.chip.generation.doorbells.compute_ring0 + 1) * 2
         self._doorbell, self._written = doorbell, 0
@@ -126,8 +128,8 @@ class ListQueue(AccessPrograms):
         self._descriptor = bytes(descriptor).ljust(place.list_ring - place.list_mqd, b"\0")
         self._load = partial(load, descriptor)
 
-    def run(self, words: Sequence[int], count: int = 0) -> list[int]:
-        """Execute packets; return the `count` values that they stored with `store`."""
+    def run_packets(self, words: Sequence[int], count: int = 0) -> list[int]:
+        """See CardPrograms."""
         self._number += 1
         end = Pm4()
         end.store(self.place(0), self._number)
@@ -178,9 +180,9 @@ class ListQueue(AccessPrograms):
         return self.chip.gc.GRBM_GFX_INDEX.index
 
     def packets(self) -> Pm4:
-        """See AccessPrograms."""
+        """See CardPrograms."""
         return Pm4()
 
     def address(self, vram: int) -> int:
-        """See AccessPrograms."""
+        """See CardPrograms."""
         return self._carveout.mc(vram)

@@ -34,9 +34,3 @@ class CardHolder(BareHolder):
     def index(self) -> int:
         """See BareHolder."""
         return self.seat.index
-
-    @property
-    def starts_by_list(self) -> bool:
-        """Return whether a register list starts the queues: the MEC was just booted, and each
-        access from the host is a message."""
-        return self.units.lists is not None and not self.warm

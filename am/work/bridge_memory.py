@@ -5,6 +5,7 @@ Behind a bridge, copies go through this memory and timelines lie in it; see hcq.
 
 from __future__ import annotations
 
+from ugpu.am.units.psp.stage import OutsideStage
 from ugpu.am.work.base import CardHolder
 from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.bare.vram import PAGE
@@ -37,8 +38,8 @@ class OutsideMemory:
 
     def staged(self, staged: StagedMemory) -> StagedTransfer:
         """Return the object that copies through the memory that the PSP has read images from."""
-        stage = self._driver.units.psp.outside
-        assert stage is not None
+        stage = self._driver.units.psp.stage
+        assert isinstance(stage, OutsideStage)
         address, size = stage.mapping.address, staged.size
         memory = Buffer(self._driver.core, address, size, Placement.HOST, handle=stage.mapping)
         return StagedTransfer(self._driver.core, staged, memory)
@@ -51,7 +52,7 @@ class OutsideMemory:
         if bulk is None:
             return self._driver.wrap(control)[start : start + SIZE]
         place, self._signals = self._signals, self._signals + SIZE
-        zero = self._driver.starts_by_list  # a list has just zeroed it, see Units.signals
+        zero = self._driver.units.programs.collects  # one has just zeroed it, see Units.unclean
 
         def read(offset: int, size: int) -> bytes:
             return bulk.read_signals(place + offset, size)

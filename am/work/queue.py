@@ -18,6 +18,7 @@ from ugpu.am.packets.dispatch import ShaderRegisters, encode_launch
 from ugpu.am.units.ring_ahead import RingAhead
 from ugpu.am.work.bridge_memory import OutsideMemory
 from ugpu.am.work.image import HostImage, ImagesHolder
+from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.rings import ring as rings
 from ugpu.hcq.rings.arena import Arena
@@ -65,11 +66,7 @@ class RingQueue(rings.RingQueue[Submission]):
         self.driver = driver
         self.doorbell = doorbell  # dword index
         memory = driver.map(self.arena_size + RING_SIZE + CONTROL_SIZE, Placement.HOST)
-        self._memory = memory
-        # Without lists of accesses, where each is a message (the vendor's bridge firmware), a
-        # megabyte would take minutes: TODO[usb-stock-arena].
-        if not driver.starts_by_list and not (driver.chip.bus.messages and not driver.units.lists):
-            memory.clear_behind(0)
+        self.memory = memory
         self.arena = Arena(int(memory.address), memory.view, self.arena_size)
         self.ring = memory.part(self.arena_size, RING_SIZE)
         self.control = memory.part(self.arena_size + RING_SIZE, CONTROL_SIZE)
@@ -78,16 +75,17 @@ class RingQueue(rings.RingQueue[Submission]):
         timeline = driver.outside.timeline(self.control, _TIMELINE)
         self.timeline = Timeline(driver.core, timeline, f"{driver.name} {name}")
         self._ahead = RingAhead(SLOTS)
-        self.restart(clear=not driver.starts_by_list)
+        self.restart(clear=False)
 
     @property
-    def cleared(self) -> list[tuple[int, int]]:
-        """Addresses and sizes of memory to zero before the hardware queue is set up."""
-        return [(int(self._memory.address), self._memory.size)]
+    def pointers(self) -> Mapping:
+        """The memory of pointers and fence, which is zero before the hardware queue is set up. The
+        rest of `memory` may contain anything: the hardware does not read beyond the pointer."""
+        return self.memory.part(self.arena_size + RING_SIZE, _TIMELINE)
 
     def restart(self, *, clear: bool = True) -> None:
-        """Forget all submissions: the hardware queue was set up again, at zero. clear: zero its
-        memory; otherwise a register list does that."""
+        """Forget all submissions: the hardware queue was set up again, at zero. clear: zero
+        `pointers`."""
         self.forget()
         self.innocent = 0  # slots that had ended when no failure had been reported
         self._kernels: list[tuple[str, ...]] = [()] * SLOTS  # by slot
@@ -95,10 +93,6 @@ class RingQueue(rings.RingQueue[Submission]):
         self._seen = 0  # slots that were done when it was last read
         if clear:
             self._control_view[:_TIMELINE] = bytes(_TIMELINE)
-        # Hardware does not read beyond the write pointer; where writes are messages, anything may
-        # be there.
-        if clear and not self.driver.chip.bus.messages:
-            self._ring_view[:] = bytes(RING_SIZE)
         self._ahead.clear()
         self._rung: int | None = None  # the doorbell's last value
         self._slot = list(self._slot_template())
@@ -215,7 +209,7 @@ class RingQueue(rings.RingQueue[Submission]):
             resident.patched = False
 
     def _ring(self, pointer: int) -> None:
-        """Ring the doorbell of a card behind a bridge."""
+        """Ring the doorbell, with its low half alone where that is enough."""
         doorbells, place = self.driver.chip.doorbells, self.doorbell * 4
         before, self._rung = self._rung, None
         if self.half_doorbells and before is not None and before >> 32 == pointer >> 32:

@@ -10,7 +10,6 @@ from ugpu.am.boot.units import UnitClasses
 from ugpu.am.packets.mqd import QueueMemory
 from ugpu.am.packets.sdma import Engine, RingMemory
 from ugpu.am.units.gmc import VMIDS
-from ugpu.am.units.lists import ListQueue
 from ugpu.am.work.queue import RING_SIZE, ComputeQueue, CopyQueue, QueueHolder, RingQueue
 from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.registers.fields import RegisterMap
@@ -54,16 +53,14 @@ class Queues:
         self.compute: list[ComputeQueue] = []
         self.copy: list[CopyQueue] = []
 
-    def make(self) -> None:
-        """Make the queues that the chip has, and start them. All have their memory before the first
-        one starts: one TLB flush is enough for all."""
-        driver, seat = self._driver, self._driver.seat
+    def make(self) -> bool:
+        """Make the queues that the chip has, and start them; return whether the card was seen to
+        take part. All have their memory before the first one starts: one TLB flush is enough."""
+        driver, seat, programs = self._driver, self._driver.seat, self._driver.units.programs
         facts, made = driver.facts, driver.generation
         with driver.stages.stage("compute queue"):
             with driver.memory.together():
                 self._eop = driver.map(EOP_SIZE, Placement.DEVICE)
-                if not driver.starts_by_list:
-                    self._clear_by_host(self._eop)
                 pipe, queue = seat.compute_slot(facts)
                 doorbell = seat.compute_doorbell(facts)
                 compute = made.compute_queue(driver, pipe, queue, doorbell)
@@ -71,37 +68,34 @@ class Queues:
                 for engine in self._engines():
                     doorbell = seat.copy_doorbell(facts, engine.index)
                     self.copy.append(made.copy_queue(driver, engine, doorbell))
-            if not driver.starts_by_list:
-                self.start(compute)
+            programs.leave(
+                partial(driver.units.gmc.invalidate, VMIDS),
+                by_host=driver.flush_tlb,
+                then=self._memory_seen,
+            )
+            programs.wipe(self._eop)
+            for ring in self.all:
+                programs.wipe(ring.memory)
+                programs.clear(ring.pointers)
+            self._load(compute, fresh=not driver.is_tenant)
         with driver.stages.stage("copy queues"):
             if not driver.is_tenant:
                 self.route_copy_doorbells()
-            if driver.units.lists is not None and driver.starts_by_list:
-                self._start_by_list(driver.units.lists)
-            else:
-                for copy in self.copy:
-                    self.start(copy)
+            for copy in self.copy:
+                programs.leave(partial(self._start_copy, copy))
+            programs.run()
+            return programs.end()
 
-    def _start_by_list(self, lists: ListQueue) -> None:
-        """Use a list of registers to let the hubs see the memory of all queues, zero it and start
-        the copy queues. Then start the compute queue without a list, because its registers are
-        banked."""
-        driver = self._driver
-        places = [place for queue in self.all for place in queue.cleared]
-        places.append((int(self._eop.address), EOP_SIZE))
-        zero = (partial(lists.zero, *place) for place in places)
-        described = [(queue, *self._describe(queue)) for queue in self.compute]
-        lists.execute(
-            partial(driver.units.gmc.invalidate, VMIDS),
-            *zero,
-            *(partial(self._start_copy, queue) for queue in self.copy),
-            *(partial(lists.put, place, bytes(made)) for _, place, made in described),
-            *driver.units.later,
-        )
-        driver.units.later.clear()
-        driver.memory.stale = False
-        for compute, _, descriptor in described:
-            driver.units.gfx.load_queue(compute.pipe, compute.queue, descriptor, fresh=True)
+    def _memory_seen(self, _: object) -> None:
+        self._driver.memory.stale = False
+
+    def _load(self, queue: ComputeQueue, *, fresh: bool = False) -> None:
+        """Describe the queue in its MQD and load it. fresh: see Gfx.load_queue."""
+        programs, gfx = self._driver.units.programs, self._driver.units.gfx
+        place, descriptor = self._describe(queue)
+        load = partial(gfx.load_queue, queue.pipe, queue.queue, descriptor, fresh=fresh)
+        programs.put(place, bytes(descriptor))
+        programs.leave(then=lambda _: load())  # by the host: the registers are banked
 
     def _engines(self) -> list[Engine]:
         """Return the copy engines, each with the holder's queue of it."""
@@ -124,17 +118,9 @@ class Queues:
         if self._driver.memory.stale:
             self._driver.flush_tlb()
         if isinstance(queue, ComputeQueue):
-            self._start_compute(queue)
+            self._load(queue)
         elif isinstance(queue, CopyQueue):
             self._start_copy(queue)
-
-    def _start_compute(self, queue: ComputeQueue) -> None:
-        """Describe the queue in its MQD and load it."""
-        driver = self._driver
-        place, descriptor = self._describe(queue)
-        driver.chip.vram.write(place, bytes(descriptor))
-        driver.units.nbio.post_hdp()
-        driver.units.gfx.load_queue(queue.pipe, queue.queue, descriptor)
 
     def _describe(self, queue: ComputeQueue) -> tuple[int, Struct]:
         """Make a queue's MQD; return its place in VRAM, and the MQD."""
@@ -171,12 +157,6 @@ class Queues:
         )
 
     # ---- clearing ----------------------------------------------------------------------------
-
-    def _clear_by_host(self, mapping: Mapping) -> None:
-        """Clear VRAM through the host's window: for small sizes, at any time."""
-        for start, length in mapping.pieces:
-            self._driver.chip.vram.write(start, bytes(length))
-        self._driver.units.nbio.post_hdp()
 
     def clear(self, mapping: Mapping) -> None:
         """Clear memory before all kernels that are submitted from now on; does not wait. It is the

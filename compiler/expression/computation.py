@@ -8,7 +8,7 @@ from functools import cached_property
 from math import prod
 
 from ugpu.compiler.expression import elementary as ops
-from ugpu.compiler.expression.algebra import Index, Range, Validity, constant, flatten
+from ugpu.compiler.expression.algebra import Index, Range, Validity, constant, flatten, unflatten
 from ugpu.compiler.expression.once import Answers
 from ugpu.compiler.expression.value import Memory, Value, walk
 
@@ -83,3 +83,8 @@ class Computation(Answers):
 
 def elements(ranges: Sequence[Range]) -> int:
     return prod(r.size for r in ranges)
+
+
+def places_at(ranges: Sequence[Range], position: Index) -> dict[Range, Index]:
+    """Return the value of each range at a row-major position of all of them."""
+    return dict(zip(ranges, unflatten(position, tuple(r.size for r in ranges)), strict=True))

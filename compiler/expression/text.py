@@ -39,13 +39,14 @@ class Printer:
             for source in node.sources:
                 uses[id(source)] = uses.get(id(source), 0) + 1
         shown: dict[int, str] = {}
+        count = 0
         for node in nodes:
             text = operation_text(node, [shown[id(source)] for source in node.sources])
             if uses.get(id(node), 0) > 1 and node.op not in ("const", "index"):
-                name = f"%{sum(1 for t in shown.values() if t.startswith('%'))}"
-                self.lines.append(f"{indent}{name} = {text}")
-                text = name
+                self.lines.append(f"{indent}%{count} = {text}")
+                text = f"%{count}"
             shown[id(node)] = text
+            count += text.startswith("%")
         return shown[id(root)]
 
 

@@ -21,9 +21,10 @@ from ugpu.compiler.expression.algebra import (
 from ugpu.compiler.expression.computation import Chosen, Computation, elements
 from ugpu.compiler.expression.value import substitute
 from ugpu.compiler.kernel.gpu import loops as gpu_loops
-from ugpu.compiler.kernel.gpu.loops import kernel_of, threads_along
+from ugpu.compiler.kernel.gpu.loops import threads_along
 from ugpu.compiler.kernel.host import loops as host_loops
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
 from ugpu.hcq.state.target import TargetSpec
 
 LINE = 16  # minimum number of elements that a group of the host takes
@@ -51,8 +52,7 @@ def host(computation: Computation, target: TargetSpec) -> Kernel:
     grid = (chunks, rows, owners)
     start = group_range(0, chunks).index() * chunk
     step = Range("i", chunk)
-    sizes = tuple(r.size for r in outer)
-    places = dict(zip(outer, unflatten(group_range(1, rows).index(), sizes), strict=True))
+    places = groups_at(outer, 1)
     if ranges:
         places[last] = start + step.index()
     allowed = _allowed(chosen, places, group_range(2, owners).index(), owners)

@@ -13,6 +13,7 @@ from ugpu.hcq.errors import BadArgument
 
 
 def matrix_of(operation: str, a: Tensor) -> Tensor:
+    """Return a matrix [..., rows, columns] as float32; BadArgument for another argument."""
     if not isinstance(a, Tensor) or a.ndim < 2 or not a.numel():
         shown = list(a.shape) if isinstance(a, Tensor) else repr(a)
         raise BadArgument(f"{operation}: expected a matrix [..., rows, columns], got {shown}")
@@ -20,6 +21,7 @@ def matrix_of(operation: str, a: Tensor) -> Tensor:
 
 
 def square_of(operation: str, a: Tensor) -> Tensor:
+    """Return a square matrix as float32; BadArgument for another argument."""
     matrix = matrix_of(operation, a)
     if matrix.shape[-1] != matrix.shape[-2]:
         raise BadArgument(f"{operation}: expected a square matrix, got shape {list(a.shape)}")
@@ -27,6 +29,7 @@ def square_of(operation: str, a: Tensor) -> Tensor:
 
 
 def batch_of(operation: str, *matrices: Tensor) -> Sequence[int]:
+    """Return the leading axes of matrices, broadcast; BadArgument if they do not fit."""
     shapes = [each.shape[:-2] for each in matrices]
     axes = max(map(len, shapes))
     sizes = []

@@ -53,6 +53,7 @@ class RegisterBus:
         self._known: dict[int, int] | None = None  # values by index, inside `setting_up`
         self._aimed: int | None = None  # address that the pair is aimed at, inside `setting_up`
         self._kept: dict[int, int] = {}  # values by index, see `keep`
+        self._relied: dict[int, int] = {}  # values by index, see `rely`
         self.selectors: frozenset[int] = frozenset()  # registers that select what others mean
         self.recorder: Recorder | None = None  # see `recorded`
         # Called with the register's index (None: several) before each access while parts of the
@@ -106,6 +107,7 @@ class RegisterBus:
             return
         self.recent.append((True, index, value))  # even if the write raises
         self._kept.pop(index, None)
+        self._relied.pop(index, None)
         if self.recorder is not None:
             self.recorder.write32(index, value)
             return
@@ -158,9 +160,40 @@ class RegisterBus:
         if self._known is not None and register.index in self._known:
             self._kept[register.index] = self._known[register.index]
 
+    def rely(self, register: BoundRegister, value: int | None) -> None:
+        """Note that a register has `value`, which only the caller's writes and resets change; None:
+        that it may have another one. See `relied`."""
+        self._relied.pop(register.index, None)
+        if self.messages and value is not None:
+            self._relied[register.index] = value
+
+    def relied(self, register: BoundRegister) -> int | None:
+        """Return the value that a register has by `rely`; None if the caller must read or write it:
+        always, where an access costs little, and after a write or `forget`."""
+        return self._relied.get(register.index)
+
     def forget(self) -> None:
         """Drop all kept values: the chip, or a part of it, was reset."""
         self._kept.clear()
+        self._relied.clear()
+
+    def push(self, register: BoundRegister) -> None:
+        """Have the writes before this call arrive, by reading a register. Messages arrive in order,
+        and a program's accesses are complete one after the other: nothing is read then."""
+        if not self.messages and self.recorder is None:
+            self.read32(register.index)
+
+    def take(self, register: BoundRegister, taker: Callable[[int], object]) -> None:
+        """Give a register's value to `taker`: now, or when the program that reads it has run."""
+        if self.recorder is not None:
+            self.recorder.keep(register.index, taker)
+        else:
+            taker(self.read32(register.index))
+
+    def worthwhile(self, all_of: Sequence[int], needed: Sequence[int]) -> Sequence[int]:
+        """Return which of `all_of`, places in a row of neighbouring registers, to write, where only
+        those at `needed` must be: all, unless each costs a message of its own."""
+        return all_of if self.runs else needed
 
     def read_with(self, index: int, others: Sequence[int]) -> int:
         """Read a register by its index. Where accesses are messages, the registers up to the last

@@ -39,8 +39,10 @@ class Member(Protocol):
 
     name: str
     core: Core
-    memory: AddressSpace
     unfinished: Level | None
+
+    @property
+    def memory(self) -> AddressSpace: ...
 
     @property
     def index(self) -> int: ...
@@ -62,6 +64,7 @@ class BareCard(ABC, Generic[H]):
     """
 
     seats = 1
+    images_stage = "firmware images"  # of the start
 
     def __init__(
         self, name: str, transport: Transport, stages: Stages, *, leave_warm: bool = True
@@ -75,6 +78,7 @@ class BareCard(ABC, Generic[H]):
         self.stuck: list[H] = []
         self.shared = False
         self.warm = False
+        self._has_images = False
 
     # ---- what the vendor does ----------------------------------------------------------------
 
@@ -181,8 +185,7 @@ class BareCard(ABC, Generic[H]):
         self.warm = awake and not force_cold and self.is_warm() and self._attach()
         if self.warm:
             return
-        with self.stages.stage("firmware images"):
-            self.find_firmware()
+        self.find_images()
         try:
             self._boot()
         except FirmwareError as error:
@@ -191,6 +194,13 @@ class BareCard(ABC, Generic[H]):
             # The previous boot noted a component and was cut off before it sent the component.
             log.warning("%s: an interrupted boot cannot be continued: %s", self.name, error)
             self._boot()
+
+    def find_images(self) -> None:
+        """Find the firmware as a stage of the start, once."""
+        if not self._has_images:
+            with self.stages.stage(self.images_stage):
+                self.find_firmware()
+            self._has_images = True
 
     def _boot(self) -> None:
         self.make_fresh(self.stages)

@@ -58,8 +58,8 @@ class BareChip(ABC):
     vram: Vram
     doorbells: Window
 
-    def __init__(self, transport: Transport, register_bar: int, *, runs: bool = True) -> None:
-        """register_bar: number of the BAR with registers. runs: see RegisterBus."""
+    def __init__(self, transport: Transport, register_bar: int) -> None:
+        """register_bar: number of the BAR with registers."""
         self.transport = transport
         self.link = Link(transport)
         self.dark = False
@@ -68,7 +68,7 @@ class BareChip(ABC):
         self.bus = RegisterBus(
             transport.window(register_bar),
             messages=transport.traits.register_messages,
-            runs=runs,
+            runs=transport.traits.staged is None,
         )
 
     @abstractmethod
@@ -119,6 +119,21 @@ class BareChip(ABC):
                 registers="all ones",
                 remedy=remedies.LINK,
             )
+
+    def read_stated(
+        self, address: int, most: int, header: int, size_of: Callable[[bytes], int]
+    ) -> bytes:
+        """Read VRAM with a structure of at most `most` bytes that states its size in its first
+        `header` bytes: no more than that where a dword takes several messages. size_of: returns the
+        size stated."""
+        if not self.bus.runs:
+            most = min(most, size_of(self.vram.read(address, header)))
+        return self.vram.read(address, most)
+
+    def await_answer(self, seconds: float) -> None:
+        """Where a poll is a message, wait until there can be an answer."""
+        if self.bus.messages:
+            self.clock.sleep(seconds)
 
     def wait_bits(
         self,

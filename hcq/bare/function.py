@@ -26,6 +26,12 @@ def enable_function(transport: Transport) -> int:
     return command
 
 
+def keep_config(chip: BareChip) -> None:
+    """Keep configuration space as first contact found it, if another program can reach the slot."""
+    if chip.transport.traits.host_memory:
+        chip.kept = SavedConfig(chip.transport.config_read)
+
+
 def enable_master(chip: BareChip) -> None:
     """Let the function access host memory. Behind a bridge the command register is not read again,
     because no other program changes it."""

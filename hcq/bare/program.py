@@ -1,19 +1,22 @@
 """Programs of register accesses: recorded from the code that makes them, run by the card itself.
 
 Where an access from the host is a message over a link, a processor of the card runs many of them at
-once. The code that sets a unit up is the same either way: its accesses go through the bus
-(bare.bus), which hands them to a recorder here. Reads that the course depends on are made before,
-all together.
+once. The code that sets a unit up is the same either way: it leaves steps to `HostPrograms`, which
+does them at once, or to `CardPrograms`. There their accesses go through the bus (bare.bus), which
+hands them to a recorder here. Reads that the course depends on are made before, all together.
 """
 
 from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from ugpu.hcq.bare.bus import RegisterBus
+from ugpu.hcq.bare.chip import BareChip
+from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.work.command_buffer import Symbol
 
 
@@ -33,15 +36,168 @@ class AccessPackets(Protocol):
     def store_words(self, address: Symbol, words: Sequence[int]) -> None: ...
 
 
-class AccessPrograms(ABC):
-    """Runs programs of accesses. results: the most values that one returns. selector: dword index
-    of the register that selects what banked registers mean; one selection counts at a time."""
+class HostPrograms:
+    """Does steps that belong together; here the host does each access, at once.
+
+    A step reads, changes and awaits registers, and nothing else: it may be called twice. What it
+    finds out it passes on by `RegisterBus.take`. posted: has the host's writes to VRAM arrive
+    before its next one (HDP on AMD's cards).
+    """
+
+    #: what is left waits for `run`
+    collects = False
+
+    def __init__(self, chip: BareChip, posted: Callable[[], object]) -> None:
+        self.chip = chip
+        self.bus = chip.bus
+        self._posted = posted
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """While the card starts from its reset: what is left inside and afterwards, up to `end`,
+        may be done later than the host's own accesses."""
+        yield
+
+    def attach(self, load: Callable[[Any], object]) -> None:
+        """The card's processor runs: use it from now on. load: activates a queue of it."""
+
+    def leave(
+        self,
+        *steps: Callable[[], object],
+        read: Callable[[], Sequence[int]] = tuple,
+        then: Callable[[list[int]], object] | None = None,
+        by_host: Callable[[], object] | None = None,
+    ) -> None:
+        """Do `steps`, in order, at the latest in the next `run`. Then the host calls `then` with
+        the words of VRAM at the places that `read` returns, as they are after the steps. by_host:
+        done in place of the steps where the host does them, if it has to do more."""
+        for step in (by_host,) if by_host is not None else steps:
+            step()
+        if then is not None:
+            then([int.from_bytes(self.chip.vram.read(at, 4), "little") for at in read()])
+
+    def clear(self, mapping: Mapping) -> None:
+        """Zero memory, as a step."""
+        if mapping.pieces and mapping.shared is None:
+            for start, length in mapping.pieces:
+                self.chip.vram.write(start, bytes(length))
+            self._posted()
+        else:
+            mapping.view[:] = bytes(mapping.size)
+
+    def wipe(self, mapping: Mapping) -> None:
+        """Zero memory that was just mapped, as a step: what others left in it is not found. Does
+        nothing where a dword takes several messages, and a megabyte minutes:
+        TODO[usb-stock-arena]."""
+        if mapping.pieces and mapping.shared is None:
+            self.clear(mapping)
+        elif self.bus.runs:
+            mapping.clear_behind(0)
+
+    def put(self, place: int, content: bytes) -> None:
+        """Write whole dwords of VRAM, as a step."""
+        self.chip.vram.write(place, content)
+        self._posted()
+
+    def run(self, *, foresee: Sequence[Callable[[], object]] = ()) -> None:
+        """Do what was left. foresee: steps that will be left next; nothing else may change what
+        they read."""
+
+    def end(self) -> bool:
+        """Do what was left; the host does each access from now on. Return whether the card was seen
+        to execute steps since `starting`."""
+        return False
+
+
+class _Left(NamedTuple):
+    """Steps that wait, see HostPrograms.leave."""
+
+    steps: tuple[Callable[[], object], ...]
+    read: Callable[[], Sequence[int]]
+    then: Callable[[list[int]], object] | None
+    by_host: Callable[[], object] | None
+
+
+class CardPrograms(HostPrograms, ABC):
+    """A processor of the card runs steps, between `starting` and `end`. results: the most values
+    that one program returns. selector: dword index of the register that selects what banked
+    registers mean; one selection counts at a time."""
 
     results: int
 
-    def __init__(self, bus: RegisterBus) -> None:
-        self.bus = bus
+    def __init__(self, chip: BareChip, posted: Callable[[], object]) -> None:
+        super().__init__(chip, posted)
         self._foreseen: dict[_Place, int] = {}  # values read for the next program
+        self._left: list[_Left] = []
+        self._ran = False
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """See HostPrograms. An exception inside drops what was left."""
+        self.collects, self._left, self._ran = True, [], False
+        try:
+            yield
+        except BaseException:
+            self.collects, self._left = False, []
+            raise
+
+    def leave(
+        self,
+        *steps: Callable[[], object],
+        read: Callable[[], Sequence[int]] = tuple,
+        then: Callable[[list[int]], object] | None = None,
+        by_host: Callable[[], object] | None = None,
+    ) -> None:
+        """See HostPrograms."""
+        if self.collects:
+            self._left.append(_Left(steps, read, then, by_host))
+        else:
+            super().leave(*steps, read=read, then=then, by_host=by_host)
+
+    def clear(self, mapping: Mapping) -> None:
+        """See HostPrograms. The processor's caches must not contain any of the memory."""
+        if self.collects:
+            zero = partial(self.zero, int(mapping.address), mapping.size)
+            self.leave(zero, by_host=partial(super().clear, mapping))
+        else:
+            super().clear(mapping)
+
+    def wipe(self, mapping: Mapping) -> None:
+        """See HostPrograms."""
+        if self.collects:
+            self.clear(mapping)
+        else:
+            super().wipe(mapping)
+
+    def put(self, place: int, content: bytes) -> None:
+        """See HostPrograms. The processor's caches must not contain the dwords."""
+        if self.collects:
+            write = partial(self.write, place, content)
+            self.leave(write, by_host=partial(super().put, place, content))
+        else:
+            super().put(place, content)
+
+    def run(self, *, foresee: Sequence[Callable[[], object]] = ()) -> None:
+        """See HostPrograms. FirmwareSilent if the processor does not run it."""
+        if not self.collects:
+            return
+        left, self._left = self._left, []
+        steps = [step for group in left for step in group.steps]
+        places = [group.read() for group in left]
+        read = [place for group in places for place in group]
+        words = self.execute(*steps, read=read, foresee=foresee)
+        self._ran = True
+        for group, mine in zip(left, places, strict=True):
+            values, words = words[: len(mine)], words[len(mine) :]
+            if group.then is not None:
+                group.then(values)
+
+    def end(self) -> bool:
+        """See HostPrograms."""
+        left, self._left, self.collects = self._left, [], False
+        for group in left:
+            self.leave(*group.steps, read=group.read, then=group.then, by_host=group.by_host)
+        return self._ran
 
     @property
     @abstractmethod
@@ -52,7 +208,7 @@ class AccessPrograms(ABC):
         """Return a program without packets."""
 
     @abstractmethod
-    def run(self, words: Sequence[int], count: int = 0) -> list[int]:
+    def run_packets(self, words: Sequence[int], count: int = 0) -> list[int]:
         """Execute packets; return the `count` values that they stored (`place`). FirmwareSilent."""
 
     @abstractmethod
@@ -69,7 +225,7 @@ class AccessPrograms(ABC):
         assert self.bus.recorder is not None
         self.bus.recorder.fill(address, size)
 
-    def put(self, place: int, content: bytes) -> None:
+    def write(self, place: int, content: bytes) -> None:
         """As a step of `execute`: write whole dwords of VRAM that the processor's caches do not
         have."""
         assert self.bus.recorder is not None
@@ -87,7 +243,7 @@ class AccessPrograms(ABC):
                     packets.write_register(self.selector, selection)
                     selected = selection
                 packets.store_register(self.place(number), index)
-            found.update(zip(part, self.run(packets.words, len(part)), strict=True))
+            found.update(zip(part, self.run_packets(packets.words, len(part)), strict=True))
         return found
 
     def execute(
@@ -168,7 +324,7 @@ class _Record:
     """Recorder that makes a list of writes and waits. A read of an unknown value (where the course
     depends on a value) ends the list and begins another one."""
 
-    def __init__(self, programs: AccessPrograms, known: dict[_Place, int]) -> None:
+    def __init__(self, programs: CardPrograms, known: dict[_Place, int]) -> None:
         self.packets = programs.packets()
         self._programs = programs
         self._known = known
@@ -221,7 +377,7 @@ class _Record:
         packets, self.packets = self.packets, self._programs.packets()
         takers, self._takers = self._takers, []
         words: list[int] = []
-        values = self._programs.run(packets.words, len(takers)) if packets.words else []
+        values = self._programs.run_packets(packets.words, len(takers)) if packets.words else []
         for take, value in zip(takers, values, strict=True):
             if take is None:
                 words.append(value)

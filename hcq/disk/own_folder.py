@@ -143,4 +143,4 @@ def _content(file: int, path: Path, most: int, remedy: str = _REMEDY) -> bytes:
     if status.st_size > most:
         raise Untrusted(f"{path} has {status.st_size} bytes, expected at most {most}")
     with open(file, "rb", closefd=False) as content:
-        return content.read(most + 1)
+        return content.read(status.st_size + 1)  # which allocates as much

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 
 from ugpu.hcq.errors import BadArgument
-from ugpu.hcq.find.catalogue import vendor_of
+from ugpu.hcq.find.catalogue import VARIANTS, vendor_of
 from ugpu.hcq.find.node_drivers import NODE_DRIVERS
 
 STAGES = {
@@ -18,6 +18,11 @@ STAGES = {
         *("firmware images", "NBIO", "MMHUB", "IH", "PSP bootloader", "PSP ring", "TMR"),
         *("IP firmware", "SMU", "RLC autoload", "MEC", "GFXHUB", "engine resets", "GFX"),
         *("compute queue", "copy queues"),
+    ),
+    "nv-bare": (
+        *("firmware files", "gfw-boot", "rejoin", "unload or reset", "vbios", "layout", "frts"),
+        *("gsp-reset", "booter", "chain-of-trust", "lockdown", "riscv", "init-done"),
+        *("static-info", "objects and address space", "copy queues", "compute queue"),
     ),
     "nv": ("objects and address space", "copy queues", "compute queue"),
     "qcom": ("identify", "context", "first work"),
@@ -31,7 +36,10 @@ def stages_of(name: str) -> tuple[str, ...]:
     kind, _, rest = name.partition(":")
     driver: str | None = kind
     if kind == "virtual":
-        driver = vendor_of(rest.partition("+")[0])
+        chip, _, variant = rest.partition("+")
+        driver = vendor_of(chip)
+        if driver is not None and variant in VARIANTS.get(driver, ()):
+            driver = f"{driver}-bare"
     elif kind in NODE_DRIVERS:
         driver = NODE_DRIVERS[kind].entry.partition(".")[0]
     if driver in STAGES:

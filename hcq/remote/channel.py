@@ -78,6 +78,7 @@ class Channel:
 
     Attributes:
         secure: whether it is an OpenSSL connection.
+        beside: a descriptor that `receive` does not wait beyond, once it is readable; -1: none.
     """
 
     def __init__(self, connection: socket.socket, limits: Limits) -> None:
@@ -93,6 +94,8 @@ class Channel:
         self.received = 0  # bytes, of all messages
         self.sent = 0  # messages
         self.closed = False
+        self.beside = -1
+        self._unread = memoryview(b"")  # received before the socket's bytes; see `unread`
 
     @property
     def limits(self) -> Limits:
@@ -153,15 +156,21 @@ class Channel:
     # ---- receiving ---------------------------------------------------------------------------
 
     def receive(self, limit_s: float | None = None) -> Message | None:
-        """Return the next message, None if it has not arrived whole within `limit_s`; the next call
-        continues with what has arrived. WireError for bytes that are not a message, or a message
-        that takes longer than MESSAGE_LIMIT_S; Disconnected at the end."""
+        """Return the next message, None if it has not arrived whole within `limit_s`, or before
+        `beside` is readable; the next call continues with what has arrived. WireError for bytes
+        that are not a message, or a message that takes longer than MESSAGE_LIMIT_S; Disconnected at
+        the end."""
         end = None if limit_s is None else time.monotonic() + limit_s
         message = self._incoming.more()
         while message is None:
             space = self._incoming.space()
-            left = self._left(end)
-            count = self._attempt(partial(self._socket.recv_into, space), left)
+            if self._unread:
+                count: int | None = min(len(space), len(self._unread))
+                space[:count] = self._unread[:count]
+                self._unread = self._unread[count:]
+            else:
+                left = self._left(end)
+                count = self._attempt(partial(self._socket.recv_into, space), left)
             if count is None:
                 if self._began is not None and self._left(None) == 0:
                     raise WireError("a message did not arrive in time", limit_s=MESSAGE_LIMIT_S)
@@ -174,6 +183,22 @@ class Channel:
             message = self._incoming.took(count)
         self._began = time.monotonic() if self._incoming.partial else None
         return message
+
+    @property
+    def partial(self) -> bool:
+        """Whether bytes have been received that `receive` has not returned as a message yet."""
+        return self._incoming.partial or bool(self._unread)
+
+    def unread(self) -> bytes:
+        """Return bytes that have been received but not returned as messages, and forget them: for
+        `restore` in another process that has the socket too. The thread that receives calls it."""
+        unread = self._incoming.unread() + self._unread
+        self._unread, self._began = memoryview(b""), None
+        return unread
+
+    def restore(self, unread: bytes) -> None:
+        """Continue after these bytes; see `unread`."""
+        self._unread = memoryview(unread)
 
     def _left(self, end: float | None) -> float | None:
         """Return the seconds until `end` or until the present message is late; None: no limit."""
@@ -202,9 +227,11 @@ class Channel:
             left = None if end is None else max(0.0, end - time.monotonic())
             if left == 0.0 and not self.closed:
                 return None
-            self._poll(events, left)
+            if self.beside in self._poll(events, left, self.beside):
+                return None
 
-    def _poll(self, events: int, limit_s: float | None) -> bool:
+    def _poll(self, events: int, limit_s: float | None, beside: int = -1) -> list[int]:
+        """Wait; return the descriptors that are ready."""
         if self.closed:
             raise Disconnected("the connection is closed")
         poll = select.poll()
@@ -212,7 +239,10 @@ class Channel:
             poll.register(self._socket, events)
         except (OSError, ValueError) as error:
             raise Disconnected(f"the connection broke: {error}") from None
-        return bool(poll.poll(None if limit_s is None else limit_s * 1000))
+        if beside >= 0:
+            poll.register(beside, select.POLLIN)
+        ready = poll.poll(None if limit_s is None else limit_s * 1000)
+        return [descriptor for descriptor, _ in ready]
 
     # ---- the end -----------------------------------------------------------------------------
 

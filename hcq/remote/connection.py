@@ -44,6 +44,10 @@ PAUSE_S = 0.05
 BYE_S = 1.0  # TIMEOUT: for sending the remaining messages in `close`
 
 
+class NoReply(DeviceHang):
+    """A call got no reply in time."""
+
+
 class Owned:
     """An object that the server holds for this client, by number: memory, a program. If the last
     reference is dropped, or a call is interrupted before there is a reference, it is given back to
@@ -166,7 +170,7 @@ class Connection:
         """Return the reply to the request of `begin`."""
         waiting = self._waiting[number]  # the receiving thread looks it up
         if not waiting.done.wait(limit_s):
-            raise DeviceHang(f"{self.name} did not reply within {limit_s} s", limit_s=limit_s)
+            raise NoReply(f"{self.name} did not reply within {limit_s} s", limit_s=limit_s)
         self._waiting.pop(number, None)
         reply = waiting.reply
         if reply is None:

@@ -15,8 +15,10 @@ import threading
 from collections import deque
 from typing import NamedTuple
 
+import msgpack
+
 from ugpu.hcq.remote.channel import Channel, Disconnected, Frame
-from ugpu.hcq.remote.wire import Message, WireError
+from ugpu.hcq.remote.wire import Bytes, Message, WireError, encode
 
 ACK_FRAMES, ACK_BYTES = 64, 1 << 20  # received since the last frame that was sent
 FULL = 64 << 20  # bytes kept, above which a sender waits for the peer
@@ -160,15 +162,18 @@ class Session:
         number, message = frame.sequence, frame.message
         if number:
             if number > self._sent and (not self._kept or self._kept[-1].sequence < number):
-                before = self._kept[-1].after if self._kept else 0
-                size = _FRAME + len(message.data)
-                self._kept.append(_Kept(number, message, before, before + size))
+                self._keep(number, message)
             self._sent = max(self._sent, number)
         if self._again and self._again[0].message is message:
             self._again.popleft()
         elif self._waiting and self._waiting[0] is message:
             self._waiting.popleft()
         self._current = None
+
+    def _keep(self, number: int, message: Message) -> None:
+        before = self._kept[-1].after if self._kept else 0
+        size = _FRAME + len(message.data)
+        self._kept.append(_Kept(number, message, before, before + size))
 
     def _break(self, channel: Channel) -> None:
         """Note that a connection is broken. Disconnected if there will be no other one."""
@@ -227,6 +232,48 @@ class Session:
                 self._kept.popleft()
             self._changed.notify_all()
 
+    # ---- another process ---------------------------------------------------------------------
+
+    def pack(self, again: Message | None = None) -> bytes:
+        """Return the state, for a session of another process that continues with the same socket.
+        All messages are sent (`flush`), or the connection is broken. The thread that receives calls
+        it, and nothing is sent here before `unpack`. again: the last received message, which the
+        other process receives again."""
+        with self._lock:
+            if self._current is not None and self._current.sequence:
+                self._written(self._current)
+            frames = [[each.sequence, *_parts(each.message)] for each in self._kept]
+            waiting = [_parts(message) for message in self._waiting]
+            counts = [self._since_frames, self._since_bytes]
+            self._current = None
+            for messages in (self._kept, self._again, self._waiting):
+                messages.clear()
+            unread, received = self.channel.unread(), self.received
+            if again is not None:
+                unread = b"".join((*encode(again), unread))
+                received -= bool(again.sequence)
+            state = [self.keeps, received, self._sent, frames, waiting, counts, unread]
+            packed: bytes = msgpack.packb(state)
+            return packed
+
+    def unpack(self, state: Bytes) -> None:
+        """Continue after another process, with what `pack` returned there. Messages that wait here
+        follow those that wait there. `push` must follow. WireError."""
+        with self._lock:
+            try:
+                keeps, received, sent, frames, waiting, counts, unread = msgpack.unpackb(state)
+                kept = [(int(number), Message(*parts)) for number, *parts in frames]
+                late = [Message(*parts) for parts in waiting]
+                self._since_frames, self._since_bytes = map(int, counts)
+                self.channel.restore(bytes(unread))
+            except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+                raise WireError(f"expected the state of a session: {error}") from None
+            self.keeps, self.received, self._sent = bool(keeps), int(received), int(sent)
+            self._kept.clear()
+            for number, message in kept:
+                self._keep(number, message)
+            self._waiting.extendleft(reversed(late))
+
     # ---- another connection ------------------------------------------------------------------
 
     def replace(self, channel: Channel, acknowledged: int, first: Message | None = None) -> None:
@@ -245,3 +292,7 @@ class Session:
             if first is not None:
                 self._current = Frame(first, 0, self.received)
             self._changed.notify_all()
+
+
+def _parts(message: Message) -> list[object]:
+    return [message.operation, message.arguments, message.call, bytes(message.data)]

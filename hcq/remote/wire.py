@@ -253,6 +253,18 @@ class Buffered:
         """Return whether a part of a message has arrived."""
         return self._header is not None or self._end > self._start
 
+    def unread(self) -> bytes:
+        """Return the bytes of messages that `more` has not returned, and forget them."""
+        header, content = self._header, bytes(self._ahead[self._start : self._end])
+        if header is not None:
+            numbers = header.crc, header.sequence, header.acknowledged
+            head = HEADER.pack(MAGIC, header.meta, header.data, *numbers)
+            content = head + bytes(self._frame[: self._have])
+            self._header, self._frame = None, bytearray()
+            self._tell(0)
+        self._start = self._end = 0
+        return content
+
     def space(self) -> memoryview:
         """Return the memory for the next bytes; pass how many arrived to `took`. Call only if
         `more` returns None."""

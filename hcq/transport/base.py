@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from ugpu.hcq.state.clock import Clock
 from ugpu.hcq.state.memory import BusAddr
@@ -144,6 +144,17 @@ class DmaMemory(Protocol):
     segments: Sequence[DmaSegment]
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Placing(Protocol):
+    """A transport whose caller may choose the bus address of DMA memory, so that a device which
+    outlived its process finds memory where the former process had it."""
+
+    def place_dma(self, size: int, address: BusAddr) -> DmaMemory:
+        """Allocate memory in one run at `address`; see Transport.allocate_dma. OutOfMemory if the
+        bus addresses are in use, or not the device's."""
+        ...
 
 
 class Interrupts(Protocol):

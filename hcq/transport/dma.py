@@ -65,6 +65,17 @@ class BusAddresses:
                 continue
         raise OutOfMemory("out of bus addresses", size=size)
 
+    def take(self, address: int, size: int) -> None:
+        """Allocate the addresses from `address` on; OutOfMemory unless they are free."""
+        for part in self._parts:
+            if part.base <= address and address + size <= part.base + part.size:
+                try:
+                    part.reserve(address, size)
+                except BadArgument as error:
+                    raise OutOfMemory("these bus addresses are in use", **error.facts) from error
+                return
+        raise OutOfMemory("the device cannot use these bus addresses", address=address, size=size)
+
     def free(self, address: int) -> None:
         for part in self._parts:
             if part.base <= address < part.base + part.size:

@@ -13,6 +13,9 @@ from ugpu.nv.chips.facts import ChipFacts
 _VENDOR = 0x10DE
 # BAR 0 has 16 MiB on every chip; BAR 1 must show page tables and USERD, below this part of VRAM.
 _LEAST_BARS = ((0, 16 << 20), (1, 64 << 20))
+# Registers that the driver also reads while it waits, as (BAR, offset): BOOT_0 and BOOT_42 (is the
+# chip present) and the GSP's WAYFINDER (has its firmware crashed).
+_BY_CLOCK = ((0, 0x0), (0, 0xA00), (0, 0x110094))
 MODELLED = ("tu102", "ga102", "ad102", "gh100", "gb202")
 
 
@@ -67,6 +70,9 @@ def pci_drivers() -> dict[tuple[int, int], PciDriver]:
                 "ugpu.nv.device.bare:open_device",
                 boot.bus_bits if boot is not None else 0,
                 _LEAST_BARS,
-                chip=summary(name),
+                _BY_CLOCK,
+                "ugpu.nv.offline.register_names:register_names",
+                summary(name),
+                "ugpu.nv.offline.chip",
             )
     return found

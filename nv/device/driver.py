@@ -71,10 +71,11 @@ class NvDriver(WorkHolder):
         on_stage: StageHook | None = None,
         boot_stages: Sequence[tuple[str, float]] = (),
         commands: Placement = Placement.DEVICE,
+        lock: threading.RLock | None = None,
     ) -> None:
         """open_gpu: makes the GPU's objects in a session, for this holder and for tenants.
-        boot_stages: what was done before."""
-        super().__init__(name)
+        boot_stages: what was done before. lock: shared with other holders, if any."""
+        super().__init__(name, lock)
         self.command_placement = commands
         self._open_gpu = open_gpu
         self.clock_hertz = 1e9  # semaphores carry nanoseconds of the GPU's PTIMER

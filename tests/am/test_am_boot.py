@@ -13,6 +13,7 @@ from tests.conftest import Golden
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import NAME, attach, build_chip, check_runs, opened, plug_in
 from tests.support.am_transcript import Names, transcript
+from ugpu.am.chips import facts_of
 from ugpu.am.device.device import open_device
 from ugpu.am.units.psp import psp
 from ugpu.am.work import proof
@@ -29,6 +30,7 @@ from ugpu.hcq.errors import (
     UgpuError,
 )
 from ugpu.hcq.transport.recorded.accesses import Access, TracingTransport
+from ugpu.virtual.amd import gpu
 from ugpu.virtual.amd.options import ChipOptions, FaultPlan
 
 COLD_STAGES = [
@@ -284,20 +286,24 @@ def test_too_little_memory() -> None:
 
 
 @pytest.mark.golden
-def test_sequence_of_accesses(golden: Golden) -> None:
+@pytest.mark.parametrize("name", ["navi31", "navi48"])
+def test_sequence_of_accesses(golden: Golden, name: str) -> None:
     accesses: list[Access] = []
     marks: list[tuple[int, str]] = []
-    attachment = attach()
+    attachment = gpu.attach(name)
     tracing: Any = TracingTransport(attachment.transport, accesses.append)
     traced = replace(attachment, transport=tracing)
-    device = open_device(NAME, traced, on_stage=lambda name, _: marks.append((len(accesses), name)))
-    device.close()
-    names = Names()
+
+    def on_stage(stage: str, _seconds: float) -> None:
+        marks.append((len(accesses), stage))
+
+    open_device(f"virtual:{name}", traced, on_stage=on_stage).close()
+    names = Names(facts_of(name))
     lines, start = [], 0
-    for end, name in [*marks, (len(accesses), "close")]:
-        lines += [f"# {name}", *transcript(accesses[start:end], names), ""]
+    for end, stage in [*marks, (len(accesses), "close")]:
+        lines += [f"# {stage}", *transcript(accesses[start:end], names), ""]
         start = end
-    golden.check("am-boot-navi31.txt", "\n".join(lines))
+    golden.check(f"am-boot-{name}.txt", "\n".join(lines))
 
 
 def test_a_sign_of_life_of_all_ones_is_none(chip: Any) -> None:

@@ -4,7 +4,7 @@ overwrites it."""
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from tests.support.kernels import compile_ir
 from tests.support.shader_memory import ArrayMemory
 from ugpu.am import chips
 from ugpu.am.chips import facts_of
-from ugpu.am.generations.gfx11.cleaner import kernel
+from ugpu.am.generations.record import generation_of
 from ugpu.am.packets.dispatch import LaunchDetails, encode_setup
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.objects.code_object import Descriptor, KernelImage
@@ -24,6 +24,7 @@ from ugpu.hcq.work.program import Kernel, Program
 from ugpu.virtual.amd.gpu import build_chip
 from ugpu.virtual.amd.isa.core import GfxCore
 from ugpu.virtual.amd.isa.decoder.disassembly import text
+from ugpu.virtual.amd.isa.targets.target import target as find_target
 from ugpu.virtual.amd.isa.translator.program import load
 from ugpu.virtual.amd.options import ChipOptions
 
@@ -41,31 +42,53 @@ declare i32 @llvm.amdgcn.workitem.id.x()
 attributes #0 = { "amdgpu-no-implicitarg-ptr" "amdgpu-no-queue-ptr" "amdgpu-no-dispatch-id"
   "amdgpu-no-dispatch-ptr" "amdgpu-flat-work-group-size"="256,256" }
 """
-# A compiler writes each register first: so these are by hand, from the RDNA3 ISA document.
-_END = (0xBFBD_0000, 0xBFB0_0000)  # s_barrier, s_endpgm
-_LOAD = (0xF404_0000, 0xF800_0000, 0xBF89_FC07)  # s_load_b64 s[0:1], s[0:1], 0x0; s_waitcnt
-PLANT = (
-    0x3004_0082,  # v_lshlrev_b32_e32 v2, 2, v0
-    0x7E02_02FF, SECRET,  # v_mov_b32_e32 v1, SECRET
-    0xD834_0000, 0x0000_0102,  # ds_store_b32 v2, v1
-    0xD834_F000, 0x0000_0102,  # ds_store_b32 v2, v1 offset:61440
-    0x7E28_02FF, SECRET,  # v_mov_b32_e32 v20, SECRET
-    0x7E50_02FF, SECRET,  # v_mov_b32_e32 v40, SECRET
-    0xBF89_FC07,  # s_waitcnt lgkmcnt(0)
-    *_END,
-)  # fmt: skip
-FIND = (
-    *_LOAD,
-    0x3004_0082,  # v_lshlrev_b32_e32 v2, 2, v0
-    0xD8D8_0000, 0x0300_0002,  # ds_load_b32 v3, v2
-    0xD8D8_F000, 0x0400_0002,  # ds_load_b32 v4, v2 offset:61440
-    0xBF89_FC07,  # s_waitcnt lgkmcnt(0)
-    0xDC6A_0000, 0x0000_0302,  # global_store_b32 v2, v3, s[0:1]
-    0xDC6A_0400, 0x0000_0402,  # global_store_b32 v2, v4, s[0:1] offset:1024
-    0xDC6A_0800, 0x0000_1402,  # global_store_b32 v2, v20, s[0:1] offset:2048
-    0xDC6A_0C00, 0x0000_2802,  # global_store_b32 v2, v40, s[0:1] offset:3072
-    *_END,
-)  # fmt: skip
+# A compiler writes each register first: so these are by hand, from the RDNA3 and RDNA4 ISA
+# documents. Instructions that differ: s_barrier, or s_barrier_signal and s_barrier_wait;
+# s_load_b64 s[0:1], s[0:1], 0x0 and the wait for it; the wait for LDS; rsrc1.
+_END = {"gfx11": (0xBFBD_0000,), "gfx12": (0xBE80_4EC1, 0xBF94_FFFF)}
+_LOAD = {
+    "gfx11": (0xF404_0000, 0xF800_0000, 0xBF89_FC07),
+    "gfx12": (0xF400_2000, 0xF800_0000, 0xBFC7_0000),
+}
+_WAIT = {"gfx11": 0xBF89_FC07, "gfx12": 0xBFC6_0000}
+_RSRC1 = {"gfx11": 0xC0AF_0005, "gfx12": 0xC00F_0005}
+_ENDPGM = 0xBFB0_0000
+
+
+def _store(generation: str, register: int, offset: int) -> tuple[int, ...]:
+    """global_store_b32 v2, v<register>, s[0:1] offset:<offset>."""
+    if generation == "gfx11":
+        return 0xDC6A_0000 | offset, register << 8 | 2
+    return 0xEE06_8000, register << 23, offset << 8 | 2
+
+
+def plant(generation: str) -> tuple[int, ...]:
+    """A kernel that leaves SECRET in LDS and registers."""
+    return (
+        0x3004_0082,  # v_lshlrev_b32_e32 v2, 2, v0
+        0x7E02_02FF, SECRET,  # v_mov_b32_e32 v1, SECRET
+        0xD834_0000, 0x0000_0102,  # ds_store_b32 v2, v1
+        0xD834_F000, 0x0000_0102,  # ds_store_b32 v2, v1 offset:61440
+        0x7E28_02FF, SECRET,  # v_mov_b32_e32 v20, SECRET
+        0x7E50_02FF, SECRET,  # v_mov_b32_e32 v40, SECRET
+        _WAIT[generation], *_END[generation], _ENDPGM,
+    )  # fmt: skip
+
+
+def find(generation: str) -> tuple[int, ...]:
+    """A kernel that stores what it finds there."""
+    return (
+        *_LOAD[generation],
+        0x3004_0082,  # v_lshlrev_b32_e32 v2, 2, v0
+        0xD8D8_0000, 0x0300_0002,  # ds_load_b32 v3, v2
+        0xD8D8_F000, 0x0400_0002,  # ds_load_b32 v4, v2 offset:61440
+        _WAIT[generation],
+        *_store(generation, 3, 0), *_store(generation, 4, 1024),
+        *_store(generation, 20, 2048), *_store(generation, 40, 3072),
+        *_END[generation], _ENDPGM,
+    )  # fmt: skip
+
+
 GROUPS = 4
 THREADS = 256
 
@@ -73,22 +96,28 @@ THREADS = 256
 @pytest.fixture(params=chips.virtual_names())
 def chip(request: pytest.FixtureRequest) -> Iterator[Any]:
     """One host thread runs all groups: what one leaves there, the next one finds."""
+    facts = facts_of(request.param)
+    target = find_target(facts.generation.name)
     options = ChipOptions(
-        vram=512 << 20, noise=0, shader_core=lambda: GfxCore(1, keep_registers=True)
+        vram=512 << 20,
+        noise=0,
+        shader_core=lambda: GfxCore(1, keep_registers=True, target=target),
     )
-    made = build_chip(facts_of(request.param), options)
+    made = build_chip(facts, options)
     yield made
     made.close()
     assert made.violations == []
 
 
-def launch(device: Device, words: tuple[int, ...]) -> Any:
-    """Run machine code in groups that have 64 KiB of LDS and 48 registers; what it stored, by
-    kinds: the start of LDS, its end, v20 and v40."""
+def launch(device: Device, make: Callable[[str], tuple[int, ...]]) -> Any:
+    """Run machine code of the device's generation in groups that have 64 KiB of LDS and 48
+    registers; what it stored, by kinds: the start of LDS, its end, v20 and v40."""
     driver = driver_of(device)
+    generation = driver.facts.generation.name
+    words = make(generation)
     code = driver.map(4096, Placement.DEVICE, code=True)
     driver.programs.write(code, struct.pack(f"<{len(words)}I", *words))
-    descriptor = Descriptor(65536, 0, 8, 0, 0, 0xC0AF_0005, 0x4, 0x408, 0)
+    descriptor = Descriptor(65536, 0, 8, 0, 0, _RSRC1[generation], 0x4, 0x408, 0)
     image = KernelImage("by hand", 0, 0, descriptor, (), (), THREADS, {})
     setup = encode_setup(descriptor, int(code.address), None, driver.programs.registers)
     kernel = Kernel(
@@ -125,19 +154,19 @@ def clean(device: Device) -> None:
 def test_what_is_left_is_found_by_the_next_and_cleaned(chip: Any) -> None:
     with opened(chip) as device:
         one = tenant(device, "one")
-        launch(one, PLANT)
+        launch(one, plant)
         one.close()
         with tenant(device, "other") as other:
-            found = launch(other, FIND)
+            found = launch(other, find)
             assert (found == SECRET).all(axis=1).all(), "the model keeps what was there"
-            launch(other, PLANT)
+            launch(other, plant)
             clean(other)
         with tenant(device, "third") as third:
-            assert not launch(third, FIND).any()
+            assert not launch(third, find).any()
             work(third)
-        launch(device, PLANT)
+        launch(device, plant)
         clean(device)
-        assert not launch(device, FIND).any()
+        assert not launch(device, find).any()
 
 
 def test_scratch_of_an_exclusive_holder_is_cleaned(chip: Any) -> None:
@@ -166,23 +195,33 @@ def test_the_cleaner_works_after_a_reset_that_loses_memory() -> None:
     made.close()
 
 
-@pytest.mark.parametrize(("registers", "count"), [(1536, 96), (1024, 64)])
-def test_the_kernel_is_what_its_text_says(registers: int, count: int) -> None:
-    found = kernel(registers)
+@pytest.mark.parametrize(
+    ("chip_name", "wait", "barrier", "count"),
+    [
+        ("navi31", "s_waitcnt lgkmcnt(0)", ["s_barrier"], 96),
+        ("navi33", "s_waitcnt lgkmcnt(0)", ["s_barrier"], 64),
+        ("navi48", "s_wait_dscnt 0x0", ["s_barrier_signal -1", "s_barrier_wait 0xffff"], 96),
+    ],
+)
+def test_the_kernel_is_what_its_text_says(
+    chip_name: str, wait: str, barrier: list[str], count: int
+) -> None:
+    facts = facts_of(chip_name)
+    found = generation_of(facts.generation).cleaner(facts.board.vector_registers)
     memory = ArrayMemory()
     code = np.frombuffer(struct.pack(f"<{len(found.words)}I", *found.words), np.uint8)
     memory.map(0x10000, code, executable=True)
-    blocks = load(memory, 0x10000).blocks.values()
+    blocks = load(memory, 0x10000, target=find_target(facts.generation.name)).blocks.values()
     scalars = [f"s{n}" for n in range(106)] + ["vcc_lo", "vcc_hi"]
     assert [text(one) for block in blocks for one in block.instructions] == [
         "v_lshlrev_b32_e32 v4, 4, v0",
         *(f"v_mov_b32_e32 v{n}, 0" for n in range(4)),
         "ds_store_b128 v4, v[0:3]",
         *(f"ds_store_b128 v4, v[0:3] offset:{n}" for n in (16384, 32768, 49152)),
-        "s_waitcnt lgkmcnt(0)",
+        wait,
         *(f"v_mov_b32_e32 v{n}, 0" for n in range(4, count)),
         *(f"s_mov_b32 {name}, 0" for name in scalars),
-        "s_barrier",
+        *barrier,
         "s_endpgm",
     ]
 

@@ -82,7 +82,7 @@ def test_container_components_by_type() -> None:
 
 def test_compute_engine_parts() -> None:
     found = parsed("gc_11_0_0_mec.bin", MEC)
-    assert found.mec_start == 0x1_0000_3000
+    assert found.starts == {"mec": 0x1_0000_3000}
     assert found.parts["rs64_mec"] == A
     assert all(found.parts[f"rs64_mec_p{pipe}_stack"] == B for pipe in range(4))
 
@@ -182,5 +182,5 @@ def _installed() -> bool:
 @pytest.mark.skipif(not _installed(), reason="the real images are not installed")
 def test_real_images() -> None:
     found = load_firmware(FirmwareSource(PACKAGE, None, (SYSTEM,)), NAVI31)
-    assert found.mec_start
+    assert found.starts["mec"]
     assert len(found.boot) >= 5

@@ -11,7 +11,7 @@ import pytest
 from tests.support.am_navi31 import NAME, attach, build_chip
 from ugpu.am.boot import boot
 from ugpu.am.device.device import AmDevice, open_device
-from ugpu.am.units.lists import RESULTS
+from ugpu.am.units.lists import RESULTS, ListQueue
 from ugpu.hcq.errors import FirmwareRejected, FirmwareSilent
 from ugpu.virtual.amd.chip import Chip
 
@@ -30,6 +30,12 @@ def plug_in(chip: Chip, **options: object) -> AmDevice:
     device = open_device(NAME, attachment, **options)
     assert isinstance(device, AmDevice)
     return device
+
+
+def lists_of(device: AmDevice) -> ListQueue:
+    lists = device.driver.units.programs
+    assert isinstance(lists, ListQueue)
+    return lists
 
 
 def test_a_boot_by_lists_sets_the_chip_up_as_one_without() -> None:
@@ -64,18 +70,18 @@ def test_a_boot_by_lists_sets_the_chip_up_as_one_without() -> None:
     assert {made.space.owner(i)[1] for i in plain if plain[i] != listed.get(i)} == set()
 
 
-#: addresses of memory that both allocate in another order, what the queue of lists has, and the
-#: page tables of the holder: its own where lists do not set its queues up
+#: addresses of memory that both allocate in another order, what the queue of lists has, the page
+#: tables of the holder: its own where lists do not set its queues up, and the last flush of the
+#: hub that such a holder does not use
 DIFFERENT = (
     "CP_HQD", "CP_MQD", "IH_RB", "SDMA0_QUEUE0", "SDMA1_QUEUE0", "SDMA",
-    "GCVM_CONTEXT8_PAGE_TABLE_BASE_ADDR",
+    "GCVM_CONTEXT8_PAGE_TABLE_BASE_ADDR", "MMVM_INVALIDATE_ENG17",
 )  # fmt: skip
 
 
 def test_registers_are_read_changed_and_awaited(chip: Chip) -> None:
     with plug_in(chip) as device:
-        lists, gc = device.driver.units.lists, device.driver.chip.gc
-        assert lists is not None
+        lists, gc = lists_of(device), device.driver.chip.gc
         gc.SCRATCH_REG0.write(0x1234)
         gc.SCRATCH_REG1.write(5)
 
@@ -94,8 +100,7 @@ def test_registers_are_read_changed_and_awaited(chip: Chip) -> None:
 def test_a_course_that_depends_on_a_value(chip: Chip) -> None:
     """The first pass reads zeros, and does not come to the second register."""
     with plug_in(chip) as device:
-        lists, gc = device.driver.units.lists, device.driver.chip.gc
-        assert lists is not None
+        lists, gc = lists_of(device), device.driver.chip.gc
         gc.SCRATCH_REG0.write(1)
         gc.SCRATCH_REG1.write(0x77)
 
@@ -111,8 +116,7 @@ def test_a_course_that_depends_on_a_value(chip: Chip) -> None:
 def test_what_the_next_list_reads_is_read_before(chip: Chip) -> None:
     """But for what the list itself changes or waits for."""
     with plug_in(chip) as device:
-        lists, gc = device.driver.units.lists, device.driver.chip.gc
-        assert lists is not None
+        lists, gc = lists_of(device), device.driver.chip.gc
         for number in range(4):
             gc[f"SCRATCH_REG{number}"].write(10 + number)
 
@@ -132,8 +136,7 @@ def test_what_the_next_list_reads_is_read_before(chip: Chip) -> None:
 
 def test_more_values_than_one_transfer_brings(chip: Chip) -> None:
     with plug_in(chip) as device:
-        lists, gc = device.driver.units.lists, device.driver.chip.gc
-        assert lists is not None
+        lists, gc = lists_of(device), device.driver.chip.gc
         gc.SCRATCH_REG0.write(7)
         found: list[int] = []
 
@@ -151,17 +154,15 @@ def test_more_values_than_one_transfer_brings(chip: Chip) -> None:
 def test_words_of_memory_are_written(chip: Chip) -> None:
     with plug_in(chip) as device:
         driver = device.driver
-        lists, place = driver.units.lists, driver.units.carveout.smu_table
-        assert lists is not None
+        lists, place = lists_of(device), driver.units.carveout.smu_table
         content = bytes(range(256)) * 8
-        lists.execute(partial(lists.put, place, content))
+        lists.execute(partial(lists.write, place, content))
         assert driver.chip.vram.read(place, len(content)) == content
 
 
 def test_an_exception_in_a_step_leaves_the_bus_as_it_was(chip: Chip) -> None:
     with plug_in(chip) as device:
-        lists, gc = device.driver.units.lists, device.driver.chip.gc
-        assert lists is not None
+        lists, gc = lists_of(device), device.driver.chip.gc
         gc.SCRATCH_REG0.write(1)
 
         def step() -> None:
@@ -177,8 +178,7 @@ def test_an_exception_in_a_step_leaves_the_bus_as_it_was(chip: Chip) -> None:
 
 def test_a_mec_that_executes_nothing_is_named(chip: Chip) -> None:
     with plug_in(chip) as device:
-        lists = device.driver.units.lists
-        assert lists is not None
+        lists = lists_of(device)
         chip.faults.mec_crashed = True
         with pytest.raises(FirmwareSilent) as caught:
             lists.execute(lambda: device.driver.chip.gc.SCRATCH_REG0.write(2))
@@ -188,8 +188,7 @@ def test_a_mec_that_executes_nothing_is_named(chip: Chip) -> None:
 
 def test_a_message_that_the_smu_is_too_busy_for_is_sent_again(chip: Chip) -> None:
     with plug_in(chip) as device:
-        lists, smu = device.driver.units.lists, device.driver.units.smu
-        assert lists is not None
+        lists, smu = lists_of(device), device.driver.units.smu
         chip.faults.smu_busy = 1
         lists.execute(partial(smu.ask, "GetSmuVersion"), partial(smu.ask, "GetDriverIfVersion"))
         assert smu.answer("GetSmuVersion") == smu.version
@@ -230,7 +229,43 @@ def test_what_the_list_of_the_queues_brings_is_there_after_a_reset_too(chip: Chi
         control = device.driver.chip.thm.THM_THERMAL_INT_CTRL
         found = control.read()
         assert device.driver.units.thermal.limit == found.DIG_THERM_INTH and found.THERM_IH_HW_ENA
-        assert boot.marked(device.driver.chip) and not device.driver.units.later
+        assert boot.marked(device.driver.chip) and not lists_of(device)._left
         device.reset("mode1")
         assert int(control.read()) == int(found)
-        assert boot.marked(device.driver.chip) and not device.driver.units.later
+        assert boot.marked(device.driver.chip) and not lists_of(device)._left
+
+
+@pytest.mark.parametrize("end", ["run", "end"])
+def test_what_is_left_waits_for_the_program(chip: Chip, end: str) -> None:
+    """The card runs it, or the host does it in the end; then the values arrive, in their order."""
+    with plug_in(chip) as device:
+        lists, gc = lists_of(device), device.driver.chip.gc
+        place, order = device.driver.units.carveout.smu_table, list[object]()
+        lists.put(place, b"\1\2\3\4")
+        gc.SCRATCH_REG0.write(0)
+        with lists.starting():
+            lists.leave(partial(gc.SCRATCH_REG0.write, 7), then=order.append)
+            lists.leave(
+                partial(device.driver.chip.bus.take, gc.SCRATCH_REG0, order.append),
+                read=lambda: [place],
+                then=order.append,
+            )
+        assert int(gc.SCRATCH_REG0.read()) == 0 and order == []
+        if end == "run":
+            lists.run()
+        assert lists.end() is (end == "run") and not lists.collects
+        assert int(gc.SCRATCH_REG0.read()) == 7
+        words = [0x04030201]
+        assert order == ([7, [], words] if end == "run" else [[], 7, words])
+        lists.leave(partial(gc.SCRATCH_REG0.write, 8))
+        assert int(gc.SCRATCH_REG0.read()) == 8
+
+
+def test_a_start_that_fails_leaves_nothing(chip: Chip) -> None:
+    with plug_in(chip) as device:
+        lists, gc = lists_of(device), device.driver.chip.gc
+        gc.SCRATCH_REG0.write(0)
+        with pytest.raises(ZeroDivisionError), lists.starting():
+            lists.leave(partial(gc.SCRATCH_REG0.write, 7))
+            raise ZeroDivisionError
+        assert not lists.end() and int(gc.SCRATCH_REG0.read()) == 0

@@ -11,12 +11,14 @@ import pytest
 
 from tests.support.am_navi31 import build_chip, opened
 from tests.support.shader_memory import ArrayMemory
-from ugpu.am.generations.gfx11.proof import KERNEL
+from ugpu.am.chips import facts_of
+from ugpu.am.generations.record import generation_of
 from ugpu.hcq.errors import ChipError, OutOfMemory
 from ugpu.hcq.state.memory import Placement
 from ugpu.virtual.amd.engines import transfer
 from ugpu.virtual.amd.isa.core import GfxCore
 from ugpu.virtual.amd.isa.decoder.disassembly import text
+from ugpu.virtual.amd.isa.targets.target import target as find_target
 from ugpu.virtual.amd.isa.translator.program import load
 from ugpu.virtual.amd.options import ChipOptions
 from ugpu.virtual.amd.shader import Dispatch, Ending, Outcome, ShaderMemory, ShaderWave
@@ -25,7 +27,7 @@ from ugpu.virtual.shader.memory import Abort
 ASSEMBLY = """
 s_load_b32 s2, s[0:1], 0x8
 s_load_b64 s[0:1], s[0:1], 0x0
-s_waitcnt lgkmcnt(0)
+{wait}
 v_mad_u32_u24 v1, v0, 3, s2
 v_lshlrev_b32_e32 v0, 2, v0
 global_store_b32 v0, v1, s[0:1]
@@ -72,15 +74,20 @@ def chip(core: Core) -> Iterator[Any]:
     assert made.violations == []
 
 
-def test_the_kernel_is_what_its_text_says() -> None:
+@pytest.mark.parametrize(
+    ("chip_name", "wait"), [("navi31", "s_waitcnt lgkmcnt(0)"), ("navi48", "s_wait_kmcnt 0x0")]
+)
+def test_the_kernel_is_what_its_text_says(chip_name: str, wait: str) -> None:
+    generation = facts_of(chip_name).generation
+    kernel = generation_of(generation).proof
     memory = ArrayMemory()
-    code = np.frombuffer(struct.pack(f"<{len(KERNEL.words)}I", *KERNEL.words), np.uint8)
+    code = np.frombuffer(struct.pack(f"<{len(kernel.words)}I", *kernel.words), np.uint8)
     memory.map(0x10000, code, executable=True)
-    program = load(memory, 0x10000)
+    program = load(memory, 0x10000, target=find_target(generation.name))
     lines = [text(one) for block in program.blocks.values() for one in block.instructions]
-    assert lines == ASSEMBLY.strip().splitlines()
-    assert KERNEL.descriptor.is_wave32
-    wanted = [name for name, given in KERNEL.descriptor.user_sgprs.items() if given]
+    assert lines == ASSEMBLY.format(wait=wait).strip().splitlines()
+    assert kernel.descriptor.is_wave32
+    wanted = [name for name, given in kernel.descriptor.user_sgprs.items() if given]
     assert wanted == ["kernarg_segment_ptr"]
 
 

@@ -54,8 +54,8 @@ def test_components_of_the_bootloader_lie_side_by_side_at_addresses_of_their_own
 ) -> None:
     with plug_in(chip) as device:
         driver = device.driver
-        shelf, generation = driver.units.psp.shelf, driver.facts.generation
-        assert shelf is not None and driver.card.firmware is not None
+        shelf, generation = driver.units.psp.stage, driver.facts.generation
+        assert isinstance(shelf, psp_stage.Shelf) and driver.card.firmware is not None
         images = [driver.card.firmware.boot[kind] for _, _, kind in generation.boot_components]
         places = [shelf.address(image) for image in images]
         assert None not in places and len(set(places)) == len(set(images)) == len(images) - 1
@@ -74,8 +74,8 @@ def test_components_that_do_not_fit_side_by_side_come_one_after_the_other(
     monkeypatch.setattr(psp_stage, "ROOM", 64 << 10)
     with plug_in(chip) as device:
         driver = device.driver
-        shelf, generation = driver.units.psp.shelf, driver.facts.generation
-        assert shelf is not None and driver.card.firmware is not None
+        shelf, generation = driver.units.psp.stage, driver.facts.generation
+        assert isinstance(shelf, psp_stage.Shelf) and driver.card.firmware is not None
         images = [driver.card.firmware.boot[kind] for _, _, kind in generation.boot_components]
         assert {shelf.address(image) is None for image in images} == {True, False}
         device.synchronize()
@@ -110,7 +110,7 @@ def test_a_secure_os_that_starts_late_is_alive_in_the_end(chip: Chip) -> None:
     """The boot before ended between the last command and the sign of life."""
     with plug_in(chip) as device:
         unit, sign = device.driver.units.psp, device.driver.chip.mp0.MP0_SMN_C2PMSG_81
-        unit._dead = True
+        device.driver.chip.bus.rely(sign, 0)
         assert not unit.alive()
         unit.wait_secure_os()
         assert unit.alive() and int(sign.read())

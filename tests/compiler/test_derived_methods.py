@@ -99,7 +99,7 @@ def test_places_of_extremes() -> None:
     np.testing.assert_array_equal(values.numpy(), np.maximum.accumulate(given, 1))
     np.testing.assert_array_equal(places.numpy(), [[0, 1, 1, 3], [0, 0, 0, 3], [0, 1, 1, 1]])
     with pytest.raises(BadArgument, match="expected one axis for indices"):
-        Tensor(given).max(indices=True)  # type: ignore[call-overload]
+        Tensor(given).max(indices=True)
 
 
 def test_im2col_and_fold_are_counterparts() -> None:

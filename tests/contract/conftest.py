@@ -135,7 +135,7 @@ def refusals(opened: Device) -> list[str]:
         return below.machine.refused if isinstance(below, AdrenoNode) else []
     node = opened.driver.session.source if isinstance(opened, NvDevice) else None
     if isinstance(node, CardTransport):
-        return node.card.machine.refused
+        return node.chip.machine.refused
     return node.machine.refused if isinstance(node, VirtualNode) else []
 
 

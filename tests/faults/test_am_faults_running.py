@@ -12,6 +12,7 @@ import pytest
 from tests.support.am_faulty import faulty_object
 from tests.support.am_navi31 import build_chip, check_runs, opened, run, start_forever
 from tests.support.kernels import compile_ir
+from ugpu.am.chips import facts_of
 from ugpu.am.device.device import AmDevice
 from ugpu.hcq.errors import BadPacket, DeviceHang, DeviceLost, IllegalInstruction, PageFault
 from ugpu.hcq.work.buffer import Buffer
@@ -39,9 +40,9 @@ attributes #0 = { "amdgpu-no-queue-ptr" "amdgpu-no-dispatch-id" "amdgpu-no-dispa
 """
 
 
-@pytest.fixture(scope="module")
-def chip() -> Iterator[Any]:
-    made = build_chip()
+@pytest.fixture(scope="module", params=["navi31", "navi48"])
+def chip(request: pytest.FixtureRequest) -> Iterator[Any]:
+    made = build_chip(facts=facts_of(request.param))
     yield made
     made.close()
 
@@ -55,7 +56,7 @@ def device(chip: Any) -> Iterator[AmDevice]:
 
 @pytest.fixture(scope="module")
 def program(device: AmDevice) -> Iterator[Program]:
-    with device.load(faulty_object()) as loaded:
+    with device.load(faulty_object(device.target.cpu)) as loaded:
         yield loaded
 
 
@@ -103,7 +104,7 @@ def test_beyond_the_end_of_a_buffer(device: AmDevice, program: Program, out: Buf
     assert "device.reset()" in str(caught.value.facts["remedy"])
     text = str(caught.value)
     assert text.startswith(
-        f"virtual:navi31: read_at: a read of {small.address + 4096:#x} faulted, by `global_load_b32"
+        f"{device.name}: read_at: a read of {small.address + 4096:#x} faulted, by `global_load_b32"
     )
     end = f"bytes behind the end of 4096 bytes of device memory at {small.address:#x}"
     assert f" of the kernel: in the page 0 {end}" in text
@@ -128,7 +129,7 @@ def test_the_kernel_that_faulted_is_told_from_those_before_it(
 def test_a_pointer_that_the_driver_does_not_provide(
     device: AmDevice, program: Program, out: Buffer
 ) -> None:
-    with device.load(compile_ir(CALLS_HOST, "amdgcn-amd-amdhsa", "gfx1100")) as other:
+    with device.load(compile_ir(CALLS_HOST, "amdgcn-amd-amdhsa", device.target.cpu)) as other:
         with pytest.raises(PageFault, match="does not provide hidden_hostcall_buffer") as caught:
             run(device, other, "calls_host", out)
         assert caught.value.facts["kernel"] == "calls_host"
@@ -187,7 +188,9 @@ def test_illegal_instruction(device: AmDevice, program: Program, out: Buffer) ->
 def test_the_state_of_a_wave_is_found_wherever_it_runs(
     device: AmDevice, program: Program, out: Buffer, group: int
 ) -> None:
-    """Six shader engines of two arrays of four WGPs of four SIMDs."""
+    """Six or four shader engines of two arrays of four WGPs of four SIMDs."""
+    board = device.driver.facts.board
+    engines, wgps = board.shader_engines, board.wgps_per_array
     with pytest.raises(IllegalInstruction) as caught:
         with device.queue() as queue:
             args = (out, np.uint32(group))
@@ -195,9 +198,14 @@ def test_the_state_of_a_wave_is_found_wherever_it_runs(
         device.synchronize()
     facts = caught.value.facts
     place = (facts["shader_engine"], facts["array"], facts["wgp"], facts["simd"])
-    assert place == (group % 6, group // 6 % 2, group // 12 % 4, group // 48)
-    assert facts["kernel"] == "illegal_in" and facts["trap_status"] == 1 << 11
-    assert str(caught.value).startswith("virtual:navi31: illegal_in: a wave stopped: illegal instr")
+    arrays = engines * board.arrays_per_engine
+    assert place == (
+        group % engines, group // engines % 2, group // arrays % wgps, group // (arrays * wgps)
+    )  # fmt: skip
+    illegal = {"gfx11": 1 << 11, "gfx12": 1 << 6}[device.driver.facts.generation.name]
+    assert facts["kernel"] == "illegal_in" and facts["trap_status"] == illegal
+    start = f"{device.name}: illegal_in: a wave stopped: illegal instr"
+    assert str(caught.value).startswith(start)
     assert str(facts["instruction"]).startswith("0xf7ffffff")  # as tests.support.am_faulty wrote it
     kernel = program["illegal_in"].address
     assert facts["pc"] in range(kernel, kernel + 256)
@@ -211,7 +219,8 @@ def test_endless_loop(chip: Any, device: AmDevice, program: Program, out: Buffer
     assert facts["active"] == 1
     assert facts["slots_submitted"] != facts["slots_done"]
     text = str(caught.value)
-    assert text.startswith("virtual:navi31 compute 0.0: kernel forever has not ended within 0.2 s")
+    start = f"{device.name} compute 0.0: kernel forever has not ended within 0.2 s"
+    assert text.startswith(start)
     assert f"expected signal {facts['reached'] + 1}, got {facts['reached']}" in text
 
 

@@ -63,15 +63,13 @@ attributes #0 = { "amdgpu-no-implicitarg-ptr" "amdgpu-no-queue-ptr" "amdgpu-no-d
 """
 
 
-# Written by hand from the RDNA3 ISA document: s_sleep as a placeholder, and what replaces it.
+# By hand, from the RDNA3 and RDNA4 ISA documents: s_sleep as a placeholder, and what replaces it.
 _SLEEP_85 = bytes.fromhex("550083bf")
 _SLEEP_84 = bytes.fromhex("540083bf")
 _SLEEP_83 = bytes.fromhex("530083bf")
-_JUMP = bytes.fromhex(
-    "800004f4080000f8"  # s_load_b64 s[2:3], s[0:1], 8
-    "07fc89bf"  # s_waitcnt lgkmcnt(0)
-    "024880be"  # s_setpc_b64 s[2:3]
-)
+# s_load_b64 s[2:3], s[0:1], 8; s_waitcnt lgkmcnt(0), or s_wait_kmcnt 0; s_setpc_b64 s[2:3]
+_JUMP = bytes.fromhex("800004f4080000f8 07fc89bf 024880be")
+_JUMP_GFX12 = bytes.fromhex("802000f4080000f8 0000c7bf 024880be")
 _UNDEFINED = bytes.fromhex("fffffff7")  # no such instruction
 
 
@@ -82,4 +80,5 @@ def faulty_object(isa: str = "gfx1100") -> bytes:
     assert image.count(_SLEEP_84) == 1
     assert image.count(_SLEEP_83) == 1
     image = image.replace(_SLEEP_83, _UNDEFINED)
-    return image.replace(_SLEEP_85 * 4, _JUMP).replace(_SLEEP_84, _UNDEFINED)
+    jump = _JUMP_GFX12 if isa.startswith("gfx12") else _JUMP
+    return image.replace(_SLEEP_85 * 4, jump).replace(_SLEEP_84, _UNDEFINED)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from ugpu.am.chips.facts import ChipFacts
 from ugpu.am.chips.navi31.facts import FACTS as NAVI31
 from ugpu.am.regs import load
 from ugpu.hcq.transport.recorded.accesses import CONFIG, Access
@@ -21,11 +22,11 @@ _FLUSH = 0x7F000  # the HDP flush register, where the driver maps it
 class Names:
     """Register names by absolute dword index, at the typical bases."""
 
-    def __init__(self) -> None:
+    def __init__(self, facts: ChipFacts = NAVI31) -> None:
         self.names: dict[int, str] = {}
-        for block, table in NAVI31.register_tables.items():
+        for block, table in facts.register_tables.items():
             registers = load(table)
-            bases = NAVI31.generation.typical_bases[block]
+            bases = facts.generation.typical_bases[block]
             for name in registers:
                 register = registers[name]
                 if register.segment < len(bases):
@@ -76,7 +77,7 @@ def _append(lines: list[str], line: str) -> None:
     if line.startswith("R "):
         if lines[-1:] == [line]:
             return
-        if line == "R MP0_SMN_C2PMSG_35" and lines[-1:] == ["R MP0_SMN_C2PMSG_81"]:
+        if line.endswith("_SMN_C2PMSG_35") and lines[-1:] == [line.replace("_35", "_81")]:
             return  # a look for refusals while the secure OS starts
         if len(lines) >= 3 and lines[-2] == line and lines[-3] == lines[-1]:
             lines.pop()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.algebra import Range
-from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.value import substitute
-from ugpu.compiler.kernel.host.loops import kernel_of, places_at, rows_of
+from ugpu.compiler.kernel.host.loops import rows_of
 from ugpu.compiler.kernel.ir import Kernel, Loop, Store
+from ugpu.compiler.kernel.shared.kernels import kernel_of
 from ugpu.hcq.state.target import TargetSpec
 
 
@@ -19,4 +20,6 @@ def lower(computation: Computation, target: TargetSpec) -> Kernel:
     body = ops.expand(computation.value.sources[0])
     element = substitute(body, places_at(outer, row) | {along: each.index() * -1 + (size - 1)})
     store = Store(computation.output, row * size + each.index(), element)
-    return kernel_of(computation, (), grid, (Loop(Range("r", 1), (Loop(each, (store,)),), bound),))
+    return kernel_of(
+        computation, (), grid, 1, (Loop(Range("r", 1), (Loop(each, (store,)),), bound),)
+    )

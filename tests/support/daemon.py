@@ -31,9 +31,13 @@ from ugpu.tools.service.daemon.listen import Listeners
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def settings_text(folder: Path, devices: Sequence[str], more: str = "", count: int = 1) -> str:
-    """A configuration with a socket and state in `folder`."""
-    rows = "".join(f'[[device]]\nname = "{name}"\ncount = {count}\n' for name in devices)
+def settings_text(
+    folder: Path, devices: Sequence[str], more: str = "", count: int = 1, *, inside: bool = False
+) -> str:
+    """A configuration with a socket and state in `folder`. inside: virtual cards are in ugpud's
+    process, where a test reaches them."""
+    where = "apart = false\n" if inside else ""
+    rows = "".join(f'[[device]]\nname = "{name}"\ncount = {count}\n{where}' for name in devices)
     return (
         f'[daemon]\nsocket = "{folder}/ugpud.sock"\nstate = "{folder}/state"\n' + more + "\n" + rows
     )
@@ -148,8 +152,10 @@ def recorded(daemon: Daemon) -> None:
     concurrent.futures.wait([daemon.history._last], LIMIT_S)
 
 
-def started(folder: Path, more: str = "", count: int = 2, device: str = "cpu") -> Running:
-    return Running(parse_config(settings_text(folder, [device], more, count)))
+def started(
+    folder: Path, more: str = "", count: int = 2, device: str = "cpu", *, inside: bool = False
+) -> Running:
+    return Running(parse_config(settings_text(folder, [device], more, count, inside=inside)))
 
 
 def scaled(gpu: Device) -> bool:

@@ -87,7 +87,7 @@ def running(
     )
     monkeypatch.setattr(state, "_ir3_processors", lambda facts: Processors(1))
     monkeypatch.setattr(chip, "_ptx_multiprocessors", lambda facts: VirtualMultiprocessors(1))
-    made = Running(parse(settings_text(tmp_path, [request.param], "")))
+    made = Running(parse(settings_text(tmp_path, [request.param], "", inside=True)))
     yield made
     made.close()
 

@@ -174,7 +174,7 @@ def marked(gpu: Any, running: Running) -> list[int]:
 
 @pytest.fixture(params=NAMES)
 def running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]:
-    made = Running(parse(settings_text(tmp_path, [request.param], "")))
+    made = Running(parse(settings_text(tmp_path, [request.param], "", inside=True)))
     yield made
     made.close()
 

@@ -20,7 +20,7 @@ from ugpu.tools.service.daemon.clients.work import Work
 def running(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Running]:
-    daemon = started(tmp_path_factory.mktemp("d"), count=1, device=request.param)
+    daemon = started(tmp_path_factory.mktemp("d"), count=1, device=request.param, inside=True)
     yield daemon
     daemon.close()
 

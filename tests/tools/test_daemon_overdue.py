@@ -12,6 +12,7 @@ from tests.support.daemon import Running, started
 from tests.support.kernels import contract_object
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import DeviceLost, UgpuError
+from ugpu.hcq.state.config import setting
 
 #: far above the time that a test has: what waits for it hangs
 AGES_S = 1e5
@@ -26,7 +27,8 @@ HOLDERS = [
 
 @pytest.fixture
 def running(tmp_path: Any, request: pytest.FixtureRequest) -> Iterator[Running]:
-    made = started(tmp_path, f"[lease]\ndrain_s = {AGES_S}", count=1, device=request.param)
+    with setting("UGPU_WAIT_LIMIT", str(AGES_S)):
+        made = started(tmp_path, f"[lease]\ndrain_s = {AGES_S}", count=1, device=request.param)
     yield made
     made.close()
 
@@ -42,9 +44,6 @@ def endless(gpu: Device) -> None:
 def test_a_lease_ends_with_its_time(running: Running, wanted: Any, waits: bool) -> None:
     with running.lease() as first:
         first.load(contract_object(first.target))  # compiled once
-    owned = running.daemon.owned[0].device
-    assert owned is not None
-    owned.limit_s = AGES_S
     gpu = running.lease(limit_s=AGES_S, **wanted)
     endless(gpu)
     errors: list[UgpuError] = []

@@ -289,7 +289,7 @@ def test_a_sick_card_is_recovered_or_quarantined_and_an_operator_may_try_again(
 @pytest.mark.slow
 def test_a_chip_whose_firmware_is_refused_comes_back_when_that_is_over(tmp_path: Path) -> None:
     """A virtual Navi31 that loses power under its driver, and whose PSP then refuses its ring."""
-    running = Running(parse(settings_text(tmp_path, ["virtual:navi31"], RECOVERY)))
+    running = Running(parse(settings_text(tmp_path, ["virtual:navi31"], RECOVERY, inside=True)))
     try:
         chip = running.daemon.owned[0]._chip
         assert chip is not None

@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 def started(folder: Path, device: str = "virtual:navi31", rest_s: float = REST_S) -> Running:
     more = f"rest_s = {rest_s}"
-    return Running(parse(settings_text(folder, [device], more)))
+    return Running(parse(settings_text(folder, [device], more, inside=True)))
 
 
 @pytest.fixture

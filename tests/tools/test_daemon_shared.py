@@ -14,6 +14,7 @@ from tests.support import ptx_kernels
 from tests.support.adreno import module, needs_mesa
 from tests.support.am_faulty import faulty_object
 from tests.support.daemon import Running, scaled, settings_text
+from tests.support.waiting import until
 from ugpu import hcq
 from ugpu.compiler.codegen.process.objects import compile_text
 from ugpu.hcq.errors import BadArgument, DeviceBusy, NotSupported, OutOfMemory, PageFault
@@ -125,6 +126,7 @@ def test_faults_and_resets_are_events_with_lease_and_kernel(running: Running) ->
                 peek(gpu, 1 << 46)
             gpu.reset()
             assert scaled(gpu)
+            until(lambda: len(feed.after(0)) >= 2, "both events, from the card's process")
             told = {
                 str(each["kind"]): cast(dict[str, str], each["fields"]) for each in feed.after(0)
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from tests.support.am_faulty import faulty_object
 from tests.support.daemon import ROOT, DaemonProcess, Running, scaled, settings_text
 from ugpu import hcq
 from ugpu.hcq.errors import BadArgument, DeviceHang, DeviceLost, PageFault
+from ugpu.hcq.state.telemetry import from_json
 from ugpu.hcq.work.queue import QueueKind
 from ugpu.tools.service.daemon.config import parse
 
@@ -50,9 +52,10 @@ def share(running: Running, **options: Any) -> Any:
 
 
 def used(running: Running) -> int:
-    device = running.daemon.owned[0].device
-    assert device is not None
-    return int(device.driver.memory.used)
+    told = from_json(json.loads(running.daemon.owned[0].telemetry()))
+    value = told.value("memory_used_bytes")
+    assert value is not None
+    return int(value)
 
 
 def endless(gpu: Any) -> Any:

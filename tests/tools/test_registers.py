@@ -186,10 +186,12 @@ def test_lookup_by_name_and_place(capsys: pytest.CaptureFixture[str]) -> None:
     assert found[0]["offset"] == 4 * (0x1260 + 0x1FAB)
     assert found[0]["fields"] == {"ACTIVE": [0, 0], "BUSY_GATE": [1, 1]}
     assert found[1]["register"] == "nbio.RCC_DEV0_EPF0_RCC_CONFIG_MEMSIZE"
+    code, found = answer(capsys, "lookup", "gh100", "gsp.MAILBOX0")
+    assert code == 0 and found[0]["offset"] == 0x11_0040
     for words, text in (
         (["navi31", "0x3"], "multiple of 4"), (["navi31", "0xfffffffc"], "no register at"),
         (["navi99", "CP_STAT"], "no chip 'navi99'; did you mean"),
-        (["gh100", "CP_STAT"], "does not expose registers"),
+        (["a660", "CP_STAT"], "does not expose registers"),
     ):  # fmt: skip
         code, refused = answer(capsys, "lookup", *words)
         assert code in (1, 2) and text in refused["message"]

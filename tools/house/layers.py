@@ -7,7 +7,7 @@ at run time, and imports none.
 Packages are imported as `ugpu.hcq`, `ugpu.am` and so on (ADR 0007); the names of the folders alone
 are refused. A module imports only modules on lower floors of its package. No folder holds more than
 15 files of its own. Imports form no circle, whether they run at load time, later or never, and
-every imported module exists.
+every imported module exists. Parts that drive units do not ask what lies between host and card.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ KITS: Mapping[str, Sequence[str]] = {
         "am.device", "am.offline",
         "nv.gsp",
         "nv.device.bare",
+        "nv.offline",
     ),
 }  # fmt: skip
 # Folders and modules of a package, lowest floor first. Entries of one floor do not import each
@@ -93,7 +94,6 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("failure",),
         ("generations",),
         ("device",),
-        ("rings",),
         ("offline",),
     ),
     "nv": (
@@ -106,7 +106,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("work",),
         ("failure",),
         ("device",),
-        ("rings",),
+        ("offline",),
     ),
     "nv.gsp": (("images", "chip"), ("layout",), ("rpc",), ("boot",), ("rm",)),
     "qcom": (
@@ -118,10 +118,13 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("work",),
         ("failure",),
         ("device",),
-        ("rings",),
     ),
     "usbgpu": (("link",), ("bridge",), ("firmware",), ("thunderbolt",), ("attach",)),
-    "virtual": (("faults", "shader", "bus", "node"), ("serve",), ("amd", "nvidia", "adreno", "usb")),
+    "virtual": (
+        ("faults", "shader", "bus", "node"),
+        ("serve",),
+        ("amd", "nvidia", "adreno", "usb"),
+    ),
     "tools": (
         ("base",),
         ("control",),
@@ -166,6 +169,14 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("adreno",),
         ("process", "emit"),
     ),
+}
+# Folders whose modules do not ask how the host reaches the card, and the one that decides it for
+# them (ADR 0008): the bus and programs of accesses know what an access costs.
+UNASKED: Mapping[str, Sequence[str]] = {
+    "am.units": (),
+    "am.boot": ("am.boot.reach",),
+    "am.failure": (),
+    "am.work": ("am.work.bridge_memory",),
 }
 FILES = 15  # of one folder, apart from its __init__
 # Heavy modules that no path from `import ugpu.hcq` may load at import time.
@@ -270,6 +281,25 @@ def _module(file: Path) -> str:
     return ".".join(parts if parts[0] == "ugpu" else ("ugpu", *parts))
 
 
+def asked(file: Path, root: Path) -> Iterator[str]:
+    """Yield one line for each question of a file in UNASKED: a transport's traits, and what its
+    accesses cost on the bus."""
+    where = file.relative_to(root)
+    home = ".".join(where.with_suffix("").parts)
+    folders = [folder for folder in UNASKED if _within(home, folder)]
+    if not folders or any(home in UNASKED[folder] for folder in folders):
+        return
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), str(file))):
+        if not isinstance(node, ast.Attribute):
+            continue
+        owner = getattr(node.value, "attr", getattr(node.value, "id", ""))
+        if node.attr == "traits" or (owner == "bus" and node.attr in ("messages", "runs")):
+            yield (
+                f"{where}:{node.lineno}: asks for {owner}.{node.attr}: units do not know how the "
+                "host reaches them; give the question to the bus or to a program of accesses"
+            )
+
+
 def crowded(files: Sequence[Path]) -> Iterator[str]:
     """Yield one line for each folder with too many files of its own."""
     counts = Counter(file.parent for file in files if file.name != "__init__.py")
@@ -291,6 +321,7 @@ def check(root: Path) -> list[str]:
     faults = list(crowded([file.relative_to(root) for file in files]))
     loads: dict[str, set[str]] = {}
     for file in files:
+        faults += asked(file, root)
         home = _module(file.relative_to(root))
         for item in imports_of(file, root):
             fault = fault_of(item)

@@ -238,7 +238,7 @@ class Board(ABC):
         self.culprits = Culprits()
         self.lost = False
         self.tmr: tuple[int, int] | None = None
-        self.msi: Callable[[], None] | None = None
+        self.msi: Callable[[], object] | None = None
         self.gfx: EnginePort | None = None
         self.sdma: list[EnginePort] = []
         self.memory_changed: Callable[[], None] = lambda: None  # wakes engines that poll memory

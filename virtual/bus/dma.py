@@ -56,6 +56,17 @@ class Iommu:
                 segments.append(DmaSegment(BusAddr(bus), length))
         return segments
 
+    def map_at(self, host: int, size: int, bus: int) -> list[DmaSegment]:
+        """Map host memory at a bus address, which begins a slot, as those of `map` do."""
+        slots = range(bus >> _SLOT_SHIFT, (bus + size - 1 >> _SLOT_SHIFT) + 1)
+        if bus % _SLOT or any(slot in self._slots for slot in slots):
+            raise OutOfMemory("these bus addresses are not free", address=bus, size=size)
+        for number, slot in enumerate(slots):
+            start = bus + number * _SLOT
+            end = min(start + _SLOT, bus + size)
+            self._slots[slot] = (start, end, host + number * _SLOT)
+        return [DmaSegment(BusAddr(bus), size)]
+
     def unmap(self, segments: Sequence[DmaSegment]) -> None:
         """Invalidate the bus addresses of `segments`."""
         for segment in segments:
@@ -145,15 +156,29 @@ class DmaPool:
 
     def allocate(self, size: int, *, contiguous: bool) -> HostMemory:
         """Allocate zeroed memory, rounded up to pages."""
+        memory, host = self._obtain(size)
+        segments = self._iommu.map(host, len(memory), contiguous=contiguous)
+        return HostMemory(memory, len(memory), segments, self._give_back)
+
+    def place(self, size: int, address: int) -> HostMemory:
+        """Allocate zeroed memory at a bus address that the caller chooses; OutOfMemory if a part of
+        it is in use."""
+        memory, host = self._obtain(size)
+        segments = self._iommu.map_at(host, len(memory), address)
+        return HostMemory(memory, len(memory), segments, self._give_back)
+
+    def _obtain(self, size: int) -> tuple[mmap.mmap, int]:
+        """Return zeroed memory of whole pages, and its address in this process."""
         if size <= 0:
             raise BadArgument("the size of a DMA allocation must be at least 1 byte", size=size)
         size = -(-size // PAGE) * PAGE
         self._collect()
         spare = self._free.get(size)
-        memory = spare.pop() if spare else mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
-        host = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        segments = self._iommu.map(host, size, contiguous=contiguous)
-        return HostMemory(memory, size, segments, self._give_back)
+        try:
+            memory = spare.pop() if spare else mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)
+        except OSError as error:
+            raise OutOfMemory(f"the host has no memory left: {error}", size=size) from None
+        return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
     def _give_back(self, lent: HostMemory) -> None:
         self._iommu.unmap(lent.segments)

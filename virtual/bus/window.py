@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable
 from typing import NoReturn, Protocol
 
 from ugpu.hcq.errors import BadArgument, Closed
@@ -104,3 +106,82 @@ class BarWindow:
         self._card.violation(f"block write of BAR{self.index} at {offset:#x}")
         for at in range(0, len(content), 4):
             self.write32(offset + at, int.from_bytes(content[at : at + 4], "little"))
+
+
+class RegisterWindow(BarWindow):
+    """Registers of 32 bits.
+
+    read, write: access the one at a byte offset that was shifted right by `shift`.
+    """
+
+    def __init__(
+        self, card: Card, index: int, read: Callable[[int], int],
+        write: Callable[[int, int], None], shift: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(card, index)
+        self._read, self._write, self._shift = read, write, shift
+        self._size = self.size
+
+    def close(self) -> None:
+        """Refuse further accesses; idempotent."""
+        super().close()
+        self._size = 0  # makes the bounds check of reads and writes fail, without a second check
+
+    def read32(self, offset: int) -> int:
+        """Read one register."""
+        if offset & 3 or not 0 <= offset < self._size:
+            self._check(offset, 4, 4)
+        return self._read(offset >> self._shift)
+
+    def write32(self, offset: int, value: int) -> None:
+        """Write one register."""
+        if offset & 3 or not 0 <= offset < self._size:
+            self._check(offset, 4, 4)
+        if not 0 <= value <= ONES_32:
+            refuse_value(value, 32)
+        self._write(offset >> self._shift, value)
+
+
+class MemoryWindow(BarWindow):
+    """Memory, accessed by words and blocks."""
+
+    def read32(self, offset: int) -> int:
+        """Read a dword."""
+        self._check(offset, 4, 4)
+        return int.from_bytes(self._read(offset, 4), "little")
+
+    def write32(self, offset: int, value: int) -> None:
+        """Write a dword."""
+        self._check(offset, 4, 4)
+        check_value(value, 32)
+        self._write(offset, value.to_bytes(4, "little"))
+
+    def read64(self, offset: int) -> int:
+        """Read a quadword."""
+        self._check(offset, 8, 8)
+        return int.from_bytes(self._read(offset, 8), "little")
+
+    def write64(self, offset: int, value: int) -> None:
+        """Write a quadword."""
+        self._check(offset, 8, 8)
+        check_value(value, 64)
+        self._write(offset, value.to_bytes(8, "little"))
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read a block."""
+        self._check(offset, size, 4)
+        return self._read(offset, size)
+
+    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write a block."""
+        content = bytes(data)
+        self._check(offset, len(content), 4)
+        self._write(offset, content)
+
+    @abstractmethod
+    def _read(self, offset: int, size: int) -> bytes:
+        """Read what is inside the window."""
+
+    @abstractmethod
+    def _write(self, offset: int, content: bytes) -> None:
+        """Write what is inside the window."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ugpu.hcq.device.debugging import Code, Debugger, Halted
+from ugpu.hcq.device.debugging import Debugger, Halted
 from ugpu.virtual.shader.text import Text
+from ugpu.virtual.shader.threads.worker import NativeWorker, Run
 
 _STEP = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32)
 
@@ -58,27 +58,35 @@ class Stops:
                 self.table[place] = 1
 
 
-class SteppedCode(Code, Protocol):
-    """A kernel with its table."""
+class KernelCode:
+    """A kernel as a debugger sees it; with a listing a `hcq.device.debugging.Code`.
 
-    stops: Stops
+    base: GPU address of instruction 0. count, size: of instructions, and bytes of each.
+    """
+
+    kernel = ""
+
+    def __init__(self, entry: int, digest: str, base: int, count: int, size: int) -> None:
+        self.entry, self.digest = entry, digest
+        self.stops = Stops(base, count, size)
+        self._base, self._size = base, size
+
+    def address(self, index: int) -> int:
+        """Return the address of an instruction."""
+        return self._base + self._size * index
+
+    def listing(self) -> list[tuple[int, str, int]]:
+        """See Code."""
+        raise NotImplementedError
+
+    def halt_everywhere(self) -> None:
+        """See Code."""
+        self.stops.everywhere()
 
 
-class SteppedWorker(Protocol):
-    """The thread that runs the waves. error: raised by its launch at the end."""
-
-    error: BaseException | None
-
-
-class SteppedRun(Protocol):
-    """A launch. stop: set to end its waves."""
-
-    stop: NDArray[np.uint32]
-
-
-W = TypeVar("W", bound=SteppedWorker)
-R = TypeVar("R", bound=SteppedRun)
-C = TypeVar("C", bound=SteppedCode)
+W = TypeVar("W", bound=NativeWorker)
+R = TypeVar("R", bound=Run[Any])
+C = TypeVar("C", bound=KernelCode)
 
 
 class StepCall(ABC, Generic[W, R, C]):

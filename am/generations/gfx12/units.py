@@ -13,15 +13,34 @@ from ugpu.am.packets import sdma
 from ugpu.am.units.clocks import OVERRIDES, Clocks
 from ugpu.am.units.gfx import Gfx
 from ugpu.am.work.queue import CopyQueue
+from ugpu.hcq.bare.chip import batched
 
 _HUB = ("DISABLE_RDRET_TAP_CHAIN_FGCG", "DISABLE_WRRET_TAP_CHAIN_FGCG")
+_FRONT = ("PFP", "ME")
 _COMPRESS = 1 << 16  # SDMA_PKT_CONSTANT_FILL_HEADER_COMPRESS
 
 
 class Gfx12(Gfx):
-    """The graphics core."""
+    """The graphics core. UNSURE: neither Linux nor tinygrad resets the command processors of this
+    generation by GRBM; both pulse the resets of the MEC's pipes, which is all that is done here."""
 
     golden: ClassVar[Mapping[str, int]] = {"DB_MEM_CONFIG": 0x8000}
+    dense = False
+
+    @batched
+    def start_front(self, starts: Mapping[str, int]) -> None:
+        """As in the kernel (config_gfx_rs64), although no work goes there: they stay halted. There
+        is one pipe of each (gfx_v12_0.c, sw_init), which is the one that is selected otherwise."""
+        gc = self.chip.gc
+        for engine in _FRONT:
+            gc[f"CP_{engine}_PRGRM_CNTR_START"].write(starts[engine.lower()] >> 2 & 0xFFFF_FFFF)
+            gc[f"CP_{engine}_PRGRM_CNTR_START_HI"].write(starts[engine.lower()] >> 34)
+        resets = {f"{engine}_PIPE0_RESET": 1 for engine in _FRONT}
+        gc.CP_ME_CNTL.update(**resets)
+        gc.CP_ME_CNTL.update(**dict.fromkeys(resets, 0))
+
+    def _strike(self, bits: tuple[str, ...]) -> None:
+        """See the class."""
 
 
 class Clocks12(Clocks):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from ugpu.am.chip import remedies as advice
 from ugpu.am.chips.facts import ChipFacts
@@ -20,18 +21,21 @@ from ugpu.hcq.registers.layout import Layout, Struct
 
 log = logging.getLogger(__name__)
 
+_MOST_PIPES = 4
+
 
 @dataclass
 class FirmwareSet:
     """Checked parts by ugpu's names (see am/generations), and what else the boot needs.
 
-    boot: PSP bootloader components by fw_type. mec_start: byte address at which MEC starts.
-    versions: image name -> version, for people.
+    boot: PSP bootloader components by fw_type. starts: byte addresses at which the command
+    processor's engines (MEC, and PFP and ME where they are loaded) start, by their names. versions:
+    image name -> version, for people.
     """
 
     boot: dict[int, bytes] = field(default_factory=dict)
     parts: dict[str, bytes] = field(default_factory=dict)
-    mec_start: int = 0
+    starts: dict[str, int] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
 
 
@@ -141,16 +145,16 @@ def parse_sdma(image: Image, out: FirmwareSet) -> None:
     )
 
 
-def parse_mec(image: Image, out: FirmwareSet) -> None:
-    """Parse the MEC's image: code, and data that each of its four pipes has a copy of."""
+def _parse_engine(image: Image, out: FirmwareSet, engine: str) -> None:
+    """Parse an engine's image: code, and data that each of its pipes has a copy of."""
     image.expect((2, 0))
     header = image.header("gfx_firmware_header_v2_0")
     start = image.common.ucode_array_offset_bytes
-    out.parts["rs64_mec"] = image.part(start, header.ucode_size_bytes, "code")
+    out.parts[f"rs64_{engine}"] = image.part(start, header.ucode_size_bytes, "code")
     stack = image.part(header.data_offset_bytes, header.data_size_bytes, "data")
-    for pipe in range(4):
-        out.parts[f"rs64_mec_p{pipe}_stack"] = stack
-    out.mec_start = header.ucode_start_addr_lo | header.ucode_start_addr_hi << 32
+    for pipe in range(_MOST_PIPES):
+        out.parts[f"rs64_{engine}_p{pipe}_stack"] = stack
+    out.starts[engine] = header.ucode_start_addr_lo | header.ucode_start_addr_hi << 32
 
 
 def parse_imu(image: Image, out: FirmwareSet) -> None:
@@ -191,7 +195,9 @@ _PARSERS: tuple[tuple[str, Callable[[Image, FirmwareSet], None]], ...] = (
     ("smu_", parse_smu),
     ("_toc.bin", parse_toc),
     ("sdma_", parse_sdma),
-    ("_mec.bin", parse_mec),
+    ("_mec.bin", partial(_parse_engine, engine="mec")),
+    ("_pfp.bin", partial(_parse_engine, engine="pfp")),
+    ("_me.bin", partial(_parse_engine, engine="me")),
     ("_imu.bin", parse_imu),
     ("_rlc.bin", parse_rlc),
 )
@@ -219,6 +225,8 @@ def load_firmware(source: FirmwareSource, facts: ChipFacts) -> FirmwareSet:
             if file.optional:
                 continue
             raise
+        if file.headers:
+            Image(name, data).expect(*file.headers)
         parse_image(name, data, found)
     needed = [name for _, name in (generation.smu_firmware, *generation.ip_firmware)]
     for part in needed:

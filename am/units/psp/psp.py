@@ -15,17 +15,15 @@ from ugpu.am.regs import constants, structs
 from ugpu.am.units.memory import Carveout
 from ugpu.am.units.nbio import Nbio
 from ugpu.am.units.psp import commands as psp_commands
-from ugpu.am.units.psp.commands import COMMAND_SIZE, PRIVATE_SIZE, Command, refusal, refused
-from ugpu.am.units.psp.stage import OutsideStage, Shelf
+from ugpu.am.units.psp.commands import PRIVATE_SIZE, Command, refusal, refused
+from ugpu.am.units.psp.stage import FRAME_SIZE, RING_SIZE, PrivateBuffer
 from ugpu.hcq.bare.bus import ALL_ONES
 from ugpu.hcq.errors import FirmwareError, FirmwareRejected, FirmwareSilent, UnitTimeout
 from ugpu.hcq.registers.fields import RegisterValue
 
 log = logging.getLogger(__name__)
 
-RING_SIZE = 0x1000  # bytes; 64 frames, as the kernel's
-FRAME_DWORDS = 16
-_MOST_FRAMES = RING_SIZE // (4 * FRAME_DWORDS) - 1  # equal pointers mean an empty ring
+_MOST_FRAMES = RING_SIZE // FRAME_SIZE - 1  # equal pointers mean an empty ring
 _FIRST_LOOK_S = 2e-3  # our choice: the PSP needs longer for an image than a message takes
 DEFAULT_TMR_SIZE = 4 << 20
 RING_TYPE_KM = 2
@@ -51,24 +49,14 @@ class Psp:
     def __init__(self, chip: Chip, nbio: Nbio, carveout: Carveout) -> None:
         self.chip = chip
         self.nbio = nbio
-        self.private = carveout.psp_private
         self.ring = carveout.psp_ring
         self.command = carveout.psp_command
         self._frames = bytearray()  # ring content up to the last frame written
         self.carveout = carveout
-        self.outside: OutsideStage | None = None  # used instead of the private buffer
-        self._filled = COMMAND_SIZE  # bytes of the command buffer that may not be zero
+        self.stage = PrivateBuffer(chip, nbio, carveout)  # or what am.boot.reach chose
         self.fence_value = 0
-        self._staged = self._leftover  # bytes of the private buffer that may not be zero
-        self._placed: int | None = None  # image address that the bootloader was given
-        self.shelf: Shelf | None = None  # images to load first, where accesses are messages
-        # `_dead`, `_noted`: state read from a chip whose secure OS does not run. Only this driver
-        # changes it. None: it is read where it is needed.
-        self._shelved = False  # the shelf's content is in VRAM and not overwritten
-        self._dead = False
-        self._noted: int | None = None
-        # Commands whose answers were not read yet, and the answers' places in VRAM: until the list
-        # of registers that sets the graphics core up, where an access is a message.
+        self._held: list[Command] = []  # see `run`
+        # Commands whose answers were not read yet, and the answers' places in VRAM: see `run`.
         self.unread: list[tuple[Command, int]] = []
         # A register of a translation context that ugpu keeps off. Nothing else uses it, it outlives
         # a process, and every reset that brings the bootloader back clears it too.
@@ -87,13 +75,16 @@ class Psp:
         return self.chip.read_again(self.chip.mailbox(81))
 
     def alive(self) -> bool:
-        """Return whether the secure OS runs: its sign of life is neither zero nor all ones."""
-        if self._dead:
+        """Return whether the secure OS runs: its sign of life is neither zero nor all ones. Only
+        this driver starts it."""
+        bus, register = self.chip.bus, self.chip.mailbox(81)
+        if bus.relied(register) == 0:
             return False
         sign = self.sign_of_life()
         if sign == ALL_ONES:
             self.chip.check_present("reading the PSP's sign of life")
-        self._dead = sign == 0 and self.chip.bus.messages
+        if not sign:
+            bus.rely(register, sign)
         return sign not in (0, ALL_ONES)
 
     def bootloader_failed(self) -> bool:
@@ -101,8 +92,9 @@ class Psp:
 
         Where its status does not report this, the process that saw the refusal left a note of it.
         """
-        self._noted = int(self._note.read())
-        if self._noted == _NOTE | _REFUSED:
+        note = int(self._note.read())
+        self.chip.bus.rely(self._note, note)
+        if note == _NOTE | _REFUSED:
             return True
         if not self.chip.generation.bootloader_tells_refusal:
             return False
@@ -112,8 +104,8 @@ class Psp:
         """Return the number of components that a ugpu process sent to the bootloader before it
         died; 0 for a fresh bootloader. The bootloader does not report the number, and continues
         from there."""
-        note, self._noted = self._noted, None
-        if note is None or not self.chip.bus.messages:
+        note = self.chip.bus.relied(self._note)
+        if note is None:
             note = int(self._note.read())
         noted = note & ~_COUNT == _NOTE and note & _COUNT != _REFUSED
         return note & _COUNT if noted else 0
@@ -126,7 +118,6 @@ class Psp:
 
     def forget_components(self, *, refused: bool = False) -> None:
         """Note that no component was sent, or that the bootloader refused one."""
-        self._noted = None
         self._note.write(_NOTE | _REFUSED if refused else 0)
 
     def load_component(self, position: int, name: str, command: int, image: bytes) -> None:
@@ -134,28 +125,27 @@ class Psp:
         again. FirmwareRejected or FirmwareSilent if it does not take the component."""
         self._stage(image)
         self._command(position, command)
-        self._pause()
+        self.chip.await_answer(_FIRST_LOOK_S)
         self.wait_bootloader(name, "done")
-
-    def _pause(self) -> None:
-        """Where a poll is a message, wait until there can be an answer."""
-        if self.chip.bus.messages:
-            self.sleep(_FIRST_LOOK_S)
 
     def load_secure_os(self, position: int, name: str, command: int, image: bytes) -> None:
         """Send the last component and wait for its sign of life."""
         self._stage(image)
-        before = 0 if self._dead else int(self.chip.mailbox(81).read())
+        sign = self.chip.mailbox(81)
+        before = self.chip.bus.relied(sign)
+        if before is None:
+            before = int(sign.read())
         self._command(position, command)
         self.sleep(HANDSHAKE_S)
         self.wait_secure_os(name, before)
 
     def wait_secure_os(self, name: str = "SOS", before: int = 0) -> None:
         """Wait until the sign of life of `name`, which was started, differs from `before`."""
-        self._dead = False
+        sign = self.chip.mailbox(81)
+        self.chip.bus.rely(sign, None)
         try:
             self.chip.wait(
-                self.chip.mailbox(81),
+                sign,
                 lambda value: value != before,
                 unit="PSP",
                 waiting_for="sign of life of the secure OS",
@@ -202,59 +192,18 @@ class Psp:
             remedy=advice.POWER_CYCLE,
         )
 
-    @property
-    def _buffer(self) -> int:
-        """Return the MC address of the buffer that the bootloader reads an image from."""
-        outside = self.outside
-        return self.carveout.mc(self.private) if outside is None else outside.address
-
     def _stage(self, image: bytes) -> None:
         """Put `image` where the bootloader reads it, and write the address to its register."""
-        place = self.shelf.address(image) if self.shelf is not None and self._shelved else None
-        if place is None:
-            self._put(image)
-            self.nbio.post_hdp()
-            place, self._shelved = self._buffer, False
-        # Where a write is a message, rely on the register to keep its value.
-        if not (self.chip.bus.messages and self._placed == place):
-            self.chip.mailbox(36).write(place >> 20)
-            self._placed = place
-
-    def fill_shelf(self) -> None:
-        """Write the shelf's content to VRAM, if there is a shelf."""
-        if self.shelf is None:
-            return
-        self._staged = PRIVATE_SIZE  # until the write has ended
-        self.chip.vram.write(self.private, self.shelf.content)
-        self.nbio.post_hdp()
-        self._staged, self._shelved = len(self.shelf.content), True
-
-    def _put(self, image: bytes) -> None:
-        """Put `image` into the private buffer and zero the leftovers of a longer image, which the
-        bootloader would read. At first, the leftovers may be those of a process that died."""
-        if self.outside is not None:
-            self.outside.put(image, alone=True)
-            return
-        if len(image) > PRIVATE_SIZE:
-            raise FirmwareRejected(
-                "the image is larger than the PSP's buffer", size=len(image), limit=PRIVATE_SIZE
-            )
-        size = max(self._staged, -(-len(image) // 4) * 4)
-        self._staged = PRIVATE_SIZE  # until the write has ended
-        self.chip.vram.write(self.private, image + bytes(size - len(image)))
-        self._staged = -(-len(image) // 4) * 4
-
-    @property
-    def _leftover(self) -> int:
-        """Return how many bytes of the private buffer to zero at first: none behind a bridge, where
-        it would take 0.3 s. tinygrad 0.14 zeroes none on any board. Linux zeroes all."""
-        return 0 if self.chip.bus.messages else PRIVATE_SIZE
+        register, place = self.chip.mailbox(36), self.stage.put(image) >> 20
+        if self.chip.bus.relied(register) != place:
+            register.write(place)
+            self.chip.bus.rely(register, place)
 
     def forget_staged(self) -> None:
-        """Forget the content of the private buffer, of the command buffer and of the image address
-        register: a reset may have changed them."""
-        self._staged, self._filled = self._leftover, COMMAND_SIZE
-        self._placed, self._shelved = None, False
+        """Forget the content of the PSP's memory and of the image address register: a reset may
+        have changed them."""
+        self.stage.forget()
+        self.chip.bus.rely(self.chip.mailbox(36), None)
 
     # ---- ring --------------------------------------------------------------------------------
 
@@ -262,15 +211,9 @@ class Psp:
         """Create the command ring. `destroy_first`: destroy the one that a previous driver left."""
         if destroy_first:
             self.destroy_ring()
-        self.unread = []
+        self.unread, self._held = [], []
         self._wait_mailbox("ready for a ring", _READY)
-        if not self.takes_many:  # else the first command's write covers all that is read
-            if self.outside is None:
-                self.chip.vram.write(self.command, bytes(COMMAND_SIZE + RING_SIZE))
-            else:
-                self.chip.vram.write(self.fence, bytes(4))
-                self._filled = self._layouts.psp_gfx_cmd_resp.size
-            self.nbio.post_hdp()
+        self.stage.clear_ring()
         address = self.carveout.mc(self.ring)
         with self.chip.transport.batch():
             self.chip.mailbox(69).write(address & 0xFFFF_FFFF)
@@ -327,63 +270,52 @@ class Psp:
 
     # ---- commands ----------------------------------------------------------------------------
 
-    def run(self, *commands: Command, later: bool = False) -> None:
+    def run(self, *commands: Command, later: bool = False, more: bool = False) -> None:
         """Run commands in order and wait for them; FirmwareRejected for the first that is refused.
-        later: where the ring `takes_many`, leave the answers in VRAM for `check_unread`, because
-        each read of an answer is a message.
+        Where the ring takes many (PrivateBuffer): later: leave the answers in VRAM for
+        `check_unread`; more: run the commands with the next ones.
 
         Such a ring gets as many commands at once as fit. UNSURE: the kernel gives the ring one
         command at a time. Each frame has a fence of its own; a board would show whether later
         frames run after one that was refused.
         """
-        left = list(commands)
+        left, self._held = [*self._held, *commands], []
+        if more and self.stage.takes_many:
+            self._held = left
+            return
         while left:
             if len(self._frames) == RING_SIZE:
                 self._frames.clear()
-            if self.outside is not None:
-                self._run_one(left.pop(0), self.outside)
-                continue
             count, size = 1, left[0].size
-            free = (RING_SIZE - len(self._frames)) // (4 * FRAME_DWORDS)
-            most = min(free, _MOST_FRAMES, len(left)) if self.takes_many else 1
+            free = (RING_SIZE - len(self._frames)) // FRAME_SIZE
+            most = min(free, _MOST_FRAMES, len(left)) if self.stage.takes_many else 1
             while count < most:
                 size += left[count].size
                 if size > PRIVATE_SIZE - RING_SIZE:
                     break
                 count += 1
-            self._run(left[:count], later=later and self.takes_many)
+            self._run(left[:count], later=later and self.stage.takes_many)
             del left[:count]
-
-    @property
-    def takes_many(self) -> bool:
-        """Return whether the ring gets several commands at once."""
-        return self.chip.bus.messages and self.outside is None
 
     def _run(self, group: Sequence[Command], *, later: bool, look: int | None = None) -> bytes:
         """Run commands that fit in front of the ring, each behind its image. look: _wait_fence."""
         layout = self._layouts.psp_gfx_cmd_resp
-        start = at = self.ring - sum(command.size for command in group)
-        self._read_from(start)
-        first, places, content = self.fence_value + 1, [], b""
-        for command in group:
+        self._read_from(self.ring - sum(command.size for command in group))
+        first, places = self.fence_value + 1, self.stage.places(group)
+        buffers = []
+        for command, (image, place) in zip(group, places, strict=True):
             buffer = layout.new()
             buffer.cmd_id = self._ids[f"GFX_CMD_ID_{command.kind}"]
-            command.fill(buffer, self.carveout.mc(at))
-            content += command.image.ljust(command.size - COMMAND_SIZE, b"\0")
-            content += bytes(buffer).ljust(COMMAND_SIZE, b"\0")
-            at += command.size
-            places.append(at - COMMAND_SIZE)
+            command.fill(buffer, image)
+            buffers.append(bytes(buffer))
             self.fence_value += 1
-            self._frames += self._frame(at - COMMAND_SIZE)
-        # One write includes the fence, which may hold the same number from an earlier ring, and the
-        # ring from its start: the PSP has taken the earlier frames.
-        self.chip.vram.write(start, content + self._frames)
-        self.nbio.post_hdp()
+            self._frames += self._frame(place)
+        self.stage.send(group, buffers, bytes(self._frames))
         self.chip.mailbox(67).write(len(self._frames) % RING_SIZE // 4)
-        self._pause()
+        self.chip.await_answer(_FIRST_LOOK_S)
         seen = self._wait_fence(group, first, self.fence if look is None else look)
         offset = layout.offset_of("resp.status")
-        answers = [(command, place + offset) for command, place in zip(group, places, strict=True)]
+        answers = [(command, at + offset) for command, (_, at) in zip(group, places, strict=True)]
         if later:
             self.unread += answers
         else:
@@ -391,34 +323,16 @@ class Psp:
                 self._check(command, place)
         return seen
 
-    def _run_one(self, command: Command, outside: OutsideStage) -> None:
-        """Run a command whose image lies in `outside`; write as little as possible to VRAM."""
-        if command.image:
-            outside.put(command.image)
-        buffer = self._layouts.psp_gfx_cmd_resp.new()
-        buffer.cmd_id = self._ids[f"GFX_CMD_ID_{command.kind}"]
-        command.fill(buffer, outside.address)
-        content = bytes(buffer).rstrip(b"\0")
-        size = -(-len(content) // 4) * 4
-        filled, self._filled = self._filled, COMMAND_SIZE  # until the writes have ended
-        self.chip.vram.write(self.command, content.ljust(max(size, filled), b"\0"))
-        self._filled = size
-        self.fence_value += 1
-        at, frame = self.ring + len(self._frames), self._frame(self.command)
-        self._frames += frame
-        self.chip.vram.write(at, frame)
-        self.nbio.post_hdp()
-        self.chip.mailbox(67).write(len(self._frames) % RING_SIZE // 4)
-        self._wait_fence([command], self.fence_value, self.fence)
-        offset = self._layouts.psp_gfx_cmd_resp.offset_of("resp.status")
-        self._check(command, self.command + offset)
-
     def _read_from(self, start: int) -> None:
         """Read unread answers that lie at `start` or above, where VRAM is about to be reused."""
         for entry in [entry for entry in self.unread if entry[1] >= start]:
             if any(self.chip.vram.read(entry[1], 4)):
                 self.check_unread()  # an earlier one may have been refused first
             self.unread.remove(entry)
+
+    def unread_places(self) -> list[int]:
+        """Return the places in VRAM of the answers that were not read yet."""
+        return [place for _, place in self.unread]
 
     def check_unread(self, statuses: Sequence[int] = ()) -> None:
         """Raise FirmwareRejected for the first refused command of those whose answers were left in
@@ -447,7 +361,7 @@ class Psp:
         frame.cmd_buf_addr_lo, frame.cmd_buf_addr_hi = buffer & 0xFFFF_FFFF, buffer >> 32
         frame.fence_addr_lo, frame.fence_addr_hi = fence & 0xFFFF_FFFF, fence >> 32
         frame.fence_value = self.fence_value
-        return bytes(frame).ljust(4 * FRAME_DWORDS, b"\0")
+        return bytes(frame).ljust(FRAME_SIZE, b"\0")
 
     def _wait_fence(self, group: Sequence[Command], first: int, start: int) -> bytes:
         """Wait for the last of a group, whose fences begin at `first`. Return VRAM from `start`."""
@@ -483,7 +397,7 @@ class Psp:
         """Send the table of contents; return the size of the TMR that the images need."""
         command, response = psp_commands.load_toc(image), self._layouts.psp_gfx_cmd_resp
         status, size = (response.offset_of(f"resp.{name}") for name in ("status", "tmr_size"))
-        if not self.takes_many:
+        if not self.stage.takes_many:  # else one read has the answer and the fence
             self.run(command)
             return int.from_bytes(self.chip.vram.read(self.command + size, 4), "little")
         place = self.command + status

@@ -16,6 +16,7 @@ from ugpu.am.units.memory import Carveout
 from ugpu.am.units.nbio import Nbio
 from ugpu.hcq.bare.bus import ALL_ONES
 from ugpu.hcq.bare.chip import batched
+from ugpu.hcq.bare.program import HostPrograms
 from ugpu.hcq.errors import DeviceLost, FirmwareRejected, FirmwareSilent, UnitTimeout
 from ugpu.hcq.registers.layout import Struct
 
@@ -62,7 +63,11 @@ class Smu:
         return int(self.chip.mp1.MP1_SMN_C2PMSG_82.read())
 
     def tell(self, message: str, argument: int = 0) -> None:
-        """Send a message that has no result; see `send`.
+        """Send a message that has no result; see `send`."""
+        self._check(message, argument, self._exchange(message, argument))
+
+    def _exchange(self, message: str, argument: int) -> int:
+        """Send a message and return the response, BUSY after a while.
 
         ORDER: response cleared, argument, message: writing the message starts the SMU.
         """
@@ -81,12 +86,11 @@ class Smu:
             return None if response == BUSY else response
 
         try:
-            response = self.chip.clock.wait_until(
+            return self.chip.clock.wait_until(
                 attempt, unit="SMU", waiting_for=f"end of busy ({message})", limit_s=self.limit_s
             )
         except UnitTimeout:
-            response = BUSY
-        self._check(message, argument, response)
+            return BUSY
 
     def _check(self, message: str, argument: int, response: int) -> None:
         if response != OK:
@@ -100,22 +104,27 @@ class Smu:
                 remedy=advice.FIRMWARE if response == UNKNOWN else advice.MODE1,
             )
 
-    # ---- messages in a list of registers (am.units.lists)
+    # ---- messages as steps (hcq.bare.program)
     # --------------------------------------------
 
     def ask(self, message: str, argument: int = 0) -> None:
-        """As a step of a list: send a message and keep its result for `answer`. The message before
-        it was answered."""
+        """As a step: send a message and keep its result for `answer`."""
         recorder, mp1 = self.chip.bus.recorder, self.chip.mp1
-        assert recorder is not None
         asked = self._asked[message] = [argument]
+        if recorder is None:
+            response = self._exchange(message, argument)
+            if response == BUSY:  # after a while
+                self._check(message, argument, response)
+            asked += [response, int(mp1.MP1_SMN_C2PMSG_82.read())]
+            return
+        # The message before it was answered.
         self.post(self.message_number(message), argument)
         recorder.wait(mp1.MP1_SMN_C2PMSG_90.index, ALL_ONES, 0, differs=True)
         recorder.keep(mp1.MP1_SMN_C2PMSG_90.index, asked.append)
         recorder.keep(mp1.MP1_SMN_C2PMSG_82.index, asked.append)
 
     def answer(self, message: str) -> int:
-        """Return the result of a message in a list that has ended. A message that the SMU was too
+        """Return the result of a message of a step that has ended. A message that the SMU was too
         busy for is sent again. FirmwareSilent, FirmwareRejected, as from `send`."""
         argument, response, result = self._asked.pop(message)
         self._idle = True
@@ -218,15 +227,12 @@ class Smu:
 
     # ---- life --------------------------------------------------------------------------------
 
-    def start(self, *, by_list: bool = False) -> None:
-        """Check versions, send the address of the table buffer, switch the SMU's features on.
-        by_list: switch the features on only, see `ask_rest`. UNSURE: Linux and tinygrad send the
-        address first; the SMU writes there when a table is requested."""
+    def start(self, programs: HostPrograms) -> None:
+        """Check versions, send the address of the table buffer, switch the SMU's features on. Only
+        the features are needed now. UNSURE: Linux and tinygrad send the address first; the SMU
+        writes there when a table is requested."""
         self._idle = False  # an answer from before it was loaded means nothing
-        if not by_list:
-            self._take_versions(self.send("GetSmuVersion"), self.send("GetDriverIfVersion"))
-            for message, argument in self._table_address():
-                self.tell(message, argument)
+        programs.leave(self._ask_rest, then=self._take_rest)
         self.tell("EnableAllSmuFeatures")
         # With GFXOFF the graphics core's registers have no power: see am.device.rest, which allows
         # it.
@@ -243,16 +249,15 @@ class Smu:
             ("SetDriverDramAddrLow", address & 0xFFFF_FFFF),
         )
 
-    def ask_rest(self) -> None:
-        """As a step of a list: do the part of `start` that is not needed for the features. See
-        `take_rest`."""
+    def _ask_rest(self) -> None:
+        """As a step: do the part of `start` that is not needed for the features."""
         self.ask("GetSmuVersion")
         self.ask("GetDriverIfVersion")
         for message, argument in self._table_address():
             self.ask(message, argument)
 
-    def take_rest(self) -> None:
-        """Take the answers to `ask_rest`."""
+    def _take_rest(self, _: object) -> None:
+        """Take the answers to `_ask_rest`."""
         self._take_versions(self.answer("GetSmuVersion"), self.answer("GetDriverIfVersion"))
         for message, _ in self._table_address():
             self.answer(message)

@@ -20,6 +20,7 @@ from ugpu.am.regs import constants, structs
 from ugpu.am.units.smu.announcements import CLIENT_MP1, TO_DRIVER, Announcements
 from ugpu.am.units.smu.smu import Smu
 from ugpu.hcq.bare.chip import batched
+from ugpu.hcq.bare.program import HostPrograms
 from ugpu.hcq.errors import FirmwareError, FirmwareRejected, LinkError, OverTemperature
 
 log = logging.getLogger(__name__)
@@ -52,27 +53,16 @@ class Thermal:
         self.announcements = Announcements(chip, smu)
         self._limit_place = smu.interface.shutdown_place
         self._offset = 0
-        self._control: int | None = None  # register value that the last list read
+        self._control: int | None = None  # register value that `_ask` read
 
-    def start(self) -> None:
+    def start(self, programs: HostPrograms) -> None:
         """Read the limit; enable reports of its crossing and SMU announcements. The SMU runs."""
-        self._watch()
-        self.announcements.start()
 
-    def _watch(self) -> None:
-        self.limit = self.stated = 0
-        self._control = None
-        if not self._exists():
-            log.info("no registers of the thermal controller: over-temperature is not reported")
-            return
-        try:
-            self.smu.tell("TransferTableSmu2Dram", self.smu.table_number(_TABLE))
-        except FirmwareRejected as error:
-            log.warning("over-temperature is not reported: %s", error)
-            return
-        read = self.chip.vram.read
-        self._take_words([int.from_bytes(read(place, 4), "little") for place in self.places()])
-        self.switch_on()
+        def take(words: Sequence[int]) -> None:
+            self._take_answer(words)
+            programs.leave(self.switch_on)
+
+        programs.leave(self._ask, read=self._places, then=take)
 
     def _exists(self) -> bool:
         return bool(self.chip.instances("THM"))
@@ -83,29 +73,25 @@ class Thermal:
         member = structs(interface.tables).PPTable_t.offset_of(interface.fan_offset)
         return interface.pptable_place + member
 
-    # ---- by a list of registers (am.units.lists), as `start`
-    # -----------------------------------------
-
-    def ask(self) -> None:
-        """As a step of a list: have the SMU write the board's table and announce events. `places`
-        must be read after it, for `take`."""
+    def _ask(self) -> None:
+        """As a step: have the SMU write the board's table and announce events. `_places` must be
+        read after it, for `_take_answer`."""
         if self._exists():
             self.smu.ask("TransferTableSmu2Dram", self.smu.table_number(_TABLE))
-            recorder, control = self.chip.bus.recorder, self.chip.thm.THM_THERMAL_INT_CTRL
-            assert recorder is not None
-            recorder.keep(control.index, self._note_control)
+            self.chip.bus.take(self.chip.thm.THM_THERMAL_INT_CTRL, self._note_control)
         self.announcements.start()
 
-    def _note_control(self, found: int) -> None:
-        self._control = found
+    def _note_control(self, value: int) -> None:
+        self._control = value
 
-    def places(self) -> list[int]:
-        """VRAM addresses of the words that `take` needs."""
+    def _places(self) -> list[int]:
+        """VRAM addresses of the words that `_take_answer` needs."""
         table = self.smu.carveout.smu_table
-        return [table + at & ~3 for at in (self._limit_place, self._offset_place())]
+        places = (self._limit_place, self._offset_place()) if self._exists() else ()
+        return [table + at & ~3 for at in places]
 
-    def take(self, words: Sequence[int]) -> None:
-        """Take the content of `places`. `switch_on` is next."""
+    def _take_answer(self, words: Sequence[int]) -> None:
+        """Take the content of `_places`. `switch_on` is next."""
         self.limit = self.stated = 0
         if not self._exists():
             log.info("no registers of the thermal controller: over-temperature is not reported")
@@ -139,7 +125,7 @@ class Thermal:
 
     @batched
     def switch_on(self) -> None:
-        """Enable reports of crossing the limit, if the board's table has one. Also in a list."""
+        """As a step: enable reports of crossing the limit, if the board's table has one."""
         if not self.limit:
             return
         thm, found = self.chip.thm, self._control

@@ -19,14 +19,13 @@ from __future__ import annotations
 from ugpu.compiler.dtype import float32
 from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.accumulate import multiply_add, replace
-from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, both, constant, unflatten
+from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, both, constant
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.functions import exp_below
 from ugpu.compiler.expression.value import Memory, Value, binary, const, gate, load, substitute
 from ugpu.compiler.kernel.attention.visible import loop_over, seen
 from ugpu.compiler.kernel.choices import Attention
 from ugpu.compiler.kernel.gpu.join import join, join_lanes, larger, waves_memory
-from ugpu.compiler.kernel.gpu.loops import kernel_of
 from ugpu.compiler.kernel.ir import (
     Barrier,
     If,
@@ -37,6 +36,7 @@ from ugpu.compiler.kernel.ir import (
     group_range,
     thread_range,
 )
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
 from ugpu.compiler.kernel.shared.spread import spread
 from ugpu.compiler.pattern.online import FINITE_LOWEST, Online, widened
 from ugpu.hcq.state.target import TargetSpec
@@ -94,10 +94,8 @@ class _ByGroup:
         self.all_columns = blocks * self.share
         first = group_range(2, blocks).index() * self.share
         self.column = first + self.thread % self.across * self.wide
-        sizes = tuple(r.size for r in parts.batch)
-        batch = unflatten(group_range(1, self.grid[1]).index(), sizes)
-        self.places = {parts.rows: group_range(0, self.grid[0]).index()}
-        self.places |= dict(zip(parts.batch, batch, strict=True))
+        row = group_range(0, self.grid[0]).index()
+        self.places = {parts.rows: row, **groups_at(parts.batch, 1)}
         self.keeps = self.pieces * self.deep <= HELD
         single = ("largest", "before", "scale", "score")
         self.largest, self.before, self.scale, self.score = (

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ugpu.compiler.dtype import float32, int64
 from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.accumulate import combine, multiply_add, replace
-from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, both, constant, unflatten
+from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, both, constant
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.functions import exp
 from ugpu.compiler.expression.lookup import guard, lookup
@@ -28,6 +28,7 @@ from ugpu.compiler.expression.value import (
 )
 from ugpu.compiler.kernel.attention.visible import bounded, loop_over, seen
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
 from ugpu.compiler.kernel.shared.spread import runs_along
 from ugpu.compiler.pattern.online import FINITE_LOWEST, Online
 from ugpu.hcq.state.target import TargetSpec
@@ -71,11 +72,10 @@ class _Blocked:
             self.tall = -(-min(KEYS, parts.keys.size) // ABREAST) * ABREAST
         self.grid = (-(-parts.rows.size // self.wide), elements(parts.batch), 1)
         self.start = group_range(0, self.grid[0]).index() * self.wide
-        batch = unflatten(group_range(1, self.grid[1]).index(), tuple(r.size for r in parts.batch))
         self.lane = Range("lane", self.wide)
         rows_left = constant(parts.rows.size) - self.start
         self.row_bound = rows_left if parts.rows.size % self.wide else None
-        self.places = dict(zip(parts.batch, batch, strict=True))
+        self.places = groups_at(parts.batch, 1)
         self.places[parts.rows] = self.start + self.lane.index()
         depth, columns = parts.depth.size, -(-parts.columns.size // self.column_panel)
         self.turned = Memory("turned", float32, depth * self.wide, "local")
@@ -123,8 +123,7 @@ class _Blocked:
             self.turned, self.scores, self.output, self.largest, self.before, *self.sums,
             self.totals,
         )  # fmt: skip
-        parameters = (self.computation.output, *self.computation.inputs)
-        return Kernel("kernel", parameters, memories, self.grid, 1, body)
+        return kernel_of(self.computation, memories, self.grid, 1, body)
 
     # ---- pieces --------------------------------------------------------------------------------
 

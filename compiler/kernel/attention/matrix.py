@@ -23,15 +23,7 @@ from __future__ import annotations
 from ugpu.compiler.dtype import float32
 from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.accumulate import replace
-from ugpu.compiler.expression.algebra import (
-    Index,
-    Range,
-    Validity,
-    at_least_zero,
-    both,
-    constant,
-    unflatten,
-)
+from ugpu.compiler.expression.algebra import Index, Range, Validity, at_least_zero, both, constant
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.functions import exp_below
 from ugpu.compiler.expression.value import (
@@ -56,7 +48,6 @@ from ugpu.compiler.kernel.attention.tiles import (
 from ugpu.compiler.kernel.attention.visible import bounded, loop_over, seen
 from ugpu.compiler.kernel.choices import Attention
 from ugpu.compiler.kernel.gpu.join import exchange, join_lanes, larger
-from ugpu.compiler.kernel.gpu.loops import kernel_of
 from ugpu.compiler.kernel.ir import (
     Barrier,
     If,
@@ -68,6 +59,7 @@ from ugpu.compiler.kernel.ir import (
     thread_range,
 )
 from ugpu.compiler.kernel.matrix_units import MatrixUnit
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
 from ugpu.compiler.kernel.shared.spread import pack, store
 from ugpu.compiler.pattern.online import FINITE_LOWEST, Online, widened
 
@@ -109,9 +101,7 @@ class _OnUnits:
         self.first_column = group_range(2, blocks).index() * self.wide
         self.all_columns = blocks * self.wide
         self.grid = (groups, elements(parts.batch), blocks)
-        sizes = tuple(r.size for r in parts.batch)
-        batch = unflatten(group_range(1, self.grid[1]).index(), sizes)
-        self.places = dict(zip(parts.batch, batch, strict=True))
+        self.places = groups_at(parts.batch, 1)
         self.tiles = -(-parts.keys.size // self.tall)
         self.all_keys = self.tiles * self.tall
         # fragments of scores whose keys make one left fragment of the second product

@@ -14,15 +14,16 @@ from math import gcd
 from ugpu.compiler.dtype import float32
 from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.accumulate import multiply_add, replace
-from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant, unflatten
+from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.functions import exp_below
 from ugpu.compiler.expression.value import Memory, Value, binary, const, load, substitute
 from ugpu.compiler.kernel.attention.visible import loop_over, seen
 from ugpu.compiler.kernel.choices import Attention
 from ugpu.compiler.kernel.gpu.join import larger
-from ugpu.compiler.kernel.gpu.loops import kernel_of, threads_along
+from ugpu.compiler.kernel.gpu.loops import threads_along
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, thread_range
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
 from ugpu.compiler.kernel.shared.spread import spread
 from ugpu.compiler.pattern.online import FINITE_LOWEST, Online, widened
 from ugpu.hcq.state.target import TargetSpec
@@ -81,9 +82,7 @@ class _ByThreads:
         blocks = -(-parts.columns.size // share)
         self.grid = (groups, elements(parts.batch), blocks)
         self.first_column = group_range(2, blocks).index() * share
-        sizes = tuple(r.size for r in parts.batch)
-        batch = unflatten(group_range(1, self.grid[1]).index(), sizes)
-        self.places = {parts.rows: row, **dict(zip(parts.batch, batch, strict=True))}
+        self.places = {parts.rows: row, **groups_at(parts.batch, 1)}
         self.count = min(wanted.keys, parts.keys.size)
         self.keeps = parts.depth.size <= LONGEST
         self.left = Memory("left", float32, parts.depth.size * self.block, "local")

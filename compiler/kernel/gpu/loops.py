@@ -15,9 +15,10 @@ from ugpu.compiler.expression.algebra import (
     unflatten,
 )
 from ugpu.compiler.expression.computation import Computation, elements
-from ugpu.compiler.expression.value import Memory, substitute
+from ugpu.compiler.expression.value import substitute
 from ugpu.compiler.kernel.choices import Space, Threads
 from ugpu.compiler.kernel.ir import If, Kernel, Statement, Store, group_range, thread_range
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
 from ugpu.compiler.kernel.shared.spread import spread, store, vector_width
 from ugpu.hcq.state.target import TargetSpec
 
@@ -79,7 +80,7 @@ def elementwise(
     if outer and units >= most:
         unit, conditions, grid_x, block = threads_along(units, target, most)
         grid = (grid_x, elements(outer), 1)
-        indices = [*positions(outer, group_range(1, grid[1]).index()), unit]
+        indices = [*groups_at(outer, 1).values(), unit]
     else:
         unit, conditions, grid_x, block = threads_along(units * elements(outer), target, most)
         grid = (grid_x, 1, 1)
@@ -121,20 +122,3 @@ def threads_along(
     groups = -(-units // block)
     unit = group_range(0, groups).index() * block + thread_range(block).index()
     return unit, at_least_zero(constant(units - 1) - unit), groups, block
-
-
-def positions(ranges: tuple[Range, ...], position: Index) -> list[Index]:
-    return unflatten(position, tuple(r.size for r in ranges))
-
-
-def kernel_of(
-    computation: Computation,
-    local: tuple[Memory, ...],
-    grid: tuple[int, int, int],
-    block: int,
-    body: tuple[Statement, ...],
-) -> Kernel:
-    """Return a kernel of one computation: outputs first, then inputs."""
-    parameters = (*computation.outputs, *computation.inputs)
-    outputs = len(computation.outputs)
-    return Kernel("kernel", parameters, local, grid, block, body, outputs=outputs)

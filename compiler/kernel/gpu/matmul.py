@@ -19,15 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ugpu.compiler.expression.accumulate import multiply_add
-from ugpu.compiler.expression.algebra import (
-    Index,
-    Range,
-    Validity,
-    at_least_zero,
-    both,
-    constant,
-    unflatten,
-)
+from ugpu.compiler.expression.algebra import Index, Range, Validity, at_least_zero, both, constant
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.lookup import guard
 from ugpu.compiler.expression.value import Memory, Value, const, gate, load, substitute, value
@@ -51,6 +43,7 @@ from ugpu.compiler.kernel.ir import (
     group_range,
     thread_range,
 )
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
 from ugpu.compiler.kernel.shared.spread import spread, store, unit_stride
 from ugpu.compiler.pattern.contraction import Contraction
 from ugpu.hcq.state.target import TargetSpec
@@ -143,13 +136,7 @@ def matmul(
     grid = (-(-columns.size // wide), -(-rows.size // tall), elements(parts.batch))
     row_start = group_range(1, grid[1]).index() * tall
     column_start = group_range(0, grid[0]).index() * wide
-    batch = dict(
-        zip(
-            parts.batch,
-            unflatten(group_range(2, grid[2]).index(), tuple(r.size for r in parts.batch)),
-            strict=True,
-        )
-    )
+    batch = groups_at(parts.batch, 2)
     long_depth = Range("depth", slices * tiles.depth)
     length = tiles.depth
     left = _tile("left", parts.left, rows, parts, batch, long_depth, tall, row_start, length)
@@ -179,14 +166,8 @@ def matmul(
         row = row_start + row_block * down + i
         taken = [load(totals, constant(i * across + lane)) for lane in range(across)]
         statements += finish_run(computation, parts, batch, row, column_start, taken)
-    return Kernel(
-        "kernel",
-        (computation.output, *computation.inputs),
-        (left.memory, right.memory, totals),
-        grid,
-        threads,
-        tuple(statements),
-    )
+    memories = (left.memory, right.memory, totals)
+    return kernel_of(computation, memories, grid, threads, tuple(statements))
 
 
 def _tile(

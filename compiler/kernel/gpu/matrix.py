@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ugpu.compiler.dtype import float32
-from ugpu.compiler.expression.algebra import Index, Range, constant, unflatten
+from ugpu.compiler.expression.algebra import Index, Range, constant
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.value import Memory, Value, const, load, substitute, value
 from ugpu.compiler.kernel.choices import MatrixTiles, Space
@@ -40,6 +40,7 @@ from ugpu.compiler.kernel.ir import (
     thread_range,
 )
 from ugpu.compiler.kernel.matrix_units import MatrixUnit, find_unit
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
 from ugpu.compiler.kernel.shared.spread import pack, spread, unit_stride
 from ugpu.compiler.pattern.contraction import Contraction
 from ugpu.hcq.state.target import TargetSpec
@@ -301,9 +302,7 @@ def matmul(
     tall, wide = _sides(unit, tiles)
     threads = tiles.waves[0] * tiles.waves[1] * unit.wave
     grid = (-(-columns.size // wide), -(-rows.size // tall), elements(parts.batch))
-    group = group_range(2, grid[2]).index()
-    places = unflatten(group, tuple(r.size for r in parts.batch))
-    batch = dict(zip(parts.batch, places, strict=True))
+    batch = groups_at(parts.batch, 2)
     row_start = group_range(1, grid[1]).index() * tall
     column_start = group_range(0, grid[0]).index() * wide
     slices = -(-parts.depth.size // tiles.depth)
@@ -342,14 +341,8 @@ def matmul(
     statements: list[Statement] = [Store(plan.totals, constant(i), zero) for i in range(count)]
     statements += accumulate
     statements += _finish(plan, computation, parts, batch, row_start, column_start)
-    return Kernel(
-        "kernel",
-        (computation.output, *computation.inputs),
-        (plan.left.memory, plan.right.memory, plan.totals, *held),
-        grid,
-        threads,
-        tuple(statements),
-    )
+    memories = (plan.left.memory, plan.right.memory, plan.totals, *held)
+    return kernel_of(computation, memories, grid, threads, tuple(statements))
 
 
 def _in_turn(plan: _Plan, slices: int) -> list[Statement]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from ugpu.compiler.expression.accumulate import combine, identity, replace
 from ugpu.compiler.expression.algebra import Range, at_least_zero, both, constant
-from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.value import Memory, Value, load, substitute
 from ugpu.compiler.kernel.choices import Rows, Sharing, Space
-from ugpu.compiler.kernel.gpu.loops import BLOCK, blocks, kernel_of, positions, threads_along
+from ugpu.compiler.kernel.gpu.loops import BLOCK, blocks, threads_along
 from ugpu.compiler.kernel.gpu.rows import default_rows, lane_counts, rows
 from ugpu.compiler.kernel.ir import (
     Barrier,
@@ -20,6 +20,7 @@ from ugpu.compiler.kernel.ir import (
     group_range,
     thread_range,
 )
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
 from ugpu.compiler.kernel.shared.spread import unit_stride
 from ugpu.compiler.pattern.chain import Chain, Stage
 from ugpu.hcq.state.target import TargetSpec
@@ -99,7 +100,7 @@ def _by_threads(computation: Computation, reduce: Value, target: TargetSpec, mos
     operation, over = reduce.arg
     ranges = computation.ranges
     unit, conditions, grid_x, block = threads_along(elements(ranges), target, most)
-    places = dict(zip(ranges, positions(ranges, unit), strict=True))
+    places = places_at(ranges, unit)
     total = Memory("total", reduce.dtype, 1, "register")
     here = load(total, constant(0))
     taken = substitute(reduce.sources[0], places)
@@ -128,14 +129,13 @@ def _by_columns(computation: Computation, reduce: Value, target: TargetSpec, mos
     grid = (-(-last.size // wave), elements(outer), 1)
     column = group_range(0, grid[0]).index() * wave + thread % wave
     exists = at_least_zero(constant(last.size - 1) - column)
-    places = dict(zip(outer, positions(outer, group_range(1, grid[1]).index()), strict=True))
+    places = groups_at(outer, 1)
     places[last] = column
     total = Memory("total", reduce.dtype, 1, "register")
     here = load(total, constant(0))
     counter = Range("k", -(-length // waves))
     step = counter.index() * waves + thread // wave
-    inner = positions(over, step)
-    taken = substitute(reduce.sources[0], {**places, **dict(zip(over, inner, strict=True))})
+    taken = substitute(reduce.sources[0], {**places, **places_at(over, step)})
     add: tuple[Statement, ...] = (Store(total, constant(0), combine(operation, here, taken)),)
     inside = both(exists, at_least_zero(constant(length - 1) - step))
     if inside:

@@ -24,12 +24,13 @@ from ugpu.compiler.expression.algebra import (
     constant,
     unflatten,
 )
-from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.value import Memory, Value, load, rebuild, substitute, walk
 from ugpu.compiler.kernel.choices import Rows, Space
 from ugpu.compiler.kernel.gpu.join import join, waves_memory
-from ugpu.compiler.kernel.gpu.loops import BLOCK, blocks, kernel_of, positions, threads_along
+from ugpu.compiler.kernel.gpu.loops import BLOCK, blocks, threads_along
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range, thread_range
+from ugpu.compiler.kernel.shared.kernels import kernel_of
 from ugpu.compiler.kernel.shared.spread import spread, store, unit_stride, vector_width
 from ugpu.compiler.pattern.chain import Chain, held_values
 from ugpu.hcq.state.target import TargetSpec
@@ -149,7 +150,7 @@ def rows(
 
 def _by_threads(computation: Computation, chain: Chain, target: TargetSpec, most: int) -> Kernel:
     unit, conditions, groups, block = threads_along(chain.rows, target, most)
-    places = dict(zip(chain.outer, positions(chain.outer, unit), strict=True))
+    places = places_at(chain.outer, unit)
     body: list[Statement] = []
     for number, (ranges, root) in enumerate(chain.passes()):
         if number < len(chain.stages):
@@ -189,7 +190,7 @@ class _ByLanes:
         self.groups = -(-chain.rows // beside)
         row = group_range(0, self.groups).index() * beside + thread // self.lanes
         self.exists = at_least_zero(constant(chain.rows - 1) - row)
-        self.places = dict(zip(chain.outer, positions(chain.outer, row), strict=True))
+        self.places = places_at(chain.outer, row)
         self.ends: dict[tuple[Range, ...], tuple[Index, Index]] = {}
         for ranges, _ in chain.passes():
             if ranges and ranges[-1].size % self.width:

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ugpu.compiler.expression.accumulate import combine, identity, replace
-from ugpu.compiler.expression.algebra import Index, Range, constant, substitute_all, unflatten
-from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.algebra import Index, Range, constant, substitute_all
+from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.lookup import Lookup, atoms
 from ugpu.compiler.expression.value import Memory, Value, indices_of, load, substitute, walk
 from ugpu.compiler.kernel.choices import Chunk, Space
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
 from ugpu.compiler.kernel.shared.spread import loads, runs_along
 from ugpu.hcq.state.target import TargetSpec
 
@@ -39,17 +40,17 @@ def elementwise(
     """Give a group chunks of the last range, or several whole rows of it."""
     most = (chosen or Chunk(CHUNK)).size
     if not computation.ranges:
-        return kernel_of(computation, (), (1, 1, 1), _assign(computation, {}))
+        return kernel_of(computation, (), (1, 1, 1), 1, _assign(computation, {}))
     outer, last = computation.ranges[:-1], computation.ranges[-1]
     if last.size >= most or not outer:
         chunk = min(most, last.size)
         grid = (-(-last.size // chunk), elements(outer), 1)
         start = group_range(0, grid[0]).index() * chunk
         step = Range("j", chunk)
-        places = places_at(outer, group_range(1, grid[1]).index())
+        places = groups_at(outer, 1)
         places[last] = start + step.index()
         inner = Loop(step, _assign(computation, places), constant(last.size) - start)
-        return kernel_of(computation, (), grid, (inner,))
+        return kernel_of(computation, (), grid, 1, (inner,))
     rows = max(1, most // last.size)
     grid, row, loop_bound = rows_of(elements(outer), rows)
     step = Range("j", last.size)
@@ -57,7 +58,7 @@ def elementwise(
     places[last] = step.index()
     rolled = last.size >= ROLLED and _looks_up(computation.value, last)
     inner = Loop(step, _assign(computation, places), rolled=rolled)
-    return kernel_of(computation, (), grid, (Loop(Range("r", rows), (inner,), loop_bound),))
+    return kernel_of(computation, (), grid, 1, (Loop(Range("r", rows), (inner,), loop_bound),))
 
 
 def _looks_up(root: Value, along: Range) -> bool:
@@ -100,7 +101,7 @@ def reduction(computation: Computation, target: TargetSpec, chosen: Chunk | None
     for counter in reversed(over):
         steps = [Loop(counter, tuple(steps))]
     loop = Loop(Range("r", rows), (*before, *steps, *after), bound)
-    return kernel_of(computation, (totals,), grid, (loop,))
+    return kernel_of(computation, (totals,), grid, 1, (loop,))
 
 
 def _side_by_side(computation: Computation, reduce: Value, most: int) -> Kernel:
@@ -118,7 +119,7 @@ def _side_by_side(computation: Computation, reduce: Value, most: int) -> Kernel:
 
     def columns(name: str, make: Make) -> Loop:
         step = Range(name, chunk)
-        places = places_at(outer, group_range(1, grid[1]).index())
+        places = groups_at(outer, 1)
         places[last] = start + step.index()
         stores = []
         for row in range(rows):
@@ -156,7 +157,7 @@ def _side_by_side(computation: Computation, reduce: Value, most: int) -> Kernel:
     for counter in reversed(over[:-1]):
         inside = (Loop(counter, inside),)
     kernel = (columns("j0", clear), *inside, columns("j2", finish))
-    return kernel_of(computation, (totals,), grid, kernel)
+    return kernel_of(computation, (totals,), grid, 1, kernel)
 
 
 def _shared(computation: Computation, body: Value) -> Range | None:
@@ -185,12 +186,6 @@ def rows_of(count: int, rows: int) -> tuple[tuple[int, int, int], Index, Index]:
     return grid, start + Range("r", rows).index(), constant(count) - start
 
 
-def places_at(ranges: tuple[Range, ...], position: Index) -> dict[Range, Index]:
-    """Return the value of each range at a row-major position of all of them."""
-    sizes = tuple(r.size for r in ranges)
-    return dict(zip(ranges, unflatten(position, sizes), strict=True))
-
-
 def _assign(computation: Computation, places: dict[Range, Index]) -> tuple[Statement, ...]:
     position = computation.position.substitute(places)
     results = computation.results(substitute(computation.value, places))
@@ -198,15 +193,3 @@ def _assign(computation: Computation, places: dict[Range, Index]) -> tuple[State
     if computation.chosen is None or not computation.chosen.allowed:
         return stores
     return (If(substitute_all(computation.chosen.allowed, places), stores),)
-
-
-def kernel_of(
-    computation: Computation,
-    local: tuple[Memory, ...],
-    grid: tuple[int, int, int],
-    body: tuple[Statement, ...],
-) -> Kernel:
-    """Return a kernel of one computation: outputs first, then inputs."""
-    parameters = (*computation.outputs, *computation.inputs)
-    outputs = len(computation.outputs)
-    return Kernel("kernel", parameters, local, grid, 1, body, outputs=outputs)

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 
 from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.accumulate import combine, identity
-from ugpu.compiler.expression.algebra import Index, Range, constant, flatten, unflatten
-from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.algebra import Index, Range, constant, flatten
+from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.value import Memory, Value, load, rebuild, substitute
 from ugpu.compiler.kernel.host.loops import CHUNK, COLUMNS
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
 from ugpu.compiler.kernel.shared.spread import runs_along
 from ugpu.compiler.pattern.chain import Chain, held_values
 from ugpu.compiler.pattern.cost import HELD_BYTES
@@ -65,7 +66,7 @@ class _Rows:
             grid = (-(-chain.rows // many), 1, 1)
             start = group_range(0, grid[0]).index() * many
             counter = Range("row", many)
-            places = _places(chain.outer, start + counter.index())
+            places = places_at(chain.outer, start + counter.index())
             body: tuple[Statement, ...] = (
                 Loop(counter, self.passes(places), constant(chain.rows) - start),
             )
@@ -73,15 +74,14 @@ class _Rows:
             last = chain.outer[-1]
             grid = (-(-last.size // self.width), elements(chain.outer[:-1]), 1)
             start = group_range(0, grid[0]).index() * self.width
-            places = _places(chain.outer[:-1], group_range(1, grid[1]).index())
+            places = groups_at(chain.outer[:-1], 1)
             places[last] = start + self.lane.index()
             self.bound = constant(last.size) - start
             body = self.passes(places)
         outputs = self.computation.outputs
         own = (memory for _, memory in self.held.values() if memory not in outputs)
         memories = (*self.totals, *own)
-        parameters = (*outputs, *self.computation.inputs)
-        return Kernel("kernel", parameters, memories, grid, 1, body, outputs=len(outputs))
+        return kernel_of(self.computation, memories, grid, 1, body)
 
     def passes(self, places: Mapping[Range, Index]) -> tuple[Statement, ...]:
         """Return all passes over the rows at `places`."""
@@ -151,9 +151,3 @@ class _Rows:
             return None
 
         return substitute(ops.expand(rebuild(root, change)), places)
-
-
-def _places(ranges: tuple[Range, ...], position: Index) -> dict[Range, Index]:
-    """Return the value of each range at a row-major position of all of them."""
-    sizes = tuple(r.size for r in ranges)
-    return dict(zip(ranges, unflatten(position, sizes), strict=True))

@@ -14,7 +14,7 @@ from ugpu.compiler.dtype import float32, highest, int32, lowest
 from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.accumulate import combine, identity
 from ugpu.compiler.expression.algebra import Index, Range, constant, flatten
-from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.value import (
     Memory,
     Value,
@@ -25,8 +25,9 @@ from ugpu.compiler.expression.value import (
     substitute,
     value,
 )
-from ugpu.compiler.kernel.host.loops import kernel_of, places_at, rows_of
+from ugpu.compiler.kernel.host.loops import rows_of
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
+from ugpu.compiler.kernel.shared.kernels import kernel_of
 from ugpu.hcq.state.target import TargetSpec
 
 CHUNK = 16384  # elements that justify a separate group
@@ -118,7 +119,7 @@ def _along(computation: Computation, target: TargetSpec) -> Kernel:
     inner = Loop(step, tuple(steps), left)
     body = (*first, Loop(stretch, (*before, inner, *after)))
     memories = (totals, bases) if parts.based else (totals,)
-    return kernel_of(computation, memories, grid, (Loop(Range("r", rows), body, bound),))
+    return kernel_of(computation, memories, grid, 1, (Loop(Range("r", rows), body, bound),))
 
 
 def _across(computation: Computation, target: TargetSpec) -> Kernel:
@@ -159,7 +160,7 @@ def _across(computation: Computation, target: TargetSpec) -> Kernel:
     steps = Loop(step, (Loop(column, inside, bound),), left)
     clear = each("j0", totals, parts.identity)
     if not parts.based:
-        return kernel_of(computation, (totals,), grid, (clear, Loop(stretch, (steps,))))
+        return kernel_of(computation, (totals,), grid, 1, (clear, Loop(stretch, (steps,))))
     column = Range("j1", chunk)
     places = places_at(outer, row) | places_at(inner, start + column.index())
     first = Store(bases, column.index(), substitute(parts.start, places))
@@ -167,4 +168,4 @@ def _across(computation: Computation, target: TargetSpec) -> Kernel:
         Loop(column, (first,), bound),
         Loop(stretch, (clear, steps, each("j2", bases))),
     )
-    return kernel_of(computation, (totals, bases), grid, body)
+    return kernel_of(computation, (totals, bases), grid, 1, body)

@@ -15,11 +15,12 @@ from collections.abc import Callable
 from ugpu.compiler.dtype import int64, uint32, uint64
 from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.algebra import Index, Range, constant
-from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.lookup import lookup
 from ugpu.compiler.expression.value import Memory, Value, binary, cast, const, load, substitute
-from ugpu.compiler.kernel.host.loops import kernel_of, places_at, rows_of
+from ugpu.compiler.kernel.host.loops import rows_of
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store
+from ugpu.compiler.kernel.shared.kernels import kernel_of
 from ugpu.hcq.state.target import TargetSpec
 
 SHORT = 128  # keys of a row up to which every pair is compared
@@ -57,7 +58,7 @@ def lower(computation: Computation, target: TargetSpec) -> Kernel:
         low = cast(load(halves[0], each.index()), uint32)
         steps.append(Loop(each, (Store(output, row * size + each.index(), low),)))
     loop = Loop(Range("r", rows), tuple(steps), bound)
-    return kernel_of(computation, local, grid, (loop,))
+    return kernel_of(computation, local, grid, 1, (loop,))
 
 
 def _by_pairs(

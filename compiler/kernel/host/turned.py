@@ -14,11 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ugpu.compiler.dtype import bool_
-from ugpu.compiler.expression.algebra import Range, at_least_zero, constant, unflatten
+from ugpu.compiler.expression.algebra import Range, at_least_zero, constant
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.value import Memory, Value, load, rebuild, substitute, walk
 from ugpu.compiler.kernel.host.products.packing import transpose
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
 from ugpu.hcq.state.target import TargetSpec
 
 SMALLEST = 1 << 14  # elements below which the first caches hold the whole input
@@ -75,8 +76,7 @@ def elementwise(computation: Computation, turned: Turned, target: TargetSpec) ->
     grid = (-(-across.size // lanes), -(-last.size // width), elements(outer))
     first = group_range(0, grid[0]).index() * lanes
     start = group_range(1, grid[1]).index() * width
-    sizes = tuple(r.size for r in outer)
-    places = dict(zip(outer, unflatten(group_range(2, grid[2]).index(), sizes), strict=True))
+    places = groups_at(outer, 2)
     columns, rows = constant(last.size) - start, constant(across.size) - first
     before = (grid[1] - 1) * width  # columns before the last tile of a row, which has `ragged`
     ragged, in_last = last.size - before, at_least_zero(start - before)
@@ -125,7 +125,4 @@ def elementwise(computation: Computation, turned: Turned, target: TargetSpec) ->
     body: list[Statement] = list(whole)
     if across.size % lanes:
         body = [If((rows - lanes,), tuple(whole)), If((constant(lanes - 1) - rows,), tuple(edges))]
-    parameters = (*computation.outputs, *computation.inputs)
-    memories = tuple(stages.values())
-    outputs = len(computation.outputs)
-    return Kernel("kernel", parameters, memories, grid, 1, (*body, finish), outputs=outputs)
+    return kernel_of(computation, tuple(stages.values()), grid, 1, (*body, finish))

@@ -17,12 +17,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ugpu.compiler.expression.accumulate import combine, identity, multiply_add, replace
-from ugpu.compiler.expression.algebra import Index, Range, constant, unflatten
+from ugpu.compiler.expression.algebra import Index, Range, constant
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.value import Memory, Value, const, load, own_indices, substitute, walk
 from ugpu.compiler.kernel.host.lines import chunks, parted, staged
 from ugpu.compiler.kernel.host.products.tiles import vector_registers
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
 from ugpu.compiler.pattern import cost
 from ugpu.compiler.pattern.contraction import ranges_of
 from ugpu.hcq.state.target import TargetSpec
@@ -126,8 +127,7 @@ class _Windows:
         self.grid = (-(-self.height // self.rows), elements(outer), 1)
         self.start = group_range(0, self.grid[0]).index() * self.rows
         self.bound = constant(self.height) - self.start
-        places = unflatten(group_range(1, self.grid[1]).index(), tuple(r.size for r in outer))
-        self.around = dict(zip(outer, places, strict=True))
+        self.around = groups_at(outer, 1)
         self.lines = self.rows - 1 + -(-self.tall // stride)
         self.plane = self.lines * self.pitch
         # memory behind the last line is read for results that are not stored
@@ -152,23 +152,14 @@ class _Windows:
         return alike and not self.others and rest.isdisjoint({window.last, window.row})
 
     def kernel(self) -> Kernel:
-        if self.others:
-            body = [self.clear(), *self.accumulated(self.others)]
-        else:
-            body = [*self.fill({}), *self.add({}, True)]
-        parameters = (self.computation.output, *self.computation.inputs)
-        memories = (self.stage, self.totals)
-        return Kernel(
-            "kernel", parameters, memories, self.grid, 1, (*body, self.finish())
-        )  # fmt: skip
-
-    def accumulated(self, others: tuple[Range, ...]) -> list[Statement]:
-        """Process one image after the other, if several are summed."""
-        at = {r: r.index() for r in others}
-        body: tuple[Statement, ...] = (*self.fill(at), *self.add(at, False))
-        for counter in reversed(others):
+        at = {r: r.index() for r in self.others}
+        body: tuple[Statement, ...] = (*self.fill(at), *self.add(at))
+        for counter in reversed(self.others):  # one image after the other, if several are summed
             body = (Loop(counter, body),)
-        return list(body)
+        if self.others:
+            body = (self.clear(), *body)
+        memories = (self.stage, self.totals)
+        return kernel_of(self.computation, memories, self.grid, 1, (*body, self.finish()))
 
     def clear(self) -> Statement:
         counter = Range("clear", self.totals.count)
@@ -244,9 +235,9 @@ class _Windows:
         """Return where the plane of a phase begins."""
         return (vertical * self.window.stride + phase) * self.plane
 
-    def add(self, at: dict[Range, Index], fresh: bool) -> list[Statement]:
+    def add(self, at: dict[Range, Index]) -> list[Statement]:
         """Add all places of a window, for each result of the block: as many at a time as there are
-        registers for their weights. fresh: totals start from zero."""
+        registers for their weights. Totals of a single image start from zero."""
         window, stride = self.window, self.window.stride
         operation = window.reduce.arg[0]
         places = [(y, x) for y in range(self.tall) for x in range(window.across.size)]
@@ -254,7 +245,7 @@ class _Windows:
         for first in range(0, len(places), self.abreast):
             step = Range(f"j{first}", self.totals.count)
             total = load(self.totals, step.index())
-            if fresh and first == 0:
+            if not self.others and first == 0:
                 total = identity(operation, self.totals.dtype)
             for down, across in places[first : first + self.abreast]:
                 place = down // stride * self.pitch + across // stride

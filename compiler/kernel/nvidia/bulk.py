@@ -60,6 +60,7 @@ from ugpu.compiler.kernel.nvidia.ring import (
     threads_of,
 )
 from ugpu.compiler.kernel.nvidia.totals import finish_group, room_for
+from ugpu.compiler.kernel.shared.kernels import kernel_of
 from ugpu.compiler.pattern.contraction import Contraction, find_contraction
 from ugpu.hcq.state.target import TargetSpec
 
@@ -344,9 +345,8 @@ def matmul(
         Signal("begin", plan.full, none, constant(1)),
         Signal("begin", plan.empty, none, arrivals),
     )
-    return Kernel(
-        "kernel",
-        (computation.output, *computation.inputs),
+    return kernel_of(
+        computation,
         (*plan.rings, plan.full, plan.empty, plan.totals, room),
         (plan.groups, 1, 1),
         waves + WAVE,

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ugpu.compiler.expression.algebra import Index, Range, constant, unflatten
+from ugpu.compiler.expression.algebra import Index, Range, constant
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.value import Memory, Value, const, load, value
 from ugpu.compiler.kernel.choices import RingTiles, Space
@@ -57,6 +57,7 @@ from ugpu.compiler.kernel.matrix_units import (
 )
 from ugpu.compiler.kernel.nvidia.slices import CHUNKS, Slices, element, part
 from ugpu.compiler.kernel.nvidia.totals import Finish, finish_group, room_for
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
 from ugpu.compiler.kernel.shared.spread import unit_stride
 from ugpu.compiler.pattern.contraction import Contraction
 from ugpu.hcq.state.target import TargetSpec
@@ -390,9 +391,7 @@ def _cut(parts: Contraction, tiles: RingTiles) -> _Cut:
     unit, (tall, wide) = unit_of(tiles.unit), sides_of(tiles)
     rows, columns = parts.rows, parts.columns
     grid = (-(-columns.size // wide), -(-rows.size // tall), elements(parts.batch))
-    group = group_range(2, grid[2]).index()
-    places = unflatten(group, tuple(r.size for r in parts.batch))
-    batch = dict(zip(parts.batch, places, strict=True))
+    batch = groups_at(parts.batch, 2)
     row_start = group_range(1, grid[1]).index() * tall
     column_start = group_range(0, grid[0]).index() * wide
     length = ROW // unit.element.itemsize
@@ -448,14 +447,9 @@ def matmul(
         at = cut.row_start + row, cut.column_start + column
         return finish_run(computation, parts, cut.batch, *at, taken)
 
-    return Kernel(
-        "kernel",
-        (computation.output, *computation.inputs),
-        (*(side.memory for side in sides), totals, *waiting.values(), *rooms),
-        cut.grid,
-        threads,
-        (*ring.clear(), *accumulate, *ring.finish(finish, parts.columns.size)),
-    )
+    memories = (*(side.memory for side in sides), totals, *waiting.values(), *rooms)
+    body = (*ring.clear(), *accumulate, *ring.finish(finish, parts.columns.size))
+    return kernel_of(computation, memories, cut.grid, threads, body)
 
 
 def _waiting(side: Slices) -> Memory:

@@ -8,27 +8,12 @@ axes are its quotients and remainders.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 from ugpu.compiler.expression.algebra import Index, Range, substitute_all, unflatten
-from ugpu.compiler.expression.value import load, substitute
-from ugpu.compiler.kernel.ir import (
-    Await,
-    Barrier,
-    Bulk,
-    Close,
-    Fetch,
-    GroupProduct,
-    If,
-    Kernel,
-    Loop,
-    Settle,
-    Signal,
-    Statement,
-    Store,
-    TileStep,
-    group_range,
-)
+from ugpu.compiler.expression.value import Load, Value, load, substitute
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, group_range
 from ugpu.hcq.errors import NotSupported
 
 
@@ -44,36 +29,24 @@ def within_limits(kernel: Kernel, most: tuple[int, int, int]) -> Kernel:
     places = unflatten(flat, (z, y, x))
     values = {group_range(axis, kernel.grid[axis]): places[2 - axis] for axis in range(3)}
     body = tuple(moved(statement, values) for statement in kernel.body)
-    return Kernel(
-        kernel.name, kernel.parameters, kernel.locals, (x * y * z, 1, 1), kernel.block, body,
-        kernel.origin, kernel.notes, kernel.outputs,
-    )  # fmt: skip
+    return replace(kernel, grid=(x * y * z, 1, 1), body=body)
 
 
 def moved(statement: Statement, values: Mapping[Range, Index]) -> Statement:
     """Return a statement with ranges replaced."""
-    if isinstance(statement, Store):
-        index = statement.index.substitute(values)
-        return Store(statement.memory, index, substitute(statement.value, values))
-    if isinstance(statement, Fetch):
-        source, index = statement.source, statement.index.substitute(values)
-        access = substitute(load(source.memory, source.index, source.conditions), values).arg
-        return Fetch(statement.memory, index, access, statement.lanes)
-    if isinstance(statement, Barrier | Close | Await | GroupProduct | Settle):
-        return statement
-    if isinstance(statement, Signal):
-        index, number = (i.substitute(values) for i in (statement.index, statement.number))
-        group = None if statement.group is None else statement.group.substitute(values)
-        return replace(statement, index=index, number=number, group=group)
-    if isinstance(statement, Bulk):
-        index, start = statement.index.substitute(values), statement.start.substitute(values)
-        place = statement.place.substitute(values)
-        return replace(statement, index=index, start=start, place=place)
-    if isinstance(statement, TileStep):
-        at = statement.index
-        return replace(statement, index=None if at is None else at.substitute(values))
-    body = tuple(moved(inner, values) for inner in statement.body)
+
+    def part(old: Any) -> Any:  # a field of a statement: of many types
+        if isinstance(old, Index):
+            return old.substitute(values)
+        if isinstance(old, Value):
+            return substitute(old, values)
+        if isinstance(old, Load):
+            return substitute(load(old.memory, old.index, old.conditions), values).arg
+        return old
+
+    changed = {field.name: part(getattr(statement, field.name)) for field in fields(statement)}
+    if isinstance(statement, If | Loop):
+        changed["body"] = tuple(moved(inner, values) for inner in statement.body)
     if isinstance(statement, If):
-        return If(substitute_all(statement.conditions, values), body)
-    bound = None if statement.bound is None else statement.bound.substitute(values)
-    return Loop(statement.range, body, bound)
+        changed["conditions"] = substitute_all(statement.conditions, values)
+    return replace(statement, **changed)

@@ -129,17 +129,22 @@ class Scans(Running):
         return isinstance(lifted, Scans) and lifted.dtype is bool_
 
     def scaled_dot_product_attention(
-        self, key: Self, value: Self, mask: Any = None, is_causal: bool = False
-    ) -> Self:
+        self, key: Self, value: Self, mask: Any = None, is_causal: bool = False,
+        enable_gqa: bool = False,
+    ) -> Self:  # fmt: skip
         """Return softmax(self @ key^T / sqrt(depth) + mask) @ value; a bool mask selects the
         visible columns.
 
         is_causal: columns up to i are visible to row i. A row without visible columns gives zeros.
+        enable_gqa: keys and values have fewer heads (the third axis from the end); each serves
+        as many heads of the queries.
         """
         name = "scaled_dot_product_attention"
         for given in (self, key, value):
             if not isinstance(given, Scans) or given.ndim < 2:
                 raise BadArgument(f"{name}: expected Tensors of two axes or more, got {given!r}")
+        if enable_gqa:
+            key, value = self._shared_heads(key), self._shared_heads(value)
         additive = mask is not None and not self._is_mask(name, mask)
         kind = self._float_common(name, key, value, mask if additive else None)
         query, key, value = self.cast(kind), key.cast(kind), value.cast(kind)
@@ -166,3 +171,15 @@ class Scans(Running):
         if additive and isinstance(mask, Scans):
             return result._ruled("attention", [*sources, mask], (False, None))
         return result if additive else result._ruled("attention", sources, (is_causal, seen))
+
+    def _shared_heads(self, given: Self) -> Self:
+        """Repeat the heads of keys or values for groups of these queries' heads."""
+        if min(self.ndim, given.ndim) < 3 or self.shape[-3] % max(1, given.shape[-3]):
+            raise BadArgument(
+                f"scaled_dot_product_attention: heads of shape {given._shown} do not divide those "
+                f"of shape {self._shown}"
+            )
+        count = self.shape[-3] // max(1, given.shape[-3])
+        *batch, heads, rows, depth = given.shape
+        spread = given.unsqueeze(-3).expand((*batch, heads, count, rows, depth))
+        return spread.reshape((*batch, heads * count, rows, depth))

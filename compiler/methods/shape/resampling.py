@@ -17,7 +17,17 @@ from ugpu.compiler.methods.operations import Operations
 from ugpu.hcq.errors import BadArgument
 
 LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}  # by number of axes
+ANY = ("nearest", "nearest-exact", "area")  # modes for any number of axes
 FINEST = 1 << 16  # a scale is a fraction whose parts are at most about this large
+
+
+def cubic_weights(part: Any) -> list[Any]:
+    """Return the weights of the four neighbours of a position `part` behind the second."""
+    a = -0.75
+    near, far = [part, 1 - part], [part + 1, 2 - part]
+    outer = [((x * a - 5 * a) * x + 8 * a) * x - 4 * a for x in far]
+    inner = [((x * (a + 2) - (a + 3)) * x) * x + 1 for x in near]
+    return [outer[0], *inner, outer[1]]
 
 
 class Resampling(Operations):
@@ -102,31 +112,75 @@ class Resampling(Operations):
     ) -> Self:  # fmt: skip
         """Resize the axes after the first two to `size` or by `scale`.
 
-        mode: "nearest" (the element below the position), or for 3, 4, 5 axes "linear", "bilinear",
-        "trilinear" (between the two nearest along each axis). align_corners: the first and last
+        mode: "nearest" (the element below the position), "nearest-exact" (the nearest), "area"
+        (means), or for 3, 4, 5 axes "linear", "bilinear", "trilinear" (between the two nearest
+        along each axis), or for 4 "bicubic" (of four). align_corners: the first and last
         elements keep their positions; otherwise elements are areas, whose edges are aligned. Linear
         modes round uint8 to the nearest number (PyTorch rounds after each axis, so results may
         differ by one); other integers give float32.
         """
-        linear = mode != "nearest"
-        if self.ndim < 3 or (linear and mode != LINEAR.get(self.ndim)):
+        allowed = (*ANY, LINEAR.get(self.ndim), "bicubic" if self.ndim == 4 else None)
+        if self.ndim < 3 or mode not in allowed:
             raise BadArgument(
                 f"interpolate: mode {mode!r} is not supported for shape {self._shown}"
             )
-        if align_corners and not linear:
-            raise BadArgument("interpolate: align_corners requires a linear mode")
-        wide = self.cast(float32) if linear else self
+        if align_corners and mode in ANY:
+            raise BadArgument("interpolate: align_corners requires a linear or cubic mode")
+        nearest = mode.startswith("nearest")
+        wide = self if nearest else self.cast(float32)
         for axis, (count, ratio) in enumerate(self._wanted(size, scale), 2):
-            if linear:
+            if mode == "area":
+                wide = wide._averaged(axis, count)
+            elif mode == "bicubic":
+                wide = wide._cubic(axis, count, ratio, align_corners)
+            elif not nearest:
                 wide = wide._between(axis, count, ratio, align_corners)
             elif count != self.shape[axis] or ratio != 1:
-                counted = self._numbered(count, 0, 1) * ratio.numerator // ratio.denominator
+                exact = mode == "nearest-exact"
+                top, bottom = ratio.numerator, ratio.denominator
+                counted = self._numbered(count, 0, 1)
+                counted = (
+                    (counted * 2 + 1) * top // (2 * bottom) if exact else counted * top // bottom
+                )
                 wide = wide._taken_along(axis, counted.minimum(self.shape[axis] - 1))
-        if not linear:
+        if nearest:
             return wide
         if self.dtype is uint8:
-            return (wide + 0.5).floor().cast(uint8)
+            return (wide + 0.5).floor().clamp(0, 255).cast(uint8)
         return wide.cast(dtypes.float_dtype(self.dtype))
+
+    def _averaged(self, axis: int, count: int) -> Self:
+        """Return means of parts of an axis that cover it; neighbours may share an element."""
+        have = self.shape[axis]
+        number = self._numbered(count, 0, 2)
+        first = number * have // count
+        behind = ((number + 1) * have + count - 1) // count
+        most = max((i + 1) * have // -count * -1 - i * have // count for i in range(count))
+        taps = first + self._numbered(most, 1, 2)
+        inside = (taps < behind).reshape((count, most, *[1] * (self.ndim - axis - 1)))
+        values = self._taken_along(axis, taps.minimum(have - 1).reshape((count * most,)))
+        shape = (*self.shape[:axis], count, most, *self.shape[axis + 1 :])
+        total = inside.where(values.reshape(shape), 0.0).sum(axis + 1)
+        return total / (behind - first).reshape((count, *[1] * (self.ndim - axis - 1)))
+
+    def _cubic(self, axis: int, count: int, ratio: Fraction, align_corners: bool) -> Self:
+        """Return weighted sums of four neighbours (R. Keys, 1981, with a = -3/4)."""
+        have = self.shape[axis]
+        counted = self._numbered(count, 0, 1)
+        if align_corners:
+            above, below = counted * (have - 1), max(1, count - 1)
+        else:
+            above = (counted * 2 + 1) * ratio.numerator - ratio.denominator
+            below = 2 * ratio.denominator
+        first = above.floor_divide(below)
+        part = above.remainder(below).cast(float32) / below
+        total: Self | None = None
+        for tap, weight in zip(range(-1, 3), cubic_weights(part), strict=True):
+            values = self._taken_along(axis, (first + tap).clamp(0, have - 1))
+            term = values * weight.reshape((count, *[1] * (self.ndim - axis - 1)))
+            total = term if total is None else total + term
+        assert total is not None
+        return total
 
     def _wanted(
         self, size: int | Sequence[int] | None, scale: float | Sequence[float] | None

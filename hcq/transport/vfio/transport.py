@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from ugpu.hcq.errors import BadArgument, DeviceAsleep, DeviceLost, NotSupported, TransportError
+from ugpu.hcq.state.memory import BusAddr
 from ugpu.hcq.transport.base import PciIdentity, ResetKind
 from ugpu.hcq.transport.dma import (
     REACH_BITS,
@@ -210,10 +211,24 @@ class VfioTransport(TransportLife):
             self._memory.add(memory)
             return memory
 
-    def _map(self, size: int) -> MappedMemory:
+    def place_dma(self, size: int, address: BusAddr) -> MappedMemory:
+        """See hcq.transport.base.Placing. NotSupported without an IOMMU."""
+        with self.lock:
+            self.check_open()
+            if self.space.no_iommu:
+                raise NotSupported("without an IOMMU, bus addresses cannot be chosen")
+            memory = self._map(rounded(size), address)
+            self._memory.add(memory)
+            return memory
+
+    def _map(self, size: int, address: BusAddr | None = None) -> MappedMemory:
         host = HostMemory(self.system, size)
         try:
-            bus = self._addresses.allocate(size, alignment(size))
+            if address is None:
+                bus = self._addresses.allocate(size, alignment(size))
+            else:
+                bus = int(address)
+                self._addresses.take(bus, size)
             try:
                 self.space.map(host.address, bus, size)
             except BaseException:

@@ -24,8 +24,9 @@ from ugpu.hcq.errors import (
     UgpuError,
 )
 from ugpu.hcq.state.clock import Clock, Work
+from ugpu.hcq.state.memory import BusAddr
 from ugpu.hcq.transport.base import PciIdentity, ResetKind
-from ugpu.hcq.transport.dma import PAGE, BusAddresses
+from ugpu.hcq.transport.dma import BusAddresses, rounded
 from ugpu.hcq.transport.interrupts import EventInterrupts
 from ugpu.hcq.transport.life import TransportLife, close_all
 from ugpu.hcq.transport.pci import config as pci_config
@@ -168,24 +169,34 @@ class VfioUserTransport(TransportLife):
 
     def allocate_dma(self, size: int, *, contiguous: bool = False) -> ClientAllocation:
         """Allocate memory that the device can access; always one run on the bus."""
-        if size <= 0:
-            raise BadArgument("the size of DMA memory must be positive", size=size)
-        size = -(-size // PAGE) * PAGE
+        size = rounded(size)
         with self.lock:
             self.check_open()
             address = self._addresses.allocate(size, min(1 << (size - 1).bit_length(), 2 << 20))
+            return self._allocate(address, size)
+
+    def place_dma(self, size: int, address: BusAddr) -> ClientAllocation:
+        """See hcq.transport.base.Placing."""
+        size = rounded(size)
+        with self.lock:
+            self.check_open()
+            self._addresses.take(int(address), size)
+            return self._allocate(int(address), size)
+
+    def _allocate(self, address: int, size: int) -> ClientAllocation:
+        """Back bus addresses that were taken; they are given back if it fails."""
+        try:
+            memory = ClientAllocation(address, size, self._release)
             try:
-                memory = ClientAllocation(address, size, self._release)
-                try:
-                    self._map(memory)
-                except BaseException:
-                    memory.discard()
-                    raise
+                self._map(memory)
             except BaseException:
-                self._addresses.free(address)
+                memory.discard()
                 raise
-            self._memories.add(memory)
-            return memory
+        except BaseException:
+            self._addresses.free(address)
+            raise
+        self._memories.add(memory)
+        return memory
 
     def _map(self, memory: ClientAllocation) -> None:
         flags = wire.DMA_READABLE | wire.DMA_WRITEABLE

@@ -1,6 +1,6 @@
 """The start of the GSP: its steps in order, each a stage with a name.
 
-    gfw-boot, vbios, layout, frts, gsp-reset, booter, riscv, init-done, static-info
+    gfw-boot (`contact`), vbios, layout, frts, gsp-reset, booter, riscv, init-done, static-info
     gfw-boot, layout, chain-of-trust, lockdown, riscv, init-done, static-info    with FSP
 
 Sources: open-gpu-kernel-modules 570.144 kernel_gsp.c (kgspInitRm), kernel_gsp_tu102.c
@@ -14,10 +14,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from ugpu.hcq.bare.function import enable_function, enable_master
+from ugpu.hcq.bare.function import disable_master, enable_function, enable_master
 from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.disk.bundle import Evidence
-from ugpu.hcq.errors import DeviceBusy, NotSupported, UgpuError
+from ugpu.hcq.errors import ChipError, DeviceBusy, NotSupported, OutOfMemory, UgpuError
 from ugpu.nv.chips.boot import BootWay
 from ugpu.nv.gsp.boot import (
     booter,
@@ -36,12 +36,15 @@ from ugpu.nv.gsp.boot.files import BootFiles
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.boot.static import StaticInfo
 from ugpu.nv.gsp.boot.unload import WayBack
-from ugpu.nv.gsp.chip.chip import GspChip
-from ugpu.nv.gsp.layout.memory import PAGE, Keeper, Pages
+from ugpu.nv.gsp.chip.chip import GspChip, is_locked
+from ugpu.nv.gsp.layout.memory import Keeper, Pages
 from ugpu.nv.gsp.rpc.calls import Calls
+from ugpu.nv.gsp.rpc.note import Note
 
 log = logging.getLogger(__name__)
 
+# TIMEOUT: for the first answer of firmware that an earlier process left; our choice.
+_ANSWER_LIMIT_S = 2.0
 KeepEvidence = Callable[[UgpuError, Callable[[UgpuError], Evidence]], None]
 
 
@@ -69,33 +72,54 @@ class Firmware:
                 self.start.memory.close()
 
 
-def boot(
-    chip: GspChip, files: BootFiles, stages: Stages, keep: KeepEvidence | None = None
-) -> Firmware:
-    """Start the GSP of a chip that no earlier start has left in use.
+def contact(chip: GspChip) -> int:
+    """Make first contact: memory decoding on, bus mastering off; wait for the board's firmware.
+    Return BOOT_0. Nothing else of the chip is changed."""
+    enable_function(chip.transport)
+    boot_0 = chip.identify()
+    gfw.await_board_firmware(chip)
+    return boot_0
 
-    DeviceBusy before anything is changed if its region is protected. An error in a later stage
-    carries the stage's name, and the firmware's crash report if there is one; the chip is handed
-    back as far as that works. keep(error, gather): called before that, to write a bundle.
-    """
+
+def new_start(chip: GspChip, files: BootFiles, boot_0: int) -> Start:
+    """Return a start of the chip, or of a driver that goes on with its firmware."""
     start = Start(chip, files, Keeper(chip.transport, chip.boot.bus_bits))
+    start.gsp.chip_id = start.sec2.chip_id = boot_0
+    return start
+
+
+def occupied(chip: GspChip, start: Start) -> bool:
+    """Return whether the GSP of an earlier start still owns its region, or runs."""
+    if frts.protected_region(chip)[1]:
+        return True
+    if chip.boot.way is not BootWay.FSP:
+        return False
+    return not is_locked(int(start.gsp.regs.RISCV_CPUCTL.read())) and start.gsp.riscv_active
+
+
+def boot(start: Start, stages: Stages, keep: KeepEvidence | None = None) -> Firmware:
+    """Start the GSP of a chip after first contact that no earlier start has left in use.
+
+    An error carries the stage's name, and the firmware's crash report if there is one; the chip is
+    handed back as far as that works. keep(error, gather): called before that, to write a bundle.
+    """
+    chip = start.chip
     way = WayBack()
     calls: Calls | None = None
     try:
-        with stages.stage("gfw-boot"):
-            _first_contact(start)
         if chip.boot.way is not BootWay.FSP:
             with stages.stage("vbios"):
                 vbios.find_fwsec(start)
         with stages.stage("layout"):
             placement.plan(start)
-            flush_page = start.memory.take(PAGE, bits=chip.flush_bits)
+            flush_page = placement.place_flush_page(start)
             chip.set_flush_page(flush_page.address)
             placement.place_image(start)
             placement.place_arguments(start)
             way = unload.prepare(start)
             enable_master(chip)
             calls = init.open_queues(start)
+            init.send_first(start, calls)
         _start_core(start, stages.stage)
         with stages.stage("init-done"):
             init.await_init(start, calls)
@@ -103,7 +127,7 @@ def boot(
             info = static.read_static(calls, chip.memory_size)
     except BaseException as error:
         if isinstance(error, UgpuError):
-            _explain(error, start, calls, keep)
+            explain(error, start, calls, keep)
         unload.undo(start, way, calls)
         if not start.running:
             start.memory.close()
@@ -111,9 +135,35 @@ def boot(
     return Firmware(start, calls, info, way, flush_page)
 
 
-def _explain(
-    error: UgpuError, start: Start, calls: Calls | None, keep: KeepEvidence | None
-) -> None:
+def rejoin(start: Start, note: Note) -> Firmware:
+    """Go on with firmware that an earlier process left running, whose memory is gone: place memory
+    where that was, and let the firmware answer.
+
+    ChipError or FirmwareError if it cannot be used; the card then no longer accesses host memory.
+    """
+    chip, transport = start.chip, start.chip.transport
+    try:
+        flush_page = placement.place_flush_page(start, note.memory)
+        placement.place_arguments(start, note.memory)
+        if chip.boot.way is BootWay.FWSEC:
+            vbios.find_fwsec(start)
+        way = unload.prepare(start)
+        start.running = True
+        enable_master(chip)
+        calls = init.open_queues(start, note.calls)
+        info = static.read_static(calls, chip.memory_size, _ANSWER_LIMIT_S)
+        return Firmware(start, calls, info, way, flush_page)
+    except BaseException as error:
+        disable_master(transport)
+        start.memory.close()
+        if isinstance(error, OutOfMemory):
+            raise ChipError(
+                "the memory that the firmware uses cannot be placed where it was", **error.facts
+            ) from error
+        raise
+
+
+def explain(error: UgpuError, start: Start, calls: Calls | None, keep: KeepEvidence | None) -> None:
     """Keep what explains a failed start, before anything of it is undone."""
     error.add_facts(**evidence.crash_fact(start))
     if keep is None or isinstance(error, DeviceBusy | NotSupported):
@@ -125,15 +175,6 @@ def _explain(
         return found
 
     keep(error, gather)
-
-
-def _first_contact(start: Start) -> None:
-    chip = start.chip
-    enable_function(chip.transport)
-    boot_0 = chip.identify()
-    start.gsp.chip_id = start.sec2.chip_id = boot_0
-    gfw.await_board_firmware(chip)
-    frts.check_unprotected(chip)
 
 
 def _start_core(start: Start, stage: Callable[[str], AbstractContextManager[None]]) -> None:

@@ -11,7 +11,7 @@ from ugpu.nv.gsp.boot import evidence
 from ugpu.nv.gsp.boot.booter import set_arguments
 from ugpu.nv.gsp.boot.start import Start, machine_facts
 from ugpu.nv.gsp.rpc import sequencer
-from ugpu.nv.gsp.rpc.calls import Calls
+from ugpu.nv.gsp.rpc.calls import Calls, LeftCalls
 from ugpu.nv.gsp.rpc.messages import SETTINGS, registry, system_info
 from ugpu.nv.gsp.rpc.queue import MessageQueues
 
@@ -23,13 +23,13 @@ _RESUME_LIMIT_S = 2.0
 _MOST_REPORTS = 64
 
 
-def open_queues(start: Start) -> Calls:
-    """Create the queues, and queue what the firmware reads first: it looks for these when it
-    starts."""
+def open_queues(start: Start, left: LeftCalls | None = None) -> Calls:
+    """Create the queues. left: by an earlier process, whose firmware still runs."""
     chip, abi = start.chip, start.files.abi
     assert start.queues is not None
     head = chip.nv.NV_PGSP_QUEUE_HEAD
-    queues = MessageQueues(start.queues, chip.clock, partial(head.write, 0))
+    indices = left.indices if left is not None else None
+    queues = MessageQueues(start.queues, chip.clock, partial(head.write, 0), indices)
     calls = Calls(
         queues, abi, chip.clock, check=start.check, state=partial(evidence.explain, start)
     )
@@ -40,10 +40,17 @@ def open_queues(start: Start) -> Calls:
         number.NV_VGPU_MSG_EVENT_OS_ERROR_LOG: partial(_note_error, start),
         number.NV_VGPU_MSG_EVENT_UCODE_LIBOS_PRINT: _note_print,
     }
+    if left is not None:
+        calls.go_on(left)
+    return calls
+
+
+def send_first(start: Start, calls: Calls) -> None:
+    """Queue what the firmware reads first: it looks for these messages when it starts."""
+    chip, abi, number = start.chip, start.files.abi, start.files.abi.constants
     facts = machine_facts(chip.transport, chip.boot)
     calls.send(number.NV_VGPU_MSG_FUNCTION_GSP_SET_SYSTEM_INFO, system_info(abi, facts))
     calls.send(number.NV_VGPU_MSG_FUNCTION_SET_REGISTRY, registry(abi, SETTINGS))
-    return calls
 
 
 def await_init(start: Start, calls: Calls) -> None:

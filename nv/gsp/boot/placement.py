@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ugpu.hcq.errors import ChipError, NotSupported
 from ugpu.nv.chips.boot import BootWay
 from ugpu.nv.gsp.boot.start import Start
@@ -24,10 +26,11 @@ from ugpu.nv.gsp.layout.framebuffer import (
     heap_size,
     vga_workspace,
 )
-from ugpu.nv.gsp.layout.memory import PAGE
+from ugpu.nv.gsp.layout.memory import PAGE, Pages
 from ugpu.nv.gsp.rpc.queue import REGION_SIZE
 
 MIB = 1 << 20
+_QUEUES, _MANAGER, _REGIONS, _FLUSH = "queues", "manager", "regions", "flush"  # pieces of memory
 _MOST_VRAM = 1 << 40  # more than any card has; a register of all ones would say 4 PiB
 
 
@@ -116,15 +119,32 @@ def place_image(start: Start) -> None:
     )
 
 
-def place_arguments(start: Start) -> None:
-    """Prepare logs, queues and arguments, as the firmware finds them by its mailbox."""
+def place_arguments(start: Start, places: Mapping[str, int] | None = None) -> None:
+    """Prepare logs, queues and arguments, as the firmware finds them by its mailbox. places: where
+    on the bus they must lie, by the names of `kept`; anywhere if None."""
     memory, abi = start.memory, start.files.abi
+    at = (places or {}).get
     for name in LOGS:
-        pages = memory.take(LOG_SIZE)
+        pages = memory.take(LOG_SIZE, address=at(name))
         pages.put(log_header(pages.pages))
         start.logs[name] = pages
-    start.queues = memory.take(REGION_SIZE)
-    arguments = memory.take(PAGE, manager_arguments(abi, start.queues.address))
+    start.queues = memory.take(REGION_SIZE, address=at(_QUEUES))
+    content = manager_arguments(abi, start.queues.address)
+    arguments = start.manager = memory.take(PAGE, content, address=at(_MANAGER))
     regions = {name: (pages.address, pages.size) for name, pages in start.logs.items()}
     regions["RMARGS"] = (arguments.address, PAGE)
-    start.arguments = memory.take(PAGE, region_list(abi, regions))
+    start.arguments = memory.take(PAGE, region_list(abi, regions), address=at(_REGIONS))
+
+
+def place_flush_page(start: Start, places: Mapping[str, int] | None = None) -> Pages:
+    """Allocate the page that the GPU reads to flush its writes. places: see `place_arguments`."""
+    address = (places or {}).get(_FLUSH)
+    return start.memory.take(PAGE, bits=start.chip.flush_bits, address=address)
+
+
+def kept(start: Start, flush_page: Pages) -> dict[str, int]:
+    """Return the bus addresses of the memory that the firmware uses while it runs, by name."""
+    assert start.queues is not None and start.manager is not None and start.arguments is not None
+    pieces = {_QUEUES: start.queues, _MANAGER: start.manager, _REGIONS: start.arguments}
+    pieces |= {_FLUSH: flush_page, **start.logs}
+    return {name: pages.address for name, pages in pieces.items()}

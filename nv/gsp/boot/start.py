@@ -10,8 +10,15 @@ from ugpu.hcq.transport.base import Transport
 from ugpu.hcq.uapi import constants
 from ugpu.nv.chips.boot import BootFacts
 from ugpu.nv.gsp.boot.files import BootFiles
-from ugpu.nv.gsp.chip.chip import MEMORY_BAR, REGISTER_BAR, GspChip, is_locked
-from ugpu.nv.gsp.chip.falcon import GSP_BASE, SEC2_BASE, Falcon
+from ugpu.nv.gsp.chip.chip import (
+    GSP_BASE,
+    MEMORY_BAR,
+    REGISTER_BAR,
+    SEC2_BASE,
+    GspChip,
+    is_locked,
+)
+from ugpu.nv.gsp.chip.falcon import Falcon
 from ugpu.nv.gsp.images.fwsec import Fwsec
 from ugpu.nv.gsp.layout.arguments import LOGS
 from ugpu.nv.gsp.layout.framebuffer import Carveout
@@ -31,7 +38,8 @@ class Start:
     longer runs.
 
     fwsec, signature: the VBIOS's program, None where FSP starts the GSP. carveout: of VRAM, None
-    where the firmware chooses it. arguments: libos's list of regions. fmc_arguments: of
+    where the firmware chooses it. arguments: libos's list of regions. manager: the
+    resource manager's arguments. fmc_arguments: of
     the first program that FSP starts. logs: buffers by name.
     locked_down: the GSP said that its registers must not be accessed.
     """
@@ -46,6 +54,7 @@ class Start:
     carveout: Carveout | None = None
     metadata: Pages | None = None
     arguments: Pages | None = None
+    manager: Pages | None = None
     fmc_arguments: Pages | None = None
     queues: Pages | None = None
     logs: dict[str, Pages] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ugpu.hcq.errors import FirmwareError
-from ugpu.nv.gsp.rpc.calls import Calls
+from ugpu.nv.gsp.rpc.calls import REPLY_LIMIT_S, Calls
 
 _MOST_REGIONS = 16
 
@@ -28,11 +28,13 @@ class StaticInfo:
     engines: int
 
 
-def read_static(calls: Calls, vram: int) -> StaticInfo:
-    """Ask for GspStaticConfigInfo; FirmwareError if it describes no memory in VRAM."""
+def read_static(calls: Calls, vram: int, limit_s: float = REPLY_LIMIT_S) -> StaticInfo:
+    """Ask for GspStaticConfigInfo; FirmwareError if it describes no memory in VRAM. limit_s: for
+    the answer."""
     abi = calls.abi
     layout = abi.structs.GspStaticConfigInfo
-    reply = calls.call(abi.constants.NV_VGPU_MSG_FUNCTION_GET_GSP_STATIC_INFO, bytes(layout.size))
+    function = abi.constants.NV_VGPU_MSG_FUNCTION_GET_GSP_STATIC_INFO
+    reply = calls.call(function, bytes(layout.size), limit_s=limit_s)
     if len(reply) < layout.size:
         raise FirmwareError(
             "the GSP's description of the card is cut short", size=len(reply), need=layout.size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ugpu.hcq.bare import remedies
 from ugpu.hcq.bare.bus import ALL_ONES
@@ -16,6 +16,7 @@ from ugpu.nv.gsp.chip.vram import FbVram
 from ugpu.nv.regs import block
 
 REGISTER_BAR, MEMORY_BAR = 0, 1
+GSP_BASE, SEC2_BASE, PMU_BASE = 0x11_0000, 0x84_0000, 0x10_A000  # falcons in BAR 0
 _LOCKED, _LOCKED_MASK = 0xBADF_0000, 0xFFFF_0000
 _FLUSH_LIMIT_S = 2.0  # TIMEOUT: as nouveau's for the TLB, which is the slower of the two
 
@@ -28,7 +29,8 @@ def is_locked(value: int) -> bool:
 class GspChip(BareChip):
     """One chip. facts, boot: of the kind of chip that its PCI id names; `identify` checks BOOT_42.
 
-    memory_size: bytes of VRAM, known once the board's firmware has run.
+    memory_size: bytes of VRAM, known once the board's firmware has run. logs: words of each of the
+    GSP's logs, while its driver has them.
     """
 
     vram: FbVram
@@ -38,6 +40,11 @@ class GspChip(BareChip):
         self.facts = facts
         self.boot = boot
         self.nv: RegisterBlock = block("bar0", 0, self.bus)
+        self.gsp = block("falcon", GSP_BASE, self.bus)
+        self.sec2 = block("falcon", SEC2_BASE, self.bus)
+        self.pmu = block("falcon", PMU_BASE, self.bus)
+        self.fsp = block("fsp", 0, self.bus)
+        self.logs: dict[str, Callable[[], list[str]]] = {}
         self.memory_size = 0
 
     def silent(self) -> bool:
@@ -45,7 +52,7 @@ class GspChip(BareChip):
         return int(boot_0) == ALL_ONES and int(boot_42) == ALL_ONES
 
     def blocks(self) -> Iterable[RegisterBlock]:
-        return (self.nv, block("falcon", 0x110000, self.bus), block("falcon", 0x840000, self.bus))
+        return (self.nv, self.gsp, self.sec2)
 
     def identify(self) -> int:
         """Check that the chip is what its PCI id names; return BOOT_0, which falcons are told."""

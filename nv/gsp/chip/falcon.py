@@ -18,7 +18,6 @@ from ugpu.nv.gsp.chip.chip import GspChip
 from ugpu.nv.gsp.chip.ports import BLOCK, PortProgram, write_code, write_data
 from ugpu.nv.regs import block
 
-GSP_BASE, SEC2_BASE = 0x11_0000, 0x84_0000
 _SIZE_256 = 6  # in DMATRFCMD
 _COHERENT, _PHYSICAL = 1, 1
 _RSA3K = 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ugpu.hcq.errors import NotSupported, OutOfMemory
-from ugpu.hcq.transport.base import DmaMemory, Transport
+from ugpu.hcq.state.memory import BusAddr
+from ugpu.hcq.transport.base import DmaMemory, Placing, Transport
 
 PAGE = 4096
 
@@ -14,11 +15,24 @@ class Pages:
     """DMA memory of whole pages. The owner closes it. view: its bytes."""
 
     def __init__(
-        self, transport: Transport, size: int, *, bits: int, contiguous: bool = False
+        self,
+        transport: Transport,
+        size: int,
+        *,
+        bits: int,
+        contiguous: bool = False,
+        address: int | None = None,
     ) -> None:
-        """bits: width of the addresses that the chip emits; OutOfMemory for memory above."""
+        """bits: width of the addresses that the chip emits; OutOfMemory for memory above. address:
+        on the bus, where it must lie; NotSupported if the transport places no memory."""
         self.size = -(-size // PAGE) * PAGE
-        self._memory: DmaMemory = transport.allocate_dma(self.size, contiguous=contiguous)
+        self._memory: DmaMemory
+        if address is None:
+            self._memory = transport.allocate_dma(self.size, contiguous=contiguous)
+        elif isinstance(transport, Placing):
+            self._memory = transport.place_dma(self.size, BusAddr(address))
+        else:
+            raise NotSupported(f"{transport.name} does not place memory at chosen addresses")
         try:
             view = self._memory.view
             if not isinstance(view, memoryview):
@@ -74,10 +88,12 @@ class Keeper:
         *,
         contiguous: bool = True,
         bits: int | None = None,
+        address: int | None = None,
     ) -> Pages:
-        """Allocate memory that starts with `data`. bits: of its addresses, if fewer than usual."""
+        """Allocate memory that starts with `data`. bits: of its addresses, if fewer than usual.
+        address: see Pages."""
         limit = self._bits if bits is None else bits
-        pages = Pages(self._transport, size, bits=limit, contiguous=contiguous)
+        pages = Pages(self._transport, size, bits=limit, contiguous=contiguous, address=address)
         self._kept.append(pages)
         pages.put(data)
         return pages

@@ -1,29 +1,42 @@
-"""A card whose GSP runs: what its clients share, until the last one is gone."""
+"""A card whose GSP runs: what its holders share, until the last one is gone."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import logging
-import threading
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from ugpu.hcq.bare import remedies
+from ugpu.hcq.bare.card import BareCard, Member
 from ugpu.hcq.bare.firmware import FirmwareSource
-from ugpu.hcq.bare.function import disable_master
-from ugpu.hcq.bare.stages import StageHook, Stages
+from ugpu.hcq.bare.function import disable_master, reset_function, restore_function
+from ugpu.hcq.bare.rungs import check_kind
+from ugpu.hcq.bare.space import AddressSpace
+from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.device import crash
-from ugpu.hcq.errors import DeviceLost, NotSupported, UgpuError
+from ugpu.hcq.disk.bundle import Evidence
+from ugpu.hcq.errors import ChipError, DeviceBusy, DeviceLost, NotSupported, UgpuError
 from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.paging.allocator import RangeAllocator
-from ugpu.hcq.state.config import config
-from ugpu.hcq.transport.base import Transport
+from ugpu.hcq.transport.base import Placing, ResetKind, Transport
 from ugpu.nv import chips
-from ugpu.nv.gsp.boot.boot import Firmware, boot
-from ugpu.nv.gsp.boot.files import PACKAGE, read_files
+from ugpu.nv.gsp.boot import boot as steps
+from ugpu.nv.gsp.boot import placement
+from ugpu.nv.gsp.boot.boot import Firmware
+from ugpu.nv.gsp.boot.evidence import log_words
+from ugpu.nv.gsp.boot.files import BootFiles, read_files
+from ugpu.nv.gsp.boot.frts import check_unprotected
+from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.chip.chip import GspChip
-from ugpu.nv.gsp.rm.space import memory_map
+from ugpu.nv.gsp.rm.contexts import Contexts
+from ugpu.nv.gsp.rm.space import GspSpace, memory_map
+from ugpu.nv.gsp.rm.states import as_json
+from ugpu.nv.gsp.rpc import note
 from ugpu.nv.gsp.rpc.calls import Calls
+from ugpu.nv.gsp.rpc.note import Note
 
 log = logging.getLogger(__name__)
 
@@ -32,41 +45,65 @@ _NO_VENDOR = 0xFFFF  # what a bus reads where nothing answers
 # Below it lies what the board's firmware and the VGA BIOS use before a driver runs; RM leaves the
 # same size alone (open-gpu-kernel-modules 570.144 mem_mgr_gm107.c, VGA emulation).
 _LEAST_ADDRESS = 1 << 20
+# TIMEOUT: PCI Express Base Specification 5.0, 6.6.1 and 6.6.2: a function may be accessed 100 ms
+# after a reset.
+_QUIET_S = 0.1
+RESETS = (ResetKind.FUNCTION, ResetKind.BUS)  # of a card that another process left, mildest first
+H = TypeVar("H", bound=Member)
 
 
-def open_card(
-    attachment: Attachment, *, firmware: str | Path | None, on_stage: StageHook | None
-) -> GspCard:
-    """Boot the card behind an attachment, which the card then owns. firmware: a folder with images,
-    which replaces the system's and the attachment's."""
-    folders = (Path(firmware),) if firmware is not None else config().firmware_folders
-    images = attachment.firmware if firmware is None else None
-    source = FirmwareSource(PACKAGE, images, folders, attachment.on_image)
-    try:
-        return GspCard(attachment.transport, source, Stages(on_stage))
-    except BaseException:
-        with contextlib.suppress(UgpuError):  # the GSP may still run, and write to memory
-            disable_master(attachment.transport)
-        attachment.transport.close()
-        raise
+class GspCard(BareCard[H]):
+    """One card; see BareCard. firmware: runs, from `start` to `stop`.
 
-
-class GspCard:
-    """One card. Owns the transport. firmware: runs, until `close`.
-
-    stages: of the start, measured. heap: VRAM that the driver may use, which all address spaces
-    share. lock: of chip, heap and tables.
+    heap: VRAM that the driver may use, which all address spaces share. found: the state in which
+    `start` found the card, and what it did. contexts: the first graphics context, once it is made.
+    on_channel_end: called with the firmware's report of each channel that it ended.
     """
 
     firmware: Firmware
+    heap: RangeAllocator
+    seats = 32  # our choice; RM has room for more clients and channels
 
-    def __init__(self, transport: Transport, source: FirmwareSource, stages: Stages) -> None:
-        """Find the chip, read its files, and boot it. Nothing is changed before all files are
-        there."""
-        self.transport = transport
-        self.stages = stages
-        self.lock = threading.RLock()
+    def __init__(
+        self,
+        name: str,
+        attachment: Attachment,
+        source: FirmwareSource,
+        stages: Stages,
+        *,
+        leave_warm: bool = False,
+    ) -> None:
+        """Find what drives the chip; nothing is accessed but its identity. The transport is closed
+        on NotSupported and DeviceLost."""
+        super().__init__(name, attachment.transport, stages, leave_warm=leave_warm)
+        try:
+            self._chip = self._identify(attachment.transport, leave_warm=leave_warm)
+        except BaseException:
+            self.transport.close()
+            raise
+        self._source = source
+        self._files: BootFiles | None = None
+        self._start_state: Start | None = None
+        self._left: Note | None = None
+        self._memory: GspSpace | None = None
+        self._runs = False
+        self._busy = False  # as `take_over` found the card
+        self.contexts: Contexts | None = None
+        self.on_channel_end: list[Callable[[bytes], None]] = []
+        self.found = ""
         self.closed = False
+
+    def _keep(self, error: UgpuError, gather: Callable[[UgpuError], Evidence]) -> None:
+        """Write a bundle of a start that failed."""
+
+        def complete(error: UgpuError) -> Evidence:
+            found = gather(error)
+            found.take("states.json", partial(as_json, self.chip))
+            return found
+
+        crash.Keeper(self.transport.name).keep(error, complete)
+
+    def _identify(self, transport: Transport, *, leave_warm: bool) -> GspChip:
         identity = transport.identity
         if identity.vendor == _NO_VENDOR:
             raise DeviceLost(f"{transport.name} does not answer on the bus", remedy=remedies.LINK)
@@ -74,16 +111,191 @@ class GspCard:
         how = None if facts is None else chips.boot_facts(facts.name)
         if facts is None or how is None:
             raise NotSupported(f"PCI id {identity} is not a chip that ugpu boots")
-        with stages.stage("firmware files"):
-            files = read_files(source, how)
-        self.chip = GspChip(transport, facts, how)
-        self.chip.link.keep_awake()
-        self.firmware = boot(self.chip, files, stages, crash.Keeper(transport.name).keep)
+        if leave_warm and not isinstance(transport, Placing):
+            raise NotSupported(
+                f"{transport.name} cannot be left warm: the firmware's memory must be placed where "
+                "it was, and this transport does not place memory"
+            )
+        return GspChip(transport, facts, how)
+
+    @property
+    def chip(self) -> GspChip:
+        """The card's registers and memory."""
+        return self._chip
+
+    @property
+    def memory(self) -> AddressSpace:
+        """The address space in which the first graphics context is made."""
+        assert self._memory is not None
+        return self._memory
+
+    @property
+    def calls(self) -> Calls:
+        """Return the calls of the firmware that runs."""
+        return self.firmware.calls
+
+    def lost(self) -> bool:
+        """Return whether the card no longer answers."""
+        return self.chip.lost()
+
+    # ---- start -------------------------------------------------------------------------------
+
+    def start(self, *, force_cold: bool = False) -> None:
+        """See BareCard. Nothing is changed before all files are there. If it fails, the card is
+        handed back as far as that works, and closed."""
         try:
-            self._open_memory()
+            self.find_images()
+            super().start(force_cold=force_cold)
         except BaseException:
-            self.close()
+            self.end(clean=False)
             raise
+
+    images_stage = "firmware files"
+
+    def find_firmware(self) -> None:
+        """See BareCard."""
+        if self._files is None:
+            self._files = read_files(self._source, self.chip.boot)
+
+    def take_over(self) -> bool:
+        """See BareCard. Bus mastering is off then, so that the firmware reaches no memory."""
+        chip = self.chip
+        chip.link.keep_awake()
+        with self.stages.stage("gfw-boot"):
+            self._contact()
+        self._busy = self._occupied()
+        return self._busy
+
+    def _contact(self) -> Start:
+        assert self._files is not None
+        chip = self.chip
+        start = self._start_state = steps.new_start(chip, self._files, 0)
+        try:
+            start.gsp.chip_id = start.sec2.chip_id = steps.contact(chip)
+        except UgpuError as error:
+            steps.explain(error, start, None, self._keep)
+            raise
+        return start
+
+    def _occupied(self) -> bool:
+        assert self._start_state is not None
+        return steps.occupied(self.chip, self._start_state)
+
+    def is_warm(self) -> bool:
+        """See BareCard: a process has left a note, and memory can be placed as it says."""
+        self._left = self._read_note()
+        return self._left is not None
+
+    def _read_note(self) -> Note | None:
+        chip = self.chip
+        if not isinstance(self.transport, Placing):
+            return None
+        chip.open_memory(placement.memory_size(chip))
+        found = note.read(chip.vram)
+        assert self._files is not None
+        expected = (chip.facts.name, self._files.abi.version)
+        return found if found is not None and (found.chip, found.release) == expected else None
+
+    def warm_attach(self, stages: Stages) -> None:
+        """See BareCard."""
+        with stages.stage("rejoin"):
+            self._rejoin()
+        self.found = "warm: the firmware of an earlier process goes on"
+
+    def _rejoin(self) -> None:
+        left, start = self._left, self._start_state
+        assert left is not None and start is not None
+        self._left = None
+        self.firmware = steps.rejoin(start, left)
+        self._runs = True
+        self._open_memory()
+        if left.contexts:
+            for begin, size in left.contexts.values():
+                self.heap.reserve(begin, size)
+            self.contexts = Contexts(self)
+            self.contexts.shared = dict(left.contexts)
+            self.contexts.sizes = dict(left.sizes)
+
+    def make_fresh(self, stages: Stages) -> None:
+        """See BareCard. Firmware that an earlier process left is unloaded if it answers; any other
+        GSP that runs is reset with its slot. DeviceBusy if neither helps."""
+        self.found = "cold: as after power-on"
+        if not self._busy:
+            return
+        with stages.stage("unload or reset"):
+            if self._left is None:
+                self._left = self._read_note()
+            if self._left is not None and self._unload_left():
+                self.found = "cold: unloaded the firmware of an earlier process"
+                return
+            kind = self._reset_slot()
+        self.found = f"cold: {kind.value} reset, as an earlier process had not stopped the GSP"
+        log.warning("%s: %s", self.name, self.found)
+
+    def _unload_left(self) -> bool:
+        try:
+            self._rejoin()
+            self.firmware.stop()
+        except UgpuError as error:
+            log.warning("%s: the GSP cannot be unloaded: %s", self.name, error)
+        disable_master(self.transport)
+        self._runs = False
+        self._contact()
+        return not self._occupied()
+
+    def _reset_slot(self) -> ResetKind:
+        """Reset the function or the slot, whichever stops the GSP; return which one did."""
+        for kind in RESETS:
+            try:
+                check_kind(self.transport, kind)
+                self.reset_by(kind)
+            except (NotSupported, DeviceBusy) as error:
+                log.info("%s: %s", self.name, error)
+                continue
+            if not self._occupied():
+                return kind
+        check_unprotected(self.chip)
+        raise DeviceBusy(
+            "the GSP still runs: an earlier start failed, or its driver died, and no reset of the "
+            "slot has ended it",
+            holder="GSP firmware",
+            remedy="power the card off and on",
+        )
+
+    def reset_by(self, kind: ResetKind) -> None:
+        """Reset the chip by its slot, and make first contact again."""
+        reset_function(self.chip, partial(self.transport.reset, kind), _QUIET_S)
+        self.after_reset()
+
+    def cold_boot(self, stages: Stages) -> None:
+        """See BareCard."""
+        assert self._start_state is not None
+        self.firmware = steps.boot(self._start_state, stages, self._keep)
+        self._runs = True
+        self._open_memory()
+
+    def after_reset(self) -> None:
+        """See BareCard."""
+        self._runs = self._busy = False
+        self.chip.logs = {}
+        self.contexts = self._memory = None
+        if self.chip.memory_size:
+            self.chip.vram.forget()
+        if self._start_state is not None:
+            self._start_state.running = False
+            self._start_state.memory.close()
+        self._contact()
+
+    def after_power_loss(self) -> None:
+        """See BareCard."""
+        restore_function(self.chip)
+        self.after_reset()
+
+    def own_memory(self) -> None:
+        """See BareCard. At the first start there is no address space yet: usable memory is known
+        once the firmware runs."""
+        for holder in self.holders:
+            holder.memory.own()
 
     def _open_memory(self) -> None:
         """Take BAR 1 back to physical mode, and find the memory that the driver may use."""
@@ -98,25 +310,74 @@ class GspCard:
         for (_, last), (first, _) in itertools.pairwise(regions):
             if last < first:
                 self.heap.reserve(last, first - last)
+        if begin != note.PLACE:
+            raise ChipError("the place of ugpu's note is not usable VRAM", begin=begin)
+        self.heap.reserve(note.PLACE, note.SIZE)
+        self._memory = GspSpace(chip, self.places, self.heap, self)
+        logs = self.firmware.start.logs
+        chip.logs = {name: partial(log_words, pages) for name, pages in logs.items()}
+        ended = self.calls.abi.constants.NV_VGPU_MSG_EVENT_RC_TRIGGERED
+        self.calls.on_event[ended] = self._tell_ended
 
-    @property
-    def calls(self) -> Calls:
-        """Return the calls of the firmware that runs."""
-        return self.firmware.calls
+    def _tell_ended(self, payload: bytes) -> None:
+        for take in list(self.on_channel_end):
+            take(payload)
 
-    def lost(self) -> bool:
-        """Return whether the card no longer answers."""
-        return self.chip.lost()
+    # ---- notes and the end -------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Let the firmware leave, hand the card back, and close the transport; idempotent."""
+    def note_in_use(self) -> None:
+        """See BareCard."""
+        note.erase(self.chip.vram)
+
+    def stop(self, *, clean: bool) -> None:
+        """See BareCard. Firmware with which messages are under way is not left running."""
+        super().stop(clean=clean and self._runs and self.calls.left() is not None)
+
+    def note_left(self) -> None:
+        """See BareCard."""
+        left = self.calls.left()
+        assert left is not None
+        contexts, firmware = self.contexts, self.firmware
+        note.write(
+            self.chip.vram,
+            Note(
+                self.chip.facts.name,
+                self.calls.abi.version,
+                placement.kept(firmware.start, firmware.flush_page),
+                left,
+                {} if contexts is None else contexts.shared,
+                {} if contexts is None else contexts.sizes,
+            ),
+        )
+
+    def quiet(self) -> None:
+        """See BareCard. Its last client has freed its channels: nothing uses host memory but the
+        firmware's queues."""
+
+    def reset_at_end(self) -> None:
+        """See BareCard: let the firmware leave, and hand the chip back."""
+        if self._runs:
+            self._runs = False
+            self.firmware.stop()
+
+    def open_context(self, holder: H) -> None:
+        """See BareCard. A holder's objects in the resource manager do it."""
+
+    def close_context(self, holder: H) -> None:
+        """See BareCard."""
+
+    def close_units(self) -> None:
+        """See BareCard. The transport frees memory that the GSP may still write, after its access
+        has ended."""
+
+    def end(self, *, clean: bool) -> None:
+        """Stop and close the card; idempotent. clean: nothing has failed."""
         if self.closed:
             return
         self.closed = True
-        chip = self.chip
         try:
-            if not chip.lost():
-                self.firmware.stop()
+            if not self.chip.lost():
+                self.stop(clean=clean)
         except DeviceLost:
             log.debug("%s: the card has left the bus", self.transport.name)
         except UgpuError as error:
@@ -124,5 +385,4 @@ class GspCard:
         finally:
             with contextlib.suppress(UgpuError):
                 disable_master(self.transport)
-            chip.link.restore()
-            self.transport.close()
+            self.close()

@@ -8,14 +8,13 @@ Linux 7.3 nouveau rm/r570/fifo.c; open-gpu-kernel-modules 570.144 alloc_channel.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ugpu.hcq.registers.layout import Struct
+from ugpu.hcq.transport.base import Transport
 from ugpu.nv.gsp.layout.memory import Pages
 from ugpu.nv.gsp.rm.client import GspClient
-
-if TYPE_CHECKING:
-    from ugpu.nv.gsp.rm.card import GspCard
+from ugpu.nv.gsp.rm.contexts import CardMemory
 
 _PAGE = 4096
 _RAMFC_SIZE = 0x200
@@ -31,11 +30,17 @@ _INDEX_SHIFT, _PAGE_SHIFT, _PER_PAGE = 8, 12, 8
 _MOST_METHOD_BUFFER = 1 << 20
 
 
+class ChannelCard(CardMemory, Protocol):
+    """What channels use of a card (nv.gsp.rm.card)."""
+
+    transport: Transport
+
+
 @dataclass
 class ChannelMemoryParts:
     """instance: in VRAM. methods: host memory."""
 
-    card: GspCard
+    card: ChannelCard
     instance: int
     methods: Pages
 
@@ -51,7 +56,7 @@ def method_buffer_size(client: GspClient, subdevice: int) -> int:
     return min(max(int(found.size), _PAGE), _MOST_METHOD_BUFFER)
 
 
-def take_parts(card: GspCard, methods: int) -> ChannelMemoryParts:
+def take_parts(card: ChannelCard, methods: int) -> ChannelMemoryParts:
     """Allocate the memory of a channel. methods: bytes of its method buffer."""
     pages = Pages(card.transport, methods, bits=card.chip.boot.bus_bits, contiguous=True)
     parts = ChannelMemoryParts(card, 0, pages)

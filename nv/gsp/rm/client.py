@@ -18,7 +18,6 @@ from ugpu.nv.rm.requests import Requests
 
 _FIRST_ROOT = 0xC1D0_0000  # of clients; nouveau's base
 _FIRST_OBJECT = 0xCAF0_0000  # of other objects; handles of a client are the driver's to choose
-_ROOTS = itertools.count(1)
 
 
 class GspClient(Requests):
@@ -35,7 +34,7 @@ class GspClient(Requests):
         self.closed = False
         self._handles = itertools.count(_FIRST_OBJECT)
         self._lock = threading.Lock()
-        self.root = _FIRST_ROOT | next(_ROOTS)
+        self.root = _FIRST_ROOT | calls.next_client()
         parameters = self.structs.NV0000_ALLOC_PARAMETERS.new(
             hClient=self.root, processID=0xFFFF_FFFF
         )

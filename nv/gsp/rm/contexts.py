@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.errors import FirmwareError, UgpuError
+from ugpu.hcq.paging.allocator import RangeAllocator
+from ugpu.nv.gsp.chip.chip import GspChip
 from ugpu.nv.gsp.rm.client import GspClient
 from ugpu.nv.gsp.rm.space import GspSpace
-
-if TYPE_CHECKING:
-    from ugpu.nv.gsp.rm.card import GspCard
 
 _PAGE = 4096
 _SUBCONTEXT_HEADERS = 64 * _PAGE  # behind the main buffer
@@ -54,10 +53,19 @@ KINDS = (
 )
 
 
+class CardMemory(Protocol):
+    """What contexts use of a card (nv.gsp.rm.card)."""
+
+    heap: RangeAllocator
+
+    @property
+    def chip(self) -> GspChip: ...
+
+
 class Contexts:
     """The graphics contexts of a card. shared: VRAM of shared buffers, by kind: begin and size."""
 
-    def __init__(self, card: GspCard) -> None:
+    def __init__(self, card: CardMemory) -> None:
         self.card = card
         self.sizes: dict[str, int] = {}
         self.shared: dict[str, tuple[int, int]] = {}

@@ -22,27 +22,27 @@ _CHANNEL = 1  # nouveau's: the resource manager of release 570 refuses number 0
 _ENTRIES = 256  # of the ring, in the first half of a page; USERD is at its end
 
 
-def make_first_context(card: GspCard, methods: int) -> Contexts:
-    """Make the first context. methods: bytes of a channel's method buffer."""
+def make_first_context(card: GspCard[Any], methods: int) -> Contexts:
+    """Make the first context. methods: bytes of a channel's method buffer. The card's lock is
+    held."""
     contexts = Contexts(card)
     client = GspClient(card.calls, card.transport.clock)
-    space = GspSpace(card.chip, card.places, card.heap, object())
+    space = card.memory
+    assert isinstance(space, GspSpace)
     held = contextlib.ExitStack()
     try:
-        with card.lock:
-            space.own()
-            _make(card, contexts, client, space, methods, held)
+        space.own()
+        _make(card, contexts, client, space, methods, held)
     finally:
         with contextlib.suppress(UgpuError):
             client.close()  # frees the channel, before what it used
-        with card.lock:
-            held.close()
-            space.close()
+        held.close()
+        space.close()
     return contexts
 
 
 def _make(
-    card: GspCard,
+    card: GspCard[Any],
     contexts: Contexts,
     client: GspClient,
     space: GspSpace,

@@ -20,11 +20,12 @@ from ugpu.nv.gsp.rm.channels import (
     user_parameters,
 )
 from ugpu.nv.gsp.rm.client import GspClient
-from ugpu.nv.gsp.rm.contexts import ChannelContext, Contexts
+from ugpu.nv.gsp.rm.contexts import ChannelContext
 from ugpu.nv.gsp.rm.engines import read_engines, separate_copies
 from ugpu.nv.gsp.rm.golden import make_first_context
 from ugpu.nv.gsp.rm.memory import GspMemory, allocate_in_card
 from ugpu.nv.gsp.rm.session import ChannelReport, GspSession
+from ugpu.nv.gsp.rm.states import as_json
 from ugpu.nv.rm.gpu import ChannelParts, Gpu
 from ugpu.nv.rm.memory import Memory
 from ugpu.nv.rm.session import Region
@@ -62,7 +63,6 @@ class GspGpu(Gpu):
         self.session = session.take(self)
         self.path = session.name
         self._ended = False
-        self._contexts: Contexts | None = None
         self._methods = 0
         self._next: ChannelMemoryParts | None = None  # of the channel that is being made
         self._channels: dict[int, _Registration] = {}  # by handle
@@ -201,10 +201,10 @@ class GspGpu(Gpu):
         if engine != self.client.constants.NV2080_ENGINE_TYPE_GRAPHICS:
             return
         card = self.session.card
-        if self._contexts is None:
-            self._contexts = make_first_context(card, self._methods)
         with card.lock:
-            registration.context = ChannelContext(self._contexts, self.session.space)
+            if card.contexts is None:
+                card.contexts = make_first_context(card, self._methods)
+            registration.context = ChannelContext(card.contexts, self.session.space)
             registration.context.promote(self.client, self.subdevice, handle)
 
     def _runlist(self, engine: int) -> int:
@@ -246,10 +246,21 @@ class GspGpu(Gpu):
         """Write the notifier of a channel that the GSP stopped, as the stock driver does."""
         for registration in self._channels.values():
             notifier = registration.notifier
-            if registration.number == report.chid and notifier is not None:
+            if registration.number != report.chid or not self._runs_on(registration, report.engine):
+                continue
+            if report.address:
+                self.session.events.add(report.address)
+            if notifier is not None:
                 _NOTIFICATION.pack_into(
                     notifier.view, 0, 0, report.kind, report.engine, _ERROR_STATUS
                 )
+
+    def _runs_on(self, registration: _Registration, engine: int) -> bool:
+        """Return whether a channel is on the runlist of an engine. Numbers are of a runlist."""
+        try:
+            return self._runlist(engine) == registration.runlist
+        except FirmwareError:
+            return True  # an engine that the table does not have: the number alone is known
 
     @property
     def rings_in_order(self) -> bool:
@@ -270,6 +281,7 @@ class GspGpu(Gpu):
     def add_evidence(self, found: Evidence) -> None:
         card = self.session.card
         evidence.gather(found, card.firmware.start, card.calls)
+        found.take("states.json", lambda: as_json(card.chip))
 
     def close(self) -> None:
         if self._ended:

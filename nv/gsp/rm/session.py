@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ugpu.hcq.errors import NotSupported
 from ugpu.nv.gsp.rm.card import GspCard
@@ -22,11 +23,13 @@ _PAGE = 4096
 
 @dataclass(frozen=True)
 class ChannelReport:
-    """The GSP ended a channel. chid: its number. kind: the Xid. engine: NV2080_ENGINE_TYPE."""
+    """The GSP ended a channel. chid: its number on its runlist. kind: the Xid. engine:
+    NV2080_ENGINE_TYPE. address: of the page fault that was the reason, 0 for another one."""
 
     chid: int
     kind: int
     engine: int
+    address: int
 
 
 class GspFaults:
@@ -55,22 +58,22 @@ class GspFaults:
 
 
 class GspSession(Session):
-    """A session. Owns the card. on_report: called with the end of each channel, while polling."""
+    """A session of one holder. The card outlives it. on_report: called with the end of each channel
+    of the card, while polling."""
 
     client: GspClient
     events: GspFaults
 
-    def __init__(self, card: GspCard) -> None:
+    def __init__(self, card: GspCard[Any]) -> None:
         super().__init__()
         self.card = card
         self.events = GspFaults()
         self.on_report: list[Callable[[ChannelReport], None]] = []
-        number = card.calls.abi.constants
-        card.calls.on_event[number.NV_VGPU_MSG_EVENT_RC_TRIGGERED] = self._note_report
         self.client = GspClient(card.calls, card.transport.clock)
         self.space = GspSpace(card.chip, card.places, card.heap, self)
         with card.lock:
             self.space.own()
+        card.on_channel_end.append(self._note_report)
 
     @property
     def source(self) -> object:
@@ -87,23 +90,30 @@ class GspSession(Session):
             log.warning("the GSP's report of a channel is cut short: %d bytes", len(payload))
             return
         report = layout.view(payload[: layout.size])
+        address = 0
         if "mmuFaultAddrLo" in layout.fields:  # not in release 535
             address = int(report.mmuFaultAddrHi) << 32 | int(report.mmuFaultAddrLo)
-            if address:
-                self.events.add(address)
         found = ChannelReport(
-            int(report.chid), int(report.exceptType), int(report.nv2080EngineType)
+            int(report.chid), int(report.exceptType), int(report.nv2080EngineType), address
         )
         log.debug("the GSP ended a channel: %s", found)
         for take in list(self.on_report):
             take(found)
 
     def sole_holder(self) -> str:
-        return "several clients of a GSP without a kernel driver are not implemented"
+        if not self.card.transport.traits.any_order:
+            return "a recording holds the accesses of one holder"
+        return ""
 
-    def another(self) -> Session:
-        raise NotSupported(f"the GPU cannot have a second holder: {self.sole_holder()}")
+    def another(self) -> GspSession:
+        if reason := self.sole_holder():
+            raise NotSupported(f"the GPU cannot have a second holder: {reason}")
+        return GspSession(self.card)
 
     def close(self) -> None:
+        card = self.card
+        if self._note_report in card.on_channel_end:
+            card.on_channel_end.remove(self._note_report)
         self.client.close()
-        self.card.close()
+        with card.lock:
+            self.space.close()

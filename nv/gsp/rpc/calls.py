@@ -18,7 +18,7 @@ from ugpu.hcq.errors import FirmwareError, FirmwareSilent, UnitTimeout
 from ugpu.hcq.state.clock import Clock
 from ugpu.nv.abi import status_name
 from ugpu.nv.abi.firmware import FirmwareAbi
-from ugpu.nv.gsp.rpc.queue import MessageQueues
+from ugpu.nv.gsp.rpc.queue import Indices, MessageQueues
 from ugpu.nv.gsp.rpc.records import CONTINUATION, MOST_MESSAGE, MOST_PAYLOAD, BadRecord, Record
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,16 @@ class _Message:
     open: bool  # its last record was full, so that a continuation may follow
 
 
+@dataclass(frozen=True)
+class LeftCalls:
+    """Where the calls of a firmware are that outlives its process. sequence: of the last call.
+    clients: numbers used."""
+
+    indices: Indices
+    sequence: int
+    clients: int
+
+
 class Calls:
     """See the module. Any thread may call.
 
@@ -85,6 +95,7 @@ class Calls:
         self._message: _Message | None = None
         self._events = 0  # handled so far
         self._failure: FirmwareError | None = None
+        self._clients = 0
         self.abi = abi
         self.on_event: dict[int, Handler] = {}
         self.history: deque[Trace] = deque(maxlen=_KEPT)
@@ -99,6 +110,25 @@ class Calls:
     def name_of(self, function: int) -> str:
         """Return the header's name of a function or event."""
         return self._names.get(function, f"function {function:#x}")
+
+    def next_client(self) -> int:
+        """Return a number for a client that this run of the firmware has not had, from 1 on."""
+        with self._lock:
+            self._clients += 1
+            return self._clients
+
+    def left(self) -> LeftCalls | None:
+        """Return what another process needs to go on with the firmware; None while messages are
+        under way, or after a call that was not answered."""
+        with self._lock:
+            indices = self._queues.indices()
+            if indices is None or self._failure is not None or self._message is not None:
+                return None
+            return LeftCalls(indices, self._sequence, self._clients)
+
+    def go_on(self, left: LeftCalls) -> None:
+        """Number calls and clients as the process before this one would have."""
+        self._sequence, self._clients = left.sequence, left.clients
 
     def send(self, function: int, payload: bytes) -> None:
         """Send a message that has no reply. The GSP may not run yet."""

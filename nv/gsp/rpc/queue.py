@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ugpu.hcq.errors import BadArgument, FirmwareSilent, UnitTimeout
 from ugpu.hcq.state.clock import Clock
@@ -30,12 +31,28 @@ _ROOM_LIMIT_S = 4.0
 _REREADS = 3  # as RM does: a record may be seen before all of it has arrived
 
 
+@dataclass(frozen=True)
+class Indices:
+    """Where both sides are, between two messages. written, read: index in the command and in the
+    status queue, which the driver writes; sent, received: the numbers of the next groups there."""
+
+    written: int = 0
+    read: int = 0
+    sent: int = 0
+    received: int = 0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.written < SLOTS and 0 <= self.read < SLOTS):
+            raise BadRecord("indices must lie inside the queues", written=self.written,
+                            read=self.read, slots=SLOTS)  # fmt: skip
+
+
 class _Numbers:
     """Numbers of the groups in one direction. The index in memory says whether a step was taken, so
     that an exception at any line (Ctrl-C) leaves index and number in agreement."""
 
-    def __init__(self) -> None:
-        self._steps = ((0, 0), (0, 0))
+    def __init__(self, index: int, number: int) -> None:
+        self._steps = ((index, number), (index, number))
 
     def at(self, index: int) -> int:
         """Return the number of the group at an index."""
@@ -49,11 +66,24 @@ class _Numbers:
         self._steps = ((index, number), (then, following))
 
 
+def _header(write: int, read: int) -> bytes:
+    """Return the first words of a queue's header page, up to the index of what its owner read."""
+    head = _HEADER.pack(0, QUEUE_SIZE, PAGE, SLOTS, write, _SWAPPED, _READ_AT, PAGE)
+    return head + struct.pack("<I", read)
+
+
 class MessageQueues:
     """Both queues of one start. Not thread-safe. The owner of `pages` keeps them until the GSP no
     longer runs. ring: tells the GSP that the command queue has new records."""
 
-    def __init__(self, pages: Pages, clock: Clock, ring: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        pages: Pages,
+        clock: Clock,
+        ring: Callable[[], None],
+        left: Indices | None = None,
+    ) -> None:
+        """left: by an earlier process, whose GSP has these queues; its headers are written too."""
         if pages.size < REGION_SIZE:
             raise BadArgument("the region of the queues is too small", size=pages.size)
         self._view = pages.view
@@ -61,11 +91,22 @@ class MessageQueues:
         self._ring = ring
         self._commands = table_pages() * PAGE
         self._statuses = self._commands + QUEUE_SIZE
-        self._sent, self._received = _Numbers(), _Numbers()
+        at = left or Indices()
+        self._sent = _Numbers(at.written, at.sent)
+        self._received = _Numbers(at.read, at.received)
         table = struct.pack(f"<{REGION_SIZE // PAGE}Q", *pages.pages[: REGION_SIZE // PAGE])
         pages.put(table)
-        header = _HEADER.pack(0, QUEUE_SIZE, PAGE, SLOTS, 0, _SWAPPED, _READ_AT, PAGE)
-        pages.put(header, self._commands)
+        pages.put(_header(at.written, at.read), self._commands)
+        if left is not None:
+            pages.put(_header(at.read, at.written), self._statuses)
+
+    def indices(self) -> Indices | None:
+        """Return where both sides are; None unless each has read all messages of the other."""
+        written, read = self.written, self._word(self._commands + _READ_AT)
+        taken, added = (self._word(self._statuses + at) for at in (_READ_AT, _WRITE_AT))
+        if (taken, added) != (written, read):
+            return None
+        return Indices(written, read, self._sent.at(written), self._received.at(read))
 
     def _word(self, at: int) -> int:
         word: int = struct.unpack_from("<I", self._view, at)[0]

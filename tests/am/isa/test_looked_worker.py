@@ -12,12 +12,12 @@ import pytest
 from tests.support.shader_memory import ArrayMemory
 from ugpu.virtual.amd.isa.decoder.decode import GFX11
 from ugpu.virtual.amd.isa.runtime import layout
-from ugpu.virtual.amd.isa.runtime import worker as workers
 from ugpu.virtual.amd.isa.runtime.launch import Launch
 from ugpu.virtual.amd.isa.runtime.worker import Run, Worker
 from ugpu.virtual.amd.shader import Dispatch
 from ugpu.virtual.shader import context
 from ugpu.virtual.shader.memory import Abort
+from ugpu.virtual.shader.threads import worker as workers
 from ugpu.virtual.shader.threads.worker import aligned as made
 
 CODE = 0x1000_0000

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support import gsp_files as made
+from ugpu.hcq.bare.firmware import FirmwareSource
+from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.errors import (
     DeviceBusy,
     DeviceLost,
@@ -22,13 +24,14 @@ from ugpu.hcq.errors import (
     UgpuError,
 )
 from ugpu.hcq.find.registry import Attachment
-from ugpu.hcq.transport.base import ResetKind
 from ugpu.nv import chips
+from ugpu.nv.gsp.boot.files import PACKAGE
 from ugpu.nv.gsp.boot.frts import protected_region
 from ugpu.nv.gsp.images.elf_sections import read_sections
-from ugpu.nv.gsp.rm.card import GspCard, open_card
+from ugpu.nv.gsp.rm.card import GspCard
 from ugpu.virtual.nvidia.gsp.bus.pci import VirtualTransport
 from ugpu.virtual.nvidia.gsp.card import Card
+from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware.images import whole_set
 from ugpu.virtual.nvidia.gsp.gpu import build_card
 from ugpu.virtual.nvidia.gsp.options import CardOptions
@@ -54,10 +57,19 @@ def powered(options: CardOptions | None = None, chip: str = "ad102") -> Iterator
         card.close()
 
 
-def booted(card: Card, images: dict[str, bytes] | None = None) -> GspCard:
+def booted(
+    card: Card, images: dict[str, bytes] | None = None, stages: Stages | None = None
+) -> GspCard[Any]:
     files = dict(whole_set(card.facts.name)) if images is None else images
-    attachment = Attachment(VirtualTransport(card), files, card)
-    return open_card(attachment, firmware=None, on_stage=None)
+    transport = VirtualTransport(card)
+    running: GspCard[Any] = GspCard(
+        transport.name,
+        Attachment(transport, files, card),
+        FirmwareSource(PACKAGE, files),
+        stages or Stages(),
+    )
+    running.start()
+    return running
 
 
 @pytest.mark.parametrize("release", ["570.144", "535.113.01"])
@@ -72,7 +84,7 @@ def test_every_stage_in_order_and_back(release: str, chip: str) -> None:
             assert protected_region(running.chip)[1], "the GSP owns its memory"
             begin, end = running.places.heap, running.places.heap_end
             assert 0 < begin < end <= running.firmware.static.regions[-1][1]
-            running.close()
+            running.end(clean=True)
             assert not card.wpr.touches(0, 1 << 30), "nothing is protected any more"
         assert card.violations == []
 
@@ -83,7 +95,7 @@ def test_noise_before_and_after_the_start_is_served(chip: str) -> None:
     with powered(replace(options, dma_reads=3), chip) as card:
         running = booted(card)
         assert len(running.firmware.static.uuid) in (0, 16)
-        running.close()
+        running.end(clean=True)
         assert card.violations == []
 
 
@@ -99,7 +111,7 @@ def test_a_chain_of_trust_and_back(chip: str) -> None:
         for _ in range(2):
             running = booted(card)
             assert [name for name, _ in running.stages.done] == FSP_STAGES
-            running.close()
+            running.end(clean=True)
         assert card.violations == []
 
 
@@ -137,17 +149,34 @@ def test_nothing_is_changed_before_all_files_are_there() -> None:
         assert not card.violations
 
 
-def test_a_second_driver_finds_the_region_protected() -> None:
-    """The first one died: its memory stays protected, and only a reset helps."""
+@pytest.mark.parametrize("chip", ["ad102", "tu102", "gb202"])
+def test_the_card_of_a_process_that_died_is_reset(chip: str) -> None:
+    with powered(chip=chip) as card:
+        booted(card).transport.close()
+        second = booted(card)
+        assert "function reset" in second.found
+        second.end(clean=True)
+        third = booted(card)
+        assert third.found == "cold: as after power-on"
+        third.end(clean=True)
+
+
+def test_a_slot_reset_where_the_function_has_none() -> None:
+    with powered(CardOptions(memory=1 << 30, function_reset=False)) as card:
+        card.inject_card(CardFault.WPR2_LEFT)
+        running = booted(card)
+        assert "bus reset" in running.found
+        running.end(clean=True)
+
+
+def test_a_region_that_no_reset_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with powered() as card:
-        first = booted(card)
-        first.transport.close()
-        with pytest.raises(DeviceBusy, match="GSP still owns") as caught:
+        booted(card).transport.close()
+        before = card.wpr.start, card.wpr.end
+        monkeypatch.setattr(Card, "function_reset", lambda card: None)  # as on some boards
+        with pytest.raises(DeviceBusy, match="GSP still owns"):
             booted(card)
-        assert caught.value.facts["stage"] == "gfw-boot"
-        with VirtualTransport(card) as transport:
-            transport.reset(ResetKind.FUNCTION)
-        booted(card).close()
+        assert (card.wpr.start, card.wpr.end) == before and not card.config.bus_master
 
 
 @pytest.mark.parametrize(
@@ -168,7 +197,7 @@ def test_a_changed_image_is_refused_by_the_card_and_the_card_is_handed_back(
         assert isinstance(caught.value, FirmwareRejected | FirmwareSilent | FirmwareInvalid)
         assert caught.value.facts["stage"] == stage
         assert not card.wpr.touches(0, card.memory_size), "the way back was taken"
-        booted(card).close()
+        booted(card).end(clean=True)
 
 
 def test_fuses_that_no_signature_fits() -> None:
@@ -212,4 +241,4 @@ def test_a_card_that_leaves_the_bus() -> None:
         assert running.lost()
         with pytest.raises(DeviceLost):
             running.calls.call(65, b"")
-        running.close()
+        running.end(clean=True)

@@ -62,7 +62,7 @@ def test_a_report_is_read_also_if_it_wraps(begin: int) -> None:
         assert found[1]["xcause"] == "0x5"
         assert found[2]["values"] == {"0x110040": 0xABC}
         assert "panic 0xb in user mode, partition 2, pc 0x80001000" in crash.summary(report)
-        running.close()
+        running.end(clean=True)
 
 
 def test_a_start_whose_firmware_crashes_is_kept_in_a_bundle(
@@ -90,7 +90,7 @@ def test_a_start_whose_firmware_crashes_is_kept_in_a_bundle(
         assert json.loads(parts["firmware.json"])["release"] == "570.144"
         assert not card.wpr.touches(0, card.memory_size), "the way back was taken"
         monkeypatch.undo()
-        booted(card).close()
+        booted(card).end(clean=True)
 
 
 def test_a_call_that_is_not_answered_states_the_crash() -> None:
@@ -104,7 +104,7 @@ def test_a_call_that_is_not_answered_states_the_crash() -> None:
         found = Evidence()
         evidence.gather(found, running.firmware.start, calls)
         assert {"accesses.txt", "calls.txt", "state.json", "crash.json"} <= set(found.parts)
-        running.close()
+        running.end(clean=True)
 
 
 def test_logs_are_in_order_after_they_have_wrapped() -> None:
@@ -116,7 +116,7 @@ def test_logs_are_in_order_after_they_have_wrapped() -> None:
         words = evidence.log_words(pages)
         assert (words[0], words[-1]) == ("0x2", "0x1")
         assert len(words) == count
-        running.close()
+        running.end(clean=True)
 
 
 def test_reports_of_any_content_are_read_or_refused() -> None:
@@ -156,4 +156,4 @@ def test_an_error_with_an_unreadable_report_is_still_raised() -> None:
             evidence.read_crash(running.firmware.start)
         except UgpuError as error:
             assert isinstance(error, FirmwareInvalid)
-        running.close()
+        running.end(clean=True)

@@ -7,7 +7,6 @@ import pytest
 from tests.nv.gsp.test_gsp_boot import booted, powered
 from ugpu.hcq.errors import (
     ChipError,
-    DeviceBusy,
     DeviceLost,
     FirmwareError,
     FirmwareInvalid,
@@ -19,7 +18,6 @@ from ugpu.hcq.errors import (
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 
 QUICK = [
-    (CardFault.WPR2_LEFT, DeviceBusy, "gfw-boot"),
     (CardFault.VBIOS_WITHOUT_BIT, FirmwareInvalid, "vbios"),
     (CardFault.VBIOS_WITHOUT_FWSEC, FirmwareInvalid, "vbios"),
     (CardFault.FUSES_NEWER, FirmwareInvalid, "vbios"),
@@ -66,4 +64,4 @@ def test_a_fault_is_named_with_its_stage(
         if fault in (CardFault.INIT_FAILS, CardFault.RPC_TIMES_OUT):
             assert card.violations == [], "the firmware was asked to leave before its reset"
             assert not card.wpr.touches(0, card.memory_size)
-            booted(card).close()
+            booted(card).end(clean=True)

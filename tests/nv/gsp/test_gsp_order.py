@@ -11,8 +11,7 @@ import pytest
 
 from tests.conftest import Golden
 from tests.nv.gsp.test_gsp_boot import booted, powered
-from ugpu.hcq.bare.stages import StageHook
-from ugpu.nv.gsp.rm import card as cards
+from ugpu.hcq.bare.stages import Stages
 from ugpu.nv.regs import load
 from ugpu.virtual.nvidia.gsp.card import Card
 
@@ -56,17 +55,12 @@ def recorded(card: Card) -> Iterator[list[str]]:
 
 @pytest.mark.golden
 @pytest.mark.parametrize("chip", ["ad102", "tu102", "gb202"])
-def test_order_of_accesses(chip: str, golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_of_accesses(chip: str, golden: Golden) -> None:
     with powered(chip=chip) as card, recorded(card) as lines:
-
-        class Named(cards.Stages):
-            def __init__(self, hook: StageHook | None = None) -> None:
-                super().__init__(lambda name, _: lines.append(f"# {name} ends"))
-
-        monkeypatch.setattr(cards, "Stages", Named)
-        running = booted(card)
+        stages = Stages(lambda name, _: lines.append(f"# {name} ends"))
+        running = booted(card, stages=stages)
         lines.append("# the way back")
-        running.close()
+        running.end(clean=True)
     shown = []
     for line, repeated in itertools.groupby(lines):
         times = sum(1 for _ in repeated)

@@ -53,6 +53,7 @@ def test_a_card_behind_vfio_user_works_and_is_handed_back(chip: str, tmp_path: P
 def test_a_recorded_card_boots_and_works_again_without_it(chip: str, tmp_path: Path) -> None:
     path = tmp_path / "boot.txt"
     with hcq.open(f"virtual:{chip}+gsp", memory=1 << 30, record=path) as device:
+        assert isinstance(device, NvDevice)
         device.limit_s = LIMIT_S
         work(device)
         stages = [stage for stage, _ in device.boot_stages]

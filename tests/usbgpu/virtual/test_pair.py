@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.kernels import contract_object
 from tests.support.waiting import until
 from tests.usbgpu.virtual.pulls import (
     AFTER,
@@ -23,6 +27,7 @@ from tests.usbgpu.virtual.pulls import (
 )
 from tests.usbgpu.virtual.rates import rates
 from ugpu.hcq.copies import bulk_transfer
+from ugpu.hcq.device.device import Device
 from ugpu.usbgpu.bridge.asm24 import CustomBridge
 from ugpu.usbgpu.bridge.transport import UsbTransport
 from ugpu.usbgpu.link.usb import Speed
@@ -31,6 +36,8 @@ from ugpu.virtual.usb.enclosure import Enclosure
 
 BOOT = 280  # transfers of a cold boot, without polls that repeat
 POLLS = 40  # that a busy host adds
+WARM, CLOSE = 692, 103  # transfers of an open of a card that a process has left up, and of a close
+LAUNCH, COPY_IN, COPY_OUT = 12, 26, 29  # of a launch and its wait, of copies of 64 KiB
 PULLS = 8  # tests.usbgpu.virtual.pulls makes more
 
 
@@ -93,6 +100,44 @@ def _signal(box: Enclosure) -> int:
 def test_transfers_of_a_cold_boot() -> None:
     with enclosed() as box, opened(box):
         assert BOOT - 10 <= box.meter.transfers <= BOOT + POLLS
+
+
+@pytest.mark.slow
+def test_transfers_of_work_and_of_a_warm_open() -> None:
+    """The fewest of several; copies, which wait themselves, repeat polls that come early."""
+    found: dict[str, list[int]] = {"launch": [], "in": [], "out": []}
+    with enclosed() as box:
+
+        def count(name: str, act: Callable[[], object]) -> None:
+            before = box.meter.transfers
+            act()
+            found.setdefault(name, []).append(box.meter.transfers - before)
+
+        with opened(box) as device, device.alloc(1 << 16) as out, device.alloc(1 << 16) as given:
+            kernel = device.load(contract_object(device.target))["scale"]
+            timeline = device.queue().timeline
+            args, data = (out, given, np.uint32(64), np.uint32(3)), np.zeros(1 << 14, np.uint32)
+
+            def launch() -> None:
+                device.queue().launch(kernel, grid=(1,), block=(64,), args=args).submit()
+                until(lambda: _signal(box) == timeline.last, "the kernel to end")
+                device.synchronize()
+
+            for _ in range(4):
+                count("launch", launch)
+                count("in", partial(given.copy_from, data))
+                count("out", partial(given.numpy, np.uint32))
+            out.close()
+            given.close()
+            count("close", device.close)
+        devices: list[Device] = []
+        count("warm", lambda: devices.append(opened(box)))
+        with devices[0] as device:
+            assert device.info()["start"] == "warm"
+    assert min(found["launch"]) == LAUNCH, found
+    assert min(found["in"]) <= COPY_IN + POLLS // 2, found
+    assert min(found["out"]) <= COPY_OUT + POLLS // 2, found
+    assert found["close"][0] <= CLOSE + POLLS and found["warm"][0] <= WARM + POLLS, found
 
 
 def test_transfers_of_a_replay_and_of_a_wait() -> None:

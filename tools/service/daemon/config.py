@@ -54,6 +54,8 @@ label = "bench-1"
 memory = "8G"                       # available to leases; default: what the device reports
 shares = 8                          # simultaneous holders of shared leases; 0: none
 options = { vram = 1073741824 }     # as for hcq.open
+apart = true                        # in a process of its own; default: virtual devices
+host_memory = "8G"                  # of this process, beside the memory of leases; then it ends
 """
 
 from __future__ import annotations
@@ -75,6 +77,8 @@ from ugpu.tools.service.daemon.outlets import journal
 
 FILES = (Path("/etc/ugpud/ugpud.toml"),)
 _MOST_DEVICES = 256
+_VIRTUAL = "virtual:"
+HOST_MEMORY = 8 << 30
 _MOST_BYTES = 1 << 20
 PAGE_PORT = 7848
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -84,7 +88,9 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 class DeviceSettings:
     """One [[device]]. memory: bytes; 0: what the device reports. shares: simultaneous holders of
     shared leases, if the driver supports several. inside: in the process of one lease, which the
-    kernels may end; not in the file."""
+    kernels may end; not in the file. apart: the device is in a process of its own, with its driver.
+    host_memory: bytes that this process may use beyond those that it has after booting and those of
+    leases."""
 
     name: str
     count: int = 1
@@ -93,6 +99,8 @@ class DeviceSettings:
     options: dict[str, object] = field(default_factory=dict)
     shares: int = 8
     inside: bool = False
+    apart: bool = False
+    host_memory: int = HOST_MEMORY
 
 
 @dataclass(frozen=True)
@@ -310,10 +318,14 @@ def _device(name: str, number: int, row: object) -> DeviceSettings:
         section.size("memory", 0, 0, 1 << 50),
         section.take("options", dict, {}),
         section.number("shares", 8, 0, 257),
+        apart=section.take("apart", bool, str(row.get("name")).startswith(_VIRTUAL)),
+        host_memory=section.size("host_memory", HOST_MEMORY, 512 << 20, 1 << 50),
     )
     section.end()
     if not device.name:
         raise section.bad("name", "a device as for hcq.open", "nothing")
+    if device.apart and not device.name.startswith(_VIRTUAL):
+        raise section.bad("apart", "false for a device that is not virtual", device.apart)
     if device.count > 1 and not device.name.startswith(("virtual:", "cpu")):
         raise section.bad("count", "1 for a device that is not virtual", device.count)
     return device

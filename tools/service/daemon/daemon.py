@@ -26,7 +26,7 @@ from ugpu.tools.base.events import FAILED, LEASE_ENDED, tell
 from ugpu.tools.service.daemon.cards.owned import Owned
 from ugpu.tools.service.daemon.cards.ward import Ward
 from ugpu.tools.service.daemon.clients.client import Client
-from ugpu.tools.service.daemon.clients.handout import Handout
+from ugpu.tools.service.daemon.clients.handout import Place
 from ugpu.tools.service.daemon.clients.leases import Lease, State, Waiter
 from ugpu.tools.service.daemon.clients.peers import Peer
 from ugpu.tools.service.daemon.clients.places import STRANGERS, Crowd, Places, Unfinished, share
@@ -94,7 +94,10 @@ class Daemon(Ward):
         for client in clients:
             client.cut()
             client.notify("ended", "ugpud stops")
-            client.channel.close()
+            if client.answers.away:
+                client.part()
+            else:
+                client.channel.close()
         self.wait_until_left()
         self.close_cards()
         self.outbox.close()
@@ -387,7 +390,7 @@ class Daemon(Ward):
             self._end_held(owned, holder, OVER_S)
         return None
 
-    def hand_out(self, client: Client, owned: Owned, lease: Lease) -> Handout:
+    def hand_out(self, client: Client, owned: Owned, lease: Lease) -> Place:
         """Hand a device's chip to the holder of a lease. DeviceLost if the lease is over by now."""
         parent, name = self.settings.socket.parent, f"lease-{lease.number}"
         with owned.lock:

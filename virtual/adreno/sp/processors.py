@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
-import threading
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,8 +24,7 @@ from ugpu.virtual.adreno.sp.runtime.worker import Run, Worker
 from ugpu.virtual.adreno.sp.translator.translate import Shape, translate
 from ugpu.virtual.shader.memory import Abort, place_of
 from ugpu.virtual.shader.threads import waves
-from ugpu.virtual.shader.threads.crew import Crew
-from ugpu.virtual.shader.threads.launches import Pace, Recent
+from ugpu.virtual.shader.threads.executor import Executor, Recent
 
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
 _KERNEL = "ugpu_ir3_kernel"
@@ -43,10 +40,6 @@ _DETAILS = {
     Ending.CODE_END: "control left the code: the instruction length is too short",
     Ending.BARRIER: "a barrier that other lanes of the wave miss",
 }  # fmt: skip
-_SEVERITY = (
-    Ending.FETCH_FAULT, Ending.ILLEGAL_INSTRUCTION, Ending.NOT_IMPLEMENTED, Ending.CODE_END,
-    Ending.BARRIER, Ending.ABORTED, Ending.BAD_DISPATCH, Ending.DONE,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,16 +62,20 @@ class Kernel:
     here: bool
 
 
-class Processors:
+class Processors(Executor[Worker, Outcome]):
     """All shader processors of a GPU; a `ShaderProcessors`.
 
-    workers: number of host threads for workgroups (default: one per host CPU). cache: folder for
-    compiled code, shared by processes; None keeps it in memory only. private_slots: number of
-    shader processors for which the driver has private memory. debugger: halts waves; one thread
-    then runs all of them. keep_registers: a wave's registers initially hold what other waves left
-    there, as in hardware, which is slower; otherwise they hold a value that marks them as
+    workers, cache, debugger: see Executor. private_slots: number of shader processors for which the
+    driver has private memory. keep_registers: a wave's registers initially hold what other waves
+    left there, as in hardware, which is slower; otherwise they hold a value that marks them as
     undefined. Local memory always keeps its contents.
     """
+
+    name = "ir3"
+    severity = (
+        Ending.FETCH_FAULT, Ending.ILLEGAL_INSTRUCTION, Ending.NOT_IMPLEMENTED, Ending.CODE_END,
+        Ending.BARRIER, Ending.ABORTED, Ending.BAD_DISPATCH, Ending.DONE,
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -88,18 +85,17 @@ class Processors:
         debugger: Debugger | None = None,
         keep_registers: bool = False,
     ) -> None:
-        count = 1 if debugger else workers or os.cpu_count() or 1
-        self._stepping = None if debugger is None else Stepping(debugger)
-        self._crew = Crew([Worker(keep_registers) for _ in range(count)], "ir3")
-        self._private_slots = private_slots
         self._keep = keep_registers
-        self._objects = jit.ObjectCache(cache)
+        super().__init__(workers, cache, debugger)
+        self._stepping = None if debugger is None else Stepping(debugger)
+        self._private_slots = private_slots
         self._sources: Recent[tuple[object, ...], Source] = Recent()
         self._kernels: Recent[tuple[str, Shape], Kernel] = Recent()
-        self._pace = Pace()
-        self._lock = threading.Lock()
         self._runtime, address = launch_address(cache)
         self._launch = _LAUNCH(address)
+
+    def _worker(self, number: int) -> Worker:
+        return Worker(self._keep)
 
     def launch(self, dispatch: Dispatch, memory: ShaderMemory, abort: Abort) -> Outcome:
         """Run a dispatch to its end. Called by one thread at a time.
@@ -117,47 +113,29 @@ class Processors:
             source = self._source(dispatch, memory)
             kernel = self._kernel(source, dispatch, launch)
         run = Run(dispatch, launch, source.program, memory, abort)
-        count = self._worker_count(dispatch, launch, kernel)
         work = partial(self._work, kernel=kernel, run=run, source=source)
-        if self._stepping is not None:
-            abort.debugged = self._stepping.active
-        try:
-            outcomes, _ = self._pace.run(
-                self._crew, count, work, kernel.address, launch.groups, here=kernel.here
-            )
-        finally:
-            abort.debugged = None
-        return min(outcomes, key=lambda outcome: _SEVERITY.index(outcome.ending))
-
-    def close(self) -> None:
-        """End the worker threads. May be called again; a later launch starts new ones."""
-        self._crew.close()
+        most = self._worker_count(dispatch, launch, kernel)
+        return self._execute(run, work, kernel.address, launch.groups, most, here=kernel.here)[0]
 
     def _worker_count(self, dispatch: Dispatch, launch: Launch, kernel: Kernel) -> int:
-        if self._pace.alone(kernel.address, launch.groups, launch.waves):
+        if self._alone(kernel.address, launch.groups, launch.waves):
             return 1
-        count = min(len(self._crew.workers), launch.groups)
+        count = min(self._size, launch.groups)
         return min(count, self._private_slots) if dispatch.private_size else count
 
     def _work(
         self, worker: Worker, number: int, kernel: Kernel, run: Run, source: Source
     ) -> Outcome:
         """Run workgroups on this thread until none is left or a wave cannot continue."""
-        rules = source.rules
-        try:
-            worker.prepare(run, number)
-            if self._stepping is not None:
-                self._stepping.enter(worker, run, source.digest)
-            code = self._launch(place_of(worker.context), kernel.address)
-        except BaseException:
-            run.stop[0] = 1
-            raise
+        worker.prepare(run, number)
+        if self._stepping is not None:
+            self._stepping.enter(worker, run, source.digest)
+        code = self._launch(place_of(worker.context), kernel.address)
         if code == waves.FINISHED:
-            return Outcome(Ending.DONE, violations=rules)
-        run.stop[0] = 1  # waves on other threads stop too
+            return Outcome(Ending.DONE, violations=source.rules)
         if code == waves.ABORTED:
-            return Outcome(Ending.ABORTED, violations=rules)
-        return _halted(worker, kernel, run, code, rules)
+            return Outcome(Ending.ABORTED, violations=source.rules)
+        return _halted(worker, kernel, run, code, source.rules)
 
     # ---- translating ---------------------------------------------------------------------------
 

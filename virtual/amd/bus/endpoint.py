@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from ugpu.hcq.errors import BadArgument, DeviceBusy
 from ugpu.hcq.state.clock import Clock
 from ugpu.hcq.transport.endpoint import Aperture, EndpointFunction
-from ugpu.virtual.amd.bus.pci import DoorbellWindow, RegisterWindow, VramWindow
+from ugpu.virtual.amd.bus.pci import windows_of
 from ugpu.virtual.amd.chip import Chip
 
 _AUDIO_CLASS = 0x040300
@@ -26,11 +26,7 @@ class GraphicsFunction:
 
     def __init__(self, chip: Chip) -> None:
         self._chip = chip
-        self._windows = {
-            0: VramWindow(chip, 0),
-            2: DoorbellWindow(chip, 2),
-            5: RegisterWindow(chip, 5),
-        }
+        self._windows = windows_of(chip)
 
     def config_read(self, offset: int, width: int) -> int:
         with self._chip.lock:

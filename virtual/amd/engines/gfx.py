@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ugpu.am import regs
 from ugpu.hcq.registers.fields import RegisterValue
@@ -18,7 +18,15 @@ from ugpu.virtual.amd.engines.cp.rlc import Rlc
 from ugpu.virtual.amd.engines.engine import clock_ticks
 from ugpu.virtual.amd.engines.sdma.engine import Sdma
 from ugpu.virtual.amd.engines.shaders import ShaderArray
-from ugpu.virtual.amd.shader import Ending, Outcome, ShaderCore, ShaderWave, WavePlace, place_of
+from ugpu.virtual.amd.engines.waves import (
+    HW_ID1,
+    HW_ID2,
+    VALID_AND_IDLE,
+    WaveRegisters,
+    sit,
+    word,
+)
+from ugpu.virtual.amd.shader import Outcome, ShaderCore, WavePlace, place_of
 
 if TYPE_CHECKING:
     from ugpu.virtual.amd.board import Board
@@ -38,31 +46,14 @@ PER_VMID = (
     "SPI_GDBG_PER_VMID_CNTL",
 )
 
-# Wave state behind SQ_IND_INDEX.INDEX (gc_11_0_0_offset.h, ixSQ_WAVE_*).
-WAVE_VALID_AND_IDLE, WAVE_STATUS, WAVE_TRAPSTS, WAVE_PC_LO, WAVE_PC_HI = (
-    0x0B,
-    0x102,
-    0x103,
-    0x108,
-    0x109,
-)
-WAVE_MODE, WAVE_HW_ID1, WAVE_HW_ID2, WAVE_IB_STS2 = 0x101, 0x117, 0x118, 0x11C
-WAVE_GPR_ALLOC, WAVE_LDS_ALLOC = 0x105, 0x106
-# Units of VGPR_SIZE (minus one) and LDS_SIZE for waves of any size: vector registers, bytes.
-# Source: Linux 6.12 cwsr_trap_handler_gfx10.asm, get_vgpr_size_bytes and get_lds_size_bytes.
-VGPR_UNIT, LDS_UNIT = 4, 256
-WAVE_SLOTS = 32  # limit of wave numbers in a group
-SCALARS = 0x200  # first index of the scalar registers: M0 is 0x27D, EXEC 0x27E
-WAVE64 = 1 << 11  # bit of IB_STS2
-VECTORS = 0x400  # first index of the vector registers, for lane WORKITEM_ID (gfx_v11_0.c)
-STATUS_VALID, STATUS_IN_BARRIER = 1 << 16, 1 << 12
-STATUS_HALT = 1 << 13 | 1 << 16  # HALT, VALID
-STATUS_FATAL_HALT = 1 << 23
-TRAPSTS_ILLEGAL = 1 << 11
-
 
 class Gfx(Block):
-    """`chip.gfx`: receives AUTOLOAD_RLC from the PSP and doorbells from the bus interface."""
+    """`chip.gfx`: receives AUTOLOAD_RLC from the PSP and doorbells from the bus interface.
+
+    waves: how the state of waves is read.
+    """
+
+    waves: ClassVar[WaveRegisters] = WaveRegisters()
 
     def __init__(
         self, chip: Board, commands: CommandSet, shader_core: Callable[[bool], ShaderCore]
@@ -201,25 +192,23 @@ class Gfx(Block):
         there: dict[int, dict[int, int]] = {}  # slot -> values by index
         for vmid, wave, place in self._halted():
             if self._aimed(place):
-                state = _halted_state(wave)
+                state = self.waves.standing(wave)
                 if wave.state is not None:
-                    stands = self._running_state(wave.state)
-                    state = stands | state | {WAVE_STATUS: stands[WAVE_STATUS] | state[WAVE_STATUS]}
-                    state |= _word(wave.state, index.INDEX, index.WORKITEM_ID)
-                _sit(there, wave.wave, self._id(vmid) | state)
+                    state |= word(wave.state, index.INDEX, index.WORKITEM_ID)
+                sit(there, wave.wave, self._id(vmid) | state)
         options = self.chip.options
         sizes = options.shader_engines, options.arrays_per_engine, options.wgps_per_array
         for vmid, one in self.array.waves():
             if self._aimed(place_of(one.group, one.dispatch.groups, sizes)):
-                state = self._id(vmid) | self._running_state(one)
-                state |= _word(one, index.INDEX, index.WORKITEM_ID)
-                _sit(there, one.wave, state)
-        if index.INDEX == WAVE_VALID_AND_IDLE:
+                state = self._id(vmid) | self.waves.running(one)
+                state |= word(one, index.INDEX, index.WORKITEM_ID)
+                sit(there, one.wave, state)
+        if index.INDEX == VALID_AND_IDLE:
             return sum(1 << slot for slot in there) & 0xFFFFF
         found = there.get(index.WAVE_ID)
         if found is None:
             return 0
-        if index.INDEX == WAVE_HW_ID1:
+        if index.INDEX == HW_ID1:
             return self._here() | index.WAVE_ID
         return found.get(index.INDEX, 0)
 
@@ -231,51 +220,10 @@ class Gfx(Block):
 
     def _id(self, vmid: int) -> dict[int, int]:
         """Return HW_ID2; only its VMID field is modelled."""
-        return {WAVE_HW_ID2: vmid << 24}
+        return {HW_ID2: vmid << 24}
 
     def _aimed(self, place: WavePlace) -> bool:
         """Return whether GRBM_GFX_INDEX selects this SIMD."""
         where = self.fields("GRBM_GFX_INDEX")
         at = where.SE_INDEX, where.SA_INDEX, where.INSTANCE_INDEX
         return at == (place.engine, place.array, place.wgp << 2 | place.simd)
-
-    def _running_state(self, wave: ShaderWave) -> dict[int, int]:
-        execute = wave.scalars[126] | (0 if wave.dispatch.wave32 else wave.scalars[127] << 32)
-        condition = wave.scalars[106] | (0 if wave.dispatch.wave32 else wave.scalars[107] << 32)
-        status = STATUS_VALID | wave.scc | (not execute) << 9 | (not condition) << 10
-        status |= STATUS_IN_BARRIER if wave.waits else 0
-        return {
-            WAVE_STATUS: status,
-            WAVE_MODE: wave.dispatch.rsrc1 >> 12 & 0xFF,  # FLOAT_MODE
-            WAVE_IB_STS2: 0 if wave.dispatch.wave32 else WAVE64,
-            WAVE_GPR_ALLOC: max(wave.vgprs // VGPR_UNIT - 1, 0) << 12,
-            WAVE_LDS_ALLOC: -(-wave.lds_bytes // LDS_UNIT) << 12,
-            WAVE_PC_LO: wave.pc & 0xFFFF_FFFF,
-            WAVE_PC_HI: wave.pc >> 32,
-        }
-
-
-def _word(wave: ShaderWave, index: int, lane: int) -> dict[int, int]:
-    """Return {index: value} if `index` selects a scalar or vector register, else {}."""
-    if 0 <= index - SCALARS < len(wave.scalars):
-        return {index: wave.scalars[index - SCALARS]}
-    lanes = wave.vectors.get(index - VECTORS, ())
-    return {index: lanes[lane]} if lane < len(lanes) else {}
-
-
-def _sit(there: dict[int, dict[int, int]], number: int, state: dict[int, int]) -> None:
-    """Put a wave into the first free slot, starting at its wave number."""
-    slots = ((number + step) % WAVE_SLOTS for step in range(WAVE_SLOTS))
-    slot = next((slot for slot in slots if slot not in there), None)
-    if slot is not None:
-        there[slot] = state
-
-
-def _halted_state(wave: Outcome) -> dict[int, int]:
-    asked = wave.ending is Ending.HALTED  # by s_sethalt
-    return {
-        WAVE_STATUS: STATUS_HALT | (0 if asked else STATUS_FATAL_HALT),
-        WAVE_TRAPSTS: TRAPSTS_ILLEGAL if wave.ending is Ending.ILLEGAL_INSTRUCTION else 0,
-        WAVE_PC_LO: wave.pc & 0xFFFF_FFFF,
-        WAVE_PC_HI: wave.pc >> 32,
-    }

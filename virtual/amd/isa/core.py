@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -32,8 +31,7 @@ from ugpu.virtual.shader.lanes.functions import LANE_MEMORY
 from ugpu.virtual.shader.library import compiled
 from ugpu.virtual.shader.memory import Abort, place_of
 from ugpu.virtual.shader.threads import waves
-from ugpu.virtual.shader.threads.crew import Crew
-from ugpu.virtual.shader.threads.launches import Pace, Recent
+from ugpu.virtual.shader.threads.executor import Executor, Recent
 
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
 _SOURCES = (Path(__file__).parent, emu.PACKAGE)
@@ -66,16 +64,20 @@ def _runtime(folder: Path | None) -> jit.Loaded:
     ))  # fmt: skip
 
 
-class GfxCore:
+class GfxCore(Executor[Worker, Outcome]):
     """All compute units of the chip; a `ShaderCore`.
 
-    workers: host threads that run workgroups (default: one per host CPU). cache: folder for
-    compiled code, shared by processes; None keeps it in memory only. debugger: halts waves; with a
-    debugger, one thread runs all waves. keep_registers: a wave's vector registers start with the
+    workers, cache, debugger: see Executor. keep_registers: a wave's vector registers start with the
     values that earlier waves left, as in hardware, which is slower; otherwise with zeros. LDS
     always keeps its content. check_waits: outcomes name each use of a register before the wait for
     its load, on gfx11. target: the instruction set.
     """
+
+    name = "shader-core"
+    severity = (
+        Ending.FETCH_FAULT, Ending.ILLEGAL_INSTRUCTION, Ending.HALTED, Ending.ABORTED,
+        Ending.BAD_DISPATCH, Ending.DONE,
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -87,20 +89,19 @@ class GfxCore:
         check_waits: bool = False,
         target: Target = GFX11,
     ) -> None:
-        count = 1 if debugger else workers or os.cpu_count() or 1
+        super().__init__(workers, cache, debugger)
         self._stepping = None if debugger is None else Stepping(debugger)
-        self._crew = Crew([Worker() for _ in range(count)], "shader-core")
-        self._folder = cache
         self._keep = keep_registers
         self._check_waits = check_waits
         self._target = target
         self._gfx12 = target.memory is Memory.GFX12
-        self._objects = jit.ObjectCache(cache)
         self._kernels: Recent[_Key, Kernel] = Recent()
         self._compiled: Recent[tuple[str, int, bool, int], Kernel] = Recent()
-        self._pace = Pace()
-        self._lock = threading.Lock()
+        self._extending = threading.Lock()
         self._launch = LAUNCH(_runtime(cache).address(wave.NAME))
+
+    def _worker(self, number: int) -> Worker:
+        return Worker()
 
     def run(self, dispatch: Dispatch, memory: ShaderMemory, abort: Abort) -> Outcome:
         """Run a dispatch to completion. Called by one thread at a time."""
@@ -113,22 +114,16 @@ class GfxCore:
         run = Run(dispatch, launch, memory, abort, self._target)
         with abort.translation():
             kernel = self._kernel(dispatch.code_address, launch, memory)
-        count = self._worker_count(dispatch, launch, kernel)
-        work = partial(self._work, kernel=kernel, run=run)
-        if self._stepping is not None:
-            abort.debugged = self._stepping.active
-        try:
-            outcomes, _ = self._pace.run(
-                self._crew, count, work, kernel.address, launch.total_groups
-            )
-        finally:
-            abort.debugged = None
-        worst = min(outcomes, key=lambda outcome: _SEVERITY.index(outcome.ending))
+        worst, _ = self._execute(
+            run, partial(self._work, kernel=kernel, run=run), kernel.address,
+            launch.total_groups, self._worker_count(dispatch, launch, kernel),
+        )  # fmt: skip
         return replace(worst, violations=tuple(run.violations)) if run.violations else worst
 
     def look(self, abort: Abort, limit_s: float) -> list[ShaderWave]:
         """See ShaderCore."""
-        workers = [worker for worker in self._crew.workers if worker.busy]
+        all_workers = [worker for crew in self._crews for worker in crew.workers]
+        workers = [worker for worker in all_workers if worker.busy]
         waiting = {worker: worker.word(layout.LOOKS) for worker in workers}
         end = time.monotonic() + limit_s
         with abort.look():
@@ -138,17 +133,13 @@ class GfxCore:
                     worker: count for worker, count in waiting.items()
                     if worker.busy and worker.word(layout.LOOKS) == count
                 }  # fmt: skip
-        return [wave for worker in self._crew.workers for wave in worker.looked()]
-
-    def close(self) -> None:
-        """End the worker threads. May be called again; a later run starts new ones."""
-        self._crew.close()
+        return [wave for worker in all_workers for wave in worker.looked()]
 
     def _worker_count(self, dispatch: Dispatch, launch: Launch, kernel: Kernel) -> int:
         """Return how many threads to use; the scratch size limits the number of waves."""
-        if self._pace.alone(kernel.address, launch.total_groups, launch.waves):
+        if self._alone(kernel.address, launch.total_groups, launch.waves):
             return 1
-        count = min(len(self._crew.workers), launch.total_groups)
+        count = min(self._size, launch.total_groups)
         if launch.scratch:
             count = min(count, dispatch.scratch_waves // launch.waves)
         return count
@@ -160,15 +151,9 @@ class GfxCore:
             worker.shown = kernel.shown
             if self._stepping is not None:
                 self._stepping.enter(worker, run, kernel.program)
-            outcome = self._run_groups(worker, kernel, run)
-        except BaseException:
-            run.stop[0] = 1
-            raise
+            return self._run_groups(worker, kernel, run)
         finally:
             worker.rest()
-        if outcome.ending is not Ending.DONE:
-            run.stop[0] = 1  # also stops waves on other threads
-        return outcome
 
     def _run_groups(self, worker: Worker, kernel: Kernel, run: Run) -> Outcome:
         place = place_of(worker.context)
@@ -219,7 +204,7 @@ class GfxCore:
     def _extended(self, kernel: Kernel, root: int, launch: Launch, memory: ShaderMemory) -> Kernel:
         """Return the kernel extended by the code at an indirect jump's target."""
         program = kernel.program
-        with self._lock:
+        with self._extending:
             roots = frozenset({root, *(program.base + offset for offset in program.roots)})
             address = program.base + program.entry
             longer = self._translated(
@@ -257,12 +242,6 @@ class GfxCore:
 
 def _key(address: int, launch: Launch) -> _Key:
     return address, launch.vgprs, launch.lanes, launch.full, launch.modes
-
-
-_SEVERITY = (
-    Ending.FETCH_FAULT, Ending.ILLEGAL_INSTRUCTION, Ending.HALTED, Ending.ABORTED,
-    Ending.BAD_DISPATCH, Ending.DONE,
-)  # fmt: skip
 
 
 _ENDINGS = {layout.NO_CODE: Ending.FETCH_FAULT, layout.SET_HALT: Ending.HALTED}

@@ -5,14 +5,11 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import math
-import os
 import re
 import struct
-import threading
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -45,8 +42,7 @@ from ugpu.virtual.nvidia.sm.translator.translate import (
 )
 from ugpu.virtual.nvidia.sm_contract import GridLaunch, GridSpace, SmEnding, SmOutcome
 from ugpu.virtual.shader.memory import Abort, LaneMemory
-from ugpu.virtual.shader.threads.crew import Crew
-from ugpu.virtual.shader.threads.launches import Pace, Recent
+from ugpu.virtual.shader.threads.executor import Executor, Recent
 from ugpu.virtual.shader.threads.worker import aligned
 
 _SOURCES = (Path(__file__).parent, emu.PACKAGE)
@@ -61,8 +57,6 @@ _QUICK, _CAREFUL = 0, 1  # levels of code generation
 _FOR_A_CHIP = re.compile(r"\.version\s+[\d.]+|\.target\s+\w+")
 # Header of stored code: size of a warp state, compile time in microseconds, bytes of stack.
 _HEAD = struct.Struct("<QQQ")
-
-_SEVERITY = {SmEnding.DONE: 0, SmEnding.ABORTED: 1}
 
 
 @dataclass
@@ -106,26 +100,22 @@ class _Kernel:
     stepped: StepPlaces | None = None
 
 
-class VirtualMultiprocessors:
-    """All multiprocessors of a chip; a `Multiprocessors`.
+class VirtualMultiprocessors(Executor[Worker, SmOutcome]):
+    """All multiprocessors of a chip; a `Multiprocessors`. Its parameters are those of Executor."""
 
-    workers: number of host threads that share the groups (default: one a host CPU). cache: folder
-    for compiled code, shared by processes; None keeps it in memory only. debugger: halts warps;
-    a single thread then runs all of them.
-    """
+    name = "multiprocessor"
+    severity = (
+        *(ending for ending in SmEnding if ending not in (SmEnding.DONE, SmEnding.ABORTED)),
+        SmEnding.ABORTED, SmEnding.DONE,
+    )  # fmt: skip
 
     def __init__(
         self, workers: int | None = None, cache: Path | None = None,
         debugger: Debugger | None = None,
     ) -> None:  # fmt: skip
-        self._size = 1 if debugger else workers or os.cpu_count() or 1
-        self._debugger = debugger
-        self._idle = [self._new_crew()]  # a grid that yields keeps its crew
-        self._lock = threading.Lock()
-        self._objects = jit.ObjectCache(cache)
+        super().__init__(workers, cache, debugger)
         self._sources: Recent[tuple[str, str], _Source] = Recent()
         self._kernels: Recent[tuple[str, str, bool, bool], _Kernel] = Recent()
-        self._pace = Pace()
         self._launch, self._launch_clusters = map(_LAUNCH, launch_addresses(cache))
         self._cache = cache
 
@@ -153,34 +143,12 @@ class VirtualMultiprocessors:
             image = source.image(memory, parameters)
         run = Run(grid, memory, abort, image, parameters, kernel.state_size, hooks,
                   source.places.listed(launch.variables))  # fmt: skip
-        stepping = self._stepping(launch, kernel, source, run)
-        try:
-            if stepping is not None:
-                abort.debugged = stepping.active
-            with self._crew() as crew:
-                return self._run(crew, kernel, source, run, stepping)
-        finally:
-            abort.debugged = None
-
-    def close(self) -> None:
-        """End the worker threads. May be called again; a later run starts new ones."""
-        for crew in self._idle:
-            crew.close()
+        return self._run(kernel, source, run, self._stepping(launch, kernel, source, run))
 
     # -- running ---------------------------------------------------------------------------------
 
-    def _new_crew(self) -> Crew[Worker]:
-        return Crew([Worker(number) for number in range(self._size)], "multiprocessor")
-
-    @contextmanager
-    def _crew(self) -> Iterator[Crew[Worker]]:
-        with self._lock:
-            crew = self._idle.pop() if self._idle else self._new_crew()
-        try:
-            yield crew
-        finally:
-            with self._lock:
-                self._idle.append(crew)
+    def _worker(self, number: int) -> Worker:
+        return Worker(number)
 
     def _stepping(
         self, launch: GridLaunch, kernel: _Kernel, source: _Source, run: Run
@@ -191,44 +159,39 @@ class VirtualMultiprocessors:
         return Stepping(self._debugger, code, kernel.stepped, run)
 
     def _run(
-        self, crew: Crew[Worker], kernel: _Kernel, source: _Source, run: Run,
-        stepping: Stepping | None,
-    ) -> SmOutcome:  # fmt: skip
-        workers = crew.workers[: self._worker_count(run.grid, kernel)]
-        run.counters[1] = len(workers)
-        for worker in workers:
-            worker.prepare(run, len(workers))
-            if stepping is not None:
-                stepping.enter(worker)
-        outcomes, spent = self._pace.run(
-            crew, len(workers), lambda worker, _: self._work(worker, kernel, source, run),
-            kernel.address, run.grid.groups, here=kernel.frame <= stack.USUAL,
+        self, kernel: _Kernel, source: _Source, run: Run, stepping: Stepping | None
+    ) -> SmOutcome:
+        def prepare(workers: Sequence[Worker]) -> None:
+            run.counters[1] = len(workers)
+            for worker in workers:
+                worker.prepare(run, len(workers))
+                if stepping is not None:
+                    stepping.enter(worker)
+
+        worst, spent = self._execute(
+            run, lambda worker, _: self._work(worker, kernel, source, run), kernel.address,
+            run.grid.groups, self._worker_count(run.grid, kernel),
+            here=kernel.frame <= stack.USUAL, prepare=prepare,
         )  # fmt: skip
         kernel.spent_s += spent
-        worst = max(outcomes, key=lambda outcome: _SEVERITY.get(outcome.ending, 2))
         if not run.violations:
             return worst
         return replace(worst, violations=violations(source.flat.code, run))
 
     def _worker_count(self, grid: Grid, kernel: _Kernel) -> int:
-        if self._pace.alone(kernel.address, grid.groups, grid.warps):
+        if self._alone(kernel.address, grid.groups, grid.warps):
             return 1
         x, y, z = grid.clusters
         return min(self._size, x * y * z, grid.resident)
 
     def _work(self, worker: Worker, kernel: _Kernel, source: _Source, run: Run) -> SmOutcome:
         """Run groups on this thread until none is left or a warp cannot continue."""
-        try:
-            launch = self._launch_clusters if source.clustered else self._launch
-            if run.grid.launch.cluster is not None:
-                launch = self._launch_clusters
-            code = launch(worker.context, kernel.address)
-        except BaseException:
-            run.stop[0] = 1
-            raise
+        launch = self._launch_clusters if source.clustered else self._launch
+        if run.grid.launch.cluster is not None:
+            launch = self._launch_clusters
+        code = launch(worker.context, kernel.address)
         if code == layout.FINISHED:
             return SmOutcome(SmEnding.DONE)
-        run.stop[0] = 1  # warps on other threads stop too
         if code == layout.ABORTED:
             return SmOutcome(SmEnding.ABORTED)
         return faulted(worker, source.flat.code, run)

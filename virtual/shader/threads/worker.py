@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ugpu.virtual.shader.memory import Access, LaneMemory
+from ugpu.virtual.shader import context
+from ugpu.virtual.shader.lanes.every import LDS_SPACE
+from ugpu.virtual.shader.memory import Abort, Access, LaneMemory, place_of
 from ugpu.virtual.shader.tlb import PAGE
 
 _REFILL = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
@@ -20,6 +23,26 @@ def aligned(size: int, at: int = 128) -> NDArray[np.uint8]:
     raw = np.zeros(size + at, np.uint8)
     start = -raw.ctypes.data % at
     return raw[start : start + size]
+
+
+M = TypeVar("M", bound=LaneMemory)
+
+
+class Run(Generic[M]):
+    """State that all workers of a launch share.
+
+    counters: the next group to begin, and one for the core's own use. stop: set when a wave cannot
+    go on, so that the others end.
+    """
+
+    def __init__(self, memory: M, abort: Abort) -> None:
+        self.memory = memory
+        self.abort = abort
+        self.counters = np.zeros(2, np.uint64)
+        self.stop = np.zeros(1, np.uint32)
+
+
+R = TypeVar("R", bound=Run[Any])
 
 
 class NativeWorker(ABC):
@@ -60,3 +83,76 @@ class NativeWorker(ABC):
         tlb = memory.new_tlb()
         self.tlbs = [*self.tlbs[1 - _KEPT_SPACES :], (memory, tlb)]
         return tlb
+
+
+class WaveWorker(NativeWorker, Generic[R]):
+    """State of the native code of one thread, whose waves `threads.waves` runs: its context, local
+    memory and wave states. Only one thread may use it at a time.
+
+    size: of the context. filling: byte with which local memory begins, which is never cleared.
+    """
+
+    def __init__(self, size: int, filling: int = 0) -> None:
+        super().__init__()
+        self.context = aligned(size)
+        self._quads = memoryview(self.context.data).cast("B").cast("Q")
+        self._words = memoryview(self.context.data).cast("B").cast("I")
+        self._local = aligned(LDS_SPACE + 64)
+        self._local[:] = filling
+        self._states = aligned(0)
+        self._run: R | None = None  # also keeps alive what the context points to
+        self._tlb: NDArray[np.uint64] | None = None
+        self._quads[context.REFILL // 8] = self.refill
+        self._quads[context.SHARED // 8] = place_of(self._local)
+
+    def failed(self, address: int) -> None:
+        """End the waves on all threads."""
+        assert self._run is not None
+        self._run.stop[0] = 1
+
+    def _begin(
+        self, run: R, tlb: NDArray[np.uint64], groups: tuple[int, int, int], waves: int,
+        stride: int, local_size: int, mxcsr: int,
+    ) -> None:  # fmt: skip
+        """Fill the context for a launch of so many groups, with `waves` waves each, whose states
+        take `stride` bytes."""
+        self.error = None
+        self._run, self._tlb = run, tlb
+        quads, words = self._quads, self._words
+        if len(self._states) < stride * waves:
+            self._states = aligned(stride * waves)
+            quads[context.STATES // 8] = place_of(self._states)
+        quads[context.TLB // 8] = place_of(tlb)
+        quads[context.ABORT // 8] = place_of(run.abort.flag)
+        quads[context.STOP // 8] = place_of(run.stop)
+        quads[context.COUNTER // 8] = place_of(run.counters)
+        quads[context.SHARED_SIZE // 8] = local_size
+        quads[context.TOTAL // 8] = groups[0] * groups[1] * groups[2]
+        quads[context.STATE_STRIDE // 8] = stride
+        quads[context.RESUME_GROUP // 8] = context.NO_GROUP
+        quads[context.HALT_GROUP // 8] = context.NO_GROUP
+        words[context.GROUPS_X // 4], words[context.GROUPS_Y // 4] = groups[:2]
+        words[context.WAVES // 4] = waves
+        words[context.MXCSR // 4] = mxcsr
+        words[context.RESUME_WAITING // 4] = 0
+
+    def quad(self, offset: int) -> int:
+        """Read a 64-bit field of the context."""
+        return self._quads[offset // 8]
+
+    def word(self, offset: int) -> int:
+        """Read a 32-bit field of the context."""
+        return self._words[offset // 4]
+
+    def set_quad(self, offset: int, value: int) -> None:
+        """Write a 64-bit field of the context."""
+        self._quads[offset // 8] = value
+
+    def state(self, wave: int) -> NDArray[np.uint8]:
+        """Return the state of a wave of the current group; not a copy."""
+        stride = self.quad(context.STATE_STRIDE)
+        return self._states[wave * stride : (wave + 1) * stride]
+
+    def local(self, size: int) -> bytes:
+        """Return the first `size` bytes of the current group's local memory."""
+        return self._local[:size].tobytes()

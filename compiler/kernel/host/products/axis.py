@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from ugpu.compiler.expression.algebra import (
@@ -31,7 +32,7 @@ class Axis:
     main: Range
     inner: tuple[Range, ...] = ()
 
-    @property
+    @cached_property
     def unit(self) -> int:
         """Number of elements in a step of the main range."""
         return prod(r.size for r in self.inner)

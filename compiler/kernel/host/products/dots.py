@@ -18,12 +18,13 @@ from dataclasses import dataclass, replace
 from ugpu.compiler.dtype import float32
 from ugpu.compiler.expression.accumulate import multiply_add
 from ugpu.compiler.expression.accumulate import replace as replaced
-from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant, unflatten
+from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.value import Memory, Value, binary, const, load, substitute, value
 from ugpu.compiler.kernel.host.products.axis import Axis, Part
 from ugpu.compiler.kernel.host.products.tiles import vector_registers
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
 from ugpu.compiler.pattern.contraction import Contraction
 from ugpu.hcq.state.target import TargetSpec
 
@@ -103,9 +104,7 @@ class _Product:
         joint = {*self.rows.axis.ranges, *self.columns.axis.ranges}
         batch = tuple(r for r in computation.ranges if r not in joint)
         self.grid = (groups, elements(batch), 1)
-        place = group_range(1, self.grid[1]).index()
-        sizes = tuple(r.size for r in batch)
-        self.batch = dict(zip(batch, unflatten(place, sizes), strict=True))
+        self.batch = groups_at(batch, 1)
         self.vectors, self.rest = divmod(self.depth.whole, self.lanes)
         self.pitch = (self.vectors + (self.rest > 0)) * self.lanes
         self.left = Memory("left", float32, self.rows.whole * self.pitch, "local")
@@ -124,9 +123,8 @@ class _Product:
         if rest := self.columns.whole % self.width:
             last = tuple(self.columns_of(constant(blocks * self.width), rest))
             body += [If(at_least_zero(group - (groups - 1)), last)] if groups > 1 else last
-        parameters = (self.computation.output, *self.computation.inputs)
         memories = (self.left, self.sums, self.totals)
-        return Kernel("kernel", parameters, memories, self.grid, 1, tuple(body))
+        return kernel_of(self.computation, memories, self.grid, 1, tuple(body))
 
     def fill(self) -> list[Statement]:
         """Copy the left factor, by rows. If the depth is not a multiple of a vector, the last

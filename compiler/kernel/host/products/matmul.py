@@ -18,18 +18,12 @@ from collections.abc import Mapping
 
 from ugpu.compiler.dtype import int8
 from ugpu.compiler.expression.accumulate import multiply_add, replace
-from ugpu.compiler.expression.algebra import Index, Range, constant, unflatten
+from ugpu.compiler.expression.algebra import Index, Range, constant
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.value import Memory, Value, const, load, substitute, value
 from ugpu.compiler.kernel.choices import Space, Tile
 from ugpu.compiler.kernel.host.loops import ROWS
-from ugpu.compiler.kernel.host.products.amx import (
-    HEIGHT,
-    STEPS,
-    VECTORS,
-    Panels,
-    in_tiles,
-)
+from ugpu.compiler.kernel.host.products.amx import HEIGHT, STEPS, VECTORS, Panels, in_tiles
 from ugpu.compiler.kernel.host.products.amx import best as amx_tile
 from ugpu.compiler.kernel.host.products.axis import Axis, Part, deep, joined
 from ugpu.compiler.kernel.host.products.grouped import (
@@ -51,6 +45,7 @@ from ugpu.compiler.kernel.host.products.packing import (
 from ugpu.compiler.kernel.host.products.rates import rates_of
 from ugpu.compiler.kernel.host.products.tiles import Problem, shares, slice_steps, vector_registers
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
 from ugpu.compiler.kernel.shared.spread import runs_along, unit_stride
 from ugpu.compiler.pattern.contraction import LONGER, SMALLEST, Contraction
 from ugpu.hcq.state.target import TargetSpec
@@ -160,9 +155,7 @@ class _Blocked:
         self.row_panels = -(-self.rows.whole // self.height)
         self.column_panels = -(-self.columns.whole // self.width)
         self.pitch = self.column_panels * self.width
-        group = group_range(2, self.grid[2]).index()
-        sizes = tuple(r.size for r in batch)
-        self.batch = dict(zip(batch, unflatten(group, sizes), strict=True))
+        self.batch = groups_at(batch, 2)
         quads = self.group == QUAD
         packing = Packing(
             self.lanes, self.slice, self.batch, self.group, self.depth.main.size,
@@ -225,14 +218,9 @@ class _Blocked:
         if self.excess is not None:
             memories = (*memories, self.excess.sums, self.excess.registers)
         cleared = () if self.once else (self.clear(),)
-        return Kernel(
-            "kernel",
-            (self.computation.output, *self.computation.inputs),
-            memories,
-            self.grid,
-            1,
-            (*cleared, accumulate, *(() if self.by_panels else (self.finish(),))),
-        )
+        finish = () if self.by_panels else (self.finish(),)
+        body = (*cleared, accumulate, *finish)
+        return kernel_of(self.computation, memories, self.grid, 1, body)
 
     def clear(self) -> Loop:
         counter = Range("clear", self.tile.count // self.lanes)

@@ -172,11 +172,17 @@ def _explained(name: str, process: Worker, error: UgpuError) -> UgpuError:
     status = process.wait(GONE_S) if isinstance(error, Disconnected) else None
     if not status or status > 0:
         return error
-    ended = signal.Signals(-status)
     why = "a kernel accessed memory that it does not have, or ran an invalid instruction"
+    return ended_by(name, process.pid, status, why)
+
+
+def ended_by(name: str, pid: int, status: int, why: str) -> DeviceLost:
+    """Return the error for a process that a signal ended. status: the signal, negative; why: it
+    gets signals of faults."""
+    ended = signal.Signals(-status)
     cause = why if ended in _FAULTS else "the system or an operator ended it"
     text = f"{name}: its process was ended by {ended.name}: {cause}"
-    return DeviceLost(text, signal=ended.name, pid=process.pid)
+    return DeviceLost(text, signal=ended.name, pid=pid)
 
 
 def _reap(process: Worker) -> int:

@@ -1,8 +1,8 @@
 """The processes of the fork server (tools.service.daemon.cards.forks): the server, and its workers.
 
-A worker is a ugpud with one device and one client, whose connection is passed to it. Once the
-device is open it confines itself (tools.service.daemon.cards.sandbox). It ends when the client
-disconnects.
+A worker for a lease of `cpu` is a ugpud with one device and one client, whose connection is passed
+to it. Once the device is open it confines itself (tools.service.daemon.cards.sandbox). It ends when
+the client disconnects. A worker for a card is tools.service.daemon.cards.host.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ugpu.hcq.remote.channel import Channel
 from ugpu.hcq.remote.wire import STRANGER, Message
 from ugpu.hcq.state.clock import Clock
 from ugpu.hcq.state.log import configure
+from ugpu.tools.service.daemon.cards import host
 from ugpu.tools.service.daemon.cards.forks import MOST
 from ugpu.tools.service.daemon.cards.sandbox import confine
 from ugpu.tools.service.daemon.clients.leases import Policy
@@ -44,7 +45,8 @@ _THREADS_END_S = 10.0
 def main() -> None:
     """Fork workers until the socket, whose descriptor is the argument, is closed."""
     configure("warning")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # ugpud gets them too, and ends its workers
+        signal.signal(number, signal.SIG_IGN)
     _warm_up()
     ForkServer(socket.socket(fileno=int(sys.argv[1]))).run()
 
@@ -92,7 +94,11 @@ class ForkServer:
                 self._requests.close()
                 self._selector.close()
                 reports.close()
-                serve(connection, json.loads(text), Path(folder))
+                facts = json.loads(text)
+                if isinstance(facts, dict):
+                    host.serve(connection, facts)
+                else:
+                    serve(connection, facts, Path(folder))
                 status = 0
             finally:
                 sys.stderr.flush()

@@ -20,7 +20,7 @@ from ugpu.hcq.work.queue import QueueKind
 from ugpu.tools.ci import health
 from ugpu.tools.service.daemon.cards.apart import ApartDriver, Processes
 from ugpu.tools.service.daemon.cards.cleaning import clean, overwrite_commands
-from ugpu.tools.service.daemon.clients.handout import Handout, chip_of
+from ugpu.tools.service.daemon.clients.handout import Handout, Place, chip_of
 from ugpu.tools.service.daemon.clients.holder import Holder
 from ugpu.tools.service.daemon.clients.incidents import Incidents
 from ugpu.tools.service.daemon.clients.leases import Card
@@ -174,7 +174,7 @@ class Owned:
 
     # ---- handing out the chip ------------------------------------------------------------------
 
-    def hand_out(self, parent: Path, name: str, user: int) -> Handout:
+    def hand_out(self, parent: Path, name: str, user: int) -> Place:
         """Hand the chip to a driver of the holder. The daemon's driver releases it first. For the
         arguments see Handout."""
         assert self._chip is not None
@@ -182,7 +182,7 @@ class Owned:
         if device is not None:
             device.close()
         self._handout = Handout(self._chip, parent, name, user)
-        return self._handout
+        return Place(self._handout.socket, self._handout.firmware)
 
     def take_back(self) -> None:
         """Take the chip back and check that it works. Idempotent. UgpuError if it does not work."""

@@ -84,7 +84,7 @@ def confine() -> None:
     if machine is None:
         raise HostError(f"kernels of clients cannot be confined on {platform.machine()}")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _be_first_victim()
+    be_first_victim()
     program = _program(machine)
     steps = (ctypes.c_char * len(program)).from_buffer_copy(program)
     header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(steps))
@@ -104,7 +104,7 @@ def _refused(what: str) -> HostError:
     )
 
 
-def _be_first_victim() -> None:
+def be_first_victim() -> None:
     """If memory runs out, have the system end this process, not ugpud."""
     try:
         Path("/proc/self/oom_score_adj").write_text("1000", "ascii")

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from ugpu import hcq
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, DeviceBusy, HostError, UgpuError
 from ugpu.hcq.state.telemetry import from_json
@@ -19,6 +20,7 @@ from ugpu.hcq.state.text import one_line
 from ugpu.hcq.transport.pci.hotplug import keep_trying
 from ugpu.hcq.transport.system import System
 from ugpu.tools.base.events import BOOT_FAILED, FAILED, MISSING, QUARANTINED, READY, tell
+from ugpu.tools.service.daemon.cards.distant import DistantOwned
 from ugpu.tools.service.daemon.cards.owned import Owned
 from ugpu.tools.service.daemon.cards.recovery import Breaker, Healing, can_help, reboot
 from ugpu.tools.service.daemon.cards.resting import Idle
@@ -58,7 +60,7 @@ class Ward:
         self._system = system if system is not None else System()
         self.watch = Watch(settings.state / "history.sqlite")
         self.owned = [
-            Owned(entry, f"{entry.name}#{number}" if entry.count > 1 else entry.name, opener)
+            self._own(entry, f"{entry.name}#{number}" if entry.count > 1 else entry.name, opener)
             for entry in settings.devices
             for number in range(entry.count)
         ]
@@ -76,6 +78,11 @@ class Ward:
         self._breakers = {owned.name: Breaker(settings.recovery, now) for owned in self.owned}
         self._beyond: tuple[str, str] | None = None  # card and reason that call for a reboot
         self._barred = self.history.quarantines()  # in force now
+
+    def _own(self, entry: DeviceSettings, name: str, opener: Callable[..., Device]) -> Owned:
+        if entry.apart and opener is hcq.open:  # another opener's devices exist in this process
+            return DistantOwned(entry, name, self._lost)
+        return Owned(entry, name, opener)
 
     def start_cards(self) -> None:
         """Boot all devices, each in a job, and watch the bus."""
@@ -465,6 +472,14 @@ class Ward:
         except Exception:
             log.exception("%s: it cannot rest", owned.name)
             self.failed(owned, HostError(UNKNOWN))
+
+    def _lost(self, owned: Owned, error: UgpuError) -> None:
+        """End the leases of a card whose process has ended, and start its recovery. If a job uses
+        the card, the job fails."""
+        with self._tick:
+            for lease in list(owned.card.leases):
+                lease.finish(str(error))
+        self.failed(owned, error)
 
     def failed(self, owned: Owned, error: UgpuError) -> None:
         """Start the recovery of a card that failed outside of a holder's work."""

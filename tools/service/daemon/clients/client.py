@@ -43,6 +43,9 @@ CHECK_S, CHECK_IDLE_S = 1.0, 5.0
 # bytes of sent messages that are kept for a client, beyond two of the largest messages
 KEPT = 16 << 20
 ANSWER_S = 2.0  # TIMEOUT: for the reply to the request under way when a lease ends; our choice
+# TIMEOUT: for a client's socket that the process of a card has; it is killed before
+# (tools.service.daemon.cards.relay)
+BACK_S = 120.0
 LOOK_S = 0.05  # between checks whether a process whose connection broke still exists
 
 
@@ -308,8 +311,11 @@ class Client:
             self.channel.close()
 
     def _part(self) -> None:
-        answered = self._handling.acquire(timeout=ANSWER_S)
+        away = self.answers.away
+        answered = self._handling.acquire(timeout=BACK_S if away else ANSWER_S)
         try:
+            if away and not answered:
+                raise Disconnected("the process of the card keeps the socket")
             self.session.flush()
             self.channel.farewell()
         except Disconnected:
@@ -359,7 +365,8 @@ class Client:
             timelines: dict[str, list[int]] = {}
             if lease.request.kind in ("exclusive", "shared"):
                 shared, most = lease.request.kind == "shared", self.daemon.settings.message
-                terms = Terms(lease.number, shared, lease.memory, most, self.name)
+                direct = not self._digest and not self.channel.secure
+                terms = Terms(lease.number, shared, lease.memory, most, self.name, direct)
                 holder = self.daemon.hold(self, owned, lease, terms)
                 if holder is None:
                     return  # the client has disconnected meanwhile

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 from ugpu.am import chips
@@ -30,6 +31,14 @@ def chip_of(name: str, options: dict[str, object]) -> Chip | None:
     if name not in known or set(options) - {"vram"} or not isinstance(vram, int):
         return None
     return build_chip(chips.facts_of(known[name]), ChipOptions(vram=vram))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a chip that is handed out is found: a vfio-user socket, a folder of images."""
+
+    socket: Path
+    firmware: Path
 
 
 class Handout:

@@ -6,6 +6,7 @@ A client's thread carries them out in ugpud, or passes them to the process that 
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable
@@ -39,6 +40,8 @@ class Terms:
         memory: quota in bytes.
         message: most bytes of one message.
         holder: who it is, for events.
+        direct: whether the card's process may receive from the client's socket itself. A TLS
+            connection has keys of this process, and a token is checked here at each request.
     """
 
     number: int
@@ -46,19 +49,27 @@ class Terms:
     memory: int
     message: int
     holder: str
+    direct: bool = False
 
 
-@dataclass(frozen=True)
 class Answers:
-    """Messages to the client.
+    """Messages to the client, by the session of its connection.
 
     Attributes:
-        session: of its connection.
+        session: can be replaced, under the lock.
         outbox: sends for threads that must not wait.
+        lock: held while a message is posted.
+        away: whether another process has the socket (tools.service.daemon.cards.relay). What is
+            posted meanwhile waits in the session.
+        recall: asks for the socket, without waiting.
     """
 
-    session: Session
-    outbox: Outbox
+    def __init__(self, session: Session, outbox: Outbox) -> None:
+        self.session = session
+        self.outbox = outbox
+        self.lock = threading.Lock()
+        self.away = False
+        self.recall: Callable[[], None] = lambda: None
 
     def reply(self, call: int, result: object) -> None:
         """Reply to a call. Waits for the client; for the thread that receives its messages."""
@@ -66,7 +77,12 @@ class Answers:
 
     def post(self, message: Message) -> None:
         """Send a message without waiting. If the client is gone, the receiving thread notices."""
-        self.outbox.post(self.session, message)
+        with self.lock:
+            if self.away:
+                self.session.queue(message)
+                self.recall()
+            else:
+                self.outbox.post(self.session, message)
 
     def notify(self, operation: str, *arguments: object) -> None:
         """Send an event without waiting."""
@@ -76,12 +92,23 @@ class Answers:
         self.post(Message(operation, given))
 
 
+def is_exhausted(error: BaseException) -> bool:
+    """Return whether an error says that this process has no memory left."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MemoryError) or getattr(cause, "errno", 0) == errno.ENOMEM:
+            return True
+        cause = cause.__context__
+    return False
+
+
 class Lent(Protocol):
     """What a lease with queues gives to its client."""
 
     def take(self, message: Message) -> None:
         """Carry out a request that `wire.check` has passed, and reply. In the thread that receives
-        the client's messages. Disconnected if the client is gone."""
+        the client's messages; if another process receives them meanwhile, return after that.
+        Disconnected if the client is gone."""
         ...
 
     def timelines(self) -> dict[str, list[int]]:
@@ -135,6 +162,10 @@ class Service:
             addresses.setdefault(queue.kind.value, []).append(timeline.address)
         return addresses
 
+    def handles(self, operation: str) -> bool:
+        """Return whether a request is one of a lease with queues."""
+        return operation == "watch" or operation in self._work
+
     def take(self, message: Message) -> None:
         """See Lent."""
         operation = message.operation
@@ -153,10 +184,12 @@ class Service:
                 raise BadArgument(f"{operation} is not expected here")
             result = work(self.holder, message.arguments, message.data)
         except UgpuError as error:
+            if is_exhausted(error):
+                self._exhausted()
             self._failed(message, error)
             return
         except Exception as error:
-            if isinstance(error, MemoryError):
+            if is_exhausted(error):
                 self._exhausted()
             log.exception("%s: %s failed in the daemon", self._terms.holder, operation)
             self._failed(message, UgpuError(f"ugpud failed at {operation}; its log has the cause"))

@@ -11,6 +11,7 @@ import os
 import select
 import threading
 import time
+from collections.abc import Callable
 
 from ugpu.hcq.remote.channel import SEND_LIMIT_S, Disconnected
 from ugpu.hcq.remote.session import Session
@@ -39,8 +40,15 @@ class Outbox:
         if session.unsent > MOST_UNSENT:
             session.channel.close()
             return
+        self._send(session, lambda: session.post(message))
+
+    def push(self, session: Session) -> None:
+        """Send the messages that wait in a session, without waiting."""
+        self._send(session, session.push)
+
+    def _send(self, session: Session, send: Callable[[], int]) -> None:
         try:
-            events = session.post(message)
+            events = send()
         except Disconnected:
             session.channel.close()
             return

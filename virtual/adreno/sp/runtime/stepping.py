@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from ugpu.virtual.adreno.sp.operands import A0, A1, P0, SHARED, SHARED_END
 from ugpu.virtual.adreno.sp.program import INSTRUCTION
 from ugpu.virtual.adreno.sp.runtime import layout
 from ugpu.virtual.shader import context
-from ugpu.virtual.shader.stepping import StepCall, Stops
+from ugpu.virtual.shader.stepping import KernelCode, StepCall
 
 if TYPE_CHECKING:
     from ugpu.virtual.adreno.sp.runtime.worker import Run, Worker
@@ -22,29 +21,19 @@ if TYPE_CHECKING:
 _PARTS = "xyzw"
 
 
-class SteppedCode:
-    """A program for a debugger; a `hcq.device.debugging.Code`."""
+class SteppedCode(KernelCode):
+    """A program for a debugger."""
 
     def __init__(self, run: Run, digest: str) -> None:
         self.program = run.program
-        self.entry = run.dispatch.code_address
-        self.kernel = ""
-        self.digest = digest
         count = max(block.end for block in run.program.blocks.values()) + 1
-        self.stops = Stops(self.entry, count, INSTRUCTION)
-
-    def address(self, index: int) -> int:
-        """Return the address of an instruction."""
-        return self.entry + INSTRUCTION * index
+        entry = run.dispatch.code_address
+        super().__init__(entry, digest, entry, count, INSTRUCTION)
 
     def listing(self) -> list[tuple[int, str, int]]:
         """See Code."""
         ops = sorted(self.program.by_index.items())
         return [(self.address(index), op.text, 0) for index, op in ops]
-
-    def halt_everywhere(self) -> None:
-        """See Code."""
-        self.stops.everywhere()
 
 
 class SteppedWave:
@@ -205,8 +194,8 @@ class Stepping(StepCall["Worker", "Run", SteppedCode]):
         """Make the worker's waves halt in a program where the debugger requests it."""
         code = SteppedCode(run, digest)
         self.begin(worker, run, code)
-        for place, value in ((context.STEPS, code.stops.address), (context.STEP, self.address)):
-            struct.pack_into("<Q", worker.context.data, place, value)
+        worker.set_quad(context.STEPS, code.stops.address)
+        worker.set_quad(context.STEP, self.address)
 
     def wave(self, context: int, wave: int, place: int) -> SteppedWave:
         """See StepCall."""

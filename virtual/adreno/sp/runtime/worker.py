@@ -15,10 +15,8 @@ from ugpu.virtual.adreno.sp.operands import Op
 from ugpu.virtual.adreno.sp.program import INSTRUCTION, Program
 from ugpu.virtual.adreno.sp.runtime import layout
 from ugpu.virtual.adreno.sp.runtime.launch import MOST_THREADS, Launch
-from ugpu.virtual.shader import context
-from ugpu.virtual.shader.lanes.every import LDS_SPACE
 from ugpu.virtual.shader.memory import DELTA, READ_TAG, WRITE_TAG, Abort, Access, place_of, tlb_set
-from ugpu.virtual.shader.threads.worker import NativeWorker, aligned
+from ugpu.virtual.shader.threads import worker as threads
 from ugpu.virtual.shader.tlb import PAGE
 
 _IMAGES = ctypes.CFUNCTYPE(None, ctypes.c_uint32)
@@ -27,20 +25,15 @@ _WIDEST = 16  # bytes of an access
 _WORD = (1 << 64) - 1
 
 
-class Run:
-    """State shared by all workers of one dispatch.
-
-    counter: the next workgroup to begin. stop: set when a wave cannot go on.
-    """
+class Run(threads.Run[ShaderMemory]):
+    """State shared by all workers of one dispatch."""
 
     def __init__(
         self, dispatch: Dispatch, launch: Launch, program: Program, memory: ShaderMemory,
         abort: Abort,
     ) -> None:  # fmt: skip
+        super().__init__(memory, abort)
         self.dispatch, self.launch, self.program = dispatch, launch, program
-        self.memory, self.abort = memory, abort
-        self.counter = np.zeros(1, np.uint64)
-        self.stop = np.zeros(1, np.uint32)
 
 
 class RegisterFile:
@@ -68,36 +61,24 @@ class RegisterFile:
         states[:, layout.PREDICATES : layout.REGISTERS] = self._others[:waves]
 
 
-class Worker(NativeWorker):
-    """State used by the native code of one thread. Used by one thread at a time.
-
-    keep: see Processors.
-    """
+class Worker(threads.WaveWorker[Run]):
+    """A worker of the shader processors. keep: see Processors."""
 
     def __init__(self, keep: bool = False) -> None:
-        super().__init__()
-        self.context = aligned(layout.SIZE)
+        super().__init__(layout.SIZE, filling=0x5A)
         words = layout.IMMEDIATES + layout.IMMEDIATE_WORDS
-        self._constants = aligned(4 * words).view(np.uint32)
-        self._local = aligned(LDS_SPACE + 64)
-        self._local[:] = 0x5A  # never cleared, neither here nor between dispatches
+        self._constants = threads.aligned(4 * words).view(np.uint32)
         self._file = RegisterFile() if keep else None
-        self._states = aligned(0)
-        self._run: Run | None = None  # also keeps alive what the context points to
-        self._tlb: NDArray[np.uint64] | None = None
         self._ops: dict[int, Op] = {}
         self._callback = _IMAGES(self._image)
+        self._quads[layout.CONSTANTS // 8] = place_of(self._constants)
+        self._quads[layout.IMAGES // 8] = ctypes.cast(self._callback, ctypes.c_void_p).value or 0
 
     def translate(self, address: int, access: Access) -> int:
         """Return the host address of a GPU address that is not in the TLB."""
         assert self._run is not None and self._tlb is not None
         page = address // PAGE
         return self._run.memory.refill(self._tlb, address, access, lambda: self._accessing(page))
-
-    def failed(self, address: int) -> None:
-        """End the waves on all threads."""
-        assert self._run is not None
-        self._run.stop[0] = 1
 
     def _accessing(self, page: int) -> Accessing:
         """Describe the access that touches a page."""
@@ -180,29 +161,20 @@ class Worker(NativeWorker):
                 done += count
         return found
 
-    def state(self, wave: int) -> NDArray[np.uint8]:
-        """Return a wave's state."""
-        size = self.quad(context.STATE_STRIDE)
-        return self._states[wave * size : (wave + 1) * size]
-
     @property
     def constants(self) -> NDArray[np.uint32]:
         """Return the constant file."""
         return self._constants
 
-    def local(self, size: int) -> bytes:
-        """Return the memory that the group shares."""
-        return self._local[:size].tobytes()
-
     def prepare(self, run: Run, number: int) -> None:
         """Fill the context for a dispatch. number: the index of this worker among those of the
         dispatch."""
-        self.error = None
-        self._run, dispatch, launch = run, run.dispatch, run.launch
-        self._tlb = self.tlb_for(run.memory)
+        dispatch, launch = run.dispatch, run.launch
         stride = layout.state_size(launch.words, launch.lanes)
-        if len(self._states) < stride * launch.waves:
-            self._states = aligned(stride * launch.waves)
+        tlb = self.tlb_for(run.memory)
+        self._begin(
+            run, tlb, dispatch.groups, launch.waves, stride, dispatch.local_size, _MXCSR
+        )  # fmt: skip
         if self._file is not None:
             states = self._states[: stride * launch.waves]
             self._file.fill(states.reshape(launch.waves, stride))
@@ -210,34 +182,14 @@ class Worker(NativeWorker):
         self._constants[: layout.CONSTANT_WORDS] = launch.constants
         given = dispatch.immediates
         self._constants[layout.IMMEDIATES : layout.IMMEDIATES + len(given)] = given
-        for place, value in (
-            (context.TLB, place_of(self._tlb)), (context.REFILL, self.refill),
-            (context.ABORT, place_of(run.abort.flag)), (context.STOP, place_of(run.stop)),
-            (context.SHARED, place_of(self._local)), (context.SHARED_SIZE, dispatch.local_size),
-            (context.COUNTER, place_of(run.counter)), (context.TOTAL, launch.groups),
-            (context.STATES, place_of(self._states)), (context.STATE_STRIDE, stride),
-            (context.RESUME_GROUP, context.NO_GROUP),
-            (layout.CONSTANTS, place_of(self._constants)), (layout.IDS, place_of(launch.ids)),
-            (layout.EXECS, place_of(launch.execs)), (layout.TABLES, place_of(launch.tables)),
-            (layout.RUNNING, place_of(self._states)),
-            (layout.IMAGES, ctypes.cast(self._callback, ctypes.c_void_p).value or 0),
-            (layout.PRIVATE, dispatch.private_base + number * dispatch.private_stride),
-        ):  # fmt: skip
-            struct.pack_into("<Q", self.context.data, place, value)
-        for place, value in (
-            (context.GROUPS_X, dispatch.groups[0]), (context.GROUPS_Y, dispatch.groups[1]),
-            (context.WAVES, launch.waves), (context.MXCSR, _MXCSR), (context.RESUME_WAITING, 0),
-            (layout.PREAMBLE, 0), (layout.PRIVATE_SIZE, dispatch.private_size),
-        ):  # fmt: skip
-            struct.pack_into("<I", self.context.data, place, value)
-
-    def quad(self, offset: int) -> int:
-        """Read a 64-bit field of the context."""
-        return int(struct.unpack_from("<Q", self.context.data, offset)[0])
-
-    def word(self, offset: int) -> int:
-        """Read a 32-bit field of the context."""
-        return int(struct.unpack_from("<I", self.context.data, offset)[0])
+        quads, words = self._quads, self._words
+        quads[layout.IDS // 8] = place_of(launch.ids)
+        quads[layout.EXECS // 8] = place_of(launch.execs)
+        quads[layout.TABLES // 8] = place_of(launch.tables)
+        quads[layout.RUNNING // 8] = place_of(self._states)
+        quads[layout.PRIVATE // 8] = dispatch.private_base + number * dispatch.private_stride
+        words[layout.PREAMBLE // 4] = 0
+        words[layout.PRIVATE_SIZE // 4] = dispatch.private_size
 
     def mask(self, offset: int) -> int:
         """Read a lane mask of 128 bits."""

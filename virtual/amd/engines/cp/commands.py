@@ -17,7 +17,8 @@ class CommandSet:
     compute, graphics: PM4 of compute and graphics queues. kernel: PM4 of the kernel interface
     queue. frames: commands of the scheduler. launcher: builds launches from a queue's registers and
     the number of vector registers of a SIMD. scheduler_versions: CP_MES_GP3_LO of each pipe of the
-    scheduler. program_start: byte address at which the programs of MEC and MES begin.
+    scheduler. scheduler_firmware: image that each of them needs. program_start: byte address at
+    which the programs of MEC and MES begin.
     """
 
     compute: Callable[[RunningQueue], Runner]
@@ -27,4 +28,5 @@ class CommandSet:
     launcher: Callable[[ShRegisters, int], Launcher]
     descriptors: DescriptorLayout
     scheduler_versions: tuple[int, int]
+    scheduler_firmware: tuple[str, str]
     program_start: int

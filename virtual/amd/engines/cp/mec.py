@@ -68,9 +68,11 @@ class Mec(MecState):
         for name, at in self.sh_registers.items().items():
             self.on_read(name, partial(self._read_sh, at))
             self.on_write(name, partial(self._write_sh, at))
-        # The MQD mirrors two dwords of this block that no header names; writes have no effect.
-        for dword in (144, 178):
-            index = self.index("CP_MQD_BASE_ADDR") + dword - 128
+        # The MQD mirrors dwords of this block that no header names (GFX 11: 144 and 178); drivers
+        # write the whole block, and there they have no effect.
+        layout = self._commands.descriptors
+        for dword in range(layout.first_hqd, layout.last_hqd):
+            index = self.index("CP_MQD_BASE_ADDR") + dword - layout.first_hqd
             if self.chip.space.owner(index) is None:
                 self.chip.space.on_write_at(index, lambda value: None)
         self.on_write("CP_MEC_RS64_CNTL", self._control)

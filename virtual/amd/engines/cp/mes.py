@@ -18,8 +18,6 @@ ME = 3
 PIPES = 2
 HALTED = 0x4000_0000  # CP_MES_CNTL at power-on
 
-FIRMWARE = ("MES", "MES_KIQ")  # firmware that the PSP must have loaded for each pipe
-
 
 class Mes(Block):
     """A unit of queue slots; `slots` has one per pipe. The MEC handles their doorbells."""
@@ -32,6 +30,7 @@ class Mes(Block):
         self.mec = mec
         self._commands = commands
         self._start = commands.program_start
+        self._firmware = commands.scheduler_firmware
         self.slots = [Slot(mec, self, ME, pipe, 0) for pipe in range(PIPES)]
         self.processes: Processes | None = None  # None until SET_HW_RSRC
         self._program_start = [0] * PIPES
@@ -60,7 +59,7 @@ class Mes(Block):
             and not control >> (16 + pipe) & 1
             and not control >> 30 & 1
             and self.mec.rlc_ready()
-            and FIRMWARE[pipe] in self.chip.psp.loaded
+            and self._firmware[pipe] in self.chip.psp.loaded
             and self._program_start[pipe] == self._start >> 2
         )
 
@@ -98,7 +97,7 @@ class Mes(Block):
     def _started(self, pipe: int) -> None:
         if not self.mec.rlc_ready():
             self.chip.violation(f"MES pipe {pipe} started before the RLC has booted the CP")
-        elif FIRMWARE[pipe] not in self.chip.psp.loaded:
+        elif self._firmware[pipe] not in self.chip.psp.loaded:
             self.chip.fault(f"MES pipe {pipe} started without its firmware")
         elif not self._was_reset[pipe]:
             self.chip.violation(f"MES pipe {pipe} started without a pulse of its reset")

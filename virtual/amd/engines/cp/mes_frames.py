@@ -1,13 +1,15 @@
 """Commands of the scheduler: frames of 64 dwords in its ring, each with its own fence.
 
 Gangs, their priorities and time slices are not modelled: see mes_processes.py. Facts: Linux 6.12
-mes_v11_api_def.h (layouts, packed to 4 bytes), mes_v11_0.c (which commands are sent).
+mes_v11_api_def.h (layouts, packed to 4 bytes), mes_v12_api_def.h (packed to 8 bytes), mes_v11_0.c
+and mes_v12_0.c (which commands are sent).
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from ugpu.virtual.amd.engines.cp.mapping import (
@@ -29,27 +31,44 @@ ADD_QUEUE = 2
 REMOVE_QUEUE = 3
 QUERY_SCHEDULER_STATUS = 11
 MISC = 14
+SET_HW_RSRC_1 = 19
 NAMES = {
     1: "SET_SCHEDULING_CONFIG", 4: "PERFORM_YIELD", 5: "SET_GANG_PRIORITY_LEVEL", 6: "SUSPEND",
     7: "RESUME", 8: "RESET", 9: "SET_LOG_BUFFER", 10: "CHANGE_GANG_PRIORITY", 12: "PROGRAM_GDS",
     13: "SET_DEBUG_VMID", 15: "UPDATE_ROOT_PAGE_TABLE", 16: "AMD_LOG", 19: "SET_HW_RSRC_1",
 }  # fmt: skip
 
-# ADD_QUEUE: dword indices of its fields, and flags.
-_ADD_DOORBELL, _ADD_MQD, _ADD_WPTR, _ADD_TYPE, _ADD_FLAGS, _ADD_STATUS = 18, 19, 21, 27, 36, 37
-_ADD_PIPE, _ADD_QUEUE = 48, 49
-_ADD_CONTEXT_CONTROL = 35
 _MAP_LEGACY, _AQL = 1 << 13, 1 << 11
-# REMOVE_QUEUE.
-_REMOVE_DOORBELL, _REMOVE_FLAGS, _REMOVE_STATUS = 1, 4, 5
 _UNMAP_LEGACY = 1 << 3
 # MISC.
 _MISC_OPCODE, _MISC_STATUS, _MISC_DATA = 1, 2, 6
 _WRITE_REG, _READ_REG, _WAIT_REG_MEM = 0, 3, 4
 _WAIT, _WRITE_WAIT = 0, 1
 
-_QUEUE_KINDS = {0: Kind.GRAPHICS, 1: Kind.COMPUTE, 2: Kind.SDMA}
+_QUEUE_KINDS = {0: Kind.GRAPHICS, 1: Kind.COMPUTE, 2: Kind.SDMA, 3: Kind.SCHEDULER}
 POLL_S = 1e-4
+
+
+@dataclass(frozen=True)
+class FrameLayout:
+    """Dwords of a generation's frames: fields of ADD_QUEUE, flags of REMOVE_QUEUE, and where each
+    command has the address and value of its fence. second_resources: of SET_HW_RSRC_1, which is
+    refused if 0."""
+
+    add_mqd: int
+    add_wptr: int
+    add_type: int
+    add_context_control: int
+    add_flags: int
+    add_status: int
+    add_pipe: int
+    remove_status: int
+    second_resources: int = 0
+
+
+LAYOUT_11 = FrameLayout(19, 21, 27, 35, 36, 37, 48, 5)
+LAYOUT_12 = FrameLayout(20, 22, 28, 36, 37, 38, 50, 6, second_resources=2)
+_ADD_DOORBELL, _REMOVE_DOORBELL, _REMOVE_FLAGS = 18, 1, 4  # of both
 
 
 class Scheduler(Protocol):
@@ -58,23 +77,35 @@ class Scheduler(Protocol):
     processes: Processes | None
 
 
+@dataclass
+class OwnResources:
+    """What SET_HW_RSRC gives to a pipe that maps queues but schedules none."""
+
+    processes: Processes | None = None
+
+
 class FrameExecutor:
     """Run the scheduler's frames on its queue's thread; one executor per queue activation."""
 
     depth = 0
 
-    def __init__(self, queue: RunningQueue, scheduler: Scheduler) -> None:
+    def __init__(
+        self, queue: RunningQueue, scheduler: Scheduler, layout: FrameLayout = LAYOUT_11
+    ) -> None:
         self._queue = queue
         self._scheduler = scheduler
+        self._layout = layout
         self.consumed = 0
         self.stale = ""
         self._handlers: dict[int, tuple[Callable[[Sequence[int], int], None], int]] = {
             SET_HW_RSRC: (self._set_resources, 50),
-            ADD_QUEUE: (self._add_queue, _ADD_STATUS),
-            REMOVE_QUEUE: (self._remove_queue, _REMOVE_STATUS),
+            ADD_QUEUE: (self._add_queue, layout.add_status),
+            REMOVE_QUEUE: (self._remove_queue, layout.remove_status),
             QUERY_SCHEDULER_STATUS: (self._query, 2),
             MISC: (self._misc, _MISC_STATUS),
         }
+        if layout.second_resources:
+            self._handlers[SET_HW_RSRC_1] = (self._query, layout.second_resources)
 
     def run(self, words: Sequence[int]) -> int:
         """Execute the complete frames in `words`; return how many dwords were consumed.
@@ -99,7 +130,7 @@ class FrameExecutor:
                 raise BadPacket(f"{NAMES[opcode]} of the scheduler is not modelled", header)
             raise BadPacket(f"unknown opcode {opcode} of the scheduler", header)
         handler, status = known
-        early = opcode in (SET_HW_RSRC, QUERY_SCHEDULER_STATUS)
+        early = opcode in (SET_HW_RSRC, SET_HW_RSRC_1, QUERY_SCHEDULER_STATUS)
         if not early and self._scheduler.processes is None:
             raise BadPacket(
                 "SET_HW_RSRC must come first, and the scheduler has not received it", header
@@ -124,26 +155,21 @@ class FrameExecutor:
         self._scheduler.processes = Processes(self._queue.mec, resources)
 
     def _query(self, frame: Sequence[int], header: int) -> None:
-        """Do nothing: the query only requests its fence."""
+        """Do nothing: the command only requests its fence, or sets times and logs."""
 
     def _add_queue(self, frame: Sequence[int], header: int) -> None:
-        kind = _QUEUE_KINDS.get(frame[_ADD_TYPE])
-        if kind is None or frame[_ADD_FLAGS] & _AQL:
-            raise BadPacket(
-                f"ADD_QUEUE of type {frame[_ADD_TYPE]}, flags {frame[_ADD_FLAGS]:#x} is not "
-                "modelled",
-                header,
-            )
-        doorbell, mqd, wptr = (
-            frame[_ADD_DOORBELL],
-            _wide(frame, _ADD_MQD),
-            _wide(frame, _ADD_WPTR),
-        )
+        at = self._layout
+        number, flags = frame[at.add_type], frame[at.add_flags]
+        kind = _QUEUE_KINDS.get(number)
+        if kind is None or flags & _AQL:
+            raise BadPacket(f"ADD_QUEUE of type {number}, flags {flags:#x} is not modelled", header)
+        doorbell = frame[_ADD_DOORBELL]
+        mqd, wptr = _wide(frame, at.add_mqd), _wide(frame, at.add_wptr)
         mec = self._queue.mec
         with mec.chip.lock:
             self._queue.worker.check()
-            if frame[_ADD_FLAGS] & _MAP_LEGACY:
-                slot = slot_of(mec, kind, frame[_ADD_PIPE], frame[_ADD_QUEUE])
+            if flags & _MAP_LEGACY:
+                slot = slot_of(mec, kind, frame[at.add_pipe], frame[at.add_pipe + 1])
                 map_queue(slot, doorbell, mqd, wptr)
             else:
                 process = Process(
@@ -152,7 +178,7 @@ class FrameExecutor:
                     table=_wide(frame, 2),
                     start=_wide(frame, 4),
                     end=_wide(frame, 6),
-                    control=frame[_ADD_CONTEXT_CONTROL],
+                    control=frame[at.add_context_control],
                 )
                 self._processes().add(process, kind, doorbell, mqd, wptr)
 

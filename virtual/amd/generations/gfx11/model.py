@@ -64,6 +64,7 @@ COMMANDS = CommandSet(
     # 0x47 on it maps the kernel's queues itself. UNSURE: otherwise invented; from interface 2 on
     # write pointers are MC addresses.
     scheduler_versions=(2 << 12 | 0x4B, 2 << 12 | 0x4B),
+    scheduler_firmware=("MES", "MES_KIQ"),
     program_start=MEC_START,
 )
 FIRMWARE = FirmwareInterface(

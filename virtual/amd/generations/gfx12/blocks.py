@@ -1,7 +1,7 @@
 """Blocks of GFX 12.0 cards whose registers differ from those of GFX 11.0.
 
 Source: gc_12_0_0, mp_14_0_2 and nbif_6_3_1 register headers; Linux 6.12 nbif_v6_3_1.c,
-psp_v14_0.c, gfxhub_v12_0.c, sdma_v7_0.c.
+psp_v14_0.c, gfxhub_v12_0.c, sdma_v7_0.c, gfx_v12_0.c.
 """
 
 from __future__ import annotations
@@ -10,9 +10,18 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from ugpu.virtual.amd.bus.nbio import Nbio
+from ugpu.virtual.amd.engines import waves
+from ugpu.virtual.amd.engines.gfx import Gfx
 from ugpu.virtual.amd.engines.sdma.engine import Sdma
+from ugpu.virtual.amd.engines.waves import WaveRegisters
 from ugpu.virtual.amd.firmware.psp import Psp
 from ugpu.virtual.amd.memory.gmc import Hub
+from ugpu.virtual.amd.shader import Ending, Outcome, ShaderWave
+
+_STATE_PRIV, _EXCP_FLAG_PRIV, _PC_LO, _PC_HI = 0x104, 0x111, 0x140, 0x141
+_HALT = 1 << 14  # of STATE_PRIV
+_ILLEGAL = 1 << 6  # of EXCP_FLAG_PRIV
+_WAVE64 = 1 << 29  # of STATUS
 
 
 class Nbif6(Nbio):
@@ -32,6 +41,41 @@ class Hub12(Hub):
     """A hub whose fault status has two registers."""
 
     fault_status = "L2_PROTECTION_FAULT_STATUS_LO32"
+
+
+class Waves12(WaveRegisters):
+    """State of waves. UNSURE: BARRIER_COMPLETE of a wave that waits; here it is 0 throughout."""
+
+    flags = (waves.STATUS, _STATE_PRIV)
+
+    def running(self, wave: ShaderWave) -> dict[int, int]:
+        """Return the values of a wave that runs or stands, by index."""
+        return {
+            **waves.allocation(wave),
+            waves.STATUS: waves.VALID
+            | waves.execz_and_vccz(wave)
+            | (0 if wave.dispatch.wave32 else _WAVE64),
+            _STATE_PRIV: wave.scc << 9,
+            _PC_LO: wave.pc & 0xFFFF_FFFF,
+            _PC_HI: wave.pc >> 32,
+        }
+
+    def halted(self, wave: Outcome) -> dict[int, int]:
+        """Return what the way in which a wave ended says of it."""
+        asked = wave.ending is Ending.HALTED  # by s_sethalt
+        return {
+            waves.STATUS: waves.VALID | (0 if asked else waves.FATAL_HALT),
+            _STATE_PRIV: _HALT,
+            _EXCP_FLAG_PRIV: _ILLEGAL if wave.ending is Ending.ILLEGAL_INSTRUCTION else 0,
+            _PC_LO: wave.pc & 0xFFFF_FFFF,
+            _PC_HI: wave.pc >> 32,
+        }
+
+
+class Gfx12(Gfx):
+    """The graphics core."""
+
+    waves: ClassVar[WaveRegisters] = Waves12()
 
 
 class Sdma7(Sdma):

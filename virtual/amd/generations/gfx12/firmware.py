@@ -88,7 +88,7 @@ FIRMWARE = FirmwareInterface(
         LoaderStep(0xF0000, ("IPKEYMGR_DRV",), optional=True),
         LoaderStep(0x20000, ("SOS",)),
     ),
-    types=FIRMWARE_TYPES,
+    types={**FIRMWARE_TYPES, 81: "MES", 82: "MES_STACK"},  # one image for both pipes
     # UNSURE: whether RLC waits for the images of PFP and ME on a board used for compute alone.
     # tinygrad's AM driver, which loads no image without need, loads them from GFX 12 on.
     needed=frozenset({

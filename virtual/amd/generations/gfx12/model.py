@@ -7,9 +7,16 @@ from dataclasses import replace
 
 from ugpu.hcq.device import debugging
 from ugpu.hcq.state.config import config
+from ugpu.virtual.amd.engines.cp.mes_frames import (
+    LAYOUT_12,
+    FrameExecutor,
+    OwnResources,
+    Scheduler,
+)
+from ugpu.virtual.amd.engines.cp.state import Runner, RunningQueue
 from ugpu.virtual.amd.firmware.images import MEC_START
 from ugpu.virtual.amd.generations.gfx11 import model as gfx11
-from ugpu.virtual.amd.generations.gfx12.blocks import Hub12, Nbif6, Psp14, Sdma7
+from ugpu.virtual.amd.generations.gfx12.blocks import Gfx12, Hub12, Nbif6, Psp14, Sdma7
 from ugpu.virtual.amd.generations.gfx12.copies import PACKETS
 from ugpu.virtual.amd.generations.gfx12.firmware import FIRMWARE
 from ugpu.virtual.amd.memory.entries import EntryFormat
@@ -43,11 +50,25 @@ ENTRIES = EntryFormat(
     # soc24_enum.h: 1 is reserved.
     types=frozenset({0, 2 << 54, 3 << 54}),
 )
+
+
+def _scheduler_frames(queue: RunningQueue, scheduler: Scheduler) -> Runner:
+    return FrameExecutor(queue, scheduler, LAYOUT_12)
+
+
+def _kernel_frames(queue: RunningQueue) -> Runner:
+    """Pipe 1 takes frames too: with one image for both pipes there is no PM4 (mes_v12_0.c)."""
+    return FrameExecutor(queue, OwnResources(), LAYOUT_12)
+
+
 COMMANDS = replace(
     gfx11.COMMANDS,
+    frames=_scheduler_frames,
+    kernel=_kernel_frames,
     # From 0x5A on it takes REMOVE_QUEUE after a reset (mes_v12_0.c). UNSURE: otherwise invented;
     # from interface 2 on write pointers are MC addresses.
     scheduler_versions=(2 << 12 | 0x6E, 2 << 12 | 0x6E),
+    scheduler_firmware=("MES", "MES"),
     program_start=MEC_START,
 )
 # UNSURE: their bases, see gfx11.
@@ -83,6 +104,7 @@ GENERATION = replace(
         nbio=Nbif6,
         hub=Hub12,
         psp=Psp14,
+        graphics=Gfx12,
         copy_engine=Sdma7,
     ),
     page_tables=ENTRIES,

@@ -31,7 +31,8 @@ class Shape:
     """One kind of multiplication.
 
     registers: number of registers of A and of B. bits: size of their elements. element: "half",
-    "bfloat" or "" (integers). result: element type of C and D.
+    "bfloat", "fp8" (OCP e4m3), "bf8" (e5m2) or "" (integers); of A. right: of B, if it differs.
+    result: element type of C and D.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Shape:
     bits: int
     element: str
     result: str
+    right: str = ""
 
     @property
     def row(self) -> str:
@@ -51,6 +53,12 @@ SHAPES = (
     Shape("wmma_f32_bf16", 8, 16, "bfloat", "float"),
     Shape("wmma_i32_iu8", 4, 8, "", "i32"),
     Shape("wmma_i32_iu4", 2, 4, "", "i32"),
+    Shape("wmma_i32_iu4_32", 4, 4, "", "i32"),
+    *(
+        Shape(f"wmma_f32_{a}_{b}", 4, 8, a, "float", b)
+        for a in ("fp8", "bf8")
+        for b in ("fp8", "bf8")
+    ),
 )
 
 
@@ -58,9 +66,9 @@ def _at(e: Text, pointer: str, offset: int) -> str:
     return e.value(f"getelementptr i8, ptr {pointer}, i64 {offset}")
 
 
-def _unpacked(e: Text, shape: Shape, register: str, signed: str) -> list[str]:
+def _unpacked(e: Text, shape: Shape, element: str, register: str, signed: str) -> list[str]:
     """Load 16 lanes of a register; return a vector of floats or i32 for each element of a lane."""
-    if shape.element == "half":
+    if element == "half":
         wide = _widened(e, register)
         picked = [", ".join(f"i32 {2 * lane + number}" for lane in range(16)) for number in (0, 1)]
         return [
@@ -68,7 +76,10 @@ def _unpacked(e: Text, shape: Shape, register: str, signed: str) -> list[str]:
             for order in picked
         ]
     word = e.value(f"load {ROW}, ptr {register}, align 64")
-    return [_element(e, shape, word, number, signed) for number in range(32 // shape.bits)]
+    count = range(32 // shape.bits)
+    if element in ("fp8", "bf8"):
+        return [_eight_bits(e, element, word, 8 * number) for number in count]
+    return [_element(e, shape, word, number, signed) for number in count]
 
 
 def _widened(e: Text, register: str) -> str:
@@ -86,6 +97,32 @@ def _element(e: Text, shape: Shape, word: str, number: int, signed: str) -> str:
     with_sign = e.value(f"ashr {ROW} {raised}, {down}")
     without = e.value(f"lshr {ROW} {raised}, {down}")
     return e.value(f"select i1 {signed}, {ROW} {with_sign}, {ROW} {without}")
+
+
+def _eight_bits(e: Text, element: str, word: str, shift: int) -> str:
+    """Convert a byte of each lane. e5m2 is the upper half of an f16; the bits of e4m3, moved to the
+    places of an f16's, are a 256th of the value, and its NaN has all bits set."""
+    narrow = "<16 x i16>"
+    moved = e.value(f"lshr {ROW} {word}, {_splat_constant(shift)}")
+    byte = e.value(f"trunc {ROW} {moved} to {narrow}")
+    raised = e.value(f"shl {narrow} {byte}, splat (i16 8)")
+    if element == "fp8":
+        sign = e.value(f"and {narrow} {raised}, splat (i16 {-0x8000})")
+        size = e.value(
+            f"and {narrow} {e.value(f'lshr {narrow} {raised}, splat (i16 1)')},"
+            f" splat (i16 {0x3F80})"
+        )
+        raised = e.value(f"or {narrow} {sign}, {size}")
+    half = e.value(f"bitcast {narrow} {raised} to <16 x half>")
+    value = e.value(f"fpext <16 x half> {half} to <16 x float>")
+    if element == "bf8":
+        return value
+    value = e.value(f"fmul <16 x float> {value}, splat (float 256.0)")
+    nan = e.value(f"icmp eq {narrow} {size}, splat (i16 {0x3F80})")
+    return e.value(
+        f"select <16 x i1> {nan}, <16 x float> splat (float 0x7FF8000000000000),"
+        f" <16 x float> {value}"
+    )
 
 
 def _splat_constant(bits: int) -> str:
@@ -109,7 +146,7 @@ def _spread_out(e: Text, shape: Shape, register: str, target: str) -> None:
     if shape.element == "half":
         e.do(f"store {WIDE} {_widened(e, register)}, ptr {target}, align 64")
         return
-    for number, value in enumerate(_unpacked(e, shape, register, "%a.signed")):
+    for number, value in enumerate(_unpacked(e, shape, shape.element, register, "%a.signed")):
         e.do(f"store {shape.row} {value}, ptr {_at(e, target, 64 * number)}, align 64")
 
 
@@ -153,7 +190,9 @@ def _function(shape: Shape) -> tuple[str, set[str]]:
     _spread_out(e, shape, following, _indexed(e, left, "%later", step))
     here = _indexed(e, left, "%r", step)
     right = _indexed(e, "%b", "%r", COLUMN)
-    for number, column in enumerate(_unpacked(e, shape, right, "%b.signed")):
+    for number, column in enumerate(
+        _unpacked(e, shape, shape.right or shape.element, right, "%b.signed")
+    ):
         for row in range(16):
             scalar_at = _at(e, here, _place(shape, row, number))
             scalar = e.value(f"load {shape.result}, ptr {scalar_at}, align 4")

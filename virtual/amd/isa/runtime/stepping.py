@@ -12,7 +12,7 @@ from ugpu.virtual.amd.isa.decoder.disassembly import text
 from ugpu.virtual.amd.isa.runtime import layout
 from ugpu.virtual.amd.isa.translator.program import Program
 from ugpu.virtual.shader import context
-from ugpu.virtual.shader.stepping import StepCall, Stops
+from ugpu.virtual.shader.stepping import KernelCode, StepCall
 from ugpu.virtual.shader.text import PASS
 
 if TYPE_CHECKING:
@@ -25,16 +25,15 @@ _SPECIAL = {
 _PAIRS = {"vcc": layout.SGPR_VCC, "exec": layout.SGPR_EXEC}
 
 
-class SteppedCode:
-    """A program for a debugger; a `hcq.device.debugging.Code`."""
+class SteppedCode(KernelCode):
+    """A program for a debugger."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.entry = program.base + program.entry
-        self.kernel = ""
-        self.digest = program.digest
         end = max((block.end for block in program.blocks.values()), default=0)
-        self.stops = Stops(program.base, end // 4, 4)
+        super().__init__(
+            program.base + program.entry, program.digest, program.base, end // 4, 4
+        )  # fmt: skip
 
     def listing(self) -> list[tuple[int, str, int]]:
         """See Code."""
@@ -44,10 +43,6 @@ class SteppedCode:
             for start in sorted(blocks)
             for one in blocks[start].instructions
         ]
-
-    def halt_everywhere(self) -> None:
-        """See Code."""
-        self.stops.everywhere()
 
 
 class SteppedWave:

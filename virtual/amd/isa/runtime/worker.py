@@ -18,10 +18,9 @@ from ugpu.virtual.amd.isa.runtime.launch import Launch
 from ugpu.virtual.amd.isa.targets.target import Target
 from ugpu.virtual.amd.shader import Dispatch, ShaderMemory, ShaderWave
 from ugpu.virtual.shader import context
-from ugpu.virtual.shader.lanes.every import LDS_SPACE
 from ugpu.virtual.shader.memory import Abort, Access, place_of
 from ugpu.virtual.shader.text import PASS
-from ugpu.virtual.shader.threads.worker import NativeWorker, aligned
+from ugpu.virtual.shader.threads import worker as threads
 from ugpu.virtual.shader.tlb import PAGE
 
 _SLOTS = (layout.SLOT_X, layout.SLOT_Y, layout.SLOT_Z, layout.SLOT_INFO)
@@ -34,12 +33,11 @@ def _nothing(offset: int) -> Iterable[int]:
     return ()
 
 
-class Run:
+class Run(threads.Run[ShaderMemory]):
     """State shared by all workers of one dispatch.
 
-    violations: see Outcome. counter: the next workgroup to start. stop: set when a wave has
-    halted, so that the others end. places: (offset of a context field, address of the array that it
-    points to).
+    violations: see Outcome. places: (offset of a context field, address of the array that it points
+    to).
     """
 
     def __init__(
@@ -50,18 +48,12 @@ class Run:
         abort: Abort,
         target: Target,
     ) -> None:
+        super().__init__(memory, abort)
         self.target = target
         self.dispatch = dispatch
         self.launch = launch
-        self.memory = memory
-        self.abort = abort
-        self.counter = np.zeros(1, np.uint64)
-        self.stop = np.zeros(1, np.uint32)
         self.violations: dict[str, None] = {}  # in the order of their first occurrence
         self.places = (
-            (context.ABORT, place_of(abort.flag)),
-            (context.STOP, place_of(self.stop)),
-            (context.COUNTER, place_of(self.counter)),
             (layout.SGPR_TEMPLATE, place_of(launch.scalars)),
             (layout.VGPR_TEMPLATE, place_of(launch.ids)),
             (layout.EXEC_TEMPLATE, place_of(launch.execs)),
@@ -72,31 +64,18 @@ class Run:
         self.violations.update(dict.fromkeys(violations))
 
 
-class Worker(NativeWorker):
-    """State of the native code of one thread. Only one thread may use it at a time."""
+class Worker(threads.WaveWorker[Run]):
+    """A worker of the shader cores."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.context = aligned(context.SIZE)
-        self._quads = memoryview(self.context.data).cast("B").cast("Q")
-        self._words = memoryview(self.context.data).cast("B").cast("I")
-        self._lds = aligned(LDS_SPACE + 64)
-        self._states = aligned(0)
-        self._run: Run | None = None  # also keeps alive the arrays that the context points to
+        super().__init__(context.SIZE)
         self._guard = threading.Lock()  # held where a launch begins or ends, and during `looked`
-        self._tlb: NDArray[np.uint64] | None = None
-        self._quads[context.REFILL // 8] = self.refill
-        self._quads[context.SHARED // 8] = place_of(self._lds)
+        self.shown: Shown = _nothing
 
     def translate(self, address: int, access: Access) -> int:
         """Return the host address of an address that is not in the TLB."""
         assert self._run is not None and self._tlb is not None
         return self._run.memory.refill(self._tlb, address, access, self._accessing)
-
-    def failed(self, address: int) -> None:
-        """End the waves on all threads."""
-        assert self._run is not None
-        self._run.stop[0] = 1
 
     def _accessing(self) -> tuple[int, str]:
         """Return the GPU address and the text of the instruction that accesses memory."""
@@ -118,61 +97,26 @@ class Worker(NativeWorker):
             self._prepare(run, first_wave, code_base, tlb)
 
     def _prepare(self, run: Run, first_wave: int, code_base: int, tlb: NDArray[np.uint64]) -> None:
-        self.error = None
-        self.shown: Shown = _nothing
+        self.shown = _nothing
         dispatch, launch = run.dispatch, run.launch
-        self._run, self._tlb = run, tlb
         stride = layout.STATE_VGPR + layout.REGISTER * launch.vgprs * (launch.lanes // PASS)
-        if len(self._states) < stride * launch.waves:
-            self._states = aligned(stride * launch.waves)
-            self._quads[context.STATES // 8] = place_of(self._states)
+        self._begin(
+            run, tlb, dispatch.groups, launch.waves, stride, launch.lds_bytes, launch.mxcsr
+        )  # fmt: skip
         wave_size = dispatch.scratch_wave_size if launch.scratch else 0
         quads, words = self._quads, self._words
         for field, place in run.places:
             quads[field // 8] = place
-        quads[context.TLB // 8] = place_of(tlb)
-        quads[context.SHARED_SIZE // 8] = launch.lds_bytes
         quads[layout.SCRATCH // 8] = dispatch.scratch_base + first_wave * wave_size
         quads[layout.SCRATCH_WAVE // 8] = wave_size
         quads[layout.SHARED_HIGH // 8] = dispatch.shared_aperture >> 32
         quads[layout.PRIVATE_HIGH // 8] = dispatch.private_aperture >> 32
-        quads[context.TOTAL // 8] = launch.total_groups
-        quads[context.STATE_STRIDE // 8] = stride
         quads[layout.CODE_BASE // 8] = code_base
-        quads[context.RESUME_GROUP // 8] = context.NO_GROUP
-        quads[context.HALT_GROUP // 8] = context.NO_GROUP
         quads[layout.FIRST_LANE // 8] = 0
         quads[layout.WAVE_SHIFT // 8] = launch.lanes.bit_length() - 1
-        words[context.GROUPS_X // 4] = dispatch.groups[0]
-        words[context.GROUPS_Y // 4] = dispatch.groups[1]
-        words[context.WAVES // 4] = launch.waves
-        words[context.MXCSR // 4] = launch.mxcsr
         for field, slot in zip(_SLOTS, launch.slots, strict=True):
             words[field // 4] = slot
-        words[context.RESUME_WAITING // 4] = 0
         words[layout.LOOK_PC // 4] = dispatch.code_address - code_base & 0xFFFF_FFFF
-
-    def quad(self, offset: int) -> int:
-        """Read a 64-bit field of the context."""
-        return int(struct.unpack_from("<Q", self.context.data, offset)[0])
-
-    def word(self, offset: int) -> int:
-        """Read a 32-bit field of the context."""
-        return int(struct.unpack_from("<I", self.context.data, offset)[0])
-
-    def set_quad(self, offset: int, value: int) -> None:
-        """Write a 64-bit field of the context."""
-        self._quads[offset // 8] = value
-
-    def state(self, wave: int) -> NDArray[np.uint8]:
-        """Return the state of a wave of the current group, laid out as in `layout`; not a copy."""
-        stride = self.quad(context.STATE_STRIDE)
-        found: NDArray[np.uint8] = self._states[wave * stride : (wave + 1) * stride]
-        return found
-
-    def local(self, size: int) -> bytes:
-        """Return the first `size` bytes of the current group's local memory."""
-        return self._lds[:size].tobytes()
 
     @property
     def busy(self) -> bool:

@@ -20,18 +20,21 @@ from ugpu.virtual.amd.isa.translator.access import buffer as emit_buffer
 from ugpu.virtual.amd.isa.translator.access import lanes as emit_lanes
 from ugpu.virtual.amd.isa.translator.access import local as emit_local
 from ugpu.virtual.amd.isa.translator.access import memory as emit_memory
+from ugpu.virtual.amd.isa.translator.access import transposed as emit_transposed
 from ugpu.virtual.amd.isa.translator.access.lanes import apply_dpp
 from ugpu.virtual.amd.isa.translator.arithmetic import bits as emit_bits
 from ugpu.virtual.amd.isa.translator.arithmetic import convert as emit_convert
 from ugpu.virtual.amd.isa.translator.arithmetic import division as emit_division
 from ugpu.virtual.amd.isa.translator.arithmetic import extremes as emit_extremes
 from ugpu.virtual.amd.isa.translator.arithmetic import float as emit_float
+from ugpu.virtual.amd.isa.translator.arithmetic import fragments as emit_fragments
 from ugpu.virtual.amd.isa.translator.arithmetic import integer as emit_int
 from ugpu.virtual.amd.isa.translator.arithmetic import matrix as emit_matrix
 from ugpu.virtual.amd.isa.translator.arithmetic import media as emit_media
 from ugpu.virtual.amd.isa.translator.arithmetic import packed as emit_packed
 from ugpu.virtual.amd.isa.translator.arithmetic import scalar as emit_scalar
 from ugpu.virtual.amd.isa.translator.arithmetic import scalar_float as emit_scalar_float
+from ugpu.virtual.amd.isa.translator.arithmetic import scalar_wide as emit_scalar_wide
 from ugpu.virtual.amd.isa.translator.arithmetic import trig as emit_trig
 from ugpu.virtual.amd.isa.translator.arithmetic.scalar import Handler
 from ugpu.virtual.amd.isa.translator.flow import emit_end, halt
@@ -47,7 +50,8 @@ from ugpu.virtual.shader.threads import waves
 _MODULES = (
     emit_scalar, emit_int, emit_bits, emit_float, emit_division, emit_convert, emit_lanes,
     emit_packed, emit_matrix, emit_memory, emit_local, emit_buffer, emit_media, emit_relative,
-    emit_trig, emit_flow, emit_scalar_float, emit_extremes,
+    emit_trig, emit_flow, emit_scalar_float, emit_scalar_wide, emit_extremes,
+    emit_transposed,
 )  # fmt: skip
 
 
@@ -143,8 +147,9 @@ def emit(e: Registers, instruction: Instruction) -> None:
         _emit_pair(e, instruction.x, instruction.y)
         return
     handler = handlers().get(instruction.name)
-    # gfx12's matrix instructions have the names of gfx11's, but not their layout of lanes.
-    if handler is None or (e.gfx12 and instruction.name.startswith("v_wmma_")):
+    if e.gfx12:  # its matrix instructions have the names of gfx11's, but not their layout of lanes
+        handler = emit_fragments.handlers().get(instruction.name, handler)
+    if handler is None:
         raise Unsupported(instruction.name)
     try:
         if instruction.dpp is not None:

@@ -200,7 +200,7 @@ def store_wide(e: Registers, data: Operand, function: str, *arguments: tuple[str
         e.call("void", PREFIX + function, ("ptr", "%context"), *one, ("ptr", at))
 
 
-def _arguments(e: Registers, address: Address) -> tuple[str, list[tuple[str, str]]]:
+def arguments_of(e: Registers, address: Address) -> tuple[str, list[tuple[str, str]]]:
     """Return the kind of runtime functions for an address, and their arguments for it."""
     if address.high is None:
         return "near", [("i64", address.base), (e.vector, address.low), (LANES, e.exec())]
@@ -213,7 +213,7 @@ def _call_access(
     e: Registers, verb: str, size: int, address: Address, data: str | None = None
 ) -> str:
     """Call the runtime's access of up to four bytes per lane; return the result of a load."""
-    reach, arguments = _arguments(e, address)
+    reach, arguments = arguments_of(e, address)
     stored = [(e.vector, data)] if data is not None else []
     result = "i32" if verb == "load" else ""
     name = f"{PREFIX}{reach}_{verb}_{size}"
@@ -228,7 +228,7 @@ def _global_load(size: int, how: str) -> Handler:
         e.exec_mask()
         address = Address(e, i)
         if size > 4:
-            reach, arguments = _arguments(e, address)
+            reach, arguments = arguments_of(e, address)
             values = load_wide(e, i.dst, f"{reach}_load_{size}", *arguments)
             set_registers(e, i.dst, values)
             return
@@ -266,7 +266,7 @@ def _global_store(size: int, high: bool) -> Handler:
         address = Address(e, i)
         if size > 4:
             assert i.data is not None
-            reach, arguments = _arguments(e, address)
+            reach, arguments = arguments_of(e, address)
             store_wide(e, i.data, f"{reach}_store_{size}", *arguments)
             return
         value = _stored(e, i, high)

@@ -291,6 +291,112 @@ def _conversions() -> dict[str, Handler]:
     return found
 
 
+# -- 8-bit floats: OCP e4m3 (fp8) and e5m2 (bf8), as with SH_MEM_CONFIG.F8_MODE 0 ----------------
+
+
+def _from_eight_bits(e: Registers, kind: str, byte: str) -> str:
+    """Convert bytes (i16 lanes) to f32. e5m2 is the upper half of an f16; bits of e4m3, moved to
+    the places of an f16's, are a 256th of the value, and its NaN has all bits set."""
+    raised = e.binary("shl", "i16", byte, constant("i16", 8))
+    if kind == "bf8":
+        return e.convert("fpext", "half", "float", e.convert("bitcast", "i16", "half", raised))
+    size = e.binary("lshr", "i16", raised, constant("i16", 1))
+    size = e.binary("and", "i16", size, constant("i16", 0x3F80))
+    sign = e.binary("and", "i16", raised, constant("i16", 0x8000))
+    half = e.convert("bitcast", "i16", "half", e.binary("or", "i16", size, sign))
+    value = e.convert("fpext", "half", "float", half)
+    value = e.binary("fmul", "float", value, constant("float", 0x43800000))
+    nan = e.compare("eq", "i16", size, constant("i16", 0x3F80))
+    return e.select(nan, "float", constant("float", 0x7FC00000), value)
+
+
+def _byte_of(e: Registers, word: str, number: int) -> str:
+    moved = e.binary("lshr", "i32", word, constant("i32", 8 * number))
+    byte = e.binary("and", "i32", moved, constant("i32", 0xFF))
+    return e.convert("trunc", "i32", "i16", byte)
+
+
+def _widened_byte(kind: str) -> Handler:
+    """Convert one byte; VOP3's op_sel has the number of the byte, its higher bit first."""
+
+    def emit(e: Registers, i: Instruction) -> None:
+        number = i.op_sel[0] << 1 | i.op_sel[1] if i.op_sel else 0
+        byte = _byte_of(e, e.source(i.srcs[0]), number)
+        e.set_result(i, "float", _from_eight_bits(e, kind, byte))
+
+    return emit
+
+
+def _widened_bytes(kind: str) -> Handler:
+    """Convert both bytes of a half register to two registers."""
+
+    def emit(e: Registers, i: Instruction) -> None:
+        assert i.dst is not None
+        word = e.convert("zext", "i16", "i32", e.source(i.srcs[0], "i16"))
+        values = [_from_eight_bits(e, kind, _byte_of(e, word, number)) for number in (0, 1)]
+        for number, value in enumerate(values):
+            bits = e.convert("bitcast", "float", "i32", value)
+            e.set_vector_register(i.dst.index + number, bits)
+
+    return emit
+
+
+def _to_eight_bits(e: Registers, kind: str, value: str) -> str:
+    """Round f32 to nearest even; return bytes in i32 lanes. Too large values become NaN (fp8) or
+    infinity (bf8), because MODE.FP16_OVFL is 0."""
+    mantissa, bias, largest, beyond = (3, 7, 0x7E, 0x7F) if kind == "fp8" else (2, 15, 0x7B, 0x7C)
+    kept = 23 - mantissa
+
+    def number(bits: int) -> str:
+        return constant("i32", bits)
+
+    bits = e.convert("bitcast", "float", "i32", value)
+    sign = e.binary("and", "i32", e.binary("lshr", "i32", bits, number(24)), number(0x80))
+    size = e.binary("and", "i32", bits, number(0x7FFF_FFFF))
+    odd = e.binary("and", "i32", e.binary("lshr", "i32", size, number(kept)), number(1))
+    near = e.binary("add", "i32", size, number((1 << kept - 1) - 1))
+    near = e.binary("add", "i32", near, odd)
+    near = e.binary("sub", "i32", near, number(127 - bias << 23))
+    code = e.binary("lshr", "i32", near, number(kept))
+    # Denormals: the sum with this power of two has them in its lowest bits, rounded.
+    power = 23 + 1 - bias - mantissa
+    plain = e.convert("bitcast", "i32", "float", size)
+    added = e.binary("fadd", "float", plain, constant("float", 127 + power << 23))
+    low = e.binary("and", "i32", e.convert("bitcast", "float", "i32", added), number(0xFF))
+    small = e.compare("ult", "i32", size, number(127 + 1 - bias << 23))
+    code = e.select(small, "i32", low, code)
+    over = e.compare("ugt", "i32", code, number(largest))
+    code = e.select(
+        e.binary("and", "i1", over, e.binary("xor", "i1", small, constant("i1", 1))),
+        "i32",
+        number(beyond),
+        code,
+    )
+    nan = e.compare("ugt", "i32", size, number(0x7F80_0000))
+    return e.binary("or", "i32", sign, e.select(nan, "i32", number(0x7F), code))
+
+
+def _packed_bytes(kind: str) -> Handler:
+    """Convert two floats to the bytes of one half of the destination."""
+
+    def emit(e: Registers, i: Instruction) -> None:
+        assert i.dst is not None
+        low, high = (_to_eight_bits(e, kind, e.source(operand, "float")) for operand in i.srcs[:2])
+        both = e.binary("or", "i32", low, e.binary("shl", "i32", high, constant("i32", 8)))
+        e.set_vector(i.dst, "i16", e.convert("trunc", "i32", "i16", both))
+
+    return emit
+
+
+def _eight_bit_conversions() -> dict[str, Handler]:
+    found: dict[str, Handler] = {}
+    for kind in ("fp8", "bf8"):
+        found[f"v_cvt_f32_{kind}"] = _widened_byte(kind)
+        found[f"v_cvt_pk_f32_{kind}"] = _widened_bytes(kind)
+        found[f"v_cvt_pk_{kind}_f32"] = _packed_bytes(kind)
+    return found
+
+
 # -- transcendental functions --------------------------------------------------------------------
 
 
@@ -311,7 +417,7 @@ def _transcendental(function: str, kind: str) -> Handler:
 
 def handlers() -> dict[str, Handler]:
     """Return the emitters by instruction name."""
-    found = {**_comparisons(), **_conversions()}
+    found = {**_comparisons(), **_conversions(), **_eight_bit_conversions()}
     for name, function in (("exp", "exp2"), ("log", "log2"), ("sin", "sin"), ("cos", "cos")):
         for suffix, kind in (("f16", "half"), ("f32", "float")):
             found[f"v_{name}_{suffix}"] = _transcendental(function, kind)

@@ -133,13 +133,13 @@ def _half_matrix(element: str) -> Handler:
                 word = constant("i32", i.srcs[2].value & 0xFFFF)
             elif high:
                 word = e.binary("lshr", "i32", word, constant("i32", 16))
-            added.append(_widened(e, word, element))
+            added.append(widened(e, word, element))
         place = _placed(e, _as_columns(e, added), C_COLUMN)
         _call(e, i, f"wmma_f32_{element}", place, place)
         merged: list[str] = []
         for k, value in enumerate(_as_registers(e, _result_columns(e))):
             old = e.vector_register(i.dst.index + k)
-            wide = e.convert("zext", "i16", "i32", _narrowed(e, value, element))
+            wide = e.convert("zext", "i16", "i32", narrowed(e, value, element))
             if high:
                 wide = e.binary("shl", "i32", wide, constant("i32", 16))
             kept = e.binary("and", "i32", old, constant("i32", 0xFFFF if high else ~0xFFFF))
@@ -149,14 +149,16 @@ def _half_matrix(element: str) -> Handler:
     return emit
 
 
-def _widened(e: Registers, word: str, element: str) -> str:
+def widened(e: Registers, word: str, element: str) -> str:
+    """Convert the low halves of words, f16 or bf16, to the bits of f32."""
     if element == "bf16":
         return e.binary("shl", "i32", word, constant("i32", 16))
     half = e.convert("bitcast", "i16", "half", e.convert("trunc", "i32", "i16", word))
     return e.convert("bitcast", "float", "i32", e.convert("fpext", "half", "float", half))
 
 
-def _narrowed(e: Registers, word: str, element: str) -> str:
+def narrowed(e: Registers, word: str, element: str) -> str:
+    """Round the bits of f32 to i16, the bits of f16 or bf16."""
     value = e.convert("bitcast", "i32", "float", word)
     if element == "bf16":
         return to_brain(e, value)

@@ -14,27 +14,22 @@ from ugpu.virtual.nvidia.sm.ptx.module import Instruction
 from ugpu.virtual.nvidia.sm.runtime import layout
 from ugpu.virtual.nvidia.sm.translator.control.stepping import Placed, StepPlaces
 from ugpu.virtual.nvidia.sm_contract import INSTRUCTION_BYTES, GridLaunch
-from ugpu.virtual.shader.stepping import StepCall, Stops
+from ugpu.virtual.shader.stepping import KernelCode, StepCall
 
 if TYPE_CHECKING:
     from ugpu.virtual.nvidia.sm.runtime.launch.worker import Run, Worker
 
 
-class SteppedCode:
-    """A kernel as seen by a debugger; a `hcq.device.debugging.Code`. The model has no machine code:
-    its addresses count PTX instructions."""
+class SteppedCode(KernelCode):
+    """A kernel as seen by a debugger. The model has no machine code: its addresses count PTX
+    instructions."""
 
     def __init__(self, launch: GridLaunch, code: list[Instruction], digest: str) -> None:
-        self.entry = launch.program_address
+        entry = launch.program_address
+        super().__init__(entry, digest, entry, len(code), INSTRUCTION_BYTES)
         self.kernel = launch.entry
-        self.digest = digest
-        self.stops = Stops(self.entry, len(code), INSTRUCTION_BYTES)
         self._lines = launch.ptx.split("\n")
         self._code = code
-
-    def address(self, index: int) -> int:
-        """Return the address of an instruction."""
-        return self.entry + INSTRUCTION_BYTES * index
 
     def listing(self) -> list[tuple[int, str, int]]:
         """See Code."""
@@ -45,10 +40,6 @@ class SteppedCode:
         text = " ".join(self._lines[i.line - 1].split()) if written else ""
         # Internal instructions for calls and stacks are not in the text.
         return text if i.name in text else f"{i.opcode} (of: {text})"
-
-    def halt_everywhere(self) -> None:
-        """See Code."""
-        self.stops.everywhere()
 
 
 class SteppedWarp:

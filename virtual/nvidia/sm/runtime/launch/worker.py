@@ -26,7 +26,7 @@ from ugpu.virtual.shader.memory import (
     place_of,
     tlb_set,
 )
-from ugpu.virtual.shader.threads.worker import NativeWorker
+from ugpu.virtual.shader.threads import worker as threads
 
 _TIMER = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_uint32)
 _WINDOW_PAGE = layout.MODULE_WINDOW >> PAGE_SHIFT
@@ -37,12 +37,12 @@ _NO_ENVIRONMENT = np.zeros(32, np.uint32)
 _KEPT_BYTES = 64 << 20  # of slots other than the first, kept from one launch to the next
 
 
-class Run:
+class Run(threads.Run[GridSpace]):
     """State shared by all workers of one grid.
 
-    counters: the next group to begin, and the number of clusters that are running. stop: set when a
-    warp has failed, so that the others end. image: the module window's bytes. parameters: the
-    entry's. hooks: of asynchronous kernels, see `library`. variables: their addresses, as numbered.
+    counters: the second is the number of clusters that are running. image: the module window's
+    bytes. parameters: the entry's. hooks: of asynchronous kernels, see `library`. variables: their
+    addresses, as numbered.
     violations: by code and instruction: how often each occurred, and the address of the first.
     """
 
@@ -51,16 +51,13 @@ class Run:
         parameters: NDArray[np.uint8], state_size: int, hooks: Sequence[int] = (),
         variables: Sequence[int] = (),
     ) -> None:  # fmt: skip
+        super().__init__(memory, abort)
         self.grid = grid
-        self.memory = memory
-        self.abort = abort
         self.image = image
         self.parameters = parameters
         self.state_size = state_size
         self.hooks = hooks
         self.variables = np.array([*variables, 0], np.uint64)
-        self.counters = np.zeros(2, np.uint64)
-        self.stop = np.zeros(1, np.uint32)
         self.environment = _NO_ENVIRONMENT
         if grid.launch.environment:
             self.environment = np.array(grid.launch.environment, np.uint32)
@@ -69,7 +66,7 @@ class Run:
         self.steps = 0, 0  # under a debugger: its table and its function
 
 
-class Worker(NativeWorker):
+class Worker(threads.NativeWorker):
     """State of the native code of one thread. Used by one thread at a time."""
 
     def __init__(self, number: int) -> None:

@@ -1,0 +1,31 @@
+"""A kernel of one computation, and the places of its groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ugpu.compiler.expression.algebra import Index, Range
+from ugpu.compiler.expression.computation import Computation, elements, places_at
+from ugpu.compiler.expression.value import Memory
+from ugpu.compiler.kernel.ir import Kernel, Statement, group_range
+
+
+def groups_at(ranges: Sequence[Range], axis: int) -> dict[Range, Index]:
+    """Return the value of each range where a grid axis has a group for each of their places."""
+    return places_at(ranges, group_range(axis, elements(ranges)).index())
+
+
+def kernel_of(
+    computation: Computation,
+    local: tuple[Memory, ...],
+    grid: tuple[int, int, int],
+    block: int,
+    body: tuple[Statement, ...],
+    cluster: int = 1,
+) -> Kernel:
+    """Return a kernel of one computation: outputs first, then inputs."""
+    outputs = len(computation.outputs)
+    parameters = (*computation.outputs, *computation.inputs)
+    return Kernel(
+        "kernel", parameters, local, grid, block, body, outputs=outputs, cluster=cluster
+    )  # fmt: skip

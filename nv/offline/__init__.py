@@ -1,0 +1,1 @@
+"""A card inspected without a boot, or from a recording."""

@@ -1,0 +1,212 @@
+"""Read a bare NVIDIA card without booting or resetting it; see hcq.find.offline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+
+from ugpu.hcq.bare import remedies
+from ugpu.hcq.bare.function import enable_function
+from ugpu.hcq.bare.stages import State
+from ugpu.hcq.errors import (
+    BadArgument,
+    DeviceLost,
+    DeviceNotFound,
+    FirmwareSilent,
+    NotSupported,
+    UgpuError,
+)
+from ugpu.hcq.find.registry import Attachment
+from ugpu.hcq.registers.fields import RegisterBlock
+from ugpu.hcq.state.ladder import Diagnosis, Level
+from ugpu.hcq.transport.base import Transport
+from ugpu.hcq.transport.recorded.format import Recording
+from ugpu.hcq.transport.recorded.state import Banks, RecordedTransport
+from ugpu.nv import chips
+from ugpu.nv.gsp.boot.gfw import await_board_firmware
+from ugpu.nv.gsp.chip.chip import GSP_BASE, SEC2_BASE, GspChip
+from ugpu.nv.gsp.rm.states import as_json, states
+from ugpu.nv.regs import block
+
+_COMMAND = 4  # PCI command register, offset in configuration space
+# Named states (nv.gsp.rm.states: unit, name), and the mildest level that can help.
+_NEEDS = {
+    ("link", "no answer"): Level.BUS,
+    ("board firmware", "not done"): Level.BUS,
+    ("FSP", "not done"): Level.BUS,
+    ("GSP", "crashed"): Level.FLR,
+    ("GSP", "boot cut off"): Level.FLR,
+}
+#: ports into a falcon's memory, which advance with each access
+CHANGED_BY_READING = ("*IMEMD0", "*DMEMD0", "*IMEMT0", "*EMEMD0")
+_NO_PARTS = {
+    "queues": "the GSP's firmware owns its queues: `ugpu crash` shows those of a failed device",
+    "waves": "its registers of warps are not described",
+}
+
+
+def _chip_of(transport: Transport) -> GspChip:
+    identity = transport.identity
+    if not transport.present():
+        raise DeviceLost("the card is no longer on the bus", remedy=remedies.LINK)
+    facts = chips.find(identity.vendor, identity.device)
+    how = None if facts is None else chips.boot_facts(facts.name)
+    if facts is None or how is None:
+        raise DeviceNotFound(f"ugpu does not support PCI id {identity}")
+    return GspChip(transport, facts, how)
+
+
+@contextmanager
+def open_window(attachment: Attachment) -> Iterator[GspChip]:
+    """Open a chip's registers in whatever state the chip is; the transport is closed at the end.
+
+    While the window is open the function decodes its BARs, does not reach host memory, and its end
+    of the link stays awake; configuration space is restored afterwards. DeviceLost, NotSupported.
+    """
+    transport = attachment.transport
+    try:
+        chip = _chip_of(transport)
+        command = transport.config_read(_COMMAND, 2)
+        try:
+            enable_function(transport)
+            chip.link.keep_awake()
+            try:
+                chip.identify()
+                with suppress(FirmwareSilent):  # `states` shows it
+                    await_board_firmware(chip)
+                yield chip
+            finally:
+                chip.link.restore()
+        finally:
+            with suppress(UgpuError):  # the card is gone, and that error is being raised
+                transport.config_write(_COMMAND, command, 2)
+    finally:
+        transport.close()
+
+
+@contextmanager
+def open_recorded(transport: RecordedTransport) -> Iterator[GspChip]:
+    """Open the chip of a recording at one moment, from recorded accesses alone; the transport is
+    closed at the end."""
+    with transport:
+        yield _chip_of(transport)
+
+
+def banks(recording: Recording) -> Banks:
+    """Return no registers: none that is recorded changes the meaning of others, but the ports of
+    CHANGED_BY_READING."""
+    return Banks(window=0)
+
+
+def observer(transport: Transport) -> Callable[[], None]:
+    """Return a function that reads what `look` shows while a driver boots the chip."""
+    chip = _chip_of(transport)
+
+    def observe() -> None:
+        for part in ("states", "registers"):
+            look(chip, part)
+
+    return observe
+
+
+def dangers() -> tuple[tuple[str, str], ...]:
+    """Return the possible effects of register writes, as (pattern of names, effect). Sources: those
+    of nv/regs."""
+    return (
+        ("*ENGINE", "resets a falcon with all that it works on"),
+        ("*CPUCTL*", "starts or stops a processor that runs firmware"),
+        ("*MAILBOX*", "is a mailbox of firmware"),
+        ("*QUEUE_HEAD*", "makes firmware read messages"),
+        ("*QUEUE_TAIL*", "makes firmware read messages"),
+        ("*BAR?_BLOCK*", "decides what BAR 1 and BAR 2 show"),
+        ("*BAR0_WINDOW*", "decides what the window in BAR 0 shows"),
+        ("*FLUSH_SYSMEM*", "is an address of host memory that the GPU reads"),
+        ("*MMU_INVALIDATE*", "drops translations"),
+        ("*DOORBELL", "tells a channel that it has work"),
+        ("DMA*", "copies between memory and a falcon"),
+    )
+
+
+def registers(chip: GspChip) -> dict[str, int]:
+    """Return the registers by "block.NAME", without ports that change when they are read."""
+    values = {}
+    for name in ("nv", "gsp", "sec2"):
+        here: RegisterBlock = getattr(chip, name)
+        for register in here.map:
+            if not register.endswith(("MEMD0", "MEMT0")):
+                values[f"{name}.{register}"] = int(here[register].read())
+    return values
+
+
+def look(chip: GspChip, part: str) -> object:
+    """Return one part of a bundle, read without a boot: states, registers."""
+    if part == "states":
+        return as_json(chip)
+    if part == "registers":
+        return registers(chip)
+    raise NotSupported(f"a bare NVIDIA card shows no {part}: {_NO_PARTS[part]}")
+
+
+def named_states(attachment: Attachment) -> list[dict[str, object]]:
+    """Return each unit's state. If the chip cannot be reached, the one state that gives the reason.
+    The transport is closed at the end."""
+    transport = attachment.transport
+    if isinstance(transport, RecordedTransport):
+        reached = open_recorded(transport)
+    else:
+        reached = open_window(attachment)
+    try:
+        with reached as chip:
+            return as_json(chip)
+    except DeviceLost as error:
+        remedy = str(error.facts.get("remedy", remedies.LINK))
+        return [asdict(State("link", "no answer", False, error.message, remedy, {}))]
+
+
+def diagnose(chip: GspChip) -> Diagnosis:
+    """Return the mildest rung that can help a card that no process drives, by its named states."""
+    needs = [
+        Diagnosis(level, f"{state.unit}: {state.name}: {state.meaning}")
+        for state in states(chip)
+        if not state.ok and (level := _NEEDS.get((state.unit, state.name))) is not None
+    ]
+    if needs:
+        return max(needs, key=lambda need: need.first)
+    return Diagnosis(Level.WARM, "no unit reports a fault: opening the device may be enough")
+
+
+def walk(chip: GspChip, address: int, vmid: int | None, hub: str) -> dict[str, object]:
+    """Raise NotSupported: no register holds a channel's page tables."""
+    raise NotSupported(
+        "the page tables of a bare NVIDIA card have no register: each channel's instance block in "
+        "VRAM names its own; a bundle of a failed device has memory.json"
+    )
+
+
+class _Nowhere:
+    """The bus of registers without a device."""
+
+    def read32(self, index: int) -> int:
+        raise BadArgument(
+            "these registers do not belong to a device; open one to read them", index=index
+        )
+
+    def write32(self, index: int, value: int) -> None:
+        raise BadArgument(
+            "these registers do not belong to a device; open one to write them", index=index
+        )
+
+    current32 = read32
+
+
+def usual_blocks(chip: str) -> dict[str, RegisterBlock]:
+    """Return the register blocks of a chip by name."""
+    if chips.boot_facts(chip) is None:
+        raise DeviceNotFound(f"{chip} is not a chip that ugpu boots without a kernel driver")
+    bus = _Nowhere()
+    return {
+        "nv": block("bar0", 0, bus),
+        "gsp": block("falcon", GSP_BASE, bus),
+        "sec2": block("falcon", SEC2_BASE, bus),
+    }

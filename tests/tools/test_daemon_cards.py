@@ -1,0 +1,204 @@
+"""Virtual cards, each in a process of its own: what ends one ends its own leases alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.am_faulty import faulty_object
+from tests.support.daemon import Running, scaled, settings_text
+from tests.support.kernels import contract_object
+from tests.support.waiting import LIMIT_S, until
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, DeviceLost, PageFault, UgpuError
+from ugpu.hcq.state.memory import Placement
+from ugpu.tools.base.events import LEASE_FAULT, event_of
+from ugpu.tools.service.daemon.cards import process
+from ugpu.tools.service.daemon.cards.distant import DistantOwned
+from ugpu.tools.service.daemon.cards.process import relog
+from ugpu.tools.service.daemon.clients.leases import State
+from ugpu.tools.service.daemon.config import parse
+
+NAME = "virtual:navi31"
+MORE = "[lease]\ndrain_s = 0.2\n[recovery]\ntrips = 100\n"
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    made = Running(parse(settings_text(tmp_path_factory.mktemp("c"), [NAME], MORE, count=2)))
+    yield made
+    made.close()
+
+
+def card(running: Running, lease: Any) -> DistantOwned:
+    """The card of a lease."""
+    (owned,) = [each for each in running.daemon.owned if each.name == lease.grant.device]
+    assert isinstance(owned, DistantOwned)
+    return owned
+
+
+def endless(gpu: Device) -> Any:
+    """Launch a kernel that never ends; the queue, and the value of its end."""
+    out = gpu.alloc(64)
+    queue = gpu.queue()
+    queue.launch(gpu.load(faulty_object())["forever"], grid=(1,), block=(32,), args=(out,))
+    return queue, queue.submit()
+
+
+def ready(running: Running) -> bool:
+    return all(owned.card.state is State.READY for owned in running.daemon.owned)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_the_end_of_a_cards_process_ends_its_leases_alone(
+    running: Running, number: signal.Signals
+) -> None:
+    with running.lease(wait_s=LIMIT_S) as other, running.lease(wait_s=LIMIT_S) as gpu:
+        pid = card(running, gpu).pid
+        assert pid not in (os.getpid(), card(running, other).pid)
+        queue, end = endless(gpu)
+        gpu.info()  # a call of ugpud itself: the submission has arrived
+        os.kill(pid, number)
+        with pytest.raises(DeviceLost, match=f"its process was ended by {number.name}"):
+            queue.timeline.wait(end, limit_s=LIMIT_S)
+        with pytest.raises(DeviceLost, match=number.name):
+            gpu.alloc(64)
+        assert scaled(other)
+        with running.lease(wait_s=LIMIT_S) as again:
+            assert again.grant.device == gpu.grant.device and scaled(again)
+            assert card(running, again).pid != pid
+        assert scaled(other)
+
+
+def test_the_end_of_an_idle_process_and_of_shared_leases(running: Running) -> None:
+    until(lambda: ready(running), "both cards are ready")
+    owned = running.daemon.owned[1]
+    assert isinstance(owned, DistantOwned)
+    shares = [
+        running.lease(NAME + "#1", shared=True, memory="64M", wait_s=LIMIT_S) for _ in range(2)
+    ]
+    assert all(map(scaled, shares))
+    os.kill(owned.pid, signal.SIGKILL)
+    for gpu in shares:
+        with pytest.raises(DeviceLost, match="SIGKILL"):
+            scaled(gpu)
+        gpu.close()
+    until(lambda: ready(running), "the card is recovered")
+    os.kill(pid := owned.pid, signal.SIGKILL)
+    until(lambda: owned.is_open and owned.pid != pid, "another process")
+    with running.lease(NAME + "#1", wait_s=LIMIT_S) as gpu:
+        assert scaled(gpu)
+    history = running.daemon.history.records()[owned.name]
+    assert history.failures >= 2
+
+
+def test_a_process_that_does_not_answer_is_ended(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs native code that never ends, and nothing of ours runs beside it."""
+    until(lambda: ready(running), "both cards are ready")
+    monkeypatch.setattr(process, "PING_S", 0.05)
+    monkeypatch.setattr(process, "ANSWER_S", 2.0)
+    with running.lease(wait_s=LIMIT_S) as gpu:
+        assert scaled(gpu)
+        os.kill(card(running, gpu).pid, signal.SIGSTOP)
+        with pytest.raises(DeviceLost, match="did not answer ping"):
+            scaled(gpu)
+    monkeypatch.undo()
+    with running.lease(wait_s=LIMIT_S) as again:
+        assert scaled(again)
+
+
+def test_a_process_without_memory_is_ended(running: Running) -> None:
+    with running.lease(wait_s=LIMIT_S) as gpu:
+        pid = card(running, gpu).pid
+        status = Path(f"/proc/{pid}/status").read_text().splitlines()
+        (used,) = [int(line.split()[1]) << 10 for line in status if line.startswith("VmData:")]
+        _, least = resource.prlimit(pid, resource.RLIMIT_DATA)
+        assert used < least < used + gpu.grant.memory + (9 << 30)
+        resource.prlimit(pid, resource.RLIMIT_DATA, (used, used))
+        with pytest.raises(DeviceLost, match="had no memory left"):
+            kept = [gpu.alloc(1 << 20, placement=Placement.HOST) for _ in range(64)]
+            assert not kept
+    with running.lease(wait_s=LIMIT_S) as again:
+        assert scaled(again)
+
+
+def test_requests_of_ugpud_between_those_of_the_lease(running: Running) -> None:
+    """The client's socket goes to the card's process and comes back, and no message is lost."""
+    with running.lease(wait_s=LIMIT_S) as gpu:
+        for _ in range(5):
+            assert scaled(gpu)
+            assert gpu.extend(600.0) == 600.0
+            listed = gpu.driver.connection.call("leases").arguments[0]
+            assert gpu.grant.lease in [each["lease"] for each in listed["leases"]]
+        assert gpu.info() and gpu.sensors()
+        with pytest.raises(BadArgument, match="already has a lease"):
+            gpu.driver.connection.call("lease", {})
+
+
+def test_a_lease_with_a_token(running: Running) -> None:
+    """Its messages are passed one by one: each is checked against the token."""
+    token = running.daemon.tokens.create("card", "use", "*", 0.0)
+    with running.lease(wait_s=LIMIT_S, token=token) as gpu:
+        assert scaled(gpu)
+        running.daemon.tokens.revoke("card")
+        with pytest.raises(UgpuError):
+            scaled(gpu)
+    with running.lease(wait_s=LIMIT_S) as gpu:
+        assert scaled(gpu)
+
+
+def test_a_connection_that_breaks_and_is_resumed(running: Running) -> None:
+    with running.lease(wait_s=LIMIT_S) as gpu:
+        program = gpu.load(contract_object(gpu.target))
+        for _ in range(3):
+            assert scaled(gpu)
+            gpu.driver.connection._session.channel.close()
+            assert scaled(gpu)
+        assert gpu.driver.connection.resumed == 3
+        program.close()
+
+
+def test_bytes_that_are_no_message_end_the_connection(running: Running) -> None:
+    with running.lease(wait_s=LIMIT_S) as gpu:
+        assert scaled(gpu)
+        raw: socket.socket = gpu.driver.connection._session.channel._socket
+        raw.send(b"?" * 64)
+        with pytest.raises(UgpuError, match="starts with"):
+            scaled(gpu)
+    until(lambda: ready(running), "the lease is over")
+
+
+def test_a_fault_in_the_process_is_an_event_of_ugpud(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), running.lease(wait_s=LIMIT_S) as gpu:
+        queue, out, place = gpu.queue(), gpu.alloc(64), np.uint64(1 << 46)
+        write = gpu.load(faulty_object())["write_at"]
+        queue.launch(write, grid=(1,), block=(32,), args=(out, place))
+        with pytest.raises(PageFault):
+            queue.timeline.wait(queue.submit(), limit_s=LIMIT_S)
+
+        def told() -> bool:
+            events = [event_of(record) for record in caplog.records]
+            return any(event is not None and event.kind is LEASE_FAULT for event in events)
+
+        until(told, "the event")
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"\xff", b"[]", b"[1,2,3,4]", b'["ugpu.x",30,"t",["no kind","","",{}]]']
+)
+def test_what_is_no_record_is_logged_as_such(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    relog("card", sent)
+    assert "sent no record" in caplog.text

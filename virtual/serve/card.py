@@ -1,0 +1,59 @@
+"""A virtual card behind a server: client processes own the memory that the card accesses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from ugpu.hcq.transport.base import Transport
+from ugpu.virtual.bus import function
+from ugpu.virtual.serve.model import Client, SharedMemory
+
+
+class Card(function.Card, Protocol):
+    """A card that can be served."""
+
+    def map_dma(self, address: int, size: int, host: int | None) -> None: ...
+    def unmap_dma(self, address: int, size: int) -> None: ...
+
+
+C = TypeVar("C", bound=Card)
+
+
+class ServedCard(Generic[C]):
+    """Implement `virtual.serve.model.DeviceModel`; the caller still owns the card.
+
+    transport: attaches to the card.
+    """
+
+    vectors = 1
+
+    def __init__(self, card: C, transport: Callable[[C], function.PciFunction[C]]) -> None:
+        self.chip = card
+        self._attached = transport
+        self._transport: function.PciFunction[C] | None = None
+
+    def attach(self, client: Client) -> Transport:
+        """Attach the client; the card sends interrupts to it directly."""
+        self._transport = self._attached(self.chip)
+        with self.chip.lock:
+            self.chip.msi = client.interrupt
+        return self._transport
+
+    def detach(self) -> None:
+        """Turn off bus mastering, as an operating system does for a process that died."""
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+
+    def map_dma(self, address: int, size: int, host: int | None) -> None:
+        """See DeviceModel. Accesses of the card to unshared memory are refused and recorded."""
+        self.chip.map_dma(address, size, host)
+
+    def unmap_dma(self, address: int, size: int) -> None:
+        """See DeviceModel."""
+        self.chip.unmap_dma(address, size)
+
+    def shared(self, bar: int) -> SharedMemory | None:
+        """Return None: each access is translated, and counts."""
+        return None
