@@ -110,7 +110,7 @@ class ChannelQueue(RingQueue[Submission]):
         self.driver = driver
         self.engine = engine
         self.classes = classes
-        self.encoder = Encoder(classes)
+        self.encoder = Encoder(classes, interrupts=driver.gpu.interrupts)
         self.channel: Channel | None = None
         self.group: Group | None = None
         self.memory: ChannelMemory | None = None
