@@ -34,8 +34,9 @@ from ugpu.hcq.errors import (
 from ugpu.hcq.find import catalogue
 from ugpu.hcq.transport.base import PciIdentity
 from ugpu.hcq.work.command_buffer import Symbol
-from ugpu.virtual.amd.gpu import attach
+from ugpu.virtual.amd.gpu import attach, endpoint
 from ugpu.virtual.amd.options import ChipOptions
+from ugpu.virtual.usb.enclosure import Enclosure, EnclosureOptions
 
 NAVI48, NAVI44 = facts_of("navi48"), facts_of("navi44")
 
@@ -220,3 +221,16 @@ def test_a_board_with_firmware_of_its_own() -> None:
     assert (0x7551, 0xC8) in NAVI48.kickers and not NAVI44.kickers
     with pytest.raises(FirmwareNotFound, match=r"psp_14_0_3_sos\.bin"):
         load_firmware(FirmwareSource(PACKAGE, images), NAVI48)
+
+
+def test_behind_a_bridge() -> None:
+    card = endpoint("navi48", options=ChipOptions(vram=256 << 20))
+    box = Enclosure(card, EnclosureOptions())
+    for start in ("cold", "warm"):
+        with hcq.open("virtual:navi48+usb", enclosure=box) as device:
+            assert device.info()["start"] == start
+            assert isinstance(device, AmDevice)
+            check_works(device)
+    box.close()
+    card.chip.close()
+    assert box.objections == [] and card.chip.violations == []
