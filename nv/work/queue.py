@@ -152,7 +152,7 @@ class ChannelQueue(HardwareQueue):
         self.kind = kind
         self.engine = engine
         self.classes = classes
-        self.encoder = Encoder(classes)
+        self.encoder = Encoder(classes, interrupts=driver.gpu.interrupts)
         self.channel: Channel | None = None
         self.group: Group | None = None
         self.memory: ChannelMemory | None = None
