@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.virtual_engines import DATA, MQD, RING, Bench, high, low
-from ugpu.virtual.amd.engines.cp import mes
 from ugpu.virtual.amd.engines.cp.hqd import Slot
 from ugpu.virtual.amd.engines.cp.mapping import KIQ_PIPE, SCHEDULER_PIPE, CannotMap
 from ugpu.virtual.amd.engines.cp.mes_processes import Process, Processes, Resources
