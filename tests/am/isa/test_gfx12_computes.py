@@ -215,11 +215,10 @@ attributes #0 = {{ "amdgpu-flat-work-group-size"="32,32" }}
         first, step = 100, 7
         given = np.full(33, first, np.uint32)
         out = _run(machine, ir, [given, step], 1, 32)
-        left = (lambda n: max(n - step, 0)) if operation == "usub_sat" else (
-            lambda n: n - step if n >= step else n)  # fmt: skip
+        rest = 0 if operation == "usub_sat" else first % step  # of what is less than a step
         wanted = [first]
         while len(wanted) < 32:
-            wanted.append(left(wanted[-1]))
+            wanted.append(wanted[-1] - step if wanted[-1] >= step else rest)
         assert list(out[1:]) == wanted
     else:
         one = 0x3C00 if "half" in kind else 0x3F80  # 1.0 in both halves

@@ -16,7 +16,7 @@ from ugpu.virtual.amd.engines.cp.dispatch import BadDispatch, Launcher, ShRegist
 from ugpu.virtual.amd.engines.sdma.packets import BadSdmaPacket, SdmaExecutor
 from ugpu.virtual.amd.firmware.discovery import build_discovery
 from ugpu.virtual.amd.firmware.images import sign
-from ugpu.virtual.amd.generations.gfx12.blocks import Waves12
+from ugpu.virtual.amd.generations.gfx12.blocks import Sdma7, Waves12
 from ugpu.virtual.amd.generations.gfx12.copies import PACKETS
 from ugpu.virtual.amd.generations.record import generation_of
 from ugpu.virtual.amd.gpu import build_chip
@@ -305,6 +305,7 @@ def test_an_engine_runs_out_of_halt_and_reset(chip: Chip) -> None:
         chip.autoload()
     chip.scheduler.advance(1.0)
     engine = chip.sdma[0]
+    assert isinstance(engine, Sdma7)
     for value, runs in ((1, False), (2, False), (0, True)):
         write(chip, "gc", "SDMA0_MCU_CNTL", value)
         assert engine.running() is runs
