@@ -223,11 +223,19 @@ class BareRungs(Rungs[BareDriver, ChannelQueue]):
         """See Rungs."""
         failed = "work of the channels that failed; programs and memory stay"
         every = "work of all channels; programs and memory stay"
+        card = self.driver.card
         return [
             self.rung("new channel", Level.QUEUE, failed, partial(self._build, self.failed)),
             self.rung("all channels new", Level.QUEUE, every, self.restart_all),
-            *self.slot_rungs(self.driver.card.reset_by),
+            self.boot_rung(
+                "boot after power loss", Level.FLR, card.after_power_loss, self._check_dark
+            ),
+            *self.slot_rungs(card.reset_by),
         ]
+
+    def _check_dark(self) -> None:
+        if not self.driver.card.lost():
+            raise NotSupported("the card has power")
 
     def diagnose(self) -> Diagnosis:
         """See Rungs."""

@@ -29,6 +29,7 @@ from ugpu.hcq.errors import (
 from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.paging.allocator import RangeAllocator
 from ugpu.hcq.transport.base import Placing, ResetKind, Transport
+from ugpu.hcq.transport.pci.config import SavedConfig
 from ugpu.nv import chips
 from ugpu.nv.gsp.boot import boot as steps
 from ugpu.nv.gsp.boot import placement
@@ -173,6 +174,8 @@ class GspCard(BareCard[H]):
     def take_over(self) -> bool:
         """See BareCard. Bus mastering is off then, so that the firmware reaches no memory."""
         chip = self.chip
+        if chip.kept is None:
+            chip.kept = SavedConfig(self.transport.config_read)
         chip.link.keep_awake()
         with self.stages.stage("gfw-boot"):
             self._contact()

@@ -163,6 +163,19 @@ def test_a_crash_of_the_firmware_is_recovered() -> None:
         work(device)
 
 
+@pytest.mark.parametrize("chip", ["ad102", "gh100"])
+def test_a_card_that_lost_its_power_is_booted_again(chip: str) -> None:
+    """As after the host was suspended: the BARs have no addresses, and the firmware is gone."""
+    with powered(chip) as card, opened(card) as device:
+        work(device)
+        card.power_cycle()
+        with pytest.raises(UgpuError):
+            work(device)
+        recovery = device.reset()
+        assert recovery.attempts[-1].worked
+        work(device)
+
+
 def test_a_reset_with_two_holders() -> None:
     with powered() as card, opened(card) as device, tenant(device, "second") as other:
         work(other)
