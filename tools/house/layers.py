@@ -119,7 +119,11 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("device",),
     ),
     "usbgpu": (("link",), ("bridge",), ("firmware",), ("thunderbolt",), ("attach",)),
-    "virtual": (("faults", "shader", "bus", "node"), ("serve",), ("amd", "nvidia", "adreno", "usb")),
+    "virtual": (
+        ("faults", "shader", "bus", "node"),
+        ("serve",),
+        ("amd", "nvidia", "adreno", "usb"),
+    ),
     "tools": (
         ("base",),
         ("control",),
@@ -143,6 +147,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("gradients",),
         ("random",),
         ("tensor",),
+        ("sharding",),
         ("front",),
         ("files", "nn", "numeric"),
         ("onnx", "optim", "language"),
