@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ugpu.hcq.bare.firmware import FirmwareSource
+from ugpu.hcq.bare.holder import LONGEST_SLEEP_S, SHARED_SLEEP_S
 from ugpu.hcq.bare.space import AddressSpace
 from ugpu.hcq.bare.stages import StageHook, Stages
 from ugpu.hcq.errors import BadArgument, NotSupported
@@ -151,6 +152,15 @@ class BareDriver(NvDriver):
                     self.card.holders.remove(self)
                 if not self.card.holders:
                     self.card.end(clean=clean)
+
+    def doze(self, limit_s: float) -> None:
+        """See NvDriver. Ends with an interrupt, where the transport has them."""
+        interrupts = self.card.interrupts
+        if interrupts is None:
+            super().doze(limit_s)
+        else:
+            alone = len(self.card.holders) == 1
+            interrupts.wait(min(limit_s, LONGEST_SLEEP_S if alone else SHARED_SLEEP_S))
 
     # ---- several holders ---------------------------------------------------------------------
 

@@ -187,6 +187,11 @@ class Gpu(ABC):
     def add_evidence(self, found: Evidence) -> None:
         """Add what explains a failure below the channels to a bundle, or why it is missing."""
 
+    @property
+    def interrupts(self) -> bool:
+        """Return whether interrupts of its channels reach this process."""
+        return False
+
     def boost(self, *, clear: bool = False) -> bool:
         """Request the clocks of compute clients, until `clear` or the end of this client.
 

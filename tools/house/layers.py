@@ -70,6 +70,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("work",),
         ("copies",),
         ("device",),
+        ("rings",),
         ("cpu", "remote"),
         ("find",),
         ("bare",),

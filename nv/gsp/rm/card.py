@@ -18,7 +18,14 @@ from ugpu.hcq.bare.space import AddressSpace
 from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.device import crash
 from ugpu.hcq.disk.bundle import Evidence
-from ugpu.hcq.errors import ChipError, DeviceBusy, DeviceLost, NotSupported, UgpuError
+from ugpu.hcq.errors import (
+    ChipError,
+    DeviceBusy,
+    DeviceLost,
+    FirmwareError,
+    NotSupported,
+    UgpuError,
+)
 from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.paging.allocator import RangeAllocator
 from ugpu.hcq.transport.base import Placing, ResetKind, Transport
@@ -31,6 +38,8 @@ from ugpu.nv.gsp.boot.files import BootFiles, read_files
 from ugpu.nv.gsp.boot.frts import check_unprotected
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.chip.chip import GspChip
+from ugpu.nv.gsp.chip.interrupts import LEAVES, InterruptTree
+from ugpu.nv.gsp.rm.client import GspClient
 from ugpu.nv.gsp.rm.contexts import Contexts
 from ugpu.nv.gsp.rm.space import GspSpace, memory_map
 from ugpu.nv.gsp.rm.states import as_json
@@ -41,6 +50,8 @@ from ugpu.nv.gsp.rpc.note import Note
 log = logging.getLogger(__name__)
 
 _PAGE = 4096
+_MOST_VECTORS = 256  # rows of the table of interrupts
+_VECTORS = 32 * LEAVES
 _NO_VENDOR = 0xFFFF  # what a bus reads where nothing answers
 # Below it lies what the board's firmware and the VGA BIOS use before a driver runs; RM leaves the
 # same size alone (open-gpu-kernel-modules 570.144 mem_mgr_gm107.c, VGA emulation).
@@ -57,6 +68,7 @@ class GspCard(BareCard[H]):
 
     heap: VRAM that the driver may use, which all address spaces share. found: the state in which
     `start` found the card, and what it did. contexts: the first graphics context, once it is made.
+    interrupts: None where the transport has none, or before the first holder's objects.
     on_channel_end: called with the firmware's report of each channel that it ended.
     """
 
@@ -89,6 +101,7 @@ class GspCard(BareCard[H]):
         self._runs = False
         self._busy = False  # as `take_over` found the card
         self.contexts: Contexts | None = None
+        self.interrupts: InterruptTree | None = None
         self.on_channel_end: list[Callable[[bytes], None]] = []
         self.found = ""
         self.closed = False
@@ -278,6 +291,7 @@ class GspCard(BareCard[H]):
         """See BareCard."""
         self._runs = self._busy = False
         self.chip.logs = {}
+        self.interrupts = None
         self.contexts = self._memory = None
         if self.chip.memory_size:
             self.chip.vram.forget()
@@ -323,6 +337,24 @@ class GspCard(BareCard[H]):
         for take in list(self.on_channel_end):
             take(payload)
 
+    def enable_interrupts(self, client: GspClient, subdevice: int) -> None:
+        """Let the end of work and the GSP's messages interrupt, if the transport has interrupts;
+        once. client, subdevice: to ask with."""
+        with self.lock:
+            messages = self.transport.interrupts
+            if messages is None or self.interrupts is not None:
+                return
+            found = client.ask(subdevice, "NV2080_CTRL_CMD_INTERNAL_INTR_GET_KERNEL_TABLE")
+            rows = [found.table[row] for row in range(min(int(found.tableLen), _MOST_VECTORS))]
+            gsp = client.constants.MC_ENGINE_IDX_GSP
+            stall = [int(row.vectorStall) for row in rows if int(row.engineIdx) == gsp]
+            vectors = [int(row.vectorNonStall) for row in rows]
+            used = [vector for vector in vectors if vector < _VECTORS]
+            if not stall or stall[0] >= _VECTORS:
+                raise FirmwareError("the GSP's table of interrupts lacks its own", rows=len(rows))
+            self.interrupts = InterruptTree(self.chip, messages)
+            self.interrupts.enable(used, stall[0])
+
     # ---- notes and the end -------------------------------------------------------------------
 
     def note_in_use(self) -> None:
@@ -331,6 +363,9 @@ class GspCard(BareCard[H]):
 
     def stop(self, *, clean: bool) -> None:
         """See BareCard. Firmware with which messages are under way is not left running."""
+        if self.interrupts is not None:
+            self.interrupts.disable()
+            self.interrupts = None
         super().stop(clean=clean and self._runs and self.calls.left() is not None)
 
     def note_left(self) -> None:

@@ -94,6 +94,7 @@ class GspGpu(Gpu):
         self._read_shape()
         self.engines = read_engines(client, self.subdevice)
         self._make_address_space()
+        card.enable_interrupts(client, self.subdevice)
         self.session.on_report.append(self._note_end)
 
     def _make_address_space(self) -> None:
@@ -274,6 +275,10 @@ class GspGpu(Gpu):
 
     def lost(self) -> bool:
         return self.session.card.lost()
+
+    @property
+    def interrupts(self) -> bool:
+        return self.session.card.interrupts is not None
 
     def poll(self) -> None:
         self.session.card.calls.drain()

@@ -113,6 +113,35 @@ declare float @llvm.floor.f32(float)
 
 
 @pytest.mark.parametrize(
+    ("name", "function"),
+    [("exp2", np.exp2), ("log2", np.log2), ("sqrt", np.sqrt), ("amdgcn.rcp", np.reciprocal)],
+)
+@pytest.mark.parametrize(("kind", "dtype"), [("float", np.float32), ("half", np.float16)])
+def test_functions_of_scalars(
+    machine: Machine, name: str, function: Any, kind: str, dtype: Any
+) -> None:
+    suffix = {"float": "f32", "half": "f16"}[kind]
+    ir = f"""
+define amdgpu_kernel void @k(ptr addrspace(1) %out, {kind} %x) #0 {{
+  %y = call afn {kind} @llvm.{name}.{suffix}({kind} %x)
+  store {kind} %y, ptr addrspace(1) %out
+  ret void
+}}
+declare {kind} @llvm.{name}.{suffix}({kind})
+attributes #0 = {{ "denormal-fp-math-f32"="preserve-sign,preserve-sign" }}
+"""
+    short = {"exp2": "exp", "log2": "log", "amdgcn.rcp": "rcp"}.get(name, name)
+    words = [line.text.split()[0] for line in compile_ir(ir, cpu="gfx1201").listing]
+    assert f"v_s_{short}_{suffix}" in words
+    for x in (0.25, 1.0, 3.7):
+        given: Any = x if kind == "float" else int(dtype(x).view(np.uint16))
+        out = _run(machine, ir, [np.zeros(1, dtype), given])
+        np.testing.assert_allclose(
+            out[0], function(dtype(x)), rtol=1e-3 if kind == "half" else 1e-6
+        )
+
+
+@pytest.mark.parametrize(
     ("kind", "extend"), [("i8", "sext"), ("i8", "zext"), ("i16", "sext"), ("i16", "zext")]
 )
 def test_narrow_scalar_loads(machine: Machine, kind: str, extend: str) -> None:

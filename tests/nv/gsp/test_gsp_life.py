@@ -12,10 +12,13 @@ from tests.support.gsp_killed import killing
 from tests.support.nv_machine import LIMIT_S, tenant, work
 from ugpu import hcq
 from ugpu.hcq.errors import FirmwareInvalid
+from ugpu.hcq.transport.base import Interrupts
+from ugpu.nv.device import driver as driver_module
 from ugpu.nv.device.bare import BareDriver
 from ugpu.nv.device.device import NvDevice
 from ugpu.nv.gsp.rpc import note
 from ugpu.virtual.nvidia.gsp.card import Card
+from ugpu.virtual.nvidia.gsp.faults import CardFault
 
 
 def left_warm(card: Card, **options: object) -> NvDevice:
@@ -83,6 +86,39 @@ def test_two_holders_of_one_card() -> None:
             work(again)
         assert card.violations == []
         assert not card.wpr.up, "the last holder has unloaded the firmware"
+
+
+@pytest.mark.parametrize("chip", ["ad102", "gh100"])
+def test_work_and_reports_interrupt_a_wait(chip: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "_SPINS", 0)  # each wait sleeps
+    came: list[bool] = []
+    with powered(chip) as card, opened(card) as device:
+        driver = device.driver
+        assert isinstance(driver, BareDriver) and driver.card.interrupts is not None
+        messages = driver.card.interrupts.messages
+        monkeypatch.setattr(driver.card.interrupts, "messages", Noted(messages, came))
+        for _ in range(8):
+            work(device)
+        assert any(came), "work ended a wait"
+        card.inject_card(CardFault.MESSAGE_LOST)
+        work(device)  # polled after all
+        assert card.violations == []
+
+
+class Noted:
+    """Interrupts, with whether each wait ended by one."""
+
+    vectors = 1
+
+    def __init__(self, messages: Interrupts, came: list[bool]) -> None:
+        self._messages, self._came = messages, came
+
+    def enable(self, count: int) -> None:
+        self._messages.enable(count)
+
+    def wait(self, limit_s: float, vector: int = 0) -> bool:
+        self._came.append(self._messages.wait(limit_s, vector))
+        return self._came[-1]
 
 
 @given(st.one_of(st.binary(max_size=200), st.text().map(str.encode)))

@@ -62,7 +62,7 @@ class Relay:
         answers.recall = self._recall
 
     def _set_up(self, terms: Terms) -> dict[str, list[int]]:
-        asked = [int(terms.shared), terms.memory, terms.message, terms.holder]
+        asked = [int(terms.shared), terms.memory, terms.message, terms.holder, terms.who]
         self._channel.send(Message("hold", asked, 1))
         reply = self._channel.receive(CALL_S)
         if reply is None:
