@@ -148,6 +148,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("gradients",),
         ("random",),
         ("tensor",),
+        ("sharding",),
         ("front",),
         ("files", "nn", "numeric"),
         ("onnx", "optim", "language"),
