@@ -14,6 +14,9 @@ REACHED = (
     "SMU is initialized successfully!",
     "amdgpu: added device 1002:7550",
     "ring gfx_0.0.0 uses VM inv eng",
+    "ring gfx_1.1.1 ib test pass",
+    "ring compute_1.2.2 ib test pass",
+    "ring sdma_1.3.3 ib test pass",
     "[drm] Initialized amdgpu 3.",
 )
 

@@ -212,7 +212,7 @@ class Programs:
             for position, symbol in enumerate(encoded.symbols):
                 if symbol.buffer is not None:
                     values[position] = int(symbol.buffer.address)
-            queue.submit_keeping(encoded, values, staging)
+            queue.submit(encoded, values, staging)
             wait(queue, value)
             queue.reclaim()
         except BaseException:

@@ -135,9 +135,10 @@ class DoorLog(logging.Handler):
         except OSError:
             self._lost += 1
         error = record.exc_info[1] if record.exc_info else None
-        if record.levelno >= logging.ERROR and isinstance(error, MemoryError | OSError):
-            if isinstance(error, MemoryError) or is_exhausted(error):
-                _exhausted()
+        if record.levelno < logging.ERROR or error is None:
+            return
+        if isinstance(error, MemoryError) or is_exhausted(error):
+            _exhausted()
 
 
 class Host:
