@@ -12,14 +12,13 @@ from tests.support.am_streams import Streams
 from tests.support.kernels import contract_object
 from tests.support.workloads import Places, lines_of
 from ugpu.am.device.device import AmDevice
-from ugpu.am.work.arena import ARENA_SIZE
 
 
 def name_queues(device: AmDevice, places: Places) -> None:
     """Name the memory of the device's queues."""
     for queue in device.driver.all_queues():
         short = queue.name.replace(" ", "")
-        places.add(f"{short}.arena", queue.arena.address, ARENA_SIZE)
+        places.add(f"{short}.arena", queue.arena.address, queue.arena.size)
         places.add(f"{short}.ring", queue.ring.address, queue.ring.size)
         places.add(f"{short}.control", queue.control.address, queue.control.size)
         places.add(f"{short}.timeline", queue.timeline.memory.address, 16)

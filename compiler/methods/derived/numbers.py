@@ -114,7 +114,7 @@ class Numbers(Groups):
         if integer_of("diff", "n", n) < 0:
             raise BadArgument(f"diff: expected n >= 0, got {n}")
         parts = [each for each in (prepend, self, append) if each is not None]
-        values: Self = self
+        values = self._same()
         if len(parts) > 1:
             joined = [self._tensor("diff", each) for each in parts]
             values = joined[0]._joined_along(place, joined[1:])
@@ -207,6 +207,8 @@ class Numbers(Groups):
         shaped = [each if keepdims else each.squeeze(place) for each in results]
         if keepdims and whole:
             shaped = [each.reshape((1,) * self.ndim) for each in shaped]
+        if not shaped:
+            raise BadArgument("quantile: expected at least one q")
         found = [self._rounded(each) for each in shaped]
         return found[0] if single else found[0].unsqueeze(0)._joined_along(
             0, [each.unsqueeze(0) for each in found[1:]]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ugpu.hcq.copies.transfer import Transfer
 from ugpu.hcq.device.core import Core
 from ugpu.hcq.work.buffer import Buffer
-from ugpu.hcq.work.queue import HardwareQueue, Queue
+from ugpu.hcq.work.queue import HardwareQueue
 from ugpu.hcq.work.timeline import Timeline
 
 
@@ -31,6 +33,6 @@ class Lane(Transfer):
         super().__init__(core)
         self._queue = queue
 
-    def _lanes(self) -> tuple[list[Buffer], list[Queue]]:
+    def _lanes(self) -> tuple[list[Buffer], Sequence[HardwareQueue]]:
         staging, queues = super()._lanes()
-        return staging, [Queue(self._queue) for _ in queues]
+        return staging, [self._queue for _ in queues]

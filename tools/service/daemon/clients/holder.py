@@ -109,7 +109,7 @@ class Holder:
             part.view[:] = view
             self.core.driver.notify_memory_written()
         elif len(view) and not self.core.driver.write_memory(part, view):
-            self._lane.upload(part, view)
+            self._lane.send(part, view)
 
     def read(self, address: int, size: int) -> Bytes:
         """Return bytes. Raises a failure of work whose results they may be."""
@@ -123,7 +123,7 @@ class Holder:
             return bytes(part.view)
         out = memoryview(bytearray(size))
         if size and not self.core.driver.read_memory(part, out):
-            self._lane.download(part, out)
+            self._lane.receive(part, out)
         return out
 
     def check(self, address: int, size: int) -> None:
