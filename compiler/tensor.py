@@ -7,6 +7,7 @@ compiler.dtype.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
@@ -320,6 +321,13 @@ class Tensor(Random):
             history = History("to", (self.node,), (origin, lambda g: g.to(origin)))
             made.node.tracked, made.node.history = True, history
         return made
+
+    def shard(self, devices: Sequence[Device | str], axis: int | None = None) -> Any:
+        """Return this tensor on several devices: split along an axis, or, for None, replicated. The
+        last parts are shorter if the axis does not divide. The result, a
+        `compiler.sharding.sharded.Sharded`, has the methods of a Tensor; gradients flow back."""
+        methods = importlib.import_module("ugpu.compiler.sharding.methods")  # above this floor
+        return methods.shard(self, devices, axis)
 
     def _from_array(self, array: Any) -> Tensor:
         return Tensor(array, device=self.device)

@@ -46,7 +46,7 @@ def footprint() -> tuple[int, int, float]:
 
 def memory_used(device: Device) -> float:
     """Return the bytes of the device's memory in use, without those of staging buffers."""
-    device.driver.core.copies.transfer.close()
+    device.driver.core.copies.close()
     return next(each.read() for each in device.sensors() if each.name == "memory_used_bytes")
 
 

@@ -15,18 +15,20 @@ import pytest
 MOST = {
     "virtual:navi31": {
         "open": 35_800,
-        "launch": 150,
-        "wait": 60,
-        "copy in": 520,
-        "copy out": 440,
-        "replay": 170,
+        "launch": 145,
+        "wait": 50,
+        "copy in": 347,
+        "copy out": 343,
+        "copy within": 183,
+        "replay": 150,
     },
     "virtual:gh100": {
         "open": 23_900,
         "launch": 60,
         "wait": 32,
-        "copy in": 320,
-        "copy out": 250,
+        "copy in": 216,
+        "copy out": 211,
+        "copy within": 114,
         "replay": 66,
     },
 }

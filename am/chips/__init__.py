@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ugpu.am.chips.facts import ChipFacts
+from ugpu.am.chips.generations import Version
 from ugpu.hcq.errors import DeviceNotFound
 from ugpu.hcq.find.catalogue import ChipSummary, PciDriver
 
 _REGISTER_NAMES = "ugpu.am.offline.register_names:register_names"
 _OPEN = "ugpu.am.device.device:open_device"
 _WINDOW = "ugpu.am.offline.chip"
+_CLASSES = (0x03, 0x12)
 DEFAULT = "navi31"  # used where a chip is needed and none was named
 _WITHOUT_MODEL: frozenset[str] = frozenset()
 
@@ -50,6 +52,34 @@ def find(vendor: int, device: int) -> ChipFacts | None:
         if vendor == facts.generation.vendor and device in facts.pci_ids:
             return facts
     return None
+
+
+def with_blocks(versions: Mapping[str, Version]) -> ChipFacts | None:
+    """Return the facts of the chip whose blocks have these versions, as far as firmware is named
+    after them (GenerationFacts.naming_blocks); None if there is none."""
+    for facts in all_facts():
+        blocks = facts.generation.naming_blocks
+        if all(versions.get(block) == facts.versions[block] for block in blocks):
+            return facts
+    return None
+
+
+def unknown_driver(class_code: int) -> PciDriver | None:
+    """Return how to drive a function of the vendor whose id is in no chip's folder, if it may be a
+    GPU by its class: a display controller or a processing accelerator. Its discovery table shows
+    which chip it is (am.boot.contact.recognise)."""
+    if class_code >> 16 not in _CLASSES:
+        return None
+    shared = facts_of(DEFAULT).generation
+    return PciDriver(
+        "AMD GPU of an unknown PCI id",
+        _OPEN,
+        shared.physical_bits,
+        shared.least_bars,
+        names=_REGISTER_NAMES,
+        window=_WINDOW,
+        needs_host_memory=False,
+    )
 
 
 def summary(name: str) -> ChipSummary:

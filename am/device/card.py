@@ -12,7 +12,7 @@ import logging
 from functools import partial
 
 from ugpu.am import chips
-from ugpu.am.boot import boot
+from ugpu.am.boot import boot, contact
 from ugpu.am.boot.units import Units
 from ugpu.am.chip import remedies as advice
 from ugpu.am.chip.chip import Chip
@@ -37,6 +37,7 @@ from ugpu.hcq.errors import (
 )
 from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.state.target import TargetSpec
+from ugpu.hcq.transport.base import Transport
 from ugpu.hcq.transport.life import absence_of
 
 _PASIDS = 0xFFFF  # PASIDs have 16 bits
@@ -46,14 +47,18 @@ log = logging.getLogger(__name__)
 _NOBODY = 0xFFFF  # vendor id read from configuration space without a function
 
 
-def find_facts(vendor: int, device: int) -> ChipFacts:
-    """Return the facts of the chip with this PCI id, from its folder in am/chips."""
-    found = chips.find(vendor, device)
-    if vendor == _NOBODY:
+def find_facts(transport: Transport, stages: Stages) -> ChipFacts:
+    """Return the facts of the chip behind a transport, from its folder in am/chips: by its PCI id,
+    or by its discovery table if no folder has the id."""
+    identity = transport.identity
+    if identity.vendor == _NOBODY:
         raise DeviceLost("the card is no longer on the bus", remedy=advice.LINK)
-    if found is None:
-        raise DeviceNotFound(f"PCI id {vendor:04x}:{device:04x} is not a supported chip")
-    return found
+    found = chips.find(identity.vendor, identity.device)
+    if found is not None:
+        return found
+    if identity.vendor != chips.facts_of(chips.DEFAULT).generation.vendor:
+        raise DeviceNotFound(f"PCI id {identity} is not a supported chip")
+    return contact.recognise(transport, stages)
 
 
 class Card(CardPart):
@@ -72,7 +77,7 @@ class Card(CardPart):
         firmware: FirmwareSource,
         *,
         stages: Stages,
-        on_chip: boot.ChipHook | None = None,
+        on_chip: contact.ChipHook | None = None,
         leave_warm: bool,
     ) -> None:
         """Make first contact; the chip is not changed. `start` boots it."""
@@ -82,8 +87,7 @@ class Card(CardPart):
         self.firmware_source = firmware
         self.firmware: FirmwareSet | None = None
         try:
-            identity = self.transport.identity
-            self.facts = find_facts(identity.vendor, identity.device)
+            self.facts = find_facts(self.transport, stages)
             self.generation = generation_of(self.facts.generation)
             self.units: Units = boot.prepare(
                 self.transport, self.facts, self.generation.units, stages, on_chip
@@ -126,7 +130,9 @@ class Card(CardPart):
     def find_firmware(self) -> None:
         """See BareCard."""
         if self.firmware is None:
-            self.firmware = load_firmware(self.firmware_source, self.facts)
+            identity = self.transport.identity
+            kicker = (identity.device, identity.revision) in self.facts.kickers
+            self.firmware = load_firmware(self.firmware_source, self.facts, kicker=kicker)
 
     def needed_firmware(self) -> FirmwareSet:
         """Return the images; look for them first if a warm start did not need them. ORDER: they
@@ -150,7 +156,7 @@ class Card(CardPart):
         """See BareCard."""
         self.units.smu.stuck = False
         self.rest.forget()
-        boot.read_discovery(self.chip)
+        contact.read_discovery(self.chip)
 
     def boot_again(self) -> None:
         """See BareCard."""
@@ -160,7 +166,7 @@ class Card(CardPart):
     def after_power_loss(self) -> None:
         """See BareCard."""
         boot.after_power_loss(self.units)
-        boot.read_discovery(self.chip)
+        contact.read_discovery(self.chip)
 
     def note_in_use(self) -> None:
         """See BareCard."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ugpu.am.boot.boot import ChipHook
+from ugpu.am.boot.contact import ChipHook
 from ugpu.am.chip.chip import Chip
 from ugpu.am.chip.placement import QUEUE_VMID, Seat
 from ugpu.am.chip.remedies import PACKAGE

@@ -26,6 +26,7 @@ from ugpu.am.work.cleaner import Cleaner
 from ugpu.am.work.holder import Holder
 from ugpu.am.work.image import HostImage
 from ugpu.am.work.programs import Programs
+from ugpu.am.work.queue import RingQueue
 from ugpu.am.work.queues import Queues
 from ugpu.hcq.bare import rungs
 from ugpu.hcq.bare.space import Mapping
@@ -224,7 +225,10 @@ class AmDriver(Holder):
     # ---- queues and failures -----------------------------------------------------------------
 
     def hardware_queues(self, kind: QueueKind) -> Sequence[HardwareQueue]:
-        return self.queues.of(kind)
+        return self.queues.compute if kind is QueueKind.COMPUTE else self.queues.copy
+
+    def all_queues(self) -> Sequence[RingQueue]:
+        return self.queues.all
 
     def poll(self) -> UgpuError | None:
         ended = [(queue, queue.ended) for queue in self.queues.compute]

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import partial
 
 from ugpu.am import chips
-from ugpu.am.boot.boot import first_contact, read_discovery
+from ugpu.am.boot.contact import first_contact, read_discovery
 from ugpu.am.chip.chip import Chip
 from ugpu.am.chip.placement import QUEUE_VMID
 from ugpu.am.device import rest
@@ -39,7 +39,7 @@ def open_window(attachment: Attachment) -> Iterator[Chip]:
     """Open a chip's registers in whatever state the chip is; the transport is closed at the end.
 
     While the window is open the function decodes its BARs, does not reach host memory, and its end
-    of the link stays awake (am.boot.boot.first_contact); configuration space is restored
+    of the link stays awake (am.boot.contact.first_contact); configuration space is restored
     afterwards. If a process died while the card rested, the graphics core gets its power back
     (am.device.rest). Raises FirmwareSilent if the board's own firmware has not come up,
     DiscoveryError if the discovery table cannot be read, DeviceLost.

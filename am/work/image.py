@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from ugpu.am.work.base import CardHolder
 from ugpu.hcq.bare.space import Mapping
+from ugpu.hcq.rings.image import OwnImage
 from ugpu.hcq.state.memory import Placement
-from ugpu.hcq.transport.view import RemoteView
+from ugpu.hcq.transport.view import HostView, RemoteView
 from ugpu.hcq.work.command_buffer import CommandBuffer, Part
-from ugpu.hcq.work.queue import HardwareQueue, Resident
 
 _GAP_WORDS = 64  # gaps up to this are written again, which saves a second transfer
 
@@ -24,35 +24,25 @@ class ImagesHolder(CardHolder):
     images: weakref.WeakSet[HostImage]
 
 
-class HostImage(Resident):
+class HostImage(OwnImage[Mapping]):
     """An image in its own memory. If that is not this process's memory, `words` is a copy, whose
     changes are written to the image."""
 
     _view: RemoteView | None = None
     patched = True  # words were written since the last submission
 
-    def __init__(
-        self,
-        driver: ImagesHolder,
-        queue: HardwareQueue,
-        words: int,
-        kernels: tuple[str, ...] = (),
-    ) -> None:
-        self.queue, self._driver = queue, driver
-        self.kernels = kernels
-        self.mapping: Mapping | None = None
-        try:
-            self.mapping = driver.map(max(words, 1) * 4, Placement.HOST)
-            self.mapping.clear_behind(4 * words)
-            self.address = int(self.mapping.address)
-            view = self.mapping.view
-            if isinstance(view, memoryview):
-                self.words = np.frombuffer(view, np.uint32)[:words]
-            else:
-                self.words, self._view = np.zeros(words, np.uint32), view
-        except BaseException:
-            self.close()
-            raise
+    def __init__(self, driver: ImagesHolder, buffer: CommandBuffer) -> None:
+        self._driver = driver
+        super().__init__(buffer, lambda size: driver.map(size, Placement.HOST), driver.unmap)
+
+    def take(self, view: HostView, count: int) -> None:
+        """See OwnImage."""
+        if isinstance(view, memoryview):
+            super().take(view, count)
+            return
+        assert self.memory is not None
+        self.memory.clear_behind(4 * count)
+        self.words, self._view = np.zeros(count, np.uint32), view
 
     def fill(self, encoded: CommandBuffer, values: NDArray[np.uint64]) -> None:
         """See Resident."""
@@ -78,11 +68,8 @@ class HostImage(Resident):
                     self._view[4 * first : 4 * end] = self.words[first:end].tobytes()
 
     def close(self) -> None:
-        if self.mapping is not None:
-            self._driver.images.discard(self)
-            self.words = np.zeros(0, np.uint32)  # releases the mapping's view
-            self._driver.unmap(self.mapping)
-            self.mapping = None
+        self._driver.images.discard(self)
+        super().close()
 
 
 def _runs(positions: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

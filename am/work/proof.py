@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ugpu.am.packets.dispatch import LaunchDetails, encode_setup
@@ -17,22 +16,19 @@ from ugpu.am.work.queue import ComputeQueue, CopyQueue
 from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.errors import ChipError, OutOfMemory, UnitTimeout
 from ugpu.hcq.objects.code_object import KernelImage
+from ugpu.hcq.rings.proof import COPY_BYTES, SEED, THREADS, check_copy, check_kernel, pattern
 from ugpu.hcq.state.memory import Placement
-from ugpu.hcq.work.command import Command, Copy, Launch, Signal
-from ugpu.hcq.work.command_buffer import Symbol, values_of
+from ugpu.hcq.work.command import Command, Copy, Launch
+from ugpu.hcq.work.command_buffer import Symbol
 from ugpu.hcq.work.program import Kernel, Program
 
 if TYPE_CHECKING:
     from ugpu.am.work.holder import Holder
     from ugpu.am.work.queue import RingQueue
-    from ugpu.hcq.work.timeline import Timeline
 
 PROOF_LIMIT_S = 0.5  # how long a queue may take to show that it works again
 _SIZE = 4096  # bytes of each memory
 _RESULT, _PATTERN, _COPIED = 0, 1024, 2048  # in the host's memory
-_COPY_BYTES = 1024
-_THREADS = 32
-_SEED = 0x5EED_0000
 _NAME = "ugpu.proof"
 
 
@@ -83,60 +79,39 @@ def _launch(driver: Holder, queue: ComputeQueue, code: Mapping, host: Mapping) -
     proof = driver.generation.proof
     address, descriptor = int(code.address), proof.descriptor
     driver.programs.write(code, struct.pack(f"<{len(proof.words)}I", *proof.words))
-    image = KernelImage(_NAME, 0, 0, descriptor, (), (), _THREADS, {})
+    image = KernelImage(_NAME, 0, 0, descriptor, (), (), THREADS, {})
     setup = encode_setup(descriptor, address, None, queue.registers)
     kernel = Kernel(
         _NAME, Program(driver.core, None), address, PROOF_ARGUMENTS.size, None,
-        details=LaunchDetails(image, address, _THREADS, setup),
+        details=LaunchDetails(image, address, THREADS, setup),
     )  # fmt: skip
-    arguments = PROOF_ARGUMENTS.pack(int(host.address) + _RESULT, _SEED)
-    host.view[_RESULT : _RESULT + 4 * _THREADS] = bytes(4 * _THREADS)
-    _run(driver, queue, [Launch(kernel, (1, 1, 1), (_THREADS, 1, 1), arguments)])
-    found = struct.unpack(f"<{_THREADS}I", bytes(host.view[_RESULT : _RESULT + 4 * _THREADS]))
-    expected = tuple(3 * n + _SEED for n in range(_THREADS))
-    if found != expected:
-        thread = next(n for n in range(_THREADS) if found[n] != expected[n])
-        raise ChipError(
-            f"{queue.name}: a kernel stored {found[thread]:#x} in thread {thread}, expected"
-            f" {expected[thread]:#x}",
-            queue=queue.name,
-        )
+    arguments = PROOF_ARGUMENTS.pack(int(host.address) + _RESULT, SEED)
+    host.view[_RESULT : _RESULT + 4 * THREADS] = bytes(4 * THREADS)
+    _run(driver, queue, [Launch(kernel, (1, 1, 1), (THREADS, 1, 1), arguments)])
+    check_kernel(queue.name, host.view[_RESULT : _RESULT + 4 * THREADS])
 
 
 def _copy(driver: Holder, queue: CopyQueue, device: Mapping, host: Mapping) -> None:
-    pattern = struct.pack("<256I", *(n * 0x0101_0101 ^ queue.engine.index for n in range(256)))
-    host.view[_PATTERN : _PATTERN + _COPY_BYTES] = pattern
-    host.view[_COPIED : _COPIED + _COPY_BYTES] = bytes(_COPY_BYTES)
+    data = pattern(queue.engine.index)
+    host.view[_PATTERN : _PATTERN + COPY_BYTES] = data
+    host.view[_COPIED : _COPIED + COPY_BYTES] = bytes(COPY_BYTES)
     near, base = Symbol.constant(int(device.address)), int(host.address)
     _run(driver, queue, [
-        Copy(near, Symbol.constant(base + _PATTERN), _COPY_BYTES),
-        Copy(Symbol.constant(base + _COPIED), near, _COPY_BYTES),
+        Copy(near, Symbol.constant(base + _PATTERN), COPY_BYTES),
+        Copy(Symbol.constant(base + _COPIED), near, COPY_BYTES),
     ])  # fmt: skip
-    found = bytes(host.view[_COPIED : _COPIED + _COPY_BYTES])
-    if found != pattern:
-        byte = next(n for n in range(_COPY_BYTES) if found[n] != pattern[n])
-        raise ChipError(
-            f"{queue.name}: byte {byte} of a copy is {found[byte]:#x}, expected {pattern[byte]:#x}",
-            queue=queue.name,
-        )
+    check_copy(queue.name, host.view[_COPIED : _COPIED + COPY_BYTES], data)
 
 
 def _run(driver: Holder, queue: RingQueue, commands: Sequence[Command]) -> None:
     """Run commands, followed by a signal, to their end."""
-    timeline = queue.timeline
-    value = timeline.last + 1
-    buffer = queue.encode([*commands, Signal(timeline, Symbol.constant(value))])
-    queue.submit(buffer, values_of(buffer, value))
+    value = queue.run(commands)
     try:
         driver.clock.wait_until(
-            partial(_reached, timeline, value),
+            lambda: queue.timeline.value >= value,
             unit=queue.name,
             waiting_for="a signal after the reset",
             limit_s=PROOF_LIMIT_S,
         )
     except UnitTimeout as error:
         raise ChipError(f"{queue.name} does not run after the reset", **error.facts) from error
-
-
-def _reached(timeline: Timeline, value: int) -> bool:
-    return timeline.value >= value

@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import struct
 from abc import abstractmethod
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import ClassVar
 
 from ugpu.am.packets import pm4, sdma
 from ugpu.am.packets.dispatch import ShaderRegisters, encode_launch
 from ugpu.am.units.ring_ahead import RingAhead
-from ugpu.am.work.arena import ARENA_SIZE, Arena
 from ugpu.am.work.bridge_memory import OutsideMemory
 from ugpu.am.work.image import HostImage, ImagesHolder
 from ugpu.hcq.bare.space import Mapping
-from ugpu.hcq.errors import BadArgument, DeviceHang, UnitTimeout
+from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.rings import ring as rings
+from ugpu.hcq.rings.arena import Arena
+from ugpu.hcq.rings.ring import Submission
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.work.command import Barrier, Command, Copy, Fill, Launch, Signal, Timestamp, Wait
 from ugpu.hcq.work.command_buffer import CommandBuffer, Symbol
-from ugpu.hcq.work.queue import HardwareQueue, QueueKind, Resident
+from ugpu.hcq.work.queue import QueueKind, Resident
 from ugpu.hcq.work.timeline import Timeline
 
 RING_SIZE = 0x10000  # bytes
@@ -42,58 +40,40 @@ _SLOT = struct.Struct(f"<{SLOT_WORDS}I")
 _QWORD = struct.Struct("<Q")
 
 
-class Submission(NamedTuple):
-    """A submission that will take place. number: of its slot, counted from 1. words: commands at
-    `address`. head: the arena's position behind it. value: of the timeline, at its end. image: its
-    memory, if that is not the arena. kernels: names of the kernels it launches. resident: the
-    captured image that it runs."""
-
-    number: int
-    address: int
-    words: int
-    head: int
-    value: int
-    image: HostImage | None = None
-    kernels: tuple[str, ...] = ()
-    resident: HostImage | None = None
-
-
 class QueueHolder(ImagesHolder):
     """A holder with hardware queues. outside: memory of a bridge."""
 
     outside: OutsideMemory
 
 
-class RingQueue(HardwareQueue):
-    """Parts shared by both kinds of queues: ring, arena, fence, doorbell.
+class RingQueue(rings.RingQueue[Submission]):
+    """Parts shared by both kinds of queues: ring, fence, doorbell.
 
     shift: left shift that turns a count of words into a pointer (SDMA counts bytes).
     """
 
     driver: QueueHolder
     shift = 0
-    intent: Submission | None = None
+    entries = SLOTS - 1
+    submission = Submission
     reuses_launches = True
     polls_pointer = True  # the engine may read the write pointer from memory too
     #: whether the low half of a doorbell may be written alone while the high half stays the same
     half_doorbells = False
 
     def __init__(self, driver: QueueHolder, name: str, kind: QueueKind, doorbell: int) -> None:
-        self.core, self.driver = driver.core, driver
-        self.name = name
-        self.kind = kind
+        super().__init__(driver, name, kind)
+        self.driver = driver
         self.doorbell = doorbell  # dword index
-        memory = driver.map(ARENA_SIZE + RING_SIZE + CONTROL_SIZE, Placement.HOST)
+        memory = driver.map(self.arena_size + RING_SIZE + CONTROL_SIZE, Placement.HOST)
         self.memory = memory
-        self.arena = Arena(memory.part(0, ARENA_SIZE))
-        self.ring = memory.part(ARENA_SIZE, RING_SIZE)
-        self.control = memory.part(ARENA_SIZE + RING_SIZE, CONTROL_SIZE)
+        self.arena = Arena(int(memory.address), memory.view, self.arena_size)
+        self.ring = memory.part(self.arena_size, RING_SIZE)
+        self.control = memory.part(self.arena_size + RING_SIZE, CONTROL_SIZE)
         self._ring_view = self.ring.view
         self._control_view = self.control.view
         timeline = driver.outside.timeline(self.control, _TIMELINE)
         self.timeline = Timeline(driver.core, timeline, f"{driver.name} {name}")
-        self._pending: deque[Submission] = deque()
-        self._unused: HostImage | None = None  # made for a submission that did not take place
         self._ahead = RingAhead(SLOTS)
         self.restart(clear=False)
 
@@ -101,18 +81,15 @@ class RingQueue(HardwareQueue):
     def pointers(self) -> Mapping:
         """The memory of pointers and fence, which is zero before the hardware queue is set up. The
         rest of `memory` may contain anything: the hardware does not read beyond the pointer."""
-        return self.memory.part(ARENA_SIZE + RING_SIZE, _TIMELINE)
+        return self.memory.part(self.arena_size + RING_SIZE, _TIMELINE)
 
     def restart(self, *, clear: bool = True) -> None:
         """Forget all submissions: the hardware queue was set up again, at zero. clear: zero
         `pointers`."""
-        self.intent = None
-        self.count = 0  # slots submitted
+        self.forget()
         self.innocent = 0  # slots that had ended when no failure had been reported
         self._kernels: list[tuple[str, ...]] = [()] * SLOTS  # by slot
         self._ends = [0] * SLOTS  # by slot: the timeline's value at its end
-        self.arena.restart()
-        self._close_images()
         self._seen = 0  # slots that were done when it was last read
         if clear:
             self._control_view[:_TIMELINE] = bytes(_TIMELINE)
@@ -155,6 +132,11 @@ class RingQueue(HardwareQueue):
         low = int.from_bytes(self._control_view[_FENCE : _FENCE + 4], "little")
         return self.count - (self.count - low & 0xFFFF_FFFF)
 
+    def passed(self) -> int:
+        """See rings.RingQueue."""
+        self._seen = self.done
+        return self._ends[(self._seen - 1) % SLOTS]
+
     # ---- what a kind provides ----------------------------------------------------------------
 
     @abstractmethod
@@ -175,93 +157,34 @@ class RingQueue(HardwareQueue):
 
     # ---- HardwareQueue -----------------------------------------------------------------------
 
-    def submit(self, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
-        count = len(buffer.words)
-        self._await_room(count)
-        image, head = None, self.arena.head
-        if 4 * count > ARENA_SIZE // 2:
-            image = self._new_image(count)
-            address = image.address
-            self._set_image(buffer, values, address)
-            image.fill(buffer, values)
-        else:
-            start = self.arena.find(4 * count)
-            assert start is not None
-            address = self.arena.address + start % ARENA_SIZE
-            self._set_image(buffer, values, address)
-            head = self.arena.fill(start, buffer, values)
-        value = self.timeline.last + 1
-        number, count = self.count + 1, buffer.command_words
-        self._run(Submission(number, address, count, head, value, image, buffer.kernels))
-
-    def _new_image(self, count: int) -> HostImage:
-        if self._unused is not None:
-            self._unused.close()
-        self._unused = HostImage(self.driver, self, count)
-        return self._unused
-
-    @staticmethod
-    def _set_image(buffer: CommandBuffer, values: NDArray[np.uint64], address: int) -> None:
-        for position in buffer.images:
-            values[position] = address
-
-    def place(self, buffer: CommandBuffer) -> Resident:
-        return HostImage(self.driver, self, len(buffer.words), buffer.kernels)
-
-    def submit_resident(self, resident: Resident, command_words: int, value: int) -> None:
-        self._await_room(0)
-        assert isinstance(resident, HostImage)
-        address, number, kernels = resident.address, self.count + 1, resident.kernels
-        head = self.arena.head
-        self._run(Submission(number, address, command_words, head, value, None, kernels, resident))
+    def own_image(self, buffer: CommandBuffer) -> HostImage:
+        """See rings.RingQueue."""
+        return HostImage(self.driver, buffer)
 
     def room(self, words: int) -> bool:
-        if self.count - self._seen >= SLOTS - 1:
-            self._seen = self.done
-            if self.count - self._seen >= SLOTS - 1:
-                return False
         if not self.count % _LOOK_EVERY and self.driver.units.ih.crowded:
             return False  # the thread that waits for room drains the interrupt ring
-        if not words or 4 * words > ARENA_SIZE // 2 or self.arena.find(4 * words) is not None:
-            return True
-        return self.reclaim() and self.arena.find(4 * words) is not None
+        return super().room(words)
 
     # ---- ring --------------------------------------------------------------------------------
 
-    def _run(self, submission: Submission) -> None:
-        """Put an image into the next slot and ring the doorbell."""
+    def _run(self, source: CommandBuffer | Resident, submission: Submission) -> None:
         if self.driver.memory.stale:
             self.driver.flush_tlb()
-        self.intent = submission  # from here on the submission takes place
+        self.intent = submission
         self.complete()
-
-    def complete(self) -> None:
-        submission = self.intent
-        if submission is None:
-            return
-        number = submission.number
-        holds = submission.image is not None or submission.head != self.arena.head
-        if holds and not (self._pending and self._pending[-1] is submission):
-            self._pending.append(submission)
-        self._unused = None
-        self._kernels[(number - 1) % SLOTS] = submission.kernels
-        self._ends[(number - 1) % SLOTS] = submission.value
-        self.arena.head = submission.head
-        # ORDER: waiters must wait for this value before the hardware may see the submission.
-        self.timeline.last = submission.value
-        self.count = number
-        self._tell(submission)
-        self.intent = None
 
     def _pack(self, submission: Submission, ahead: int = 0) -> bytes:
         """Return the slot of a submission, or of a similar one `ahead` submissions later."""
-        value, number = submission.value + ahead, submission.number + ahead & 0xFFFF_FFFF
+        value, number = submission.end + ahead, submission.number + ahead & 0xFFFF_FFFF
         self._fill_slot(self._slot, submission.address, submission.words, value, number)
         return _SLOT.pack(*self._slot)
 
-    def _tell(self, submission: Submission) -> None:
+    def tell(self, submission: Submission) -> None:
         """Write a slot and the pointer behind it, and ring the doorbell."""
         number = submission.number
+        self._kernels[(number - 1) % SLOTS] = submission.kernels
+        self._ends[(number - 1) % SLOTS] = submission.end
         index, pointer = (number - 1) % SLOTS, number * SLOT_WORDS << self.shift
         start, end = index * _SLOT.size, _WRITE_POINTER + _QWORD.size
         if self.arena.words is not None:
@@ -271,17 +194,18 @@ class RingQueue(HardwareQueue):
             return
         image, free = (submission.address, submission.words), SLOTS - 1 - (number - self._seen)
         make, resident = partial(self._pack, submission), submission.resident
+        is_written = isinstance(resident, HostImage) and not resident.patched
         slots = self._ahead.missing(index, image, free, make)
         with self.driver.chip.transport.batch():
             if slots:
                 self._ring_view[start : start + _SLOT.size * len(slots)] = b"".join(slots)
             if self.polls_pointer:
                 self._control_view[_WRITE_POINTER:end] = _QWORD.pack(pointer)
-            if slots or self.polls_pointer or resident is None or resident.patched:
+            if slots or self.polls_pointer or not is_written:
                 self.driver.units.nbio.post_hdp()
             self._ring(pointer)
         self._ahead.written(index, slots)
-        if resident is not None:
+        if isinstance(resident, HostImage):
             resident.patched = False
 
     def _ring(self, pointer: int) -> None:
@@ -293,19 +217,6 @@ class RingQueue(HardwareQueue):
         else:
             doorbells.write64(place, pointer)
         self._rung = pointer
-
-    def reclaim(self) -> bool:
-        """Free the arena and large images of finished slots; return whether there were any."""
-        done = self.done
-        freed = False
-        while self._pending and self._pending[0].number <= done:
-            submission = self._pending[0]
-            if submission.image is not None:
-                submission.image.close()
-            self.arena.tail = submission.head
-            self._pending.popleft()
-            freed = True
-        return freed
 
     def overwrite(self) -> None:
         """See HardwareQueue. The fence of a slot follows the timeline, so it is awaited."""
@@ -320,44 +231,9 @@ class RingQueue(HardwareQueue):
         self._ahead.clear()
         self.driver.units.nbio.post_hdp()
 
-    def _await_room(self, words: int) -> None:
-        """Wait for room for the driver's own submissions; all others have waited without the lock
-        (Device.await_room)."""
-        if not self.room(words):
-            self._wait_for(lambda: self.room(words), "a slot of the ring, and command memory")
-
-    def _close_images(self) -> None:
-        if self._unused is not None:
-            self._unused.close()
-            self._unused = None
-        while self._pending:
-            image = self._pending[0].image
-            if image is not None:
-                image.close()
-            self._pending.popleft()
-
-    def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
-        def probe() -> bool:
-            if ready():
-                return True
-            self.driver.core.check_failures()
-            return False
-
-        try:
-            self.driver.clock.wait_until(
-                probe, unit=self.name, waiting_for=what, limit_s=self.driver.core.limit_s
-            )
-        except UnitTimeout as error:
-            failure = DeviceHang(
-                f"{self.name} frees no {what} within {self.driver.core.limit_s} s",
-                **self.driver.diagnose(self.timeline, self.timeline.last),
-            )
-            self.driver.core.failure = failure
-            raise failure from error
-
     def close(self) -> None:
         """Free all memory; the hardware queue must be off."""
-        self._close_images()
+        self.forget()
         self.arena.close()
         self._ring_view.release()
         self._control_view.release()

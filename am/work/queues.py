@@ -12,13 +12,11 @@ from ugpu.am.packets.sdma import Engine, RingMemory
 from ugpu.am.units.gmc import VMIDS
 from ugpu.am.work.queue import RING_SIZE, ComputeQueue, CopyQueue, QueueHolder, RingQueue
 from ugpu.hcq.bare.space import Mapping
-from ugpu.hcq.errors import OutOfMemory
 from ugpu.hcq.registers.fields import RegisterMap
 from ugpu.hcq.registers.layout import Struct
 from ugpu.hcq.state.memory import Placement
-from ugpu.hcq.work.command import Fill, Signal
-from ugpu.hcq.work.command_buffer import Symbol, values_of
-from ugpu.hcq.work.queue import QueueKind
+from ugpu.hcq.work.command import Fill
+from ugpu.hcq.work.command_buffer import Symbol
 
 EOP_SIZE = 4096
 
@@ -43,11 +41,17 @@ class QueuesHolder(QueueHolder):
 
 
 class Queues:
-    """All hardware queues of one device."""
+    """All hardware queues of one device.
+
+    Attributes:
+        compute: the compute queues.
+        copy: the copy queues, in the order of their engines.
+    """
 
     def __init__(self, driver: QueuesHolder) -> None:
         self._driver = driver
-        self._made: dict[QueueKind, list[RingQueue]] = {kind: [] for kind in QueueKind}
+        self.compute: list[ComputeQueue] = []
+        self.copy: list[CopyQueue] = []
 
     def make(self) -> bool:
         """Make the queues that the chip has, and start them; return whether the card was seen to
@@ -60,10 +64,10 @@ class Queues:
                 pipe, queue = seat.compute_slot(facts)
                 doorbell = seat.compute_doorbell(facts)
                 compute = made.compute_queue(driver, pipe, queue, doorbell)
-                self._made[QueueKind.COMPUTE].append(compute)
+                self.compute.append(compute)
                 for engine in self._engines():
                     doorbell = seat.copy_doorbell(facts, engine.index)
-                    self._made[QueueKind.COPY].append(made.copy_queue(driver, engine, doorbell))
+                    self.copy.append(made.copy_queue(driver, engine, doorbell))
             programs.leave(
                 partial(driver.units.gmc.invalidate, VMIDS),
                 by_host=driver.flush_tlb,
@@ -164,15 +168,8 @@ class Queues:
         """
         self._driver.core.complete()
         queue = self.compute[0]
-        timeline, value = queue.timeline, queue.timeline.last + 1
         fill = Fill(Symbol.constant(int(mapping.address)), 0, mapping.size)
-        buffer = queue.encode([fill, Signal(timeline, Symbol.constant(value))])
-        if self._driver.is_tenant and not queue.room(len(buffer.words)):
-            raise OutOfMemory(
-                f"{queue.name} has no room for the command that clears new memory; "
-                "wait for its work"
-            )
-        queue.submit(buffer, values_of(buffer, value))
+        queue.run([fill], "the command that clears new memory" if self._driver.is_tenant else "")
 
     # ---- off the hardware --------------------------------------------------------------------
 
@@ -197,18 +194,4 @@ class Queues:
     @property
     def all(self) -> list[RingQueue]:
         """All queues, compute queues first."""
-        return [queue for kind in QueueKind for queue in self._made[kind]]
-
-    @property
-    def compute(self) -> list[ComputeQueue]:
-        """The compute queues."""
-        return [queue for queue in self._made[QueueKind.COMPUTE] if isinstance(queue, ComputeQueue)]
-
-    @property
-    def copy(self) -> list[CopyQueue]:
-        """The copy queues."""
-        return [queue for queue in self._made[QueueKind.COPY] if isinstance(queue, CopyQueue)]
-
-    def of(self, kind: QueueKind) -> list[RingQueue]:
-        """Return the queues of a kind, in the order of their numbers."""
-        return self._made[kind]
+        return [*self.compute, *self.copy]

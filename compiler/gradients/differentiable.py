@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Self
 
-from ugpu.compiler.gradients import pending
+from ugpu.compiler.gradients import pending, replicas
 from ugpu.compiler.gradients.reverse import LEAF, gradients, tracking
 from ugpu.compiler.gradients.values import Values
 from ugpu.compiler.graph import operations as graph
@@ -95,11 +95,8 @@ class Differentiable(Values):
         pending.add(self)
         keep = create_graph if retain_graph is None else retain_graph
         given = self._cotangent("backward", gradient)
-        for leaf, g in gradients([self], [given], keep=keep, higher=create_graph):
-            assert leaf.history is not None
-            owner = leaf.history.arg()
-            if owner is not None:
-                owner._accumulate(g, create_graph)
+        found = gradients([self], [given], keep=keep, higher=create_graph)
+        replicas.accumulate(found, create_graph)
 
     def _cotangent(self, operation: str, gradient: Any) -> Values:
         if gradient is None:

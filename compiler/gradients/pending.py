@@ -29,7 +29,8 @@ def add(*tensors: Values) -> None:
 
 
 def take(device: Device) -> list[Any]:  # of Tensor, which is above this floor
-    """Return the living tensors of a device that are not computed yet, and forget all."""
+    """Return the living tensors of a device that are not computed yet, and forget them."""
     alive = [tensor for ref in _pending.tensors.values() if (tensor := ref()) is not None]
     _pending.tensors.clear()
+    add(*(each for each in alive if each.device is not device))
     return [each for each in alive if each.device is device and each.node.storage is None]

@@ -158,6 +158,11 @@ class TensorCore:
         if _is_array(other):
             return self._from_array(other)
         kind = type(other)
+        if hasattr(kind, "placement"):
+            raise BadArgument(
+                f"{operation}: a tensor on {self.device.name} and {other!r}; place it with "
+                ".shard(devices) first"
+            )
         name = (
             kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
         )
@@ -277,6 +282,8 @@ def _is_array(given: object) -> bool:
     """Return whether an object exports its elements as an array: NumPy's, or another library's."""
     if isinstance(given, np.ndarray):
         return True
+    if hasattr(type(given), "placement"):  # a sharded tensor: it is on several devices
+        return False
     return not isinstance(given, type) and any(
         hasattr(given, name) for name in ("__dlpack__", "__array__", "__array_interface__")
     )

@@ -8,7 +8,8 @@ from typing import Any, Self
 import numpy as np
 
 from ugpu.compiler.gradients.reverse import tracking
-from ugpu.compiler.nn.parameter import Parameter
+from ugpu.compiler.nn.parameter import Parameter, sharded_parameter
+from ugpu.compiler.sharding.sharded import Devices, Sharded
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument
@@ -168,6 +169,26 @@ class Module:
                     module._buffers[name] = buffer.to(device)
         return self
 
+    def shard(self, devices: Devices, axes: Mapping[str, int] | None = None) -> Self:
+        """Place parameters and buffers on several devices, before an optimiser has them; return
+        self. They are replicated; those named in `axes` are split along an axis."""
+        axes = axes or {}
+        unknown = sorted(set(axes) - {name for name, _ in self.named_parameters()})
+        if unknown:
+            raise BadArgument(f"shard: expected names of parameters, got {unknown}")
+        placed = {
+            id(parameter): sharded_parameter(parameter, devices, axes.get(name))
+            for name, parameter in self.named_parameters()
+        }
+        for module in self.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    module._parameters[name] = placed[id(parameter)]
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.shard(devices)
+        return self
+
     # ---- state ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -219,7 +240,10 @@ class Module:
         return ""
 
 
-def _assign(target: Tensor, value: Any) -> None:
+def _assign(target: Tensor | Sharded, value: Any) -> None:
+    if isinstance(target, Sharded):
+        target.assign(np.asarray(value)).realize()
+        return
     given = value if isinstance(value, Tensor) else np.asarray(value)
     if isinstance(given, Tensor):
         given = given.detach().to(target.device)

@@ -13,6 +13,7 @@ from ugpu.compiler.nn.linear import empty
 from ugpu.compiler.nn.module import Module
 from ugpu.compiler.nn.parameter import replace
 from ugpu.compiler.runtime.recording import current_recording
+from ugpu.compiler.sharding.sharded import parts_of
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument
 
@@ -133,9 +134,10 @@ class _Running(Module):
         if not self.tracks:
             return
         with tracking(False):
-            own = list(self._buffers.values())
-            if own[0].node.storage is None and current_recording() is None:
-                own[0].realize(*own[1:])  # of a step without an optimiser
+            rows = list(zip(*map(parts_of, self._buffers.values()), strict=True))  # by device
+            for first, *others in rows:
+                if first.node.storage is None and current_recording() is None:
+                    first.realize(*others)  # of a step without an optimiser
             if counts:
                 replace(self.num_batches_tracked, self.num_batches_tracked + 1)
             part: Any = self.momentum
@@ -144,7 +146,7 @@ class _Running(Module):
             mean, variance = mean.detach(), variance.detach()
             replace(self.running_mean, self.running_mean * (1 - part) + mean * part)
             replace(self.running_var, self.running_var * (1 - part) + variance * part)
-            pending.add(*self._buffers.values())
+            pending.add(*(each for own in self._buffers.values() for each in parts_of(own)))
 
     def _normalised(self, x: Any, mean: Any, variance: Any) -> Any:
         shape = (-1, *[1] * (x.ndim - 2))

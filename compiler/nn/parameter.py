@@ -14,6 +14,7 @@ from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node, Shape
 from ugpu.compiler.graph.tracking import History
 from ugpu.compiler.methods.core import TensorCore
+from ugpu.compiler.sharding.sharded import Devices, Sharded, parts_of
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument
@@ -162,8 +163,17 @@ def _moves(node: Node, source: Node) -> bool:
     return node is source
 
 
-def replace(tensor: Tensor, value: Tensor) -> None:
+def replace(tensor: Tensor | Sharded, value: Tensor | Sharded) -> None:
     """Give a tensor new elements in memory of their own. An assignment in place would take a kernel
     more: a value that depends on the array it replaces is computed before the array is written."""
     assert tensor.shape == value.shape
-    tensor.node = value.node
+    for own, given in zip(parts_of(tensor), parts_of(value), strict=True):
+        own.node = given.node
+
+
+def sharded_parameter(parameter: Parameter, devices: Devices, axis: int | None) -> Sharded:
+    """Return a parameter on several devices: replicated, or split along an axis."""
+    placed = parameter.detach().shard(devices, axis)
+    parts = [Parameter(each, False) for each in placed.parts]
+    made = Sharded(parts, placed.axis)
+    return made.requires_grad_() if parameter.requires_grad else made

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from ugpu.compiler.gradients.reverse import tracking
 from ugpu.compiler.nn.parameter import Parameter
+from ugpu.compiler.optim.placement import by_device
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument
 
@@ -32,6 +33,12 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scale all gradients down to a common norm of at most max_norm; return the norm before. Of the
     gradients one array is made, and two kernels read it."""
+    rows = by_device("clip_grad_norm_", parameters, False)
+    norms = [_clipped(row, max_norm, norm_type) for row in rows]  # equal ones
+    return norms[0]
+
+
+def _clipped(parameters: list[Parameter], max_norm: float, norm_type: float) -> Tensor:
     with tracking(False):
         used, flat = _flat(parameters)
         if norm_type == math.inf:
@@ -47,5 +54,6 @@ def clip_grad_norm_(
 def clip_grad_value_(parameters: Iterable[Parameter], clip_value: float) -> None:
     """Limit each element of the gradients to -clip_value to clip_value."""
     with tracking(False):
-        used, flat = _flat(parameters)
-        _share(used, flat.clamp(-clip_value, clip_value).contiguous())
+        for row in by_device("clip_grad_value_", parameters, True):
+            used, flat = _flat(row)
+            _share(used, flat.clamp(-clip_value, clip_value).contiguous())

@@ -124,6 +124,8 @@ class AdamW(Adam):
 class LAMB(Adam):
     """Adam with a step in proportion to each parameter's norm (arXiv:1904.00962)."""
 
+    elementwise = False
+
     def __init__(
         self, params: Parameters, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6, weight_decay: float = 0.0,

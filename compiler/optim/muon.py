@@ -19,6 +19,7 @@ class Muon(Optimizer):
     """For matrices only, as torch.optim.Muon. adjust_lr_fn: "original" or "match_rms_adamw"."""
 
     arrays = ("momentum_buffer",)
+    elementwise = False
 
     def __init__(
         self, params: Parameters, lr: float = 1e-3, weight_decay: float = 0.1,

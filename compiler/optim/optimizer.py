@@ -14,10 +14,12 @@ import numpy as np
 from ugpu.compiler.dtype import float32
 from ugpu.compiler.gradients import pending
 from ugpu.compiler.gradients.reverse import tracking
-from ugpu.compiler.nn.parameter import Array, Parameter
+from ugpu.compiler.nn.parameter import Array, Parameter, replace
+from ugpu.compiler.optim.placement import by_device
 from ugpu.compiler.runtime.recording import current_recording
+from ugpu.compiler.sharding.sharded import Sharded
 from ugpu.compiler.tensor import Tensor
-from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.errors import BadArgument, NotSupported
 
 Parameters = Iterable[Parameter] | Iterable[Mapping[str, Any]]
 VARIABLE = ("lr",)  # options that are read from memory, so that a recorded step sees changes
@@ -30,6 +32,7 @@ class Group(MutableMapping[str, Any]):
     def __init__(self, parameters: Sequence[Parameter], options: Mapping[str, Any]) -> None:
         self.parameters = list(parameters)
         self.options = dict(options)
+        self.replicas: list[Group] = []  # the same parameters on further devices
         self.array: Array | None = None  # made by the first step, of those with a gradient
         self.states: dict[str, Tensor] = {}
         self.rate = self._number(self.options["lr"])
@@ -61,6 +64,8 @@ class Group(MutableMapping[str, Any]):
                 self.rate.assign(self._number(value))
                 self.rate.realize()
         self.options[name] = value
+        for each in self.replicas:
+            each[name] = value
 
     def __delitem__(self, name: str) -> None:
         raise BadArgument("options cannot be removed")
@@ -78,6 +83,8 @@ class Optimizer:
 
     # names of the states that are arrays of the parameters' places, in PyTorch's words
     arrays: tuple[str, ...] = ()
+    # whether an element's update depends on no other element: parameters may be split
+    elementwise = True
 
     def __init__(self, parameters: Parameters, options: Mapping[str, Any]) -> None:
         listed: list[Any] = list(parameters)
@@ -86,9 +93,12 @@ class Optimizer:
         given = listed if isinstance(listed[0], Mapping) else [{"params": listed}]
         self.param_groups: list[Group] = []
         seen: set[int] = set()
+        self._split = False
         for entry in given:
             own = list(entry["params"])
-            for each in own:
+            self._split |= any(isinstance(each, Sharded) and each.axis is not None for each in own)
+            rows = by_device(type(self).__name__, own, self.elementwise)
+            for each in (each for row in rows for each in row):
                 self._check(each)
                 if id(each) in seen:
                     raise BadArgument(f"{type(self).__name__}: a parameter is given twice")
@@ -97,7 +107,9 @@ class Optimizer:
             unknown = sorted(set(more) - set(options))
             if unknown:
                 raise BadArgument(f"{type(self).__name__}: unknown options {unknown}")
-            self.param_groups.append(Group(own, {**options, **more}))
+            groups = [Group(row, {**options, **more}) for row in rows]
+            groups[0].replicas = groups[1:]
+            self.param_groups.append(groups[0])
 
     def _check(self, parameter: Any) -> None:
         if not isinstance(parameter, Parameter) or parameter.dtype is not float32:
@@ -107,7 +119,7 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
-        for group in self.param_groups:
+        for group in self._groups():
             for parameter in group.parameters:
                 parameter.grad = None
 
@@ -120,7 +132,7 @@ class Optimizer:
         """
         with tracking(False):
             changed: list[Tensor] = []
-            for group in self.param_groups:
+            for group in self._groups():
                 if group.array is None:
                     self._prepare(group)
                 if group.array is not None:
@@ -129,8 +141,24 @@ class Optimizer:
             for device in {id(each.device): each.device for each in changed}.values():
                 first, *others = [each for each in changed if each.device is device]
                 first.realize(*others, *pending.take(device))
+            if not self._split:
+                self._agree()
         if current_recording() is not None:
             self.zero_grad()
+
+    def _agree(self) -> None:
+        """Copy the parameters to replicas on devices of another kind, which round differently."""
+        for group in self.param_groups:
+            for each in group.replicas:
+                if group.array is None or each.array is None:
+                    continue
+                own, first = each.array.tensor, group.array.tensor
+                if own.device.target != first.device.target:
+                    replace(own, first.to(own.device))
+
+    def _groups(self) -> list[Group]:
+        """Return the groups, those on further devices included."""
+        return [each for group in self.param_groups for each in (group, *group.replicas)]
 
     def _prepare(self, group: Group) -> None:
         """Make the array and the states of a group, once there are gradients."""
@@ -169,6 +197,7 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return states by the number of the parameter, and the groups' options, as PyTorch."""
+        self._check_replicated("state_dict")
         state: dict[int, dict[str, Any]] = {}
         groups = []
         number = 0
@@ -190,6 +219,7 @@ class Optimizer:
     def load_state_dict(self, given: Mapping[str, Any]) -> None:
         """Take states and options as `state_dict` returns them, tensors or arrays. Raises
         BadArgument that lists what does not fit, before anything has changed."""
+        self._check_replicated("load_state_dict")
         groups, state = given["param_groups"], given["state"]
         counts = [len(group["params"]) for group in groups]
         own = [len(group.parameters) for group in self.param_groups]
@@ -208,8 +238,14 @@ class Optimizer:
             raise BadArgument(f"load_state_dict: {len(faults)} mismatches: " + "; ".join(faults))
         places = iter(numbers)
         for group, options in zip(self.param_groups, groups, strict=True):
-            entries = {id(each): state.get(next(places)) for each in group.parameters}
-            self._load(group, options, entries)
+            loaded = [state.get(next(places)) for _ in group.parameters]
+            for each in (group, *group.replicas):
+                keys = [id(parameter) for parameter in each.parameters]
+                self._load(each, options, dict(zip(keys, loaded, strict=True)))
+
+    def _check_replicated(self, operation: str) -> None:
+        if self._split:
+            raise NotSupported(f"{operation}: parameters that are split have no state of their own")
 
     def _load(self, group: Group, options: Mapping[str, Any], entries: Mapping[int, Any]) -> None:
         for name, value in options.items():

@@ -53,6 +53,7 @@ from ugpu.hcq.errors import BadArgument, Closed
 from ugpu.hcq.state.config import config
 from ugpu.hcq.work.command import Command, Launch
 from ugpu.hcq.work.command_buffer import CommandBuffer, Reference, Symbol
+from ugpu.hcq.work.prepared import prepare
 from ugpu.hcq.work.queue import Queue
 
 
@@ -292,7 +293,7 @@ class Runtime:
             self.core.submit_prepared(queue.hardware, prepared, addresses)
         elif plan.steps:
             if plain:
-                ready.prepared = self.core.prepare(queue.hardware, _open(queue.commands))
+                ready.prepared = prepare(queue.hardware, _open(queue.commands))
             queue.submit()
         # only after everything is submitted: after an error the graph is unchanged
         for place, storage in keep.items():

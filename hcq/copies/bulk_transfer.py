@@ -26,6 +26,7 @@ from ugpu.hcq.work.timeline import Timeline
 
 if TYPE_CHECKING:
     from ugpu.hcq.work.buffer import Buffer
+    from ugpu.hcq.work.graph import GraphState
     from ugpu.hcq.work.queue import QueueState
 
 _MARK = 4  # bytes at the end of each half
@@ -67,7 +68,7 @@ class BulkTransfer(Transfer):
 
     def __init__(
         self,
-        core: QueueState,
+        core: GraphState,
         bulk: BulkMemory,
         memory: Buffer,
         fence: Buffer,
@@ -90,10 +91,9 @@ class BulkTransfer(Transfer):
         self._reached = 0  # last chunk done, by the last read of the fence
         self._resets = -1  # the device's count of resets when the marks were cleared
 
-    def upload(self, destination: Buffer, data: memoryview) -> None:
+    def send(self, destination: Buffer, data: memoryview) -> None:
         """Copy `data` (bytes) to the start of `destination`."""
         with self._lock:
-            self.core.check_usable()
             self._clear()
             starts = range(0, len(data), self.staging_size)
             for first in range(0, len(starts), _GROUP):
@@ -101,9 +101,9 @@ class BulkTransfer(Transfer):
                     (start, min(self.staging_size, len(data) - start))
                     for start in starts[first : first + _GROUP]
                 ]
-                self._upload(destination, data, group)
+                self._send_group(destination, data, group)
 
-    def _upload(self, destination: Buffer, data: memoryview, group: list[_Chunk]) -> None:
+    def _send_group(self, destination: Buffer, data: memoryview, group: list[_Chunk]) -> None:
         base, queue = self._number, self._queue()
         for number, (start, size) in enumerate(group, base + 1):
             half, place = self._halves[number % 2], self._place(size)
@@ -114,14 +114,14 @@ class BulkTransfer(Transfer):
         with self._released(lambda: self._mark_all(end)):
             value = queue.submit()
             for first, run in _runs(base + 1, group):
-                self._send(first, [data[start : start + size] for start, size in run])
+                self._send_run(first, [data[start : start + size] for start, size in run])
         queue.timeline.wait(value)
 
     def _place(self, size: int) -> int:
         """Return the offset of data in a half: it ends at the mark, which is the last to arrive."""
         return (self.half - _MARK - size) // _ALIGN * _ALIGN
 
-    def _send(self, number: int, chunks: list[memoryview]) -> None:
+    def _send_run(self, number: int, chunks: list[memoryview]) -> None:
         """Send the chunks from `number` on in one transfer: one chunk, or one for each half."""
         granule = self.bulk.granule
         skipped = self._place(len(chunks[0])) // granule * granule
@@ -154,10 +154,9 @@ class BulkTransfer(Transfer):
             wire = bytes(granule - _MARK) + _mark(number)
             self.bulk.send((half + 1) * self.half - granule, granule, [wire])
 
-    def download(self, source: Buffer, out: memoryview) -> None:
+    def receive(self, source: Buffer, out: memoryview) -> None:
         """Copy the start of `source` to `out` (bytes, writable)."""
         with self._lock:
-            self.core.check_usable()
             self._clear()
             starts = range(0, len(out), self.half)
             for first in range(0, len(starts), _GROUP):
@@ -165,9 +164,9 @@ class BulkTransfer(Transfer):
                     (start, min(self.half, len(out) - start))
                     for start in starts[first : first + _GROUP]
                 ]
-                self._download(source, out, group)
+                self._receive_group(source, out, group)
 
-    def _download(self, source: Buffer, out: memoryview, group: list[_Chunk]) -> None:
+    def _receive_group(self, source: Buffer, out: memoryview, group: list[_Chunk]) -> None:
         base, queue = self._number, self._queue()
         runs = list(_runs(base + 1, group))
         last = self._encode(queue, source, runs)
@@ -182,7 +181,7 @@ class BulkTransfer(Transfer):
             told = 0
             for run in runs:
                 self._await(run[0])
-                told = self._receive(run, out, told + 1, more=_goes_on(run, runs))
+                told = self._receive_run(run, out, told + 1, more=_goes_on(run, runs))
             self.bulk.write_start(last)
         queue.timeline.wait(value)
 
@@ -207,7 +206,7 @@ class BulkTransfer(Transfer):
             told += _goes_on(run, runs)
         return told + 1
 
-    def _receive(self, run: _Run, out: memoryview, told: int, *, more: bool) -> int:
+    def _receive_run(self, run: _Run, out: memoryview, told: int, *, more: bool) -> int:
         """Receive a transfer, which the number `told` starts; return the last number signalled.
         more: whether its first half is filled again while the second one is in flight."""
         first, chunks = run

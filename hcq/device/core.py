@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ugpu.hcq.copies.copies import Copies
 from ugpu.hcq.device.closing import Closing
 from ugpu.hcq.device.crash import Keeper, add_sources
 from ugpu.hcq.device.follow import Followers
@@ -31,24 +30,24 @@ from ugpu.hcq.errors import BadArgument, LinkError, UgpuError, UsageError
 from ugpu.hcq.state import trace
 from ugpu.hcq.state.checks import WORD, seconds, whole
 from ugpu.hcq.state.ladder import Level
-from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.state.memory import MemoryUse, Placement
 from ugpu.hcq.state.weak_registry import WeakRegistry
 from ugpu.hcq.work.buffer import Buffer
-from ugpu.hcq.work.command import Command, Signal, check_open, uses
-from ugpu.hcq.work.command_buffer import CommandBuffer, Part, Symbol, values_of
+from ugpu.hcq.work.command import Command, check_open, uses
+from ugpu.hcq.work.command_buffer import CommandBuffer, Part, values_of
 from ugpu.hcq.work.graph import Capture, Replay
 from ugpu.hcq.work.losses import Losses
 from ugpu.hcq.work.object_kind import load_program
-from ugpu.hcq.work.prepared import encode_submission, launches_of
+from ugpu.hcq.work.prepared import encode_submission
 from ugpu.hcq.work.program import Program
 from ugpu.hcq.work.queue import HardwareQueue, Resident
 from ugpu.hcq.work.recovery import Recovery
 from ugpu.hcq.work.timeline import Timeline
 
 if TYPE_CHECKING:
+    from ugpu.hcq.copies.transfer import Transfer
     from ugpu.hcq.device.observe import Observer
     from ugpu.hcq.device.state import CoreDriver
-    from ugpu.hcq.disk.bundle import Evidence
     from ugpu.hcq.work.state import OpenDevice
 
 log = logging.getLogger(__name__)
@@ -70,7 +69,6 @@ class Core(Closing):
         resets: number of resets.
         keeper: writes the first failure's bundle.
         healer: resets the device.
-        copies: copies between its memory and this process.
         replaying: a replay that has begun, see `complete`.
         waits: waits for its queues.
         losses: work that resets lost.
@@ -89,6 +87,7 @@ class Core(Closing):
         self.driver = driver
         self.last_failure: UgpuError | None = None
         self.resets = 0
+        self.memory_use = MemoryUse()
         self.launches = 0
         self.errors: dict[str, int] = {}
         self.observer: Observer | None = None
@@ -100,7 +99,7 @@ class Core(Closing):
         self.programs: WeakRegistry[Program] = WeakRegistry()
         self.followers = Followers(self)
         self.retired = Retired(self)
-        self.copies = Copies(self, driver.make_transfer)
+        self._copies: Transfer | None = None
         self.waits = Waits(self)
         self.losses = Losses(self)
         self.explainers: list[Callable[[UgpuError], Mapping[str, object]]] = []
@@ -162,6 +161,17 @@ class Core(Closing):
                 program.close()
             raise
 
+    @property
+    def copies(self) -> Transfer:
+        """The copies between the device's memory and this process; its driver makes them on first
+        use."""
+        if self._copies is None:
+            self.synchronize()  # raises if the device is lost, before memory is mapped
+            with self.lock:
+                self.check_usable()
+                self._copies = self._copies or self.driver.make_transfer()
+        return self._copies
+
     # ---- submissions -------------------------------------------------------------------------
 
     def capture(self) -> Capture:
@@ -212,21 +222,12 @@ class Core(Closing):
         """See Waits.await_room."""
         self.waits.await_room(hardware, words)
 
-    def prepare(self, hardware: HardwareQueue, commands: Sequence[Command]) -> CommandBuffer:
-        """Encode commands once, for many submissions. Values that differ between them are symbols
-        of kind "parameter", whose slots `submit_prepared` fills. Does not touch hardware."""
-        end = Signal(hardware.timeline, Symbol("signal"))
-        prepared = hardware.encode([*commands, end])
-        prepared.uses = uses(commands)
-        prepared.launches = launches_of(commands)
-        return prepared
-
     def submit_prepared(
         self, hardware: HardwareQueue, prepared: CommandBuffer, parameters: Sequence[int]
     ) -> int:
-        """Run the result of `prepare`, with parameters[slot] as each slot's value; return the value
-        of hardware.timeline that marks the end. BadArgument while this thread captures a graph:
-        submit the commands instead."""
+        """Run prepared work (hcq.work.prepared), with parameters[slot] as each slot's value; return
+        the value of hardware.timeline that marks the end. BadArgument while this thread captures a
+        graph: submit the commands instead."""
         while True:
             with self.lock:
                 if self.closed or self.failure is not None or self.closer is not None:
@@ -427,11 +428,10 @@ class Core(Closing):
         self.errors[kind] = self.errors.get(kind, 0) + 1
         for explain in self.explainers:
             failure.add_facts(**explain(failure))
-        self.keeper.keep(failure, self._evidence)
+        self.keeper.keep(
+            failure, lambda error: add_sources(self.driver.evidence(error), self.programs, error)
+        )
         trace.point("failure", device=self.name, error=failure)
-
-    def _evidence(self, failure: UgpuError) -> Evidence:
-        return add_sources(self.driver.evidence(failure), self.programs, failure)
 
     def recover(self) -> None:
         """See Healer.recover."""
@@ -473,7 +473,8 @@ class Core(Closing):
         if self.observer is not None:
             self.observer.stop()
         self.followers.stop()
-        self.copies.stop()
+        if self._copies is not None:
+            self._copies.stop()
 
     def shut_down(self) -> None:
         """See Closing."""

@@ -179,8 +179,8 @@ class Driver(ABC):
         return buffer.view
 
     def make_transfer(self) -> Transfer:
-        """Make the object that copies through staging buffers, on first use; the core owns it.
-        Override for staging memory that `allocate_memory` does not provide."""
+        """Make the object that copies between buffers and this process, on first use; the core owns
+        it. Override for staging memory that `allocate_memory` does not provide."""
         return Transfer(self.core)
 
     # ---- failures ----------------------------------------------------------------------------

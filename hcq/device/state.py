@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ugpu.hcq.work.graph import GraphState
@@ -31,9 +31,7 @@ class CoreDriver(QueueDriver, Loader, Protocol):
 
     name: str
 
-    @property
-    def make_transfer(self) -> Callable[[], Transfer]: ...
-
+    def make_transfer(self) -> Transfer: ...
     def allocate_memory(self, size: int, placement: Placement) -> Buffer: ...
     def is_idle_fast(self) -> bool: ...
     def flush_output(self) -> None: ...

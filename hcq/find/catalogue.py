@@ -10,12 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ugpu.hcq.transport.base import PciIdentity
+
 # Packages that drive chips. `<package>.chips` of each provides `pci_drivers()`, a PciDriver for
 # each PCI id, `virtual_names()`, the chips with a model, and `summary(chip)`.
 # `gpu:attach(chip, ...)` of a package of models attaches to one; its keywords are the model's.
 VENDORS = ("am", "nv", "qcom")
 # The packages with their models.
 MODELS = {"am": "ugpu.virtual.amd", "nv": "ugpu.virtual.nvidia", "qcom": "ugpu.virtual.adreno"}
+# PCI vendors whose cards are recognised without their id: what returns a PciDriver for a class code,
+# or None.
+UNKNOWN = {0x1002: "ugpu.am.chips:unknown_driver"}
 # For these, `gpu:endpoint(chip, ...)` of the models returns a card to put behind a virtual bus.
 ENDPOINTS = ("am",)
 # Virtual bridges that such a card is put behind, and the firmware that runs on them.
@@ -104,6 +109,14 @@ def pci_drivers() -> dict[tuple[int, int], PciDriver]:
     for vendor in VENDORS:
         drivers |= load(f"ugpu.{vendor}.chips:pci_drivers")()
     return drivers
+
+
+def driver_of(identity: PciIdentity) -> PciDriver | None:
+    """Return the driver for a function: by its id, otherwise by its vendor and class."""
+    driver = pci_drivers().get((identity.vendor, identity.device))
+    if driver is None and identity.vendor in UNKNOWN:
+        driver = load(UNKNOWN[identity.vendor])(identity.class_code)
+    return driver
 
 
 def over_usb() -> list[str]:

@@ -45,6 +45,7 @@ from ugpu.hcq.find.catalogue import (
     MODELS,
     STEPPED,
     VARIANTS,
+    driver_of,
     load,
     over_usb,
     pci_drivers,
@@ -348,7 +349,7 @@ def _open_recording(name: str, path: Path, options: Mapping[str, object]) -> Dev
     except UnicodeDecodeError as error:
         raise BadArgument(f"{path} is not a recording") from error
     identity = recording.identity
-    driver = pci_drivers().get((identity.vendor, identity.device))
+    driver = driver_of(identity)
     replay = load("ugpu.hcq.transport.recorded.replay:ReplayTransport")
     transport = replay(recording, name, by_clock=driver.by_clock if driver else ())
     return _open_attached(name, Attachment(transport, recording.firmware or None), options)
@@ -372,7 +373,7 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
                 recorder.observer = load("ugpu.hcq.find.offline:observer")(recorder)
             opening = recorder.opening()
         identity = attachment.transport.identity
-        driver = pci_drivers().get((identity.vendor, identity.device))
+        driver = driver_of(identity)
         if driver is None:
             raise DeviceNotFound(f"{name}: no driver supports PCI id {identity}")
         make = load(driver.entry)
@@ -390,7 +391,7 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
 
 def _behind_bridge(identity: PciIdentity) -> None:
     """Reject a card that no driver supports behind a bridge."""
-    driver = pci_drivers().get((identity.vendor, identity.device))
+    driver = driver_of(identity)
     if driver is None:
         raise DeviceNotFound(f"the card behind the bridge is {identity}, which is not supported")
     if driver.needs_host_memory:
@@ -404,7 +405,7 @@ def _behind_bridge(identity: PciIdentity) -> None:
 def _open_pci(name: str, address: str, options: dict[str, object]) -> Device:
     """Open a supported function; others are rejected before anything is unbound or opened."""
     full, identity = load("ugpu.hcq.transport.attach:identify")(address)
-    driver = pci_drivers().get((identity.vendor, identity.device))
+    driver = driver_of(identity)
     if driver is None:
         have = ", ".join(entry.name for entry in listing.pci_devices(listing.SYSFS_PCI)) or "none"
         raise DeviceNotFound(

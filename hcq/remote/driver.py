@@ -316,12 +316,8 @@ class RemoteTransfer(Transfer):
         super().__init__(driver.core)
         self._driver = driver
 
-    def upload(self, destination: Buffer, data: memoryview) -> None:
-        with self._lock:
-            self.core.check_usable()
-            self._driver.write(int(destination.address), data)
+    def send(self, destination: Buffer, data: memoryview) -> None:
+        self._driver.write(int(destination.address), data)
 
-    def download(self, source: Buffer, out: memoryview) -> None:
-        with self._lock:
-            self.core.check_usable()
-            self._driver.read(int(source.address), len(out), out)
+    def receive(self, source: Buffer, out: memoryview) -> None:
+        self._driver.read(int(source.address), len(out), out)

@@ -29,7 +29,7 @@ class MemoryDriver(DriverPart, Protocol):
 
 
 class HostCopies(Protocol):
-    """Synchronous copies between a buffer and this process: see hcq.copies.copies."""
+    """Synchronous copies between a buffer and this process: see hcq.copies.transfer."""
 
     def upload(self, buffer: Buffer, data: memoryview) -> None: ...
     def download(self, buffer: Buffer, out: memoryview) -> None: ...

@@ -138,7 +138,7 @@ class CommandBuffer:
         words: the whole image; the first `command_words` are commands, the rest data. patch()
             writes the final image; its cost is a few vector operations, whatever the number of
             commands.
-        uses: objects that must still be open when it is submitted (Core.prepare).
+        uses: objects that must still be open when it is submitted (hcq.work.prepared).
         kernels: names of the kernels that it launches, for reports, if the driver records them.
         launches: number of kernels it runs.
         aligned: symbols whose addresses must be multiples of a number of bytes, whatever a replay
@@ -205,7 +205,7 @@ class CommandBuffer:
     def patch(self, out: NDArray[np.uint32], values: NDArray[np.uint64]) -> None:
         """Write the image into `out` (len(words) words); symbol i of `symbols` has values[i]."""
         out[:] = self.words
-        self.repatch(out, values)
+        self._all.insert(out, values)
 
     def repatch(self, out: NDArray[np.uint32], values: NDArray[np.uint64]) -> None:
         """Patch as `patch` does, but `out` already holds this image: only the relocated words are

@@ -84,7 +84,8 @@ class Losses:
         for timeline, end in zip(timelines, ends, strict=True):
             if end > timeline.clean:
                 timeline.clean = end
-        self._forget_all()
+        if self.mine.first:
+            self._forget_all()
 
     # ---- resets ------------------------------------------------------------------------------
 
@@ -219,9 +220,8 @@ class Losses:
 
     def _forget_all(self) -> None:
         mine = self.mine
-        if mine.first:
-            mine.first.clear()
-            mine.last.clear()
+        mine.first.clear()
+        mine.last.clear()
 
     def _forget(self, timeline: Timeline, value: int) -> None:
         """Forget the calling thread's submissions up to `value`."""

@@ -3,7 +3,7 @@
 Repeated launches of a kernel in the same shape differ only in their arguments: the first launch of
 a shape is encoded with a symbol for each word of its arguments; later ones only fill these in. A
 kernel keeps the images of its last few shapes; they are freed with the kernel. What a caller
-prepares itself (Core.prepare) is a Repetition of two numbers that change (hcq.work.queue), or
+prepares itself (`prepare`) is a Repetition of two numbers that change (hcq.work.queue), or
 Placed in memory of its own.
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ugpu.hcq.work.command import Command, Launch, Signal
+from ugpu.hcq.work.command import Command, Launch, Signal, uses
 from ugpu.hcq.work.command_buffer import BufferReferences, CommandBuffer, Reference, Symbol
 
 if TYPE_CHECKING:
@@ -38,11 +38,21 @@ def encode_submission(
                 return _template(hardware, launch), words
     end = Signal(hardware.timeline, Symbol("signal"))
     encoded = hardware.encode([*commands, end])
-    encoded.launches = launches_of(commands)
+    encoded.launches = _launches_of(commands)
     return encoded, None
 
 
-def launches_of(commands: Sequence[Command]) -> int:
+def prepare(hardware: HardwareQueue, commands: Sequence[Command]) -> CommandBuffer:
+    """Encode commands once, for many submissions. Values that differ between them are symbols of
+    kind "parameter", whose slots Core.submit_prepared fills. Does not touch hardware."""
+    end = Signal(hardware.timeline, Symbol("signal"))
+    prepared = hardware.encode([*commands, end])
+    prepared.uses = uses(commands)
+    prepared.launches = _launches_of(commands)
+    return prepared
+
+
+def _launches_of(commands: Sequence[Command]) -> int:
     """Return the number of commands that launch a kernel."""
     return sum(isinstance(command, Launch) for command in commands)
 
@@ -82,7 +92,7 @@ def _template(hardware: HardwareQueue, launch: Launch) -> CommandBuffer:
 
 
 class Placed:
-    """Result of `Core.prepare`, in its own memory: a submission writes the words that change and
+    """Result of `prepare`, in its own memory: a submission writes the words that change and
     rings the doorbell. Not thread-safe; owned by the caller."""
 
     def __init__(self, hardware: HardwareQueue, prepared: CommandBuffer) -> None:

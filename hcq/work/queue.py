@@ -160,7 +160,8 @@ class HardwareQueue(ABC):
 
 
 class Repetition:
-    """Result of Core.prepare with its parameters, except those of the slots `firsts` and `seconds`.
+    """Prepared work (hcq.work.prepared) with its parameters, except those of the slots `firsts` and
+    `seconds`.
 
     A driver may provide a faster one (HardwareQueue.repetition).
     """

@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from lab.kernel.lab import Case, Lab, Run, socket_path
 from tests.support.am_navi31 import build_chip
-from ugpu.am.chips.navi31.facts import FACTS as NAVI31
+from ugpu.am.chips import facts_of
+from ugpu.am.chips.facts import ChipFacts
 from ugpu.hcq.transport.base import Transport
 from ugpu.hcq.transport.recorded.accesses import Access, TracingTransport
 from ugpu.virtual.amd.bus.served import ServedChip
 from ugpu.virtual.amd.chip import Chip
-from ugpu.virtual.amd.firmware.images import synthetic_set
+from ugpu.virtual.amd.generations.record import generation_of
 from ugpu.virtual.amd.options import ChipOptions, Delays
 from ugpu.virtual.serve.model import Client
 from ugpu.virtual.serve.server import Server
@@ -32,8 +33,7 @@ from ugpu.virtual.serve.server import Server
 VRAM = 1 << 30
 END_LIMIT_S = 10
 DOORBELL_BAR, REGISTER_BAR = 2, 5
-# (hardware id, instance): the model has no display and no video, so this card says so.
-HARVESTED = ((12, 0), (12, 1), (271, 0))
+UNMODELLED = (12, 271)  # hardware ids of video and display, which this card says it lacks
 # Words of the driver, in the order in which it says them on a board.
 REACHED = (
     "initializing kernel modesetting (IP DISCOVERY 0x1002:0x744C",
@@ -116,11 +116,14 @@ class Heater(threading.Thread):
 
 
 @contextmanager
-def served(socket: Path) -> Iterator[tuple[Chip, Trace]]:
+def served(socket: Path, facts: ChipFacts) -> Iterator[tuple[Chip, Trace]]:
     """A chip behind a server that listens."""
-    chip = build_chip(
-        ChipOptions(vram=VRAM, shared_vram=True, harvested=HARVESTED, delays=Delays(secure_os=0.2))
+    neighbours = generation_of(facts.generation).neighbours
+    harvested = tuple((block[0], block[1]) for block in neighbours if block[0] in UNMODELLED)
+    options = ChipOptions(
+        vram=VRAM, shared_vram=True, harvested=harvested, delays=Delays(secure_os=0.2)
     )
+    chip = build_chip(options, facts)
     trace = Trace(chip)
     server = Server(socket, TracedChip(chip, trace))
     thread = threading.Thread(target=server.run, name="server", daemon=True)
@@ -135,18 +138,28 @@ def served(socket: Path) -> Iterator[tuple[Chip, Trace]]:
 
 def run(lab: Lab) -> list[Run]:
     """One boot."""
+    return boots(lab, "amdgpu", "navi31", REACHED)
+
+
+def boots(lab: Lab, tier: str, name: str, reached: Sequence[str]) -> list[Run]:
+    """One boot with a card of chip `name`. reached: words that the driver must say."""
+    facts = facts_of(name)
     *others, wanted = lab.modules.in_order(["amdgpu"]).items()
-    provided = lab.folder / "amdgpu"
+    provided = lab.folder / tier
     firmware = provided / "firmware/amdgpu"
     firmware.mkdir(parents=True, exist_ok=True)
-    for name, image in synthetic_set(NAVI31).items():
-        (firmware / name).write_bytes(image)
+    for file, image in generation_of(facts.generation).firmware.files(facts).items():
+        (firmware / file).write_bytes(image)
     (provided / "amdgpu.ko").write_bytes(wanted[1])
-    with socket_path("amdgpu") as socket:
-        return [boot(lab, socket, provided, [name for name, _ in others])]
+    with socket_path(tier) as socket, served(socket, facts) as (chip, trace):
+        modules = [module for module, _ in others]
+        return [_boot(lab, tier, provided, modules, socket, chip, trace, reached)]
 
 
-def boot(lab: Lab, socket: Path, provided: Path, modules: list[str], options: str = "") -> Run:
+def _boot(
+    lab: Lab, tier: str, provided: Path, modules: list[str], socket: Path, chip: Chip,
+    trace: Trace, reached: Sequence[str],
+) -> Run:  # fmt: skip
     card = {
         "driver": "vfio-user-pci", "id": "gpu0", "bus": "port0", "addr": "0.0", "rombar": 0,
         "socket": {"type": "unix", "path": str(socket)},
@@ -156,31 +169,30 @@ def boot(lab: Lab, socket: Path, provided: Path, modules: list[str], options: st
         # it switches the machine off where it is too hot: by this
         f"echo {busybox} true > /proc/sys/kernel/poweroff_cmd; "
         f"echo -n {provided}/firmware > /sys/module/firmware_class/parameters/path; "
-        f"{busybox} insmod {provided}/amdgpu.ko {options}; "
+        f"{busybox} insmod {provided}/amdgpu.ko; "
         "ls -l /dev/dri; ls -l /sys/bus/pci/drivers/amdgpu; "
         f"{busybox} rmmod amdgpu && echo {UNLOADED} > /dev/kmsg; "
-        f"{busybox} insmod {provided}/amdgpu.ko {options}; "
+        f"{busybox} insmod {provided}/amdgpu.ko; "
         f"for second in `{busybox} seq {HEAT_LIMIT_S}`; do "
         f"{busybox} dmesg | {busybox} grep -q 'SW CTF' && break; {busybox} sleep 1; done"
     )
-    with served(socket) as (chip, trace):
-        heater = Heater(chip, trace)
-        heater.start()
-        done = lab.boot(
-            "amdgpu",
-            command=command,
-            devices=[
-                *("-device", "pcie-root-port,id=port0,chassis=1,slot=1,x-speed=5"),
-                *("-device", json.dumps(card)),
-            ],
-            modules=modules,
-            kernel_command="loglevel=7",
-            limit_s=200,
-        )
-        heater.stop()
-        accesses = list(trace.lines)
-        violations = list(chip.violations)
-        notes = list(chip.notes)
+    heater = Heater(chip, trace)
+    heater.start()
+    done = lab.boot(
+        tier,
+        command=command,
+        devices=[
+            *("-device", "pcie-root-port,id=port0,chassis=1,slot=1,x-speed=5"),
+            *("-device", json.dumps(card)),
+        ],
+        modules=modules,
+        kernel_command="loglevel=7",
+        limit_s=200,
+    )
+    heater.stop()
+    accesses = list(trace.lines)
+    violations = list(chip.violations)
+    notes = list(chip.notes)
     if done.lack:
         return done
     folder = done.console.parent
@@ -190,8 +202,8 @@ def boot(lab: Lab, socket: Path, provided: Path, modules: list[str], options: st
     said_file = folder / "exchange/dmesg.txt"
     said = said_file.read_text(errors="replace") if said_file.is_file() else ""
     first, _, again = said.partition(UNLOADED)
-    results = {f"amdgpu says: {words}": words in first for words in REACHED}
-    results |= {f"loaded again it says: {words}": words in again for words in REACHED}
+    results = {f"{tier} says: {words}": words in first for words in reached}
+    results |= {f"loaded again it says: {words}": words in again for words in reached}
     results["it notices a chip that is too hot"] = TOO_HOT in again
     results["it warns of nothing"] = "WARNING:" not in said and "*ERROR*" not in said
     cases = [Case(name, "passed" if well else "failed", 0.0) for name, well in results.items()]

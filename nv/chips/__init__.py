@@ -13,9 +13,11 @@ from ugpu.nv.chips.facts import ChipFacts
 _VENDOR = 0x10DE
 # BAR 0 has 16 MiB on every chip; BAR 1 must show page tables and USERD, below this part of VRAM.
 _LEAST_BARS = ((0, 16 << 20), (1, 64 << 20))
-# Registers that the driver also reads while it waits, as (BAR, offset): BOOT_0 and BOOT_42 (is the
-# chip present) and the GSP's WAYFINDER (has its firmware crashed).
-_BY_CLOCK = ((0, 0x0), (0, 0xA00), (0, 0x110094))
+# Registers that the driver also accesses while it waits, as (BAR, offset): BOOT_0 and BOOT_42 (is
+# the chip present), the GSP's WAYFINDER (has its firmware crashed), and the leaves of the interrupt
+# tree, the GSP's interrupt flag and re-arming (work has ended).
+_LEAVES = tuple((0, 0xB8_1000 + 4 * leaf) for leaf in range(8))
+_BY_CLOCK = ((0, 0x0), (0, 0xA00), (0, 0x11_0094), (0, 0x11_0004), (0, 0x8_8704), *_LEAVES)
 MODELLED = ("tu102", "ga102", "ad102", "gh100", "gb202")
 
 

@@ -314,9 +314,11 @@ class NvDriver(WorkHolder):
         if self.looks < _SPINS:
             self.clock.sleep(0)
         else:
-            self.clock.sleep(
-                min(limit_s, _PAUSE_S if self.looks < _SHORT_PAUSES else _LONG_PAUSE_S)
-            )
+            self.doze(limit_s)
+
+    def doze(self, limit_s: float) -> None:
+        """Sleep for a while during a wait that is not short, at most `limit_s`."""
+        self.clock.sleep(min(limit_s, _PAUSE_S if self.looks < _SHORT_PAUSES else _LONG_PAUSE_S))
 
     def is_idle_fast(self) -> bool:
         if self.programs.output.used:  # its text must be passed on

@@ -57,7 +57,8 @@ class _Order:
 class Encoder:
     """Encodes images for channels of one set of classes; stores the words that never change."""
 
-    def __init__(self, classes: Classes) -> None:
+    def __init__(self, classes: Classes, *, interrupts: bool = False) -> None:
+        """interrupts: each signal raises an interrupt."""
         self.classes = classes
         gpfifo, copy = classes.gpfifo, classes.copy
         self._semaphore = header(HOST, method(gpfifo, "SEM_ADDR_LO"), 5)
@@ -70,6 +71,8 @@ class Encoder:
         self._acquire = word(
             gpfifo, "SEM_EXECUTE", OPERATION="ACQ_STRICT_GEQ", ACQUIRE_SWITCH_TSG="EN", **wide
         )
+        announce = (header(HOST, method(gpfifo, "NON_STALL_INTERRUPT"), 1), 0)
+        self._announce = announce if interrupts else ()
         self._idle = (header(HOST, method(gpfifo, "WFI"), 1), word(gpfifo, "WFI", SCOPE="ALL"))
         self._offsets = header(COPY, method(copy, "OFFSET_IN_UPPER"), 4)
         self._destination = header(COPY, method(copy, "OFFSET_OUT_UPPER"), 2)
@@ -162,6 +165,7 @@ class Encoder:
     def signal(self, image: Pushbuffer, address: Symbol, value: Symbol) -> None:
         """Write a 64-bit value when all earlier work has ended and is visible."""
         self._at(image, address, value, self._release)
+        image.words += self._announce
 
     def wait_idle(self, image: Pushbuffer) -> None:
         """Make the following commands wait until the channel's engines have completed all earlier

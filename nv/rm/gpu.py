@@ -187,6 +187,16 @@ class Gpu(ABC):
     def add_evidence(self, found: Evidence) -> None:
         """Add what explains a failure below the channels to a bundle, or why it is missing."""
 
+    @property
+    def loses_memory(self) -> bool:
+        """Return whether this process resets the GPU, and then writes its memory again."""
+        return False
+
+    @property
+    def interrupts(self) -> bool:
+        """Return whether interrupts of its channels reach this process."""
+        return False
+
     def boost(self, *, clear: bool = False) -> bool:
         """Request the clocks of compute clients, until `clear` or the end of this client.
 

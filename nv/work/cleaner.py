@@ -17,19 +17,21 @@ The kernel is PTX and requires an installed assembler; without one `gap` reports
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ugpu.hcq.errors import MissingDependency, OutOfMemory
-from ugpu.hcq.work.command import Barrier, Command, Fill, Launch, Signal
-from ugpu.hcq.work.command_buffer import Symbol, values_of
+from ugpu.hcq.errors import MissingDependency
+from ugpu.hcq.rings import proof as rings
+from ugpu.hcq.work.command import Barrier, Command, Fill, Launch
+from ugpu.hcq.work.command_buffer import Symbol
 from ugpu.nv.packets.launch import LaunchDetails
 from ugpu.nv.rm.memory import Memory, allocate_reachable
 from ugpu.nv.work import proof
 
 if TYPE_CHECKING:
     from ugpu.hcq.work.program import Kernel, Program
-    from ugpu.hcq.work.timeline import Timeline
     from ugpu.nv.work.holder import WorkHolder
+    from ugpu.nv.work.queue import ChannelQueue
 
 _THREADS, _REGISTERS = 1024, 64
 _VALUES = 61  # besides the address of shared memory; with 61, nothing is spilled
@@ -85,8 +87,9 @@ END:
 """.encode()
 
 
-class Cleaner:
-    """The cleaner of one holder; its code is loaded at the first use and stays loaded."""
+class Cleaner(rings.Cleaner):
+    """The cleaner of one holder. It clears local memory, the kernels' heap, shared memory and
+    registers, but for what `gap` names afterwards."""
 
     def __init__(self, driver: WorkHolder) -> None:
         self._driver = driver
@@ -107,30 +110,18 @@ class Cleaner:
             " not run beside all others: a multiprocessor may have had none"
         )
 
-    def submit(self) -> tuple[Timeline, int]:
-        """Clear local memory, the kernels' heap, shared memory and registers.
+    @property
+    def queue(self) -> ChannelQueue:
+        """See proof.Cleaner."""
+        return self._driver.compute_queue
 
-        This happens after all work of the compute queue. Returns the timeline and the value it has
-        afterwards. The first use waits for the copy of the code. The caller holds the lock.
-
-        Raises OutOfMemory if the cleaner's memory cannot be allocated or the queue is full. The
-        parts that `gap` names afterwards were not cleared.
-        """
-        driver = self._driver
-        driver.core.complete()
-        queue = driver.compute_queue
-        commands: list[Command] = [Barrier(), *driver.programs.clear_memory()]
+    def commands(self) -> Sequence[Command]:
+        """See proof.Cleaner."""
+        commands: list[Command] = [Barrier(), *self._driver.programs.clear_memory()]
         kernel = self._kernel()
         if kernel is not None:
             commands += self._launch(kernel)
-        timeline, value = queue.timeline, queue.timeline.last + 1
-        buffer = queue.encode([*commands, Signal(timeline, Symbol.constant(value))])
-        if not queue.room(len(buffer.words)):
-            raise OutOfMemory(
-                f"{queue.name} has no room for the kernel that clears registers; wait for its work"
-            )
-        queue.submit(buffer, values_of(buffer, value))
-        return timeline, value
+        return commands
 
     def _launch(self, kernel: Kernel) -> list[Command]:
         driver = self._driver

@@ -10,11 +10,10 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ugpu.hcq.errors import ChipError, MissingDependency, OutOfMemory
+from ugpu.hcq.errors import MissingDependency, OutOfMemory
+from ugpu.hcq.rings.proof import COPY_BYTES, SEED, THREADS, check_copy, check_kernel, pattern
 from ugpu.hcq.state.memory import Placement
-from ugpu.hcq.work.command import Command, Copy, Launch, Signal
+from ugpu.hcq.work.command import Command, Copy, Launch
 from ugpu.hcq.work.command_buffer import Symbol
 from ugpu.hcq.work.queue import QueueKind
 from ugpu.nv.rm.memory import Memory, allocate
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from ugpu.nv.work.queue import ChannelQueue
 
 LIMIT_S = 5.0  # TIMEOUT: microseconds on a healthy GPU; a sleeping GPU wakes in milliseconds
-_THREADS, _SEED = 32, 0x5EED_0000
-_COPY_BYTES = 1024
 _SIZE = 4096  # bytes of each memory
 _PTX = b"""
 .version 7.0
@@ -84,18 +81,12 @@ def _allocate(driver: WorkHolder, place: Placement, made: list[Memory]) -> Memor
 
 
 def _copy(driver: WorkHolder, queue: ChannelQueue, host: Memory, device: Memory) -> None:
-    pattern = struct.pack("<256I", *(n * 0x0101_0101 ^ 0x5EED for n in range(256)))
-    host.view[: 2 * _COPY_BYTES] = pattern + bytes(_COPY_BYTES)
+    data = pattern(0x5EED)
+    host.view[: 2 * COPY_BYTES] = data + bytes(COPY_BYTES)
     near, base = Symbol.constant(device.address), host.address
-    _run(driver, queue, [Copy(near, Symbol.constant(base), _COPY_BYTES)])
-    _run(driver, queue, [Copy(Symbol.constant(base + _COPY_BYTES), near, _COPY_BYTES)])
-    found = bytes(host.view[_COPY_BYTES : 2 * _COPY_BYTES])
-    if found != pattern:
-        byte = next(n for n in range(_COPY_BYTES) if found[n] != pattern[n])
-        raise ChipError(
-            f"{queue.name}: byte {byte} of a copy is {found[byte]:#x}, expected {pattern[byte]:#x}",
-            queue=queue.name,
-        )
+    _run(driver, queue, [Copy(near, Symbol.constant(base), COPY_BYTES)])
+    _run(driver, queue, [Copy(Symbol.constant(base + COPY_BYTES), near, COPY_BYTES)])
+    check_copy(queue.name, host.view[COPY_BYTES : 2 * COPY_BYTES], data)
 
 
 def _compute(driver: WorkHolder, queues: Sequence[ChannelQueue], host: Memory) -> str:
@@ -107,17 +98,10 @@ def _compute(driver: WorkHolder, queues: Sequence[ChannelQueue], host: Memory) -
         return f"not run: {error}"
     try:
         for queue in queues:
-            host.view[: 4 * _THREADS] = bytes(4 * _THREADS)
-            arguments = struct.pack("<QI", host.address, _SEED)
-            _run(driver, queue, [Launch(program["proof"], (1, 1, 1), (_THREADS, 1, 1), arguments)])
-            found = struct.unpack_from(f"<{_THREADS}I", host.view)
-            for thread, value in enumerate(found):
-                if value != 3 * thread + _SEED:
-                    raise ChipError(
-                        f"{queue.name}: a kernel stored {value:#x} in thread {thread}, expected "
-                        f"{3 * thread + _SEED:#x}",
-                        queue=queue.name,
-                    )
+            host.view[: 4 * THREADS] = bytes(4 * THREADS)
+            arguments = struct.pack("<QI", host.address, SEED)
+            _run(driver, queue, [Launch(program["proof"], (1, 1, 1), (THREADS, 1, 1), arguments)])
+            check_kernel(queue.name, host.view[: 4 * THREADS])
     finally:
         program.close()
     return f"right on {', '.join(queue.name for queue in queues)}"
@@ -125,15 +109,7 @@ def _compute(driver: WorkHolder, queues: Sequence[ChannelQueue], host: Memory) -
 
 def _run(driver: WorkHolder, queue: ChannelQueue, commands: Sequence[Command]) -> None:
     """Run commands followed by a signal, and wait for their end."""
-    timeline = queue.timeline
-    end = timeline.last + 1
-    encoded = queue.encode([*commands, Signal(timeline, Symbol.constant(end))])
-    values = np.zeros(len(encoded.symbols), np.uint64)
-    for position, symbol in enumerate(encoded.symbols):
-        if symbol.buffer is not None:
-            values[position] = int(symbol.buffer.address)
-    queue.submit(encoded, values)
-    wait(driver, queue, end)
+    wait(driver, queue, queue.run(commands))
 
 
 def wait(driver: WorkHolder, queue: ChannelQueue, end: int) -> None:

@@ -11,34 +11,30 @@ from __future__ import annotations
 import contextlib
 import logging
 from abc import abstractmethod
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ugpu.hcq.errors import DeviceHang, DeviceLost, UgpuError
-from ugpu.hcq.state.memory import Placement, VirtAddr
-from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.errors import DeviceLost, UgpuError
+from ugpu.hcq.rings.arena import Arena
+from ugpu.hcq.rings.image import OwnImage
+from ugpu.hcq.rings.ring import RingQueue, Submission, timeline_in
+from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.work.command import Command
 from ugpu.hcq.work.command_buffer import CommandBuffer, Symbol
-from ugpu.hcq.work.queue import HardwareQueue, QueueKind, Resident
+from ugpu.hcq.work.queue import QueueKind, Resident
 from ugpu.hcq.work.timeline import SIZE as TIMELINE_SIZE
-from ugpu.hcq.work.timeline import Timeline
 from ugpu.nv.packets.encode import Classes, Encoder
 from ugpu.nv.packets.holder import LaunchHolder
-from ugpu.nv.packets.pushbuffer import Commands, Pushbuffer
+from ugpu.nv.packets.pushbuffer import Pushbuffer
 from ugpu.nv.rm.channel import ENTRIES, Channel, ChannelError, ChannelMemory, Group
 from ugpu.nv.rm.memory import Memory, allocate
 from ugpu.nv.rm.session import Region
 
 log = logging.getLogger(__name__)
 
-ARENA_SIZE = 1 << 20
-_IMAGE_ALIGN = 256
-_FULL_PAUSE_S = 1e-4
 _LENGTH_SHIFT = 42  # in a ring entry: NVC56F_GP_ENTRY1_LENGTH
 _SETUP_LIMIT_S = 5.0  # TIMEOUT: a new channel's first work; microseconds on a healthy GPU
 
@@ -95,71 +91,30 @@ def command_memory(driver: QueueHolder, size: int) -> Memory:
     return allocate(gpu, size, Placement.HOST, Region.COMMANDS)
 
 
-class Submission(NamedTuple):
-    """A committed submission.
-
-    number: its ring entry, counted from 1. words: the number of command words at `address`. head:
-    the arena position after its image. end: the timeline value that it signals. kept: memory to
-    free once it has ended.
-    """
-
-    number: int
-    address: int
-    words: int
-    head: int
-    end: int
-    kernels: tuple[str, ...]
-    kept: OwnImage | Memory | None = None
-
-
-class OwnImage(Resident):
-    """An image in memory of its own."""
-
-    def __init__(self, queue: ChannelQueue, words: int, kernels: tuple[str, ...]) -> None:
-        self.kernels = kernels
-        self.memory: Memory | None = None
-        try:
-            self.memory = command_memory(queue.driver, max(words, 1) * 4)
-            self.address = self.memory.address
-            self.words = np.frombuffer(self.memory.view, np.uint32)[:words]
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        if self.memory is not None:
-            self.words = np.zeros(0, np.uint32)  # releases the mapping's view
-            self.memory.close()
-            self.memory = None
-
-
-class ChannelQueue(HardwareQueue):
-    """One channel in a group of its own. See HardwareQueue.
+class ChannelQueue(RingQueue[Submission]):
+    """One channel in a group of its own. See RingQueue.
 
     engine: an NV2080_ENGINE_TYPE number. Commands of a submission start in order; a launch may
     overlap the launch before it unless a Barrier stands between.
     """
 
     driver: QueueHolder
-    intent: Submission | None = None
+    entries = ENTRIES - 1
+    submission = Submission
     reuses_launches = True
 
     def __init__(
         self, driver: QueueHolder, name: str, kind: QueueKind, engine: int, classes: Classes
     ) -> None:
-        self.core, self.driver = driver.core, driver
-        self.name = name
-        self.kind = kind
+        super().__init__(driver, name, kind)
+        self.driver = driver
         self.engine = engine
         self.classes = classes
-        self.encoder = Encoder(classes)
+        self.encoder = Encoder(classes, interrupts=driver.gpu.interrupts)
         self.channel: Channel | None = None
         self.group: Group | None = None
         self.memory: ChannelMemory | None = None
         self._parts: list[Memory] = []
-        self._pending: deque[Submission] = deque()
-        self._unused: OwnImage | None = None  # made for a submission that did not take place
-        self._words = np.zeros(0, np.uint32)
         try:
             self._make(driver)
         except BaseException:
@@ -169,21 +124,12 @@ class ChannelQueue(HardwareQueue):
     def _make(self, driver: QueueHolder) -> None:
         gpu = driver.gpu
         self.memory = ChannelMemory(gpu)
-        self.arena = command_memory(driver, ARENA_SIZE)
-        self._parts.append(self.arena)
-        self._words = np.frombuffer(self.arena.view, np.uint32)
+        memory = command_memory(driver, self.arena_size)
+        self._parts.append(memory)
+        self.arena = Arena(memory.address, memory.view, self.arena_size)
         control = allocate(gpu, TIMELINE_SIZE, Placement.HOST, Region.HOST)
         self._parts.append(control)
-        view = control.view[:TIMELINE_SIZE]
-        buffer = Buffer(
-            driver.core,
-            VirtAddr(control.address),
-            TIMELINE_SIZE,
-            Placement.HOST,
-            view,
-            handle=control,
-        )
-        self.timeline = Timeline(driver.core, buffer, f"{driver.name} {self.name}")
+        self.timeline = timeline_in(driver.core, control, f"{driver.name} {self.name}")
         self.build()
 
     # ---- the channel -------------------------------------------------------------------------
@@ -203,8 +149,6 @@ class ChannelQueue(HardwareQueue):
         self.channel = Channel(gpu, self.group, self.memory, objects)
         self.group.schedule()
         self.channel.start()
-        self.count = 0  # entries of the ring used so far
-        self._head = self._tail = 0  # positions in the arena; they only increase
         words = self.driver.setup_words(self)
         if is_compute:
             self._run_first(words)
@@ -219,15 +163,7 @@ class ChannelQueue(HardwareQueue):
         if self.group is not None:
             self.group.close()
             self.group = None
-        self.intent = None
-        if self._unused is not None:
-            self._unused.close()
-            self._unused = None
-        while self._pending:
-            kept = self._pending[0].kept
-            if kept is not None:
-                kept.close()
-            self._pending.popleft()
+        self.forget()
 
     def _run_first(self, words: Sequence[int]) -> None:
         """Prepare methods to run before the first submission of a new channel.
@@ -237,13 +173,13 @@ class ChannelQueue(HardwareQueue):
         if this process only copies.
         """
         assert self.memory is not None
-        count = len(words)
-        self._words[:count] = words
-        self._head = -(-4 * count // _IMAGE_ALIGN) * _IMAGE_ALIGN
-        self.memory.entries[0] = self.arena.address | count << _LENGTH_SHIFT
+        count, arena = len(words), self.arena
+        image = CommandBuffer(np.array(words, np.uint32), count, ())
+        arena.head = arena.fill(0, image, np.zeros(0, np.uint64))
+        self.memory.entries[0] = arena.address | count << _LENGTH_SHIFT
         self.count = 1
         end = self.timeline.last + 1  # of the first submission
-        self._pending.append(Submission(1, self.arena.address, count, self._head, end, ()))
+        self._pending.append(Submission(1, arena.address, count, arena.head, end, ()))
 
     def run_setup(self, words: Sequence[int]) -> None:
         """Run the driver's own methods after all earlier work has ended, and wait for their end."""
@@ -287,111 +223,33 @@ class ChannelQueue(HardwareQueue):
         value = self.timeline.value
         return sum(submission.end > value for submission in self._pending)
 
-    @property
-    def in_flight(self) -> tuple[str, ...]:
-        """Names of kernels that were submitted and have not ended."""
-        value = self.timeline.value
-        running = [submission for submission in self._pending if submission.end > value]
-        names = [name for submission in running for name in submission.kernels]
-        return tuple(dict.fromkeys(names))
-
     # ---- HardwareQueue -----------------------------------------------------------------------
 
     def encode(self, commands: Sequence[Command]) -> CommandBuffer:
         return self.encoder.encode(commands)
 
-    def submit(self, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
-        self.submit_keeping(buffer, values, None)
+    def own_image(self, buffer: CommandBuffer) -> OwnImage[Memory]:
+        """See RingQueue."""
 
-    def submit_keeping(
-        self, buffer: CommandBuffer, values: NDArray[np.uint64], memory: Memory | None
-    ) -> None:
-        """Submit as `submit` does, and take ownership of `memory`.
+        def allocate(size: int) -> Memory:
+            return command_memory(self.driver, size)
 
-        `reclaim` frees `memory` once the work has ended. After an exception, `keeps` reports
-        whether the queue owns it. For images of at most half the arena.
-        """
-        count = len(buffer.words)
-        if len(self._pending) >= ENTRIES - 1:
-            self._await_room(count)
-        kept: OwnImage | Memory | None = memory
-        head = self._head
-        if 4 * count > ARENA_SIZE // 2:
-            assert memory is None
-            kept = image = self._new_image(count)
-            words, address = image.words, image.address
-        else:
-            start = self._find(4 * count)
-            if start is None:
-                self._await_room(count)
-                start = self._find(4 * count)
-                assert start is not None
-            head = start + -(-4 * count // _IMAGE_ALIGN) * _IMAGE_ALIGN
-            first = start % ARENA_SIZE // 4
-            words, address = self._words[first : first + count], self.arena.address + 4 * first
-        self._set_image(buffer, values, address)
-        buffer.patch(words, values)
-        kernels = buffer.kernels if isinstance(buffer, Commands) else ()
-        number, end = self.count + 1, self.timeline.last + 1
-        self.intent = Submission(number, address, buffer.command_words, head, end, kernels, kept)
-        self.complete()  # once `intent` is set, the submission takes place
-
-    def keeps(self, memory: Memory) -> bool:
-        """Return whether `submit_keeping` has taken ownership of `memory`."""
-        pending = [*self._pending, *([self.intent] if self.intent is not None else [])]
-        return any(submission.kept is memory for submission in pending)
-
-    def _new_image(self, count: int) -> OwnImage:
-        if self._unused is not None:
-            self._unused.close()
-        self._unused = OwnImage(self, count, ())
-        return self._unused
-
-    @staticmethod
-    def _set_image(buffer: CommandBuffer, values: NDArray[np.uint64], address: int) -> None:
-        for position in buffer.images:
-            values[position] = address
-
-    def place(self, buffer: CommandBuffer) -> Resident:
-        kernels = buffer.kernels if isinstance(buffer, Commands) else ()
-        return OwnImage(self, len(buffer.words), kernels)
-
-    def submit_resident(self, resident: Resident, command_words: int, value: int) -> None:
-        assert isinstance(resident, OwnImage)
-        self._await_room(0)
-        self.intent = Submission(
-            self.count + 1, resident.address, command_words, self._head, value, resident.kernels
-        )
-        self.complete()
-
-    def room(self, words: int) -> bool:
-        if len(self._pending) >= ENTRIES - 1 and not self.reclaim():
-            return False
-        if not words or 4 * words > ARENA_SIZE // 2 or self._find(4 * words) is not None:
-            return True
-        return self.reclaim() and self._find(4 * words) is not None
+        return OwnImage(buffer, allocate, lambda memory: memory.close())
 
     # ---- ring --------------------------------------------------------------------------------
 
-    def complete(self) -> None:
-        """Write the ring entry of `intent` and ring the doorbell."""
-        submission = self.intent
-        if submission is None:
-            return
-        memory, channel = self.memory, self.channel
-        assert memory is not None and channel is not None
+    def _run(self, source: CommandBuffer | Resident, submission: Submission) -> None:
         if self.driver.unboosted:
             self.driver.end_rest()
-        number = submission.number
+        self.intent = submission
+        self.complete()
+
+    def tell(self, submission: Submission) -> None:
+        """Write the ring entry and ring the doorbell."""
+        memory, channel, number = self.memory, self.channel, submission.number
+        assert memory is not None and channel is not None
         entry = submission.address | submission.words << _LENGTH_SHIFT
         memory.entries[(number - 1) % ENTRIES] = entry
-        if not self._pending or self._pending[-1] is not submission:
-            self._pending.append(submission)
-        self._unused = None
-        self._head = submission.head
-        # ORDER: waiters must wait for this submission before the hardware may see it.
-        self.timeline.last = submission.end
-        self.count = number
         memory.put(number % ENTRIES)
         # ORDER: x86 makes stores to image, ring and GP_PUT visible before this uncached one, which
         # drains write-combining buffers too (Intel SDM, volume 3, "Methods of Caching Available").
@@ -401,69 +259,22 @@ class ChannelQueue(HardwareQueue):
             memory.settle()
         self.driver.gpu.ring(channel.token)
         self.driver.looks = 0
-        self.intent = None
-
-    def _find(self, size: int) -> int | None:
-        """Return a position with `size` free contiguous bytes, or None. Positions only increase."""
-        size = -(-size // _IMAGE_ALIGN) * _IMAGE_ALIGN
-        start = self._head
-        if start % ARENA_SIZE + size > ARENA_SIZE:
-            start += ARENA_SIZE - start % ARENA_SIZE  # the rest at the end stays unused
-        return start if start + size - self._tail <= ARENA_SIZE else None
-
-    def reclaim(self) -> bool:
-        """Free the resources of ended submissions; return whether there were any."""
-        value, pending, freed = self.timeline.value, self._pending, False
-        while pending and pending[0].end <= value:
-            submission = pending[0]
-            if submission.kept is not None:
-                submission.kept.close()
-            self._tail = submission.head
-            pending.popleft()
-            freed = True
-        return freed
 
     def overwrite(self) -> None:
         """See HardwareQueue. The methods that a new channel begins with stay until they have run
         (`_run_first`)."""
         assert self.memory is not None
-        self.reclaim()
-        free = self._tail + ARENA_SIZE - self._head  # bytes from the head on
-        first = self._head % ARENA_SIZE // 4
-        last = first + free // 4
-        self._words[first:last] = 0
-        self._words[: max(0, last - ARENA_SIZE // 4)] = 0
+        super().overwrite()
         pending = {(submission.number - 1) % ENTRIES for submission in self._pending}
         for index in set(range(ENTRIES)) - pending:
             self.memory.entries[index] = 0
-
-    def _await_room(self, words: int) -> None:
-        """Wait until there is room for one of the driver's own submissions.
-
-        All other submissions have already waited, without the lock (Device.await_room).
-        """
-        if not self.room(words):
-            self._wait_for(lambda: self.room(words), "entry of the ring, and command memory")
-
-    def _wait_for(self, ready: Callable[[], bool], what: str) -> None:
-        clock = self.driver.clock
-        deadline = clock.deadline(self.driver.core.limit_s)
-        while not ready():
-            self.driver.core.check_failures()
-            if deadline.expired():
-                failure = DeviceHang(
-                    f"{self.name} frees no {what} within {self.driver.core.limit_s} s",
-                    **self.driver.diagnose(self.timeline, self.timeline.last),
-                )
-                self.driver.core.failure = failure
-                raise failure
-            clock.sleep(_FULL_PAUSE_S)
 
     def close(self) -> None:
         """Tear the channel down and free all memory; idempotent."""
         with contextlib.suppress(UgpuError):  # a lost GPU does not answer
             self.tear_down()
-        self._words = np.zeros(0, np.uint32)
+        if hasattr(self, "arena"):
+            self.arena.close()
         if hasattr(self, "timeline"):
             self.timeline.detach()
         if self.memory is not None:

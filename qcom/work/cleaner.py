@@ -17,19 +17,18 @@ text (tests/qcom/test_qcom_cleaner.py).
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ugpu.hcq.errors import OutOfMemory
 from ugpu.hcq.objects.ir3_object import CODE_ALIGN, INSTRUCTION, NO_REGISTER, Ir3Kernel, pack_ir3
-from ugpu.hcq.work.command import Barrier, Launch, Signal
-from ugpu.hcq.work.command_buffer import Symbol, values_of
+from ugpu.hcq.rings import proof as rings
+from ugpu.hcq.work.command import Barrier, Command, Launch
 from ugpu.qcom.chips.facts import ChipFacts
 
 if TYPE_CHECKING:
     from ugpu.hcq.work.program import Program
-    from ugpu.hcq.work.timeline import Timeline
     from ugpu.qcom.work.holder import WorkHolder
+    from ugpu.qcom.work.queue import AdrenoQueue
 
 NAME = "ugpu.cleaner"
 # Groups for each shader processor. UNSURE: that the hardware spreads groups evenly while all
@@ -42,38 +41,28 @@ _SHARED = range(48 * 4, 56 * 4)  # r48.x to r55.w, per wave rather than per thre
 _PREDICATES = range(4)  # p0.x to p0.w
 
 
-class Cleaner:
-    """The cleaner of one holder. Its code is loaded at the first use and stays loaded."""
+class Cleaner(rings.Cleaner):
+    """The cleaner of one holder: private memory, local memory, registers and constants. A processor
+    occupied by another holder's waves is cleaned only if these end while groups of the cleaner are
+    still waiting."""
 
     def __init__(self, driver: WorkHolder) -> None:
         self._driver = driver
         self._program: Program | None = None
 
-    def submit(self) -> tuple[Timeline, int]:
-        """Clear private memory, local memory, registers and constants after all work of the
-        context.
+    @property
+    def queue(self) -> AdrenoQueue:
+        """See proof.Cleaner."""
+        return self._driver.all_queues()[0]
 
-        Does not wait. Returns the timeline and the value that it then has. The lock is held. Raises
-        OutOfMemory if the cleaner's memory cannot be allocated or the queue is full. A processor
-        occupied by another holder's waves is cleaned only if these end while groups of the cleaner
-        are still waiting.
-        """
+    def commands(self) -> Sequence[Command]:
+        """See proof.Cleaner."""
         driver, facts = self._driver, self._driver.facts
-        driver.core.complete()
         if self._program is None:
             self._program = driver.programs.load(pack_ir3([kernel(facts)]))
-        queue = driver.all_queues()[0]
-        timeline, value = queue.timeline, queue.timeline.last + 1
         grid, block = (groups(facts), 1, 1), (threads(facts), 1, 1)
         launch = Launch(self._program[NAME], grid, block, bytes(_VEC4 * facts.constants))
-        commands = [*driver.programs.clear_private(), Barrier(), launch]
-        buffer = queue.encode([*commands, Signal(timeline, Symbol.constant(value))])
-        if not queue.room(len(buffer.words)):
-            raise OutOfMemory(
-                f"{queue.name} has no room for the kernel that clears registers; wait for its work"
-            )
-        queue.submit(buffer, values_of(buffer, value))
-        return timeline, value
+        return [*driver.programs.clear_private(), Barrier(), launch]
 
 
 def threads(facts: ChipFacts) -> int:

@@ -16,22 +16,20 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ugpu.hcq.errors import DeviceHang, UgpuError
-from ugpu.hcq.state.memory import Placement, VirtAddr
-from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.errors import UgpuError
+from ugpu.hcq.rings.arena import Arena
+from ugpu.hcq.rings.image import OwnImage
+from ugpu.hcq.rings.ring import Held, RingQueue, Submission, timeline_in
 from ugpu.hcq.work.command import Command
 from ugpu.hcq.work.command_buffer import CommandBuffer
-from ugpu.hcq.work.queue import HardwareQueue, QueueKind, Resident
+from ugpu.hcq.work.queue import QueueKind, Resident
 from ugpu.hcq.work.timeline import SIZE as TIMELINE_SIZE
-from ugpu.hcq.work.timeline import Timeline
-from ugpu.qcom.kernel_driver.interface import Caching, Memory, Submission
+from ugpu.qcom.kernel_driver import interface as kernel_driver
+from ugpu.qcom.kernel_driver.interface import Caching, Memory
 from ugpu.qcom.packets.encode import Commands, Segment
 from ugpu.qcom.packets.holder import ChipHolder
 
-ARENA_SIZE = 1 << 20
 MOST_PENDING = 1024  # unfinished images of a queue
-_IMAGE_ALIGN = 256
-_FULL_PAUSE_S = 1e-4
 
 
 class QueueHolder(ChipHolder):
@@ -44,49 +42,43 @@ class QueueHolder(ChipHolder):
     def all_queues(self) -> Sequence[AdrenoQueue]: ...
 
 
-class OwnImage(Resident):
-    """An image that has its own memory."""
+class AdrenoImage(OwnImage[Memory]):
+    """An image that has its own memory.
+
+    Attributes:
+        segments: its parts, in order.
+        submissions: the last submission of segments, by index of the first one and their number.
+    """
 
     def __init__(self, queue: AdrenoQueue, buffer: Commands) -> None:
         self.segments = buffer.segments
-        self.kernels = buffer.kernels
-        # The last submission of segments, by index of the first one and their number.
-        self.submissions: dict[tuple[int, int], Submission] = {}
-        self.memory: Memory | None = None
-        try:
-            size = 4 * max(len(buffer.words), 1)
-            self.memory = queue.driver.interface.allocate(size, Caching.COMBINED)
-            self.address = self.memory.address
-            self.words = np.frombuffer(self.memory.view, np.uint32)[: len(buffer.words)]
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        if self.memory is not None:
-            self.words = np.zeros(0, np.uint32)  # releases the mapping's view
-            self.memory.close()
-            self.memory = None
+        self.submissions: dict[tuple[int, int], kernel_driver.Submission] = {}
+        interface = queue.driver.interface
+        super().__init__(
+            buffer, lambda size: interface.allocate(size, Caching.COMBINED), interface.free
+        )
 
 
-@dataclass
-class Image:
-    """An image to be submitted. start: its offset in `memory`, bytes. head: the arena's position
-    after it. end: the timeline's value when it has ended. kept: memory to free with it; resident:
-    the image of a graph, which stays. given: the number of segments submitted, then the submission
-    in progress, if any, and its number of segments: one attribute, so that an exception finds all
-    three or none changed."""
+@dataclass(eq=False)
+class Image(Submission):
+    """An image to be submitted.
 
-    segments: tuple[Segment, ...]
-    memory: Memory
-    start: int
-    words: NDArray[np.uint32]
-    head: int
-    end: int
-    kernels: tuple[str, ...]
-    kept: OwnImage | None = None
-    resident: OwnImage | None = None
-    handed: tuple[int, Submission | None, int] = (0, None, 0)
+    Attributes:
+        resident: the image of a graph, which stays.
+        segments: its parts, in order.
+        memory: that it is in.
+        start: its offset in `memory`, bytes.
+        content: its words.
+        handed: the number of segments submitted, then the submission in progress, if any, and its
+            number of segments: one attribute, so that an exception finds all three or none changed.
+    """
+
+    resident: AdrenoImage | None = None
+    segments: tuple[Segment, ...] = ()
+    memory: Memory = field(init=False)
+    start: int = 0
+    content: NDArray[np.uint32] = field(init=False)
+    handed: tuple[int, kernel_driver.Submission | None, int] = (0, None, 0)
 
     @property
     def all_handed(self) -> bool:
@@ -94,7 +86,7 @@ class Image:
 
     def value(self, word: int) -> int:
         """Return a 64-bit value in the image."""
-        return int(self.words[word]) | int(self.words[word + 1]) << 32
+        return int(self.content[word]) | int(self.content[word + 1]) << 32
 
 
 @dataclass
@@ -150,7 +142,7 @@ class Dispatcher:
         queue.held.popleft()
         return True
 
-    def _command(self, image: Image, chosen: list[Segment]) -> Submission | None:
+    def _command(self, image: Image, chosen: list[Segment]) -> kernel_driver.Submission | None:
         """Return the submission for these segments; None where they have no packets. A resident
         image keeps it for the next time."""
         key = image.handed[0], len(chosen)
@@ -190,175 +182,77 @@ class Dispatcher:
             self.promised[address] = max(value, self.promised.get(address, 0))
 
 
-class AdrenoQueue(HardwareQueue):
-    """One sequence of submissions. See HardwareQueue."""
+class AdrenoQueue(RingQueue[Image]):
+    """One sequence of submissions. See RingQueue."""
 
     driver: QueueHolder
-    intent: Image | None = None
+    entries = MOST_PENDING
+    submission = Image
 
     def __init__(self, driver: QueueHolder, name: str, kind: QueueKind) -> None:
-        self.core, self.driver = driver.core, driver
-        self.name, self.kind = name, kind
+        super().__init__(driver, name, kind)
+        self.driver = driver
         self.held: deque[Image] = deque()  # not, or only partly, submitted to the kernel driver
-        self._pending: deque[Image] = deque()
-        self._unused: OwnImage | None = None
-        self._head = self._tail = 0  # positions in the arena; they only rise
-        self.arena: Memory | None = None
-        self._control: Memory | None = None
-        self._words = np.zeros(0, np.uint32)
+        self._parts: list[Memory] = []
         try:
             interface = driver.interface
-            self.arena = interface.allocate(ARENA_SIZE, Caching.COMBINED)
-            self._words = np.frombuffer(self.arena.view, np.uint32)
-            self._control = interface.allocate(TIMELINE_SIZE, interface.caching)
-            buffer = Buffer(
-                driver.core, VirtAddr(self._control.address), TIMELINE_SIZE, Placement.HOST,
-                self._control.view[:TIMELINE_SIZE], handle=self._control,
-            )  # fmt: skip
-            self.timeline = Timeline(driver.core, buffer, f"{driver.name} {name}")
+            self._parts.append(interface.allocate(self.arena_size, Caching.COMBINED))
+            self.arena = Arena(self._parts[0].address, self._parts[0].view, self.arena_size)
+            self._parts.append(interface.allocate(TIMELINE_SIZE, interface.caching))
+            self.timeline = timeline_in(driver.core, self._parts[1], f"{driver.name} {name}")
         except BaseException:
             self.close()
             raise
-
-    @property
-    def in_flight(self) -> tuple[str, ...]:
-        """Return the names of kernels that were submitted and have not ended."""
-        value = self.timeline.value
-        running = [image for image in self._pending if image.end > value]
-        return tuple(dict.fromkeys(name for image in running for name in image.kernels))
 
     # ---- HardwareQueue ---------------------------------------------------------------------------
 
     def encode(self, commands: Sequence[Command]) -> CommandBuffer:
         return self.driver.encoder.encode(commands)
 
-    def submit(self, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
-        assert isinstance(buffer, Commands) and self.arena is not None
-        count = len(buffer.words)
+    def submit(
+        self, buffer: CommandBuffer, values: NDArray[np.uint64], held: Held | None = None
+    ) -> None:
         self.reclaim()  # frees the memory of large images, too
-        self._await_room(count)
-        kept, head = None, self._head
-        if 4 * count > ARENA_SIZE // 2:
-            if self._unused is not None:
-                self._unused.close()
-            self._unused = kept = OwnImage(self, buffer)
-            assert kept.memory is not None
-            memory, first, words = kept.memory, 0, kept.words
-        else:
-            start = self._find(4 * count)
-            assert start is not None
-            head = start + -(-4 * count // _IMAGE_ALIGN) * _IMAGE_ALIGN
-            memory, first = self.arena, start % ARENA_SIZE
-            words = self._words[first // 4 : first // 4 + count]
-        address = memory.address + first
-        for position, symbol in enumerate(buffer.symbols):
-            if symbol.kind == "image":
-                values[position] = address
-        buffer.patch(words, values)
-        end = self.timeline.last + 1
-        self.intent = Image(buffer.segments, memory, first, words, head, end, buffer.kernels, kept)
-        self.complete()  # once `intent` is set the submission takes place
+        super().submit(buffer, values, held)
 
-    def place(self, buffer: CommandBuffer) -> Resident:
+    def own_image(self, buffer: CommandBuffer) -> AdrenoImage:
+        """See RingQueue."""
         assert isinstance(buffer, Commands)
-        return OwnImage(self, buffer)
+        return AdrenoImage(self, buffer)
 
-    def submit_resident(self, resident: Resident, command_words: int, value: int) -> None:
-        assert isinstance(resident, OwnImage) and resident.memory is not None
-        self._await_room(0)
-        self.intent = Image(
-            resident.segments, resident.memory, 0, resident.words, self._head, value,
-            resident.kernels, resident=resident,
-        )  # fmt: skip
-        self.complete()
+    def _run(self, source: CommandBuffer | Resident, submission: Image) -> None:
+        assert isinstance(source, Commands | AdrenoImage)
+        submission.segments = source.segments
+        own = submission.resident or submission.held
+        if isinstance(own, AdrenoImage):
+            assert own.memory is not None
+            submission.memory, submission.content = own.memory, own.words
+        else:
+            assert self.arena.words is not None
+            start = submission.address - self.arena.address
+            submission.memory, submission.start = self._parts[0], start
+            submission.content = self.arena.words[start // 4 :]
+        super()._run(source, submission)
 
-    def room(self, words: int) -> bool:
-        if len(self._pending) >= MOST_PENDING and not self.reclaim():
-            return False
-        if not words or 4 * words > ARENA_SIZE // 2 or self._find(4 * words) is not None:
-            return True
-        return self.reclaim() and self._find(4 * words) is not None
-
-    def complete(self) -> None:
-        image = self.intent
-        if image is None:
-            return
-        if not self._pending or self._pending[-1] is not image:
-            self._pending.append(image)
-            self.held.append(image)
-        elif not image.all_handed and image not in self.held:
-            self.held.append(image)
-        self._unused = None
-        self._head = image.head
-        # ORDER: waiters must wait for this value before the hardware may see the image.
-        self.timeline.last = max(self.timeline.last, image.end)
+    def tell(self, submission: Image) -> None:
+        """Submit what can run to the kernel driver."""
+        if not submission.all_handed and submission not in self.held:
+            self.held.append(submission)
         self.driver.looks = 0
         self.driver.dispatcher.pump()
-        self.intent = None
-
-    # ---- memory ----------------------------------------------------------------------------------
-
-    def _find(self, size: int) -> int | None:
-        """Return where `size` contiguous bytes of the arena are free, as a position that only
-        rises; None where there is no room."""
-        size = -(-size // _IMAGE_ALIGN) * _IMAGE_ALIGN
-        start = self._head
-        if start % ARENA_SIZE + size > ARENA_SIZE:
-            start += ARENA_SIZE - start % ARENA_SIZE  # the end of the arena stays unused
-        return start if start + size - self._tail <= ARENA_SIZE else None
-
-    def reclaim(self) -> bool:
-        value, freed = self.timeline.value, False
-        while self._pending and self._pending[0].end <= value:
-            image = self._pending[0]
-            if image.kept is not None:
-                image.kept.close()
-            self._tail = image.head
-            self._pending.popleft()
-            freed = True
-        return freed
-
-    def overwrite(self) -> None:
-        self.reclaim()
-        first = self._head % ARENA_SIZE // 4
-        last = first + (self._tail + ARENA_SIZE - self._head) // 4
-        self._words[first:last] = 0
-        self._words[: max(0, last - ARENA_SIZE // 4)] = 0
-
-    def _await_room(self, words: int) -> None:
-        """Wait for room, for the driver's own submissions; other callers have waited without the
-        lock."""
-        clock = self.driver.clock
-        deadline = clock.deadline(self.driver.core.limit_s)
-        while not self.room(words):
-            self.driver.core.check_failures()
-            if deadline.expired():
-                raise DeviceHang(
-                    f"{self.name} did not free any command memory", limit_s=self.driver.core.limit_s
-                )
-            clock.sleep(_FULL_PAUSE_S)
 
     def forget(self) -> None:
         """Drop all submissions after the context was lost: none of them will end."""
-        self.intent = None
         self.held.clear()
-        if self._unused is not None:
-            self._unused.close()
-            self._unused = None
-        while self._pending:
-            kept = self._pending[0].kept
-            if kept is not None:
-                kept.close()
-            self._pending.popleft()
-        self._head = self._tail = 0
+        super().forget()
 
     def close(self) -> None:
         """Free all memory; idempotent. Nothing of the queue may be running."""
         self.forget()
-        self._words = np.zeros(0, np.uint32)
+        if hasattr(self, "arena"):
+            self.arena.close()
         if hasattr(self, "timeline"):
             self.timeline.detach()
-        for memory in (self.arena, self._control):
-            if memory is not None:
-                memory.close()
-        self.arena = self._control = None
+        for memory in self._parts:
+            memory.close()
+        self._parts = []

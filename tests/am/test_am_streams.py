@@ -11,23 +11,24 @@ from tests.support.am_navi31 import build_chip, opened
 from tests.support.am_streams import Streams
 from tests.support.kernels import contract_object
 from tests.support.workloads import Places, lines_of
+from ugpu.am.chips import facts_of
 from ugpu.am.device.device import AmDevice
-from ugpu.am.work.arena import ARENA_SIZE
 
 
 def name_queues(device: AmDevice, places: Places) -> None:
     """Name the memory of the device's queues."""
     for queue in device.driver.all_queues():
         short = queue.name.replace(" ", "")
-        places.add(f"{short}.arena", queue.arena.address, ARENA_SIZE)
+        places.add(f"{short}.arena", queue.arena.address, queue.arena.size)
         places.add(f"{short}.ring", queue.ring.address, queue.ring.size)
         places.add(f"{short}.control", queue.control.address, queue.control.size)
         places.add(f"{short}.timeline", queue.timeline.memory.address, 16)
 
 
 @pytest.mark.golden
-def test_streams_of_workloads(golden: Golden) -> None:
-    chip: Any = build_chip()
+@pytest.mark.parametrize("name", ["navi31", "navi48"])
+def test_streams_of_workloads(golden: Golden, name: str) -> None:
+    chip: Any = build_chip(facts=facts_of(name))
     try:
         with opened(chip) as device, device.load(contract_object(device.target)) as program:
             places = Places()
@@ -38,4 +39,4 @@ def test_streams_of_workloads(golden: Golden) -> None:
         assert chip.violations == []
     finally:
         chip.close()
-    golden.check("streams/navi31.txt", "\n".join(lines))
+    golden.check(f"streams/{name}.txt", "\n".join(lines))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ugpu.compiler import Tensor
-from ugpu.hcq.errors import BadArgument, NotSupported
+from ugpu.hcq.errors import BadArgument
 
 EDGES = np.array([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 3e38, 1e-44, -2.5], np.float32)
 ROW, COLUMN = np.meshgrid(EDGES, EDGES)
@@ -37,6 +37,13 @@ CASES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
                 lambda a: np.unique(a, return_inverse=True)[1].reshape(a.shape)),
     "counts": (lambda x: x.unique(return_counts=True)[1],
                lambda a: np.unique(a, return_counts=True)[1]),
+    "unique columns": (lambda x: (x > 0).long()[:, [0, 1, 0, 3, 1]].unique(axis=1),
+                       lambda a: np.unique((a > 0)[:, [0, 1, 0, 3, 1]] * 1, axis=1)),
+    "unique rows": (lambda x: x[[2, 0, 2, 1]].unique(return_inverse=True, axis=0)[1],
+                    lambda a: np.unique(a[[2, 0, 2, 1]], axis=0, return_inverse=True)[1].ravel()),
+    "runs": (lambda x: x.abs().clamp(0, 1).flatten().unique_consecutive(return_counts=True)[1],
+             lambda a: np.diff(np.flatnonzero(np.concatenate(
+                 [[True], np.diff(abs(a.ravel()) > 0) != 0, [True]])))),
     "isin": (lambda x: x.isin(Tensor([1, -2])), lambda a: np.isin(a, [1, -2])),
     "isin many": (lambda x: x.isin(Tensor.arange(-40, 2)), lambda a: np.isin(a, np.arange(-40, 2))),
     "bincount": (lambda x: x.flatten().abs().bincount(minlength=6),
@@ -151,7 +158,6 @@ def test_creation() -> None:
     [
         (lambda x: x.float().bincount(), BadArgument, "expected integers of one axis"),
         (lambda x: (x[0] * 0 - 1).bincount(), BadArgument, "expected numbers >= 0, got -1"),
-        (lambda x: x.unique(axis=0), NotSupported, "expected axis=None"),
         (lambda x: x.quantile(2), BadArgument, "q must be from 0 to 1, got 2"),
         (lambda x: x.outer(x), BadArgument, "expected tensors of one axis"),
         (lambda x: x.searchsorted(x[0]), BadArgument, "must agree in all axes but the last"),

@@ -15,7 +15,8 @@ NVIDIA = [f"virtual:{chip}" for chip in ("gh100", "tu102", "ga102", "ad102", "gb
 AMD = [
     f"virtual:{chip}" for chip in sorted(chips.virtual_names(), key=lambda name: name != "navi31")
 ]
-FAMILIES = (["cpu"], AMD, NVIDIA)
+BARE = [f"virtual:{chip}+gsp" for chip in ("ad102", "ga102", "gb202", "gh100", "tu102")]
+FAMILIES = (["cpu"], AMD, NVIDIA, BARE)
 PRODUCTS = ("matmul", "attention", "conv2d")
 SHARES = 6
 TURNS = 12  # the fast suite runs every twelfth case, another one on each device

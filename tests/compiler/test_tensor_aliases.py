@@ -33,6 +33,9 @@ def besides(name: str) -> dict[str, object]:
         "index_add": {"index": line, "source": column},
         "index_copy": {"index": line, "source": column},
         "index_fill": {"index": line, "value": 7}, "take": {"indices": line},
+        "cross": {"other": ugpu.Tensor(X[:, :3], device="cpu")}, "index_select": {"index": line},
+        "quantile": {"q": 0.5}, "take_along_dim": {"index": places},
+        "unfold": {"size": 2, "step": 1}, "vecdot": {"other": column},
     }.get(name, {})  # fmt: skip
 
 
@@ -43,7 +46,8 @@ def arrays(result: object) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_dim_is_axis(name: str) -> None:
-    x = ugpu.Tensor(X[:, :1] if name == "squeeze" else X, device="cpu")
+    columns = {"squeeze": 1, "cross": 3}.get(name, 4)
+    x = ugpu.Tensor(X[:, :columns], device="cpu")
     others = besides(name)
     by_axis, by_dim = (
         arrays(getattr(ugpu.Tensor if name in ("cat", "stack") else x, name)(**others, **{word: 1}))

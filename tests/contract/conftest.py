@@ -96,10 +96,10 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     opened = request.getfixturevalue("device")
     request.getfixturevalue("program")  # loaded before we count
-    opened.driver.core.copies.transfer.close()
+    opened.driver.core.copies.close()
     before = memory_used(opened)
     yield
-    opened.driver.core.copies.transfer.close()
+    opened.driver.core.copies.close()
     grown = memory_used(opened) - before
     if opened.name.startswith("nvrm:"):
         assert grown <= DRIVERS_OWN, "the test leaks device memory"

@@ -70,7 +70,7 @@ def test_every_use_in_a_child_is_refused(opener: Callable[[], Device]) -> None:
     taken, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with device.driver.core.lock, device.driver.core.copies.transfer._lock, graph._lock:
+        with device.driver.core.lock, device.driver.core.copies._lock, graph._lock:
             taken.set()
             done.wait()
 

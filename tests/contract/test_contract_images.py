@@ -8,15 +8,13 @@ from functools import partial
 import numpy as np
 import pytest
 
-import ugpu.am.work.arena
-import ugpu.am.work.queue
 import ugpu.hcq.cpu.queue
-import ugpu.nv.work.queue
 from tests.support import holdings
 from tests.support.stalls import Stall, ring_limit, waiting
 from tests.support.waiting import until
 from ugpu import hcq
 from ugpu.hcq.device.device import Device
+from ugpu.hcq.rings.ring import RingQueue
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.queue import Queue, QueueKind
 
@@ -29,10 +27,8 @@ ARENA = 1 << 16  # smaller than it usually is: small images reach its limits
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     """A device whose queues have little transient memory."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (
-            ugpu.am.work.arena, ugpu.am.work.queue, ugpu.nv.work.queue, ugpu.hcq.cpu.queue,
-        ):  # fmt: skip
-            patch.setattr(module, "ARENA_SIZE", ARENA)
+        patch.setattr(RingQueue, "arena_size", ARENA)
+        patch.setattr(ugpu.hcq.cpu.queue, "ARENA_SIZE", ARENA)
         with hcq.open(request.param) as opened:
             yield opened
 

@@ -20,6 +20,7 @@ from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import Closed
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.prepared import prepare
 from ugpu.hcq.work.program import Program
 from ugpu.hcq.work.queue import QueueKind
 
@@ -88,7 +89,7 @@ def test_submitting(device: Device, check: Check) -> None:
 def test_submitting_what_was_prepared(device: Device, check: Check) -> None:
     queue = device.queue()
     commands = queue.fill(check.result, 5).barrier().commands
-    prepared = device.driver.core.prepare(queue.hardware, commands)
+    prepared = prepare(queue.hardware, commands)
     values: list[int] = []
     for place in interrupted(
         lambda: values.append(device.driver.core.submit_prepared(queue.hardware, prepared, []))
@@ -140,8 +141,8 @@ def test_resting(device: Device, check: Check) -> None:
 def test_copying(device: Device, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     data = np.arange(1 << 10, dtype=np.uint32)
     other = np.zeros_like(data)
-    monkeypatch.setattr(device.driver.core.copies.transfer, "staging_size", 1024)
-    device.driver.core.copies.transfer.close()
+    monkeypatch.setattr(device.driver.core.copies, "staging_size", 1024)
+    device.driver.core.copies.close()
     with device.alloc(data.nbytes) as buffer:
         for copy in (lambda: buffer.copy_from(data), lambda: buffer.copy_to(other)):
             for place in interrupted(copy):
@@ -149,7 +150,7 @@ def test_copying(device: Device, check: Check, monkeypatch: pytest.MonkeyPatch) 
                 buffer.copy_from(data)
                 assert (buffer.numpy(np.uint32) == data).all(), place
     assert (other == data).all()
-    device.driver.core.copies.transfer.close()
+    device.driver.core.copies.close()
 
 
 @pytest.mark.parametrize("placement", list(Placement))

@@ -62,17 +62,17 @@ def test_views_that_are_not_contiguous_are_copied_in_c_order(device: Device) -> 
 
 def test_transfers_larger_than_the_staging_buffers(device: Device) -> None:
     """Several rounds through both staging buffers, with a rest."""
-    transfer = device.driver.core.copies.transfer
+    transfer = device.driver.core.copies
     if not isinstance(transfer, BulkTransfer):  # that one has the memory that there is
         transfer = Transfer(device.driver.core, staging_size=4096)
     data = pattern(5 * transfer.staging_size + 77)
     with device.alloc(len(data) + 8) as buffer:
-        transfer.upload(buffer, data.data)
+        transfer.send(buffer, data.data)
         out = np.zeros_like(data)
-        transfer.download(buffer, out.data)
+        transfer.receive(buffer, out.data)
         assert (out == data).all()
         short = np.zeros(10, np.uint8)
-        transfer.download(buffer[4090:4100], short.data)
+        transfer.receive(buffer[4090:4100], short.data)
         assert (short == data[4090:4100]).all()
     transfer.close()
 

@@ -15,6 +15,7 @@ from tests.support.kernels import contract_object
 from ugpu import hcq
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, Closed
+from ugpu.hcq.work.prepared import prepare
 from ugpu.hcq.work.program import Program
 from ugpu.hcq.work.queue import HardwareQueue, QueueKind
 from ugpu.hcq.work.timeline import SIZE, Timeline
@@ -172,7 +173,7 @@ def test_what_was_closed_after_recording_is_not_used(device: Device, program: Pr
         else:
             args = (gone, kept, np.uint32(64), np.uint32(3))
             queue.launch(program["scale"], grid=(1,), block=(64,), args=args)
-            prepared = device.driver.core.prepare(queue.hardware, queue.commands)
+            prepared = prepare(queue.hardware, queue.commands)
         gone.close()
         with device.alloc(4096) as victim:
             victim.fill(0x5A5A5A5A)

@@ -13,6 +13,7 @@ from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, Closed
 from ugpu.hcq.work.command import Launch
 from ugpu.hcq.work.command_buffer import Symbol
+from ugpu.hcq.work.prepared import prepare
 from ugpu.hcq.work.program import Kernel, Parameter, Program
 from ugpu.hcq.work.queue import QueueKind
 
@@ -265,7 +266,7 @@ def test_prepared_commands_run_with_other_buffers(device: Device, program: Progr
             for slot, reference in enumerate(launch.references)
         )
         opened = dataclasses.replace(launch, references=references)
-        prepared = device.driver.core.prepare(queue.hardware, [opened])
+        prepared = prepare(queue.hardware, [opened])
         for result, source in ((buffers[0], buffers[1]), (buffers[2], buffers[3])):
             source.copy_from(x + 1)
             value = device.driver.core.submit_prepared(

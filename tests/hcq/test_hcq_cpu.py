@@ -27,6 +27,7 @@ from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.state.target import TargetSpec
 from ugpu.hcq.work.command import Launch
 from ugpu.hcq.work.command_buffer import Reference, Symbol
+from ugpu.hcq.work.prepared import prepare
 from ugpu.hcq.work.queue import QueueKind
 
 # sine(out, x, u32 count): calls the mathematics library, and memset through a large local array
@@ -175,7 +176,7 @@ def test_what_is_repeated_survives_full_slots_and_a_reset(cpu: CpuDevice) -> Non
         (launch,) = queue.commands
         assert isinstance(launch, Launch)
         opened = replace(launch, references=(Reference(0, 8, Symbol("parameter", slot=0)),))
-        prepared = cpu.driver.core.prepare(queue.hardware, [opened])
+        prepared = prepare(queue.hardware, [opened])
         again = queue.hardware.repetition(prepared, [0], [0], [])
         for turn in (1, 2):
             for number in range(count):
@@ -235,7 +236,7 @@ def test_prepared_commands_take_numbers_of_any_width(cpu: CpuDevice, width: int)
         else:
             given = [int(cells.address)]
         made = replace(launch, references=tuple(references))
-        prepared = cpu.driver.core.prepare(queue.hardware, [made])
+        prepared = prepare(queue.hardware, [made])
         for _ in range(3):
             cpu.driver.core.submit_prepared(queue.hardware, prepared, given)
         cpu.synchronize()
@@ -307,7 +308,7 @@ def test_more_prepared_submissions_in_flight_than_slots(cpu: CpuDevice, count: i
         (launch,) = queue.commands
         assert isinstance(launch, Launch)
         given = (Reference(0, 8, Symbol("parameter", slot=0)),)
-        prepared = cpu.driver.core.prepare(queue.hardware, [replace(launch, references=given)])
+        prepared = prepare(queue.hardware, [replace(launch, references=given)])
         cpu.queue().wait(gate, 1).submit()
         for turn in (0, 1):
             for number in range(count):
@@ -325,7 +326,7 @@ def test_images_larger_than_a_slot(cpu: CpuDevice) -> None:
         queue = cpu.queue()
         for _ in range(200):
             queue.launch(program["count"], grid=(3,), block=(1,), args=(cells,)).barrier()
-        prepared = cpu.driver.core.prepare(queue.hardware, queue.commands)
+        prepared = prepare(queue.hardware, queue.commands)
         for _ in range(2):
             cpu.driver.core.submit_prepared(queue.hardware, prepared, [])
         assert list(cells.numpy(np.uint32)[:4]) == [400, 400, 400, 0]

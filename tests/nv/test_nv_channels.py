@@ -11,6 +11,7 @@ import pytest
 from tests.support.nv_machine import opened, powered, work
 from ugpu.hcq.errors import BadArgument, DriverRefused
 from ugpu.hcq.registers.layout import Struct
+from ugpu.hcq.rings.image import OwnImage
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.work.command_buffer import CommandBuffer
 from ugpu.hcq.work.queue import QueueKind
@@ -20,7 +21,6 @@ from ugpu.nv.rm.contexts import ContextRange
 from ugpu.nv.rm.memory import allocate
 from ugpu.nv.rm.node_gpu import NodeGpu
 from ugpu.nv.rm.session import Region
-from ugpu.nv.work.queue import OwnImage
 from ugpu.virtual.nvidia.faults import Fault
 
 
@@ -106,7 +106,7 @@ def test_the_range_has_room_for_what_the_driver_reports(chip: str) -> None:
 def test_commands_lie_where_the_caller_says(chip: str, placement: Placement) -> None:
     with powered(chip) as machine, opened(machine, commands=placement.value) as device:
         work(device)
-        assert all(queue.arena.placement is placement for queue in device.driver.all_queues())
+        assert all(queue._parts[0].placement is placement for queue in device.driver.all_queues())
         words = CommandBuffer(np.zeros(1 << 20, np.uint32), 1, [])
         large = device.driver.compute_queue.place(words)
         assert isinstance(large, OwnImage) and large.memory is not None

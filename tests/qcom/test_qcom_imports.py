@@ -33,7 +33,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[AdrenoDevice]:
         before = held(opened)
         yield opened
         if not opened.closed:
-            opened.driver.core.copies.transfer.close()  # staging memory, which is kept
+            opened.driver.core.copies.close()  # staging memory, which is kept
             assert held(opened) == before, "an import leaks"
 
 
@@ -123,7 +123,7 @@ def test_a_dma_buf_outlives_its_descriptor(either: AdrenoDevice, camera: int) ->
         buffer.fill(0x01010101)
         buffer[4096:4098].copy_from(np.array([5, 6], np.uint8))
         assert seen[4095:4099] == b"\1\5\6\1"
-    either.driver.core.copies.transfer.close()  # staging memory, which is kept
+    either.driver.core.copies.close()  # staging memory, which is kept
     assert held(either) == before, "an import leaks"
 
 
@@ -141,7 +141,7 @@ def test_a_dma_buf_may_be_imported_twice(either: AdrenoDevice, camera: int) -> N
         first.close()
         with either.import_dma_buf(camera) as again:
             assert bytes(again.numpy()[:4]) == b"once"
-    either.driver.core.copies.transfer.close()
+    either.driver.core.copies.close()
     assert held(either) == before, "an import leaks"
 
 

@@ -19,6 +19,7 @@ from ugpu import hcq
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, BadCodeObject
 from ugpu.hcq.objects.ir3_object import NO_REGISTER, Ir3Kernel, Ir3Parameter, Ir3Texture
+from ugpu.hcq.rings.ring import RingQueue
 from ugpu.hcq.work.command import Copy, Fill, Launch, Wait
 from ugpu.hcq.work.command_buffer import Symbol
 from ugpu.qcom import chips
@@ -29,7 +30,8 @@ from ugpu.qcom.packets.dispatch import constants as load_parameters
 from ugpu.qcom.packets.encode import LONGEST_IB, MOST_GROUPS, Encoder
 from ugpu.qcom.packets.pm4 import Stream, Tables
 from ugpu.qcom.work.programs import check
-from ugpu.qcom.work.queue import ARENA_SIZE
+
+ARENA_SIZE = RingQueue.arena_size
 
 UNIT = 128  # bytes of code
 CODE, IMAGE = 0x1_2345_6000, 0x7000_0000
@@ -176,7 +178,11 @@ def test_code_that_a_gpu_cannot_run_is_refused_at_the_limit() -> None:
         check(kernel("a660"), older)
 
 
-@given(st.integers(0, 1 << 24), st.integers(0, ARENA_SIZE), st.integers(1, ARENA_SIZE // 2))
+@given(
+    st.integers(0, 1 << 24),
+    st.integers(0, ARENA_SIZE),
+    st.integers(1, ARENA_SIZE // 2),
+)
 @example(ARENA_SIZE - 512, 256, 512)  # beyond the arena's end by what images are aligned to
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_images_in_the_arena_are_whole_and_apart(
@@ -184,24 +190,25 @@ def test_images_in_the_arena_are_whole_and_apart(
 ) -> None:
     """Positions rise for ever; what lies between tail and head is in use."""
     tail -= tail % 256
-    arena._tail, arena._head = tail, tail + used - used % 256
-    found = arena._find(size)
+    arena.tail, arena.head = tail, tail + used - used % 256
+    found = arena.find(size)
     whole = -(-size // 256) * 256
     if found is not None:
-        assert found >= arena._head and found % 256 == 0
+        assert found >= arena.head and found % 256 == 0
         assert found % ARENA_SIZE + size <= ARENA_SIZE, "in one piece"
         assert found + whole <= tail + ARENA_SIZE, "apart from what is in use"
     else:
-        rest = -arena._head % ARENA_SIZE
+        rest = -arena.head % ARENA_SIZE
         assert used - used % 256 + rest + whole > ARENA_SIZE
 
 
 @pytest.fixture
 def arena(device: Device) -> Iterator[Any]:
     queue: Any = device.queue().hardware
-    before = queue._head, queue._tail
-    yield queue
-    queue._head, queue._tail = before
+    arena = queue.arena
+    before = arena.head, arena.tail
+    yield arena
+    arena.head, arena.tail = before
 
 
 def test_the_arena_is_used_again_and_again(device: Device) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.adreno import needs_mesa
-from ugpu.hcq.copies.copies import Copies
+from ugpu.hcq.copies.transfer import Transfer
 from ugpu.hcq.work.buffer import Buffer
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "vision.py"
@@ -19,14 +19,14 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "vision.py"
 def _run(device: str, frames: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Run the example; sizes of what was copied to the GPU."""
     copied: list[int] = []
-    upload = Copies.upload
+    upload = Transfer.upload
 
-    def noted(self: Copies, buffer: Buffer, data: memoryview) -> None:
+    def noted(self: Transfer, buffer: Buffer, data: memoryview) -> None:
         copied.append(data.nbytes)
         upload(self, buffer, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Copies, "upload", noted)
+        patch.setattr(Transfer, "upload", noted)
         patch.setattr(sys, "argv", [str(EXAMPLE), device, str(frames)])
         runpy.run_path(str(EXAMPLE), run_name="__main__")
     return copied

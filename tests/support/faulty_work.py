@@ -10,6 +10,7 @@ from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.command import Barrier
 from ugpu.hcq.work.graph import Capture
+from ugpu.hcq.work.prepared import prepare
 from ugpu.hcq.work.program import Program
 from ugpu.hcq.work.queue import Queue, QueueKind
 
@@ -41,7 +42,7 @@ def submit(device: Device, program: Program, kind: QueueKind = QueueKind.COMPUTE
     queue, core = device.queue(kind), device.driver.core
     if not shares_memory(device):
         return record(queue, program).submit()
-    prepared = core.prepare(queue.hardware, [Barrier()])
+    prepared = prepare(queue.hardware, [Barrier()])
     prepared.words[0] = NO_COMMAND
     return core.submit_prepared(queue.hardware, prepared, [])
 

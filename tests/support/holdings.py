@@ -19,6 +19,7 @@ from ugpu.hcq.device.device import Device
 from ugpu.nv.device.device import NvDevice
 from ugpu.virtual.amd.bus.pci import VirtualTransport
 from ugpu.virtual.nvidia.node import VirtualNode
+from ugpu.virtual.nvidia.uvm.ioctls import UvmFile
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,8 @@ def _kernel(device: Device | None) -> Counter[str]:
         found = Counter(f"kernel: {type(each).__name__}" for each in machine.live_objects())
         for file in node.files.values():
             found[f"kernel: open {file.path}"] += 1
-            if file.uvm is not None:
-                found["kernel: UVM ranges"] += len(file.uvm.ranges)
+            if isinstance(file.calls, UvmFile):
+                found["kernel: UVM ranges"] += len(file.calls.ranges)
         found["kernel: mappings"] = len(machine.mappings)
         found["kernel: clients"] = len(machine.clients)
         found["kernel: system memory"] = machine.system_used

@@ -29,10 +29,11 @@ NAMES = {
     "nn.functional.normalize": None, "dot": None, "normal": None, "nn.functional.dropout": None,
     "dropout": None, "uniform": None, "rand_like": None, "item": None, "shape": None,
     "numpy": None, "grad": None, "T": None, "take": None, "backward": None,
-    "nn.functional.embedding": None,
+    "nn.functional.embedding": None, "allclose": None, "nn.functional.unfold": "im2col",
+    "nn.functional.fold": None, "fold": None,
 }  # fmt: skip
-RANDOM = ("dropout", "rand", "normal", "uniform", "randn", "randint", "bernoulli")
-CREATION = ("arange", "eye", "full", "ones", "zeros", "full_like", "zeros_like", "ones_like")
+RANDOM = ("dropout", "rand", "normal", "uniform", "randn", "randint", "bernoulli", "multinomial")
+CREATION = ("arange", "linspace", "logspace", "eye", "full", "ones", "zeros", "full_like", "zeros_like", "ones_like")
 
 
 def method_of(name: str) -> str | None:
@@ -74,6 +75,7 @@ ADAPTED = {
         "output_padding", "groups", "dilation"),
     "nn.functional.scaled_dot_product_attention": _keywords("key", "value", "mask", "dropout_p",
         "is_causal", drop=("dropout_p=0.0", "enable_gqa=False")),
+    "nn.functional.unfold": _keywords("size", "dilation", "padding", "stride"),
     "nn.functional.softplus": _keywords("beta", "threshold", drop=("threshold=20",)),
     "index_add": _keywords("axis", "index", "source", "alpha", drop=("alpha=1",)),
     **{name: _keywords(drop=("memory_format=torch.contiguous_format",

@@ -90,6 +90,7 @@ def measure(name: str) -> dict[str, int]:
             "wait": min(waiting() for _ in range(TIMES)),
             "copy in": least(lambda: given.copy_from(content), device.synchronize),
             "copy out": least(lambda: given.copy_to(content), device.synchronize),
+            "copy within": least(lambda: queue.copy(out, given).submit(), device.synchronize),
         }
         with device.capture() as graph, device.queue() as captured:
             for _ in range(10):

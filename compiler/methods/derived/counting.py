@@ -12,7 +12,7 @@ from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.core import TensorCore, integer_of
 from ugpu.compiler.methods.groups import Groups
 from ugpu.compiler.methods.reductions import Axis
-from ugpu.hcq.errors import BadArgument, NotSupported
+from ugpu.hcq.errors import BadArgument
 
 
 class Counting(Groups):
@@ -51,17 +51,19 @@ class Counting(Groups):
         return_counts: bool = False,
         axis: int | None = None,
     ) -> Any:
-        """Return the different elements in order; then, if asked for, the place in them of each
-        element of self, and how often each occurs, as int64. Waits for the device."""
-        if axis is not None:
-            raise NotSupported("unique: parts along an axis are not compared; expected axis=None")
-        order, ordered = self._by_value()
+        """Return the different elements in order, or, along an axis, the different parts, in the
+        order of their first elements that differ; then, if asked for, the place in them of each
+        element or part, and how often each occurs, as int64. Waits for the device. `sorted` changes
+        nothing: the result is sorted."""
+        rows = self._parts_along("unique", axis)
+        order = rows._lexicographic()
+        ordered = rows[order]
         first = _changes(ordered)
-        outcome = [ordered.masked_select(first)]
+        outcome = [self._parts_back(ordered, first, axis)]
         number = first.cast(int64).cumsum(0) - 1
         if return_inverse:
             inverse = number._filled(0).scatter(0, order, number)
-            outcome.append(inverse.reshape(self.shape))
+            outcome.append(inverse.reshape(self.shape) if axis is None else inverse)
         if return_counts:
             outcome.append(self._run_lengths(first))
         return outcome[0] if len(outcome) == 1 else tuple(outcome)
@@ -69,25 +71,43 @@ class Counting(Groups):
     def unique_consecutive(
         self, return_inverse: bool = False, return_counts: bool = False, axis: int | None = None
     ) -> Any:
-        """Return the first element of each run of equal ones; then, if asked for, the number of
-        the run of each element, and the lengths of the runs. Waits for the device."""
-        if axis is not None and self.ndim != 1:
-            raise NotSupported(
-                "unique_consecutive: parts along an axis are not compared; expected axis=None"
-            )
-        flat = self.reshape(self.numel())
-        first = _changes(flat)
-        outcome = [flat.masked_select(first)]
+        """Return the first element of each run of equal ones, or, along an axis, the first part;
+        then, if asked for, the number of the run of each, and the lengths of the runs. Waits for
+        the device."""
+        rows = self._parts_along("unique_consecutive", axis)
+        first = _changes(rows)
+        outcome = [self._parts_back(rows, first, axis)]
         if return_inverse:
-            outcome.append((first.cast(int64).cumsum(0) - 1).reshape(self.shape))
+            number = first.cast(int64).cumsum(0) - 1
+            outcome.append(number.reshape(self.shape) if axis is None else number)
         if return_counts:
             outcome.append(self._run_lengths(first))
         return outcome[0] if len(outcome) == 1 else tuple(outcome)
 
-    def _by_value(self) -> tuple[Self, Self]:
-        flat = self.reshape(self.numel())
-        order = flat.argsort(0)
-        return order, flat.gather(0, order)
+    def _parts_along(self, operation: str, axis: int | None) -> Self:
+        """Return the elements, or the parts along an axis, as rows of a matrix."""
+        if axis is None:
+            return self.reshape((self.numel(), 1))
+        place = self._axis(operation, axis)
+        size = self.shape[place]
+        return self.transpose(0, place).reshape((size, self.numel() // max(1, size)))
+
+    def _parts_back(self, rows: Self, first: Self, axis: int | None) -> Self:
+        """Return the chosen rows of `_parts_along` in the form of this tensor."""
+        places = self._new(graph.iota(rows.shape[0])).cast(int64).masked_select(first)
+        chosen = rows[places]
+        if axis is None:
+            return chosen.reshape((chosen.shape[0],))
+        place = self._axis("unique", axis)
+        turned = self.transpose(0, place).shape
+        return chosen.reshape((chosen.shape[0], *turned[1:])).transpose(0, place)
+
+    def _lexicographic(self) -> Self:
+        """Return the order of rows: by the last column first, each sort keeps the one before."""
+        order = self._new(graph.iota(self.shape[0])).cast(int64)
+        for column in reversed(range(self.shape[1])):
+            order = order.gather(0, self[order, column].argsort(0))
+        return order
 
     def _run_lengths(self, first: Self) -> Self:
         """Return the lengths of runs that start where `first` is true."""
@@ -211,9 +231,9 @@ class Counting(Groups):
         return counts.scatter_add(0, part, inside.cast(float32)).cast(self.dtype)
 
 
-def _changes(flat: Any) -> Any:
-    """Return where an element differs from the one before; the first does."""
-    if not flat.numel():
-        return flat.cast(bool_)
-    change = flat[1:]._compare("ne", flat[:-1])
+def _changes(rows: Any) -> Any:
+    """Return where a row differs from the one before; the first does."""
+    if not rows.shape[0]:
+        return rows._new(rows._constant("unique", False, bool_, (0,)))
+    change = rows[1:]._compare("ne", rows[:-1]).any(1)
     return change.pad([(1, 0)], True)

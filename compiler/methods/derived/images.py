@@ -36,10 +36,8 @@ class Images(Groups):
         for axis, (before, after) in enumerate(listed):
             size = self.shape[axis]
             most = {"reflect": size - 1, "circular": size, "replicate": max(before, after)}[mode]
-            if (
-                min(before, after) < 0
-                or ((before or after)
-                and (max(before, after) > most or not size))
+            if min(before, after) < 0 or (
+                (before or after) and (max(before, after) > most or not size)
             ):
                 raise BadArgument(
                     f"pad_with: {mode!r} of axis {axis} of shape {self._shown} can add 0 to "

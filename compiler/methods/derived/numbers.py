@@ -66,14 +66,15 @@ class Numbers(Groups):
 
     def nextafter(self, other: Any) -> Self:
         """Return the next number of the type towards `other`."""
-        one, two = (each.detach() for each in self._pair("nextafter", other))
+        one, two = self._pair("nextafter", other)
         bits = one.bitcast("int32" if one.dtype.bits == 32 else "int16")
         outwards = one._compare("lt", two)._compare("eq", one._compare("lt", 0, swap=True))
         moved = outwards.where(bits + 1, bits - 1).bitcast(one.dtype)
         smallest = (bits * 0 + 1).bitcast(one.dtype)
         moved = one._compare("eq", 0).where(smallest.copysign(two), moved)
         result = one._compare("eq", two).where(two, moved)
-        return (one.isnan() | two.isnan()).where(math.nan, result)
+        result = (one.isnan() | two.isnan()).where(math.nan, result)
+        return result._ruled("nextafter", [one, two])
 
     def frac(self) -> Self:
         """Return the part behind the point, with the sign of self."""
@@ -114,7 +115,7 @@ class Numbers(Groups):
         if integer_of("diff", "n", n) < 0:
             raise BadArgument(f"diff: expected n >= 0, got {n}")
         parts = [each for each in (prepend, self, append) if each is not None]
-        values: Self = self
+        values = self._same()
         if len(parts) > 1:
             joined = [self._tensor("diff", each) for each in parts]
             values = joined[0]._joined_along(place, joined[1:])
@@ -207,6 +208,8 @@ class Numbers(Groups):
         shaped = [each if keepdims else each.squeeze(place) for each in results]
         if keepdims and whole:
             shaped = [each.reshape((1,) * self.ndim) for each in shaped]
+        if not shaped:
+            raise BadArgument("quantile: expected at least one q")
         found = [self._rounded(each) for each in shaped]
         return found[0] if single else found[0].unsqueeze(0)._joined_along(
             0, [each.unsqueeze(0) for each in found[1:]]

@@ -18,10 +18,18 @@ from ugpu.hcq.bare.space import AddressSpace
 from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.device import crash
 from ugpu.hcq.disk.bundle import Evidence
-from ugpu.hcq.errors import ChipError, DeviceBusy, DeviceLost, NotSupported, UgpuError
+from ugpu.hcq.errors import (
+    ChipError,
+    DeviceBusy,
+    DeviceLost,
+    FirmwareError,
+    NotSupported,
+    UgpuError,
+)
 from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.paging.allocator import RangeAllocator
 from ugpu.hcq.transport.base import Placing, ResetKind, Transport
+from ugpu.hcq.transport.pci.config import SavedConfig
 from ugpu.nv import chips
 from ugpu.nv.gsp.boot import boot as steps
 from ugpu.nv.gsp.boot import placement
@@ -31,6 +39,8 @@ from ugpu.nv.gsp.boot.files import BootFiles, read_files
 from ugpu.nv.gsp.boot.frts import check_unprotected
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.chip.chip import GspChip
+from ugpu.nv.gsp.chip.interrupts import LEAVES, InterruptTree
+from ugpu.nv.gsp.rm.client import GspClient
 from ugpu.nv.gsp.rm.contexts import Contexts
 from ugpu.nv.gsp.rm.space import GspSpace, memory_map
 from ugpu.nv.gsp.rm.states import as_json
@@ -41,6 +51,8 @@ from ugpu.nv.gsp.rpc.note import Note
 log = logging.getLogger(__name__)
 
 _PAGE = 4096
+_MOST_VECTORS = 256  # rows of the table of interrupts
+_VECTORS = 32 * LEAVES
 _NO_VENDOR = 0xFFFF  # what a bus reads where nothing answers
 # Below it lies what the board's firmware and the VGA BIOS use before a driver runs; RM leaves the
 # same size alone (open-gpu-kernel-modules 570.144 mem_mgr_gm107.c, VGA emulation).
@@ -57,6 +69,7 @@ class GspCard(BareCard[H]):
 
     heap: VRAM that the driver may use, which all address spaces share. found: the state in which
     `start` found the card, and what it did. contexts: the first graphics context, once it is made.
+    interrupts: None where the transport has none, or before the first holder's objects.
     on_channel_end: called with the firmware's report of each channel that it ended.
     """
 
@@ -89,6 +102,7 @@ class GspCard(BareCard[H]):
         self._runs = False
         self._busy = False  # as `take_over` found the card
         self.contexts: Contexts | None = None
+        self.interrupts: InterruptTree | None = None
         self.on_channel_end: list[Callable[[bytes], None]] = []
         self.found = ""
         self.closed = False
@@ -160,6 +174,8 @@ class GspCard(BareCard[H]):
     def take_over(self) -> bool:
         """See BareCard. Bus mastering is off then, so that the firmware reaches no memory."""
         chip = self.chip
+        if chip.kept is None:
+            chip.kept = SavedConfig(self.transport.config_read)
         chip.link.keep_awake()
         with self.stages.stage("gfw-boot"):
             self._contact()
@@ -278,13 +294,23 @@ class GspCard(BareCard[H]):
         """See BareCard."""
         self._runs = self._busy = False
         self.chip.logs = {}
-        self.contexts = self._memory = None
+        self.interrupts = None
+        if self.contexts is not None:
+            self.heap.free_all(self.contexts)
+            self.contexts = None
+        if self._memory is not None:
+            self._memory = GspSpace(self.chip, self.places, self.heap, self)
         if self.chip.memory_size:
             self.chip.vram.forget()
         if self._start_state is not None:
             self._start_state.running = False
             self._start_state.memory.close()
         self._contact()
+
+    def boot_again(self) -> None:
+        """See BareCard. The heap stays as it is: all allocations keep their places."""
+        super().boot_again()
+        self.own_memory()  # whatever the start did to VRAM
 
     def after_power_loss(self) -> None:
         """See BareCard."""
@@ -303,7 +329,16 @@ class GspCard(BareCard[H]):
         chip.nv.NV_PBUS_BAR1_BLOCK.write(0)
         if chip.boot.wide_window:
             chip.nv.NV_VIRTUAL_FUNCTION_PRIV_FUNC_BAR1_BLOCK_LOW_ADDR.write(0)
-        regions = self.firmware.static.regions
+        ended = self.calls.abi.constants.NV_VGPU_MSG_EVENT_RC_TRIGGERED
+        self.calls.on_event[ended] = self._tell_ended
+        logs = self.firmware.start.logs
+        chip.logs = {name: partial(log_words, pages) for name, pages in logs.items()}
+        if self._memory is None:
+            self._divide_memory()
+
+    def _divide_memory(self) -> None:
+        """Make the heap of the memory that the firmware leaves to the driver."""
+        chip, regions = self.chip, self.firmware.static.regions
         begin, end = max(regions[0][0], _LEAST_ADDRESS), regions[-1][1] // _PAGE * _PAGE
         self.places = memory_map(chip, begin, end)
         self.heap = RangeAllocator(begin, end - begin, _PAGE, name="video memory")
@@ -314,14 +349,28 @@ class GspCard(BareCard[H]):
             raise ChipError("the place of ugpu's note is not usable VRAM", begin=begin)
         self.heap.reserve(note.PLACE, note.SIZE)
         self._memory = GspSpace(chip, self.places, self.heap, self)
-        logs = self.firmware.start.logs
-        chip.logs = {name: partial(log_words, pages) for name, pages in logs.items()}
-        ended = self.calls.abi.constants.NV_VGPU_MSG_EVENT_RC_TRIGGERED
-        self.calls.on_event[ended] = self._tell_ended
 
     def _tell_ended(self, payload: bytes) -> None:
         for take in list(self.on_channel_end):
             take(payload)
+
+    def enable_interrupts(self, client: GspClient, subdevice: int) -> None:
+        """Let the end of work and the GSP's messages interrupt, if the transport has interrupts;
+        once. client, subdevice: to ask with."""
+        with self.lock:
+            messages = self.transport.interrupts
+            if messages is None or self.interrupts is not None:
+                return
+            found = client.ask(subdevice, "NV2080_CTRL_CMD_INTERNAL_INTR_GET_KERNEL_TABLE")
+            rows = [found.table[row] for row in range(min(int(found.tableLen), _MOST_VECTORS))]
+            gsp = client.constants.MC_ENGINE_IDX_GSP
+            stall = [int(row.vectorStall) for row in rows if int(row.engineIdx) == gsp]
+            vectors = [int(row.vectorNonStall) for row in rows]
+            used = [vector for vector in vectors if vector < _VECTORS]
+            if not stall or stall[0] >= _VECTORS:
+                raise FirmwareError("the GSP's table of interrupts lacks its own", rows=len(rows))
+            self.interrupts = InterruptTree(self.chip, messages)
+            self.interrupts.enable(used, stall[0])
 
     # ---- notes and the end -------------------------------------------------------------------
 
@@ -331,6 +380,9 @@ class GspCard(BareCard[H]):
 
     def stop(self, *, clean: bool) -> None:
         """See BareCard. Firmware with which messages are under way is not left running."""
+        if self.interrupts is not None:
+            self.interrupts.disable()
+            self.interrupts = None
         super().stop(clean=clean and self._runs and self.calls.left() is not None)
 
     def note_left(self) -> None:

@@ -94,6 +94,7 @@ class GspGpu(Gpu):
         self._read_shape()
         self.engines = read_engines(client, self.subdevice)
         self._make_address_space()
+        card.enable_interrupts(client, self.subdevice)
         self.session.on_report.append(self._note_end)
 
     def _make_address_space(self) -> None:
@@ -274,6 +275,23 @@ class GspGpu(Gpu):
 
     def lost(self) -> bool:
         return self.session.card.lost()
+
+    @property
+    def loses_memory(self) -> bool:
+        return True
+
+    def renew(self) -> None:
+        """Make the objects again, after a reset and a new start of the firmware. Channels were torn
+        down before."""
+        self._free_left()
+        self._next = None
+        if self._note_end in self.session.on_report:
+            self.session.on_report.remove(self._note_end)
+        self._open()
+
+    @property
+    def interrupts(self) -> bool:
+        return self.session.card.interrupts is not None
 
     def poll(self) -> None:
         self.session.card.calls.drain()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ugpu.hcq.errors import FirmwareError, FirmwareSilent, UnitTimeout
@@ -36,15 +36,37 @@ Handler = Callable[[bytes], None]
 class Trace:
     """One call or event, for reports. seconds: of a call, None while it is under way."""
 
-    name: str
-    at: float
-    size: int
+    name: str = ""
+    at: float = 0.0
+    size: int = 0
     seconds: float | None = None
     result: str = ""
 
     def __str__(self) -> str:
         took = "" if self.seconds is None else f" {self.seconds * 1e6:.0f} us"
         return f"{self.at:.6f} {self.name} {self.size} bytes{took} {self.result}".rstrip()
+
+
+class History:
+    """The last calls and events. Its records are made once and used again."""
+
+    def __init__(self) -> None:
+        self._traces = deque(Trace() for _ in range(_KEPT))
+
+    def note(self, name: str, at: float, size: int, result: str = "") -> Trace:
+        """Add a record."""
+        trace = self._traces.popleft()
+        trace.name, trace.at, trace.size = name, at, size
+        trace.seconds, trace.result = None, result
+        self._traces.append(trace)
+        return trace
+
+    def __iter__(self) -> Iterator[Trace]:
+        return iter([trace for trace in self._traces if trace.name])
+
+    def last(self) -> list[str]:
+        """Return the last eight as texts, for an error."""
+        return [str(trace) for trace in self][-8:]
 
 
 @dataclass
@@ -98,7 +120,7 @@ class Calls:
         self._clients = 0
         self.abi = abi
         self.on_event: dict[int, Handler] = {}
-        self.history: deque[Trace] = deque(maxlen=_KEPT)
+        self.history = History()
         number = abi.constants.values()
         self._names = {
             value: name.removeprefix("NV_VGPU_MSG_").removeprefix("FUNCTION_")
@@ -110,6 +132,11 @@ class Calls:
     def name_of(self, function: int) -> str:
         """Return the header's name of a function or event."""
         return self._names.get(function, f"function {function:#x}")
+
+    @property
+    def works(self) -> bool:
+        """Return whether no call has remained without an answer."""
+        return self._failure is None
 
     def next_client(self) -> int:
         """Return a number for a client that this run of the firmware has not had, from 1 on."""
@@ -134,7 +161,7 @@ class Calls:
         """Send a message that has no reply. The GSP may not run yet."""
         with self._lock:
             self._queues.send(function, payload, 0)
-            self.history.append(Trace(self.name_of(function), self._clock.now(), len(payload)))
+            self.history.note(self.name_of(function), self._clock.now(), len(payload))
 
     def call(
         self, function: int, payload: bytes, *, what: str = "", limit_s: float = REPLY_LIMIT_S
@@ -152,8 +179,7 @@ class Calls:
                 )
             name = what or self.name_of(function)
             self._sequence += 1
-            trace = Trace(name, self._clock.now(), len(payload))
-            self.history.append(trace)
+            trace = self.history.note(name, self._clock.now(), len(payload))
             written = self._queues.written
             try:
                 self._queues.send(function, payload, self._sequence)
@@ -195,7 +221,7 @@ class Calls:
                 f"the GSP does not answer {name} within {limit_s} s",
                 request=name,
                 **self._state(),
-                history=[str(trace) for trace in list(self.history)[-8:]],
+                history=self.history.last(),
             ) from error
         return found[0]
 
@@ -222,7 +248,7 @@ class Calls:
                 raise FirmwareSilent(
                     f"the GSP does not report {self.name_of(function)} within {limit_s} s",
                     **self._state(),
-                    history=[str(trace) for trace in list(self.history)[-8:]],
+                    history=self.history.last(),
                 ) from error
             finally:
                 self.on_event.pop(function)
@@ -298,11 +324,9 @@ class Calls:
             return
         self._message = None
         self._events += 1
-        trace = Trace(
-            self.name_of(message.function), self._clock.now(), len(message.payload),
-            result=status_name(message.result) if message.result else "",
-        )  # fmt: skip
-        self.history.append(trace)
+        result = status_name(message.result) if message.result else ""
+        name, size = self.name_of(message.function), len(message.payload)
+        trace = self.history.note(name, self._clock.now(), size, result)
         handler = self.on_event.get(message.function)
         if message.result:
             raise FirmwareError(

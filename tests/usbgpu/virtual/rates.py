@@ -33,7 +33,7 @@ def rates(box: Enclosure, device: Device, size: int) -> dict[str, float]:
             back[:] = 0
             found["copy out"] = rate(lambda: buffer.copy_to(back), data.nbytes)
             assert np.array_equal(back, data)
-    transfer = device.driver.core.copies.transfer
+    transfer = device.driver.core.copies
     assert isinstance(transfer, BulkTransfer)
     raw = RAW_TRANSFERS * transfer.bulk.size
     found["raw in"] = rate(lambda: _raw_in(transfer), raw)

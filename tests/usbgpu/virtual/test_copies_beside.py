@@ -25,7 +25,7 @@ class Beside:
 
     def __init__(self, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
         self.core: Core = device.driver.core
-        transfer = self.core.copies.transfer
+        transfer = self.core.copies
         assert isinstance(transfer, BulkTransfer)
         self.bulk = transfer.bulk
         self.buffer = device.alloc(4 * transfer.half)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import Closed, UgpuError
 from ugpu.hcq.remote.channel import Disconnected
 from ugpu.hcq.remote.replies import checked, facts, number, text
@@ -25,15 +27,35 @@ from ugpu.tools.service.daemon.clients.service import Answers, Lent, Terms
 from ugpu.tools.service.daemon.config import DeviceSettings
 
 
+def own(
+    settings: DeviceSettings,
+    name: str,
+    opener: Callable[..., Device],
+    messages: int,
+    on_lost: Callable[[Owned, UgpuError], None],
+) -> Owned:
+    """Return a device that is not open yet, in the process that its settings say. Devices of an
+    opener other than hcq.open exist in this process."""
+    if settings.apart and opener is hcq.open:
+        return DistantOwned(settings, name, messages, on_lost)
+    return Owned(settings, name, opener)
+
+
 class DistantOwned(Owned):
     """A device in another process; see Owned. `device` is None. From any thread: reading state,
     which each call renews, waits for nothing."""
 
     def __init__(
-        self, settings: DeviceSettings, name: str, on_lost: Callable[[Owned, UgpuError], None]
+        self,
+        settings: DeviceSettings,
+        name: str,
+        messages: int,
+        on_lost: Callable[[Owned, UgpuError], None],
     ) -> None:
-        """on_lost: called in a thread of its own when the process of the open device has ended."""
+        """messages: see Settings. on_lost: called in a thread of its own when the process of the
+        open device has ended."""
         super().__init__(settings, name)
+        self._messages = messages
         self._on_lost = on_lost
         self._process: CardProcess | None = None
         self._grant: Grant | None = None
@@ -44,7 +66,7 @@ class DistantOwned(Owned):
     def boot(self) -> None:
         """See Owned. The process is a new one, and so is the device's memory."""
         self.close()
-        process = CardProcess(self.settings, self.name, self._renew, self._ended)
+        process = CardProcess(self.settings, self.name, self._messages, self._renew, self._ended)
         try:
             self._grant = Grant.from_map(process.call("boot", self.settings.host_memory))
             self._process = process

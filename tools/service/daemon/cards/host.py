@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ugpu.hcq.errors import BadArgument, DeviceHang, UgpuError
+from ugpu.hcq.errors import BadArgument, HostError, UgpuError
 from ugpu.hcq.remote import failures
 from ugpu.hcq.remote.channel import Channel, Disconnected
 from ugpu.hcq.remote.request import Grant
@@ -42,8 +42,10 @@ from ugpu.nv.code.assemble import assemble_apart
 from ugpu.tools.base.events import event_of
 from ugpu.tools.service.daemon.cards.owned import Owned
 from ugpu.tools.service.daemon.cards.sandbox import be_first_victim
+from ugpu.tools.service.daemon.clients.places import Unfinished
 from ugpu.tools.service.daemon.clients.replies import plain, reply_of
 from ugpu.tools.service.daemon.clients.service import Answers, Service, Terms, is_exhausted
+from ugpu.tools.service.daemon.clients.tokens import Rights
 from ugpu.tools.service.daemon.config import DeviceSettings
 from ugpu.tools.service.daemon.outlets.outbox import Outbox
 
@@ -81,8 +83,9 @@ OPERATIONS: Mapping[str, Sequence[str]] = {
     "firmware_states": (),  # -> data: JSON
     "telemetry": (),  # -> data: JSON
 }
-#: the first message of a lease's connection: shared, memory, most bytes of a message, holder
-HOLD: Mapping[str, Sequence[str]] = {"hold": ("number", "number", "number", "text")}
+#: the first message of a lease's connection: shared, memory, most bytes of a message, holder, and
+#: whose limits it counts for
+HOLD: Mapping[str, Sequence[str]] = {"hold": ("number", "number", "number", "text", "text")}
 #: the others. yours: the client's socket has come through the door; data: its session's state.
 #: recall: it is wanted back, by "back" with the state.
 ORDERS: Mapping[str, Sequence[str]] = {**REQUESTS, "yours": (), "recall": ()}
@@ -104,7 +107,12 @@ def serve(door: socket.socket, facts: dict[str, Any]) -> None:
         facts["device"], label=facts["label"], memory=facts["memory"], options=facts["options"],
         shares=facts["shares"], apart=False,
     )  # fmt: skip
-    Host(Owned(settings, facts["card"]), door).run()
+    Host(Owned(settings, facts["card"]), door, facts["messages"]).run()
+
+
+def state_bytes(message: int) -> int:
+    """Return the most bytes of a session's state (hcq.remote.session). message: of one message."""
+    return 4 * message + (64 << 20)  # kept frames, unread bytes; see KEPT in clients.client
 
 
 class DoorLog(logging.Handler):
@@ -132,14 +140,17 @@ class DoorLog(logging.Handler):
         except OSError:
             self._lost += 1
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None and record.levelno >= logging.ERROR and is_exhausted(error):
+        if record.levelno < logging.ERROR or error is None:
+            return
+        if isinstance(error, MemoryError) or is_exhausted(error):
             _exhausted()
 
 
 class Host:
     """A card, its leases and its connections to ugpud."""
 
-    def __init__(self, owned: Owned, door: socket.socket) -> None:
+    def __init__(self, owned: Owned, door: socket.socket, messages: int) -> None:
+        self._unfinished: Unfinished[_Lease] = Unfinished(messages, _Lease.crowd_out)
         self._owned = owned
         self._door = door
         self._outbox = Outbox()
@@ -174,12 +185,12 @@ class Host:
                 break
             word, connection = json.loads(text), socket.socket(fileno=descriptors[0])
             if word[0] == "client":
-                self._leases[word[1]].receive_client(connection)
+                self._leases[word[1]].receive_client(connection)  # ugpud ends none that has one
                 continue
             channel = Channel(connection, Limits())
             run: Callable[[], None] = partial(self._control, channel)
             if word[0] == "lease":
-                lease = _Lease(channel, self._owned, self._outbox, word[1])
+                lease = _Lease(channel, self._owned, self._outbox, self._unfinished, word[1])
                 self._leases[word[1]] = lease
                 run = lease.run
             threading.Thread(target=run, name=word[0], daemon=True).start()
@@ -207,6 +218,8 @@ class Host:
         try:
             result = self._calls[message.operation](*message.arguments)
         except UgpuError as error:
+            if is_exhausted(error):
+                _exhausted()
             answers.post(reply_of(message.call, error))
             return
         except Exception as error:
@@ -254,7 +267,16 @@ class _Lease:
     """The connections of one lease, and the thread that carries out its requests. They come from
     ugpud, or from the client's socket while that is here (tools.service.daemon.cards.relay)."""
 
-    def __init__(self, channel: Channel, owned: Owned, outbox: Outbox, number: int) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        owned: Owned,
+        outbox: Outbox,
+        unfinished: Unfinished[_Lease],
+        number: int,
+    ) -> None:
+        self._unfinished = unfinished
+        self._wrong = ""  # for which the client loses its connection
         self._ours = Session(channel)
         self._answers = Answers(self._ours, outbox)
         self._owned = owned
@@ -281,8 +303,9 @@ class _Lease:
     def _serve(self) -> None:
         channel = self._ours.channel
         message = self._next(HOLD)
-        shared, memory, most, holder = message.arguments
-        terms = Terms(self._number, bool(shared), memory, most, holder)
+        shared, memory, most, holder, who = message.arguments
+        terms = Terms(self._number, bool(shared), memory, most, holder, who)
+        told = self._unfinished.of(self, Rights(holder, "use", user=who))
         try:
             service = self._owned.hold(terms, self._answers)
         except UgpuError as error:
@@ -290,12 +313,11 @@ class _Lease:
             return
         assert isinstance(service, Service)
         self._service = service
-        # ugpud has checked the client's message; the state of its session has several.
-        channel.limits = Limits(META, 1 << 40)
+        channel.limits = Limits(META, state_bytes(most))
         self._answers.reply(message.call, service.timelines())
         while (message := self._next(ORDERS)).operation != "bye":
             if message.operation == "yours":
-                self._serve_client(service, message.data, Limits(META, most))
+                self._serve_client(service, message.data, Limits(META, most, told))
             elif message.operation != "recall":
                 service.take(message)
 
@@ -314,7 +336,6 @@ class _Lease:
         poll = select.poll()
         poll.register(ours, select.POLLIN)
         again: Message | None = None
-        wrong = ""
         try:
             while again is None:
                 if self._ours.channel.partial or poll.poll(0):
@@ -336,12 +357,20 @@ class _Lease:
         except Disconnected as error:
             log.debug("lease %d of %s: %s", self._number, self._owned.name, error)
         except WireError as error:
-            wrong = str(error)
-        self._return(session, again, wrong)
+            self._wrong = str(error)
+        self._return(session, again)
 
-    def _return(self, session: Session, again: Message | None, wrong: str) -> None:
-        """Give the client's socket back. If it is broken, ugpud notices that too. wrong: what is
-        wrong in the client's messages."""
+    def crowd_out(self) -> None:
+        """End the client's connection, which has most of the memory for messages."""
+        self._wrong = "the daemon has no memory left for this message"
+        with self._answers.lock:
+            session = self._answers.session
+        if session is not self._ours:
+            self._answers.notify("error", WireError(self._wrong))
+            session.channel.close()
+
+    def _return(self, session: Session, again: Message | None) -> None:
+        """Give the client's socket back. If it is broken, ugpud notices that too."""
         while True:
             with contextlib.suppress(Disconnected):
                 session.flush()
@@ -352,7 +381,7 @@ class _Lease:
                 state = session.pack(again)
                 break
         session.channel.release()
-        self._ours.send(Message("back", [wrong], data=state))
+        self._ours.send(Message("back", [self._wrong], data=state))
 
     def interrupt(self) -> None:
         """See Owned.interrupt."""
@@ -364,13 +393,14 @@ class _Lease:
         if not self._idle.wait(drain_s):
             self.interrupt()
         if not self._idle.wait(REQUEST_S):
-            raise DeviceHang("a request of a lease that is over does not end", limit_s=REQUEST_S)
+            raise HostError("a request of a lease that is over does not end", limit_s=REQUEST_S)
         channel = self._ours.channel
         channel.close()
         try:
             return "" if self._service is None else self._owned.end(self._service, drain_s)
         finally:
             channel.release()
+            self._unfinished.forget(self)
 
 
 def _limit_memory(spare: int) -> None:

@@ -50,10 +50,11 @@ class CardProcess:
         self,
         settings: DeviceSettings,
         name: str,
+        messages: int,
         on_state: Callable[[dict[str, Any]], None],
         on_end: Callable[[UgpuError], None],
     ) -> None:
-        """HostError if the process cannot be started."""
+        """messages: see Settings. HostError if the process cannot be started."""
         self.name = name
         self._on_state = on_state
         self._on_end = on_end
@@ -66,7 +67,8 @@ class CardProcess:
         told = {
             "device": settings.name, "card": name, "label": settings.label,
             "memory": settings.memory, "options": settings.options, "shares": settings.shares,
-            "environment": environment, "level": logging.getLogger("ugpu").getEffectiveLevel(),
+            "messages": messages, "environment": environment,
+            "level": logging.getLogger("ugpu").getEffectiveLevel(),
         }  # fmt: skip
         self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:

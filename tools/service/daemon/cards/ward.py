@@ -11,8 +11,8 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
-from ugpu import hcq
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, DeviceBusy, HostError, UgpuError
 from ugpu.hcq.state.telemetry import from_json
@@ -20,7 +20,7 @@ from ugpu.hcq.state.text import one_line
 from ugpu.hcq.transport.pci.hotplug import keep_trying
 from ugpu.hcq.transport.system import System
 from ugpu.tools.base.events import BOOT_FAILED, FAILED, MISSING, QUARANTINED, READY, tell
-from ugpu.tools.service.daemon.cards.distant import DistantOwned
+from ugpu.tools.service.daemon.cards.distant import own
 from ugpu.tools.service.daemon.cards.owned import Owned
 from ugpu.tools.service.daemon.cards.recovery import Breaker, Healing, can_help, reboot
 from ugpu.tools.service.daemon.cards.resting import Idle
@@ -59,8 +59,9 @@ class Ward:
         self.history = Scribe(CardHistory.at(settings.state / "history.sqlite"))
         self._system = system if system is not None else System()
         self.watch = Watch(settings.state / "history.sqlite")
+        self._own = partial(own, opener=opener, messages=settings.messages, on_lost=self._lost)
         self.owned = [
-            self._own(entry, f"{entry.name}#{number}" if entry.count > 1 else entry.name, opener)
+            self._own(entry, f"{entry.name}#{number}" if entry.count > 1 else entry.name)
             for entry in settings.devices
             for number in range(entry.count)
         ]
@@ -71,18 +72,12 @@ class Ward:
         self._jobs = ThreadPoolExecutor(_JOBS, "ugpud job")
         self._healers = ThreadPoolExecutor(max(_JOBS, len(self.owned)), "ugpud recovery")
         self._lookers = ThreadPoolExecutor(_LOOKERS, "ugpud look")  # they read and write files
-        self._opener = opener
         self._looking: set[str] = set()  # cards that are being inspected now
         self._idle = Idle(settings.rest_s, now)
         self._plugs = Plugs(settings.hotplug, self._arrived, self._departed, self._names, system)
         self._breakers = {owned.name: Breaker(settings.recovery, now) for owned in self.owned}
         self._beyond: tuple[str, str] | None = None  # card and reason that call for a reboot
         self._barred = self.history.quarantines()  # in force now
-
-    def _own(self, entry: DeviceSettings, name: str, opener: Callable[..., Device]) -> Owned:
-        if entry.apart and opener is hcq.open:  # another opener's devices exist in this process
-            return DistantOwned(entry, name, self._lost)
-        return Owned(entry, name, opener)
 
     def start_cards(self) -> None:
         """Boot all devices, each in a job, and watch the bus."""
@@ -211,7 +206,7 @@ class Ward:
 
     def _adopt(self, name: str) -> Owned:
         """Add a card that the configuration file does not name."""
-        owned = Owned(DeviceSettings(name), name, self._opener)
+        owned = self._own(DeviceSettings(name), name)
         with self._tick:
             self.owned.append(owned)
             self.table.cards.append(owned.card)

@@ -311,6 +311,7 @@ class Client:
             self.channel.close()
 
     def _part(self) -> None:
+        self.answers.stay()
         away = self.answers.away
         answered = self._handling.acquire(timeout=BACK_S if away else ANSWER_S)
         try:
@@ -366,7 +367,9 @@ class Client:
             if lease.request.kind in ("exclusive", "shared"):
                 shared, most = lease.request.kind == "shared", self.daemon.settings.message
                 direct = not self._digest and not self.channel.secure
-                terms = Terms(lease.number, shared, lease.memory, most, self.name, direct)
+                assert self.rights is not None
+                who = self.rights.who
+                terms = Terms(lease.number, shared, lease.memory, most, self.name, who, direct)
                 holder = self.daemon.hold(self, owned, lease, terms)
                 if holder is None:
                     return  # the client has disconnected meanwhile

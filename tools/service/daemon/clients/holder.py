@@ -11,7 +11,7 @@ import logging
 
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import BadArgument, OutOfMemory, UgpuError
-from ugpu.hcq.remote.wire import Bytes
+from ugpu.hcq.remote.wire import CHUNK, Bytes
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.program import Kernel, Program
@@ -109,7 +109,7 @@ class Holder:
             part.view[:] = view
             self.core.driver.notify_memory_written()
         elif len(view) and not self.core.driver.write_memory(part, view):
-            self._lane.upload(part, view)
+            self._lane.send(part, view)
 
     def read(self, address: int, size: int) -> Bytes:
         """Return bytes. Raises a failure of work whose results they may be."""
@@ -123,7 +123,7 @@ class Holder:
             return bytes(part.view)
         out = memoryview(bytearray(size))
         if size and not self.core.driver.read_memory(part, out):
-            self._lane.download(part, out)
+            self._lane.receive(part, out)
         return out
 
     def check(self, address: int, size: int) -> None:
@@ -148,7 +148,10 @@ class Holder:
     def _scrub(self, buffer: Buffer) -> None:
         """Overwrite data that may belong to another holder."""
         if buffer.view is not None:
-            buffer.view[:] = bytes(buffer.size)
+            zeros = bytes(min(buffer.size, CHUNK))
+            for start in range(0, buffer.size, CHUNK):
+                end = min(start + CHUNK, buffer.size)
+                buffer.view[start:end] = zeros[: end - start]
             return
         queue = Queue(self._spare).fill(buffer, 0)
         queue.timeline.wait(queue.submit())

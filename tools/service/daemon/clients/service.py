@@ -40,6 +40,7 @@ class Terms:
         memory: quota in bytes.
         message: most bytes of one message.
         holder: who it is, for events.
+        who: the user or token, whose messages have limits together.
         direct: whether the card's process may receive from the client's socket itself. A TLS
             connection has keys of this process, and a token is checked here at each request.
     """
@@ -49,6 +50,7 @@ class Terms:
     memory: int
     message: int
     holder: str
+    who: str
     direct: bool = False
 
 
@@ -62,13 +64,14 @@ class Answers:
         away: whether another process has the socket (tools.service.daemon.cards.relay). What is
             posted meanwhile waits in the session.
         recall: asks for the socket, without waiting.
+        stays: whether the socket must not go away again; see `stay`.
     """
 
     def __init__(self, session: Session, outbox: Outbox) -> None:
         self.session = session
         self.outbox = outbox
         self.lock = threading.Lock()
-        self.away = False
+        self.away = self.stays = False
         self.recall: Callable[[], None] = lambda: None
 
     def reply(self, call: int, result: object) -> None:
@@ -84,6 +87,13 @@ class Answers:
             else:
                 self.outbox.post(self.session, message)
 
+    def stay(self) -> None:
+        """Have the socket here from now on, soon: the connection is about to end."""
+        with self.lock:
+            self.stays = True
+            if self.away:
+                self.recall()
+
     def notify(self, operation: str, *arguments: object) -> None:
         """Send an event without waiting."""
         given = list(arguments)
@@ -93,10 +103,11 @@ class Answers:
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Return whether an error says that this process has no memory left."""
+    """Return whether an error says that this process has no memory left, not a device or lease."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, MemoryError) or getattr(cause, "errno", 0) == errno.ENOMEM:
+        refused = isinstance(cause, OSError) and cause.errno == errno.ENOMEM
+        if refused or (isinstance(cause, MemoryError) and not isinstance(cause, UgpuError)):
             return True
         cause = cause.__context__
     return False
@@ -184,8 +195,6 @@ class Service:
                 raise BadArgument(f"{operation} is not expected here")
             result = work(self.holder, message.arguments, message.data)
         except UgpuError as error:
-            if is_exhausted(error):
-                self._exhausted()
             self._failed(message, error)
             return
         except Exception as error:

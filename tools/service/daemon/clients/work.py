@@ -26,7 +26,7 @@ from ugpu.hcq.state import threads
 from ugpu.hcq.state.ladder import Level
 from ugpu.hcq.work.command import Command, Signal, Wait
 from ugpu.hcq.work.command_buffer import Symbol
-from ugpu.hcq.work.prepared import Placed
+from ugpu.hcq.work.prepared import Placed, prepare
 from ugpu.hcq.work.queue import HardwareQueue
 from ugpu.hcq.work.timeline import Timeline
 from ugpu.tools.service.daemon.clients.commands import Decoder, Scope, table_of
@@ -213,7 +213,7 @@ class Work:
         """Encode an image, and give it memory of its own if there is room."""
         line = image.line
         self._forget_image(image)
-        prepared = self.core.prepare(line.hardware, line.without_end(image.commands))
+        prepared = prepare(line.hardware, line.without_end(image.commands))
         image.signals = line.signals
         size = prepared.words.nbytes
         if self._placed + size <= PLACED:

@@ -111,6 +111,8 @@ class Launcher:
         self._initiator = registers.known[at("COMPUTE_DISPATCH_INITIATOR")].register
         self._rsrc1 = registers.known[at("COMPUTE_PGM_RSRC1")].register
         self._rsrc2 = registers.known[at("COMPUTE_PGM_RSRC2")].register
+        # GFX 12: a wave asks for vector registers while it runs. GFX 11 has the trap handler there.
+        self._dynamic = "DYNAMIC_VGPR" in self._rsrc2.fields
         self._ring = registers.known[at("COMPUTE_TMPRING_SIZE")].register
         self._rsrc1_at = at("COMPUTE_PGM_RSRC1")
         self._rsrc2_at = at("COMPUTE_PGM_RSRC2")
@@ -233,6 +235,8 @@ class Launcher:
             raise BadDispatch("COMPUTE_STATIC_THREAD_MGMT enables no compute unit")
         rsrc1 = self._rsrc1.decode(sh[self._rsrc1_at])
         rsrc2 = self._rsrc2.decode(sh[self._rsrc2_at])
+        if self._dynamic and rsrc2.DYNAMIC_VGPR:
+            raise BadDispatch("RSRC2.DYNAMIC_VGPR: dynamic vector registers are not modelled")
         if rsrc2.USER_SGPR > USER_DATA_COUNT:
             raise BadDispatch(
                 f"RSRC2.USER_SGPR must be at most {USER_DATA_COUNT}, got {rsrc2.USER_SGPR}"

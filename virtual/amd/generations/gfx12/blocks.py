@@ -22,6 +22,7 @@ _STATE_PRIV, _EXCP_FLAG_PRIV, _PC_LO, _PC_HI = 0x104, 0x111, 0x140, 0x141
 _HALT = 1 << 14  # of STATE_PRIV
 _ILLEGAL = 1 << 6  # of EXCP_FLAG_PRIV
 _WAVE64 = 1 << 29  # of STATUS
+_F8_MODE = 1 << 8  # of SH_MEM_CONFIG
 
 
 class Nbif6(Nbio):
@@ -76,6 +77,11 @@ class Gfx12(Gfx):
     """The graphics core."""
 
     waves: ClassVar[WaveRegisters] = Waves12()
+
+    def _write_per_vmid(self, name: str, value: int) -> None:
+        if name == "SH_MEM_CONFIG" and value & _F8_MODE:
+            self.chip.fault("SH_MEM_CONFIG.F8_MODE 1: 8-bit floats other than OCP's, not modelled")
+        super()._write_per_vmid(name, value)
 
 
 class Sdma7(Sdma):

@@ -71,10 +71,12 @@ COMMANDS = replace(
     scheduler_firmware=("MES", "MES"),
     program_start=MEC_START,
 )
-# UNSURE: their bases, see gfx11.
+# UNSURE: their bases, see gfx11. Linux 6.12 (nbif_v6_3_1_program_aspm) finds link registers by the
+# second base of PCIE, 70, whose bases are those of renoir_ip_offset.h.
 NEIGHBOURS = (
     (12, 0, (5, 0, 0), (0x7800, 0x7E00, 0x2403000)),
     (46, 0, (4, 15, 0), (0x7000, 0x240B800, 0x7C0)),
+    (70, 0, (6, 1, 0), (0x2411800, 0x4440000)),
     (91, 0, (7, 0, 0), (0x45000, 0x2441C00)),
     (150, 0, (8, 14, 0), (0x14000, 0x2425800)),
     (150, 2, (8, 14, 0), (0x54000, 0x2425C00)),

@@ -413,12 +413,20 @@ class Registers(Text):
         return self.select(self.compare("olt", element, value, one), element, value, one)
 
     def set_vector(self, operand: Operand, element: str, value: str) -> None:
-        """Write `value` to a vector destination; 16-bit values keep the register's other half."""
-        if operand.kind is not Kind.VGPR:
-            raise Unsupported(f"vector destination {operand.kind.value}")
+        """Write `value` to a vector destination; 16-bit values keep the register's other half.
+
+        A scalar destination, as of gfx12's v_s_exp_f32, gets lane 0 of what all lanes computed.
+        """
         integer = integer_of(element)
         value = self.convert("bitcast", element, integer, value)
         bits = ELEMENT_BITS[element]
+        if operand.kind is not Kind.VGPR:
+            if bits > 32:
+                raise Unsupported(f"vector destination {operand.kind.value}")
+            self.set_scalar(
+                operand, self.lane("i32", self.convert("zext", integer, "i32", value), 0)
+            )
+            return
         if bits == 64:
             self.set_vector64(operand.index, value)
             return

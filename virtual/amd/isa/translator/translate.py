@@ -61,6 +61,9 @@ def handlers() -> dict[str, Handler]:
     found: dict[str, Handler] = {}
     for module in _MODULES:
         found.update(module.handlers())
+    for function in ("exp", "log", "rcp", "rsq", "sqrt"):  # gfx12: of scalars, with scalar results
+        for suffix in ("f16", "f32"):
+            found[f"v_s_{function}_{suffix}"] = found[f"v_{function}_{suffix}"]
     return found
 
 
