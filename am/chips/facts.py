@@ -40,7 +40,8 @@ class ChipFacts:
     table states them. copy_engines: SDMA engines, before harvesting. clock_gates: clocks that may
     be gated, named as in soc21.c without AMD_CG_SUPPORT_. mode1_since: first SMU firmware that
     supports mode1; mode1_by_debug: only the debug mailbox takes the request. mode2_since: first SMU
-    firmware that supports mode2, 0 for chips without. products: boards that have the chip. proven:
+    firmware that supports mode2, 0 for chips without. kickers: boards, as device id and revision,
+    whose firmware has other names (_kicker). products: boards that have the chip. proven:
     the board that ran ugpu's driver and its report in docs/hardware; "" where none.
     """
 
@@ -58,6 +59,7 @@ class ChipFacts:
     mode2_since: int = 0
     products: tuple[str, ...] = ()
     proven: str = ""
+    kickers: frozenset[tuple[int, int]] = frozenset()
 
     def table(self, block: str) -> str:
         """Return the register table of a block in am/regs, for the chip's own version."""
@@ -68,9 +70,11 @@ class ChipFacts:
         """Block -> table in am/regs."""
         return {block: self.table(block) for block in self.generation.register_tables}
 
-    def image(self, file: FirmwareFile) -> str:
-        """Return the name of an image in linux-firmware: "psp_13_0_0_sos.bin"."""
-        return self.image_name(file.name, file.block)
+    def image(self, file: FirmwareFile, *, kicker: bool = False) -> str:
+        """Return the name of an image in linux-firmware: "psp_13_0_0_sos.bin". kicker: for a board
+        of `kickers`."""
+        name = self.image_name(file.name, file.block)
+        return name.replace(".bin", "_kicker.bin") if kicker and file.kicker else name
 
     def image_name(self, pattern: str, block: str) -> str:
         """Put the version of a block into the name of an image."""

@@ -42,12 +42,14 @@ class SmuInterface:
 @dataclass(frozen=True)
 class FirmwareFile:
     """One image of linux-firmware, named after the version of a block: "psp_{}_sos.bin". headers:
-    versions of its header that fit the generation; empty for all that are known."""
+    versions of its header that fit the generation; empty for all that are known. kicker: boards of
+    ChipFacts.kickers have one of their own."""
 
     name: str
     block: str
     optional: bool = False
     headers: tuple[tuple[int, int], ...] = ()
+    kicker: bool = False
 
 
 @dataclass(frozen=True)

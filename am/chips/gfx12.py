@@ -110,15 +110,15 @@ FACTS = GenerationFacts(
     boot_time_tmr=True,  # amdgpu_psp.c, psp_early_init
     # linux-firmware, folder amdgpu/. The PSP's container usually has the TOC.
     firmware=(
-        FirmwareFile("psp_{}_sos.bin", "MP0"),
-        FirmwareFile("smu_{}.bin", "MP1"),
+        FirmwareFile("psp_{}_sos.bin", "MP0", kicker=True),
+        FirmwareFile("smu_{}.bin", "MP1", kicker=True),
         FirmwareFile("gc_{}_toc.bin", "GC", optional=True),
         FirmwareFile("sdma_{}.bin", "SDMA0", headers=((3, 0),)),
         FirmwareFile("gc_{}_pfp.bin", "GC"),
         FirmwareFile("gc_{}_me.bin", "GC"),
         FirmwareFile("gc_{}_mec.bin", "GC"),
-        FirmwareFile("gc_{}_imu.bin", "GC"),
-        FirmwareFile("gc_{}_rlc.bin", "GC"),
+        FirmwareFile("gc_{}_imu.bin", "GC", kicker=True),
+        FirmwareFile("gc_{}_rlc.bin", "GC", kicker=True),
     ),
     secure_os_type=1,  # enum psp_fw_type, amdgpu_ucode.h
     toc_type=4,

@@ -130,7 +130,9 @@ class Card(CardPart):
     def find_firmware(self) -> None:
         """See BareCard."""
         if self.firmware is None:
-            self.firmware = load_firmware(self.firmware_source, self.facts)
+            identity = self.transport.identity
+            kicker = (identity.device, identity.revision) in self.facts.kickers
+            self.firmware = load_firmware(self.firmware_source, self.facts, kicker=kicker)
 
     def needed_firmware(self) -> FirmwareSet:
         """Return the images; look for them first if a warm start did not need them. ORDER: they

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ugpu.am.failure import inspect, states
 from ugpu.am.work.queue import SLOT_WORDS, SLOTS, RingQueue
 from ugpu.hcq.disk.bundle import Evidence
-from ugpu.hcq.errors import UgpuError
+from ugpu.hcq.errors import NotSupported, UgpuError
 from ugpu.hcq.registers.value_file import RegisterFile
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def gather(driver: Holder, error: UgpuError) -> Evidence:
         return found
     found.take("registers.json", lambda: _registers(driver))
     found.take("states.json", lambda: states.as_json(driver.chip))
-    found.take("hqd.json", lambda: inspect.hardware_queues(driver.chip))
     waves: list[dict[str, object]] = []
+    found.take("hqd.json", lambda: _hardware_queues(driver))
     found.take("waves.json", lambda: _waves(driver, waves))
     address = error.facts.get("address")
     if isinstance(address, int):
@@ -112,9 +112,22 @@ def _registers(driver: Holder) -> str:
     return RegisterFile(driver.name, driver.facts.name, values).dumps()
 
 
+def _check_writable(driver: Holder) -> None:
+    """Raise NotSupported for a graphics core without firmware: it takes no writes, by which queues
+    and waves are selected."""
+    if not driver.units.gfx.loaded():
+        raise NotSupported("the graphics core's firmware is not loaded")
+
+
+def _hardware_queues(driver: Holder) -> list[dict[str, object]]:
+    _check_writable(driver)
+    return inspect.hardware_queues(driver.chip)
+
+
 def _waves(driver: Holder, waves: list[dict[str, object]]) -> list[dict[str, object]]:
     """Put each existing wave into `waves`, as far as time allows, with its kernel. The first one in
     a kernel of this driver gets its scalar and vector registers too."""
+    _check_writable(driver)
     ours = []
     for wave in inspect.waves(driver.chip, _WAVES_LIMIT_S):
         waves.append(wave)

@@ -56,11 +56,9 @@ _SIMDS = 4  # per workgroup processor
 
 
 class Gfx:
-    """Drive one graphics core for compute. golden: bits that the kernel sets (golden_settings).
-    dense: places without a name between a queue's registers are written too, as in the kernel."""
+    """Drive one graphics core for compute. golden: bits that the kernel sets (golden_settings)."""
 
     golden: ClassVar[Mapping[str, int]] = {"TCP_CNTL": 0x2000_0000}
-    dense: ClassVar[bool] = True
 
     def __init__(self, chip: Chip, nbio: Nbio) -> None:
         self.chip = chip
@@ -264,9 +262,8 @@ class Gfx:
                     self._dequeue(DEQUEUE_DRAIN)
                 self._poll_nothing()
             first = gc.CP_MQD_BASE_ADDR.index
-            for index, value in enumerate(mqd.mirrored(descriptor), first):
-                if self.dense or gc.find(index) is not None:
-                    bus.write32(index, value)
+            for position, value in enumerate(mqd.mirrored(descriptor)):
+                bus.write32(first + position, value)
             gc.CP_HQD_EOP_RPTR.write(INIT_FETCHER=1)
             gc.CP_HQD_ACTIVE.write(ACTIVE=1)
             if not fresh:

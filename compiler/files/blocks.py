@@ -14,6 +14,7 @@ import numpy as np
 
 from ugpu.compiler.files import lattices
 from ugpu.compiler.files.bits import byte_pair, float16_at, low_high, nibbles, parts, signed
+from ugpu.compiler.files.entry import Scaled
 from ugpu.compiler.graph.node import Shape
 from ugpu.compiler.tensor import Tensor
 
@@ -24,17 +25,28 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 @dataclass(frozen=True)
 class Block:
     """A block format: its name, elements and bytes, and the function from bytes [n, bytes] to
-    float32 [n, elements]."""
+    float32 [n, elements], or to groups of them."""
 
     name: str
     elements: int
     bytes: int
-    values: Callable[[Tensor], Tensor]
+    values: Callable[[Tensor], Tensor | Scaled]
 
 
 def decoder(block: Block, shape: Shape) -> Callable[[Tensor], Tensor]:
     """Return the function from a tensor's blocks to the tensor."""
-    return lambda raw: block.values(raw).reshape(shape)
+
+    def decode(raw: Tensor) -> Tensor:
+        values = block.values(raw)
+        return (values.floats() if isinstance(values, Scaled) else values).reshape(shape)
+
+    return decode
+
+
+def grouped(block: Block, raw: Tensor) -> Scaled | None:
+    """Return a tensor's groups of elements; None if the format has none."""
+    values = block.values(raw)
+    return values if isinstance(values, Scaled) else None
 
 
 def table(values: Tensor, numbers: tuple[float, ...]) -> Tensor:
@@ -50,30 +62,45 @@ def _high_bits(raw: Tensor, at: int) -> Tensor:
     return (parts(raw[:, at : at + 4], 8, 1) << 4).reshape(-1, 32)
 
 
-def _q4_0(raw: Tensor) -> Tensor:
-    return float16_at(raw, 0) * (nibbles(raw[:, 2:]).float() - 8)
+def _group(raw: Tensor, codes: Tensor, least: int | None = None) -> Scaled:
+    """Return a block of one group, whose scale is its first float16. least: where the float16 that
+    is added to all is."""
+    added = None if least is None else float16_at(raw, least).unsqueeze(2)
+    return Scaled(float16_at(raw, 0).unsqueeze(2), codes.unsqueeze(1), added)
 
 
-def _q4_1(raw: Tensor) -> Tensor:
-    return float16_at(raw, 0) * nibbles(raw[:, 4:]).float() + float16_at(raw, 2)
+def _less(codes: Tensor, zero: int) -> Tensor:
+    """Return codes above `zero` as signed numbers."""
+    return (codes.cast("int8") - zero).cast("int8")
 
 
-def _q5_0(raw: Tensor) -> Tensor:
-    values = (nibbles(raw[:, 6:]) | _high_bits(raw, 2)).float()
-    return float16_at(raw, 0) * (values - 16)
+def _q4_0(raw: Tensor) -> Scaled:
+    return _group(raw, _less(nibbles(raw[:, 2:]), 8))
 
 
-def _q5_1(raw: Tensor) -> Tensor:
-    values = (nibbles(raw[:, 8:]) | _high_bits(raw, 4)).float()
-    return float16_at(raw, 0) * values + float16_at(raw, 2)
+def _q4_1(raw: Tensor) -> Scaled:
+    return _group(raw, nibbles(raw[:, 4:]), 2)
 
 
-def _q8_0(raw: Tensor) -> Tensor:
-    return float16_at(raw, 0) * signed(raw[:, 2:])
+def _q5_0(raw: Tensor) -> Scaled:
+    return _group(raw, _less(nibbles(raw[:, 6:]) | _high_bits(raw, 2), 16))
 
 
-def _iq4_nl(raw: Tensor) -> Tensor:
-    return float16_at(raw, 0) * table(nibbles(raw[:, 2:]), NONLINEAR)
+def _q5_1(raw: Tensor) -> Scaled:
+    return _group(raw, nibbles(raw[:, 8:]) | _high_bits(raw, 4), 2)
+
+
+def _q8_0(raw: Tensor) -> Scaled:
+    return _group(raw, raw[:, 2:].bitcast("int8"))
+
+
+def _iq4_nl(raw: Tensor) -> Scaled:
+    return _group(raw, _numbers(nibbles(raw[:, 2:])))
+
+
+def _numbers(values: Tensor) -> Tensor:
+    """Return NONLINEAR[values], as int8."""
+    return Tensor(np.array(NONLINEAR, np.int8), device=values.device)[values.cast("int32")]
 
 
 def _mxfp4(raw: Tensor) -> Tensor:
@@ -100,21 +127,20 @@ def _q1_0(raw: Tensor) -> Tensor:
 # ---- 256 elements --------------------------------------------------------------------------------
 
 
-def _q2_k(raw: Tensor) -> Tensor:
+def _q2_k(raw: Tensor) -> Scaled:
     scales = raw[:, :16].reshape(-1, 16, 1)
-    values = low_high(raw[:, 16:80].reshape(-1, 2, 32), 4, 2).reshape(-1, 16, 16).float()
+    codes = low_high(raw[:, 16:80].reshape(-1, 2, 32), 4, 2).reshape(-1, 16, 16)
     d, m = (float16_at(raw, at).unsqueeze(2) for at in (80, 82))
-    return (d * (scales & 15).float() * values - m * (scales >> 4).float()).reshape(-1, 256)
+    return Scaled(d * (scales & 15).float(), codes, -(m * (scales >> 4).float()))
 
 
-def _q3_k(raw: Tensor) -> Tensor:
+def _q3_k(raw: Tensor) -> Scaled:
     low = low_high(raw[:, 96:104].reshape(-1, 1, 8), 2, 4).reshape(-1, 16)
     high = low_high(raw[:, 104:108].reshape(-1, 1, 4), 4, 2).reshape(-1, 16)
     scales = (low | high << 4).float().reshape(-1, 16, 1) - 32
-    values = low_high(raw[:, 32:96].reshape(-1, 2, 32), 4, 2).reshape(-1, 16, 16).float()
-    mask = low_high(raw[:, :32].reshape(-1, 1, 32), 8, 1).reshape(-1, 16, 16).float()
-    d = float16_at(raw, 108).unsqueeze(2)
-    return (d * scales * (values - (1 - mask) * 4)).reshape(-1, 256)
+    codes = low_high(raw[:, 32:96].reshape(-1, 2, 32), 4, 2).reshape(-1, 16, 16)
+    mask = low_high(raw[:, :32].reshape(-1, 1, 32), 8, 1).reshape(-1, 16, 16)
+    return Scaled(float16_at(raw, 108).unsqueeze(2) * scales, _less(codes | mask << 2, 4))
 
 
 def _scales_k(raw: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,38 +151,38 @@ def _scales_k(raw: Tensor) -> tuple[Tensor, Tensor]:
     return scales.float().reshape(-1, 8, 1), minima.float().reshape(-1, 8, 1)
 
 
-def _scaled_k(raw: Tensor, values: Tensor) -> Tensor:
+def _scaled_k(raw: Tensor, codes: Tensor) -> Scaled:
     scales, minima = _scales_k(raw)
     d, m = (float16_at(raw, at).unsqueeze(2) for at in (0, 2))
-    return (d * scales * values.reshape(-1, 8, 32).float() - m * minima).reshape(-1, 256)
+    return Scaled(d * scales, codes.reshape(-1, 8, 32), -(m * minima))
 
 
-def _q4_k(raw: Tensor) -> Tensor:
+def _q4_k(raw: Tensor) -> Scaled:
     return _scaled_k(raw, low_high(raw[:, 16:].reshape(-1, 4, 32), 2, 4))
 
 
-def _q5_k(raw: Tensor) -> Tensor:
+def _q5_k(raw: Tensor) -> Scaled:
     low = low_high(raw[:, 48:].reshape(-1, 4, 32), 2, 4).reshape(-1, 8, 32)
     high = low_high(raw[:, 16:48].reshape(-1, 1, 32), 8, 1).reshape(-1, 8, 32)
     return _scaled_k(raw, low | high << 4)
 
 
-def _q6_k(raw: Tensor) -> Tensor:
+def _q6_k(raw: Tensor) -> Scaled:
     low = low_high(raw[:, :128].reshape(-1, 2, 64), 2, 4).reshape(-1, 256)
     high = low_high(raw[:, 128:192].reshape(-1, 2, 32), 4, 2).reshape(-1, 256)
-    values = ((low | high << 4).float() - 32).reshape(-1, 16, 16)
+    codes = _less(low | high << 4, 32).reshape(-1, 16, 16)
     scales = signed(raw[:, 192:208]).unsqueeze(2)
-    return (float16_at(raw, 208).unsqueeze(2) * scales * values).reshape(-1, 256)
+    return Scaled(float16_at(raw, 208).unsqueeze(2) * scales, codes)
 
 
-def _iq4_xs(raw: Tensor) -> Tensor:
+def _iq4_xs(raw: Tensor) -> Scaled:
     low = parts(raw[:, 4:8], 2, 4).reshape(-1, 8)
     pair = byte_pair(raw, 2)
     shifts = Tensor.arange(8, device=raw.device, dtype="uint16") * 2
     high = (pair >> shifts & 3).cast("uint8")
     scales = (low | high << 4).float().unsqueeze(2) - 32
-    values = table(nibbles(raw[:, 8:].reshape(-1, 16)), NONLINEAR).reshape(-1, 8, 32)
-    return (float16_at(raw, 0).unsqueeze(2) * scales * values).reshape(-1, 256)
+    codes = _numbers(nibbles(raw[:, 8:].reshape(-1, 16))).reshape(-1, 8, 32)
+    return Scaled(float16_at(raw, 0).unsqueeze(2) * scales, codes)
 
 
 def _tq2_0(raw: Tensor) -> Tensor:

@@ -19,13 +19,29 @@ ELEMENTS = 1 << 48  # of one tensor
 
 
 @dataclass(frozen=True)
+class Scaled:
+    """Groups of elements that share a scale: scale * codes + least. codes: integers of 8 bits,
+    [n, groups, elements of a group]; scale, least: float32 [n, groups, 1]."""
+
+    scale: Tensor
+    codes: Tensor
+    least: Tensor | None = None
+
+    def floats(self) -> Tensor:
+        """Return the elements as float32, [n, groups, elements of a group], lazily."""
+        scaled = self.scale * self.codes.float()
+        return scaled if self.least is None else scaled + self.least
+
+
+@dataclass(frozen=True)
 class Entry:
     """One tensor of a file.
 
     shape: the tensor's. kind: its element type in the words of the file's format. start, size: its
     bytes. stored, stored_shape: the array that these bytes are on the device. decode: makes the
     tensor from that array, lazily and on the device. host: where the device cannot represent the
-    bytes (float64): makes an array from them on the host instead.
+    bytes (float64): makes an array from them on the host instead. groups: makes the quantised
+    groups of elements from that array, if the type has them.
     """
 
     name: str
@@ -37,6 +53,7 @@ class Entry:
     stored_shape: Shape
     decode: Callable[[Tensor], Tensor] | None = None
     host: Callable[[bytes], NDArray[Any]] | None = None
+    groups: Callable[[Tensor], Scaled | None] | None = None
 
 
 def plain(name: str, shape: Shape, kind: str, start: int, stored: DType) -> Entry:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.files.blocks import BLOCKS, decoder
+from ugpu.compiler.files.blocks import BLOCKS, decoder, grouped
 from ugpu.compiler.files.entry import NAMES, Content, Entry, bytes_of, plain
 from ugpu.compiler.files.safetensors import bits_of
 from ugpu.compiler.files.source import Source
@@ -199,7 +200,7 @@ def _entry(source: Source, name: str, shape: tuple[int, ...], kind: int, start: 
     size = checked(block.bytes, (count,))
     return Entry(
         name, shape, block.name, start, size, dtypes.uint8, (count, block.bytes),
-        decoder(block, shape),
+        decoder(block, shape), groups=partial(grouped, block),
     )  # fmt: skip
 
 

@@ -37,7 +37,15 @@ class _Run:
 
 
 def place(source: Source, entries: Sequence[Entry], device: Device) -> list[Tensor]:
-    """Return the tensors of the entries, on the device, in their order.
+    """Return the tensors of the entries, on the device, in their order: see `place_raw`."""
+    return [
+        raw if entry.decode is None else entry.decode(raw)
+        for entry, raw in zip(entries, place_raw(source, entries, device), strict=True)
+    ]
+
+
+def place_raw(source: Source, entries: Sequence[Entry], device: Device) -> list[Tensor]:
+    """Return the arrays that the entries' bytes are, on the device, in their order.
 
     Entries may overlap in the file. OutOfMemory if they do not fit, BadFile if the file became
     shorter; memory is returned in both cases. Raises BadArgument in a recorded function.
@@ -56,13 +64,11 @@ def place(source: Source, entries: Sequence[Entry], device: Device) -> list[Tens
         storage, offsets = _read(source, [entries[n] for n in block], device)
         for n, offset in zip(block, offsets, strict=True):
             raw[n] = _stored(entries[n], Part(storage, offset, entries[n].size), device)
-    tensors = []
     for n, entry in enumerate(entries):
         if entry.host is not None:
             array = entry.host(source.read(entry.start, entry.size, f"tensor {entry.name!r}"))
             raw[n] = Tensor(array, device=device)
-        tensors.append(raw[n] if entry.decode is None else entry.decode(raw[n]))
-    return tensors
+    return [raw[n] for n in range(len(entries))]
 
 
 def _blocks(order: Sequence[int], entries: Sequence[Entry]) -> Iterator[list[int]]:

@@ -12,9 +12,9 @@ from typing import Any, BinaryIO, Self, cast
 
 from ugpu.compiler.dtype import uint8
 from ugpu.compiler.files import checkpoint, gguf, numpy_files, safetensors
-from ugpu.compiler.files.entry import Content, Entry, plain
+from ugpu.compiler.files.entry import Content, Entry, Scaled, plain
 from ugpu.compiler.files.members import tar_members, zip_members
-from ugpu.compiler.files.placing import place
+from ugpu.compiler.files.placing import place, place_raw
 from ugpu.compiler.files.source import Source
 from ugpu.compiler.runtime.runtime import device_of
 from ugpu.compiler.tensor import Tensor
@@ -97,6 +97,19 @@ class TensorFile(Mapping[str, Tensor]):
         if self._content.tree is None:
             return named
         return _filled(self._content.tree, named)
+
+    def load_groups(self) -> dict[str, Tensor | Scaled]:
+        """Return all tensors by name, those of quantised types as the groups of elements that share
+        a scale, lazily, where the type has such groups."""
+        entries = list(self.entries.values())
+        values: dict[str, Tensor | Scaled] = {}
+        for entry, raw in zip(entries, place_raw(self._source, entries, self.device), strict=True):
+            groups = None if entry.groups is None else entry.groups(raw)
+            if groups is None:
+                values[entry.name] = raw if entry.decode is None else entry.decode(raw)
+            else:
+                values[entry.name] = groups
+        return values
 
     def close(self) -> None:
         """Close the file; idempotent. Tensors that were read stay valid."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ugpu.compiler.front.jit import jit
 from ugpu.compiler.language.architecture import Architecture, angles
+from ugpu.compiler.language.weights import Weights
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, BadFile
@@ -21,15 +21,9 @@ class Layer:
     """Weights of one layer, and the keys and values [kv heads, length, head] of past tokens."""
 
     def __init__(
-        self, weights: Mapping[str, Tensor], number: int, shape: Architecture, length: int
+        self, weights: Weights, number: int, shape: Architecture, length: int, device: Device
     ) -> None:
-        start = f"blk.{number}."
-        self.weights = {
-            name.removeprefix(start).removesuffix(".weight"): tensor
-            for name, tensor in weights.items()
-            if name.startswith(start)
-        }
-        device = next(iter(weights.values())).device
+        self.weights = weights.part(f"blk.{number}.")
         sizes = (shape.kv_heads, length)
         self.keys = Tensor.zeros((*sizes, shape.head_size), device=device).contiguous().realize()
         self.values = Tensor.zeros((*sizes, shape.value_size), device=device).contiguous().realize()
@@ -42,9 +36,7 @@ class Decoder:
     sizes, CHUNK tokens and one; after that nothing is compiled or planned for a token.
     """
 
-    def __init__(
-        self, shape: Architecture, weights: Mapping[str, Tensor], device: Device, length: int
-    ) -> None:
+    def __init__(self, shape: Architecture, weights: Weights, device: Device, length: int) -> None:
         self.shape = shape
         self.device = device
         self.length = -(-length // CHUNK) * CHUNK
@@ -53,10 +45,10 @@ class Decoder:
         divisors = weights.get("rope_freqs.weight")
         tables = angles(shape, self.length, None if divisors is None else divisors.numpy())
         self._cosines, self._sines = (Tensor(table, device=device) for table in tables)
-        self._embedding = weights["token_embd.weight"]
+        self._embedding = weights.stored["token_embd.weight"]
         self._norm = weights["output_norm.weight"]
-        self._output = weights.get("output.weight", self._embedding)
-        self._layers = [Layer(weights, n, shape, self.length) for n in range(shape.layers)]
+        self._output = weights.stored.get("output.weight", self._embedding)
+        self._layers = [Layer(weights, n, shape, self.length, device) for n in range(shape.layers)]
         self._steps = {CHUNK: jit(self._step), 1: jit(self._step)}
 
     @property
@@ -102,7 +94,7 @@ class Decoder:
         seen = Tensor.arange(self.length, device=self.device).cast("int32") <= places.unsqueeze(1)
         mask = seen.where(0.0, float("-inf"))
         turn = (self._cosines[places].unsqueeze(1), self._sines[places].unsqueeze(1))
-        x = self._embedding[tokens].float()
+        x = self._embedding.rows(tokens).float()
         for layer in self._layers:
             x = x + self._attention(layer, self._normed(x, layer.weights["attn_norm"]), places,
                                     mask, turn)  # fmt: skip
@@ -111,7 +103,7 @@ class Decoder:
                 hidden, *(layer.weights[n] for n in ("ffn_gate", "ffn_up", "ffn_down"))
             ))  # fmt: skip
         last = self._normed(x[given[1]].reshape(1, self.shape.width), self._norm)
-        return _product(last, self._output).reshape(self.vocabulary)
+        return _product(last, self._output.whole()).reshape(self.vocabulary)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         scale = (x.square().mean(-1, keepdims=True) + self.shape.epsilon).rsqrt()
@@ -144,9 +136,7 @@ class Decoder:
         joined = mixed.permute(2, 0, 1, 3).reshape(count, shape.heads * shape.value_size)
         return _product(joined, weights["attn_output"])
 
-    def _projected(
-        self, weights: Mapping[str, Tensor], x: Tensor, name: str, heads: int, size: int
-    ) -> Tensor:
+    def _projected(self, weights: Weights, x: Tensor, name: str, heads: int, size: int) -> Tensor:
         result = _product(x, weights[f"attn_{name}"])
         bias = weights.get(f"attn_{name}.bias")
         result = result if bias is None else result + bias
@@ -177,12 +167,12 @@ class Decoder:
         best, chosen = chances.topk(shape.used, -1)
         if shape.normalised:
             best = best / best.sum(-1, keepdims=True)
-        parts = [weights[f"ffn_{name}_exps"] for name in ("gate", "up", "down")]
+        parts = [weights.stored[f"ffn_{name}_exps"] for name in ("gate", "up", "down")]
         if x.shape[0] == 1:
-            gate, up, down = (part[chosen[0]] for part in parts)
+            gate, up, down = (part.rows(chosen[0]) for part in parts)
             share = best[0]
         else:
-            gate, up, down = parts
+            gate, up, down = (part.whole() for part in parts)
             share = Tensor.zeros((x.shape[0], shape.experts), device=self.device)
             share = share.scatter(1, chosen, best).transpose(0, 1).unsqueeze(2)
         hidden = x.matmul(gate.transpose(1, 2)).silu() * x.matmul(up.transpose(1, 2))
@@ -207,7 +197,7 @@ def _gated(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return _product(_product(x, gate).silu() * _product(x, up), down)
 
 
-def _check(shape: Architecture, weights: Mapping[str, Any]) -> None:
+def _check(shape: Architecture, weights: Weights) -> None:
     """Raise BadFile with all tensors that are missing or have another shape than expected."""
     queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     values = shape.kv_heads * shape.value_size
@@ -227,7 +217,7 @@ def _check(shape: Architecture, weights: Mapping[str, Any]) -> None:
     wanted["token_embd.weight"] = ()
     problems = []
     for name, size in wanted.items():
-        have = weights.get(name)
+        have = weights.stored.get(name)
         if have is None:
             problems.append(f"{name} is missing")
         elif size and have.shape != size:

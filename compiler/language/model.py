@@ -15,7 +15,7 @@ from ugpu.compiler.language.decoder import Decoder
 from ugpu.compiler.language.sampling import Sampling
 from ugpu.compiler.language.template import ChatTemplate, Message
 from ugpu.compiler.language.tokenizer import Tokenizer
-from ugpu.compiler.tensor import Tensor
+from ugpu.compiler.language.weights import Weight, Weights
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, BadFile, NotSupported
 
@@ -54,7 +54,8 @@ class LanguageModel:
         dtype: str = "float32",
     ) -> None:
         """context: tokens of a conversation, at most the model's. dtype: what weights are computed
-        with, float32, float16 or bfloat16. Raises BadFile, NotSupported, OutOfMemory."""
+        with, float32, float16 or bfloat16; with float32, weights of quantised types stay quantised
+        in memory. Raises BadFile, NotSupported, OutOfMemory."""
         if dtype not in ("float32", "float16", "bfloat16"):
             raise BadArgument(f"dtype must be float32, float16 or bfloat16, got {dtype!r}")
         with TensorFile(path, device=device) as file:
@@ -65,7 +66,12 @@ class LanguageModel:
             self.device = file.device
             self.shape = architecture(file.metadata, name)
             self.tokenizer = Tokenizer(file.metadata, name)
-            weights = _stored(file.load(), dtype)
+            weights = Weights(
+                {
+                    name: Weight(values, file.entries[name].shape, dtype)
+                    for name, values in file.load_groups().items()
+                }
+            )
         self.name = str(file.metadata.get("general.name", name))
         limit = self.shape.context or CONTEXT
         wanted = min(limit, CONTEXT) if context is None else context
@@ -177,13 +183,3 @@ class LanguageModel:
         logits = self.decoder.read(tokens)
         self._past += tokens
         return logits
-
-
-def _stored(weights: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
-    """Return weights as floats in memory; vectors stay float32."""
-    stored = {}
-    for name, tensor in weights.items():
-        kind = dtype if tensor.ndim > 1 else "float32"
-        stored[name] = tensor.cast(kind).contiguous()
-        stored[name].realize()
-    return stored

@@ -9,12 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ugpu.hcq.bare import remedies
-from ugpu.hcq.bare.holder import BareHolder
+from ugpu.hcq.bare.card import BareCard, Member
 from ugpu.hcq.errors import DeviceLost, NotSupported
-from ugpu.hcq.state.ladder import Diagnosis, Ladder, Level, PlainRung, Planned
+from ugpu.hcq.state.clock import Clock
+from ugpu.hcq.state.ladder import Attempt, Diagnosis, Ladder, Level, PlainRung, Planned
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.transport.base import ResetKind, Transport
 from ugpu.hcq.transport.pci.config import capability
@@ -25,7 +26,25 @@ from ugpu.hcq.work.recovery import Recovery
 _MEMORY = "work of all queues and the content of device memory; programs are loaded again"
 
 Q = TypeVar("Q", bound=HardwareQueue)
-D = TypeVar("D", bound=BareHolder)
+
+
+class ResetHolder(Member, Protocol):
+    """What a reset uses of a holder; see hcq.bare.holder.BareHolder."""
+
+    vram_lost: bool
+    spoiled: bool
+    reset_report: list[Attempt]
+
+    @property
+    def card(self) -> BareCard[Any]: ...
+    @property
+    def transport(self) -> Transport: ...
+    @property
+    def clock(self) -> Clock: ...
+    def rewrite(self) -> None: ...
+
+
+D = TypeVar("D", bound=ResetHolder)
 
 
 class Rungs(ABC, Generic[D, Q]):

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ugpu.hcq.bare import rungs
 from ugpu.hcq.bare.firmware import FirmwareSource
 from ugpu.hcq.bare.holder import LONGEST_SLEEP_S, SHARED_SLEEP_S
+from ugpu.hcq.bare.rungs import Rungs
 from ugpu.hcq.bare.space import AddressSpace
 from ugpu.hcq.bare.stages import StageHook, Stages
-from ugpu.hcq.errors import BadArgument, NotSupported
+from ugpu.hcq.errors import BadArgument, FirmwareError, NotSupported
 from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.state.config import config
-from ugpu.hcq.state.ladder import Level
+from ugpu.hcq.state.ladder import Attempt, Diagnosis, Level, PlainRung, Planned
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.transport.base import Transport
+from ugpu.hcq.work.recovery import Recovery
 from ugpu.nv.device.device import NvDevice
 from ugpu.nv.device.driver import NvDriver
+from ugpu.nv.failure.reset import failed_queues, prove, rebuild
 from ugpu.nv.gsp.boot.files import PACKAGE
 from ugpu.nv.gsp.chip.chip import GspChip
 from ugpu.nv.gsp.rm.card import GspCard
 from ugpu.nv.gsp.rm.gpu import GspGpu
+from ugpu.nv.gsp.rm.memory import GspMemory
 from ugpu.nv.gsp.rm.session import GspSession
 from ugpu.nv.rm.session import Session
+from ugpu.nv.work.queue import ChannelQueue
 
 ChipHook = Callable[[GspChip], object]
 
@@ -103,10 +110,13 @@ class BareDevice(NvDevice):
 class BareDriver(NvDriver):
     """A holder of a card; see hcq.bare.card.Member. The last one to close ends the card.
 
-    unfinished: the harshest rung of a reset that did not end.
+    unfinished: the harshest rung of a reset that did not end. vram_lost: the last reset lost the
+    content of DEVICE memory. spoiled: a reset by another holder lost it. reset_report: rungs that
+    the last reset tried.
     """
 
     session: GspSession
+    gpu: GspGpu
 
     def __init__(
         self,
@@ -121,6 +131,9 @@ class BareDriver(NvDriver):
         self.card = card
         self.index = index
         self.unfinished: Level | None = None
+        self.vram_lost = self.spoiled = False
+        self.reset_report: list[Attempt] = []
+        self.transport = card.transport
         super().__init__(
             name,
             GspSession(card),
@@ -153,6 +166,26 @@ class BareDriver(NvDriver):
                 if not self.card.holders:
                     self.card.end(clean=clean)
 
+    # ---- resets ------------------------------------------------------------------------------
+
+    def recover(self, only: Level | None = None) -> Recovery:
+        """See Driver. Beyond channels, the card is reset by its slot and booted again."""
+        return rungs.recover(BareRungs(self), only)
+
+    def recovery_plan(self, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
+        """See Driver."""
+        return rungs.plan(BareRungs(self), only)
+
+    def rewrite(self) -> None:
+        """Make the objects again, and write programs into VRAM: the card was reset and booted."""
+        self.session.renew()
+        self.gpu.renew()
+        for memory, content in self.programs.contents():
+            assert isinstance(memory, GspMemory)
+            memory.write(content)
+        if self.spoiled:  # another holder's reset: this one's own makes the channels again
+            rebuild(self, self.all_queues())
+
     def doze(self, limit_s: float) -> None:
         """See NvDriver. Ends with an interrupt, where the transport has them."""
         interrupts = self.card.interrupts
@@ -177,6 +210,60 @@ class BareDriver(NvDriver):
     def info(self) -> dict[str, object]:
         """See Driver."""
         return {**super().info(), "start": self.card.found}
+
+
+class BareRungs(Rungs[BareDriver, ChannelQueue]):
+    """The rungs of one reset: new channels, then a reset of the slot and a boot."""
+
+    def __init__(self, driver: BareDriver) -> None:
+        self.driver = driver
+        super().__init__(driver, driver.all_queues(), failed_queues(driver))
+
+    def all(self) -> list[PlainRung]:
+        """See Rungs."""
+        failed = "work of the channels that failed; programs and memory stay"
+        every = "work of all channels; programs and memory stay"
+        card = self.driver.card
+        return [
+            self.rung("new channel", Level.QUEUE, failed, partial(self._build, self.failed)),
+            self.rung("all channels new", Level.QUEUE, every, self.restart_all),
+            self.boot_rung(
+                "boot after power loss", Level.FLR, card.after_power_loss, self._check_dark
+            ),
+            *self.slot_rungs(card.reset_by),
+        ]
+
+    def _check_dark(self) -> None:
+        if not self.driver.card.lost():
+            raise NotSupported("the card has power")
+
+    def diagnose(self) -> Diagnosis:
+        """See Rungs."""
+        card, failure = self.driver.card, self.driver.core.failure
+        if card.lost():
+            return Diagnosis(Level.FLR, "the card's registers read as ones")
+        if isinstance(failure, FirmwareError) or not card.calls.works:
+            return Diagnosis(Level.FLR, str(failure or "the GSP does not answer"))
+        if self.driver.unfinished is not None and self.driver.unfinished > Level.QUEUE:
+            return Diagnosis(self.driver.unfinished, "a reset before this one was cut off")
+        return Diagnosis(Level.QUEUE, str(failure or "no failure is known"))
+
+    def quiet(self) -> None:
+        """See Rungs. Firmware that does not answer is not asked."""
+        for holder in self.driver.card.holders:
+            for queue in holder.all_queues():
+                queue.tear_down()
+
+    def restart_all(self) -> None:
+        """See Rungs."""
+        self._build(self.driver.all_queues())
+
+    def _build(self, queues: Sequence[ChannelQueue]) -> None:
+        self.restarted = rebuild(self.driver, queues)
+
+    def prove(self, level: Level) -> dict[str, object]:
+        """See Rungs."""
+        return prove(self.driver, self.restarted)
 
 
 def _open_gpu(session: Session) -> GspGpu:

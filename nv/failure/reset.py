@@ -78,28 +78,35 @@ class _Rungs:
         self._build(self.failed)
 
     def _build(self, queues: Sequence[ChannelQueue]) -> None:
-        driver = self.driver
-        driver.session.events.forget()
-        driver.programs.output.drain()
-        driver.programs.output.clear()
-        if any(queue.kind is QueueKind.COMPUTE for queue in queues):
-            driver.workspaces.clear()
-        self.restarted = []
-        for queue in queues:
-            driver.rebuild(queue)
-            self.restarted.append(queue)
+        self.restarted = rebuild(self.driver, queues)
 
     def _prove(self) -> dict[str, object]:
-        """Run work with known results on the new channels.
+        return prove(self.driver, self.restarted)
 
-        `build` has already run the set-up of each channel and waited for its signal.
-        """
-        for queue in self.restarted:
-            error = queue.error()
-            if error is not None:
-                raise ChipError(f"{queue.name} failed again: {error.name}", xid=error.xid)
-        ran = ", ".join(queue.name for queue in self.restarted)
-        return {"ran": ran} | proof.work(self.driver, self.restarted)
+
+def rebuild(driver: WorkHolder, queues: Sequence[ChannelQueue]) -> list[ChannelQueue]:
+    """Recreate the channels of queues; return those queues."""
+    driver.session.events.forget()
+    driver.programs.output.drain()
+    driver.programs.output.clear()
+    if any(queue.kind is QueueKind.COMPUTE for queue in queues):
+        driver.workspaces.clear()
+    for queue in queues:
+        driver.rebuild(queue)
+    return [*queues]
+
+
+def prove(driver: WorkHolder, queues: Sequence[ChannelQueue]) -> dict[str, object]:
+    """Run work with known results on new channels.
+
+    `build` has already run the set-up of each channel and waited for its signal.
+    """
+    for queue in queues:
+        error = queue.error()
+        if error is not None:
+            raise ChipError(f"{queue.name} failed again: {error.name}", xid=error.xid)
+    ran = ", ".join(queue.name for queue in queues)
+    return {"ran": ran} | proof.work(driver, queues)
 
 
 def failed_queues(driver: WorkHolder) -> list[ChannelQueue]:

@@ -188,6 +188,11 @@ class Gpu(ABC):
         """Add what explains a failure below the channels to a bundle, or why it is missing."""
 
     @property
+    def loses_memory(self) -> bool:
+        """Return whether this process resets the GPU, and then writes its memory again."""
+        return False
+
+    @property
     def interrupts(self) -> bool:
         """Return whether interrupts of its channels reach this process."""
         return False

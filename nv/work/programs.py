@@ -64,12 +64,13 @@ class _Loaded:
 
     It has no reference to the program, which frees its memory when the caller drops it. kernels:
     name, entry address and code bytes of each. ptx: the text that was assembled for `target`; empty
-    for a cubin.
+    for a cubin. content: the linked image, where a reset of the GPU loses it; else empty.
     """
 
     kernels: tuple[tuple[str, int, int], ...]
     ptx: bytes
     target: str
+    content: bytes
 
 
 def _wait(queue: ChannelQueue, value: int) -> None:
@@ -133,13 +134,15 @@ class Programs:
             for name, code in cubin.kernels.items():
                 program.kernels[name] = self._kernel(program, image, code, memory, names.get(name))
             linked = self.heap.connect(image, image.link(memory.address))
-            self._write(memory, self.output.connect(image, memory, linked), way)
+            linked = self.output.connect(image, memory, linked)
+            self._write(memory, linked, way)
             memory.protect(image.fixed if image.fixed < image.size else memory.size)
             kernels = tuple(
                 (kernel.name, kernel.address, kernel.details.code.code_size)
                 for kernel in program.kernels.values()
             )
-            self._loaded[memory] = _Loaded(kernels, ptx, target)
+            content = linked if driver.gpu.loses_memory else b""
+            self._loaded[memory] = _Loaded(kernels, ptx, target, content)
             return program
         except BaseException:
             driver.core.settle()  # the copy may still run; if this raises too, the memory stays
@@ -221,6 +224,10 @@ class Programs:
         """Forget the program in `memory`, which was closed."""
         self._loaded.pop(memory, None)
         self.output.forget(memory)
+
+    def contents(self) -> list[tuple[Memory, bytes]]:
+        """Return each program's memory and linked image, which a reset of the GPU has lost."""
+        return [(memory, loaded.content) for memory, loaded in self._loaded.items()]
 
     def find(self, address: int) -> tuple[str, int] | None:
         """The kernel whose code contains an address, and the offset in it; None if none does."""

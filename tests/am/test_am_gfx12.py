@@ -13,6 +13,7 @@ import pytest
 from tests.am.test_am_chips import check_works
 from tests.support.am_navi31 import build_chip, opened
 from ugpu import hcq
+from ugpu.am.chip.remedies import PACKAGE
 from ugpu.am.chips import facts_of
 from ugpu.am.device.device import AmDevice, open_device
 from ugpu.am.generations.gfx12.units import Sdma7
@@ -21,12 +22,21 @@ from ugpu.am.packets import mqd
 from ugpu.am.packets.page_table import Gfx12Format
 from ugpu.am.regs import constants, load
 from ugpu.am.units.faults import HubFault
-from ugpu.hcq.errors import BadArgument, DeviceNotFound, DiscoveryError, FirmwareInvalid
+from ugpu.am.units.psp.images import load_firmware
+from ugpu.hcq.bare.firmware import FirmwareSource
+from ugpu.hcq.errors import (
+    BadArgument,
+    DeviceNotFound,
+    DiscoveryError,
+    FirmwareInvalid,
+    FirmwareNotFound,
+)
 from ugpu.hcq.find import catalogue
 from ugpu.hcq.transport.base import PciIdentity
 from ugpu.hcq.work.command_buffer import Symbol
-from ugpu.virtual.amd.gpu import attach
+from ugpu.virtual.amd.gpu import attach, endpoint
 from ugpu.virtual.amd.options import ChipOptions
+from ugpu.virtual.usb.enclosure import Enclosure, EnclosureOptions
 
 NAVI48, NAVI44 = facts_of("navi48"), facts_of("navi44")
 
@@ -194,3 +204,33 @@ def test_a_discovery_table_that_lies_elsewhere() -> None:
     with opened(chip) as device:
         check_works(device)
     chip.close()
+
+
+def test_a_board_with_firmware_of_its_own() -> None:
+    """amdgpu_ucode.c, kicker_device_list: device 0x7551, revision 0xC8."""
+    attachment = attach("navi48")
+    assert attachment.firmware is not None
+    marked = {"gc_12_0_1_imu", "gc_12_0_1_rlc", "psp_14_0_3_sos", "smu_14_0_3"}
+    images = {
+        name.replace(".bin", "_kicker.bin") if name.removesuffix(".bin") in marked else name: data
+        for name, data in attachment.firmware.items()
+    }
+    attachment.transport.close()
+    found = load_firmware(FirmwareSource(PACKAGE, images), NAVI48, kicker=True)
+    assert {f"{name}_kicker.bin" for name in marked} <= set(found.versions)
+    assert (0x7551, 0xC8) in NAVI48.kickers and not NAVI44.kickers
+    with pytest.raises(FirmwareNotFound, match=r"psp_14_0_3_sos\.bin"):
+        load_firmware(FirmwareSource(PACKAGE, images), NAVI48)
+
+
+def test_behind_a_bridge() -> None:
+    card = endpoint("navi48", options=ChipOptions(vram=256 << 20))
+    box = Enclosure(card, EnclosureOptions())
+    for start in ("cold", "warm"):
+        with hcq.open("virtual:navi48+usb", enclosure=box) as device:
+            assert device.info()["start"] == start
+            assert isinstance(device, AmDevice)
+            check_works(device)
+    box.close()
+    card.chip.close()
+    assert box.objections == [] and card.chip.violations == []

@@ -13,11 +13,13 @@ import pytest
 import ugpu
 from tests.support import language_models
 from ugpu.compiler import kernel_log
+from ugpu.compiler.files.blocks import BLOCKS, decoder, grouped
 from ugpu.compiler.language.architecture import architecture
 from ugpu.compiler.language.model import LanguageModel, Speed
 from ugpu.compiler.language.sampling import Sampling
 from ugpu.compiler.language.template import ChatTemplate
 from ugpu.compiler.language.tokenizer import Tokenizer
+from ugpu.compiler.language.weights import Weight
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, BadFile, NotSupported
 
@@ -55,6 +57,27 @@ def test_one_seed_gives_one_text() -> None:
     texts = [[options.choose(logits, [], stream) for _ in range(5)]
              for stream in (options.stream(), options.stream())]  # fmt: skip
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("kind", [3, 8, 12])  # one group with a least, one without, eight
+def test_quantised_weights_stay_so_and_multiply_as_floats(kind: int, cpu: Device) -> None:
+    block = BLOCKS[kind]
+    stream = np.random.default_rng(kind)
+    shape = (6, 3 * block.elements)
+    raw = stream.integers(0, 200, (18, block.bytes), dtype=np.uint8)
+    raw[:, :4] = np.tile(np.array([0.01, 0.02], np.float16).view(np.uint8), (18, 1))
+    given = ugpu.Tensor(raw, device=cpu)
+    groups = grouped(block, given)
+    assert groups is not None
+    weight, floats = Weight(groups, shape, "float32"), decoder(block, shape)(given).numpy()
+    assert weight.nbytes < floats.nbytes / 2
+    assert np.array_equal(weight.whole().numpy(), floats)
+    places = ugpu.Tensor([4, 0, 4], device=cpu)
+    assert np.array_equal(weight.rows(places).numpy(), floats[[4, 0, 4]])
+    vector = stream.standard_normal((1, shape[1])).astype(np.float32)
+    product = ugpu.Tensor(vector, device=cpu) @ weight.whole().transpose(0, 1)
+    assert np.allclose(product.numpy(), vector @ floats.T, rtol=1e-4, atol=1e-4)
+    assert Weight(groups, shape, "float16").whole().dtype.name == "float16"
 
 
 @needs_tokenizers

@@ -11,7 +11,16 @@ PATTERN = np.arange(1024, dtype=np.uint32)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["virtual:navi32", "virtual:navi33", "virtual:navi31+usb"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "virtual:navi32",
+        "virtual:navi33",
+        "virtual:navi44",
+        "virtual:navi31+usb",
+        "virtual:navi48+usb",
+    ],
+)
 def test_each_level(name: str) -> None:
     with hcq.open(name) as device, device.alloc(PATTERN.nbytes) as buffer:
         for rung in ("queue", "block", "warm", "mode1", "bus", "power"):

@@ -8,9 +8,18 @@ import pytest
 
 from tests.support.am_navi31 import attach, shared_facts
 from tests.support.fake_vfio import VfioMachine
-from ugpu.hcq.errors import BadArgument, BarTooSmall, DeviceBusy, DeviceNotFound, FirmwareSilent
+from ugpu.hcq.errors import (
+    BadArgument,
+    BarTooSmall,
+    DeviceBusy,
+    DeviceNotFound,
+    FirmwareNotFound,
+    FirmwareSilent,
+    NotSupported,
+)
 from ugpu.hcq.find import catalogue, listing, registry
 from ugpu.hcq.transport import attach as pci
+from ugpu.virtual.nvidia.gsp.firmware.images import whole_set
 
 GPU, OTHER = "0000:03:00.0", "0000:04:00.0"
 
@@ -65,6 +74,38 @@ def test_a_driver_that_fails_gives_the_card_back(
     with pytest.raises(FirmwareSilent):
         registry.open(f"pci:{GPU}", bind=True)
     assert machine.driver(GPU) == "amdgpu" and machine.open_files == {}
+
+
+def test_an_nvidia_card_is_handed_on_and_given_back(machine: VfioMachine, tmp_path: Path) -> None:
+    """The made-up card has memory where registers should be: no chip that ugpu boots."""
+    card = "0000:05:00.0"
+    machine.add(card, ids=(0x10DE, 0x2684), driver="nouveau", group="9",
+                bars={0: 16 << 20, 1: 256 << 20, 3: 32 << 20})  # fmt: skip
+    with pytest.raises(DeviceBusy, match="nouveau"):
+        registry.open(f"pci:{card}")
+    with pytest.raises(FirmwareNotFound):
+        registry.open(f"pci:{card}", bind=True, firmware=tmp_path)
+    for name, image in whole_set("ad102").items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image)
+    for way in ("vfio", "iommufd"):
+        if way == "iommufd":
+            machine.offer_iommufd(card)
+        with pytest.raises(NotSupported, match="BOOT_42"):
+            registry.open(f"pci:{card}", bind=True, via=way, firmware=tmp_path)
+        assert machine.driver(card) == "nouveau" and machine.open_files == {}
+
+
+def test_an_nvidia_card_through_sysfs(machine: VfioMachine, tmp_path: Path) -> None:
+    card = "0000:05:00.0"
+    machine.add(card, ids=(0x10DE, 0x2684), group=None,
+                bars={0: 16 << 20, 1: 256 << 20, 3: 32 << 20})  # fmt: skip
+    with pytest.raises(NotSupported, match="does not place memory"):
+        registry.open(f"pci:{card}", via="sysfs", leave="warm", firmware=tmp_path)
+    with pytest.raises(FirmwareNotFound):
+        registry.open(f"pci:{card}", via="sysfs", firmware=tmp_path)
+    assert machine.open_files == {}
 
 
 def test_auto_takes_only_what_is_ready(machine: VfioMachine) -> None:

@@ -94,7 +94,8 @@ def test_the_only_holder_can_be_isolated_too(tmp_path: Path) -> None:
         work(device)
         device.reset("block")
         work(device)
-    text = settings_text(tmp_path, ["virtual:tu102"]) + "options = { isolated = true }\n"
+    text = settings_text(tmp_path, ["virtual:tu102"], inside=True)
+    text += "options = { isolated = true }\n"
     made = Running(parse(text))
     try:
         owned = made.daemon.owned[0].device

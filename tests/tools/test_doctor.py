@@ -8,6 +8,7 @@ import pytest
 
 from ugpu.am.chips.navi31.facts import FACTS as NAVI31
 from ugpu.tools.inspect import doctor
+from ugpu.virtual.nvidia.gsp.firmware.images import whole_set
 
 
 class Machine:
@@ -107,6 +108,19 @@ def test_unknown_and_foreign_cards(machine: Machine) -> None:
     machine.add_gpu(address="0000:05:00.0", ident=(0x8086, 0x56A0))
     details = [f.detail for f in machine.findings() if f.check == "device"]
     assert len(details) == 1 and "not supported yet" in details[0]
+
+
+def test_an_nvidia_card_without_a_kernel_driver(machine: Machine) -> None:
+    machine.add_gpu(ident=(0x10DE, 0x2684), driver="vfio-pci")
+    found = {finding.check: finding for finding in machine.findings()}
+    assert found["firmware"].state == "missing"
+    assert "ad102/gsp/booter_load" in found["firmware"].detail
+    for name in whole_set("ad102"):
+        path = machine.root / "lib/firmware" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    states = {finding.check: finding.state for finding in machine.findings()}
+    assert states["firmware"] == "ok" and "nvidia driver" not in states
 
 
 def test_no_group(machine: Machine) -> None:

@@ -47,8 +47,14 @@ class PciFunction:
 
     @property
     def known(self) -> bool:
-        """Return whether ugpu supports the function."""
-        return self.chip is not None
+        """Return whether ugpu drives the function itself. NVIDIA's GPUs may also be used through
+        the stock driver: they count once they are bound to vfio-pci."""
+        return self.chip is not None or (self.bare and self.driver == "vfio-pci")
+
+    @property
+    def bare(self) -> bool:
+        """Return whether it is an NVIDIA GPU that ugpu boots without a kernel driver."""
+        return self.vendor == NVIDIA and (self.vendor, self.device) in pci_drivers()
 
     @property
     def chip(self) -> ChipFacts | None:
@@ -115,7 +121,8 @@ class Doctor:
             *self.type1(),
             *self.no_iommu(),
             *self.memory_lock(),
-            *self.firmware([card.chip for card in ours]),
+            *self.firmware([card.chip for card in ours if not card.bare]),
+            *(self.firmware_of(card) for card in ours if card.bare),
         ]
         if not ours and doctor_nvidia.usable(nvidia):
             # No device on this machine needs them: its GPUs are reached through the kernel's
@@ -124,7 +131,7 @@ class Doctor:
                 replace(finding, state="note") if finding.state == "missing" else finding
                 for finding in bare_metal
             ]
-        expected = any(function.vendor == NVIDIA for function in functions)
+        expected = any(card.vendor == NVIDIA and not card.known for card in functions)
         return [
             *self.packages(),
             *self.devices(functions),
@@ -171,6 +178,9 @@ class Doctor:
                     )
             elif function.vendor == NVIDIA and function.driver == "nvidia":
                 yield Finding("device", "ok", f"{name} is used through the nvidia driver")
+            elif function.bare:
+                what = f"{name} is supported through the nvidia driver, or bound to vfio-pci"
+                yield Finding("device", "note", what, bind(function))
             else:
                 yield Finding("device", "note", f"{name} is not supported yet")
 
@@ -229,6 +239,21 @@ class Doctor:
         for chip in by_name.values() or (chips.facts_of(chips.DEFAULT),):
             yield self._images(chip)
 
+    def firmware_of(self, card: PciFunction) -> Finding:
+        """Return the finding about the images of an NVIDIA GPU without a kernel driver."""
+        missing = doctor_nvidia.missing_images(self.firmware_folders, card.vendor, card.device)
+        where = ", ".join(str(folder) for folder in self.firmware_folders)
+        title = f"pci:{card.address}"
+        if not missing:
+            return Finding("firmware", "ok", f"all images of {title} are in {where}")
+        return Finding(
+            "firmware",
+            "missing",
+            f"images of {title} not in {where}: {', '.join(missing)}",
+            "sudo apt install firmware-nvidia-graphics   # Debian, non-free-firmware; "
+            "Ubuntu: sudo apt install linux-firmware",
+        )
+
     def _images(self, chip: ChipFacts) -> Finding:
         folders = [place for top in self.firmware_folders for place in (top / "amdgpu", top)]
         where = ", ".join(str(folder) for folder in self.firmware_folders)
@@ -268,7 +293,7 @@ class Doctor:
             if lost:
                 yield Finding(check, "note", lost, display.REMEDY)
             yield Finding(check, "missing", f"{holder}; must be bound to vfio-pci", bind(function))
-        vram = function.bar_sizes[0]
+        vram = function.bar_sizes[1 if function.bare else 0]
         if vram == 0:
             yield Finding(
                 check,

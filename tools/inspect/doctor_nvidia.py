@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from ugpu.nv import abi
+from ugpu.nv import abi, chips
+from ugpu.nv.gsp.boot.files import PACKAGE, file_names
 from ugpu.tools.base.finding import Finding
 from ugpu.tools.inspect.nvidia import Gpu, Node, NvidiaMachine, StockDriver
 
 _MAKE_NODES = "sudo nvidia-modprobe -c 0 -u   # or: sudo nvidia-smi"
 _CHECK = "nvidia driver"
+
+
+def missing_images(folders: Sequence[Path], vendor: int, device: int) -> list[str]:
+    """Return the firmware files that a GPU without a kernel driver lacks, of the release that lacks
+    the fewest."""
+    facts = chips.find(vendor, device)
+    boot = None if facts is None else chips.boot_facts(facts.name)
+    if boot is None:
+        return []
+
+    def present(name: str) -> bool:
+        return any(
+            (folder / (name + suffix)).is_file()
+            for top in folders
+            for folder in (top / PACKAGE.folder, top)
+            for suffix in ("", ".xz", ".zst")
+        )
+
+    lacking = (
+        [names[0] for names in file_names(boot, release) if not any(map(present, names))]
+        for release in boot.releases
+    )
+    return min(lacking, key=len)
 
 
 def findings(machine: NvidiaMachine, *, expected: bool) -> Iterator[Finding]:

@@ -167,9 +167,11 @@ class Chip(Board):
 
     def _ifwi_done(self) -> None:
         blob = build_discovery(self.facts, self.options, self.generation.neighbours)
-        self.vram.write(self.vram.size - self.facts.generation.discovery_offset, blob)
+        before_end = self.options.discovery_place or self.facts.generation.discovery_offset
+        place = self.vram.size - before_end
+        self.vram.write(place, blob)
         self.mm.locate_frame_buffer(FRAME_BUFFER_BASE, self.vram.size)
-        self.nbio.ifwi_done()
+        self.nbio.ifwi_done(place, len(blob))
         self.psp.ifwi_done()
 
     def autoload(self) -> None:

@@ -161,6 +161,7 @@ class ChipOptions:
     faults: FaultPlan = field(default_factory=FaultPlan)
     harvested: tuple[tuple[int, int], ...] = ()  # (hardware id, instance) in the harvest table
     discovery_header: int = 1  # 2: a counted list of tables
+    discovery_place: int = 0  # bytes before the end of VRAM; 0: where drivers look first
     discovery_version: int = 3
     discovery_flaw: DiscoveryFlaw | None = None
     shader_engines: int = 0

@@ -16,7 +16,7 @@ from ugpu.virtual.shader.text import PASS
 _NATIVE = {
     "exch": "xchg", "add": "add", "and": "and", "or": "or", "xor": "xor", "min_s": "min",
     "max_s": "max", "min_u": "umin", "max_u": "umax", "inc": "uinc_wrap", "dec": "udec_wrap",
-    "sub": "sub", "csub": "usub_sat",
+    "sub": "sub", "csub": "usub_sat", "cond_sub": "usub_cond",
 }  # fmt: skip
 _HALVES = tuple(f"{name}_{kind}" for name in ("add", "min", "max") for kind in ("f16", "bf16"))
 _PAIRS = tuple(f"{name}x2" for name in _HALVES)

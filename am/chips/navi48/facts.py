@@ -49,6 +49,7 @@ FACTS = ChipFacts(
         ]
     ),
     mode1_by_debug=True,
+    kickers=frozenset({(0x7551, 0xC8)}),  # Linux after 6.12, amdgpu_ucode.c, kicker_device_list
     board=BoardFacts(
         vram=16 << 30,
         shader_engines=4,

@@ -25,7 +25,6 @@ class Gfx12(Gfx):
     generation by GRBM; both pulse the resets of the MEC's pipes, which is all that is done here."""
 
     golden: ClassVar[Mapping[str, int]] = {"DB_MEM_CONFIG": 0x8000}
-    dense = False
 
     @batched
     def start_front(self, starts: Mapping[str, int]) -> None:

@@ -191,15 +191,15 @@ def parse_rlc(image: Image, out: FirmwareSet) -> None:
 
 
 _PARSERS: tuple[tuple[str, Callable[[Image, FirmwareSet], None]], ...] = (
-    ("_sos.bin", parse_sos),
+    ("_sos", parse_sos),
     ("smu_", parse_smu),
     ("_toc.bin", parse_toc),
     ("sdma_", parse_sdma),
     ("_mec.bin", partial(_parse_engine, engine="mec")),
     ("_pfp.bin", partial(_parse_engine, engine="pfp")),
     ("_me.bin", partial(_parse_engine, engine="me")),
-    ("_imu.bin", parse_imu),
-    ("_rlc.bin", parse_rlc),
+    ("_imu", parse_imu),
+    ("_rlc", parse_rlc),
 )
 
 
@@ -214,11 +214,12 @@ def parse_image(name: str, data: bytes, out: FirmwareSet) -> None:
     raise image.invalid("this kind of image is not supported")
 
 
-def load_firmware(source: FirmwareSource, facts: ChipFacts) -> FirmwareSet:
-    """Read and check everything the chip needs; nothing is sent anywhere yet."""
+def load_firmware(source: FirmwareSource, facts: ChipFacts, *, kicker: bool = False) -> FirmwareSet:
+    """Read and check everything the chip needs; nothing is sent anywhere yet. kicker: the board is
+    one of ChipFacts.kickers."""
     found, generation = FirmwareSet(), facts.generation
     for file in generation.firmware:
-        name = facts.image(file)
+        name = facts.image(file, kicker=kicker)
         try:
             data = source.read(name)
         except FirmwareNotFound:

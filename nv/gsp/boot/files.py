@@ -65,6 +65,17 @@ def read_file(source: FirmwareSource, boot: BootFacts, name: str, release: str) 
             raise
 
 
+def file_names(boot: BootFacts, release: str) -> list[tuple[str, ...]]:
+    """Return the names of the files that a start needs; of each tuple, one is enough."""
+    folders = (boot.firmware, boot.image)
+    images = dict.fromkeys(f"{folder}/gsp/gsp-{release}.bin" for folder in folders)
+    parts = ("fmc",) if boot.way is BootWay.FSP else ("booter_load", "booter_unload")
+    names = [(f"{boot.firmware}/gsp/{part}-{release}.bin",) for part in ("bootloader", *parts)]
+    if not boot.dma:
+        names.append((f"{boot.firmware}/acr/bl.bin",))
+    return [tuple(images), *names]
+
+
 def read_files(source: FirmwareSource, boot: BootFacts) -> BootFiles:
     """Read and check all files of a chip, of the newest release that is installed."""
     release = find_release(source, boot)

@@ -29,6 +29,7 @@ from ugpu.hcq.errors import (
 from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.paging.allocator import RangeAllocator
 from ugpu.hcq.transport.base import Placing, ResetKind, Transport
+from ugpu.hcq.transport.pci.config import SavedConfig
 from ugpu.nv import chips
 from ugpu.nv.gsp.boot import boot as steps
 from ugpu.nv.gsp.boot import placement
@@ -173,6 +174,8 @@ class GspCard(BareCard[H]):
     def take_over(self) -> bool:
         """See BareCard. Bus mastering is off then, so that the firmware reaches no memory."""
         chip = self.chip
+        if chip.kept is None:
+            chip.kept = SavedConfig(self.transport.config_read)
         chip.link.keep_awake()
         with self.stages.stage("gfw-boot"):
             self._contact()
@@ -292,13 +295,22 @@ class GspCard(BareCard[H]):
         self._runs = self._busy = False
         self.chip.logs = {}
         self.interrupts = None
-        self.contexts = self._memory = None
+        if self.contexts is not None:
+            self.heap.free_all(self.contexts)
+            self.contexts = None
+        if self._memory is not None:
+            self._memory = GspSpace(self.chip, self.places, self.heap, self)
         if self.chip.memory_size:
             self.chip.vram.forget()
         if self._start_state is not None:
             self._start_state.running = False
             self._start_state.memory.close()
         self._contact()
+
+    def boot_again(self) -> None:
+        """See BareCard. The heap stays as it is: all allocations keep their places."""
+        super().boot_again()
+        self.own_memory()  # whatever the start did to VRAM
 
     def after_power_loss(self) -> None:
         """See BareCard."""
@@ -317,7 +329,16 @@ class GspCard(BareCard[H]):
         chip.nv.NV_PBUS_BAR1_BLOCK.write(0)
         if chip.boot.wide_window:
             chip.nv.NV_VIRTUAL_FUNCTION_PRIV_FUNC_BAR1_BLOCK_LOW_ADDR.write(0)
-        regions = self.firmware.static.regions
+        ended = self.calls.abi.constants.NV_VGPU_MSG_EVENT_RC_TRIGGERED
+        self.calls.on_event[ended] = self._tell_ended
+        logs = self.firmware.start.logs
+        chip.logs = {name: partial(log_words, pages) for name, pages in logs.items()}
+        if self._memory is None:
+            self._divide_memory()
+
+    def _divide_memory(self) -> None:
+        """Make the heap of the memory that the firmware leaves to the driver."""
+        chip, regions = self.chip, self.firmware.static.regions
         begin, end = max(regions[0][0], _LEAST_ADDRESS), regions[-1][1] // _PAGE * _PAGE
         self.places = memory_map(chip, begin, end)
         self.heap = RangeAllocator(begin, end - begin, _PAGE, name="video memory")
@@ -328,10 +349,6 @@ class GspCard(BareCard[H]):
             raise ChipError("the place of ugpu's note is not usable VRAM", begin=begin)
         self.heap.reserve(note.PLACE, note.SIZE)
         self._memory = GspSpace(chip, self.places, self.heap, self)
-        logs = self.firmware.start.logs
-        chip.logs = {name: partial(log_words, pages) for name, pages in logs.items()}
-        ended = self.calls.abi.constants.NV_VGPU_MSG_EVENT_RC_TRIGGERED
-        self.calls.on_event[ended] = self._tell_ended
 
     def _tell_ended(self, payload: bytes) -> None:
         for take in list(self.on_channel_end):

@@ -277,6 +277,19 @@ class GspGpu(Gpu):
         return self.session.card.lost()
 
     @property
+    def loses_memory(self) -> bool:
+        return True
+
+    def renew(self) -> None:
+        """Make the objects again, after a reset and a new start of the firmware. Channels were torn
+        down before."""
+        self._free_left()
+        self._next = None
+        if self._note_end in self.session.on_report:
+            self.session.on_report.remove(self._note_end)
+        self._open()
+
+    @property
     def interrupts(self) -> bool:
         return self.session.card.interrupts is not None
 

@@ -95,6 +95,15 @@ class GspMemory(Memory):
             return int(self.part.dma.segments[0].address)
         return self.part.pieces[0][0]
 
+    def write(self, data: bytes) -> None:
+        """Write video memory from its start on, as the host reaches it; whole words."""
+        assert self.part is not None
+        vram, done = self.gpu.session.card.chip.vram, 0
+        for start, size in self.part.pieces:
+            piece = data[done : done + size]
+            vram.write(start, piece + bytes(-len(piece) % 4))
+            done += len(piece)
+
     def protect(self, size: int) -> None:
         session = self.gpu.session
         assert self.part is not None

@@ -75,6 +75,11 @@ class GspSession(Session):
             self.space.own()
         card.on_channel_end.append(self._note_report)
 
+    def renew(self) -> None:
+        """Become a client of firmware that was started again."""
+        self.events.forget()
+        self.client = GspClient(self.card.calls, self.card.transport.clock)
+
     @property
     def source(self) -> object:
         return self.card.transport

@@ -133,6 +133,11 @@ class Calls:
         """Return the header's name of a function or event."""
         return self._names.get(function, f"function {function:#x}")
 
+    @property
+    def works(self) -> bool:
+        """Return whether no call has remained without an answer."""
+        return self._failure is None
+
     def next_client(self) -> int:
         """Return a number for a client that this run of the firmware has not had, from 1 on."""
         with self._lock:

@@ -175,3 +175,56 @@ declare i32 @llvm.amdgcn.s.get.barrier.state(i32)
     outcome, _ = machine.run(image, [np.zeros(64, np.uint32)])
     assert outcome.ending is Ending.ILLEGAL_INSTRUCTION
     assert "s_get_barrier_state" in str(outcome.detail)
+
+
+@pytest.mark.parametrize("space", ["global", "ds"])
+@pytest.mark.parametrize(
+    ("operation", "kind", "name"),
+    [
+        ("usub_cond", "i32", "cond_sub_u32"),
+        ("usub_sat", "i32", "sub_clamp_u32"),
+        ("fadd", "<2 x half>", "pk_add_f16"),
+        ("fadd", "<2 x bfloat>", "pk_add_bf16"),
+    ],
+)
+def test_atomics(machine: Machine, operation: str, kind: str, name: str, space: str) -> None:
+    """Each lane does it to one word; the lanes' old values are in the order of the lanes."""
+    local = space == "ds"
+    stem, last = name.rsplit("_", 1)
+    at = "ptr addrspace(3) @word" if local else "ptr addrspace(1) %out"
+    mark = ", !amdgpu.no.fine.grained.memory !0, !amdgpu.no.remote.memory !0"
+    ir = f"""
+@word = internal addrspace(3) global {kind} poison
+declare i32 @llvm.amdgcn.workitem.id.x()
+define amdgpu_kernel void @k(ptr addrspace(1) %out, {kind} %x) #0 {{
+  %i = call i32 @llvm.amdgcn.workitem.id.x()
+  %j = add i32 %i, 1
+  %q = getelementptr {kind}, ptr addrspace(1) %out, i32 %j
+  %first = load {kind}, ptr addrspace(1) %out
+  {f"store {kind} %first, {at}" if local else ""}
+  %old = atomicrmw {operation} {at}, {kind} %x syncscope("agent") monotonic{mark}
+  store {kind} %old, ptr addrspace(1) %q
+  ret void
+}}
+attributes #0 = {{ "amdgpu-flat-work-group-size"="32,32" }}
+!0 = !{{}}
+"""
+    shown = f"ds_{stem}_rtn_{last}" if local else f"global_atomic_{name}"
+    assert shown in [line.text.split()[0] for line in compile_ir(ir, cpu="gfx1201").listing]
+    if kind == "i32":
+        first, step = 100, 7
+        given = np.full(33, first, np.uint32)
+        out = _run(machine, ir, [given, step], 1, 32)
+        rest = 0 if operation == "usub_sat" else first % step  # of what is less than a step
+        wanted = [first]
+        while len(wanted) < 32:
+            wanted.append(wanted[-1] - step if wanted[-1] >= step else rest)
+        assert list(out[1:]) == wanted
+    else:
+        one = 0x3C00 if "half" in kind else 0x3F80  # 1.0 in both halves
+        out = _run(machine, ir, [np.zeros(33, np.uint32), one * 0x1_0001], 1, 32)
+        halves = out[1:].astype(np.uint32)
+        low = halves & 0xFFFF
+        values = low.astype(np.uint16).view(np.float16) if one == 0x3C00 else (
+            (low << 16).view(np.float32))  # fmt: skip
+        assert list(values) == list(range(32)) and list(halves >> 16) == list(low)

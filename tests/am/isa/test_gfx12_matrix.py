@@ -72,9 +72,9 @@ def element(kind: str) -> Element:
         brains = rng.standard_normal(64).astype(np.float32).view(np.uint32) >> 16
         return Element(16, brains.astype(np.uint16), (brains << 16).view(np.float32))
     bits = int(kind[-1])
-    codes = np.arange(1 << bits)
-    signed = np.where(codes >> (bits - 1), codes - (1 << bits), codes)
-    return Element(bits, codes.astype(np.uint8), signed.astype(np.int64))
+    whole = np.arange(1 << bits)
+    signed = np.where(whole >> (bits - 1), whole - (1 << bits), whole)
+    return Element(bits, whole.astype(np.uint8), signed.astype(np.int64))
 
 
 def packed(matrix: NDArray[Any], bits: int, per_lane: int, place: Place) -> NDArray[np.uint32]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.am_navi31 import opened
 from ugpu.am.chips import facts_of
 from ugpu.am.regs import load
 from ugpu.virtual.amd.chip import FRAME_BUFFER_BASE, Chip
@@ -16,7 +17,7 @@ from ugpu.virtual.amd.engines.cp.dispatch import BadDispatch, Launcher, ShRegist
 from ugpu.virtual.amd.engines.sdma.packets import BadSdmaPacket, SdmaExecutor
 from ugpu.virtual.amd.firmware.discovery import build_discovery
 from ugpu.virtual.amd.firmware.images import sign
-from ugpu.virtual.amd.generations.gfx12.blocks import Waves12
+from ugpu.virtual.amd.generations.gfx12.blocks import Sdma7, Waves12
 from ugpu.virtual.amd.generations.gfx12.copies import PACKETS
 from ugpu.virtual.amd.generations.record import generation_of
 from ugpu.virtual.amd.gpu import build_chip
@@ -305,6 +306,7 @@ def test_an_engine_runs_out_of_halt_and_reset(chip: Chip) -> None:
         chip.autoload()
     chip.scheduler.advance(1.0)
     engine = chip.sdma[0]
+    assert isinstance(engine, Sdma7)
     for value, runs in ((1, False), (2, False), (0, True)):
         write(chip, "gc", "SDMA0_MCU_CNTL", value)
         assert engine.running() is runs
@@ -352,3 +354,21 @@ def test_other_eight_bit_floats_are_refused(chip: Chip) -> None:
     assert chip.violations == []
     write(chip, "gc", "SH_MEM_CONFIG", 0xC00C | 1 << 8)
     assert "F8_MODE" in chip.violations[0]
+
+
+def test_the_board_states_where_its_discovery_table_is() -> None:
+    chip = built(discovery_place=1 << 20)
+    low, high, size = (read(chip, "nbio", f"BIF_BX0_DRIVER_SCRATCH_{n}") for n in range(3))
+    assert low | high << 32 == VRAM - (1 << 20)
+    assert chip.hdp.read(low, 4) == struct.pack("<I", 0x28211407) and 512 < size < 0x2800
+    usual = VRAM - NAVI48.generation.discovery_offset
+    assert chip.hdp.read(usual, 4) != struct.pack("<I", 0x28211407)
+    chip.close()
+
+
+def test_a_driver_finds_a_table_elsewhere() -> None:
+    chip = build_chip(NAVI48, ChipOptions(vram=1 << 30, discovery_place=1 << 20))
+    with opened(chip) as device:
+        assert "gfx1201" in str(device.target)
+    assert chip.violations == []
+    chip.close()

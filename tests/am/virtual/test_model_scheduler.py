@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.virtual_engines import DATA, MQD, RING, Bench, high, low
-from ugpu.virtual.amd.engines.cp import mes
 from ugpu.virtual.amd.engines.cp.hqd import Slot
 from ugpu.virtual.amd.engines.cp.mapping import KIQ_PIPE, SCHEDULER_PIPE, CannotMap
 from ugpu.virtual.amd.engines.cp.mes_processes import Process, Processes, Resources
@@ -62,7 +61,7 @@ class Scheduler:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        bench.chip.psp.loaded.update(mes.FIRMWARE)
+        bench.chip.psp.loaded.update(bench.chip.generation.commands.scheduler_firmware)
         bench.start_mec()
         for pipe in range(2):
             bench.select(pipe, me=3)
@@ -212,7 +211,7 @@ def test_a_pipe_that_cannot_start_is_named(lack: str) -> None:
     bench = Bench(manual_time=False)
     try:
         if lack != "firmware":
-            bench.chip.psp.loaded.update(mes.FIRMWARE)
+            bench.chip.psp.loaded.update(bench.chip.generation.commands.scheduler_firmware)
         bench.select(0, me=3)
         bench.set("CP_MES_PRGRM_CNTR_START", 0x123 if lack == "start" else 0xC00)
         if lack != "reset":

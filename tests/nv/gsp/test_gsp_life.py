@@ -3,16 +3,22 @@ holders."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.nv.gsp.test_gsp_work import opened, powered
 from tests.support.gsp_killed import killing
+from tests.support.kernels import contract_object
 from tests.support.nv_machine import LIMIT_S, tenant, work
 from ugpu import hcq
-from ugpu.hcq.errors import FirmwareInvalid
+from ugpu.hcq.errors import FirmwareError, FirmwareInvalid, NotSupported, UgpuError
+from ugpu.hcq.state.ladder import Level
+from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.transport.base import Interrupts
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.program import Program
 from ugpu.nv.device import driver as driver_module
 from ugpu.nv.device.bare import BareDriver
 from ugpu.nv.device.device import NvDevice
@@ -125,3 +131,69 @@ class Noted:
 def test_what_is_not_a_note_is_refused(text: bytes) -> None:
     with pytest.raises(FirmwareInvalid):
         note.parse(text)
+
+
+@pytest.mark.parametrize(("chip", "only"), [("ad102", "flr"), ("gb202", "bus"), ("tu102", "flr")])
+def test_a_reset_of_the_card_boots_it_and_keeps_programs(chip: str, only: str) -> None:
+    with powered(chip) as card, opened(card) as device:
+        assert isinstance(device, NvDevice)
+        with (
+            device.load(contract_object(device.target)) as program,
+            device.alloc(4096) as lost,
+            device.alloc(4096, placement=Placement.HOST) as kept,
+        ):
+            kept.fill(7)
+            recovery = device.reset(only)
+            assert recovery.attempts[-1].worked
+            assert kept.numpy(np.uint8)[0] == 7, "host memory stays"
+            run_scale(device, program, lost)
+        work(device)
+        assert card.violations in ([], ["the GSP was reset while its firmware ran"])
+
+
+def test_a_crash_of_the_firmware_is_recovered() -> None:
+    with powered() as card, opened(card) as device:
+        work(device)
+        card.inject_card(CardFault.GSP_CRASHES)
+        with pytest.raises(FirmwareError, match="crashed"):
+            device.driver.rebuild(device.driver.copy_queue)
+        recovery = device.reset()
+        assert recovery.attempts[-1].worked and recovery.attempts[-1].level is Level.FLR
+        work(device)
+
+
+@pytest.mark.parametrize("chip", ["ad102", "gh100"])
+def test_a_card_that_lost_its_power_is_booted_again(chip: str) -> None:
+    """As after the host was suspended: the BARs have no addresses, and the firmware is gone."""
+    with powered(chip) as card, opened(card) as device:
+        work(device)
+        card.power_cycle()
+        with pytest.raises(UgpuError):
+            work(device)
+        recovery = device.reset()
+        assert recovery.attempts[-1].worked
+        work(device)
+
+
+def test_a_reset_with_two_holders() -> None:
+    with powered() as card, opened(card) as device, tenant(device, "second") as other:
+        work(other)
+        with pytest.raises(NotSupported):
+            other.reset("flr")
+        device.reset("flr")
+        work(device)
+        with pytest.raises(UgpuError):
+            work(other)
+        other.reset()
+        work(other)
+
+
+def run_scale(device: NvDevice, program: Program, memory: Buffer) -> None:
+    """Run a kernel that was loaded before; the answer is checked."""
+    values = np.arange(64, dtype=np.uint32)
+    memory[:256].copy_from(values)
+    with device.queue() as queue:
+        arguments = (memory, memory, np.uint32(64), np.uint32(3))
+        queue.launch(program["scale"], grid=(1,), block=(64,), args=arguments)
+    device.synchronize()
+    assert (memory[:256].numpy(np.uint32) == 3 * values).all()

@@ -66,8 +66,11 @@ class Nbio(Block):
         # The strap value that IFWI leaves: a driver clears the bit (nbio_v4_3_init_registers).
         self.set("RCC_DEV0_EPF2_STRAP2", STRAP_NO_SOFT_RESET_DEV0_F2=1)
 
-    def ifwi_done(self) -> None:
-        """Show the memory size in MB, and that the board has been posted."""
+    def ifwi_done(self, discovery: int, size: int) -> None:
+        """Show the memory size in MB, that the board has been posted, and where the discovery table
+        is, for drivers that do not find it (amdgpu_discovery.c of later kernels)."""
+        for number, value in enumerate((discovery & 0xFFFF_FFFF, discovery >> 32, size)):
+            self.set(f"BIF_BX0_DRIVER_SCRATCH_{number}", value)
         self.set("RCC_DEV0_EPF0_RCC_CONFIG_MEMSIZE", self.chip.vram.size >> 20)
         self.set("BIF_BX0_BIOS_SCRATCH_7", POSTED)
 

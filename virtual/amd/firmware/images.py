@@ -169,14 +169,17 @@ def _sdma(maker: Maker) -> bytes:
     return firmware_file((2, 0), (6, 0), extension, payload, len(payload))
 
 
-def processor(maker: Maker, kind: str, code_size: int) -> bytes:
-    """Build MEC, PFP or ME, header 2.0: code, and the initial data of each pipe."""
+def processor(maker: Maker, kind: str, code_size: int, step: int = 0x200) -> bytes:
+    """Build MEC, PFP or ME, header 2.0: code, and the initial data of each pipe.
+
+    step: added to the version.
+    """
     code, data = maker.image(kind, code_size), maker.image(kind + "_STACK", 0x1100)
     extension = struct.pack(
         "<IIIIIII", 29, len(code), ARRAY, len(data), ARRAY + len(code), MEC_START, 0
     )
     # From version 509 on the MEC does not need PCIe atomics (Linux 6.12 kfd_device.c).
-    return firmware_file((2, 0), (11, 0), extension, code + data, len(code), VERSION + 0x200)
+    return firmware_file((2, 0), (11, 0), extension, code + data, len(code), VERSION + step)
 
 
 def _rlc(maker: Maker) -> bytes:

@@ -31,7 +31,8 @@ POSTED = 0x200  # ATOM_S7_ASIC_INIT_COMPLETE_MASK, in BIOS_SCRATCH_7
 _STEP = "ROM_INDEX_ADDRESS_AUTO_INCREASE"
 # Entry indices in atom_master_list_of_data_tables_v2_1.
 _DATA_TABLES = 35
-_BOARD_INFO, _FIRMWARE_INFO, _SMU_INFO, _GFX_INFO, _INDIRECT_IO, _VRAM_INFO = 2, 4, 8, 14, 23, 28
+_BOARD_INFO, _FIRMWARE_INFO, _SMU_INFO, _GFX_INFO, _INDIRECT_IO = 2, 4, 8, 14, 23
+_UMC_INFO, _VRAM_INFO = 24, 28
 
 
 def _table(major: int, minor: int, layout: str, *values: int) -> bytes:
@@ -84,6 +85,14 @@ def _vram_info(channels: int) -> bytes:
     return struct.pack("<H", len(whole)) + whole[2:]
 
 
+def _umc_info(channels: int) -> bytes:
+    """Build atom_umc_info_v4_0, in which drivers find the memory of GFX 12."""
+    return _table(
+        4, 0, "<20x4BI24x8x4B16x",
+        0, 0, _GDDR6, 0, 10_000, channels, 4, 0, 0,
+    )  # fmt: skip
+
+
 def build_vbios(chip: Board) -> bytes:
     """Build the image; its bytes sum to zero."""
     facts = chip.facts
@@ -116,7 +125,9 @@ def build_vbios(chip: Board) -> bytes:
         (_SMU_INFO, _smu_info()),
         (_GFX_INFO, _gfx_info(chip)),
         (_INDIRECT_IO, _table(1, 1, "<I", 0)),
-        (_VRAM_INFO, _vram_info(facts.board.channels)),
+        (_UMC_INFO, _umc_info(facts.board.channels))
+        if facts.versions["GC"] >= (12, 0, 0)
+        else (_VRAM_INFO, _vram_info(facts.board.channels)),
     ):
         place += place & 1
         offsets[number] = place

@@ -12,14 +12,17 @@ from ugpu.hcq.work.timeline import Timeline
 
 
 class Spot(Timeline):
-    """A counter in memory of the lease. The host does not access its value."""
+    """A counter in memory of the lease. Its value is for drivers whose queues wait on the host
+    (Adreno); they have only memory that the host can access."""
 
     def __init__(self, core: Core, memory: Buffer) -> None:
         self.core = core
         self.memory = memory
         self.address = int(memory.address)
         self.name = f"timeline at {self.address:#x}"
-        self.last = 0
+        self.last = self._seen = 0
+        if memory.access is not None:
+            self._view = memory.access
 
 
 class Lane(Transfer):

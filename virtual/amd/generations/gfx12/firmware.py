@@ -60,7 +60,8 @@ def _files(seed: int) -> tuple[tuple[str, str, bytes], ...]:
         ("smu_{}.bin", "MP1", smu(maker)),
         ("sdma_{}.bin", "SDMA0", _sdma(maker)),
         ("gc_{}_toc.bin", "GC", toc(maker)),
-        ("gc_{}_mec.bin", "GC", processor(maker, "RS64_MEC", 0x7100)),
+        # From version 2090 on it does not need PCIe atomics (kfd_device.c).
+        ("gc_{}_mec.bin", "GC", processor(maker, "RS64_MEC", 0x7100, 0xD00)),
         ("gc_{}_pfp.bin", "GC", processor(maker, "RS64_PFP", 0x3500)),
         ("gc_{}_me.bin", "GC", processor(maker, "RS64_ME", 0x2F00)),
         ("gc_{}_imu.bin", "GC", imu(maker)),

@@ -236,6 +236,13 @@ _COMMON = {
 }  # fmt: skip
 
 
+# Of gfx12. The first two subtract down to zero, or only if the result is not negative.
+_LATER = {
+    "sub_clamp_u32": "csub", "cond_sub_u32": "cond_sub", "pk_add_f16": "add_f16x2",
+    "pk_add_bf16": "add_bf16x2",
+}  # fmt: skip
+
+
 def _atomic_names() -> dict[str, tuple[int, str]]:
     """Return the memory atomics: suffix -> (bits, operation)."""
     found: dict[str, tuple[int, str]] = {}
@@ -247,7 +254,7 @@ def _atomic_names() -> dict[str, tuple[int, str]]:
     for name, operation in (
         ("csub_u32", "csub"), ("cmpswap_f32", "cas_f"), ("min_f32", "min_f"),
         ("max_f32", "max_f"), ("add_f32", "add_f32"), ("min_num_f32", "min_f"),
-        ("max_num_f32", "max_f"),
+        ("max_num_f32", "max_f"), *_LATER.items(),
     ):  # fmt: skip
         found[name] = (32, operation)
     return found
@@ -272,6 +279,10 @@ def _atomics() -> dict[str, Handler]:
             stem, letter = name.rsplit("_", 1)
             found[f"ds_{stem}_{letter}{bits}"] = handler
             found[f"ds_{stem}_rtn_{letter}{bits}"] = handler
+    for name, operation in _LATER.items():
+        handler = _local_atomic(32, operation)
+        stem, kind = name.rsplit("_", 1)
+        found[f"ds_{name}"] = found[f"ds_{stem}_rtn_{kind}"] = handler
     return found
 
 
