@@ -129,6 +129,12 @@ def _atan2(g: Values, y: Values, xs: Given, arg: Any) -> Results:
     return share * right, -share * up
 
 
+@rule("nextafter")
+def _nextafter(g: Values, y: Values, xs: Given, arg: Any) -> Results:
+    """A step of rounding beside the first; where both are equal, of neither."""
+    return xs[0]._compare("eq", xs[1]).where(0, g), None
+
+
 @rule("hypot")
 def _hypot(g: Values, y: Values, xs: Given, arg: Any) -> Results:
     return tuple(g * x / y for x in xs)

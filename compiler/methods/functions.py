@@ -187,10 +187,13 @@ class Functions(Elementwise):
         real = self._real()
         return self._rounded(real * ((real + 3)._clamped(0, 6, False) / 6))
 
-    def softplus(self, beta: float = 1.0) -> Self:
-        """Return log(1 + exp(x)), a smooth relu."""
+    def softplus(self, beta: float = 1.0, threshold: float | None = None) -> Self:
+        """Return log(1 + exp(beta x)) / beta, a smooth relu. threshold: x itself where beta x is
+        above it; None never, since the result is right to rounding everywhere."""
         real = self._real() * beta
-        return self._rounded((real.maximum(0) + (-real.abs()).exp().log1p()) / beta)
+        smooth = (real.maximum(0) + (-real.abs()).exp().log1p()) / beta
+        plain = smooth if threshold is None else (real > threshold).where(self._real(), smooth)
+        return self._rounded(plain)
 
     def logsigmoid(self) -> Self:
         """Return the logarithm of `sigmoid`, without overflow."""

@@ -10,7 +10,7 @@ from typing import Any
 from ugpu.compiler.methods.aliases import with_aliases
 from ugpu.hcq.errors import BadArgument
 
-JOINING = ("cat", "stack")  # of a sequence of tensors, along an axis
+JOINING = ("cat", "stack", "meshgrid")  # of a sequence of tensors
 
 
 class OfClass:

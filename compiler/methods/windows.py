@@ -13,7 +13,7 @@ from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import bool_, float32, int32, int64
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.convolution import Convolutions, Pair, biased, places_of
-from ugpu.compiler.methods.core import Scalar, broadcast
+from ugpu.compiler.methods.core import Scalar, broadcast, integer_of
 from ugpu.compiler.methods.shape.resampling import Resampling
 from ugpu.hcq.errors import BadArgument
 
@@ -180,13 +180,16 @@ class Windows(Convolutions, Resampling):
     def avg_pool2d(
         self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0,
         ceil_mode: bool = False, count_include_pad: bool = True,
+        divisor_override: int | None = None,
     ) -> Self:  # fmt: skip
         """Return the mean of each window. count_include_pad: include the zeros of the padding.
-        ceil_mode: a last window that begins inside counts."""
-        if not ceil_mode and count_include_pad and self.ndim == 4:
+        ceil_mode: a last window that begins inside counts. divisor_override: divide sums by it."""
+        if not ceil_mode and count_include_pad and self.ndim == 4 and divisor_override is None:
             return self._avg_pool2d(size, stride=stride, padding=padding)
-        return self._avg_pool("avg_pool2d", 2, size, stride=stride, padding=padding,
-                              ceil_mode=ceil_mode, count_include_pad=count_include_pad)  # fmt: skip
+        return self._avg_pool(
+            "avg_pool2d", 2, size, stride=stride, padding=padding, ceil_mode=ceil_mode,
+            count_include_pad=count_include_pad, divisor_override=divisor_override,
+        )  # fmt: skip
 
     def avg_pool3d(self, size: Sizes, **options: Any) -> Self:
         """Return the mean of each window; options as in `avg_pool2d`."""
@@ -238,13 +241,22 @@ class Windows(Convolutions, Resampling):
     def _avg_pool(
         self, name: str, axes: int, size: Sizes, *, stride: Sizes | None = None,
         padding: Sizes = 0, ceil_mode: bool = False, count_include_pad: bool = True,
+        divisor_override: int | None = None,
     ) -> Self:  # fmt: skip
         if self.ndim == axes + 1:
             return self.unsqueeze(0)._avg_pool(
                 name, axes, size, stride=stride, padding=padding, ceil_mode=ceil_mode,
-                count_include_pad=count_include_pad,
+                count_include_pad=count_include_pad, divisor_override=divisor_override,
             ).squeeze(0)  # fmt: skip
         sizes = numbers(name, size, axes, 1)
+        if divisor_override is not None:
+            if integer_of(name, "divisor_override", divisor_override) == 0:
+                raise BadArgument(f"{name}: divisor_override must not be 0")
+            around = [(n, n) for n in numbers(name, padding, axes, 0)]
+            step = sizes if stride is None else stride
+            windows = self.cast(float32)._over(name, sizes, step, around, 1, 0, ceil_mode)
+            total = windows.sum(tuple(range(axes + 2, windows.ndim)))
+            return (total / divisor_override).cast(dtypes.float_dtype(self.dtype))
         pairs = [(n, n) for n in numbers(name, padding, axes, 0)]
         step = sizes if stride is None else stride
         return self._means(name, sizes, step, pairs, 1, ceil_mode, count_include_pad)

@@ -14,7 +14,7 @@ import numpy as np
 from ugpu.compiler.dtype import float32
 from ugpu.compiler.gradients import pending
 from ugpu.compiler.gradients.reverse import tracking
-from ugpu.compiler.nn.parameter import Array, Parameter
+from ugpu.compiler.nn.parameter import Array, Parameter, replace
 from ugpu.compiler.optim.placement import by_device
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.sharding.sharded import Sharded
@@ -141,8 +141,20 @@ class Optimizer:
             for device in {id(each.device): each.device for each in changed}.values():
                 first, *others = [each for each in changed if each.device is device]
                 first.realize(*others, *pending.take(device))
+            if not self._split:
+                self._agree()
         if current_recording() is not None:
             self.zero_grad()
+
+    def _agree(self) -> None:
+        """Copy the parameters to replicas on devices of another kind, which round differently."""
+        for group in self.param_groups:
+            for each in group.replicas:
+                if group.array is None or each.array is None:
+                    continue
+                own, first = each.array.tensor, group.array.tensor
+                if own.device.target != first.device.target:
+                    replace(own, first.to(own.device))
 
     def _groups(self) -> list[Group]:
         """Return the groups, those on further devices included."""

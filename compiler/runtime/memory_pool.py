@@ -73,6 +73,7 @@ class MemoryPool:
             waiting = self._free.get(rounded)
             if waiting:
                 self.kept -= rounded
+                self.core.memory_use.add(rounded)
                 return Storage(self, waiting.pop(), size)
         try:
             buffer = self.core.alloc(rounded)
@@ -81,6 +82,8 @@ class MemoryPool:
             buffer = self.core.alloc(rounded)
         if self.poison is not None and self.core.capturing is None:
             buffer.fill(self.poison)
+        with self._lock:
+            self.core.memory_use.add(buffer.size)
         return Storage(self, buffer, size)
 
     def give_back(self, buffer: Buffer) -> None:
@@ -89,6 +92,7 @@ class MemoryPool:
         if self.core.closed:
             return
         with self._lock:
+            self.core.memory_use.add(-buffer.size)
             if self.poison is None and self.kept + buffer.size <= self.keep:
                 self.kept += buffer.size
                 self._free.setdefault(buffer.size, []).append(buffer)

@@ -30,7 +30,7 @@ def matmul(left: Sharded, right: Any) -> Any:
         sizes = one.sizes if one.axis == last else two.sizes
         one, two = one.split(last, sizes), two.split(second, sizes)
         return Sharded(each_device("matmul", one, [two], {}, len(one.parts)), None, True)
-    elif one.axis == last - 1:
+    if one.axis == last - 1:
         axis, two = rank - 2, two.replicated()
     elif one.axis is None and two.axis == two.ndim - 1:
         axis = rank - 1

@@ -123,8 +123,8 @@ class Sharded:
         wanted = list(sizes or collectives.sizes_of(self.shape[axis], len(self.parts)))
         if sum(wanted) != self.shape[axis]:
             raise BadArgument(
-                f"shapes do not match: expected {sum(wanted)} elements along axis {axis}, got shape "
-                f"{list(self.shape)}"
+                f"shapes do not match: expected {sum(wanted)} elements along axis {axis}, got "
+                f"shape {list(self.shape)}"
             )
         if self.axis == axis:
             if self.sizes == wanted:

@@ -30,7 +30,7 @@ from ugpu.hcq.errors import BadArgument, LinkError, UgpuError, UsageError
 from ugpu.hcq.state import trace
 from ugpu.hcq.state.checks import WORD, seconds, whole
 from ugpu.hcq.state.ladder import Level
-from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.state.memory import MemoryUse, Placement
 from ugpu.hcq.state.weak_registry import WeakRegistry
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.command import Command, check_open, uses
@@ -87,6 +87,7 @@ class Core(Closing):
         self.driver = driver
         self.last_failure: UgpuError | None = None
         self.resets = 0
+        self.memory_use = MemoryUse()
         self.launches = 0
         self.errors: dict[str, int] = {}
         self.observer: Observer | None = None

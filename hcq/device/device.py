@@ -112,6 +112,16 @@ class Device:
         OutOfMemory when the memory is exhausted."""
         return self._core.alloc(size, placement=placement)
 
+    def memory_peak(self, restart: bool = False) -> int:
+        """Return the most bytes that tensors on this device used at a time, since it was opened or
+        the last restart. Sizes are those of the pool, rounded up; memory that it keeps unused, and
+        buffers of `alloc`, do not count. restart: begin again with what is in use now."""
+        use = self._core.memory_use
+        peak = use.peak
+        if restart:
+            use.peak = use.bytes
+        return peak
+
     def load(self, image: bytes) -> Program:
         """Load a code object of this device's target; its kernels are accessible by name. Owned by
         the caller. BadCodeObject names the kind of an unsupported image and how to build one that

@@ -10,6 +10,19 @@ BusAddr = NewType("BusAddr", int)  # on the bus, before the IOMMU
 PhysAddr = NewType("PhysAddr", int)  # in the device's own memory (offset in VRAM)
 
 
+class MemoryUse:
+    """Bytes of a device's memory that tensors use, and the most that they used at a time. Counted
+    by their pool, under its lock."""
+
+    def __init__(self) -> None:
+        self.bytes = self.peak = 0
+
+    def add(self, size: int) -> None:
+        """Count memory that is taken, or, negative, given back."""
+        self.bytes += size
+        self.peak = max(self.peak, self.bytes)
+
+
 class Placement(enum.Enum):
     """Where a buffer lives."""
 

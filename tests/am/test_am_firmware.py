@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ugpu.am import chips
 from ugpu.am.chip.remedies import PACKAGE
 from ugpu.am.chips.navi31.facts import FACTS as NAVI31
 from ugpu.am.units.psp.images import FirmwareSet, load_firmware, parse_image
@@ -175,12 +176,11 @@ def test_noise_is_refused(name: str, data: bytes) -> None:
 SYSTEM = Path("/lib/firmware")
 
 
-def _installed() -> bool:
-    return any((SYSTEM / "amdgpu").glob("psp_13_0_0_sos.bin*"))
-
-
-@pytest.mark.skipif(not _installed(), reason="the real images are not installed")
-def test_real_images() -> None:
-    found = load_firmware(FirmwareSource(PACKAGE, None, (SYSTEM,)), NAVI31)
+@pytest.mark.parametrize("name", chips.names())
+def test_real_images(name: str) -> None:
+    facts = chips.facts_of(name)
+    if not any((SYSTEM / "amdgpu").glob(f"{facts.firmware_files[0]}*")):
+        pytest.skip("the real images are not installed")
+    found = load_firmware(FirmwareSource(PACKAGE, None, (SYSTEM,)), facts)
     assert found.starts["mec"]
     assert len(found.boot) >= 5

@@ -11,6 +11,7 @@ from tests.support.am_navi31 import build_chip, opened
 from tests.support.am_streams import Streams
 from tests.support.kernels import contract_object
 from tests.support.workloads import Places, lines_of
+from ugpu.am.chips import facts_of
 from ugpu.am.device.device import AmDevice
 
 
@@ -25,8 +26,9 @@ def name_queues(device: AmDevice, places: Places) -> None:
 
 
 @pytest.mark.golden
-def test_streams_of_workloads(golden: Golden) -> None:
-    chip: Any = build_chip()
+@pytest.mark.parametrize("name", ["navi31", "navi48"])
+def test_streams_of_workloads(golden: Golden, name: str) -> None:
+    chip: Any = build_chip(facts=facts_of(name))
     try:
         with opened(chip) as device, device.load(contract_object(device.target)) as program:
             places = Places()
@@ -37,4 +39,4 @@ def test_streams_of_workloads(golden: Golden) -> None:
         assert chip.violations == []
     finally:
         chip.close()
-    golden.check("streams/navi31.txt", "\n".join(lines))
+    golden.check(f"streams/{name}.txt", "\n".join(lines))

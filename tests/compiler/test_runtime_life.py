@@ -29,3 +29,18 @@ def test_a_closed_device_keeps_no_runtime(tmp_path: Path) -> None:
     del device, runtime
     gc.collect()
     assert [each() for each in kept] == [None] * 4
+
+
+def test_the_peak_of_memory_is_that_of_living_tensors() -> None:
+    with hcq.open("cpu") as device:
+        assert device.memory_peak() == 0
+        x = Tensor.zeros(1 << 18, device=device).contiguous().realize()  # 1 MiB
+        before = device.memory_peak(restart=True)
+        assert 1 << 20 <= before < 5 << 18
+        for _ in range(3):  # the pool's memory is used again
+            (x + 1).realize()
+        assert 2 << 20 <= device.memory_peak() < 5 << 19
+        del x
+        gc.collect()
+        assert device.memory_peak(restart=True) >= 2 << 20
+        assert device.memory_peak() < 1 << 20

@@ -70,9 +70,9 @@ def test_training_gives_the_losses_of_one_device(devices: list[Device]) -> None:
     state = alone.state_dict()
     for name, value in network.state_dict().items():
         np.testing.assert_allclose(value.numpy(), state[name].numpy(), rtol=2e-3, atol=2e-4)
-        whole: Any = value
-        parts = [each.numpy() for each in whole.parts]
-        assert all((each == parts[0]).all() for each in parts), name  # the same bits
+    for parameter in network.parameters():
+        first_part, *others = [each.numpy() for each in parts_of(parameter)]
+        assert all((each == first_part).all() for each in others)  # the same bits
 
 
 def test_gradients_of_integers_are_exact(devices: list[Device]) -> None:

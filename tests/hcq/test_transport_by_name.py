@@ -97,6 +97,17 @@ def test_an_nvidia_card_is_handed_on_and_given_back(machine: VfioMachine, tmp_pa
         assert machine.driver(card) == "nouveau" and machine.open_files == {}
 
 
+def test_an_nvidia_card_through_sysfs(machine: VfioMachine, tmp_path: Path) -> None:
+    card = "0000:05:00.0"
+    machine.add(card, ids=(0x10DE, 0x2684), group=None,
+                bars={0: 16 << 20, 1: 256 << 20, 3: 32 << 20})  # fmt: skip
+    with pytest.raises(NotSupported, match="does not place memory"):
+        registry.open(f"pci:{card}", via="sysfs", leave="warm", firmware=tmp_path)
+    with pytest.raises(FirmwareNotFound):
+        registry.open(f"pci:{card}", via="sysfs", firmware=tmp_path)
+    assert machine.open_files == {}
+
+
 def test_auto_takes_only_what_is_ready(machine: VfioMachine) -> None:
     with registry.open("auto") as device:
         assert device.name == "cpu"

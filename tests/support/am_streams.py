@@ -58,6 +58,7 @@ SDMA: dict[tuple[int, int], tuple[str, tuple[Word, ...]]] = {
     (13, 2): ("TIMESTAMP_GET_GLOBAL", ("lo:ADDRESS",)),
 }  # fmt: skip
 FILL, DMA_DATA, FROM_DATA = (11, 0), 0x50, 2
+CPV = 1 << 19  # of COPY_LINEAR: SDMA 7.0 sets it, and has an eighth word (sdma_v7_0.c)
 
 
 def _sh_registers() -> dict[int, tuple[str, Register]]:
@@ -108,6 +109,8 @@ class Decoder:
                 yield "NOP"
                 continue
             name, layout = SDMA[head & 0xFF, head >> 8 & 0xFF]
+            if name == "COPY_LINEAR" and head & CPV:
+                layout = (*layout, "COMPRESSION")
             size = sum(2 if isinstance(w, str) and w[:3] in ("lo:", "v64") else 1 for w in layout)
             body = words[at + 1 : at + 1 + size]
             at += 1 + size

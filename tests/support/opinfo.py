@@ -32,8 +32,8 @@ NAMES = {
     "nn.functional.embedding": None, "allclose": None, "nn.functional.unfold": "im2col",
     "nn.functional.fold": None, "fold": None,
 }  # fmt: skip
-RANDOM = ("dropout", "rand", "normal", "uniform", "randn", "randint", "bernoulli")
-CREATION = ("arange", "eye", "full", "ones", "zeros", "full_like", "zeros_like", "ones_like")
+RANDOM = ("dropout", "rand", "normal", "uniform", "randn", "randint", "bernoulli", "multinomial")
+CREATION = ("arange", "linspace", "logspace", "eye", "full", "ones", "zeros", "full_like", "zeros_like", "ones_like")
 
 
 def method_of(name: str) -> str | None:

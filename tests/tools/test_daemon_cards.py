@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import resource
@@ -11,8 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.am_faulty import faulty_object
 from tests.support.daemon import Running, scaled, settings_text
@@ -20,6 +24,9 @@ from tests.support.kernels import contract_object
 from tests.support.waiting import LIMIT_S, until
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, DeviceLost, OutOfMemory, PageFault, UgpuError
+from ugpu.hcq.remote.channel import Channel
+from ugpu.hcq.remote.session import Session
+from ugpu.hcq.remote.wire import Limits, Message, WireError
 from ugpu.hcq.state.memory import Placement
 from ugpu.tools.base.events import LEASE_FAULT, event_of
 from ugpu.tools.service.daemon.cards import process
@@ -37,6 +44,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     made = Running(parse(settings_text(tmp_path_factory.mktemp("c"), [NAME], MORE, count=2)))
     yield made
     made.close()
+
+
+def packed(value: object) -> bytes:
+    content: bytes = msgpack.packb(value, default=str)
+    return content
 
 
 def card(running: Running, lease: Any) -> DistantOwned:
@@ -87,14 +99,14 @@ def test_the_end_of_an_idle_process_and_of_shared_leases(running: Running) -> No
         running.lease(NAME + "#1", shared=True, memory="64M", wait_s=LIMIT_S) for _ in range(2)
     ]
     assert all(map(scaled, shares))
-    os.kill(owned.pid, signal.SIGKILL)
+    os.kill(pid := owned.pid, signal.SIGKILL)
     for gpu in shares:
         with pytest.raises(DeviceLost, match="SIGKILL"):
             scaled(gpu)
         gpu.close()
-    until(lambda: ready(running), "the card is recovered")
+    until(lambda: owned.is_open and owned.pid != pid and ready(running), "another process")
     os.kill(pid := owned.pid, signal.SIGKILL)
-    until(lambda: owned.is_open and owned.pid != pid, "another process")
+    until(lambda: owned.is_open and owned.pid != pid and ready(running), "another process")
     with running.lease(NAME + "#1", wait_s=LIMIT_S) as gpu:
         assert scaled(gpu)
     history = running.daemon.history.records()[owned.name]
@@ -126,10 +138,19 @@ def test_a_process_without_memory_is_ended(running: Running) -> None:
         _, least = resource.prlimit(pid, resource.RLIMIT_DATA)
         assert used < least < used + gpu.grant.memory + (9 << 30)
         resource.prlimit(pid, resource.RLIMIT_DATA, (used, used))
+        owned = card(running, gpu)
         with pytest.raises((OutOfMemory, DeviceLost), match="no memory left"):
             gpu.alloc(64 << 20, placement=Placement.HOST)
-    with running.lease(wait_s=LIMIT_S) as again:
-        assert scaled(again)
+        with contextlib.suppress(OutOfMemory, DeviceLost):
+            for _ in range(64):
+                scaled(gpu)
+
+    def works() -> bool:
+        with contextlib.suppress(UgpuError), running.lease(owned.name) as again:
+            return scaled(again) and owned.pid != pid
+        return False
+
+    until(works, "a process with memory")
 
 
 def test_requests_of_ugpud_between_those_of_the_lease(running: Running) -> None:
@@ -201,3 +222,55 @@ def test_a_fault_in_the_process_is_an_event_of_ugpud(
 def test_what_is_no_record_is_logged_as_such(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
     relog("card", sent)
     assert "sent no record" in caplog.text
+
+
+def test_ugpud_tells_when_it_stops(tmp_path: Path) -> None:
+    running = Running(parse(settings_text(tmp_path, [NAME], MORE)))
+    try:
+        gpu = running.lease(wait_s=LIMIT_S)
+        assert scaled(gpu)
+        pid = card(running, gpu).pid
+    finally:
+        running.close()
+    with pytest.raises(DeviceLost, match="ugpud stops"):
+        scaled(gpu)
+    gpu.close()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+@given(
+    st.binary(max_size=64)
+    | st.lists(st.integers(0, 1 << 60) | st.binary() | st.booleans()).map(packed)
+)
+def test_a_state_that_is_none_is_refused(state: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, contextlib.suppress(WireError):
+        Session(Channel(ours, Limits())).unpack(state)
+        raise AssertionError(f"{state!r} is no state")
+
+
+def test_a_session_goes_on_in_another_process() -> None:
+    """Numbers, kept frames and half a message go along."""
+    ours, theirs = socket.socketpair()
+    peer, first = Session(Channel(theirs, Limits())), Session(Channel(ours, Limits()))
+    peer.keeps = first.keeps = True
+    first.send(Message("reached", [0, 1, 0]))
+    peer.send(Message("free", [7]))
+    late = Message("write", [4096], 0, bytes(5000))
+    peer.send(late)
+    received = first.receive()
+    assert received is not None and received.arguments == [7]
+    second = Session(Channel(socket.socket(fileno=os.dup(ours.fileno())), Limits()))
+    second.unpack(first.pack(received))
+    for expected in (received, late):
+        again = second.receive()
+        assert again is not None and (again.operation, bytes(again.data)) == (
+            expected.operation,
+            bytes(expected.data),
+        )
+    assert second.received == 2
+    second.send(Message("reached", [0, 2, 0]))
+    values = [message.arguments[1] for message in (peer.receive(), peer.receive()) if message]
+    assert values == [1, 2] and peer.received == 2
+    for session in (peer, first, second):
+        session.channel.release()

@@ -66,14 +66,15 @@ class Numbers(Groups):
 
     def nextafter(self, other: Any) -> Self:
         """Return the next number of the type towards `other`."""
-        one, two = (each.detach() for each in self._pair("nextafter", other))
+        one, two = self._pair("nextafter", other)
         bits = one.bitcast("int32" if one.dtype.bits == 32 else "int16")
         outwards = one._compare("lt", two)._compare("eq", one._compare("lt", 0, swap=True))
         moved = outwards.where(bits + 1, bits - 1).bitcast(one.dtype)
         smallest = (bits * 0 + 1).bitcast(one.dtype)
         moved = one._compare("eq", 0).where(smallest.copysign(two), moved)
         result = one._compare("eq", two).where(two, moved)
-        return (one.isnan() | two.isnan()).where(math.nan, result)
+        result = (one.isnan() | two.isnan()).where(math.nan, result)
+        return result._ruled("nextafter", [one, two])
 
     def frac(self) -> Self:
         """Return the part behind the point, with the sign of self."""

@@ -132,9 +132,9 @@ class Products(Groups):
             raise BadArgument(f"trace: expected a matrix, got shape {self._shown}")
         return self.diagonal().sum()
 
-    def cdist(self, other: Any, p: float = 2.0) -> Self:
+    def cdist(self, other: Any, p: float = 2.0, compute_mode: str | None = None) -> Self:
         """Return the distances between the rows of two tensors [..., rows, columns]: the p-norm of
-        their difference."""
+        their difference. compute_mode: has no effect: differences are always computed."""
         right = self._tensor("cdist", other)
         if self.ndim < 2 or right.ndim < 2 or self.shape[-1] != right.shape[-1]:
             raise BadArgument(

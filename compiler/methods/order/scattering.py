@@ -84,9 +84,13 @@ class Scattering(Operations):
         limits = np.iinfo(self.dtype.name)
         return int(limits.min if mode == "max" else limits.max)
 
-    def index_add(self, axis: int, index: TensorCore, source: TensorCore) -> Self:
-        """Return a copy with source[i] added at index[i] along an axis; the index has one axis."""
-        return self._along("index_add", axis, index, source, "add")
+    def index_add(
+        self, axis: int, index: TensorCore, source: TensorCore, *, alpha: Scalar = 1
+    ) -> Self:
+        """Return a copy with alpha * source[i] added at index[i] along an axis; the index has one
+        axis."""
+        scaled = source if alpha == 1 else self._tensor("index_add", source) * alpha
+        return self._along("index_add", axis, index, scaled, "add")
 
     def index_copy(self, axis: int, index: TensorCore, source: TensorCore) -> Self:
         """Return a copy with source[i] at index[i] along an axis; the index has one axis."""
@@ -131,8 +135,14 @@ class Scattering(Operations):
         return self._written(operation, place, node, values, mode)
 
     def _along(self, operation: str, axis: int, index: TensorCore, source: Any, mode: str) -> Self:
-        place = self._axis(operation, axis)
         lifted, given = self._lift(operation, index), self._lift(operation, source)
+        if not self.ndim:  # counts as having one axis, as in PyTorch
+            self._axes(operation, axis)
+            if isinstance(given, TensorCore):
+                given = self._new(given.node).reshape((given.numel(),))
+            line = self._tensor(operation, index).reshape((self._tensor(operation, index).numel(),))
+            return self.reshape(1)._along(operation, 0, line, given, mode).reshape(())
+        place = self._axis(operation, axis)
         if not isinstance(lifted, TensorCore) or not lifted.dtype.is_integer or lifted.ndim != 1:
             raise BadArgument(f"{operation}: the index must be a tensor of integers with one axis")
         count = lifted.shape[0]

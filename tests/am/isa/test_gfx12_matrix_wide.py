@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.am.isa.test_gfx12_matrix import EIGHTS, bit, drawn, kernel, machine, same, shown
+from tests.am.isa.test_gfx12_matrix import EIGHTS, bit, drawn, element, kernel, machine, same, shown
 from tests.am.isa.test_wave64 import WAVE64
 from tests.support.gfx_corpus import compile_ir
 from tests.support.gfx_run import Machine
@@ -145,3 +145,22 @@ def test_sparse_products(machine: Machine, case: tuple[Any, ...]) -> None:
         packed(codes, a.bits, 4, narrow), packed(b.codes[y], b.bits, 8, wide), sums(c), index,
     )  # fmt: skip
     same(out, sums(dense @ b.values[y].astype(number).T + c))
+
+
+@pytest.mark.parametrize(("left", "right"), EIGHTS)
+def test_four_products_are_added(machine: Machine, left: str, right: str) -> None:
+    """V_DOT4 of bytes; in a wave of 64 lanes, as all of this file."""
+    a, b = element(left), element(right)
+    rng = np.random.default_rng(7)
+    x, y = (rng.integers(len(e.codes), size=(64, 4)) for e in (a, b))
+    c = rng.integers(-100, 100, 64).astype(np.float32)
+    name = f"dot4.f32.{left}.{right}"
+    ir = kernel(name, ["i32", "i32", "float"], "float", False)
+    compiled = compile_ir(ir.replace('"32,32"', '"64,64"'), WAVE64, "gfx1201")
+    assert shown(name) in [line.text.split()[0] for line in compiled.listing]
+    given = [np.ascontiguousarray(e.codes[k]).view(np.uint32) for e, k in ((a, x), (b, y))]
+    arrays = [np.zeros(64, np.float32), *(words.ravel() for words in given), c]
+    outcome, views = machine.run(compiled.image, arrays, (1, 1, 1), 64)
+    assert outcome.ending is Ending.DONE, outcome
+    wanted = c.astype(np.float64) + (a.values[x].astype(np.float64) * b.values[y]).sum(1)
+    np.testing.assert_allclose(views[0], wanted, rtol=1e-6, atol=1e-4)

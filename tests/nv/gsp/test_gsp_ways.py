@@ -49,7 +49,9 @@ def test_a_card_behind_vfio_user_works_and_is_handed_back(chip: str, tmp_path: P
         assert card.violations == []
 
 
-@pytest.mark.parametrize("chip", ["ad102", "tu102", "gh100"])
+@pytest.mark.parametrize(
+    "chip", ["ad102", *(pytest.param(chip, marks=pytest.mark.slow) for chip in ("tu102", "gh100"))]
+)
 def test_a_recorded_card_boots_and_works_again_without_it(chip: str, tmp_path: Path) -> None:
     path = tmp_path / "boot.txt"
     with hcq.open(f"virtual:{chip}+gsp", memory=1 << 30, record=path) as device:

@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ugpu.hcq.errors import BadArgument, DeviceHang, UgpuError
+from ugpu.hcq.errors import BadArgument, HostError, UgpuError
 from ugpu.hcq.remote import failures
 from ugpu.hcq.remote.channel import Channel, Disconnected
 from ugpu.hcq.remote.request import Grant
@@ -110,6 +110,11 @@ def serve(door: socket.socket, facts: dict[str, Any]) -> None:
     Host(Owned(settings, facts["card"]), door, facts["messages"]).run()
 
 
+def state_bytes(message: int) -> int:
+    """Return the most bytes of a session's state (hcq.remote.session). message: of one message."""
+    return 4 * message + (64 << 20)  # kept frames, unread bytes; see KEPT in clients.client
+
+
 class DoorLog(logging.Handler):
     """Sends records to ugpud, without waiting: those that find no room are counted. After an error
     of a part that had no memory left, the process ends: the part does not work any more."""
@@ -180,7 +185,7 @@ class Host:
                 break
             word, connection = json.loads(text), socket.socket(fileno=descriptors[0])
             if word[0] == "client":
-                self._leases[word[1]].receive_client(connection)
+                self._leases[word[1]].receive_client(connection)  # ugpud ends none that has one
                 continue
             channel = Channel(connection, Limits())
             run: Callable[[], None] = partial(self._control, channel)
@@ -308,8 +313,7 @@ class _Lease:
             return
         assert isinstance(service, Service)
         self._service = service
-        # ugpud has checked the client's message; the state of its session has several.
-        channel.limits = Limits(META, 1 << 40)
+        channel.limits = Limits(META, state_bytes(most))
         self._answers.reply(message.call, service.timelines())
         while (message := self._next(ORDERS)).operation != "bye":
             if message.operation == "yours":
@@ -389,7 +393,7 @@ class _Lease:
         if not self._idle.wait(drain_s):
             self.interrupt()
         if not self._idle.wait(REQUEST_S):
-            raise DeviceHang("a request of a lease that is over does not end", limit_s=REQUEST_S)
+            raise HostError("a request of a lease that is over does not end", limit_s=REQUEST_S)
         channel = self._ours.channel
         channel.close()
         try:

@@ -14,13 +14,13 @@ import contextlib
 import logging
 import threading
 
-from ugpu.hcq.errors import DeviceLost, UgpuError
+from ugpu.hcq.errors import DeviceLost, HostError, UgpuError
 from ugpu.hcq.remote import failures
 from ugpu.hcq.remote.channel import Channel, Disconnected
 from ugpu.hcq.remote.replies import checked, number, text
 from ugpu.hcq.remote.wire import EVENTS, Limits, Message, WireError, check
 from ugpu.hcq.state import threads
-from ugpu.tools.service.daemon.cards.host import REQUEST_S
+from ugpu.tools.service.daemon.cards.host import REQUEST_S, state_bytes
 from ugpu.tools.service.daemon.cards.process import CALL_S, CardProcess
 from ugpu.tools.service.daemon.clients.service import Answers, Terms
 
@@ -45,7 +45,9 @@ class Relay:
         self._back = threading.Event()
         self._idle = threading.Event()  # the client's thread is not in `take`
         self._idle.set()
-        self._channel = Channel(process.connect(["lease", self.number]), Limits(data=1 << 40))
+        self._channel = Channel(
+            process.connect(["lease", self.number]), Limits(data=state_bytes(terms.message))
+        )
         try:
             self._timelines = self._set_up(terms)
             name = f"{terms.holder} relay"
@@ -85,13 +87,12 @@ class Relay:
         passed = Message(message.operation, message.arguments, message.call, message.data)
         self._idle.clear()
         try:
-            if self._direct:
-                self._pass_socket()
+            away = self._direct and self._pass_socket()
             try:
                 self._channel.send(passed, CALL_S)
             except Disconnected:
                 self._lose()
-            if self._direct:
+            if away:
                 self._back.wait()
         finally:
             self._idle.set()
@@ -106,16 +107,16 @@ class Relay:
                 raise Disconnected(str(reason))
             raise reason
 
-    def _pass_socket(self) -> None:
-        """Disconnected if the client is gone."""
+    def _pass_socket(self) -> bool:
+        """Return whether it is passed. Disconnected if the client is gone."""
         session = self._answers.session
         while True:
             session.flush()
             with self._answers.lock:
                 if session.push():
                     continue
-                if self._lost:
-                    return
+                if self._lost or self._answers.stays:
+                    return False
                 self._back.clear()
                 self._answers.away = True
                 try:
@@ -123,7 +124,7 @@ class Relay:
                     self._channel.send(Message("yours", [], data=session.pack()), CALL_S)
                 except Disconnected:
                     self._lose_socket()
-                return
+                return True
 
     def _recall(self) -> None:
         with contextlib.suppress(Disconnected):
@@ -144,6 +145,9 @@ class Relay:
             if not self.process.lives:
                 return ""
             return text(self.process.call("end", self.number, drain_s))
+        except HostError as error:
+            self.process.kill(str(error))
+            return ""
         finally:
             self._channel.close()
             self._thread.join()

@@ -311,6 +311,7 @@ class Client:
             self.channel.close()
 
     def _part(self) -> None:
+        self.answers.stay()
         away = self.answers.away
         answered = self._handling.acquire(timeout=BACK_S if away else ANSWER_S)
         try:

@@ -64,13 +64,14 @@ class Answers:
         away: whether another process has the socket (tools.service.daemon.cards.relay). What is
             posted meanwhile waits in the session.
         recall: asks for the socket, without waiting.
+        stays: whether the socket must not go away again; see `stay`.
     """
 
     def __init__(self, session: Session, outbox: Outbox) -> None:
         self.session = session
         self.outbox = outbox
         self.lock = threading.Lock()
-        self.away = False
+        self.away = self.stays = False
         self.recall: Callable[[], None] = lambda: None
 
     def reply(self, call: int, result: object) -> None:
@@ -85,6 +86,13 @@ class Answers:
                 self.recall()
             else:
                 self.outbox.post(self.session, message)
+
+    def stay(self) -> None:
+        """Have the socket here from now on, soon: the connection is about to end."""
+        with self.lock:
+            self.stays = True
+            if self.away:
+                self.recall()
 
     def notify(self, operation: str, *arguments: object) -> None:
         """Send an event without waiting."""

@@ -388,8 +388,29 @@ def _packed_bytes(kind: str) -> Handler:
     return emit
 
 
+def _dot(left: str, right: str) -> Handler:
+    """Add the products of four pairs of bytes to f32, one after another; products are exact."""
+
+    def emit(e: Registers, i: Instruction) -> None:
+        a, b = (e.source(operand) for operand in i.srcs[:2])
+        total = e.source(i.srcs[2], "float")
+        if i.neg_hi[2]:
+            total = e.intrinsic("fabs", "float", total)
+        if i.neg_lo[2]:
+            total = e.unary("fneg", "float", total)
+        for number in range(4):
+            x = _from_eight_bits(e, left, _byte_of(e, a, number))
+            y = _from_eight_bits(e, right, _byte_of(e, b, number))
+            total = e.binary("fadd", "float", total, e.binary("fmul", "float", x, y))
+        e.set_result(i, "float", total)
+
+    return emit
+
+
 def _eight_bit_conversions() -> dict[str, Handler]:
-    found: dict[str, Handler] = {}
+    found: dict[str, Handler] = {
+        f"v_dot4_f32_{a}_{b}": _dot(a, b) for a in ("fp8", "bf8") for b in ("fp8", "bf8")
+    }
     for kind in ("fp8", "bf8"):
         found[f"v_cvt_f32_{kind}"] = _widened_byte(kind)
         found[f"v_cvt_pk_f32_{kind}"] = _widened_bytes(kind)
