@@ -42,6 +42,7 @@ from pathlib import Path
 
 from ugpu.hcq.errors import BadArgument
 
+_PASSED_ON = ("UGPU_", "XDG_", "HOME", "TMPDIR")
 LOG_LEVELS = ("error", "warning", "info", "debug", "trace")
 
 
@@ -245,3 +246,14 @@ def setting(name: str, value: str) -> Iterator[None]:
         else:
             os.environ[name] = before
         config.cache_clear()
+
+
+def passed_on() -> dict[str, str]:
+    """Return the variables for a child process that was started before they changed."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+
+
+def take_over(variables: Mapping[str, str]) -> None:
+    """Use another process's variables (`passed_on`). In a process that has no settings yet."""
+    os.environ.update(variables)
+    config.cache_clear()
