@@ -6,7 +6,10 @@ from __future__ import annotations
 import io
 import logging
 import os
+import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -18,7 +21,7 @@ from ugpu import hcq
 from ugpu.compiler import Tensor, jit
 from ugpu.compiler.codegen.process import behind as queue
 from ugpu.compiler.codegen.process.behind import Behind, Order, behind
-from ugpu.compiler.codegen.process.children import Child, Compiled
+from ugpu.compiler.codegen.process.children import LIMIT_S, Child, Compiled
 from ugpu.compiler.runtime.kernels.progress import CLEAR, Progress
 from ugpu.compiler.runtime.runtime import kernel_log, use_cache
 from ugpu.hcq.cpu.program import CpuProgram
@@ -27,6 +30,7 @@ from ugpu.hcq.errors import BadCodeObject, Closed, CompileError, UgpuError
 from ugpu.hcq.state.config import setting
 
 SIDE = 48
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -234,3 +238,36 @@ def test_long_compilation_shows_a_line_on_a_terminal_only(stream: io.StringIO) -
         assert "1 of 3" in shown and shown.endswith(CLEAR)
     else:
         assert not shown
+
+
+def test_the_end_of_a_program_awaits_no_second_version(tmp_path: Path) -> None:
+    """Its children end with it, and what they have not compiled is begun again."""
+    code = (
+        "import numpy as np\n"
+        "from ugpu.compiler import Tensor\n"
+        "from ugpu.compiler.codegen.process.behind import Order, behind\n"
+        "x = Tensor(np.ones((40, 40), np.float32))\n"
+        "(x @ x).numpy()\n"
+        "endless = 'define void @f(ptr %p) {\\n' + '  store volatile i8 1, ptr %p\\n' * 400000\n"
+        "order = Order(endless + '  ret void\\n}\\n', x.device.target, print)\n"
+        "for _ in range(9):\n"
+        "    behind().submit(order)\n"
+        "while not (process := behind()._threads[0][0].worker.process):\n"
+        "    pass\n"
+        "print(process.pid)\n"
+    )
+    with setting("UGPU_TIERS", "1"), setting("UGPU_CACHE", str(tmp_path)):
+        said = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
+    pid = int(said.split()[-1])
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_process_that_nobody_awaits_is_ended_by_the_system() -> None:
+    child = Child()
+    with hcq.open("cpu") as device:
+        child.compile("define void @f() {\n  ret void\n}\n", device.target)
+    assert child.worker.process is not None
+    soft, _ = resource.prlimit(child.worker.process.pid, resource.RLIMIT_CPU)
+    child.close()
+    assert 0 < soft <= 3 * LIMIT_S
