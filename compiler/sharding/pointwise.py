@@ -7,6 +7,7 @@ from typing import Any
 
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import float32
+from ugpu.compiler.expression.elementary import is_narrow
 from ugpu.compiler.methods.aliases import NAMES
 from ugpu.compiler.methods.core import broadcast_shape
 from ugpu.compiler.sharding import collectives
@@ -28,7 +29,9 @@ COMBINED = {"max": "max", "min": "min", "prod": "prod", "any": "max", "all": "mi
 
 def elementwise(name: str, x: Sharded, *args: Any, **options: Any) -> Any:
     """Operands are split like the first that is; a replicated one is cut, without a copy."""
-    scaled = all(isinstance(each, int | float) or _constant(x, each) for each in args)
+    scaled = len(args) < 2 and all(
+        isinstance(each, int | float) or _constant(x, each) for each in args
+    )
     if x.partial and name in LINEAR and not options and x.dtype.is_float and scaled:
         return Sharded(each_device(name, x, args, {}, len(x.parts)), None, True)
     x = x.reduced()
@@ -102,6 +105,8 @@ def reduction(name: str, x: Sharded, *args: Any, **options: Any) -> Any:
     if x.axis is None or x.axis not in _axes(name, x, args, options) or options.get("indices"):
         return along_axes(name, x, *args, **options)
     if name == "sum":
+        if is_narrow(x.dtype) and not options.get("dtype"):  # rounded once
+            return x.cast(float32).sum(*args, **options).cast(x.dtype)
         return Sharded(each_device(name, x, args, options, len(x.parts)), None, True)
     if x.requires_grad or 0 in x.sizes:  # equal elements share a gradient, on whatever device
         return gathered(name, x, *args, **options)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ugpu.compiler import dtype as dtypes
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.expression.elementary import is_narrow
 from ugpu.compiler.methods.losses import IGNORED
 from ugpu.compiler.sharding.placing import (
     aligned,
@@ -21,13 +24,16 @@ def matmul(left: Sharded, right: Any) -> Any:
     sums. The left operand's split decides."""
     one, two = left.reduced(), operand("matmul", left, right)
     plain = isinstance(two, Sharded) and min(one.ndim, two.ndim) >= 2
-    if not plain or one.shape[-1] != two.shape[-2]:  # of which Tensor.matmul says what is wrong
+    if not plain or one.shape[-1] != two.shape[-2]:  # Tensor.matmul reports the error
         return gathered("matmul", one, two)
     rank = max(one.ndim, two.ndim)
     last, second = one.ndim - 1, two.ndim - 2
     axis: int | None = None
     if one.axis == last or (one.axis is None and two.axis == second):
         sizes = one.sizes if one.axis == last else two.sizes
+        kind = dtypes.promote(one.dtype, two.dtype)
+        if is_narrow(kind):  # rounded once
+            return matmul(one.cast(float32), two.cast(float32)).cast(kind)
         one, two = one.split(last, sizes), two.split(second, sizes)
         return Sharded(each_device("matmul", one, [two], {}, len(one.parts)), None, True)
     if one.axis == last - 1:

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 from ugpu import hcq
+from ugpu.compiler.front.jit import jit
 from ugpu.compiler.sharding import collectives
 from ugpu.compiler.sharding.methods import create
 from ugpu.compiler.sharding.sharded import Sharded
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.device.device import Device
-from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.errors import BadArgument, NotSupported
 
 Program = Callable[..., Any]
 X = np.random.default_rng(1).integers(-8, 9, (7, 6, 4)).astype(np.float32)
@@ -162,6 +163,13 @@ def test_made_values_are_those_of_one_device(devices: list[Device], name: str) -
     assert (dropped == alone.cast("float32").dropout(0.5, training=True).numpy()).all()
 
 
+def test_16_bit_sums_are_rounded_once(devices: list[Device]) -> None:
+    x = Tensor(np.full((300, 2), 0.1, np.float16), device=devices[0])
+    sharded = x.shard(devices, 0)
+    assert (sharded.sum(0).numpy() == x.sum(0).numpy()).all()
+    assert ((sharded.T @ sharded).numpy() == (x.T @ x).numpy()).all()
+
+
 def test_rows_of_a_table(devices: list[Device]) -> None:
     index = np.array([[3, 1], [0, 3], [2, 2]])
     places = Tensor(index, device=devices[0])
@@ -248,6 +256,8 @@ def test_what_does_not_fit_is_refused(four: list[Device]) -> None:
         rows.shard(axis=1) @ Tensor(W[:3].copy(), device=four[0]).shard(four[:2])
     with pytest.raises(BadArgument, match="one element"):
         (rows.requires_grad_() * 2).backward()
+    with pytest.raises(NotSupported, match="belongs to one device"):
+        jit(lambda x: x * 2)(rows.detach())
     with pytest.raises(AttributeError, match="parts"):
         _ = rows.node
     assert isinstance(rows, Sharded)
