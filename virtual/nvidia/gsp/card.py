@@ -71,8 +71,8 @@ class Card:
         self.burnt = chosen.fuse if self.boot.fused else 0  # fuse version of every program
         self.shown_memory = self.gpu.memory.size  # as its register shows it
         self.rom = vbios(facts.pci_device, self.boot.descriptor).ljust(_ROM_SIZE, b"\xff")
-        # Turing's register of the flush page has 40 bits.
-        first = 1 << 36 if self.boot.pio else 1 << 40
+        # Above the BARs; Turing's register of the flush page has 40 bits.
+        first = 1 << 38 if self.boot.pio else 1 << 40
         self.bus = BusMemory(
             chosen.seed, self._may_access, self.violation, self._revoked, first=first
         )
