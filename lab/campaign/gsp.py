@@ -58,7 +58,7 @@ class GspStand(NvStand):
         self._opened = True
         self.device.limit_s = LONG_S
 
-    def _state(self) -> dict[str, object]:
+    def _state(self) -> dict[str, int]:
         """What a closed device leaves as it was."""
         card = self.card
         wpr2 = card.wpr.up and not card.keeps_wpr2

@@ -64,7 +64,7 @@ def kind(
     )  # fmt: skip
 
 
-_DEAD = {"objections": (_RESET,)}
+_DEAD: dict[str, Any] = {"objections": (_RESET,)}
 _LINKS = [
     kind(_F.REGISTERS_DARK, _LINK, "power", DeviceLost, "check cable", step="gfw-boot", lasts=True,
          facts={"config_space": "responds"}, source="tinygrad issues 15843, 15652, 16454"),
