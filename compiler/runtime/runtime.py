@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ugpu import hcq
+from ugpu.compiler.codegen.process.behind import behind
 from ugpu.compiler.expression.value import interning
 from ugpu.compiler.graph.node import Node, Recipe, Repeated, stored_as
 from ugpu.compiler.plan.arrange import arrange
@@ -110,6 +111,8 @@ class Runtime:
                     key, nodes = structure(wanted)
                 ready = self._planned(key, wanted, nodes)
                 told = self._shown(wanted, nodes) if watchers else []
+                if told:
+                    behind().wait()  # times are those of the second versions
                 self._run(ready, bases, nodes, told)
                 if given and recipe is not None and script is None:
                     self._write(ready, nodes, recipe, given)

@@ -74,3 +74,9 @@ RELOCATIONS_AARCH64 = {
 def jump(address: int) -> bytes:
     """Return `ldr x16, #8; br x16` followed by the address."""
     return struct.pack("<IIQ", 0x58000050, 0xD61F0200, address)
+
+
+def jump_through(distance: int) -> bytes:
+    """Return `ldr x16, #distance; br x16`: a jump to the address that is stored `distance` bytes
+    after its start, less than 1 MiB."""
+    return struct.pack("<II", 0x58000010 | (distance // 4) << 5, 0xD61F0200)

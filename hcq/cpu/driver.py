@@ -35,6 +35,7 @@ from ugpu.hcq.cpu.processor import (
     Words,
     native,
 )
+from ugpu.hcq.cpu.program import CodeDriver, CpuProgram
 from ugpu.hcq.cpu.queue import CpuQueue, QueuesDriver
 from ugpu.hcq.errors import BadPacket, ChipError, UgpuError
 from ugpu.hcq.state import host, life
@@ -76,7 +77,7 @@ def host_target(threads: int) -> TargetSpec:
     )
 
 
-class CpuDriver(QueuesDriver):
+class CpuDriver(QueuesDriver, CodeDriver):
     """Host threads. One compute queue, whose launches use all threads, and one copy queue."""
 
     clock_hertz = 1e9
@@ -167,21 +168,26 @@ class CpuDriver(QueuesDriver):
 
     def load_program(self, image: bytes) -> Program:
         memory, kernels = load_object(image)
+        owner = self.place_code(memory)
         try:
-            self._memories.add(memory)
-            self._counted.add(memory)
-            address = VirtAddr(memory.address)
-            owner = Buffer(self.core, address, memory.size, Placement.DEVICE, None, memory)
-            program = Program(self.core, owner)
+            program = CpuProgram(self, owner)
             for placed in kernels.values():
                 self.kernel_names[placed.address] = placed.name
                 program.kernels[placed.name] = Kernel(
-                    placed.name, program, placed.address, placed.kernarg_size, placed.arguments
-                )
+                    placed.name, program, placed.address, placed.kernarg_size, placed.arguments,
+                    details=placed,
+                )  # fmt: skip
             return program
         except BaseException:
             self._release_code(memory)
             raise
+
+    def place_code(self, memory: CodeMemory) -> Buffer:
+        """Return loaded code as a buffer, which owns it."""
+        self._memories.add(memory)
+        self._counted.add(memory)
+        address = VirtAddr(memory.address)
+        return Buffer(self.core, address, memory.size, Placement.DEVICE, None, memory)
 
     def all_queues(self) -> Sequence[HardwareQueue]:
         return self._queues

@@ -46,10 +46,12 @@ class HostMemory:
 
 
 class CodeMemory:
-    """Memory that holds code: written once by `fill`, then readable and executable only."""
+    """Memory that holds code: written once by `fill`, then readable and executable only. words:
+    64-bit numbers at `words_at`, a page that follows the code, which stay writable."""
 
-    def __init__(self, size: int) -> None:
-        self.size = -(-max(1, size) // mmap.PAGESIZE) * mmap.PAGESIZE
+    def __init__(self, size: int, words: int = 0) -> None:
+        self.words_at = -(-max(1, size) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.size = self.words_at + -(-8 * words // mmap.PAGESIZE) * mmap.PAGESIZE
         self._map = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         anchor = ctypes.c_char.from_buffer(self._map)
         self._anchor: ctypes.c_char | None = anchor
@@ -60,10 +62,17 @@ class CodeMemory:
         self._map[: len(image)] = image
         library = ctypes.CDLL(None, use_errno=True)
         protection = mmap.PROT_READ | mmap.PROT_EXEC
-        if library.mprotect(ctypes.c_void_p(self.address), ctypes.c_size_t(self.size), protection):
+        if library.mprotect(
+            ctypes.c_void_p(self.address), ctypes.c_size_t(self.words_at), protection
+        ):
             reason = os.strerror(ctypes.get_errno())
             raise HostError(f"the system does not allow executable memory: {reason}")
-        flush_instructions(self.address, self.size)
+        flush_instructions(self.address, self.words_at)
+
+    def put_word(self, number: int, value: int) -> None:
+        """Change a word, in one access: other threads see the old value or the new one."""
+        place = self.address + self.words_at + 8 * number
+        ctypes.c_uint64.from_address(place).value = value
 
     def holds(self, address: int) -> bool:
         return self.address <= address < self.address + self.size

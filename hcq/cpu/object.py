@@ -2,8 +2,9 @@
 
 A kernel `name` has a data symbol `name.ugpu`, see hcq.cpu.mark. Facts: System V ABI, AMD64
 Architecture Processor Supplement, 4.4 "Relocation"; AArch64's are in hcq.cpu.aarch64. Jumps take 16
-bytes on both. The object is checked before any of it is used. Its machine code is not restricted:
-the host has no page tables between a kernel and this process.
+bytes on both. A kernel is entered by a jump through a word, so that its code can be replaced while
+threads launch it (hcq.cpu.program). The object is checked before any of it is used.
+Its machine code is not restricted: the host has no page tables between a kernel and this process.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ugpu.hcq.cpu.aarch64 import EM_AARCH64, JUMP_SIZE, RELOCATIONS_AARCH64, jump
+from ugpu.hcq.cpu.aarch64 import EM_AARCH64, JUMP_SIZE, RELOCATIONS_AARCH64, jump, jump_through
 from ugpu.hcq.cpu.mark import MARK, declared
 from ugpu.hcq.cpu.memory import CodeMemory
 from ugpu.hcq.errors import BadCodeObject, NotSupported
 from ugpu.hcq.objects.argument import Argument
 from ugpu.hcq.objects.elf import SHF_EXECINSTR, SHF_WRITE, ElfObject, read_object
-from ugpu.hcq.objects.linking import Rule, lay_out, link
+from ugpu.hcq.objects.linking import Layout, Rule, lay_out, link
 
 EM_X86_64 = 62
+MOST = 4096  # kernels of an object: their entries are near the words they jump through
 RELOCATIONS_X86_64 = {
     1: Rule(8),  # R_X86_64_64
     2: Rule(4, minus="place", signed=True),  # R_X86_64_PC32
@@ -46,6 +48,11 @@ def _jump_x86_64(address: int) -> bytes:
     return b"\xff\x25\0\0\0\0" + struct.pack("<Q", address)
 
 
+def _jump_through_x86_64(distance: int) -> bytes:
+    """Return `jmp [rip+...]`: a jump to the address stored `distance` bytes after its start."""
+    return b"\xff\x25" + struct.pack("<i", distance - 6)
+
+
 @dataclass(frozen=True)
 class Machine:
     """Linking of objects for one kind of processor.
@@ -54,16 +61,18 @@ class Machine:
         number: its e_machine.
         rules: by relocation type.
         jump: returns code that jumps to an address.
+        jump_through: returns code that jumps to the address stored so many bytes after its start.
     """
 
     number: int
     rules: Mapping[int, Rule]
     jump: Callable[[int], bytes]
+    jump_through: Callable[[int], bytes]
 
 
 MACHINES = {
-    "x86_64": Machine(EM_X86_64, RELOCATIONS_X86_64, _jump_x86_64),
-    "aarch64": Machine(EM_AARCH64, RELOCATIONS_AARCH64, jump),
+    "x86_64": Machine(EM_X86_64, RELOCATIONS_X86_64, _jump_x86_64, _jump_through_x86_64),
+    "aarch64": Machine(EM_AARCH64, RELOCATIONS_AARCH64, jump, jump_through),
 }
 
 
@@ -73,13 +82,17 @@ class HostKernel:
 
     Attributes:
         name: of the kernel.
-        address: of its code.
+        address: where it is entered.
+        code: address of its code.
+        word: number of the word of its memory that holds that address.
         kernarg_size: bytes of its arguments.
         arguments: if the object declares them.
     """
 
     name: str
     address: int
+    code: int
+    word: int
     kernarg_size: int
     arguments: tuple[Argument, ...] | None
 
@@ -109,19 +122,34 @@ def load_object(image: bytes) -> tuple[CodeMemory, dict[str, HostKernel]]:
             continue
         if machine.rules[relocation.kind].through != "origin":
             outside[symbol.name] = _find_outside(symbol.name)
-    memory = CodeMemory(layout.size)
+    start = -(-layout.size // JUMP_SIZE) * JUMP_SIZE  # of the kernels' entries
+    memory = CodeMemory(start + JUMP_SIZE * len(marks), len(marks))
     try:
-        memory.fill(link(layout, memory.address, outside, machine.jump))
+        kernels, entries = _entered(elf, machine, layout, memory, start)
+        code = link(layout, memory.address, outside, machine.jump)
+        memory.fill(code.ljust(start, b"\0") + entries)
     except BaseException:
         memory.close()
         raise
-    kernels = {}
-    for name, (size, arguments) in marks.items():
-        code = elf.find(name)
-        assert code is not None and code.section is not None
-        address = memory.address + layout.offsets[code.section] + code.value
-        kernels[name] = HostKernel(name, address, size, arguments)
     return memory, kernels
+
+
+def _entered(
+    elf: ElfObject, machine: Machine, layout: Layout, memory: CodeMemory, start: int
+) -> tuple[dict[str, HostKernel], bytes]:
+    """Write the words that kernels are entered through; return the kernels, and the jumps, which
+    are at `start` of the memory."""
+    kernels = {}
+    entries = b""
+    for word, (name, (size, arguments)) in enumerate(_kernels(elf).items()):
+        symbol = elf.find(name)
+        assert symbol is not None and symbol.section is not None
+        code = memory.address + layout.offsets[symbol.section] + symbol.value
+        entry = start + JUMP_SIZE * word
+        entries += machine.jump_through(memory.words_at + 8 * word - entry).ljust(JUMP_SIZE, b"\0")
+        kernels[name] = HostKernel(name, memory.address + entry, code, word, size, arguments)
+        memory.put_word(word, code)
+    return kernels, entries
 
 
 def _kernels(elf: ElfObject) -> dict[str, tuple[int, tuple[Argument, ...] | None]]:
@@ -138,6 +166,8 @@ def _kernels(elf: ElfObject) -> dict[str, tuple[int, tuple[Argument, ...] | None
         section = elf.sections[code.section]
         if not (section.is_loaded and section.flags & SHF_EXECINSTR) or code.value >= section.size:
             raise BadCodeObject("the kernel's symbol is not in an executable section", kernel=name)
+    if len(kernels) > MOST:
+        raise BadCodeObject("the object has too many kernels", kernels=len(kernels), limit=MOST)
     if not kernels:
         raise BadCodeObject(
             f"the object contains no kernels: it has no symbol that ends with {MARK}"

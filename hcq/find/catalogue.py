@@ -18,8 +18,8 @@ from ugpu.hcq.transport.base import PciIdentity
 VENDORS = ("am", "nv", "qcom")
 # The packages with their models.
 MODELS = {"am": "ugpu.virtual.amd", "nv": "ugpu.virtual.nvidia", "qcom": "ugpu.virtual.adreno"}
-# PCI vendors whose cards are recognised without their id: what returns a PciDriver for a class code,
-# or None.
+# PCI vendors whose cards are recognised without their id: what returns a PciDriver for a class
+# code, or None.
 UNKNOWN = {0x1002: "ugpu.am.chips:unknown_driver"}
 # For these, `gpu:endpoint(chip, ...)` of the models returns a card to put behind a virtual bus.
 ENDPOINTS = ("am",)

@@ -242,7 +242,7 @@ class Session:
         with self._lock:
             if self._current is not None and self._current.sequence:
                 self._written(self._current)
-            frames = [[each.sequence, *_parts(each.message)] for each in self._kept]
+            frames = [[kept.sequence, *_parts(kept.message)] for kept in self._kept]
             waiting = [_parts(message) for message in self._waiting]
             counts = [self._since_frames, self._since_bytes]
             self._current = None

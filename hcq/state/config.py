@@ -8,6 +8,8 @@ UGPU_OBJECTS          folder that keeps compilers' output, below all other cache
 UGPU_LOG              level: error, warning, info, debug or trace
 UGPU_TRACE            file that receives trace events, one JSON object a line
 UGPU_WINOGRAD         0: do not use Winograd convolution, whose results are less precise
+UGPU_TIERS            0: compile each kernel of `cpu` for speed of execution before it first runs,
+                      not behind the program (docs/compiler-design.md)
 UGPU_RECORD           file that receives all accesses to a device behind a PCI transport
 UGPU_RECORD_STATES    1: record the states of the device's units after each stage of bring-up, too
 UGPU_CRASHES          folder for bundles of evidence, one for each failure of a device (default:
@@ -40,6 +42,7 @@ from pathlib import Path
 
 from ugpu.hcq.errors import BadArgument
 
+_PASSED_ON = ("UGPU_", "XDG_", "HOME", "TMPDIR")
 LOG_LEVELS = ("error", "warning", "info", "debug", "trace")
 
 
@@ -56,6 +59,7 @@ class Config:
         wait_limit_s: UGPU_WAIT_LIMIT: how long a wait may take if its caller gives no limit, in
             seconds.
         winograd: UGPU_WINOGRAD: whether convolutions may use Winograd tiles.
+        tiers: UGPU_TIERS: whether a kernel of `cpu` runs first in a version that compiles fast.
         record_file: UGPU_RECORD: a recording of the device that is opened.
         record_states: UGPU_RECORD_STATES: whether the recording has the chip's state after each
             stage.
@@ -82,6 +86,7 @@ class Config:
     trace_file: Path | None = None
     wait_limit_s: float = 30.0
     winograd: bool = True
+    tiers: bool = True
     record_file: Path | None = None
     record_states: bool = False
     host_without: tuple[str, ...] = ()
@@ -127,6 +132,7 @@ def from_environment(environment: Mapping[str, str]) -> Config:
             if name.strip()
         ),
         winograd=_switch(environment, "UGPU_WINOGRAD", default.winograd),
+        tiers=_switch(environment, "UGPU_TIERS", default.tiers),
         host_caches=_sizes(environment, "UGPU_HOST_CACHES"),
         daemon=environment.get("UGPU_DAEMON", ""),
         authority=environment.get("UGPU_DAEMON_CA", ""),
@@ -240,3 +246,14 @@ def setting(name: str, value: str) -> Iterator[None]:
         else:
             os.environ[name] = before
         config.cache_clear()
+
+
+def passed_on() -> dict[str, str]:
+    """Return the variables for a child process that was started before they changed."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+
+
+def take_over(variables: Mapping[str, str]) -> None:
+    """Use another process's variables (`passed_on`). In a process that has no settings yet."""
+    os.environ.update(variables)
+    config.cache_clear()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ugpu.hcq.errors import BadArgument, NoKernel
+from ugpu.hcq.errors import BadArgument, NoKernel, NotSupported
 from ugpu.hcq.objects.argument import Argument
 from ugpu.hcq.work.buffer import Buffer, MemoryState
 from ugpu.hcq.work.command_buffer import BufferReferences, CommandBuffer, Reference, Symbol
@@ -125,6 +125,12 @@ class Program(Mapping[str, Kernel]):
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
         kernels = ", ".join(names[:4]) + more or "no kernels"
         return f"<Program on {self.device.name}: {kernels}{', closed' if self.closed else ''}>"
+
+    def replace(self, image: bytes) -> None:
+        """Have the kernels run other code from now on: an image with the same kernels and
+        arguments, which computes the same. Also where they are recorded or being launched.
+        NotSupported by most devices; BadCodeObject; Closed. After an error nothing has changed."""
+        raise NotSupported(f"{self.device.name} cannot replace the code of loaded kernels")
 
     def close(self) -> None:
         """Free the code; idempotent. Kernels must not be running and cannot be launched

@@ -216,10 +216,12 @@ def test_kernels_of_a_run_are_compiled_side_by_side() -> None:
         both = threading.Barrier(2, timeout=60)
 
         class Waiting(Child):
-            def compile(self, text: str, target: hcq.TargetSpec) -> children.Compiled:
+            def compile(
+                self, text: str, target: hcq.TargetSpec, *, first: bool = False
+            ) -> children.Compiled:
                 threads.add(threading.current_thread().name)
                 both.wait()
-                return super().compile(text, target)
+                return super().compile(text, target, first=first)
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(children, "Child", Waiting)

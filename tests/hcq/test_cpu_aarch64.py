@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.support.kernels import compile_ir
 from ugpu.hcq.cpu import object as object_module
-from ugpu.hcq.cpu.aarch64 import RELOCATIONS_AARCH64, jump
+from ugpu.hcq.cpu.aarch64 import RELOCATIONS_AARCH64, jump, jump_through
 from ugpu.hcq.cpu.memory import CodeMemory, flush_instructions
 from ugpu.hcq.cpu.object import load_object
 from ugpu.hcq.errors import BadCodeObject, HostError, NotSupported
@@ -247,6 +247,14 @@ def test_corrupted_objects_are_linked_or_refused(data: st.DataObject) -> None:
         return
 
 
+def test_jumps_through_a_word_differ_from_jumps_in_the_distance() -> None:
+    """Arm Architecture Reference Manual, "LDR (literal)": imm19, in words, is in bits 5 to 23."""
+    assert jump_through(8) == jump(0)[:8]
+    for distance in (16, 4096, (1 << 20) - 4):
+        (load,) = struct.unpack_from("<I", jump_through(distance))
+        assert load >> 5 & 0x7FFFF == distance // 4 and load & ~(0x7FFFF << 5) == 0x58000010
+
+
 def test_hosts_load_their_own_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     """On an AArch64 host its objects are placed and flushed; others are refused."""
     ours = compile_ir(KERNEL, TRIPLE, "cortex-a55")
@@ -258,7 +266,10 @@ def test_hosts_load_their_own_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     memory, kernels = load_object(ours)
     assert kernels["kernel"].kernarg_size == 8 and memory.holds(kernels["kernel"].address)
     layout = _layout(_object())
-    assert filled == [link(layout, memory.address, OUTSIDE, jump)]
+    code = link(layout, memory.address, OUTSIDE, jump)
+    assert len(filled) == 1 and filled[0].startswith(code)
+    entry = kernels["kernel"].address - memory.address
+    assert filled[0][entry : entry + 8] == jump_through(memory.words_at - entry)
     memory.close()
     with pytest.raises(BadCodeObject, match="not an object for this machine"):
         load_object(foreign)

@@ -42,6 +42,7 @@ class Folders:
         os.environ |= {
             "PYTHONPYCACHEPREFIX": sys.pycache_prefix,
             "UGPU_OBJECTS": str(kept / "objects"),
+            "UGPU_TIERS": "0",  # tests of two versions set it to 1
             "UGPU_CACHE": str(own / "cache"),
             "UGPU_CRASHES": "0",
             "UGPU_OBSERVE": "0",

@@ -4,8 +4,9 @@ A few warm processes (compiler.codegen.process.worker) are kept, each started wh
 it; several kernels are compiled at the same time. A process that dies or does not answer is
 replaced, and its kernel is a CompileError that carries the IR.
 
-A request is JSON: the text and the target's fields. An answer is a status byte, the seconds it took
-(a double) and the object, or a message in UTF-8. This process does not load LLVM.
+A request is JSON: the text, the target's fields, and whether it is for a kernel's first version. An
+answer is a status byte, the seconds it took (a double) and the object, or a message in UTF-8. This
+process does not load LLVM.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class Compiled:
     seconds: float
 
 
-def request(text: str, target: TargetSpec) -> bytes:
-    """Return the message that requests compilation of `text`."""
+def request(text: str, target: TargetSpec, *, first: bool = False) -> bytes:
+    """Return the message that requests compilation of `text`; see objects.compile_here."""
     fields = {name: getattr(target, name) for name in NEEDED}
-    return json.dumps({"text": text, "target": fields}).encode()
+    return json.dumps({"text": text, "target": fields, "first": first}).encode()
 
 
 @functools.cache
@@ -61,17 +62,18 @@ def version() -> str:
 
 
 class Child:
-    """One compiling process. Only one thread may use it at a time."""
+    """One compiling process. Only one thread may use it at a time. nice: by how much its priority
+    is below this process's."""
 
-    def __init__(self, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, limit_s: float = LIMIT_S, nice: int = 0) -> None:
         self.limit_s = limit_s
-        self.worker = Process(WORKER)
+        self.worker = Process(WORKER, (str(nice),))
 
-    def compile(self, text: str, target: TargetSpec) -> Compiled:
+    def compile(self, text: str, target: TargetSpec, *, first: bool = False) -> Compiled:
         """Compile in the child. CompileError reports how it ended otherwise."""
         who = "Mesa" if target.abi == "ir3" else "LLVM"
         try:
-            message = self._answer(request(text, target))
+            message = self._answer(request(text, target, first=first))
         except TimeoutError:
             raise CompileError(f"{who} exceeded its time limit", limit_s=self.limit_s) from None
         except Ended as ended:
@@ -113,19 +115,23 @@ class Children:
         self.threads = ThreadPoolExecutor(most, "ugpu-compile")
 
     def submit(
-        self, text: str, target: TargetSpec, kernel: str, keep: Path | None = None
-    ) -> Future[Compiled]:
-        """Compile `text`. keep: a folder for the IR of a kernel that fails. The result's error is
-        a CompileError that names the kernel and has the IR as `ir`."""
-        return self.threads.submit(self._compile, text, target, kernel, keep)
+        self, text: str, target: TargetSpec, kernel: str, keep: Path | None = None,
+        *, first: bool = False,
+    ) -> Future[Compiled]:  # fmt: skip
+        """Compile `text`. keep: a folder for the IR of a kernel that fails. first: as in
+        objects.compile_here. The result's error is a CompileError that names the kernel and has the
+        IR as `ir`."""
+        return self.threads.submit(self._compile, text, target, kernel, keep, first)
 
-    def _compile(self, text: str, target: TargetSpec, kernel: str, keep: Path | None) -> Compiled:
+    def _compile(
+        self, text: str, target: TargetSpec, kernel: str, keep: Path | None, first: bool
+    ) -> Compiled:
         child = getattr(self.local, "child", None)
         if child is None:
             child = self.local.child = Child(self.limit_s)
             self.all.append(child)
         try:
-            return child.compile(text, target)
+            return child.compile(text, target, first=first)
         except CompileError as error:
             facts: dict[str, object] = {"kernel": kernel, "target": target.name}
             path = _kept(text, kernel, keep)

@@ -19,6 +19,7 @@ from ugpu.hcq.disk.objects import kept
 from ugpu.hcq.state.target import TargetSpec
 
 _DEFINED = re.compile(r'^define\b[^@]*@"?([\w.$-]+)', re.MULTILINE)
+FIRST = 1  # of LLVM's levels of code generation, for the first version of a kernel
 _lock = threading.Lock()  # llvmlite's global context is shared by all modules
 
 
@@ -35,32 +36,27 @@ def _name(text: str) -> str:
     return found[1] if found else "module"
 
 
-def compile_here(text: str, target: TargetSpec) -> bytes:
+def compile_here(text: str, target: TargetSpec, *, first: bool = False) -> bytes:
     """Compile in this process, which LLVM may end. RuntimeError if its parser, verifier or target
-    lookup reject the module."""
+    lookup reject the module. first: compile in a quarter of the time or less; the code takes up to
+    twice as long, for loops that LLVM would vectorise longer (docs/compiler-design.md)."""
     if target.abi == "ir3":
-        return _compile(text, target)
-    machine = (target.abi, target.triple, target.cpu, target.features)
-    return kept(partial(_compile, text, target), Path(__file__), version(), *machine, text)
+        return _compile(text, target, first)
+    machine = (target.abi, target.triple, target.cpu, target.features, *["first"] * first)
+    return kept(partial(_compile, text, target, first), Path(__file__), version(), *machine, text)
 
 
-def _compile(text: str, target: TargetSpec) -> bytes:
+def _compile(text: str, target: TargetSpec, first: bool) -> bytes:
     if target.abi == "ir3":
         with _lock:
             return compile_adreno(text, target, _host_machine)
     with _lock:
-        machine = _machine(target.triple, target.cpu, target.features)
+        machine = _machine(target.triple, target.cpu, target.features, FIRST if first else 3)
         module = llvm.parse_assembly(text)
         module.triple = target.triple
         module.data_layout = str(machine.target_data)
         module.verify()
-        options = llvm.create_pipeline_tuning_options(speed_level=3)
-        options.loop_vectorization = target.abi == "host"
-        options.slp_vectorization = target.abi == "host"
-        options.loop_interleaving = target.abi == "host"
-        options.loop_unrolling = True
-        builder = llvm.create_pass_builder(machine, options)
-        builder.getModulePassManager().run(module, builder)
+        _optimise(module, machine, target, first)
         if target.abi == "ptx":
             assembly: str = machine.emit_assembly(module)
             return assembly.encode()
@@ -68,14 +64,32 @@ def _compile(text: str, target: TargetSpec) -> bytes:
         return emitted
 
 
+def _optimise(
+    module: llvm.ModuleRef, machine: llvm.TargetMachine, target: TargetSpec, first: bool
+) -> None:
+    """Run LLVM's passes; for a first version only the one that moves variables to registers."""
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = target.abi == "host"
+    options.slp_vectorization = target.abi == "host"
+    options.loop_interleaving = target.abi == "host"
+    options.loop_unrolling = True
+    builder = llvm.create_pass_builder(machine, options)
+    if first:
+        passes = llvm.create_new_module_pass_manager()
+        passes.add_sroa_pass()
+    else:
+        passes = builder.getModulePassManager()
+    passes.run(module, builder)
+
+
 @lru_cache(maxsize=16)
-def _machine(triple: str, cpu: str, features: str) -> llvm.TargetMachine:
+def _machine(triple: str, cpu: str, features: str, level: int) -> llvm.TargetMachine:
     """Return a target machine; position independent, so that an object runs at any address."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     found = llvm.Target.from_triple(triple)
     return found.create_target_machine(
-        cpu=cpu, features=features, opt=3, reloc="pic", codemodel="small"
+        cpu=cpu, features=features, opt=level, reloc="pic", codemodel="small"
     )
 
 

@@ -10,6 +10,7 @@ their content.
 from __future__ import annotations
 
 import json
+import os
 import select
 import socket
 import sys
@@ -29,7 +30,8 @@ def answer(message: bytes) -> bytes:
     asked = json.loads(message)
     start = time.perf_counter()
     try:
-        image = compile_here(asked["text"], TargetSpec(**asked["target"]))
+        target = TargetSpec(**asked["target"])
+        image = compile_here(asked["text"], target, first=asked["first"])
     except MissingDependency as error:
         missing = {"message": error.message, "facts": error.facts}
         return ANSWER.pack(MISSING, time.perf_counter() - start) + json.dumps(missing).encode()
@@ -49,4 +51,5 @@ def serve(channel: socket.socket) -> None:
 
 
 if __name__ == "__main__":
+    os.nice(int(sys.argv[2]))
     serve(socket.socket(fileno=int(sys.argv[1])))

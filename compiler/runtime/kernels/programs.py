@@ -2,7 +2,7 @@
 
 Groups with equal structure share a loaded kernel; kernels with equal LLVM text share an object,
 even on disk. New kernels of a run are compiled in child processes while the next kernel is lowered
-(compiler.codegen.process.children).
+(compiler.codegen.process.children), on the host in two versions (compiler.runtime.kernels.tiers).
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from ugpu.compiler.plan.packing import computation_of
 from ugpu.compiler.runtime.kernels.faulted import Places
 from ugpu.compiler.runtime.kernels.known import Known, Record
 from ugpu.compiler.runtime.kernels.store import Store, key_of, packing_key
+from ugpu.compiler.runtime.kernels.tiers import Tiers, pays
 from ugpu.compiler.runtime.kernels.tuners import active
 from ugpu.compiler.runtime.recent import Recent
 from ugpu.compiler.schedule.group import Group
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.disk.cache import DiskCache
+from ugpu.hcq.errors import CompileError
 from ugpu.hcq.state import trace
 from ugpu.hcq.state.target import TargetSpec
 from ugpu.hcq.work.program import Kernel, Program
@@ -71,6 +73,8 @@ class _Pending:
     record: Record
     seconds: float
     image: bytes | None = None  # from disk
+    first: str = ""  # the text, if this is a first version; its key on disk is `first_key`
+    first_key: str = ""
     lowered: bool = True  # in this process, not by an earlier one
     compiled: Future[Compiled] | None = None
     groups: list[Group] = field(default_factory=list)  # groups that need it
@@ -92,6 +96,7 @@ class Programs:
         self._groups: Recent[tuple[Any, ...], Loaded] = Recent(KERNELS)
         self._kernels: Recent[str, Loaded] = Recent(KERNELS)
         self.places = Places(device.target, self.disk)
+        self.tiers = Tiers(device, self.disk, self.known)
         core_of(device).explainers.append(self.places.explain)
 
     def ready(self, groups: Sequence[Group]) -> tuple[Loaded, ...]:
@@ -104,11 +109,18 @@ class Programs:
             there = there or self._begin(group, pending)
             if there is not None:
                 known[number] = there
-        for waiting in pending.values():
-            with trace.step("compiler.kernel", device=self.device.name) as step:
-                loaded = self._finish(waiting)
-                step["kernel"] = loaded.kernel.name
-            known |= {id(group): loaded for group in waiting.groups}
+        firsts: list[tuple[_Pending, Program]] = []
+        try:
+            for waiting in pending.values():
+                with trace.step("compiler.kernel", device=self.device.name) as step:
+                    loaded = self._finish(waiting)
+                    step["kernel"] = loaded.kernel.name
+                known |= {id(group): loaded for group in waiting.groups}
+                if waiting.first:
+                    firsts.append((waiting, loaded.program))
+        finally:  # not before: they would delay other first versions
+            for waiting, program in firsts:
+                self.tiers.later(waiting.first, waiting.record, waiting.groups, program)
         return tuple([known[id(group)] for group in groups])
 
     def _begin(self, group: Group, pending: dict[str, _Pending]) -> Loaded | None:
@@ -141,11 +153,23 @@ class Programs:
             waiting = pending[key] = _Pending(Record.of(kernel, key), 0.0)
             waiting.image = self.disk.get(key)
             if waiting.image is None:
-                waiting.compiled = shared().submit(module.text, target, kernel.name, self.failed)
+                with interning:
+                    first = pays(computation, target)
+                self._compile(waiting, module.text, first)
                 self.places.keep(kernel, key, module)
             waiting.seconds = time.perf_counter() - start
         waiting.groups.append(group)
         return None
+
+    def _compile(self, waiting: _Pending, text: str, first: bool) -> None:
+        """Start compiling a kernel, unless it is a first version that is on disk."""
+        if first:
+            waiting.first = text
+            waiting.first_key = DiskCache.key("first", waiting.record.object)
+            waiting.image = self.disk.get(waiting.first_key)
+        if waiting.image is None:
+            target, name = self.device.target, waiting.record.name
+            waiting.compiled = shared().submit(text, target, name, self.failed, first=first)
 
     def _recalled(
         self, group: Group, record: Record, pending: dict[str, _Pending], start: float
@@ -190,14 +214,25 @@ class Programs:
         """Look kernels up again when they are next requested: a search found others."""
         self._groups.clear()
 
+    def _compiled(self, waiting: _Pending) -> Compiled:
+        assert waiting.compiled is not None
+        try:
+            return waiting.compiled.result()
+        except CompileError as error:
+            if not waiting.first:
+                raise
+            name, target = waiting.record.name, self.device.target
+            log.warning("kernel %s has no first version: %s", name, error)
+            text, waiting.first, waiting.first_key = waiting.first, "", ""
+            return shared().submit(text, target, name, self.failed).result()
+
     def _finish(self, waiting: _Pending) -> Loaded:
         image, record = waiting.image, waiting.record
         if image is None:
-            assert waiting.compiled is not None
-            done = waiting.compiled.result()
+            done = self._compiled(waiting)
             image = done.image
             waiting.seconds += done.seconds
-            self.disk.put(record.object, image)
+            self.disk.put(waiting.first_key or record.object, image)
         start = time.perf_counter()
         program = self.device.load(image)
         program.source = functools.partial(self.places.source, record.object)
@@ -208,7 +243,7 @@ class Programs:
         self.places.keys[record.name] = record.object
         for group in waiting.groups:
             self._groups[group.key] = loaded
-            if waiting.lowered:
+            if waiting.lowered and not waiting.first:
                 self.known.put(group, record)
         seconds = waiting.seconds + time.perf_counter() - start
         from_disk = waiting.compiled is None

@@ -99,9 +99,11 @@ def run_frts(start: Start) -> None:
     expected = (carveout.frts, carveout.frts + carveout.frts_size)
     found = protected_region(chip)
     if error or found != expected:
+        what = "protected another region than requested"
+        if not found[1]:
+            what = "has protected nothing: it did not run, as if its signature were refused"
         raise FirmwareRejected(
-            f"FWSEC-FRTS reports error {error:#x}" if error
-            else "FWSEC-FRTS protected another region than requested",
+            f"FWSEC-FRTS reports error {error:#x}" if error else f"FWSEC-FRTS {what}",
             image="FWSEC", stage="FRTS", status=error,
             expected=f"{expected[0]:#x}-{expected[1]:#x}", found=f"{found[0]:#x}-{found[1]:#x}",
         )  # fmt: skip

@@ -58,7 +58,9 @@ def await_init(start: Start, calls: Calls) -> None:
     number = calls.abi.constants
     try:
         calls.await_event(number.NV_VGPU_MSG_EVENT_GSP_INIT_DONE, INIT_LIMIT_S)
+        start.up = True
     except FirmwareError as error:
+        start.up = "event" in error.facts  # it answers, and can be asked to leave
         error.add_facts(reported=start.reported[-8:])
         raise
 

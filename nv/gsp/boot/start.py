@@ -61,6 +61,7 @@ class Start:
     reported: list[str] = field(default_factory=list)  # texts of the firmware's reports
     locked_down: bool = False
     running: bool = False  # the RISC-V core was started, and may access memory
+    up: bool = False  # the firmware has reported the end of its start, with whatever result
 
     _looked_at: float = 0.0
 

@@ -8,7 +8,7 @@ nouveau subdev/gsp/gh100.c, subdev/fsp/gh100.c, gb202.c, nova-core gsp/hal/gh100
 from __future__ import annotations
 
 from ugpu.hcq.bare.stages import or_silent
-from ugpu.hcq.errors import FirmwareError, FirmwareRejected, FirmwareSilent
+from ugpu.hcq.errors import FirmwareError, FirmwareRejected
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.chip.fsp import Fsp
 from ugpu.nv.gsp.layout.framebuffer import FRTS_SIZE
@@ -53,10 +53,9 @@ def request_start(start: Start) -> None:
     start.running = True  # from here on the GSP may access memory
     try:
         Fsp(start.chip).ask(_CHAIN_OF_TRUST, bytes(message.raw))
-    except FirmwareSilent:
-        raise
-    except FirmwareError:  # refused: nothing was started
-        start.running = False
+    except FirmwareError as error:
+        if "status" in error.facts:  # refused: nothing was started
+            start.running = False
         raise
 
 

@@ -109,11 +109,11 @@ def hand_back(start: Start, way: WayBack) -> None:
 
 def undo(start: Start, way: WayBack, calls: Calls | None) -> None:
     """Undo a start that failed, as far as that works; never raises errors of the chip. Firmware
-    that runs is asked to leave first."""
+    that has come up is asked to leave first; any other would not answer."""
     try:
         if start.chip.lost():
             return
-        if calls is not None and start.running and start.gsp.riscv_active:
+        if calls is not None and start.up and start.gsp.riscv_active:
             with contextlib.suppress(UgpuError):
                 leave(start, calls, _SUSPEND_LIMIT_S)
         hand_back(start, way)

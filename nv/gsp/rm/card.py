@@ -315,7 +315,8 @@ class GspCard(BareCard[H]):
     def after_power_loss(self) -> None:
         """See BareCard."""
         restore_function(self.chip)
-        self.after_reset()
+        with self.stages.stage("gfw-boot"):
+            self.after_reset()
 
     def own_memory(self) -> None:
         """See BareCard. At the first start there is no address space yet: usable memory is known

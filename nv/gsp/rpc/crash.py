@@ -1,7 +1,8 @@
 """Crash reports of the GSP's firmware (CrashCat): where they lie, and what they say.
 
-Source: open-gpu-kernel-modules 570.144 nv-crashcat.h, libraries/crashcat/v1. A report's queue is
-only read; the pointer to what was read stays where it is.
+Source: open-gpu-kernel-modules 570.144 nv-crashcat.h, libos_v3_crashcat.h, libraries/crashcat/v1;
+codes of exceptions, RISC-V Instruction Set Manual, volume II, "Supervisor Cause Register". A
+report's queue is only read; the pointer to what was read stays where it is.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ _UNITS = (8, 1 << 10, 4 << 10, 64 << 10)
 _KINDS = ("report", "csr", "gpr", "trace", "registers")
 _CAUSES = ("exception", "timeout", "panic", "watchdog")
 _MODES = ("", "machine", "supervisor", "user")
+_EXCEPTIONS = {
+    0: "instruction address misaligned", 1: "instruction access fault", 2: "illegal instruction",
+    3: "breakpoint", 4: "load address misaligned", 5: "load access fault",
+    6: "store address misaligned", 7: "store access fault", 12: "instruction page fault",
+    13: "load page fault", 15: "store page fault",
+}  # fmt: skip
 _CSRS = ("xstatus", "xie", "xip", "xepc", "xtval", "xcause", "xscratch")
 _REPORT_WORDS = 7
 _MOST_READ = 64 << 10  # our limit of one look
@@ -119,8 +126,14 @@ def _report(words: tuple[int, ...]) -> dict[str, object]:
 
 
 def summary(report: dict[str, object]) -> str:
-    """Return a report in one line, for an error."""
+    """Return a report in one line, for an error. The reason is a panic's; the data of an exception
+    is the core's cause register."""
+    what, data = str(report["cause"]), str(report["data"])
+    if what == "exception":
+        what += f": {_EXCEPTIONS.get(int(data, 16), 'unknown')}"
+    else:
+        what += f" {report['reason']:#x}"
     return (
-        f"{report['cause']} {report['reason']:#x} in {report['mode'] or 'unknown'} mode, partition "
-        f"{report['partition']}, pc {report['pc']}, data {report['data']}"
+        f"{what} in {report['mode'] or 'unknown'} mode, partition {report['partition']}, "
+        f"pc {report['pc']}, data {data}"
     )

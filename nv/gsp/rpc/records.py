@@ -114,8 +114,11 @@ def decode(group: bytes | memoryview) -> tuple[Record, int]:
         )
     # The firmware sums header and record; nouveau's side sums whole pages, with zeros at the end.
     end = ELEMENT_SIZE + length
-    if checksum(group[:end]) != 0 and checksum(group) != 0:
-        raise BadRecord("the checksum of the GSP's record is wrong", stated=stated)
+    rest = checksum(group[:end])
+    if rest != 0 and checksum(group) != 0:
+        raise BadRecord(
+            "the checksum of the GSP's record is wrong", expected=stated ^ rest, found=stated
+        )
     fields = _RPC.unpack_from(group, ELEMENT_SIZE)
     _, _, _, function, result, _, sequence, _ = fields
     payload = bytes(group[ELEMENT_SIZE + RPC_SIZE : end])

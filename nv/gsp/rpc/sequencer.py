@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 from typing import Protocol
 
-from ugpu.hcq.errors import FirmwareError
+from ugpu.hcq.errors import FirmwareError, FirmwareSilent, UnitTimeout
 from ugpu.nv.abi.firmware import FirmwareAbi
 
 _MOST_WORDS = 1 << 14  # of a program; a queue's largest message has as many
@@ -80,6 +80,12 @@ def run(commands: Sequence[tuple[str, Sequence[int]]], machine: Machine) -> None
             _step(name, operands, machine, saved)
         except FirmwareError:
             raise
+        except UnitTimeout as error:
+            raise FirmwareSilent(
+                f"the GSP's program for the CPU waits in vain: operation {position} of "
+                f"{len(commands)}, {name}",
+                **error.facts,
+            ) from error
         except Exception as error:
             error.add_note(f"CPU sequencer: operation {position} of {len(commands)}, {name}")
             raise

@@ -23,13 +23,14 @@ from ugpu.virtual.nvidia.gsp.falcon.fsp import Fsp
 from ugpu.virtual.nvidia.gsp.falcon.wpr import Wpr2, WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
 from ugpu.virtual.nvidia.gsp.firmware.programs import GSP, SEC2, Program
-from ugpu.virtual.nvidia.gsp.firmware.vbios import vbios, without_fwsec
+from ugpu.virtual.nvidia.gsp.firmware.vbios import vbios
 from ugpu.virtual.nvidia.gsp.interrupts import InterruptTree
 from ugpu.virtual.nvidia.gsp.options import DEFAULT_FIRMWARE, CardOptions
 from ugpu.virtual.nvidia.gsp.registers import LOCKED, RegisterSpace
 from ugpu.virtual.nvidia.gsp.rpc.controls import GSP_VECTOR, vector_of
 from ugpu.virtual.nvidia.gsp.rpc.server import SUSPENDED, GspServer
 from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
+from ugpu.virtual.nvidia.gsp.strikes import AT_ONCE
 from ugpu.virtual.nvidia.machine import VirtualMachine
 from ugpu.virtual.nvidia.options import MachineOptions
 
@@ -61,6 +62,8 @@ class Card:
         self.gpu = self.machine.gpu
         self.clock = self.machine.clock
         self.lost = False
+        self.dark = False  # its registers read as ones, though it is on the bus: a planted fault
+        self.keeps_wpr2 = False  # resets do not take WPR2 down: a planted fault
         self.msi: Callable[[], object] | None = None
         self.notes: Counter[str] = Counter()
         self.faults = CardFaults()
@@ -134,7 +137,8 @@ class Card:
             falcon.power_on()
         if self.fsp is not None:
             self.fsp.reset()
-        self.wpr.clear()
+        if not self.keeps_wpr2:
+            self.wpr.clear()
         self.interrupts.reset()
         self._cold()
 
@@ -162,7 +166,7 @@ class Card:
         """Plant a fault, given as a CardFault or by its name."""
         kind = named(CardFault, fault)
         with self.lock:
-            strike = _AT_ONCE.get(kind)
+            strike = AT_ONCE.get(kind)
             if strike is None:
                 self.faults.plant(kind, count)
             else:
@@ -189,7 +193,7 @@ class Card:
     @property
     def decodes(self) -> bool:
         """Whether the card answers memory accesses."""
-        return not self.lost and self.config.memory_enabled
+        return not self.lost and not self.dark and self.config.memory_enabled
 
     def read32(self, offset: int) -> int:
         """Read a register."""
@@ -299,8 +303,10 @@ class Card:
         """See falcon.core.Port: a reset ends the firmware that runs on the GSP."""
         if self.faults.take(CardFault.SCRUB_NEVER):
             falcon.never_clean()
+        if self.faults.take(CardFault.DMA_NEVER):
+            falcon.never_moves()
         if falcon is self.gsp and self.server is not None:
-            if not self.server.unloaded:
+            if self.server.done and not self.server.unloaded and not self.server.dead:
                 self.violation("the GSP was reset while its firmware ran")
             self._end_server()
 
@@ -315,6 +321,9 @@ class Card:
             return
         if self.faults.take(CardFault.GSP_NOT_STARTED):
             return
+        if self.faults.take(CardFault.GSP_HALTS):
+            self.gsp.riscv_halted = True
+            return
         self.gsp.active = True
         self.handoff = True
         if self.faults.take(CardFault.GSP_SILENT):
@@ -324,7 +333,8 @@ class Card:
 
     def release(self, *, lockdown: bool) -> None:
         """See falcon.chain.Board."""
-        self.masked_reads = self.options.lockdown_reads
+        never = self.faults.take(CardFault.MASK_NEVER)
+        self.masked_reads = _NEVER if never else self.options.lockdown_reads
         if lockdown:
             never = self.faults.take(CardFault.LOCKDOWN_NEVER)
             self.locked_reads = _NEVER if never else self.options.lockdown_reads
@@ -368,7 +378,7 @@ class Card:
         if self.faults.take(CardFault.UNLOAD_SILENT):
             return
         self.gsp.registers[MAILBOX0] = SUSPENDED
-        if self.boot.way == "fsp":
+        if self.boot.way == "fsp" and not self.faults.take(CardFault.HALT_NEVER):
             self.gsp.active, self.gsp.riscv_halted = False, True
             self.wpr.clear()
         for aperture in (self.bar1, self.bar2):
@@ -389,33 +399,3 @@ class Card:
             self.violation("MSI with bus mastering off")
         elif self.msi is not None:
             self.msi()
-
-
-def _leave_wpr2(card: Card) -> None:
-    card.wpr.set(card.memory_size - (128 << 20), card.memory_size - (1 << 20))
-
-
-def _drop_bit(card: Card) -> None:
-    card.rom = card.rom.replace(b"\xff\xb8BIT\0", bytes(6))
-
-
-def _drop_fwsec(card: Card) -> None:
-    card.rom = without_fwsec(card.rom)
-
-
-def _burn(card: Card) -> None:
-    card.burnt = 7
-
-
-def _hide_memory(card: Card) -> None:
-    card.shown_memory = 0
-
-
-_AT_ONCE: dict[CardFault, Callable[[Card], None]] = {
-    CardFault.WPR2_LEFT: _leave_wpr2,
-    CardFault.VBIOS_WITHOUT_BIT: _drop_bit,
-    CardFault.VBIOS_WITHOUT_FWSEC: _drop_fwsec,
-    CardFault.FUSES_NEWER: _burn,
-    CardFault.MEMORY_UNKNOWN: _hide_memory,
-    CardFault.FALLS_OFF: Card.unplug,
-}

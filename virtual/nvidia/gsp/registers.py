@@ -23,10 +23,12 @@ def _kept(store: dict[int, int], offset: int) -> int:
 
 
 class RegisterSpace:
-    """Registers by offset. unknown: accesses of registers that are not defined, counted by text."""
+    """Registers by offset. unknown: accesses of registers that are not defined, counted by text.
+    stuck: what registers read, by offset, whatever was written: a planted fault."""
 
     def __init__(self) -> None:
         self.unknown: Counter[str] = Counter()
+        self.stuck: dict[int, int] = {}
         self._reads: dict[int, Callable[[], int]] = {}
         self._writes: dict[int, Callable[[int], object]] = {}
         self._starts: list[int] = []
@@ -61,6 +63,8 @@ class RegisterSpace:
 
     def read(self, offset: int) -> int:
         """Read a register."""
+        if offset in self.stuck:
+            return self.stuck[offset]
         known = self._reads.get(offset)
         if known is not None:
             return known() & _ONES

@@ -36,7 +36,7 @@ from ugpu.hcq.remote.channel import Channel, Disconnected
 from ugpu.hcq.remote.request import Grant
 from ugpu.hcq.remote.session import Session
 from ugpu.hcq.remote.wire import META, REQUESTS, VERSION, Bytes, Limits, Message, WireError, check
-from ugpu.hcq.state.config import config
+from ugpu.hcq.state.config import take_over
 from ugpu.hcq.state.ladder import Level
 from ugpu.nv.code.assemble import assemble_apart
 from ugpu.tools.base.events import event_of
@@ -93,8 +93,7 @@ ORDERS: Mapping[str, Sequence[str]] = {**REQUESTS, "yours": (), "recall": ()}
 
 def serve(door: socket.socket, facts: dict[str, Any]) -> None:
     """Serve until ugpud closes the door. facts: see `CardProcess`."""
-    os.environ.update(facts["environment"])
-    config.cache_clear()
+    take_over(facts["environment"])
     ours = logging.getLogger("ugpu")
     ours.handlers[:] = [DoorLog(door)]
     ours.setLevel(min(facts["level"], logging.INFO))  # ugpud drops what it does not want

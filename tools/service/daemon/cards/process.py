@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import select
 import socket
 import threading
@@ -20,6 +19,7 @@ from ugpu.hcq.remote.channel import Disconnected
 from ugpu.hcq.remote.connection import Connection, NoReply
 from ugpu.hcq.remote.replies import checked, facts, number, text
 from ugpu.hcq.state import threads
+from ugpu.hcq.state.config import passed_on
 from ugpu.hcq.state.text import lines
 from ugpu.tools.base.events import ATTRIBUTE, KINDS, Event
 from ugpu.tools.service.daemon.cards import forks
@@ -35,7 +35,6 @@ ANSWER_S = 60.0
 # TIMEOUT: for a call: a self-test after a reset, on a busy host
 CALL_S = 300.0
 _WHY = "an error in its model or driver, or a kernel's doing"
-_PASSED = ("UGPU_", "XDG_", "HOME", "TMPDIR")  # names of variables that may have changed
 _KINDS = {kind.name: kind for kind in KINDS}
 
 
@@ -63,11 +62,10 @@ class CardProcess:
         self._over = threading.Event()  # the process has ended
         self._failure: UgpuError | None = None
         self._guard = threading.Lock()
-        environment = {key: value for key, value in os.environ.items() if key.startswith(_PASSED)}
         told = {
             "device": settings.name, "card": name, "label": settings.label,
             "memory": settings.memory, "options": settings.options, "shares": settings.shares,
-            "messages": messages, "environment": environment,
+            "messages": messages, "environment": passed_on(),
             "level": logging.getLogger("ugpu").getEffectiveLevel(),
         }  # fmt: skip
         self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

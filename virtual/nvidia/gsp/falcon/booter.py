@@ -73,6 +73,9 @@ def load(board: Board, falcon: Falcon) -> None:
     if board.faults.take(CardFault.BOOTER_FAILS):
         falcon.answer(int(BooterError.LAYOUT))
         return
+    if board.faults.take(CardFault.BOOTER_META):
+        falcon.answer(int(BooterError.META))
+        return
     try:
         meta = _meta(board, falcon.mailbox)
         _check_state(board)
@@ -106,7 +109,8 @@ def unload(board: Board, falcon: Falcon) -> None:
         board.violation(f"booter unload: {why}")
         falcon.answer(int(BooterError.GSP_STATE))
         return
-    board.wpr.clear()
+    if not board.faults.take(CardFault.WPR2_STAYS):
+        board.wpr.clear()
     board.sb_done = False
     board.gsp_stopped()
     falcon.answer(0)

@@ -112,11 +112,16 @@ class Falcon:
         self._selected = 0  # BCR_CTRL
         self._scrubbing = self._scrub_reads
         self._moving = 0
+        self._stuck = False  # no block of DMA arrives
         self.interrupts = 0
 
     def never_clean(self) -> None:
         """Have the scrubbing after a reset not end: a planted fault."""
         self._scrubbing = 1 << 60
+
+    def never_moves(self) -> None:
+        """Have no block of DMA arrive until the next reset: a planted fault."""
+        self._stuck = True
 
     @property
     def selects_riscv(self) -> bool:
@@ -263,6 +268,8 @@ class Falcon:
     # Memories, by DMA
 
     def _dma_command(self) -> int:
+        if self._stuck:
+            return 0
         if self._moving:
             self._moving -= 1
             return 0

@@ -74,6 +74,10 @@ class Fsp:
         self._packets = b""
         self._next = 0  # sequence number of the packet that continues a message
 
+    def stall(self) -> None:
+        """Have a message in the queue that is not read: a planted fault."""
+        self._registers[_QUEUE_TAIL] = PAYLOAD
+
     # Registers
 
     def read(self, offset: int) -> int | None:
@@ -161,9 +165,12 @@ class Fsp:
         return COT
 
     def _respond(self, kind: int, error: FspError) -> None:
+        faults = self._board.faults
+        kind = kind - 1 if faults.take(CardFault.FSP_REPLY_KIND) else kind
         words = (_START | _END, _VENDOR | RESPONSE << 24, 0, kind, int(error))
         struct.pack_into("<5I", self._emem, 0, *words)
-        self._registers[_REPLY_HEAD], self._registers[_REPLY_TAIL] = 0, 16
+        size = 8 if faults.take(CardFault.FSP_REPLY_SIZE) else 4 * len(words)
+        self._registers[_REPLY_HEAD], self._registers[_REPLY_TAIL] = 0, size - 4
 
     # Chain of trust
 

@@ -21,6 +21,7 @@ FRTS, SB = 0x15, 0x19
 FRTS_STATUS, SB_STATUS = 0x1438, 0x1454
 _REGION_UNIT = 0x20000
 _VIDEO_MEMORY = 2
+_PLANTED = 0x31
 
 
 class FwsecError(enum.IntEnum):
@@ -58,12 +59,19 @@ def run(board: Board, falcon: Falcon) -> None:
     """Execute the command in the program's data; report by the status registers."""
     command = 0
     error = FwsecError.NONE
+    faults = board.faults
     try:
         command = _command(falcon)
-        if board.faults.take(CardFault.FWSEC_FAILS):
+        if faults.take(CardFault.FWSEC_FAILS) or (
+            command == SB and faults.take(CardFault.SB_FAILS)
+        ):
             raise _Refused(FwsecError.REGION, "planted")
         if command == FRTS:
-            board.wpr.set(*_region(board, falcon))
+            start, end = _region(board, falcon)
+            if faults.take(CardFault.FWSEC_ELSEWHERE):
+                start, end = start - FRTS_SIZE, end - FRTS_SIZE
+            if not faults.take(CardFault.FWSEC_NOTHING):
+                board.wpr.set(start, end)
         elif command == SB:
             board.sb_done = True
         else:
@@ -76,7 +84,7 @@ def run(board: Board, falcon: Falcon) -> None:
         board.status[SB_STATUS] = int(error)
     else:
         board.status[FRTS_STATUS] = int(error) << 16
-    falcon.answer(0)
+    falcon.answer(_PLANTED if faults.take(CardFault.FWSEC_MAILBOX) else 0)
 
 
 def _command(falcon: Falcon) -> int:

@@ -8,6 +8,7 @@ kernel_gsp_vbios_tu102.c. Offsets in the second image count from the end of the 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 from ugpu.virtual.nvidia.gsp.firmware.containers import padded
 from ugpu.virtual.nvidia.gsp.firmware.programs import GSP, Program, head
@@ -40,8 +41,53 @@ def vbios(device: int, version: int = 3) -> bytes:
 
 def without_fwsec(rom: bytes) -> bytes:
     """Return a ROM whose falcon table lists another program in FWSEC's place."""
-    at = _BASE_SIZE + _TABLE + 6
-    return rom[:at] + b"\x01" + rom[at + 1 :]
+    return _changed(rom, _BASE_SIZE + _TABLE + 6, b"\x01")
+
+
+def filled(value: int) -> Callable[[bytes], bytes]:
+    """Return what makes a ROM of one byte."""
+    return lambda rom: bytes((value,)) * len(rom)
+
+
+def without_pcir(rom: bytes) -> bytes:
+    """Return a ROM whose first image has something else in the place of PCIR."""
+    return _changed(rom, 0x40, b"PCIX")
+
+
+def without_bit(rom: bytes) -> bytes:
+    """Return a ROM without the BIT header."""
+    return rom.replace(b"\xff\xb8BIT\0", bytes(6))
+
+
+def without_token(rom: bytes) -> bytes:
+    """Return a ROM whose BIT has another token in the place of the falcon data's."""
+    return _changed(rom, _BIT + 12, b"\x32")
+
+
+def without_secure(rom: bytes) -> bytes:
+    """Return a ROM whose second image is one for EFI (code type 3)."""
+    return _changed(rom, _BASE_SIZE + 0x40 + 0x14, b"\x03")
+
+
+def with_other_descriptor(rom: bytes) -> bytes:
+    """Return a ROM whose descriptor of FWSEC has version 7."""
+    return _changed(rom, _BASE_SIZE + _DESCRIPTOR + 1, b"\x07")
+
+
+def without_mapper(rom: bytes) -> bytes:
+    """Return a ROM whose FWSEC lists another interface in the place of the DMEM mapper."""
+    entry = struct.pack("<2I", MAPPER_ID, MAPPER)
+    return rom.replace(entry, struct.pack("<2I", 9, MAPPER))
+
+
+def with_other_code(rom: bytes) -> bytes:
+    """Return a ROM with one bit of FWSEC's code changed, which its signature then does not fit."""
+    at = rom.index(head(Program.FWSEC, 0)) + CODE - 1
+    return _changed(rom, at, bytes((rom[at] ^ 1,)))
+
+
+def _changed(rom: bytes, at: int, content: bytes) -> bytes:
+    return rom[:at] + content + rom[at + len(content) :]
 
 
 def _image(kind: int, body: bytes, device: int, *, last: bool) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0, VirtualGpu
+from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
 from ugpu.virtual.nvidia.gsp.rpc.interface import Interface
 from ugpu.virtual.nvidia.options import GRAPHICS_COPY_ENGINES
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
@@ -227,12 +228,14 @@ def _set(space: VaSpace, address: int) -> None:
 
 
 def handlers(
-    interface: Interface, sizes: Sizes
+    interface: Interface, sizes: Sizes, faults: CardFaults
 ) -> dict[str, Any]:  # Any: see rm.controls.control.Handler
     """Return the handlers of a version, by the header's name."""
 
     def kernel_table(sub: Subdevice, params: Struct) -> None:
         _kernel_table(sub, params, interface)
+        if faults.take(CardFault.INTERRUPT_TABLE):
+            params.table[0].engineIdx = 0
 
     def context_buffers(sub: Subdevice, params: Struct) -> None:
         _context_buffers(params, sizes)

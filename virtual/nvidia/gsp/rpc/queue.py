@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
+
+from ugpu.virtual.nvidia.gsp.rpc.damage import Element
 
 PAGE, SLOTS, QUEUE = 0x1000, 63, 0x40000
 ELEMENT, RPC = 0x30, 0x20
@@ -17,7 +20,7 @@ MOST_ELEMENTS = 16
 LARGEST = MOST_ELEMENTS * PAGE - ELEMENT  # bytes of a record with its RPC header
 _HEADER_VERSION, _SIGNATURE, _PENDING = 0x0300_0000, 0x43505256, 0xFFFF_FFFF
 _TX = struct.Struct("<8I")
-_WRITE, _READ = 0x10, 0x20  # in a queue's first page
+_SHAPE, _WRITE, _READ = 0xC, 0x10, 0x20  # in a queue's first page
 _RECORD = struct.Struct("<8I")
 _PAGES = 1 + 2 * QUEUE // PAGE
 
@@ -74,7 +77,7 @@ class MessageQueues:
         self._check_header()
         self._write(status, _TX.pack(0, QUEUE, PAGE, SLOTS, 0, 1, 0x20, PAGE) + bytes(4))
         self._sent = self._expected = 0
-        self.flip = self.back = 0  # of the next message: checksum bits to flip, how old it is
+        self.damage: Callable[[Element], None] | None = None  # of the next message
         self._lock = threading.Lock()
 
     def _check_header(self) -> None:
@@ -149,14 +152,20 @@ class MessageQueues:
 
     def _send(self, function: int, payload: bytes, result: int, sequence: int) -> None:
         length = RPC + len(payload)
+        stated = Element(function, _SIGNATURE)
+        if self.damage is not None:
+            self.damage(stated)
+            self.damage = None
+        whole = length if stated.length is None else stated.length
         record = _RECORD.pack(
-            _HEADER_VERSION, _SIGNATURE, length, function, result, result, sequence, 0
+            _HEADER_VERSION, stated.signature, whole, stated.function, result, result, sequence, 0
         )
         count = -(-(ELEMENT + length) // PAGE)
         head = bytearray(ELEMENT)
-        struct.pack_into("<3I", head, 0x20, 0, self._sent - self.back & 0xFFFF_FFFF, count)
-        struct.pack_into("<I", head, 0x20, fold(bytes(head) + record + payload) ^ self.flip)
-        self.flip = self.back = 0
+        number = self._sent + stated.number & 0xFFFF_FFFF
+        struct.pack_into("<3I", head, 0x20, 0, number, count + stated.count)
+        total = fold(bytes(head) + record + payload) ^ stated.checksum
+        struct.pack_into("<I", head, 0x20, total)
         content = (bytes(head) + record + payload).ljust(count * PAGE, b"\0")
         write, read = self._word(self._status + _WRITE), self._word(self._command + _READ)
         if read >= SLOTS:
@@ -168,3 +177,15 @@ class MessageQueues:
             self._write(slot, content[index * PAGE : (index + 1) * PAGE])
         self._write(self._status + _WRITE, struct.pack("<I", (write + count) % SLOTS))
         self._sent += 1
+
+    def repeat_number(self) -> None:
+        """Give the next message the number of the last one: a planted fault."""
+        self._sent -= 1
+
+    def spoil_shape(self) -> None:
+        """State another number of slots in the status queue: a planted fault."""
+        self._write(self._status + _SHAPE, struct.pack("<I", SLOTS // 2))
+
+    def spoil_index(self, *, read: bool) -> None:
+        """Put an index outside of its queue: of what was read, or of what was written."""
+        self._write(self._status + (_READ if read else _WRITE), struct.pack("<I", SLOTS + 7))

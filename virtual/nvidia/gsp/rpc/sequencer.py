@@ -9,16 +9,30 @@ from __future__ import annotations
 
 import struct
 
+from ugpu.virtual.nvidia.gsp.faults import CardFault
+
 WRITE, MODIFY, POLL, DELAY, STORE = range(5)
 SCRATCH = 0x1460  # PBUS_SW_SCRATCH registers that the program uses
 DONE = SCRATCH + 8
 _FIRST, _MASK, _RESULT, _MARK = 0x1200, 0x00F0, 0x12F0, 0x600D
 
 
-def program() -> bytes:
-    """Return the event's payload: bufferSizeDWord, cmdIndex, regSaveArea, commands."""
+FAULTS: dict[CardFault, tuple[int, ...]] = {  # the program begins with these words
+    CardFault.SEQUENCER_OPERATION: (0x77,),
+    CardFault.SEQUENCER_CUT: (),
+    CardFault.SEQUENCER_LONG: (),
+    CardFault.SEQUENCER_OUTSIDE: (WRITE, 16 << 20, 0),
+    CardFault.SEQUENCER_SAVE: (STORE, SCRATCH, 8),
+    CardFault.SEQUENCER_POLL: (POLL, SCRATCH, 0xFFFF, 0xBAD, 100_000, 1),
+}
+
+
+def program(fault: CardFault | None = None) -> bytes:
+    """Return the event's payload: bufferSizeDWord, cmdIndex, regSaveArea, commands. fault: one of
+    FAULTS that is planted in it."""
     # The operands of MODIFY are equal, so that a host that takes value for mask gets it right.
     commands = (
+        *(FAULTS.get(fault, ()) if fault is not None else ()),
         WRITE, SCRATCH, _FIRST,
         MODIFY, SCRATCH, _MASK, _MASK,
         DELAY, 5,
@@ -27,7 +41,9 @@ def program() -> bytes:
         WRITE, DONE, _MARK,
     )  # fmt: skip
     size = len(commands)
-    return struct.pack("<II", size + 1, size) + bytes(32) + struct.pack(f"<{size}I", *commands)
+    stated = size - 1 if fault is CardFault.SEQUENCER_CUT else size
+    stated += 1000 if fault is CardFault.SEQUENCER_LONG else 0
+    return struct.pack("<II", size + 1, stated) + bytes(32) + struct.pack(f"<{size}I", *commands)
 
 
 def problem(scratch: int, done: int) -> str:

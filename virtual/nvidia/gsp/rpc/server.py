@@ -25,7 +25,8 @@ from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.gsp.rpc import calls, controls, sequencer, static_info
 from ugpu.virtual.nvidia.gsp.rpc.arguments import LOG_SIZE, Arguments
 from ugpu.virtual.nvidia.gsp.rpc.channels import GspChannel, cpu_memory, graphics_object
-from ugpu.virtual.nvidia.gsp.rpc.crash import LOAD_ACCESS_FAULT, crash
+from ugpu.virtual.nvidia.gsp.rpc.crash import LOAD_PAGE_FAULT, crash
+from ugpu.virtual.nvidia.gsp.rpc.damage import DAMAGES
 from ugpu.virtual.nvidia.gsp.rpc.interface import Event, Function, interface_of
 from ugpu.virtual.nvidia.gsp.rpc.logs import Log
 from ugpu.virtual.nvidia.gsp.rpc.queue import LARGEST, MessageQueues, QueueError, Record
@@ -41,6 +42,12 @@ INTERNAL = (0xC1E0_0001, 0xC1E0_0002, 0xC1E0_0003)  # client, device, subdevice 
 _SILENT = (Function.GSP_SET_SYSTEM_INFO, Function.SET_REGISTRY)
 _MOST_BYTES = 1 << 20  # of a message in several records
 SUSPENDED = 0x8000_0000
+_INIT_RESULTS = {
+    CardFault.INIT_FAILS: Status.TIMEOUT, CardFault.INIT_REFUSED: Status.INVALID_ARGUMENT,
+}  # fmt: skip
+_RESULTS = {
+    CardFault.RPC_TIMES_OUT: Status.TIMEOUT, CardFault.RPC_REFUSED: Status.NOT_SUPPORTED,
+}  # fmt: skip
 
 
 class Board(Protocol):
@@ -57,6 +64,7 @@ class Board(Protocol):
     def bus_read(self, address: int, size: int) -> bytes | None: ...
     def bus_write(self, address: int, content: bytes) -> bool: ...
     def bus_address(self, address: int, size: int) -> int | None: ...
+    def unplug(self) -> None: ...
     def signal_gsp(self) -> None:
         """Raise the GSP's interrupt: there are messages."""
         ...
@@ -104,7 +112,9 @@ class GspServer:
         self._parts: list[bytes] = []  # of a message that continues
         self._head: Record | None = None
         self._controls = controls.handlers(
-            self.interface, controls.buffer_sizes(board.options.context, board.options.access_maps)
+            self.interface,
+            controls.buffer_sizes(board.options.context, board.options.access_maps),
+            board.faults,
         )
         self._queues: MessageQueues | None = None
         self._directories = Directories(0, 0)
@@ -129,6 +139,8 @@ class GspServer:
             self.arguments = Arguments.read(self.board, address, self.interface)
             queues = self.arguments.queues
             self._queues = MessageQueues(_Bus(self.board), *queues)
+            if self.board.faults.take(CardFault.QUEUE_SHAPE):
+                self._queues.spoil_shape()
         except QueueError as error:
             self._die(str(error))
             return
@@ -152,7 +164,11 @@ class GspServer:
         if self.dead or self._queues is None:
             return
         try:
-            while not self.unloaded and (record := self._queues.receive()) is not None:
+            while (
+                not self.unloaded
+                and not self.dead
+                and (record := self._queues.receive()) is not None
+            ):
                 self._take(record)
             self._go_on()
         except QueueError as error:
@@ -165,16 +181,43 @@ class GspServer:
         if not self._started:
             self._started = True
             self._chatter()
-            if not self._sequenced:
-                self.post(Event.RUN_CPU_SEQUENCER, sequencer.program())
-        if self._sequenced:
-            self.done = True
-            if self.board.faults.take(CardFault.INIT_FAILS):
-                self._fail_init()
+            if self._struck_early():
                 return
+            if not self._sequenced:
+                fault = self.board.faults.take_any(tuple(sequencer.FAULTS))
+                self.post(Event.RUN_CPU_SEQUENCER, sequencer.program(fault))
+        if self._sequenced:
+            if self.board.faults.take(CardFault.INIT_CRASHES):
+                self._crash()
+                return
+            self.done = True
+            for fault, status in _INIT_RESULTS.items():
+                if self.board.faults.take(fault):
+                    self._fail_init(status)
+                    return
             self._begin_rm()
             self._log("LOGRM", 2, len(self.registry))
             self.post(Event.INIT_DONE, b"")
+
+    def _struck_early(self) -> bool:
+        """Return whether a planted fault keeps the firmware from coming up."""
+        faults, queues = self.board.faults, self._queues
+        assert queues is not None
+        if faults.take(CardFault.WRITE_INDEX):
+            queues.spoil_index(read=False)
+            self.dead = "planted"
+        elif faults.take(CardFault.INIT_LOCKDOWN):
+            self.post(self.interface.lockdown, bytes((1, 0, 0, 0)))
+            self.dead = "planted"
+        elif faults.take(CardFault.INIT_NEVER):
+            self.dead = "planted"
+        return bool(self.dead)
+
+    def _crash(self, *, readable: bool = True) -> None:
+        self.dead = "planted"
+        self._log("LOGINIT", 4, LOAD_PAGE_FAULT)
+        crash(self.board.gsp, self.gpu.time_ns(), readable=readable)
+        self.board.signal_gsp()
 
     def _chatter(self) -> None:
         """Send what real firmware sends before it is ready."""
@@ -260,8 +303,8 @@ class GspServer:
         if not self.done:
             result = int(Status.INVALID_STATE)
             self.board.violation(f"RPC {number} before INIT_DONE")
-        elif self.board.faults.take(CardFault.RPC_TIMES_OUT):
-            result = int(Status.TIMEOUT)
+        elif (fault := self.board.faults.take_any(tuple(_RESULTS))) is not None:
+            result = int(_RESULTS[fault])
         elif handler is None:
             self.machine.asked[f"RPC {number}"] += 1
         else:
@@ -272,6 +315,12 @@ class GspServer:
                 Event.UCODE_LIBOS_PRINT, struct.pack("<II", 0xF3D722 << 8, len(text)) + text
             )
         self._queues.send(number, reply, result=result, sequence=record.sequence)
+        if self.board.faults.take(CardFault.REPLY_TWICE):
+            self._queues.repeat_number()
+            self._queues.send(number, reply, result=result, sequence=record.sequence)
+        if self.board.faults.take(CardFault.READ_INDEX):
+            self._queues.spoil_index(read=True)
+            self.dead = "planted"
         self.board.signal_gsp()
         if self.unloaded:
             self.board.gsp_suspended()
@@ -280,24 +329,28 @@ class GspServer:
         """Return whether a planted fault keeps a call from being answered."""
         faults, queues = self.board.faults, self._queues
         assert queues is not None
-        queues.flip = int(faults.take(CardFault.REPLY_CHECKSUM))
-        queues.back = int(faults.take(CardFault.REPLY_NUMBER))
+        damage = faults.take_any(tuple(DAMAGES))
+        queues.damage = DAMAGES[damage] if damage is not None else None
         if faults.take(CardFault.GSP_CRASHES):
+            self._crash()
+        elif faults.take(CardFault.CRASH_UNREADABLE):
+            self._crash(readable=False)
+        elif faults.take(CardFault.GSP_DIES):
             self.dead = "planted"
-            self._log("LOGINIT", 4, LOAD_ACCESS_FAULT)
-            crash(self.board.gsp, self.gpu.time_ns())
-            self.board.signal_gsp()
-            return True
-        return faults.take(CardFault.RPC_LOST)
+            self.board.gsp.active, self.board.gsp.riscv_halted = False, True
+        elif faults.take(CardFault.FALLS_OFF_AT_CALL):
+            self.dead = "planted"
+            self.board.unplug()
+        return bool(self.dead) or faults.take(CardFault.RPC_LOST)
 
-    def _fail_init(self) -> None:
+    def _fail_init(self, status: Status) -> None:
         """Report that the resource manager did not come up, as a planted fault."""
         assert self._queues is not None
         text = b"NVRM: RmInitNvDevice: display engine timeout"
-        self._log("LOGRM", 3, int(Status.TIMEOUT))
+        self._log("LOGRM", 3, int(status))
         log = struct.pack("<3I", 119, 0, 0) + text
         self.post(Event.OS_ERROR_LOG, log.ljust(self.interface.error_text + 260, b"\0"))
-        self._queues.send(Event.INIT_DONE, b"", result=int(Status.TIMEOUT))
+        self._queues.send(Event.INIT_DONE, b"", result=int(status))
 
     def _call(self, handler: Callable[[GspServer, bytes], bytes], body: bytes) -> tuple[int, bytes]:
         try:
@@ -332,7 +385,10 @@ class GspServer:
                 Status.INVALID_ARGUMENT,
                 f"GspStaticConfigInfo must have {size:#x} bytes, got {len(body):#x}",
             )
-        return static_info.fill(self.interface, self.gpu, self.meta, self._directories, INTERNAL)
+        fault = self.board.faults.take_any(static_info.FAULTS)
+        return static_info.fill(
+            self.interface, self.gpu, self.meta, self._directories, INTERNAL, fault
+        )
 
     def _update_bar(self, body: bytes) -> bytes:
         kind, value, shift = calls.unpack("<IxxxxQQ", body)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from ugpu.virtual.nvidia.chip import VirtualGpu
 from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
+from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.rpc.interface import Interface
 from ugpu.virtual.nvidia.text_files import NAMES
 
 _REGION = struct.Struct("<QQQIBBB16s")
+FAULTS = (CardFault.STATIC_CUT, CardFault.STATIC_OUTSIDE, CardFault.STATIC_NONE)
 
 
 @dataclass(frozen=True)
@@ -27,14 +29,20 @@ def fill(
     meta: WprMeta,
     made: Directories,
     handles: tuple[int, ...],
+    fault: CardFault | None = None,
 ) -> bytes:
-    """Return the structure. handles: of the internal client, device and subdevice."""
+    """Return the structure. handles: of the internal client, device and subdevice. fault: one of
+    FAULTS that is planted in it."""
     static = interface.static
     raw = bytearray(static.size)
-    regions = (
+    regions: tuple[tuple[int | bytes, ...], ...] = (
         (0, meta.other_heap - 1, 0, 0, 1, 1, 0, b""),
         (meta.other_heap, gpu.memory.size - 1, 1, 0, 0, 0, 0, b""),
     )
+    if fault is CardFault.STATIC_NONE:
+        regions = regions[1:]
+    elif fault is CardFault.STATIC_OUTSIDE:
+        regions = ((gpu.memory.size, 2 * gpu.memory.size - 1, *regions[0][2:]),)
     struct.pack_into("<I", raw, static.regions, len(regions))
     for index, region in enumerate(regions):
         _REGION.pack_into(raw, static.regions + 8 + 0x30 * index, *region)
@@ -48,4 +56,4 @@ def fill(
             struct.pack_into("<II", raw, static.tpc_masks + 8 * gpc, gpc, tpcs)
     if static.layout is not None:
         struct.pack_into("<QQ", raw, static.layout, meta.other_heap, meta.frts)
-    return bytes(raw)
+    return bytes(raw[: static.size // 2] if fault is CardFault.STATIC_CUT else raw)

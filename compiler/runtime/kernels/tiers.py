@@ -1,0 +1,84 @@
+"""Two versions of a kernel: one that compiles fast and runs at once, and one that runs fast.
+
+The second is compiled behind the program and takes the first one's place, also in graphs and
+command buffers that launch it already: both have the same arguments and the same groups
+(Program.replace). Sums in an order that the kernel fixes are equal bit for bit; LLVM vectorises
+those that may be reordered in the second version only. If that fails, the first one stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Sequence
+from functools import partial
+
+from ugpu.compiler.codegen.process.behind import Order, behind
+from ugpu.compiler.expression.computation import Computation
+from ugpu.compiler.pattern.work import flops, moved
+from ugpu.compiler.runtime.kernels.known import Known, Record
+from ugpu.compiler.runtime.kernels.tuners import active
+from ugpu.compiler.schedule.group import Group
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.disk.cache import DiskCache
+from ugpu.hcq.errors import Closed, UgpuError
+from ugpu.hcq.state.config import config
+from ugpu.hcq.state.target import TargetSpec
+from ugpu.hcq.work.program import Program
+
+log = logging.getLogger(__name__)
+
+# A first version with more work takes longer to run than it saves (measured on a Zen 4): a product
+# runs at half of 60 GFLOP/s or more, other loops at a quarter of 10 GB/s, compiling takes 0.1 s.
+HEAVY_FLOPS = 4 << 30
+HEAVY_BYTES = 256 << 20
+
+
+def pays(computation: Computation, target: TargetSpec) -> bool:
+    """Return whether a new kernel is to run in a version that compiles fast. The caller holds
+    compiler.expression.value.interning."""
+    if target.abi != "host" or active() is not None or not config().tiers:
+        return False
+    return flops(computation) < HEAVY_FLOPS and moved(computation) < HEAVY_BYTES
+
+
+class Tiers:
+    """The second versions of one device's kernels. Thread-safe."""
+
+    def __init__(self, device: Device, disk: DiskCache, known: Known) -> None:
+        self.device = device
+        self._disk = disk
+        self._known = known
+        self._failures = 0
+
+    def later(self, text: str, record: Record, groups: Sequence[Group], program: Program) -> None:
+        """Compile the kernel's second version behind the program, keep it on disk, and have
+        `program` run it."""
+        done = partial(self._replace, record, tuple(groups), weakref.ref(program))
+        behind().submit(Order(text, self.device.target, done))
+
+    def _replace(
+        self,
+        record: Record,
+        groups: Sequence[Group],
+        program: weakref.ref[Program],
+        result: bytes | UgpuError,
+    ) -> None:
+        try:
+            if isinstance(result, UgpuError):
+                raise result
+            self._disk.put(record.object, result)
+            for group in groups:
+                self._known.put(group, record)
+            there = program()
+            if there is not None:
+                there.replace(result)
+                log.debug("kernel %s: replaced by its second version", record.name)
+        except Closed:
+            return  # the device or the program, meanwhile
+        except UgpuError as error:
+            self._failures += 1
+            level = logging.WARNING if self._failures == 1 else logging.DEBUG
+            log.log(
+                level, "kernel %s runs slower: its second version failed: %s", record.name, error
+            )

@@ -1,0 +1,106 @@
+"""Planted faults that show at once: what is damaged on a card, see gsp.faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Protocol
+
+from ugpu.virtual.nvidia.gsp.falcon.core import Falcon
+from ugpu.virtual.nvidia.gsp.falcon.fsp import Fsp
+from ugpu.virtual.nvidia.gsp.falcon.wpr import MIB, Wpr2
+from ugpu.virtual.nvidia.gsp.faults import CardFault
+from ugpu.virtual.nvidia.gsp.firmware import vbios
+from ugpu.virtual.nvidia.gsp.registers import RegisterSpace
+
+_ONES = 0xFFFF_FFFF
+_GV100 = 0x140 << 20 | 0xA1 << 12
+
+
+class Board(Protocol):
+    """The card, as its damages use it."""
+
+    rom: bytes
+    burnt: int
+    shown_memory: int
+    dark: bool
+    keeps_wpr2: bool
+    wpr: Wpr2
+    gsp: Falcon
+    fsp: Fsp | None
+    registers: RegisterSpace
+
+    @property
+    def memory_size(self) -> int: ...
+    def unplug(self) -> None: ...
+
+
+Strike = Callable[[Board], object]
+
+
+def _leave_wpr2(board: Board) -> None:
+    board.wpr.set(board.memory_size - 128 * MIB, board.memory_size - MIB)
+
+
+def _leave_gsp(board: Board) -> None:
+    _leave_wpr2(board)
+    board.gsp.active = True
+
+
+def _keep_wpr2(board: Board) -> None:
+    _leave_wpr2(board)
+    board.keeps_wpr2 = True
+
+
+def _darken(board: Board) -> None:
+    board.dark = True
+
+
+def _burn(board: Board) -> None:
+    board.burnt = 7
+
+
+def _show_memory(size: int, board: Board) -> None:
+    board.shown_memory = size
+
+
+def _stall_fsp(board: Board) -> None:
+    if board.fsp is not None:
+        board.fsp.stall()
+
+
+def _stick(values: Mapping[int, int], board: Board) -> None:
+    board.registers.stuck.update(values)
+
+
+def _spoil(change: Callable[[bytes], bytes], board: Board) -> None:
+    board.rom = change(board.rom)
+
+
+AT_ONCE: dict[CardFault, Strike] = {
+    CardFault.REGISTERS_DARK: _darken,
+    CardFault.OTHER_CHIP: partial(_stick, {0xA00: _GV100}),
+    CardFault.GUEST: partial(_stick, {0x4: 1 << 16}),
+    CardFault.FALLS_OFF: lambda board: board.unplug(),
+    CardFault.WPR2_LEFT: _leave_wpr2,
+    CardFault.GSP_LEFT: _leave_gsp,
+    CardFault.WPR2_STUCK: _keep_wpr2,
+    CardFault.PROGRESS_LOCKED: partial(_stick, {0x118128: 0}),
+    CardFault.VBIOS_ZEROS: partial(_spoil, vbios.filled(0x00)),
+    CardFault.VBIOS_ONES: partial(_spoil, vbios.filled(0xFF)),
+    CardFault.VBIOS_WITHOUT_PCIR: partial(_spoil, vbios.without_pcir),
+    CardFault.VBIOS_WITHOUT_BIT: partial(_spoil, vbios.without_bit),
+    CardFault.VBIOS_WITHOUT_TOKEN: partial(_spoil, vbios.without_token),
+    CardFault.VBIOS_WITHOUT_SECURE: partial(_spoil, vbios.without_secure),
+    CardFault.VBIOS_WITHOUT_FWSEC: partial(_spoil, vbios.without_fwsec),
+    CardFault.VBIOS_DESCRIPTOR: partial(_spoil, vbios.with_other_descriptor),
+    CardFault.VBIOS_MAPPER: partial(_spoil, vbios.without_mapper),
+    CardFault.VBIOS_SIGNATURE: partial(_spoil, vbios.with_other_code),
+    CardFault.FUSES_NEWER: _burn,
+    CardFault.MEMORY_UNKNOWN: partial(_show_memory, 0),
+    CardFault.MEMORY_ONES: partial(_stick, {0x1183A4: _ONES, 0x100CE0: _ONES}),
+    CardFault.MEMORY_SMALL: partial(_show_memory, 128 * MIB),
+    CardFault.FSP_BUSY: _stall_fsp,
+    CardFault.FLUSH_NEVER: partial(_stick, {0x70000: 1}),
+    CardFault.INVALIDATE_NEVER: partial(_stick, {0xB830B0: 1 << 31}),
+}
