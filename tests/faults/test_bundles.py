@@ -175,7 +175,8 @@ def test_the_kernel_of_a_tensor_is_in_the_bundle_too(folder: Path) -> None:
         core = gpu.driver.core
         (program,) = core.programs
         (name,) = program.kernels
-        found = crash.evidence(core, DeviceHang("stuck", kernel=name))
+        failure = DeviceHang("stuck", kernel=name)
+        found = crash.add_sources(bundle.Evidence(), core.programs, failure)
     assert not [what for what in found.missing if what.startswith("kernel-")], found.missing
     assert "3" in found.parts[f"kernel-{name}.txt"].decode()
 
