@@ -24,6 +24,7 @@ from ugpu.compiler.graph.tracking import History, mode
 from ugpu.compiler.methods.core import Scalar, integer_of, number_of, shape_of, whole
 from ugpu.compiler.plan.plan import MemoryPlan, memory_plan
 from ugpu.compiler.random import Random
+from ugpu.compiler.runtime.between import near_copy
 from ugpu.compiler.runtime.lent import lend
 from ugpu.compiler.runtime.memory_pool import Storage
 from ugpu.compiler.runtime.recording import current_recording
@@ -307,7 +308,8 @@ class Tensor(Random):
         return self.numpy().tolist()
 
     def to(self, target: Device | DType | str) -> Self:
-        """Return the tensor on another device (copied through the host), or with another type."""
+        """Return the tensor on another device, or with another type. The copy goes through the
+        host, unless that device reaches this one's memory (compiler.runtime.between)."""
         if isinstance(target, DType):
             return self.cast(target)
         if isinstance(target, str) and target in {dtype.name for dtype in dtypes.ALL}:
@@ -315,7 +317,14 @@ class Tensor(Random):
         device = device_of(target)
         if device is self.device:
             return self._same()
-        made = type(self)(self.numpy(), device=device, dtype=self.dtype)
+        near = None
+        if current_recording() is None and type(self) is self._kind:
+            near = near_copy(self.realize().node, self.device, device)
+        if near is None:
+            made = type(self)(self.numpy(), device=device, dtype=self.dtype)
+        else:
+            made = object.__new__(self._kind)
+            made.node, made.device, near.origin = near, device, here()
         if self.node.tracked and mode.on:
             origin = self.device
             history = History("to", (self.node,), (origin, lambda g: g.to(origin)))

@@ -215,6 +215,11 @@ class CpuDriver(QueuesDriver, CodeDriver):
         ctypes.memmove(target.ctypes.data, int(buffer.address), len(target))
         return True
 
+    def reach_memory(self, buffer: Buffer) -> Buffer | None:
+        if not isinstance((buffer.owner or buffer).handle, HostMemory):
+            return None
+        return Buffer(self.core, buffer.address, buffer.size, buffer.placement)[:]
+
     def memory_view(self, buffer: Buffer) -> memoryview | None:
         memory = (buffer.owner or buffer).handle
         if not isinstance(memory, HostMemory):

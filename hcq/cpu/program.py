@@ -53,8 +53,8 @@ class CpuProgram(Program):
         if kernels.keys() != self.keys():
             raise BadCodeObject("other kernels", expected=[*self], found=[*kernels])
         for name, kernel in self.items():
-            expected, found = kernel.details, kernels[name]
-            if (found.kernarg_size, found.arguments) != (expected.kernarg_size, expected.arguments):
+            expected, code = kernel.details, kernels[name]
+            if (code.kernarg_size, code.arguments) != (expected.kernarg_size, expected.arguments):
                 raise BadCodeObject("the arguments of a kernel differ", kernel=name)
 
     def close(self) -> None:

@@ -179,6 +179,11 @@ class Driver(ABC):
         """Return a buffer's bytes, if the host can access them itself; else None."""
         return buffer.view
 
+    def reach_memory(self, buffer: Buffer) -> Buffer | None:
+        """Return a buffer of another device as one of this device, if queues of this device can
+        access that memory themselves (a peer); else None. The result does not own the memory."""
+        return None
+
     def make_transfer(self) -> Transfer:
         """Make the object that copies between buffers and this process, on first use; the core owns
         it. Override for staging memory that `allocate_memory` does not provide."""

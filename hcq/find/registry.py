@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 
 from ugpu.hcq.device import debugging
 from ugpu.hcq.device.recovery import FAULT_POLICIES
-from ugpu.hcq.errors import BadArgument, DeviceNotFound, NotSupported
+from ugpu.hcq.errors import BadArgument, DeviceLost, DeviceNotFound, NotSupported
 from ugpu.hcq.find import listing, planting
 from ugpu.hcq.find.catalogue import (
     BRIDGES,
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from ugpu.hcq.transport.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
+_NO_VENDOR = 0xFFFF  # what a bus reads where nothing answers
 _recorded = itertools.count(1)
 # Options of `pci:` names that belong to the transport (hcq.transport.attach), not the driver.
 PCI_OPTIONS = frozenset(("via", "bind", "no_iommu", "narrow_link"))
@@ -374,6 +375,11 @@ def _open_attached(name: str, attachment: Attachment, options: Mapping[str, obje
             opening = recorder.opening()
         identity = attachment.transport.identity
         driver = driver_of(identity)
+        if driver is None and identity.vendor == _NO_VENDOR:
+            raise DeviceLost(
+                f"{name} does not answer on the bus: its PCI id reads {identity}",
+                remedy="check cable, slot and supply, then rescan the bus",
+            )
         if driver is None:
             raise DeviceNotFound(f"{name}: no driver supports PCI id {identity}")
         make = load(driver.entry)

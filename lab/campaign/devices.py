@@ -9,7 +9,7 @@ from lab.campaign.adreno import AdrenoStand
 from lab.campaign.amd import AmStand, Navi32Stand, UsbStand
 from lab.campaign.gsp import GspStand
 from lab.campaign.kinds_adreno import CHIPS as KGSL_CHIPS
-from lab.campaign.kinds_gsp import FSP, FWSEC
+from lab.campaign.kinds_gsp import DEVICES as GSP_CARDS
 from lab.campaign.kinds_msm import CHIPS as MSM_CHIPS
 from lab.campaign.libusb import LibUsbStand
 from lab.campaign.nvidia import NvStand
@@ -32,6 +32,6 @@ STANDS: dict[str, Callable[[int], Stand]] = {
     "libusb": LibUsbStand,
     "thunderbolt": ThunderboltStand,
     **{chip: partial(NvStand, chip) for chip in CHIPS},
-    **{name: partial(GspStand, name.partition("+")[0]) for name in (*FWSEC, *FSP)},
+    **{name: partial(GspStand, name.partition("+")[0]) for name in GSP_CARDS},
     **{chip: partial(AdrenoStand, chip) for chip in (*KGSL_CHIPS, *MSM_CHIPS)},
 }

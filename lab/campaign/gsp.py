@@ -20,6 +20,10 @@ FSP_STEPS = (
     "power", "firmware files", "gfw-boot", "layout", "chain-of-trust", "lockdown", "riscv",
     "init-done", "static-info", "open",
 )  # fmt: skip
+_STEPS = {
+    **dict.fromkeys(("gh100", "gb202"), FSP_STEPS),
+    "ga100": tuple(step for step in FWSEC_STEPS if step != "frts"),
+}
 
 
 class GspStand(NvStand):
@@ -29,7 +33,7 @@ class GspStand(NvStand):
     stranded = False
 
     def __init__(self, chip: str, seed: int) -> None:
-        self.boot_stages = FSP_STEPS if chip in ("gh100", "gb202") else FWSEC_STEPS
+        self.boot_stages = _STEPS.get(chip, FWSEC_STEPS)
         super().__init__(chip, seed)
 
     def _switch_on(self) -> None:
@@ -54,7 +58,7 @@ class GspStand(NvStand):
         self._opened = True
         self.device.limit_s = LONG_S
 
-    def _state(self) -> dict[str, object]:
+    def _state(self) -> dict[str, int]:
         """What a closed device leaves as it was."""
         card = self.card
         wpr2 = card.wpr.up and not card.keeps_wpr2

@@ -11,7 +11,6 @@ from ugpu.hcq.errors import (
     ChipError,
     DeviceBusy,
     DeviceLost,
-    DeviceNotFound,
     FirmwareError,
     FirmwareInvalid,
     FirmwareRejected,
@@ -28,6 +27,9 @@ _HW, _FW, _LINK, _HOST = Layer.HARDWARE, Layer.FIRMWARE, Layer.LINK, Layer.HOST
 _F, _OGKM = CardFault, "open-gpu-kernel-modules 570.144"
 _ISSUE = "NVIDIA/open-gpu-kernel-modules issue"
 FWSEC, FSP = ("ad102+gsp",), ("gb202+gsp",)
+PORTS, BOOTER = ("tu102+gsp",), ("ga100+gsp",)  # programs through ports; booter alone
+BY_FWSEC, BY_BOOTER = (*FWSEC, *PORTS), (*FWSEC, *BOOTER)
+DEVICES = (*FWSEC, *FSP, *PORTS, *BOOTER)
 _RESET = "the GSP was reset while its firmware ran"  # it answers no call that lets it leave
 
 
@@ -62,15 +64,14 @@ def kind(
     )  # fmt: skip
 
 
-_DEAD = {"objections": (_RESET,)}
-_LOST = {"lasts": True, "step": "-"}
+_DEAD: dict[str, Any] = {"objections": (_RESET,)}
 _LINKS = [
     kind(_F.REGISTERS_DARK, _LINK, "power", DeviceLost, "check cable", step="gfw-boot", lasts=True,
          facts={"config_space": "responds"}, source="tinygrad issues 15843, 15652, 16454"),
     kind(_F.OTHER_CHIP, _HW, "power", NotSupported, "expected BOOT_42 of 0x192", step="gfw-boot",
          lasts=True, facts={"found": 0x140}),
     kind(_F.GUEST, _HOST, "power", NotSupported, "vGPU", step="gfw-boot", lasts=True),
-    kind(_F.FALLS_OFF, _LINK, "power", DeviceNotFound, **_LOST),
+    kind(_F.FALLS_OFF, _LINK, "power", DeviceLost, "check cable", step="-", lasts=True),
     kind(_F.FALLS_OFF_AT_BOOT, _LINK, "booter", DeviceLost, "check cable", lasts=True,
          source="tinygrad issue 16454"),
     kind(_F.FALLS_OFF_AT_CALL, _LINK, "static-info", DeviceLost, "check cable", lasts=True,
@@ -109,23 +110,24 @@ _BOARD = [
     kind(_F.MEMORY_SMALL, _HW, "layout", NotSupported, lasts=True, facts={"vram": 128 << 20}),
 ]  # fmt: skip
 _PROGRAMS = [
-    kind(_F.SCRUB_NEVER, _HW, "frts", UnitTimeout, facts={"waiting_for": "end of memory scrubbing"},
-         ),
+    kind(_F.SCRUB_NEVER, _HW, "frts", UnitTimeout, devices=BY_FWSEC,
+         facts={"waiting_for": "end of memory scrubbing"}),
     kind(_F.DMA_NEVER, _HW, "frts", UnitTimeout, facts={"waiting_for": "DMA of block 0"}),
-    kind(_F.FALCON_HANGS, _FW, "frts", UnitTimeout, facts={"program": "FWSEC-FRTS"}),
-    kind(_F.FWSEC_FAILS, _FW, "frts", FirmwareRejected, facts={"status": 4}),
+    kind(_F.FALCON_HANGS, _FW, "frts", UnitTimeout, devices=BY_FWSEC,
+         facts={"program": "FWSEC-FRTS"}),
+    kind(_F.FWSEC_FAILS, _FW, "frts", FirmwareRejected, devices=BY_FWSEC, facts={"status": 4}),
     kind(_F.FWSEC_ELSEWHERE, _FW, "frts", FirmwareRejected,
          facts={"expected": "0x3fe00000-0x3ff00000", "found": "0x3fd00000-0x3fe00000"}),
     kind(_F.FWSEC_NOTHING, _FW, "frts", FirmwareRejected, "protected nothing",
          facts={"expected": "0x3fe00000-0x3ff00000", "found": "0x0-0x0"}),
     kind(_F.FWSEC_MAILBOX, _FW, "frts", FirmwareRejected, facts={"status": 0x31}),
-    kind(_F.BOOTER_META, _FW, "booter", FirmwareRejected, facts={"status": 0xA},
+    kind(_F.BOOTER_META, _FW, "booter", FirmwareRejected, devices=BY_BOOTER, facts={"status": 0xA},
          source=f"{_ISSUE} 673"),
-    kind(_F.BOOTER_FAILS, _FW, "booter", FirmwareRejected, facts={"status": 0xB},
+    kind(_F.BOOTER_FAILS, _FW, "booter", FirmwareRejected, devices=BY_BOOTER, facts={"status": 0xB},
          source="a report of a CMP 50HX"),
-    kind(_F.SB_FAILS, _FW, "close", None),
-    kind(_F.UNLOADER_FAILS, _FW, "close", None, source=f"{_ISSUE} 673"),
-    kind(_F.WPR2_STAYS, _FW, "close", None),
+    kind(_F.SB_FAILS, _FW, "close", None, devices=BY_FWSEC),
+    kind(_F.UNLOADER_FAILS, _FW, "close", None, devices=BY_BOOTER, source=f"{_ISSUE} 673"),
+    kind(_F.WPR2_STAYS, _FW, "close", None, devices=BY_BOOTER),
     kind(_F.UNLOAD_SILENT, _FW, "close", None),
 ]  # fmt: skip
 _FSP = [
@@ -152,7 +154,8 @@ _INIT = [
     kind(_F.GSP_NOT_STARTED, _FW, "booter", FirmwareSilent, step="riscv",
          facts={"riscv_cpuctl": 0}),
     kind(_F.GSP_HALTS, _FW, "booter", FirmwareSilent, step="riscv", facts={"riscv_cpuctl": 1 << 4}),
-    kind(_F.GSP_SILENT, _FW, "booter", FirmwareSilent, "INIT_DONE", step="init-done"),
+    kind(_F.GSP_SILENT, _FW, "booter", FirmwareSilent, "INIT_DONE", devices=BY_BOOTER,
+         step="init-done"),
     kind(_F.QUEUE_SHAPE, _FW, "booter", BadRecord, step="init-done",
          facts={"expected": "0x40000 0x1000 63", "found": "0x40000 0x1000 31"}),
     kind(_F.WRITE_INDEX, _FW, "booter", BadRecord, step="init-done",
@@ -165,7 +168,7 @@ _INIT = [
     kind(_F.INIT_REFUSED, _FW, "booter", FirmwareError, step="init-done",
          facts={"status": "NV_ERR_INVALID_ARGUMENT", "event": "EVENT_GSP_INIT_DONE"},
          source=f"{_ISSUE} 1058"),
-    kind(_F.INIT_CRASHES, _FW, "booter", FirmwareError, step="init-done",
+    kind(_F.INIT_CRASHES, _FW, "booter", FirmwareError, devices=BY_BOOTER, step="init-done",
          facts={"crash": "exception: load page fault in user mode, partition 1, pc 0x500001234, "
                          "data 0xd"}, source=f"{_ISSUE} 829, 876"),
     kind(_F.INIT_LOCKDOWN, _FW, "booter", FirmwareSilent, step="init-done",

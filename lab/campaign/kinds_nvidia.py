@@ -76,7 +76,7 @@ KINDS = [
           facts={"status": "NV_ERR_TIMEOUT"}, recovery=Recovery.GO_ON),
     fault(_F.BUSY, _FW, ("open", "idle"), None, source=_RM),
     fault(_F.FELL_OFF, Layer.LINK, ("idle", "launch", "copy", "reset", "close"), DeviceLost,
-          "look at power and slot", errors={"close": None}, recovery=Recovery.REOPEN,
+          "check power and seating", errors={"close": None}, recovery=Recovery.REOPEN,
           cure=lambda stand: stand.again()),
     fault(_F.RESET_REQUIRED, _HW, ("idle",), DriverRefused, _GPU, source=_RM,
           recovery=Recovery.REOPEN, cure=lambda stand: stand.again()),

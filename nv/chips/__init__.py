@@ -18,7 +18,7 @@ _LEAST_BARS = ((0, 16 << 20), (1, 64 << 20))
 # tree, the GSP's interrupt flag and re-arming (work has ended).
 _LEAVES = tuple((0, 0xB8_1000 + 4 * leaf) for leaf in range(8))
 _BY_CLOCK = ((0, 0x0), (0, 0xA00), (0, 0x11_0094), (0, 0x11_0004), (0, 0x8_8704), *_LEAVES)
-MODELLED = ("tu102", "ga102", "ad102", "gh100", "gb202")
+MODELLED = ("tu102", "tu116", "ga100", "ga102", "ad102", "gh100", "gb202")
 
 
 def virtual_names() -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from ugpu.hcq.transport.node import NodeAttachment
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.nv.device.driver import NvDriver, OpenGpu, StageHook
 from ugpu.nv.rm.node_gpu import NodeGpu
-from ugpu.nv.rm.node_memory import NodeMemory
 from ugpu.nv.rm.session import NodeSession, Session
 
 
@@ -132,15 +131,7 @@ class NvDevice(Device):
 
         It does not own the memory: the peer's buffer must stay open as long as this one is used.
         """
-        own, core = self._driver, self._driver.core
-        memory = (buffer.owner or buffer).handle
-        if not isinstance(memory, NodeMemory) or memory.gpu.session is not own.session:
+        near = self._driver.reach_memory(buffer)
+        if near is None:
             raise BadArgument("expected a buffer of a GPU opened with open_peer")
-        with core.lock:
-            core.check_usable()
-            if memory.gpu.index != own.gpu.index:
-                memory.gpu.session.space.map_for(
-                    memory.address, memory.size, memory.handle, [own.gpu.uuid]
-                )
-        whole = Buffer(core, buffer.address, buffer.size, buffer.placement, buffer.view)
-        return whole[:]
+        return near

@@ -35,6 +35,7 @@ from ugpu.nv.rm.channel import GPFIFO_CLASSES
 from ugpu.nv.rm.gpu import Gpu
 from ugpu.nv.rm.memory import Memory, allocate
 from ugpu.nv.rm.node_gpu import NodeGpu
+from ugpu.nv.rm.node_memory import NodeMemory
 from ugpu.nv.rm.requests import GONE
 from ugpu.nv.rm.session import LOCAL_WINDOW, SHARED_WINDOW, Region, Session
 from ugpu.nv.rm.shared_data import SharedData
@@ -278,6 +279,22 @@ class NvDriver(WorkHolder):
             buffer.view = None
         self.programs.forget(memory)
         memory.close()
+
+    def reach_memory(self, buffer: Buffer) -> Buffer | None:
+        memory, core = (buffer.owner or buffer).handle, self.core
+        if not isinstance(memory, NodeMemory) or memory.gpu.session is not self.session:
+            return None
+        assert isinstance(self.gpu, NodeGpu)  # as all of its session
+        own = memory.gpu.index == self.gpu.index
+        if not own and memory.gpu.index not in self.gpu.peers:
+            return None
+        with core.lock:
+            core.check_usable()
+            if not own:
+                memory.gpu.session.space.map_for(
+                    memory.address, memory.size, memory.handle, [self.gpu.uuid]
+                )
+        return Buffer(core, buffer.address, buffer.size, buffer.placement, buffer.view)[:]
 
     def load_program(self, image: bytes) -> Program:
         return self.programs.load(image)

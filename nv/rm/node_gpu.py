@@ -49,6 +49,7 @@ class NodeGpu(Gpu):
         self.session = session.take(self)
         self.path = f"/dev/nvidia{index}"
         self._ended = False
+        self.peers: set[int] = set()  # GPUs of the session whose memory this one reaches
         self.contexts = ContextRanges(self)
         self.file: int | None = None
         self.window: NodeMapping | None = None
@@ -190,6 +191,8 @@ class NodeGpu(Gpu):
             gpuUuidA=uvm.uuid(self.uuid),
             gpuUuidB=uvm.uuid(other.uuid),
         )
+        self.peers.add(other.index)
+        other.peers.add(self.index)
 
     # ---- memory and channels -----------------------------------------------------------------
 

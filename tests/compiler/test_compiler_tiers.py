@@ -3,10 +3,15 @@ and is kept on disk; failures and deaths leave the first."""
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +21,8 @@ from ugpu import hcq
 from ugpu.compiler import Tensor, jit
 from ugpu.compiler.codegen.process import behind as queue
 from ugpu.compiler.codegen.process.behind import Behind, Order, behind
-from ugpu.compiler.codegen.process.children import Child, Compiled
+from ugpu.compiler.codegen.process.children import LIMIT_S, Child, Compiled
+from ugpu.compiler.runtime.kernels.progress import CLEAR, Progress
 from ugpu.compiler.runtime.runtime import kernel_log, use_cache
 from ugpu.hcq.cpu.program import CpuProgram
 from ugpu.hcq.device.device import core_of
@@ -24,6 +30,7 @@ from ugpu.hcq.errors import BadCodeObject, Closed, CompileError, UgpuError
 from ugpu.hcq.state.config import setting
 
 SIDE = 48
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -44,6 +51,14 @@ def _work(a: Tensor, b: Tensor) -> Tensor:
     return ((a @ b).relu() + a).max(1)
 
 
+def _compiled(order: Order) -> bytes:
+    child = Child()
+    try:
+        return child.compile(order.text, order.target).image
+    finally:
+        child.close()
+
+
 class Held(Behind):
     """A queue whose kernels are compiled when the test says so."""
 
@@ -57,7 +72,7 @@ class Held(Behind):
     def finish(self, fault: UgpuError | None = None) -> None:
         while self.held:
             order = self.held.pop(0)
-            order.done(fault or Child().compile(order.text, order.target).image)
+            order.done(fault or _compiled(order))
 
 
 @pytest.fixture
@@ -78,7 +93,7 @@ def test_the_second_version_takes_the_place_of_the_first_in_a_replay(
     assert held.held and len(held.held) == len({each.name for each in kernels})
     while held.held:  # one after the other
         order = held.held.pop(0)
-        order.done(Child().compile(order.text, order.target).image)
+        order.done(_compiled(order))
         results.append(replayed(a, b).numpy())
     assert all(each.replacements for each in programs)
     assert all(np.array_equal(each, results[0]) for each in results)
@@ -148,7 +163,8 @@ def test_a_queue_that_is_closed_ends_its_child_and_drops_the_rest() -> None:
     own.submit(Order(endless, target, done.append))
     own.wait()
     assert not done
-    assert all(child.worker.process is None for child in own.children)
+    assert not any(thread.is_alive() for _, thread in own._threads)
+    assert all(child.worker.process is None for child, _ in own._threads)
 
 
 def test_a_closed_device_takes_no_second_version(
@@ -170,7 +186,7 @@ def test_other_kernels_are_refused_as_replacements(cpu: hcq.Device, held: Held) 
     loaded = [each for each in core_of(cpu).programs if isinstance(each, CpuProgram)]
     programs = {name: each for each in loaded for name in each}
     name = next(name for name in programs if f"@{name}(" in first.text)
-    foreign = Child().compile(held.held[other].text, cpu.target).image
+    foreign = _compiled(held.held[other])
     for image in (foreign, b"not an object"):
         with pytest.raises(BadCodeObject):
             programs[name].replace(image)
@@ -186,3 +202,72 @@ def test_the_setting_turns_it_off(cpu: hcq.Device, held: Held) -> None:
         a, b = _arrays(cpu)
         _work(a, b).numpy()
     assert not held.held
+
+
+def test_sums_that_may_be_reordered_have_no_first_version(cpu: hcq.Device, held: Held) -> None:
+    a, _ = _arrays(cpu)
+    a.sum(1).numpy()
+    assert not held.held
+
+
+class Terminal(io.StringIO):
+    """Whatever is awaited ends once a line is shown."""
+
+    awaited: Future[None]
+
+    def isatty(self) -> bool:
+        return True
+
+    def flush(self) -> None:
+        if not self.awaited.done():
+            self.awaited.set_result(None)
+
+
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
+def test_long_compilation_shows_a_line_on_a_terminal_only(stream: io.StringIO) -> None:
+    now = 0.0
+    slow: Future[None] = Future()
+    if isinstance(stream, Terminal):
+        stream.awaited = slow
+    with Progress(3, stream, lambda: now) as progress:
+        progress.await_one(None)
+        now = 2.0
+        progress.await_one(slow)
+    shown = stream.getvalue()
+    if stream.isatty():
+        assert "1 of 3" in shown and shown.endswith(CLEAR)
+    else:
+        assert not shown
+
+
+def test_the_end_of_a_program_awaits_no_second_version(tmp_path: Path) -> None:
+    """Its children end with it, and what they have not compiled is begun again."""
+    code = (
+        "import numpy as np\n"
+        "from ugpu.compiler import Tensor\n"
+        "from ugpu.compiler.codegen.process.behind import Order, behind\n"
+        "x = Tensor(np.ones((40, 40), np.float32))\n"
+        "(x @ x).numpy()\n"
+        "endless = 'define void @f(ptr %p) {\\n' + '  store volatile i8 1, ptr %p\\n' * 400000\n"
+        "order = Order(endless + '  ret void\\n}\\n', x.device.target, print)\n"
+        "for _ in range(9):\n"
+        "    behind().submit(order)\n"
+        "while not (process := behind()._threads[0][0].worker.process):\n"
+        "    pass\n"
+        "print(process.pid)\n"
+    )
+    with setting("UGPU_TIERS", "1"), setting("UGPU_CACHE", str(tmp_path)):
+        said = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
+    pid = int(said.split()[-1])
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_process_that_nobody_awaits_is_ended_by_the_system() -> None:
+    child = Child()
+    with hcq.open("cpu") as device:
+        child.compile("define void @f() {\n  ret void\n}\n", device.target)
+    assert child.worker.process is not None
+    soft, _ = resource.prlimit(child.worker.process.pid, resource.RLIMIT_CPU)
+    child.close()
+    assert 0 < soft <= 3 * LIMIT_S

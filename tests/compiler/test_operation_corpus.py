@@ -15,7 +15,7 @@ NVIDIA = [f"virtual:{chip}" for chip in ("gh100", "tu102", "ga102", "ad102", "gb
 AMD = [
     f"virtual:{chip}" for chip in sorted(chips.virtual_names(), key=lambda name: name != "navi31")
 ]
-BARE = [f"virtual:{chip}+gsp" for chip in ("ad102", "ga102", "gb202", "gh100", "tu102")]
+BARE = [f"virtual:{chip}+gsp" for chip in ("ad102", "ga102", "gb202", "gh100", "tu102", "ga100")]
 FAMILIES = (["cpu"], AMD, NVIDIA, BARE)
 PRODUCTS = ("matmul", "attention", "conv2d")
 SHARES = 6

@@ -170,6 +170,17 @@ def test_16_bit_sums_are_rounded_once(devices: list[Device]) -> None:
     assert ((sharded.T @ sharded).numpy() == (x.T @ x).numpy()).all()
 
 
+def test_a_copy_between_devices_of_one_process_does_not_pass_through_arrays(
+    four: list[Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = Tensor(X, device=four[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "numpy", None)
+        moved = [(x[2:] * 2).to(four[1]), x.to(four[1])[1]]
+    assert (moved[0].numpy() == X[2:] * 2).all()
+    assert (moved[1].numpy() == X[1]).all()
+
+
 def test_rows_of_a_table(devices: list[Device]) -> None:
     index = np.array([[3, 1], [0, 3], [2, 2]])
     places = Tensor(index, device=devices[0])

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support import ptx_kernels
 from tests.support.nv_machine import left_behind, opened, powered, work
+from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import (
     AccessDenied,
     BadArgument,
@@ -178,7 +179,7 @@ def test_memory_that_is_used_up_can_be_used_again() -> None:
         device.alloc(256 << 20).close()
 
 
-def test_peers_reach_each_other() -> None:
+def test_peers_reach_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     with powered("gh100", MachineOptions(gpus=2)) as machine:
         clean = left_behind(machine)
         one = opened(machine)
@@ -193,6 +194,12 @@ def test_peers_reach_each_other() -> None:
         assert (ours.numpy(np.uint32) == values).all()
         with pytest.raises(BadArgument, match="another device"):
             one.queue().copy(ours, theirs)
+        with monkeypatch.context() as patch:  # a tensor's copy does not pass through the host
+            patch.setattr(one.driver.core.copies, "upload", None)
+            moved = Tensor.from_buffer(theirs, 1024, "uint32").to(one)
+        assert moved.device is one
+        assert (moved.numpy() == values).all()
+        del moved
         work(two)
         two.close()
         work(one)

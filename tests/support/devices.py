@@ -9,7 +9,7 @@ DEVICES = ("cpu", "virtual:navi31", "virtual:gh100")
 SLOW_DEVICES = (
     *(f"virtual:{chip}" for chip in chips.virtual_names() if f"virtual:{chip}" not in DEVICES),
     *("virtual:tu102", "virtual:ga102", "virtual:ad102", "virtual:gb202"),
-    *(f"virtual:{chip}+gsp" for chip in ("ad102", "ga102", "gb202", "gh100", "tu102")),
+    *(f"virtual:{chip}+gsp" for chip in ("ad102", "ga102", "gb202", "gh100", "tu102", "ga100")),
     "virtual:navi31+usb",
     "virtual:a740",
 )

@@ -33,7 +33,10 @@ NAMES = {
     "nn.functional.fold": None, "fold": None,
 }  # fmt: skip
 RANDOM = ("dropout", "rand", "normal", "uniform", "randn", "randint", "bernoulli", "multinomial")
-CREATION = ("arange", "linspace", "logspace", "eye", "full", "ones", "zeros", "full_like", "zeros_like", "ones_like")
+CREATION = (
+    "arange", "linspace", "logspace", "eye", "full", "ones", "zeros", "full_like", "zeros_like",
+    "ones_like",
+)  # fmt: skip
 
 
 def method_of(name: str) -> str | None:

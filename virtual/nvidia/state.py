@@ -30,8 +30,11 @@ from ugpu.virtual.nvidia.options import MachineOptions
 from ugpu.virtual.nvidia.sm_contract import GridLaunch, Multiprocessors, SmEnding, SmOutcome
 
 # GPCs, and TPCs in each, of the full architecture; two SMs make a TPC (NVIDIA whitepapers
-# of Turing, GA102, Ada, H100 and RTX Blackwell).
-SHAPES = {"tu102": (6, 6), "ga102": (7, 6), "ad102": (12, 6), "gh100": (8, 9), "gb202": (12, 8)}
+# of Turing, A100, GA102, Ada, H100 and RTX Blackwell).
+SHAPES = {
+    "tu102": (6, 6), "tu116": (3, 4), "ga100": (8, 8), "ga102": (7, 6), "ad102": (12, 6),
+    "gh100": (8, 9), "gb202": (12, 8),
+}  # fmt: skip
 
 # HWW_WARP_ESR codes: Linux 6.12 drivers/gpu/drm/nouveau/nvkm/engine/gr/gf100.c,
 # gf100_mp_warp_error.

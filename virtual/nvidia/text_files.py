@@ -16,6 +16,8 @@ _GPU = re.compile(r"/proc/driver/nvidia/gpus/([0-9a-f:.]+)/information")
 _PCI = re.compile(r"/sys/bus/pci/devices/([0-9a-f:.]+)/(\w+)")
 NAMES = {
     "tu102": "NVIDIA GeForce RTX 2080 Ti",
+    "tu116": "NVIDIA GeForce GTX 1660 Ti",
+    "ga100": "NVIDIA A100-SXM4-40GB",
     "ga102": "NVIDIA GeForce RTX 3090",
     "ad102": "NVIDIA GeForce RTX 4090",
     "gh100": "NVIDIA H100 80GB HBM3",

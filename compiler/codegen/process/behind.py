@@ -18,6 +18,7 @@ from ugpu.hcq.errors import UgpuError
 from ugpu.hcq.state.target import TargetSpec
 
 NICE = 5  # a quarter of a processor, when the program uses all of it
+PAUSE_S, ATTEMPTS = 0.02, 500  # TIMEOUT: a thread ends once its child has
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Behind:
         self.owner = os.getpid()
         self.most = most
         self.closed = False
-        self.children: list[Child] = []
+        self._threads: list[tuple[Child, threading.Thread]] = []
         self._orders: deque[Order] = deque()
         self._changed = threading.Condition()
         self._busy = 0
@@ -48,11 +49,12 @@ class Behind:
             if self.closed:
                 return
             self._orders.append(order)
-            if len(self.children) < min(self.most, self._busy + len(self._orders)):
+            if len(self._threads) < min(self.most, self._busy + len(self._orders)):
                 child = Child(nice=NICE)
-                self.children.append(child)
-                name = f"ugpu-behind-{len(self.children)}"
-                threading.Thread(target=self._serve, args=(child,), name=name, daemon=True).start()
+                name = f"ugpu-behind-{len(self._threads)}"
+                thread = threading.Thread(target=self._serve, args=(child,), name=name, daemon=True)
+                self._threads.append((child, thread))
+                thread.start()
             self._changed.notify_all()
 
     def wait(self) -> None:
@@ -63,35 +65,48 @@ class Behind:
                 self._changed.wait()
 
     def _serve(self, child: Child) -> None:
-        while True:
-            with self._changed:
-                while not self._orders and not self.closed:
-                    self._changed.wait()
-                if self.closed:
-                    return
-                order = self._orders.popleft()
-                self._busy += 1
-            try:
-                result: bytes | UgpuError
+        try:
+            while (order := self._next()) is not None:
                 try:
-                    result = child.compile(order.text, order.target).image
-                except UgpuError as error:
-                    result = error
-                if not self.closed:  # else the child was ended on purpose
-                    order.done(result)
-            finally:
-                with self._changed:
-                    self._busy -= 1
-                    self._changed.notify_all()
+                    self._compile(child, order)
+                finally:
+                    with self._changed:
+                        self._busy -= 1
+                        self._changed.notify_all()
+        finally:
+            child.close()
+
+    def _next(self) -> Order | None:
+        """Return an order that the caller is busy with from now on; None once closed."""
+        with self._changed:
+            while not self._orders and not self.closed:
+                self._changed.wait()
+            if self.closed:
+                return None
+            self._busy += 1
+            return self._orders.popleft()
+
+    def _compile(self, child: Child, order: Order) -> None:
+        result: bytes | UgpuError
+        try:
+            result = child.compile(order.text, order.target).image
+        except UgpuError as error:
+            result = error
+        if not self.closed:  # else the child was ended on purpose
+            order.done(result)
 
     def close(self) -> None:
-        """Drop the queue and end the children; idempotent."""
+        """Drop the queue, end the children and await their threads; idempotent."""
         with self._changed:
             self.closed = True
             self._orders.clear()
             self._changed.notify_all()
-        for child in self.children:
-            child.close()
+        for child, thread in self._threads:
+            for _ in range(ATTEMPTS):
+                child.interrupt()  # again and again: it may just be starting
+                thread.join(PAUSE_S)
+                if not thread.is_alive():
+                    break
 
 
 _lock = threading.Lock()

@@ -142,6 +142,12 @@ class Process:
         fatal = [line for line in said if "LLVM ERROR" in line]
         return Ended(code, (fatal or said or ["it said nothing"])[-1])
 
+    def kill(self) -> None:
+        """End the process, from any thread: the one that uses it gets Ended."""
+        process = self.process
+        if process is not None:
+            process.kill()
+
     def close(self) -> None:
         """End the process; idempotent."""
         if self.channel is not None:

@@ -99,6 +99,10 @@ class Child:
                 raise
             return self.worker.ask(request, self.limit_s)  # it had ended while idle
 
+    def interrupt(self) -> None:
+        """End the process while another thread uses it, which gets a CompileError."""
+        self.worker.kill()
+
     def close(self) -> None:
         """End the process; idempotent."""
         self.worker.close()

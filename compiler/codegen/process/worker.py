@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import socket
 import sys
 import time
 
 from ugpu.compiler.codegen.process.child import receive, send
-from ugpu.compiler.codegen.process.children import ANSWER, DONE, MISSING, REFUSED
+from ugpu.compiler.codegen.process.children import ANSWER, DONE, LIMIT_S, MISSING, REFUSED
 from ugpu.compiler.codegen.process.objects import compile_here
 from ugpu.hcq.errors import MissingDependency, UgpuError
 from ugpu.hcq.state.target import TargetSpec
@@ -47,7 +48,17 @@ def serve(channel: socket.socket) -> None:
             message = receive(channel)
         except (EOFError, ConnectionError):
             return
+        _limit()
         send(channel, answer(message))
+
+
+def _limit() -> None:
+    """Let the system end this process if LLVM does not, and the process that would end it is gone.
+    setrlimit(2): RLIMIT_CPU is in seconds of processor time, from the process's start."""
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    limit = int(time.process_time() + 2 * LIMIT_S)
+    if most == resource.RLIM_INFINITY or limit < most:
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, most))
 
 
 if __name__ == "__main__":

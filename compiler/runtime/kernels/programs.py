@@ -26,6 +26,7 @@ from ugpu.compiler.kernel.lower import lower, spaces
 from ugpu.compiler.plan.packing import computation_of
 from ugpu.compiler.runtime.kernels.faulted import Places
 from ugpu.compiler.runtime.kernels.known import Known, Record
+from ugpu.compiler.runtime.kernels.progress import Progress
 from ugpu.compiler.runtime.kernels.store import Store, key_of, packing_key
 from ugpu.compiler.runtime.kernels.tiers import Tiers, pays
 from ugpu.compiler.runtime.kernels.tuners import active
@@ -111,13 +112,13 @@ class Programs:
                 known[number] = there
         firsts: list[tuple[_Pending, Program]] = []
         try:
-            for waiting in pending.values():
-                with trace.step("compiler.kernel", device=self.device.name) as step:
+            with Progress(len(pending)) as progress:
+                for waiting in pending.values():
+                    progress.await_one(waiting.compiled)
                     loaded = self._finish(waiting)
-                    step["kernel"] = loaded.kernel.name
-                known |= {id(group): loaded for group in waiting.groups}
-                if waiting.first:
-                    firsts.append((waiting, loaded.program))
+                    known |= {id(group): loaded for group in waiting.groups}
+                    if waiting.first:
+                        firsts.append((waiting, loaded.program))
         finally:  # not before: they would delay other first versions
             for waiting, program in firsts:
                 self.tiers.later(waiting.first, waiting.record, waiting.groups, program)
@@ -154,7 +155,7 @@ class Programs:
             waiting.image = self.disk.get(key)
             if waiting.image is None:
                 with interning:
-                    first = pays(computation, target)
+                    first = pays(computation, target, module.text)
                 self._compile(waiting, module.text, first)
                 self.places.keep(kernel, key, module)
             waiting.seconds = time.perf_counter() - start
@@ -227,6 +228,12 @@ class Programs:
             return shared().submit(text, target, name, self.failed).result()
 
     def _finish(self, waiting: _Pending) -> Loaded:
+        with trace.step("compiler.kernel", device=self.device.name) as step:
+            loaded = self._load(waiting)
+            step["kernel"] = loaded.kernel.name
+            return loaded
+
+    def _load(self, waiting: _Pending) -> Loaded:
         image, record = waiting.image, waiting.record
         if image is None:
             done = self._compiled(waiting)

@@ -2,8 +2,8 @@
 
 The second is compiled behind the program and takes the first one's place, also in graphs and
 command buffers that launch it already: both have the same arguments and the same groups
-(Program.replace). Sums in an order that the kernel fixes are equal bit for bit; LLVM vectorises
-those that may be reordered in the second version only. If that fails, the first one stays.
+(Program.replace). Their results are equal bit for bit: a kernel with sums that LLVM may reorder has
+no first version. If the second fails, the first stays.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ from ugpu.hcq.work.program import Program
 
 log = logging.getLogger(__name__)
 
-# A first version with more work takes longer to run than it saves (measured on a Zen 4): a product
-# runs at half of 60 GFLOP/s or more, other loops at a quarter of 10 GB/s, compiling takes 0.1 s.
-HEAVY_FLOPS = 4 << 30
-HEAVY_BYTES = 256 << 20
+REORDERED = " reassoc "  # LLVM may reorder such sums: the first version would differ in last bits
+VECTORS = "@llvm.fma.v"  # products, whose text has vectors: others are scalar in a first version
+# Floating-point operations and bytes of a first version that runs for as long as it saves
+# compiling, on a Zen 4: vectors run at half their speed or more, scalars at a tenth.
+MOST = {True: (4 << 30, 64 << 20), False: (32 << 20, 8 << 20)}  # by whether it has vectors
 
 
-def pays(computation: Computation, target: TargetSpec) -> bool:
+def pays(computation: Computation, target: TargetSpec, text: str) -> bool:
     """Return whether a new kernel is to run in a version that compiles fast. The caller holds
     compiler.expression.value.interning."""
-    if target.abi != "host" or active() is not None or not config().tiers:
+    if target.abi != "host" or active() is not None or not config().tiers or REORDERED in text:
         return False
-    return flops(computation) < HEAVY_FLOPS and moved(computation) < HEAVY_BYTES
+    operations, size = MOST[VECTORS in text]
+    return moved(computation) <= size and flops(computation) <= operations
 
 
 class Tiers:

@@ -145,7 +145,7 @@ def rejoin(start: Start, note: Note) -> Firmware:
     try:
         flush_page = placement.place_flush_page(start, note.memory)
         placement.place_arguments(start, note.memory)
-        if chip.boot.way is BootWay.FWSEC:
+        if chip.boot.way is not BootWay.FSP:
             vbios.find_fwsec(start)
         way = unload.prepare(start)
         start.running = True

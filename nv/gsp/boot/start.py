@@ -95,7 +95,8 @@ class Start:
         if self.locked_down:
             return {**facts, "lockdown": "the GSP's registers are locked"}
         regs = self.gsp.regs
-        for name in ("MAILBOX0", "MAILBOX1", "RISCV_CPUCTL", "HWCFG2", "IRQSTAT", "WAYFINDER"):
+        core = "RISCV_CORE_SWITCH_STATUS" if self.boot.riscv_status else "RISCV_CPUCTL"
+        for name in ("MAILBOX0", "MAILBOX1", core, "HWCFG2", "IRQSTAT", "WAYFINDER"):
             value = int(regs[name].read())
             facts[name.lower()] = f"{value:#x} (locked)" if is_locked(value) else value
         facts["logs"] = [name for name in LOGS if self.logs and self.logs[name].view[0]]

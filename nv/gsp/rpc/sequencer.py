@@ -82,7 +82,7 @@ def run(commands: Sequence[tuple[str, Sequence[int]]], machine: Machine) -> None
             raise
         except UnitTimeout as error:
             raise FirmwareSilent(
-                f"the GSP's program for the CPU waits in vain: operation {position} of "
+                f"the GSP's program for the CPU timed out: operation {position} of "
                 f"{len(commands)}, {name}",
                 **error.facts,
             ) from error

@@ -73,7 +73,7 @@ def booted(
 
 
 @pytest.mark.parametrize("release", ["570.144", "535.113.01"])
-@pytest.mark.parametrize("chip", ["ad102", "tu102"])
+@pytest.mark.parametrize("chip", ["ad102", "tu102", "tu116"])
 def test_every_stage_in_order_and_back(release: str, chip: str) -> None:
     images = {n: d for n, d in whole_set(chip).items() if release in n or "acr" in n}
     with powered(chip=chip) as card:
@@ -99,10 +99,33 @@ def test_noise_before_and_after_the_start_is_served(chip: str) -> None:
         assert card.violations == []
 
 
-def test_ga100_is_not_started() -> None:
-    """No model shows its start: its booter makes the protected region without FWSEC."""
-    boot = chips.boot_facts("ga100")
-    assert boot is not None and boot.pci_ids == ()
+def test_ga100_makes_its_region_with_booter_alone() -> None:
+    """FWSEC runs only on the way back; the metadata name no FRTS region."""
+    with powered(chip="ga100") as card:
+        for runs in range(2):
+            running = booted(card)
+            done = [name for name, _ in running.stages.done]
+            assert done == [name for name in STAGES if name != "frts"]
+            begin, end = protected_region(running.chip)
+            assert begin < end == card.memory_size - (1 << 20)
+            assert len(card.gsp.programs_run) == runs
+            running.end(clean=True)
+            assert not card.wpr.up
+            assert len(card.gsp.programs_run) == runs + 1, "FWSEC-SB, by its loader"
+        assert card.violations == []
+
+
+def test_ga100_checks_a_signature_of_384_bytes() -> None:
+    files = dict(whole_set("ga100"))
+    name = next(name for name in files if "booter_load-570.144" in name)
+    damaged = bytearray(files[name])
+    damaged[-1] ^= 1  # of the program's data, which the signature covers
+    with powered(chip="ga100") as card:
+        with pytest.raises(FirmwareRejected) as caught:
+            booted(card, {**files, name: bytes(damaged)})
+        assert caught.value.facts["stage"] == "booter"
+        assert any("does not match the content" in text for text in card.violations)
+        booted(card).end(clean=True)
 
 
 @pytest.mark.parametrize("chip", ["gh100", "gb202"])

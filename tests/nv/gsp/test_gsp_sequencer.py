@@ -76,7 +76,7 @@ def test_every_operation(release: str) -> None:
 
 def test_an_error_names_the_operation() -> None:
     program = message(0, 0x10, 1, 2, 0x10, 0xFF, 2, 0, 0)
-    with pytest.raises(FirmwareSilent, match="in vain: operation 1 of 2, REG_POLL"):
+    with pytest.raises(FirmwareSilent, match="timed out: operation 1 of 2, REG_POLL"):
         run(parse(firmware("570.144"), program), Machine())
 
 

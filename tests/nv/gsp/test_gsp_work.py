@@ -36,7 +36,7 @@ def opened(card: Card) -> NvDevice:
     return device
 
 
-@pytest.mark.parametrize("chip", ["ad102", "ga102", "tu102", "gh100", "gb202"])
+@pytest.mark.parametrize("chip", ["ad102", "ga102", "tu102", "tu116", "ga100", "gh100", "gb202"])
 def test_work_and_again_after_the_card_was_handed_back(chip: str) -> None:
     with powered(chip) as card:
         for _ in range(2):

@@ -23,6 +23,7 @@ from ugpu.virtual.nvidia.gsp.falcon.fsp import Fsp
 from ugpu.virtual.nvidia.gsp.falcon.wpr import Wpr2, WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
 from ugpu.virtual.nvidia.gsp.firmware.programs import GSP, SEC2, Program
+from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE, Terms
 from ugpu.virtual.nvidia.gsp.firmware.vbios import vbios
 from ugpu.virtual.nvidia.gsp.interrupts import InterruptTree
 from ugpu.virtual.nvidia.gsp.options import DEFAULT_FIRMWARE, CardOptions
@@ -67,11 +68,11 @@ class Card:
         self.msi: Callable[[], object] | None = None
         self.notes: Counter[str] = Counter()
         self.faults = CardFaults()
-        self.burnt = chosen.fuse  # fuse version of every program
+        self.burnt = chosen.fuse if self.boot.fused else 0  # fuse version of every program
         self.shown_memory = self.gpu.memory.size  # as its register shows it
         self.rom = vbios(facts.pci_device, self.boot.descriptor).ljust(_ROM_SIZE, b"\xff")
-        # Turing's register of the flush page has 40 bits.
-        first = 1 << 36 if self.boot.pio else 1 << 40
+        # Above the BARs; Turing's register of the flush page has 40 bits.
+        first = 1 << 38 if self.boot.pio else 1 << 40
         self.bus = BusMemory(
             chosen.seed, self._may_access, self.violation, self._revoked, first=first
         )
@@ -79,7 +80,9 @@ class Card:
         self.gpu.non_stall = self._non_stall
         pio = self.boot.pio
         self.gsp = self._falcon(Kind("GSP", GSP, _GSP_FUSES, not pio))
-        self.sec2 = self._falcon(Kind("SEC2", SEC2, _SEC2_FUSES, not pio))
+        number, size = self.boot.booter
+        signed = Terms(0, SEC2, number) if pio and size == SIZE else None
+        self.sec2 = self._falcon(Kind("SEC2", SEC2, _SEC2_FUSES, not pio, signed=signed))
         self.wpr = Wpr2()
         self.interrupts = InterruptTree(self._send_message, rearm=self.boot.way != "fsp")
         self.bar1 = Aperture("BAR1", self.gpu, self.note)

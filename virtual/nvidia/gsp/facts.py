@@ -25,7 +25,8 @@ class BootFacts:
     image. signature: suffix of the image's signature section. graphics_class: its 3D class.
     cot: version of the chain-of-trust message. descriptor: version of FWSEC's. boot_done: register
     that reads 0xff once power-on has finished; 0 for the two of Turing to Ada. window: register of
-    the PRAMIN window. mirror: of configuration space in BAR0.
+    the PRAMIN window. mirror: of configuration space in BAR0. fused: whether a version of the
+    programs is burnt. booter: number of the booters, and bytes of their signature.
     """
 
     name: str
@@ -46,6 +47,8 @@ class BootFacts:
     mirror: int = 0x88000
     address_bits: int = 47
     libos: int = 3
+    fused: bool = True
+    booter: tuple[int, int] = (3, 0x180)
 
     @property
     def boot42(self) -> int:
@@ -65,7 +68,15 @@ CHIPS = {
         BootFacts("ga102", 0x172, "fwsec", "ga102", "ga102", "ga10x", 0xC797),
         BootFacts(
             "tu102", 0x162, "fwsec", "tu102", "tu102", "tu10x", 0xC597, pio=True, descriptor=2,
-            fb_size_by_scale=True, display_fuse=0x021C04, libos=2,
+            fb_size_by_scale=True, display_fuse=0x021C04, libos=2, booter=(0xD, 16),
+        ),
+        BootFacts(
+            "tu116", 0x168, "fwsec", "tu116", "tu102", "tu11x", 0xC597, pio=True, descriptor=2,
+            fb_size_by_scale=True, display_fuse=0x021C04, libos=2, booter=(0xD, 16),
+        ),
+        BootFacts(
+            "ga100", 0x170, "booter", "ga100", "tu102", "ga100", 0xC697, pio=True, descriptor=2,
+            fb_size_by_scale=True, libos=2, fused=False,
         ),
         BootFacts(
             "gh100", 0x180, "fsp", "gh100", "ga102", "gh100", 0xCB97, cot=1, boot_done=0x200BC,

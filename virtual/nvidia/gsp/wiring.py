@@ -104,6 +104,10 @@ def _memory(card: Card) -> None:
     space.plain(card.plain, *boot.flush, boot.window)
     space.word(0x1FA824, lambda: card.wpr.low)
     space.word(0x1FA828, lambda: card.wpr.high)
+    if boot.way == "booter":  # MMU_LOCK: readable, and no range is locked
+        space.word(0x1FA7C8, 1)
+        space.word(0x1FA82C, 0xFFFF_FFF0)
+        space.word(0x1FA830, 0)
     space.word(0x70000, 0, lambda value: card.gpu.settle())
     space.plain(card.plain, _INVALIDATE_DIRECTORY, _INVALIDATE_HIGH)
     space.word(_INVALIDATE, 0, lambda value: _invalidate(card, value))

@@ -44,7 +44,8 @@ _PLAIN = frozenset(
 class Kind:
     """What distinguishes one falcon from another. engine: its mask in signatures. fuses: register
     of the first program's fuse version. dma: whether it loads by DMA and has a boot ROM and a core
-    selector; else by its ports (Turing)."""
+    selector; else by its ports (Turing, GA100). signed: what a signature in data must be for,
+    without a boot ROM; None for one of 16 bytes without terms (Turing)."""
 
     name: str
     engine: int
@@ -52,6 +53,7 @@ class Kind:
     dma: bool
     imem: int = 0x10000
     dmem: int = 0x10000
+    signed: Terms | None = None
 
 
 class Port(Protocol):
@@ -374,11 +376,14 @@ class Falcon:
         return problem(bytes(self.dmem[at : at + SIZE]), Terms(fuse, engine, number), content)
 
     def _check_old(self, code: bytes, covered: int) -> str:
-        """Verify a program of Turing: its signature of 16 bytes is in its data."""
+        """Verify a program of Turing or GA100: its signature is in its data."""
         if not covered:
             return ""  # FWSEC and the loader carry their signature in the code
         at = programs.OLD_PATCH_IN_DATA
         data = bytes(self.dmem[:covered])
+        if self.kind.signed is not None:
+            content = programs.signed_content(code, data, at, SIZE)
+            return problem(bytes(self.dmem[at : at + SIZE]), self.kind.signed, content)
         content = programs.signed_content(code, data, at, 16)
         if bytes(self.dmem[at : at + 16]) != short(content):
             return "the signature does not match the content"

@@ -102,10 +102,11 @@ def whole_set(name: str) -> dict[str, bytes]:
 
 def _booters(facts: BootFacts) -> dict[str, bytes]:
     if facts.pio:
-        terms = Terms(0, SEC2, 0xD)
+        number, size = facts.booter
+        terms = Terms(0, SEC2, number)
         return {
-            "booter_load": hs_file(old_program(Program.BOOTER_LOAD, terms, size=16)),
-            "booter_unload": hs_file(old_program(Program.BOOTER_UNLOAD, terms, size=16)),
+            "booter_load": hs_file(old_program(Program.BOOTER_LOAD, terms, size=size)),
+            "booter_unload": hs_file(old_program(Program.BOOTER_UNLOAD, terms, size=size)),
         }
     return {
         name: hs_file(secure_program(program, terms, code_size=0x200, data_size=0x600))

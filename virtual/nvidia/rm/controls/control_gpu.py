@@ -28,8 +28,8 @@ _GRCE, _SHARED = 0x01, 0x02  # NV2080_CTRL_CE_CAPS_CE
 _CILP, _GFXP = 1, 2  # NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_FLAGS
 # MC_GET_ARCH_INFO: architecture and implementation (ctrl2080mc.h)
 _ARCHITECTURE = {
-    "tu102": (0x160, 0x2), "ga102": (0x170, 0x2), "ad102": (0x190, 0x2), "gh100": (0x180, 0x0),
-    "gb202": (0x1B0, 0x2),
+    "tu102": (0x160, 0x2), "tu116": (0x160, 0x8), "ga100": (0x170, 0x0), "ga102": (0x170, 0x2),
+    "ad102": (0x190, 0x2), "gh100": (0x180, 0x0), "gb202": (0x1B0, 0x2),
 }  # fmt: skip
 
 

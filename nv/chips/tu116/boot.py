@@ -1,0 +1,25 @@
+"""TU116 and TU117: as TU102, with signatures of their own.
+
+Source of the PCI ids: open-gpu-kernel-modules 595.45.04 README.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ugpu.nv.chips.tu102.boot import BOOT as _TU102
+
+_TU116 = (0x2182, 0x2184, 0x2187, 0x2188, 0x2189, 0x2191, 0x2192, 0x21C4, 0x21D1)
+_TU117 = (
+    0x1F82, 0x1F83, 0x1F91, 0x1F95, 0x1F96, 0x1F97, 0x1F98, 0x1F99, 0x1F9C, 0x1F9D, 0x1F9F, 0x1FA0,
+    0x1FB0, 0x1FB1, 0x1FB2, 0x1FB6, 0x1FB7, 0x1FB8, 0x1FB9, 0x1FBA, 0x1FBB, 0x1FBC, 0x1FDD, 0x1FF0,
+    0x1FF2, 0x1FF9,
+)  # fmt: skip
+
+BOOT = replace(
+    _TU102,
+    chip_ids=(0x167, 0x168),
+    pci_ids=(*_TU116, *_TU117),
+    firmware="tu116",
+    family="tu11x",
+)
