@@ -11,10 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.daemon import Running, settings_text
-from ugpu.hcq.errors import BadArgument, NotSupported
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import BadArgument, ChipError, NotSupported
 from ugpu.tools import cli
 from ugpu.tools.control.power import parse_watts
-from ugpu.tools.service.daemon.config import parse
+from ugpu.tools.service.daemon.cards.owned import Owned
+from ugpu.tools.service.daemon.clients.handout import chip_of
+from ugpu.tools.service.daemon.config import DeviceSettings, parse
+from ugpu.virtual.amd.chip import Chip
 
 NAME = "virtual:navi31"
 
@@ -65,6 +69,45 @@ def test_a_lease_sees_the_limit_and_cannot_change_it(running: Running) -> None:
         assert gpu.power_limit_w == 310
         with pytest.raises(NotSupported, match="cannot be set"):
             gpu.power_limit_w = 339
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_ugpud_restores_the_limit_of_a_card_that_it_closes(
+    broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owned = Owned(DeviceSettings(NAME, power_limit_w=310), NAME)
+    chip = chip_of(NAME, {})
+    assert isinstance(chip, Chip)
+    monkeypatch.setattr(owned, "_chip", chip)
+    limits = []
+
+    def check(device: Device) -> None:
+        limits.append(device.power_limit_w)
+        if broken:
+            raise ChipError("the copy is wrong")
+
+    monkeypatch.setattr(owned, "_check", check)
+    try:
+        if broken:
+            with pytest.raises(ChipError, match="the copy is wrong"):
+                owned.boot()
+        else:
+            owned.boot()
+            assert owned.device is not None
+            owned.device.close()
+        assert limits == [310]
+        assert chip.smu.metrics.power_limit == 339
+        assert chip.violations == []
+    finally:
+        chip.close()
+
+
+def test_ugpud_does_not_open_a_card_with_a_limit_that_its_board_refuses() -> None:
+    owned = Owned(DeviceSettings(NAME, power_limit_w=100), NAME)
+    with pytest.raises(BadArgument, match="305 to 339 W"):
+        owned.boot()
+    assert owned.device is None
+    owned.close()
 
 
 @pytest.mark.parametrize("value", ["0", "-1", '"100W"', "true", "inf", "nan"])
