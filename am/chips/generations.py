@@ -28,7 +28,9 @@ class SmuInterface:
     exchanges. version: the result of GetDriverIfVersion if both sides have the same headers.
     shutdown_place, pptable_place: of software_shutdown_temp, 16 bits, and of PPTable_t, in the
     board's table (TABLE_COMBO_PPTABLE), which is packed, in bytes. fan_offset: the member of
-    PPTable_t by which that limit changes while a fan does not turn.
+    PPTable_t by which that limit changes while a fan does not turn. power_limits: the member of it
+    that has the board's power limits. power_floor_place: of the percentage by which a power limit
+    may be lower, 16 bits, in the board's table.
     """
 
     messages: str
@@ -37,6 +39,8 @@ class SmuInterface:
     shutdown_place: int
     pptable_place: int
     fan_offset: str
+    power_limits: str
+    power_floor_place: int
 
 
 @dataclass(frozen=True)

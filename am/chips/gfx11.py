@@ -30,7 +30,8 @@ _GC_BASES = (0x1260, 0xA000, 0x1C000, 0x2402C00)
 _MP_BASES = (0x16000, 0xDC0000, 0xE00000, 0xE40000, 0x243FC00)
 
 # SmuInterface's last members, of the board's table (smu_v13_0_0_pptable.h, which 13.0.7 shares).
-_BOARD_TABLE = (29, 832, "SkuTable.FanAbnormalTempLimitOffset")
+# The percentage is overdrive_table.min[SMU_13_0_0_ODSETTING_POWERPERCENTAGE].
+_BOARD_TABLE = (29, 832, "SkuTable.FanAbnormalTempLimitOffset", "SkuTable", 527)
 
 FACTS = GenerationFacts(
     name="gfx11",

@@ -168,6 +168,8 @@ FACTS = GenerationFacts(
             shutdown_place=43,
             pptable_place=1344,
             fan_offset="CustomSkuTable.FanAbnormalTempLimitOffset",
+            power_limits="CustomSkuTable",
+            power_floor_place=4124,  # SkuTable.OverDriveLimitsBasicMin.Ppt
         ),
     ),
     smu_debug_mode1_message=2,  # DEBUGSMC_MSG_Mode1Reset, smu_v14_0_2_ppt.c

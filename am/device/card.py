@@ -22,6 +22,7 @@ from ugpu.am.device.rest import GraphicsOff
 from ugpu.am.generations.record import generation_of
 from ugpu.am.units.ih import Interrupt
 from ugpu.am.units.psp.images import FirmwareSet, load_firmware
+from ugpu.am.units.smu.power import PowerLimiter
 from ugpu.am.units.smu.thermal import WHOLE_CARD
 from ugpu.am.work.holder import CardPart, Holder
 from ugpu.hcq.bare.bus import ALL_ONES
@@ -65,6 +66,7 @@ class Card(CardPart):
     """One card; see BareCard.
 
     target: as the first holder found it. rest: lets the graphics core power off (am.device.rest).
+    power: its power limit. died_at_rest: the process before this one ended while the card rested.
     """
 
     target: TargetSpec
@@ -97,6 +99,8 @@ class Card(CardPart):
             raise
         self._ih = self.units.ih
         self.rest = GraphicsOff(self.units, self.lock, self.holders)
+        self.power = PowerLimiter(self.units.smu)
+        self.died_at_rest = False
 
     @property
     def chip(self) -> Chip:
@@ -117,7 +121,10 @@ class Card(CardPart):
 
     def take_over(self) -> bool:
         """See BareCard."""
-        return self.units.psp.alive() and self.rest.take_over()
+        if not self.units.psp.alive():
+            return False
+        self.died_at_rest = self.rest.noted()
+        return self.rest.take_over()
 
     def is_warm(self) -> bool:
         """See BareCard."""
@@ -156,12 +163,14 @@ class Card(CardPart):
         """See BareCard."""
         self.units.smu.stuck = False
         self.rest.forget()
+        self.power.after_reset()
         contact.read_discovery(self.chip)
 
     def boot_again(self) -> None:
         """See BareCard."""
         super().boot_again()
         self.units.programs.end()
+        self.power.apply_again()
 
     def after_power_loss(self) -> None:
         """See BareCard."""
@@ -273,6 +282,10 @@ class Card(CardPart):
             self.units.ih.name(holder.seat.vmid, 0)
 
     # ---- leaving -----------------------------------------------------------------------------
+
+    def stop(self, *, clean: bool) -> None:
+        """See BareCard. Restores the power limit, by a reset if the SMU refuses."""
+        super().stop(clean=clean and (not self.leave_warm or self.power.restore()))
 
     def quiet(self) -> None:
         """See BareCard."""

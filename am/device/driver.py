@@ -32,10 +32,10 @@ from ugpu.hcq.bare import rungs
 from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.copies.transfer import Transfer
-from ugpu.hcq.errors import ChipError, DeviceLost, UgpuError
+from ugpu.hcq.errors import ChipError, DeviceLost, FirmwareError, NotSupported, UgpuError
 from ugpu.hcq.state.ladder import Diagnosis, Level, Planned
 from ugpu.hcq.state.target import TargetSpec, matrix_family
-from ugpu.hcq.state.telemetry import Sensor
+from ugpu.hcq.state.telemetry import PowerLimit, Sensor
 from ugpu.hcq.transport.life import absence_of
 from ugpu.hcq.work.program import Program
 from ugpu.hcq.work.queue import HardwareQueue, QueueKind
@@ -97,6 +97,18 @@ class AmDriver(Holder):
         self.programs = Programs(self)
         if self.warm and not self.is_tenant:
             self._check_warm()
+            if self.card.died_at_rest:  # otherwise the card was reset
+                self._end_left_limit()
+
+    def _end_left_limit(self) -> None:
+        """Restore the board's power limit, which a process that died may have changed; by a reset
+        if the SMU refuses."""
+        try:
+            self.card.power.restore_usual()
+        except (ChipError, FirmwareError) as error:
+            log.warning("%s: the power limit is not restored: %s", self.name, error)
+            self.recover(Level.MODE1)
+            self.vram_lost = False  # nothing was in it yet
 
     def _check_warm(self) -> None:
         """Check that every queue of a chip that was taken over executes work; reset the chip if one
@@ -269,11 +281,33 @@ class AmDriver(Holder):
             Sensor("memory_used_bytes", "B", lambda: float(self.memory.used)),
             Sensor("memory_total_bytes", "B", lambda: float(self.chip.vram.size)),
             *make_sensors(self.metrics),
+            *self._power_sensors(),
             Sensor("throttle_events", "events", lambda: float(told.throttlings)),
             Sensor("fan_abnormal", "flag", lambda: float(told.fan_abnormal)),
             Sensor("resting", "flag", lambda: float(self.at_rest), "gfx"),
             *self.transport.sensors(),
         )
+
+    def _power_sensors(self) -> Sequence[Sensor]:
+        if self.card.recorded:  # recordings made before it have no answer
+            return ()
+        return (Sensor("power_limit_watts", "W", self._power_watts, "socket"),)
+
+    def _power_watts(self) -> float:
+        with self.core.lock:
+            return float(self.card.power.watts())
+
+    def power_limit(self) -> PowerLimit:
+        """See Driver."""
+        with self.core.lock:
+            return self.card.power.limit()
+
+    def set_power_limit(self, watts: float, *, keep: bool = False) -> None:
+        """See Driver. NotSupported for a tenant."""
+        if self.is_tenant:
+            raise NotSupported(f"{self.name}: the holder that opened the card first limits it")
+        with self.core.lock:
+            self.card.power.set(watts, keep=keep)
 
     def clock_levels(self) -> dict[str, tuple[float, float]]:
         with self.core.lock:

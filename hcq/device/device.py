@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Self
 
 from ugpu.hcq.errors import BadArgument
-from ugpu.hcq.state.checks import WORD, whole
+from ugpu.hcq.state.checks import WORD, watts, whole
 from ugpu.hcq.state.ladder import Level
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.work.graph import Capture
@@ -104,6 +104,19 @@ class Device:
     def driver(self) -> Driver:
         """The driver, for debuggers, tools and tests. Its interface is hcq.device.driver."""
         return self.__driver
+
+    @property
+    def power_limit_w(self) -> float:
+        """The most power that the board may use on average, in watts; can be set, until the device
+        is closed. NotSupported where the device reports none or it cannot be set; BadArgument with
+        the board's range (`driver.power_limit()`) for another value."""
+        self._core.check_usable()
+        return self.__driver.power_limit().watts
+
+    @power_limit_w.setter
+    def power_limit_w(self, limit: float) -> None:
+        self._core.check_usable()
+        self.__driver.set_power_limit(watts("power_limit_w", limit))
 
     # ---- memory, programs, queues ------------------------------------------------------------
 

@@ -41,6 +41,7 @@ from ugpu.hcq.errors import NotSupported
 from ugpu.hcq.state.clock import Clock
 from ugpu.hcq.state.ladder import Diagnosis, Level, Planned
 from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.state.telemetry import PowerLimit
 from ugpu.hcq.work.queue import QueueKind
 from ugpu.hcq.work.recovery import Recovery
 
@@ -324,6 +325,25 @@ class Driver(ABC):
         labels of their sensors ("gfx"). Empty if the driver cannot query them. Called without the
         lock; raises what other requests to the device's firmware raise."""
         return {}
+
+    # ---- power limit -------------------------------------------------------------------------
+
+    no_power_limit = "its driver has no control for it"  # why `set_power_limit` is not supported
+
+    def power_limit(self) -> PowerLimit:
+        """Return the power limit, with the board's range if it is known. Called without the lock.
+        NotSupported if the device reports none; else raises what requests to it raise."""
+        for sensor in self.sensors():
+            if sensor.name == "power_limit_watts":
+                return PowerLimit(sensor.read())
+        raise NotSupported(f"{self.name} reports no power limit")
+
+    def set_power_limit(self, watts: float, *, keep: bool = False) -> None:
+        """Set the power limit until the device is closed; then the one before applies again. A
+        reset keeps it. keep: leave it on the card at the end, until the card is reset. Called
+        without the lock. BadArgument with the board's range; FirmwareError if the device refuses,
+        NotSupported if it cannot be set."""
+        raise NotSupported(f"{self.name}: the power limit cannot be set: {self.no_power_limit}")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"

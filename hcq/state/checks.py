@@ -16,6 +16,7 @@ from typing import Any
 from ugpu.hcq.errors import BadArgument
 
 WORD = 1 << 64  # values of timelines are below
+_MOST_WATTS = 100_000.0  # no board uses more
 
 
 def whole(name: str, value: object, least: int, limit: int) -> int:
@@ -35,6 +36,15 @@ def seconds(name: str, value: object) -> float:
     if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
         raise BadArgument(f"{name} must be a finite number of seconds, 0 or more, got {value!r}")
     return float(value)
+
+
+def watts(name: str, value: object) -> float:
+    """Return `value` as a power limit: a positive number of watts; BadArgument for anything
+    else."""
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not 0 < number < _MOST_WATTS:
+        raise BadArgument(f"{name} must be a positive number of watts, got {value!r}")
+    return float(number)
 
 
 def option_types(

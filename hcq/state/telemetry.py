@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
 from ugpu.hcq.errors import TransportError
 
@@ -35,6 +36,22 @@ class Sensor:
     def __repr__(self) -> str:
         label = f"[{self.label}]" if self.label else ""
         return f"<Sensor {self.name}{label} in {self.unit}>"
+
+
+class PowerLimit(NamedTuple):
+    """A device's power limit; None: not known.
+
+    Attributes:
+        watts: the limit now.
+        least: of the board's range, in watts.
+        most: of the board's range, in watts.
+        usual: the board's own limit, in watts.
+    """
+
+    watts: float
+    least: float | None = None
+    most: float | None = None
+    usual: float | None = None
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,19 @@ def smi(arguments: argparse.Namespace, out: Output) -> int:
     return sensors.run(arguments.devices, out)
 
 
+def _power(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--limit", metavar="WATTS",
+                        help="set it until the card is reset: 100W, or default")  # fmt: skip
+    parser.add_argument("device", help=DEVICE)
+
+
+@register("look", "show or set the power limit of a device", _power)
+def power(arguments: argparse.Namespace, out: Output) -> int:
+    from ugpu.tools.control import power as limits
+
+    return limits.run(arguments.device, out, limit=arguments.limit)
+
+
 def _top(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="print the devices and return")
     parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS",

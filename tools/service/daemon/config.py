@@ -54,6 +54,7 @@ label = "bench-1"
 memory = "8G"                       # available to leases; default: what the device reports
 shares = 8                          # simultaneous holders of shared leases; 0: none
 options = { vram = 1073741824 }     # as for hcq.open
+power_limit_w = 100                 # watts; refused with the board's range; default: the board's
 apart = true                        # in a process of its own; default: virtual devices
 host_memory = "8G"                  # of this process, beside the memory of leases; then it ends
 """
@@ -70,6 +71,7 @@ from urllib.parse import urlsplit
 from ugpu.hcq.errors import BadArgument, HostError
 from ugpu.hcq.remote.address import PORT, user_socket
 from ugpu.hcq.remote.request import byte_count
+from ugpu.hcq.state.checks import watts
 from ugpu.hcq.state.text import is_plain, one_line
 from ugpu.tools.service.daemon.cards.recovery import RecoveryPolicy
 from ugpu.tools.service.daemon.clients.leases import Policy
@@ -89,6 +91,7 @@ class DeviceSettings:
     """One [[device]]. memory: bytes; 0: what the device reports. shares: simultaneous holders of
     shared leases, if the driver supports several. inside: in the process of one lease, which the
     kernels may end; not in the file. apart: the device is in a process of its own, with its driver.
+    power_limit_w: applied when the device is opened; 0: the board's limit.
     host_memory: bytes that this process may use beyond those that it has after booting and those of
     leases."""
 
@@ -101,6 +104,7 @@ class DeviceSettings:
     inside: bool = False
     apart: bool = False
     host_memory: int = HOST_MEMORY
+    power_limit_w: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -320,6 +324,7 @@ def _device(name: str, number: int, row: object) -> DeviceSettings:
         section.number("shares", 8, 0, 257),
         apart=section.take("apart", bool, str(row.get("name")).startswith(_VIRTUAL)),
         host_memory=section.size("host_memory", HOST_MEMORY, 512 << 20, 1 << 50),
+        power_limit_w=section.watts("power_limit_w"),
     )
     section.end()
     if not device.name:
@@ -392,6 +397,17 @@ class _Section:
         if not number or not 0 <= value < 1e9 or not (value or zero):
             raise self.bad(key, "a positive number of seconds", value)
         return float(value)
+
+    def watts(self, key: str) -> float:
+        """Return a power limit; 0 where there is none."""
+        self._known.append(key)
+        if key not in self._given:
+            return 0.0
+        value = self._given.pop(key)
+        try:
+            return watts(key, value)
+        except BadArgument:
+            raise self.bad(key, "a positive number of watts", value) from None
 
     def size(self, key: str, usual: int, least: int, most: int) -> int:
         self._known.append(key)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 
 from ugpu.am.chips.facts import ChipFacts
-from ugpu.am.regs import structs
+from ugpu.am.regs import constants, structs
 from ugpu.virtual.amd.firmware.clocks import FABRIC, GFX, MEMORY, SOC, Clocks
 
 _CORE = 31  # bytes before the reserved words
@@ -20,6 +20,9 @@ _HEAD = _CORE + _RESERVED + _OVERDRIVE + 1
 _FORMAT, _TABLE_REVISION, _ASIC_FORMAT = 15, 2, 0x80
 _FORMAT_14, _TABLE_REVISION_14, _HEAD_14 = 23, 3, 1344
 _FAN_OFFSET = -12  # degrees, applied while a fan does not turn; our choice
+# UNSURE: by how many percent boards let the limit be lowered; our choice
+_FLOOR_PERCENT, _FLOOR_PERCENT_14 = 10, 30
+_FLOOR_AT = _CORE + _RESERVED + 12 + 32 + 64 * 4 + 4 * 4  # SMU_13_0_0_ODSETTING_POWERPERCENTAGE
 _INTERNAL_SENSOR = 28  # SMU_13_0_0_PP_THERMALCONTROLLER_NAVI21
 
 
@@ -31,6 +34,11 @@ def combo_table(facts: ChipFacts) -> bytes:
     limits = table.CustomSkuTable if later else sku
     limits.SocketPowerLimitAc[0] = power_limit
     limits.SocketPowerLimitDc[0] = power_limit
+    sku.MsgLimits.Power[0][0] = sku.MsgLimits.Power[0][1] = power_limit
+    ids = constants(facts.smu.tables)
+    sku.OverDriveLimitsBasicMax.FeatureCtrlMask = 1 << ids.PP_OD_FEATURE_PPT_BIT
+    if later:
+        sku.OverDriveLimitsBasicMin.Ppt = -_FLOOR_PERCENT_14
     limits.FanAbnormalTempLimitOffset = _FAN_OFFSET
     clocks = Clocks(facts.board)
     for field, clock in (
@@ -53,7 +61,9 @@ def _head_13(facts: ChipFacts, size: int) -> bytes:
         "<HBBBBHIIHIBHHHH", _HEAD + size, _FORMAT, 0, _TABLE_REVISION, 0, _HEAD, 0, 0,
         _ASIC_FORMAT, 0, _INTERNAL_SENSOR, 0, 0, 0, facts.board.shutdown_celsius,
     )  # fmt: skip
-    return head.ljust(_HEAD, b"\0")
+    whole = bytearray(head.ljust(_HEAD, b"\0"))
+    whole[_FLOOR_AT : _FLOOR_AT + 4] = _FLOOR_PERCENT.to_bytes(4, "little")
+    return bytes(whole)
 
 
 def _head_14(facts: ChipFacts, size: int) -> bytes:

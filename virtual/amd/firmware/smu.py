@@ -82,7 +82,6 @@ class Smu(Block):
         self.announcements = Announcements(chip, self.metrics)
         self._allowed = 0
         self._dram = 0
-        self._power_limit = self.chip.facts.board.power_limit
         self._pending: set[_Mailbox] = set()
         self._resetting: _Mailbox | None = None  # whose reply to Mode1Reset has not been read yet
         names = constants(chip.facts.smu.messages)
@@ -118,7 +117,7 @@ class Smu(Block):
                 self.clocks.level(argument >> 16, argument & 0xFFFF)
             ),
             "SetPptLimit": self._set_power_limit,
-            "GetPptLimit": lambda _: (_OK, self._power_limit),
+            "GetPptLimit": self._get_power_limit,
             "AllowGfxOff": lambda _: self._gfxoff(allowed=True),
             "DisallowGfxOff": lambda _: self._gfxoff(allowed=False),
             "PrepareMp1ForUnload": lambda _: self._enable(0),
@@ -155,7 +154,6 @@ class Smu(Block):
         self.features = 0
         self._allowed = 0
         self._dram = 0
-        self._power_limit = self.chip.facts.board.power_limit
         self._pending.clear()
         self._resetting = None
         self.graphics.forbid()
@@ -283,8 +281,14 @@ class Smu(Block):
         watts = argument & 0xFFFF
         if not _LEAST_POWER <= watts <= self.chip.facts.board.power_limit:
             return _FAILED, None
-        self._power_limit = watts
+        self.metrics.power_limit = watts
         return _OK, None
+
+    def _get_power_limit(self, argument: int) -> Answer:
+        """Answer for a power source (bits 16 to 23) and a controller: only the first has a
+        limit."""
+        source, controller = argument >> 16 & 0xFF, argument >> 24
+        return (_FAILED, None) if source > 1 or controller else (_OK, self.metrics.power_limit)
 
     def _gfxoff(self, *, allowed: bool) -> Answer:
         (self.graphics.allow if allowed else self.graphics.disallow)()

@@ -1,5 +1,7 @@
 """Metrics of the virtual SMU: plausible values that follow the load and always change.
 
+The average power never exceeds the limit: the graphics clock falls instead.
+
 Facts: SmuMetricsExternal_t in smu13_driver_if_v13_0_0.h.
 """
 
@@ -9,7 +11,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ugpu.am.regs import structs
+from ugpu.am.regs import constants, structs
 from ugpu.virtual.amd.firmware.clocks import FABRIC, GFX, MEMORY, Clocks
 from ugpu.virtual.shader.load import Load
 
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     from ugpu.virtual.amd.board import Board
 
 _EDGE, _HOTSPOT, _MEMORY_TEMPERATURE = 0, 1, 4
-_IDLE_WATTS, _FULL_WATTS = 18.0, 312.0
+_IDLE_WATTS = 18.0
+_FULL_SHARE = 0.92  # of the board's limit, at full load; our choice
 # UNSURE: over which time the firmware averages; AMD does not publish it. Our choice.
 _AVERAGED_S = 0.1
 
@@ -37,6 +40,7 @@ class Metrics:
         self._counter = 0
         self._edge = 34.0
         self.throttling: dict[int, int] = {}  # percent by throttler
+        self.power_limit = chip.facts.board.power_limit  # watts
         self.planted: int | None = None  # forced hotspot temperature, see Thermal
 
     @property
@@ -51,6 +55,16 @@ class Metrics:
         self._heat = 0.0
         self._energy = 0.0
         self._counter = 0
+        self.power_limit = self._chip.facts.board.power_limit
+
+    def _watts(self, activity: float, jitter: float) -> tuple[float, float]:
+        """Return the power, and the share of the load's power that the limit lets pass."""
+        full = _FULL_SHARE * self._chip.facts.board.power_limit
+        load = (full - _IDLE_WATTS) * activity
+        rest = _IDLE_WATTS + 2 * jitter
+        if rest + load <= self.power_limit:
+            return rest + load, 1.0
+        return float(self.power_limit), max(0.0, self.power_limit - rest) / load
 
     def table(self) -> bytes:
         """Build a SmuMetricsExternal_t for the current state."""
@@ -58,7 +72,7 @@ class Metrics:
         activity = self.load.share()
         self._heat += 0.2 * (activity - self._heat)
         jitter = self._random.uniform(-1.0, 1.0)
-        watts = _IDLE_WATTS + (_FULL_WATTS - _IDLE_WATTS) * activity + 2 * jitter
+        watts, share = self._watts(activity, jitter)
         self._energy += watts
         layout = structs(self._chip.facts.smu.tables).SmuMetricsExternal_t
         external = layout.new()
@@ -66,7 +80,7 @@ class Metrics:
         for clock in range(len(metrics.CurrClock)):
             metrics.CurrClock[clock] = self._clocks.current(clock, activity)
         # UNSURE: a core without power has no clock; a board's values for this case are not public.
-        frequency = 0 if self._gfxoff() else self._clocks.current(GFX, activity)
+        frequency = 0 if self._gfxoff() else self._clocks.current(GFX, activity * share)
         metrics.CurrClock[GFX] = frequency
         for name in ("Target", "PreDs", "PostDs"):
             metrics[f"AverageGfxclkFrequency{name}"] = frequency
@@ -90,6 +104,9 @@ class Metrics:
         metrics.AvgTemperatureFanIntake = 27
         metrics.AvgVoltage[0] = round(720 + 380 * activity)
         metrics.AvgCurrent[0] = round(watts / 1.1)
+        if share < 1:
+            names = constants(self._chip.facts.smu.tables)
+            metrics.ThrottlingPercentage[names.THROTTLER_PPT0_BIT] = round(100 * (1 - share))
         for throttler, percent in self.throttling.items():
             metrics.ThrottlingPercentage[throttler] = percent
         metrics.PcieRate, metrics.PcieWidth = 3, 6  # 16 GT/s, x16, in the firmware's codes

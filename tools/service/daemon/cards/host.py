@@ -104,7 +104,7 @@ def serve(door: socket.socket, facts: dict[str, Any]) -> None:
     threading.excepthook = _thread_failed
     settings = DeviceSettings(
         facts["device"], label=facts["label"], memory=facts["memory"], options=facts["options"],
-        shares=facts["shares"], apart=False,
+        shares=facts["shares"], apart=False, power_limit_w=facts["power_limit_w"],
     )  # fmt: skip
     Host(Owned(settings, facts["card"]), door, facts["messages"]).run()
 

@@ -90,6 +90,8 @@ class Owned:
             options = {"chip": self._chip}
         device = self._opener(self.settings.name, **options)
         try:
+            if self.settings.power_limit_w:
+                device.power_limit_w = self.settings.power_limit_w
             self._check(device)
         except BaseException:
             device.close()

@@ -65,6 +65,7 @@ class CardProcess:
         told = {
             "device": settings.name, "card": name, "label": settings.label,
             "memory": settings.memory, "options": settings.options, "shares": settings.shares,
+            "power_limit_w": settings.power_limit_w,
             "messages": messages, "environment": passed_on(),
             "level": logging.getLogger("ugpu").getEffectiveLevel(),
         }  # fmt: skip
