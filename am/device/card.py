@@ -53,7 +53,7 @@ def find_facts(transport: Transport, stages: Stages) -> ChipFacts:
     or by its discovery table if no folder has the id."""
     identity = transport.identity
     if identity.vendor == _NOBODY:
-        raise DeviceLost("the card is no longer on the bus", remedy=advice.LINK)
+        raise DeviceLost("the card does not answer: it left the bus", remedy=advice.LINK)
     found = chips.find(identity.vendor, identity.device)
     if found is not None:
         return found

@@ -1,5 +1,5 @@
-"""Discrete Fourier transforms, `ugpu.fft`. There is no complex type: real and imaginary parts lie
-on a last axis of two, as in `torch.view_as_real`.
+"""Discrete Fourier transforms, `ugpu.fft`. Complex numbers are not supported: real and imaginary
+parts lie on a last axis of two, as in `torch.view_as_real`.
 
 A length is split into two factors close to each other, whose transforms are matrix products
 (J. Cooley, J. Tukey, 1965), down to factors of at most FACTOR; a longer prime length becomes a

@@ -60,8 +60,8 @@ class Cleaner(ABC):
 
     def submit(self) -> tuple[Timeline, int]:
         """Clear after all work submitted to the queue; waits at most for the copy of its code.
-        Return the timeline and the value it has afterwards. The lock is held. OutOfMemory if there
-        is no room for the code, or in the queue."""
+        Return the timeline and the value it has afterwards. The lock is held. OutOfMemory if the
+        code or the queue's entry does not fit."""
         queue = self.queue
         queue.core.complete()
         value = queue.run(self.commands(), "the kernel that clears registers")

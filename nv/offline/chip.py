@@ -49,7 +49,7 @@ _NO_PARTS = {
 def _chip_of(transport: Transport) -> GspChip:
     identity = transport.identity
     if not transport.present():
-        raise DeviceLost("the card is no longer on the bus", remedy=remedies.LINK)
+        raise DeviceLost("the card does not answer: it left the bus", remedy=remedies.LINK)
     facts = chips.find(identity.vendor, identity.device)
     how = None if facts is None else chips.boot_facts(facts.name)
     if facts is None or how is None:

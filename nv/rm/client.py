@@ -124,12 +124,12 @@ class RmClient(Requests):
             block.paramsSize = len(parameters)
         try:
             self._ask("NV_ESC_RM_ALLOC", block, f"allocate {name}")
+            return int(block.status), int(block.hObjectNew)
         except BaseException:
             if block.hObjectNew:  # created, and the caller will not get its handle
                 with contextlib.suppress(UgpuError):
                     self.free(parent, int(block.hObjectNew))
             raise
-        return int(block.status), int(block.hObjectNew)
 
     def _free(self, parent: int, handle: int) -> int:
         block = self.structs.NVOS00_PARAMETERS.new(

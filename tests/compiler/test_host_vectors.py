@@ -26,7 +26,7 @@ def _assembly(cpu: str, features: dict[str, bool]) -> str:
     arrays = (buffer(5000, dtype=float32), buffer(5000, dtype=float32))
     (kernel,) = kernels_of(graph.elementwise("add", float32, *arrays), target)
     objects.compile_text(emit(kernel, target), target)
-    machine = objects._machine(target.triple, target.cpu, target.features)
+    machine = objects._machine(target.triple, target.cpu, target.features, 3)
     module = llvm.parse_assembly(emit(kernel, target))
     module.triple, module.data_layout = target.triple, str(machine.target_data)
     options = llvm.create_pipeline_tuning_options(speed_level=3)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from ugpu.compiler.codegen.adreno import mesa
 from ugpu.compiler.codegen.process import worker
-from ugpu.compiler.codegen.process.children import ANSWER, MISSING, Child
+from ugpu.compiler.codegen.process.children import ANSWER, MISSING, Child, request
 from ugpu.hcq.errors import MissingDependency
 from ugpu.hcq.state.target import TargetSpec
 
@@ -38,12 +36,11 @@ def test_another_version_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_child_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(text: str, target: TargetSpec) -> bytes:
+    def missing(text: str, target: TargetSpec, *, first: bool) -> bytes:
         raise MissingDependency("requires tinymesa", install="pip install 'ugpu[adreno]'")
 
     monkeypatch.setattr(worker, "compile_here", missing)
-    fields = {name: getattr(TARGET, name) for name in ("name", "abi", "triple", "cpu", "features")}
-    message = worker.answer(json.dumps({"text": "", "target": fields}).encode())
+    message = worker.answer(request("", TARGET))
     assert ANSWER.unpack_from(message)[0] == MISSING
     child = Child()
     monkeypatch.setattr(child, "_answer", lambda request: message)

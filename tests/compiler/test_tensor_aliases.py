@@ -35,7 +35,8 @@ def besides(name: str) -> dict[str, object]:
         "index_fill": {"index": line, "value": 7}, "take": {"indices": line},
         "cross": {"other": ugpu.Tensor(X[:, :3], device="cpu")}, "index_select": {"index": line},
         "quantile": {"q": 0.5}, "take_along_dim": {"index": places},
-        "shard": {"devices": ["cpu"]}, "unfold": {"size": 2, "step": 1}, "vecdot": {"other": column},
+        "shard": {"devices": ["cpu"]}, "unfold": {"size": 2, "step": 1},
+        "vecdot": {"other": column},
     }.get(name, {})  # fmt: skip
 
 

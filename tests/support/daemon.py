@@ -32,11 +32,16 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def settings_text(
-    folder: Path, devices: Sequence[str], more: str = "", count: int = 1, *, inside: bool = False
+    folder: Path,
+    devices: Sequence[str],
+    more: str = "",
+    count: int = 1,
+    *,
+    inside: bool | None = None,
 ) -> str:
     """A configuration with a socket and state in `folder`. inside: virtual cards are in ugpud's
-    process, where a test reaches them."""
-    where = "apart = false\n" if inside else ""
+    process, where a test reaches them, or each in its own; None: as is usual."""
+    where = "" if inside is None else f"apart = {str(not inside).lower()}\n"
     rows = "".join(f'[[device]]\nname = "{name}"\ncount = {count}\n{where}' for name in devices)
     return (
         f'[daemon]\nsocket = "{folder}/ugpud.sock"\nstate = "{folder}/state"\n' + more + "\n" + rows
@@ -153,7 +158,7 @@ def recorded(daemon: Daemon) -> None:
 
 
 def started(
-    folder: Path, more: str = "", count: int = 2, device: str = "cpu", *, inside: bool = False
+    folder: Path, more: str = "", count: int = 2, device: str = "cpu", *, inside: bool | None = None
 ) -> Running:
     return Running(parse_config(settings_text(folder, [device], more, count, inside=inside)))
 

@@ -18,13 +18,14 @@ from tests.support.waiting import until
 from ugpu.hcq.errors import ChipError, DeviceBusy, MissingDependency
 from ugpu.nv.work import programs
 from ugpu.tools.base.events import NOT_CLEANED, event_of
-from ugpu.tools.service.daemon import daemon
+from ugpu.tools.service.daemon.cards import owned as owned_cards
+from ugpu.tools.service.daemon.cards.cleaning import clean
 from ugpu.tools.service.daemon.config import parse
 from ugpu.virtual.adreno import state
 from ugpu.virtual.adreno.sp.processors import Processors
 from ugpu.virtual.amd.generations.gfx11 import model
 from ugpu.virtual.amd.isa.core import GfxCore
-from ugpu.virtual.nvidia import chip
+from ugpu.virtual.nvidia import state as nvidia_state
 from ugpu.virtual.nvidia.sm.multiprocessors import VirtualMultiprocessors
 
 NAMES = (
@@ -86,7 +87,9 @@ def running(
         model, "GENERATION", replace(model.GENERATION, shader_core=lambda check_waits: GfxCore(1))
     )
     monkeypatch.setattr(state, "_ir3_processors", lambda facts: Processors(1))
-    monkeypatch.setattr(chip, "_ptx_multiprocessors", lambda facts: VirtualMultiprocessors(1))
+    monkeypatch.setattr(
+        nvidia_state, "_ptx_multiprocessors", lambda facts: VirtualMultiprocessors(1)
+    )
     made = Running(parse(settings_text(tmp_path, [request.param], "", inside=True)))
     yield made
     made.close()
@@ -132,7 +135,7 @@ def test_local_memory_is_cleaned_between_leases(
     running: Running, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     assert found_by_next(running, **options) == 0
-    monkeypatch.setattr(daemon, "clean", left_as_it_is)
+    monkeypatch.setattr(owned_cards, "clean", left_as_it_is)
     assert found_by_next(running, **options) > 0, "the model keeps what a lease left"
 
 
@@ -143,12 +146,15 @@ def test_a_cleaner_that_does_not_end_has_the_card_recovered(
     failed: list[Any] = []
 
     def broken(device: Any) -> None:
+        if failed:  # of the recovery
+            clean(device)
+            return
         failed.append(device)
         raise ChipError("the cleaner does not end")
 
     with lease(running) as gpu:
         assert scaled(gpu)
-        monkeypatch.setattr(daemon, "clean", broken)
+        monkeypatch.setattr(owned_cards, "clean", broken)
     with lease(running, wait_s=60) as gpu:
         monkeypatch.undo()
         assert failed and scaled(gpu)
@@ -168,7 +174,7 @@ def test_a_shared_card_that_was_not_cleaned_takes_no_further_holder(
     with lease(running, **shared) as other:
         with lease(running, **shared) as gpu:
             run(gpu, "plant")
-            monkeypatch.setattr(daemon, "clean", broken)
+            monkeypatch.setattr(owned_cards, "clean", broken)
         until(lambda: owned.card.unclean, "the card is found unclean")
         monkeypatch.undo()
         assert "the cleaner does not end" in str(running.daemon.devices()[0]["reason"])

@@ -21,7 +21,7 @@ from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.queue import QueueKind
 from ugpu.nv.device.driver import NvDriver
 from ugpu.qcom.device.driver import AdrenoDriver
-from ugpu.tools.service.daemon import daemon
+from ugpu.tools.service.daemon.cards import owned as owned_cards
 from ugpu.tools.service.daemon.clients.service import Service
 from ugpu.tools.service.daemon.config import parse
 
@@ -204,5 +204,5 @@ def test_no_word_of_a_lease_can_be_read_by_the_next(
 
 
 def test_the_scan_finds_what_is_there(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon, "overwrite_commands", lambda device: None)
+    monkeypatch.setattr(owned_cards, "overwrite_commands", lambda device: None)
     assert found_by_next(running, WHOLE, WHOLE)

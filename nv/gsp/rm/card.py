@@ -319,8 +319,8 @@ class GspCard(BareCard[H]):
             self.after_reset()
 
     def own_memory(self) -> None:
-        """See BareCard. At the first start there is no address space yet: usable memory is known
-        once the firmware runs."""
+        """See BareCard. At the first start no holder has an address space: usable memory is
+        known when the firmware runs."""
         for holder in self.holders:
             holder.memory.own()
 
