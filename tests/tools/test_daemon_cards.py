@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support import faulty_work
 from tests.support.am_faulty import faulty_object
 from tests.support.daemon import Running, scaled, settings_text
 from tests.support.kernels import contract_object
@@ -28,10 +30,12 @@ from ugpu.hcq.remote.channel import Channel
 from ugpu.hcq.remote.session import Session
 from ugpu.hcq.remote.wire import Limits, Message, WireError
 from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.queue import QueueKind
 from ugpu.tools.base.events import LEASE_FAULT, event_of
 from ugpu.tools.service.daemon.cards import process
 from ugpu.tools.service.daemon.cards.distant import DistantOwned
 from ugpu.tools.service.daemon.cards.process import relog
+from ugpu.tools.service.daemon.cards.relay import Relay
 from ugpu.tools.service.daemon.clients.leases import State
 from ugpu.tools.service.daemon.config import parse
 
@@ -166,6 +170,24 @@ def test_requests_of_ugpud_between_those_of_the_lease(running: Running) -> None:
         assert gpu.info() and gpu.sensors()
         with pytest.raises(BadArgument, match="already has a lease"):
             gpu.driver.connection.call("lease", {})
+
+
+def test_a_late_first_request_is_carried_out_first(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes by ugpud, those after it by the client's socket, which may be faster."""
+    pass_socket, never = Relay._pass_socket, threading.Event()
+
+    def slow(relay: Relay) -> bool:
+        away = pass_socket(relay)
+        never.wait(0.3)  # the process would have time for the next request
+        return away
+
+    monkeypatch.setattr(Relay, "_pass_socket", slow)
+    with running.lease() as gpu, pytest.raises(UgpuError):
+        gpu.queue(QueueKind.COPY).fill(faulty_work.unmapped(gpu), 1).submit()
+        later = gpu.queue(QueueKind.COPY).barrier()
+        later.timeline.wait(later.submit())
 
 
 def test_a_lease_with_a_token(running: Running) -> None:

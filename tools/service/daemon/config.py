@@ -55,7 +55,7 @@ memory = "8G"                       # available to leases; default: what the dev
 shares = 8                          # simultaneous holders of shared leases; 0: none
 options = { vram = 1073741824 }     # as for hcq.open
 power_limit_w = 100                 # watts; refused with the board's range; default: the board's
-apart = true                        # a virtual device, in a process of its own; default: false
+apart = true                        # in a process of its own; default: virtual devices
 host_memory = "8G"                  # of this process, beside the memory of leases; then it ends
 """
 
@@ -322,7 +322,7 @@ def _device(name: str, number: int, row: object) -> DeviceSettings:
         section.size("memory", 0, 0, 1 << 50),
         section.take("options", dict, {}),
         section.number("shares", 8, 0, 257),
-        apart=section.take("apart", bool, False),
+        apart=section.take("apart", bool, str(row.get("name")).startswith(_VIRTUAL)),
         host_memory=section.size("host_memory", HOST_MEMORY, 512 << 20, 1 << 50),
         power_limit_w=section.watts("power_limit_w"),
     )

@@ -298,11 +298,13 @@ class Daemon(Ward):
             client.cut()
             client.part()  # its thread cleans up
             name = f"lease {lease.number} is over"
-            cut_off = threading.Thread(target=self._cut_off, args=(client, lease), name=name)
+            cut_off = threading.Thread(
+                target=self._cut_off, args=(client, lease, reason), name=name
+            )
             with contextlib.suppress(UgpuError):  # the client's thread ends by itself, later
                 threads.start(cut_off)
 
-    def _cut_off(self, client: Client, lease: Lease) -> None:
+    def _cut_off(self, client: Client, lease: Lease, reason: str) -> None:
         """Stop the work of a lease that is over if its client's thread still waits for it after
         OVER_S, in a request, so that the thread can end the lease."""
         holder = client.holder
@@ -315,7 +317,7 @@ class Daemon(Ward):
             if client.holder is not holder:
                 return
             try:
-                self.owned_by(lease.card).interrupt(holder)
+                self.owned_by(lease.card).interrupt(holder, reason)
             except UgpuError as error:
                 log.info("%s: stopping a lease's work: %s", lease.card.name, error)
 

@@ -110,10 +110,10 @@ class DistantOwned(Owned):
         assert isinstance(lent, Relay)
         return lent.end(drain_s)
 
-    def interrupt(self, lent: Lent) -> None:
+    def interrupt(self, lent: Lent, reason: str) -> None:
         """See Owned."""
         assert isinstance(lent, Relay)
-        lent.interrupt()
+        lent.interrupt(reason)
 
     def hand_out(self, parent: Path, name: str, user: int) -> Place:
         """See Owned."""

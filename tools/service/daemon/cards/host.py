@@ -76,7 +76,7 @@ OPERATIONS: Mapping[str, Sequence[str]] = {
     "prove": (),
     "hand_out": ("text", "text", "number"),  # parent, name, user -> socket, firmware
     "take_back": (),
-    "interrupt": ("number",),  # lease
+    "interrupt": ("number", "text"),  # lease, reason
     "end": ("number", "real"),  # lease, seconds for its work -> why its data may be left
     "info": (),
     "sensors": (),
@@ -252,10 +252,10 @@ class Host:
         handout = self._owned.hand_out(Path(parent), name, user)
         return [str(handout.socket), str(handout.firmware)]
 
-    def _interrupt(self, number: int) -> None:
+    def _interrupt(self, number: int, reason: str) -> None:
         lease = self._leases.get(number)
         if lease is not None:
-            lease.interrupt()
+            lease.interrupt(reason)
 
     def _end(self, number: int, drain_s: float) -> str:
         lease = self._leases.pop(number, None)
@@ -336,7 +336,8 @@ class _Lease:
         poll.register(ours, select.POLLIN)
         again: Message | None = None
         try:
-            while again is None:
+            recalled = self._take_first(service)
+            while again is None and not recalled:
                 if self._ours.channel.partial or poll.poll(0):
                     order = self._ours.receive(0.0)
                     if order is None:
@@ -358,6 +359,20 @@ class _Lease:
         except WireError as error:
             self._wrong = str(error)
         self._return(session, again)
+
+    def _take_first(self, service: Service) -> bool:
+        """Carry out the request that came with the client's socket. It is older than all that the
+        socket holds, and may arrive later than these. Return whether ugpud wants the socket back.
+        """
+        recalled = False
+        while True:
+            order = self._next(ORDERS)
+            if order.operation not in ("recall", "bye"):
+                service.take(order)
+                return recalled
+            recalled = True
+            if order.operation == "bye":
+                return recalled
 
     def crowd_out(self) -> None:
         """End the client's connection, which has most of the memory for messages."""
@@ -382,15 +397,18 @@ class _Lease:
         session.channel.release()
         self._ours.send(Message("back", [self._wrong], data=state))
 
-    def interrupt(self) -> None:
-        """See Owned.interrupt."""
+    def interrupt(self, reason: str) -> None:
+        """See Owned.interrupt. If the client's socket is here, ugpud's message waits for it: the
+        client is told here, before its request ends."""
         if self._service is not None:
-            self._owned.interrupt(self._service)
+            if self._answers.session is not self._ours:
+                self._answers.notify("ended", reason)
+            self._owned.interrupt(self._service, reason)
 
     def end(self, drain_s: float) -> str:
         """See Owned.end. The client's last request was sent before."""
         if not self._idle.wait(drain_s):
-            self.interrupt()
+            self.interrupt(f"lease {self._number} is over")
         if not self._idle.wait(REQUEST_S):
             raise HostError("a request of a lease that is over does not end", limit_s=REQUEST_S)
         channel = self._ours.channel

@@ -165,8 +165,9 @@ class Owned:
         holder.free_all()
         return unclean
 
-    def interrupt(self, lent: Lent) -> None:
-        """Stop a lease's work, which a request of its client waits for. UgpuError."""
+    def interrupt(self, lent: Lent, reason: str) -> None:
+        """Stop a lease's work, which a request of its client waits for. reason: why the lease is
+        over, which the client has been told. UgpuError."""
         assert isinstance(lent, Service)
         driver = lent.device.driver
         if isinstance(driver, ApartDriver):

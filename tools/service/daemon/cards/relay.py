@@ -130,10 +130,11 @@ class Relay:
         with contextlib.suppress(Disconnected):
             self._channel.send(Message("recall", []))
 
-    def interrupt(self) -> None:
-        """See Owned.interrupt. If that does not help, the process is ended."""
+    def interrupt(self, reason: str) -> None:
+        """See Owned.interrupt. If the client's socket is away, the process tells the client the
+        reason. If the request does not end, the process is ended."""
         self._over = True
-        self.process.call("interrupt", self.number)
+        self.process.call("interrupt", self.number, reason)
         if not self._idle.wait(REQUEST_S):
             self.process.kill("a request of a lease that is over does not end")
 
