@@ -43,6 +43,10 @@ from pathlib import Path
 from ugpu.hcq.errors import BadArgument
 
 _PASSED_ON = ("UGPU_", "XDG_", "HOME", "TMPDIR")
+# see `without_secrets`
+_PLAIN = ("PATH", "HOME", "LANG", "USER", "LOGNAME", "TMPDIR", "TZ")
+_PREFIXES = ("UGPU_", "PYTHON", "LC_", "XDG_", "LD_", "MESA_", "NIR_", "IR3_")
+_SECRETS = ("UGPU_DAEMON_TOKEN", "UGPU_POWER_COMMAND")
 LOG_LEVELS = ("error", "warning", "info", "debug", "trace")
 
 
@@ -251,6 +255,23 @@ def setting(name: str, value: str) -> Iterator[None]:
 def passed_on() -> dict[str, str]:
     """Return the variables for a child process that was started before they changed."""
     return {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+
+
+def without_secrets() -> dict[str, str]:
+    """Return the variables for a process whose memory code of others can read. The rest may be
+    secrets of this program, or of others in the same service."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _PLAIN or (name.startswith(_PREFIXES) and name not in _SECRETS)
+    }
+
+
+def use_temporary(folder: Path) -> None:
+    """Put temporary files of this process, and of those that it starts, into `folder`. The settings
+    stay as they are."""
+    config()
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
 
 
 def take_over(variables: Mapping[str, str]) -> None:

@@ -289,3 +289,18 @@ def test_the_fork_server_that_dies_is_replaced(running: Running) -> None:
             assert scaled(gpu)
     until(lambda: forks._server is not server, "another server")
     assert Path(f"/proc/{forks._server.process.pid}").exists()  # type: ignore[union-attr]
+
+
+def test_workers_get_no_secret_of_ugpuds_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ugpu.tools.service.daemon.cards.forks import ForkServer
+
+    for name in ("OTEL_EXPORTER_OTLP_HEADERS", "UGPU_DAEMON_TOKEN", "UGPU_POWER_COMMAND"):
+        monkeypatch.setenv(name, "a-secret")
+    monkeypatch.setenv("UGPU_LOG", "info")
+    server = ForkServer()
+    try:
+        told = Path(f"/proc/{server.process.pid}/environ")
+        until(lambda: b"UGPU_LOG=info" in told.read_bytes(), "the server's program")
+        assert b"a-secret" not in told.read_bytes()
+    finally:
+        server.close()

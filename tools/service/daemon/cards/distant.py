@@ -24,20 +24,20 @@ from ugpu.tools.service.daemon.cards.process import CardProcess
 from ugpu.tools.service.daemon.cards.relay import Relay
 from ugpu.tools.service.daemon.clients.handout import Place
 from ugpu.tools.service.daemon.clients.service import Answers, Lent, Terms
-from ugpu.tools.service.daemon.config import DeviceSettings
+from ugpu.tools.service.daemon.config import DeviceSettings, Settings
 
 
 def own(
     settings: DeviceSettings,
     name: str,
     opener: Callable[..., Device],
-    messages: int,
+    ugpud: Settings,
     on_lost: Callable[[Owned, UgpuError], None],
 ) -> Owned:
     """Return a device that is not open yet, in the process that its settings say. Devices of an
     opener other than hcq.open exist in this process."""
     if settings.apart and opener is hcq.open:
-        return DistantOwned(settings, name, messages, on_lost)
+        return DistantOwned(settings, name, ugpud, on_lost)
     return Owned(settings, name, opener)
 
 
@@ -49,13 +49,13 @@ class DistantOwned(Owned):
         self,
         settings: DeviceSettings,
         name: str,
-        messages: int,
+        ugpud: Settings,
         on_lost: Callable[[Owned, UgpuError], None],
     ) -> None:
-        """messages: see Settings. on_lost: called in a thread of its own when the process of the
-        open device has ended."""
+        """ugpud: the daemon's settings. on_lost: called in a thread of its own when the process of
+        the open device has ended."""
         super().__init__(settings, name)
-        self._messages = messages
+        self._ugpud = ugpud
         self._on_lost = on_lost
         self._process: CardProcess | None = None
         self._grant: Grant | None = None
@@ -66,7 +66,7 @@ class DistantOwned(Owned):
     def boot(self) -> None:
         """See Owned. The process is a new one, and so is the device's memory."""
         self.close()
-        process = CardProcess(self.settings, self.name, self._messages, self._renew, self._ended)
+        process = CardProcess(self.settings, self.name, self._ugpud, self._renew, self._ended)
         try:
             self._grant = Grant.from_map(process.call("boot", self.settings.host_memory))
             self._process = process

@@ -22,6 +22,7 @@ import sys
 import threading
 
 from ugpu.hcq.errors import HostError
+from ugpu.hcq.state.config import without_secrets
 from ugpu.hcq.state.life import ModuleLock
 
 # Threads of libraries would not exist in the server's children; bundles are written by ugpud.
@@ -108,6 +109,7 @@ class ForkServer:
                 self.process = subprocess.Popen(
                     [sys.executable, "-c", _START.format(path=sys.path), str(number)],
                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[number],
+                    env=without_secrets(),
                     start_new_session=True,  # Ctrl-C reaches only ugpud, which ends its leases
                 )  # fmt: skip
             except OSError as error:

@@ -9,7 +9,8 @@ whole messages that the process has from its start:
 
 The other way, the door carries records of the log. The process ends when the door is closed. It
 opens files and starts processes (code that is kept on disk, assemblers), so it is not confined as
-those of `cpu` are: kernels on virtual GPUs have no addresses of it.
+those of `cpu` are, but by less (tools.service.daemon.cards.confinement.fence): kernels on virtual
+GPUs have no addresses of it.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from ugpu.hcq.remote.request import Grant
 from ugpu.hcq.remote.session import Session
 from ugpu.hcq.remote.wire import META, REQUESTS, VERSION, Bytes, Limits, Message, WireError, check
 from ugpu.hcq.state import threads
-from ugpu.hcq.state.config import take_over
+from ugpu.hcq.state.config import config, take_over, use_temporary
 from ugpu.hcq.state.ladder import Level
 from ugpu.nv.code.assemble import assemble_apart
 from ugpu.tools.base.events import event_of
-from ugpu.tools.service.daemon.cards.confinement import exhausted
+from ugpu.tools.service.daemon.cards.confinement import exhausted, fence
 from ugpu.tools.service.daemon.cards.confinement.sandbox import be_first_victim
 from ugpu.tools.service.daemon.cards.owned import Owned
 from ugpu.tools.service.daemon.clients.places import Unfinished
@@ -91,14 +92,15 @@ HOLD: Mapping[str, Sequence[str]] = {"hold": ("number", "number", "number", "tex
 ORDERS: Mapping[str, Sequence[str]] = {**REQUESTS, "yours": (), "recall": ()}
 
 
-def serve(door: socket.socket, facts: dict[str, Any]) -> None:
-    """Serve until ugpud closes the door. facts: see `CardProcess`."""
+def serve(door: socket.socket, facts: dict[str, Any], folder: Path) -> None:
+    """Serve until ugpud closes the door. facts: see `CardProcess`. folder: for temporary files."""
     take_over(facts["environment"])
     ours = logging.getLogger("ugpu")
     ours.handlers[:] = [DoorLog(door)]
     ours.setLevel(min(facts["level"], logging.INFO))  # ugpud drops what it does not want
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     be_first_victim()
+    _enclose(Path(facts["place"]), folder)
     assemble_apart()
     sys.setswitchinterval(SWITCH_S)
     threading.excepthook = _thread_failed
@@ -435,6 +437,24 @@ class _Lease:
         finally:
             channel.release()
             self._unfinished.forget(self)
+
+
+def _enclose(place: Path, folder: Path) -> None:
+    """Confine this process. place: the folder of ugpud's socket, beside which chips are handed
+    out. folder: of its own temporary files."""
+    settings = config()
+    files = (settings.trace_file, settings.record_file)
+    fence.check_single()
+    fence.enclose(
+        fence.folders_of(
+            place, folder, settings.cache_folder, settings.crash_folder, settings.objects_folder,
+            settings.observe_folder, *(path.parent for path in files if path is not None),
+        )
+    )  # fmt: skip
+    use_temporary(folder)
+    lacks = fence.lacking()
+    if lacks:
+        log.warning("the process of a card is confined less than it could be: %s", "; ".join(lacks))
 
 
 def _limit_memory(spare: int) -> None:

@@ -159,7 +159,7 @@ class ForkServer:
                 self._leave()
                 facts = json.loads(text)
                 if isinstance(facts, dict):
-                    host.serve(connection, facts)
+                    host.serve(connection, facts, Path(folder))
                 else:
                     serve(connection, facts, Path(folder))
                 status = 0

@@ -25,7 +25,7 @@ from ugpu.tools.service.daemon.cards import forks
 from ugpu.tools.service.daemon.cards.apart import ENDS_S, ended_by
 from ugpu.tools.service.daemon.cards.confinement import exhausted
 from ugpu.tools.service.daemon.cards.host import RECORD
-from ugpu.tools.service.daemon.config import DeviceSettings
+from ugpu.tools.service.daemon.config import DeviceSettings, Settings
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +55,11 @@ class CardProcess:
         self,
         settings: DeviceSettings,
         name: str,
-        messages: int,
+        ugpud: Settings,
         on_state: Callable[[dict[str, Any]], None],
         on_end: Callable[[UgpuError], None],
     ) -> None:
-        """messages: see Settings. HostError if the process cannot be started."""
+        """ugpud: the daemon's settings. HostError if the process cannot be started."""
         self.name = name
         self.ping_s, self.answer_s = PING_S, ANSWER_S
         self._on_state = on_state
@@ -73,7 +73,8 @@ class CardProcess:
             "device": settings.name, "card": name, "label": settings.label,
             "memory": settings.memory, "options": settings.options, "shares": settings.shares,
             "power_limit_w": settings.power_limit_w,
-            "messages": messages, "environment": passed_on(),
+            "messages": ugpud.messages, "place": str(ugpud.socket.parent),
+            "environment": passed_on(),
             "level": logging.getLogger("ugpu").getEffectiveLevel(),
         }  # fmt: skip
         self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -59,7 +59,7 @@ class Ward:
         self.history = Scribe(CardHistory.at(settings.state / "history.sqlite"))
         self._system = system if system is not None else System()
         self.watch = Watch(settings.state / "history.sqlite")
-        self._own = partial(own, opener=opener, messages=settings.messages, on_lost=self._lost)
+        self._own = partial(own, opener=opener, ugpud=settings, on_lost=self._lost)
         self.owned = [
             self._own(entry, f"{entry.name}#{number}" if entry.count > 1 else entry.name)
             for entry in settings.devices

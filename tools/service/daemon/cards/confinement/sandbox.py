@@ -5,30 +5,22 @@ limit, and nothing else: they open no file, make no socket, start no process, an
 other. A system call that is not listed fails with EPERM. This is a seccomp filter, which needs no
 privilege and cannot be undone. No process of the same user can read the memory of this one.
 
-Sources: seccomp(2), linux/filter.h, linux/seccomp.h, linux/audit.h, asm/unistd_64.h for x86-64,
-asm-generic/unistd.h for AArch64.
+Sources: prctl(2), asm/unistd_64.h for x86-64, asm-generic/unistd.h for AArch64.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
-import platform
 import resource
-import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 from ugpu.hcq.errors import HostError
+from ugpu.tools.service.daemon.cards.confinement import bpf
+from ugpu.tools.service.daemon.cards.confinement.bpf import ALLOW, DENY, Machine, argument, step
 
-# BPF_LD | BPF_W | BPF_ABS; BPF_JMP | BPF_K with BPF_JEQ, BPF_JSET, BPF_JGE; BPF_RET | BPF_K
-_LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
-_NUMBER, _MACHINE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
-_ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO
 SPARE = 2 << 30  # bytes of address space for stacks, malloc's arenas, and messages; our choice
-_FILTER, _ALL_THREADS = 1, 1  # SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC
-_DUMPABLE, _NO_NEW_PRIVILEGES = 4, 38  # PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS
+_DUMPABLE = 4  # PR_SET_DUMPABLE
 _THREAD = 0x0001_0000  # CLONE_THREAD
 _SET_NAME = 15  # PR_SET_NAME
 _FIONREAD, _FIONBIO = 0x541B, 0x5421
@@ -57,56 +49,20 @@ _CALLS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Machine:
-    """column: of `_CALLS`. audit: AUDIT_ARCH_*. The rest: numbers of calls that are allowed with
-    some arguments only, of clone3, and of seccomp itself."""
-
-    column: int
-    audit: int
-    clone: int
-    tgkill: int
-    ioctl: int
-    fcntl: int
-    prctl: int
-    clone3: int
-    seccomp: int
-
-
-_MACHINES = {
-    "x86_64": _Machine(0, 0xC000_003E, 56, 234, 16, 72, 157, 435, 317),
-    "aarch64": _Machine(1, 0xC000_00B7, 220, 131, 29, 25, 167, 435, 277),
-}
+# the same of calls that are allowed with some arguments only, and of clone3
+_CLONE, _TGKILL, _IOCTL, _FCNTL, _PRCTL = (56, 220), (234, 131), (16, 29), (72, 25), (157, 167)
+_CLONE3 = (435, 435)
 
 
 def confine(memory: int) -> None:
     """Confine this process, all its threads included, for good. memory: bytes that it may have
     beyond what it has. HostError if the system cannot."""
-    machine = _MACHINES.get(platform.machine())
-    if machine is None:
-        raise HostError(f"kernels of clients cannot be confined on {platform.machine()}")
+    machine = bpf.this_machine()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _limit(memory)
     be_first_victim()
-    program = _program(machine)
-    steps = (ctypes.c_char * len(program)).from_buffer_copy(program)
-    header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(steps))
-    library = ctypes.CDLL(None, use_errno=True)
-    library.syscall.restype = ctypes.c_long
-    if library.prctl(_DUMPABLE, 0, 0, 0, 0):
-        raise _refused("not to be dumpable")
-    if library.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
-        raise _refused("no_new_privs")
-    if library.syscall(machine.seccomp, _FILTER, _ALL_THREADS, ctypes.c_char_p(header)):
-        raise _refused("a seccomp filter")
-
-
-def _refused(what: str) -> HostError:
-    reason = os.strerror(ctypes.get_errno())
-    return HostError(
-        f"kernels of clients cannot be confined: the system refuses {what}: {reason}",
-        remedy="use a kernel with CONFIG_SECCOMP_FILTER",
-    )
+    bpf.set_process(_DUMPABLE, 0, "not to be dumpable")
+    bpf.install(machine, _program(machine))
 
 
 def _limit(memory: int) -> None:
@@ -126,31 +82,24 @@ def be_first_victim() -> None:
     try:
         Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
     except OSError as error:
-        raise HostError(f"kernels of clients cannot be confined: oom_score_adj: {error}") from None
+        raise HostError(f"work of clients cannot be confined: oom_score_adj: {error}") from None
 
 
-def _program(machine: _Machine) -> bytes:
-    """Return the filter, 8 bytes a step."""
-    deny, allow = _step(_RETURN, _ERRNO | errno.EPERM), _step(_RETURN, _ALLOW)
-    steps = [_step(_LOAD, _MACHINE), _step(_EQUAL, machine.audit, 1, 0), deny]
-    steps.append(_step(_LOAD, _NUMBER))
+def _program(machine: Machine) -> list[bytes]:
+    """Return the filter."""
+    steps, column = bpf.beginning(machine), machine.column
     # The C library starts threads by clone if there is no clone3, whose flags a filter cannot see.
-    steps += [_step(_EQUAL, machine.clone3, 0, 1), _step(_RETURN, _ERRNO | errno.ENOSYS)]
-    for number, argument, tests in (
-        (machine.clone, 0, [_step(_ANY_BIT, _THREAD, 0, 1)]),
-        (machine.tgkill, 0, [_step(_EQUAL, os.getpid(), 0, 1)]),
-        (machine.ioctl, 1, [_step(_EQUAL, _FIONBIO, 1, 0), _step(_EQUAL, _FIONREAD, 0, 1)]),
-        (machine.fcntl, 1, [_step(_AT_LEAST, _SETFL + 1, 1, 0)]),
-        (machine.prctl, 0, [_step(_EQUAL, _SET_NAME, 0, 1)]),
+    steps += [step(bpf.EQUAL, _CLONE3[column], 0, 1), step(bpf.RETURN, bpf.FAILS | errno.ENOSYS)]
+    for numbers, which, tests in (
+        (_CLONE, 0, [step(bpf.ANY_BIT, _THREAD, 0, 1)]),
+        (_TGKILL, 0, [step(bpf.EQUAL, os.getpid(), 0, 1)]),
+        (_IOCTL, 1, [step(bpf.EQUAL, _FIONBIO, 1, 0), step(bpf.EQUAL, _FIONREAD, 0, 1)]),
+        (_FCNTL, 1, [step(bpf.AT_LEAST, _SETFL + 1, 1, 0)]),
+        (_PRCTL, 0, [step(bpf.EQUAL, _SET_NAME, 0, 1)]),
     ):
-        body = [_step(_LOAD, _ARGUMENTS + 8 * argument), *tests, allow, deny]
-        steps += [_step(_EQUAL, number, 0, len(body)), *body]
-    numbers = [call[machine.column] for call in _CALLS.values() if call[machine.column] >= 0]
-    for position, number in enumerate(numbers):
-        steps.append(_step(_EQUAL, number, len(numbers) - position, 0))
-    return b"".join([*steps, deny, allow])
-
-
-def _step(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    """Return a struct sock_filter."""
-    return struct.pack("HBBI", code, if_true, if_false, operand)
+        body = [argument(which), *tests, ALLOW, DENY]
+        steps += [step(bpf.EQUAL, numbers[column], 0, len(body)), *body]
+    allowed = [call[column] for call in _CALLS.values() if call[column] >= 0]
+    for position, number in enumerate(allowed):
+        steps.append(step(bpf.EQUAL, number, len(allowed) - position, 0))
+    return [*steps, DENY, ALLOW]
