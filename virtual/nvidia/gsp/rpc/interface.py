@@ -1,6 +1,6 @@
 """The GSP's interface of each firmware version: sizes and offsets, written by hand.
 
-Sources: open-gpu-kernel-modules 535.113.01 and 570.144 (gsp_static_config.h, gsp_init_args.h,
+Sources: open-gpu-kernel-modules 535.113.01, 550.163.01 and 570.144 (gsp_static_config.h, gsp_init_args.h,
 message_queue_priv.h, g_rpc-structures.h, rpc_global_enums.h, engine_idx.h), laid out by a compiler;
 for 570.144 its gsp_abi_check.c.
 """
@@ -80,6 +80,11 @@ INTERFACES = {
         "535.113.01", 0x50, 0x30, 0x298,
         StaticInfo(0x878, 0x348, 0x828, 0x868, 0x71C, gpc_mask=0x124, tpc_masks=0x128),
         lockdown=0x101D, engine_gsp=49, engine_gr0=82, engine_ce0=15, rc_size=0x14, error_text=0xC,
+    ),
+    "550.163.01": Interface(
+        "550.163.01", 0x50, 0x30, 0x370,
+        StaticInfo(0x888, 0x358, 0x838, 0x878, 0x72C, gpc_mask=0x124, tpc_masks=0x128),
+        lockdown=0x101C, engine_gsp=50, engine_gr0=84, engine_ce0=15, rc_size=0x1C, error_text=0xC,
     ),
     "570.144": Interface(
         "570.144", 0x48, 0x20, 0x3A0,
