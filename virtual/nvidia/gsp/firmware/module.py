@@ -38,7 +38,8 @@ class BuiltIn:
 # By the digest of the code.
 _PROGRAMS: Mapping[str, BuiltIn] = {
     "e15c1d836dc294312da1503bf4bb3a82b55a389cba98159a893e83e11dcb09c3": BuiltIn(
-        Program.BOOTER_LOAD, 0x6000,
+        Program.BOOTER_LOAD,
+        0x6000,
         "695426f4c54150c7be65fc3f7f6337d0e80aeef57c0faa468ef3f812194ec664",
         {
             1: "bf048992503194818fb42d635a7b474f2ab75559adbe4c57835d837a6823c483",
@@ -46,7 +47,8 @@ _PROGRAMS: Mapping[str, BuiltIn] = {
         },
     ),
     "3f6a53e89b8d50e317fb002f20efb61b8e5a7e0aa060dfdd6177693e7bb5c616": BuiltIn(
-        Program.BOOTER_UNLOAD, 0x4e00,
+        Program.BOOTER_UNLOAD,
+        0x4E00,
         "637d07faf58ae72ed5efde7469db18db98efcd09a935476c60558b1e0b348de2",
         {
             1: "93f958cb476d395e6473b0fe2b8b38fb07874e587c2b3f8ec85b4589f9988ced",
@@ -54,7 +56,8 @@ _PROGRAMS: Mapping[str, BuiltIn] = {
         },
     ),
     "331d30400fd38d4c10f2a1abaa93e605b18fb573f343254096fdb0bcca459fc5": BuiltIn(
-        Program.BOOTER_LOAD, 0x6200,
+        Program.BOOTER_LOAD,
+        0x6200,
         "25bfbae99da233b03da01c4b1a78027bb2f52115e9436fae14f1a92defc9ea1b",
         {
             1: "07525ed391c6ea46c413ebf5ff2ce605c972d9ffd03c11673bdbc413392d2d1f",
@@ -62,7 +65,8 @@ _PROGRAMS: Mapping[str, BuiltIn] = {
         },
     ),
     "8c7af0d1f5e5ad8a033f12aa38cdde81ee4eecf6ce52ac4c5ea784e1e4b01ca0": BuiltIn(
-        Program.BOOTER_UNLOAD, 0x4d00,
+        Program.BOOTER_UNLOAD,
+        0x4D00,
         "c0bef66996eb73b1aea2e2062489aaedce2ecb6daef5d578a0a2fb6cebb21b07",
         {
             1: "d63ac939513e6f8cc679086121e787312ec54f1cb7885437ce52c613527bcb37",
