@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ugpu.virtual.nvidia.gsp.firmware import programs
+from ugpu.virtual.nvidia.gsp.firmware import module, programs
 from ugpu.virtual.nvidia.gsp.firmware.programs import BLOCK, Program
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE, Terms, problem, short
 
@@ -351,7 +351,7 @@ class Falcon:
         while tag in by_tag and (not code or by_tag[tag].secure or not self.kind.dma):
             code += by_tag[tag].content
             tag += 1
-        found = programs.parse(code)
+        found = programs.parse(code) or module.parse(code)
         return (found[0], code, found[1]) if found is not None else None
 
     def _boot_rom(self, code: bytes, covered: int) -> str:
@@ -373,7 +373,9 @@ class Falcon:
         fuse = self._card.fuse_version(self.kind.fuses + 4 * (number - 1))
         data = bytes(self.dmem[:covered])
         content = programs.signed_content(code, data, at, SIZE)
-        return problem(bytes(self.dmem[at : at + SIZE]), Terms(fuse, engine, number), content)
+        field, terms = bytes(self.dmem[at : at + SIZE]), Terms(fuse, engine, number)
+        why = module.problem(field, terms, code, content)
+        return problem(field, terms, content) if why is None else why
 
     def _check_old(self, code: bytes, covered: int) -> str:
         """Verify a program of Turing or GA100: its signature is in its data."""

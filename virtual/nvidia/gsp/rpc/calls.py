@@ -22,6 +22,7 @@ _ALLOC, _CONTROL, _FREE = struct.Struct("<7I4x"), struct.Struct("<6I"), struct.S
 _SET_DIRECTORY = 0x10  # where the control's parameters are in SET_PAGE_DIRECTORY
 _EVENT_EX = 0x7E
 _MOST_NAMES = 256
+_NO_PARAMETERS = "NV2080_CTRL_CE_GET_FAULT_METHOD_BUFFER_SIZE_PARAMS"  # stands for an empty block
 
 
 class Board(Protocol):
@@ -164,9 +165,8 @@ def _perform(server: Server, words: tuple[int, int, int], params: memoryview) ->
     call = find(_client(server, client), handle, number, len(params), server.own_controls)
     if call.name in POINTERS:
         raise RmError(Status.NOT_SUPPORTED, f"{call.name} has pointers of the CPU")
-    if call.layout is None:
-        raise RmError(Status.NOT_SUPPORTED, f"{call.name} without parameters is not modelled")
-    call.handler(call.target, call.layout.view(params))
+    layout = call.layout or server.machine.abi.structs[_NO_PARAMETERS]
+    call.handler(call.target, layout.view(params) if call.layout is not None else layout.new())
 
 
 def free(server: Server, body: bytes) -> bytes:
