@@ -22,6 +22,7 @@ from ugpu.compiler.schedule.calls import CallGroup, body_of, live_results
 from ugpu.compiler.schedule.group import Group
 from ugpu.compiler.schedule.hazards import in_place, inside
 from ugpu.hcq.state.target import TargetSpec
+from ugpu.hcq.state.text import table
 
 Structure = tuple[Any, ...]  # nested tuples: ops, types, shapes, arguments, places of sources
 
@@ -271,6 +272,12 @@ class MemoryPlan:
     peak: int
     results: int
     kernels: int
+
+    def _repr_html_(self) -> str:
+        return table("Memory of a run", {
+            "peak": f"{self.peak} bytes", "results": f"{self.results} bytes",
+            "kernels": self.kernels,
+        })  # fmt: skip
 
 
 def memory_plan(roots: Sequence[Node], target: TargetSpec | None = None) -> MemoryPlan:
