@@ -13,7 +13,7 @@ from ugpu.hcq.device.debugging import Debugger
 from ugpu.hcq.objects import jit
 from ugpu.virtual import shader as emu
 from ugpu.virtual.amd.isa.decoder.decode import GFX11
-from ugpu.virtual.amd.isa.runtime import flat, layout, matrix, wave
+from ugpu.virtual.amd.isa.runtime import flat, layout, matrix, scratch, wave
 from ugpu.virtual.amd.isa.runtime.launch import BadDispatch, Launch
 from ugpu.virtual.amd.isa.runtime.stepping import Stepping
 from ugpu.virtual.amd.isa.runtime.worker import Run, Worker
@@ -59,7 +59,8 @@ def _runtime(folder: Path | None) -> jit.Loaded:
     """Compile the functions that all kernels share, and register their names with the linker."""
     return compiled(_SOURCES, folder, "runtime", (
         *LANE_MEMORY, atomics.part(PREFIX, context.IO, flat.ATOMIC_SIZES),
-        (flat.flat_ir, flat.names()), (matrix.matrix_ir, matrix.names()), emu_math.part(PREFIX),
+        (flat.flat_ir, flat.names()), (scratch.scratch_ir, scratch.names()),
+        (matrix.matrix_ir, matrix.names()), emu_math.part(PREFIX),
         (partial(wave.wave_launcher_ir, jit.on_x86()), ()),
     ))  # fmt: skip
 

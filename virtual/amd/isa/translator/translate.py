@@ -20,6 +20,7 @@ from ugpu.virtual.amd.isa.translator.access import buffer as emit_buffer
 from ugpu.virtual.amd.isa.translator.access import lanes as emit_lanes
 from ugpu.virtual.amd.isa.translator.access import local as emit_local
 from ugpu.virtual.amd.isa.translator.access import memory as emit_memory
+from ugpu.virtual.amd.isa.translator.access import scratch as emit_scratch
 from ugpu.virtual.amd.isa.translator.access import transposed as emit_transposed
 from ugpu.virtual.amd.isa.translator.access.lanes import apply_dpp
 from ugpu.virtual.amd.isa.translator.arithmetic import bits as emit_bits
@@ -51,7 +52,7 @@ _MODULES = (
     emit_scalar, emit_int, emit_bits, emit_float, emit_division, emit_convert, emit_lanes,
     emit_packed, emit_matrix, emit_memory, emit_local, emit_buffer, emit_media, emit_relative,
     emit_trig, emit_flow, emit_scalar_float, emit_scalar_wide, emit_extremes,
-    emit_transposed,
+    emit_transposed, emit_scratch,
 )  # fmt: skip
 
 
