@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import DType, bfloat16, float32
+from ugpu.compiler.dtype import DType, float32
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.forms import Makes
 from ugpu.compiler.graph.origin import here
@@ -68,7 +68,8 @@ class Tensor(Random):
             self.node = graph.cast(data.to(self.device).node, wanted or data.dtype)
         elif isinstance(data, bool | int | float):
             kind = wanted or dtypes.of_scalar(data)
-            self.node = self._constant("Tensor", data, kind, ())
+            number = dtypes.rounded(data, kind) if kind.is_float else data
+            self.node = self._constant("Tensor", number, kind, ())
         else:
             array, own = array_of(data, wanted)
             self.node = upload(self.device, array, wanted or own)
@@ -277,7 +278,9 @@ class Tensor(Random):
         return memory_plan(roots, self.device.target)
 
     def numpy(self) -> NDArray[Any]:
-        """Return the elements as a new array; bfloat16 is converted to float32."""
+        """Return the elements as a new array. bfloat16 and float8 types, which NumPy lacks, are
+        converted to float32; their bits are those of `bitcast("uint16")` and `bitcast("uint8")`,
+        which `view(ml_dtypes.float8_e4m3fn)` and its like show as that package's types."""
         recording = current_recording()
         if recording is not None:
             raise BadArgument(
@@ -292,7 +295,7 @@ class Tensor(Random):
         array = np.empty(node.shape, dtypes.to_numpy(node.dtype))
         if array.size:
             storage.buffer.core.copies.download(storage.buffer, array.data.cast("B"))
-        return dtypes.decode_bfloat16(array) if node.dtype is bfloat16 else array
+        return dtypes.decode(array, node.dtype)
 
     def item(self) -> Scalar:
         """Return the only element as a Python number."""

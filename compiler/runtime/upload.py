@@ -54,13 +54,6 @@ def upload(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:
     return copied(device, array, wanted)
 
 
-def _encoded(array: NDArray[Any], kind: DType) -> NDArray[Any]:
-    """Return an array's elements as the device stores them."""
-    if kind is bfloat16:
-        return dtypes.encode_bfloat16(array.astype(np.float32))
-    return np.ascontiguousarray(array, dtypes.to_numpy(kind))
-
-
 def copied(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:
     """Return a node with the elements of an array, as its own type or the wanted one. BadArgument
     if they do not fit the wanted one."""
@@ -68,8 +61,7 @@ def copied(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:
     outside = None if wanted is None else dtypes.misfit(array, kind)
     if outside is not None:
         raise BadArgument(f"Tensor: {outside} is out of range for {kind.name}")
-    with np.errstate(over="ignore"):  # a number too large for a float type is infinite there
-        stored = _encoded(array, kind)
+    stored = dtypes.encode(array, kind)
     node = Node("buffer", kind, array.shape)
     size = stored.nbytes
     storage = runtime_of(device).pool.take(size)
