@@ -29,6 +29,8 @@ from tests.support.pcode.numbers import FORMATS
 from tests.support.pcode.operators import Unsupported
 from tests.support.pcode.values import ANY_NAN, NEAR, Marks
 from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.isa.decoder.decode import decode_all
+from ugpu.virtual.amd.isa.decoder.formats import UnknownInstruction
 from ugpu.virtual.amd.isa.targets.target import target
 
 BATCH = 64
@@ -135,8 +137,8 @@ def _agrees(judged: Judged, wanted: int, got: int, width: int, marks: Marks) -> 
 
 
 def _close(judged: Judged, wanted: int, got: int, size: int, mark: int) -> bool:
-    form = FORMATS.get(("bf" if "BF" in judged.name.rpartition("_CVT")[0] + judged.name else "f", size))
-    form = FORMATS["f", size] if form is None or size != 16 or "BF16" not in judged.name else form
+    kind = "f" if size > 16 else "bf" if f"BF{size}" in judged.name else "f" if size == 16 else "fp"
+    form = FORMATS[kind, size]
     if wanted == got:
         return True
     if numbers.is_nan(form, wanted):
@@ -196,7 +198,8 @@ class Judge:
         target_name, _, mode = name.partition("-")
         self.document = Document(target_name)
         self.expected = Expected(self.document, mode == "ieee")
-        self.core = GfxCore(workers=1, target=target(target_name))
+        self.core_target = target(target_name)
+        self.core = GfxCore(workers=1, target=self.core_target)
         self.rsrc1 = _RSRC1[target_name] | (_IEEE if mode == "ieee" else 0)
         self.maker, self.inputs, self.groups = Maker(self.document, seed), Inputs(seed), groups
         self.compared: dict[str, int] = {}
@@ -229,12 +232,22 @@ class Judge:
                 )  # fmt: skip
             except NotTranslated as stop:
                 place = [judged.case for judged in cases].index(stop.case)
-                self._note(cases[place], 1, "not executed by the core")
+                self._refused(cases[place])
                 del cases[place], given[place]
                 continue
             for judged, before, after in zip(cases, given, found, strict=True):
                 self._compare(judged, before, after, groups)
             return
+
+    def _refused(self, judged: Judged) -> None:
+        """Note a form that the core does not execute, and whether it decodes."""
+        code = np.array(judged.words, np.uint32).tobytes()
+        try:
+            decode_all(code, target=self.core_target)
+        except UnknownInstruction:
+            self.left[judged.label] = "LLVM's disassembler refuses this form"
+            return
+        self._note(judged, 1, "not executed by the core")
 
     def _note(self, judged: Judged, count: int, text: str) -> None:
         words = " ".join(f"{word:#x}" for word in judged.words)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -110,13 +111,14 @@ class Document:
         return [key for name in ALU for key in getattr(listed, name)]
 
     def text(self, key: Enum) -> str | None:
-        """Return an instruction's pseudocode; a half of a pair has that of the instruction."""
+        """Return an instruction's pseudocode without comments; a half of a pair has that of the
+        instruction."""
         if key in self.texts:
-            return self.texts[key]
+            return re.sub("//.*", "", self.texts[key])
         name = key.name.replace("V_DUAL_", "V_")
         for ending in ("_E64", "_E32", ""):
             if name + ending in self.by_name:
-                return self.by_name[name + ending]
+                return re.sub("//.*", "", self.by_name[name + ending])
         return None
 
     def operands(self, key: Enum) -> dict[str, Operand]:
@@ -200,6 +202,8 @@ class Maker:
         carries = form == "VOP3SD"
         halves = sum(1 << n for n, operand in enumerate(sources) if operand.width == 16)
         halves |= 8 * (target.width == 16 and "D0" in text and "FMAC" not in key.name)
+        if key.name.startswith("V_S_"):
+            halves = 0  # scalar registers have no halves here
         if "OPSEL" in text and not packed:
             halves = _byte_choices(key.name)
         for variant in ("changed", "clamped"):

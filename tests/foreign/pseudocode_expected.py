@@ -194,7 +194,7 @@ class Expected:
         start = Value("b", 64, 0) if masks else _value(before.vectors[8:, lane][:count], width)
         names["D0"] = Value("b", width, start.number >> 16) if high else start
         state = State(
-            names, {"D0": width, "D1": 64}, clamp=judged.clamp and not _floats(target),
+            names, {"D0": width, "D1": 64, "S0": 32}, clamp=judged.clamp and not _floats(target),
             call=self._called,
         )  # fmt: skip
         if "VGPR[" in judged.text:
