@@ -26,6 +26,7 @@ from ugpu.hcq.remote.wire import (
     check,
 )
 from ugpu.hcq.state import threads
+from ugpu.hcq.state.clock import Clock
 from ugpu.tools.service.daemon.clients.leases import Lease, Waiter
 from ugpu.tools.service.daemon.clients.peers import Peer
 from ugpu.tools.service.daemon.clients.replies import lost, plain, reply_of
@@ -152,7 +153,7 @@ class Client:
             return
         used_s = time.thread_time() - self._paced_at
         if used_s >= PACE_S:
-            time.sleep(min(used_s * self.daemon.connections(self), MOST_PAUSE_S))
+            Clock().sleep(min(used_s * self.daemon.connections(self), MOST_PAUSE_S))
             self._paced_at = time.thread_time()
 
     def _allow(self, limits: Limits) -> None:
