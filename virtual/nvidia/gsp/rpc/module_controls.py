@@ -8,14 +8,14 @@ Links (NVLink) and other units that a chip lacks stay NOT_SUPPORTED, as its firm
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0
 from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.gsp.rpc.controls import RUNLISTS, runlist_engine
-from ugpu.virtual.nvidia.rm.controls.control_gpu import HANDLERS
+from ugpu.virtual.nvidia.rm.controls.control_gpu import HANDLERS, smc_mode
 from ugpu.virtual.nvidia.rm.resources import Subdevice, need_gpu
 from ugpu.virtual.nvidia.status import Status, require
 
@@ -28,7 +28,7 @@ _FAULT_BUFFER = 8192 * 32
 _FECS_RECORD = 0x80
 _NO_COPY = 0xF
 _EVENTS, _REPEAT = 192, 2  # NV2080_NOTIFIERS_MAXCOUNT is below; the largest action
-_SHARED_DATA = 0x1000
+_SHARED_DATA = _PAGE = 0x1000
 
 
 class Board(Protocol):
@@ -77,7 +77,33 @@ def handlers(board: Board) -> Mapping[str, Any]:  # Any: see rm.controls.control
         reachable = not address or board.bus_address(address, _SHARED_DATA) is not None
         require(reachable, Status.INVALID_ADDRESS, f"shared data at {address:#x}")
 
+    def buffer(addresses: Sequence[int], size: int) -> None:
+        pages = -(-size // _PAGE)
+        require(0 < pages <= len(addresses), Status.INVALID_ARGUMENT, f"a buffer of {size} bytes")
+        for index in range(pages):
+            address = addresses[index]
+            reached = board.bus_address(address, _PAGE) is not None
+            require(reached, Status.INVALID_ADDRESS, f"page {index} at {address:#x}")
+
+    def fault_buffer(sub: Subdevice, params: Struct) -> None:
+        # No fault of the model is replayable: it stays empty.
+        fits = params.faultBufferSize == _FAULT_BUFFER
+        require(fits, Status.INVALID_ARGUMENT, f"faultBufferSize {params.faultBufferSize}")
+        buffer(params.faultBufferPteArray, params.faultBufferSize)
+
+    def shadow_buffer(sub: Subdevice, params: Struct) -> None:
+        # The model reports channels' faults by RC_TRIGGERED alone.
+        buffer(params.shadowFaultBufferPteArray, params.shadowFaultBufferSize)
+
+    def counter_buffer(sub: Subdevice, params: Struct) -> None:
+        # No access is counted.
+        require(params.accessCounterIndex == 0, Status.INVALID_ARGUMENT, "accessCounterIndex")
+        buffer(params.bufferPteArray, params.bufferSize)
+
     own = dict(_HANDLERS)
+    own["NV2080_CTRL_CMD_INTERNAL_UVM_REGISTER_ACCESS_CNTR_BUFFER"] = counter_buffer
+    own["NV2080_CTRL_CMD_INTERNAL_GMMU_REGISTER_FAULT_BUFFER"] = fault_buffer
+    own["NV2080_CTRL_CMD_INTERNAL_GMMU_REGISTER_CLIENT_SHADOW_FAULT_BUFFER"] = shadow_buffer
     own["NV2080_CTRL_CMD_INTERNAL_GPU_GET_CHIP_INFO"] = chip_info
     own["NV2080_CTRL_CMD_INTERNAL_GPU_GET_USER_REGISTER_ACCESS_MAP"] = access_map
     own["NV2080_CTRL_CMD_INTERNAL_INIT_USER_SHARED_DATA"] = shared_data
@@ -153,6 +179,10 @@ def _notification(sub: Subdevice, params: Struct) -> None:
     require(params.action <= _REPEAT, Status.INVALID_ARGUMENT, f"action {params.action}")
 
 
+def _division(sub: Subdevice, params: Struct) -> None:
+    params.smcMode = smc_mode(need_gpu(sub))
+
+
 def _exported_copies(sub: Subdevice, params: Struct) -> None:
     """List the copy engines that have no physical one: none of those that the model has."""
     params.stubbedCeMask = 0
@@ -207,10 +237,15 @@ _HANDLERS = cast(
         # Boost is not synchronised with other cards; the card is not a module of a baseboard.
         "NV2080_CTRL_CMD_INTERNAL_PERF_GPU_BOOST_SYNC_GET_INFO": _unchanged,
         "NV2080_CTRL_CMD_PMGR_GET_MODULE_INFO": _unchanged,
+        "NV402C_CTRL_CMD_I2C_GET_PORT_INFO": _unchanged,
         "NV2080_CTRL_CMD_EVENT_SET_NOTIFICATION": _notification,
         "NV2080_CTRL_CMD_CE_UPDATE_CLASS_DB": _exported_copies,
         "NV2080_CTRL_CMD_CE_GET_HUB_PCE_MASK": _physical_copies,
         "NV2080_CTRL_CMD_CE_UPDATE_PCE_LCE_MAPPINGS": _map_copies,
+        "NV2080_CTRL_CMD_INTERNAL_GPU_GET_SMC_MODE": _division,
+        "NV2080_CTRL_CMD_INTERNAL_UVM_UNREGISTER_ACCESS_CNTR_BUFFER": _unchanged,
+        "NV2080_CTRL_CMD_INTERNAL_GMMU_UNREGISTER_FAULT_BUFFER": _unchanged,
+        "NV2080_CTRL_CMD_INTERNAL_GMMU_UNREGISTER_CLIENT_SHADOW_FAULT_BUFFER": _unchanged,
         # Confidential Computing is off.
         "NV2080_CTRL_CMD_INTERNAL_CONF_COMPUTE_GET_STATIC_INFO": _unchanged,
     },

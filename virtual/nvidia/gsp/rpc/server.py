@@ -42,7 +42,7 @@ from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.machine import VirtualMachine
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
 from ugpu.virtual.nvidia.rm.objects import Allocation, Builder, Client
-from ugpu.virtual.nvidia.rm.resources import Device, Subdevice
+from ugpu.virtual.nvidia.rm.resources import Device, I2c, Subdevice
 from ugpu.virtual.nvidia.status import RmError, Status
 
 # Client, device, subdevice of the GSP's own. The CPU's internal clients begin at 0xc1e00000, in the
@@ -437,6 +437,7 @@ class GspServer:
             "KernelChannel": GspChannel,
             "KernelGraphicsObject": graphics_object,
             "VaSpaceApi": spaces.build,
+            "I2cApi": I2c,
             **dict.fromkeys(("OsDescMemory", "SystemMemory", "VideoMemory"), cpu_memory),
         }
 
