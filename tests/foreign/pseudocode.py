@@ -2,7 +2,8 @@
 
     python -m tests.foreign.pseudocode TARGET SEED GROUPS [NAME ...] RESULT
 
-TARGET: gfx11, gfx11-ieee or gfx12. GROUPS of 32 lanes run each vector instruction, 32 times as many
+TARGET: gfx11 or gfx12; gfx11-ieee runs in IEEE mode, and gfx12-text takes the texts as they are,
+without the corrections of pseudocode_corrections.py. GROUPS of 32 lanes run each vector instruction, 32 times as many
 each scalar one. NAME: instructions ("v_add_f32"), all without one. RESULT is the JSON file to write:
 what was compared, what was not and why, and for each form of an instruction that deviates how often
 and the first example. What the text leaves open is not compared: which quiet NaN arithmetic gives,
@@ -196,7 +197,7 @@ class Judge:
 
     def __init__(self, name: str, seed: int, groups: int) -> None:
         target_name, _, mode = name.partition("-")
-        self.document = Document(target_name)
+        self.document = Document(target_name, as_it_is=mode == "text")
         self.expected = Expected(self.document, mode == "ieee")
         self.core_target = target(target_name)
         self.core = GfxCore(workers=1, target=self.core_target)

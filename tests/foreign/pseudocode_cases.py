@@ -16,6 +16,7 @@ from functools import cached_property
 from types import ModuleType
 from typing import Any
 
+from tests.foreign.pseudocode_corrections import corrected
 from tests.support.gfx_cases import BLOCK, OUT_BLOCK, Case
 
 ARCHES = {"gfx11": "rdna3", "gfx12": "rdna4"}
@@ -95,7 +96,8 @@ class Judged:
 class Document:
     """The pseudocode of a target, and an assembler for it."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, as_it_is: bool = False) -> None:
+        self._as_it_is = as_it_is
         self.target, self.arch = target, ARCHES[target]
         self.ins = self._module("ins")
         self.texts: dict[Enum, str] = self._module("str_pcode").PCODE
@@ -111,14 +113,21 @@ class Document:
         return [key for name in ALU for key in getattr(listed, name)]
 
     def text(self, key: Enum) -> str | None:
-        """Return an instruction's pseudocode without comments; a half of a pair has that of the
-        instruction."""
+        """Return an instruction's pseudocode without comments, corrected; a half of a pair has that
+        of the instruction."""
+        text = self._found(key)
+        if text is None or any(part in key.name for part in OTHER):
+            return None
+        text = re.sub("//.*", "", text)
+        return text if self._as_it_is else corrected(key.name, text)
+
+    def _found(self, key: Enum) -> str | None:
         if key in self.texts:
-            return re.sub("//.*", "", self.texts[key])
+            return self.texts[key]
         name = key.name.replace("V_DUAL_", "V_")
         for ending in ("_E64", "_E32", ""):
             if name + ending in self.by_name:
-                return re.sub("//.*", "", self.by_name[name + ending])
+                return self.by_name[name + ending]
         return None
 
     def operands(self, key: Enum) -> dict[str, Operand]:
@@ -171,7 +180,7 @@ class Maker:
     def cases(self, key: Enum) -> Iterator[Judged]:
         """Make the forms of an instruction."""
         text = self.document.text(key)
-        if text is None or any(part in key.name for part in OTHER):
+        if text is None:
             return
         form = type(key).__name__.removesuffix("Op")
         found = self.document.operands(key)

@@ -90,6 +90,27 @@ def _quiet(state: State, x: Value) -> Value:
     return Value(x.kind, x.width, x.number | 1 << (x.form.fraction - 1))
 
 
+def _exponent_of(state: State, x: Value) -> Value:
+    """The exponent of a mantissa in 0.5 to 1; 0 for zero."""
+    mantissa, power = numbers.parts(x.form, x.number)
+    return Value("i", 32, power + abs(mantissa).bit_length() if mantissa else 0)
+
+
+def _roundeven(state: State, x: Value) -> Value:
+    if numbers.is_nan(x.form, x.number) or numbers.is_infinite(x.form, x.number):
+        return real(x.kind, x.width, x.number)
+    whole = numbers.nearest(x.form, x.number, 1, *bounds(2000))
+    negative = x.number & x.form.sign != 0
+    return Value(x.kind, x.width, numbers.rounded(x.form, abs(whole), 0, negative))
+
+
+def _scaled_fma(state: State, a: Value, b: Value, c: Value, power: Value) -> Value:
+    bits = numbers.fused(a.form, a.number, b.number, c.number, state.mode)
+    if a.width < 64 or not numbers.is_infinite(a.form, bits):
+        bits = numbers.fused(a.form, a.number, b.number, c.number, state.mode, power.number)
+    return real(a.kind, a.width, bits)
+
+
 def _lowest(state: State, x: Value) -> Value:
     return Value("i", 32, (x.number & -x.number).bit_length() - 1)
 
@@ -120,6 +141,12 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "floor": _floor,
     "trunc": lambda s, x: real(x.kind, x.width, numbers.truncated(x.form, x.number), x.mark),
     "fract": _fract,
+    # Of our corrections.
+    "frexp_exponent": _exponent_of,
+    "roundeven": _roundeven,
+    "quieted": lambda s, x: _quiet(s, x) if numbers.is_nan(x.form, x.number) else x,
+    "scaled_fma": _scaled_fma,
+    "f32_to_nearest_u8": lambda s, x: Value("u", 8, numbers.nearest(x.form, x.number, 1, 0, 255)),
     "isEven": lambda s, x: truth(numbers.whole(x.form, x.number, *bounds(2000)) % 2 == 0),
     "sqrt": lambda s, x: real(x.kind, x.width, numbers.root(x.form, x.number), NEAR),
     "pow": _pow,

@@ -145,8 +145,8 @@ def from_float(form: Format, value: float) -> int:
     return rounded(form, numerator, 1 - denominator.bit_length(), negative)
 
 
-def fused(form: Format, a: int, b: int, c: int, mode: str = NEAREST) -> int:
-    """Return a * b + c of bits, rounded once; any NaN gives the quiet NaN."""
+def fused(form: Format, a: int, b: int, c: int, mode: str = NEAREST, scale: int = 0) -> int:
+    """Return (a * b + c) * 2^scale of bits, rounded once; any NaN gives the quiet NaN."""
     if any(is_nan(form, bits) for bits in (a, b, c)):
         return form.nan
     product_sign = (a ^ b) & form.sign
@@ -162,7 +162,7 @@ def fused(form: Format, a: int, b: int, c: int, mode: str = NEAREST) -> int:
     power = min(p + q, r)
     total = (x * y << (p + q - power)) + (z << (r - power))
     if total:
-        return rounded(form, abs(total), power, total < 0, mode)
+        return rounded(form, abs(total), power + scale, total < 0, mode)
     return form.sign if product_sign and c & form.sign else 0
 
 
