@@ -185,7 +185,7 @@ def _division(sub: Subdevice, params: Struct) -> None:
 
 
 def _exported_copies(sub: Subdevice, params: Struct) -> None:
-    """Tell which copy engines have no physical one: none of those that the model has."""
+    """List the copy engines that have no physical one: none of those that the model has."""
     params.stubbedCeMask = 0
 
 
@@ -241,7 +241,7 @@ _HANDLERS = cast(
         "NV2080_CTRL_CMD_INTERNAL_MEMSYS_L2_INVALIDATE_EVICT": _flush,
         "NV2080_CTRL_CMD_INTERNAL_GR_SET_FECS_TRACE_HW_ENABLE": _trace,
         "NV2080_CTRL_CMD_INTERNAL_GR_GET_FECS_TRACE_HW_ENABLE": _unchanged,
-        # Boost is not synchronised with other cards; the card is no module of a baseboard.
+        # Boost is not synchronised with other cards; the card is not a module of a baseboard.
         "NV2080_CTRL_CMD_INTERNAL_PERF_GPU_BOOST_SYNC_GET_INFO": _unchanged,
         "NV2080_CTRL_CMD_PMGR_GET_MODULE_INFO": _unchanged,
         "NV402C_CTRL_CMD_I2C_GET_PORT_INFO": _unchanged,
