@@ -19,6 +19,7 @@ from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import DType, bfloat16, float32
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.forms import Makes
+from ugpu.compiler.graph.movement import part_of_stored
 from ugpu.compiler.graph.origin import here
 from ugpu.compiler.graph.tracking import History, mode
 from ugpu.compiler.methods.core import Scalar, integer_of, number_of, shape_of, whole
@@ -29,10 +30,18 @@ from ugpu.compiler.runtime.lent import lend
 from ugpu.compiler.runtime.memory_pool import Storage
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import device_of, runtime_of
-from ugpu.compiler.runtime.upload import array_of, copied, upload
+from ugpu.compiler.runtime.sharing import (
+    CPU,
+    accepts_versions,
+    adopted,
+    capsule_of,
+    check_request,
+    shared_array,
+)
+from ugpu.compiler.runtime.upload import array_of, copied, host_array, upload
 from ugpu.compiler.search.forms import preferred
 from ugpu.hcq.device.device import Device, core_of, owner_of
-from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.errors import BadArgument, NotShared
 from ugpu.hcq.work.buffer import Buffer
 
 
@@ -162,18 +171,21 @@ class Tensor(Random):
         return (made * step + first).cast(kind)
 
     @classmethod
-    def eye(cls, rows: int, columns: int | None = None, **options: Any) -> Self:
-        """Return a matrix with ones on the diagonal. Options: device, dtype (float32)."""
+    def eye(cls, rows: int, columns: int | None = None, diagonal: int = 0, **options: Any) -> Self:
+        """Return a matrix with ones on a diagonal, by default the main one, and zeros elsewhere.
+        diagonal: its distance above the main one. Options: device, dtype (float32)."""
         kind = options.pop("dtype", dtypes.float32)
-        down = cls.arange(rows, **options).unsqueeze(1)
+        down = cls.arange(rows, **options).unsqueeze(1) + integer_of("eye", "diagonal", diagonal)
         across = cls.arange(rows if columns is None else columns, **options)
         return down._compare("eq", across).cast(kind)
 
     @classmethod
-    def linspace(cls, start: float, end: float, steps: int, **options: Any) -> Self:
-        """Return `steps` numbers at equal distances from start to end, both included. Options:
-        device, dtype (float32)."""
-        return cls._spaced("linspace", start, end, steps, options, None)
+    def linspace(
+        cls, start: float, end: float, steps: int, endpoint: bool = True, **options: Any
+    ) -> Self:
+        """Return `steps` numbers at equal distances from start to end, which is the last of them
+        unless `endpoint` is False. Options: device, dtype (float32)."""
+        return cls._spaced("linspace", start, end, steps, options, None, endpoint)
 
     @classmethod
     def logspace(
@@ -185,13 +197,13 @@ class Tensor(Random):
     @classmethod
     def _spaced(
         cls, name: str, start: float, end: float, steps: int, options: dict[str, Any],
-        base: float | None,
+        base: float | None, endpoint: bool = True,
     ) -> Self:  # fmt: skip
         """The numbers are computed in float64 on the host, and rounded once."""
         first, last = number_of(name, "start", start), number_of(name, "end", end)
         if integer_of(name, "steps", steps) < 0:
             raise BadArgument(f"{name}: expected steps >= 0, got {steps}")
-        numbers = np.linspace(float(first), float(last), steps)
+        numbers = np.linspace(float(first), float(last), steps, endpoint)
         if base is not None:
             numbers = float(number_of(name, "base", base)) ** numbers
         kind = dtypes.as_dtype(options.pop("dtype", dtypes.float32))
@@ -285,13 +297,19 @@ class Tensor(Random):
                 "the function is recorded; return the tensor instead"
             )
         node = self.node
-        if node.storage is None:
+        part = part_of_stored(node)
+        if part is None:
             self.realize()
-        storage = node.storage
+        whole, first = part or (node, 0)
+        storage = whole.storage
         assert isinstance(storage, Storage)
         array = np.empty(node.shape, dtypes.to_numpy(node.dtype))
         if array.size:
-            storage.buffer.core.copies.download(storage.buffer, array.data.cast("B"))
+            buffer = storage.buffer
+            if whole is not node:
+                start = first * array.itemsize
+                buffer = buffer[start : start + array.nbytes]
+            buffer.core.copies.download(buffer, array.data.cast("B"))
         return dtypes.decode_bfloat16(array) if node.dtype is bfloat16 else array
 
     def item(self) -> Scalar:
@@ -376,12 +394,89 @@ class Tensor(Random):
         array = self.numpy()
         return array if dtype is None else array.astype(dtype)
 
-    def __dlpack__(self, **options: Any) -> Any:  # Any: as in the array API standard
-        """Return a copy of the elements, in the host's memory, for another library."""
-        return self.numpy().__dlpack__(**options)
+    def __dlpack__(
+        self, *, stream: None = None, max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None, copy: bool | None = None,
+    ) -> Any:  # fmt: skip  # a PyCapsule
+        """Return the elements for another library, see compiler.runtime.sharing. Memory that this
+        process can access is shared, read-only; a copy is made of other memory, for a consumer that
+        accepts no capsule with a version, which alone says that it is read-only, and for
+        copy=True. NotShared (a BufferError) if copy=False and it has to be copied. Waits for the
+        device."""
+        check_request(stream, dl_device)
+        array = None
+        if not copy and accepts_versions(max_version):
+            array = self._shared()
+        if array is not None:
+            return capsule_of(array, self.dtype, False, max_version)
+        if copy is False:
+            raise NotShared(
+                f"__dlpack__: {self._shown} on {self.device.name} has to be copied, expected "
+                "copy=None or True, or memory of the host and max_version >= (1, 0)"
+            )
+        stored = self.bitcast(dtypes.uint16) if self.dtype is bfloat16 else self
+        return capsule_of(stored.numpy(), self.dtype, True, max_version)
+
+    def _shared(self) -> NDArray[Any] | None:
+        """Return the elements as an array in the memory of this tensor; None if not possible."""
+        if current_recording() is not None:
+            return None  # and then `numpy` raises the error
+        whole, first = part_of_stored(self.node) or (self.realize().node, 0)
+        assert isinstance(whole.storage, Storage)
+        self.device.synchronize()
+        return shared_array(whole.storage, first, self.node)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)  # kDLCPU of dlpack.h: the device of the __dlpack__ copy
+        """Return kDLCPU of dlpack.h: what `__dlpack__` exports is in memory of the host."""
+        return CPU
+
+    @classmethod
+    def from_dlpack(
+        cls, data: Any, *, device: Device | str | None = None, copy: bool | None = None
+    ) -> Self:
+        """Return an array of another library, which exports it by DLPack, as a tensor.
+
+        Memory is shared where kernels of the device can read it: on `cpu`, of elements in row-major
+        order at a multiple of 256 bytes; then later writes of the other library show. Otherwise,
+        and for copy=True, the elements are copied, as `Tensor(data)` does. NotShared (a
+        BufferError) if copy=False and they have to be copied, or for memory that is not the host's.
+        """
+        if isinstance(data, Tensor):
+            target = data.device if device is None else device_of(device)
+            if copy is False and target is not data.device:
+                raise NotShared(
+                    f"from_dlpack: a tensor on {data.device.name} has to be copied to "
+                    f"{target.name}, expected copy=None or True"
+                )
+            return cls(data, device=target)
+        target, array = device_of(device), host_array(data)
+        node = None if array is None else adopted(target, array, copy)
+        if node is None:
+            if copy is False:
+                raise NotShared(
+                    "from_dlpack: bfloat16 has to be copied, expected copy=None or True"
+                )
+            return cls(data if array is None else array, device=target)
+        made = object.__new__(cls)
+        made.node, made.device, node.origin = node, target, here()
+        return made
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:  # Any: a module
+        """Return the functions of the array API standard, `ugpu.xp`. BadArgument for another
+        version of it."""
+        functions = importlib.import_module("ugpu.compiler.array_api")  # above this floor
+        known = ("2021.12", "2022.12", "2023.12", functions.__array_api_version__)
+        if api_version is not None and api_version not in known:
+            raise BadArgument(
+                f"__array_namespace__: api_version must be one of {known}, got {api_version!r}"
+            )
+        return functions
+
+    def to_device(self, device: Device | str, /, *, stream: None = None) -> Self:
+        """Return the tensor on another device, see `to`."""
+        if stream is not None:
+            raise BadArgument(f"to_device: streams are not supported, got {stream!r}")
+        return self.to(device_of(device))
 
     def __bool__(self) -> bool:
         return bool(self.item())
@@ -391,6 +486,16 @@ class Tensor(Random):
 
     def __float__(self) -> float:
         return float(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def __index__(self) -> int:
+        if not self.dtype.is_integer or self.ndim:
+            raise TypeError(
+                f"an index must be an integer without axes, got {self.dtype.name} {self._shown}"
+            )
+        return int(self.item())
 
     def __format__(self, spec: str) -> str:
         """Format a tensor without axes as its number: `f"{loss:.3f}"`."""

@@ -13,9 +13,9 @@ from ugpu.compiler.graph.node import Node
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import runtime_of
 from ugpu.hcq.device.device import Device
-from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.errors import BadArgument, NotShared
 from ugpu.hcq.work.arrays import as_array
-from ugpu.hcq.work.dlpack import bfloat16_bits
+from ugpu.hcq.work.dlpack import HOST, bfloat16_bits
 
 
 def array_of(data: Any, wanted: DType | None) -> tuple[NDArray[Any], DType | None]:
@@ -40,6 +40,25 @@ def array_of(data: Any, wanted: DType | None) -> tuple[NDArray[Any], DType | Non
             f"Tensor: expected numbers or an array of numbers, got {type(data).__name__}"
         )
     return array, None
+
+
+def host_array(data: Any) -> NDArray[Any] | None:  # Any: checked here
+    """Return an array that another library exports by DLPack, in its memory; None for bfloat16,
+    which NumPy does not have. BadArgument for what does not export it, NotShared for memory that is
+    not the host's."""
+    if not hasattr(data, "__dlpack__") or not hasattr(data, "__dlpack_device__"):
+        raise BadArgument(f"from_dlpack: {type(data).__name__} does not export DLPack")
+    place = data.__dlpack_device__()
+    if place[0] not in HOST:
+        raise NotShared(
+            f"from_dlpack: expected memory of the host, DLPack device {HOST}, got {tuple(place)}"
+        )
+    try:
+        return np.from_dlpack(data)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        if bfloat16_bits(data) is not None:
+            return None
+        raise BadArgument(f"from_dlpack: {type(data).__name__}: {error}") from error
 
 
 def upload(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:

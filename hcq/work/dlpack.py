@@ -1,6 +1,7 @@
-"""Elements of arrays that NumPy cannot view: bfloat16 by DLPack, as other libraries export it.
+"""What NumPy leaves out of DLPack: arrays of bfloat16, and marks of a capsule.
 
-The layout is that of dlpack.h (https://github.com/dmlc/dlpack), DLManagedTensor.
+The layout is that of dlpack.h (https://github.com/dmlc/dlpack), DLManagedTensor and, from DLPack
+1.0 on, DLManagedTensorVersioned.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from ugpu.hcq.errors import BadArgument
 BFLOAT = 4  # kDLBfloat
 HOST = (1, 3)  # kDLCPU, kDLCUDAHost: memory that the host reads
 MOST_AXES = 64
+COPIED = 1 << 1  # DLPACK_FLAG_BITMASK_IS_COPIED
+VERSIONED = np.lib.NumpyVersion(np.__version__) >= "2.1.0"  # NumPy makes versioned capsules
 
 
 class _Tensor(ctypes.Structure):
@@ -27,9 +30,29 @@ class _Tensor(ctypes.Structure):
     )  # fmt: skip
 
 
+class _Versioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("tensor", _Tensor),
+    )  # fmt: skip
+
+
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype = ctypes.c_void_p
 _pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
+
+
+def marked(capsule: Any, versioned: bool, code: int | None, copied: bool) -> None:  # a PyCapsule
+    """Change a capsule that no consumer has seen. code: of the elements' type, None to leave it.
+    copied: whether it is to say that its memory is a copy; only a versioned one can."""
+    if versioned:
+        whole = _Versioned.from_address(_pointer_of(capsule, b"dltensor_versioned"))
+        tensor = whole.tensor
+        whole.flags |= COPIED if copied else 0
+    else:
+        tensor = _Tensor.from_address(_pointer_of(capsule, b"dltensor"))
+    if code is not None:
+        tensor.code = code
 
 
 def bfloat16_bits(data: Any) -> NDArray[np.uint16] | None:  # Any: an object with `__dlpack__`

@@ -151,7 +151,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("sharding",),
         ("front",),
         ("files", "nn", "numeric"),
-        ("onnx", "optim", "language"),
+        ("onnx", "optim", "language", "array_api"),
     ),
     "compiler.kernel": (
         ("ir", "choices", "matrix_units"),
