@@ -8,6 +8,8 @@ Promotion follows NumPy between integers and between floats, and PyTorch between
   widest float (NumPy: float64).
 - An integer with a float gives that float, whatever the integer's width.
 - float16 with bfloat16 gives float32, the narrowest type that holds both.
+- float8 types are not converted: a tensor of one with a tensor of another type is refused, as in
+  PyTorch. `cast` one of them.
 - A real-valued method (a quotient, a logarithm, a loss, attention) of integers or bools gives
   float32.
 - These rules hold for all tensors that a method computes with: a loss of float16 with a target or
@@ -27,6 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from ugpu.compiler import float8
 from ugpu.hcq.errors import BadArgument
 
 
@@ -56,6 +59,10 @@ class DType:
     def is_integer(self) -> bool:
         return self.kind in "iu"
 
+    @property
+    def is_float8(self) -> bool:
+        return self.itemsize == 1 and self.kind == "f"
+
     def __repr__(self) -> str:
         return f"dtypes.{self.name}"
 
@@ -66,13 +73,18 @@ uint8, uint16, uint32, uint64 = (DType(f"uint{8 * size}", "u", size) for size in
 float16 = DType("float16", "f", 2)
 bfloat16 = DType("bfloat16", "f", 2)
 float32 = DType("float32", "f", 4)
+float8_e4m3fn, float8_e5m2, float8_e4m3fnuz, float8_e5m2fnuz = FLOAT8 = tuple(
+    DType(name, "f", 1) for name in float8.FORMATS
+)
 
 ALL = (
     bool_, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float16, bfloat16, float32,
+    *FLOAT8,
 )  # fmt: skip
+_BITS: dict[DType, type[np.generic]] = {bfloat16: np.uint16, **dict.fromkeys(FLOAT8, np.uint8)}
 _BY_NAME = {dtype.name: dtype for dtype in ALL}
 _TO_NUMPY: dict[str, np.dtype[np.generic]] = {
-    dtype.name: np.dtype(np.uint16 if dtype is bfloat16 else dtype.name) for dtype in ALL
+    dtype.name: np.dtype(_BITS.get(dtype, dtype.name)) for dtype in ALL
 }
 _FROM_NUMPY: dict[np.dtype[Any], DType] = {}
 _SIGNED = {dtype.itemsize: dtype for dtype in (int8, int16, int32, int64)}
@@ -111,13 +123,21 @@ def _named(given: np.dtype[Any]) -> DType:
 
 
 def to_numpy(dtype: DType) -> np.dtype[np.generic]:
-    """Return the NumPy type with the same bytes. bfloat16 has none: its bits are uint16."""
+    """Return the NumPy type with the same bytes. bfloat16 and float8 types have none: their bits
+    are uint16 and uint8."""
     return _TO_NUMPY[dtype.name]
 
 
 def promote(left: DType, right: DType) -> DType:
     """Return the type of an operation on two tensors; see the module docstring for the rules."""
-    if left is right or right is bool_:
+    if left is right:
+        return left
+    if left.is_float8 or right.is_float8:
+        raise BadArgument(
+            f"float8 types are not converted implicitly: got {left.name} and {right.name}; "
+            "expected one type, see cast"
+        )
+    if right is bool_:
         return left
     if left is bool_:
         return right
@@ -164,7 +184,7 @@ def lowest(dtype: DType) -> bool | int | float:
     if dtype is bool_:
         return False
     if dtype.is_float:
-        return float("-inf")
+        return -highest(dtype)
     return -(1 << (dtype.bits - 1)) if dtype.kind == "i" else 0
 
 
@@ -173,7 +193,10 @@ def highest(dtype: DType) -> bool | int | float:
     if dtype is bool_:
         return True
     if dtype.is_float:
-        return float("inf")
+        form = float8.FORMATS.get(dtype.name)
+        if form is None or form.infinite is not None:
+            return float("inf")
+        return float(float8.numbers(dtype.name)[form.largest])
     return (1 << (dtype.bits - (dtype.kind == "i"))) - 1
 
 
@@ -204,3 +227,33 @@ def encode_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 def decode_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
     """Return the float32 values of bfloat16 bits; exact."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def has_numpy(dtype: DType) -> bool:
+    """Return whether NumPy has the type; else `to_numpy` gives that of its bits."""
+    return not (dtype is bfloat16 or dtype.is_float8)
+
+
+def encode(values: NDArray[Any], dtype: DType) -> NDArray[np.generic]:
+    """Return numbers as a type stores them, floats rounded to nearest, ties to even; floats that
+    are too large become infinite (of float8 types see compiler.float8)."""
+    with np.errstate(over="ignore"):
+        if dtype is bfloat16:
+            return encode_bfloat16(values.astype(np.float32))
+        if dtype.is_float8:
+            return float8.encode(values.astype(np.float32), dtype.name)
+        return np.ascontiguousarray(values, to_numpy(dtype))
+
+
+def decode(stored: NDArray[Any], dtype: DType) -> NDArray[Any]:
+    """Return the numbers of stored elements: float32 for types that NumPy lacks."""
+    if dtype is bfloat16:
+        return decode_bfloat16(stored)
+    return float8.decode(stored, dtype.name) if dtype.is_float8 else stored
+
+
+def rounded(number: bool | int | float, dtype: DType) -> float:
+    """Return a number as a float type has it; of float32, where every user rounds, unchanged."""
+    if dtype is float32:
+        return number
+    return float(decode(encode(np.array([number], np.float64), dtype), dtype)[0])

@@ -22,6 +22,11 @@ from ugpu.compiler.runtime.runtime import device_of, runtime_of
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import BadArgument, NotSupported
 
+_STEPS = {
+    dtypes.float16: 11, bfloat16: 8, dtypes.float8_e4m3fn: 4, dtypes.float8_e4m3fnuz: 4,
+    dtypes.float8_e5m2: 3, dtypes.float8_e5m2fnuz: 3,
+}  # fmt: skip
+
 
 class Random(Differentiable):
     """Random numbers of this process's stream: the same on every device for the same seed."""
@@ -78,9 +83,9 @@ class Random(Differentiable):
     @classmethod
     def rand(cls, *shape: Any, device: Device | str | None = None, dtype: Any = float32) -> Self:
         """Return uniform random numbers in [0, 1), in steps of 2^-24 (float16 2^-11, bfloat16
-        2^-8)."""
+        2^-8, float8 2^-4 and 2^-3)."""
         bits = cls._bits(shape_of("rand", shape), device)
-        kept = {dtypes.float16: 11, bfloat16: 8}.get(dtypes.as_dtype(dtype), 24)
+        kept = _STEPS.get(dtypes.as_dtype(dtype), 24)
         return ((bits >> (32 - kept)).cast(float32) * 2.0**-kept).cast(dtype)
 
     @classmethod

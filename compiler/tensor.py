@@ -16,37 +16,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import DType, bfloat16, float32
+from ugpu.compiler.dtype import DType, float32
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.forms import Makes
-from ugpu.compiler.graph.movement import part_of_stored
 from ugpu.compiler.graph.origin import here
 from ugpu.compiler.graph.tracking import History, mode
 from ugpu.compiler.methods.core import Scalar, integer_of, number_of, shape_of, whole
 from ugpu.compiler.plan.plan import MemoryPlan, memory_plan
-from ugpu.compiler.random import Random
 from ugpu.compiler.runtime.between import near_copy
 from ugpu.compiler.runtime.lent import lend
-from ugpu.compiler.runtime.memory_pool import Storage
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import device_of, runtime_of
-from ugpu.compiler.runtime.sharing import (
-    CPU,
-    accepts_versions,
-    adopted,
-    capsule_of,
-    check_request,
-    shared_array,
-)
+from ugpu.compiler.runtime.sharing import adopted
 from ugpu.compiler.runtime.upload import array_of, copied, host_array, upload
 from ugpu.compiler.search.forms import preferred
+from ugpu.compiler.values import Values
 from ugpu.hcq.device.device import Device, core_of, owner_of
 from ugpu.hcq.errors import BadArgument, NotShared
 from ugpu.hcq.work.buffer import Buffer
 
 
 @whole
-class Tensor(Random):
+class Tensor(Values):
     """An array of `dtype` and `shape` on `device`.
 
     Args:
@@ -77,7 +68,8 @@ class Tensor(Random):
             self.node = graph.cast(data.to(self.device).node, wanted or data.dtype)
         elif isinstance(data, bool | int | float):
             kind = wanted or dtypes.of_scalar(data)
-            self.node = self._constant("Tensor", data, kind, ())
+            number = dtypes.rounded(data, kind) if kind.is_float else data
+            self.node = self._constant("Tensor", number, kind, ())
         else:
             array, own = array_of(data, wanted)
             self.node = upload(self.device, array, wanted or own)
@@ -262,21 +254,6 @@ class Tensor(Random):
 
     # ---- results -------------------------------------------------------------------------------
 
-    def realize(self, *others: Tensor) -> Self:
-        """Compute this tensor (and others of the same device) and return it. Does not wait for
-        completion."""
-        if not others:
-            node = self.node
-            recipe = node.recipe
-            script = None if recipe is None else recipe.script
-            if script is None or not script.run(node, self.device):
-                runtime_of(self.device).realize((node,))
-            return self
-        for other in others:
-            self._lift("realize", other)
-        runtime_of(self.device).realize([self.node, *(other.node for other in others)])
-        return self
-
     def memory_plan(self, *others: Tensor) -> MemoryPlan:
         """Return the memory and kernels that realizing this tensor (and others of the same device)
         would need."""
@@ -287,43 +264,6 @@ class Tensor(Random):
                 raise BadArgument(f"memory_plan: expected Tensors, got {other!r}")
         roots = [self.node, *(other.node for other in others)]
         return memory_plan(roots, self.device.target)
-
-    def numpy(self) -> NDArray[Any]:
-        """Return the elements as a new array; bfloat16 is converted to float32."""
-        recording = current_recording()
-        if recording is not None:
-            raise BadArgument(
-                f"@jit {recording.name}: the elements of {self._shown} cannot be read while "
-                "the function is recorded; return the tensor instead"
-            )
-        node = self.node
-        part = part_of_stored(node)
-        if part is None:
-            self.realize()
-        whole, first = part or (node, 0)
-        storage = whole.storage
-        assert isinstance(storage, Storage)
-        array = np.empty(node.shape, dtypes.to_numpy(node.dtype))
-        if array.size:
-            buffer = storage.buffer
-            if whole is not node:
-                start = first * array.itemsize
-                buffer = buffer[start : start + array.nbytes]
-            buffer.core.copies.download(buffer, array.data.cast("B"))
-        return dtypes.decode_bfloat16(array) if node.dtype is bfloat16 else array
-
-    def item(self) -> Scalar:
-        """Return the only element as a Python number."""
-        if self.numel() != 1:
-            raise BadArgument(
-                f"item: the tensor must have exactly one element, got shape {self._shown}"
-            )
-        number: Scalar = self.numpy().item()
-        return number
-
-    def tolist(self) -> Any:
-        """Return the elements as nested Python lists."""
-        return self.numpy().tolist()
 
     def to(self, target: Device | DType | str) -> Self:
         """Return the tensor on another device, or with another type. The copy goes through the
@@ -390,46 +330,6 @@ class Tensor(Random):
         """Pickle the elements and the names of type and device; the device is opened by name."""
         return _restored, (type(self), self.numpy(), self.dtype.name, self.device.name)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        array = self.numpy()
-        return array if dtype is None else array.astype(dtype)
-
-    def __dlpack__(
-        self, *, stream: None = None, max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None, copy: bool | None = None,
-    ) -> Any:  # fmt: skip  # a PyCapsule
-        """Return the elements for another library, see compiler.runtime.sharing. Memory that this
-        process can access is shared, read-only; a copy is made of other memory, for a consumer that
-        accepts no capsule with a version, which alone says that it is read-only, and for
-        copy=True. NotShared (a BufferError) if copy=False and it has to be copied. Waits for the
-        device."""
-        check_request(stream, dl_device)
-        array = None
-        if not copy and accepts_versions(max_version):
-            array = self._shared()
-        if array is not None:
-            return capsule_of(array, self.dtype, False, max_version)
-        if copy is False:
-            raise NotShared(
-                f"__dlpack__: {self._shown} on {self.device.name} has to be copied, expected "
-                "copy=None or True, or memory of the host and max_version >= (1, 0)"
-            )
-        stored = self.bitcast(dtypes.uint16) if self.dtype is bfloat16 else self
-        return capsule_of(stored.numpy(), self.dtype, True, max_version)
-
-    def _shared(self) -> NDArray[Any] | None:
-        """Return the elements as an array in the memory of this tensor; None if not possible."""
-        if current_recording() is not None:
-            return None  # and then `numpy` raises the error
-        whole, first = part_of_stored(self.node) or (self.realize().node, 0)
-        assert isinstance(whole.storage, Storage)
-        self.device.synchronize()
-        return shared_array(whole.storage, first, self.node)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """Return kDLCPU of dlpack.h: what `__dlpack__` exports is in memory of the host."""
-        return CPU
-
     @classmethod
     def from_dlpack(
         cls, data: Any, *, device: Device | str | None = None, copy: bool | None = None
@@ -454,56 +354,19 @@ class Tensor(Random):
         if node is None:
             if copy is False:
                 raise NotShared(
-                    "from_dlpack: bfloat16 has to be copied, expected copy=None or True"
+                    "from_dlpack: elements of a type that NumPy lacks have to be copied, expected "
+                    "copy=None or True"
                 )
             return cls(data if array is None else array, device=target)
         made = object.__new__(cls)
         made.node, made.device, node.origin = node, target, here()
         return made
 
-    def __array_namespace__(self, *, api_version: str | None = None) -> Any:  # Any: a module
-        """Return the functions of the array API standard, `ugpu.xp`. BadArgument for another
-        version of it."""
-        functions = importlib.import_module("ugpu.compiler.array_api")  # above this floor
-        known = ("2021.12", "2022.12", "2023.12", functions.__array_api_version__)
-        if api_version is not None and api_version not in known:
-            raise BadArgument(
-                f"__array_namespace__: api_version must be one of {known}, got {api_version!r}"
-            )
-        return functions
-
     def to_device(self, device: Device | str, /, *, stream: None = None) -> Self:
         """Return the tensor on another device, see `to`."""
         if stream is not None:
             raise BadArgument(f"to_device: streams are not supported, got {stream!r}")
         return self.to(device_of(device))
-
-    def __bool__(self) -> bool:
-        return bool(self.item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __complex__(self) -> complex:
-        return complex(self.item())
-
-    def __index__(self) -> int:
-        if not self.dtype.is_integer or self.ndim:
-            raise TypeError(
-                f"an index must be an integer without axes, got {self.dtype.name} {self._shown}"
-            )
-        return int(self.item())
-
-    def __format__(self, spec: str) -> str:
-        """Format a tensor without axes as its number: `f"{loss:.3f}"`."""
-        if not spec:
-            return repr(self)
-        if self.ndim:
-            raise TypeError(f"format {spec!r} needs a tensor without axes, got {list(self.shape)}")
-        return format(self.item(), spec)
 
     def __repr__(self) -> str:
         state = "stored" if self.node.storage is not None else self.node.op

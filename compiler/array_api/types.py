@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ugpu.compiler import dtype as dtypes
+from ugpu.compiler import float8
 from ugpu.compiler.array_api.operands import array_of
 from ugpu.compiler.dtype import DType
 from ugpu.compiler.runtime.runtime import device_of
@@ -16,7 +17,7 @@ from ugpu.hcq.errors import BadArgument
 
 Kind = DType | str | tuple[DType | str, ...]
 
-STANDARD = tuple(each for each in dtypes.ALL if each.name not in ("float16", "bfloat16"))
+STANDARD = tuple(each for each in dtypes.ALL if not each.is_float or each is dtypes.float32)
 KINDS = {
     "bool": "b", "signed integer": "i", "unsigned integer": "u", "integral": "iu",
     "real floating": "f", "complex floating": "", "numeric": "iuf",
@@ -86,6 +87,11 @@ def finfo(type: DType | Tensor, /) -> FloatInfo:
     if kind is dtypes.bfloat16:  # float32's exponents and 8 bits of precision
         largest, least = (2 - 2.0**-7) * 2.0**127, 2.0**-126
         return FloatInfo(16, 2.0**-7, largest, -largest, least, kind)
+    if kind.is_float8:
+        form = float8.FORMATS[kind.name]
+        largest = float(float8.decode(np.array(form.largest, np.uint8), kind.name))
+        eps, least = 2.0**-form.mantissa, 2.0 ** (1 - form.bias)
+        return FloatInfo(8, eps, largest, -largest, least, kind)
     limits = np.finfo(kind.name)
     eps, largest, least = float(limits.eps), float(limits.max), float(limits.smallest_normal)
     return FloatInfo(kind.bits, eps, largest, -largest, least, kind)
@@ -163,8 +169,8 @@ class NamespaceInfo:
     def dtypes(
         self, *, device: Device | str | None = None, kind: str | tuple[str, ...] | None = None
     ) -> dict[str, DType]:
-        """Return the standard's types by name, of a kind (see `isdtype`). float16 and bfloat16 are
-        not in the standard."""
+        """Return the standard's types by name, of a kind (see `isdtype`). Floats of 16 and 8 bits
+        are not in the standard."""
         chosen = [each for each in STANDARD if kind is None or isdtype(each, kind)]
         return {each.name: each for each in chosen}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ugpu.compiler.dtype import DType, bool_
+from ugpu.compiler.dtype import DType, bool_, float16
 from ugpu.compiler.expression.algebra import Atom, Div, Index, Opaque, Range, Validity
 from ugpu.compiler.expression.table import Table
 from ugpu.compiler.expression.value import Memory, Value
@@ -18,7 +18,7 @@ SUFFIX = {"i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "hal
 def element_type(dtype: DType, lanes: int = 1) -> str:
     """Return the LLVM type of a value."""
     if dtype.is_float:
-        name = {"float32": "float", "float16": "half", "bfloat16": "i16"}[dtype.name]
+        name = {4: "float", 2: "i16", 1: "i8"}[dtype.itemsize] if dtype is not float16 else "half"
     else:
         name = "i1" if dtype is bool_ else f"i{dtype.bits}"
     return name if lanes == 1 else f"<{lanes} x {name}>"

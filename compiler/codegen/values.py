@@ -1,14 +1,17 @@
 """LLVM IR text of values and indices.
 
-16-bit floats exist only between a load and a cast, or a cast and a store; bfloat16 is an i16 there,
-converted by integer operations, since not every back end has the type.
+Floats of 16 and 8 bits exist only between a load and a cast, or a cast and a store; bfloat16 is an
+i16 there and float8 an i8, converted by integer operations, since not every back end has the types.
 """
 
 from __future__ import annotations
 
 import struct
 
+import numpy as np
+
 from ugpu.compiler.codegen.instructions.exchange import Word, exchange
+from ugpu.compiler.codegen.instructions.float8 import from_float8, to_float8
 from ugpu.compiler.codegen.instructions.matrix import matrix_product, shared_matrices
 from ugpu.compiler.codegen.lines import SUFFIX, Lines, alignment, element_type, stored_type
 from ugpu.compiler.dtype import DType, bfloat16, bool_, float16, float32
@@ -16,6 +19,7 @@ from ugpu.compiler.expression.algebra import Index, Opaque
 from ugpu.compiler.expression.lookup import Lookup
 from ugpu.compiler.expression.table import Table
 from ugpu.compiler.expression.value import Load, Memory, Value
+from ugpu.compiler.float8 import encode
 
 _COMPARE = {
     "f": {"lt": "olt", "le": "ole", "eq": "oeq", "ne": "une"},
@@ -329,6 +333,11 @@ class Values(Lines):
         single = element_type(float32, lanes)
         if source is target:
             return text
+        if source.is_float8:
+            return self._cast(from_float8(self, text, source, lanes), float32, target, lanes)
+        if target.is_float8:
+            text = self._cast(text, source, float32, lanes)
+            return to_float8(self, text, target, lanes)
         if source is bfloat16:
             wide = element_type(float32, lanes).replace("float", "i32")
             bits = self.new(f"zext {old} {text} to {wide}")
@@ -406,6 +415,9 @@ def literal(number: bool | int | float, dtype: DType) -> str:
         if number != number:
             return str(0x7FC0)
         return str((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
+    if dtype.is_float8:
+        with np.errstate(over="ignore"):
+            return str(encode(np.array([number], np.float32), dtype.name)[0])
     if dtype is float16:
         try:
             short: int = struct.unpack("<H", struct.pack("<e", number))[0]

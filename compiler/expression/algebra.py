@@ -162,6 +162,13 @@ class Index:
         """Return the factor of `atom` at the top level, 0 if absent."""
         return next((c for a, c in self.terms if a == atom), 0)
 
+    def linear(self, *ranges: Range) -> tuple[int, ...] | None:
+        """Return the coefficients of ranges if the index depends on them in no other way."""
+        factors = tuple([self.coefficient(each) for each in ranges])
+        pairs = zip(ranges, factors, strict=True)
+        rest = self - sum((each.index() * factor for each, factor in pairs), Index((), 0))
+        return factors if rest.ranges().isdisjoint(ranges) else None
+
     def multiple(self) -> int:
         """Return the largest known divisor of every value it takes; 0 for the constant 0."""
         return gcd(self.constant, *(c for _, c in self.terms))

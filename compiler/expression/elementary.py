@@ -1,7 +1,7 @@
 """The element-wise operations of the tensor graph: translation of each to IR, and its cost.
 
-The tensor layer has already brought the sources to one type. Floats of 16 bits are computed in
-float32 and rounded after every operation, so that results do not depend on what was fused.
+The tensor layer has already brought the sources to one type. Floats of 16 and 8 bits are computed
+in float32 and rounded after every operation, so that results do not depend on what was fused.
 
 Elementary functions stay one operation of the IR ("function") while a kernel is built, so that
 repeated ones are small and can be recognised; `expand` expands them for lowering.
@@ -111,7 +111,7 @@ def price(op: str, dtype: DType) -> int:
 
 
 def is_narrow(dtype: DType) -> bool:
-    """Return whether a float is stored in 16 bits and computed in 32."""
+    """Return whether a float is stored in 16 or 8 bits and computed in 32."""
     return dtype.is_float and dtype is not float32
 
 

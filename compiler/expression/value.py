@@ -184,6 +184,11 @@ def load(memory: Memory, index: Index, conditions: Validity = (), lanes: int = 1
     return value("load", memory.dtype, (), Load(memory, index, conditions), lanes)
 
 
+def broadcast(source: Value, lanes: int) -> Value:
+    """Return a scalar in all lanes of a vector."""
+    return source if lanes == 1 else value("broadcast", source.dtype, (source,), lanes=lanes)
+
+
 def binary(op: str, left: Value, right: Value) -> Value:
     """Return an operation on two values of one type; comparisons give bool."""
     dtype = bool_ if OPS[op][1] == "compare" else left.dtype

@@ -34,10 +34,7 @@ TYPES: Mapping[str, DType] = {
     if dtype is not None
 }
 # element types of the format that tensors do not have, in bits
-_OTHER = {
-    "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "C64": 64,
-    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
-}  # fmt: skip
+_OTHER = {"F8_E8M0": 8, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 
 def is_safetensors(head: bytes) -> bool:
@@ -152,6 +149,6 @@ def write(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mapping[str, 
 
 def bits_of(tensor: Tensor) -> memoryview:
     """Return a tensor's elements as bytes, little-endian, in row-major order."""
-    if tensor.dtype is dtypes.bfloat16:
-        tensor = tensor.bitcast(dtypes.uint16)
+    if not dtypes.has_numpy(tensor.dtype):
+        tensor = tensor.bitcast(f"uint{tensor.dtype.bits}")
     return np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data

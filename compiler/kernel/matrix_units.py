@@ -27,7 +27,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ugpu.compiler.dtype import DType, bfloat16, float16, float32, int8, int32
+from ugpu.compiler.dtype import (
+    DType,
+    bfloat16,
+    float8_e4m3fn,
+    float8_e4m3fnuz,
+    float8_e5m2,
+    float8_e5m2fnuz,
+    float16,
+    float32,
+    int8,
+    int32,
+)
 from ugpu.compiler.expression.algebra import Index
 
 
@@ -134,12 +145,21 @@ MATRICES = 16  # bytes that a lane receives from four matrices
 # From TargetSpec.matrix to the units of that family
 FAMILIES: Mapping[str, tuple[MatrixUnit, ...]] = {
     "gfx11": (_GFX11, _typed(_GFX11, bfloat16, 16), _typed(_GFX11, int8, 16)),
-    "gfx12": (_GFX12, _typed(_GFX12, bfloat16, 16), _typed(_GFX12, int8, 16)),
-    "gfx942": (_GFX942, _typed(_GFX942, bfloat16, 16), _typed(_GFX942, int8, 32)),
-    "gfx950": (_GFX950, _typed(_GFX950, bfloat16, 32), _typed(_GFX950, int8, 64)),
+    "gfx12": (
+        _GFX12, _typed(_GFX12, bfloat16, 16), _typed(_GFX12, int8, 16),
+        _typed(_GFX12, float8_e4m3fn, 16), _typed(_GFX12, float8_e5m2, 16),
+    ),
+    "gfx942": (
+        _GFX942, _typed(_GFX942, bfloat16, 16), _typed(_GFX942, int8, 32),
+        _typed(_GFX942, float8_e4m3fnuz, 32), _typed(_GFX942, float8_e5m2fnuz, 32),
+    ),
+    "gfx950": (
+        _GFX950, _typed(_GFX950, bfloat16, 32), _typed(_GFX950, int8, 64),
+        _typed(_GFX950, float8_e4m3fn, 32), _typed(_GFX950, float8_e5m2, 32),
+    ),
     "sm_80": _AMPERE,
     "sm_90a": _AMPERE,
-}
+}  # fmt: skip
 UNITS: Mapping[str, MatrixUnit] = {u.name: u for units in FAMILIES.values() for u in units}
 
 

@@ -27,7 +27,7 @@ from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_ra
 from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
 from ugpu.hcq.state.target import TargetSpec
 
-LINE = 16  # minimum number of elements that a group of the host takes
+LINE = 16  # minimum number of neighbouring elements that a group of the host takes
 LONG = 1 << 16  # elements from which on several groups, each reading all indices, are worthwhile
 SHARE = 4  # waves for each compute unit
 
@@ -44,7 +44,8 @@ def host(computation: Computation, target: TargetSpec) -> Kernel:
     chunk = last.size
     if rows < units:
         pieces = -(-units // rows)
-        chunk = min(last.size, -(-last.size // (pieces * LINE)) * LINE)
+        line = 1 if computation.position.coefficient(last) >= LINE else LINE
+        chunk = min(last.size, -(-last.size // (pieces * line)) * line)
     chunks = -(-last.size // chunk)
     owners = 1
     if chunks * rows < units and elements(ranges) * elements(chosen.ordered) >= LONG:

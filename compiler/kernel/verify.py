@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from ugpu.compiler.dtype import (
     bfloat16,
     bool_,
-    float16,
     float32,
     int8,
     int32,
@@ -19,6 +18,7 @@ from ugpu.compiler.dtype import (
     uint64,
 )
 from ugpu.compiler.expression.algebra import Index, Range, Validity
+from ugpu.compiler.expression.elementary import is_narrow
 from ugpu.compiler.expression.lookup import Lookup, atoms
 from ugpu.compiler.expression.value import OPS, Load, Memory, Value, unseen, walk
 from ugpu.compiler.kernel.ir import (
@@ -335,8 +335,8 @@ class _Checker:
     def types(self, node: Value, rule: str) -> None:
         kinds = [source.dtype for source in node.sources]
         if node.op not in ELEMENT_OPS:
-            narrow = [k for k in (*kinds, node.dtype) if k in (float16, bfloat16)]
-            _require(not narrow, "16-bit floats are computed in float32", node)
+            narrow = [k for k in (*kinds, node.dtype) if is_narrow(k)]
+            _require(not narrow, "16-bit and 8-bit floats are computed in float32", node)
         if rule == "where":
             _require(kinds[0] is bool_, "where chooses by a bool", node)
             _require(kinds[1] is kinds[2] is node.dtype, "where keeps the type", node)

@@ -15,6 +15,7 @@ from ugpu.compiler.methods.core import broadcast_shape, number_of
 from ugpu.compiler.methods.elementwise import Elementwise
 from ugpu.compiler.methods.shape.movement import Movement
 from ugpu.compiler.schedule import split
+from ugpu.compiler.schedule.counted import counted
 from ugpu.hcq.errors import BadArgument
 
 Axis = int | Sequence[int] | None
@@ -29,8 +30,11 @@ class Reductions(Elementwise, Movement):
     def _reduce(self, op: str, node: Node, axes: tuple[int, ...], keepdims: bool) -> Self:
         """Reduce in float32 where the type is narrower, and round once."""
         wide = graph.cast(node, float32) if is_narrow(node.dtype) else node
-        units = self.device.target.compute_units
-        result = graph.cast(split.reduce(op, wide, axes, units), node.dtype)
+        target = self.device.target
+        total = counted(wide, axes, target) if op == "sum" else None
+        if total is None:
+            total = split.reduce(op, wide, axes, target.compute_units)
+        result = graph.cast(total, node.dtype)
         if not keepdims:
             kept = tuple(size for i, size in enumerate(node.shape) if i not in axes)
             result = graph.reshape(result, kept)

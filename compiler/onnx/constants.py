@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ugpu.compiler.dtype import bfloat16
+from ugpu.compiler.dtype import has_numpy
 from ugpu.compiler.onnx.package import module
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.upload import copied
@@ -82,9 +82,11 @@ class Constants:
         if isinstance(value, Weight):
             return value.array
         if isinstance(value, Tensor):
-            if value.dtype is bfloat16:
-                return value.bitcast("uint16").numpy().view(module("ml_dtypes").bfloat16)
-            return value.numpy()
+            kind = value.dtype
+            if has_numpy(kind):
+                return value.numpy()
+            bits = value.bitcast(f"uint{kind.bits}").numpy()
+            return bits.view(getattr(module("ml_dtypes"), kind.name))
         if isinstance(value, list):
             return [self.array(each) for each in value]
         return value

@@ -15,6 +15,7 @@ from ugpu.compiler.onnx.host import ON_HOST, HostNodes
 from ugpu.compiler.onnx.operators import (
     elementwise,
     networks,
+    quantised,
     random,
     recurrent,
     reductions,
@@ -31,6 +32,7 @@ from ugpu.hcq.errors import BadArgument, BadFile, NotSupported, UgpuError
 FAMILIES = (
     elementwise,
     networks,
+    quantised,
     random,
     recurrent,
     reductions,

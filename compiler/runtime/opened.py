@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import bfloat16, bool_
+from ugpu.compiler.dtype import bool_
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.plan.plan import Structure
@@ -107,10 +107,5 @@ def _read_from_memory(node: Node, pool: MemoryPool) -> None:
 
 def _words(node: Node) -> NDArray[np.uint32]:
     """Return a number as its device stores it, repeated to whole words of 32 bits."""
-    number = np.array([node.arg])
-    if node.dtype is bfloat16:
-        stored = dtypes.encode_bfloat16(number.astype(np.float32))
-    else:
-        with np.errstate(over="ignore"):  # a float16 too large is infinite, as in a kernel
-            stored = number.astype(dtypes.to_numpy(node.dtype))
+    stored = dtypes.encode(np.array([node.arg]), node.dtype)
     return np.tile(stored, max(1, 4 // stored.itemsize)).view(np.uint32)

@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import DType, bfloat16
+from ugpu.compiler.dtype import DType
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.runtime.lent import ALIGN, lend
 from ugpu.compiler.runtime.memory_pool import Storage
+from ugpu.compiler.runtime.upload import TYPES
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import NotShared
-from ugpu.hcq.work.dlpack import BFLOAT, HOST, VERSIONED, marked
+from ugpu.hcq.work.dlpack import HOST, VERSIONED, marked
 
 CPU = (HOST[0], 0)  # the DLPack device of exported memory
 
@@ -53,7 +54,8 @@ def capsule_of(
     """Return a capsule that owns an array: a versioned one if the consumer accepts it."""
     versioned = accepts_versions(max_version)
     capsule = array.__dlpack__(max_version=max_version) if versioned else array.__dlpack__()
-    marked(capsule, versioned, BFLOAT if dtype is bfloat16 else None, copied)
+    code = next((code for code, each in TYPES.items() if each is dtype), None)
+    marked(capsule, versioned, code, copied)
     return capsule
 
 

@@ -15,7 +15,16 @@ from ugpu.compiler.runtime.runtime import runtime_of
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, NotShared
 from ugpu.hcq.work.arrays import as_array
-from ugpu.hcq.work.dlpack import HOST, bfloat16_bits
+from ugpu.hcq.work.dlpack import BFLOAT, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, HOST, bits_of
+
+# Types that NumPy lacks, by the code of DLPack.
+TYPES = {
+    BFLOAT: bfloat16,
+    E4M3FN: dtypes.float8_e4m3fn,
+    E4M3FNUZ: dtypes.float8_e4m3fnuz,
+    E5M2: dtypes.float8_e5m2,
+    E5M2FNUZ: dtypes.float8_e5m2fnuz,
+}
 
 
 def array_of(data: Any, wanted: DType | None) -> tuple[NDArray[Any], DType | None]:
@@ -23,9 +32,10 @@ def array_of(data: Any, wanted: DType | None) -> tuple[NDArray[Any], DType | Non
     if isinstance(data, np.ndarray | np.generic):
         return np.asarray(data), None
     try:
-        bits = bfloat16_bits(data) if hasattr(data, "__dlpack__") else None
-        if bits is not None:
-            return dtypes.decode_bfloat16(bits), bfloat16
+        found = bits_of(data) if hasattr(data, "__dlpack__") else None
+        if found is not None:
+            bits, code = found
+            return dtypes.decode(bits, TYPES[code]), TYPES[code]
         array = as_array(data)
     except BadArgument as error:
         raise BadArgument(f"Tensor: {error.message}") from None
@@ -43,8 +53,8 @@ def array_of(data: Any, wanted: DType | None) -> tuple[NDArray[Any], DType | Non
 
 
 def host_array(data: Any) -> NDArray[Any] | None:  # Any: checked here
-    """Return an array that another library exports by DLPack, in its memory; None for bfloat16,
-    which NumPy does not have. BadArgument for what does not export it, NotShared for memory that is
+    """Return an array that another library exports by DLPack, in its memory; None for a type that
+    NumPy does not have. BadArgument for what does not export it, NotShared for memory that is
     not the host's."""
     if not hasattr(data, "__dlpack__") or not hasattr(data, "__dlpack_device__"):
         raise BadArgument(f"from_dlpack: {type(data).__name__} does not export DLPack")
@@ -56,7 +66,7 @@ def host_array(data: Any) -> NDArray[Any] | None:  # Any: checked here
     try:
         return np.from_dlpack(data)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
-        if bfloat16_bits(data) is not None:
+        if bits_of(data) is not None:
             return None
         raise BadArgument(f"from_dlpack: {type(data).__name__}: {error}") from error
 
@@ -73,13 +83,6 @@ def upload(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:
     return copied(device, array, wanted)
 
 
-def _encoded(array: NDArray[Any], kind: DType) -> NDArray[Any]:
-    """Return an array's elements as the device stores them."""
-    if kind is bfloat16:
-        return dtypes.encode_bfloat16(array.astype(np.float32))
-    return np.ascontiguousarray(array, dtypes.to_numpy(kind))
-
-
 def copied(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:
     """Return a node with the elements of an array, as its own type or the wanted one. BadArgument
     if they do not fit the wanted one."""
@@ -87,8 +90,7 @@ def copied(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:
     outside = None if wanted is None else dtypes.misfit(array, kind)
     if outside is not None:
         raise BadArgument(f"Tensor: {outside} is out of range for {kind.name}")
-    with np.errstate(over="ignore"):  # a number too large for a float type is infinite there
-        stored = _encoded(array, kind)
+    stored = dtypes.encode(array, kind)
     node = Node("buffer", kind, array.shape)
     size = stored.nbytes
     storage = runtime_of(device).pool.take(size)

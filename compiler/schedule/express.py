@@ -191,15 +191,17 @@ def trace_aligned(group: Group) -> Computation | None:
     return computation if aligned else None
 
 
-def _inputs(group: Group) -> tuple[tuple[Memory, ...], _Tracer]:
+def _inputs(group: Group) -> tuple[tuple[Memory, ...], Tracer]:
     inputs = tuple(
         Memory(f"in{i}", node.dtype, max(1, node.size)) for i, node in enumerate(group.inputs)
     )
     places = {id(node): memory for node, memory in zip(group.inputs, inputs, strict=True)}
-    return inputs, _Tracer(places)
+    return inputs, Tracer(places)
 
 
-class _Tracer:
+class Tracer:
+    """A kernel being expressed (graph.node.Trace). memories: by id, the nodes that it reads."""
+
     def __init__(self, memories: dict[int, Memory]) -> None:
         self.memories = memories
         self.done: dict[tuple[int, tuple[Index, ...], Validity], Value] = {}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.kernel.nvidia.packed import Packed
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.work.buffer import Buffer
@@ -133,14 +134,12 @@ class Bench:
 
 
 def _kind(name: str) -> np.dtype[np.generic]:
-    return np.dtype("uint16" if name == "bfloat16" else name)
+    return dtypes.to_numpy(dtypes.as_dtype(name))
 
 
 def _wide(raw: NDArray[np.uint8], name: str) -> NDArray[np.generic]:
     """Return raw bytes as numbers that can be compared."""
-    if name == "bfloat16":
-        return (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    array = raw.view(_kind(name))
+    array = dtypes.decode(raw.view(_kind(name)), dtypes.as_dtype(name))
     return array.astype(np.float32) if name == "float16" else array
 
 
@@ -164,9 +163,7 @@ def numbers(random: np.random.Generator, parameter: Parameter) -> NDArray[np.gen
 
 def _small(random: np.random.Generator, parameter: Parameter) -> NDArray[Any]:
     kind = _kind(parameter.dtype)
-    if parameter.dtype == "bfloat16":
-        singles = random.normal(size=parameter.count).astype(np.float32)
-        return (singles.view(np.uint32) >> 16).astype(np.uint16)
-    if kind.kind == "f":
-        return random.normal(size=parameter.count).astype(kind)
+    dtype = dtypes.as_dtype(parameter.dtype)
+    if dtype.is_float:
+        return dtypes.encode(random.normal(size=parameter.count), dtype)
     return random.integers(0, 2 if kind.kind == "b" else 8, parameter.count).astype(kind)

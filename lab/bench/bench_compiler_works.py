@@ -91,6 +91,31 @@ class _Works:
         )
         return partial(session.run, None, {"a": arrays[0]})
 
+    def one_hots(self) -> list[Any]:
+        """Comparisons with all places, beside the lookup and the count that a peer has for it."""
+        places, table = self.rng.integers(0, 5000, 20_000), self.floats(5000, 64)
+        rows, bins = self.floats(20_000, 64), self.rng.integers(0, 256, 1_000_000)
+
+        def hot(x: Tensor, count: int) -> Tensor:
+            places: Tensor = x.unsqueeze(1) == Tensor.arange(count, device=self.device)
+            return places
+
+        results = self.work(
+            "one-hot of 20,000 in 5000 @ 5000 x 64", (places, table),
+            lambda x, w: hot(x, 5000).cast("float32") @ w, lambda x, w: w[x],
+            numpy=lambda x, w: w[x],
+        )  # fmt: skip
+        results += self.work(
+            "histogram of a million in 256 by one-hot", (bins,), lambda x: hot(x, 256).sum(0),
+            lambda x: x.bincount(minlength=256), numpy=partial(np.bincount, minlength=256),
+        )  # fmt: skip
+        results += self.work(
+            "one-hot.T of 20,000 in 5000 @ 20,000 x 64", (places, rows),
+            lambda x, g: hot(x, 5000).cast("float32").permute(1, 0) @ g,
+            lambda x, g: g.new_zeros((5000, 64)).index_add(0, x, g),
+        )  # fmt: skip
+        return results
+
     def thin_products(self) -> list[Any]:
         results = []
         for rows, depth, columns in (
@@ -303,6 +328,7 @@ def measure() -> list[dict[str, object]]:
         use_cache(device, None)
         works = _Works(device)
         return [
+            *works.one_hots(),
             *works.thin_products(),
             *works.convolutions(),
             *works.blocks(),

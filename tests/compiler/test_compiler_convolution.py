@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ugpu.compiler import Tensor
 from ugpu.compiler.dtype import bfloat16
 from ugpu.compiler.expression.algebra import Range
-from ugpu.compiler.kernel.host.products.axis import Axis, deep, joined
+from ugpu.compiler.kernel.host.nest import Axis, deep, joined
 from ugpu.compiler.kernel.host.products.tiles import Problem
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument

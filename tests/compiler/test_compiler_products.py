@@ -18,7 +18,7 @@ from ugpu.compiler.expression.algebra import Range, constant
 from ugpu.compiler.expression.value import Memory, load, value
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
-from ugpu.compiler.kernel.host.products.axis import Axis, Part
+from ugpu.compiler.kernel.host.nest import Axis, Part
 from ugpu.compiler.kernel.host.products.packing import Direct, Packing, direct_height
 from ugpu.hcq.device.device import Device
 

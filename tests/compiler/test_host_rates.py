@@ -9,7 +9,7 @@ import pytest
 from tests.support.compiler_cases import HOST
 from ugpu.compiler.expression.algebra import Range
 from ugpu.compiler.kernel.choices import Tile
-from ugpu.compiler.kernel.host.products.axis import Axis
+from ugpu.compiler.kernel.host.nest import Axis
 from ugpu.compiler.kernel.host.products.rates import DEFAULT, rates_of
 from ugpu.compiler.kernel.host.products.tiles import Problem, slice_steps, vector_registers
 from ugpu.hcq.state.target import Caches, TargetSpec

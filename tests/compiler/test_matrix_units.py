@@ -19,7 +19,7 @@ from tests.support.matrix_hardware import hardware
 from ugpu.compiler import Tensor
 from ugpu.compiler.codegen.emit import emit
 from ugpu.compiler.codegen.process.objects import compile_text
-from ugpu.compiler.dtype import DType, bfloat16, float16, float32, int8, int32
+from ugpu.compiler.dtype import DType, float16, float32, has_numpy, int8, int32
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.kernel.choices import MatrixTiles
@@ -51,7 +51,6 @@ TARGETS = {
     "gfx950": amd("gfx950", 64),
     "sm_80": ptx_target("sm_80", 64),
 }
-ELEMENTS = {"float16": float16, "bfloat16": bfloat16, "int8": int8}
 
 
 # ---- kernels -----------------------------------------------------------------------------------
@@ -101,7 +100,7 @@ def check(unit: MatrixUnit, tiles: MatrixTiles | None, shape: Shape, turned: boo
     target = TARGETS[unit.name.partition(".")[0]]
     kernel = lowered(product(rows, depth, columns, unit.element, turned), target, tiles)
     random = np.random.default_rng(rows)
-    kind = np.dtype({"bfloat16": "float32"}.get(unit.element.name, unit.element.name))
+    kind = np.dtype(unit.element.name if has_numpy(unit.element) else "float32")
     left = random.integers(-4, 5, (rows, depth)).astype(kind)
     right = random.integers(-4, 5, (depth, columns)).astype(kind)
     given = [left.T, right.T] if turned else [left, right]
@@ -115,7 +114,7 @@ def test_lanes_hold_what_the_documents_say(name: str) -> None:
     check(UNITS[name], None, (40, 70, 48), turned=False)
 
 
-SOME = ("gfx11.float16", "gfx12.bfloat16", "gfx950.int8", "sm_80.float16")
+SOME = ("gfx11.float16", "gfx12.float8_e5m2", "gfx12.bfloat16", "gfx950.int8", "sm_80.float16")
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -141,12 +140,18 @@ INSTRUCTIONS = {
     "gfx12.float16": "v_wmma_f32_16x16x16_f16",
     "gfx12.bfloat16": "v_wmma_f32_16x16x16_bf16",
     "gfx12.int8": "v_wmma_i32_16x16x16_iu8",
+    "gfx12.float8_e4m3fn": "v_wmma_f32_16x16x16_fp8_fp8",
+    "gfx12.float8_e5m2": "v_wmma_f32_16x16x16_bf8_bf8",
     "gfx942.float16": "v_mfma_f32_16x16x16_f16",
     "gfx942.bfloat16": "v_mfma_f32_16x16x16_bf16",
     "gfx942.int8": "v_mfma_i32_16x16x32_i8",
+    "gfx942.float8_e4m3fnuz": "v_mfma_f32_16x16x32_fp8_fp8",
+    "gfx942.float8_e5m2fnuz": "v_mfma_f32_16x16x32_bf8_bf8",
     "gfx950.float16": "v_mfma_f32_16x16x32_f16",
     "gfx950.bfloat16": "v_mfma_f32_16x16x32_bf16",
     "gfx950.int8": "v_mfma_i32_16x16x64_i8",
+    "gfx950.float8_e4m3fn": "v_mfma_f32_16x16x32_fp8_fp8",
+    "gfx950.float8_e5m2": "v_mfma_f32_16x16x32_bf8_bf8",
     "sm_80.float16": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
     "sm_80.bfloat16": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
     "sm_80.int8": "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32",

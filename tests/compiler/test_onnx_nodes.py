@@ -38,7 +38,8 @@ PREFIXES = {
 }
 # One case of each family, for the quick tier.
 QUICK = (
-    "test_add_bcast", "test_cast_FLOAT_to_FLOAT16", "test_conv_with_strides_padding",
+    "test_add_bcast", "test_cast_FLOAT_to_FLOAT16", "test_cast_FLOAT_to_FLOAT8E4M3FN",
+    "test_conv_with_strides_padding",
     "test_gather_elements_negative_indices", "test_if", "test_layer_normalization_2d_axis1",
     "test_loop11", "test_maxpool_2d_ceil", "test_nonzero_example", "test_quantizelinear_axis",
     "test_reduce_mean_keepdims_random", "test_reshape_zero_dim", "test_scan9_sum",

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from ugpu.compiler.expression.algebra import Index, Validity
 from ugpu.compiler.expression.value import Load, Memory, Value, walk
+from ugpu.compiler.float8 import FORMATS
 from ugpu.compiler.kernel.ir import (
     Await,
     Barrier,
@@ -43,7 +44,8 @@ from ugpu.compiler.kernel.matrix_units import GROUP_UNITS
 Array = NDArray[Any]
 # (unit's name, left, right, total) to the new total; arrays are [threads, lanes]
 Matrix = Callable[[str, Array, Array, Array], Array]
-_TYPES = {"bfloat16": np.float32}  # as wide as the rounding of small integers needs
+# as wide as the rounding of small integers needs
+_TYPES = dict.fromkeys(("bfloat16", *FORMATS), np.dtype(np.float32))
 _BINARY: Mapping[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
     "and": np.bitwise_and, "shl": np.left_shift, "shr": np.right_shift, "div": np.divide,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Collection
 
 from tests.support.pcifunction import PlainFunction, PlainWindow
 from ugpu.hcq.errors import BadArgument, NotSupported, TransportError
@@ -84,6 +85,7 @@ class MemoryDevice:
         self.function = _Function(self, bar0)
         self.maps: dict[int, tuple[int, int | None]] = {}
         self.attached = 0
+        self.messages: frozenset[int] = frozenset()
         self.client: Client | None = None
         self._shared: SharedMemory | None = None
         if share:
@@ -105,6 +107,9 @@ class MemoryDevice:
 
     def unmap_dma(self, address: int, size: int) -> None:
         assert self.maps.pop(address)[0] == size
+
+    def assign_messages(self, vectors: Collection[int]) -> None:
+        self.messages = frozenset(vectors)
 
     def shared(self, bar: int) -> SharedMemory | None:
         return self._shared if bar == 0 else None

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import resource
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +25,7 @@ from hypothesis import strategies as st
 
 from tests.support import faulty_work
 from tests.support.am_faulty import faulty_object
-from tests.support.daemon import Running, scaled, settings_text
+from tests.support.daemon import ROOT, Running, scaled, settings_text
 from tests.support.kernels import contract_object
 from tests.support.waiting import LIMIT_S, until
 from ugpu.hcq.device.device import Device
@@ -30,10 +34,12 @@ from ugpu.hcq.remote.channel import Channel
 from ugpu.hcq.remote.session import Session
 from ugpu.hcq.remote.wire import Limits, Message, WireError
 from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.queue import QueueKind
 from ugpu.tools.base.events import LEASE_FAULT, event_of
-from ugpu.tools.service.daemon.cards import process
+from ugpu.tools.service.daemon.cards.confinement import exhausted
 from ugpu.tools.service.daemon.cards.distant import DistantOwned
+from ugpu.tools.service.daemon.cards.forks import readable
 from ugpu.tools.service.daemon.cards.process import relog
 from ugpu.tools.service.daemon.cards.relay import Relay
 from ugpu.tools.service.daemon.clients.leases import State
@@ -119,37 +125,62 @@ def test_the_end_of_an_idle_process_and_of_shared_leases(running: Running) -> No
     assert history.failures >= 2
 
 
-def test_a_process_that_does_not_answer_is_ended(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_does_not_answer_is_ended(running: Running) -> None:
     """It runs native code that never ends, and nothing of ours runs beside it."""
     until(lambda: ready(running), "both cards are ready")
-    monkeypatch.setattr(process, "PING_S", 0.05)
-    monkeypatch.setattr(process, "ANSWER_S", 2.0)
     with running.lease(wait_s=LIMIT_S) as gpu:
         assert scaled(gpu)
+        checked = card(running, gpu)._process
+        assert checked is not None
+        checked.ping_s, checked.answer_s = 0.05, 2.0
         os.kill(card(running, gpu).pid, signal.SIGSTOP)
         with pytest.raises(DeviceLost, match="did not answer ping"):
             scaled(gpu)
-    monkeypatch.undo()
     with running.lease(wait_s=LIMIT_S) as again:
         assert scaled(again)
 
 
-def test_a_process_without_memory_is_ended(running: Running) -> None:
+def without_memory(pid: int) -> None:
+    """Let a process have no memory beyond what it has."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (used,) = [int(line.split()[1]) << 10 for line in status if line.startswith("VmData:")]
+    _, most = resource.prlimit(pid, resource.RLIMIT_DATA)
+    assert used < most < used + (33 << 30), "of the card, and host_memory"
+    resource.prlimit(pid, resource.RLIMIT_DATA, (used, used))
+
+
+def too_much(gpu: Device, out: Buffer, pid: int) -> None:
+    """Send a message that the process has no memory for: an error of Python."""
+    out.copy_from(np.ones(32 << 20, np.uint8))
+    gpu.synchronize()
+
+
+def abort(gpu: Device, out: Buffer, pid: int) -> None:
+    """What LLVM does without memory."""
+    os.kill(pid, signal.SIGABRT)
+    out.numpy(np.uint8)
+
+
+def null(gpu: Device, out: Buffer, pid: int) -> None:
+    """What code does that does not check what malloc returns."""
+    os.kill(pid, signal.SIGSEGV)
+    out.numpy(np.uint8)
+
+
+@pytest.mark.parametrize("way", [too_much, abort, null])
+def test_a_process_without_memory_is_ended(
+    running: Running, way: Callable[[Device, Buffer, int], None]
+) -> None:
     with running.lease(wait_s=LIMIT_S) as gpu:
-        pid = card(running, gpu).pid
-        status = Path(f"/proc/{pid}/status").read_text().splitlines()
-        (used,) = [int(line.split()[1]) << 10 for line in status if line.startswith("VmData:")]
-        _, least = resource.prlimit(pid, resource.RLIMIT_DATA)
-        assert used < least < used + gpu.grant.memory + (9 << 30)
-        resource.prlimit(pid, resource.RLIMIT_DATA, (used, used))
         owned = card(running, gpu)
-        with pytest.raises((OutOfMemory, DeviceLost), match="no memory left"):
+        out, pid = gpu.alloc(32 << 20), owned.pid
+        without_memory(pid)
+        with pytest.raises(OutOfMemory, match="no memory left"):
             gpu.alloc(64 << 20, placement=Placement.HOST)
-        with contextlib.suppress(OutOfMemory, DeviceLost):
-            for _ in range(64):
-                scaled(gpu)
+        with pytest.raises(DeviceLost, match="its process had no memory left"):
+            way(gpu, out, pid)
+        with pytest.raises(DeviceLost, match="its process had no memory left"):
+            gpu.alloc(64)
 
     def works() -> bool:
         with contextlib.suppress(UgpuError), running.lease(owned.name) as again:
@@ -157,6 +188,32 @@ def test_a_process_without_memory_is_ended(running: Running) -> None:
         return False
 
     until(works, "a process with memory")
+
+
+@pytest.mark.parametrize("number", exhausted.SIGNALS)
+def test_a_signal_is_want_of_memory_only_if_there_is_none(number: signal.Signals) -> None:
+    code = (
+        "import os, resource, sys\n"
+        "from ugpu.tools.service.daemon.cards.confinement import exhausted\n"
+        "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+        "exhausted.arm()\n"
+        "most = int(sys.argv[2])\n"
+        "if most: resource.setrlimit(resource.RLIMIT_DATA, (most, most))\n"
+        "os.kill(os.getpid(), int(sys.argv[1]))"
+    )
+    for most, status in ((1 << 20, exhausted.EXHAUSTED), (0, -number)):
+        command = [sys.executable, "-c", code, str(int(number)), str(most)]
+        assert subprocess.run(command, cwd=ROOT).returncode == status
+
+
+@pytest.mark.skipif(shutil.which("llvm-mc") is None, reason="llvm-mc is not installed")
+@pytest.mark.parametrize("machine", exhausted.HANDLERS)
+def test_the_handler_is_its_assembly(machine: str, tmp_path: Path) -> None:
+    text, code = exhausted.HANDLERS[machine]
+    words = ["llvm-mc", f"-triple={machine}-linux-gnu", "-filetype=obj"]
+    built = subprocess.run(words, input=text.encode(), capture_output=True, check=True).stdout
+    assert bytes.fromhex(code) in built
+    assert f"{exhausted.ASKED:#x}" in text and f"#{exhausted.EXHAUSTED}" in text.replace("$", "#")
 
 
 def test_requests_of_ugpud_between_those_of_the_lease(running: Running) -> None:
@@ -297,3 +354,21 @@ def test_a_session_goes_on_in_another_process() -> None:
     assert values == [1, 2] and peer.received == 2
     for session in (peer, first, second):
         session.channel.release()
+
+
+def test_waiting_for_a_process_with_many_descriptors_open() -> None:
+    """select(2) has none above 1023."""
+    ours, theirs = socket.socketpair()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("the system grants fewer than 2,048 descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    with ours, theirs:
+        high = fcntl.fcntl(ours, fcntl.F_DUPFD, 2000)
+        try:
+            assert not readable(high, 0.0)
+            theirs.send(b"x")
+            assert readable(high, LIMIT_S)
+        finally:
+            os.close(high)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -25,7 +25,7 @@ from ugpu.hcq.device.device import core_of
 from ugpu.hcq.errors import DeviceLost, HostError
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.work.buffer import Buffer
-from ugpu.tools.service.daemon.cards import sandbox
+from ugpu.tools.service.daemon.cards.confinement import sandbox
 
 x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the kernel is x86-64 assembly")
 # A system call by its number, with up to four arguments.
@@ -151,7 +151,7 @@ def confined(text: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a process that has confined itself."""
     code = (
         "import errno, mmap, os, signal, socket, sys, threading, time\n"
-        f"from ugpu.tools.service.daemon.cards.sandbox import confine\nconfine()\n{text}"
+        f"from ugpu.tools.service.daemon.cards.confinement.sandbox import confine\nconfine()\n{text}"
     )
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
@@ -192,7 +192,7 @@ def test_a_confined_process_has_threads_memory_and_its_descriptors() -> None:
 def test_threads_that_ran_before_are_confined_too() -> None:
     done = subprocess.run(
         [sys.executable, "-c",
-         "import threading, sys\nfrom ugpu.tools.service.daemon.cards.sandbox import confine\n"
+         "import threading, sys\nfrom ugpu.tools.service.daemon.cards.confinement.sandbox import confine\n"
          "go, told = threading.Event(), []\n"
          "def work():\n go.wait()\n try:\n  open('/etc/passwd')\n"
          " except PermissionError:\n  told.append(7)\n"

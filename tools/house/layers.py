@@ -137,6 +137,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("house", "clang2py", "instructions"),
     ),
     "compiler": (
+        ("float8",),
         ("dtype",),
         ("expression",),
         ("pattern",),
@@ -147,6 +148,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("methods", "search"),
         ("gradients",),
         ("random",),
+        ("values",),
         ("tensor",),
         ("sharding",),
         ("front",),

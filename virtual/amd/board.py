@@ -238,7 +238,7 @@ class Board(ABC):
         self.culprits = Culprits()
         self.lost = False
         self.tmr: tuple[int, int] | None = None
-        self.msi: Callable[[], object] | None = None
+        self.msi: Callable[[int], object] | None = None
         self.gfx: EnginePort | None = None
         self.sdma: list[EnginePort] = []
         self.memory_changed: Callable[[], None] = lambda: None  # wakes engines that poll memory
@@ -364,7 +364,7 @@ class Board(ABC):
         if not self.config.bus_master:
             self.fault("MSI with bus mastering off")
         elif self.msi is not None:
-            self.msi()
+            self.msi(0)
 
     # ---- protected memory ---------------------------------------------------------------------
 

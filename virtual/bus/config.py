@@ -1,4 +1,5 @@
-"""PCI configuration space of a virtual card: header, BARs, power management, PCI Express, MSI.
+"""PCI configuration space of a virtual card: header, BARs, power management, PCI Express, MSI,
+MSI-X.
 
 Source: PCI Local Bus Specification 3.0; PCI Express Base Specification 5.0.
 """
@@ -7,11 +8,12 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from ugpu.hcq.errors import BadArgument
+from ugpu.virtual.bus.msix import MsixTable
 
 SIZE = 4096
 COMMAND, BARS, _CAPABILITIES, _LINE = 0x04, 0x10, 0x34, 0x3C
@@ -43,7 +45,8 @@ class ConfigSpace(ABC):
 
     memory_enabled: whether the BARs decode accesses. bus_master: whether the card may do DMA.
     capabilities: offsets of power management, MSI and PCI Express. chain: the order of their list.
-    saved: the words that an operating system writes back after a reset, in this order.
+    saved: the words that an operating system writes back after a reset, in this order. messages:
+    the table of MSI-X; None for a card that has MSI only. It ends the list of capabilities.
     """
 
     bars: ClassVar[Sequence[Bar]]
@@ -62,6 +65,7 @@ class ConfigSpace(ABC):
         self._placed: dict[int, int] = {}
         self.memory_enabled = False
         self.bus_master = False
+        self.messages: MsixTable | None = None
 
     @abstractmethod
     def bar_size(self, index: int) -> int:
@@ -96,7 +100,9 @@ class ConfigSpace(ABC):
         self._put(0x2C, "<HH", vendor, subsystem)
         self._put(_CAPABILITIES, "<B", self.chain[0])
         self._put(_LINE, "<BB", 0xFF, 1)
-        following = dict(zip(self.chain, (*self.chain[1:], 0), strict=True))
+        table = self.messages
+        last = 0 if table is None else table.facts.at
+        following = dict(zip(self.chain, (*self.chain[1:], last), strict=True))
         self._put(self._pm, "<BBH", 0x01, following[self._pm], 0x0003)
         self._put(self._msi, "<BBH", 0x05, following[self._msi], 0x0080)
         self._put(
@@ -105,6 +111,19 @@ class ConfigSpace(ABC):
         )  # fmt: skip
         for bar in self.bars:
             self._put(BARS + 4 * bar.index, "<I", bar.kind)
+        if table is not None:
+            table.reset()
+            self._bytes[last : last + 12] = table.facts.capability(0)
+
+    def assign_messages(self, vectors: Collection[int]) -> None:
+        """Enable these vectors as an operating system does that has requested them; without any,
+        disable MSI-X. Does nothing for a card that has MSI only."""
+        if self.messages is not None:
+            self.messages.assign(vectors)
+            self._show_messages(self.messages)
+
+    def _show_messages(self, table: MsixTable) -> None:
+        self._put(table.facts.at + 2, "<H", table.facts.vectors - 1 | table.control)
 
     def _place(self) -> None:
         """Assign the BARs their addresses, as the platform's firmware does."""
@@ -151,6 +170,9 @@ class ConfigSpace(ABC):
             keep = _MSI_READ_ONLY if offset == self._msi else 0
             old = int.from_bytes(self._bytes[offset : offset + 4], "little")
             self._put(offset, "<I", old & keep | value & 0xFFFF_FFFF & ~keep)
+        elif self.messages is not None and offset == self.messages.facts.at:
+            self.messages.control = value >> 16
+            self._show_messages(self.messages)
         elif offset in (_LINE, self._pm + 4, self._pcie + 8, self._pcie + 16):
             self._put(offset, "<H", value & 0xFFFF)
 

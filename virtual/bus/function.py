@@ -19,10 +19,10 @@ from ugpu.virtual.bus.window import BarWindow, check_value
 
 
 class Card(Protocol):
-    """A virtual card. msi: sends an interrupt message to the attached transport, if any."""
+    """A virtual card. msi: sends a vector's message to the attached transport, if any."""
 
     lock: threading.RLock
-    msi: Callable[[], object] | None
+    msi: Callable[[int], object] | None
 
     @property
     def clock(self) -> Clock: ...
@@ -57,8 +57,11 @@ class PciFunction(TransportLife, Generic[C]):
         self._pool = pool
         self._memory: dict[HostMemory, None] = {}
         self._windows = windows
-        self._interrupts = MessageInterrupts()
+        table = card.config.messages
+        vectors = 1 if table is None else table.facts.vectors
+        self._interrupts = MessageInterrupts(vectors, self._assign_messages)
         card.msi = self._interrupts.signal
+        self._interrupts.restore()
         # ORDER: closing runs these in reverse: DMA stops before memory is freed.
         if owns_card:
             self.at_end(card.close)
@@ -120,17 +123,23 @@ class PciFunction(TransportLife, Generic[C]):
         self.check_open()
         return self._interrupts
 
+    def _assign_messages(self, count: int) -> None:
+        with self._card.lock:
+            self._card.config.assign_messages(range(count))
+
     def reset(self, kind: ResetKind) -> None:
-        """Reset as an operating system does, which saves and restores BARs and command."""
+        """Reset as an operating system does, which saves and restores BARs, command, vectors."""
         self.check_open()
         with self._card.lock:
             if kind is ResetKind.POWER:
                 self._card.power_cycle()
+                self._interrupts.restore()
                 return
             config = self._card.config
             saved = config.snapshot()
             config.function_reset()
             config.restore(saved)
+            self._interrupts.restore()
 
     def present(self) -> bool:
         """Return whether the vendor id still reads back."""
@@ -140,6 +149,7 @@ class PciFunction(TransportLife, Generic[C]):
         with self._card.lock:
             command = self._card.config.read(COMMAND, 2)
             self._card.config.write(COMMAND, command & ~0x4, 2)
+            self._card.config.assign_messages(())
             self._card.msi = None
         self._interrupts.close()
 

@@ -3,44 +3,58 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from ugpu.hcq.errors import BadArgument, Closed
 
 
 class MessageInterrupts:
-    """MSI as the host sees it: one vector, as these boards have."""
+    """MSI or MSI-X as the host sees it; vector 0 is enabled from the start.
 
-    vectors = 1
+    assign: enables vectors 0 to `count` - 1 in the card.
+    """
 
-    def __init__(self) -> None:
-        self._came = threading.Event()
+    def __init__(
+        self, vectors: int = 1, assign: Callable[[int], object] = lambda count: None
+    ) -> None:
+        self.vectors = vectors
+        self._assign = assign
+        self._came = [threading.Event() for _ in range(vectors)]
+        self._enabled = 1
         self._closed = False
 
     def close(self) -> None:
         """Wake waiting threads with Closed."""
         self._closed = True
-        self._came.set()
+        for came in self._came:
+            came.set()
 
     def enable(self, count: int) -> None:
-        """Check `count`: BadArgument for more than the one vector, which is always enabled."""
-        if count != self.vectors:
+        """Enable vectors 0 to `count` - 1; BadArgument for more than the card has."""
+        if not 1 <= count <= self.vectors:
             raise BadArgument(
                 f"requested {count} interrupt vectors, the card has {self.vectors}",
                 wanted=count,
                 vectors=self.vectors,
             )
+        self._enabled = max(self._enabled, count)
+        self.restore()
 
-    def signal(self) -> None:
+    def restore(self) -> None:
+        """Enable in the card what was enabled before its reset."""
+        self._assign(self._enabled)
+
+    def signal(self, vector: int = 0) -> None:
         """Receive a message from the card."""
-        self._came.set()
+        self._came[vector].set()
 
     def wait(self, limit_s: float, vector: int = 0) -> bool:
         """Block until a message has arrived since the last call; False after `limit_s`."""
-        if vector:
-            raise BadArgument("the vector is not enabled", vector=vector, enabled=self.vectors)
-        came = self._came.wait(limit_s)
+        if not 0 <= vector < self._enabled:
+            raise BadArgument("the vector is not enabled", vector=vector, enabled=self._enabled)
+        came = self._came[vector].wait(limit_s)
         if self._closed:
             raise Closed("the interrupts' transport is closed")
         if came:
-            self._came.clear()
+            self._came[vector].clear()
         return came

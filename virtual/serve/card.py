@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Generic, Protocol, TypeVar
 
 from ugpu.hcq.transport.base import Transport
@@ -38,6 +38,7 @@ class ServedCard(Generic[C]):
         self._transport = self._attached(self.chip)
         with self.chip.lock:
             self.chip.msi = client.interrupt
+            self.chip.config.assign_messages(())
         return self._transport
 
     def detach(self) -> None:
@@ -53,6 +54,11 @@ class ServedCard(Generic[C]):
     def unmap_dma(self, address: int, size: int) -> None:
         """See DeviceModel."""
         self.chip.unmap_dma(address, size)
+
+    def assign_messages(self, vectors: Collection[int]) -> None:
+        """See DeviceModel."""
+        with self.chip.lock:
+            self.chip.config.assign_messages(vectors)
 
     def shared(self, bar: int) -> SharedMemory | None:
         """Return None: each access is translated, and counts."""

@@ -2,7 +2,7 @@
 
 A client enables one type at a time (Linux drivers/vfio/pci/vfio_pci_intrs.c). The line is masked
 when it is delivered, until the client unmasks it; what the device raises meanwhile is delivered
-then. The table of MSI-X is the client's: its server has eventfds alone.
+then. Of MSI-X's vectors those with an eventfd are enabled in the device's table.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ class Delivery:
                 | names.VFIO_IRQ_INFO_AUTOMASKED
             )
         return int(names.VFIO_IRQ_INFO_EVENTFD | names.VFIO_IRQ_INFO_NORESIZE)
+
+    def messages(self) -> frozenset[int]:
+        """Return the vectors of MSI-X that have an eventfd."""
+        return self._events[Interrupt.MSIX].assigned()
 
     # ---- the client --------------------------------------------------------------------------
 

@@ -41,6 +41,11 @@ class Events:
                 if events and not self._closed:
                     self._events[vector] = events.pop(0)
 
+    def assigned(self) -> frozenset[int]:
+        """Return the vectors that have an eventfd."""
+        with self._lock:
+            return frozenset(at for at, event in enumerate(self._events) if event is not None)
+
     def _forget(self, vector: int) -> None:
         event, self._events[vector] = self._events[vector], None
         if event is not None:

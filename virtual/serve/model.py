@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -68,6 +69,11 @@ class DeviceModel(Protocol):
         """Unmap; the model must not access the memory after this returns."""
         ...
 
+    def assign_messages(self, vectors: Collection[int]) -> None:
+        """Enable these vectors of the device's MSI-X table, and no others: the client has given
+        eventfds for them. Called only for a device that has the capability."""
+        ...
+
     def shared(self, bar: int) -> SharedMemory | None:
         """Return memory behind a BAR that clients may map; None if each access counts."""
         ...
@@ -120,6 +126,9 @@ class TransportModel:
 
     def unmap_dma(self, address: int, size: int) -> None:
         """Do nothing: the device did not use the memory."""
+
+    def assign_messages(self, vectors: Collection[int]) -> None:
+        """Do nothing: the transport enabled all vectors."""
 
     def shared(self, bar: int) -> SharedMemory | None:
         return None

@@ -363,14 +363,20 @@ class Session:
             raise Refused(errno.EINVAL, f"no such action of interrupts, flags {flags:#x}")
         elif kind == names.VFIO_IRQ_SET_DATA_EVENTFD:
             self._delivery.assign(index, start, count, message.descriptors)
+            self._assign_messages(index)
         elif not plain:
             raise Refused(errno.EINVAL, f"interrupt flags {flags:#x}")
         elif kind == names.VFIO_IRQ_SET_DATA_NONE and not count and self._delivery.count(index):
             self._delivery.disable(index)
+            self._assign_messages(index)
         else:
             for vector in chosen:
                 self._delivery.trigger(index, vector)
         return _DONE
+
+    def _assign_messages(self, index: int) -> None:
+        if index == Interrupt.MSIX:
+            self.model.assign_messages(self._delivery.messages())
 
     def _reset(self, message: Message) -> Reply:
         self._device().reset(ResetKind.FUNCTION)

@@ -21,7 +21,7 @@ def suits(parts: Online, target: TargetSpec) -> MatrixUnit | None:
     kinds = {_narrow(side) for side in (parts.left, parts.right, parts.factor)}
     kinds.add(parts.rounded)
     kind = kinds.pop()
-    if kinds or kind is None:
+    if kinds or kind is None or kind.itemsize != 2:
         return None
     unit = find_unit(target.matrix, kind, float32)
     return unit if unit is not None and unit.wave == target.wave_size else None

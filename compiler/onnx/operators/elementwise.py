@@ -116,19 +116,6 @@ def is_inf(x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> 
     return result
 
 
-@operator("Cast")
-def cast(x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
-    """saturate and round_mode concern 8-bit floats alone."""
-    if to not in DTYPES:
-        raise NotSupported(f"ONNX operator Cast: element type {to}")
-    return x.cast(DTYPES[to])
-
-
-@operator("CastLike")
-def cast_like(x: Tensor, like: Tensor, *, saturate: int = 1, round_mode: str = "up") -> Tensor:
-    return x.cast(like.dtype)
-
-
 @operator("BitCast")
 def bit_cast(x: Tensor, *, to: int) -> Tensor:
     if to == STRING or to not in DTYPES:
@@ -190,60 +177,6 @@ def swish(x: Tensor, *, alpha: float = 1.0) -> Tensor:
 @operator("ThresholdedRelu")
 def thresholded_relu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
     return (x > alpha).where(x, 0).cast(x.dtype)
-
-
-# ---- quantised -----------------------------------------------------------------------------------
-
-
-def along(x: Tensor, rank: int, axis: int) -> Tensor:
-    """Return a tensor of one axis, or none, with its elements along `axis` of `rank`."""
-    if x.ndim != 1 or rank <= 1:
-        return x if x.ndim else x.reshape((1,) * rank)
-    shape = [1] * rank
-    shape[axis] = x.numel()
-    return x.reshape(shape)
-
-
-def _per_block(x: Tensor, like: Tensor, axis: int, block: int) -> Tensor:
-    if not block:
-        return along(x, like.ndim, axis)
-    return x.repeat_interleave(block, axis).shrink([(0, size) for size in like.shape])
-
-
-@operator("QuantizeLinear")
-def quantize_linear(
-    x: Tensor, scale: Tensor, zero: Tensor | None = None, *, axis: int = 1, block_size: int = 0,
-    output_dtype: int = 0, saturate: int = 1, precision: int = 0,
-) -> Tensor:  # fmt: skip
-    kind = zero.dtype if zero is not None else dtypes.as_dtype(DTYPES[output_dtype or 2])
-    if not kind.is_integer:
-        raise NotSupported(f"ONNX operator QuantizeLinear: {kind.name}")
-    steps = (x.float() / _per_block(scale, x, axis, block_size).float()).round()
-    if zero is not None:
-        steps = steps + _per_block(zero, x, axis, block_size).float()
-    return steps.clamp(float(dtypes.lowest(kind)), float(dtypes.highest(kind))).cast(kind)
-
-
-@operator("DequantizeLinear")
-def dequantize_linear(
-    x: Tensor, scale: Tensor, zero: Tensor | None = None, *, axis: int = 1, block_size: int = 0,
-    output_dtype: int = 0,
-) -> Tensor:  # fmt: skip
-    kind = DTYPES[output_dtype] if output_dtype else scale.dtype
-    wide: Tensor = x.cast("int32")
-    if zero is not None:
-        wide = wide - _per_block(zero, x, axis, block_size).cast("int32")
-    return (wide.float() * _per_block(scale, x, axis, block_size).float()).cast(kind)
-
-
-@operator("DynamicQuantizeLinear")
-def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    low, high = x.min().minimum(0.0), x.max().maximum(0.0)
-    scale = (high - low) / 255
-    zero = (-low / scale).clamp(0.0, 255.0).round()
-    zero = zero.isnan().where(0.0, zero)  # of zeros alone
-    steps = (x / scale).round() + zero
-    return steps.clamp(0.0, 255.0).cast("uint8"), scale, zero.cast("uint8")
 
 
 # ---- made of nothing -----------------------------------------------------------------------------

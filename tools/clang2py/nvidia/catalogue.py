@@ -25,9 +25,10 @@ BRANCHES = {
     "595": "595.45.04",
 }
 BASE = "570"
-#: releases of the GSP's firmware that Linux distributions ship (linux-firmware, nvidia/*/gsp); the
-#: interface of firmware has no stable part, so each has a folder of its own
-FIRMWARE = ("535.113.01", "570.144")
+#: releases of the GSP's firmware that Linux distributions ship (linux-firmware, nvidia/*/gsp;
+#: 550.163.01 is Debian's, for NVIDIA's module alone); the interface of firmware has no stable part,
+#: so each has a folder of its own
+FIRMWARE = ("535.113.01", "550.163.01", "570.144")
 FIRMWARE_FOLDER = "nv/abi/gsp"
 #: definitions that are the same for all branches are read from this release
 NEWEST = BRANCHES["595"]

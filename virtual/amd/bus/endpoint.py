@@ -192,5 +192,5 @@ class ChipEndpoint:
             self.chip.close()
 
 
-def _nowhere() -> None:
+def _nowhere(vector: int) -> None:
     """Drop an interrupt message, which the bus does not forward."""

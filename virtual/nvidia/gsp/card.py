@@ -39,6 +39,7 @@ _GSP_FUSES, _SEC2_FUSES = 0x8241C0, 0x824140
 _NEVER = 1 << 60  # reads
 _MOST_NOTES, _MOST_CALLS, _PAGE = 4096, 4096, 4096
 _SWGEN0 = 1 << 6
+_VECTOR = 0  # of MSI-X. UNSURE: whether boards divide the tree among their vectors
 _ROM_SIZE = 1 << 20
 
 
@@ -65,7 +66,7 @@ class Card:
         self.lost = False
         self.dark = False  # its registers read as ones, though it is on the bus: a planted fault
         self.keeps_wpr2 = False  # resets do not take WPR2 down: a planted fault
-        self.msi: Callable[[], object] | None = None
+        self.msi: Callable[[int], object] | None = None
         self.notes: Counter[str] = Counter()
         self.faults = CardFaults()
         self.burnt = chosen.fuse if self.boot.fused else 0  # fuse version of every program
@@ -98,7 +99,7 @@ class Card:
         self._cold()
         self.config = ConfigSpace(
             self, facts.pci_device, chosen.bar1, platform=chosen.platform,
-            function_reset=chosen.function_reset,
+            function_reset=chosen.function_reset, table_size=self.boot.table_size,
         )  # fmt: skip
 
     def _falcon(self, kind: Kind) -> Falcon:
@@ -400,5 +401,15 @@ class Card:
             return
         if not self.config.bus_master:
             self.violation("MSI with bus mastering off")
-        elif self.msi is not None:
-            self.msi()
+            return
+        table = self.config.messages
+        if table is not None and table.enabled:
+            table.signal(_VECTOR)
+        else:
+            self.message(0)
+
+    def message(self, vector: int) -> None:
+        """Send a message to the attached transport, if any."""
+        send = self.msi
+        if send is not None:
+            send(vector)

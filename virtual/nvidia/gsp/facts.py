@@ -26,7 +26,8 @@ class BootFacts:
     cot: version of the chain-of-trust message. descriptor: version of FWSEC's. boot_done: register
     that reads 0xff once power-on has finished; 0 for the two of Turing to Ada. window: register of
     the PRAMIN window. mirror: of configuration space in BAR0. fused: whether a version of the
-    programs is burnt. booter: number of the booters, and bytes of their signature.
+    programs is burnt. booter: number of the booters, and bytes of their signature. table_size:
+    vectors of MSI-X; 0 if the chip's boards have MSI only.
     """
 
     name: str
@@ -47,6 +48,7 @@ class BootFacts:
     mirror: int = 0x88000
     address_bits: int = 47
     libos: int = 3
+    table_size: int = 0
     fused: bool = True
     booter: tuple[int, int] = (3, 0x180)
 
@@ -76,11 +78,12 @@ CHIPS = {
         ),
         BootFacts(
             "ga100", 0x170, "booter", "ga100", "tu102", "ga100", 0xC697, pio=True, descriptor=2,
-            fb_size_by_scale=True, libos=2, fused=False,
+            fb_size_by_scale=True, libos=2, fused=False, table_size=6,
         ),
         BootFacts(
             "gh100", 0x180, "fsp", "gh100", "ga102", "gh100", 0xCB97, cot=1, boot_done=0x200BC,
             flush=(0x100A34, 0x100A38), window=0x10FD40, mirror=0x92000, address_bits=52,
+            table_size=9,
         ),
         BootFacts(
             "gb202", 0x1B2, "fsp", "gb202", "ga102", "gb20x", 0xCE97, cot=2, boot_done=0xAD00BC,

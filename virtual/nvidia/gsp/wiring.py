@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 
+from ugpu.virtual.bus.msix import MsixTable
 from ugpu.virtual.nvidia.gsp.apertures import Aperture
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.falcon import fsp, fwsec
@@ -43,11 +44,21 @@ def wire(card: Card) -> None:
         LEAF, TRIGGER + 4 - LEAF,
         lambda at: tree.read(LEAF + at), lambda at, value: tree.write(LEAF + at, value),
     )  # fmt: skip
+    table = card.config.messages
+    if table is not None:
+        _messages(card, table)
     space.range(PROM, PROM_SIZE, lambda at: _rom(card, at), lambda at, value: None)
     space.range(
         PRAMIN, PRAMIN_SIZE, lambda at: _window_read(card, at),
         lambda at, value: _window_write(card, at, value),
     )  # fmt: skip
+
+
+def _messages(card: Card, table: MsixTable) -> None:
+    facts = table.facts
+    size = 16 * facts.vectors
+    card.registers.range(facts.table, size, table.read_table, table.write_table)
+    card.registers.range(facts.pending, 8, table.read_pending, lambda at, value: None)
 
 
 def _identity(card: Card) -> None:

@@ -21,7 +21,7 @@ from ugpu.compiler.expression.accumulate import replace as replaced
 from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.value import Memory, Value, binary, const, load, substitute, value
-from ugpu.compiler.kernel.host.products.axis import Axis, Part
+from ugpu.compiler.kernel.host.nest import Axis, Part
 from ugpu.compiler.kernel.host.products.tiles import vector_registers
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
 from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of

@@ -17,9 +17,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ugpu.compiler.dtype import bfloat16, float32, int8, int32, uint8
-from ugpu.compiler.expression.algebra import Index, Range, constant
-from ugpu.compiler.expression.value import Memory, Value, binary, cast, const, load, value
-from ugpu.compiler.kernel.host.products.axis import Axis
+from ugpu.compiler.expression.algebra import Index, Range
+from ugpu.compiler.expression.value import (
+    Memory,
+    Value,
+    binary,
+    broadcast,
+    cast,
+    const,
+    load,
+    value,
+)
+from ugpu.compiler.kernel.host.nest import Axis, held
 from ugpu.compiler.kernel.host.products.packing import PAIR, QUAD, Packed
 from ugpu.compiler.kernel.ir import Loop, Statement, Store
 from ugpu.compiler.pattern.contraction import Contraction
@@ -82,18 +91,18 @@ class Correction:
     def statement(self) -> Statement:
         """Return the statement that computes them for the packed slice."""
         panel, quad = Range("excess_panel", self.panels), Range("excess_quad", self.quads)
-        zero = value("broadcast", int32, (const(0, int32),), lanes=LANES)
-        ones = value("broadcast", uint8, (const(OFFSET, uint8),), lanes=LANES * QUAD)
-        before, inner, after = [], [], []
-        for vector in range(self.vectors):
-            at = constant(vector)
-            total = load(self.registers, at, lanes=LANES)
+        ones = broadcast(const(OFFSET, uint8), LANES * QUAD)
+
+        def dot(vector: int, total: Value) -> Value:
             right = self.right.load(panel.index(), quad.index(), vector * LANES, LANES * QUAD)
-            dot = value("dot4", int32, (ones, right, total), lanes=LANES)
-            before.append(Store(self.registers, at, zero))
-            inner.append(Store(self.registers, at, dot))
-            after.append(Store(self.sums, self.place(panel.index(), vector), total))
-        return Loop(panel, (*before, Loop(quad, tuple(inner), self.bound), *after))
+            return value("dot4", int32, (ones, right, total), lanes=LANES)
+
+        body = held(
+            self.registers, self.vectors, lambda inner: Loop(quad, inner, self.bound),
+            lambda _: broadcast(const(0, int32), LANES), dot,
+            lambda vector, total: Store(self.sums, self.place(panel.index(), vector), total),
+        )  # fmt: skip
+        return Loop(panel, tuple(body))
 
     def place(self, panel: Index, vector: int) -> Index:
         return (panel * self.vectors + vector) * LANES

@@ -17,13 +17,13 @@ multiplying them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
 
 from ugpu.compiler.expression.algebra import Index, Range, constant, flatten
 from ugpu.compiler.expression.value import Memory, Value, const, load, substitute, value
-from ugpu.compiler.kernel.host.products.axis import Axis, Part, Walk
+from ugpu.compiler.kernel.host.nest import Axis, Part, Walk
 from ugpu.compiler.kernel.ir import If, Loop, Statement, Store
 from ugpu.compiler.kernel.shared.spread import runs_along
 
@@ -80,11 +80,8 @@ def direct_height(factor: Value, across: Axis, depth: Part) -> int:
     plain = factor.op == "load" and not factor.arg.conditions
     if not plain or across.unit > 1 or depth.axis.unit > 1:
         return 0
-    index: Index = factor.arg.index
-    sides = (across.main, depth.axis.main)
-    pitch, step = (index.coefficient(side) for side in sides)
-    rest = index - across.main.index() * pitch - depth.axis.main.index() * step
-    if step != 1 or pitch <= 0 or not rest.ranges().isdisjoint(sides):
+    pitch, step = factor.arg.index.linear(across.main, depth.axis.main) or (0, 0)
+    if step != 1 or pitch <= 0:
         return 0
     return min(across.size, ABREAST * (SETS // gcd(SETS, pitch * factor.dtype.itemsize)))
 
@@ -122,14 +119,45 @@ class Packing:
         return self.by_steps("right", factor, across, width)
 
     def by_steps(self, name: str, factor: Value, across: Part, width: int) -> Packed:
-        flat = across.is_flat(factor) if self.together == 1 else self.plain
-        return (self.panels if flat else self.wide)(name, factor, across, width)
+        """Pack in panels; a side that one counter cannot walk as one wide panel."""
+        together, steps = self.together, self.depth.whole // self.together
+        flat = across.is_flat(factor) if together == 1 else self.plain
+        whole = round_up(across.whole, width)
+        panel = Range(name + "_panel", whole // width if flat else 1)
+        if flat:
+            pitch, panel_step = width, steps * width
+            first = panel.index() * width
+            element = across.panel(name + "_element", first, width, whole)
+        else:
+            pitch, panel_step = self.pitch(factor, whole), width
+            element = across.walk(name, factor)
+        memory = Memory(name, factor.dtype, panel.size * self.depth.whole * pitch, "local")
+
+        def stores(groups: Walk, count: int) -> Statement:
+            place = panel.index() * panel_step + groups.position * pitch + element.position
+            return element.around(*self.group(memory, place, factor, element, groups, count))
+
+        def by_groups(groups: Walk, count: int) -> Statement:
+            inside = stores(groups, count)
+            return groups.around(Loop(panel, (inside,)) if flat else inside)
+
+        groups = self.groups(name, factor)
+        if flat and along_depth(factor, across, self.depth):
+            # a few columns at a time, each along memory
+            packed: Statement = Loop(panel, (groups.around(stores(groups, together)),))
+        else:
+            packed = by_groups(groups, together)
+        statements, rest = [packed], self.total % together
+        if rest:  # the incomplete group at the end of the depth
+            statements += self.at_end(by_groups(self.groups(name, factor, True), rest))
+        apart = panel_step * together, pitch * together, together
+        return Packed(memory, (memory,), tuple(statements), *apart)
 
     def rows(self, name: str, factor: Value, across: Part, height: int) -> Packed:
         pitch, count = self.pitch(factor, self.depth.whole), round_up(across.whole, height)
         memory = Memory(name, factor.dtype, count * pitch, "local")
         row, step = across.walk(name + "_row", factor), self.depth.walk(name + "_step", factor)
-        here = self.element(factor, row.places, step.places)
+        here = self.element(factor, row, step)
         fill = Store(memory, row.position * pitch + step.position, here)
         statements = [row.around(step.around(fill))]
         if factor.dtype.is_float:  # of integers, the other factor's zeros are enough
@@ -137,46 +165,6 @@ class Packing:
             place = end.index() * pitch + (self.total - self.last)
             statements += self.at_end(Loop(end, (Store(memory, place, const(0, factor.dtype)),)))
         return Packed(memory, (memory,), tuple(statements), height * pitch, self.together, pitch)
-
-    def wide(self, name: str, factor: Value, across: Part, width: int) -> Packed:
-        pitch = self.pitch(factor, round_up(across.whole, width))
-        element = across.walk(name, factor)
-        memory = Memory(name, factor.dtype, self.depth.whole * pitch, "local")
-
-        def stores(groups: Walk, count: int) -> Statement:
-            place = groups.position * pitch + element.position
-            taken = self.group(memory, place, factor, element.places, groups, count)
-            return groups.around(element.around(*taken))
-
-        whole = stores(self.groups(name, factor), self.together)
-        statements, group = (whole, *self.ended(name, factor, stores)), self.together
-        return Packed(memory, (memory,), statements, width * group, pitch * group, group)
-
-    def panels(self, name: str, factor: Value, across: Part, width: int) -> Packed:
-        count = round_up(across.whole, width) // width
-        steps = self.depth.whole // self.together
-        memory = Memory(name, factor.dtype, count * self.depth.whole * width, "local")
-        panel, element = Range(name + "_panel", count), Range(name + "_element", width)
-        first = panel.index() * width
-        places = across.places(first + element.index())
-        bound = limit(across, first, count * width)
-
-        def stores(groups: Walk, count: int) -> Loop:
-            place = panel.index() * (steps * width) + groups.position * width + element.index()
-            taken = self.group(memory, place, factor, places, groups, count)
-            return Loop(element, taken, bound)
-
-        def by_groups(groups: Walk, count: int) -> Statement:
-            return groups.around(Loop(panel, (stores(groups, count),)))
-
-        groups = self.groups(name, factor)
-        if along_depth(factor, across, self.depth):  # a few columns at a time, each along memory
-            whole: Statement = Loop(panel, (groups.around(stores(groups, self.together)),))
-        else:
-            whole = by_groups(groups, self.together)
-        statements = whole, *self.ended(name, factor, by_groups)
-        step = width * self.together
-        return Packed(memory, (memory,), statements, steps * step, step, self.together)
 
     def transposed(self, name: str, factor: Value, across: Part, width: int) -> Packed:
         lanes, count = self.lanes, round_up(across.whole, width) // width
@@ -186,20 +174,17 @@ class Packing:
         memory = Memory(name, factor.dtype, count * steps * width, "local")
         stage = Memory(name + "_stage", factor.dtype, lanes * pitch, "local")
         panel, part = Range(name + "_panel", count), Range(name + "_part", width // lanes)
-        column, step = Range(name + "_column", lanes), self.depth.walk(name + "_step", factor)
         first = panel.index() * width + part.index() * lanes
-        here = self.element(factor, across.places(first + column.index()), step.places)
-        copied = Store(stage, column.index() * pitch + step.position, here)
-        end = column.index() * pitch + (self.total - self.last)
-        zero = self.at_end(Store(stage, end, const(0, factor.dtype)))
-        copy = Loop(column, (step.around(copied), *zero), limit(across, first, count * width))
+        column = across.panel(name + "_column", first, lanes, count * width)
+        step = self.depth.walk(name + "_step", factor)
+        row = column.position * pitch
+        copied = Store(stage, row + step.position, self.element(factor, column, step))
+        end = Store(stage, row + (self.total - self.last), const(0, factor.dtype))
+        copy = column.around(step.around(copied), *self.at_end(end))
         block = Range(name + "_block", steps // wide)
         rows = [load(stage, block.index() * wide + row * pitch, lanes=wide) for row in range(lanes)]
         to = panel.index() * (steps * width) + block.index() * (wide * width) + part.index() * wide
-        turned = tuple(
-            Store(memory, to + row * (width * self.together), vector)
-            for row, vector in enumerate(transpose(rows, self.together))
-        )
+        turned = turn(memory, to, width * self.together, rows, self.together)
         statement = Loop(panel, (Loop(part, (copy, Loop(block, turned))),))
         packed = width * self.together
         return Packed(memory, (memory, stage), (statement,), steps * width, packed, self.together)
@@ -223,26 +208,14 @@ class Packing:
         return Walk(loops[end:], flatten(indices, [c.size for c in counters]), places)
 
     def group(
-        self, memory: Memory, place: Index, factor: Value, across: Mapping[Range, Index],
-        groups: Walk, count: int,
-    ) -> tuple[Store, ...]:  # fmt: skip
+        self, memory: Memory, place: Index, factor: Value, across: Walk, groups: Walk, count: int
+    ) -> tuple[Store, ...]:
         """Return the stores of `count` steps of a group, and of zeros for the others."""
-        main, zero = self.depth.axis.main, const(0, factor.dtype)
-        values = [
-            self.element(factor, across, {**groups.places, main: groups.places[main] + step})
-            for step in range(count)
-        ]
-        values += [zero] * (self.together - count)
+        values = [self.element(factor, across, groups, step) for step in range(count)]
+        values += [const(0, factor.dtype)] * (self.together - count)
         return tuple(
             Store(memory, place * self.together + step, each) for step, each in enumerate(values)
         )
-
-    def ended(
-        self, name: str, factor: Value, stores: Callable[[Walk, int], Statement]
-    ) -> tuple[Statement, ...]:
-        """Return the stores of the incomplete group at the end of the depth, if there is one."""
-        rest = self.total % self.together
-        return self.at_end(stores(self.groups(name, factor, True), rest)) if rest else ()
 
     def at_end(self, statement: Statement) -> tuple[Statement, ...]:
         """Return the statement for the last slice of a depth that ends inside a group only."""
@@ -256,10 +229,11 @@ class Packing:
         line = LINE // factor.dtype.itemsize
         return (-(-elements // line) | 1) * line
 
-    def element(
-        self, factor: Value, across: Mapping[Range, Index], depth: Mapping[Range, Index]
-    ) -> Value:
-        return substitute(factor, {**self.batch, **across, **depth})
+    def element(self, factor: Value, across: Walk, depth: Walk, step: int = 0) -> Value:
+        """Return the element at two walks' places, or some steps of the depth behind them."""
+        main = self.depth.axis.main
+        behind = {**depth.places, main: depth.places[main] + step}
+        return substitute(factor, {**self.batch, **across.places, **behind})
 
 
 def along_depth(factor: Value, across: Part, depth: Part) -> bool:
@@ -269,16 +243,16 @@ def along_depth(factor: Value, across: Part, depth: Part) -> bool:
     return step.last.size >= SHORT and runs_along([walked], step.last, across.axis.ranges[-1])
 
 
-def limit(part: Part, first: Index, whole: int) -> Index | None:
-    """Return the number of elements from `first` on, where panels extend to `whole`."""
-    if part.whole == whole:
-        return part.bound_from(first)
-    bound = part.bound()
-    return (constant(part.whole) if bound is None else bound) - first
-
-
 def round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
+
+
+def turn(
+    memory: Memory, to: Index, pitch: int, rows: list[Value], unit: int = 1
+) -> tuple[Store, ...]:
+    """Return the stores of transposed vectors, `pitch` elements apart."""
+    columns = enumerate(transpose(rows, unit))
+    return tuple([Store(memory, to + row * pitch, vector) for row, vector in columns])
 
 
 def transpose(rows: list[Value], unit: int = 1) -> list[Value]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from ugpu.compiler.kernel.choices import Tile
-from ugpu.compiler.kernel.host.products.axis import Axis
+from ugpu.compiler.kernel.host.nest import Axis
 from ugpu.compiler.kernel.host.products.rates import DEFAULT, Rates
 from ugpu.hcq.state.target import TargetSpec
 
@@ -24,7 +25,7 @@ class Problem:
     """A product for the cost model. steps: of the depth, in all; slice_steps: packed at a time.
     registers: vector registers; threads: that share the work. rates: of a core. left_in_order,
     right_in_order: whether a factor is packed in order of memory. direct_height: height of panels
-    up to which the left factor is not packed."""
+    up to which the left factor is not packed. panel: the only height and vectors of panels."""
 
     rows: Axis
     columns: Axis
@@ -39,6 +40,7 @@ class Problem:
     left_in_order: bool = True
     right_in_order: bool = True
     direct_height: int = 0
+    panel: tuple[int, int] | None = None
 
     @property
     def left_bytes(self) -> int:
@@ -89,7 +91,10 @@ class Problem:
         return max(total / self.threads, one) + UNEVEN * one
 
     def fits(self, tile: Tile) -> bool:
-        """Return whether a tile's memories fit the caches for which they are intended."""
+        """Return whether a tile's memories fit the caches for which they are intended, and a
+        panel's totals the registers."""
+        if self.panel is None and tile.vectors * (tile.height + 1) + 2 > self.registers:
+            return False
         width = tile.vectors * self.lanes
         tall = _ceil(tile.rows * self.rows.unit, tile.height) * tile.height
         wide = _ceil(tile.columns * self.columns.unit, width) * width
@@ -101,15 +106,20 @@ class Problem:
             and tall * wide * self.itemsize <= self.tile_bytes
         )
 
-    def tiles(self) -> Iterator[Tile]:
-        """Yield the candidates: for each number of vectors the best height, and shares that split
-        the axes evenly."""
+    def panels(self) -> Iterator[tuple[int, int]]:
+        """Yield heights and vectors of panels: for each number of vectors the best height."""
+        if self.panel is not None:
+            yield self.panel
+            return
         for vectors in (1, 2, 3, 4):
             least = min(4, self.rows.size)
             heights = range(least, (self.registers - 2 - vectors) // vectors + 1)
-            if not heights:
-                continue
-            height = min(heights, key=lambda h: self.panels_cost(h, vectors))
+            if heights:
+                yield min(heights, key=partial(self.panels_cost, vectors=vectors)), vectors
+
+    def tiles(self) -> Iterator[Tile]:
+        """Yield the candidates: panels, in shares that split the axes evenly."""
+        for height, vectors in self.panels():
             for rows in shares(self.rows, height):
                 for columns in shares(self.columns, vectors * self.lanes):
                     yield Tile(height, vectors, rows, columns)

@@ -5,8 +5,8 @@ device run in the driver's process, so that ugpud's own is not one of them.
 The process is a ugpud with this device and one client (tools.service.daemon.cards.inner). The
 client is the daemon, which drives the device over their connection as other clients do
 (hcq.remote). The process ends with the connection. Kernels that disturb it end no other lease, and
-it is confined (tools.service.daemon.cards.sandbox): it reaches no file, no other process and no
-network.
+it is confined (tools.service.daemon.cards.confinement.sandbox): it reaches no file, no other
+process and no network.
 """
 
 from __future__ import annotations

@@ -32,10 +32,18 @@ _START = (
 )
 # TIMEOUT: for a server that loads its code on a busy host, and then forks
 STARTS_S = 120.0
-STATUS_S = 10.0  # TIMEOUT: for the report on a process that has ended; the server only waits for it
+# TIMEOUT: for the report on a process that has ended: the server may be forking on a busy host
+STATUS_S = 60.0
 _NUMBER = 32  # bytes of a report
 MOST = 1 << 16  # bytes of a worker's settings
 _lock = ModuleLock()
+
+
+def readable(descriptor: int, limit_s: float) -> bool:
+    """Wait until a descriptor is readable, or at its end. Unlike select(2), whatever its number."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1e3 * limit_s))
 
 
 class Worker:
@@ -45,7 +53,8 @@ class Worker:
         """HostError if the server does not report it in time."""
         self._reports = reports
         self._status: int | None = None
-        self._lock = threading.Lock()
+        self._waiting = threading.Lock()
+        self._lock = threading.Lock()  # of the handle, which `kill` must have without waiting
         reports.settimeout(STARTS_S)
         handles: list[int] = []
         try:
@@ -70,17 +79,22 @@ class Worker:
 
     def wait(self, limit_s: float) -> int | None:
         """Wait for the end; return the exit status (negative: a signal), or None after the time."""
-        with self._lock:
-            if self._status is None and select.select([self._handle], [], [], limit_s)[0]:
-                self._reports.settimeout(STATUS_S)
-                with contextlib.suppress(OSError):
-                    told = self._reports.recv(_NUMBER)
-                    self._status = int(told) if told else None
-                if self._status is None:  # the server has died too
-                    self._status = -signal.SIGKILL
-                os.close(self._handle)
-                self._reports.close()
+        with self._waiting:
+            if self._status is None and readable(self._handle, limit_s):
+                status = self._reported()
+                with self._lock:
+                    self._status = status
+                    os.close(self._handle)
+                    self._reports.close()
             return self._status
+
+    def _reported(self) -> int:
+        """Return the status of the process, which has ended."""
+        self._reports.settimeout(STATUS_S)
+        with contextlib.suppress(OSError):
+            if told := self._reports.recv(_NUMBER):
+                return int(told)
+        return -signal.SIGKILL  # the server has died too
 
 
 class ForkServer:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import queue
 import resource
 import select
@@ -36,12 +35,14 @@ from ugpu.hcq.remote.channel import Channel, Disconnected
 from ugpu.hcq.remote.request import Grant
 from ugpu.hcq.remote.session import Session
 from ugpu.hcq.remote.wire import META, REQUESTS, VERSION, Bytes, Limits, Message, WireError, check
+from ugpu.hcq.state import threads
 from ugpu.hcq.state.config import take_over
 from ugpu.hcq.state.ladder import Level
 from ugpu.nv.code.assemble import assemble_apart
 from ugpu.tools.base.events import event_of
+from ugpu.tools.service.daemon.cards.confinement import exhausted
+from ugpu.tools.service.daemon.cards.confinement.sandbox import be_first_victim
 from ugpu.tools.service.daemon.cards.owned import Owned
-from ugpu.tools.service.daemon.cards.sandbox import be_first_victim
 from ugpu.tools.service.daemon.clients.places import Unfinished
 from ugpu.tools.service.daemon.clients.replies import plain, reply_of
 from ugpu.tools.service.daemon.clients.service import Answers, Service, Terms, is_exhausted
@@ -51,7 +52,6 @@ from ugpu.tools.service.daemon.outlets.outbox import Outbox
 
 log = logging.getLogger(__name__)
 
-EXHAUSTED = 77  # exit status: no memory is left
 SWITCH_S = 1e-3  # as in ugpud
 _THREADS = 8
 _WORD = 256  # bytes of a message through the door, to the process
@@ -106,7 +106,16 @@ def serve(door: socket.socket, facts: dict[str, Any]) -> None:
         facts["device"], label=facts["label"], memory=facts["memory"], options=facts["options"],
         shares=facts["shares"], apart=False, power_limit_w=facts["power_limit_w"],
     )  # fmt: skip
-    Host(Owned(settings, facts["card"]), door, facts["messages"]).run()
+    try:
+        exhausted.arm()
+    except HostError as error:  # ugpud then reports the signal alone
+        log.info("%s: %s", facts["card"], error)
+    try:
+        Host(Owned(settings, facts["card"]), door, facts["messages"]).run()
+    except Exception as error:
+        if is_exhausted(error):
+            exhausted.end()
+        raise
 
 
 def state_bytes(message: int) -> int:
@@ -142,7 +151,7 @@ class DoorLog(logging.Handler):
         if record.levelno < logging.ERROR or error is None:
             return
         if isinstance(error, MemoryError) or is_exhausted(error):
-            _exhausted()
+            exhausted.end()
 
 
 class Host:
@@ -155,7 +164,7 @@ class Host:
         self._outbox = Outbox()
         self._pool = ThreadPoolExecutor(_THREADS, "card")
         self._leases: dict[int, _Lease] = {}
-        owned.exhausted = _exhausted
+        owned.exhausted = exhausted.end
         self._calls: dict[str, Callable[..., object]] = {
             "boot": self._boot,
             "check": lambda repair: owned.check(bool(repair)),
@@ -192,7 +201,7 @@ class Host:
                 lease = _Lease(channel, self._owned, self._outbox, self._unfinished, word[1])
                 self._leases[word[1]] = lease
                 run = lease.run
-            threading.Thread(target=run, name=word[0], daemon=True).start()
+            threads.start(threading.Thread(target=run, name=word[0], daemon=True))
         # The process must end, whatever its device does.
         closing = threading.Thread(target=self._owned.close, name="close", daemon=True)
         closing.start()
@@ -211,19 +220,27 @@ class Host:
                 elif message.operation == "ping":
                     answers.reply(message.call, [None, self._state()])
                 else:
-                    self._pool.submit(self._carry_out, answers, message)
+                    self._start(partial(self._carry_out, answers, message))
+
+    def _start(self, work: Callable[[], None]) -> None:
+        """Do it in a thread of the pool. Without one this process serves ugpud no more."""
+        try:
+            self._pool.submit(work)
+        except RuntimeError as error:
+            log.error("%s: %s", self._owned.name, error)
+            exhausted.end()
 
     def _carry_out(self, answers: Answers, message: Message) -> None:
         try:
             result = self._calls[message.operation](*message.arguments)
         except UgpuError as error:
             if is_exhausted(error):
-                _exhausted()
+                exhausted.end()
             answers.post(reply_of(message.call, error))
             return
         except Exception as error:
             if is_exhausted(error):
-                _exhausted()
+                exhausted.end()
             log.exception("%s: %s failed", self._owned.name, message.operation)
             what = f"{message.operation} failed in the card's process; ugpud's log has the cause"
             answers.post(reply_of(message.call, UgpuError(what)))
@@ -435,13 +452,8 @@ def _level(number: int) -> Level:
         raise BadArgument(f"there is no level {number} of a reset") from None
 
 
-def _exhausted() -> None:
-    """End the process: without memory it can neither go on nor recover."""
-    os._exit(EXHAUSTED)
-
-
 def _thread_failed(failure: threading.ExceptHookArgs) -> None:
     if failure.exc_value is not None:
         if is_exhausted(failure.exc_value):
-            _exhausted()
+            exhausted.end()
         log.error("a thread of a card's process failed", exc_info=failure.exc_value)

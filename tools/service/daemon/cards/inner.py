@@ -1,8 +1,9 @@
 """The processes of the fork server (tools.service.daemon.cards.forks): the server, and its workers.
 
 A worker for a lease of `cpu` is a ugpud with one device and one client, whose connection is passed
-to it. Once the device is open it confines itself (tools.service.daemon.cards.sandbox). It ends when
-the client disconnects. A worker for a card is tools.service.daemon.cards.host.
+to it. Once the device is open it confines itself
+(tools.service.daemon.cards.confinement.sandbox). It ends when the client disconnects. A worker for
+a card is tools.service.daemon.cards.host.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from ugpu.hcq.remote.wire import STRANGER, Message
 from ugpu.hcq.state.clock import Clock
 from ugpu.hcq.state.log import configure
 from ugpu.tools.service.daemon.cards import host
+from ugpu.tools.service.daemon.cards.confinement.sandbox import confine
 from ugpu.tools.service.daemon.cards.forks import MOST
-from ugpu.tools.service.daemon.cards.sandbox import confine
 from ugpu.tools.service.daemon.clients.leases import Policy
 from ugpu.tools.service.daemon.clients.peers import peer_of
 from ugpu.tools.service.daemon.config import DeviceSettings, Settings

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import select
 import socket
 import threading
 import time
@@ -23,8 +22,9 @@ from ugpu.hcq.state.config import passed_on
 from ugpu.hcq.state.text import lines
 from ugpu.tools.base.events import ATTRIBUTE, KINDS, Event
 from ugpu.tools.service.daemon.cards import forks
-from ugpu.tools.service.daemon.cards.apart import ENDS_S, GONE_S, ended_by
-from ugpu.tools.service.daemon.cards.host import EXHAUSTED, RECORD
+from ugpu.tools.service.daemon.cards.apart import ENDS_S, ended_by
+from ugpu.tools.service.daemon.cards.confinement import exhausted
+from ugpu.tools.service.daemon.cards.host import RECORD
 from ugpu.tools.service.daemon.config import DeviceSettings
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,9 @@ PING_S = 5.0  # between two checks whether the process answers; our choice
 ANSWER_S = 60.0
 # TIMEOUT: for a call: a self-test after a reset, on a busy host
 CALL_S = 300.0
+# TIMEOUT: from the end of a connection to that of the process, all its threads included, on a busy
+# host; it is over as soon as the process has ended
+GONE_S = 60.0
 _WHY = "an error in its model or driver, or a kernel's doing"
 _KINDS = {kind.name: kind for kind in KINDS}
 
@@ -43,6 +46,9 @@ class CardProcess:
 
     on_state: called with the card's state in each reply. on_end: called once in a thread of its
     own, with the reason, when the process has ended but not by `close`.
+
+    Attributes:
+        ping_s, answer_s: between two checks whether it answers, and for the answer; can be set.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class CardProcess:
     ) -> None:
         """messages: see Settings. HostError if the process cannot be started."""
         self.name = name
+        self.ping_s, self.answer_s = PING_S, ANSWER_S
         self._on_state = on_state
         self._on_end = on_end
         self._closing = False
@@ -166,7 +173,7 @@ class CardProcess:
         what = f"{self.name}: its process"
         if self._killed:
             return DeviceLost(f"{what} was ended: {self._killed}")
-        if status == EXHAUSTED:
+        if status == exhausted.EXHAUSTED:
             return DeviceLost(f"{what} had no memory left (host_memory in its [[device]])")
         if status is not None and status < 0:
             return ended_by(self.name, self.worker.pid, status, _WHY)
@@ -176,10 +183,10 @@ class CardProcess:
 
     def _watch(self) -> None:
         """Repeat the process's log records, and ask it now and then whether it answers."""
-        next_at = time.monotonic() + PING_S
+        next_at = time.monotonic() + self.ping_s
         while True:
             left_s = max(0.0, next_at - time.monotonic())
-            if select.select([self._door], [], [], left_s)[0]:
+            if forks.readable(self._door.fileno(), left_s):
                 try:
                     sent = self._door.recv(RECORD + 1)
                 except OSError:
@@ -189,8 +196,8 @@ class CardProcess:
                 relog(self.name, sent)
             if time.monotonic() >= next_at:
                 with contextlib.suppress(UgpuError):
-                    self.call("ping", limit_s=ANSWER_S)
-                next_at = time.monotonic() + PING_S
+                    self.call("ping", limit_s=self.answer_s)
+                next_at = time.monotonic() + self.ping_s
         self._over.set()
         if not self._closing:
             self._on_end(self.reason())

@@ -109,6 +109,8 @@ def is_exhausted(error: BaseException) -> bool:
         refused = isinstance(cause, OSError) and cause.errno == errno.ENOMEM
         if refused or (isinstance(cause, MemoryError) and not isinstance(cause, UgpuError)):
             return True
+        if isinstance(cause, RuntimeError) and "can't start new thread" in str(cause):
+            return True
         cause = cause.__context__
     return False
 

@@ -7,8 +7,10 @@ from typing import Protocol
 
 from ugpu.virtual.bus import config
 from ugpu.virtual.bus.config import Bar
+from ugpu.virtual.bus.msix import MsixFacts, MsixTable
 
-_PM, _MSI, _PCIE = 0x60, 0x68, 0x78
+_PM, _MSI, _PCIE, _MSIX = 0x60, 0x68, 0x78, 0xC8
+_TABLE, _PENDING = 0xB9_0000, 0xBA_0000  # in BAR0
 REGISTERS = 16 << 20
 INSTANCE = 32 << 20
 _IO = 128
@@ -18,6 +20,10 @@ class Owner(config.Owner, Protocol):
     """The card, as its configuration space uses it."""
 
     def function_reset(self) -> None: ...
+    def message(self, vector: int) -> None:
+        """Send a message."""
+        ...
+
     def bus_changed(self) -> None:
         """Hear that the command register or a BAR changed."""
         ...
@@ -34,12 +40,17 @@ class ConfigSpace(config.ConfigSpace):
     chain = (_PM, _MSI, _PCIE)
 
     def __init__(
-        self, owner: Owner, device: int, bar1: int, *, platform: bool, function_reset: bool
-    ) -> None:
+        self, owner: Owner, device: int, bar1: int, *, platform: bool, function_reset: bool,
+        table_size: int,
+    ) -> None:  # fmt: skip
+        """table_size: vectors of MSI-X; 0 if the card has MSI only."""
         super().__init__(owner, platform=platform, function_reset=function_reset)
         self._card = owner
         self._device = device
         self._sizes = {0: REGISTERS, 1: bar1, 3: INSTANCE, 5: _IO}
+        if table_size:
+            facts = MsixFacts(_MSIX, table_size, 0, _TABLE, _PENDING)
+            self.messages = MsixTable(facts, owner.message)
         self._placed = {bar.index: bar.address for bar in self.bars}
         self.reset()
         if platform:

@@ -1,0 +1,245 @@
+"""The nest of a host's kernel: blocks of results, one for each group, and loops over their sides.
+
+A side is one range, or several walked as one: a convolution's columns are an image's rows and
+columns; its depth is channels and the places of a window. A block takes `count` steps of the `main`
+range and, inside each, all of the inner ranges. What a block reads is laid out first where it pays
+(packed by compiler.kernel.host.products.packing, or copied by lines and turned in
+compiler.kernel.host); then totals are computed, then results from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from ugpu.compiler.expression.accumulate import replace
+from ugpu.compiler.expression.algebra import (
+    Div,
+    Index,
+    Mod,
+    Opaque,
+    Range,
+    constant,
+    flatten,
+    unflatten,
+)
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.value import Memory, Value, indices_of, load, substitute
+from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Ranges of which a block takes a part of the first and all of the others."""
+
+    main: Range
+    inner: tuple[Range, ...] = ()
+
+    @cached_property
+    def unit(self) -> int:
+        """Number of elements in a step of the main range."""
+        return prod(r.size for r in self.inner)
+
+    @property
+    def size(self) -> int:
+        return self.main.size * self.unit
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        return (self.main, *self.inner)
+
+    @property
+    def whole(self) -> Part:
+        return Part(self, constant(0), self.main.size)
+
+
+@dataclass(frozen=True)
+class Part:
+    """`count` steps of an axis, from `start` on: the part in a block or a slice."""
+
+    axis: Axis
+    start: Index
+    count: int
+
+    @property
+    def whole(self) -> int:
+        """Number of elements; the last part may have fewer."""
+        return self.count * self.axis.unit
+
+    @property
+    def left(self) -> Index:
+        """Number of elements from the start to the axis's end."""
+        return (constant(self.axis.main.size) - self.start) * self.axis.unit
+
+    def bound(self) -> Index | None:
+        """Return the number of elements if it varies, otherwise None."""
+        return self.left if self.axis.main.size % self.count else None
+
+    def places(self, position: Index) -> dict[Range, Index]:
+        """Return the values of the ranges at an element of the part."""
+        unit = self.axis.unit
+        if unit == 1:
+            return {self.axis.main: self.start + position}
+        sizes = tuple(r.size for r in self.axis.inner)
+        inner = unflatten(position % unit, sizes)
+        main = self.start + position // unit
+        return {self.axis.main: main, **dict(zip(self.axis.inner, inner, strict=True))}
+
+    def is_flat(self, *roots: Value | Index) -> bool:
+        """Return whether one counter walks all elements without a division."""
+        if self.axis.unit == 1:
+            return True
+        counter = Range("flat", self.whole)
+        places = self.places(counter.index())
+        for root in roots:
+            if isinstance(root, Index):
+                indices = [root.substitute(places)]
+            else:
+                indices = list(indices_of(substitute(root, places)))
+            if any(_divides(index, counter) for index in indices):
+                return False
+        return True
+
+    def steps(self, name: str) -> Walk:
+        """Return one loop over the elements, as far as there are any."""
+        position = Range(name, self.whole).index()
+        return Walk(((Range(name, self.whole), self.left),), position, self.places(position))
+
+    def panel(self, name: str, first: Index, count: int, whole: int) -> Walk:
+        """Return the loop over `count` elements from `first` on, of panels that extend to
+        `whole`."""
+        counter, bound = Range(name, count), self.bound()
+        if self.whole != whole and bound is None:
+            bound = constant(self.whole)
+        limit = None if bound is None else bound - first
+        return Walk(((counter, limit),), counter.index(), self.places(first + counter.index()))
+
+    def walk(self, name: str, *roots: Value | Index) -> Walk:
+        """Return the loops over all elements: one loop if it needs no divisions in `roots`."""
+        if self.is_flat(*roots):
+            return self.panel(name, constant(0), self.whole, self.whole)
+        counters = [Range(name, self.count)]
+        counters += [Range(f"{name}{i}", r.size) for i, r in enumerate(self.axis.inner)]
+        main = self.axis.main
+        bound = None if main.size % self.count == 0 else constant(main.size) - self.start
+        indices = [counter.index() for counter in counters]
+        places = dict(zip(self.axis.ranges, indices, strict=True))
+        places[main] = self.start + indices[0]
+        loops = [(counters[0], bound), *((counter, None) for counter in counters[1:])]
+        return Walk(tuple(loops), flatten(indices, [c.size for c in counters]), places)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Loops, outermost first, with their bounds; the current element; the values of the ranges."""
+
+    loops: tuple[tuple[Range, Index | None], ...]
+    position: Index
+    places: dict[Range, Index]
+
+    @property
+    def last(self) -> Range:
+        return self.loops[-1][0]
+
+    def around(self, *body: Statement) -> Statement:
+        for counter, bound in reversed(self.loops):
+            body = (Loop(counter, body, bound),)
+        (statement,) = body
+        return statement
+
+
+class Nest:
+    """Blocks of results, a group for each.
+
+    Attributes:
+        sides: of a block; of each the grid has an axis, x first.
+        batch: the values of the other output ranges, which the next axis of the grid counts.
+        grid: groups along each axis.
+    """
+
+    def __init__(
+        self, computation: Computation, batch: Sequence[Range], *sides: tuple[Axis | Range, int]
+    ) -> None:
+        axes = [(side if isinstance(side, Axis) else Axis(side), count) for side, count in sides]
+        groups = [-(-axis.main.size // count) for axis, count in axes]
+        self.computation = computation
+        self.sides = [
+            Part(axis, group_range(number, groups[number]).index() * count, count)
+            for number, (axis, count) in enumerate(axes)
+        ]
+        self.batch = groups_at(batch, len(sides))
+        x, y, z, *_ = (*groups, elements(batch), 1, 1)
+        self.grid = (x, y, z)
+
+    def result(
+        self, places: Mapping[Range, Index], total: Value, reduce: Value | None = None
+    ) -> Store:
+        """Return the store of a result at `places`, given the total of its reduction (or without
+        one, the result)."""
+        computation, places = self.computation, {**self.batch, **places}
+        if reduce is not None:
+            root = substitute(computation.value, places)
+            total = replace(root, substitute(reduce, places), total)
+        return Store(computation.output, computation.position.substitute(places), total)
+
+    def finish(self, outer: Walk, inner: Walk, total: Value, reduce: Value) -> Statement:
+        """Return the loops that compute results from their totals, and store them."""
+        places = {**outer.places, **inner.places}
+        return outer.around(inner.around(self.result(places, total, reduce)))
+
+    def kernel(self, memories: Iterable[Memory], body: Iterable[Statement]) -> Kernel:
+        return kernel_of(self.computation, tuple(memories), self.grid, 1, tuple(body))
+
+
+def nested(ranges: Sequence[Range], *body: Statement) -> tuple[Statement, ...]:
+    """Return statements inside a loop over each range, the first outermost."""
+    for counter in reversed(ranges):
+        body = (Loop(counter, body),)
+    return body
+
+
+def held(
+    totals: Memory, count: int, loop: Callable[..., Loop], start: Callable[[int], Value],
+    term: Callable[[int, Value], Value], stored: Callable[[int, Value], Store],
+) -> list[Statement]:  # fmt: skip
+    """Return totals[n] = start(n); a loop around totals[n] = term(n, totals[n]); stored(n,
+    totals[n]): for `count` totals in registers."""
+    places = [constant(number) for number in range(count)]
+    each = [(n, at, load(totals, at, lanes=totals.lanes)) for n, at in enumerate(places)]
+    return [
+        *(Store(totals, at, start(n)) for n, at, _ in each),
+        loop(tuple(Store(totals, at, term(n, total)) for n, at, total in each)),
+        *(stored(n, total) for n, _, total in each),
+    ]
+
+
+def joined(ranges: Sequence[Range], wanted: int) -> Axis:
+    """Return the last ranges, as many as needed to have `wanted` elements."""
+    first = len(ranges) - 1
+    while first and prod(r.size for r in ranges[first:]) < wanted:
+        first -= 1
+    return Axis(ranges[first], tuple(ranges[first + 1 :]))
+
+
+def deep(ranges: Sequence[Range], most: int) -> Axis:
+    """Return the longest range, and others that together have at most `most` elements."""
+    main = max(ranges, key=lambda r: r.size)
+    inner: tuple[Range, ...] = ()
+    for each in reversed(ranges):
+        if each is not main and each.size * prod(r.size for r in inner) <= most:
+            inner = (each, *inner)
+    return Axis(main, inner)
+
+
+def _divides(index: Index, counter: Range) -> bool:
+    """Return whether an index divides the counter, or uses it to look up a value."""
+    for atom, _ in index.terms:
+        if isinstance(atom, Opaque):
+            if any(counter in inner.ranges() for inner in atom.indices()):
+                return True
+        elif isinstance(atom, Div | Mod) and counter in atom.value.ranges():
+            return True
+    return False
