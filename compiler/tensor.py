@@ -362,7 +362,7 @@ class Tensor(Values):
         made.node, made.device, node.origin = node, target, here()
         return made
 
-    def to_device(self, device: Device | str, /, *, stream: None = None) -> Self:
+    def to_device(self, device: Device | str, /, *, stream: Any = None) -> Self:
         """Return the tensor on another device, see `to`."""
         if stream is not None:
             raise BadArgument(f"to_device: streams are not supported, got {stream!r}")

@@ -217,7 +217,7 @@ def test_attributes_of_arrays(cpu: Device) -> None:
     with pytest.raises(BadArgument, match="mT: expected at least two axes"):
         _ = tensor[0, 0].mT
     with pytest.raises(BadArgument, match="streams are not supported"):
-        getattr(tensor, "to_device")(cpu, stream=1)
+        tensor.to_device(cpu, stream=1)
 
 
 @pytest.mark.parametrize(("call", "message"), [
