@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ugpu.compiler import array_api as xp
     from ugpu.compiler import dtype as dtypes
     from ugpu.compiler import nn as nn
     from ugpu.compiler import onnx as onnx
@@ -55,8 +56,9 @@ _HOMES = {
     "set_default_device": "ugpu.compiler.runtime.runtime",
     "tuning": "ugpu.compiler.search.tune",
     "watch": "ugpu.compiler.front.explain",
+    "xp": "ugpu.compiler.array_api",
 }
-WHOLE = ("dtypes", "fft", "linalg", "nn", "onnx", "optim")  # names of modules
+WHOLE = ("dtypes", "fft", "linalg", "nn", "onnx", "optim", "xp")  # names of modules
 
 __all__ = [
     "Tensor",
@@ -81,6 +83,7 @@ __all__ = [
     "tuning",
     "value_and_grad",
     "watch",
+    "xp",
 ]
 
 
