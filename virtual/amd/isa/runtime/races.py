@@ -5,7 +5,7 @@ same result here; on a board it depends on their timing. A worker that looks for
 of LDS: for each byte the last writer and reader, each with the number of barriers that it had
 signalled. An access follows one of another wave only if since then its own wave has waited for more
 barriers than the other one had signalled. Atomic operations race with plain stores alone: a relaxed
-atomic load is a plain one in machine code, and is no race with them.
+atomic load is a plain one in machine code, and does not race with them.
 
 Accesses through flat addresses are not followed.
 """
