@@ -91,6 +91,19 @@ def test_finite_differences(name: str) -> None:
         assert np.abs(found[place].numpy() - wanted).max() < 1.5e-2 * scale
 
 
+def test_equal_elements_share_the_gradient_of_a_maximum() -> None:
+    """As in PyTorch: the array's own element counts as one of them."""
+    x, y = Tensor([1.0, 2.0]), Tensor([2.0, 2.0, 1.0])
+    index = Tensor([1, 1, 0])
+
+    def total(x: Tensor, y: Tensor) -> Tensor:
+        return (x.scatter_reduce(0, index, y, "amax") * Tensor([1.0, 6.0])).sum()
+
+    of_x, of_y = grad(total, (0, 1))(x, y)
+    assert of_x.tolist() == [0.5, 2.0]
+    assert of_y.tolist() == [2.0, 2.0, 0.5]
+
+
 def test_backward_adds_to_the_leaves() -> None:
     x = Tensor([1.0, 2.0, 3.0]).requires_grad_()
     (x * x).sum().backward()

@@ -102,6 +102,13 @@ def test_a_program_gives_what_it_gives_on_one_device(devices: list[Device], name
         np.testing.assert_allclose(other, expected, rtol=2e-6, atol=1e-6)
 
 
+def test_an_axis_of_one_element_is_repeated_whole(devices: list[Device]) -> None:
+    column = Tensor(X[:, :1, 0], device=devices[0])
+    repeated = column.shard(devices, 1).expand(7, 3)
+    assert repeated.shape == (7, 3)
+    assert (repeated.numpy() == np.repeat(X[:, :1, 0], 3, 1)).all()
+
+
 SPLITS = [(None, None), (0, None), (None, 1), (1, 0), (None, 0), (1, None), (0, 1), (1, 1), (0, 0)]
 
 

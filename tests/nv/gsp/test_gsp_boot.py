@@ -99,6 +99,16 @@ def test_noise_before_and_after_the_start_is_served(chip: str) -> None:
         assert card.violations == []
 
 
+def test_error_correction_takes_a_sixteenth_of_memory() -> None:
+    """NV_PFB_PRI_MMU_LOCAL_MEMORY_RANGE: scale in 3:0, magnitude in 9:4, ECC_MODE in 30."""
+    with powered(CardOptions(memory=15 << 26), "tu102") as card:
+        card.registers.stuck[0x100CE0] = 1 << 30 | 1 << 4 | 10
+        running = booted(card)
+        assert running.chip.memory_size == 15 << 26
+        running.end(clean=True)
+        assert card.violations == []
+
+
 def test_ga100_makes_its_region_with_booter_alone() -> None:
     """FWSEC runs only on the way back; the metadata name no FRTS region."""
     with powered(chip="ga100") as card:

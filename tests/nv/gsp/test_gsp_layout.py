@@ -112,6 +112,14 @@ def test_the_tables_lead_to_every_page(size: int, counts: tuple[int, ...]) -> No
     assert [entry for table in last for entry in page(table)] == pages[sum(counts[:3]) :]
 
 
+@pytest.mark.parametrize(
+    ("pages", "counts"),
+    [(1 << 18, (1, 1, 512, 1 << 18)), ((1 << 18) + 1, (1, 2, 513, (1 << 18) + 1))],
+)
+def test_a_full_table_needs_no_other(pages: int, counts: tuple[int, ...]) -> None:
+    assert radix3.level_pages(pages * 4096) == counts
+
+
 @pytest.mark.parametrize("size", [0, (radix3.MOST_PAGES + 1) * 4096])
 def test_an_image_of_impossible_size_is_refused(size: int) -> None:
     with pytest.raises(BadArgument):

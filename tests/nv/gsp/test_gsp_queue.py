@@ -264,6 +264,12 @@ def test_a_record_that_comes_twice_is_dropped(world: World) -> None:
     world.peer.sent = 1
     world.peer.send(PRINT, b"2")
     assert world.queues.receive() is not None
+    world.peer.sent = 0  # an old one does not set the count back
+    world.peer.send(PRINT, b"1")
+    assert world.queues.receive() is None
+    world.peer.sent = 2
+    world.peer.send(PRINT, b"3")
+    assert world.queues.receive() is not None
 
 
 def test_a_continuation_of_nothing_is_refused(world: World) -> None:
