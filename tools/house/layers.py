@@ -152,7 +152,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("sharding",),
         ("front",),
         ("files", "nn", "numeric"),
-        ("onnx", "optim", "language"),
+        ("onnx", "optim", "language", "torch"),
     ),
     "compiler.kernel": (
         ("ir", "choices", "matrix_units"),
