@@ -29,10 +29,12 @@ from ugpu.compiler.runtime.lent import lend
 from ugpu.compiler.runtime.memory_pool import Storage
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import device_of, runtime_of
+from ugpu.compiler.runtime.shown import facts
 from ugpu.compiler.runtime.upload import array_of, copied, upload
 from ugpu.compiler.search.forms import preferred
 from ugpu.hcq.device.device import Device, core_of, owner_of
 from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.state.text import table
 from ugpu.hcq.work.buffer import Buffer
 
 
@@ -404,8 +406,18 @@ class Tensor(Random):
         return format(self.item(), spec)
 
     def __repr__(self) -> str:
-        state = "stored" if self.node.storage is not None else self.node.op
-        return f"<Tensor {self.dtype.name}{list(self.shape)} on {self.device.name}, {state}>"
+        """Show the elements, once they are computed, else the expression. Reading them waits for
+        the device, but starts nothing."""
+        state, text = facts(self.node)
+        after = "" if state == "stored" else f", {state}"
+        joint = "\n" if "\n" in text else " "
+        title = f"Tensor {self.dtype.name}{list(self.shape)} on {self.device.name}"
+        return f"<{title}{after}:{joint}{text}>"
+
+    def _repr_html_(self) -> str:
+        state, text = facts(self.node)
+        title = f"Tensor {self.dtype.name}{list(self.shape)}"
+        return table(title, {"device": self.device.name, "state": state}, text)
 
 
 def _tensors(operation: str, given: Sequence[Tensor]) -> Sequence[Tensor]:

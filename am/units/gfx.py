@@ -6,6 +6,7 @@ amdgpu_amdkfd_gfx_v11.c (loading and destroying a hardware queue).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from ugpu.hcq.bare.bus import ALL_ONES
 from ugpu.hcq.bare.chip import batched
 from ugpu.hcq.bare.stages import or_silent
 from ugpu.hcq.errors import UnitTimeout
+from ugpu.hcq.registers.fields import Register, RegisterMap
 from ugpu.hcq.registers.layout import Struct
 
 log = logging.getLogger(__name__)
@@ -379,14 +381,13 @@ class Gfx:
 
     def aim_at(self, engine: int, array: int, wgp: int, simd: int) -> None:
         """Make wave registers refer to one SIMD, inside `aiming`."""
-        self.chip.gc.GRBM_GFX_INDEX.write(
-            SE_INDEX=engine, SA_INDEX=array, INSTANCE_INDEX=wgp << 2 | simd
-        )
+        register = self.chip.gc.GRBM_GFX_INDEX
+        register.write(_place(register.register, engine, array, wgp << 2 | simd))
 
     def wave_register(self, slot: int, name: str) -> int:
         """Return SQ_WAVE_<name> of a wave slot of the SIMD that `aim` selected."""
-        offset = self.chip.wave_registers[f"SQ_WAVE_{name}"].offset
-        self.chip.gc.SQ_IND_INDEX.write(WAVE_ID=slot, INDEX=offset)
+        register = self.chip.gc.SQ_IND_INDEX
+        register.write(_wave_index(register.register, self.chip.wave_registers, slot, name))
         return int(self.chip.gc.SQ_IND_DATA.read())
 
     def wave_scalars(self, slot: int) -> list[int]:
@@ -483,3 +484,14 @@ class Gfx:
         with self.select(me=MEC):
             low = int(gc.CP_MEC_RS64_PRGRM_CNTR_START.read())
             return (low | int(gc.CP_MEC_RS64_PRGRM_CNTR_START_HI.read()) << 32) << 2
+
+
+# The evidence of a failure looks at each SIMD of the chip.
+@functools.lru_cache(maxsize=1 << 10)
+def _place(register: Register, engine: int, array: int, instance: int) -> int:
+    return register.encode(SE_INDEX=engine, SA_INDEX=array, INSTANCE_INDEX=instance)
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _wave_index(register: Register, table: RegisterMap, slot: int, name: str) -> int:
+    return register.encode(WAVE_ID=slot, INDEX=table[f"SQ_WAVE_{name}"].offset)

@@ -222,20 +222,25 @@ class RegisterBus:
         return self.data_register * 4
 
 
-def described(accesses: Iterable[Access], blocks: Sequence[RegisterBlock]) -> list[str]:
+def described(
+    accesses: Iterable[Access],
+    blocks: Sequence[RegisterBlock],
+    registers: dict[int, Register],
+) -> list[str]:
     """Return accesses by name, with the fields that are not 0. An access repeated in a row is one
-    line with its count."""
+    line with its count. registers: those found before, by index; new ones are added."""
     lines: list[str] = []
     known: dict[Access, str] = {}  # polls repeat the same few
-    registers: dict[int, Register | None] = {}
     for access, repeated in itertools.groupby(accesses):
         line = known.get(access)
         if line is None:
             index = access[1]
-            if index not in registers:
+            register = registers.get(index)
+            if register is None:
                 place = next(filter(None, (block.find(index) for block in blocks)), None)
-                registers[index] = None if place is None else place.register
-            line = known[access] = _described(access, registers[index])
+                if place is not None:
+                    register = registers[index] = place.register
+            line = known[access] = _described(access, register)
         times = sum(1 for _ in repeated)
         lines.append(line + (f" ({times} times)" if times > 1 else ""))
     return lines

@@ -12,7 +12,7 @@ from ugpu.hcq.bare.bus import ALL_ONES, RegisterBus, described
 from ugpu.hcq.bare.link import Link
 from ugpu.hcq.bare.vram import Vram
 from ugpu.hcq.errors import DeviceLost
-from ugpu.hcq.registers.fields import BoundRegister, RegisterBlock, RegisterValue
+from ugpu.hcq.registers.fields import BoundRegister, Register, RegisterBlock, RegisterValue
 from ugpu.hcq.state.clock import Clock
 from ugpu.hcq.transport.base import Transport, Window
 from ugpu.hcq.transport.pci.config import SavedConfig
@@ -65,6 +65,7 @@ class BareChip(ABC):
         self.dark = False
         self.kept: SavedConfig | None = None
         self.command: int | None = None
+        self._in_reports: dict[int, Register] = {}  # by index, those named there so far
         self.bus = RegisterBus(
             transport.window(register_bar),
             messages=transport.traits.register_messages,
@@ -82,7 +83,7 @@ class BareChip(ABC):
 
     def recent_accesses(self) -> list[str]:
         """Return the last register accesses, oldest first; see bare.bus.described."""
-        return described(tuple(self.bus.recent), [*self.blocks()])
+        return described(tuple(self.bus.recent), [*self.blocks()], self._in_reports)
 
     @property
     def clock(self) -> Clock:

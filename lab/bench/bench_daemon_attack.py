@@ -1,10 +1,12 @@
 """How late a user of ugpud is served while strangers, permitted attackers and other users do their
-worst: one request is a new connection, "hello" and the list of devices."""
+worst: one request is a new connection, "hello" and the list of devices. The attackers share the
+processors with ugpud, so what each stranger costs ugpud itself is measured apart."""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import socket
 import subprocess
 import sys
@@ -18,6 +20,8 @@ from tests.support.daemon import ROOT, DaemonProcess
 from tests.support.raw_client import Raw, frame
 
 SECONDS = 5.0  # of each attack
+STRANGERS = 1500  # whose cost is measured
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 HALF = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 
@@ -111,6 +115,22 @@ def _late(path: str, seconds: float) -> tuple[float, int]:
     return worst, count
 
 
+def _processor_s(pid: int) -> float:
+    """Return the processor time of a process and its threads: proc(5), stat."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return TICK_S * (int(fields[11]) + int(fields[12]))
+
+
+def _cost(attack: Callable[[], None], count: int, pid: int) -> float:
+    """Return the processor time of ugpud for each of the strangers that `attack` makes, `count` at
+    a time; the first time is not measured."""
+    attack()
+    before, rounds = _processor_s(pid), -(-STRANGERS // count)
+    for _ in range(rounds):
+        attack()
+    return (_processor_s(pid) - before) / (rounds * count)
+
+
 def _token(daemon: DaemonProcess, name: str) -> str:
     words = [sys.executable, "-m", "ugpu.tools.service.daemon.main", "--config", str(daemon.config)]
     words += ["token", "create", "--name", name, "--role", "use"]
@@ -155,6 +175,16 @@ def _rows(folder: Path) -> Iterator[dict[str, object]]:
                 running.stop()
             what = f"ugpud beside {name}: the latest of {count} new clients"
             yield {"name": what, "value": 1e3 * worst, "unit": "ms"}
+        kinds = {
+            "a silent TLS connection": (_crowd(tls, b""), 300),
+            "half a TLS handshake": (_crowd(tls, b"\x16\x03\x01\x02\x00\x01"), 300),
+            "half an HTTP request": (_crowd(page, HALF), 300),
+            "a wrong token": (_guesses(path), 1),
+        }
+        for name, (do, count) in kinds.items():
+            cost_s = _cost(do, count, daemon.process.pid)
+            what = f"ugpud's processor time for {name}"
+            yield {"name": what, "value": 1e3 * cost_s, "unit": "ms"}
 
 
 def measure() -> list[dict[str, object]]:

@@ -162,7 +162,8 @@ def test_left_factors_that_are_not_packed_are_read_inside(data: st.DataObject) -
     count = panels * height - data.draw(st.integers(0, height - 1))
     group = Range("group", -(-size // count), "group")
     across = Part(Axis(row), group.index() * count, count)
-    direct = Packing(float32, 16, slice_, {}).left(factor, across, height)
+    packing = Packing(16, slice_, {}, 1, depth, 0, plain=True, in_rows=False)
+    direct = packing.left(factor, across, height)
     assert isinstance(direct, Direct) and not direct.memories and not direct.statements
     panel = Range("panel", panels)
     for element in range(height):

@@ -141,9 +141,9 @@ class Running:
 
     def settle(self) -> None:
         """Wait until no client is left but those with a lease."""
-        with self.daemon._tick:
+        with self.daemon._parted:
             while any(client.lease is None for client in self.daemon.clients):
-                self.daemon._tick.wait(60)
+                self.daemon._parted.wait(60)
 
     def close(self) -> None:
         self.listeners.stop()

@@ -28,7 +28,7 @@ from ugpu.hcq.work.buffer import Buffer
 from ugpu.tools.service.daemon.cards.confinement import sandbox
 
 x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the kernel is x86-64 assembly")
-# A system call by its number, with up to four arguments.
+# A system call by its number, with up to four arguments; others are 0.
 CALL = r"""
 target triple = "{triple}"
 @call.ugpu = constant {{ i32, i32, [64 x i8] }} {{ i32 2, i32 48,
@@ -46,8 +46,8 @@ define void @call(ptr %kernarg, ptr %launch) {{
   %c = load i64, ptr %p4
   %d = load i64, ptr %p5
   %r = call i64 asm sideeffect "syscall",
-    "={{rax}},{{rax}},{{rdi}},{{rsi}},{{rdx}},{{r10}},~{{rcx}},~{{r11}},~{{memory}}"
-    (i64 %number, i64 %a, i64 %b, i64 %c, i64 %d)
+    "={{rax}},{{rax}},{{rdi}},{{rsi}},{{rdx}},{{r10}},{{r8}},{{r9}},~{{rcx}},~{{r11}},~{{memory}}"
+    (i64 %number, i64 %a, i64 %b, i64 %c, i64 %d, i64 0, i64 0)
   store i64 %r, ptr %out
   ret void
 }}
@@ -56,6 +56,7 @@ OPENAT, SOCKET, KILL, PTRACE, EXECVE, FORK, PIDFD, VM_READ, PRLIMIT = (
     257, 41, 62, 101, 59, 57, 434, 310, 302,
 )  # fmt: skip
 GETPID, CLONE, CLONE3, IO_URING, MEMFD, UNLINK = 39, 56, 435, 425, 319, 87
+WRITE, MMAP, SHUTDOWN = 1, 9, 48
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +103,60 @@ def test_a_kernel_reaches_no_file_no_process_and_no_network(running: Running, sh
             assert system_call(gpu, *call) == -errno.EPERM, call
         assert system_call(gpu, CLONE3, path, 64) == -errno.ENOSYS
         assert scaled(gpu)
+
+
+def descriptors(gpu: Any) -> tuple[list[int], list[int]]:
+    """The sockets that a kernel has, and its other descriptors: shutdown(2) in no known way."""
+    answers = {number: system_call(gpu, SHUTDOWN, number, 99) for number in range(3, 48)}
+    sockets = [number for number, answer in answers.items() if answer == -errno.EINVAL]
+    others = [number for number, answer in answers.items() if answer == -errno.ENOTSOCK]
+    assert len(sockets) + len(others) + list(answers.values()).count(-errno.EBADF) == len(answers)
+    return sockets, others
+
+
+@x86
+def test_a_kernel_has_no_descriptor_of_another_lease(running: Running) -> None:
+    """The server that forks the processes has two of each: its status is told by one."""
+    shared = {"shared": True, "memory": "64M", "wait_s": 60}
+    with (
+        running.lease("cpu", **shared) as first,
+        running.lease("cpu", **shared),
+        running.lease("cpu", **shared) as last,
+    ):
+        before, after = descriptors(first), descriptors(last)
+        assert len(before[0]) == len(after[0]) == 1, "the connection to ugpud"
+        assert len(after[1]) == len(before[1])
+
+
+@x86
+def test_a_kernel_has_memory_up_to_a_limit(running: Running) -> None:
+    anonymous = 0x22 | 0x4000  # MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE
+    with running.lease("cpu", wait_s=60) as gpu:
+        assert system_call(gpu, MMAP, 0, 1 << 20, 3, anonymous) > 0
+        assert system_call(gpu, MMAP, 0, 1 << 44, 3, anonymous) == -errno.ENOMEM
+        assert scaled(gpu)
+
+
+@x86
+def test_what_a_kernel_writes_to_the_log_is_escaped_and_limited() -> None:
+    forged = b"\x1b[2J\ncpu: ready\n"
+    flood = b"x" * (128 << 10)
+    with DaemonProcess(["cpu"]) as daemon, hcq.lease("cpu", daemon=daemon.socket, wait_s=60) as gpu:
+        with gpu.alloc(len(flood)) as text:
+            for content in (forged, flood):
+                text.copy_from(np.frombuffer(content.ljust(len(flood), b"\0"), np.uint8))
+                left = len(content)
+                while left:
+                    wrote = system_call(gpu, WRITE, 2, int(text.address), left)
+                    assert wrote > 0
+                    left -= wrote
+        until(lambda: "from now on is dropped" in daemon.log(), "the end of the flood")
+        log = daemon.log()
+    assert "\x1b" not in log
+    (line,) = [line for line in log.splitlines() if "[2J" in line]
+    assert line.startswith("process ") and line.endswith(r": \x1b[2J")
+    assert "cpu: ready" in log and "\ncpu: ready" not in log
+    assert len(log) < 80 << 10
 
 
 def crash(gpu: Any) -> None:
@@ -151,7 +206,8 @@ def confined(text: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a process that has confined itself."""
     code = (
         "import errno, mmap, os, signal, socket, sys, threading, time\n"
-        f"from ugpu.tools.service.daemon.cards.confinement.sandbox import confine\nconfine()\n{text}"
+        "from ugpu.tools.service.daemon.cards.confinement.sandbox import confine\n"
+        f"confine(1 << 30)\n{text}"
     )
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
@@ -192,11 +248,12 @@ def test_a_confined_process_has_threads_memory_and_its_descriptors() -> None:
 def test_threads_that_ran_before_are_confined_too() -> None:
     done = subprocess.run(
         [sys.executable, "-c",
-         "import threading, sys\nfrom ugpu.tools.service.daemon.cards.confinement.sandbox import confine\n"
+         "import threading, sys\n"
+         "from ugpu.tools.service.daemon.cards.confinement.sandbox import confine\n"
          "go, told = threading.Event(), []\n"
          "def work():\n go.wait()\n try:\n  open('/etc/passwd')\n"
          " except PermissionError:\n  told.append(7)\n"
-         "thread = threading.Thread(target=work); thread.start(); confine(); go.set()\n"
+         "thread = threading.Thread(target=work); thread.start(); confine(1 << 30); go.set()\n"
          "thread.join(); print(told)"],
         capture_output=True, text=True,
     )  # fmt: skip
@@ -214,7 +271,7 @@ def test_a_system_that_cannot_confine_is_an_error(monkeypatch: pytest.MonkeyPatc
     """In this process, before anything has been changed."""
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     with pytest.raises(HostError, match="cannot be confined on riscv64"):
-        sandbox.confine()
+        sandbox.confine(1 << 30)
 
 
 def test_the_fork_server_that_dies_is_replaced(running: Running) -> None:

@@ -120,12 +120,16 @@ class RegisterWindow(BarWindow):
     ) -> None:  # fmt: skip
         super().__init__(card, index)
         self._read, self._write, self._shift = read, write, shift
-        self._size = self.size
+        self._size = self._whole = super().size
 
     def close(self) -> None:
         """Refuse further accesses; idempotent."""
         super().close()
         self._size = 0  # makes the bounds check of reads and writes fail, without a second check
+
+    @property
+    def size(self) -> int:
+        return self._whole
 
     def read32(self, offset: int) -> int:
         """Read one register."""

@@ -61,9 +61,13 @@ class Daemon(Ward):
         super().__init__(settings, now, system, opener)
         self.tokens = Tokens(settings.state / "tokens.json")
         self.clients: set[Client] = set()
+        # apart from the tick, which other threads wait for
+        self._parted = threading.Condition(self.lock)
         self.outbox = Outbox()
         self._strangers: dict[bool, Crowd[Client]] = {
-            local: Crowd(share(1, STRANGERS)) for local in (False, True)
+            # half of the remote ones have not begun their message (tools.service.daemon.porch)
+            False: Crowd(max(1, share(1, 2 * STRANGERS) // 2)),
+            True: Crowd(share(1, STRANGERS)),
         }
         most = share(4, settings.clients)
         self._places = {
@@ -151,6 +155,11 @@ class Daemon(Ward):
         client.placed = rights
         self._strangers[client.peer.local].leave(client)
 
+    def connections(self, client: Client) -> int:
+        """Return how many connections a client's user or token has, at least 1."""
+        rights = client.placed
+        return 1 if rights is None else max(1, self._places[client.peer.local].count(rights))
+
     def dismiss(self, client: Client, reason: str) -> None:
         """End what a client without rights has: its lease, its place in the queue, its place among
         the clients. In the client's thread."""
@@ -191,9 +200,9 @@ class Daemon(Ward):
         them."""
         self._give_place_back(client)
         self.unfinished.forget(client)
-        with self._tick:
+        with self._parted:
             self.clients.discard(client)
-            self._tick.notify_all()
+            self._parted.notify_all()
 
     def _crowded_out(self, client: Client) -> None:
         log.warning("%s loses its connection: it has most of the memory for messages", client.name)
@@ -402,9 +411,9 @@ class Daemon(Ward):
 
     def wait_until_left(self) -> None:
         """Return when no client is connected."""
-        with self._tick:
+        with self._parted:
             while self.clients:
-                self._tick.wait()
+                self._parted.wait()
 
     # ---- requests of clients -----------------------------------------------------------------
 

@@ -6,27 +6,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import selectors
 import socket
 import ssl
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from ugpu.hcq.disk import own_folder as ownfolder
 from ugpu.hcq.errors import DeviceBusy, HostError, UgpuError
 from ugpu.hcq.remote.channel import Channel
 from ugpu.hcq.remote.wire import STRANGER
-from ugpu.tools.service.daemon.clients.peers import Peer, peer_of
+from ugpu.tools.service.daemon.cards.forks import readable
+from ugpu.tools.service.daemon.clients.peers import peer_of
 from ugpu.tools.service.daemon.config import Settings
+from ugpu.tools.service.daemon.porch import Porch, Serve
 from ugpu.tools.service.daemon.ports import BACKLOG, PAUSE_S, Spare, bound, server_context
 
 log = logging.getLogger(__name__)
 
 _FIRST = 3  # descriptor: sd_listen_fds(3)
-
-Serve = Callable[[Channel, Peer], None]
 
 
 class Listeners:
@@ -35,6 +34,7 @@ class Listeners:
     def __init__(self, settings: Settings, serve: Serve, environment: Mapping[str, str]) -> None:
         self._serve = serve
         self._sockets: list[tuple[socket.socket, ssl.SSLContext | None]] = []
+        self._porch: Porch | None = None
         self._path: Path | None = None
         self._spare = Spare()
         self._stopping, self._wake = socket.socketpair()
@@ -54,6 +54,9 @@ class Listeners:
                 self._sockets.append((self._local(settings), None))
             if settings.tcp is not None and all(m.family == socket.AF_UNIX for m in passed):
                 self._sockets.append((bound(settings.tcp.host, settings.tcp.port, "tcp"), context))
+            remote = [listener for listener, secure in self._sockets if secure is not None]
+            if context is not None:
+                self._porch = Porch(remote, context, serve)
         except BaseException:
             self.close()
             raise
@@ -66,18 +69,21 @@ class Listeners:
 
     def run(self) -> None:
         """Accept connections until `stop`."""
+        if self._porch is not None:
+            self._porch.start()
         with selectors.DefaultSelector() as selector:
             selector.register(self._stopping, selectors.EVENT_READ, None)
             for listener, context in self._sockets:
-                listener.setblocking(False)
-                selector.register(listener, selectors.EVENT_READ, (listener, context))
+                if context is None:
+                    listener.setblocking(False)
+                    selector.register(listener, selectors.EVENT_READ, listener)
             while True:
                 pause = False
                 for key, _ in selector.select():
                     if key.data is None:
                         return
-                    pause |= not self._accept(*key.data)
-                if pause and select.select([self._stopping], [], [], PAUSE_S)[0]:
+                    pause |= not self._accept(key.data)
+                if pause and readable(self._stopping.fileno(), PAUSE_S):
                     return
 
     def stop(self) -> None:
@@ -87,6 +93,9 @@ class Listeners:
 
     def close(self) -> None:
         """Close the sockets. Idempotent."""
+        porch, self._porch = self._porch, None
+        if porch is not None:
+            porch.close()
         for listener, _ in self._sockets:
             listener.close()
         self._stopping.close()
@@ -97,25 +106,15 @@ class Listeners:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    def _accept(self, listener: socket.socket, context: ssl.SSLContext | None) -> bool:
+    def _accept(self, listener: socket.socket) -> bool:
         """Accept one connection. Return False if the system has no descriptor for it."""
         try:
-            connection, address = listener.accept()
+            connection, _ = listener.accept()
         except OSError as error:
             return self._spare.refused(listener, error)
         self._spare.accepted()
         try:
-            if context is None:
-                self._serve(Channel(connection, STRANGER), peer_of(connection))
-            else:
-                host, port = address[:2]
-                # The first call of `receive` shakes hands, in the client's thread and limit.
-                secure = context.wrap_socket(
-                    connection, server_side=True, do_handshake_on_connect=False
-                )
-                connection = secure
-                peer = Peer(f"{host}:{port}", None, origin=str(host))
-                self._serve(Channel(secure, STRANGER), peer)
+            self._serve(Channel(connection, STRANGER), peer_of(connection))
         except (UgpuError, OSError) as error:
             log.warning("a connection could not be served: %s", error)
             connection.close()

@@ -7,6 +7,7 @@ configuration.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import re
@@ -82,6 +83,9 @@ def serve(settings: Settings) -> int:
             for outlet in shown:
                 outlet.start()
             daemon.wait_until_booted()
+            # What stays is never searched for garbage again, which takes 50 ms.
+            gc.collect()
+            gc.freeze()
             for owned in daemon.owned:
                 card = owned.card
                 good = card.state in (State.READY, State.LEASED)

@@ -23,7 +23,7 @@ from math import gcd
 
 from ugpu.compiler.expression.algebra import Index, Range, constant, flatten
 from ugpu.compiler.expression.value import Memory, Value, const, load, substitute, value
-from ugpu.compiler.kernel.host.nest import Axis, Part, Walk
+from ugpu.compiler.kernel.host.nest import Axis, Part, Walk, round_up
 from ugpu.compiler.kernel.ir import If, Loop, Statement, Store
 from ugpu.compiler.kernel.shared.spread import runs_along
 
@@ -241,10 +241,6 @@ def along_depth(factor: Value, across: Part, depth: Part) -> bool:
     step = depth.walk("step", factor)
     walked = substitute(factor, step.places)
     return step.last.size >= SHORT and runs_along([walked], step.last, across.axis.ranges[-1])
-
-
-def round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
 
 
 def turn(

@@ -91,7 +91,7 @@ class Worker:
     def _reported(self) -> int:
         """Return the status of the process, which has ended."""
         self._reports.settimeout(STATUS_S)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             if told := self._reports.recv(_NUMBER):
                 return int(told)
         return -signal.SIGKILL  # the server has died too

@@ -27,6 +27,7 @@ from ugpu.hcq.remote.channel import Channel
 from ugpu.hcq.remote.wire import STRANGER, Message
 from ugpu.hcq.state.clock import Clock
 from ugpu.hcq.state.log import configure
+from ugpu.hcq.state.text import one_line
 from ugpu.tools.service.daemon.cards import host
 from ugpu.tools.service.daemon.cards.confinement.sandbox import confine
 from ugpu.tools.service.daemon.cards.forks import MOST
@@ -35,6 +36,7 @@ from ugpu.tools.service.daemon.clients.peers import peer_of
 from ugpu.tools.service.daemon.config import DeviceSettings, Settings
 from ugpu.tools.service.daemon.daemon import Daemon
 
+MOST_SHOWN = 64 << 10  # bytes of what a worker writes to its standard error
 _FOREVER_S = 1e9  # the outer daemon's lease has the limit
 # TIMEOUT: for work under way when the connection ends. The outer daemon has waited for it before,
 # unless it was killed.
@@ -65,11 +67,60 @@ def _warm_up() -> None:
         raise HostError(f"the fork server must have one thread, it has {threads}")
 
 
+class _Child:
+    """A worker, to the server. It may be one whose kernels write to its standard error: each line
+    of that is escaped and shown as the worker's, and only the first MOST_SHOWN bytes.
+
+    Attributes:
+        handle: a pidfd.
+        reports: where its status goes.
+        text: the reading end of its standard error.
+    """
+
+    def __init__(self, pid: int, reports: socket.socket, text: int, folder: str) -> None:
+        self.pid = pid
+        self.handle = os.pidfd_open(pid)
+        self.reports = reports
+        self.text = text
+        self._folder = folder
+        self._shown = 0
+
+    def report(self) -> None:
+        """Report the number of the process."""
+        with contextlib.suppress(OSError):  # ugpud is gone
+            socket.send_fds(self.reports, [str(self.pid).encode()], [self.handle])
+
+    def show(self) -> bool:
+        """Repeat what it has written since. Return False at the end."""
+        written = os.read(self.text, 4096)
+        left = MOST_SHOWN - self._shown
+        self._shown += len(written)
+        shown = written[: max(0, left)].decode("utf-8", "backslashreplace")
+        for line in shown.splitlines():
+            print(f"process {self.pid}: {one_line(line)}", file=sys.stderr, flush=True)
+        if 0 < left <= len(written):
+            print(f"process {self.pid}: what it writes from now on is dropped", file=sys.stderr)
+        return bool(written)
+
+    def reap(self) -> None:
+        """Report the status of the process, which has ended."""
+        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        with contextlib.suppress(OSError):
+            self.reports.send(str(status).encode())
+        shutil.rmtree(self._folder, ignore_errors=True)  # its history, which it may be writing
+
+    def close(self) -> None:
+        """Close the descriptors of a process that has ended, or of another one's child."""
+        os.close(self.handle)
+        self.reports.close()
+
+
 class ForkServer:
     """The server's side. It has no threads: they would not exist in its children."""
 
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests
+        self._children: set[_Child] = set()
         self._selector = selectors.DefaultSelector()
         self._selector.register(requests, selectors.EVENT_READ)
 
@@ -77,10 +128,18 @@ class ForkServer:
         """Serve until the other side closes the socket."""
         while True:
             for key, _ in self._selector.select():
-                if key.data is not None:
-                    self._reap(key.fd, *key.data)
-                elif not self._take():
-                    return
+                child = key.data
+                if child is None:
+                    if not self._take():
+                        return
+                elif key.fd == child.handle:
+                    self._selector.unregister(key.fd)
+                    self._children.discard(child)
+                    child.reap()
+                    child.close()
+                elif not child.show():
+                    self._selector.unregister(key.fd)
+                    os.close(key.fd)
 
     def _take(self) -> bool:
         text, descriptors, _, _ = socket.recv_fds(self._requests, MOST, 2)
@@ -88,13 +147,16 @@ class ForkServer:
             return False
         connection, reports = (socket.socket(fileno=number) for number in descriptors)
         folder = tempfile.mkdtemp(prefix="ugpud-")
+        reading, writing = os.pipe()
         pid = os.fork()
         if not pid:
             status = 1
             try:
-                self._requests.close()
-                self._selector.close()
+                os.dup2(writing, sys.stderr.fileno())
+                os.close(writing)
+                os.close(reading)
                 reports.close()
+                self._leave()
                 facts = json.loads(text)
                 if isinstance(facts, dict):
                     host.serve(connection, facts)
@@ -105,20 +167,24 @@ class ForkServer:
                 sys.stderr.flush()
                 os._exit(status)  # a normal exit would wait for threads in hung kernels
         connection.close()
-        handle = os.pidfd_open(pid)
-        with contextlib.suppress(OSError):  # ugpud is gone
-            socket.send_fds(reports, [str(pid).encode()], [handle])
-        self._selector.register(handle, selectors.EVENT_READ, (pid, reports, folder))
+        os.close(writing)
+        child = _Child(pid, reports, reading, folder)
+        self._children.add(child)
+        child.report()
+        self._selector.register(child.handle, selectors.EVENT_READ, child)
+        self._selector.register(reading, selectors.EVENT_READ, child)
         return True
 
-    def _reap(self, handle: int, pid: int, reports: socket.socket, folder: str) -> None:
-        self._selector.unregister(handle)
-        os.close(handle)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        with contextlib.suppress(OSError):
-            reports.send(str(status).encode())
-        reports.close()
-        shutil.rmtree(folder, ignore_errors=True)  # a worker's history, which it may be writing
+    def _leave(self) -> None:
+        """In a new process: close what is the server's. With the descriptors of other workers, a
+        kernel could report that they have ended."""
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None and key.fd == key.data.text:
+                os.close(key.fd)
+        for child in self._children:
+            child.close()
+        self._selector.close()
+        self._requests.close()
 
 
 def serve(
@@ -139,7 +205,7 @@ def serve(
         "ugpu.tools.base.ledger"
     ).disabled = True  # a confined process cannot write its history
     try:
-        confine()
+        confine(memory)
     except UgpuError as error:
         channel.send(Message("error", failures.to_wire(error)))
         channel.farewell()

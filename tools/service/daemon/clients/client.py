@@ -26,6 +26,7 @@ from ugpu.hcq.remote.wire import (
     check,
 )
 from ugpu.hcq.state import threads
+from ugpu.hcq.state.clock import Clock
 from ugpu.tools.service.daemon.clients.leases import Lease, Waiter
 from ugpu.tools.service.daemon.clients.peers import Peer
 from ugpu.tools.service.daemon.clients.replies import lost, plain, reply_of
@@ -46,6 +47,8 @@ ANSWER_S = 2.0  # TIMEOUT: for the reply to the request under way when a lease e
 # TIMEOUT: for a client's socket that the process of a card has; it is killed before
 # (tools.service.daemon.cards.relay)
 BACK_S = 120.0
+# of processor time between two pauses of a client without a lease, and the longest one; our choice
+PACE_S, MOST_PAUSE_S = 1e-3, 0.05
 LOOK_S = 0.05  # between checks whether a process whose connection broke still exists
 
 
@@ -74,6 +77,7 @@ class Client:
         self.lease: Lease | None = None
         self._waiter: Waiter | None = None
         self._asked = 0  # the call that the granted lease answers
+        self._paced_at = 0.0  # processor time of the thread at the last pause
         self._handling = threading.Lock()  # a request, which may end the client's own lease
         self._calls: dict[str, Callable[[list[Any], Bytes], object]] = {
             "devices": lambda given, data: self.daemon.devices(),
@@ -104,6 +108,7 @@ class Client:
                 with self._handling:
                     if self._still_known(message.call):
                         self._take(message)
+                self._pace()
                 if self.session.owes:
                     self.session.send(Message("ack", []))
         except Disconnected as error:
@@ -139,6 +144,17 @@ class Client:
             if message is not None:
                 return message
             self._still_known(0)
+
+    def _pace(self) -> None:
+        """Pause now and then: all connections of a user that have no lease take half of the time of
+        the interpreter at most, and others the rest."""
+        assert self.rights is not None
+        if self.holder is not None or not self.rights.limited:
+            return
+        used_s = time.thread_time() - self._paced_at
+        if used_s >= PACE_S:
+            Clock().sleep(min(used_s * self.daemon.connections(self), MOST_PAUSE_S))
+            self._paced_at = time.thread_time()
 
     def _allow(self, limits: Limits) -> None:
         # ORDER: `_resume` sets a new channel before it reads them, so that either sees the other.
@@ -226,7 +242,8 @@ class Client:
     def _greet(self) -> bool:
         """Receive "hello". The client's rights follow from its token, or from its identity. Return
         False if the connection resumes the session of an earlier one."""
-        message = self.channel.receive(HELLO_LIMIT_S)
+        left_s = HELLO_LIMIT_S if self.peer.hello_s is None else self.peer.hello_s
+        message = self.channel.receive(left_s)
         if message is None:
             raise WireError("expected a message after connecting", limit_s=HELLO_LIMIT_S)
         check(message, REQUESTS)

@@ -16,13 +16,15 @@ from ugpu.tools.service.daemon.clients.tokens import Rights
 class Peer:
     """The identity of a client. rights: those of a user of the UNIX socket; None: a token is
     required. pid: of a process on this machine; 0: not known. user: its user. origin: the user or
-    the host, for limits on connections that have not shown a token."""
+    the host, for limits on connections that have not shown a token. hello_s: seconds that are left
+    until its first message must be there; None: all."""
 
     name: str
     rights: Rights | None
     pid: int = 0
     user: int = -1
     origin: str = ""
+    hello_s: float | None = None
 
     @property
     def local(self) -> bool:

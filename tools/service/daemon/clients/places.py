@@ -79,6 +79,10 @@ class Places:
                 raise DeviceBusy(f"this ugpud serves no more {self._what}", limit=self._most)
             self._counts[rights.who] += 1
 
+    def count(self, rights: Rights) -> int:
+        """Return how many places the user or token has."""
+        return self._counts[rights.who]
+
     def give_back(self, rights: Rights) -> None:
         """Undo `take`."""
         with self._guard:

@@ -12,6 +12,7 @@ from typing import Protocol, cast
 from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.chip import ENGINE_GR0, VirtualGpu
 from ugpu.virtual.nvidia.gsp.apertures import directory_of
+from ugpu.virtual.nvidia.gsp.rpc.spaces import space_of
 from ugpu.virtual.nvidia.host.channel import USERD_SIZE
 from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.memory.physical import Backing
@@ -32,6 +33,10 @@ class Server(Protocol):
 
     def address_of(self, kind: int, base: int, size: int) -> int | None:
         """Return the address in this process of physical memory; None if it cannot be accessed."""
+        ...
+
+    def reaches(self, kind: int, base: int, size: int) -> bool:
+        """Whether physical memory can be accessed, all of it."""
         ...
 
     def write_memory(self, kind: int, base: int, content: bytes) -> None: ...
@@ -104,17 +109,15 @@ class GspChannel(ChannelObject):
         return None
 
     def _vaspace(self, params: Struct) -> VaSpace:
+        device = self.ancestor(Device)
+        assert isinstance(device, Device)
+        if self.group is not None and self.group.space is None:
+            self.group.space = space_of(device)
         if self.group is not None or params.hVASpace:
             return super()._vaspace(params)
-        device = self.ancestor(Device)
-        spaces = (
-            [child for child in device.children.values() if isinstance(child, VaSpace)]
-            if (device is not None)
-            else []
-        )
-        require(spaces, Status.INVALID_STATE, "the device has no address space")
-        self._check_space(spaces[0])
-        return spaces[0]
+        space = space_of(device)
+        self._check_space(space)
+        return space
 
     def _check_space(self, space: VaSpace) -> None:
         if space.space.has_directory:

@@ -1,9 +1,9 @@
 """Confinement of a process that runs kernels of clients in its own memory.
 
-After `confine`, the process and its threads can use the memory and the descriptors that they have,
-and nothing else: they open no file, make no socket, start no process, and signal or trace no other.
-A system call that is not listed fails with EPERM. This is a seccomp filter, which needs no
-privilege and cannot be undone.
+After `confine`, the process and its threads can use the descriptors that they have, memory up to a
+limit, and nothing else: they open no file, make no socket, start no process, and signal or trace no
+other. A system call that is not listed fails with EPERM. This is a seccomp filter, which needs no
+privilege and cannot be undone. No process of the same user can read the memory of this one.
 
 Sources: seccomp(2), linux/filter.h, linux/seccomp.h, linux/audit.h, asm/unistd_64.h for x86-64,
 asm-generic/unistd.h for AArch64.
@@ -26,8 +26,9 @@ from ugpu.hcq.errors import HostError
 _LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 _NUMBER, _MACHINE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 _ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO
+SPARE = 2 << 30  # bytes of address space for stacks, malloc's arenas, and messages; our choice
 _FILTER, _ALL_THREADS = 1, 1  # SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC
-_NO_NEW_PRIVILEGES = 38  # PR_SET_NO_NEW_PRIVS
+_DUMPABLE, _NO_NEW_PRIVILEGES = 4, 38  # PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS
 _THREAD = 0x0001_0000  # CLONE_THREAD
 _SET_NAME = 15  # PR_SET_NAME
 _FIONREAD, _FIONBIO = 0x541B, 0x5421
@@ -78,18 +79,22 @@ _MACHINES = {
 }
 
 
-def confine() -> None:
-    """Confine this process, all its threads included, for good. HostError if the system cannot."""
+def confine(memory: int) -> None:
+    """Confine this process, all its threads included, for good. memory: bytes that it may have
+    beyond what it has. HostError if the system cannot."""
     machine = _MACHINES.get(platform.machine())
     if machine is None:
         raise HostError(f"kernels of clients cannot be confined on {platform.machine()}")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit(memory)
     be_first_victim()
     program = _program(machine)
     steps = (ctypes.c_char * len(program)).from_buffer_copy(program)
     header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(steps))
     library = ctypes.CDLL(None, use_errno=True)
     library.syscall.restype = ctypes.c_long
+    if library.prctl(_DUMPABLE, 0, 0, 0, 0):
+        raise _refused("not to be dumpable")
     if library.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
         raise _refused("no_new_privs")
     if library.syscall(machine.seccomp, _FILTER, _ALL_THREADS, ctypes.c_char_p(header)):
@@ -102,6 +107,18 @@ def _refused(what: str) -> HostError:
         f"kernels of clients cannot be confined: the system refuses {what}: {reason}",
         remedy="use a kernel with CONFIG_SECCOMP_FILTER",
     )
+
+
+def _limit(memory: int) -> None:
+    """Limit the address space, and the threads: of those that the user may have, ugpud keeps half.
+    (The system has no such limit for root.)"""
+    for line in Path("/proc/self/status").read_text("ascii").splitlines():
+        if line.startswith("VmSize:"):
+            most = (int(line.split()[1]) << 10) + memory + SPARE
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    _, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    if most != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NPROC, (most // 2, most // 2))
 
 
 def be_first_victim() -> None:
