@@ -61,8 +61,8 @@ def test_objects_show_what_they_are() -> None:
         assert repr(graph) == "<Graph on cpu: 0 queues, 0 words, empty>"
         graph.close()
         tensor = ugpu.Tensor([1.0, 2.0], device=device)
-        assert repr(tensor) == "<Tensor float32[2] on cpu, stored>"
-        assert repr(tensor + 1) == "<Tensor float32[2] on cpu, add>"
+        assert repr(tensor) == "<Tensor float32[2] on cpu: [1., 2.]>"
+        assert repr(tensor + 1) == "<Tensor float32[2] on cpu, pending: float32[2] + 1.0>"
         assert repr(step).endswith("step: not recorded>")
         for _ in range(4):
             step(tensor)

@@ -31,6 +31,7 @@ from ugpu.compiler.runtime.watch import Run, Timed, Times, watchers
 from ugpu.compiler.schedule.calls import CallGroup, body_of
 from ugpu.compiler.schedule.group import Group, describe
 from ugpu.hcq.state.target import TargetSpec
+from ugpu.hcq.state.text import table
 
 
 @dataclass
@@ -72,6 +73,12 @@ class KernelReport:
         into = "" if self.target is None else f"into %{self.target} "
         made = _numbers((self.result, *self.others))
         return f"{made} = {self.computes} {into}from {_numbers(self.inputs)}: {self.name}"
+
+    def _repr_html_(self) -> str:
+        return table(f"Kernel {self.name}", {
+            "computes": self.computes, "best time": _time(self.seconds), "operations": self.flops,
+            "bytes moved": self.bytes,
+        }, self.ir)  # fmt: skip
 
 
 @dataclass
@@ -118,6 +125,13 @@ class RunReport:
     kernels: list[KernelReport] = field(default_factory=list)
     calls: list[CallReport] = field(default_factory=list)
 
+    def _repr_html_(self) -> str:
+        rows = {
+            f"{number} {each.name}": f"{each.computes}: {_time(each.seconds)}"
+            for number, each in enumerate(self.kernels)
+        }
+        return table(f"Run on {self.device}: {len(self.kernels)} kernels", rows, self.graph)
+
     @property
     def schedule(self) -> str:
         """Return a line per kernel and call, with the kernels of equal calls listed once and no
@@ -137,6 +151,10 @@ class RunReport:
                 lines += ["    " + kernel.line for kernel in inside]
             place += call.kernels
         return "\n".join(lines) + "\n"
+
+
+def _time(seconds: float | None) -> str:
+    return "not timed" if seconds is None else f"{seconds * 1e6:.1f} us"
 
 
 def _numbers(places: Sequence[int]) -> str:

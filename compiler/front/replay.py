@@ -264,7 +264,7 @@ class Replay:
             if address in self._used and storage.address != address:
                 bound[buffer] = storage.buffer
         for address, storage in self._made.items():
-            current[address] = pool.take(storage.size)
+            current[address] = pool.placed(storage.pool.placement).take(storage.size)
             if address in self._used:
                 bound[storage.buffer] = current[address].buffer
         if self._places is not None:
@@ -388,7 +388,7 @@ def call(name: str, function: Callable[..., Any], given: tuple[Any, Any]) -> Any
 def move(runtime: Runtime, tensor: TensorCore) -> None:
     """Move a tensor into memory of its own."""
     old = cast(Storage, tensor.node.storage)
-    fresh = runtime.pool.take(old.size)
+    fresh = runtime.pool.placed(old.pool.placement).take(old.size)
     if old.size:
         runtime.device.queue().copy(fresh.buffer, old.buffer, old.size).submit()
     tensor.node = stored(tensor, fresh)

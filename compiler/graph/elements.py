@@ -117,9 +117,18 @@ def _recast(trace: Trace, node: Node, at: tuple[Index, ...], valid: Validity) ->
 Kind("bitcast", _recast, aligned=True)
 
 
-def contiguous(source: Node) -> Node:
-    """Return the same elements, which must be stored."""
-    return Node("contiguous", source.dtype, source.shape, (source,))
+HOST = "host"
+
+
+def contiguous(source: Node, where: str | None = None) -> Node:
+    """Return the same elements, which must be stored: in the device's memory, or (HOST) in host
+    memory that the device reaches."""
+    return Node("contiguous", source.dtype, source.shape, (source,), where)
+
+
+def in_host_memory(node: Node) -> bool:
+    """Return whether a node's result is stored in host memory."""
+    return node.op == "contiguous" and node.arg == HOST
 
 
 Kind(

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from ugpu.compiler.expression.algebra import Index, Range, Validity
 from ugpu.compiler.expression.value import Load, Memory, Value
+from ugpu.hcq.state.text import table
 
 
 @dataclass(frozen=True)
@@ -190,6 +191,13 @@ class Kernel:
     def __repr__(self) -> str:
         names = ", ".join(memory.name for memory in self.parameters)
         return f"<Kernel {self.name}({names}), grid {self.grid}, block {self.block}>"
+
+    def _repr_html_(self) -> str:
+        names = ", ".join(f"{each.name}: {each.dtype.name}[{each.count}]"
+                          for each in self.parameters)  # fmt: skip
+        return table(f"Kernel {self.name}", {
+            "computes": self.origin, "parameters": names, "grid": self.grid, "block": self.block,
+        })  # fmt: skip
 
     def group(self, axis: int) -> Range:
         return group_range(axis, self.grid[axis])

@@ -102,7 +102,7 @@ def _host(computation: Computation, target: TargetSpec) -> _Shape:
     parts = find_contraction(plain, joint=True)
     dots = None if parts is None else host_dots.find_dots(parts, target)
     if dots is not None:
-        return _Shape(lambda _: host_dots.product(plain, dots, target))
+        return _Shape(lambda _: host_dots.multiply(plain, dots, target))
     if parts is not None and host_matmul.pays(parts):
         return _Shape(
             lambda tile: host_matmul.matmul(plain, parts, target, tile),

@@ -120,11 +120,6 @@ class Array:
         """Return one array of tensors like the parameters, in the order of `parameters`."""
         return Tensor.cat([part.reshape(part.numel()) for part in parts]).contiguous()
 
-    def zeros(self) -> Tensor:
-        """Return an array of zeros with the same places."""
-        like = self.tensor
-        return Tensor.zeros(self.size, device=like.device, dtype=like.dtype).contiguous().realize()
-
     def of(self, values: Node, parameter: Parameter) -> Node:
         """Return the part of such an array that belongs to a parameter."""
         start, shape = self.starts[id(parameter)], self.shapes[id(parameter)]

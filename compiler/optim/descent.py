@@ -25,14 +25,14 @@ class SGD(Optimizer):
 
     def __init__(
         self, params: Parameters, lr: float = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
-        weight_decay: float = 0.0, nesterov: bool = False,
+        weight_decay: float = 0.0, nesterov: bool = False, *, offload: bool = False,
     ) -> None:  # fmt: skip
         check_range("SGD", "lr", lr)
         if nesterov and (momentum <= 0 or dampening):
             raise BadArgument("SGD: nesterov requires a momentum and no dampening")
         options = {"lr": lr, "momentum": momentum, "dampening": dampening,
                    "weight_decay": weight_decay, "nesterov": nesterov}  # fmt: skip
-        super().__init__(params, options)
+        super().__init__(params, options, offload)
 
     def _update(self, group: Group, array: Array, gradients: Tensor) -> list[Tensor]:
         options, states, p = group.options, group.states, array.tensor
@@ -46,8 +46,7 @@ class SGD(Optimizer):
             part = 1.0 if not options["dampening"] else (step > 0).where(
                 1 - options["dampening"], 1.0)  # fmt: skip
             moved = buffer * options["momentum"] + g * part
-            replace(buffer, moved)
-            changed.append(buffer)
+            changed.append(self._set(group, "momentum_buffer", moved))
             if options["dampening"]:
                 replace(group.clock, group.clock + 1)
                 changed.append(group.clock)
@@ -64,7 +63,8 @@ class Adam(Optimizer):
 
     def __init__(
         self, params: Parameters, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8, weight_decay: float = 0.0, amsgrad: bool = False,
+        eps: float = 1e-8, weight_decay: float = 0.0, amsgrad: bool = False, *,
+        offload: bool = False,
     ) -> None:  # fmt: skip
         name = type(self).__name__
         check_range(name, "lr", lr)
@@ -73,8 +73,9 @@ class Adam(Optimizer):
             check_range(name, "betas", beta, 1.0)
         if amsgrad:
             self.arrays = (*self.arrays, "max_exp_avg_sq")
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps,
-                                  "weight_decay": weight_decay, "amsgrad": amsgrad})  # fmt: skip
+        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+                   "amsgrad": amsgrad}  # fmt: skip
+        super().__init__(params, options, offload)
 
     def _moments(self, group: Group, g: Tensor) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Return the corrected mean's factor, the mean and the root of the corrected square mean of
@@ -86,15 +87,13 @@ class Adam(Optimizer):
         second = -(step * math.log(two)).expm1() if two else step * 0 + 1
         mean = states["exp_avg"] + (g - states["exp_avg"]) * (1 - one)
         square = states["exp_avg_sq"] * two + g * g * (1 - two)
-        changed = [states["exp_avg"], states["exp_avg_sq"], group.clock]
+        changed = [group.clock]
         most = square
         if group.options["amsgrad"]:
             most = states["max_exp_avg_sq"].maximum(square)
-            replace(states["max_exp_avg_sq"], most)
-            changed.append(states["max_exp_avg_sq"])
+            changed.append(self._set(group, "max_exp_avg_sq", most))
         clock = Tensor.stack([step, group.rate / first, second.rsqrt()]).contiguous()
-        replace(states["exp_avg"], mean)
-        replace(states["exp_avg_sq"], square)
+        changed += [self._set(group, "exp_avg", mean), self._set(group, "exp_avg_sq", square)]
         replace(group.clock, clock)
         return clock[1], mean, most.sqrt() * clock[2] + group.options["eps"], changed
 
@@ -116,9 +115,10 @@ class AdamW(Adam):
 
     def __init__(
         self, params: Parameters, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8, weight_decay: float = 1e-2, amsgrad: bool = False,
+        eps: float = 1e-8, weight_decay: float = 1e-2, amsgrad: bool = False, *,
+        offload: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad)
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, offload=offload)
 
 
 class LAMB(Adam):
@@ -128,9 +128,9 @@ class LAMB(Adam):
 
     def __init__(
         self, params: Parameters, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6, weight_decay: float = 0.0,
+        eps: float = 1e-6, weight_decay: float = 0.0, *, offload: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(params, lr, betas, eps, weight_decay)
+        super().__init__(params, lr, betas, eps, weight_decay, offload=offload)
 
     def _update(self, group: Group, array: Array, gradients: Tensor) -> list[Tensor]:
         p, decay = array.tensor, group.options["weight_decay"]

@@ -24,7 +24,7 @@ class Muon(Optimizer):
     def __init__(
         self, params: Parameters, lr: float = 1e-3, weight_decay: float = 0.1,
         momentum: float = 0.95, nesterov: bool = True, eps: float = 1e-7, ns_steps: int = 5,
-        adjust_lr_fn: str | None = None,
+        adjust_lr_fn: str | None = None, *, offload: bool = False,
     ) -> None:  # fmt: skip
         check_range("Muon", "lr", lr)
         check_range("Muon", "momentum", momentum, 1.0)
@@ -33,7 +33,7 @@ class Muon(Optimizer):
         super().__init__(params, {
             "lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
             "eps": eps, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn,
-        })  # fmt: skip
+        }, offload)  # fmt: skip
 
     def _check(self, parameter: Any) -> None:
         super()._check(parameter)
@@ -43,7 +43,7 @@ class Muon(Optimizer):
     def _update(self, group: Group, array: Array, gradients: Tensor) -> list[Tensor]:
         options, buffer, p = group.options, group.states["momentum_buffer"], array.tensor
         moved = buffer + (gradients - buffer) * (1 - options["momentum"])
-        replace(buffer, moved)
+        self._set(group, "momentum_buffer", moved)
         update = moved
         if options["nesterov"]:
             update = gradients + (moved - gradients) * options["momentum"]

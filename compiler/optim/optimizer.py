@@ -14,6 +14,7 @@ import numpy as np
 from ugpu.compiler.dtype import float32
 from ugpu.compiler.gradients import pending
 from ugpu.compiler.gradients.reverse import tracking
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.nn.parameter import Array, Parameter, replace
 from ugpu.compiler.optim.placement import by_device
 from ugpu.compiler.runtime.recording import current_recording
@@ -79,14 +80,18 @@ class Group(MutableMapping[str, Any]):
 
 class Optimizer:
     """Base of the optimisers. parameters: Parameters, or dicts with "params" and options. Groups
-    need parameters of one type (float32) and device each."""
+    need parameters of one type (float32) and device each. offload: the states lie in host memory
+    that the device reads and writes while it updates the parameters."""
 
     # names of the states that are arrays of the parameters' places, in PyTorch's words
     arrays: tuple[str, ...] = ()
     # whether an element's update depends on no other element: parameters may be split
     elementwise = True
 
-    def __init__(self, parameters: Parameters, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, parameters: Parameters, options: Mapping[str, Any], offload: bool = False
+    ) -> None:
+        self.offload = offload
         listed: list[Any] = list(parameters)
         if not listed:
             raise BadArgument(f"{type(self).__name__}: expected at least one parameter")
@@ -170,7 +175,8 @@ class Optimizer:
             raise BadArgument(f"@jit {recording.name}: take the first step before recording")
         group.array = Array(used)
         for name in self.arrays:
-            group.states[name] = group.array.zeros()
+            zeros = Tensor.zeros(group.array.size, device=group.array.tensor.device)
+            group.states[name] = self._placed(zeros).realize()
 
     def _joined(self, group: Group, array: Array) -> Tensor:
         """Return the gradients as one array, of which each parameter's gradient becomes a part."""
@@ -188,6 +194,15 @@ class Optimizer:
         for parameter in array.parameters:
             parameter.grad = joined._new(array.of(joined.node, parameter))
         return joined
+
+    def _placed(self, state: Tensor) -> Tensor:
+        """Return a state as it is stored."""
+        return state._new(graph.contiguous(state.node, graph.HOST if self.offload else None))
+
+    def _set(self, group: Group, name: str, value: Tensor) -> Tensor:
+        """Give a state new elements; return the state."""
+        replace(group.states[name], self._placed(value) if self.offload else value)
+        return group.states[name]
 
     def _update(self, group: Group, array: Array, gradients: Tensor) -> list[Tensor]:
         """Assign parameters and states; return what was assigned."""
@@ -259,7 +274,7 @@ class Optimizer:
                 group.array = Array(used)
             for name in self.arrays:
                 parts = [_tensor(entries[id(each)][name], each) for each in group.array.parameters]
-                group.states[name] = group.array.joined(parts).realize()
+                group.states[name] = self._placed(group.array.joined(parts)).realize()
             step = entries[id(used[0])].get("step", 0.0)
             group.clock = group.at(float(step))
 

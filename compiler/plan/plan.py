@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ugpu.compiler.graph.node import Node, stored_as
-from ugpu.compiler.graph.operations import KINDS
+from ugpu.compiler.graph.operations import KINDS, in_host_memory
 from ugpu.compiler.plan.arrange import arrange
 from ugpu.compiler.plan.attention import PartGroup
 from ugpu.compiler.plan.packing import Derived
@@ -22,13 +22,15 @@ from ugpu.compiler.schedule.calls import CallGroup, body_of, live_results
 from ugpu.compiler.schedule.group import Group
 from ugpu.compiler.schedule.hazards import in_place, inside
 from ugpu.hcq.state.target import TargetSpec
+from ugpu.hcq.state.text import table
 
 Structure = tuple[Any, ...]  # nested tuples: ops, types, shapes, arguments, places of sources
 
 
 @dataclass(frozen=True)
 class Step:
-    """A kernel to run. root, inputs: places of nodes. size: bytes of the result."""
+    """A kernel to run. root, inputs: places of nodes. size: bytes of the result. hosted: results
+    that are in host memory."""
 
     key: tuple[Any, ...]  # Group.key
     root: int
@@ -36,6 +38,7 @@ class Step:
     size: int
     target: int | None = None  # place of the value whose memory it writes into; possibly its own
     others: tuple[tuple[int, int], ...] = ()  # further results: place, and bytes
+    hosted: frozenset[int] = frozenset()
 
     @property
     def results(self) -> tuple[int, ...]:
@@ -158,7 +161,9 @@ def _step(group: Group, place: int, places: Mapping[int, int]) -> Step:
     target = None
     if group.in_place:
         target = place if group.stage else places[id(group.root.sources[0])]
-    return Step(group.key, place, inputs, size, target, others)
+    roots = (group.root, *group.others)
+    hosted = frozenset([places[id(node)] for node in roots if in_host_memory(node)])
+    return Step(group.key, place, inputs, size, target, others, hosted)
 
 
 # ---- calls of nested functions -----------------------------------------------------------------
@@ -226,6 +231,7 @@ def _moved(step: Step, there: Mapping[int, int]) -> Step:
         step.size,
         None if step.target is None else there[step.target],
         tuple([(there[place], size) for place, size in step.others]),
+        frozenset([there[place] for place in step.hosted]),
     )
 
 
@@ -267,6 +273,12 @@ class MemoryPlan:
     results: int
     kernels: int
 
+    def _repr_html_(self) -> str:
+        return table("Memory of a run", {
+            "peak": f"{self.peak} bytes", "results": f"{self.results} bytes",
+            "kernels": self.kernels,
+        })  # fmt: skip
+
 
 def memory_plan(roots: Sequence[Node], target: TargetSpec | None = None) -> MemoryPlan:
     """Plan the roots without allocating or compiling anything."""
@@ -276,6 +288,7 @@ def memory_plan(roots: Sequence[Node], target: TargetSpec | None = None) -> Memo
     wanted = wanted_later(plan, roots, nodes)
     sizes = {step.root: round_up(step.size) for step in plan.steps if step.target is None}
     sizes |= {place: round_up(size) for step in plan.steps for place, size in step.others}
+    sizes |= {place: 0 for step in plan.steps for place in step.hosted}
     kept = sum(round_up(0) for _ in plan.empty)
     peak = kept
     spare: Counter[int] = Counter()  # by size class, as in compiler.runtime

@@ -321,4 +321,5 @@ def _moved(step: Step, first: int, by: int) -> Step:
     target = None if step.target is None else there(step.target)
     others = tuple([(there(place), size) for place, size in step.others])
     inputs = tuple([there(place) for place in step.inputs])
-    return Step(step.key, there(step.root), inputs, step.size, target, others)
+    hosted = frozenset(map(there, step.hosted))
+    return Step(step.key, there(step.root), inputs, step.size, target, others, hosted)

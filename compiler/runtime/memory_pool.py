@@ -11,6 +11,7 @@ import threading
 from ugpu.compiler.plan.sizes import round_up
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import OutOfMemory, UgpuError
+from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.work.buffer import Buffer
 
 KEEP = 512 << 20  # bytes of unused buffers kept per device
@@ -49,19 +50,35 @@ class Part(Storage):
 class MemoryPool:
     """Unused buffers of one device, by size. Thread-safe.
 
+    placement: where its memory is; `placed` gives the pool of the same device for another place.
     poison: for tests, a 32-bit value that fills all memory when it is taken, to detect kernels that
     read unwritten memory; no buffers are kept then. Memory taken during a capture is not filled:
     the fill would run before work that precedes it in the graph.
     """
 
-    def __init__(self, device: Device, keep: int = KEEP) -> None:
+    def __init__(
+        self, device: Device, keep: int = KEEP, placement: Placement = Placement.DEVICE
+    ) -> None:
         self.device = device
+        self.placement = placement
         self.core = core_of(device)
         self.keep = keep
         self.kept = 0
         self.poison: int | None = None
         self._free: dict[int, list[Buffer]] = {}
         self._lock = threading.RLock()  # see give_back
+        self._elsewhere: MemoryPool | None = None
+
+    def placed(self, placement: Placement) -> MemoryPool:
+        """Return the pool of the same device with memory at a place; it is made on first use. Host
+        memory counts neither as used by tensors nor for `keep`."""
+        if placement is self.placement:
+            return self
+        with self._lock:
+            if self._elsewhere is None:
+                self._elsewhere = MemoryPool(self.device, self.keep, placement)
+                self._elsewhere.poison = self.poison
+            return self._elsewhere
 
     def take(self, size: int) -> Storage:
         """Return memory of `size` bytes, content undefined. Raises OutOfMemory, after freeing all
@@ -73,18 +90,22 @@ class MemoryPool:
             waiting = self._free.get(rounded)
             if waiting:
                 self.kept -= rounded
-                self.core.memory_use.add(rounded)
+                self._use(rounded)
                 return Storage(self, waiting.pop(), size)
         try:
-            buffer = self.core.alloc(rounded)
+            buffer = self.core.alloc(rounded, placement=self.placement)
         except OutOfMemory:
             self.clear()
-            buffer = self.core.alloc(rounded)
+            buffer = self.core.alloc(rounded, placement=self.placement)
         if self.poison is not None and self.core.capturing is None:
             buffer.fill(self.poison)
         with self._lock:
-            self.core.memory_use.add(buffer.size)
+            self._use(buffer.size)
         return Storage(self, buffer, size)
+
+    def _use(self, size: int) -> None:
+        if self.placement is Placement.DEVICE:
+            self.core.memory_use.add(size)
 
     def give_back(self, buffer: Buffer) -> None:
         """Take a buffer back when a Storage dies, wherever the collector runs: even inside `take`
@@ -92,7 +113,7 @@ class MemoryPool:
         if self.core.closed:
             return
         with self._lock:
-            self.core.memory_use.add(-buffer.size)
+            self._use(-buffer.size)
             if self.poison is None and self.kept + buffer.size <= self.keep:
                 self.kept += buffer.size
                 self._free.setdefault(buffer.size, []).append(buffer)
@@ -100,7 +121,9 @@ class MemoryPool:
         buffer.drop()
 
     def clear(self) -> None:
-        """Free all unused buffers."""
+        """Free all unused buffers, wherever they are."""
+        if self._elsewhere is not None:
+            self._elsewhere.clear()
         with self._lock:
             unused = [buffer for group in self._free.values() for buffer in group]
             self._free.clear()

@@ -24,7 +24,15 @@ from ugpu.compiler.graph.node import Node, Recipe, Repeated, stored_as
 from ugpu.compiler.plan.arrange import arrange
 from ugpu.compiler.plan.attention import PartGroup
 from ugpu.compiler.plan.packing import Derived
-from ugpu.compiler.plan.plan import Plan, Structure, kernels, make_plan, structure, wanted_later
+from ugpu.compiler.plan.plan import (
+    Plan,
+    Step,
+    Structure,
+    kernels,
+    make_plan,
+    structure,
+    wanted_later,
+)
 from ugpu.compiler.plan.repeats import (
     Repeating,
     Written,
@@ -51,6 +59,7 @@ from ugpu.compiler.schedule.hazards import InPlace, in_place
 from ugpu.hcq.device.device import Device, core_of, entered
 from ugpu.hcq.errors import BadArgument, Closed
 from ugpu.hcq.state.config import config
+from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.work.command import Command, Launch
 from ugpu.hcq.work.command_buffer import CommandBuffer, Reference, Symbol
 from ugpu.hcq.work.prepared import prepare
@@ -264,11 +273,11 @@ class Runtime:
                 storage = made.get(step.target) or _storage(nodes[step.target])
                 keep[step.target] = keep[step.root] = storage
             else:
-                storage = _take(spare, pool, step.size)
+                storage = _take(spare, pool, step, step.root, step.size)
             made[step.root] = storage
             given = [made.get(place) or _storage(nodes[place]) for place in step.inputs]
             if step.others:
-                beside = [_take(spare, pool, size) for _, size in step.others]
+                beside = [_take(spare, pool, step, *other) for other in step.others]
                 made.update(zip(step.results[1:], beside, strict=True))
                 given = [*beside, *given]
             if prepared is not None:
@@ -288,7 +297,8 @@ class Runtime:
             for place in step.inputs:
                 if plan.last_use[place] == number and place in made and place not in keep:
                     unread = made.pop(place)
-                    spare.setdefault(round_up(unread.size), []).append(unread)
+                    if unread.pool.placement is Placement.DEVICE:
+                        spare.setdefault(round_up(unread.size), []).append(unread)
         if prepared is not None:
             self.core.submit_prepared(queue.hardware, prepared, addresses)
         elif plan.steps:
@@ -304,8 +314,12 @@ class Runtime:
             nodes[place].settle(storage)
 
 
-def _take(spare: dict[int, list[Storage]], pool: MemoryPool, size: int) -> Storage:
-    """Return memory for a result: spare memory of its class, or the pool's."""
+def _take(
+    spare: dict[int, list[Storage]], pool: MemoryPool, step: Step, place: int, size: int
+) -> Storage:
+    """Return memory for a result of a step: spare memory of its class, or the pool's."""
+    if place in step.hosted:
+        return pool.placed(Placement.HOST).take(size)
     free = spare.get(round_up(size))
     storage = free.pop() if free else pool.take(size)
     storage.size = size

@@ -64,7 +64,7 @@ class Script:
     @staticmethod
     def fits(plan: Plan, nodes: Sequence[Node], recipe: Recipe) -> bool:
         """Return whether a plan has no other parts: `nodes` are the sources and the recipe's."""
-        plain = all(step.target is None and not step.others for step in plan.steps)
+        plain = all(step.target is None and not (step.others or step.hosted) for step in plan.steps)
         small = sum(step.size for step in plan.steps[:-1]) <= SCRATCH
         alone = len(nodes) == recipe.sources + recipe.length
         return plain and small and alone and bool(plan.steps) and not plan.empty

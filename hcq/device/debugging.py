@@ -126,6 +126,11 @@ class Debugger(Protocol):
         each launch, and after each halt."""
         ...
 
+    def place(self, address: int) -> str:
+        """Return the "file:line" of an instruction of a kernel that `stops` was called for; "" if
+        it is unknown."""
+        ...
+
     def halted(self, wave: Halted) -> bool:
         """Handle a halt before an instruction. Return True to let the wave continue; False ends
         it."""

@@ -16,6 +16,7 @@ from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.state.checks import WORD, watts, whole
 from ugpu.hcq.state.ladder import Level
 from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.state.text import table
 from ugpu.hcq.work.graph import Capture
 from ugpu.hcq.work.queue import Queue, QueueKind
 from ugpu.hcq.work.timeline import SIZE as TIMELINE_SIZE
@@ -304,3 +305,12 @@ class Device:
 
     def __repr__(self) -> str:
         return repr(self._core)
+
+    def _repr_html_(self) -> str:
+        core, target, use = self._core, self.target, self._core.memory_use
+        return table(f"Device {self.name}", {
+            "target": target.name,
+            "state": "closed" if core.closed else "failed" if core.failure else "open",
+            "compute units": target.compute_units,
+            "memory of tensors": f"{use.bytes} bytes, {use.peak} at most",
+        })  # fmt: skip

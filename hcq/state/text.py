@@ -9,6 +9,8 @@ Source: Unicode Standard, chapter 23.2 and 23.3 (format characters); Unicode Tec
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from html import escape
 
 # C0, DEL and C1; line and paragraph separators; bidirectional controls; zero-width characters;
 # surrogates, which UTF-8 cannot encode; the byte order mark; tags.
@@ -41,3 +43,21 @@ def _escape(match: re.Match[str]) -> str:
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+_LEFT = ' style="text-align: left"'
+
+
+def table(title: str, facts: Mapping[str, object], text: str = "") -> str:
+    """Return HTML for a notebook (`_repr_html_`): a table with a row for each fact, and a text of
+    several lines below it, all escaped."""
+    rows = "".join(
+        f"<tr><th{_LEFT}>{_markup(name)}</th><td{_LEFT}>{_markup(str(fact))}</td></tr>"
+        for name, fact in facts.items()
+    )
+    below = f"<pre>{_markup(text)}</pre>" if text else ""
+    return f"<table><caption{_LEFT}>{_markup(title)}</caption>{rows}</table>{below}"
+
+
+def _markup(text: str) -> str:
+    return escape(lines(text))

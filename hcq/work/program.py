@@ -12,6 +12,7 @@ import numpy as np
 
 from ugpu.hcq.errors import BadArgument, NoKernel, NotSupported
 from ugpu.hcq.objects.argument import Argument
+from ugpu.hcq.state.text import table
 from ugpu.hcq.work.buffer import Buffer, MemoryState
 from ugpu.hcq.work.command_buffer import BufferReferences, CommandBuffer, Reference, Symbol
 
@@ -84,6 +85,13 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<Kernel {self.name} at {self.address:#x}, {self.kernarg_size} bytes of arguments>"
+
+    def _repr_html_(self) -> str:
+        arguments = "not declared" if self.arguments is None else len(self.arguments)
+        return table(f"Kernel {self.name}", {
+            "address": f"{self.address:#x}", "arguments": arguments,
+            "bytes of arguments": self.kernarg_size, "local memory": self.local_size,
+        })  # fmt: skip
 
 
 class Program(Mapping[str, Kernel]):

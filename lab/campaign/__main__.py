@@ -1,6 +1,6 @@
 """`make faults`: the fault campaign. Kinds x stages x devices; see lab.campaign.kind.
 
-Usage: python -m lab.campaign [--seed N] [--only WORDS] [--jobs N] [--write] [-v]
+Usage: python -m lab.campaign [--seed N] [--only WORDS] [--device NAME] [--jobs N] [--write] [-v]
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The virtual Navi31 as a stand: directly, and behind the virtual USB bridge; the Navi32."""
+"""The virtual Navi31 as a stand: directly, and behind the virtual USB bridge; Navi32, Navi48."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.support.am_navi31 import build_chip, check_runs, plug_in, run, start_
 from ugpu import hcq
 from ugpu.am.chips.navi31.facts import FACTS as NAVI31
 from ugpu.am.chips.navi32.facts import FACTS as NAVI32
+from ugpu.am.chips.navi48.facts import FACTS as NAVI48
 from ugpu.am.device.device import AmDevice, open_device
 from ugpu.am.offline import chip as window
 from ugpu.hcq.errors import UgpuError
@@ -186,6 +187,10 @@ class AmStand(Stand):
 
 class Navi32Stand(AmStand):
     facts = NAVI32
+
+
+class Navi48Stand(AmStand):
+    facts = NAVI48
 
 
 class UsbStand(AmStand):

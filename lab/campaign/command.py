@@ -40,7 +40,7 @@ def run_batch(cases: list[Case], seed: int) -> list[Result]:
     for case in cases:
         number = random.Random(f"{seed} {case}").randrange(1 << 16)
         make = partial(STANDS[case.device], number)
-        results.append(run(case, by_name[case.kind], make))
+        results.append(run(case, by_name[case.kind].on(case.device), make))
     return results
 
 
@@ -81,13 +81,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.campaign")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="words of the name, a layer or a device")
+    parser.add_argument("--device", default="", help="only the cases of one device")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--write", action="store_true", help="write docs/faults.md")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the error of each case")
     options = parser.parse_args(arguments)
     kinds = find(options.only)
     shown = partial(show, verbose=options.verbose)
-    results = run_all(cases_of(kinds), options.seed, options.jobs, shown)
+    cases = [case for case in cases_of(kinds) if options.device in ("", case.device)]
+    results = run_all(cases, options.seed, options.jobs, shown)
     failed = Counter(check for result in results for check in result.failed)
     count = f"kinds={len(kinds)} cases={len(results)}"
     if failed:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from lab.campaign.adreno import AdrenoStand
-from lab.campaign.amd import AmStand, Navi32Stand, UsbStand
+from lab.campaign.amd import AmStand, Navi32Stand, Navi48Stand, UsbStand
 from lab.campaign.gsp import GspStand
 from lab.campaign.kinds_adreno import CHIPS as KGSL_CHIPS
 from lab.campaign.kinds_gsp import DEVICES as GSP_CARDS
@@ -25,6 +25,7 @@ STANDS: dict[str, Callable[[int], Stand]] = {
     "navi31+usb": UsbStand,
     "navi31+usb-stock": UasStand,
     "navi32": Navi32Stand,
+    "navi48": Navi48Stand,
     "vfio": PciStand,
     "iommufd": IommufdStand,
     "sysfs": SysfsStand,

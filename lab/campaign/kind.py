@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ class Kind:
     provoke: what meets the fault; None: what the stage does. lost: the content of DEVICE memory is
     lost, and said to be. objections: of the model, that the fault itself causes. struck: whether
     the fault has struck, for those that the driver copes with. variants: cases at a stage, which
-    differ by `stand.variant` and their seed. may_cope: some of them do no harm.
+    differ by `stand.variant` and their seed. may_cope: some of them do no harm. elsewhere: by
+    device, the fields that differ there.
     """
 
     name: str
@@ -76,6 +77,11 @@ class Kind:
     struck: Callable[[Any], bool] = _always
     variants: int | Mapping[str, int] = 1
     may_cope: bool = False
+    elsewhere: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def on(self, device: str) -> Kind:
+        """Return the kind as it is on a device."""
+        return replace(self, **self.elsewhere.get(device, {}))
 
     def count(self, stage: str) -> int:
         """How many cases there are at a stage."""

@@ -28,6 +28,7 @@ from ugpu.virtual.amd.reports import report
 _UNMAPPED, _HOLE = np.uint64(0x1234_5678_9000), np.uint64(0x8000_0000_0000)
 _GMC, _IRQ = "Linux gmc_v11_0.c", "Linux irqsrcs_gfx_11_0_0.h"
 _RESET = "device.reset()"
+_RLC = "_rlc.bin"  # end of the file's name, which is different for each chip
 
 
 def kernel(name: str, run: Any, error: type[UgpuError], **fields: Any) -> Kind:
@@ -160,16 +161,17 @@ def _stale_semaphore(stand: Any) -> None:
     stand.chip.mm._semaphores.add(17)
 
 
-def _without(name: str) -> Any:
+def _without_rlc(stand: Any) -> None:
+    stand.changes["firmware"] = lambda files: {
+        k: v for k, v in files.items() if not k.endswith(_RLC)
+    }
+
+
+def _damaged_rlc(damage: Any) -> Any:
     def plant(stand: Any) -> None:
-        stand.changes["firmware"] = lambda files: {k: v for k, v in files.items() if k != name}
-
-    return plant
-
-
-def _damaged(name: str, damage: Any) -> Any:
-    def plant(stand: Any) -> None:
-        stand.changes["firmware"] = lambda files: files | {name: damage(files[name])}
+        stand.changes["firmware"] = lambda files: {
+            name: damage(data) if name.endswith(_RLC) else data for name, data in files.items()
+        }
 
     return plant
 
@@ -182,8 +184,6 @@ def files(name: str, plant: Any, error: type[UgpuError], remedy: str) -> Kind:
         cure=lambda stand: stand.changes.clear(), recovery=Recovery.REOPEN,
     )  # fmt: skip
 
-
-RLC = "gc_11_0_0_rlc.bin"
 
 KINDS = [
     kernel("read of an unmapped address", lambda s: s.run("read_at", _UNMAPPED), PageFault,
@@ -277,11 +277,11 @@ KINDS = [
     planned("doorbells are lost", ("launch", "copy"), {"doorbells_lost": True}, DeviceHang,
             layer=Layer.HARDWARE, source="Linux nbio_v4_3.c", remedy=_RESET,
             recovery=Recovery.RESET),
-    files("firmware file missing", _without(RLC), FirmwareNotFound, "linux-firmware"),
-    files("firmware file truncated", _damaged(RLC, lambda data: data[:-4]), FirmwareInvalid,
+    files("firmware file missing", _without_rlc, FirmwareNotFound, "linux-firmware"),
+    files("firmware file truncated", _damaged_rlc(lambda data: data[:-4]), FirmwareInvalid,
           "linux-firmware"),
-    files("firmware file empty", _damaged(RLC, lambda data: b""), FirmwareInvalid,
+    files("firmware file empty", _damaged_rlc(lambda data: b""), FirmwareInvalid,
           "linux-firmware"),
-    files("firmware file of another kind", _damaged(RLC, lambda data: bytes(len(data))),
+    files("firmware file of another kind", _damaged_rlc(lambda data: bytes(len(data))),
           FirmwareInvalid, "linux-firmware"),
 ]  # fmt: skip

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 from lab.campaign.kind import Kind, Layer, Recovery
 from ugpu.hcq.errors import DeviceHang, FirmwareRejected, FirmwareSilent, UgpuError
 from ugpu.virtual.amd.options import FaultPlan
 
-NAVI = ("navi31",)
+NAVI = ("navi31", "navi48")  # of GFX 11 and GFX 12
 PSP, PSP_RING = "Linux psp_v13_0.c", "Linux psp_gfx_if.h, amdgpu_psp.c"
 SMU, GFX = "Linux smu_cmn.c", "Linux gfx_v11_0.c"
 _POWER = "power the card off and on"
@@ -148,7 +149,8 @@ KINDS = [
     image("the IMU", "IMU_I", "IP firmware"),
     image("the RLC", "RLC_G", "IP firmware"),
     command("the table of contents", 0x20, "TMR", "update the firmware images"),
-    command("the trusted memory region", 5, "TMR"),
+    # Of GFX 12 the board's firmware sets the region up, and no command asks for it.
+    replace(command("the trusted memory region", 5, "TMR"), devices=("navi31",)),
     command("the start of the RLC", 0x21, "IP firmware"),
     planned(
         "RLC autoload never completes", ("IP firmware",), {"autoload_never": True},
@@ -181,6 +183,7 @@ KINDS = [
         "MEC firmware makes no progress", ("launch",), {"mec_crashed": True}, DeviceHang,
         source="gfx_v11_0.c (soft reset)", remedy="device.reset()", recovery=Recovery.RESET,
         cure=lambda s: None,
+        elsewhere={"navi48": {"lost": True}},  # it has no soft reset of the engines: mode1
     ),
     planned(
         "copy engine firmware makes no progress", ("copy",), {"sdma_crashed": True}, DeviceHang,

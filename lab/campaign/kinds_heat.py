@@ -16,7 +16,7 @@ _AWAY = ("which nothing decodes", "bus mastering off", "IOMMU")
 
 def heat(name: str, stages: tuple[str, ...], plant: Any, error: Any, **fields: Any) -> Kind:
     made: dict[str, Any] = {
-        "layer": Layer.HARDWARE, "devices": ("navi31", "navi31+usb"), "source": _SOURCE,
+        "layer": Layer.HARDWARE, "devices": ("navi31", "navi31+usb", "navi48"), "source": _SOURCE,
         "cure": lambda stand: stand.chip.thermal.cool(), "facts": {"limit_celsius": _LIMIT},
     }  # fmt: skip
     return Kind(name=name, stages=stages, plant=plant, error=error, **(made | fields))

@@ -37,10 +37,10 @@ def in_mode2(name: str, plan: dict[str, Any], error: type[UgpuError], **fields: 
     return planned(name, ("reset",), plan, error, **(made | fields))
 
 
-def loses_firmware(device: str, rung: str, *, lost: bool) -> Kind:
+def loses_firmware(devices: tuple[str, ...], rung: str, *, lost: bool) -> Kind:
     return Kind(
         name=f"graphics core loses its firmware, {rung} helps", layer=Layer.POWER,
-        planted="`chip.gfx.rlc.reset()`, engines make no progress", devices=(device,),
+        planted="`chip.gfx.rlc.reset()`, engines make no progress", devices=devices,
         stages=("launch", "copy"), plant=_lose_firmware, error=DeviceHang, lost=lost,
         state="RLC: autoload not complete", remedy="device.reset()", source=_MODE2,
         objections=("before gc is up",) if lost else (),
@@ -61,8 +61,8 @@ def at_a_line(name: str, what: type[BaseException]) -> Kind:
 
 
 KINDS = [
-    loses_firmware("navi32", "mode2", lost=False),
-    loses_firmware("navi31", "mode1", lost=True),
+    loses_firmware(("navi32",), "mode2", lost=False),
+    loses_firmware(("navi31", "navi48"), "mode1", lost=True),
     in_mode2("SMU acknowledges mode2 and does nothing", {"mode2_ignored": True}, FirmwareSilent),
     in_mode2("SMU fails mode2", {"smu_responses": {0x4F: 0xFF}}, FirmwareRejected),
     in_mode2("PSP refuses the IMU after mode2", {"psp_reject": {"IMU_D"}}, FirmwareRejected,

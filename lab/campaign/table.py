@@ -14,6 +14,7 @@ from lab.campaign import (
     kinds_mode2,
     kinds_msm,
     kinds_nvidia,
+    kinds_reports,
     kinds_served,
     kinds_thunderbolt,
     kinds_uas,
@@ -27,6 +28,7 @@ KINDS: list[Kind] = [
     *kinds_link.KINDS,
     *kinds_heat.KINDS,
     *kinds_mode2.KINDS,
+    *kinds_reports.KINDS,
     *kinds_nvidia.KINDS,
     *kinds_gsp.KINDS,
     *kinds_host.KINDS,
@@ -80,12 +82,21 @@ def _error(kind: Kind) -> str:
     return "; ".join([usual, *other])
 
 
+def _elsewhere(kind: Kind) -> str:
+    """Return what is different on some devices: only a loss of memory is, so far."""
+    return "".join(
+        f" ({device}: device memory is {'lost' if kind.on(device).lost else 'kept'})"
+        for device in kind.elsewhere
+    )
+
+
 def _row(kind: Kind) -> str:
     devices = ", ".join(kind.devices) + ": " + ", ".join(kind.stages)
     lost = " (device memory is lost)" if kind.lost else ""
     advice = "; ".join(text for text in (kind.state, kind.remedy) if text)
     cells = (
-        kind.name, kind.planted, devices, _error(kind), advice, kind.recovery.value + lost,
+        kind.name, kind.planted, devices, _error(kind), advice,
+        kind.recovery.value + lost + _elsewhere(kind),
         kind.source,
     )  # fmt: skip
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -72,6 +72,13 @@ class Modules:
             self._visit(_plain(name), images, wanted=name not in ROOT_MODULES)
         return images
 
+    def needed_by(self, image: bytes) -> dict[str, bytes]:
+        """What a module from elsewhere needs loaded before it, in order."""
+        images: dict[str, bytes] = {}
+        for name in dependencies(image):
+            self._visit(name, images, wanted=False)
+        return images
+
     def _visit(self, name: str, images: dict[str, bytes], *, wanted: bool) -> None:
         if name in images:
             return
@@ -91,7 +98,7 @@ def dependencies(image: bytes) -> list[str]:
     for text in re.findall(rb"\0depends=([^\0]*)\0", image):
         found += [_plain(name) for name in text.decode().split(",") if name]
     for text in re.findall(rb"\0softdep=pre: ([^\0]*)\0", image):
-        found += [_plain(name) for name in text.decode().split()]
+        found += [_plain(name) for name in re.split(r"[ ,]+", text.decode()) if name]
     return found
 
 

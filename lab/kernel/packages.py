@@ -95,7 +95,7 @@ def ensure(folder: Path, *, mirror: str = MIRROR, keyring: Path = KEYRING) -> Pr
         apt.update()
         lines = [f"# recipe {RECIPE}"]
         for target, wanted in (
-            ("emulator", apt.download_with_dependencies(EMULATOR, SUITES[-1])),
+            ("emulator", apt.download_with_dependencies((EMULATOR,), SUITES[-1])),
             ("kernel", apt.download([apt.kernel_package()])),
             ("tools", apt.download(TOOLS)),
         ):
@@ -111,13 +111,28 @@ def ensure(folder: Path, *, mirror: str = MIRROR, keyring: Path = KEYRING) -> Pr
 
 
 def unpack(
-    names: tuple[str, ...], target: Path, folder: Path, suites: tuple[str, ...] = SUITES
+    names: tuple[str, ...],
+    target: Path,
+    folder: Path,
+    suites: tuple[str, ...] = SUITES,
+    areas: tuple[str, ...] = ("main",),
 ) -> None:
     """Download further packages by name, without what they depend on, and unpack them."""
-    apt = _Apt(folder / "apt", MIRROR, KEYRING, suites)
+    apt = _Apt(folder / "apt", MIRROR, KEYRING, suites, areas)
     try:
         apt.update()
         for package in apt.download(names):
+            apt.unpack(package, target)
+    finally:
+        shutil.rmtree(folder / "apt", ignore_errors=True)
+
+
+def unpack_whole(names: tuple[str, ...], target: Path, folder: Path) -> None:
+    """Download packages of the release with all that they depend on, and unpack them."""
+    apt = _Apt(folder / "apt", MIRROR, KEYRING)
+    try:
+        apt.update()
+        for package in apt.download_with_dependencies(names, SUITES[0]):
             apt.unpack(package, target)
     finally:
         shutil.rmtree(folder / "apt", ignore_errors=True)
@@ -127,7 +142,12 @@ class _Apt:
     """An apt of its own in `root`: lists, status and cache; the system's are never touched."""
 
     def __init__(
-        self, root: Path, mirror: str, keyring: Path, suites: tuple[str, ...] = SUITES
+        self,
+        root: Path,
+        mirror: str,
+        keyring: Path,
+        suites: tuple[str, ...] = SUITES,
+        areas: tuple[str, ...] = ("main",),
     ) -> None:
         self.root = root
         self._end = time.monotonic() + FETCH_LIMIT_S
@@ -141,7 +161,8 @@ class _Apt:
         ):
             (root / name).mkdir(parents=True)
         (root / "state/status").touch()
-        sources = [f"deb [signed-by={keyring}] {mirror} {suite} main\n" for suite in suites]
+        words = " ".join(areas)
+        sources = [f"deb [signed-by={keyring}] {mirror} {suite} {words}\n" for suite in suites]
         (root / "sources.list").write_text("".join(sources))
         (root / "apt.conf").write_text(
             f'Dir "{root}/";\nDir::State "{root}/state";\n'
@@ -174,9 +195,9 @@ class _Apt:
         self._run(f"download {names}", "apt-get", "download", *names, cwd=folder)
         return sorted(set(folder.iterdir()) - before)
 
-    def download_with_dependencies(self, name: str, suite: str) -> list[Path]:
-        self._run(f"download {name}", "apt-get", "install", "-y", "--download-only",
-                  "--no-install-recommends", "-t", suite, name)  # fmt: skip
+    def download_with_dependencies(self, names: tuple[str, ...], suite: str) -> list[Path]:
+        self._run(f"download {names}", "apt-get", "install", "-y", "--download-only",
+                  "--no-install-recommends", "-t", suite, *names)  # fmt: skip
         return sorted((self.root / "cache/archives").glob("*.deb"))
 
     def unpack(self, package: Path, target: Path) -> None:

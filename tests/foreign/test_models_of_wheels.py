@@ -1,6 +1,7 @@
 """Models as others published them, run by examples/: what they say is known from their authors.
 
-magika: the type of files, https://pypi.org/project/magika. all-MiniLM-L6-v2: similarities as its
+magika: the type of files, https://pypi.org/project/magika. PP-OCR: words on a page that the example
+draws. all-MiniLM-L6-v2: similarities as its
 model card shows them for these sentences. The wheels are installed without what they depend on.
 """
 
@@ -53,6 +54,11 @@ def run(example: str, *arguments: str) -> str:
 def test_magika_names_types_of_files(file: str, kind: str, device: str) -> None:
     said = run("onnx_model.py", str(ROOT / file), device).strip()
     assert re.search(rf": {kind} \((0\.9\d+|1\.000)\)$", said)
+
+
+def test_the_words_on_the_page_are_read() -> None:
+    lines = run("read_picture.py").splitlines()
+    assert [line.rpartition(": ")[2] for line in lines] == ["HELLO", "HOLE"]
 
 
 def test_minilm_gives_the_similarities_of_its_card() -> None:

@@ -1,11 +1,11 @@
-"""tinygrad's instruction tests of RDNA3 on our shader core in place of its emulator.
+"""tinygrad's instruction tests of RDNA3 and RDNA4 on our shader cores in place of its emulator.
 
     python -m tests.foreign.tinygrad_instructions SOURCE RESULT [NAME ...]
 
 SOURCE is a checkout of tinygrad: its wheel and its sdist do not contain test/amd/hw. Those tests
 run machine code by one function, `run_asm` of test/mockgpu/amd/emu.py; their authors compare it
 with boards (USE_HW=1). Here a module with that function alone takes the place of the emulator: it
-runs the code on the core of the virtual Navi31, in one workgroup. RESULT is the JSON file to write:
+runs the code on the core of the virtual Navi31 or Navi48, in one workgroup. RESULT is the JSON file to write:
 "ok" or the trouble of each test. NAME: modules ("test_vop1"), all without one.
 """
 
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from tests.support.gfx_run import PRIVATE_APERTURE, SHARED_APERTURE
 from tests.support.shader_memory import ArrayMemory
 from ugpu.virtual.amd.isa.core import GfxCore
+from ugpu.virtual.amd.isa.targets.target import target
 from ugpu.virtual.amd.shader import Dispatch, Ending
 from ugpu.virtual.shader.memory import Abort
 
@@ -36,7 +37,12 @@ REGISTERS = 16  # of each file, that the tests dump
 # COMPUTE_PGM_RSRC1 of .amdhsa_kernel's defaults with 256 VGPRs: denormals of f16 and f64 alone,
 # DX10_CLAMP, IEEE_MODE (LLVM AMDGPUUsage).
 RSRC1 = 31 | 0xC0 << 12 | 1 << 21 | 1 << 23
-CORE = GfxCore(workers=1)
+# gfx12 has neither DX10_CLAMP nor IEEE_MODE.
+RSRC1_GFX12 = RSRC1 & ~(1 << 21 | 1 << 23)
+CORES = {
+    arch: GfxCore(workers=1, target=target(name))
+    for arch, name in (("rdna3", "gfx11"), ("rdna4", "gfx12"))
+}
 
 
 class Pages:
@@ -69,7 +75,7 @@ def run_asm(
     rsrc2: int = 0x19C, scratch: int = 0, arch: str = "rdna3",
 ) -> int:  # fmt: skip
     """Run code at a host address; its one argument is the address of the output."""
-    if arch != "rdna3":
+    if arch not in CORES:
         raise unittest.SkipTest(f"code of {arch}")
     lanes, host = lx * ly * lz, ctypes.c_uint64.from_address(args).value
     lane_count = 64 if PAGES.wide else 32
@@ -78,13 +84,14 @@ def run_asm(
         raise AssertionError(f"{size} bytes of code, {waves} waves with {scratch} of scratch")
     PAGES.code[:size] = np.frombuffer(ctypes.string_at(lib, size), np.uint8)
     PAGES.out[:] = 0
-    PAGES.out[: needed(lanes)] = np.frombuffer(ctypes.string_at(host, needed(lanes)), np.uint8)
+    size_out = needed(lanes) if arch == "rdna3" else 4 * lanes  # those of RDNA4 dump one register
+    PAGES.out[:size_out] = np.frombuffer(ctypes.string_at(host, size_out), np.uint8)
     PAGES.scratch[:] = 0
     PAGES.memory.faults.clear()
-    outcome = CORE.run(
+    outcome = CORES[arch].run(
         Dispatch(
             code_address=CODE, groups=(gx, gy, gz), threads=(lx, ly, lz),
-            rsrc1=RSRC1 | 63 * PAGES.wide,
+            rsrc1=(RSRC1 if arch == "rdna3" else RSRC1_GFX12) | 63 * PAGES.wide,
             rsrc2=rsrc2 | bool(scratch), rsrc3=0,
             user_data=[ARGUMENTS & 0xFFFF_FFFF, ARGUMENTS >> 32, *[0] * 14], wave32=not PAGES.wide,
             scratch_base=SCRATCH, scratch_wave_size=lane_count * scratch, scratch_waves=waves,
@@ -94,7 +101,7 @@ def run_asm(
     )  # fmt: skip
     if outcome.ending is not Ending.DONE or PAGES.memory.faults:
         raise AssertionError(f"{outcome} {PAGES.memory.faults}")
-    ctypes.memmove(host, PAGES.out.ctypes.data, needed(lanes))
+    ctypes.memmove(host, PAGES.out.ctypes.data, size_out)
     return 0
 
 

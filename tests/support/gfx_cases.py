@@ -114,9 +114,16 @@ def _add_case(add: Callable[[asm.Encoded], None], case: Case) -> None:
 
 
 def run_core(
-    core: GfxCore, cases: Sequence[Case], inputs: Sequence[Registers], rsrc1: int = _RSRC1
+    core: GfxCore,
+    cases: Sequence[Case],
+    inputs: Sequence[Registers],
+    rsrc1: int = _RSRC1,
+    program: Callable[[Sequence[Case]], bytes] = _program,
 ) -> list[Registers]:
-    """Run the cases on the translating core; raises NotTranslated for one it does not execute."""
+    """Run the cases on the translating core; raises NotTranslated for one it does not execute.
+
+    program: makes the code, for a core whose target is not gfx11.
+    """
     groups = len(inputs[0].vectors)
     block = np.zeros((groups, len(cases), BLOCK // 4), np.uint32)
     for number, registers in enumerate(inputs):
@@ -124,7 +131,7 @@ def run_core(
         block[:, number, : 32 * VECTORS] = quads.transpose(0, 1, 3, 2).reshape(groups, -1)
         block[:, number, 32 * VECTORS :] = registers.scalars
     memory = ArrayMemory()
-    code = np.frombuffer(_program(cases).ljust(1 << 16, b"\0"), np.uint8)
+    code = np.frombuffer(program(cases).ljust(1 << 16, b"\0"), np.uint8)
     memory.map(CODE, code, False, executable=True)
     memory.map(INPUT, block, False)
     out = memory.map(OUTPUT, np.zeros((groups, len(cases), OUT_BLOCK // 4), np.uint32))

@@ -209,6 +209,16 @@ def global_access(
     return _legal("GLOBAL", name, word, dst << 24 | saddr << 16 | data << 8 | addr)
 
 
+def scratch_access(
+    name: str, *, addr: int | None = None, saddr: int = NULL, data: int = 0, dst: int = 0,
+    offset: int = 0,
+) -> Encoded:  # fmt: skip
+    """Encode SCRATCH; addr: the register of each lane's offset. `name` as in `global_access`."""
+    word = 0xDC000000 | 1 << 16 | _flat_numbers()[name] << 18 | offset & 0x1FFF
+    vector = 0 if addr is None else 1 << 23 | addr
+    return _legal("SCRATCH", name, word, dst << 24 | saddr << 16 | data << 8 | vector)
+
+
 @cache
 def _ds_numbers() -> Mapping[str, int]:
     return {shape.name: number for number, shape in gfx_tables.ds().items()}

@@ -138,7 +138,8 @@ class ChipOptions:
     manual_time: the scheduler has no thread; tests call `chip.scheduler.advance`.
     launch_in_order: run a queue's dispatches in order where no wait separates them, instead of the
     newest first. check_waits: report each use of a register before the wait for its load
-    (virtual/amd/isa/waits.py); costs time where a kernel is translated, none where it runs.
+    (virtual/amd/isa/waits.py) and races between waves in LDS (virtual/amd/isa/runtime/races.py),
+    which costs about a microsecond for each access of LDS by 32 lanes.
     shader_core: creates the shader cores at the first dispatch.
     platform: the host's firmware assigns BAR addresses at power-on and enlarges BAR0; False behind
     a bus whose driver does that (bus.endpoint).

@@ -13,13 +13,14 @@ from ugpu.compiler.dtype import float32, int64
 from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.accumulate import combine, multiply_add, replace
 from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, both, constant
-from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.computation import Computation
 from ugpu.compiler.expression.functions import exp
 from ugpu.compiler.expression.lookup import guard, lookup
 from ugpu.compiler.expression.value import (
     Memory,
     Value,
     binary,
+    broadcast,
     const,
     load,
     rebuild,
@@ -27,8 +28,8 @@ from ugpu.compiler.expression.value import (
     value,
 )
 from ugpu.compiler.kernel.attention.visible import bounded, loop_over, seen
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
+from ugpu.compiler.kernel.host.nest import Nest, held
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store
 from ugpu.compiler.kernel.shared.spread import runs_along
 from ugpu.compiler.pattern.online import FINITE_LOWEST, Online
 from ugpu.hcq.state.target import TargetSpec
@@ -70,13 +71,10 @@ class _Blocked:
         self.tall = self.key_panels * self.key_panel
         if wide == 1:
             self.tall = -(-min(KEYS, parts.keys.size) // ABREAST) * ABREAST
-        self.grid = (-(-parts.rows.size // self.wide), elements(parts.batch), 1)
-        self.start = group_range(0, self.grid[0]).index() * self.wide
-        self.lane = Range("lane", self.wide)
-        rows_left = constant(parts.rows.size) - self.start
-        self.row_bound = rows_left if parts.rows.size % self.wide else None
-        self.places = groups_at(parts.batch, 1)
-        self.places[parts.rows] = self.start + self.lane.index()
+        self.nest = Nest(computation, parts.batch, (parts.rows, self.wide))
+        self.rows = self.nest.sides[0].walk("lane")
+        self.lane = self.rows.last
+        self.places = self.nest.batch | self.rows.places
         depth, columns = parts.depth.size, -(-parts.columns.size // self.column_panel)
         self.turned = Memory("turned", float32, depth * self.wide, "local")
         self.scores = Memory("scores", float32, self.tall * self.wide, "local")
@@ -123,7 +121,7 @@ class _Blocked:
             self.turned, self.scores, self.output, self.largest, self.before, *self.sums,
             self.totals,
         )  # fmt: skip
-        return kernel_of(self.computation, memories, self.grid, 1, body)
+        return self.nest.kernel(memories, body)
 
     # ---- pieces --------------------------------------------------------------------------------
 
@@ -136,7 +134,7 @@ class _Blocked:
 
     def across(self, make: Callable[[Index], list[Statement]]) -> list[Statement]:
         """Return the statements for every row of the block."""
-        return [Loop(self.lane, tuple(make(self.lane.index())), self.row_bound)]
+        return [self.rows.around(*make(self.rows.position))]
 
     def panel(
         self, factor: Callable[[int], Value], tile: Memory, at: Index, height: int, step: Range,
@@ -146,24 +144,23 @@ class _Blocked:
         tile[at], for `height` rows, and write them to the places row(i)."""
         lanes = self.lanes
         target = self.output if rescaled else self.scores
-        before: list[Statement] = []
-        inside: list[Statement] = []
-        after: list[Statement] = []
         columns = [load(tile, at + v * lanes, lanes=lanes) for v in range(VECTORS)]
-        for i in range(height):
-            number = value("broadcast", float32, (factor(i),), lanes=lanes)
-            for v in range(VECTORS):
-                slot = constant(i * VECTORS + v)
-                total = load(self.totals, slot, lanes=lanes)
-                first = value("broadcast", float32, (const(0, float32),), lanes=lanes)
-                if rescaled:
-                    old = load(target, row(i) + v * lanes, lanes=lanes)
-                    scale = load(self.before, constant(v * lanes), lanes=lanes)
-                    first = value("mul", float32, (old, scale), lanes=lanes)
-                before.append(Store(self.totals, slot, first))
-                inside.append(Store(self.totals, slot, multiply_add(number, columns[v], total)))
-                after.append(Store(target, row(i) + v * lanes, total))
-        return [*before, Loop(step, tuple(inside), bound), *after]
+        numbers = [broadcast(factor(i), lanes) for i in range(height)]
+
+        def place(number: int) -> Index:
+            return row(number // VECTORS) + number % VECTORS * lanes
+
+        def start(number: int) -> Value:
+            if not rescaled:
+                return broadcast(const(0, float32), lanes)
+            scale = load(self.before, constant(number % VECTORS * lanes), lanes=lanes)
+            return binary("mul", load(target, place(number), lanes=lanes), scale)
+
+        return held(
+            self.totals, height * VECTORS, lambda inside: Loop(step, inside, bound), start,
+            lambda n, total: multiply_add(numbers[n // VECTORS], columns[n % VECTORS], total),
+            lambda n, total: Store(target, place(n), total),
+        )  # fmt: skip
 
     def multiply_keys(self) -> Statement:
         """Compute scores = keys * turned, panel by panel."""
@@ -276,7 +273,7 @@ class _Blocked:
         result = self.value(rebuild(parts.result, change), places)
         position = computation.position.substitute(places)
         inner = Loop(column, (Store(computation.output, position, result),))
-        return Loop(self.lane, (inner,), self.row_bound)
+        return self.rows.around(inner)
 
 
 class _Row(_Blocked):

@@ -10,13 +10,23 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ugpu.compiler.expression.algebra import Index, Range, Validity, at_least_zero
-from ugpu.compiler.expression.value import Memory, Value, const, load, rebuild, value, walk
-from ugpu.compiler.kernel.ir import If, Statement, Store
+from ugpu.compiler.expression.value import (
+    Memory,
+    Value,
+    broadcast,
+    const,
+    load,
+    rebuild,
+    substitute,
+    value,
+    walk,
+)
+from ugpu.compiler.kernel.ir import If, Loop, Statement, Store
 
 
-class Line(NamedTuple):
+class _Line(NamedTuple):
     """A line of an image, by its column. inside: its value from column `low` to before `high` where
-    `others` hold; outside: its value elsewhere."""
+    `others` hold; outside: its value elsewhere, the same one if there is no padding."""
 
     inside: Value
     outside: Value
@@ -24,28 +34,26 @@ class Line(NamedTuple):
     high: int
     others: Validity
 
-    @property
-    def padded(self) -> bool:
-        return self.inside is not self.outside
+
+def copied(
+    image: Value, column: Range, stage: Memory, firsts: Sequence[Index], lanes: int
+) -> tuple[Statement, ...]:
+    """Copy a line: column c to firsts[c % n] + c // n, for the n = len(firsts) phases. lanes: of
+    vectors, used for one or two phases of elements that are adjacent in memory; 0 for none."""
+    line, phases = _parted(image, column), len(firsts)
+    if lanes and phases <= min(2, line.high - line.low) and _adjacent(line.inside, column):
+        return _by_vectors(line, column, stage, firsts, lanes)
+    copies: list[Statement] = []
+    for phase, first in enumerate(firsts):
+        each = Range(f"{column.name}{phase}", -(-(column.size - phase) // phases))
+        elements = substitute(image, {column: each.index() * phases + phase})
+        copies += _by_elements(_parted(elements, each), each, stage, first)
+    return tuple(copies)
 
 
-def parted(image: Value, column: Range) -> Line:
-    """Separate a line's padding. With no padding, or several kinds, the line is all one part."""
-    conditions = _conditions(image, column)
-    if not conditions:
-        return Line(image, image, 0, column.size, ())
-    inside, outside = _parted(image, conditions)
-    low, high, others = 0, column.size, []
-    for condition in conditions:
-        step = condition.coefficient(column)
-        rest = condition - column.index() * step
-        if not rest.is_constant:
-            others.append(condition)
-        elif step > 0:
-            low = max(low, -(rest.constant // step))
-        else:
-            high = min(high, rest.constant // -step + 1)
-    return Line(inside, outside, low, high, tuple(others))
+def _adjacent(line: Value, column: Range) -> bool:
+    plain = line.op == "load" and not line.arg.conditions
+    return plain and line.arg.index.linear(column) == (1,)
 
 
 def chunks(low: int, high: int, lanes: int) -> tuple[int, list[int]]:
@@ -59,35 +67,43 @@ def chunks(low: int, high: int, lanes: int) -> tuple[int, list[int]]:
     return width, starts
 
 
-def staged(
-    image: Value, column: Range, stage: Memory, firsts: Sequence[Index], lanes: int
+def _by_elements(line: _Line, column: Range, stage: Memory, first: Index) -> list[Statement]:
+    """Copy a line of one phase. Padding is written first, then the elements inside, without a test
+    for each."""
+    inside, outside, low, high, others = line
+    copies: list[Statement] = [Loop(column, (Store(stage, first + column.index(), outside),))]
+    if inside is not outside and low < high:
+        middle = Range(column.name + "in", high - low)
+        place = middle.index() + low
+        store = Store(stage, first + place, substitute(inside, {column: place}))
+        copy = Loop(middle, (store,))
+        copies.append(If(others, (copy,)) if others else copy)
+    return copies
+
+
+def _by_vectors(
+    line: _Line, column: Range, stage: Memory, firsts: Sequence[Index], lanes: int
 ) -> tuple[Statement, ...]:
-    """Copy a line: column c to firsts[c % n] + c // n, for the n = len(firsts) phases (1 or 2).
-    Empty where its elements are not adjacent in memory."""
-    line, phases = parted(image, column), len(firsts)
-    if line.inside.op != "load" or line.inside.arg.conditions or line.high - line.low < phases:
-        return ()
-    memory, index = line.inside.arg.memory, line.inside.arg.index
-    if index.coefficient(column) != 1 or column in (index - column.index()).ranges():
-        return ()
-    start: Index = index - column.index()
+    memory, phases = line.inside.arg.memory, len(firsts)
+    start = line.inside.arg.index - column.index()
+    double, places = chunks(line.low, line.high, phases * lanes)
+    width = double // phases
     copies: list[Statement] = []
-    if phases == 1:
-        width, places = chunks(line.low, line.high, lanes)
-        for place in places:
-            copies.append(Store(stage, firsts[0] + place, load(memory, start + place, lanes=width)))
-    else:
-        copies += _apart(memory, start, line, stage, firsts, lanes)
-    if not line.padded:
+    for place in places:
+        parts = [load(memory, start + place + n * width, lanes=width) for n in range(phases)]
+        for phase in range(phases):
+            moved, to = parts[phase], place + phase
+            if width > 1 and phases > 1:  # even and odd columns to separate places
+                mask = tuple(range(phase, double, phases))
+                moved = value("shuffle", memory.dtype, parts, mask, width)
+            copies.append(Store(stage, firsts[to % phases] + to // phases, moved))
+    if line.inside is line.outside:
         return tuple(copies)
     around: list[Statement] = []  # both ends
     whole: list[Statement] = []
     for phase, first in enumerate(firsts):
-        count = -(-(column.size - phase) // phases)
-        width, places = chunks(0, count, lanes)
-        padding = line.outside
-        if width > 1:
-            padding = value("broadcast", padding.dtype, (padding,), lanes=width)
+        width, places = chunks(0, -(-(column.size - phase) // phases), lanes)
+        padding = broadcast(line.outside, width)
         whole += [Store(stage, first + place, padding) for place in places]
         ends = [c for c in range(phase, column.size, phases) if not line.low <= c < line.high]
         around += [Store(stage, first + c // phases, line.outside) for c in ends]
@@ -97,24 +113,21 @@ def staged(
     return *apart, If(line.others, (*around, *copies))
 
 
-def _apart(
-    memory: Memory, start: Index, line: Line, stage: Memory, firsts: Sequence[Index], lanes: int
-) -> list[Statement]:
-    """Return copies of even and odd columns to separate places."""
-    double, places = chunks(line.low, line.high, 2 * lanes)
-    width = double // 2
-    stores: list[Statement] = []
-    for place in places:
-        halves = tuple(load(memory, start + place + n * width, lanes=width) for n in (0, 1))
-        for odd in (0, 1):
-            column = place + odd
-            if width == 1:
-                moved = halves[odd]
-            else:
-                mask = tuple(range(odd, double, 2))
-                moved = value("shuffle", memory.dtype, halves, mask, width)
-            stores.append(Store(stage, firsts[column % 2] + column // 2, moved))
-    return stores
+def _parted(image: Value, column: Range) -> _Line:
+    """Separate a line's padding. With no padding, or several kinds, the line is all one part."""
+    low, high, others = 0, column.size, []
+    conditions = _conditions(image, column)
+    for condition in conditions:
+        step = condition.coefficient(column)
+        rest = condition - column.index() * step
+        if not step:
+            others.append(condition)
+        elif step > 0:
+            low = max(low, -(rest.constant // step))
+        else:
+            high = min(high, rest.constant // -step + 1)
+    inside, outside = (_where(image, conditions, hold) for hold in (True, False))
+    return _Line(inside, outside, low, high, tuple(others))
 
 
 def _conditions(image: Value, column: Range) -> Validity:
@@ -123,32 +136,26 @@ def _conditions(image: Value, column: Range) -> Validity:
     found = {node.arg if node.op == "gate" else node.arg.conditions
              for node in walk(image) if node.op in ("gate", "load")}  # fmt: skip
     found.discard(())
-    if len(found) != 1:
-        return ()
-    (conditions,) = found
+    conditions: Validity = found.pop() if len(found) == 1 else ()
     apart = all(
-        column not in (c - column.index() * c.coefficient(column)).ranges()
-        and (not c.coefficient(column) or (c - column.index() * c.coefficient(column)).is_constant)
-        for c in conditions
+        each.linear(column) is not None
+        and (not (step := each.coefficient(column)) or (each - column.index() * step).is_constant)
+        for each in conditions
     )
     return conditions if apart else ()
 
 
-def _parted(image: Value, conditions: Validity) -> tuple[Value, Value]:
-    """Return an image's values where its conditions hold, and where they do not."""
+def _where(image: Value, conditions: Validity, hold: bool) -> Value:
+    """Return an image's values where its conditions hold, or where they do not."""
 
-    def held(node: Value, sources: tuple[Value, ...]) -> Value | None:
+    def change(node: Value, sources: tuple[Value, ...]) -> Value | None:
         if node.op == "gate" and node.arg == conditions:
-            return sources[0]
+            return sources[0 if hold else 1]
         if node.op == "load" and node.arg.conditions == conditions:
-            return load(node.arg.memory, node.arg.index, (), node.lanes)
+            access = node.arg
+            return (
+                load(access.memory, access.index, (), node.lanes) if hold else const(0, node.dtype)
+            )
         return None
 
-    def failed(node: Value, sources: tuple[Value, ...]) -> Value | None:
-        if node.op == "gate" and node.arg == conditions:
-            return sources[1]
-        if node.op == "load" and node.arg.conditions == conditions:
-            return const(0, node.dtype)
-        return None
-
-    return rebuild(image, held), rebuild(image, failed)
+    return rebuild(image, change) if conditions else image

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ugpu.compiler.expression.accumulate import combine, identity, replace
+from ugpu.compiler.expression.accumulate import combine, identity
 from ugpu.compiler.expression.algebra import Index, Range, constant, substitute_all
 from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.lookup import Lookup, atoms
 from ugpu.compiler.expression.value import Memory, Value, indices_of, load, substitute, walk
 from ugpu.compiler.kernel.choices import Chunk, Space
+from ugpu.compiler.kernel.host.nest import Nest, nested
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
+from ugpu.compiler.kernel.shared.kernels import kernel_of, result
 from ugpu.compiler.kernel.shared.spread import loads, runs_along
 from ugpu.hcq.state.target import TargetSpec
 
@@ -40,24 +41,19 @@ def elementwise(
     """Give a group chunks of the last range, or several whole rows of it."""
     most = (chosen or Chunk(CHUNK)).size
     if not computation.ranges:
-        return kernel_of(computation, (), (1, 1, 1), 1, _assign(computation, {}))
+        return kernel_of(computation, (), (1, 1, 1), 1, assign(computation, {}))
     outer, last = computation.ranges[:-1], computation.ranges[-1]
     if last.size >= most or not outer:
-        chunk = min(most, last.size)
-        grid = (-(-last.size // chunk), elements(outer), 1)
-        start = group_range(0, grid[0]).index() * chunk
-        step = Range("j", chunk)
-        places = groups_at(outer, 1)
-        places[last] = start + step.index()
-        inner = Loop(step, _assign(computation, places), constant(last.size) - start)
-        return kernel_of(computation, (), grid, 1, (inner,))
+        nest = Nest(computation, outer, (last, min(most, last.size)))
+        walk = nest.sides[0].steps("j")
+        return nest.kernel((), (walk.around(*assign(computation, nest.batch | walk.places)),))
     rows = max(1, most // last.size)
     grid, row, loop_bound = rows_of(elements(outer), rows)
     step = Range("j", last.size)
     places = places_at(outer, row)
     places[last] = step.index()
     rolled = last.size >= ROLLED and _looks_up(computation.value, last)
-    inner = Loop(step, _assign(computation, places), rolled=rolled)
+    inner = Loop(step, assign(computation, places), rolled=rolled)
     return kernel_of(computation, (), grid, 1, (Loop(Range("r", rows), (inner,), loop_bound),))
 
 
@@ -96,11 +92,8 @@ def reduction(computation: Computation, target: TargetSpec, chosen: Chunk | None
         here = load(totals, at)
         before.append(Store(totals, at, identity(operation, reduce.dtype)))
         steps.append(Store(totals, at, combine(operation, here, substitute(body, places))))
-        result = replace(substitute(computation.value, places), substitute(reduce, places), here)
-        after.append(Store(computation.output, computation.position.substitute(places), result))
-    for counter in reversed(over):
-        steps = [Loop(counter, tuple(steps))]
-    loop = Loop(Range("r", rows), (*before, *steps, *after), bound)
+        after.append(result(computation, places, here, reduce))
+    loop = Loop(Range("r", rows), (*before, *nested(over, *steps), *after), bound)
     return kernel_of(computation, (totals,), grid, 1, (loop,))
 
 
@@ -112,21 +105,18 @@ def _side_by_side(computation: Computation, reduce: Value, most: int) -> Kernel:
     outer = tuple(r for r in computation.ranges[:-1] if r is not shared)
     rows = 1 if shared is None else shared.size
     chunk = min(most, last.size)
-    grid = (-(-last.size // chunk), elements(outer), 1)
-    start = group_range(0, grid[0]).index() * chunk
+    nest = Nest(computation, outer, (last, chunk))
     totals = Memory("totals", reduce.dtype, chunk * rows, "local")
     Make = Callable[[Index, dict[Range, Index]], Store]
 
-    def columns(name: str, make: Make) -> Loop:
-        step = Range(name, chunk)
-        places = groups_at(outer, 1)
-        places[last] = start + step.index()
+    def columns(name: str, make: Make) -> Statement:
+        walk = nest.sides[0].steps(name)
         stores = []
         for row in range(rows):
-            if shared is not None:
-                places[shared] = constant(row)
-            stores.append(make(step.index() + row * chunk, dict(places)))
-        return Loop(step, tuple(stores), constant(last.size) - start)
+            at = {} if shared is None else {shared: constant(row)}
+            places = {**nest.batch, **walk.places, **at}
+            stores.append(make(walk.position + row * chunk, places))
+        return walk.around(*stores)
 
     def clear(at: Index, places: dict[Range, Index]) -> Store:
         return Store(totals, at, identity(operation, reduce.dtype))
@@ -142,9 +132,7 @@ def _side_by_side(computation: Computation, reduce: Value, most: int) -> Kernel:
         return add
 
     def finish(at: Index, places: dict[Range, Index]) -> Store:
-        root = substitute(computation.value, places)
-        result = replace(root, substitute(reduce, places), load(totals, at))
-        return Store(computation.output, computation.position.substitute(places), result)
+        return result(computation, places, load(totals, at), reduce)
 
     length = over[-1].size
     abreast = _abreast(body, length)
@@ -154,10 +142,8 @@ def _side_by_side(computation: Computation, reduce: Value, most: int) -> Kernel:
     if length % abreast:
         rest = [constant(step) for step in range(length - length % abreast, length)]
         inside = (*inside, columns("j3", gather(rest)))
-    for counter in reversed(over[:-1]):
-        inside = (Loop(counter, inside),)
-    kernel = (columns("j0", clear), *inside, columns("j2", finish))
-    return kernel_of(computation, (totals,), grid, 1, kernel)
+    inside = nested(over[:-1], *inside)
+    return nest.kernel((totals,), (columns("j0", clear), *inside, columns("j2", finish)))
 
 
 def _shared(computation: Computation, body: Value) -> Range | None:
@@ -186,7 +172,8 @@ def rows_of(count: int, rows: int) -> tuple[tuple[int, int, int], Index, Index]:
     return grid, start + Range("r", rows).index(), constant(count) - start
 
 
-def _assign(computation: Computation, places: dict[Range, Index]) -> tuple[Statement, ...]:
+def assign(computation: Computation, places: dict[Range, Index]) -> tuple[Statement, ...]:
+    """Return the stores of all results at `places`."""
     position = computation.position.substitute(places)
     results = computation.results(substitute(computation.value, places))
     stores = tuple(Store(memory, position, root) for memory, root in results)

@@ -9,12 +9,12 @@ compiler.kernel.host); then totals are computed, then results from them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from ugpu.compiler.expression.accumulate import replace
 from ugpu.compiler.expression.algebra import (
     Div,
     Index,
@@ -27,8 +27,10 @@ from ugpu.compiler.expression.algebra import (
 )
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.value import Memory, Value, indices_of, load, substitute
-from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
+from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of, result
+
+LONG = 16  # elements of a loop that LLVM takes in vectors; loops around it need not be unrolled
 
 
 @dataclass(frozen=True)
@@ -103,19 +105,24 @@ class Part:
                 return False
         return True
 
+    def line(
+        self, name: str, count: int, first: Index | int = 0, bound: Index | None = None
+    ) -> Walk:
+        """Return one loop over `count` elements from `first` on."""
+        counter = Range(name, count)
+        return Walk(((counter, bound),), counter.index(), self.places(counter.index() + first))
+
     def steps(self, name: str) -> Walk:
         """Return one loop over the elements, as far as there are any."""
-        position = Range(name, self.whole).index()
-        return Walk(((Range(name, self.whole), self.left),), position, self.places(position))
+        return self.line(name, self.whole, bound=self.left)
 
     def panel(self, name: str, first: Index, count: int, whole: int) -> Walk:
         """Return the loop over `count` elements from `first` on, of panels that extend to
         `whole`."""
-        counter, bound = Range(name, count), self.bound()
+        bound = self.bound()
         if self.whole != whole and bound is None:
             bound = constant(self.whole)
-        limit = None if bound is None else bound - first
-        return Walk(((counter, limit),), counter.index(), self.places(first + counter.index()))
+        return self.line(name, count, first, None if bound is None else bound - first)
 
     def walk(self, name: str, *roots: Value | Index) -> Walk:
         """Return the loops over all elements: one loop if it needs no divisions in `roots`."""
@@ -174,21 +181,10 @@ class Nest:
         x, y, z, *_ = (*groups, elements(batch), 1, 1)
         self.grid = (x, y, z)
 
-    def result(
-        self, places: Mapping[Range, Index], total: Value, reduce: Value | None = None
-    ) -> Store:
-        """Return the store of a result at `places`, given the total of its reduction (or without
-        one, the result)."""
-        computation, places = self.computation, {**self.batch, **places}
-        if reduce is not None:
-            root = substitute(computation.value, places)
-            total = replace(root, substitute(reduce, places), total)
-        return Store(computation.output, computation.position.substitute(places), total)
-
-    def finish(self, outer: Walk, inner: Walk, total: Value, reduce: Value) -> Statement:
+    def finish(self, outer: Walk, inner: Walk, total: Value, reduce: Value | None) -> Statement:
         """Return the loops that compute results from their totals, and store them."""
-        places = {**outer.places, **inner.places}
-        return outer.around(inner.around(self.result(places, total, reduce)))
+        places = {**self.batch, **outer.places, **inner.places}
+        return outer.around(inner.around(result(self.computation, places, total, reduce)))
 
     def kernel(self, memories: Iterable[Memory], body: Iterable[Statement]) -> Kernel:
         return kernel_of(self.computation, tuple(memories), self.grid, 1, tuple(body))
@@ -199,6 +195,18 @@ def nested(ranges: Sequence[Range], *body: Statement) -> tuple[Statement, ...]:
     for counter in reversed(ranges):
         body = (Loop(counter, body),)
     return body
+
+
+def rolled(statement: Statement) -> Statement:
+    """Return loops of which those around a loop of some vectors are not unrolled: LLVM would gain
+    nothing, and take seconds to compare all addresses with each other."""
+    if not isinstance(statement, Loop | If):
+        return statement
+    body = tuple(map(rolled, statement.body))
+    around = any(isinstance(inner, Loop) and inner.range.size >= LONG for inner in body)
+    if isinstance(statement, Loop) and around:
+        return dataclasses.replace(statement, body=body, rolled=True)
+    return dataclasses.replace(statement, body=body)
 
 
 def held(
@@ -214,6 +222,15 @@ def held(
         loop(tuple(Store(totals, at, term(n, total)) for n, at, total in each)),
         *(stored(n, total) for n, _, total in each),
     ]
+
+
+def round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+def share(count: int, most: int) -> int:
+    """Split `count` into the fewest equal shares of at most `most`."""
+    return -(-count // -(-count // most))
 
 
 def joined(ranges: Sequence[Range], wanted: int) -> Axis:

@@ -15,8 +15,9 @@ from ugpu.compiler.expression.algebra import Index, Range, constant, flatten
 from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.value import Memory, Value, load, rebuild, substitute
 from ugpu.compiler.kernel.host.loops import CHUNK, COLUMNS
+from ugpu.compiler.kernel.host.nest import Nest, nested
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
+from ugpu.compiler.kernel.shared.kernels import kernel_of
 from ugpu.compiler.kernel.shared.spread import runs_along
 from ugpu.compiler.pattern.chain import Chain, held_values
 from ugpu.compiler.pattern.cost import HELD_BYTES
@@ -71,13 +72,10 @@ class _Rows:
                 Loop(counter, self.passes(places), constant(chain.rows) - start),
             )
         else:
-            last = chain.outer[-1]
-            grid = (-(-last.size // self.width), elements(chain.outer[:-1]), 1)
-            start = group_range(0, grid[0]).index() * self.width
-            places = groups_at(chain.outer[:-1], 1)
-            places[last] = start + self.lane.index()
-            self.bound = constant(last.size) - start
-            body = self.passes(places)
+            nest = Nest(self.computation, chain.outer[:-1], (chain.outer[-1], self.width))
+            grid, lanes = nest.grid, nest.sides[0]
+            self.bound = lanes.left
+            body = self.passes(nest.batch | lanes.places(self.lane.index()))
         outputs = self.computation.outputs
         own = (memory for _, memory in self.held.values() if memory not in outputs)
         memories = (*self.totals, *own)
@@ -107,10 +105,7 @@ class _Rows:
                 for memory, part in self.computation.results(root):
                     result = self.finished(part, number, places, False)
                     inside.append(Store(memory, position, result))
-            loop = self.across(inside)
-            for counter in reversed(ranges):
-                loop = [Loop(counter, tuple(loop))]
-            statements += loop
+            statements += nested(ranges, *self.across(inside))
         return tuple(statements)
 
     def across(self, inside: list[Statement]) -> list[Statement]:

@@ -26,6 +26,7 @@ from ugpu.compiler.expression.value import (
     value,
 )
 from ugpu.compiler.kernel.host.loops import rows_of
+from ugpu.compiler.kernel.host.nest import Nest, Walk
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
 from ugpu.compiler.kernel.shared.kernels import kernel_of
 from ugpu.hcq.state.target import TargetSpec
@@ -132,40 +133,39 @@ def _across(computation: Computation, target: TargetSpec) -> Kernel:
     if rows < 2 * target.compute_units:
         share = -(-columns // (2 * target.compute_units))
         chunk = min(chunk, -(-share // LINE) * LINE)
-    grid = (-(-columns // chunk), rows, 1)
-    row, start = group_range(1, rows).index(), group_range(0, grid[0]).index() * chunk
+    nest = Nest(computation, outer, (Range("column", columns), chunk))
+    row, (side,) = group_range(1, rows).index(), nest.sides
     totals = Memory("totals", parts.body.dtype, chunk, "local")
     bases = Memory("bases", parts.body.dtype, chunk, "local")
-    bound = constant(columns) - start
     stretch, step = Range("s", -(-size // parts.stretch)), Range("k", parts.stretch)
     element = stretch.index() * parts.stretch + step.index()
 
-    def each(name: str, memory: Memory, result: Value | None = None) -> Loop:
+    def each(name: str, memory: Memory, result: Value | None = None) -> Statement:
         """Set all of a memory: to the identity, or to the base with the total added."""
-        column = Range(name, chunk).index()
+        walk = side.steps(name)
+        at = walk.position
         if result is None:
-            result = combine(parts.operation, load(bases, column), load(totals, column))
-        return Loop(Range(name, chunk), (Store(memory, column, result),), bound)
+            result = combine(parts.operation, load(bases, at), load(totals, at))
+        return walk.around(Store(memory, at, result))
 
-    column = Range("j", chunk)
-    at = column.index()
-    places = places_at(outer, row) | places_at(inner, start + at) | {along: element}
-    total = parts.next(load(totals, at), places)
-    to = flatten((row, element, start + at), (rows, size, columns))
-    inside = (
+    def places(walk: Walk) -> dict[Range, Index]:
+        column = walk.places[side.axis.main]
+        return nest.batch | places_at(inner, column) | {along: element}
+
+    walk = side.steps("j")
+    at = walk.position
+    total = parts.next(load(totals, at), places(walk))
+    to = flatten((row, element, walk.places[side.axis.main]), (rows, size, columns))
+    left = constant(size) - stretch.index() * parts.stretch
+    added = walk.around(
         Store(computation.output, to, parts.result(total, load(bases, at))),
         Store(totals, at, total),
     )
-    left = constant(size) - stretch.index() * parts.stretch
-    steps = Loop(step, (Loop(column, inside, bound),), left)
+    steps = Loop(step, (added,), left)
     clear = each("j0", totals, parts.identity)
     if not parts.based:
-        return kernel_of(computation, (totals,), grid, 1, (clear, Loop(stretch, (steps,))))
-    column = Range("j1", chunk)
-    places = places_at(outer, row) | places_at(inner, start + column.index())
-    first = Store(bases, column.index(), substitute(parts.start, places))
-    body = (
-        Loop(column, (first,), bound),
-        Loop(stretch, (clear, steps, each("j2", bases))),
-    )
-    return kernel_of(computation, (totals, bases), grid, 1, body)
+        return nest.kernel((totals,), (clear, Loop(stretch, (steps,))))
+    walk = side.steps("j1")
+    first = walk.around(Store(bases, walk.position, substitute(parts.start, places(walk))))
+    body = (first, Loop(stretch, (clear, steps, each("j2", bases))))
+    return nest.kernel((totals, bases), body)

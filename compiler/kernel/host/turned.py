@@ -11,15 +11,16 @@ and read it again after the caches have evicted it: rows far apart share the set
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ugpu.compiler.dtype import bool_
 from ugpu.compiler.expression.algebra import Range, at_least_zero, constant
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.value import Memory, Value, load, rebuild, substitute, walk
-from ugpu.compiler.kernel.host.products.packing import transpose
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
+from ugpu.compiler.kernel.host.loops import assign
+from ugpu.compiler.kernel.host.nest import Nest, Walk, rolled, round_up
+from ugpu.compiler.kernel.host.products.packing import turn
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement
 from ugpu.hcq.state.target import TargetSpec
 
 SMALLEST = 1 << 14  # elements below which the first caches hold the whole input
@@ -56,11 +57,9 @@ def find_turned(computation: Computation) -> Turned | None:
         along = next((r for r in computation.ranges[:-1] if index.coefficient(r) == 1), None)
         if not step or along is None or along.size < LANES or across not in (None, along):
             return None
-        rest = index - last.index() * step - along.index()
-        if not rest.ranges().isdisjoint((last, along)) or node.arg.conditions:
+        # vectors of bools are not contiguous in memory
+        if index.linear(last, along) is None or node.arg.conditions or node.dtype is bool_:
             return None
-        if node.dtype is bool_:
-            return None  # its vectors are not contiguous in memory
         across = along
         found.append(node)
     return None if across is None else Turned(across, tuple(found))
@@ -71,58 +70,40 @@ def elementwise(computation: Computation, turned: Turned, target: TargetSpec) ->
     last, across = computation.ranges[-1], turned.across
     widest = max(node.dtype.itemsize for node in turned.loads)
     lanes = max(2, min(LANES, target.vector_bytes // widest))
-    width = min(WIDTH, -(-last.size // lanes) * lanes)
-    outer = tuple(r for r in computation.ranges if r not in (last, across))
-    grid = (-(-across.size // lanes), -(-last.size // width), elements(outer))
-    first = group_range(0, grid[0]).index() * lanes
-    start = group_range(1, grid[1]).index() * width
-    places = groups_at(outer, 2)
-    columns, rows = constant(last.size) - start, constant(across.size) - first
-    before = (grid[1] - 1) * width  # columns before the last tile of a row, which has `ragged`
-    ragged, in_last = last.size - before, at_least_zero(start - before)
-    stages: dict[Value, Memory] = {}
+    width = min(WIDTH, round_up(last.size, lanes))
+    outer = [r for r in computation.ranges if r not in (last, across)]
+    nest = Nest(computation, outer, (across, lanes), (last, width))
+    rows, columns = nest.sides
+
+    def results(of: Computation, row: Walk, column: Walk) -> Statement:
+        places = {**nest.batch, **row.places, **column.places}
+        return rolled(row.around(column.around(*assign(of, places))))
+
+    ends = columns.left // lanes * lanes if last.size % lanes else columns.left
+    row, column = rows.line("row", lanes), columns.line("column", width, bound=ends)
+    stages: dict[Value, Value] = {}
+    memories: list[Memory] = []
     whole: list[Statement] = []
-    edges: list[Statement] = []
     for number, node in enumerate(turned.loads):
         stage = Memory(f"stage{number}", node.dtype, lanes * width, "local")
-        stages[node] = stage
+        memories.append(stage)
+        stages[node] = load(stage, row.position * width + column.position)
         block = Range(f"block{number}", width // lanes)
-        read = []
-        for lane in range(lanes):
-            here = {**places, across: first, last: start + block.index() * lanes + lane}
-            access = substitute(node, here).arg
-            read.append(load(access.memory, access.index, (), lanes))
-        stores = tuple(
-            Store(stage, block.index() * lanes + row * width, vector)
-            for row, vector in enumerate(transpose(read))
-        )
-        if last.size >= lanes:
-            whole.append(Loop(block, stores, columns // lanes))
-        if ragged % lanes:  # the last tile of a row ends inside a vector
-            rest, row = Range(f"rest{number}", ragged % lanes), Range(f"row{number}", lanes)
-            column = rest.index() + ragged // lanes * lanes
-            here = {**places, across: first + row.index(), last: start + column}
-            one = Store(stage, row.index() * width + column, substitute(node, here))
-            whole.append(If(in_last, (Loop(row, (Loop(rest, (one,)),)),)))
-        row, column_ = Range(f"r{number}", lanes), Range(f"c{number}", width)
-        here = {**places, across: first + row.index(), last: start + column_.index()}
-        one = Store(stage, row.index() * width + column_.index(), substitute(node, here))
-        edges.append(Loop(row, (Loop(column_, (one,), columns),), rows))
-    row, column_ = Range("row", lanes), Range("column", width)
-    here = {**places, across: first + row.index(), last: start + column_.index()}
-    at = row.index() * width + column_.index()
-
-    def staged(node: Value, _: tuple[Value, ...]) -> Value | None:
-        return load(stages[node], at) if node in stages else None
-
-    position = computation.position.substitute(here)
-    root = rebuild(computation.value, staged)
-    results = tuple(
-        Store(memory, position, substitute(value, here))
-        for memory, value in computation.results(root)
-    )
-    finish = Loop(row, (Loop(column_, results, columns),), rows)
-    body: list[Statement] = list(whole)
-    if across.size % lanes:
-        body = [If((rows - lanes,), tuple(whole)), If((constant(lanes - 1) - rows,), tuple(edges))]
-    return kernel_of(computation, tuple(stages.values()), grid, 1, (*body, finish))
+        first = columns.start + block.index() * lanes
+        here = [{**nest.batch, across: rows.start, last: first + lane} for lane in range(lanes)]
+        read = [substitute(node, places).arg for places in here]
+        vectors = [load(each.memory, each.index, (), lanes) for each in read]
+        stores = turn(stage, block.index() * lanes, width, vectors)
+        whole.append(Loop(block, stores, columns.left // lanes))
+    staged = replace(computation, value=rebuild(computation.value, lambda n, _: stages.get(n)))
+    whole.append(results(staged, row, column))
+    if rest := last.size % lanes:  # the last tile of a row ends inside a vector
+        before = (nest.grid[1] - 1) * width
+        end = columns.line("rest", rest, last.size - before - rest)
+        single = results(computation, rows.line("row", lanes), end)
+        whole.append(If(at_least_zero(columns.start - before), (single,)))
+    if across.size % lanes:  # tiles of few rows are computed without stages
+        edge = results(computation, rows.steps("edge"), columns.steps("column"))
+        few = (constant(lanes - 1) - rows.left,)
+        whole = [If((rows.left - lanes,), tuple(whole)), If(few, (edge,))]
+    return nest.kernel(memories, whole)

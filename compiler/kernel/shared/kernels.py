@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from ugpu.compiler.expression.accumulate import replace
 from ugpu.compiler.expression.algebra import Index, Range
 from ugpu.compiler.expression.computation import Computation, elements, places_at
-from ugpu.compiler.expression.value import Memory
-from ugpu.compiler.kernel.ir import Kernel, Statement, group_range
+from ugpu.compiler.expression.value import Memory, Value, substitute
+from ugpu.compiler.kernel.ir import Kernel, Statement, Store, group_range
 
 
 def groups_at(ranges: Sequence[Range], axis: int) -> dict[Range, Index]:
@@ -29,3 +30,14 @@ def kernel_of(
     return Kernel(
         "kernel", parameters, local, grid, block, body, outputs=outputs, cluster=cluster
     )  # fmt: skip
+
+
+def result(
+    computation: Computation, places: Mapping[Range, Index], total: Value, reduce: Value | None
+) -> Store:
+    """Return the store of a result at `places`. total: of its reduction; without one, the result
+    itself."""
+    if reduce is not None:
+        root = substitute(computation.value, places)
+        total = replace(root, substitute(reduce, places), total)
+    return Store(computation.output, computation.position.substitute(places), total)

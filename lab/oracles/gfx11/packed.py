@@ -1,8 +1,9 @@
 """Packed, mixed, dot-product and matrix operations (VOP3P and their relatives) for the oracle.
 
 Source: RDNA3 ISA document, chapters "Vector ALU operations" and "Wave matrix multiply accumulate".
-Sums of products are made in double precision and rounded once, where the document leaves order and
-intermediate rounding open; integers are exact.
+Sums of products of matrices are made in double precision and rounded once, where the document
+leaves order and intermediate rounding open; those of pairs are rounded step by step, as in its
+pseudocode; integers are exact.
 """
 
 from __future__ import annotations
@@ -116,28 +117,33 @@ def _widen(bits: Lanes, brain: bool) -> Lanes:
 
 def _float_dot(instruction: Instruction, state: WaveState, sources: list[Lanes]) -> Lanes:
     brain = instruction.name.endswith("bf16")
-    total = state.as_type(instruction.srcs[2], sources[2]).astype(np.float64)
+    total = state.as_type(instruction.srcs[2], sources[2]).astype(np.float32)
     if instruction.neg_lo[2]:
         total = -total
     for upper in (0, 1):
         selectors = instruction.op_sel_hi if upper else instruction.op_sel
         negated = instruction.neg_hi if upper else instruction.neg_lo
-        product = np.ones(LANES, np.float64)
+        product = np.ones(LANES, np.float32)
         for number in (0, 1):
-            value = _widen(_half(sources[number], selectors[number]), brain).astype(np.float64)
+            value = _widen(_half(sources[number], selectors[number]), brain).astype(np.float32)
             product = product * (-value if negated[number] else value)
         total = total + product
+    return fp.clamped(total, state.mode.dx10_clamp) if instruction.clamp else total
+
+
+def dot_pairs(
+    first: Lanes, second: Lanes, total: Lanes, brain: bool, rounded: Callable[[Lanes], Lanes]
+) -> Lanes:
+    """Return total + the products of two packed pairs, in f32, for the shorter dot forms.
+
+    rounded: rounds f32 to the type of the result; it is applied to each product and each sum.
+    """
     result = total.astype(np.float32)
-    return fp.clamped(result, state.mode.dx10_clamp) if instruction.clamp else result
-
-
-def dot_pairs(first: Lanes, second: Lanes, total: Lanes, brain: bool) -> Lanes:
-    """Return total + the products of two packed pairs, in float64, for the shorter dot forms."""
-    result = total.astype(np.float64)
-    for upper in (0, 1):
-        one = _widen(_half(first, upper), brain).astype(np.float64)
-        other = _widen(_half(second, upper), brain).astype(np.float64)
-        result = result + one * other
+    with np.errstate(all="ignore"):
+        for upper in (0, 1):
+            one = _widen(_half(first, upper), brain).astype(np.float32)
+            other = _widen(_half(second, upper), brain).astype(np.float32)
+            result = rounded(result + rounded(one * other))
     return result
 
 

@@ -24,7 +24,7 @@ _RELATIVE = {
 }  # fmt: skip
 _LANE_MOVES = _RELATIVE | {
     "v_readlane_b32", "v_readfirstlane_b32", "v_writelane_b32", "v_permlane16_b32",
-    "v_permlanex16_b32", "v_permlane64_b32", "v_swap_b32",
+    "v_permlanex16_b32", "v_permlane64_b32", "v_swap_b16", "v_swap_b32",
 }  # fmt: skip
 
 
@@ -156,10 +156,14 @@ def _values(name: str, instruction: Instruction, state: WaveState, sources: list
         exact = fp.fma(*(source.astype(np.float32) for source in sources))
         return exact if name == "v_fma_mix_f32" else exact.astype(np.float16)
     if name == "v_dot2_f16_f16":
-        return dot_pairs(sources[0], sources[1], sources[2], brain=False).astype(np.float16)
+        total = dot_pairs(*sources[:3], False, lambda x: x.astype(np.float16).astype(np.float32))
+        return total.astype(np.float16)
     if name == "v_dot2_bf16_bf16":
         total = fp.bf16_to_f32(sources[2])
-        return fp.f32_to_bf16(dot_pairs(sources[0], sources[1], total, True).astype(np.float32))
+        brains = dot_pairs(
+            *sources[:2], total, True, lambda x: fp.bf16_to_f32(fp.f32_to_bf16(x))
+        )
+        return fp.f32_to_bf16(brains)
     raise NotSupported("the oracle does not execute", instruction=instruction.name)
 
 
@@ -170,7 +174,7 @@ def _accumulated(
         raise NotSupported("no destination to accumulate into", instruction=name)
     old = state.read_lanes(instruction.dst)
     if name.startswith("v_dot2acc"):
-        return dot_pairs(sources[0], sources[1], old, brain=False).astype(np.float32)
+        return dot_pairs(*sources[:2], old, name.endswith("bf16"), lambda x: x)
     if name.startswith("v_pk_fmac"):
         pairs = [words.view(np.float16).reshape(LANES, 2) for words in (*sources, old)]
         halves = [fp.fma(*(pair[:, half].copy() for pair in pairs)) for half in (0, 1)]
@@ -262,7 +266,7 @@ def _move_lanes(instruction: Instruction, state: WaveState) -> None:
     elif name == "v_writelane_b32":
         lane = int(state.read_bits(instruction.srcs[1])[0]) & (LANES - 1)
         state.write_lanes(dst, source, np.equal(LANE, lane))
-    elif name == "v_swap_b32":
+    elif name in ("v_swap_b16", "v_swap_b32"):
         old = state.read_bits(dst)
         state.write_lanes(dst, source)
         state.write_lanes(replace(instruction.srcs[0]), old)

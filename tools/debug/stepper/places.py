@@ -66,6 +66,11 @@ class Devices:
         self._known[code.entry, code.digest] = kernel
         return kernel
 
+    def row(self, pc: int) -> Row | None:
+        """Return the line of an instruction of any kernel that has run; the latest of them."""
+        rows = (kernel.row(pc) for kernel in reversed(list(self._known.values())))
+        return next((row for row in rows if row is not None), None)
+
     def _by_listing(self, kernel: Known, listing: Any) -> None:
         ends = [pc for pc, _, _ in listing[1:]] + [listing[-1][0] + 1] if listing else []
         places = [(pc, end, line) for (pc, _, line), end in zip(listing, ends, strict=True)]

@@ -136,6 +136,11 @@ class Session:
                 addresses |= places
         return addresses
 
+    def place(self, address: int) -> str:
+        """See hcq.device.debugging.Debugger."""
+        row = self.devices.row(address)
+        return "" if row is None else f"{row.file}:{row.line}"
+
     def missed(self) -> list[str]:
         """Return a text for each breakpoint that had no place in any kernel that ran."""
         ran = ", ".join(sorted(self.kernels)) or "none"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -13,7 +15,7 @@ from ugpu.hcq.device.debugging import Debugger
 from ugpu.hcq.objects import jit
 from ugpu.virtual import shader as emu
 from ugpu.virtual.amd.isa.decoder.decode import GFX11
-from ugpu.virtual.amd.isa.runtime import flat, layout, matrix, wave
+from ugpu.virtual.amd.isa.runtime import flat, layout, matrix, races, scratch, wave
 from ugpu.virtual.amd.isa.runtime.launch import BadDispatch, Launch
 from ugpu.virtual.amd.isa.runtime.stepping import Stepping
 from ugpu.virtual.amd.isa.runtime.worker import Run, Worker
@@ -36,6 +38,7 @@ from ugpu.virtual.shader.threads.executor import Executor, Recent
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
 _SOURCES = (Path(__file__).parent, emu.PACKAGE)
 _KERNEL = "ugpu_kernel"
+_AT = re.compile(r"\bat (0x[0-9a-f]+)\b")  # addresses of instructions in violations
 _LOOK_S = 1e-4  # interval of checks whether waves have stored their snapshots
 _Key = tuple[int, int, int, bool, int]  # address, registers, lanes, whole waves, output modifiers
 
@@ -59,7 +62,9 @@ def _runtime(folder: Path | None) -> jit.Loaded:
     """Compile the functions that all kernels share, and register their names with the linker."""
     return compiled(_SOURCES, folder, "runtime", (
         *LANE_MEMORY, atomics.part(PREFIX, context.IO, flat.ATOMIC_SIZES),
-        (flat.flat_ir, flat.names()), (matrix.matrix_ir, matrix.names()), emu_math.part(PREFIX),
+        (flat.flat_ir, flat.names()), (scratch.scratch_ir, scratch.names()),
+        (matrix.matrix_ir, matrix.names()), emu_math.part(PREFIX),
+        (races.races_ir, races.names()),
         (partial(wave.wave_launcher_ir, jit.on_x86()), ()),
     ))  # fmt: skip
 
@@ -70,7 +75,7 @@ class GfxCore(Executor[Worker, Outcome]):
     workers, cache, debugger: see Executor. keep_registers: a wave's vector registers start with the
     values that earlier waves left, as in hardware, which is slower; otherwise with zeros. LDS
     always keeps its content. check_waits: outcomes name each use of a register before the wait for
-    its load, on gfx11. target: the instruction set.
+    its load, and races between waves in LDS. target: the instruction set.
     """
 
     name = "shader-core"
@@ -89,19 +94,20 @@ class GfxCore(Executor[Worker, Outcome]):
         check_waits: bool = False,
         target: Target = GFX11,
     ) -> None:
+        self._check_waits = check_waits  # workers are made with it
         super().__init__(workers, cache, debugger)
         self._stepping = None if debugger is None else Stepping(debugger)
         self._keep = keep_registers
-        self._check_waits = check_waits
         self._target = target
         self._gfx12 = target.memory is Memory.GFX12
         self._kernels: Recent[_Key, Kernel] = Recent()
         self._compiled: Recent[tuple[str, int, bool, int], Kernel] = Recent()
+        self._races: Recent[tuple[str, int, int], str] = Recent()
         self._extending = threading.Lock()
         self._launch = LAUNCH(_runtime(cache).address(wave.NAME))
 
     def _worker(self, number: int) -> Worker:
-        return Worker()
+        return Worker(watched=self._check_waits)
 
     def run(self, dispatch: Dispatch, memory: ShaderMemory, abort: Abort) -> Outcome:
         """Run a dispatch to completion. Called by one thread at a time."""
@@ -157,9 +163,10 @@ class GfxCore(Executor[Worker, Outcome]):
 
     def _run_groups(self, worker: Worker, kernel: Kernel, run: Run) -> Outcome:
         place = place_of(worker.context)
-        run.note(kernel.violations)
+        run.note(self._placed(kernel.violations))
         while True:
             code = self._launch(place, kernel.address)
+            run.note(self._placed([self._raced(kernel.program, r) for r in worker.races()]))
             if code == waves.FINISHED:
                 return Outcome(Ending.DONE)
             if code == waves.ABORTED:
@@ -179,11 +186,30 @@ class GfxCore(Executor[Worker, Outcome]):
                 longer = self._extended(kernel, root, run.launch, run.memory)
             worker.resume_here(longer.program.base - kernel.program.base, run.launch.waves)
             kernel = longer
-            run.note(kernel.violations)
             worker.shown = kernel.shown
             if self._stepping is not None:
                 self._stepping.enter(worker, run, kernel.program)
+            run.note(self._placed(kernel.violations))
         return _halted(worker, kernel.program, code, run.dispatch)
+
+    def _placed(self, violations: Sequence[str]) -> Iterator[str]:
+        """Add to the addresses of instructions their source lines, as far as a debugger knows."""
+        for text in violations:
+            yield text if self._stepping is None else _AT.sub(self._with_line, text)
+
+    def _with_line(self, match: re.Match[str]) -> str:
+        assert self._stepping is not None
+        line = self._stepping.debugger.place(int(match[1], 16))
+        return f"{match[0]} ({line})" if line else match[0]
+
+    def _raced(self, program: Program, race: races.Race) -> str:
+        """Describe a race; each two instructions once, by the first waves for which they were."""
+        mark = (program.digest, race.first, race.second)
+        known = self._races.get(mark)
+        if known is None:
+            known = race.text(program)
+            self._races.put(mark, known)
+        return known
 
     def _kernel(self, address: int, launch: Launch, memory: ShaderMemory) -> Kernel:
         key = _key(address, launch)
@@ -221,22 +247,27 @@ class GfxCore(Executor[Worker, Outcome]):
         if known is None:
             key = jit.key_of(
                 _SOURCES, "stepped" if stepped else "kept" if self._keep else "kernel",
-                program.digest, launch.vgprs, int(launch.full), modes,
+                program.digest, launch.vgprs, int(launch.full), modes, int(self._check_waits),
             )  # fmt: skip
 
             def make() -> bytes:
                 if not stepped:
                     mark_full_blocks(program, launch.full)
                 ir = translate(
-                    program, launch.vgprs, _KERNEL, modes, stepped=stepped, keep=self._keep
+                    program,
+                    launch.vgprs,
+                    _KERNEL,
+                    modes,
+                    stepped=stepped,
+                    keep=self._keep,
+                    races=self._check_waits,
                 )
                 return jit.compile_object(ir, jit.LIMITED, 1)
 
             code = jit.Loaded(self._objects.made(key, make))
             known = Kernel(program, code, code.address(_KERNEL))
             self._compiled.put(mark, known)
-        checked = self._check_waits and not self._gfx12
-        violations = tuple(check(program)) if checked else ()
+        violations = tuple(check(program)) if self._check_waits else ()
         return Kernel(program, known.code, known.address, violations)
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from ugpu.virtual.amd.isa.decoder.disassembly import text
 from ugpu.virtual.amd.isa.decoder.formats import Format, Instruction
 from ugpu.virtual.amd.isa.decoder.operands import Kind, Operand
+from ugpu.virtual.amd.isa.targets.target import Memory
 from ugpu.virtual.amd.isa.translator.program import Program
 
 _MOST = 63  # highest value of a counter; the chip stalls beyond it
@@ -28,6 +29,7 @@ _LOADS = (Format.FLAT, Format.GLOBAL, Format.SCRATCH, Format.MUBUF, Format.MTBUF
 # Operations that also read their destination, or the lane mask VCC.
 _ACCUMULATE = ("v_fmac", "v_dot2acc", "v_dot2c", "v_pk_fmac", "v_dual_fmac", "v_dual_dot2acc")
 _READS_VCC = ("v_div_fmas",)
+_COUNTED_AS_SCALAR = ("s_sendmsg", "s_get_barrier_state")
 # Waits of gfx12, by counter; the first of two is in bits 13:8.
 _WAITS = {
     "s_wait_loadcnt": ("load",), "s_wait_dscnt": ("lds",), "s_wait_kmcnt": ("scalar",),
@@ -120,7 +122,7 @@ def _counters(i: Instruction) -> tuple[str, ...]:
     """Return the counters of a load, or of an operation that only counts; () for any other."""
     if i.format is Format.SMEM and i.srcs and "prefetch" not in i.name:
         return ("scalar",)
-    if i.name.startswith("s_sendmsg"):
+    if i.name.startswith(_COUNTED_AS_SCALAR):
         return ("scalar",)
     if i.format is Format.DS:
         return ("lds",)
@@ -164,6 +166,7 @@ class _Checker:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._base = program.base
+        self._asked = _ASKED[program.target.memory is Memory.GFX12]
         self._at = {i.pc: i for block in program.blocks.values() for i in block.instructions}
         self.found: dict[tuple[int, int], str] = {}
 
@@ -209,17 +212,20 @@ class _Checker:
                 load = entries.get(register)
                 if load is None or (name in own and load.ordered):
                     continue
-                there = self._at[load.pc]
+                there, most = self._at[load.pc], load.newer if load.ordered else 0
                 self.found.setdefault(
                     (i.pc, register),
                     f"`{text(i)}` at {self._base + i.pc:#x} {how} {_name(register)} without a wait "
-                    f"for `{text(there)}` at {self._base + load.pc:#x} ({_asked(name, load)})",
+                    f"for `{text(there)}` at {self._base + load.pc:#x} (needed: "
+                    f"{self._asked[name]} of at most {most})",
                 )
 
 
-def _asked(name: str, load: _Load) -> str:
-    counts = {"load": "vmcnt or loadcnt", "lds": "lgkmcnt or dscnt", "scalar": "lgkmcnt or kmcnt"}
-    return f"needed: {counts[name]} of at most {load.newer if load.ordered else 0}"
+# The wait for a counter, as the instruction sets name it.
+_ASKED = {
+    False: {"load": "vmcnt", "lds": "lgkmcnt", "scalar": "lgkmcnt"},
+    True: {"load": "s_wait_loadcnt", "lds": "s_wait_dscnt", "scalar": "s_wait_kmcnt"},
+}
 
 
 def check(program: Program) -> list[str]:

@@ -141,8 +141,6 @@ class CopyEngine:
             return
         self._physical = bool(flags >> 12 & 1), bool(flags >> 13 & 1)
         if flags >> 10 & 1:
-            if any(self._physical):
-                raise self._error("remapped components of physical memory are not modelled")
             self._remap(source, target, length, lines, pitch_in, pitch_out)
             return
         if lines > 1 and pitch_in == pitch_out == length:
@@ -196,7 +194,6 @@ class CopyEngine:
             raise self._error(
                 f"SET_REMAP_COMPONENTS {code:#x} selects a component that does not exist"
             )
-        space = self.channel.space
         constants = (self._value("SET_REMAP_CONST_A"), self._value("SET_REMAP_CONST_B"))
         reads = any(pick < 4 for pick in choose)
         zeros = all(
@@ -209,11 +206,12 @@ class CopyEngine:
                 continue
             made = np.empty((count, outputs, size), np.uint8)
             if _NO_WRITE in choose:
-                old = space.read(where, count * outputs * size, Client.COPY)
+                old = self._read(where, count * outputs * size)
                 made[:] = np.frombuffer(old, np.uint8).reshape(count, outputs, size)
             taken = np.zeros((0, 0, 0), np.uint8)
+            taken_from = (source + line * pitch_in, count * inputs * size)
             if reads:
-                raw = space.read(source + line * pitch_in, count * inputs * size, Client.COPY)
+                raw = self._read(*taken_from)
                 taken = np.frombuffer(raw, np.uint8).reshape(count, inputs, size)
             for component, pick in enumerate(choose):
                 if pick < 4:
@@ -221,17 +219,23 @@ class CopyEngine:
                 elif pick != _NO_WRITE:
                     word = constants[pick - _CONST_A].to_bytes(4, "little")[:size]
                     made[:, component] = np.frombuffer(word, np.uint8)
+            pieces = self._runs(where, made.size, FaultAccess.WRITE)
             if self._coherence is not None:
-                taken_from = (source + line * pitch_in, count * inputs * size)
                 self._watch(
-                    space.runs(*taken_from, FaultAccess.READ, Client.COPY) if reads else [],
-                    space.runs(where, made.size, FaultAccess.WRITE, Client.COPY),
+                    self._runs(*taken_from, FaultAccess.READ) if reads else [], list(pieces)
                 )
-            space.write(where, made.tobytes(), Client.COPY)
+            content = made.tobytes()
+            for host, length in pieces:
+                ctypes.memmove(host, content[:length], length)
+                content = content[length:]
+
+    def _read(self, address: int, size: int) -> bytes:
+        pieces = self._runs(address, size, FaultAccess.READ)
+        return b"".join(ctypes.string_at(host, length) for host, length in pieces)
 
     def _zero(self, target: int, size: int) -> None:
         """Write one line of zeros."""
-        outputs = self.channel.space.runs(target, size, FaultAccess.WRITE, Client.COPY)
+        outputs = self._runs(target, size, FaultAccess.WRITE)
         self._watch([], outputs)
         for host, length in outputs:
             self.channel.gpu.memory.zero(host, length)

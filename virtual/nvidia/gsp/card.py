@@ -18,7 +18,7 @@ from ugpu.virtual.nvidia.gsp.bus.config import ConfigSpace
 from ugpu.virtual.nvidia.gsp.bus.memory import BusMemory
 from ugpu.virtual.nvidia.gsp.facts import boot_facts
 from ugpu.virtual.nvidia.gsp.falcon import booter, fwsec, loader
-from ugpu.virtual.nvidia.gsp.falcon.core import HWCFG2, MAILBOX0, Falcon, Kind
+from ugpu.virtual.nvidia.gsp.falcon.core import HWCFG2, MAILBOX0, SWGEN0, Falcon, Kind
 from ugpu.virtual.nvidia.gsp.falcon.fsp import Fsp
 from ugpu.virtual.nvidia.gsp.falcon.wpr import Wpr2, WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
@@ -38,7 +38,6 @@ from ugpu.virtual.nvidia.options import MachineOptions
 _GSP_FUSES, _SEC2_FUSES = 0x8241C0, 0x824140
 _NEVER = 1 << 60  # reads
 _MOST_NOTES, _MOST_CALLS, _PAGE = 4096, 4096, 4096
-_SWGEN0 = 1 << 6
 _VECTOR = 0  # of MSI-X. UNSURE: whether boards divide the tree among their vectors
 _ROM_SIZE = 1 << 20
 
@@ -390,8 +389,12 @@ class Card:
 
     def signal_gsp(self) -> None:
         """See rpc.server.Board."""
-        self.gsp.interrupts |= _SWGEN0
-        self.interrupts.post(GSP_VECTOR)
+        self.gsp.interrupt(SWGEN0)
+
+    def falcon_interrupts(self, falcon: Falcon) -> None:
+        """See falcon.core.Port."""
+        if falcon is self.gsp:
+            self.interrupts.post(GSP_VECTOR)
 
     def _non_stall(self, engine_type: int) -> None:
         self.interrupts.post(vector_of(engine_type))

@@ -26,6 +26,7 @@ _QUEUE_HEADS = 0xC00  # of the GSP, 8 of them
 _INVALIDATE_DIRECTORY, _INVALIDATE_HIGH, _INVALIDATE = 0xB830A0, 0xB830A4, 0xB830B0
 _ALL_DIRECTORIES, _TRIGGERED = 1 << 1, 1 << 31
 _SCRATCH = range(0x1400, 0x1480, 4)
+_COUNTERS, _COUNTER_ENTRIES = 0xB83100, 8192  # UNSURE: how many entries a board's buffer has
 _FUSES = (0x824100, 0x824140, 0x8241C0)
 _REARM = 0x704  # in the mirror of configuration space
 _LOW_TIME, _HIGH_TIME = 0xFFFF_FFE0, 0x1FFF_FFFF
@@ -130,7 +131,23 @@ def _memory(card: Card) -> None:
         if card.fsp is not None:
             _wide_block(card, aperture, low)
     # The replayable fault buffers: no fault of the model is replayable.
-    space.plain(card.plain, *range(0xB83000, 0xB83040, 4), *range(0xB83080, 0xB83098, 4))
+    space.plain(card.plain, *range(0xB83000, 0xB83040, 4), *range(0xB83080, 0xB83098, 4), 0xB83070)
+    _access_counters(card)
+    space.word(0x1100, 0)  # errors of the bus
+
+
+def _access_counters(card: Card) -> None:
+    """Define the registers of access counters, which count nothing: no notification ever comes."""
+    space = card.registers
+    space.plain(card.plain, *(_COUNTERS + at for at in (8, 0xC, 0x14)))
+    space.word(
+        _COUNTERS,
+        lambda: card.plain.get(_COUNTERS, 0x80),
+        lambda value: card.plain.__setitem__(_COUNTERS, value),
+    )
+    space.word(_COUNTERS + 0x10, _COUNTER_ENTRIES)
+    space.word(_COUNTERS + 0x18, 0)
+    space.word(_COUNTERS + 0x1C, 1 << 1)  # all were pushed, none was lost
 
 
 def _scaled_size(card: Card) -> int:

@@ -136,6 +136,12 @@ class Event(RmObject):
     internal = "Event"
 
 
+class I2c(RmObject):
+    """NV40_I2C: the board's serial buses. The model has none."""
+
+    internal = "I2cApi"
+
+
 def gpu_of(found: RmObject) -> VirtualGpu | None:
     """Return the GPU that an object belongs to; None above a device."""
     device = found.ancestor(Device)

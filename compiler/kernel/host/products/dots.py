@@ -12,19 +12,27 @@ first laid out row by row, which evaluates the operations fused into it once per
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from ugpu.compiler.dtype import float32
 from ugpu.compiler.expression.accumulate import multiply_add
-from ugpu.compiler.expression.accumulate import replace as replaced
 from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant
 from ugpu.compiler.expression.computation import Computation, elements
-from ugpu.compiler.expression.value import Memory, Value, binary, const, load, substitute, value
-from ugpu.compiler.kernel.host.nest import Axis, Part
+from ugpu.compiler.expression.value import (
+    Memory,
+    Value,
+    binary,
+    broadcast,
+    const,
+    load,
+    substitute,
+    value,
+)
+from ugpu.compiler.kernel.host.nest import Axis, Nest, Part, round_up, share
 from ugpu.compiler.kernel.host.products.tiles import vector_registers
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
-from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store
 from ugpu.compiler.pattern.contraction import Contraction
 from ugpu.hcq.state.target import TargetSpec
 
@@ -68,18 +76,16 @@ def _dots(parts: Contraction, target: TargetSpec) -> Dots | None:
     if not few or elements(parts.all_columns) < WIDE or depth.whole < DEEP * lanes:
         return None
     step = Range("step", depth.whole)
-    index: Index = right.arg.index.substitute(depth.places(step.index()))
-    if index.coefficient(step) != 1 or step in (index - step.index()).ranges():
+    if right.arg.index.substitute(depth.places(step.index())).linear(step) != (1,):
         return None
     return Dots(parts, _whole(parts.all_rows), _whole(parts.all_columns), depth)
 
 
 def _whole(ranges: Sequence[Range]) -> Part:
-    axis = Axis(ranges[0], tuple(ranges[1:]))
-    return Part(axis, constant(0), axis.main.size)
+    return Axis(ranges[0], tuple(ranges[1:])).whole
 
 
-def product(computation: Computation, dots: Dots, target: TargetSpec) -> Kernel:
+def multiply(computation: Computation, dots: Dots, target: TargetSpec) -> Kernel:
     """Return a kernel whose groups compute some columns of all rows."""
     return _Product(computation, dots, target).kernel()
 
@@ -88,43 +94,39 @@ class _Product:
     """Sizes and memories of one kernel."""
 
     def __init__(self, computation: Computation, dots: Dots, target: TargetSpec) -> None:
-        self.computation, self.parts = computation, dots.parts
+        self.parts = dots.parts
         self.rows, self.columns, self.depth = dots.rows, dots.columns, dots.depth
         self.lanes = target.vector_bytes // float32.itemsize
-        self.height = -(-self.rows.whole // -(-self.rows.whole // HIGH))
-        registers = vector_registers(target)
+        self.zero = broadcast(const(0, float32), self.lanes)
+        self.height = share(self.rows.whole, HIGH)
         # registers: totals, a vector of each row, one of the right factor
-        most = (registers - self.height - 2) // self.height
+        most = (vector_registers(target) - self.height - 2) // self.height
         self.width = max(1, min(WIDE, most, self.columns.whole))
         blocks = self.columns.whole // self.width
         shares = max(target.compute_units, self.columns.whole // GROUP)
         shares = max(1, min(shares, self.columns.whole // LEAST))
-        self.blocks = -(-blocks // shares)
-        groups = -(-blocks // self.blocks)
         joint = {*self.rows.axis.ranges, *self.columns.axis.ranges}
-        batch = tuple(r for r in computation.ranges if r not in joint)
-        self.grid = (groups, elements(batch), 1)
-        self.batch = groups_at(batch, 1)
+        batch = [r for r in computation.ranges if r not in joint]
+        self.nest = Nest(computation, batch, (Range("block", blocks), -(-blocks // shares)))
+        self.batch = self.nest.batch
         self.vectors, self.rest = divmod(self.depth.whole, self.lanes)
-        self.pitch = (self.vectors + (self.rest > 0)) * self.lanes
+        self.pitch = round_up(self.depth.whole, self.lanes)
         self.left = Memory("left", float32, self.rows.whole * self.pitch, "local")
         self.sums = Memory("sums", float32, self.rows.whole * self.width, "local")
-        self.totals = Memory(
-            "totals", float32, self.height * self.width, "register", self.lanes
-        )  # fmt: skip
+        count = self.height * self.width
+        self.totals = Memory("totals", float32, count, "register", self.lanes)
 
     def kernel(self) -> Kernel:
-        groups, blocks = self.grid[0], self.columns.whole // self.width
-        group, block = group_range(0, groups).index(), Range("block", self.blocks)
-        number = group * self.blocks + block.index()
-        bound = None if blocks % self.blocks == 0 else constant(blocks) - group * self.blocks
-        inside = self.columns_of(number * self.width, self.width)
-        body: list[Statement] = [*self.fill(), Loop(block, tuple(inside), bound)]
-        if rest := self.columns.whole % self.width:
-            last = tuple(self.columns_of(constant(blocks * self.width), rest))
-            body += [If(at_least_zero(group - (groups - 1)), last)] if groups > 1 else last
-        memories = (self.left, self.sums, self.totals)
-        return kernel_of(self.computation, memories, self.grid, 1, tuple(body))
+        (blocks,) = self.nest.sides
+        block = blocks.walk("block")
+        first = block.places[blocks.axis.main] * self.width
+        body = [*self.fill(), block.around(*self.columns_of(first, self.width))]
+        whole, rest = divmod(self.columns.whole, self.width)
+        if rest:  # after the last group's blocks
+            last = tuple(self.columns_of(constant(whole * self.width), rest))
+            is_last = at_least_zero(blocks.start - (self.nest.grid[0] - 1) * blocks.count)
+            body += [If(is_last, last)] if self.nest.grid[0] > 1 else last
+        return self.nest.kernel((self.left, self.sums, self.totals), body)
 
     def fill(self) -> list[Statement]:
         """Copy the left factor, by rows. If the depth is not a multiple of a vector, the last
@@ -147,10 +149,9 @@ class _Product:
         """Return a vector's last `rest` elements (or, from the front, its first ones, moved there)
         behind zeros."""
         apart = self.lanes - self.rest
-        zero = value("broadcast", float32, (const(0, float32),), lanes=self.lanes)
         kept = range(self.rest) if front else range(apart, self.lanes)
         mask = (*([self.lanes] * apart), *kept)
-        return value("shuffle", float32, (vector, zero), mask, self.lanes)
+        return value("shuffle", float32, (vector, self.zero), mask, self.lanes)
 
     def columns_of(self, first: Index, width: int) -> list[Statement]:
         """Compute all rows of `width` columns, and the results from their sums."""
@@ -163,66 +164,53 @@ class _Product:
         return [*statements, self.finish(first, width)]
 
     def block(self, first: Index, width: int, row: Index, height: int) -> list[Statement]:
-        places = [(down, across) for down in range(height) for across in range(width)]
-        zero = value("broadcast", float32, (const(0, float32),), lanes=self.lanes)
+        """Compute the sums of a few rows of `width` columns."""
+        places = list(product(range(height), range(width)))
+        slots = [constant(place) for place in range(len(places))]
         step = Range(f"step{height}x{width}", self.vectors)
-        at = step.index() * self.lanes
-        statements: list[Statement] = [
-            Store(self.totals, constant(place), zero) for place in range(len(places))
-        ]
-        inner = self.terms(first, width, row, height, at, at, False)
-        statements.append(Loop(step, tuple(inner)))
+        terms = self.terms(first, width, row, height, step.index() * self.lanes)
+        statements: list[Statement] = [Store(self.totals, slot, self.zero) for slot in slots]
+        statements.append(Loop(step, tuple(terms)))
         if self.rest:
-            end, last = constant(self.vectors * self.lanes), self.depth.whole - self.lanes
-            statements += self.terms(first, width, row, height, end, constant(last), True)
-        totals = [load(self.totals, constant(n), lanes=self.lanes) for n in range(len(places))]
+            statements += self.terms(first, width, row, height, None)
+        totals = [load(self.totals, slot, lanes=self.lanes) for slot in slots]
         for start in range(0, len(places), self.lanes):
-            some = places[start : start + self.lanes]
             summed = _sums(totals[start : start + self.lanes])
-            for lane, (down, across) in enumerate(some):
+            for lane, (down, across) in enumerate(places[start : start + self.lanes]):
                 one = value("extract", float32, (summed,), lane)
                 statements.append(Store(self.sums, (row + down) * self.width + across, one))
         return statements
 
     def terms(
-        self, first: Index, width: int, row: Index, height: int, left_at: Index, at: Index,
-        ending: bool,
-    ) -> list[Statement]:  # fmt: skip
-        """Add a vector of the depth to all totals of a block."""
+        self, first: Index, width: int, row: Index, height: int, at: Index | None
+    ) -> Iterator[Statement]:
+        """Add a vector of the depth, or None for the incomplete one, to all totals of a block."""
+        end = constant(self.vectors * self.lanes)
         rows = [
-            load(self.left, (row + down) * self.pitch + left_at, lanes=self.lanes)
+            load(self.left, (row + down) * self.pitch + (end if at is None else at), (), self.lanes)
             for down in range(height)
         ]
-        statements: list[Statement] = []
+        last = constant(self.depth.whole - self.lanes)
+        depth = self.depth.places(last if at is None else at)
         for across in range(width):
-            places = {**self.batch, **self.columns.places(first + across)}
-            access = substitute(self.parts.right, {**places, **self.depth.places(at)}).arg
+            places = {**self.batch, **self.columns.places(first + across), **depth}
+            access = substitute(self.parts.right, places).arg
             column = load(access.memory, access.index, lanes=self.lanes)
-            column = self.ending(column, front=False) if ending else column
+            column = self.ending(column, front=False) if at is None else column
             for down in range(height):
                 place = constant(down * width + across)
                 total = load(self.totals, place, lanes=self.lanes)
-                statements.append(
-                    Store(self.totals, place, multiply_add(rows[down], column, total))
-                )  # fmt: skip
-        return statements
+                yield Store(self.totals, place, multiply_add(rows[down], column, total))
 
     def finish(self, first: Index, width: int) -> Statement:
-        """Return epilogue and stores."""
-        computation = self.computation
-        row, column = Range(f"row{width}", self.rows.whole), Range(f"column{width}", width)
-        places = {
-            **self.batch,
-            **self.rows.places(row.index()),
-            **self.columns.places(first + column.index()),
-        }
-        total = load(self.sums, row.index() * self.width + column.index())
-        root = substitute(computation.value, places)
-        result = replaced(root, substitute(self.parts.reduce, places), total)
-        position = computation.position.substitute(places)
-        store: Statement = Store(computation.output, position, result)
-        inner, outer = (row, column) if position.coefficient(row) == 1 else (column, row)
-        return Loop(outer, (Loop(inner, (store,)),))
+        """Return epilogue and stores, in order of memory."""
+        row = self.rows.line(f"row{width}", self.rows.whole)
+        column = self.columns.line(f"column{width}", width, first)
+        total = load(self.sums, row.position * self.width + column.position)
+        places = {**self.batch, **row.places, **column.places}
+        to = self.nest.computation.position.substitute(places)
+        outer, inner = (column, row) if to.coefficient(row.last) == 1 else (row, column)
+        return self.nest.finish(outer, inner, total, self.parts.reduce)
 
 
 def _sums(vectors: Sequence[Value]) -> Value:

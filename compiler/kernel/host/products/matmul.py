@@ -21,7 +21,18 @@ from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.value import Memory, Value, broadcast, const, load, value
 from ugpu.compiler.kernel.choices import Space, Tile
 from ugpu.compiler.kernel.host.loops import ROWS
-from ugpu.compiler.kernel.host.nest import Axis, Nest, Part, Walk, deep, held, joined, nested
+from ugpu.compiler.kernel.host.nest import (
+    Axis,
+    Nest,
+    Part,
+    Walk,
+    deep,
+    held,
+    joined,
+    nested,
+    round_up,
+    share,
+)
 from ugpu.compiler.kernel.host.products import amx
 from ugpu.compiler.kernel.host.products.grouped import (
     Correction,
@@ -37,7 +48,6 @@ from ugpu.compiler.kernel.host.products.packing import (
     Packing,
     along_depth,
     direct_height,
-    round_up,
 )
 from ugpu.compiler.kernel.host.products.rates import rates_of
 from ugpu.compiler.kernel.host.products.tiles import Problem, slice_steps, vector_registers
@@ -107,7 +117,7 @@ class _Sides:
         in_pairs = self.group == PAIR and self.plain
         self.in_tiles = in_pairs and amx.in_tiles(depth.size, target)
         main, most = depth.main.size, max(1, most * self.group // depth.unit)
-        steps = round_up(_share(main, most), amx.STEPS if self.in_tiles else self.group)
+        steps = round_up(share(main, most), amx.STEPS if self.in_tiles else self.group)
         self.slices = -(-main // steps)
         self.slice = Part(depth, Range("slice", self.slices).index() * steps, steps)
         self.once = self.slices == 1 and not self.outer
@@ -115,22 +125,14 @@ class _Sides:
     def problem(self, target: TargetSpec) -> Problem:
         """Return the cost model's description."""
         (rows, columns), parts, depth = self.sides, self.parts, self.slice.axis
+        direct = 0 if self.group > 1 else direct_height(parts.left, rows, self.slice)
+        in_order = self.in_order(parts.left, rows), self.in_order(parts.right, columns)
+        steps = -(-depth.size // self.group) * elements(self.outer)
         return Problem(
-            rows,
-            columns,
-            elements(self.batch),
-            -(-depth.size // self.group) * elements(self.outer),
-            self.slice.whole // self.group,
-            self.dtype.itemsize,
-            self.lanes,
-            vector_registers(target),
-            target.compute_units,
-            rates_of(target),
-            self.in_order(parts.left, rows),
-            self.in_order(parts.right, columns),
-            0 if self.group > 1 else direct_height(parts.left, rows, self.slice),
-            amx.PANEL if self.in_tiles else None,
-        )
+            rows, columns, elements(self.batch), steps, self.slice.whole // self.group,
+            self.dtype.itemsize, self.lanes, vector_registers(target), target.compute_units,
+            rates_of(target), *in_order, direct, amx.PANEL if self.in_tiles else None,
+        )  # fmt: skip
 
     def in_order(self, factor: Value, axis: Axis) -> bool:
         """Return whether a factor is packed in order of memory, along the axis or the depth."""
@@ -300,8 +302,3 @@ def _panels(part: Part, panel: int) -> Index | None:
     """Return the bound of a loop over panels that begin inside the part."""
     bound = part.bound()
     return None if bound is None else (bound + (panel - 1)) // panel
-
-
-def _share(count: int, most: int) -> int:
-    """Split `count` into the fewest equal shares of at most `most`."""
-    return -(-count // -(-count // most))

@@ -27,6 +27,7 @@ FIRST_LANE = 232  # u64 first lane of the running pass
 WAVE_SHIFT = 240  # u64 log2 of the lanes per wave
 LOOK_PC = 248  # u32 byte offset of the backward branch at the running wave's last snapshot
 LOOKS = 252  # u32 number of snapshots taken
+RACES = context.STEP + 8  # address of the shadow of local memory, see runtime.races
 
 # Wave state: saved at barriers, read at entry.
 STATE_SGPR = 0  # 128 u32 (VCC 106, M0 125, EXEC 126)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ugpu.virtual.amd.isa.decoder.decode import LONGEST, decode
 from ugpu.virtual.amd.isa.decoder.disassembly import text
 from ugpu.virtual.amd.isa.decoder.formats import UnknownInstruction
-from ugpu.virtual.amd.isa.runtime import layout
+from ugpu.virtual.amd.isa.runtime import layout, races
 from ugpu.virtual.amd.isa.runtime.launch import Launch
 from ugpu.virtual.amd.isa.targets.target import Target
 from ugpu.virtual.amd.shader import Dispatch, ShaderMemory, ShaderWave
@@ -65,10 +65,13 @@ class Run(threads.Run[ShaderMemory]):
 
 
 class Worker(threads.WaveWorker[Run]):
-    """A worker of the shader cores."""
+    """A worker of the shader cores. watched: its kernels note their accesses of local memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, watched: bool = False) -> None:
         super().__init__(context.SIZE)
+        self._shadow = races.shadow() if watched else None
+        if self._shadow is not None:
+            self.set_quad(layout.RACES, place_of(self._shadow))
         self._guard = threading.Lock()  # held where a launch begins or ends, and during `looked`
         self.shown: Shown = _nothing
 
@@ -103,6 +106,8 @@ class Worker(threads.WaveWorker[Run]):
         self._begin(
             run, tlb, dispatch.groups, launch.waves, stride, launch.lds_bytes, launch.mxcsr
         )  # fmt: skip
+        if self._shadow is not None:
+            races.clear(self._shadow, launch.lds_bytes)
         wave_size = dispatch.scratch_wave_size if launch.scratch else 0
         quads, words = self._quads, self._words
         for field, place in run.places:
@@ -117,6 +122,10 @@ class Worker(threads.WaveWorker[Run]):
         for field, slot in zip(_SLOTS, launch.slots, strict=True):
             words[field // 4] = slot
         words[layout.LOOK_PC // 4] = dispatch.code_address - code_base & 0xFFFF_FFFF
+
+    def races(self) -> list[races.Race]:
+        """Return the races in local memory since `prepare`; none if the worker is not watched."""
+        return [] if self._shadow is None else list(races.races(self._shadow))
 
     @property
     def busy(self) -> bool:

@@ -22,7 +22,7 @@ def pinned_registers(program: Program, vector_limit: int) -> frozenset[int]:
     wide = _WIDE if vector_limit > MANY else ()
     for block in program.blocks.values():
         for instruction in block.instructions:
-            if instruction.name.startswith("v_movrel"):
+            if instruction.name.startswith(("v_movrel", "v_swaprel")):
                 return frozenset(range(vector_limit))
             if instruction.name.startswith("v_wmma_") or instruction.name.endswith(wide):
                 found.update(_data_registers(instruction))

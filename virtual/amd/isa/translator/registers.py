@@ -77,6 +77,7 @@ class Registers(Text):
         self.uses_scratch_vector = False
         self.switches_mode = False  # the kernel changes the denormal mode
         self.stepped = False  # all registers are in the wave state, for a debugger
+        self.races = False  # accesses of local memory are noted
         self.gfx12 = False  # the instruction set
         self.kept = False  # vector registers are in the wave state and start with its values
         self.needed: Mapping[int, int] = {}  # vector registers that are read after blocks' ends

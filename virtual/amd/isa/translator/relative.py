@@ -1,4 +1,4 @@
-"""Registers selected at run time by M0 (v_movrel*, s_movrel*), translated to LLVM IR.
+"""Registers selected at run time by M0 (v_movrel*, v_swaprel, s_movrel*), translated to LLVM IR.
 
 All vector registers of a program that selects vector registers this way are pinned, that is, they
 are in the wave state. Scalar registers are values without addresses. So all of them are written to
@@ -115,14 +115,44 @@ def _vector_move(source_shift: int | None, target_shift: int | None) -> Handler:
         if target_shift is None:
             e.set_vector(target, "i32", value)
             return
-        places = _vector_at(e, _index(e, target.index, target_shift, e.vector_limit))
-        mask = e.write_mask()
-        if mask is not None:
-            value = e.select(mask, "i32", value, _load_at(e, places))
-        for place, part in zip(places, e.cut("i32", value), strict=True):
-            e.do(f"store {VECTOR} {part}, ptr {place}, align 64")
+        _store_at(e, _vector_at(e, _index(e, target.index, target_shift, e.vector_limit)), value)
 
     return emit
+
+
+def _store_at(e: Registers, places: list[str], value: str) -> None:
+    """Store to the enabled lanes."""
+    mask = e.write_mask()
+    if mask is not None:
+        value = e.select(mask, "i32", value, _load_at(e, places))
+    for place, part in zip(places, e.cut("i32", value), strict=True):
+        e.do(f"store {VECTOR} {part}, ptr {place}, align 64")
+
+
+def _vector_swap(e: Registers, i: Instruction) -> None:
+    """Exchange two vector registers: M0[9:0] is added to the source's number, M0[25:16] to the
+    destination's."""
+    assert i.dst is not None
+    places = []
+    for operand, shift in ((i.srcs[0], 0), (i.dst, 16)):
+        _touch(e, operand)
+        places.append(_vector_at(e, _index(e, operand.index, shift, e.vector_limit)))
+    values = [_load_at(e, place) for place in places]
+    _store_at(e, places[1], values[0])
+    _store_at(e, places[0], values[1])
+
+
+def _scalar_move_both(e: Registers, i: Instruction) -> None:
+    """Move from the scalar register that M0[9:0] selects to the one that M0[25:16] does."""
+    assert i.dst is not None
+    places = []
+    for operand, shift in ((i.srcs[0], 0), (i.dst, 16)):
+        _touch(e, operand)
+        places.append(_scalar_at(e, _index(e, operand.index, shift, _SCALARS)))
+    e.do(SPILL)
+    value = e.value(f"load i32, ptr {places[0]}, align 4")
+    e.do(f"store i32 {value}, ptr {places[1]}, align 4")
+    e.do(RELOAD)
 
 
 def _scalar_move(words: int, from_index: bool) -> Handler:
@@ -155,6 +185,8 @@ def handlers() -> dict[str, Handler]:
         "v_movreld_b32": _vector_move(None, -1),
         "v_movrelsd_b32": _vector_move(-1, -1),
         "v_movrelsd_2_b32": _vector_move(0, 16),
+        "v_swaprel_b32": _vector_swap,
+        "s_movrelsd_2_b32": _scalar_move_both,
         "s_movrels_b32": _scalar_move(1, True),
         "s_movrels_b64": _scalar_move(2, True),
         "s_movreld_b32": _scalar_move(1, False),

@@ -20,6 +20,8 @@ from ugpu.virtual.amd.isa.translator.access import buffer as emit_buffer
 from ugpu.virtual.amd.isa.translator.access import lanes as emit_lanes
 from ugpu.virtual.amd.isa.translator.access import local as emit_local
 from ugpu.virtual.amd.isa.translator.access import memory as emit_memory
+from ugpu.virtual.amd.isa.translator.access import races as emit_races
+from ugpu.virtual.amd.isa.translator.access import scratch as emit_scratch
 from ugpu.virtual.amd.isa.translator.access import transposed as emit_transposed
 from ugpu.virtual.amd.isa.translator.access.lanes import apply_dpp
 from ugpu.virtual.amd.isa.translator.arithmetic import bits as emit_bits
@@ -51,7 +53,7 @@ _MODULES = (
     emit_scalar, emit_int, emit_bits, emit_float, emit_division, emit_convert, emit_lanes,
     emit_packed, emit_matrix, emit_memory, emit_local, emit_buffer, emit_media, emit_relative,
     emit_trig, emit_flow, emit_scalar_float, emit_scalar_wide, emit_extremes,
-    emit_transposed,
+    emit_transposed, emit_scratch,
 )  # fmt: skip
 
 
@@ -75,19 +77,20 @@ def translate(
     *,
     stepped: bool = False,
     keep: bool = False,
+    races: bool = False,
 ) -> str:
     """Return the IR module of a program that has `vector_limit` vector registers.
 
     modes: see `translator.modes.modes_of`. stepped: the wave state holds all registers at every
     instruction, and the code halts where a debugger requests it (`translator.stepping`); requires
     blocks that are not `full`. keep: the wave state holds all vector registers, and the next wave
-    starts with them.
+    starts with them. races: accesses of local memory are noted (`runtime.races`).
     """
     every = frozenset(range(vector_limit))
     pinned = every if stepped or keep else pinned_registers(program, vector_limit)
     e = Registers(vector_limit, pinned, modes, program.lanes)
     e.gfx12 = program.target.memory is Memory.GFX12
-    e.stepped, e.kept = stepped, keep
+    e.stepped, e.kept, e.races = stepped, keep, races
     if stepped:
         e.used_vectors |= every
     resumes: set[int] = set(program.roots)
@@ -119,7 +122,10 @@ def _emit_block(e: Registers, block: Block, live: dict[int, int]) -> None:
         mark = len(e.lines)
         try:
             following = block.instructions[number + 1 : number + 2]
-            if following and emit_local.load_pair(
+            if e.races:
+                emit_races.note_access(e, instruction)
+                emit_races.note_phase(e, instruction)
+            elif following and emit_local.load_pair(
                 e, instruction, following[0], live.get(following[0].pc, ALL)
             ):
                 done = following[0]

@@ -16,7 +16,7 @@ from ugpu.virtual.nvidia.gsp.facts import BootFacts
 from ugpu.virtual.nvidia.gsp.falcon.core import Falcon
 from ugpu.virtual.nvidia.gsp.falcon.wpr import PRESCRUBBED, SIZE, VERIFIED, Wpr2, WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
-from ugpu.virtual.nvidia.gsp.firmware import images
+from ugpu.virtual.nvidia.gsp.firmware import images, module
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE as SIGNATURE
 from ugpu.virtual.nvidia.gsp.firmware.sign import problem
 
@@ -159,23 +159,32 @@ def place(board: Board, meta: WprMeta) -> str:
     why = problem(field, images.IMAGE_TERMS, content)
     if why:
         raise Refused(BooterError.SIGNATURE, f"the GSP's image: {why}")
-    why = problem(loader[-SIGNATURE:], images.IMAGE_TERMS, loader[:-SIGNATURE])
-    if why:
-        raise Refused(BooterError.BOOTLOADER, f"the GSP's boot loader: {why}")
-    offsets = (meta.bootloader_code, meta.bootloader_data, meta.bootloader_manifest)
-    expected = (images.MONITOR_CODE[0], images.MONITOR_DATA[0], images.MANIFEST[0])
-    if not board.boot.pio and offsets != expected:
-        raise Refused(BooterError.BOOTLOADER, f"its parts are at {offsets}, not {expected}")
-    version = image[8:40].rstrip(b"\0").decode("ascii", "replace")
     if not image.startswith(images.GSP_MAGIC):
         raise Refused(BooterError.IMAGE, "the image is not one that the model can run")
-    if loader[8:40].rstrip(b"\0").decode("ascii", "replace") != version:
+    version = image[8:40].rstrip(b"\0").decode("ascii", "replace")
+    loader_version, expected = _verified(loader)
+    offsets = (meta.bootloader_code, meta.bootloader_data, meta.bootloader_manifest)
+    if not board.boot.pio and offsets != expected:
+        raise Refused(BooterError.BOOTLOADER, f"its parts are at {offsets}, not {expected}")
+    if loader_version != version:
         raise Refused(BooterError.BOOTLOADER, f"the boot loader is not of {version}")
     board.video_write(meta.firmware, image)
     board.video_write(meta.boot, loader)
     board.video_write(meta.start, struct.pack("<25Q", *meta).ljust(0xF8, b"\0"))
     board.video_write(meta.start + 0xF8, struct.pack("<Q", VERIFIED))
     return version
+
+
+def _verified(loader: bytes) -> tuple[str, tuple[int, int, int]]:
+    """Return a boot loader's version, and where its parts are."""
+    parts = module.boot_loader_parts(loader)
+    if parts is not None:
+        return module.VERSION, parts
+    why = problem(loader[-SIGNATURE:], images.IMAGE_TERMS, loader[:-SIGNATURE])
+    if why:
+        raise Refused(BooterError.BOOTLOADER, f"the GSP's boot loader: {why}")
+    version = loader[8:40].rstrip(b"\0").decode("ascii", "replace")
+    return version, (images.MONITOR_CODE[0], images.MONITOR_DATA[0], images.MANIFEST[0])
 
 
 def read_radix3(board: Board, root: int, size: int) -> bytes:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ugpu.virtual.nvidia.gsp.firmware import programs
+from ugpu.virtual.nvidia.gsp.firmware import module, programs
 from ugpu.virtual.nvidia.gsp.firmware.programs import BLOCK, Program
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE, Terms, problem, short
 
@@ -28,6 +28,9 @@ IMEM_PORTS, DMEM_PORTS, TRANSCFG, FBIF_CTL = 0x180, 0x1C0, 0x600, 0x624
 MOD_SEL, PROGRAM_ID, ENGINE_MASK, SIGNATURE_AT = 0x1180, 0x1198, 0x119C, 0x1210
 RISCV_CPUCTL, RISCV_OLD_ACTIVE, BCR_CTRL = 0x1388, 0x1240, 0x1668
 DEBUG = 0x408  # bit 20: a part for development, which takes other signatures
+# Masks of interrupts that the RISC-V core's firmware sends to the host: GA102 and later; before
+RISCV_IRQMASK, RISCV_IRQDEST = (0x1528, 0x12B4), (0x152C, 0x12B8)
+SWGEN0, HALT = 1 << 6, 1 << 4  # its messages; its crash report
 SIZE_OF_BLOCK = 2 * 0x1000  # registers of one falcon
 HALTED, STARTCPU, ACTIVE, RISCV_HALTED = 1 << 4, 1 << 1, 1 << 7, 1 << 4
 _RISCV_SELECTED, _VALID, _PHYSICAL_WITHOUT_CONTEXT = 1 << 4, 1 << 0, 1 << 7
@@ -35,7 +38,7 @@ _INCREMENT_WRITE, _INCREMENT_READ, _SECURE = 1 << 24, 1 << 25, 1 << 28
 _PLAIN = frozenset(
     (IRQMSET, IRQMASK, IRQDEST, MAILBOX0, MAILBOX1, ITFEN, OS, RM, WAYFINDER, BOOTVEC, DMA_BASE,
      DMA_MEMORY, DMA_OFFSET, DMA_BASE_HIGH, FBIF_CTL, MOD_SEL, PROGRAM_ID, ENGINE_MASK,
-     SIGNATURE_AT, RETRIGGER, 0x148, 0x14C, 0x240, 0x24, 0x1528, 0x152C, 0x12B4, 0x166C,
+     SIGNATURE_AT, 0x148, 0x14C, 0x240, 0x24, 0x166C,
      *range(TRANSCFG, TRANSCFG + 32, 4), *range(0x300, 0x340, 4))
 )  # fmt: skip
 
@@ -70,6 +73,10 @@ class Port(Protocol):
 
     def run_program(self, falcon: Falcon, program: Program) -> None:
         """Have the effect of a program; it has been verified."""
+        ...
+
+    def falcon_interrupts(self, falcon: Falcon) -> None:
+        """Hear that a falcon sends its interrupt."""
         ...
 
     def falcon_reset(self, falcon: Falcon) -> None:
@@ -203,6 +210,21 @@ class Falcon:
 
     def _clear_interrupts(self, value: int) -> None:
         self.interrupts &= ~value
+
+    def interrupt(self, bits: int) -> None:
+        """Raise interrupts; the host is told when the first one becomes pending."""
+        before, self.interrupts = self.interrupts, self.interrupts | bits
+        if not before:
+            self._card.falcon_interrupts(self)
+
+    def _retrigger(self, value: int) -> None:
+        if value & 1 and self.interrupts:
+            self._card.falcon_interrupts(self)
+
+    def _to_host(self, before_ga102: bool) -> int | None:
+        if before_ga102 == self.kind.dma:
+            return None
+        return SWGEN0 | HALT if self.active else 0
 
     def _engine(self, value: int) -> None:
         """Hold the falcon in reset, or let it go."""
@@ -351,7 +373,7 @@ class Falcon:
         while tag in by_tag and (not code or by_tag[tag].secure or not self.kind.dma):
             code += by_tag[tag].content
             tag += 1
-        found = programs.parse(code)
+        found = programs.parse(code) or module.parse(code)
         return (found[0], code, found[1]) if found is not None else None
 
     def _boot_rom(self, code: bytes, covered: int) -> str:
@@ -373,7 +395,9 @@ class Falcon:
         fuse = self._card.fuse_version(self.kind.fuses + 4 * (number - 1))
         data = bytes(self.dmem[:covered])
         content = programs.signed_content(code, data, at, SIZE)
-        return problem(bytes(self.dmem[at : at + SIZE]), Terms(fuse, engine, number), content)
+        field, terms = bytes(self.dmem[at : at + SIZE]), Terms(fuse, engine, number)
+        why = module.problem(field, terms, code, content)
+        return problem(field, terms, content) if why is None else why
 
     def _check_old(self, code: bytes, covered: int) -> str:
         """Verify a program of Turing or GA100: its signature is in its data."""
@@ -404,6 +428,9 @@ _READS: dict[int, Callable[[Falcon], int | None]] = {
     RISCV_CPUCTL: Falcon._riscv,
     RISCV_OLD_ACTIVE: lambda falcon: None if falcon.kind.dma else int(falcon.active),
     IRQSTAT: lambda falcon: falcon.interrupts,
+    RETRIGGER: lambda falcon: 0,
+    **{at: lambda falcon: falcon._to_host(False) for at in (RISCV_IRQMASK[0], RISCV_IRQDEST[0])},
+    **{at: lambda falcon: falcon._to_host(True) for at in (RISCV_IRQMASK[1], RISCV_IRQDEST[1])},
     IRQSSET: lambda falcon: 0,
     IRQSCLR: lambda falcon: 0,
     IRQMCLR: lambda falcon: 0,
@@ -416,5 +443,6 @@ _WRITES: dict[int, Callable[[Falcon, int], object]] = {
     ENGINE: Falcon._engine,
     BCR_CTRL: Falcon._bcr_write,
     IRQSCLR: Falcon._clear_interrupts,
+    RETRIGGER: Falcon._retrigger,
     IRQMCLR: lambda falcon, value: None,
 }

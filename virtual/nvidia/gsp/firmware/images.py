@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 
 from ugpu.virtual.nvidia.gsp.facts import BootFacts, boot_facts
 from ugpu.virtual.nvidia.gsp.firmware.containers import (
@@ -66,14 +67,20 @@ def fmc_sections(facts: BootFacts, version: str) -> list[tuple[str, bytes]]:
     ]
 
 
+def gsp_sections(version: str, families: Sequence[str]) -> list[tuple[str, bytes]]:
+    """Return the sections of the GSP's image, with a signature for each family of chips."""
+    image = gsp_image(version)
+    sections = [(".fwimage", image), (".fwversion", version.encode() + b"\0")]
+    for family in families:
+        signature = sign(IMAGE_TERMS, family.encode() + image, SIGNATURE_SIZE)
+        sections.append((f".fwsignature_{family}", signature))
+    return sections
+
+
 def synthetic_set(name: str, version: str) -> dict[str, bytes]:
     """Return a chip's files by name, such as "nvidia/ad102/gsp/booter_load-570.144.bin"."""
     facts = boot_facts(name)
-    sections = [(".fwimage", gsp_image(version)), (".fwversion", version.encode() + b"\0")]
-    for family in FAMILIES:
-        signature = sign(IMAGE_TERMS, family.encode() + gsp_image(version), SIGNATURE_SIZE)
-        sections.append((f".fwsignature_{family}", signature))
-    files = {"gsp": gsp_file(sections)}
+    files = {"gsp": gsp_file(gsp_sections(version, FAMILIES))}
     parts = (MANIFEST, MONITOR_DATA, MONITOR_CODE)
     files["bootloader"] = bootloader_file(4 if facts.pio else 5, bootloader_image(version), parts)
     if facts.way == "fsp":

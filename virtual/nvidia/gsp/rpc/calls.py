@@ -20,8 +20,9 @@ from ugpu.virtual.nvidia.status import RmError, Status
 
 _ALLOC, _CONTROL, _FREE = struct.Struct("<7I4x"), struct.Struct("<6I"), struct.Struct("<4I")
 _SET_DIRECTORY = 0x10  # where the control's parameters are in SET_PAGE_DIRECTORY
-_EVENT_EX = 0x7E
+_EVENT_EX, _I2C, _UVM_SOFTWARE = 0x7E, 0x402C, 0xC076
 _MOST_NAMES = 256
+_NO_PARAMETERS = "NV2080_CTRL_CE_GET_FAULT_METHOD_BUFFER_SIZE_PARAMS"  # stands for an empty block
 
 
 class Board(Protocol):
@@ -138,7 +139,7 @@ def _create(server: Server, raw: bytearray, words: tuple[int, ...]) -> None:
         raise RmError(Status.INVALID_ARGUMENT, f"{rule.struct} is required")
     if not handle:
         raise RmError(Status.INVALID_OBJECT_HANDLE, "the CPU chooses handles")
-    further = (_EVENT_EX, server.board.boot.graphics_class)
+    further = (_EVENT_EX, _I2C, _UVM_SOFTWARE, server.board.boot.graphics_class)
     create(Place(client, parent, handle), rule, params, server.builders, further)
 
 
@@ -164,9 +165,8 @@ def _perform(server: Server, words: tuple[int, int, int], params: memoryview) ->
     call = find(_client(server, client), handle, number, len(params), server.own_controls)
     if call.name in POINTERS:
         raise RmError(Status.NOT_SUPPORTED, f"{call.name} has pointers of the CPU")
-    if call.layout is None:
-        raise RmError(Status.NOT_SUPPORTED, f"{call.name} without parameters is not modelled")
-    call.handler(call.target, call.layout.view(params))
+    layout = call.layout or server.machine.abi.structs[_NO_PARAMETERS]
+    call.handler(call.target, layout.view(params) if call.layout is not None else layout.new())
 
 
 def free(server: Server, body: bytes) -> bytes:

@@ -11,7 +11,9 @@ from typing import Protocol, cast
 
 from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.chip import ENGINE_GR0, VirtualGpu
+from ugpu.virtual.nvidia.faults import Xid
 from ugpu.virtual.nvidia.gsp.apertures import directory_of
+from ugpu.virtual.nvidia.gsp.rpc.spaces import space_of
 from ugpu.virtual.nvidia.host.channel import USERD_SIZE
 from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.memory.physical import Backing
@@ -32,6 +34,10 @@ class Server(Protocol):
 
     def address_of(self, kind: int, base: int, size: int) -> int | None:
         """Return the address in this process of physical memory; None if it cannot be accessed."""
+        ...
+
+    def reaches(self, kind: int, base: int, size: int) -> bool:
+        """Whether physical memory can be accessed, all of it."""
         ...
 
     def write_memory(self, kind: int, base: int, content: bytes) -> None: ...
@@ -104,17 +110,15 @@ class GspChannel(ChannelObject):
         return None
 
     def _vaspace(self, params: Struct) -> VaSpace:
+        device = self.ancestor(Device)
+        assert isinstance(device, Device)
+        if self.group is not None and self.group.space is None:
+            self.group.space = space_of(device)
         if self.group is not None or params.hVASpace:
             return super()._vaspace(params)
-        device = self.ancestor(Device)
-        spaces = (
-            [child for child in device.children.values() if isinstance(child, VaSpace)]
-            if (device is not None)
-            else []
-        )
-        require(spaces, Status.INVALID_STATE, "the device has no address space")
-        self._check_space(spaces[0])
-        return spaces[0]
+        space = space_of(device)
+        self._check_space(space)
+        return space
 
     def _check_space(self, space: VaSpace) -> None:
         if space.space.has_directory:
@@ -154,6 +158,38 @@ class GraphicsObject(EngineObject):
             Status.INVALID_ARGUMENT,
             "a graphics object on a channel of a copy engine",
         )
+
+
+class SoftwareMethods:
+    """Methods that software executes. The model has none: each is a class error."""
+
+    def __init__(self, class_id: int) -> None:
+        self.class_id = class_id
+
+    def method(self, address: int, value: int) -> None:
+        """Refuse a method."""
+        text = f"method {address:#x} of software class {self.class_id:#x} is not modelled"
+        raise ChannelError(Xid.CLASS_ERROR, text)
+
+    def burst(self, address: int, words: tuple[int, ...]) -> None:
+        """Refuse methods."""
+        self.method(address, words[0])
+
+    def drain(self) -> None:
+        """Do nothing: no work was started."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class UvmSoftware(EngineObject):
+    """GP100_UVM_SW: UVM binds it to a subchannel of its channels."""
+
+    internal = "UvmSwObject"
+
+    def __init__(self, request: Allocation) -> None:
+        super().__init__(request)
+        self.owner.channel.engines[self.class_id] = SoftwareMethods(self.class_id)
 
 
 def graphics_object(request: Allocation) -> RmObject:

@@ -13,7 +13,9 @@ from typing import Any, cast
 from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0, VirtualGpu
 from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
+from ugpu.virtual.nvidia.gsp.rpc.channels import Server
 from ugpu.virtual.nvidia.gsp.rpc.interface import Interface
+from ugpu.virtual.nvidia.gsp.rpc.spaces import own_space, space_of
 from ugpu.virtual.nvidia.options import GRAPHICS_COPY_ENGINES
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
 from ugpu.virtual.nvidia.rm.contexts import BUFFERS
@@ -24,10 +26,18 @@ from ugpu.virtual.nvidia.status import RmError, Status, require
 
 NONE = 0xFFFF_FFFF
 GSP_VECTOR = 160
+# Vectors of replayable faults and access counters, which one leaf must hold; of other faults.
+# UNSURE: all vectors are the model's own.
+_MEMORY = (64, 65, 192)
+# The subtree (64 vectors) of each NV2080_INTR_CATEGORY: default, engines, their notifications,
+# runlists, their notifications, owned by UVM, shared with UVM
+_SUBTREES = (2, 2, 0, 2, 0, 1, 3)
 NON_STALL_GR, NON_STALL_COPY = 8, 0  # copy engine n: vector n
 _VIDEO = 1  # aperture of a directory
+_SYSTEM_MEMORY, _VIDEO_MEMORY = 1, 2  # kinds of memory
+_APERTURE = 3  # of PROMOTE_CTX's physAttr: 0 video memory
 _DESCRIPTION_GR, _DESCRIPTION_CE = 0xD334DF, 0x793CEB  # ENG_GR, ENG_CE: class id << 8 | instance
-_RUNLISTS, _CHANNEL_RAM = 0xC0_0000, 0xC0_0400
+RUNLISTS, _CHANNEL_RAM = 0xC0_0000, 0xC0_0400
 _METHOD_BUFFER = 0x5000
 # index in engineContextBuffersInfo of a context buffer (NV0080_CTRL_FIFO_GET_ENGINE_CONTEXT_...)
 _PLACES = {
@@ -62,11 +72,21 @@ def _kernel_table(sub: Subdevice, params: Struct, interface: Interface) -> None:
         for number in range(gpu.options.copy_engines)
     ]
     rows.append((interface.engine_gr0, NONE, NON_STALL_GR))
+    rows += [(interface.engine_fault + at, vector, NONE) for at, vector in enumerate(_MEMORY)]
+    for category, subtree in enumerate(_SUBTREES):
+        params.subtreeMap[category].subtreeStart = subtree
+        params.subtreeMap[category].subtreeEnd = subtree
     params.tableLen = len(rows)
     for index, (engine, stall, non_stall) in enumerate(rows):
         entry = params.table[index]
         entry.engineIdx, entry.pmcIntrMask = engine, 0
         entry.vectorStall, entry.vectorNonStall = stall, non_stall
+
+
+def runlist_engine(engine: int) -> int:
+    """Return the number of an engine on its runlist."""
+    copy = engine - ENGINE_COPY0
+    return copy + 1 if 0 <= copy < GRAPHICS_COPY_ENGINES else 0
 
 
 def _device_info(sub: Subdevice, params: Struct) -> None:
@@ -88,8 +108,8 @@ def _device_info(sub: Subdevice, params: Struct) -> None:
         entry = params.entries[index]
         data = (
             description, first + index, engine, number, 0x40 + first + index, 0, 0, 0, 0,
-            0 if engine == ENGINE_GR0 else 0x13, max(0, copy), _RUNLISTS + 0x1000 * number, 1,
-            copy + 1 if 0 <= copy < GRAPHICS_COPY_ENGINES else 0, _CHANNEL_RAM + 0x1000 * number, 0,
+            0 if engine == ENGINE_GR0 else 0x13, max(0, copy), RUNLISTS + 0x1000 * number, 1,
+            runlist_engine(engine), _CHANNEL_RAM + 0x1000 * number, 0,
         )  # fmt: skip
         for at, value in enumerate(data):
             entry.engineData[at] = value
@@ -166,7 +186,7 @@ def _promote(sub: Subdevice, params: Struct, sizes: Sizes) -> None:
         raise RmError(Status.INVALID_OBJECT, f"expected a channel, got {channel!r}")
     require(params.engineType == ENGINE_GR0, Status.NOT_SUPPORTED, "buffers of other engines")
     require(params.entryCount <= len(params.promoteEntry), Status.INVALID_ARGUMENT, "entryCount")
-    memory = need_gpu(sub).memory
+    reaches = cast("Server", client.owner).reaches
     for index in range(params.entryCount):
         entry = params.promoteEntry[index]
         name = _PROMOTED.get(entry.bufferId)
@@ -175,12 +195,19 @@ def _promote(sub: Subdevice, params: Struct, sizes: Sizes) -> None:
         if entry.gpuPhysAddr or entry.size:
             least = sizes.get(name, 0)
             require(entry.size >= least, Status.INVALID_ARGUMENT, f"{name}: {entry.size} bytes")
-            inside = entry.gpuPhysAddr + entry.size <= memory.size
-            require(inside, Status.INVALID_ADDRESS, f"{name} is past the end of video memory")
+            kind = _SYSTEM_MEMORY if entry.physAttr & _APERTURE else _VIDEO_MEMORY
+            reached = reaches(kind, entry.gpuPhysAddr, entry.size)
+            require(reached, Status.INVALID_ADDRESS, f"{name} at {entry.gpuPhysAddr:#x}")
         if name == "MAIN" and entry.gpuVirtAddr:
             channel.contexts_mapped = True
             for member in channel.group.channels() if channel.group is not None else ():
                 member.contexts_mapped = True
+
+
+def _global_directories(sub: Subdevice, params: Struct) -> None:
+    device = sub.ancestor(Device)
+    assert isinstance(device, Device)
+    _reserved_directories(own_space(device), params.PdeCopyParams)
 
 
 def _reserved_directories(space: VaSpace, params: Struct) -> None:
@@ -211,9 +238,7 @@ def _unset_directory(device: Device, params: Struct) -> None:
 
 def _space_of(device: Device, handle: int) -> VaSpace:
     if not handle:
-        for child in device.children.values():
-            if isinstance(child, VaSpace):
-                return child
+        return space_of(device)
     found: RmObject = device.client.find(handle, Status.INVALID_OBJECT_HANDLE)
     if not isinstance(found, VaSpace):
         raise RmError(Status.INVALID_OBJECT, f"expected an address space, got {found!r}")
@@ -259,6 +284,9 @@ def handlers(
             "NV2080_CTRL_CMD_GPU_PROMOTE_CTX": promote,
             "NV2080_CTRL_CMD_GR_GET_ZCULL_INFO": _zcull,
             "NV90F1_CTRL_CMD_VASPACE_COPY_SERVER_RESERVED_PDES": _reserved_directories,
+            "NV2080_CTRL_CMD_INTERNAL_GMMU_COPY_RESERVED_SPLIT_GVASPACE_PDES_TO_SERVER": (
+                _global_directories
+            ),
             "NV0080_CTRL_CMD_DMA_SET_PAGE_DIRECTORY": _set_directory,
             "NV0080_CTRL_CMD_DMA_UNSET_PAGE_DIRECTORY": _unset_directory,
         },

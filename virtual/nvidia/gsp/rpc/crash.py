@@ -47,4 +47,4 @@ def crash(falcon: Falcon, now: int, *, readable: bool = True) -> None:
         falcon.registers[_SCRATCH + 4 * at] = value
     falcon.registers[WAYFINDER] = _SIGNATURE | 1 << 16 | _GROUP_B << 20
     falcon.active, falcon.riscv_halted = False, True
-    falcon.interrupts |= _HALTED
+    falcon.interrupt(_HALTED)

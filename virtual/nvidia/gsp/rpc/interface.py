@@ -1,8 +1,8 @@
 """The GSP's interface of each firmware version: sizes and offsets, written by hand.
 
-Sources: open-gpu-kernel-modules 535.113.01 and 570.144 (gsp_static_config.h, gsp_init_args.h,
-message_queue_priv.h, g_rpc-structures.h, rpc_global_enums.h, engine_idx.h), laid out by a compiler;
-for 570.144 its gsp_abi_check.c.
+Sources: open-gpu-kernel-modules 535.113.01, 550.163.01 and 570.144 (gsp_static_config.h,
+gsp_init_args.h, message_queue_priv.h, g_rpc-structures.h, rpc_global_enums.h, engine_idx.h), laid
+out by a compiler; for 570.144 its gsp_abi_check.c.
 """
 
 from __future__ import annotations
@@ -46,13 +46,16 @@ class Event(enum.IntEnum):
 
 @dataclass(frozen=True)
 class StaticInfo:
-    """GspStaticConfigInfo. gpc_mask, tpc_masks: None where the CPU asks by controls."""
+    """GspStaticConfigInfo. engines: offset of the mask of engine types. memory: of its size.
+    gpc_mask, tpc_masks: None where the CPU asks by controls."""
 
     size: int
     regions: int
     bar1_directory: int
     handles: int
     name: int
+    engines: int
+    memory: int
     gpc_mask: int | None = None
     tpc_masks: int | None = None
     layout: int | None = None  # fwWprLayoutOffset
@@ -71,6 +74,7 @@ class Interface:
     engine_gsp: int  # MC_ENGINE_IDX
     engine_gr0: int
     engine_ce0: int
+    engine_fault: int  # replayable faults; then access counters, non-replayable faults
     rc_size: int
     error_text: int  # offset of OS_ERROR_LOG's text
 
@@ -78,13 +82,25 @@ class Interface:
 INTERFACES = {
     "535.113.01": Interface(
         "535.113.01", 0x50, 0x30, 0x298,
-        StaticInfo(0x878, 0x348, 0x828, 0x868, 0x71C, gpc_mask=0x124, tpc_masks=0x128),
-        lockdown=0x101D, engine_gsp=49, engine_gr0=82, engine_ce0=15, rc_size=0x14, error_text=0xC,
+        StaticInfo(
+            0x878, 0x348, 0x828, 0x868, 0x71C, 0x6A4, 0x6D8, gpc_mask=0x124, tpc_masks=0x128
+        ),
+        lockdown=0x101D, engine_gsp=49, engine_gr0=82, engine_ce0=15, engine_fault=58,
+        rc_size=0x14, error_text=0xC,
+    ),
+    "550.163.01": Interface(
+        "550.163.01", 0x50, 0x30, 0x370,
+        StaticInfo(
+            0x888, 0x358, 0x838, 0x878, 0x72C, 0x6B4, 0x6E8, gpc_mask=0x124, tpc_masks=0x128
+        ),
+        lockdown=0x101C, engine_gsp=50, engine_gr0=84, engine_ce0=15, engine_fault=59,
+        rc_size=0x1C, error_text=0xC,
     ),
     "570.144": Interface(
         "570.144", 0x48, 0x20, 0x3A0,
-        StaticInfo(0x678, 0x158, 0x600, 0x640, 0x4EC, layout=0x668),
-        lockdown=0x101C, engine_gsp=50, engine_gr0=84, engine_ce0=15, rc_size=0x30, error_text=0xC,
+        StaticInfo(0x678, 0x158, 0x600, 0x640, 0x4EC, 0x4B4, 0x4C8, layout=0x668),
+        lockdown=0x101C, engine_gsp=50, engine_gr0=84, engine_ce0=15, engine_fault=59,
+        rc_size=0x30, error_text=0xC,
     ),
 }  # fmt: skip
 

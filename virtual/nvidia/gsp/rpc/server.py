@@ -22,9 +22,21 @@ from ugpu.virtual.nvidia.gsp.falcon.core import Falcon
 from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
 from ugpu.virtual.nvidia.gsp.options import CardOptions
-from ugpu.virtual.nvidia.gsp.rpc import calls, controls, sequencer, static_info
+from ugpu.virtual.nvidia.gsp.rpc import (
+    calls,
+    controls,
+    module_controls,
+    sequencer,
+    spaces,
+    static_info,
+)
 from ugpu.virtual.nvidia.gsp.rpc.arguments import LOG_SIZE, Arguments
-from ugpu.virtual.nvidia.gsp.rpc.channels import GspChannel, cpu_memory, graphics_object
+from ugpu.virtual.nvidia.gsp.rpc.channels import (
+    GspChannel,
+    UvmSoftware,
+    cpu_memory,
+    graphics_object,
+)
 from ugpu.virtual.nvidia.gsp.rpc.crash import LOAD_PAGE_FAULT, crash
 from ugpu.virtual.nvidia.gsp.rpc.damage import DAMAGES
 from ugpu.virtual.nvidia.gsp.rpc.interface import Event, Function, interface_of
@@ -35,11 +47,14 @@ from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.machine import VirtualMachine
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
 from ugpu.virtual.nvidia.rm.objects import Allocation, Builder, Client
-from ugpu.virtual.nvidia.rm.resources import Device, Subdevice
+from ugpu.virtual.nvidia.rm.resources import Device, I2c, Subdevice
 from ugpu.virtual.nvidia.status import RmError, Status
 
-INTERNAL = (0xC1E0_0001, 0xC1E0_0002, 0xC1E0_0003)  # client, device, subdevice of the GSP's own
+# Client, device, subdevice of the GSP's own. The CPU's internal clients begin at 0xc1e00000, in the
+# same name space (RS_CLIENT_INTERNAL_HANDLE_BASE). UNSURE: the client; the others are gpu.h's.
+INTERNAL = (0xC200_0001, 0xABCD_0080, 0xABCD_2080)
 _SILENT = (Function.GSP_SET_SYSTEM_INFO, Function.SET_REGISTRY)
+_PAGE = 4096
 _MOST_BYTES = 1 << 20  # of a message in several records
 SUSPENDED = 0x8000_0000
 _INIT_RESULTS = {
@@ -60,6 +75,8 @@ class Board(Protocol):
     faults: CardFaults
     gsp: Falcon
 
+    @property
+    def config(self) -> module_controls.Config: ...
     def violation(self, text: str) -> None: ...
     def bus_read(self, address: int, size: int) -> bytes | None: ...
     def bus_write(self, address: int, content: bytes) -> bool: ...
@@ -111,11 +128,11 @@ class GspServer:
         self._started = False
         self._parts: list[bytes] = []  # of a message that continues
         self._head: Record | None = None
-        self._controls = controls.handlers(
-            self.interface,
-            controls.buffer_sizes(board.options.context, board.options.access_maps),
-            board.faults,
-        )
+        sizes = controls.buffer_sizes(board.options.context, board.options.access_maps)
+        self._controls = {
+            **module_controls.handlers(board),
+            **controls.handlers(self.interface, sizes, board.faults),
+        }
         self._queues: MessageQueues | None = None
         self._directories = Directories(0, 0)
         self.arguments: Arguments | None = None
@@ -424,6 +441,9 @@ class GspServer:
         return {
             "KernelChannel": GspChannel,
             "KernelGraphicsObject": graphics_object,
+            "VaSpaceApi": spaces.build,
+            "I2cApi": I2c,
+            "UvmSwObject": UvmSoftware,
             **dict.fromkeys(("OsDescMemory", "SystemMemory", "VideoMemory"), cpu_memory),
         }
 
@@ -442,6 +462,12 @@ class GspServer:
             inside = base + size <= self.gpu.memory.size
             return self.gpu.memory.base + base if inside else None
         return self.board.bus_address(base, size) if kind == 1 else None
+
+    def reaches(self, kind: int, base: int, size: int) -> bool:
+        """Return whether all pages of physical memory can be accessed."""
+        pages = range(base, base + size, _PAGE) if kind == 1 else range(base, base + 1)
+        step = 1 if kind == 1 else size
+        return all(self.address_of(kind, page, step) is not None for page in pages)
 
     def write_memory(self, kind: int, base: int, content: bytes) -> None:
         """Write physical memory; what cannot be accessed is recorded."""

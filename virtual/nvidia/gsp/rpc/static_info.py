@@ -5,12 +5,13 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from ugpu.virtual.nvidia.chip import VirtualGpu
+from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0, VirtualGpu
 from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.rpc.interface import Interface
 from ugpu.virtual.nvidia.text_files import NAMES
 
+_GID, _GID_BINARY = 0x18, 2  # NV2080_CTRL_GPU_GET_GID_INFO_PARAMS
 _REGION = struct.Struct("<QQQIBBB16s")
 FAULTS = (CardFault.STATIC_CUT, CardFault.STATIC_OUTSIDE, CardFault.STATIC_NONE)
 
@@ -48,6 +49,10 @@ def fill(
         _REGION.pack_into(raw, static.regions + 8 + 0x30 * index, *region)
     struct.pack_into("<QQ", raw, static.bar1_directory, made.bar1, made.bar2)
     struct.pack_into("<3I", raw, static.handles, *handles)
+    struct.pack_into("<III16s", raw, _GID, 0, _GID_BINARY, len(gpu.uuid), gpu.uuid)
+    engines = 1 << ENGINE_GR0 | ((1 << gpu.options.copy_engines) - 1) << ENGINE_COPY0
+    struct.pack_into("<Q", raw, static.engines, engines)
+    struct.pack_into("<Q", raw, static.memory, gpu.memory.size)
     struct.pack_into("64s", raw, static.name, NAMES[gpu.facts.name].encode())
     if static.gpc_mask is not None and static.tpc_masks is not None:
         struct.pack_into("<I", raw, static.gpc_mask, (1 << gpu.gpcs) - 1)

@@ -25,7 +25,7 @@ from ugpu.virtual.nvidia.rm.controls import (
     control_system,
 )
 from ugpu.virtual.nvidia.rm.objects import Client, RmObject
-from ugpu.virtual.nvidia.rm.resources import Device, Subdevice, VaSpace, gpu_of
+from ugpu.virtual.nvidia.rm.resources import Device, I2c, Subdevice, VaSpace, gpu_of
 from ugpu.virtual.nvidia.rm.shared_data import UserSharedData
 from ugpu.virtual.nvidia.status import RmError, Status, require
 from ugpu.virtual.nvidia.userspace import copy_in, copy_out
@@ -49,6 +49,7 @@ _INTERFACES: dict[int, tuple[type[RmObject], ...]] = {
     0x0080: (Device,),
     0x00DE: (UserSharedData,),
     0x2080: (Subdevice,),
+    0x402C: (I2c,),
     0x83DE: (Debugger,),
     0x906F: (ChannelObject,),
     0x90F1: (VaSpace,),

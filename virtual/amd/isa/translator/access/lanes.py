@@ -153,16 +153,20 @@ def enabled_at(e: Registers, lane: str) -> str:
 def _permute_row(exchange: bool) -> Handler:
     """Read any lane of the own row of 16 (v_permlane16) or of the pair's other row (v_permlanex16).
 
-    The selectors are sixteen 4-bit numbers in two scalars. op_sel bit 0: disabled lanes may be
+    The selectors are sixteen 4-bit numbers in two scalars, or, of gfx12's _var instructions, the
+    lowest bits of a vector register. op_sel bit 0: disabled lanes may be
     read; bit 1: a lane whose source is disabled reads zero, otherwise it keeps its old value.
     """
 
     def emit(e: Registers, i: Instruction) -> None:
         assert i.dst is not None
-        low, high = e.scalar(i.srcs[1]), e.scalar(i.srcs[2])
-        both = e.broadcast("i64", e.pair(low, high))
-        amounts = lanes([4 * (lane & 15) for lane in range(e.lanes)], "i64")
-        selector = e.convert("trunc", "i64", "i32", e.binary("lshr", "i64", both, amounts))
+        if i.srcs[1].is_vector:
+            selector = e.source(i.srcs[1])
+        else:
+            low, high = e.scalar(i.srcs[1]), e.scalar(i.srcs[2])
+            both = e.broadcast("i64", e.pair(low, high))
+            amounts = lanes([4 * (lane & 15) for lane in range(e.lanes)], "i64")
+            selector = e.convert("trunc", "i64", "i32", e.binary("lshr", "i64", both, amounts))
         selector = e.binary("and", "i32", selector, constant("i32", 15))
         rows = [lane & ~15 ^ (16 if exchange else 0) for lane in range(e.lanes)]
         lane = e.binary("or", "i32", selector, lanes(rows))
@@ -194,4 +198,6 @@ def handlers() -> dict[str, Handler]:
         "v_writelane_b32": _write_lane,
         "v_permlane16_b32": _permute_row(False),
         "v_permlanex16_b32": _permute_row(True),
+        "v_permlane16_var_b32": _permute_row(False),
+        "v_permlanex16_var_b32": _permute_row(True),
     }

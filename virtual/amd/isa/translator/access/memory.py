@@ -1,9 +1,9 @@
-"""Global, flat, scratch and scalar memory instructions, translated to LLVM IR.
+"""Global, flat and scalar memory instructions, translated to LLVM IR.
 
 Global loads and stores of up to 32 bits per lane have a fast path in the kernel: if the lanes'
 addresses are consecutive and in one page, and the page is in the TLB, one vector is moved. All
 other accesses call the functions of `runtime`, once for each pass.
-Source: RDNA3 ISA document, chapters on scalar memory, flat, global and scratch instructions.
+Source: RDNA3 ISA document, chapters on scalar memory, flat and global instructions.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def _global_load(size: int, how: str) -> Handler:
     return emit
 
 
-def _stored(e: Registers, i: Instruction, high: bool) -> str:
+def stored(e: Registers, i: Instruction, high: bool) -> str:
     """Return the register whose low bytes a store of up to four bytes per lane writes."""
     assert i.data is not None
     value = e.vector_register(i.data.index)
@@ -269,7 +269,7 @@ def _global_store(size: int, high: bool) -> Handler:
             reach, arguments = arguments_of(e, address)
             store_wide(e, i.data, f"{reach}_store_{size}", *arguments)
             return
-        value = _stored(e, i, high)
+        value = stored(e, i, high)
         fast, slow, done = e.new_label("fast"), e.new_label("slow"), e.new_label("done")
         consecutive = address.consecutive(size)
         known, host = hit(e, tlb_of(e), address.first(), e.lanes * size, Access.WRITE)
@@ -294,11 +294,16 @@ def _global_store(size: int, high: bool) -> Handler:
     return emit
 
 
-def _load_lanes(e: Registers, i: Instruction, size: int, how: str, addresses: str) -> None:
-    """Load from each lane's own flat address."""
+def load_lanes(
+    e: Registers,
+    i: Instruction,
+    size: int,
+    how: str,
+    function: str,
+    arguments: list[tuple[str, str]],
+) -> None:
+    """Load by a function that leaves what each lane gets in columns."""
     assert i.dst is not None
-    function = f"flat_load_{size}"
-    arguments = [(e.vector_of("i64"), addresses), (LANES, e.exec())]
     if size > 4:
         set_registers(e, i.dst, load_wide(e, i.dst, function, *arguments))
         return
@@ -307,15 +312,20 @@ def _load_lanes(e: Registers, i: Instruction, size: int, how: str, addresses: st
     e.set_vector_register(i.dst.index, narrow_result(e, i.dst, value, size, how))
 
 
-def _store_lanes(e: Registers, i: Instruction, size: int, high: bool, addresses: str) -> None:
-    """Store to each lane's own flat address."""
+def store_lanes(
+    e: Registers,
+    i: Instruction,
+    size: int,
+    high: bool,
+    function: str,
+    arguments: list[tuple[str, str]],
+) -> None:
+    """Store by a function that takes each lane's data from columns."""
     assert i.data is not None
-    function = f"flat_store_{size}"
-    arguments = [(e.vector_of("i64"), addresses), (LANES, e.exec())]
     if size > 4:
         store_wide(e, i.data, function, *arguments)
         return
-    parts = e.cut("i32", _stored(e, i, high))
+    parts = e.cut("i32", stored(e, i, high))
     e.note_access()
     for turn, one in enumerate(e.cut_arguments(arguments)):
         store_columns(e, [parts[turn]])
@@ -323,10 +333,14 @@ def _store_lanes(e: Registers, i: Instruction, size: int, high: bool, addresses:
         e.call("void", PREFIX + function, ("ptr", "%context"), *one)
 
 
+def _flat_arguments(e: Registers, i: Instruction) -> list[tuple[str, str]]:
+    return [(e.vector_of("i64"), Address(e, i).all()), (LANES, e.exec())]
+
+
 def _flat_load(size: int, how: str) -> Handler:
     def emit(e: Registers, i: Instruction) -> None:
         check_registers(e, i.dst, i.addr)
-        _load_lanes(e, i, size, how, Address(e, i).all())
+        load_lanes(e, i, size, how, f"flat_load_{size}", _flat_arguments(e, i))
 
     return emit
 
@@ -334,34 +348,7 @@ def _flat_load(size: int, how: str) -> Handler:
 def _flat_store(size: int, high: bool) -> Handler:
     def emit(e: Registers, i: Instruction) -> None:
         check_registers(e, i.data, i.addr)
-        _store_lanes(e, i, size, high, Address(e, i).all())
-
-    return emit
-
-
-def _scratch_addresses(e: Registers, i: Instruction) -> str:
-    """Return each lane's private offset as a flat address in the private aperture."""
-    offset = constant("i32", i.offset)
-    if i.addr is not None:
-        offset = e.binary("add", "i32", offset, e.vector_register(i.addr.index))
-    if i.saddr is not None:
-        offset = e.binary("add", "i32", offset, e.broadcast("i32", e.scalar(i.saddr)))
-    high = e.value(f"trunc i64 {e.context(layout.PRIVATE_HIGH, 'i64')} to i32")
-    return e.join(offset, e.broadcast("i32", high))
-
-
-def _scratch_load(size: int, how: str) -> Handler:
-    def emit(e: Registers, i: Instruction) -> None:
-        check_registers(e, i.dst, i.addr)
-        _load_lanes(e, i, size, how, _scratch_addresses(e, i))
-
-    return emit
-
-
-def _scratch_store(size: int, high: bool) -> Handler:
-    def emit(e: Registers, i: Instruction) -> None:
-        check_registers(e, i.data, i.addr)
-        _store_lanes(e, i, size, high, _scratch_addresses(e, i))
+        store_lanes(e, i, size, high, f"flat_store_{size}", _flat_arguments(e, i))
 
     return emit
 
@@ -421,11 +408,9 @@ def handlers() -> dict[str, Handler]:
     for name, (size, how) in LOADS.items():
         found[f"global_{name}"] = _global_load(size, how)
         found[f"flat_{name}"] = _flat_load(size, how)
-        found[f"scratch_{name}"] = _scratch_load(size, how)
     for name, (size, high) in STORES.items():
         found[f"global_{name}"] = _global_store(size, high)
         found[f"flat_{name}"] = _flat_store(size, high)
-        found[f"scratch_{name}"] = _scratch_store(size, high)
     for count in (1, 2, 3, 4, 8, 16):
         found[f"s_load_b{32 * count}"] = _scalar_load(count)
     for bits in (8, 16):

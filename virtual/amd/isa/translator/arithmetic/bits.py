@@ -138,11 +138,14 @@ def _move(kind: str) -> Handler:
     return emit
 
 
-def _swap(e: Registers, i: Instruction) -> None:
-    assert i.dst is not None
-    first, second = e.source(i.dst), e.source(i.srcs[0])
-    e.set_vector(i.dst, "i32", second)
-    e.set_vector(i.srcs[0], "i32", first)
+def _swap(kind: str) -> Handler:
+    def emit(e: Registers, i: Instruction) -> None:
+        assert i.dst is not None
+        first, second = e.source(i.dst, kind), e.source(i.srcs[0], kind)
+        e.set_vector(i.dst, kind, second)
+        e.set_vector(i.srcs[0], kind, first)
+
+    return emit
 
 
 def _inverted(kind: str) -> Function:
@@ -163,6 +166,7 @@ def handlers() -> dict[str, Handler]:
             found[f"v_{name}_b{bits}"] = binary(kind, name)
         found[f"v_not_b{bits}"] = same(kind, 1, _inverted(kind))
         found[f"v_mov_b{bits}"] = _move(kind)
+        found[f"v_swap_b{bits}"] = _swap(kind)
         found[f"v_cndmask_b{bits}"] = _select(kind)
         for name, operation in (
             (f"v_lshlrev_b{bits}", "shl"), (f"v_lshrrev_b{bits}", "lshr"),
@@ -192,5 +196,4 @@ def handlers() -> dict[str, Handler]:
     )
     found["v_mbcnt_lo_u32_b32"] = same("i32", 2, _mask_count(False))
     found["v_mbcnt_hi_u32_b32"] = same("i32", 2, _mask_count(True))
-    found["v_swap_b32"] = _swap
     return found

@@ -5,6 +5,8 @@ Source: RDNA3 ISA document, chapters of the VOP1, VOP3 and VOPC opcodes.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ugpu.virtual.amd.isa.decoder.formats import Instruction
 from ugpu.virtual.amd.isa.translator.arithmetic.float import SUFFIXES
 from ugpu.virtual.amd.isa.translator.arithmetic.integer import pack_halves
@@ -181,8 +183,11 @@ def toward_zero(e: Registers, value: str) -> str:
 def _pack_toward_zero(e: Registers, i: Instruction) -> None:
     halves = []
     for operand in i.srcs[:2]:
-        value = e.source(operand, "float")
-        halves.append(e.convert("zext", "i16", "i32", toward_zero(e, value)))
+        bits = toward_zero(e, e.source(operand, "float"))
+        if i.clamp:
+            half = e.clamped("half", e.convert("bitcast", "i16", "half", bits))
+            bits = e.convert("bitcast", "half", "i16", half)
+        halves.append(e.convert("zext", "i16", "i32", bits))
     e.set_result(i, "i32", pack_halves(e, *halves))
 
 
@@ -195,7 +200,8 @@ def _pack_half(e: Registers, i: Instruction) -> None:
 
 
 def _normalised(e: Registers, value: str, signed: bool) -> str:
-    """Map -1..1 (or 0..1) to the range of 16-bit integers, rounding to nearest even; i32 lanes."""
+    """Map -1..1 (or 0..1) to the range of 16-bit integers, rounding to nearest even; i32 lanes.
+    The product is one of f64, where it is exact."""
     one, low = 0x3F800000, 0xBF800000 if signed else 0
     nan = e.compare("uno", "float", value, value)
     value = e.select(nan, "float", constant("float", 0), value)
@@ -203,9 +209,9 @@ def _normalised(e: Registers, value: str, signed: bool) -> str:
     value = e.select(above, "float", constant("float", one), value)
     below = e.compare("olt", "float", value, constant("float", low))
     value = e.select(below, "float", constant("float", low), value)
-    factor = constant("float", 0x46FFFE00 if signed else 0x477FFF00)
-    value = e.intrinsic("roundeven", "float", e.binary("fmul", "float", value, factor))
-    return to_integer(e, "float", "i32", value, True)
+    factor = constant("double", 0x40DF_FFC0_0000_0000 if signed else 0x40EF_FFE0_0000_0000)
+    wide = e.binary("fmul", "double", e.convert("fpext", "float", "double", value), factor)
+    return to_integer(e, "double", "i32", e.intrinsic("roundeven", "double", wide), True)
 
 
 def _pack_normalised(kind: str, signed: bool) -> Handler:
@@ -388,6 +394,29 @@ def _packed_bytes(kind: str) -> Handler:
     return emit
 
 
+def _stochastic(kind: str) -> Handler:
+    """Add the upper bits of source 2 to the bits that are lost, and convert to one byte; op_sel
+    chooses which. The sum of the mantissas wraps, as in the ISA document's pseudocode."""
+    kept = 12 if kind == "fp8" else 11
+
+    def emit(e: Registers, i: Instruction) -> None:
+        assert i.dst is not None
+        bits = e.convert("bitcast", "float", "i32", e.source(i.srcs[0], "float"))
+        added = e.binary("lshr", "i32", e.source(i.srcs[1]), constant("i32", kept))
+        mantissa = e.binary("add", "i32", bits, added)
+        mantissa = e.binary("and", "i32", mantissa, constant("i32", 0x7F_FFFF))
+        upper = e.binary("and", "i32", bits, constant("i32", -0x80_0000))
+        value = e.convert("bitcast", "i32", "float", e.binary("or", "i32", upper, mantissa))
+        byte = _to_eight_bits(e, kind, value)
+        shift = 8 * (i.op_sel[2] | i.op_sel[3] << 1) if i.op_sel else 0
+        old = e.vector_register(i.dst.index)
+        old = e.binary("and", "i32", old, constant("i32", ~(0xFF << shift)))
+        byte = e.binary("shl", "i32", byte, constant("i32", shift))
+        e.set_vector(replace(i.dst, high=False), "i32", e.binary("or", "i32", old, byte))
+
+    return emit
+
+
 def _dot(left: str, right: str) -> Handler:
     """Add the products of four pairs of bytes to f32, one after another; products are exact."""
 
@@ -415,6 +444,7 @@ def _eight_bit_conversions() -> dict[str, Handler]:
         found[f"v_cvt_f32_{kind}"] = _widened_byte(kind)
         found[f"v_cvt_pk_f32_{kind}"] = _widened_bytes(kind)
         found[f"v_cvt_pk_{kind}_f32"] = _packed_bytes(kind)
+        found[f"v_cvt_sr_{kind}_f32"] = _stochastic(kind)
     return found
 
 

@@ -88,21 +88,34 @@ def _median(e: Registers, kind: str, v: tuple[str, ...]) -> str:
     return e.select(unordered, kind, low(e, kind, least, v[2]), middle)
 
 
-def _scalar(intrinsic: str, kind: str, bits: int) -> Handler:
-    """Create an emitter of a scalar extreme. Which of two NaNs it returns is the host's choice."""
+def _scalar(name: str, strict: bool, kind: str, bits: int) -> Handler:
+    """Create an emitter of a scalar extreme. name: "min" or "max". strict: a NaN wins, signalling
+    ones first; otherwise a number does. Of two NaNs the first wins, made quiet."""
+    integer = f"i{bits}"
+    quiet, largest = QUIET[kind], (1 << bits - 1) - 1
 
     def emit(e: Registers, i: Instruction) -> None:
         assert i.dst is not None
-        values = []
-        for operand in i.srcs:
-            word = e.scalar(operand)
-            if bits == 16:
-                word = e.value(f"trunc i32 {word} to i16")
-            values.append((kind, e.value(f"bitcast i{bits} {word} to {kind}")))
-        suffix = f"f{bits}"
-        result = e.call(kind, f"llvm.{intrinsic}.{suffix}", *values)
-        word = e.value(f"bitcast {kind} {result} to i{bits}")
-        e.set_scalar(i.dst, e.value(f"zext i16 {word} to i32") if bits == 16 else word)
+        words = [e.scalar(operand) for operand in i.srcs]
+        if bits == 16:
+            words = [e.value(f"trunc i32 {word} to i16") for word in words]
+        values = [e.value(f"bitcast {integer} {word} to {kind}") for word in words]
+        intrinsic = f"llvm.{name}imumnum.f{bits}"  # of numbers, -0 below +0
+        result = e.call(kind, intrinsic, *((kind, value) for value in values))
+        chosen = e.value(f"bitcast {kind} {result} to {integer}")
+        nans = [e.value(f"fcmp uno {kind} {value}, {value}") for value in values]
+        quieted = [e.value(f"or {integer} {word}, {quiet}") for word in words]
+        if strict:
+            signalling = []
+            for word in words:
+                turned = e.value(f"and {integer} {e.value(f'xor {integer} {word}, {quiet}')}, {largest}")
+                signalling.append(e.value(f"icmp ugt {integer} {turned}, {largest + 1 - quiet}"))
+            order = [(nans[1], 1), (nans[0], 0), (signalling[1], 1), (signalling[0], 0)]
+        else:
+            order = [(e.value(f"and i1 {nans[0]}, {nans[1]}"), 0)]
+        for condition, which in order:
+            chosen = e.value(f"select i1 {condition}, {integer} {quieted[which]}, {integer} {chosen}")
+        e.set_scalar(i.dst, e.value(f"zext i16 {chosen} to i32") if bits == 16 else chosen)
 
     return emit
 
@@ -128,8 +141,7 @@ def handlers() -> dict[str, Handler]:
     for name, pair in pairs.items():
         found[f"v_pk_{name}_f16"] = packed("half", _packed_pair(pair))
     for bits, kind in ((32, "float"), (16, "half")):
-        found[f"s_min_num_f{bits}"] = _scalar("minimumnum", kind, bits)
-        found[f"s_max_num_f{bits}"] = _scalar("maximumnum", kind, bits)
-        found[f"s_minimum_f{bits}"] = _scalar("minimum", kind, bits)
-        found[f"s_maximum_f{bits}"] = _scalar("maximum", kind, bits)
+        for name in ("min", "max"):
+            found[f"s_{name}_num_f{bits}"] = _scalar(name, False, kind, bits)
+            found[f"s_{name}imum_f{bits}"] = _scalar(name, True, kind, bits)
     return found

@@ -116,6 +116,28 @@ def _product24(signed: bool) -> Function:
     return function
 
 
+def _multiply_add24(signed: bool) -> Handler:
+    """Compute a * b + c with factors of 24 bits; saturating if CLAMP is set."""
+    plain = same("i32", 3, _product24(signed))
+    extension, prefix = ("sext", "s") if signed else ("zext", "u")
+    low, high = (-1 << 31, (1 << 31) - 1) if signed else (0, (1 << 32) - 1)
+
+    def emit(e: Registers, i: Instruction) -> None:
+        if not i.clamp:
+            plain(e, i)
+            return
+        a, b, c = (e.source(operand) for operand in i.srcs)
+        wide = [e.convert(extension, "i32", "i64", value)
+                for value in (_low24(e, a, signed), _low24(e, b, signed), c)]  # fmt: skip
+        total = e.binary("add", "i64", e.binary("mul", "i64", wide[0], wide[1]), wide[2])
+        if signed:
+            total = e.intrinsic("smax", "i64", total, constant("i64", low))
+        total = e.intrinsic(f"{prefix}min", "i64", total, constant("i64", high))
+        e.set_result(i, "i32", e.convert("trunc", "i64", "i32", total))
+
+    return emit
+
+
 def _then(kind: str, first: str, second: str) -> Handler:
     """Perform two operations in sequence: second(first(a, b), c)."""
 
@@ -308,7 +330,7 @@ def _arithmetic() -> dict[str, Handler]:
         ty = f"{letter}32_{letter}24"
         found[f"v_mul_{ty}"] = same("i32", 2, _product24(signed))
         found[f"v_mul_hi_{ty}"] = same("i32", 2, _high_product(signed, True))
-        found[f"v_mad_{ty}"] = same("i32", 3, _product24(signed))
+        found[f"v_mad_{ty}"] = _multiply_add24(signed)
         extension = "sext" if signed else "zext"
         found[f"v_mad_{letter}32_{letter}16"] = _multiply_add("i32", "i16", extension)
         found[f"v_mad_{letter}16"] = _multiply_add("i16", "i16", extension)

@@ -102,6 +102,22 @@ def _multiply_add(e: Registers, v: tuple[str, ...]) -> str:
     return e.binary("add", "i16", e.binary("mul", "i16", v[0], v[1]), v[2])
 
 
+def _saturated_multiply_add(signed: bool) -> Function:
+    """Compute a * b + c in 32 bits, where it fits, and limit it."""
+    extension, prefix = ("sext", "s") if signed else ("zext", "u")
+
+    def work(e: Registers, v: tuple[str, ...]) -> str:
+        a, b, c = (e.convert(extension, "i16", "i32", value) for value in v)
+        total = e.binary("add", "i32", e.binary("mul", "i32", a, b), c)
+        if signed:
+            total = e.intrinsic("smax", "i32", total, constant("i32", -0x8000))
+        high = constant("i32", 0x7FFF if signed else 0xFFFF)
+        total = e.intrinsic(f"{prefix}min", "i32", total, high)
+        return e.convert("trunc", "i32", "i16", total)
+
+    return work
+
+
 def _extreme_of(name: str) -> Function:
     return lambda e, v: extreme(e, "half", name, v[0], v[1])
 
@@ -119,7 +135,9 @@ def _packed_handlers() -> dict[str, Handler]:
     for name in ("min", "max"):
         found[f"v_pk_{name}_f16"] = packed("half", _extreme_of(name))
     for letter, prefix in (("i", "s"), ("u", "u")):
-        found[f"v_pk_mad_{letter}16"] = packed("i16", _multiply_add)
+        found[f"v_pk_mad_{letter}16"] = packed(
+            "i16", _multiply_add, _saturated_multiply_add(letter == "i")
+        )
         for operation in ("add", "sub"):
             found[f"v_pk_{operation}_{letter}16"] = packed(
                 "i16", _integer(operation), _saturated(f"{prefix}{operation}.sat")
@@ -178,14 +196,22 @@ def _mixed(half: str) -> Handler:
 
 
 def _dot2(kind: str, result_kind: str, accumulates: bool = False) -> Handler:
-    """Compute d = a.lo * b.lo + a.hi * b.hi + c, with all sums in f64 and one rounding."""
+    """Compute d = c + a.lo * b.lo + a.hi * b.hi; each product and each sum is rounded to the
+    result's type, as in the ISA documents' pseudocode."""
 
     def wide(e: Registers, value: str, source: str) -> str:
         if source == "bfloat":
             bits = e.convert("zext", "i16", "i32", e.convert("bitcast", "bfloat", "i16", value))
             bits = e.binary("shl", "i32", bits, constant("i32", 16))
-            value, source = e.convert("bitcast", "i32", "float", bits), "float"
-        return e.convert("fpext", source, "double", value)
+            return e.convert("bitcast", "i32", "float", bits)
+        return e.convert("fpext", source, "float", value) if source == "half" else value
+
+    def rounded(e: Registers, value: str) -> str:
+        if result_kind == "half":
+            return e.convert("fpext", "half", "float", e.convert("fptrunc", "float", "half", value))
+        if result_kind == "bfloat":
+            return wide(e, e.convert("bitcast", "i16", "bfloat", to_brain(e, value)), "bfloat")
+        return value
 
     def emit(e: Registers, i: Instruction) -> None:
         assert i.dst is not None
@@ -205,9 +231,10 @@ def _dot2(kind: str, result_kind: str, accumulates: bool = False) -> Handler:
                 high = half if _plain(i) else _bit(chosen, number)
                 value = wide(e, half_of(e, word, high, kind), kind)
                 if not _plain(i) and _bit(negated, number):
-                    value = e.unary("fneg", "double", value)
+                    value = e.unary("fneg", "float", value)
                 factors.append(value)
-            total = fma(e, "double", factors[0], factors[1], total)
+            product = rounded(e, e.binary("fmul", "float", *factors))
+            total = rounded(e, e.binary("fadd", "float", total, product))
         _set_dot(e, i, result_kind, total)
 
     return emit
@@ -222,16 +249,15 @@ def _plain(i: Instruction) -> bool:
 
 
 def _set_dot(e: Registers, i: Instruction, result_kind: str, total: str) -> None:
-    result = e.convert("fptrunc", "double", "float", total)
     if result_kind == "float":
         if i.clamp:
-            result = e.clamped("float", result)
-        e.set_result(replace(i, clamp=False, omod=0), "float", result)
+            total = e.clamped("float", total)
+        e.set_result(replace(i, clamp=False, omod=0), "float", total)
     elif result_kind == "half":
-        e.set_result(i, "half", e.convert("fptrunc", "float", "half", result))
+        e.set_result(i, "half", e.convert("fptrunc", "float", "half", total))
     else:
         assert i.dst is not None
-        e.set_vector(i.dst, "i16", to_brain(e, result))
+        e.set_vector(i.dst, "i16", to_brain(e, total))
 
 
 def to_brain(e: Registers, value: str) -> str:
@@ -293,6 +319,7 @@ def handlers() -> dict[str, Handler]:
     found["v_dot2_f32_f16"] = _dot2("half", "float")
     found["v_dot2_f32_bf16"] = _dot2("bfloat", "float")
     found["v_dot2acc_f32_f16"] = _dot2("half", "float", accumulates=True)
+    found["v_dot2acc_f32_bf16"] = _dot2("bfloat", "float", accumulates=True)
     found["v_dot2_f16_f16"] = _dot2("half", "half")
     found["v_dot2_bf16_bf16"] = _dot2("bfloat", "bfloat")
     found["v_dot4_i32_iu8"] = _dot_integers(8, True)

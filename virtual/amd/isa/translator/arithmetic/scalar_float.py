@@ -1,8 +1,7 @@
 """Scalar floating-point operations of gfx12, translated to LLVM IR.
 
 Denormals are those of MODE, as for vector operations. Source: RDNA4 ISA document, chapters of the
-SOP1, SOP2 and SOPC opcodes. Operations that are missing here (min_num, maximum and their kin, and
-f16 conversions that pack) are illegal instructions.
+SOP1, SOP2 and SOPC opcodes. Minima and maxima are in extremes.py.
 """
 
 from __future__ import annotations
@@ -49,11 +48,47 @@ def _fused(suffix: str, *, accumulates: bool) -> Handler:
         assert i.dst is not None
         sources = [*i.srcs, i.dst] if accumulates else i.srcs
         a, b, c = (_read(e, source, suffix) for source in sources)
-        kind = _KINDS[suffix][0]
-        result = e.call(kind, f"llvm.fma.{suffix}", (kind, a), (kind, b), (kind, c))
+        if suffix == "f16":
+            _write(e, i, suffix, _fused_half(e, a, b, c))
+            return
+        result = e.call("float", "llvm.fma.f32", ("float", a), ("float", b), ("float", c))
         _write(e, i, suffix, result)
 
     return emit
+
+
+def _fused_half(e: Registers, a: str, b: str, c: str) -> str:
+    """Fused multiply-add of halves, rounded once: of doubles, whose sum of 22 bits and 11 loses
+    only what a sticky bit can tell. No host has it for halves."""
+    wide = [("double", e.value(f"fpext half {value} to double")) for value in (a, b, c)]
+    exact = e.call("double", "llvm.fma.f64", *wide)
+    near = e.value(f"fptrunc double {exact} to float")
+    back = e.value(f"fpext float {near} to double")
+    sizes = [e.call("double", "llvm.fabs.f64", ("double", value)) for value in (back, exact)]
+    larger = e.value(f"fcmp ogt double {sizes[0]}, {sizes[1]}")
+    inexact = e.value(f"fcmp one double {back}, {exact}")
+    bits = e.value(f"bitcast float {near} to i32")
+    bits = e.value(f"sub i32 {bits}, {e.value(f'zext i1 {larger} to i32')}")
+    bits = e.value(f"or i32 {bits}, {e.value(f'zext i1 {inexact} to i32')}")
+    odd = e.value(f"bitcast i32 {bits} to float")
+    return e.value(f"fptrunc float {odd} to half")
+
+
+def _packed_toward_zero(e: Registers, i: Instruction) -> None:
+    """Convert two floats to halves, toward zero: one bit less where the nearest half is larger."""
+    assert i.dst is not None
+    halves = []
+    for source in i.srcs:
+        value = _read(e, source, "f32")
+        near = e.value(f"fptrunc float {value} to half")
+        back = e.value(f"fpext half {near} to float")
+        sizes = [e.call("float", "llvm.fabs.f32", ("float", number)) for number in (back, value)]
+        larger = e.value(f"fcmp ogt float {sizes[0]}, {sizes[1]}")
+        finite = e.value(f"fcmp olt float {sizes[1]}, 0x7FF0000000000000")
+        step = e.value(f"zext i1 {e.value(f'and i1 {larger}, {finite}')} to i16")
+        bits = e.value(f"sub i16 {e.value(f'bitcast half {near} to i16')}, {step}")
+        halves.append(e.value(f"zext i16 {bits} to i32"))
+    e.set_scalar(i.dst, e.value(f"or i32 {halves[0]}, {e.value(f'shl i32 {halves[1]}, 16')}"))
 
 
 def _compared(predicate: str, suffix: str) -> Handler:
@@ -108,6 +143,7 @@ def handlers() -> dict[str, Handler]:
         "s_cvt_u32_f32": _to_integer("fptoui"),
         "s_cvt_f32_f16": _widened,
         "s_cvt_f16_f32": _narrowed,
+        "s_cvt_pk_rtz_f16_f32": _packed_toward_zero,
         "s_fmaak_f32": _fused("f32", accumulates=False),
         "s_fmamk_f32": _fused("f32", accumulates=False),
     }

@@ -1,0 +1,261 @@
+"""Controls of NVIDIA's own CPU half of the resource manager, beside those of Linux's nouveau: what
+it reads once while it starts, and what it tells.
+
+Sources: open-gpu-kernel-modules 550.163.01 ctrl2080internal.h, ctrl2080bus.h, ctrl2080gpu.h, and
+where they are asked: gpu_gspclient.c, kernel_graphics.c, kernel_fifo.c, kern_gmmu.c, kernel_bif.c.
+Links (NVLink) and other units that a chip lacks stay NOT_SUPPORTED, as its firmware answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from ugpu.hcq.registers.layout import Struct
+from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0
+from ugpu.virtual.nvidia.gsp.options import CardOptions
+from ugpu.virtual.nvidia.gsp.rpc.controls import RUNLISTS, runlist_engine
+from ugpu.virtual.nvidia.rm.channels import ChannelGroup
+from ugpu.virtual.nvidia.rm.controls.control_gpu import HANDLERS, smc_mode
+from ugpu.virtual.nvidia.rm.resources import Subdevice, need_gpu
+from ugpu.virtual.nvidia.status import Status, require
+
+_ABSENT = 0xFFFF_FFFF
+# NV_REG_BASE_*: graphics, timer, master control, usermode page
+_BASES = {1: 0x40_0000, 2: 0x9000, 3: 0, 4: 0xBB_0000}
+_GRAPHICS, _COPY = 0, 0x13  # DEVICE_TYPE of dev_top.h
+_COPY_REGISTERS = 0x10_4000
+_FAULT_BUFFER = 8192 * 32
+_FECS_RECORD = 0x80
+_NO_COPY = 0xF
+_EVENTS, _REPEAT = 192, 2  # NV2080_NOTIFIERS_MAXCOUNT is below; the largest action
+_SHARED_DATA = _PAGE = 0x1000
+
+
+class Board(Protocol):
+    """The card, as these controls use it."""
+
+    options: CardOptions
+
+    @property
+    def config(self) -> Config: ...
+    def bus_address(self, address: int, size: int) -> int | None: ...
+
+
+class Config(Protocol):
+    """Configuration space."""
+
+    def read(self, offset: int, width: int) -> int: ...
+    def bar_size(self, index: int) -> int: ...
+    def bar_address(self, index: int) -> int: ...
+
+
+def handlers(board: Board) -> Mapping[str, Any]:  # Any: see rm.controls.control.Handler
+    """Return the handlers by the header's name."""
+
+    def chip_info(sub: Subdevice, params: Struct) -> None:
+        config = board.config
+        params.pciDeviceId = config.read(0x2, 2) << 16 | config.read(0x0, 2)
+        params.pciSubDeviceId = config.read(0x2E, 2) << 16 | config.read(0x2C, 2)
+        params.pciRevisionId = config.read(0x8, 1)
+        for index in range(len(params.regBases)):
+            params.regBases[index] = _BASES.get(index, _ABSENT)
+
+    def bars(sub: Subdevice, params: Struct) -> None:
+        params.pciBarCount = 3
+        for index, bar in enumerate((0, 1, 3)):
+            entry, size = params.pciBarInfo[index], board.config.bar_size(bar)
+            entry.barSizeBytes, entry.barSize = size, size >> 20
+            entry.barOffset = board.config.bar_address(bar)
+
+    def access_map(sub: Subdevice, params: Struct) -> None:
+        # No compressed map: the model restricts no registers.
+        params.userRegisterAccessMapSize = board.options.access_maps
+
+    def shared_data(sub: Subdevice, params: Struct) -> None:
+        # The GSP writes there what the CPU has it poll, by another control.
+        address = params.physAddr
+        reachable = not address or board.bus_address(address, _SHARED_DATA) is not None
+        require(reachable, Status.INVALID_ADDRESS, f"shared data at {address:#x}")
+
+    def buffer(addresses: Sequence[int], size: int) -> None:
+        pages = -(-size // _PAGE)
+        require(0 < pages <= len(addresses), Status.INVALID_ARGUMENT, f"a buffer of {size} bytes")
+        for index in range(pages):
+            address = addresses[index]
+            reached = board.bus_address(address, _PAGE) is not None
+            require(reached, Status.INVALID_ADDRESS, f"page {index} at {address:#x}")
+
+    def fault_buffer(sub: Subdevice, params: Struct) -> None:
+        # No fault of the model is replayable: it stays empty.
+        fits = params.faultBufferSize == _FAULT_BUFFER
+        require(fits, Status.INVALID_ARGUMENT, f"faultBufferSize {params.faultBufferSize}")
+        buffer(params.faultBufferPteArray, params.faultBufferSize)
+
+    def shadow_buffer(sub: Subdevice, params: Struct) -> None:
+        # The model reports channels' faults by RC_TRIGGERED alone.
+        buffer(params.shadowFaultBufferPteArray, params.shadowFaultBufferSize)
+
+    def counter_buffer(sub: Subdevice, params: Struct) -> None:
+        # No access is counted.
+        require(params.accessCounterIndex == 0, Status.INVALID_ARGUMENT, "accessCounterIndex")
+        buffer(params.bufferPteArray, params.bufferSize)
+
+    own = dict(_HANDLERS)
+    own["NV2080_CTRL_CMD_INTERNAL_UVM_REGISTER_ACCESS_CNTR_BUFFER"] = counter_buffer
+    own["NV2080_CTRL_CMD_INTERNAL_GMMU_REGISTER_FAULT_BUFFER"] = fault_buffer
+    own["NV2080_CTRL_CMD_INTERNAL_GMMU_REGISTER_CLIENT_SHADOW_FAULT_BUFFER"] = shadow_buffer
+    own["NV2080_CTRL_CMD_INTERNAL_GPU_GET_CHIP_INFO"] = chip_info
+    own["NV2080_CTRL_CMD_INTERNAL_GPU_GET_USER_REGISTER_ACCESS_MAP"] = access_map
+    own["NV2080_CTRL_CMD_INTERNAL_INIT_USER_SHARED_DATA"] = shared_data
+    own["NV2080_CTRL_CMD_BUS_GET_PCI_BAR_INFO"] = bars
+    return own
+
+
+def _floorsweeping(sub: Subdevice, params: Struct) -> None:
+    gpu = need_gpu(sub)
+    masks = params.floorsweepingMasks[0]
+    masks.gpcMask = masks.physGpcMask = masks.physGfxGpcMask = (1 << gpu.gpcs) - 1
+    masks.numGfxTpc = gpu.gpcs * gpu.tpcs_per_gpc
+    for gpc in range(gpu.gpcs):
+        masks.tpcMask[gpc] = (1 << gpu.tpcs_per_gpc) - 1
+        masks.tpcCount[gpc] = gpu.tpcs_per_gpc
+        masks.mmuPerGpc[gpc] = 1
+        masks.numPesPerGpc[gpc] = 1
+
+
+def _sm_order(sub: Subdevice, params: Struct) -> None:
+    """Tell where each SM is, in the order of the ioctl interface."""
+    layout = sub.machine.abi.structs["NV2080_CTRL_GR_GET_GLOBAL_SM_ORDER_PARAMS"]
+    order = layout.new()
+    HANDLERS["NV2080_CTRL_CMD_GR_GET_GLOBAL_SM_ORDER"](sub, order)
+    own = params.globalSmOrder[0]
+    own.numSm, own.numTpc = order.numSm, order.numTpc
+    room = len(own.globalSmId)
+    require(order.numSm <= room, Status.INSUFFICIENT_RESOURCES, f"{order.numSm} SMs of {room}")
+    for index in range(order.numSm):
+        source, target = order.globalSmId[index], own.globalSmId[index]
+        target.gpcId, target.localTpcId = source.gpcId, source.localTpcId
+        target.localSmId, target.globalTpcId = source.localSmId, source.globalTpcId
+        target.virtualGpcId, target.migratableTpcId = source.virtualGpcId, source.migratableTpcId
+
+
+def _channels(sub: Subdevice, params: Struct) -> None:
+    gpu = need_gpu(sub)
+    known = any(runlist.number == params.runlistId for runlist in gpu.runlists)
+    require(known, Status.INVALID_ARGUMENT, f"runlist {params.runlistId}")
+    params.numChannels = gpu.options.channels
+
+
+def _device_table(sub: Subdevice, params: Struct) -> None:
+    gpu = need_gpu(sub)
+    engines = [ENGINE_GR0, *(ENGINE_COPY0 + at for at in range(gpu.options.copy_engines))]
+    params.numEntries = len(engines)
+    for index, engine in enumerate(engines):
+        runlist = gpu.runlist_of(engine)
+        assert runlist is not None
+        entry = params.deviceInfoTable[index]
+        entry.faultId, entry.resetId = 0x40 + index, index
+        entry.typeEnum = _GRAPHICS if engine == ENGINE_GR0 else _COPY
+        entry.instanceId = max(0, engine - ENGINE_COPY0)
+        entry.isEngine = 1
+        entry.devicePriBase = _BASES[1] if engine == ENGINE_GR0 else _COPY_REGISTERS
+        entry.rlEngId = runlist_engine(engine)
+        entry.runlistPriBase = RUNLISTS + 0x1000 * runlist.number
+
+
+def _fault_buffers(sub: Subdevice, params: Struct) -> None:
+    """Tell the sizes. UNSURE: of which chip; entries have 32 bytes."""
+    params.replayableFaultBufferSize = params.nonReplayableFaultBufferSize = _FAULT_BUFFER
+
+
+def _record_size(sub: Subdevice, params: Struct) -> None:
+    params.fecsRecordSize[0].fecsRecordSize = _FECS_RECORD
+
+
+def _notification(sub: Subdevice, params: Struct) -> None:
+    """Accept which events the CPU wants. Channel errors, the only ones of the model, are sent by
+    RC_TRIGGERED to all."""
+    require(params.event < _EVENTS, Status.INVALID_ARGUMENT, f"event {params.event}")
+    require(params.action <= _REPEAT, Status.INVALID_ARGUMENT, f"action {params.action}")
+
+
+def _division(sub: Subdevice, params: Struct) -> None:
+    params.smcMode = smc_mode(need_gpu(sub))
+
+
+def _exported_copies(sub: Subdevice, params: Struct) -> None:
+    """List the copy engines that have no physical one: none of those that the model has."""
+    params.stubbedCeMask = 0
+
+
+def _physical_copies(sub: Subdevice, params: Struct) -> None:
+    params.fbhubPceMask = (1 << need_gpu(sub).options.copy_engines) - 1
+
+
+def _method_buffers(group: ChannelGroup, params: Struct) -> None:
+    """Accept the buffers into which a copy engine would save its methods at a fault."""
+    count = params.numValidEntries
+    require(0 < count <= len(params.bar2Addr), Status.INVALID_ARGUMENT, f"{count} buffers")
+
+
+def _map_copies(sub: Subdevice, params: Struct) -> None:
+    """Accept the division of physical copy engines, which the model's engines do not have."""
+    count = need_gpu(sub).options.copy_engines
+    logical = [value for value in params.pceLceMap if value != _NO_COPY]
+    known = all(value < count for value in logical) and not params.exposeCeMask >> count
+    require(known, Status.INVALID_ARGUMENT, f"copy engines of {count}: {logical}")
+
+
+def _flush(sub: Subdevice, params: Struct) -> None:
+    need_gpu(sub).settle()
+
+
+def _trace(sub: Subdevice, params: Struct) -> None:
+    require(not params.bEnable, Status.NOT_SUPPORTED, "tracing of context switches")
+
+
+def _bif(sub: Subdevice, params: Struct) -> None:
+    params.bPcieGen4Capable = 1
+
+
+def _unchanged(sub: Subdevice, params: Struct) -> None:
+    """Answer with zeros: the chip has nothing of the kind."""
+
+
+_HANDLERS = cast(
+    "dict[str, Any]",
+    {
+        "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_FLOORSWEEPING_MASKS": _floorsweeping,
+        "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_GLOBAL_SM_ORDER": _sm_order,
+        "NV2080_CTRL_CMD_INTERNAL_FIFO_GET_NUM_CHANNELS": _channels,
+        "NV2080_CTRL_CMD_INTERNAL_BIF_GET_STATIC_INFO": _bif,
+        "NV2080_CTRL_CMD_INTERNAL_GET_DEVICE_INFO_TABLE": _device_table,
+        "NV2080_CTRL_CMD_INTERNAL_GMMU_GET_STATIC_INFO": _fault_buffers,
+        "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_FECS_RECORD_SIZE": _record_size,
+        # UNSURE: bits of NV0080_CTRL_GR_CAPS; none is known to matter to compute.
+        "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CAPS": _unchanged,
+        # A context's header is not divided among its subcontexts.
+        "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_PDB_PROPERTIES": _unchanged,
+        "NV2080_CTRL_CMD_INTERNAL_BUS_FLUSH_WITH_SYSMEMBAR": _flush,
+        "NV2080_CTRL_CMD_INTERNAL_MEMSYS_L2_INVALIDATE_EVICT": _flush,
+        "NV2080_CTRL_CMD_INTERNAL_GR_SET_FECS_TRACE_HW_ENABLE": _trace,
+        "NV2080_CTRL_CMD_INTERNAL_GR_GET_FECS_TRACE_HW_ENABLE": _unchanged,
+        # Boost is not synchronised with other cards; the card is not a module of a baseboard.
+        "NV2080_CTRL_CMD_INTERNAL_PERF_GPU_BOOST_SYNC_GET_INFO": _unchanged,
+        "NV2080_CTRL_CMD_PMGR_GET_MODULE_INFO": _unchanged,
+        "NV402C_CTRL_CMD_I2C_GET_PORT_INFO": _unchanged,
+        "NV2080_CTRL_CMD_EVENT_SET_NOTIFICATION": _notification,
+        "NV2080_CTRL_CMD_CE_UPDATE_CLASS_DB": _exported_copies,
+        "NV2080_CTRL_CMD_CE_GET_PHYSICAL_CAPS": HANDLERS["NV2080_CTRL_CMD_CE_GET_CAPS_V2"],
+        "NVA06C_CTRL_CMD_INTERNAL_PROMOTE_FAULT_METHOD_BUFFERS": _method_buffers,
+        "NV2080_CTRL_CMD_CE_GET_HUB_PCE_MASK": _physical_copies,
+        "NV2080_CTRL_CMD_CE_UPDATE_PCE_LCE_MAPPINGS": _map_copies,
+        "NV2080_CTRL_CMD_INTERNAL_GPU_GET_SMC_MODE": _division,
+        "NV2080_CTRL_CMD_INTERNAL_UVM_UNREGISTER_ACCESS_CNTR_BUFFER": _unchanged,
+        "NV2080_CTRL_CMD_INTERNAL_GMMU_UNREGISTER_FAULT_BUFFER": _unchanged,
+        "NV2080_CTRL_CMD_INTERNAL_GMMU_UNREGISTER_CLIENT_SHADOW_FAULT_BUFFER": _unchanged,
+        # Confidential Computing is off.
+        "NV2080_CTRL_CMD_INTERNAL_CONF_COMPUTE_GET_STATIC_INFO": _unchanged,
+    },
+)
