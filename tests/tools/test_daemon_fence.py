@@ -132,6 +132,16 @@ def test_what_it_needs_works(tmp_path: Path) -> None:
     assert done.stdout == "['b', 'c', 's']\n", done.stderr
 
 
+@landlock
+def test_a_folder_that_cannot_be_made_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = enclosed(
+        "try:\n folder.parent.write_text('x')\nexcept PermissionError:\n print('no')",
+        tmp_path / "file" / "below",
+    )
+    assert done.stdout == "no\n", done.stderr
+
+
 @pytest.mark.parametrize(("column", "header"), list(enumerate(HEADERS)), ids=["x86-64", "AArch64"])
 def test_numbers_of_calls_are_those_of_the_headers(column: int, header: Path) -> None:
     if not header.exists():

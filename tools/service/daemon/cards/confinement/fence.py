@@ -19,14 +19,18 @@ AArch64.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import struct
 from collections.abc import Iterable
 from pathlib import Path
 
+from ugpu.hcq.disk import own_folder
 from ugpu.hcq.errors import HostError
 from ugpu.tools.service.daemon.cards.confinement import bpf
 from ugpu.tools.service.daemon.cards.confinement.bpf import ALLOW, DENY, Machine, argument, step
+
+log = logging.getLogger(__name__)
 
 # System calls and their numbers on x86-64 and AArch64; -1: it has none.
 DENIED = {
@@ -83,8 +87,8 @@ def lacking() -> list[str]:
 
 def enclose(folders: Iterable[Path]) -> None:
     """Confine this process for good; it must have one thread. folders: those that it may change;
-    missing ones are created. HostError if the system has seccomp but refuses. What a system without
-    Landlock does not prevent is in `lacking`."""
+    missing ones are created where that is possible. HostError if the system has seccomp but
+    refuses. What a system without Landlock does not prevent is in `lacking`."""
     machine = bpf.this_machine()
     bpf.set_process(bpf.NO_NEW_PRIVILEGES, 1, "no_new_privs")
     have = version()
@@ -105,8 +109,12 @@ def _restrict(have: int, folders: Iterable[Path]) -> None:
         raise bpf.refused("a Landlock ruleset")
     try:
         for folder in folders:
-            folder.mkdir(parents=True, exist_ok=True)
-            _allow(rules, folder, files)
+            try:
+                if not folder.exists():
+                    own_folder.make_private(folder)
+                _allow(rules, folder, files)
+            except OSError as error:  # it could not write there before either
+                log.info("%s cannot be written: %s", folder, error)
         # Not a folder; it is written to, not changed.
         _allow(rules, Path(os.devnull), files & (_WRITE | _TRUNCATE))
         if _call(_RESTRICT_SELF, rules, 0):
