@@ -69,7 +69,7 @@ def uvm(card: int) -> Iterator[None]:
     """The module of unified memory is loaded too."""
     busybox("insmod", str(nvidia_module.path(CACHE, os.uname().release, "nvidia-uvm")))
     lines = [line.split() for line in Path("/proc/devices").read_text().splitlines()]
-    majors = {words[1]: int(words[0]) for words in lines if len(words) == 2}
+    majors = {words[-1]: int(words[0]) for words in lines if words and words[0].isdecimal()}
     make_node(UVM, majors["nvidia-uvm"], 0)
     yield
     busybox("rmmod", "nvidia_uvm")
