@@ -14,7 +14,8 @@ from lab.kernel.machine import LabUnavailable, guests_at_once
 HERE = Path(__file__).resolve().parent
 LONGEST = "navi31"  # begun first, so that it is not what all wait for in the end
 ALWAYS = "amdgpu"  # Linux's own driver on the model: in continuous integration at each commit
-OPTIONAL = "own"  # needs a kernel that continuous integration does not build
+# Need a kernel, and modules, that continuous integration does not build.
+OPTIONAL = ("own", "nvidia_open")
 
 
 def tiers() -> list[str]:
@@ -23,7 +24,7 @@ def tiers() -> list[str]:
 
 def in_turn(names: Sequence[str], number: int) -> list[str]:
     """Those of the tiers that run at the commit with this number."""
-    others = [name for name in names if name not in (ALWAYS, OPTIONAL)]
+    others = [name for name in names if name not in (ALWAYS, *OPTIONAL)]
     turn = [others[number % len(others)]] if others else []
     return [*turn, *(name for name in names if name == ALWAYS)]
 

@@ -160,9 +160,7 @@ def _values(name: str, instruction: Instruction, state: WaveState, sources: list
         return total.astype(np.float16)
     if name == "v_dot2_bf16_bf16":
         total = fp.bf16_to_f32(sources[2])
-        brains = dot_pairs(
-            *sources[:2], total, True, lambda x: fp.bf16_to_f32(fp.f32_to_bf16(x))
-        )
+        brains = dot_pairs(*sources[:2], total, True, lambda x: fp.bf16_to_f32(fp.f32_to_bf16(x)))
         return fp.f32_to_bf16(brains)
     raise NotSupported("the oracle does not execute", instruction=instruction.name)
 

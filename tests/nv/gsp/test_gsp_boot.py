@@ -32,7 +32,7 @@ from ugpu.nv.gsp.rm.card import GspCard
 from ugpu.virtual.nvidia.gsp.bus.pci import VirtualTransport
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.faults import CardFault
-from ugpu.virtual.nvidia.gsp.firmware.images import whole_set
+from ugpu.virtual.nvidia.gsp.firmware.images import synthetic_set, whole_set
 from ugpu.virtual.nvidia.gsp.gpu import build_card
 from ugpu.virtual.nvidia.gsp.options import CardOptions
 
@@ -86,6 +86,19 @@ def test_every_stage_in_order_and_back(release: str, chip: str) -> None:
             assert 0 < begin < end <= running.firmware.static.regions[-1][1]
             running.end(clean=True)
             assert not card.wpr.touches(0, 1 << 30), "nothing is protected any more"
+        assert card.violations == []
+
+
+@pytest.mark.parametrize("chip", ["ad102", "tu102"])
+def test_a_further_release_is_one_folder(chip: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """550.163.01, of which Linux has no files: nothing but its tables is added to the driver."""
+    facts = replace(chips.boot_facts(chip), releases=("550.163.01",))
+    monkeypatch.setattr(chips, "boot_facts", lambda name: facts)
+    with powered(chip=chip) as card:
+        running = booted(card, synthetic_set(chip, "550.163.01"))
+        assert running.calls.abi.version == "550.163.01"
+        assert running.firmware.static.regions
+        running.end(clean=True)
         assert card.violations == []
 
 

@@ -19,6 +19,7 @@ from ugpu.virtual.nvidia.memory.faults import Client
 from ugpu.virtual.nvidia.memory.space import AddressSpace, FaultError
 from ugpu.virtual.nvidia.state import GpuState
 
+_COPY = 0xB5  # low byte of all copy classes
 GP_GET, GP_PUT, USERD_SIZE = 0x88, 0x8C, 512
 _ENTRY = struct.Struct("<II")
 _LONGEST_TURN = 256  # ring entries before the next channel has its turn
@@ -53,6 +54,7 @@ class Channel(ChannelState):
         self._late = late
         self._seen_put = self._next_put = 0  # GP_PUT as of the doorbell, and as of the next one
         self._bound: dict[int, Engine] = {}  # by subchannel
+        self.copies_only = False  # its runlist has copy engines alone
         self._host = HostMethods(self)
         self._segment_base = 0  # Hopper: upper bits of push buffer addresses
         self._waiting: Waiting | None = None
@@ -205,6 +207,11 @@ class Channel(ChannelState):
 
     def _engine(self, subchannel: int, address: int) -> Engine:
         engine = self._bound.get(subchannel)
+        if engine is None and self.copies_only:
+            # Such a runlist has one kind of engine. NVIDIA's UVM sends SET_OBJECT on subchannel 0
+            # and methods on 4 (open-gpu-kernel-modules 550.163.01 uvm_maxwell_ce.c).
+            bound = self._bound.values()
+            engine = next((each for each in bound if each.class_id & 0xFF == _COPY), None)
         if engine is None:
             raise ChannelError(
                 Xid.PBDMA_ERROR, f"method {address:#x} on subchannel {subchannel} without an object"

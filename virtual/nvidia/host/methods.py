@@ -19,7 +19,8 @@ from ugpu.virtual.nvidia.memory.faults import Client
 # MEM_OP_D_OPERATION. Only privileged channels may invalidate translations and clear access counters
 # (dev_pbdma.ref.txt), and programs do not have any.
 _PRIVILEGED = (0x09, 0x0A, 0x16)
-_INVALIDATE = 0x09
+_INVALIDATIONS = (0x09, 0x0A)  # all of a directory; a range, where the model drops all
+_CLEAR_COUNTERS = 0x16  # of accesses: the model counts none
 # Membars of the host, and of the second level cache, which all engines share: nothing to do.
 _HARMLESS = (0x05, 0x0D, 0x0E, 0x0F, 0x10, 0x15)
 
@@ -105,10 +106,12 @@ class HostMethods:
 
     def _memory_operation(self, value: int) -> None:
         operation = value >> 27  # the host does not wait for engines first
-        if operation == _INVALIDATE and self._channel.privileged:
+        if operation in _INVALIDATIONS and self._channel.privileged:
             self._values[self._offset["MEM_OP_D"]] = value
             # TLB_INVALIDATE_PDB: ONE names a directory, ALL means every space.
             self._channel.gpu.invalidate(None if self._value("MEM_OP_C") & 1 else self._directory())
+        elif operation == _CLEAR_COUNTERS and self._channel.privileged:
+            return
         elif operation not in _HARMLESS:
             why = (
                 ": the channel is not privileged" if operation in _PRIVILEGED else ": not modelled"

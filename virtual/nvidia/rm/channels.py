@@ -151,6 +151,7 @@ class ChannelObject(RmObject):
         )
         channel.ring_address, channel.ring_entries = params.gpFifoOffset, params.gpFifoEntries
         channel.runlist_engine = self._engine_type(params)
+        channel.copies_only = self.runlist.number != 0
         channel.on_error = self._recover
         channel.check_context = self._check_context
         channel.enabled = self.group.scheduled if self.group is not None else False

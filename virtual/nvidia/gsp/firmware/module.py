@@ -36,7 +36,7 @@ class BuiltIn:
 
 
 # By the digest of the code.
-_PROGRAMS: Mapping[str, BuiltIn] = {
+PROGRAMS: Mapping[str, BuiltIn] = {
     "e15c1d836dc294312da1503bf4bb3a82b55a389cba98159a893e83e11dcb09c3": BuiltIn(
         Program.BOOTER_LOAD,
         0x6000,
@@ -82,13 +82,13 @@ _BOOT_LOADERS = {
 
 def parse(code: bytes) -> tuple[Program, int] | None:
     """Return the program and the signed bytes of its data; None for code that is not known."""
-    known = _PROGRAMS.get(_digest(code))
+    known = PROGRAMS.get(_digest(code))
     return (known.program, known.covered) if known is not None else None
 
 
 def problem(field: bytes, terms: Terms, code: bytes, content: bytes) -> str | None:
     """Return why a signature is not valid, or "" if it is; None for code that is not known."""
-    known = _PROGRAMS.get(_digest(code))
+    known = PROGRAMS.get(_digest(code))
     if known is None:
         return None
     if (terms.engine, terms.program) != (known.engine, known.number):

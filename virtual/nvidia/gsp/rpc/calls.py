@@ -12,13 +12,16 @@ from ugpu.virtual.nvidia.files import Program
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
 from ugpu.virtual.nvidia.gsp.rpc.interface import Function
 from ugpu.virtual.nvidia.gsp.rpc.queue import QueueError
+from ugpu.virtual.nvidia.gsp.rpc.spaces import SharedSpace
 from ugpu.virtual.nvidia.machine import VirtualMachine
 from ugpu.virtual.nvidia.rm.alloc import Place, create, rule_of
 from ugpu.virtual.nvidia.rm.controls.control import POINTERS, find
-from ugpu.virtual.nvidia.rm.objects import Builder, Client
+from ugpu.virtual.nvidia.rm.objects import Allocation, Builder, Client
+from ugpu.virtual.nvidia.rm.resources import VaSpace
 from ugpu.virtual.nvidia.status import RmError, Status
 
 _ALLOC, _CONTROL, _FREE = struct.Struct("<7I4x"), struct.Struct("<6I"), struct.Struct("<4I")
+_DUPLICATE = struct.Struct("<7I")
 _SET_DIRECTORY = 0x10  # where the control's parameters are in SET_PAGE_DIRECTORY
 _EVENT_EX, _I2C, _UVM_SOFTWARE = 0x7E, 0x402C, 0xC076
 _MOST_NAMES = 256
@@ -167,6 +170,23 @@ def _perform(server: Server, words: tuple[int, int, int], params: memoryview) ->
         raise RmError(Status.NOT_SUPPORTED, f"{call.name} has pointers of the CPU")
     layout = call.layout or server.machine.abi.structs[_NO_PARAMETERS]
     call.handler(call.target, layout.view(params) if call.layout is not None else layout.new())
+
+
+def duplicate(server: Server, body: bytes) -> bytes:
+    """DUP_OBJECT: another handle to an address space."""
+    number, parent, handle, source_client, source_handle, _, _ = unpack(_DUPLICATE.format, body)
+    client = _client(server, number)
+    source = _client(server, source_client).find(source_handle, Status.INVALID_OBJECT_HANDLE)
+    if not isinstance(source, VaSpace):
+        raise RmError(Status.NOT_SUPPORTED, f"a duplicate of {source!r} is not modelled")
+    where = client.find(parent, Status.INVALID_OBJECT_PARENT)
+    request = Allocation(
+        server.machine, client, where, client.new_handle(handle), source.class_id, None
+    )
+    client.add(SharedSpace(request, source))
+    raw = bytearray(body)
+    struct.pack_into("<I", raw, _DUPLICATE.size - 4, 0)
+    return bytes(raw)
 
 
 def free(server: Server, body: bytes) -> bytes:

@@ -144,6 +144,7 @@ class GspServer:
             Function.GSP_RM_ALLOC: calls.allocate,
             Function.GSP_RM_CONTROL: calls.control,
             Function.FREE: calls.free,
+            Function.DUP_OBJECT: calls.duplicate,
             Function.SET_PAGE_DIRECTORY: calls.set_page_directory,
             Function.UNSET_PAGE_DIRECTORY: calls.unset_page_directory,
         }

@@ -1,0 +1,68 @@
+"""What NVIDIA's own kernel module needs of the virtual card, beside what Linux's nouveau does; the
+module itself runs in the laboratory (tier nvidia_open)."""
+
+from __future__ import annotations
+
+import pytest
+
+from ugpu.virtual.nvidia.gsp.facts import boot_facts
+from ugpu.virtual.nvidia.gsp.falcon.core import RETRIGGER, SWGEN0
+from ugpu.virtual.nvidia.gsp.firmware import module
+from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE, Terms
+from ugpu.virtual.nvidia.gsp.gpu import build_card
+from ugpu.virtual.nvidia.gsp.options import CardOptions
+from ugpu.virtual.nvidia.gsp.rpc.controls import GSP_VECTOR
+
+IRQSCLR, IRQSTAT = 0x110004, 0x110008
+# dev_riscv_pri.h: NV_PRISCV_RISCV_IRQMASK and IRQDEST, of GA102 and of TU102
+MASKS = {"ad102": (0x111528, 0x11152C), "tu102": (0x1112B4, 0x1112B8)}
+
+
+@pytest.mark.parametrize("chip", MASKS)
+def test_the_firmware_directs_its_interrupts_to_the_host(chip: str) -> None:
+    card = build_card(chip, CardOptions(memory=256 << 20))
+    card.config.write(4, 6, 2)
+    read = card.read32
+    assert [read(at) for at in MASKS[chip]] == [0, 0], "no firmware runs"
+    card.gsp.active = True
+    assert all(read(at) & SWGEN0 for at in MASKS[chip])
+    other = next(name for name in MASKS if name != chip)
+    assert all(read(at) >> 16 == 0xBADF for at in MASKS[other])
+    card.close()
+
+
+def test_a_message_interrupts_once_until_it_is_cleared() -> None:
+    card = build_card("ad102", CardOptions(memory=256 << 20))
+    card.config.write(4, 6, 2)
+    leaf, bit = 0xB81000 + 4 * (GSP_VECTOR // 32), 1 << GSP_VECTOR % 32
+    card.signal_gsp()
+    assert card.read32(leaf) & bit and card.read32(IRQSTAT) & SWGEN0
+    card.write32(leaf, bit)
+    card.signal_gsp()
+    assert not card.read32(leaf) & bit, "it is pending already"
+    card.write32(0x110000 + RETRIGGER, 1)
+    assert card.read32(leaf) & bit, "asked to send it again"
+    card.write32(leaf, bit)
+    card.write32(IRQSCLR, SWGEN0)
+    card.write32(0x110000 + RETRIGGER, 1)
+    assert not card.read32(leaf) & bit, "nothing is pending"
+    card.signal_gsp()
+    assert card.read32(leaf) & bit
+    card.close()
+
+
+def test_only_the_programs_inside_the_module_are_known() -> None:
+    code = b"\x5a" * 0x100
+    assert module.parse(code) is None and module.boot_loader_parts(code) is None
+    assert module.problem(bytes(SIZE), Terms(1, 1, 3), code, code) is None, "the model's own rule"
+    assert len(module.PROGRAMS) == 4
+    for built in module.PROGRAMS.values():
+        assert (built.engine, built.number, sorted(built.signatures)) == (1, 3, [0, 1])
+        assert len(bytes.fromhex(built.content)) == 32
+
+
+@pytest.mark.parametrize(("chip", "name"), [("ad102", "gsp_ga10x"), ("tu102", "gsp_tu10x")])
+def test_the_module_finds_its_image_by_name(chip: str, name: str) -> None:
+    (found,) = module.module_files(chip).items()
+    assert found[0] == f"nvidia/550.163.01/{name}.bin"
+    assert f".fwsignature_{boot_facts(chip).signature}".encode() in found[1]
