@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ugpu.compiler import nn as nn
     from ugpu.compiler import onnx as onnx
     from ugpu.compiler import optim as optim
+    from ugpu.compiler import torch as torch
     from ugpu.compiler.files.tensor_file import TensorFile as TensorFile
     from ugpu.compiler.files.tensor_file import load as load
     from ugpu.compiler.files.tensor_file import save as save
@@ -54,11 +55,12 @@ _HOMES = {
     "load": "ugpu.compiler.files.tensor_file",
     "save": "ugpu.compiler.files.tensor_file",
     "set_default_device": "ugpu.compiler.runtime.runtime",
+    "torch": "ugpu.compiler.torch",
     "tuning": "ugpu.compiler.search.tune",
     "watch": "ugpu.compiler.front.explain",
     "xp": "ugpu.compiler.array_api",
 }
-WHOLE = ("dtypes", "fft", "linalg", "nn", "onnx", "optim", "xp")  # names of modules
+WHOLE = ("dtypes", "fft", "linalg", "nn", "onnx", "optim", "torch", "xp")  # names of modules
 
 __all__ = [
     "Tensor",
@@ -80,6 +82,7 @@ __all__ = [
     "optim",
     "save",
     "set_default_device",
+    "torch",
     "tuning",
     "value_and_grad",
     "watch",

@@ -153,7 +153,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("sharding",),
         ("front",),
         ("files", "nn", "numeric"),
-        ("onnx", "optim", "language", "array_api"),
+        ("onnx", "optim", "language", "torch", "array_api"),
     ),
     "compiler.kernel": (
         ("ir", "choices", "matrix_units"),
