@@ -169,7 +169,9 @@ class Tensor(Values):
         """Return a matrix with ones on a diagonal, by default the main one, and zeros elsewhere.
         diagonal: its distance above the main one. Options: device, dtype (float32)."""
         kind = options.pop("dtype", dtypes.float32)
-        down = cls.arange(rows, **options).unsqueeze(1) + integer_of("eye", "diagonal", diagonal)
+        above = integer_of("eye", "diagonal", diagonal)
+        above = max(-rows, min(above, rows if columns is None else columns))  # else all are zero
+        down = cls.arange(rows, **options).unsqueeze(1) + above
         across = cls.arange(rows if columns is None else columns, **options)
         return down._compare("eq", across).cast(kind)
 

@@ -9,7 +9,15 @@ from typing import Any, Literal
 from ugpu.compiler.gradients.table import rule
 from ugpu.compiler.numeric.elimination import solve
 from ugpu.compiler.numeric.rotations import eigen, singular
-from ugpu.compiler.numeric.steps import computed, first_step, matrix_of, nothing, ruled, square_of
+from ugpu.compiler.numeric.steps import (
+    computed,
+    first_step,
+    matrix_of,
+    nothing,
+    ruled,
+    scaled,
+    square_of,
+)
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument, NotSupported
 
@@ -58,7 +66,7 @@ def qr(a: Tensor, mode: Literal["reduced", "complete"] = "reduced") -> tuple[Ten
     def compute() -> list[Tensor]:
         rows = Tensor.arange(height, device=matrix.device)
         columns = Tensor.arange(width, device=matrix.device)
-        right = matrix.reshape((-1, height, width))
+        right, power = scaled(matrix.reshape((-1, height, width)))
         left = Tensor.eye(height, device=matrix.device).expand((right.shape[0], height, height))
         left, step = left.contiguous(), first_step(matrix)
         for _ in range(min(height - 1, width)):
@@ -79,7 +87,7 @@ def qr(a: Tensor, mode: Literal["reduced", "complete"] = "reduced") -> tuple[Ten
         batch = matrix.shape[:-2]
         return [
             left[:, :, :size].reshape((*batch, height, size)),
-            right[:, :size].triu().reshape((*batch, size, width)),
+            (right[:, :size].triu() * power).reshape((*batch, size, width)),
         ]
 
     whole = size > width
@@ -122,13 +130,14 @@ def svd(a: Tensor, full_matrices: bool = False) -> tuple[Tensor, Tensor, Tensor]
     def compute() -> list[Tensor]:
         flat, batch = matrix.reshape((-1, height, width)), matrix.shape[:-2]
         size, turned = min(height, width), height < width
+        flat, power = scaled(flat)
         left, values, right = singular(flat.transpose(1, 2) if turned else flat)
         left = _orthonormal(left)
         if turned:
             left, right = right, left
         return [
             left.reshape((*batch, height, size)),
-            values.reshape((*batch, size)),
+            (values * power.squeeze(-1)).reshape((*batch, size)),
             right.transpose(1, 2).reshape((*batch, size, width)),
         ]
 

@@ -49,6 +49,16 @@ def batch_of(operation: str, *matrices: Tensor) -> Sequence[int]:
     return tuple(sizes)
 
 
+def scaled(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return matrices [batch, rows, columns] divided by powers of two [batch, 1, 1], so that
+    squares of their elements neither overflow nor vanish; and these powers."""
+    most = matrix.abs().max((1, 2), keepdims=True)
+    finite = (most > 0) & (most < float("inf"))
+    exponents = finite.where(most, 1.0).log2().floor().clamp(-120, 120)
+    power = exponents.exp2().contiguous()
+    return matrix / power, power
+
+
 def first_step(like: Tensor) -> Tensor:
     return Tensor.zeros(1, dtype=int64, device=like.device).contiguous()
 

@@ -127,6 +127,30 @@ def test_ranks_and_tolerances(cpu: Device) -> None:
     assert np.allclose(inverse, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("size", [1e30, 1e-30])
+def test_squares_do_not_overflow(cpu: Device, size: float) -> None:
+    matrix = (MATRIX * size).astype(np.float32)
+    given = Tensor(matrix, device=cpu)
+    expected = np.linalg.svd(matrix.astype(np.float64))[1]
+    assert np.allclose(xp.linalg.svdvals(given).numpy(), expected, rtol=1e-5, atol=0)
+    base, triangle = xp.linalg.qr(given)
+    product = base.numpy().astype(np.float64) @ triangle.numpy()
+    assert np.allclose(product / size, MATRIX, atol=1e-5)
+
+
+def test_products_of_vectors_are_broadcast(cpu: Device) -> None:
+    one, two = MATRIX[:, :1], MATRIX[0]
+    found = xp.linalg.cross(Tensor(one, device=cpu), Tensor(two, device=cpu))
+    assert np.allclose(found.numpy(), np.cross(one, two), atol=1e-6)
+    with pytest.raises(BadArgument, match="an axis below 0"):
+        xp.linalg.cross(Tensor(one, device=cpu), Tensor(two, device=cpu), axis=1)
+
+
+def test_a_diagonal_outside_of_the_matrix(cpu: Device) -> None:
+    for far in (3, 10**30, -(10**30)):
+        assert not xp.eye(2, 3, k=far, device=cpu).numpy().any()
+
+
 @pytest.mark.parametrize("shape", [(0, 0), (2, 0, 0), (0, 3, 3), (3, 0), (0, 2, 3)])
 def test_matrices_without_elements(cpu: Device, shape: tuple[int, ...]) -> None:
     array = np.zeros(shape, np.float32)

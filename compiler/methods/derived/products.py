@@ -42,12 +42,20 @@ class Products(Groups):
         return (left * blocks).reshape(joined)
 
     def cross(self, other: Any, axis: int = -1) -> Self:
-        """Return the vector product along an axis of three elements."""
+        """Return the vector product along an axis of three elements; the other axes are broadcast.
+        An axis counted from the front needs operands of as many axes."""
         right = self._tensor("cross", other)
         if self.ndim != right.ndim:
-            raise BadArgument(
-                f"cross: expected as many axes, got shapes {self._shown} and {right._shown}"
+            if integer_of("cross", "axis", axis) >= 0:
+                raise BadArgument(
+                    f"cross: expected as many axes or an axis below 0, got axis {axis}, shapes "
+                    f"{self._shown} and {right._shown}"
+                )
+            axes = max(self.ndim, right.ndim)
+            one, two = (
+                each.reshape((*[1] * (axes - each.ndim), *each.shape)) for each in (self, right)
             )
+            return one.cross(two, axis)
         place = self._axis("cross", axis)
         if self.shape[place] != 3 or right.shape[place] != 3:
             raise BadArgument(
