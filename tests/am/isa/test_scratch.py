@@ -129,9 +129,10 @@ def _set(registers: NDArray[np.uint32], got: bytes, how: str) -> None:
 
 
 def _run(
-    steps: list[Step], lanes: int, addressing: str, data: NDArray[np.uint32]
+    steps: list[Step], lanes: int, addressing: str, data: NDArray[np.uint32], *, apart: bool
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint8], Machine]:
-    """Run the steps; return the registers, each lane's scratch before and after."""
+    """Run the steps; return the registers, each lane's scratch before and after. apart: the pages
+    of scratch are in different places of the host's memory."""
     machine = Machine(GfxCore(1))
     blocks = np.zeros((len(steps), _BLOCK // 4), np.uint32)
     blocks[:, : 4 * lanes] = data.reshape(len(steps), -1)
@@ -143,7 +144,12 @@ def _run(
     code = np.frombuffer(_code(steps, lanes, addressing), np.uint8)
     machine.memory.map(CODE, code, False, executable=True)
     rng = np.random.default_rng(5)
-    scratch = machine.memory.map(SCRATCH, rng.integers(0, 2**32, 4 * SHARE * lanes // 4, np.uint32))
+    words = rng.integers(0, 2**32, SHARE * lanes, np.uint32)
+    step = 1024 if apart else len(words)  # pages of their own, or one array
+    scratch = [
+        machine.memory.map(SCRATCH + 4 * at, words[at : at + step])
+        for at in range(0, len(words), step)
+    ]
     before = _by_lane(scratch, lanes)
     low = 0xFFFFFFFF
     dispatch = Dispatch(
@@ -161,9 +167,9 @@ def _run(
     return after, before, _by_lane(scratch, lanes), machine
 
 
-def _by_lane(scratch: NDArray[np.uint32], lanes: int) -> NDArray[np.uint8]:
+def _by_lane(scratch: list[NDArray[np.uint32]], lanes: int) -> NDArray[np.uint8]:
     """Return the first wave's scratch, a row of bytes for each lane."""
-    rows = scratch[: SHARE * lanes // 4].reshape(SHARE // 4, lanes)
+    rows = np.concatenate(scratch)[: SHARE * lanes // 4].reshape(SHARE // 4, lanes)
     return np.ascontiguousarray(rows.T).view(np.uint8)
 
 
@@ -173,7 +179,8 @@ def _by_lane(scratch: NDArray[np.uint32], lanes: int) -> NDArray[np.uint8]:
     ("addressing", "kinds"),
     [("", ("same",)), ("s", ("same", "page")), ("vs", ("same", "page", "all", "odd", "beyond"))],
 )
-def test_every_access(lanes: int, addressing: str, kinds: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_every_access(lanes: int, addressing: str, kinds: tuple[str, ...], apart: bool) -> None:
     """Immediate offsets, with a scalar register, with a vector register; lanes masked at random."""
     rng = np.random.default_rng([lanes, len(addressing)])
     steps = []
@@ -185,7 +192,7 @@ def test_every_access(lanes: int, addressing: str, kinds: tuple[str, ...]) -> No
                 mask &= int(rng.integers(0, 1 << 63)) * 2 + 1
             steps.append(Step(name, mask, _offsets(rng, kind, size, lanes)))
     data = rng.integers(0, 2**32, (len(steps), lanes, 4), np.uint32)
-    after, private, scratch, machine = _run(steps, lanes, addressing, data)
+    after, private, scratch, machine = _run(steps, lanes, addressing, data, apart=apart)
     wanted, faults = _expected(steps, private, data)
     for step, got, expected in zip(steps, after, wanted, strict=True):
         assert np.array_equal(got, expected), step

@@ -150,14 +150,14 @@ in.a.block:
   %index = lshr {VECTOR} %place, {constant("i32", 2)}
 {"".join(halves)}
   %selected = shufflevector {_HALF} %a, {_HALF} %b, {VECTOR} <{both}>
-{_shifted("%selected", "%place", size, "block")}
+{shifted("%selected", "%place", size, "block")}
   %block.v = select <32 x i1> %mask, {VECTOR} %block.r, {VECTOR} zeroinitializer
   ret {VECTOR} %block.v
 apart:
 """
 
 
-def _shifted(words: str, place: str, size: int, name: str) -> str:
+def shifted(words: str, place: str, size: int, name: str) -> str:
     """Return the lines that make %<name>.r of the bytes at `place` of each lane's dword."""
     if size == 4:
         return f"  %{name}.r = freeze {VECTOR} {words}\n"
@@ -202,7 +202,7 @@ def _gathered(size: int) -> str:
   %dword = sub {VECTOR} %step, %byte
 {_pointers("%dword", "%host")}
   %w = {gather}
-{_shifted("%w", "%from.dword", size, "v")}
+{shifted("%w", "%from.dword", size, "v")}
   ret {VECTOR} %v.r
 """
 
