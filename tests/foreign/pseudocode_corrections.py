@@ -122,8 +122,8 @@ CORRECTIONS = (
     ),
     Correction(
         r"V_DIV_FMAS_", _fused,
-        "2^64 or 2^-64 by the quotient's exponent, of f64 2^128: " + BOARD + "; open: rounded once, "
-        "though a sum of f64 that overflows stays infinite",
+        "2^64 or 2^-64 by the quotient's exponent, of f64 2^128: " + BOARD + "; open: rounded "
+        "once, though a sum of f64 that overflows stays infinite",
     ),
     Correction(
         r"V_DIV_SCALE_", _scale,

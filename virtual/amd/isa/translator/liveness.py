@@ -71,8 +71,10 @@ def read_after(program: Program) -> dict[int, int]:
         return {}
     for block in program.blocks.values():
         for instruction in block.instructions:
-            if instruction.name in NOWHERE or "movrel" in instruction.name or (
-                instruction.name.startswith("v_swaprel")
+            if (
+                instruction.name in NOWHERE
+                or "movrel" in instruction.name
+                or (instruction.name.startswith("v_swaprel"))
             ):
                 return {}
     analysis, found = Backward(program, _before, ALL), {}

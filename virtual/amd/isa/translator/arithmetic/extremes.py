@@ -108,13 +108,17 @@ def _scalar(name: str, strict: bool, kind: str, bits: int) -> Handler:
         if strict:
             signalling = []
             for word in words:
-                turned = e.value(f"and {integer} {e.value(f'xor {integer} {word}, {quiet}')}, {largest}")
+                turned = e.value(
+                    f"and {integer} {e.value(f'xor {integer} {word}, {quiet}')}, {largest}"
+                )
                 signalling.append(e.value(f"icmp ugt {integer} {turned}, {largest + 1 - quiet}"))
             order = [(nans[1], 1), (nans[0], 0), (signalling[1], 1), (signalling[0], 0)]
         else:
             order = [(e.value(f"and i1 {nans[0]}, {nans[1]}"), 0)]
         for condition, which in order:
-            chosen = e.value(f"select i1 {condition}, {integer} {quieted[which]}, {integer} {chosen}")
+            chosen = e.value(
+                f"select i1 {condition}, {integer} {quieted[which]}, {integer} {chosen}"
+            )
         e.set_scalar(i.dst, e.value(f"zext i16 {chosen} to i32") if bits == 16 else chosen)
 
     return emit
