@@ -13,10 +13,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ugpu.compiler import array_api as xp
     from ugpu.compiler import dtype as dtypes
     from ugpu.compiler import nn as nn
     from ugpu.compiler import onnx as onnx
     from ugpu.compiler import optim as optim
+    from ugpu.compiler import torch as torch
     from ugpu.compiler.files.tensor_file import TensorFile as TensorFile
     from ugpu.compiler.files.tensor_file import load as load
     from ugpu.compiler.files.tensor_file import save as save
@@ -53,10 +55,12 @@ _HOMES = {
     "load": "ugpu.compiler.files.tensor_file",
     "save": "ugpu.compiler.files.tensor_file",
     "set_default_device": "ugpu.compiler.runtime.runtime",
+    "torch": "ugpu.compiler.torch",
     "tuning": "ugpu.compiler.search.tune",
     "watch": "ugpu.compiler.front.explain",
+    "xp": "ugpu.compiler.array_api",
 }
-WHOLE = ("dtypes", "fft", "linalg", "nn", "onnx", "optim")  # names of modules
+WHOLE = ("dtypes", "fft", "linalg", "nn", "onnx", "optim", "torch", "xp")  # names of modules
 
 __all__ = [
     "Tensor",
@@ -78,9 +82,11 @@ __all__ = [
     "optim",
     "save",
     "set_default_device",
+    "torch",
     "tuning",
     "value_and_grad",
     "watch",
+    "xp",
 ]
 
 

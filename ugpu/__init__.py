@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from ugpu.compiler import optim as optim
     from ugpu.compiler import save as save
     from ugpu.compiler import set_default_device as set_default_device
+    from ugpu.compiler import torch as torch
     from ugpu.compiler import tuning as tuning
     from ugpu.compiler import value_and_grad as value_and_grad
     from ugpu.compiler import watch as watch
+    from ugpu.compiler import xp as xp
     from ugpu.hcq import Buffer as Buffer
     from ugpu.hcq import Capture as Capture
     from ugpu.hcq import Device as Device
@@ -62,7 +64,8 @@ _HOMES = {
     "ugpu.compiler": (
         "Tensor", "TensorFile", "checkpoint", "custom_gradient", "dtypes", "enable_grad",
         "fft", "function", "grad", "jit", "kernel_log", "linalg", "load", "nn", "no_grad",
-        "onnx", "optim", "save", "set_default_device", "tuning", "value_and_grad", "watch",
+        "onnx", "optim", "save", "set_default_device", "torch", "tuning", "value_and_grad", "watch",
+        "xp",
     ),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

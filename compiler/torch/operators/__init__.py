@@ -1,0 +1,1 @@
+"""PyTorch's operators as tensor operations, one file per family."""
