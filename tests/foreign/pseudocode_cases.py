@@ -203,7 +203,7 @@ class Maker:
         twin = form == "VOP3" and key.name.endswith("_E64")
         if not twin or "CMPX" in key.name:
             yield self._judged(key, form, "plain", text, sources, target)
-        if form in ("VOP1", "VOP2", "VOPC") or "VGPR[" in text and "OPSEL" not in text:
+        if form in ("VOP1", "VOP2", "VOPC") or ("VGPR[" in text and "OPSEL" not in text):
             return
         chance, packed = self.chance, form == "VOP3P"
         signs = sum(1 << n for n, operand in enumerate(sources) if operand.floating)
@@ -295,7 +295,9 @@ class Maker:
             scalar = operand.scalar or form.startswith("SOP") or operand.kind == "m64"
             scalar = scalar or key.name.startswith("V_S_")
             if scalar:
-                register = _scalar(_S_SOURCES[number], 32 if operand.kind == "m64" else operand.width)
+                register = _scalar(
+                    _S_SOURCES[number], 32 if operand.kind == "m64" else operand.width
+                )
             else:
                 register = _vector(_SOURCES[number], operand.width)
             for name in (f"src{number}", f"ssrc{number}", f"vsrc{number}"):
@@ -348,7 +350,12 @@ class _Program:
         from tinygrad.renderer.amd.dsl import s, v
 
         place, where = ("vaddr", "ioffset") if self.gfx12 else ("addr", "offset")
-        fields = {"vdst": v[register : register + 3], place: self._address(), "saddr": s[0:1], where: offset}
+        fields = {
+            "vdst": v[register : register + 3],
+            place: self._address(),
+            "saddr": s[0:1],
+            where: offset,
+        }
         self.add("global_load_b128", **fields)
 
     def _address(self) -> Any:
@@ -361,7 +368,12 @@ class _Program:
         data, place, where = (
             ("vsrc", "vaddr", "ioffset") if self.gfx12 else ("data", "addr", "offset")
         )
-        fields = {data: v[register : register + 3], place: self._address(), "saddr": s[2:3], where: offset}
+        fields = {
+            data: v[register : register + 3],
+            place: self._address(),
+            "saddr": s[2:3],
+            where: offset,
+        }
         self.add("global_store_b128", **fields)
 
     def of(self, cases: Sequence[Case]) -> bytes:

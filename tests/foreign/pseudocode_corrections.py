@@ -122,8 +122,8 @@ CORRECTIONS = (
     ),
     Correction(
         r"V_DIV_FMAS_", _fused,
-        "2^64 or 2^-64 by the quotient's exponent, of f64 2^128: " + BOARD + "; open: rounded once, "
-        "though a sum of f64 that overflows stays infinite",
+        "2^64 or 2^-64 by the quotient's exponent, of f64 2^128: " + BOARD + "; open: rounded "
+        "once, though a sum of f64 that overflows stays infinite",
     ),
     Correction(
         r"V_DIV_SCALE_", _scale,
@@ -136,7 +136,7 @@ CORRECTIONS = (
         "no bits behind the first 37 words: LLVM's AMDGPUInstCombineIntrinsic",
     ),
     Correction(
-        r"S_(\w+_F16|CVT_F16_F32)$", lambda text: f"{text};\nD0[31 : 16] = 16'0x0",
+        r"S_((?!CVT_)\w+_F16|CVT_F16_F32)$", lambda text: f"{text};\nD0[31 : 16] = 16'0x0",
         "open: the text leaves out the upper half of a scalar destination, which v_s_* clear by "
         "name; the core clears it",
     ),

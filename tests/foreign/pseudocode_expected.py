@@ -129,7 +129,9 @@ class Expected:
 
     # The vector unit
 
-    def _source(self, judged: Judged, number: int, operand: Operand, result: Result, lane: int) -> Value:
+    def _source(
+        self, judged: Judged, number: int, operand: Operand, result: Result, lane: int
+    ) -> Value:
         scalar = operand.scalar or operand.kind == "m64" or judged.name.startswith("V_S_")
         if scalar:
             words = result.scalars[2 * number :]
@@ -168,8 +170,8 @@ class Expected:
     def _lanes(self, judged: Judged, result: Result) -> None:
         before = Result(result.vectors.copy(), result.scalars.copy())
         executed = int(before.scalars[_EXEC])
-        masked = judged.target.kind == "m64" or judged.form in ("VOP3SD", "VOPC") or (
-            judged.form == "VOP2" and "VCC" in judged.text and "CNDMASK" not in judged.name)  # fmt: skip
+        carries = judged.form == "VOP2" and "VCC" in judged.text and "CNDMASK" not in judged.name
+        masked = judged.target.kind == "m64" or judged.form in ("VOP3SD", "VOPC") or carries
         mask = 0
         if judged.name.startswith("V_S_"):
             executed = 1
@@ -287,7 +289,9 @@ def _packed(judged: Judged, operand: Operand, raw: int, number: int) -> int:
 
 def _clamped(value: Value, target: Operand) -> Value:
     """Limit floats to 0 to 1; a NaN becomes 0."""
-    kind, width = ("bf", 16) if target.kind == "bf16" else ("f", 16 if "16" in target.kind else target.width)
+    kind, width = (
+        ("bf", 16) if target.kind == "bf16" else ("f", 16 if "16" in target.kind else target.width)
+    )
     form, number, marks = FORMATS[kind, width], value.number, value.marks
     one = numbers.from_int(form, 1)
     for low in range(0, 32 if target.kind == "pk2_f16" else width, width):

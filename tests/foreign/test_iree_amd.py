@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -119,9 +118,7 @@ def _inputs(operator: Operator) -> list[Array]:
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_operator_agrees(
-    gpu: Device, compiled: tuple[bytes, dict[str, Kernel]], name: str
-) -> None:
+def test_operator_agrees(gpu: Device, compiled: tuple[bytes, dict[str, Kernel]], name: str) -> None:
     image, kernels = compiled
     operator, kernel = OPERATORS[name], kernels[name]
     given = _inputs(operator)

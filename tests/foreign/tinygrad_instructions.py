@@ -5,8 +5,8 @@
 SOURCE is a checkout of tinygrad: its wheel and its sdist do not contain test/amd/hw. Those tests
 run machine code by one function, `run_asm` of test/mockgpu/amd/emu.py; their authors compare it
 with boards (USE_HW=1). Here a module with that function alone takes the place of the emulator: it
-runs the code on the core of the virtual Navi31 or Navi48, in one workgroup. RESULT is the JSON file to write:
-"ok" or the trouble of each test. NAME: modules ("test_vop1"), all without one.
+runs the code on the core of the virtual Navi31 or Navi48, in one workgroup. RESULT is the JSON file
+to write: "ok" or the trouble of each test. NAME: modules ("test_vop1"), all without one.
 """
 
 from __future__ import annotations

@@ -156,7 +156,13 @@ def _values(name: str, instruction: Instruction, state: WaveState, sources: list
         exact = fp.fma(*(source.astype(np.float32) for source in sources))
         return exact if name == "v_fma_mix_f32" else exact.astype(np.float16)
     if name == "v_dot2_f16_f16":
-        total = dot_pairs(*sources[:3], False, lambda x: x.astype(np.float16).astype(np.float32))
+        total = dot_pairs(
+            sources[0],
+            sources[1],
+            sources[2],
+            False,
+            lambda x: x.astype(np.float16).astype(np.float32),
+        )
         return total.astype(np.float16)
     if name == "v_dot2_bf16_bf16":
         total = fp.bf16_to_f32(sources[2])
@@ -172,7 +178,7 @@ def _accumulated(
         raise NotSupported("no destination to accumulate into", instruction=name)
     old = state.read_lanes(instruction.dst)
     if name.startswith("v_dot2acc"):
-        return dot_pairs(*sources[:2], old, name.endswith("bf16"), lambda x: x)
+        return dot_pairs(sources[0], sources[1], old, name.endswith("bf16"), lambda x: x)
     if name.startswith("v_pk_fmac"):
         pairs = [words.view(np.float16).reshape(LANES, 2) for words in (*sources, old)]
         halves = [fp.fma(*(pair[:, half].copy() for pair in pairs)) for half in (0, 1)]

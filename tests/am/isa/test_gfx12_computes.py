@@ -80,6 +80,25 @@ def test_workgroups_have_their_ids_and_split_barriers_wait(machine: Machine) -> 
     assert np.array_equal(out, groups * 1000 + 63 - lanes)
 
 
+def test_waves_have_their_number(machine: Machine) -> None:
+    """In TTMP8, from where Triton's kernels read it."""
+    ir = """
+declare i32 @llvm.amdgcn.workitem.id.x()
+declare i32 @llvm.amdgcn.wave.id()
+define amdgpu_kernel void @k(ptr addrspace(1) %out) #0 {
+  %i = call i32 @llvm.amdgcn.workitem.id.x()
+  %wave = call i32 @llvm.amdgcn.wave.id()
+  %to = getelementptr i32, ptr addrspace(1) %out, i32 %i
+  store i32 %wave, ptr addrspace(1) %to
+  ret void
+}
+attributes #0 = { "amdgpu-flat-work-group-size"="128,128" }
+"""
+    assert "ttmp8" in " ".join(line.text for line in compile_ir(ir, cpu="gfx1201").listing)
+    out = _run(machine, ir, [np.zeros(128, np.uint32)], 1, 128)
+    assert np.array_equal(out, np.arange(128) // 32)
+
+
 def test_scalar_floats(machine: Machine) -> None:
     ir = """
 define amdgpu_kernel void @k(ptr addrspace(1) %out, float %a, float %b) {

@@ -75,9 +75,7 @@ def _run(core: GfxCore, words: list[int]) -> list[int]:
         ("s_cvt_pk_rtz_f16_f32", 0x7F800000, 0x3F801FFF, 0x3C007C00),
     ],
 )
-def test_scalar_operations(
-    core: GfxCore, name: str, first: int, second: int, result: int
-) -> None:
+def test_scalar_operations(core: GfxCore, name: str, first: int, second: int, result: int) -> None:
     assert _run(core, _scalar(name, first, second))[0] == result
 
 
@@ -98,7 +96,9 @@ def test_bytes_rounded_by_chance(core: GfxCore) -> None:
         assert found == [expected] * 32
 
 
-@pytest.mark.parametrize(("name", "turn"), [("v_permlane16_var_b32", 0), ("v_permlanex16_var_b32", 16)])
+@pytest.mark.parametrize(
+    ("name", "turn"), [("v_permlane16_var_b32", 0), ("v_permlanex16_var_b32", 16)]
+)
 def test_lanes_permuted_by_a_register(core: GfxCore, name: str, turn: int) -> None:
     reverse = 0x7E000000 | 2 << 17 | _number("VOP1", "v_not_b32") << 9 | V0  # v2 = ~v0
     found = _run(core, [reverse, *_vector(name)])

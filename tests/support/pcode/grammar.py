@@ -136,9 +136,7 @@ class _Reader:
         if operator == "=":
             return lambda state: place.write(state, value(state))
         apply = BINARY[operator[0]]
-        return lambda state: place.write(
-            state, apply(place.read(state), value(state), state.mode)
-        )
+        return lambda state: place.write(state, apply(place.read(state), value(state), state.mode))
 
     def _break(self) -> Statement:
         def leave(state: State) -> None:
@@ -401,9 +399,7 @@ class _Reader:
             if self.accept("."):
                 name = self.take()
                 match = _TYPE.match(name)
-                steps.append(
-                    ("type", match[1], int(match[2])) if match else ("field", name, None)
-                )
+                steps.append(("type", match[1], int(match[2])) if match else ("field", name, None))
             elif self.accept("["):
                 first = self.expression()
                 if self.accept(":"):

@@ -8,7 +8,6 @@ from tests.support.pcode import numbers
 from tests.support.pcode.numbers import FORMATS
 from tests.support.pcode.values import Value, real, truth
 
-
 TWO_OVER_PI = 1201  # bits that the unit has
 
 

@@ -42,7 +42,8 @@ class Launch:
 
     vgprs: allocation per wave. lds_bytes: allocation per workgroup. lanes: lanes per wave, 32 or
     64. full: every wave has a thread for each lane.
-    slots: scalar register of each workgroup id, and of the group information. modes: what code
+    slots: scalar register of each workgroup id, of the group information, and of the wave's number.
+    modes: what code
     depends on of MODE, see OMOD_F32 and the bits behind it.
     """
 
@@ -52,7 +53,7 @@ class Launch:
     waves: int
     total_groups: int
     full: bool
-    slots: tuple[int, int, int, int]
+    slots: tuple[int, int, int, int, int]
     mxcsr: int
     modes: int
     scalars: NDArray[np.uint32]
@@ -157,8 +158,8 @@ def _float_mode(mode: int) -> int:
     return denormal_control(mode >> 4 & 3)
 
 
-def _scalars(dispatch: Dispatch) -> tuple[NDArray[np.uint32], tuple[int, int, int, int]]:
-    """Return the initial scalar registers, and the registers for the workgroup ids."""
+def _scalars(dispatch: Dispatch) -> tuple[NDArray[np.uint32], tuple[int, int, int, int, int]]:
+    """Return the initial scalar registers, and Launch.slots of gfx11."""
     count = _bits(dispatch.rsrc2, 1, 5)
     data = list(dispatch.user_data)
     if count > len(data):
@@ -170,13 +171,14 @@ def _scalars(dispatch: Dispatch) -> tuple[NDArray[np.uint32], tuple[int, int, in
     for enabled in (_bits(dispatch.rsrc2, 7 + k, 1) for k in range(4)):
         slots.append(number if enabled else layout.STATE_DEAD_SLOT)
         number += enabled
-    return scalars, (slots[0], slots[1], slots[2], slots[3])
+    return scalars, (slots[0], slots[1], slots[2], slots[3], layout.STATE_DEAD_SLOT)
 
 
-def _gfx12_slots(dispatch: Dispatch) -> tuple[int, int, int, int]:
-    """Return the registers for the workgroup ids on gfx12; the last as on gfx11, if enabled."""
+def _gfx12_slots(dispatch: Dispatch) -> tuple[int, int, int, int, int]:
+    """Return Launch.slots of gfx12; the group information as on gfx11, if enabled."""
     info = _bits(dispatch.rsrc2, 1, 5) if _bits(dispatch.rsrc2, 10, 1) else layout.STATE_DEAD_SLOT
-    return layout.SGPR_GROUP_X, layout.SGPR_GROUP_YZ, layout.SGPR_GROUP_Z, info
+    groups = layout.SGPR_GROUP_X, layout.SGPR_GROUP_YZ, layout.SGPR_GROUP_Z
+    return *groups, info, layout.SGPR_WAVE
 
 
 @lru_cache(maxsize=256)

@@ -23,6 +23,7 @@ SLOT_INFO = 164  # u32 index of the scalar register of the workgroup information
 CODE_BASE = 168  # GPU address of byte offset 0 of the code
 HALT_PC = 176  # u64 byte offset at which a wave halted
 ACCESS_PC = 224  # u32 byte offset of the instruction that accesses memory by a runtime function
+SLOT_WAVE = 228  # u32 index of the scalar register of the wave's number in its workgroup
 FIRST_LANE = 232  # u64 first lane of the running pass
 WAVE_SHIFT = 240  # u64 log2 of the lanes per wave
 LOOK_PC = 248  # u32 byte offset of the backward branch at the running wave's last snapshot
@@ -41,8 +42,11 @@ REGISTER = 128  # bytes of a register per pass
 SGPR_VCC = 106
 SGPR_TTMP = 108
 # On gfx12 the workgroup is in trap handler temporaries: x in TTMP9, y and z in the halves of TTMP7
-# (LLVM AMDGPUUsage). The model has z in TTMP10, which no program reads.
+# (LLVM AMDGPUUsage). The model has z in TTMP10, which no program reads. TTMP8 has the wave's number
+# in the workgroup in bits 29:25 (LLVM, S_WAVE_ID), and bit 30 if y and z are valid.
 SGPR_GROUP_X, SGPR_GROUP_YZ, SGPR_GROUP_Z = 117, 115, 118
+SGPR_WAVE = 116
+WAVE_BIT, WAVE_YZ = 25, 1 << 30
 SGPR_NULL = 124
 SGPR_M0 = 125
 SGPR_EXEC = 126

@@ -1,6 +1,7 @@
 """A wave's initial registers, for the loop over groups and waves of `virtual.shader.threads.waves`.
 
-Source: LLVM AMDGPUUsage, "Initial kernel execution state", gfx11.
+Source: LLVM AMDGPUUsage, "Initial kernel execution state", gfx11 and
+gfx12.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ _BEGIN = f"""
   call void @llvm.memcpy.p0.p0.i64(ptr %state, ptr %template, i64 512, i1 false)
 {_set_scalar_from(layout.SLOT_X, "x", "%x")}{_set_scalar_from(layout.SLOT_Y, "y", "%y")}
 {_set_scalar_from(layout.SLOT_Z, "z", "%z")}
+  %number.at = shl i32 %w, {layout.WAVE_BIT}
+  %number = or i32 %number.at, {layout.WAVE_YZ}
+{_set_scalar_from(layout.SLOT_WAVE, "wave", "%number")}
   %first = icmp eq i32 %w, 0
   %first.bit = select i1 %first, i32 -2147483648, i32 0
   %info = or i32 %first.bit, %waves

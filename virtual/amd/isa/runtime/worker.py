@@ -23,7 +23,7 @@ from ugpu.virtual.shader.text import PASS
 from ugpu.virtual.shader.threads import worker as threads
 from ugpu.virtual.shader.tlb import PAGE
 
-_SLOTS = (layout.SLOT_X, layout.SLOT_Y, layout.SLOT_Z, layout.SLOT_INFO)
+_SLOTS = (layout.SLOT_X, layout.SLOT_Y, layout.SLOT_Z, layout.SLOT_INFO, layout.SLOT_WAVE)
 
 
 Shown = Callable[[int], Iterable[int]]  # code offset -> vector registers stored by a snapshot there
