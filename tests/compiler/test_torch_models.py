@@ -129,6 +129,40 @@ def test_compiled_models(name: str, device: Device) -> None:
             close(ours, theirs)
 
 
+SMALL = {
+    "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64,
+    "vocab_size": 50,
+}  # fmt: skip
+TEXT = {**SMALL, "num_key_value_heads": 1, "use_cache": False}
+SHORT = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 50, "use_cache": False}
+PICTURE = {**SMALL, "image_size": 32, "patch_size": 8}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "config", "options"),
+    [
+        ("BertModel", "BertConfig", SMALL), ("GPT2LMHeadModel", "GPT2Config", SHORT),
+        ("LlamaForCausalLM", "LlamaConfig", TEXT), ("ViTModel", "ViTConfig", PICTURE),
+    ],
+)  # fmt: skip
+def test_models_of_transformers(
+    name: str, config: str, options: dict[str, Any], cpu: Device
+) -> None:
+    package = pytest.importorskip("transformers", reason="the package transformers is a judge")
+    torch.manual_seed(2)
+    inner = getattr(package, name)(getattr(package, config)(**options)).eval()
+    picture = name == "ViTModel"
+    given = torch.randn(1, 3, 32, 32) if picture else torch.randint(0, 50, (2, 7))
+
+    def first(self: Any, x: Any) -> Any:
+        return self.inner(**{"pixel_values" if picture else "input_ids": x})[0]
+
+    model = module(first, inner=inner)
+    program = ugpu.torch.load(torch.export.export(model, (given,)), device=cpu)
+    close(program(given), model(given))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ON_GPU)
 def test_training(name: str, cpu: Device) -> None:
@@ -179,6 +213,16 @@ def test_sizes_that_the_export_left_open(cpu: Device) -> None:
     for count in (5, 9, 5, 2):
         x = torch.randn(count, 4)
         close(program(x), model(x))
+
+
+def test_sizes_that_dynamo_left_open(cpu: Device) -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Flatten(0))
+    fast = ugpu.torch.compile(model, device=cpu, dynamic=True)
+    with torch.no_grad():
+        for count in (5, 9, 5, 2):
+            x = torch.randn(count, 4)
+            close(fast(x), model(x))
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float8_e4m3fn", "int8", "bool", "int64"])
