@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ugpu.compiler import array_api as xp
     from ugpu.compiler import dtype as dtypes
     from ugpu.compiler import nn as nn
     from ugpu.compiler import onnx as onnx
@@ -57,8 +58,9 @@ _HOMES = {
     "torch": "ugpu.compiler.torch",
     "tuning": "ugpu.compiler.search.tune",
     "watch": "ugpu.compiler.front.explain",
+    "xp": "ugpu.compiler.array_api",
 }
-WHOLE = ("dtypes", "fft", "linalg", "nn", "onnx", "optim", "torch")  # names of modules
+WHOLE = ("dtypes", "fft", "linalg", "nn", "onnx", "optim", "torch", "xp")  # names of modules
 
 __all__ = [
     "Tensor",
@@ -84,6 +86,7 @@ __all__ = [
     "tuning",
     "value_and_grad",
     "watch",
+    "xp",
 ]
 
 

@@ -23,23 +23,23 @@ from ugpu.compiler.graph.origin import here
 from ugpu.compiler.graph.tracking import History, mode
 from ugpu.compiler.methods.core import Scalar, integer_of, number_of, shape_of, whole
 from ugpu.compiler.plan.plan import MemoryPlan, memory_plan
-from ugpu.compiler.random import Random
 from ugpu.compiler.runtime.between import near_copy
 from ugpu.compiler.runtime.lent import lend
-from ugpu.compiler.runtime.memory_pool import Storage
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import device_of, runtime_of
+from ugpu.compiler.runtime.sharing import adopted
 from ugpu.compiler.runtime.shown import facts
-from ugpu.compiler.runtime.upload import array_of, copied, upload
+from ugpu.compiler.runtime.upload import array_of, copied, host_array, upload
 from ugpu.compiler.search.forms import preferred
+from ugpu.compiler.values import Values
 from ugpu.hcq.device.device import Device, core_of, owner_of
-from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.errors import BadArgument, NotShared
 from ugpu.hcq.state.text import table
 from ugpu.hcq.work.buffer import Buffer
 
 
 @whole
-class Tensor(Random):
+class Tensor(Values):
     """An array of `dtype` and `shape` on `device`.
 
     Args:
@@ -165,18 +165,21 @@ class Tensor(Random):
         return (made * step + first).cast(kind)
 
     @classmethod
-    def eye(cls, rows: int, columns: int | None = None, **options: Any) -> Self:
-        """Return a matrix with ones on the diagonal. Options: device, dtype (float32)."""
+    def eye(cls, rows: int, columns: int | None = None, diagonal: int = 0, **options: Any) -> Self:
+        """Return a matrix with ones on a diagonal, by default the main one, and zeros elsewhere.
+        diagonal: its distance above the main one. Options: device, dtype (float32)."""
         kind = options.pop("dtype", dtypes.float32)
-        down = cls.arange(rows, **options).unsqueeze(1)
+        down = cls.arange(rows, **options).unsqueeze(1) + integer_of("eye", "diagonal", diagonal)
         across = cls.arange(rows if columns is None else columns, **options)
         return down._compare("eq", across).cast(kind)
 
     @classmethod
-    def linspace(cls, start: float, end: float, steps: int, **options: Any) -> Self:
-        """Return `steps` numbers at equal distances from start to end, both included. Options:
-        device, dtype (float32)."""
-        return cls._spaced("linspace", start, end, steps, options, None)
+    def linspace(
+        cls, start: float, end: float, steps: int, endpoint: bool = True, **options: Any
+    ) -> Self:
+        """Return `steps` numbers at equal distances from start to end, which is the last of them
+        unless `endpoint` is False. Options: device, dtype (float32)."""
+        return cls._spaced("linspace", start, end, steps, options, None, endpoint)
 
     @classmethod
     def logspace(
@@ -188,13 +191,13 @@ class Tensor(Random):
     @classmethod
     def _spaced(
         cls, name: str, start: float, end: float, steps: int, options: dict[str, Any],
-        base: float | None,
+        base: float | None, endpoint: bool = True,
     ) -> Self:  # fmt: skip
         """The numbers are computed in float64 on the host, and rounded once."""
         first, last = number_of(name, "start", start), number_of(name, "end", end)
         if integer_of(name, "steps", steps) < 0:
             raise BadArgument(f"{name}: expected steps >= 0, got {steps}")
-        numbers = np.linspace(float(first), float(last), steps)
+        numbers = np.linspace(float(first), float(last), steps, endpoint)
         if base is not None:
             numbers = float(number_of(name, "base", base)) ** numbers
         kind = dtypes.as_dtype(options.pop("dtype", dtypes.float32))
@@ -253,21 +256,6 @@ class Tensor(Random):
 
     # ---- results -------------------------------------------------------------------------------
 
-    def realize(self, *others: Tensor) -> Self:
-        """Compute this tensor (and others of the same device) and return it. Does not wait for
-        completion."""
-        if not others:
-            node = self.node
-            recipe = node.recipe
-            script = None if recipe is None else recipe.script
-            if script is None or not script.run(node, self.device):
-                runtime_of(self.device).realize((node,))
-            return self
-        for other in others:
-            self._lift("realize", other)
-        runtime_of(self.device).realize([self.node, *(other.node for other in others)])
-        return self
-
     def memory_plan(self, *others: Tensor) -> MemoryPlan:
         """Return the memory and kernels that realizing this tensor (and others of the same device)
         would need."""
@@ -278,39 +266,6 @@ class Tensor(Random):
                 raise BadArgument(f"memory_plan: expected Tensors, got {other!r}")
         roots = [self.node, *(other.node for other in others)]
         return memory_plan(roots, self.device.target)
-
-    def numpy(self) -> NDArray[Any]:
-        """Return the elements as a new array. bfloat16 and float8 types, which NumPy lacks, are
-        converted to float32; their bits are those of `bitcast("uint16")` and `bitcast("uint8")`,
-        which `view(ml_dtypes.float8_e4m3fn)` and its like show as that package's types."""
-        recording = current_recording()
-        if recording is not None:
-            raise BadArgument(
-                f"@jit {recording.name}: the elements of {self._shown} cannot be read while "
-                "the function is recorded; return the tensor instead"
-            )
-        node = self.node
-        if node.storage is None:
-            self.realize()
-        storage = node.storage
-        assert isinstance(storage, Storage)
-        array = np.empty(node.shape, dtypes.to_numpy(node.dtype))
-        if array.size:
-            storage.buffer.core.copies.download(storage.buffer, array.data.cast("B"))
-        return dtypes.decode(array, node.dtype)
-
-    def item(self) -> Scalar:
-        """Return the only element as a Python number."""
-        if self.numel() != 1:
-            raise BadArgument(
-                f"item: the tensor must have exactly one element, got shape {self._shown}"
-            )
-        number: Scalar = self.numpy().item()
-        return number
-
-    def tolist(self) -> Any:
-        """Return the elements as nested Python lists."""
-        return self.numpy().tolist()
 
     def to(self, target: Device | DType | str) -> Self:
         """Return the tensor on another device, or with another type. The copy goes through the
@@ -377,33 +332,43 @@ class Tensor(Random):
         """Pickle the elements and the names of type and device; the device is opened by name."""
         return _restored, (type(self), self.numpy(), self.dtype.name, self.device.name)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        array = self.numpy()
-        return array if dtype is None else array.astype(dtype)
+    @classmethod
+    def from_dlpack(
+        cls, data: Any, *, device: Device | str | None = None, copy: bool | None = None
+    ) -> Self:
+        """Return an array of another library, which exports it by DLPack, as a tensor.
 
-    def __dlpack__(self, **options: Any) -> Any:  # Any: as in the array API standard
-        """Return a copy of the elements, in the host's memory, for another library."""
-        return self.numpy().__dlpack__(**options)
+        Memory is shared where kernels of the device can read it: on `cpu`, of elements in row-major
+        order at a multiple of 256 bytes; then later writes of the other library show. Otherwise,
+        and for copy=True, the elements are copied, as `Tensor(data)` does. NotShared (a
+        BufferError) if copy=False and they have to be copied, or for memory that is not the host's.
+        """
+        if isinstance(data, Tensor):
+            target = data.device if device is None else device_of(device)
+            if copy is False and target is not data.device:
+                raise NotShared(
+                    f"from_dlpack: a tensor on {data.device.name} has to be copied to "
+                    f"{target.name}, expected copy=None or True"
+                )
+            return cls(data, device=target)
+        target, array = device_of(device), host_array(data)
+        node = None if array is None else adopted(target, array, copy)
+        if node is None:
+            if copy is False:
+                raise NotShared(
+                    "from_dlpack: elements of a type that NumPy lacks have to be copied, expected "
+                    "copy=None or True"
+                )
+            return cls(data if array is None else array, device=target)
+        made = object.__new__(cls)
+        made.node, made.device, node.origin = node, target, here()
+        return made
 
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)  # kDLCPU of dlpack.h: the device of the __dlpack__ copy
-
-    def __bool__(self) -> bool:
-        return bool(self.item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __float__(self) -> float:
-        return float(self.item())
-
-    def __format__(self, spec: str) -> str:
-        """Format a tensor without axes as its number: `f"{loss:.3f}"`."""
-        if not spec:
-            return repr(self)
-        if self.ndim:
-            raise TypeError(f"format {spec!r} needs a tensor without axes, got {list(self.shape)}")
-        return format(self.item(), spec)
+    def to_device(self, device: Device | str, /, *, stream: Any = None) -> Self:
+        """Return the tensor on another device, see `to`."""
+        if stream is not None:
+            raise BadArgument(f"to_device: streams are not supported, got {stream!r}")
+        return self.to(device_of(device))
 
     def __repr__(self) -> str:
         """Show the elements, once they are computed, else the expression. Reading them waits for

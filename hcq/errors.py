@@ -9,6 +9,7 @@
     │   ├── BadCodeObject         a code object that is truncated, foreign or inconsistent
     │   ├── BadFile               a file of tensors or a model, likewise; carries file
     │   ├── Closed                used after close()
+    │   ├── NotShared             memory cannot be shared as requested (also a BufferError)
     │   └── MissingDependency     an optional package is needed; carries the install command
     ├── HostError             this machine: something outside our process must change
     │   ├── AccessDenied          carries the command that grants access
@@ -147,6 +148,10 @@ class BadFile(UsageError, ValueError):
 
 class Closed(UsageError):
     """The object is already closed."""
+
+
+class NotShared(UsageError, BufferError):
+    """Memory cannot be shared with another library as requested."""
 
 
 class MissingDependency(UsageError, ImportError):

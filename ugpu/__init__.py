@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ugpu.compiler import tuning as tuning
     from ugpu.compiler import value_and_grad as value_and_grad
     from ugpu.compiler import watch as watch
+    from ugpu.compiler import xp as xp
     from ugpu.hcq import Buffer as Buffer
     from ugpu.hcq import Capture as Capture
     from ugpu.hcq import Device as Device
@@ -64,6 +65,7 @@ _HOMES = {
         "Tensor", "TensorFile", "checkpoint", "custom_gradient", "dtypes", "enable_grad",
         "fft", "function", "grad", "jit", "kernel_log", "linalg", "load", "nn", "no_grad",
         "onnx", "optim", "save", "set_default_device", "torch", "tuning", "value_and_grad", "watch",
+        "xp",
     ),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

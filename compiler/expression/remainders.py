@@ -90,9 +90,10 @@ def _is_opposite(rest: Value, y: Value) -> Value:
 
 
 def remainder(x: Value, y: Value) -> Value:
-    """x - floor(x / y) * y, rounded once, with the sign of y unless it is zero."""
+    """x - floor(x / y) * y, rounded once, with the sign of y, also of zero."""
     rest = fmod(x, y)
-    return where(_is_opposite(rest, y), add(rest, y), rest)
+    rest = where(_is_opposite(rest, y), add(rest, y), rest)
+    return where(equal(rest, 0.0), with_sign(real(0.0), y), rest)
 
 
 def floor_quotient(x: Value, y: Value) -> Value:

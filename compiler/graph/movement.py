@@ -197,3 +197,30 @@ def _joined(trace: Trace, node: Node, at: tuple[Index, ...], valid: Validity) ->
 
 
 Kind("cat", _joined)
+
+
+def part_of_stored(node: Node) -> tuple[Node, int] | None:
+    """Return the stored node of which a node is one run of elements in row-major order, and the
+    place of the first; None if it is not."""
+    start = 0
+    while node.storage is None:
+        if node.op == "shrink":
+            first = _run_in(node.arg, node.sources[0].shape)
+            if first is None:
+                return None
+            start += first
+        elif node.op != "reshape":
+            return None
+        node = node.sources[0]
+    return node, start
+
+
+def _run_in(box: Sequence[tuple[int, int]], shape: Shape) -> int | None:
+    """Return the place of a box's first element if its elements lie one after another."""
+    start, single = 0, True
+    for (low, high), size in zip(box, shape, strict=True):
+        if not single and high - low != size:
+            return None
+        single = single and high - low == 1
+        start = start * size + low
+    return start

@@ -54,6 +54,11 @@ class TensorCore:
     def ndim(self) -> int:
         return len(self.node.shape)
 
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.node.size
+
     def numel(self) -> int:
         """The number of elements."""
         return self.node.size

@@ -435,6 +435,9 @@ class Elementwise(TensorCore):
     def __rpow__(self, other: Any) -> Self:
         return self.pow(other, reverse=True)
 
+    def __pos__(self) -> Self:
+        return self._same()
+
     def __neg__(self) -> Self:
         return self.neg()
 

@@ -115,8 +115,8 @@ class Functions(Elementwise):
         opposite = rest._compare("ne", 0) & ((rest ^ dividend) < 0)
         return opposite.where(rest - divisor, rest)
 
-    def clamp(self, min: Scalar | None = None, max: Scalar | None = None) -> Self:
-        """Limit the elements to `min` and `max`; None means no limit."""
+    def clamp(self, min: Any = None, max: Any = None) -> Self:
+        """Limit the elements to `min` and `max`, numbers or tensors; None means no limit."""
         return self._clamped(min, max, True)
 
     def _clamped(self, low: Scalar | None, high: Scalar | None, edges: bool) -> Self:

@@ -11,7 +11,7 @@ from ugpu.compiler.dtype import bool_, float32, int32, int64
 from ugpu.compiler.expression.elementary import is_narrow
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
-from ugpu.compiler.methods.core import broadcast_shape, integer_of
+from ugpu.compiler.methods.core import broadcast_shape, number_of
 from ugpu.compiler.methods.elementwise import Elementwise
 from ugpu.compiler.methods.shape.movement import Movement
 from ugpu.compiler.schedule import split
@@ -162,17 +162,17 @@ class Reductions(Elementwise, Movement):
         total = self.cast(float32).sum(axes, keepdims)
         return (total / count).cast(kind)
 
-    def var(self, axis: Axis = None, keepdims: bool = False, correction: int = 1) -> Self:
+    def var(self, axis: Axis = None, keepdims: bool = False, correction: float = 1) -> Self:
         """Return the variance along the axes, with divisor n - correction."""
         axes = self._axes("var", axis)
         count = prod(self.shape[i] for i in axes)
-        correction = integer_of("var", "correction", correction)
+        correction = number_of("var", "correction", correction)
         wide = self.cast(float32)
         apart = wide - wide.mean(axes, keepdims=True)
         total = (apart * apart).sum(axes, keepdims)
         return (total / max(0, count - correction)).cast(dtypes.float_dtype(self.dtype))
 
-    def std(self, axis: Axis = None, keepdims: bool = False, correction: int = 1) -> Self:
+    def std(self, axis: Axis = None, keepdims: bool = False, correction: float = 1) -> Self:
         """Return the standard deviation along the axes: the root of `var`."""
         spread = self.var(axis, keepdims, correction)
         return spread.sqrt()._ruled("root", [spread])

@@ -26,6 +26,8 @@ def solve(a: Tensor, b: Tensor) -> Tensor:
     batch = batch_of("solve", matrix, right)
     one = matrix.broadcast_to((*batch, *matrix.shape[-2:]))
     two = right.broadcast_to((*batch, *right.shape[-2:]))
+    if not two.numel():
+        return two.squeeze(-1) if vector else two
 
     def compute() -> list[Tensor]:
         size, columns = one.shape[-1], two.shape[-1]
@@ -45,6 +47,8 @@ def inv(a: Tensor) -> Tensor:
 def det(a: Tensor) -> Tensor:
     """Return the determinant of square matrices."""
     matrix = square_of("det", a)
+    if not matrix.numel():
+        return Tensor.ones(matrix.shape[:-2], device=matrix.device)
 
     def compute() -> list[Tensor]:
         pivots, sign = _pivots(matrix)
@@ -56,6 +60,9 @@ def det(a: Tensor) -> Tensor:
 def slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sign of the determinant, and the logarithm of its magnitude."""
     matrix = square_of("slogdet", a)
+    if not matrix.numel():
+        ones = Tensor.ones(matrix.shape[:-2], device=matrix.device)
+        return ones, ones.zeros_like()
 
     def compute() -> list[Tensor]:
         pivots, sign = _pivots(matrix)

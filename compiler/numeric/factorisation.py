@@ -4,14 +4,14 @@ The gradients of several results of one function add up."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ugpu.compiler.gradients.table import rule
 from ugpu.compiler.numeric.elimination import solve
 from ugpu.compiler.numeric.rotations import eigen, singular
-from ugpu.compiler.numeric.steps import computed, first_step, matrix_of, ruled, square_of
+from ugpu.compiler.numeric.steps import computed, first_step, matrix_of, nothing, ruled, square_of
 from ugpu.compiler.tensor import Tensor
-from ugpu.hcq.errors import NotSupported
+from ugpu.hcq.errors import BadArgument, NotSupported
 
 Results = Sequence[Any]
 
@@ -21,6 +21,8 @@ def cholesky(a: Tensor, *, upper: bool = False) -> Tensor:
     which the lower triangle is read; NaN for others. upper: return L^T."""
     matrix = square_of("cholesky", a)
     size = matrix.shape[-1]
+    if not matrix.numel():
+        return matrix
 
     def compute() -> list[Tensor]:
         rows = Tensor.arange(size, device=matrix.device)
@@ -41,12 +43,17 @@ def cholesky(a: Tensor, *, upper: bool = False) -> Tensor:
     return lower.transpose(-1, -2) if upper else lower
 
 
-def qr(a: Tensor) -> tuple[Tensor, Tensor]:
+def qr(a: Tensor, mode: Literal["reduced", "complete"] = "reduced") -> tuple[Tensor, Tensor]:
     """Return Q [..., rows, k] with orthonormal columns, and R [..., k, columns], upper triangular,
-    with Q @ R = a; k is the smaller of rows and columns. By Householder reflections."""
+    with Q @ R = a; k is the smaller of rows and columns, or the rows for "complete". By Householder
+    reflections."""
     matrix = matrix_of("qr", a)
+    if mode not in ("reduced", "complete"):
+        raise BadArgument(f"qr: mode must be 'reduced' or 'complete', got {mode!r}")
     height, width = matrix.shape[-2:]
-    size = min(height, width)
+    size = min(height, width) if mode == "reduced" else height
+    if not matrix.numel():
+        return nothing(matrix, height, size), nothing(matrix, size, width)
 
     def compute() -> list[Tensor]:
         rows = Tensor.arange(height, device=matrix.device)
@@ -75,7 +82,9 @@ def qr(a: Tensor) -> tuple[Tensor, Tensor]:
             right[:, :size].triu().reshape((*batch, size, width)),
         ]
 
-    results = ruled(compute, ["qr left", "qr right"], [matrix], lambda: qr(matrix))
+    whole = size > width
+    rules = ["qr completed"] * 2 if whole else ["qr left", "qr right"]
+    results = ruled(compute, rules, [matrix], lambda: qr(matrix, mode))
     return results[0], results[1]
 
 
@@ -83,6 +92,8 @@ def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     """Return the eigenvalues [..., n] of symmetric matrices, smallest first, and the eigenvectors,
     in columns. The lower triangle is read. By Jacobi rotations."""
     matrix = square_of("eigh", a)
+    if not matrix.numel():
+        return matrix.reshape(matrix.shape[:-1]), matrix
 
     def compute() -> list[Tensor]:
         size = matrix.shape[-1]
@@ -93,12 +104,20 @@ def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     return results[0], results[1]
 
 
-def svd(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def svd(a: Tensor, full_matrices: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Return U [..., rows, k], the singular values [..., k], largest first, and V^T [..., k,
-    columns]; k is the smaller of rows and columns (`full_matrices=False` of torch). By one-sided
-    Jacobi rotations."""
+    columns]; k is the smaller of rows and columns. By one-sided Jacobi rotations. full_matrices:
+    complete U and V^T to orthonormal bases of rows and columns, which have no gradient."""
+    if full_matrices:
+        left, values, right = svd(a)
+        turned = _completed(right.transpose(-1, -2))
+        return _completed(left), values, turned.transpose(-1, -2)
     matrix = matrix_of("svd", a)
     height, width = matrix.shape[-2:]
+    if not matrix.numel():
+        size = min(height, width)
+        values = Tensor.zeros((*matrix.shape[:-2], size), device=matrix.device)
+        return nothing(matrix, height, size), values, nothing(matrix, size, width)
 
     def compute() -> list[Tensor]:
         flat, batch = matrix.reshape((-1, height, width)), matrix.shape[:-2]
@@ -115,6 +134,13 @@ def svd(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     results = ruled(compute, ["svd left", "svd values", "svd right"], [matrix], lambda: svd(matrix))
     return results[0], results[1], results[2]
+
+
+def _completed(base: Tensor) -> Tensor:
+    """Complete orthonormal columns to a base; the given ones stay."""
+    more = base.shape[-2] - base.shape[-1]
+    whole = qr(base, "complete")[0]
+    return Tensor.cat([base, whole[..., base.shape[-1] :]], -1) if more else base
 
 
 def _orthonormal(left: Tensor) -> Tensor:
@@ -172,6 +198,14 @@ def _qr_right(g: Any, y: Any, xs: Sequence[Any], arg: Any) -> Results:
     _narrow(xs[0])
     left, right = arg()
     return (_of_qr(left, right, None, right @ _turn(g)),)
+
+
+@rule("qr completed")
+def _qr_completed(g: Any, y: Any, xs: Sequence[Any], arg: Any) -> Results:
+    raise NotSupported(
+        "backward: columns that complete a base are not determined and have no gradient, expected "
+        f"mode='reduced' or full_matrices=False for shape {list(xs[0].shape)}"
+    )
 
 
 def _apart(values: Any) -> Any:

@@ -14,10 +14,16 @@ from ugpu.hcq.errors import BadArgument
 
 def matrix_of(operation: str, a: Tensor) -> Tensor:
     """Return a matrix [..., rows, columns] as float32; BadArgument for another argument."""
-    if not isinstance(a, Tensor) or a.ndim < 2 or not a.numel():
+    if not isinstance(a, Tensor) or a.ndim < 2:
         shown = list(a.shape) if isinstance(a, Tensor) else repr(a)
         raise BadArgument(f"{operation}: expected a matrix [..., rows, columns], got {shown}")
     return a.cast(float32)
+
+
+def nothing(like: Tensor, *shape: int) -> Tensor:
+    """Return the result for matrices without elements: ones on a diagonal of the last two axes."""
+    eye = Tensor.eye(*shape[-2:], device=like.device)
+    return eye.broadcast_to((*like.shape[:-2], *shape))
 
 
 def square_of(operation: str, a: Tensor) -> Tensor:

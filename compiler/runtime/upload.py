@@ -13,9 +13,18 @@ from ugpu.compiler.graph.node import Node
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import runtime_of
 from ugpu.hcq.device.device import Device
-from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.errors import BadArgument, NotShared
 from ugpu.hcq.work.arrays import as_array
-from ugpu.hcq.work.dlpack import bfloat16_bits
+from ugpu.hcq.work.dlpack import BFLOAT, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, HOST, bits_of
+
+# Types that NumPy lacks, by the code of DLPack.
+TYPES = {
+    BFLOAT: bfloat16,
+    E4M3FN: dtypes.float8_e4m3fn,
+    E4M3FNUZ: dtypes.float8_e4m3fnuz,
+    E5M2: dtypes.float8_e5m2,
+    E5M2FNUZ: dtypes.float8_e5m2fnuz,
+}
 
 
 def array_of(data: Any, wanted: DType | None) -> tuple[NDArray[Any], DType | None]:
@@ -23,9 +32,10 @@ def array_of(data: Any, wanted: DType | None) -> tuple[NDArray[Any], DType | Non
     if isinstance(data, np.ndarray | np.generic):
         return np.asarray(data), None
     try:
-        bits = bfloat16_bits(data) if hasattr(data, "__dlpack__") else None
-        if bits is not None:
-            return dtypes.decode_bfloat16(bits), bfloat16
+        found = bits_of(data) if hasattr(data, "__dlpack__") else None
+        if found is not None:
+            bits, code = found
+            return dtypes.decode(bits, TYPES[code]), TYPES[code]
         array = as_array(data)
     except BadArgument as error:
         raise BadArgument(f"Tensor: {error.message}") from None
@@ -40,6 +50,25 @@ def array_of(data: Any, wanted: DType | None) -> tuple[NDArray[Any], DType | Non
             f"Tensor: expected numbers or an array of numbers, got {type(data).__name__}"
         )
     return array, None
+
+
+def host_array(data: Any) -> NDArray[Any] | None:  # Any: checked here
+    """Return an array that another library exports by DLPack, in its memory; None for a type that
+    NumPy does not have. BadArgument for what does not export it, NotShared for memory that is
+    not the host's."""
+    if not hasattr(data, "__dlpack__") or not hasattr(data, "__dlpack_device__"):
+        raise BadArgument(f"from_dlpack: {type(data).__name__} does not export DLPack")
+    place = data.__dlpack_device__()
+    if place[0] not in HOST:
+        raise NotShared(
+            f"from_dlpack: expected memory of the host, DLPack device {HOST}, got {tuple(place)}"
+        )
+    try:
+        return np.from_dlpack(data)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        if bits_of(data) is not None:
+            return None
+        raise BadArgument(f"from_dlpack: {type(data).__name__}: {error}") from error
 
 
 def upload(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:

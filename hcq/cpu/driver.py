@@ -220,6 +220,13 @@ class CpuDriver(QueuesDriver, CodeDriver):
             return None
         return Buffer(self.core, buffer.address, buffer.size, buffer.placement)[:]
 
+    @property
+    def reads_host_memory(self) -> bool:
+        return True
+
+    def host_buffer(self, address: int, view: memoryview) -> Buffer:
+        return Buffer(self.core, VirtAddr(address), view.nbytes, Placement.HOST, view)
+
     def memory_view(self, buffer: Buffer) -> memoryview | None:
         memory = (buffer.owner or buffer).handle
         if not isinstance(memory, HostMemory):

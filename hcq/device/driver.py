@@ -179,6 +179,16 @@ class Driver(ABC):
         """Return a buffer's bytes, if the host can access them itself; else None."""
         return buffer.view
 
+    @property
+    def reads_host_memory(self) -> bool:
+        """Whether kernels can access any memory of this process, see `host_buffer`."""
+        return False
+
+    def host_buffer(self, address: int, view: memoryview) -> Buffer:
+        """Return memory of this process as a buffer, which keeps the view and does not own the
+        memory; only for a device that `reads_host_memory`. address: of the view's bytes."""
+        raise NotSupported(f"{self.core.name} cannot access memory of this process")
+
     def reach_memory(self, buffer: Buffer) -> Buffer | None:
         """Return a buffer of another device as one of this device, if queues of this device can
         access that memory themselves (a peer); else None. The result does not own the memory."""

@@ -114,6 +114,54 @@ def test_gradients(device: Device) -> None:
     np.testing.assert_array_equal(weights.grad.numpy(), np.where(inside, places, 0))
 
 
+@pytest.mark.slow
+def test_random_sums(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any axes, any movement in between, bins from an offset or along a diagonal: as NumPy."""
+    for name in ("LEAST", "FEWEST", "FEWEST_GPU", "PIECE", "PIECE_GPU"):
+        monkeypatch.setattr(counted, name, 2)
+    met = 0
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        tensor, array = one_hot_terms(random, device)
+        axes = tuple(map(int, np.flatnonzero(random.random(array.ndim) < 0.5))) or (0,)
+        total = tensor.sum(axes)
+        met += is_counted(total)
+        assert np.array_equal(total.numpy(), array.sum(axes)), seed
+    assert met >= 6
+
+
+def one_hot_terms(random: np.random.Generator, device: Device) -> tuple[Tensor, Any]:
+    """Return the terms of a sum over one-hot factors, as a tensor and as an array."""
+    shape = random.integers(1, 7, random.integers(2, 5))
+    rank, axis = len(shape), random.integers(len(shape))
+
+    def part(chance: float) -> Any:
+        """Sizes of an array that is repeated along some axes, and along that of the bins."""
+        return np.where((random.random(rank) < chance) & (np.arange(rank) != axis), shape, 1)
+
+    places = random.integers(-3, 9, part(0.75))
+    weights = random.integers(-4, 5, part(0.6)).astype(random.choice(["float32", "int32"]))
+    start, other = int(random.integers(-2, 3)), random.integers(rank)
+    bins = np.arange(shape[axis]).reshape(np.where(np.arange(rank) == axis, shape, 1)) + start
+    x, w = Tensor(places, device=device), Tensor(weights, device=device)
+    k = Tensor.arange(int(shape[axis]), device=device).reshape(*map(int, bins.shape)) + start
+    if other != axis and random.random() < 0.3:
+        size = np.where(np.arange(rank) == other, shape, 1)
+        bins = bins + np.arange(shape[other]).reshape(size)
+        k = k + Tensor.arange(int(shape[other]), device=device).reshape(*map(int, size))
+    array = np.broadcast_to(np.where(bins == places, weights, 0), shape)
+    tensor = (k == x).where(w, 0) if random.random() < 0.5 else (x == k).cast(w.dtype) * w
+    tensor = tensor.broadcast_to(array.shape)
+    if random.random() < 0.5:
+        order = tuple(map(int, random.permutation(rank)))
+        array, tensor = array.transpose(order), tensor.permute(*order)
+    if random.random() < 0.3:
+        array, tensor = np.flip(array, 0), tensor.flip(0)
+    if random.random() < 0.3 and array.shape[0] > 1:
+        array, tensor = array[1:], tensor[1:]
+    return tensor, array
+
+
 def test_sums_that_stay_sums(device: Device) -> None:
     places = numbers(5000)
     x = Tensor(places, device=device).unsqueeze(1)

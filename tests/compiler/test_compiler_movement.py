@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tests.support.compiler_cases import arrays
 from ugpu.compiler import Tensor
 from ugpu.hcq.device.device import Device
-from ugpu.hcq.errors import BadArgument, NotSupported
+from ugpu.hcq.errors import BadArgument
 
 Array = NDArray[Any]
 Draw = Callable[[Any], Any]  # a strategy to one of its values
@@ -168,8 +168,20 @@ def test_errors_name_the_operation_and_shapes(
         action(Tensor(np.zeros((2, 3)), device=cpu))
 
 
-def test_indexing_by_bools_is_an_honest_gap(cpu: Device) -> None:
-    tensor = Tensor(np.zeros((2, 3)), device=cpu)
-    for key in (tensor, tensor > 0, False):
-        with pytest.raises(NotSupported):
-            tensor[key]
+@pytest.mark.parametrize("mask", [
+    [[True, False, True], [False, True, True]], [False, True], [], True, False,
+], ids=str)  # fmt: skip
+def test_indexing_by_masks_of_the_device(cpu: Device, mask: object) -> None:
+    array = np.arange(6.0).reshape(2, 3)
+    known = np.array(mask, bool)
+    expected = array[known] if known.shape != (0,) else array[:0]
+    found = Tensor(array, device=cpu)[Tensor(known, device=cpu)]
+    assert found.shape == expected.shape and np.array_equal(found.numpy(), expected)
+
+
+def test_false_beside_other_indices(cpu: Device) -> None:
+    array = np.zeros((2, 3, 4))
+    for key in ((..., False), (slice(None), False), (0, False, slice(None)), (False, 1)):
+        assert Tensor(array, device=cpu)[key].shape == array[key].shape
+    with pytest.raises(IndexError, match="the mask's shape"):
+        Tensor(array, device=cpu)[Tensor([True], device=cpu)]

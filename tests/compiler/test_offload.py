@@ -12,6 +12,7 @@ import pytest
 from tests.support.compiler_devices import device_fixture
 from ugpu import Placement
 from ugpu.compiler import Tensor, jit, nn, optim
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.runtime.memory_pool import Storage
 from ugpu.hcq.device.device import Device
 
@@ -86,3 +87,13 @@ def test_states_are_saved_and_loaded(device: Device) -> None:
         np.testing.assert_array_equal(value.numpy(), saved[name].numpy())
     second.load_state_dict(first.state_dict())
     assert all(map(in_host_memory, second.param_groups[0].states.values()))
+
+
+def test_a_memory_plan_counts_the_memory_of_the_device(device: Device) -> None:
+    x = Tensor(np.ones((64, 64), np.float32), device=device) + 1
+    there = x._new(graph.contiguous(x.node, graph.HOST))
+    assert (x.memory_plan().peak, there.memory_plan().peak) == (64 * 64 * 4, 0)
+    device.memory_peak(restart=True)
+    before = device.memory_peak()
+    np.testing.assert_array_equal(there.numpy(), np.full((64, 64), 2, np.float32))
+    assert device.memory_peak() == before

@@ -1,5 +1,6 @@
-"""Objects of Debian's clang for gfx1100 with recursion, calls through pointers and virtual
-functions, on the virtual Navi31; skipped without a clang that compiles for AMD GPUs."""
+"""Objects of Debian's clang for gfx1100 and gfx1201 with recursion, calls through pointers and
+virtual functions, on the virtual Navi31 and Navi48; skipped without a clang that compiles for them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Triton's kernels for gfx1100 run on the virtual Navi31 by way of hcq, and agree with NumPy.
+"""Triton's kernels for gfx1100 and gfx1201 run on the virtual Navi31 and Navi48 by way of hcq, and
+agree with NumPy.
 
 They are linked by Triton's own LLVM and linker (ET_DYN), take their local memory at launch, and end
 with two pointers to scratch memory that is not used.
@@ -17,6 +18,7 @@ import pytest
 from tests.foreign.client import require, run_client
 from tests.support.am_navi31 import build_chip
 from ugpu import hcq
+from ugpu.am.chips import facts_of
 from ugpu.hcq.device.device import Device
 from ugpu.virtual.amd.chip import Chip
 from ugpu.virtual.amd.options import ChipOptions
@@ -27,11 +29,20 @@ WAVE, LIMIT_S = 32, 150
 Images = dict[str, dict[str, Any]]  # what triton_kernels tells of each, its image under "image"
 
 
+CARDS = {"navi31": "gfx1100", "navi48": "gfx1201"}
+
+
+@pytest.fixture(scope="module", params=CARDS)
+def card(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
+def images(card: str, tmp_path_factory: pytest.TempPathFactory) -> Images:
     """The kernels, compiled in a process of their own."""
     folder = tmp_path_factory.mktemp("triton")
-    arguments = ["hip:gfx1100:32", str(folder)]
+    arguments = [f"hip:{CARDS[card]}:32", str(folder)]
     result = folder / "result.json"
     found: Images = run_client("tests.foreign.triton_kernels", arguments, result, {}, LIMIT_S)
     for entry in found.values():
@@ -40,15 +51,15 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
 
 
 @pytest.fixture(scope="module")
-def chip() -> Iterator[Chip]:
-    made = build_chip(ChipOptions(vram=1 << 30))
+def chip(card: str) -> Iterator[Chip]:
+    made = build_chip(ChipOptions(vram=1 << 30), facts_of(card))
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
-def gpu(chip: Chip) -> Iterator[Device]:
-    with hcq.open("virtual:navi31", chip=chip) as opened:
+def gpu(card: str, chip: Chip) -> Iterator[Device]:
+    with hcq.open(f"virtual:{card}", chip=chip) as opened:
         yield opened
 
 

@@ -97,8 +97,7 @@ def _wave(
     user = dispatch.rsrc2 >> 1 & 0x1F
     state = WaveState(
         exec=(1 << min(LANES, threads - first)) - 1,
-        # Not IEEE: in that mode minima quiet signalling NaNs, which the core does not do.
-        mode=Mode(dispatch.rsrc1 >> 12 & 0xFF, ieee=False),
+        mode=Mode(dispatch.rsrc1 >> 12 & 0xFF, ieee=bool(dispatch.rsrc1 >> 23 & 1)),
         lds=lds,
         memory=walker,
         scratch=np.zeros((LANES, dispatch.scratch_wave_size // LANES), np.uint8),

@@ -148,11 +148,12 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("methods", "search"),
         ("gradients",),
         ("random",),
+        ("values",),
         ("tensor",),
         ("sharding",),
         ("front",),
         ("files", "nn", "numeric"),
-        ("onnx", "optim", "language", "torch"),
+        ("onnx", "optim", "language", "torch", "array_api"),
     ),
     "compiler.kernel": (
         ("ir", "choices", "matrix_units"),

@@ -9,6 +9,7 @@ compiler.kernel.host); then totals are computed, then results from them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,8 +27,10 @@ from ugpu.compiler.expression.algebra import (
 )
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.value import Memory, Value, indices_of, load, substitute
-from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
 from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of, result
+
+LONG = 16  # elements of a loop that LLVM takes in vectors; loops around it need not be unrolled
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,18 @@ def nested(ranges: Sequence[Range], *body: Statement) -> tuple[Statement, ...]:
     for counter in reversed(ranges):
         body = (Loop(counter, body),)
     return body
+
+
+def rolled(statement: Statement) -> Statement:
+    """Return loops of which those around a loop of some vectors are not unrolled: LLVM would gain
+    nothing, and take seconds to compare all addresses with each other."""
+    if not isinstance(statement, Loop | If):
+        return statement
+    body = tuple(map(rolled, statement.body))
+    around = any(isinstance(inner, Loop) and inner.range.size >= LONG for inner in body)
+    if isinstance(statement, Loop) and around:
+        return dataclasses.replace(statement, body=body, rolled=True)
+    return dataclasses.replace(statement, body=body)
 
 
 def held(

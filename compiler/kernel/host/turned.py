@@ -18,7 +18,7 @@ from ugpu.compiler.expression.algebra import Range, at_least_zero, constant
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.value import Memory, Value, load, rebuild, substitute, walk
 from ugpu.compiler.kernel.host.loops import assign
-from ugpu.compiler.kernel.host.nest import Nest, Walk, round_up
+from ugpu.compiler.kernel.host.nest import Nest, Walk, rolled, round_up
 from ugpu.compiler.kernel.host.products.packing import turn
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement
 from ugpu.hcq.state.target import TargetSpec
@@ -77,7 +77,7 @@ def elementwise(computation: Computation, turned: Turned, target: TargetSpec) ->
 
     def results(of: Computation, row: Walk, column: Walk) -> Statement:
         places = {**nest.batch, **row.places, **column.places}
-        return row.around(column.around(*assign(of, places)))
+        return rolled(row.around(column.around(*assign(of, places))))
 
     ends = columns.left // lanes * lanes if last.size % lanes else columns.left
     row, column = rows.line("row", lanes), columns.line("column", width, bound=ends)

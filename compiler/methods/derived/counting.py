@@ -20,13 +20,15 @@ class Counting(Groups):
 
     __slots__ = ()
 
-    def count_nonzero(self, axis: Axis = None) -> Self:
+    def count_nonzero(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """Return how many elements along the axes are not zero, as int64."""
-        return self.cast(bool_).sum(axis)
+        return self.cast(bool_).sum(axis, keepdims)
 
     def nonzero(self, as_tuple: bool = False) -> Any:
         """Return the indices of the elements that are not zero, in rows of int64, in row-major
         order; as_tuple: a tensor for each axis. Waits for the device."""
+        if as_tuple and not self.ndim:
+            raise BadArgument("nonzero: as_tuple expected at least one axis, got shape []")
         flat = self.cast(bool_).reshape(self.numel())
         places = self._new(graph.iota(self.numel())).cast(int64).masked_select(flat)
         columns = []

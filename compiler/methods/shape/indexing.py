@@ -9,13 +9,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from ugpu.compiler.dtype import int64
+from ugpu.compiler.dtype import bool_, int64
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node, Shape
 from ugpu.compiler.graph.region import Region
 from ugpu.compiler.methods.core import TensorCore, broadcast, broadcast_shape
 from ugpu.compiler.methods.shape.movement import Movement
-from ugpu.hcq.errors import BadArgument, BadIndex, NotSupported
+from ugpu.hcq.errors import BadArgument, BadIndex
 
 Key = int | slice | None | TensorCore | np.ndarray[Any, Any]
 
@@ -61,18 +61,45 @@ class Indexing(Movement):
 
     def __getitem__(self, key: Any) -> Self:
         """Index as in NumPy. Integer tensors, arrays and lists select elements (gather); a bool
-        array selects where it is true. An out-of-range index gives zero if a tensor holds it; if
-        it is known on the host it raises an error."""
+        array selects where it is true, and so does a bool tensor, for which the device is waited
+        for. An out-of-range index gives zero if a tensor holds it; if it is known on the host it
+        raises an error."""
         name = _name(key)
         if name is not None:
             return self._again(name, (), lambda: self._element(key))
         return self._element(key)
 
     def _element(self, key: Any) -> Self:
-        entries = self._full_key(key if isinstance(key, tuple) else (key,))
+        listed = tuple(
+            self._read_mask(entry)
+            if isinstance(entry, TensorCore) and entry.dtype is bool_
+            else entry
+            for entry in (key if isinstance(key, tuple) else (key,))
+        )
+        for place, entry in enumerate(listed):
+            if is_bool(entry) and not entry:
+                return self._with_no_part(listed, place)
+        entries = self._full_key(listed)
         if any(isinstance(entry, TensorCore | np.ndarray) for entry in entries):
             return self._gather(entries)
         return self._new(self._region(entries).read(self.node))
+
+    def _read_mask(self, mask: TensorCore) -> Any:
+        lifted = self._lift("index", mask)
+        assert isinstance(lifted, TensorCore)
+        return self._picked(self._new(lifted.node))
+
+    def _with_no_part(self, key: Sequence[Any], place: int) -> Self:
+        """Apply a key with False at a place: an axis of size 1, of which no part is selected."""
+        before, behind = key[:place], key[place + 1 :]
+        axis = sum(map(_axes_of, before))
+        if any(entry is Ellipsis for entry in before):
+            axis = self.ndim - sum(map(_axes_of, behind))
+        return self.unsqueeze(axis)[(*before, np.zeros(0, np.int64), *behind)]
+
+    def _picked(self, mask: Self) -> Any:
+        """Return a mask, or counts, as an array."""
+        raise NotImplementedError
 
     def __iter__(self) -> Iterator[Self]:
         """Iterate over the parts along the first axis."""
@@ -151,9 +178,8 @@ class Indexing(Movement):
             checked = self._lift("index", entry)
             assert isinstance(checked, TensorCore)
             if not entry.dtype.is_integer:
-                raise NotSupported(
-                    f"an index tensor must have integers, got {entry.dtype.name}; a "
-                    "result's shape cannot depend on data"
+                raise BadArgument(
+                    f"an index tensor must have integers or bools, got {entry.dtype.name}"
                 )
             return entry.node, None
         array = np.asarray(self._place(entry, axis) if isinstance(entry, int) else entry)
@@ -187,9 +213,7 @@ class Indexing(Movement):
     def _entries(self, entry: Any) -> list[Key | EllipsisType]:
         """Return one entry of a key; a bool array becomes an integer array for each of its axes."""
         if is_bool(entry):
-            if not entry:
-                raise NotSupported("index must not be False, since the result would be empty")
-            return [None]
+            return [None]  # False has been replaced
         if entry is None or isinstance(entry, slice | EllipsisType | TensorCore):
             return [entry]
         if isinstance(entry, int | np.integer):
@@ -213,8 +237,9 @@ class Indexing(Movement):
             if isinstance(mask, np.ndarray) and mask.dtype.kind == "b":
                 stop = self.ndim if dots else axis + mask.ndim
                 own = self.shape[stop - mask.ndim : stop]
-                if not dots and own != mask.shape:
-                    raise BadArgument(
+                fits = (n in (0, size) for n, size in zip(mask.shape, own, strict=False))
+                if not dots and not all(fits):
+                    raise BadIndex(
                         f"the mask's shape {list(mask.shape)} does not match shape {self._shown}"
                     )
                 axis += mask.ndim
@@ -229,6 +254,14 @@ def is_bool(entry: Any) -> bool:
     if isinstance(entry, np.ndarray):
         return entry.ndim == 0 and entry.dtype.kind == "b"
     return isinstance(entry, bool | np.bool_)
+
+
+def _axes_of(entry: Any) -> int:
+    """Return how many axes an entry of a key indexes."""
+    if entry is None or entry is Ellipsis or is_bool(entry):
+        return 0
+    mask = _listed(entry) if isinstance(entry, list | tuple) else entry
+    return mask.ndim if isinstance(mask, np.ndarray) and mask.dtype.kind == "b" else 1
 
 
 def _listed(entry: Sequence[Any]) -> np.ndarray[Any, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
+import numpy as np
+
 from ugpu.compiler.dtype import int64
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.core import Scalar, TensorCore, integer_of, integers_of, shape_of
@@ -126,18 +128,38 @@ class Layout(Operations):
                 result = self._new(graph.cat([part.node for part in parts], place))
         return result
 
-    def repeat_interleave(self, count: int, axis: int | None = None) -> Self:
+    def repeat_interleave(self, count: Any, axis: int | None = None) -> Self:
         """Repeat each element `count` times consecutively, along an axis (None: of the flattened
-        tensor)."""
-        if integer_of("repeat_interleave", "count", count) < 0:
-            raise BadArgument(f"repeat_interleave: count must not be negative, got {count}")
+        tensor). count: an int, or a tensor of ints of one axis, one for each part along the axis;
+        then waits for the device."""
         if axis is None:
             return self.flatten().repeat_interleave(count, 0)
+        if isinstance(count, TensorCore):
+            return self._repeated_each(self._new(count.node), self._axis("repeat_interleave", axis))
+        if integer_of("repeat_interleave", "count", count) < 0:
+            raise BadArgument(f"repeat_interleave: count must not be negative, got {count}")
         place = self._axis("repeat_interleave", axis)
         shape = self.shape
         spread = (*shape[: place + 1], count, *shape[place + 1 :])
         joined = (*shape[:place], shape[place] * count, *shape[place + 1 :])
         return self.unsqueeze(place + 1).expand(spread).reshape(joined)
+
+    def _repeated_each(self, counts: Self, place: int) -> Self:
+        if not counts.dtype.is_integer or counts.shape not in ((), (1,), (self.shape[place],)):
+            raise BadArgument(
+                f"repeat_interleave: expected {self.shape[place]} counts, ints on one axis, got "
+                f"{counts.dtype.name} {counts._shown}"
+            )
+        numbers = self._picked(counts.broadcast_to(self.shape[place]))
+        if (numbers < 0).any():
+            raise BadArgument(f"repeat_interleave: counts must not be negative, got {numbers}")
+        places = np.repeat(np.arange(len(numbers)), numbers)
+        return self[(*[slice(None)] * place, places)]
+
+    def unstack(self, axis: int = 0) -> tuple[Self, ...]:
+        """Return the parts along an axis, without it: the inverse of `stack`."""
+        place = self._axis("unstack", axis)
+        return tuple(self[(*[slice(None)] * place, at)] for at in range(self.shape[place]))
 
     def unflatten(self, axis: int, sizes: Sequence[int]) -> Self:
         """Split an axis into several; one size may be -1."""
@@ -176,8 +198,4 @@ class Layout(Operations):
 
     def _whole(self, operation: str, tensor: Self) -> int:
         """Return the only element, computed now."""
-        raise NotImplementedError
-
-    def _picked(self, mask: Self) -> Any:
-        """Return a mask as an array."""
         raise NotImplementedError

@@ -76,6 +76,13 @@ class Movement(TensorCore):
         """The tensor with all axes in reverse order."""
         return self._new(graph.permute(self.node, tuple(reversed(range(self.ndim)))))
 
+    @property
+    def mT(self) -> Self:
+        """The tensor with its last two axes exchanged: matrices transposed."""
+        if self.ndim < 2:
+            raise BadArgument(f"mT: expected at least two axes, got shape {self._shown}")
+        return self.transpose(-1, -2)
+
     def expand(self, *shape: Any) -> Self:
         """Repeat axes of size 1; -1 keeps an axis; new axes may be added in front."""
         listed = shape[0] if len(shape) == 1 and isinstance(shape[0], list | tuple) else shape

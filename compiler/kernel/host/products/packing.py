@@ -18,12 +18,12 @@ multiplying them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 from ugpu.compiler.expression.algebra import Index, Range, constant, flatten
 from ugpu.compiler.expression.value import Memory, Value, const, load, substitute, value
-from ugpu.compiler.kernel.host.nest import Axis, Part, Walk, round_up
+from ugpu.compiler.kernel.host.nest import Axis, Part, Walk, rolled, round_up
 from ugpu.compiler.kernel.ir import If, Loop, Statement, Store
 from ugpu.compiler.kernel.shared.spread import runs_along
 
@@ -114,9 +114,10 @@ class Packing:
         turns = self.lanes & (self.lanes - 1) == 0 and across.is_flat(factor)
         if self.together > 1:
             turns = self.plain and self.together == PAIR
-        if turns and along_depth(factor, across, self.depth):
-            return self.transposed("right", factor, across, width)
-        return self.by_steps("right", factor, across, width)
+        turns = turns and along_depth(factor, across, self.depth)
+        pack = self.transposed if turns else self.by_steps
+        packed = pack("right", factor, across, width)
+        return replace(packed, statements=tuple(map(rolled, packed.statements)))
 
     def by_steps(self, name: str, factor: Value, across: Part, width: int) -> Packed:
         """Pack in panels; a side that one counter cannot walk as one wide panel."""

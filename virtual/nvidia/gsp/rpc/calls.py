@@ -20,7 +20,7 @@ from ugpu.virtual.nvidia.status import RmError, Status
 
 _ALLOC, _CONTROL, _FREE = struct.Struct("<7I4x"), struct.Struct("<6I"), struct.Struct("<4I")
 _SET_DIRECTORY = 0x10  # where the control's parameters are in SET_PAGE_DIRECTORY
-_EVENT_EX, _I2C = 0x7E, 0x402C
+_EVENT_EX, _I2C, _UVM_SOFTWARE = 0x7E, 0x402C, 0xC076
 _MOST_NAMES = 256
 _NO_PARAMETERS = "NV2080_CTRL_CE_GET_FAULT_METHOD_BUFFER_SIZE_PARAMS"  # stands for an empty block
 
@@ -139,7 +139,7 @@ def _create(server: Server, raw: bytearray, words: tuple[int, ...]) -> None:
         raise RmError(Status.INVALID_ARGUMENT, f"{rule.struct} is required")
     if not handle:
         raise RmError(Status.INVALID_OBJECT_HANDLE, "the CPU chooses handles")
-    further = (_EVENT_EX, _I2C, server.board.boot.graphics_class)
+    further = (_EVENT_EX, _I2C, _UVM_SOFTWARE, server.board.boot.graphics_class)
     create(Place(client, parent, handle), rule, params, server.builders, further)
 
 

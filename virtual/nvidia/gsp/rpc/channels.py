@@ -11,6 +11,7 @@ from typing import Protocol, cast
 
 from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.chip import ENGINE_GR0, VirtualGpu
+from ugpu.virtual.nvidia.faults import Xid
 from ugpu.virtual.nvidia.gsp.apertures import directory_of
 from ugpu.virtual.nvidia.gsp.rpc.spaces import space_of
 from ugpu.virtual.nvidia.host.channel import USERD_SIZE
@@ -157,6 +158,38 @@ class GraphicsObject(EngineObject):
             Status.INVALID_ARGUMENT,
             "a graphics object on a channel of a copy engine",
         )
+
+
+class SoftwareMethods:
+    """Methods that software executes. The model has none: each is a class error."""
+
+    def __init__(self, class_id: int) -> None:
+        self.class_id = class_id
+
+    def method(self, address: int, value: int) -> None:
+        """Refuse a method."""
+        text = f"method {address:#x} of software class {self.class_id:#x} is not modelled"
+        raise ChannelError(Xid.CLASS_ERROR, text)
+
+    def burst(self, address: int, words: tuple[int, ...]) -> None:
+        """Refuse methods."""
+        self.method(address, words[0])
+
+    def drain(self) -> None:
+        """Do nothing: no work was started."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class UvmSoftware(EngineObject):
+    """GP100_UVM_SW: UVM binds it to a subchannel of its channels."""
+
+    internal = "UvmSwObject"
+
+    def __init__(self, request: Allocation) -> None:
+        super().__init__(request)
+        self.owner.channel.engines[self.class_id] = SoftwareMethods(self.class_id)
 
 
 def graphics_object(request: Allocation) -> RmObject:

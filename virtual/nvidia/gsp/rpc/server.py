@@ -31,7 +31,12 @@ from ugpu.virtual.nvidia.gsp.rpc import (
     static_info,
 )
 from ugpu.virtual.nvidia.gsp.rpc.arguments import LOG_SIZE, Arguments
-from ugpu.virtual.nvidia.gsp.rpc.channels import GspChannel, cpu_memory, graphics_object
+from ugpu.virtual.nvidia.gsp.rpc.channels import (
+    GspChannel,
+    UvmSoftware,
+    cpu_memory,
+    graphics_object,
+)
 from ugpu.virtual.nvidia.gsp.rpc.crash import LOAD_PAGE_FAULT, crash
 from ugpu.virtual.nvidia.gsp.rpc.damage import DAMAGES
 from ugpu.virtual.nvidia.gsp.rpc.interface import Event, Function, interface_of
@@ -438,6 +443,7 @@ class GspServer:
             "KernelGraphicsObject": graphics_object,
             "VaSpaceApi": spaces.build,
             "I2cApi": I2c,
+            "UvmSwObject": UvmSoftware,
             **dict.fromkeys(("OsDescMemory", "SystemMemory", "VideoMemory"), cpu_memory),
         }
 

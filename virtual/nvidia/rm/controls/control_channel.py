@@ -48,7 +48,6 @@ def _preempt(group: ChannelGroup, params: Struct) -> None:
 
 def _schedule(channel: ChannelObject, params: Struct) -> None:
     require(params.bEnable <= 1, Status.INVALID_ARGUMENT, "bEnable")
-    require(channel.group is None, Status.INVALID_STATE, "channels of a group go by the group")
     channel.schedule(bool(params.bEnable))
 
 

@@ -321,6 +321,12 @@ def _frexp_exponent(kind: str) -> Handler:
 def _frexp_mantissa(kind: str) -> Handler:
     def emit(e: Registers, i: Instruction) -> None:
         mantissa, _ = frexp_double(e, _widened(e, kind, e.source(i.srcs[0], kind)))
+        if kind == "double":  # a NaN becomes quiet, as by the conversions of the other kinds
+            bits = e.convert("bitcast", "double", "i64", mantissa)
+            quiet = e.binary("or", "i64", bits, constant("i64", QUIET[kind]))
+            nan = e.compare("uno", "double", mantissa, mantissa)
+            bits = e.select(nan, "i64", quiet, bits)
+            mantissa = e.convert("bitcast", "i64", "double", bits)
         e.set_result(i, kind, _narrowed(e, kind, mantissa))
 
     return emit
