@@ -239,6 +239,22 @@ def test_element_types(kind: str, cpu: Device) -> None:
     assert narrow.dtype == x.dtype and torch.equal(narrow.float(), x.reshape(2, 3).float())
 
 
+@pytest.mark.parametrize("rows", [False, True])
+def test_scaled_products_of_float8(rows: bool, device: Device) -> None:
+    def forward(self: Any, x: Any, y: Any, left: Any, right: Any) -> Any:
+        return torch._scaled_mm(x, y, left, right, out_dtype=torch.bfloat16)
+
+    torch.manual_seed(3)
+    x, y = torch.randn(32, 64), torch.randn(16, 64)
+    given = [each.to(torch.float8_e4m3fn) for each in (x, y)]
+    scales = (torch.rand(32, 1), torch.rand(1, 16)) if rows else (torch.rand(()), torch.rand(()))
+    inputs = (given[0], given[1].t(), *scales)
+    program = ugpu.torch.load(torch.export.export(module(forward), inputs), device=device)
+    found, expected = program(*inputs), torch._scaled_mm(*inputs, out_dtype=torch.bfloat16)
+    assert found.dtype.name == "bfloat16"
+    np.testing.assert_allclose(found.numpy(), expected.float().numpy(), rtol=2**-7, atol=1e-3)
+
+
 def test_missing_operators_are_named_before_anything_runs(cpu: Device, tmp_path: Path) -> None:
     def odd(self: Any, x: Any) -> Any:
         return torch.special.i1(x) + torch.igamma(x, x), torch.fft.fft(x).real
