@@ -129,6 +129,40 @@ def test_compiled_models(name: str, device: Device) -> None:
             close(ours, theirs)
 
 
+SMALL = {
+    "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64,
+    "vocab_size": 50,
+}  # fmt: skip
+TEXT = {**SMALL, "num_key_value_heads": 1, "use_cache": False}
+SHORT = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 50, "use_cache": False}
+PICTURE = {**SMALL, "image_size": 32, "patch_size": 8}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "config", "options"),
+    [
+        ("BertModel", "BertConfig", SMALL), ("GPT2LMHeadModel", "GPT2Config", SHORT),
+        ("LlamaForCausalLM", "LlamaConfig", TEXT), ("ViTModel", "ViTConfig", PICTURE),
+    ],
+)  # fmt: skip
+def test_models_of_transformers(
+    name: str, config: str, options: dict[str, Any], cpu: Device
+) -> None:
+    package = pytest.importorskip("transformers", reason="the package transformers is a judge")
+    torch.manual_seed(2)
+    inner = getattr(package, name)(getattr(package, config)(**options)).eval()
+    picture = name == "ViTModel"
+    given = torch.randn(1, 3, 32, 32) if picture else torch.randint(0, 50, (2, 7))
+
+    def first(self: Any, x: Any) -> Any:
+        return self.inner(**{"pixel_values" if picture else "input_ids": x})[0]
+
+    model = module(first, inner=inner)
+    program = ugpu.torch.load(torch.export.export(model, (given,)), device=cpu)
+    close(program(given), model(given))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ON_GPU)
 def test_training(name: str, cpu: Device) -> None:
@@ -181,6 +215,16 @@ def test_sizes_that_the_export_left_open(cpu: Device) -> None:
         close(program(x), model(x))
 
 
+def test_sizes_that_dynamo_left_open(cpu: Device) -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Flatten(0))
+    fast = ugpu.torch.compile(model, device=cpu, dynamic=True)
+    with torch.no_grad():
+        for count in (5, 9, 5, 2):
+            x = torch.randn(count, 4)
+            close(fast(x), model(x))
+
+
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float8_e4m3fn", "int8", "bool", "int64"])
 def test_element_types(kind: str, cpu: Device) -> None:
     def same(self: Any, x: Any) -> Any:
@@ -193,6 +237,22 @@ def test_element_types(kind: str, cpu: Device) -> None:
     )
     assert torch.equal(wide, x.float() + 1)
     assert narrow.dtype == x.dtype and torch.equal(narrow.float(), x.reshape(2, 3).float())
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_scaled_products_of_float8(rows: bool, device: Device) -> None:
+    def forward(self: Any, x: Any, y: Any, left: Any, right: Any) -> Any:
+        return torch._scaled_mm(x, y, left, right, out_dtype=torch.bfloat16)
+
+    torch.manual_seed(3)
+    x, y = torch.randn(32, 64), torch.randn(16, 64)
+    given = [each.to(torch.float8_e4m3fn) for each in (x, y)]
+    scales = (torch.rand(32, 1), torch.rand(1, 16)) if rows else (torch.rand(()), torch.rand(()))
+    inputs = (given[0], given[1].t(), *scales)
+    program = ugpu.torch.load(torch.export.export(module(forward), inputs), device=device)
+    found, expected = program(*inputs), torch._scaled_mm(*inputs, out_dtype=torch.bfloat16)
+    assert found.dtype.name == "bfloat16"
+    np.testing.assert_allclose(found.numpy(), expected.float().numpy(), rtol=2**-7, atol=1e-3)
 
 
 def test_missing_operators_are_named_before_anything_runs(cpu: Device, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
             "sign", "signbit", "silu", "sin", "sinh", "sqrt", "square", "tan", "tanh", "trunc",
             "hardsigmoid", "hardswish", "mish", "round", "logical_not", "celu", "leaky_relu",
             "atan2", "copysign", "fmod", "hypot", "logaddexp", "logical_and", "logical_or",
-            "logical_xor", "maximum", "minimum", "nextafter", "remainder", "xlogy", "lerp",
+            "logical_xor", "maximum", "minimum", "nextafter", "xlogy", "lerp",
             "selu",
         )
     },
@@ -34,6 +34,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "__rshift__": lambda x, y: x >> y, "pow": lambda x, y: x**y,
     "fmax": lambda x, y: x.isnan().where(y, y.isnan().where(x, x.maximum(y))),
     "fmin": lambda x, y: x.isnan().where(y, y.isnan().where(x, x.minimum(y))),
+    "remainder": lambda x, y: x % y,
     "rsub": lambda x, y, alpha=1: y - x * alpha,
 }  # fmt: skip
 for _name, _function in _FUNCTIONS.items():
@@ -122,7 +123,16 @@ def to_copy(self: Tensor, dtype: DType | None = None) -> Tensor:
     return self if dtype is None else self.cast(dtype)
 
 
-@operator("alias", "clone", "detach", "detach_", "lift_fresh_copy", "contiguous", "lift_fresh")
+@operator(
+    "alias",
+    "clone",
+    "detach",
+    "detach_copy",
+    "detach_",
+    "lift_fresh_copy",
+    "contiguous",
+    "lift_fresh",
+)
 def same(self: Tensor) -> Tensor:
     return self
 

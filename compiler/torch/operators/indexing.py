@@ -130,6 +130,15 @@ def number(self: Tensor) -> Any:
     return self.item()
 
 
+@operator("searchsorted.Tensor")
+def searchsorted(
+    sorted_sequence: Tensor, self: Tensor, out_int32: bool = False, right: bool = False,
+    side: Any = None, sorter: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    ordered = sorted_sequence if sorter is None else sorted_sequence.gather(-1, sorter)
+    return ordered.searchsorted(self, right=right, side=side, out_int32=out_int32)
+
+
 @operator("bucketize.Tensor")
 def bucketize(
     self: Tensor, boundaries: Tensor, out_int32: bool = False, right: bool = False

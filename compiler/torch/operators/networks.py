@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ugpu.compiler.dtype import bool_, float32
+from ugpu.compiler.dtype import DType, bool_, float32
 from ugpu.compiler.tensor import Tensor
 from ugpu.compiler.torch.operators.registry import operator
 from ugpu.hcq.errors import NotSupported
@@ -30,6 +30,19 @@ def product_and_sum(
     if beta == 0:
         return whole
     return whole + (self if beta == 1 else self * beta)
+
+
+@operator("_scaled_mm")
+def scaled_product(
+    self: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None = None,
+    scale_result: Tensor | None = None, out_dtype: DType | None = None,
+    use_fast_accum: bool = False,
+) -> Tensor:  # fmt: skip
+    """Of float8 factors, summed in float32. A scale has one element, or one for each row or
+    column."""
+    whole = (self.cast(float32) @ mat2.cast(float32)) * scale_a * scale_b
+    whole = whole if bias is None else whole + bias
+    return whole if scale_result is None else whole * scale_result
 
 
 @operator("linear")

@@ -168,6 +168,11 @@ def norm(
     return self.norm(ord, axes(dim), keepdim, dtype=dtype)
 
 
+@operator("logcumsumexp")
+def logcumsumexp(self: Tensor, dim: int) -> Tensor:
+    return self.logcumsumexp(dim) if self.ndim else self
+
+
 @operator("cummax")
 def cummax(self: Tensor, dim: int) -> Any:
     return self.cummax(dim, indices=True) if self.ndim else _of_number(self)

@@ -46,11 +46,13 @@ def operator(
 def find(target: Any) -> Operator | None:
     """Return the implementation of an operator of PyTorch (an OpOverload), or None."""
     space, _, name = str(target).partition(".")
-    if space not in ("aten", "prims"):
-        return None
     packet = name.rpartition(".")[0]
+    if space != "aten" and (space, packet) not in PRIMITIVES:
+        return None
     return OPERATORS.get(name) or (None if packet in OVERLOADED else OPERATORS.get(packet))
 
 
+# operators of PyTorch's other namespace; most of that have other arguments
+PRIMITIVES = (("prims", "convert_element_type"), ("prims", "iota"))
 # operators whose overloads differ in meaning: only those listed exist
 OVERLOADED = frozenset(("max", "min", "index", "slice", "slice_copy", "copy"))
