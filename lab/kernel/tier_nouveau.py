@@ -38,6 +38,7 @@ CHIPS = {
     "gh100": "NVIDIA GH100 (180000a1)",
     "gb202": "NVIDIA GB202 (1b2000a1)",
     "tu102": "NVIDIA TU102 (162000a1)",
+    "tu116": "NVIDIA TU116 (168000a1)",
 }
 # Words of the driver, in the order in which it says them on a board.
 REACHED = ("drm: VRAM: ", "drm: MM: using COPY for buffer copies", "[drm] Initialized nouveau 1.4.")
