@@ -169,7 +169,9 @@ class Tensor(Values):
         """Return a matrix with ones on a diagonal, by default the main one, and zeros elsewhere.
         diagonal: its distance above the main one. Options: device, dtype (float32)."""
         kind = options.pop("dtype", dtypes.float32)
-        above = integer_of("eye", "diagonal", diagonal)
+        rows, above = integer_of("eye", "rows", rows), integer_of("eye", "diagonal", diagonal)
+        if columns is not None:
+            columns = integer_of("eye", "columns", columns)
         above = max(-rows, min(above, rows if columns is None else columns))  # else all are zero
         down = cls.arange(rows, **options).unsqueeze(1) + above
         across = cls.arange(rows if columns is None else columns, **options)

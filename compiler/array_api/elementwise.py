@@ -101,8 +101,15 @@ multiply = _binary("multiply", Tensor.mul)
 nextafter = _binary("nextafter", Tensor.nextafter)
 not_equal = _binary("not_equal", Tensor.__ne__)
 pow = _binary("pow", Tensor.pow)
-remainder = _binary("remainder", Tensor.remainder)
+_remainder = _binary("remainder", Tensor.remainder)
 subtract = _binary("subtract", Tensor.sub)
+
+
+def remainder(x1: Operand, x2: Operand, /) -> Tensor:
+    """Return x1 - floor(x1 / x2) * x2. A zero has the sign of x2; that of `%` has the sign of x1,
+    as in PyTorch."""
+    rest = _remainder(x1, x2)
+    return (rest == 0).where(rest.copysign(x2), rest) if rest.dtype.kind == "f" else rest
 
 
 def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -> Tensor:

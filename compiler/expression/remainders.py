@@ -90,10 +90,9 @@ def _is_opposite(rest: Value, y: Value) -> Value:
 
 
 def remainder(x: Value, y: Value) -> Value:
-    """x - floor(x / y) * y, rounded once, with the sign of y, also of zero."""
+    """x - floor(x / y) * y, rounded once, with the sign of y unless it is zero."""
     rest = fmod(x, y)
-    rest = where(_is_opposite(rest, y), add(rest, y), rest)
-    return where(equal(rest, 0.0), with_sign(real(0.0), y), rest)
+    return where(_is_opposite(rest, y), add(rest, y), rest)
 
 
 def floor_quotient(x: Value, y: Value) -> Value:

@@ -17,7 +17,7 @@ from ugpu.compiler.expression.algebra import (
     within,
 )
 from ugpu.compiler.expression.value import Value, const, gate
-from ugpu.compiler.graph.node import Express, Kind, Node, Shape, Trace
+from ugpu.compiler.graph.node import Express, Kind, Node, Repeated, Shape, Trace
 
 
 def moving(places: Callable[[Node, tuple[Index, ...]], tuple[Index, ...]]) -> Express:
@@ -204,6 +204,8 @@ def part_of_stored(node: Node) -> tuple[Node, int] | None:
     place of the first; None if it is not."""
     start = 0
     while node.storage is None:
+        if isinstance(node, Repeated) and not _moves_alone(node):
+            return None  # and its graph is not built
         if node.op == "shrink":
             first = _run_in(node.arg, node.sources[0].shape)
             if first is None:
@@ -213,6 +215,20 @@ def part_of_stored(node: Node) -> tuple[Node, int] | None:
             return None
         node = node.sources[0]
     return node, start
+
+
+def _moves_alone(node: Repeated) -> bool:
+    """Return whether the graph of a recipe's result has movements of a source alone, or exists."""
+    recipe, count = node.recipe, len(node.given)
+    if not count or recipe is None:
+        return True
+    place = count + len(recipe.made) - 1
+    while place >= count:
+        op, _, _, _, places = recipe.made[place - count]
+        if op not in ("shrink", "reshape"):
+            return False
+        place = places[0]
+    return True
 
 
 def _run_in(box: Sequence[tuple[int, int]], shape: Shape) -> int | None:

@@ -30,7 +30,7 @@ CASES: list[tuple[str, Work, list[list[float]], list[float]]] = [
     ("relu6", Tensor.relu6, [[-0.0, -1, 7, NAN]], [0.0, 0.0, 6, NAN]),
     ("clip", lambda x: x.clip(0, 1), [[-0.0, 2, NAN]], [0.0, 1, NAN]),
     ("remainder", Tensor.remainder, [[-0.0, 0.0, -3, 3, 5, -5], [1, -1, 3, -3, INF, INF]],
-     [0.0, -0.0, 0.0, -0.0, 5, INF]),
+     [-0.0, 0.0, -0.0, 0.0, 5, INF]),
     ("fmod", Tensor.fmod, [[-0.0, 0.0, -3, 3, -5], [1, -1, 3, -3, INF]],
      [-0.0, 0.0, -0.0, 0.0, -5]),
     ("floor_divide", Tensor.floor_divide, [[-0.0, 0.0, -0.0], [1, -1, -3]], [-0.0, -0.0, 0.0]),

@@ -36,6 +36,7 @@ SETTINGS = {
 
 # Tests that fail, and why.
 _QUOTIENT = "quotients of infinity are NaN, and 1 // -inf is -1, as in Python, NumPy and PyTorch"
+_REMAINDER = "a remainder of zero has the sign of x1, as in PyTorch; that of xp.remainder is x2's"
 _QUOTIENTS = (
     "x1_i is +infinity and isfinite(x2_i) and x2_i > 0) -> +infinity",
     "x1_i is +infinity and isfinite(x2_i) and x2_i < 0) -> -infinity",
@@ -50,6 +51,10 @@ DIFFERENT: dict[str, str] = {
         "test_binary[floor_divide", "test_binary[__floordiv__", "test_iop[__ifloordiv__",
     )
     for case in _QUOTIENTS
+} | {
+    f"array_api_tests/test_special_cases.py::{test}({case}]": _REMAINDER
+    for test in ("test_binary[__mod__", "test_iop[__imod__")
+    for case in ("x1_i is -0 and x2_i > 0) -> +0", "x1_i is +0 and x2_i < 0) -> -0")
 }  # fmt: skip
 
 
