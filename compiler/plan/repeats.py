@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,6 +145,20 @@ class _Links:
         early = (self.reader < end) & (self.reader >= first) & (self.source < self.reader - far)
         asked = any(first <= root < end - far for root in roots)
         return not asked and not bool((needed & (after | early)).any())
+
+
+def results_alone(key: Structure, writes: Collection[int]) -> Structure:
+    """Return a structure without the requests for `writes`, places of writes in place, of which
+    another requested result is computed: they happen, and are kept, also without a request."""
+    asked = tuple([root for root in key[-1] if root not in writes])
+    reached, todo = set(asked), list(asked)
+    while todo:
+        entry = key[todo.pop()]
+        if entry is not None and len(entry) > 2:
+            new = [source for source in entry[-1] if source not in reached]
+            reached.update(new)
+            todo += new
+    return (*key[:-1], tuple([root for root in key[-1] if root in asked or root not in reached]))
 
 
 def shortened(key: Structure, found: Repeats) -> Structure:

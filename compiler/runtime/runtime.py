@@ -39,6 +39,7 @@ from ugpu.compiler.plan.repeats import (
     copied,
     find_repeats,
     repeating,
+    results_alone,
     shortened,
     shortened_writes,
     stretched,
@@ -194,6 +195,10 @@ class Runtime:
     def _repeated(self, key: Structure, nodes: Sequence[Node], ways: InPlace) -> _Ready | None:
         """Return a plan made from the one for fewer layers, if the graph repeats itself."""
         writes: Written | None = None
+        if len(key[-1]) > 1:  # a recording's: each array that it writes is asked for
+            key = results_alone(key, {
+                root for root in key[-1] if id(nodes[root]) in ways.earlier
+            })  # fmt: skip
         for found in find_repeats(key):
             writes = written(ways, nodes) if writes is None else writes
             fewer = shortened_writes(writes, found)

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 MAGIC = b"ugpu-object-2\n"
 HEAD = len(MAGIC) + hashlib.sha256().digest_size
 LIMIT = 256 << 20  # bytes the folder may hold; beyond it the oldest entries are deleted
+MOST = 1 << 14  # entries the folder may hold, so that looking at all of them takes under 0.1 s
 CHECK_EVERY = 61  # writes between checks of the folder's size; prime, to be uniform over keys
 USED_AGAIN_S = 3600.0  # resolution of the last-use time of an entry
 _KEY = re.compile(r"[0-9a-z]{64}")
@@ -131,8 +132,8 @@ class DiskCache:
         return None if self.folder is None else self.folder / key
 
     def trim(self) -> None:
-        """Delete the least recently used entries until the folder fits its limit. Other files
-        stay."""
+        """Delete the least recently used entries until the folder fits its limit, and has at most
+        MOST of them. Other files stay."""
         if self.folder is None:
             return
         with contextlib.suppress(OSError), ownfolder.opened(self.folder) as folder:
@@ -146,13 +147,13 @@ class DiskCache:
                     with contextlib.suppress(OSError):
                         status = entry.stat(follow_symlinks=False)
                         files.append((status.st_mtime, status.st_size, entry.name))
-        total = sum(size for _, size, _ in files)
+        total, left = sum(size for _, size, _ in files), len(files)
         for _, size, name in sorted(files):
-            if total <= self.limit:
+            if total <= self.limit and left <= MOST:
                 return
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=folder)
-            total -= size
+            total, left = total - size, left - 1
 
 
 def _head(key: str, data: bytes) -> bytes:

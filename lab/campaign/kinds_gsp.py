@@ -206,7 +206,7 @@ _MESSAGES = [
     kind(_F.STATIC_CUT, _FW, "static-info", FirmwareError, facts={"size": 828, "need": 1656}),
     kind(_F.STATIC_OUTSIDE, _FW, "static-info", FirmwareError, facts={"vram": 1 << 30}),
     kind(_F.STATIC_NONE, _FW, "static-info", FirmwareError, facts={"regions": 1}),
-    kind(_F.INTERRUPT_TABLE, _FW, "open", FirmwareError, step="-", facts={"rows": 6}),
+    kind(_F.INTERRUPT_TABLE, _FW, "open", FirmwareError, step="-", facts={"rows": 9}),
     kind(_F.GSP_CRASHES, _FW, "static-info", FirmwareError,
          facts={"request": "GET_GSP_STATIC_INFO",
                 "crash": "exception: load page fault in user mode, partition 1, pc 0x500001234, "

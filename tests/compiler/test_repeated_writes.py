@@ -449,3 +449,34 @@ def test_one_layer_whose_array_is_held(cpu: Device, odd: int) -> None:
     found, whole = by_layers(roots, nodes, ways), plain(roots, nodes, ways)
     check_memory(whole, nodes)
     assert (found is None) == (0 < odd < 8) and found in (None, whole)
+
+
+def test_a_recording_writes_what_nothing_reads(cpu: Device) -> None:
+    """Of two arrays that each layer writes, the result is computed from one."""
+    use_cache(cpu, None)
+    random = np.random.default_rng(2)
+    weights = [random.standard_normal((16, 16)).astype(np.float32) / 4 for _ in range(7)]
+    factors = [Tensor(each, device=cpu) for each in weights]
+    unread = [Tensor(np.zeros((8, 16), np.float32), device=cpu) for _ in weights]
+    read = [Tensor(np.zeros((8, 16), np.float32), device=cpu) for _ in weights]
+
+    @jit
+    def step(x: Tensor, place: Tensor) -> Tensor:
+        for factor, behind, within in zip(factors, unread, read, strict=True):
+            within[place] = x
+            x = ((within.sum(0) + x) @ factor).tanh()
+            x = x * (x * x + 1).sqrt() - x.exp() / (x.abs() + 2) + x.sigmoid()
+            behind[place] = x * 2
+        return x
+
+    for place in range(3):
+        data = random.standard_normal((1, 16)).astype(np.float32)
+        x = step(Tensor(data, device=cpu), Tensor(np.array([place]), device=cpu)).numpy()
+        for weight, behind, within in zip(weights, unread, read, strict=True):
+            rows = within.numpy()
+            np.testing.assert_allclose(rows[place], data[0], rtol=1e-4, atol=1e-4)
+            assert not rows[place + 1 :].any()
+            y = np.tanh((rows.sum(0, keepdims=True) + data) @ weight)
+            data = y * np.sqrt(y * y + 1) - np.exp(y) / (np.abs(y) + 2) + 1 / (1 + np.exp(-y))
+            np.testing.assert_allclose(behind.numpy()[place], data[0] * 2, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(x, data, rtol=1e-4, atol=1e-4)

@@ -56,6 +56,7 @@ NO_SIZES = {
     "methods.shape.resampling": "LINEAR",
     "schedule.precedence": "_OLD _NEW",
     "kernel.gpu.tiles": "PADDING UNROLL SIMDS BANKS COPY LATENCY",
+    "kernel.host.nest": "LONG",
     "kernel.host.products.grouped": "LANES OFFSET",
     "kernel.host.products.rates": "L3_BYTES ZEN4 FULL MESH HALF NEON WIDE_NEON",
     "kernel.host.sort": "LOW DIGIT DIGITS",

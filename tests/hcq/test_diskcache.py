@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ugpu.hcq.disk import cache as disk_cache
 from ugpu.hcq.disk import own_folder as ownfolder
 from ugpu.hcq.disk.cache import HEAD, DiskCache
 from ugpu.hcq.errors import BadArgument
@@ -63,6 +64,19 @@ def test_a_folder_that_others_can_write_is_not_used(
     assert [path.name for path in folder.iterdir()] == [KEY]
     folder.chmod(0o755)
     assert cache.get(KEY) == b"object"
+
+
+def test_a_folder_has_a_limited_number_of_entries(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_cache, "MOST", 3)
+    cache = DiskCache(folder)
+    keys = [DiskCache.key(str(number)) for number in range(6)]
+    for age, key in enumerate(keys):
+        cache.put(key, b"object")
+        os.utime(folder / key, (1000 - age, 1000 - age))
+    cache.trim()
+    assert {path.name for path in folder.iterdir()} == {KEY, *keys[:2]}
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])

@@ -140,6 +140,8 @@ def test_the_whole_quota_is_the_holders(running: Running) -> None:
 def test_a_process_that_cannot_be_started_is_that_leases_error(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with share(running):
+        pass  # the first lease starts the process of the next one
     with monkeypatch.context() as planted:
         until(lambda: idle_ahead(running) is not None, "the process of the next lease is there")
         idle_ahead(running).kill()
