@@ -78,8 +78,8 @@ bool = bool_
 _MISSING = {
     "fft": "its arrays are complex; ugpu.fft has real and imaginary parts on a last axis of two",
     "float64": "float32 is the widest float type",
-    "complex64": "there are no complex types",
-    "complex128": "there are no complex types",
+    "complex64": "complex types are not supported",
+    "complex128": "complex types are not supported",
 }
 
 

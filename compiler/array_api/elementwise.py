@@ -118,5 +118,5 @@ def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -
 
 
 def imag(x: Tensor, /) -> Tensor:
-    """Return zeros: there are no complex numbers."""
+    """Return zeros: all elements are real."""
     return array_of("imag", x).zeros_like()

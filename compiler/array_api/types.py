@@ -157,7 +157,7 @@ class NamespaceInfo:
         return device_of(None)
 
     def default_dtypes(self, *, device: Device | str | None = None) -> dict[str, DType]:
-        """Return the types of Python numbers and of indices. There is no complex type."""
+        """Return the types of Python numbers and of indices. Complex types are not supported."""
         return {
             "real floating": dtypes.float32, "integral": dtypes.int64, "indexing": dtypes.int64,
         }  # fmt: skip

@@ -169,7 +169,7 @@ def test_sums_that_stay_sums(device: Device) -> None:
     weights = Tensor(np.arange(RESULTS), device=device)
     few = x == Tensor.arange(counted.FEWEST - 1, device=device)
     below = bins < x  # no equality
-    doubled = bins * 2 == x  # its place is no counter
+    doubled = bins * 2 == x  # its place does not count
     other = (x == bins).where(weights, 1)  # elements are not zero where it does not hold
     beyond = (x == bins).where(weights, 0)  # the term depends on its place
     for sums in (few.sum(0), below.sum(0), doubled.sum(0), other.sum(0), beyond.sum(0)):

@@ -26,7 +26,7 @@ from ugpu.compiler.kernel.ir import If, Loop, Statement, Store
 
 class _Line(NamedTuple):
     """A line of an image, by its column. inside: its value from column `low` to before `high` where
-    `others` hold; outside: its value elsewhere, the same one if there is no padding."""
+    `others` hold; outside: its value elsewhere, the same one without padding."""
 
     inside: Value
     outside: Value

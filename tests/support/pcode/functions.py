@@ -193,7 +193,7 @@ def _normalise(width: int, signed: bool) -> Callable[..., Value]:
 
 
 def function(name: str) -> Callable[..., Value] | None:
-    """Return a function by name; None for what is no function of the document."""
+    """Return a function by name; None if the document does not define it."""
     if name in FUNCTIONS:
         return FUNCTIONS[name]
     if match := _CONVERSION.match(name):
