@@ -17,6 +17,8 @@ from lab.kernel import nvidia_module
 from lab.kernel.guest.host import within
 from lab.kernel.guest.navi31 import kernel_log
 from lab.kernel.lab import CACHE
+from tests.support.nv_machine import work
+from ugpu import hcq
 
 BUSYBOX = CACHE / "programs/tools/usr/bin/busybox"
 OPTIONS = ("NVreg_ResmanDebugLevel=0", "NVreg_RegistryDwords=RmRcWatchdog=0")
@@ -83,12 +85,8 @@ def test_the_module_initialises_the_card(card: int, record_property: Note) -> No
     assert "NVIDIA GeForce RTX 4090" in text and "Bus Type" in text
 
 
-def test_our_driver_comes_to_its_first_channel(uvm: None) -> None:
-    """UVM registers the card and an address space. TODO[nvidia-open]: the firmware's model does not
-    duplicate channel groups, which registering a channel asks for."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from ugpu import hcq; hcq.open('nvrm:0')"],
-        capture_output=True, text=True, check=False, timeout=within(OPEN_LIMIT_S),
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "DriverRefused" in done.stderr and "UVM_REGISTER_CHANNEL" in done.stderr, done.stderr
+def test_our_driver_works_above_it(uvm: None) -> None:
+    """Copies and kernels through NVIDIA's resource manager and UVM, by content."""
+    with hcq.open("nvrm:0") as device:
+        device.limit_s = within(OPEN_LIMIT_S)
+        work(device)

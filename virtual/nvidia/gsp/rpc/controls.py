@@ -200,7 +200,7 @@ def _promote(sub: Subdevice, params: Struct, sizes: Sizes) -> None:
             require(reached, Status.INVALID_ADDRESS, f"{name} at {entry.gpuPhysAddr:#x}")
         if name == "MAIN" and entry.gpuVirtAddr:
             channel.contexts_mapped = True
-            for member in channel.group.channels() if channel.group is not None else ():
+            for member in channel.group.channels if channel.group is not None else ():
                 member.contexts_mapped = True
 
 
