@@ -23,7 +23,7 @@ from ugpu.virtual.nvidia.gsp.firmware.module import module_files
 CHIP = "ad102"
 OPTIONS = "NVreg_ResmanDebugLevel=0 NVreg_RegistryDwords=RmRcWatchdog=0"
 REACHED = ("RmInitAdapter succeeded!",)
-NEVER = ("WARNING:", "Oops", "BUG:")
+NEVER = ("WARNING:", "Oops", "BUG:", "Assertion failed")
 
 
 def run(lab: Lab) -> list[Run]:

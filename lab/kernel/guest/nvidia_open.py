@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import subprocess
-import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from lab.kernel.guest.host import within
 from lab.kernel.guest.navi31 import kernel_log
 from lab.kernel.lab import CACHE
 from tests.support.nv_machine import work
+from tests.support.operation_corpus import corpus
 from ugpu import hcq
 
 BUSYBOX = CACHE / "programs/tools/usr/bin/busybox"
@@ -25,6 +26,7 @@ OPTIONS = ("NVreg_ResmanDebugLevel=0", "NVreg_RegistryDwords=RmRcWatchdog=0")
 CONTROL, CARD, MAJOR = Path("/dev/nvidiactl"), Path("/dev/nvidia0"), 195
 UVM = Path("/dev/nvidia-uvm")
 OPEN_LIMIT_S = 60
+CORPUS_LIMIT_S, LEAST_OPERATIONS = 60, 10
 # The module's test of its interrupt enables the tree before it waits for it. A message that arrives
 # in between is lost: a guest, whose accesses take long, loses some.
 ATTEMPTS, LOST_INTERRUPT = 3, "(0x11:0x45:"
@@ -90,3 +92,24 @@ def test_our_driver_works_above_it(uvm: None) -> None:
     with hcq.open("nvrm:0") as device:
         device.limit_s = within(OPEN_LIMIT_S)
         work(device)
+
+
+def test_operations_come_out_right(uvm: None, record_property: Note) -> None:
+    """Operations of the corpus, of each kind one, as many as the time allows."""
+    cases = corpus()
+    end = time.monotonic() + within(CORPUS_LIMIT_S)
+    ran = 0
+    with hcq.open("nvrm:0") as device:
+        for name in spread(list(cases)):
+            cases[name].check(device)
+            ran += 1
+            if time.monotonic() > end:
+                break
+    record_property("operations", f"{ran} of {len(cases)}")
+    assert ran >= LEAST_OPERATIONS
+
+
+def spread(names: list[str]) -> list[str]:
+    """The names in another order: each part of the list comes early."""
+    step = 37
+    return [name for start in range(step) for name in names[start::step]]

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ugpu.virtual.nvidia.rm.alloc import Place
 from ugpu.virtual.nvidia.rm.channels import ChannelGroup, ChannelObject, ContextShare
 from ugpu.virtual.nvidia.rm.memory import Memory
 from ugpu.virtual.nvidia.rm.mig import ComputeInstance, GpuInstance
-from ugpu.virtual.nvidia.rm.objects import Allocation, Client, RmObject
+from ugpu.virtual.nvidia.rm.objects import Allocation, Client, Place, RmObject
 from ugpu.virtual.nvidia.rm.resources import UserMode, VaSpace, need_gpu
 from ugpu.virtual.nvidia.rm.shared_data import UserSharedData
 from ugpu.virtual.nvidia.status import RmError, Status, require

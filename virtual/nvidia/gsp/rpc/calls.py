@@ -13,11 +13,11 @@ from ugpu.virtual.nvidia.gsp.facts import BootFacts
 from ugpu.virtual.nvidia.gsp.rpc.interface import Function
 from ugpu.virtual.nvidia.gsp.rpc.queue import QueueError
 from ugpu.virtual.nvidia.machine import VirtualMachine
-from ugpu.virtual.nvidia.rm.alloc import Place, create, rule_of
+from ugpu.virtual.nvidia.rm.alloc import create, rule_of
 from ugpu.virtual.nvidia.rm.controls.control import POINTERS, find
-from ugpu.virtual.nvidia.rm.duplicates import ChannelRetainer, Source
+from ugpu.virtual.nvidia.rm.duplicates import Source
 from ugpu.virtual.nvidia.rm.duplicates import duplicate as share
-from ugpu.virtual.nvidia.rm.objects import Builder, Client
+from ugpu.virtual.nvidia.rm.objects import Builder, Client, Place
 from ugpu.virtual.nvidia.status import RmError, Status
 
 _ALLOC, _CONTROL, _FREE = struct.Struct("<7I4x"), struct.Struct("<6I"), struct.Struct("<4I")

@@ -447,7 +447,6 @@ class GspServer:
             "VaSpaceApi": spaces.build,
             "I2cApi": I2c,
             "UvmSwObject": UvmSoftware,
-            "UvmChannelRetainer": calls.ChannelRetainer,
             **dict.fromkeys(("OsDescMemory", "SystemMemory", "VideoMemory"), cpu_memory),
         }
 
