@@ -117,10 +117,16 @@ def about_a_block(size: int, space: int) -> Offsets:
     return 300 + np.random.default_rng(size).permutation(LANES).astype(np.int64) * 4 + size % 4
 
 
+def odd_places(size: int, space: int) -> Offsets:
+    """Within 128 bytes, at odd places, some of them at the end of a dword."""
+    return 385 + np.random.default_rng(size).permutation(LANES).astype(np.int64) * 2
+
+
 PATTERNS = (
     consecutive, backwards, runs_of_four, runs_over_page_ends, rows_of_eight,
     rows_over_page_ends, halves_alike, fragment, turned_tile, turned_backwards, turned_overlapping,
     runs_overlapping, at_one_place, anywhere, shuffled_block, about_a_block,
+    odd_places,
 )  # fmt: skip
 
 

@@ -129,7 +129,7 @@ def _in_block(size: int, store: bool) -> str:
 
     Of a host with AVX-512, on which a load takes a third of a gather's time.
     """
-    inside = BLOCK - 4 if size == 4 else BLOCK - 1  # bits that a place may have
+    inside = BLOCK - size  # bits that a place may have: what is loaded lies in one dword
     return f"""
   %va.32 = trunc i64 %va to i32
   %in.block = and i32 %va.32, {BLOCK - 1}
