@@ -26,12 +26,15 @@ NOWHERE = 0x12_3456_7000
 LIMIT_S = 60
 Note = Callable[[str, object], None]
 WORK = """
-from lab.kernel.guest.nvidia_bare import CARD, compute
-with CARD.open({name!r}, on_stage=lambda stage, seconds: print(stage, flush=True)) as device:
-    compute(device)
-    print("working", flush=True)
-    while True:
-        compute(device)
+import numpy as np
+from ugpu import hcq
+data = np.arange(1 << 16, dtype=np.uint32)
+with hcq.open({name!r}, on_stage=lambda stage, seconds: print(stage, flush=True)) as device:
+    with device.alloc(data.nbytes) as buffer:
+        print("working", flush=True)
+        while True:
+            buffer.copy_from(data)
+            assert np.array_equal(buffer.numpy(np.uint32), data)
 """
 
 
