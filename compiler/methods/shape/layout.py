@@ -135,10 +135,12 @@ class Layout(Operations):
                 result = self._new(graph.cat([part.node for part in parts], place))
         return result
 
-    def repeat_interleave(self, count: Any, axis: int | None = None) -> Self:
+    def repeat_interleave(
+        self, count: Any, axis: int | None = None, *, output_size: int | None = None
+    ) -> Self:
         """Repeat each element `count` times consecutively, along an axis (None: of the flattened
         tensor). count: an int, or a tensor of ints of one axis, one for each part along the axis;
-        then waits for the device."""
+        then waits for the device. output_size: PyTorch's, of no effect."""
         if axis is None:
             return self.flatten().repeat_interleave(count, 0)
         if isinstance(count, TensorCore):
