@@ -103,3 +103,25 @@ def test_lanes_permuted_by_a_register(core: GfxCore, name: str, turn: int) -> No
     reverse = 0x7E000000 | 2 << 17 | _number("VOP1", "v_not_b32") << 9 | V0  # v2 = ~v0
     found = _run(core, [reverse, *_vector(name)])
     assert found == [(lane & 16 | ~lane & 15) ^ turn for lane in range(32)]
+
+
+@pytest.mark.parametrize(
+    ("omod", "first", "result"),
+    [
+        (1, 0x3FC00000, 0x40400000),  # 1.5
+        (2, 0xC0400000, 0xC1400000),  # -3
+        (3, 0x3FC00000, 0x3F400000),
+        (1, 1 << 31, 0),  # -0
+        (3, 0x80800000, 0),  # minus the least normal number
+        (2, 0x7F000000, 0x7F800000),
+    ],
+)
+def test_output_modifiers_work_where_denormals_are_kept(
+    core: GfxCore, omod: int, first: int, result: int
+) -> None:
+    """RDNA4 ISA document, 7.2.3.1: in any mode, with denormals flushed, and -0 as +0."""
+    add = _vector("v_add_f32", first=2)
+    add[1] = V0 + 2 | 128 << 9 | omod << 27  # v1 = v2 + 0
+    if first == 1 << 31:
+        add[1] = V0 + 2 | (V0 + 2) << 9 | omod << 27  # -0 + -0 is -0
+    assert _run(core, [0x7E000000 | 2 << 17 | 1 << 9 | 255, first, *add])[0] == result

@@ -134,8 +134,8 @@ def denormal_control(denormals: int) -> int:
 def output_modifiers(denormals: int, *, ieee: bool) -> int:
     """Return OMOD_F32 and OMOD_OTHERS for MODE's four denormal bits: f32, then f16 and f64.
 
-    OMOD is ignored in IEEE mode, and for types whose denormal results are kept (RDNA3 ISA document,
-    "Output modifiers").
+    OMOD of gfx11 is ignored in IEEE mode, and for types whose denormal results are kept (RDNA3 ISA
+    document, "Output modifiers").
     """
     if ieee:
         return 0

@@ -36,6 +36,9 @@ _OMOD = {
     "float": (0, 0x40000000, 0x40800000, 0x3F000000),
     "double": (0, 0x4000000000000000, 0x4010000000000000, 0x3FE0000000000000),
 }
+_NORMAL = {"half": 0x400, "float": 0x800000, "double": 1 << 52}  # the least that is not denormal
+# Results that OMOD does not scale, although they are floats.
+_UNSCALED = {"v_dot2_f16_f16", "v_cvt_f32_fp8", "v_cvt_f32_bf8"}
 
 
 class Unsupported(Exception):
@@ -399,13 +402,25 @@ class Registers(Text):
         self.set_vector(instruction.dst, element, value)
 
     def output_modified(self, instruction: Instruction, element: str, value: str) -> str:
-        """Apply OMOD, if the mode allows it, and CLAMP (to 0..1, NaN becomes 0) to a result."""
-        if instruction.omod and self.omod & (OMOD_F32 if element == "float" else OMOD_OTHERS):
-            factor = constant(element, _OMOD[element][instruction.omod])
-            value = self.binary("fmul", element, value, factor)
+        """Apply OMOD and CLAMP (to 0..1, NaN becomes 0) to a result. Gfx11 ignores OMOD in some
+        modes (launch.output_modifiers), gfx12 in none (RDNA4 ISA document, 7.2.3.1)."""
+        applies = self.gfx12 or self.omod & (OMOD_F32 if element == "float" else OMOD_OTHERS)
+        if instruction.omod and applies and instruction.name not in _UNSCALED:
+            value = self._scaled(element, value, instruction.omod)
         if instruction.clamp:
             value = self.clamped(element, value)
         return value
+
+    def _scaled(self, element: str, value: str, omod: int) -> str:
+        """Scale a result; denormals and -0 become +0. UNSURE: what becomes of a denormal before it
+        is scaled; the document states nothing of the order. Here it counts as any number."""
+        integer, ones = integer_of(element), (1 << ELEMENT_BITS[element] - 1) - 1
+        product = self.binary("fmul", element, value, constant(element, _OMOD[element][omod]))
+        bits = self.convert("bitcast", element, integer, product)
+        size = self.binary("and", integer, bits, constant(integer, ones))
+        tiny = self.compare("ult", integer, size, constant(integer, _NORMAL[element]))
+        zero = constant(integer, 0)
+        return self.convert("bitcast", integer, element, self.select(tiny, integer, zero, bits))
 
     def clamped(self, element: str, value: str) -> str:
         """Clamp floats to 0..1; NaN becomes 0."""
