@@ -45,8 +45,8 @@ def _vector(name: str, first: int = 0, op_sel: int = 0) -> list[int]:
     return [word, V0 + first | (V0 + 2) << 9]
 
 
-def _run(core: GfxCore, words: list[int]) -> list[int]:
-    """Run code in 32 lanes, v0 the lane; return v1 of each."""
+def _run(core: GfxCore, words: list[int], rsrc1: int = 0) -> list[int]:
+    """Run code in 32 lanes, v0 the lane; return v1 of each. rsrc1: further bits."""
     store = [0xEE068000, 1 << 23, 3]  # global_store_b32 v3, v1, s[0:1]
     shift = 0x30000000 | 3 << 17 | 0 << 9 | 130  # v_lshlrev_b32 v3, 2, v0
     code = struct.pack(f"<{len(words) + 5}I", *words, shift, *store, 0xBFB00000)
@@ -54,7 +54,7 @@ def _run(core: GfxCore, words: list[int]) -> list[int]:
     memory.map(CODE, np.frombuffer(code.ljust(4096, b"\0"), np.uint8), False, executable=True)
     out = memory.map(OUT, np.zeros(32, np.uint32))
     dispatch = Dispatch(
-        code_address=CODE, groups=(1, 1, 1), threads=(32, 1, 1), rsrc1=3 | 0xF0 << 12,
+        code_address=CODE, groups=(1, 1, 1), threads=(32, 1, 1), rsrc1=3 | 0xF0 << 12 | rsrc1,
         rsrc2=2 << 1, rsrc3=0, user_data=[OUT & 0xFFFFFFFF, OUT >> 32, *[0] * 14], wave32=True,
     )  # fmt: skip
     outcome = core.run(dispatch, memory, Abort())
@@ -125,3 +125,20 @@ def test_output_modifiers_work_where_denormals_are_kept(
     if first == 1 << 31:
         add[1] = V0 + 2 | (V0 + 2) << 9 | omod << 27  # -0 + -0 is -0
     assert _run(core, [0x7E000000 | 2 << 17 | 1 << 9 | 255, first, *add])[0] == result
+
+
+@pytest.mark.parametrize(("overflow", "half", "byte"), [(0, 0x7C00, 0x7F), (1, 0x7BFF, 0x7E)])
+@pytest.mark.parametrize("omod", [0, 1, 3])
+def test_the_descriptor_limits_too_large_numbers(
+    core: GfxCore, overflow: int, half: int, byte: int, omod: int
+) -> None:
+    """FP16_OVFL, bit 26 of RSRC1: 60000 + 60000 as halves, scaled behind that; 1e9 as e4m3."""
+    move = 0x7E000000 | _number("VOP1", "v_mov_b32") << 9
+    halves = [move | 2 << 17 | 255, 0x7B53, *_vector("v_add_f16", first=2)]
+    halves[-1] |= omod << 27
+    limit = half if omod < 3 or not overflow else 0x77FF  # half of the largest
+    found = _run(core, [move | 1 << 17 | 128, *halves], overflow << 26)
+    assert found == [limit] * 32
+    bytes_ = [move | 2 << 17 | 255, 0x4E6E6B28, *_vector("v_cvt_pk_fp8_f32", first=2)]
+    found = _run(core, [move | 1 << 17 | 128, *bytes_], overflow << 26)
+    assert found == [byte * 0x101] * 32

@@ -403,9 +403,12 @@ class Registers(Text):
         if instruction.dst is None:
             raise Unsupported("no destination")
         if element in _FLOATS:
-            if element == "half" and self.saturates:
-                value = self.saturated(value, self._float_sources(instruction))
+            limits = element == "half" and self.saturates
+            sources = self._float_sources(instruction) if limits else []
+            value = self.saturated(value, sources) if limits else value
             value = self.output_modified(instruction, element, value)
+            if limits and instruction.omod:
+                value = self.saturated(value, sources)
         self.set_vector(instruction.dst, element, value)
 
     def _float_sources(self, instruction: Instruction) -> list[tuple[str, str]]:
