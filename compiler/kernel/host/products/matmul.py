@@ -14,11 +14,13 @@ laid out during packing. The sizes of tiles and panels come from a cost model
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ugpu.compiler.dtype import int8
-from ugpu.compiler.expression.accumulate import multiply_add
+from ugpu.compiler.expression.accumulate import multiply_add, replace
 from ugpu.compiler.expression.algebra import Index, Range, constant
 from ugpu.compiler.expression.computation import Computation, elements
-from ugpu.compiler.expression.value import Memory, Value, broadcast, const, load, value
+from ugpu.compiler.expression.value import Memory, Value, broadcast, const, load, value, walk
 from ugpu.compiler.kernel.choices import Space, Tile
 from ugpu.compiler.kernel.host.loops import ROWS
 from ugpu.compiler.kernel.host.nest import (
@@ -42,6 +44,7 @@ from ugpu.compiler.kernel.host.products.grouped import (
     unsigned,
 )
 from ugpu.compiler.kernel.host.products.packing import (
+    LINE,
     PAIR,
     QUAD,
     Packed,
@@ -51,7 +54,7 @@ from ugpu.compiler.kernel.host.products.packing import (
 )
 from ugpu.compiler.kernel.host.products.rates import rates_of
 from ugpu.compiler.kernel.host.products.tiles import Problem, slice_steps, vector_registers
-from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store
+from ugpu.compiler.kernel.ir import Kernel, Loop, Prefetch, Statement, Store
 from ugpu.compiler.kernel.shared.spread import runs_along, unit_stride
 from ugpu.compiler.pattern.contraction import LONGER, SMALLEST, Contraction
 from ugpu.hcq.state.target import TargetSpec
@@ -250,7 +253,24 @@ class _Blocked(_Sides):
             return tuple(body)
         down = self.rows.panel("row", row * self.height, self.height, self.tall)
         across = self.columns.panel("column", column * self.width, self.width, self.wide)
-        return (*body, self.finished(down, across))
+        line = LINE // self.dtype.itemsize
+        ahead = self.columns.panel("ahead", column * self.width, self.width, self.wide, line)
+        return (*self.prefetched(down, ahead), *body, self.finished(down, across))
+
+    def prefetched(self, down: Walk, across: Walk) -> Iterator[Statement]:
+        """Begin to bring what the panel's results need and where they go into the caches: parts of
+        many rows, which no prefetcher foresees."""
+        computation = self.nest.computation
+        places = {**self.nest.batch, **down.places, **across.places}
+        epilogue = replace(computation.value, self.parts.reduce, const(0, self.dtype))
+        moving = set(self.columns.axis.ranges)
+        accesses = [(computation.output, computation.position)]
+        accesses += [(each.arg.memory, each.arg.index) for each in walk(epilogue)
+                     if each.op == "load" and not each.arg.conditions]  # fmt: skip
+        for memory, index in accesses:
+            if moving & index.ranges():
+                near = Prefetch(memory, index.substitute(places))
+                yield down.around(across.around(near))
 
     def panel_in_tiles(self, row: Index, column: Index) -> tuple[Statement, ...]:
         """Multiply a panel in tile registers."""
