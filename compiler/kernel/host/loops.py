@@ -6,14 +6,16 @@ A group is a chunk of work for one thread. The innermost loop runs over neighbou
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from ugpu.compiler.expression.accumulate import combine, identity
+from ugpu.compiler.expression.accumulate import advanced, combine, ended, identity, total_type
 from ugpu.compiler.expression.algebra import Index, Range, constant, substitute_all
 from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.lookup import Lookup, atoms
 from ugpu.compiler.expression.value import Memory, Value, indices_of, load, substitute, walk
 from ugpu.compiler.kernel.choices import Chunk, Space
 from ugpu.compiler.kernel.host.nest import Nest, nested
+from ugpu.compiler.kernel.host.sections import decided, inside, sections
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
 from ugpu.compiler.kernel.shared.kernels import kernel_of, result
 from ugpu.compiler.kernel.shared.spread import loads, runs_along
@@ -49,12 +51,17 @@ def elementwise(
         return nest.kernel((), (walk.around(*assign(computation, nest.batch | walk.places)),))
     rows = max(1, most // last.size)
     grid, row, loop_bound = rows_of(elements(outer), rows)
-    step = Range("j", last.size)
     places = places_at(outer, row)
-    places[last] = step.index()
-    rolled = last.size >= ROLLED and _looks_up(computation.value, last)
-    inner = Loop(step, assign(computation, places), rolled=rolled)
-    return kernel_of(computation, (), grid, 1, (Loop(Range("r", rows), (inner,), loop_bound),))
+    inner: list[Statement] = []
+    for section in sections(computation.value, computation.ranges):
+        part = replace(computation, value=decided(computation.value, section))
+        start, stop = section.pop(last)
+        step = Range(f"j{start}" if start else "j", stop - start)
+        rolled = step.size >= ROLLED and _looks_up(part.value, last)
+        loop = Loop(step, assign(part, {**places, last: step.index() + start}), rolled=rolled)
+        where = substitute_all(inside(section), places)
+        inner.append(If(where, (loop,)) if where else loop)
+    return kernel_of(computation, (), grid, 1, (Loop(Range("r", rows), tuple(inner), loop_bound),))
 
 
 def _looks_up(root: Value, along: Range) -> bool:
@@ -81,8 +88,9 @@ def reduction(computation: Computation, target: TargetSpec, chosen: Chunk | None
     rows = max(1, (chosen or Chunk(CHUNK)).size // elements(over))
     abreast = STREAMS if rows < STREAMS and count % STREAMS == 0 and count >= MANY else 1
     grid, row, bound = rows_of(count // abreast, rows)
-    totals = Memory("total", reduce.dtype, abreast, "register")
     operation = reduce.arg[0]
+    kind = total_type(operation, reduce.dtype)
+    totals = Memory("total", kind, abreast, "register")
     before: list[Statement] = []
     steps: list[Statement] = []
     after: list[Statement] = []
@@ -90,9 +98,10 @@ def reduction(computation: Computation, target: TargetSpec, chosen: Chunk | None
         places = places_at(ranges, row + stream * (count // abreast))
         at = constant(stream)
         here = load(totals, at)
-        before.append(Store(totals, at, identity(operation, reduce.dtype)))
-        steps.append(Store(totals, at, combine(operation, here, substitute(body, places))))
-        after.append(result(computation, places, here, reduce))
+        before.append(Store(totals, at, identity(operation, kind)))
+        steps.append(Store(totals, at, advanced(operation, here, substitute(body, places))))
+        total = ended(operation, reduce.dtype, here)
+        after.append(result(computation, places, total, reduce))
     loop = Loop(Range("r", rows), (*before, *nested(over, *steps), *after), bound)
     return kernel_of(computation, (totals,), grid, 1, (loop,))
 
