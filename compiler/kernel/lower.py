@@ -19,7 +19,16 @@ from ugpu.compiler.graph.operations import KINDS
 from ugpu.compiler.kernel import scatter
 from ugpu.compiler.kernel.attention import gpu as gpu_attention
 from ugpu.compiler.kernel.attention import host as host_online
-from ugpu.compiler.kernel.choices import BulkTiles, Choices, MatrixTiles, RingTiles, Space, Tiles
+from ugpu.compiler.kernel.choices import (
+    BulkTiles,
+    Choices,
+    Dots,
+    MatrixTiles,
+    RingTiles,
+    Space,
+    Tiles,
+)
+from ugpu.compiler.kernel.gpu import dots as gpu_dots
 from ugpu.compiler.kernel.gpu import loops as gpu_loops
 from ugpu.compiler.kernel.gpu import matmul as gpu_matmul
 from ugpu.compiler.kernel.gpu import matrix as gpu_matrix
@@ -39,7 +48,7 @@ from ugpu.compiler.kernel.shared.pieces import side_by_side
 from ugpu.compiler.kernel.text import format_kernel
 from ugpu.compiler.kernel.verify import verify
 from ugpu.compiler.pattern.chain import find_chain
-from ugpu.compiler.pattern.contraction import Contraction, find_contraction
+from ugpu.compiler.pattern.contraction import Contraction, find_contraction, find_sides
 from ugpu.compiler.pattern.online import find_online
 from ugpu.hcq.errors import NotSupported
 from ugpu.hcq.state.target import TargetSpec
@@ -135,19 +144,35 @@ def _gpu(computation: Computation, target: TargetSpec) -> _Shape:
             lambda wanted: gpu_rows.rows(computation, chain, target, wanted),
             lambda: [gpu_rows.rows_space(computation, chain, target)],
         )
-    plain = computation.plain
-    parts = find_contraction(plain)
+    return _gpu_plain(computation.plain, target)
+
+
+def _gpu_plain(plain: Computation, target: TargetSpec) -> _Shape:
+    parts, sides = find_contraction(plain), find_sides(plain)
     if parts is not None:
-        return _gpu_product(plain, parts, target)
-    if plain.reduction is not None:
-        return _Shape(
+        shape = _gpu_product(plain, parts, target)
+    elif plain.reduction is not None:
+        shape = _Shape(
             lambda sharing: gpu_reduction.reduction(plain, target, sharing),
             lambda: [gpu_reduction.sharing_space(plain, target)],
         )
-    return _Shape(
-        lambda threads: gpu_loops.elementwise(plain, target, threads),
-        lambda: [gpu_loops.threads_space(plain, target)] if plain.ranges else [],
+    else:
+        shape = _Shape(
+            lambda threads: gpu_loops.elementwise(plain, target, threads),
+            lambda: [gpu_loops.threads_space(plain, target)] if plain.ranges else [],
+        )
+    on_units = parts is not None and (
+        gpu_matrix.suits(parts, target) or gpu_ring.suits(parts, target)
     )
+    if sides is None or on_units or not gpu_dots.pays(sides, parts is not None):
+        return shape
+
+    def build(choices: Choices | None) -> Kernel:
+        if choices is None or isinstance(choices, Dots):
+            return gpu_dots.multiply(plain, sides, target, choices)
+        return shape.build(choices)
+
+    return _Shape(build, lambda: [gpu_dots.space(sides, target), *shape.spaces()])
 
 
 def _gpu_product(computation: Computation, parts: Contraction, target: TargetSpec) -> _Shape:

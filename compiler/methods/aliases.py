@@ -27,6 +27,7 @@ NAMES = {
     "negative_slope": "slope",
     "pos_weight": "positive_weight",
     "attn_mask": "mask",
+    "src": "source",
     "eps": "epsilon",
 }
 

@@ -20,7 +20,7 @@ from ugpu.compiler.dtype import bool_, float32, int32
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.methods import winograd as winograd_tiles
-from ugpu.compiler.methods.core import broadcast
+from ugpu.compiler.methods.core import TensorCore, broadcast
 from ugpu.compiler.methods.operations import Operations
 from ugpu.compiler.pattern import cost
 from ugpu.hcq.errors import BadArgument
@@ -32,28 +32,33 @@ T = TypeVar("T", bound=Operations)
 
 class Convolutions(Operations):
     """Convolutions and pooling of tensors [batch, channels, height, width]. A Pair is one number
-    for both axes, or two."""
+    for both axes, also in a sequence, or two."""
 
     __slots__ = ()
 
     def conv2d(
-        self, weight: Any, bias: Any = None, *, stride: Pair = 1, padding: Pair = 0,
+        self, weight: Any, bias: Any = None, *, stride: Pair = 1, padding: Pair | str = 0,
         dilation: Pair = 1, groups: int = 1, winograd: bool | None = None,
     ) -> Self:  # fmt: skip
         """Correlate with `weight` [out channels, channels / groups, height, width], then add `bias`
         [out channels].
 
         A tensor of three axes is one image, and so is the result. Outside the image, `padding`
-        zeros are read. Types as in matmul. winograd: whether to compute a 3 x 3 window of float32
+        zeros are read; "same": as many as make the result as large as the image, for strides of 1;
+        "valid": none. Types as in matmul. winograd: whether to compute a 3 x 3 window of float32
         with Winograd tiles, less precisely (compiler.methods.winograd.TOLERANCE); by default if
         that is faster, unless the setting UGPU_WINOGRAD is 0. Raises BadArgument if it is requested
         but not possible.
         """
         kernel = self._tensor("conv2d", weight)
+        if isinstance(padding, str):
+            image, around = self._as_large("conv2d", kernel, padding, stride, dilation)
+            return image.conv2d(kernel, bias, stride=stride, padding=around, dilation=dilation,
+                                groups=groups, winograd=winograd)  # fmt: skip
         if self.ndim == 3 and kernel.ndim == 4:
-            options = {"stride": stride, "padding": padding, "dilation": dilation}
             many = self.unsqueeze(0)
-            return many.conv2d(kernel, bias, **options, groups=groups, winograd=winograd).squeeze(0)
+            return many.conv2d(kernel, bias, stride=stride, padding=padding, dilation=dilation,
+                               groups=groups, winograd=winograd).squeeze(0)  # fmt: skip
         if self.ndim != 4 or kernel.ndim != 4:
             raise BadArgument(
                 f"conv2d: input and kernel must have 4 axes, got shapes {self._shown} and "
@@ -104,6 +109,27 @@ class Convolutions(Operations):
         rule = (pair("conv2d", stride, 1), pair("conv2d", padding, 0), pair("conv2d", dilation, 1),
                 groups)  # fmt: skip
         return biased("conv2d", self._new(node)._ruled("conv2d", [self, kernel], rule), bias)
+
+    def _as_large(
+        self, operation: str, kernel: TensorCore, padding: str, stride: Pair, dilation: Pair
+    ) -> tuple[Self, list[int]]:
+        """Return the image, padded if the ends differ, and the padding of "same" or "valid"."""
+        axes = kernel.ndim - 2
+        if padding == "valid":
+            return self, [0] * axes
+        steps, gaps = (list(n) if isinstance(n, list | tuple) else [n] * axes
+                       for n in (stride, dilation))  # fmt: skip
+        if padding != "same" or any(step != 1 for step in steps) or len(gaps) not in (1, axes):
+            raise BadArgument(
+                f"{operation}: padding must be numbers, 'valid', or 'same' with a stride of 1, got "
+                f"{padding!r} with a stride of {stride}"
+            )
+        gaps = gaps * axes if len(gaps) == 1 else gaps
+        more = [gap * (size - 1) for gap, size in zip(gaps, kernel.shape[2:], strict=True)]
+        if all(each % 2 == 0 for each in more):
+            return self, [each // 2 for each in more]
+        pairs = [(0, 0)] * (self.ndim - axes) + [(n // 2, n - n // 2) for n in more]
+        return self.pad(pairs), [0] * axes
 
     def _tiled(self, kernel: Self, padding: Pair, wanted: bool | None) -> Self | None:
         """Convolve with Winograd tiles (compiler.methods.winograd) if requested or cheaper."""
@@ -165,7 +191,7 @@ class Convolutions(Operations):
         """Return the maximum of each window. stride: default the window's size; padding is
         ignored."""
         sizes = pair("max_pool2d", size, 1)
-        step = sizes if stride is None else stride
+        step = sizes if stride in (None, (), []) else stride
         lowest = False if self.dtype is bool_ else dtypes.lowest(self.dtype)
         windows = self._windows("max_pool2d", sizes, step, padding, dilation, lowest)
         operation = "or" if self.dtype is bool_ else "max"
@@ -176,7 +202,7 @@ class Convolutions(Operations):
     def _avg_pool2d(self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0) -> Self:
         """Return the mean of each window, including the zeros of the padding."""
         sizes = pair("avg_pool2d", size, 1)
-        step = sizes if stride is None else stride
+        step = sizes if stride in (None, (), []) else stride
         windows = self._windows("avg_pool2d", sizes, step, padding, 1, 0)
         return self._new(windows).mean((4, 5))
 
@@ -220,6 +246,7 @@ class Convolutions(Operations):
 def pair(operation: str, given: Pair, least: int) -> tuple[int, int]:
     """Return a Pair as two numbers. BadArgument unless both are integers >= least."""
     listed = given if isinstance(given, list | tuple) else (given, given)
+    listed = (*listed, *listed) if len(listed) == 1 else listed
     if len(listed) != 2 or not all(type(n) is int and n >= least for n in listed):
         raise BadArgument(
             f"{operation}: expected an int or a pair of ints of at least {least}, got {given!r}"

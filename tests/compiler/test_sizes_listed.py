@@ -55,6 +55,7 @@ NO_SIZES = {
     "graph.origin": "_OURS",
     "methods.shape.resampling": "LINEAR",
     "schedule.precedence": "_OLD _NEW",
+    "kernel.gpu.dots": "PADDING",
     "kernel.gpu.tiles": "PADDING UNROLL SIMDS BANKS COPY LATENCY",
     "kernel.host.nest": "LONG",
     "kernel.host.products.grouped": "LANES OFFSET",

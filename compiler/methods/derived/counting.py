@@ -42,6 +42,11 @@ class Counting(Groups):
             return places.reshape((places.shape[0], 1))[:, :0]
         return self._stacked(columns, -1)
 
+    def argwhere(self) -> Self:
+        """Return the indices of the elements that are not zero, in rows. Waits for the device."""
+        rows: Self = self.nonzero()
+        return rows
+
     def _stacked(self, parts: list[Self], axis: int) -> Self:
         nodes = [part.unsqueeze(axis).node for part in parts]
         return self._new(graph.cat(nodes, axis % (parts[0].ndim + 1)))

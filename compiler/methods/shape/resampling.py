@@ -50,6 +50,11 @@ class Resampling(Convolutions):
         """
         kernel = self._tensor("conv_transpose2d", weight)
         shapes = f"shapes {self._shown} and {kernel._shown}"
+        if self.ndim == 3 and kernel.ndim == 4:
+            return self.unsqueeze(0).conv_transpose2d(
+                kernel, bias, stride=stride, padding=padding, output_padding=output_padding,
+                groups=groups, dilation=dilation,
+            ).squeeze(0)  # fmt: skip
         if self.ndim != 4 or kernel.ndim != 4:
             raise BadArgument(f"conv_transpose2d: expected 4 axes, got {shapes}")
         batch, channels, *size = self.shape

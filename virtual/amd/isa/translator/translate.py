@@ -187,7 +187,9 @@ def _emit_pair(e: Registers, x: Instruction, y: Instruction) -> None:
 
 def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps: bool) -> str:
     scalars, vectors = sorted(e.used_scalars), sorted(e.used_vectors)
-    head = [f"define i32 @{name}(ptr %context, ptr noalias %wave) nounwind {{", "entry:"]
+    # Vectors that live across a call are spilled: unaligned they would cross lines of the cache.
+    attributes = 'nounwind "stackrealign"'
+    head = [f"define i32 @{name}(ptr %context, ptr noalias %wave) {attributes} {{", "entry:"]
     if e.stepped:
         head.extend(emit_stepping.in_place(scalars))
     else:

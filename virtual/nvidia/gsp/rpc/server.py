@@ -326,7 +326,7 @@ class GspServer:
         elif handler is None:
             self.machine.asked[f"RPC {number}"] += 1
         else:
-            result, reply = self._call(handler, body)
+            result, reply = self._call(number, handler, body)
         for index in range(self.board.options.flood if self.done else 0):
             text = f"message {index}\n".encode()
             self._queues.send(
@@ -370,12 +370,14 @@ class GspServer:
         self.post(Event.OS_ERROR_LOG, log.ljust(self.interface.error_text + 260, b"\0"))
         self._queues.send(Event.INIT_DONE, b"", result=int(status))
 
-    def _call(self, handler: Callable[[GspServer, bytes], bytes], body: bytes) -> tuple[int, bytes]:
+    def _call(
+        self, number: int, handler: Callable[[GspServer, bytes], bytes], body: bytes
+    ) -> tuple[int, bytes]:
         try:
             with self.machine.lock:
                 return 0, handler(self, body)
         except RmError as error:
-            self.refused(f"{calls.describe(0, body)}: {error}")
+            self.refused(f"{calls.describe(number, body)}: {error}")
             return int(error.status), body
 
     def refused(self, text: str) -> None:
