@@ -22,8 +22,8 @@ LOG2_E_LOW = LOG2_E - 1.44269502162933349609375  # beyond float32
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 LOG10_E, LOG10_E_LOW = 0.434294492006301879883, -1.01030418e-8
 LOG10_2_HIGH, LOG10_2_LOW = 0.301025390625, 4.60503898e-6  # the first has 11 bits
-# pi/2 as a sum of three float32, all positive: minus zero less zero times each keeps its sign
-HALF_PI = (1.57079625129699707, 7.54978941586159635e-8, 5.39030295347423825e-15)
+# pi/2 as a sum of three float32
+HALF_PI = (1.57079637050628662109375, -4.37113882867379055824e-8, -1.71512488608214586e-15)
 # The bits of 2/pi after the binary point, 8 zero bits first.
 TWO_OVER_PI = (
     0x00A2F983, 0x6E4E4415, 0x29FC2757, 0xD1F534DD, 0xC0DB6295, 0x993C4390, 0x41FE5163,
@@ -306,7 +306,7 @@ def _reduce_huge(x: Value) -> tuple[Value, Value]:
 
 def _turned(x: Value) -> tuple[Value, Value, Value]:
     """Return sine and cosine of x reduced by multiples of pi/2, and the number of multiples, of
-    which the lowest two bits count. Minus zero keeps its sign; NaN for infinity."""
+    which the lowest two bits count; NaN for infinity."""
     huge = less(real(HUGE_ANGLE), absolute(x))
     shifted = fma(x, 2 / math.pi, SHIFTER)
     count, rest = sub(shifted, SHIFTER), x
@@ -341,7 +341,7 @@ def _sine(x: Value, turn: int) -> Value:
 
 def sin(x: Value) -> Value:
     """Sine, for angles of any size."""
-    return _sine(x, 0)
+    return where(equal(x, 0.0), x, _sine(x, 0))
 
 
 def cos(x: Value) -> Value:
@@ -353,7 +353,8 @@ def tan(x: Value) -> Value:
     """Tangent, for angles of any size."""
     sine, cosine, quadrant = _turned(x)
     odd = _is_set(quadrant, 1)
-    return div(where(odd, unary("neg", cosine), sine), where(odd, sine, cosine))
+    result = div(where(odd, unary("neg", cosine), sine), where(odd, sine, cosine))
+    return where(equal(x, 0.0), x, result)
 
 
 def sinh(x: Value) -> Value:

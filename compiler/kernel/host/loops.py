@@ -40,18 +40,20 @@ def space() -> Space:
 
 
 def elementwise(
-    computation: Computation, target: TargetSpec, chosen: Chunk | None = None
+    computation: Computation, target: TargetSpec, chosen: Chunk | None = None, alone: bool = True
 ) -> Kernel:
-    """Give a group chunks of the last range, or several whole rows of it."""
+    """Give a group chunks of the last range, or several whole rows of it. alone: whether the kernel
+    may have memory of its own, as one that computes a piece of a cat may not."""
     most = (chosen or Chunk(CHUNK)).size
     if not computation.ranges:
         return kernel_of(computation, (), (1, 1, 1), 1, assign(computation, {}))
     outer, last = computation.ranges[:-1], computation.ranges[-1]
-    memories = () if find_rare(computation.value) is None else (FLAG,)
+    rare = find_rare(computation.value) if alone and last.size >= LINE else None
+    memories = () if rare is None else (FLAG,)
     if last.size >= most or not outer:
         nest = Nest(computation, outer, (last, min(most, last.size)))
         (side,) = nest.sides
-        return nest.kernel(memories, _line(computation, nest.batch, side.steps))
+        return nest.kernel(memories, _line(computation, nest.batch, side.steps, bool(memories)))
     rows = max(1, most // last.size)
     grid, row, bound = rows_of(elements(outer), rows)
     places = places_at(outer, row)
@@ -60,16 +62,23 @@ def elementwise(
         part = replace(computation, value=root)
         start, stop = section.pop(last)
         count = partial(Axis(last).whole.line, count=stop - start, first=start)
-        loops = _line(part, places, lambda name, count=count, start=start: count(f"{name}{start}"))
+        named = partial(_named, count, start)
+        loops = _line(part, places, named, bool(memories) and stop - start >= LINE)
         where = substitute_all(inside(section), places)
         inner += [If(where, tuple(loops))] if where else loops
     return kernel_of(computation, memories, grid, 1, (Loop(Range("r", rows), tuple(inner), bound),))
 
 
+def _named(line: Callable[[str], Walk], start: int, name: str) -> Walk:
+    return line(f"{name}{start}")
+
+
 def _line(
-    computation: Computation, batch: Mapping[Range, Index], line: Callable[[str], Walk]
-) -> list[Statement]:
-    """Return the loop over a line of results; two loops, if they rarely need some values."""
+    computation: Computation, batch: Mapping[Range, Index], line: Callable[[str], Walk],
+    branches: bool,
+) -> list[Statement]:  # fmt: skip
+    """Return the loop over a line of results; with branches two loops, if they rarely need some
+    values."""
     size = line("").last.size
 
     def loop(name: str, root: Value) -> Statement:
@@ -79,7 +88,7 @@ def _line(
         looks_up = bound is None and size >= ROLLED and _looks_up(root, computation.ranges[-1])
         return Loop(counter, stores, bound, looks_up or bool(name))
 
-    rare = find_rare(computation.value) if size >= LINE else None
+    rare = find_rare(computation.value) if branches else None
     if rare is None:
         return [loop("", computation.value)]
     return rare.branched(batch, line, loop)
