@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -117,7 +118,8 @@ def _summed(computation: Computation) -> Computation:
 
 def _host(computation: Computation, target: TargetSpec) -> _Shape:
     if computation.pieces:
-        return _in_pieces(computation, target, lambda piece: host_loops.elementwise(piece, target))
+        piece = partial(host_loops.elementwise, target=target, alone=False)
+        return _in_pieces(computation, target, piece)
     if computation.chosen is not None:
         return _Shape(lambda _: scatter.host(computation, target))
     online = find_online(computation)
