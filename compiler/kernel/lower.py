@@ -130,7 +130,7 @@ def _host(computation: Computation, target: TargetSpec) -> _Shape:
         return _Shape(lambda _: host_rows.rows(computation, chain, target))
     plain = computation.plain
     parts = find_contraction(plain, joint=True)
-    dots = None if parts is None else host_dots.find_dots(parts, target)
+    dots = host_dots.find_dots(plain, parts, target)
     if dots is not None:
         return _Shape(lambda _: host_dots.multiply(plain, dots, target))
     if parts is not None and host_matmul.pays(parts):
