@@ -68,6 +68,15 @@ class Tiles:
 
 
 @dataclass(frozen=True)
+class Dots:
+    """A product with few results and a long depth on a GPU. block: results of a group, down and
+    across; lanes: threads of a group, along the depth."""
+
+    block: tuple[int, int]
+    lanes: int
+
+
+@dataclass(frozen=True)
 class Threads:
     """Element-wise on a GPU. width: elements of a thread; block: maximum threads of a group."""
 
@@ -138,6 +147,7 @@ Choices = (
     | RingTiles
     | BulkTiles
     | Tiles
+    | Dots
     | Threads
     | Sharing
     | Rows

@@ -163,8 +163,7 @@ class Core(Closing):
 
     @property
     def copies(self) -> Transfer:
-        """The copies between the device's memory and this process; its driver makes them on first
-        use."""
+        """The copies between the device's memory and this process, made on first use."""
         if self._copies is None:
             self.synchronize()  # raises if the device is lost, before memory is mapped
             with self.lock:
@@ -481,6 +480,7 @@ class Core(Closing):
         for hardware in self.driver.all_queues():
             hardware.timeline.detach()  # others may still read it
         super().shut_down()
+        self._copies = None
         self.retired.forget()
 
     def shutdown(self) -> None:

@@ -24,7 +24,7 @@ class SystemMapping:
 
     def __init__(self, mapping: mmap.mmap, size: int) -> None:
         self.size = size
-        self._map = mapping
+        self._map: mmap.mmap | None = mapping
         self._closed = False
         view = memoryview(mapping)[:size]
         # A memoryview with a cast format copies exactly one item: one aligned access of its width.
@@ -50,10 +50,12 @@ class SystemMapping:
             return
         self._closed = True
         self._words.release()
+        mapping, self._map = self._map, None
         try:
             if self.view is not None:
                 self.view.release()
-            self._map.close()
+            if mapping is not None:
+                mapping.close()
         except BufferError:
             pass  # a part of the view is still referenced: the memory is freed with it
         self.view = None

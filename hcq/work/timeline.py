@@ -206,6 +206,7 @@ class Timeline:
         with contextlib.suppress(LinkError):  # behind a bridge that is gone
             kept[:VALUE_SIZE] = max(0, self.value).to_bytes(VALUE_SIZE, "little")
         self._view = memoryview(kept)
+        self.memory.view = self.memory.remote = None
 
     def __repr__(self) -> str:
         return f"<Timeline {self.name} {self.value}/{self.last}>"

@@ -2,9 +2,12 @@
 
 The module is Debian's source of release 550.163.01, built by lab.kernel.nvidia_module. It boots the
 GSP with synthetic firmware under the name that it asks for, and its resource manager creates its
-objects by the GSP's RPCs. The run's folder keeps what it said (dmesg.txt), what it touched
-(accesses.txt) and what it asked the GSP for (calls.txt). The tier passes when it comes as far as
-`REACHED`, and when the card has nothing to object to.
+objects by the GSP's RPCs. Above it runs our driver for the stock module: copies, a kernel, and the
+operation corpus, a part of it in a minute or with --long all.
+
+The run's folder keeps what the module said (dmesg.txt), what it touched (accesses.txt) and what it
+asked the GSP for (calls.txt). The tier passes when the module comes as far as `REACHED`, when our
+driver's results are right, and when the card has nothing to object to.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from ugpu.virtual.nvidia.gsp.firmware.module import module_files
 CHIP = "ad102"
 OPTIONS = "NVreg_ResmanDebugLevel=0 NVreg_RegistryDwords=RmRcWatchdog=0"
 REACHED = ("RmInitAdapter succeeded!",)
-NEVER = ("WARNING:", "Oops", "BUG:")
+CORPUS_S, LONG_CORPUS_S, LIMIT_S = 60, 900, 300
+NEVER = ("WARNING:", "Oops", "BUG:", "Assertion failed")
 
 
 def run(lab: Lab) -> list[Run]:
@@ -37,10 +41,10 @@ def run(lab: Lab) -> list[Run]:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(image)
     with socket_path("nvidia") as socket:
-        return [boot(lab, socket, provided, module)]
+        return [_boot(lab, socket, provided, module)]
 
 
-def boot(lab: Lab, socket: Path, provided: Path, module: Path) -> Run:
+def _boot(lab: Lab, socket: Path, provided: Path, module: Path) -> Run:
     card = {
         "driver": "vfio-user-pci", "id": "gpu0", "bus": "port0", "addr": "0.0", "rombar": 0,
         "socket": {"type": "unix", "path": str(socket)},
@@ -55,8 +59,9 @@ def boot(lab: Lab, socket: Path, provided: Path, module: Path) -> Run:
                 *("-device", json.dumps(card)),
             ],
             modules=others,
-            kernel_command="loglevel=7",
-            limit_s=240,
+            kernel_command="loglevel=4 nosoftlockup",
+            handlers={"corpus_s": lambda: LONG_CORPUS_S if lab.long else CORPUS_S},
+            limit_s=LIMIT_S + (LONG_CORPUS_S if lab.long else 0),
         )
         facts = _facts(model, trace.lines)
     if done.lack:

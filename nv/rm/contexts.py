@@ -4,6 +4,8 @@ Source: open-gpu-kernel-modules 580.142 kernel-open/nvidia-uvm/uvm_user_channel.
 the first free place of [base, base + length) (INVALID_ADDRESS if there is none). A buffer that
 channels share stays in the range of the first of them until the last is gone. A range that was once
 given to a channel is therefore not used for other memory while the GPU's address space exists.
+Before Hopper the buffers must be below 40 bits of address (OUT_OF_RANGE; max_channel_va in
+uvm_turing.c, uvm_ampere.c, uvm_ada.c), which Region.HOST is.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class ContextRanges:
             if found.size >= size:
                 self._unused.remove(found)
                 return found
-        made = ContextRange(self._gpu.session.reserve(Region.DEVICE, size, _ALIGN, self), size)
+        made = ContextRange(self._gpu.session.reserve(Region.HOST, size, _ALIGN, self), size)
         self._all.append(made)
         return made
 
@@ -74,5 +76,5 @@ class ContextRanges:
     def close(self) -> None:
         """Give all addresses back, once the address space is gone; idempotent."""
         for found in self._all:  # after an interrupted close, some no longer belong to this object
-            self._gpu.session.give_back(Region.DEVICE, found.base, self)
+            self._gpu.session.give_back(Region.HOST, found.base, self)
         self._all, self._unused = [], []

@@ -24,9 +24,10 @@ class Region(enum.Enum):
     """Parts of the address space, by the number of address bits in references to the memory.
 
     COMMANDS: pushbuffers (40 bits in a GPFIFO entry), launch descriptors (40 bits) and constant
-    banks (38 bits keep the upper word of their address constant). HOST: semaphores (40 bits before
-    Hopper). DEVICE: everything else, 47 bits. Sources: open-gpu-doc clc56f.h GP_ENTRY1_GET_HI and
-    SEM_ADDR_HI, clc6c0.h SEND_PCAS_A, clcbc0qmd.h CONSTANT_BUFFER_ADDR_UPPER_SHIFTED6.
+    banks (38 bits keep the upper word of their address constant). HOST: semaphores, and buffers of
+    contexts (40 bits before Hopper). DEVICE: everything else, 47 bits. Sources: open-gpu-doc
+    clc56f.h GP_ENTRY1_GET_HI and SEM_ADDR_HI, clc6c0.h SEND_PCAS_A, clcbc0qmd.h
+    CONSTANT_BUFFER_ADDR_UPPER_SHIFTED6; contexts.py.
     """
 
     COMMANDS = (1 << 36, 1 << 38)

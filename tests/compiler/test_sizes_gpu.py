@@ -17,6 +17,7 @@ from ugpu.compiler import Tensor
 from ugpu.compiler.codegen.adreno.profit import fetched
 from ugpu.compiler.kernel.choices import (
     Attention,
+    Dots,
     MatrixTiles,
     RingTiles,
     Rows,
@@ -130,6 +131,23 @@ ROWS = (
 )  # fmt: skip
 
 PRODUCTS = (
+    Rule(
+        "kernel.gpu.dots", "DEPTH TILED_DEPTH BLOCK READ STEPS LANES",
+        lambda x, y: x @ y, lambda x, y: x @ y,
+        lambda found: isinstance(found.choices[0], Dots),
+        [((4, 64), (64, 4)), ((2, 67), (67, 2)), ((7, 519), (519, 4)), ((16, 300), (300, 31)),
+         ((12, 1031), (1031, 6)), ((2, 4099), (4099, 8))],
+        [((4, 63), (63, 4)), ((3, 512), (512, 7)), ((16, 255), (255, 31)), ((32, 260), (260, 32))],
+        devices=ALL, slow=ALL,
+    ),
+    Rule(
+        "kernel.gpu.dots", "DEPTH BLOCK, several ranges of a side",
+        lambda x, y: x.conv2d(y), lambda x, y: np.einsum("nchwij,ocij->nohw", windows(x, 3), y),
+        lambda found: isinstance(found.choices[-1], Dots),
+        [((1, 8, 4, 4), (6, 8, 3, 3)), ((2, 29, 6, 6), (5, 29, 3, 3)),
+         ((3, 30, 4, 7), (4, 30, 3, 3))],
+        [((1, 7, 4, 4), (6, 7, 3, 3)), ((1, 32, 5, 7), (3, 32, 3, 3))], devices=ALL, slow=ALL,
+    ),
     Rule(
         "kernel.gpu.tiles", "SIDES BLOCKS DEPTH MOVED", lambda x, y: x @ y, lambda x, y: x @ y,
         lambda found: isinstance(found.choices[0], Tiles),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +42,13 @@ BRANCHES = {
 }
 
 
+def bytes_at(address: int, size: int) -> Any:  # Any: a ctypes array
+    """Bytes of this process that live as long as views of them, which a weak reference tells."""
+    fields = {"_type_": ctypes.c_ubyte, "_length_": size}
+    kind: Any = type("Bytes", (ctypes.Array,), fields)
+    return kind.from_address(address)
+
+
 class Failing:
     """A node whose call number `at` fails as a system call may."""
 
@@ -49,6 +58,7 @@ class Failing:
         self.clock = node.clock
         self.left = at
         self.failed = ""
+        self.mapped: list[weakref.ref[Any]] = []
 
     def _count(self, what: str) -> None:
         self.left -= 1
@@ -66,7 +76,18 @@ class Failing:
 
     def map(self, handle: int, size: int, offset: int = 0) -> NodeMapping:
         self._count("map")
-        return self.node.map(handle, size, offset)
+        mapping = self.node.map(handle, size, offset)
+        if mapping.view is not None:
+            memory = bytes_at(mapping.address, len(mapping.view))
+            self.mapped.append(weakref.ref(memory))
+            mapping.view = memoryview(memory).cast("B")
+        return mapping
+
+    @property
+    def still_viewed(self) -> int:
+        """How many mappings the driver has views of: on the system these stay mapped, and the
+        kernel's module stays busy."""
+        return sum(memory() is not None for memory in self.mapped)
 
     def release(self, handle: int) -> None:
         self.node.release(handle)
@@ -124,17 +145,28 @@ def test_whatever_call_fails_while_opening_nothing_is_left() -> None:
             node = Failing(VirtualNode(machine), at)
             try:
                 device = open_device("virtual:gh100", NodeAttachment(node, "nvrm"))
-            except UgpuError:
+            except UgpuError as error:
                 assert node.failed
+                assert not node.still_viewed, (at, node.failed, error)  # the traceback holds much
             else:
                 # A call whose failure does not matter, or none has failed any more.
                 device.close()
+                assert not node.still_viewed, (at, node.failed)
             failed = node.failed
             assert left_behind(machine) == clean, (at, failed)
             at += 3 if at > 40 else 1
         assert at > 60
         with opened(machine) as device:
             work(device)
+
+
+def test_a_closed_device_keeps_no_memory_of_the_driver_mapped() -> None:
+    with powered() as machine:
+        node = Failing(VirtualNode(machine), 0)
+        device = open_device("virtual:gh100", NodeAttachment(node, "nvrm"))
+        work(device)
+        device.close()
+        assert len(node.mapped) > 6 and not node.still_viewed, repr(device)
 
 
 @pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.slow)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from abc import ABC, abstractmethod
 
@@ -43,7 +44,11 @@ class Mapping(ABC):
     def close(self) -> None:
         """Unmap; idempotent."""
         if not self.closed:
-            self.closed, self.view = True, None
+            self.closed = True
+            if self.view is not None:
+                with contextlib.suppress(BufferError):  # an array lies in it: it ends with that
+                    self.view.release()
+                self.view = None
             self._unmapped()
 
     @abstractmethod

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from ugpu.nv.chips.facts import ChipFacts
 from ugpu.virtual.nvidia.faults import Fault, Xid
 from ugpu.virtual.nvidia.host.channel import Channel
@@ -35,7 +37,8 @@ class VirtualGpu(GpuState):
         ]
         machine.kicks += [runlist.kick for runlist in self.runlists]
         self._channels: dict[int, Channel] = {}  # by work submit token
-        self._numbers: dict[int, set[int]] = {runlist.number: set() for runlist in self.runlists}
+        # users of each channel number, by runlist: a number is taken while anything holds it
+        self._numbers = {runlist.number: Counter[int]() for runlist in self.runlists}
 
     @property
     def publisher(self) -> Publisher:
@@ -59,18 +62,26 @@ class VirtualGpu(GpuState):
         """Reserve the lowest free channel of a runlist and return it; None if all are taken."""
         taken = self._numbers[runlist.number]
         for number in range(self.options.channels):
-            if number not in taken:
-                taken.add(number)
+            if not taken[number]:
+                taken[number] = 1
                 return number
         return None
 
     def take_channel_number(self, runlist: Runlist, number: int) -> bool:
         """Reserve a channel of a runlist; return whether it exists and was free."""
         taken = self._numbers[runlist.number]
-        if number in taken or number >= self.options.channels:
+        if taken[number] or number >= self.options.channels:
             return False
-        taken.add(number)
+        taken[number] = 1
         return True
+
+    def hold_channel_number(self, runlist: Runlist, number: int) -> None:
+        """Keep a channel's number from being used again, until `drop_channel_number`."""
+        self._numbers[runlist.number][number] += 1
+
+    def drop_channel_number(self, runlist: Runlist, number: int) -> None:
+        """End one use of a channel's number; the last end frees it."""
+        self._numbers[runlist.number][number] -= 1
 
     def token(self, runlist: Runlist, number: int) -> int:
         """Return the work submit token: channel [11:0], runlist [22:16], and on GB20x bit 30.
@@ -89,7 +100,7 @@ class VirtualGpu(GpuState):
         """Stop a channel's work and remove the channel."""
         runlist.remove(channel)
         self._channels.pop(self.token(runlist, channel.number), None)
-        self._numbers[runlist.number].discard(channel.number)
+        self.drop_channel_number(runlist, channel.number)
 
     def remove_engine(self, runlist: Runlist, channel: Channel, engine: Engine) -> None:
         """Remove an engine object from a channel that stays; wait for its work first."""

@@ -1,28 +1,40 @@
 """Guest tests: NVIDIA's own kernel module initialises the virtual card; our driver for the stock
-module opens it."""
+module works above it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
 import subprocess
-import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lab.kernel import nvidia_module
-from lab.kernel.guest.host import within
+from lab.kernel.guest.host import Host, within
 from lab.kernel.guest.navi31 import kernel_log
 from lab.kernel.lab import CACHE
+from tests.support.nv_machine import work
+from tests.support.operation_corpus import corpus
+from ugpu import hcq
+from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import DriverRefused
+from ugpu.nv.device.device import NvDevice
+from ugpu.nv.rm.channel import Channel
 
 BUSYBOX = CACHE / "programs/tools/usr/bin/busybox"
 OPTIONS = ("NVreg_ResmanDebugLevel=0", "NVreg_RegistryDwords=RmRcWatchdog=0")
 CONTROL, CARD, MAJOR = Path("/dev/nvidiactl"), Path("/dev/nvidia0"), 195
 UVM = Path("/dev/nvidia-uvm")
 OPEN_LIMIT_S = 60
+LONGEST_S = 3600
+# One case of each STEP of the corpus first, then the next ones.
+STEP, LEAST_OPERATIONS = 37, 20
 # The module's test of its interrupt enables the tree before it waits for it. A message that arrives
 # in between is lost: a guest, whose accesses take long, loses some.
 ATTEMPTS, LOST_INTERRUPT = 3, "(0x11:0x45:"
@@ -83,12 +95,62 @@ def test_the_module_initialises_the_card(card: int, record_property: Note) -> No
     assert "NVIDIA GeForce RTX 4090" in text and "Bus Type" in text
 
 
-def test_our_driver_comes_to_its_first_channel(uvm: None) -> None:
-    """UVM registers the card and an address space. TODO[nvidia-open]: the firmware's model does not
-    duplicate channel groups, which registering a channel asks for."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from ugpu import hcq; hcq.open('nvrm:0')"],
-        capture_output=True, text=True, check=False, timeout=within(OPEN_LIMIT_S),
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "DriverRefused" in done.stderr and "UVM_REGISTER_CHANNEL" in done.stderr, done.stderr
+def mapped() -> list[str]:
+    """The mappings of the module's files in this process."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in lines if "/dev/nvidia" in line]
+
+
+@pytest.fixture(scope="module")
+def device(uvm: None) -> Iterator[NvDevice]:
+    """Our driver, as a program opens it. Afterwards the process has nothing of the modules mapped:
+    they could not be unloaded."""
+    with hcq.open("nvrm:0") as device:
+        assert isinstance(device, NvDevice)
+        device.limit_s = within(OPEN_LIMIT_S)
+        assert mapped()
+        yield device
+    assert not mapped(), repr(device)
+
+
+def test_copies_are_right_by_content(device: Device) -> None:
+    """Through NVIDIA's resource manager and UVM, by the copy engines."""
+    random = np.random.default_rng(28)
+    for size in (1, 4097, 3 << 20):
+        content = random.integers(0, 256, size, np.uint8)
+        with device.alloc(size) as first, device.alloc(size) as second:
+            first.copy_from(content)
+            with device.queue() as queue:
+                queue.copy(second, first, size)
+            device.synchronize()
+            assert (second.numpy(np.uint8) == content).all()
+
+
+def test_a_kernel_runs(device: Device) -> None:
+    work(device)
+
+
+@pytest.mark.timeout(LONGEST_S)
+def test_operations_come_out_right(device: Device, record_property: Note) -> None:
+    """Operations of the corpus from all of its parts, as many as the time allows."""
+    cases = list(corpus().values())
+    with contextlib.closing(Host()) as host:
+        end = time.monotonic() + within(host.ask("corpus_s"))
+    ran = 0
+    for case in (case for start in range(STEP) for case in cases[start::STEP]):
+        case.check(device)
+        ran += 1
+        if time.monotonic() > end:
+            break
+    record_property("operations of the corpus", f"{ran} of {len(cases)}")
+    assert ran >= LEAST_OPERATIONS
+
+
+def test_a_failed_open_leaves_nothing_mapped(uvm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(channel: Channel) -> None:
+        raise DriverRefused("planted")
+
+    monkeypatch.setattr(Channel, "start", fail)
+    with pytest.raises(DriverRefused, match="planted") as caught:
+        hcq.open("nvrm:0")
+    assert not mapped(), repr(caught)

@@ -294,6 +294,27 @@ def test_context_buffers_fit_what_is_reserved_on_boards(chip: str) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("chip", "bits"), [("tu102", 40), ("ga102", 40), ("ad102", 40), ("gh100", 47), ("gb202", 47)]
+)
+def test_context_buffers_have_as_many_address_bits_as_uvm_allows(chip: str, bits: int) -> None:
+    """max_channel_va of uvm_turing.c to uvm_blackwell.c. NVIDIA's own module refuses the rest."""
+    with RmProgram(chip) as program:
+        program.bring_up()
+        names = {"hClient": program.client, "hChannel": program.channel}
+        program.uvm_uuid("UVM_UNREGISTER_CHANNEL", "gpuUuid", **names)
+        length = 64 << 20
+
+        def register(base: int) -> None:
+            program.uvm_uuid("UVM_REGISTER_CHANNEL", "gpuUuid", **names, base=base, length=length)
+
+        if bits == 40:
+            with pytest.raises(StatusError) as error:
+                register((1 << bits) - length + 4096)
+            assert refused(error) is Status.OUT_OF_RANGE
+        register((1 << bits) - length)
+
+
 def test_context_buffers_need_their_place(program: RmProgram) -> None:
     program.open_channel()
     size = program.control(

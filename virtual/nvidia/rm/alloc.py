@@ -9,7 +9,6 @@ size that is given but wrong is refused, where the resource manager uses its own
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from ugpu.hcq.registers.layout import Struct
@@ -18,7 +17,14 @@ from ugpu.virtual.nvidia.faults import Fault, Xid
 from ugpu.virtual.nvidia.files import OpenFile, Program
 from ugpu.virtual.nvidia.rm.classes import builders, classes_of
 from ugpu.virtual.nvidia.rm.memory import OsDescriptorMemory, SystemMemory
-from ugpu.virtual.nvidia.rm.objects import Allocation, Builder, Client, DriverState, RmObject
+from ugpu.virtual.nvidia.rm.objects import (
+    Allocation,
+    Builder,
+    Client,
+    DriverState,
+    Place,
+    RmObject,
+)
 from ugpu.virtual.nvidia.rm.resources import Device, gpu_of
 from ugpu.virtual.nvidia.status import RmError, Status, require
 from ugpu.virtual.nvidia.userspace import copy_in, copy_out
@@ -53,15 +59,6 @@ def rule_of(machine: DriverState, class_id: int) -> ClassRule:
     if rule is None:
         raise RmError(Status.INVALID_CLASS, f"class {class_id:#x}")
     return rule
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an object is to be created. handle: 0 for a new one of the resource manager's."""
-
-    client: Client
-    parent: int
-    handle: int
 
 
 def create(

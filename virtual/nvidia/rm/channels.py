@@ -49,8 +49,40 @@ def _space(client: RmObject, handle: int) -> VaSpace:
     return found
 
 
+class Group:
+    """Channels of one engine that are scheduled, and fail, together: what the handles of a channel
+    group share. number: the group's, for reports."""
+
+    def __init__(self, gpu: VirtualGpu, engine_type: int, number: int) -> None:
+        runlist = gpu.runlist_of(engine_type)
+        if runlist is None:
+            raise RmError(Status.INVALID_ARGUMENT, f"no engine of type {engine_type:#x}")
+        self.runlist: Runlist = runlist
+        self.engine_type = engine_type
+        self.number = number
+        self.space: VaSpace | None = None
+        self.error_handle = 0
+        self.scheduled = False
+        self.uses_shares: bool | None = None  # whether all, or none, of its channels do
+        self.timeslice_us = DEFAULT_TIMESLICE_US
+        self.slices = TimeSliceGroup()
+        self.channels: list[ChannelObject] = []
+        self.subcontexts: set[int] = set()
+
+    def set_timeslice(self, microseconds: int) -> None:
+        """Set the time for which the group keeps the engine while others wait for it."""
+        self.timeslice_us = microseconds
+        self.slices.timeslice_s = microseconds * 1e-6
+
+    def schedule(self, enable: bool) -> None:
+        """Put all channels on the runlist, or remove them from it."""
+        self.scheduled = enable
+        for channel in self.channels:
+            channel.schedule(enable)
+
+
 class ChannelGroup(RmObject):
-    """KEPLER_CHANNEL_GROUP_A: channels of one engine that are scheduled, and fail, together."""
+    """KEPLER_CHANNEL_GROUP_A: a handle to a group of channels."""
 
     internal = "KernelChannelGroupApi"
     first_to_go = True
@@ -60,32 +92,19 @@ class ChannelGroup(RmObject):
         params = request.block
         self.gpu: VirtualGpu = need_gpu(request.parent)
         need_instance(request.parent, self.gpu)
-        self.engine_type = params.engineType
-        runlist = self.gpu.runlist_of(params.engineType)
-        if runlist is None:
-            raise RmError(Status.INVALID_ARGUMENT, f"no engine of type {params.engineType:#x}")
-        self.runlist: Runlist = runlist
-        self.space = _space(self, params.hVASpace) if params.hVASpace else None
-        self.error_handle = params.hObjectError
-        self.scheduled = False
-        self.uses_shares: bool | None = None  # whether all, or none, of its channels do
-        self.timeslice_us = DEFAULT_TIMESLICE_US
-        self.slices = TimeSliceGroup()
+        self.group = Group(self.gpu, params.engineType, request.handle & 0xFFFF)
+        self.group.space = _space(self, params.hVASpace) if params.hVASpace else None
+        self.group.error_handle = params.hObjectError
 
-    def set_timeslice(self, microseconds: int) -> None:
-        """Set the time for which the group keeps the engine while others wait for it."""
-        self.timeslice_us = microseconds
-        self.slices.timeslice_s = microseconds * 1e-6
+    @property
+    def runlist(self) -> Runlist:
+        """The runlist of the group's engine."""
+        return self.group.runlist
 
-    def channels(self) -> list[ChannelObject]:
-        """The group's channels."""
-        return [child for child in self.children.values() if isinstance(child, ChannelObject)]
-
-    def schedule(self, enable: bool) -> None:
-        """Put all channels on the runlist, or remove them from it."""
-        self.scheduled = enable
-        for channel in self.channels():
-            channel.schedule(enable)
+    @property
+    def slices(self) -> TimeSliceGroup:
+        """The group, as host schedules it."""
+        return self.group.slices
 
 
 class ContextShare(RmObject):
@@ -96,7 +115,7 @@ class ContextShare(RmObject):
     def __init__(self, request: Allocation) -> None:
         super().__init__(request)
         params = request.block
-        group = cast(ChannelGroup, request.parent)
+        self.group = group = cast(ChannelGroup, request.parent).group
         require(params.flags <= 2, Status.INVALID_ARGUMENT, f"flags {params.flags}")
         space = _space(self, params.hVASpace) if params.hVASpace else group.space
         if space is None:
@@ -105,9 +124,7 @@ class ContextShare(RmObject):
                 "expected an address space from the share or the group, found none",
             )
         self.space: VaSpace = space
-        taken = {
-            child.number for child in group.children.values() if isinstance(child, ContextShare)
-        }
+        taken = group.subcontexts
         self.number: int = params.subctxId
         if params.flags == 2:  # SUBCONTEXT_SPECIFIED
             require(self.number not in taken, Status.STATE_IN_USE, "subctxId")
@@ -116,6 +133,21 @@ class ContextShare(RmObject):
             self.number = next(i for i in range(first, 65) if i not in taken)
         require(self.number < 64, Status.INSUFFICIENT_RESOURCES, "64 subcontexts")
         params.subctxId = self.number
+        taken.add(self.number)
+        self.users = 1
+
+    def release(self) -> None:
+        self.drop()
+
+    def hold(self) -> None:
+        """Count a user: a duplicate keeps the subcontext's number."""
+        self.users += 1
+
+    def drop(self) -> None:
+        """Drop a user; the last one frees the number."""
+        self.users -= 1
+        if not self.users:
+            self.group.subcontexts.discard(self.number)
 
 
 class ChannelObject(RmObject):
@@ -128,7 +160,8 @@ class ChannelObject(RmObject):
         super().__init__(request)
         params = request.block
         self.gpu: VirtualGpu = need_gpu(request.parent)
-        self.group = request.parent if isinstance(request.parent, ChannelGroup) else None
+        parent = request.parent
+        self.group: Group | None = parent.group if isinstance(parent, ChannelGroup) else None
         self.vaspace = self._vaspace(params)
         self.runlist = self._runlist(params.engineType)
         self._check(params)
@@ -163,6 +196,8 @@ class ChannelObject(RmObject):
         # A channel without a group gets its own.
         self.slices = TimeSliceGroup() if self.group is None else self.group.slices
         self.gpu.add_channel(self.runlist, self.slices, channel)
+        if self.group is not None:
+            self.group.channels.append(self)
         params.cid = number
 
     def _number(self, params: Struct) -> int:
@@ -189,7 +224,7 @@ class ChannelObject(RmObject):
         else:
             require(not space_handle, Status.INVALID_ARGUMENT, "a group's channel names no space")
             with_share = bool(share_handle)
-            if self.group.channels() and self.group.uses_shares != with_share:
+            if self.group.channels and self.group.uses_shares != with_share:
                 raise RmError(
                     Status.INVALID_ARGUMENT,
                     "either all channels of a group use a context share or none",
@@ -199,7 +234,7 @@ class ChannelObject(RmObject):
                 share = self.client.find(share_handle)
                 if not isinstance(share, ContextShare):
                     raise RmError(Status.INVALID_OBJECT, repr(share))
-                require(share.parent is self.group, Status.INVALID_OBJECT_PARENT, repr(share))
+                require(share.group is self.group, Status.INVALID_OBJECT_PARENT, repr(share))
                 space = share.space
             elif self.group.space is None:
                 raise RmError(Status.INVALID_STATE, "the group has no address space")
@@ -262,7 +297,7 @@ class ChannelObject(RmObject):
     def has_context(self) -> bool:
         """Return whether there is a graphics context for the channel: one for its group, created by
         the first object of a graphics class (kernel_graphics_context.c)."""
-        members = [self] if self.group is None else self.group.channels()
+        members = [self] if self.group is None else self.group.channels
         return self.runlist.number == 0 and any(
             isinstance(child, ComputeObject)
             for channel in members
@@ -296,7 +331,7 @@ class ChannelObject(RmObject):
             self.client.owner.culprits.add(error.culprit)
         if error.fault is not None and self.on_fault is not None:
             self.on_fault(error.fault)  # ORDER: before the notifiers report the error
-        victims = [self] if self.group is None else self.group.channels()
+        victims = [self] if self.group is None else list(self.group.channels)
         for victim in victims:
             victim.mmu_fault = error.fault or victim.mmu_fault
             victim.fail(error)
@@ -316,6 +351,8 @@ class ChannelObject(RmObject):
 
     def release(self) -> None:
         self.gpu.remove_channel(self.runlist, self.channel)
+        if self.group is not None:
+            self.group.channels.remove(self)
         for engine in self.channel.engines.values():
             engine.close()
         self.gpu.exceptions = [

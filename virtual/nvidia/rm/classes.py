@@ -13,6 +13,7 @@ from ugpu.virtual.nvidia.rm.channels import (
     CopyObject,
     Debugger,
 )
+from ugpu.virtual.nvidia.rm.duplicates import ChannelRetainer
 from ugpu.virtual.nvidia.rm.memory import (
     OsDescriptorMemory,
     SystemMemory,
@@ -64,7 +65,7 @@ def builders() -> dict[str, Builder]:
     made: tuple[type[RmObject], ...] = (
         Device, Subdevice, VaSpace, UserMode, Event, VideoMemory, SystemMemory, VirtualRange,
         GpuInstance, ComputeInstance, ChannelGroup, ContextShare, ChannelObject, ComputeObject,
-        CopyObject, Debugger, UserSharedData,
+        ChannelRetainer, CopyObject, Debugger, UserSharedData,
     )  # fmt: skip
     found: dict[str, Builder] = {kind.internal: kind for kind in made}
     found["OsDescMemory"] = _os_descriptor

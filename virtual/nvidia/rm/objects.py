@@ -113,6 +113,15 @@ class Client(RmObject):
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where an object is to be created. handle: 0 for a new one of the resource manager's."""
+
+    client: Client
+    parent: int
+    handle: int
+
+
+@dataclass(frozen=True)
 class Allocation:
     """A request for an object that has passed the rules of its class."""
 

@@ -8,7 +8,7 @@ free part of the range given by the registration; destroy_va_ranges: the last ch
 
 from __future__ import annotations
 
-from ugpu.virtual.nvidia.rm.channels import ChannelGroup, ChannelObject
+from ugpu.virtual.nvidia.rm.channels import ChannelObject, Group
 from ugpu.virtual.nvidia.rm.contexts import ALIGN, BUFFERS
 from ugpu.virtual.nvidia.status import RmError
 from ugpu.virtual.nvidia.uvm.ranges import ExternalRanges, Range
@@ -19,7 +19,7 @@ class ContextBuffers:
 
     def __init__(self, ranges: ExternalRanges) -> None:
         self._ranges = ranges
-        self._shared: dict[tuple[ChannelGroup, str], Range] = {}
+        self._shared: dict[tuple[Group, str], Range] = {}
         self._users: dict[Range, int] = {}
         self._held: dict[ChannelObject, list[Range]] = {}
 

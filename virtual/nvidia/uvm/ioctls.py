@@ -27,6 +27,9 @@ from ugpu.virtual.nvidia.uvm.ranges import ExternalRanges
 _FIRST = ("UVM_INITIALIZE", "UVM_MM_INITIALIZE")  # calls that a new file accepts
 _KNOWN_FLAGS = 0x3  # UVM_INIT_FLAGS: DISABLE_HMM 1, MULTI_PROCESS_SHARING_MODE 2
 _MOST_GPUS = 256
+# Address bits of context buffers, where they are fewer than the MMU's (max_channel_va in
+# uvm_turing.c, uvm_ampere.c and uvm_ada.c; uvm_hopper.c and uvm_blackwell.c have 57)
+_CHANNEL_BITS = {"turing": 40, "ampere": 40, "ada": 40}
 _READ_WRITE_ATOMIC, _READ_WRITE, _READ_ONLY = 1, 2, 3  # UvmGpuMappingType; 0 is the default
 
 
@@ -236,7 +239,7 @@ class UvmFile:
             base, length = block.base, block.length
             bad = not length or base % 4096 or length % 4096 or not base
             require(not bad, Status.INVALID_ADDRESS, f"{base:#x}, {length} bytes")
-            limit = 1 << gpu.form.address_bits
+            limit = 1 << _CHANNEL_BITS.get(gpu.facts.family, gpu.form.address_bits)
             require(base + length <= limit, Status.OUT_OF_RANGE, f"{base:#x}, {length} bytes")
             self.contexts.map(channel, base, length)
             channel.contexts_mapped = True

@@ -12,18 +12,18 @@ from ugpu.virtual.nvidia.files import Program
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
 from ugpu.virtual.nvidia.gsp.rpc.interface import Function
 from ugpu.virtual.nvidia.gsp.rpc.queue import QueueError
-from ugpu.virtual.nvidia.gsp.rpc.spaces import SharedSpace
 from ugpu.virtual.nvidia.machine import VirtualMachine
-from ugpu.virtual.nvidia.rm.alloc import Place, create, rule_of
+from ugpu.virtual.nvidia.rm.alloc import create, rule_of
 from ugpu.virtual.nvidia.rm.controls.control import POINTERS, find
-from ugpu.virtual.nvidia.rm.objects import Allocation, Builder, Client
-from ugpu.virtual.nvidia.rm.resources import VaSpace
+from ugpu.virtual.nvidia.rm.duplicates import Source
+from ugpu.virtual.nvidia.rm.duplicates import duplicate as share
+from ugpu.virtual.nvidia.rm.objects import Builder, Client, Place
 from ugpu.virtual.nvidia.status import RmError, Status
 
 _ALLOC, _CONTROL, _FREE = struct.Struct("<7I4x"), struct.Struct("<6I"), struct.Struct("<4I")
 _DUPLICATE = struct.Struct("<7I")
 _SET_DIRECTORY = 0x10  # where the control's parameters are in SET_PAGE_DIRECTORY
-_EVENT_EX, _I2C, _UVM_SOFTWARE = 0x7E, 0x402C, 0xC076
+_EVENT_EX, _I2C, _UVM_SOFTWARE, _RETAINER = 0x7E, 0x402C, 0xC076, 0xC574
 _MOST_NAMES = 256
 _NO_PARAMETERS = "NV2080_CTRL_CE_GET_FAULT_METHOD_BUFFER_SIZE_PARAMS"  # stands for an empty block
 
@@ -75,6 +75,12 @@ def describe(function: int, body: bytes) -> str:
     if function == Function.GSP_RM_CONTROL and len(body) >= _CONTROL.size:
         client, handle, number, _, size, _ = _CONTROL.unpack_from(body)
         return f"control {number:#x} {client:#x}/{handle:#x}, {size:#x} bytes"
+    if function == Function.DUP_OBJECT and len(body) >= _DUPLICATE.size:
+        client, parent, handle, source, shown, *_ = _DUPLICATE.unpack_from(body)
+        return f"duplicate {client:#x}/{handle:#x} of {parent:#x}, of {source:#x}/{shown:#x}"
+    if function == Function.FREE and len(body) >= _FREE.size:
+        client, _, handle, _ = _FREE.unpack_from(body)
+        return f"free {client:#x}/{handle:#x}"
     return f"function {function}, {len(body):#x} bytes"
 
 
@@ -130,6 +136,8 @@ def _create(server: Server, raw: bytearray, words: tuple[int, ...]) -> None:
     rule = rule_of(machine, number)
     params = None
     if size:
+        if rule.struct is not None and rule.struct not in machine.abi.structs:
+            raise RmError(Status.NOT_SUPPORTED, f"{rule.name}: no open header has {rule.struct}")
         layout = machine.abi.structs[rule.struct] if rule.struct is not None else None
         if layout is None or size != layout.size:
             expected = layout.size if layout is not None else 0
@@ -142,7 +150,7 @@ def _create(server: Server, raw: bytearray, words: tuple[int, ...]) -> None:
         raise RmError(Status.INVALID_ARGUMENT, f"{rule.struct} is required")
     if not handle:
         raise RmError(Status.INVALID_OBJECT_HANDLE, "the CPU chooses handles")
-    further = (_EVENT_EX, _I2C, _UVM_SOFTWARE, server.board.boot.graphics_class)
+    further = (_EVENT_EX, _I2C, _UVM_SOFTWARE, _RETAINER, server.board.boot.graphics_class)
     create(Place(client, parent, handle), rule, params, server.builders, further)
 
 
@@ -173,17 +181,13 @@ def _perform(server: Server, words: tuple[int, int, int], params: memoryview) ->
 
 
 def duplicate(server: Server, body: bytes) -> bytes:
-    """DUP_OBJECT: another handle to an address space."""
-    number, parent, handle, source_client, source_handle, _, _ = unpack(_DUPLICATE.format, body)
+    """DUP_OBJECT: another handle to an object."""
+    number, parent, handle, source_client, shown, flags, _ = unpack(_DUPLICATE.format, body)
+    source = Source(_client(server, source_client), shown, flags)
     client = _client(server, number)
-    source = _client(server, source_client).find(source_handle, Status.INVALID_OBJECT_HANDLE)
-    if not isinstance(source, VaSpace):
-        raise RmError(Status.NOT_SUPPORTED, f"a duplicate of {source!r} is not modelled")
-    where = client.find(parent, Status.INVALID_OBJECT_PARENT)
-    request = Allocation(
-        server.machine, client, where, client.new_handle(handle), source.class_id, None
-    )
-    client.add(SharedSpace(request, source))
+    if not handle:
+        raise RmError(Status.INVALID_OBJECT_HANDLE, "the CPU chooses handles")
+    share(Place(client, parent, handle), source)
     raw = bytearray(body)
     struct.pack_into("<I", raw, _DUPLICATE.size - 4, 0)
     return bytes(raw)

@@ -177,7 +177,8 @@ def _context_buffers(params: Struct, sizes: Sizes) -> None:
         engine[index].size, engine[index].alignment = size, 0x1000
 
 
-def _promote(sub: Subdevice, params: Struct, sizes: Sizes) -> None:
+def _graphics_channel(sub: Subdevice, params: Struct) -> ChannelObject:
+    """Return the channel of a request about the buffers of its context."""
     client = sub.machine.clients.get(params.hChanClient)
     if client is None:
         raise RmError(Status.INVALID_CLIENT, f"hChanClient {params.hChanClient:#x}")
@@ -185,6 +186,19 @@ def _promote(sub: Subdevice, params: Struct, sizes: Sizes) -> None:
     if not isinstance(channel, ChannelObject):
         raise RmError(Status.INVALID_OBJECT, f"expected a channel, got {channel!r}")
     require(params.engineType == ENGINE_GR0, Status.NOT_SUPPORTED, "buffers of other engines")
+    return channel
+
+
+def _evict(sub: Subdevice, params: Struct) -> None:
+    """Take a channel's context: its work would fault from now on."""
+    channel = _graphics_channel(sub, params)
+    require(channel.has_context, Status.INVALID_STATE, "the channel has no graphics context")
+    channel.contexts_mapped = False
+
+
+def _promote(sub: Subdevice, params: Struct, sizes: Sizes) -> None:
+    channel = _graphics_channel(sub, params)
+    client = channel.client
     require(params.entryCount <= len(params.promoteEntry), Status.INVALID_ARGUMENT, "entryCount")
     reaches = cast("Server", client.owner).reaches
     for index in range(params.entryCount):
@@ -200,7 +214,7 @@ def _promote(sub: Subdevice, params: Struct, sizes: Sizes) -> None:
             require(reached, Status.INVALID_ADDRESS, f"{name} at {entry.gpuPhysAddr:#x}")
         if name == "MAIN" and entry.gpuVirtAddr:
             channel.contexts_mapped = True
-            for member in channel.group.channels() if channel.group is not None else ():
+            for member in channel.group.channels if channel.group is not None else ():
                 member.contexts_mapped = True
 
 
@@ -282,6 +296,7 @@ def handlers(
             "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_INFO": _static_gr_info,
             "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CONTEXT_BUFFERS_INFO": context_buffers,
             "NV2080_CTRL_CMD_GPU_PROMOTE_CTX": promote,
+            "NV2080_CTRL_CMD_GPU_EVICT_CTX": _evict,
             "NV2080_CTRL_CMD_GR_GET_ZCULL_INFO": _zcull,
             "NV90F1_CTRL_CMD_VASPACE_COPY_SERVER_RESERVED_PDES": _reserved_directories,
             "NV2080_CTRL_CMD_INTERNAL_GMMU_COPY_RESERVED_SPLIT_GVASPACE_PDES_TO_SERVER": (

@@ -15,7 +15,7 @@ from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0
 from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.gsp.rpc.controls import RUNLISTS, runlist_engine
-from ugpu.virtual.nvidia.rm.channels import ChannelGroup
+from ugpu.virtual.nvidia.rm.channels import ChannelGroup, ChannelObject
 from ugpu.virtual.nvidia.rm.controls.control_gpu import HANDLERS, smc_mode
 from ugpu.virtual.nvidia.rm.resources import Subdevice, need_gpu
 from ugpu.virtual.nvidia.status import Status, require
@@ -199,6 +199,13 @@ def _method_buffers(group: ChannelGroup, params: Struct) -> None:
     require(0 < count <= len(params.bar2Addr), Status.INVALID_ARGUMENT, f"{count} buffers")
 
 
+def _stop(channel: ChannelObject, params: Struct) -> None:
+    """End a channel's work for good: UVM, before its memory goes (nvGpuOpsStopChannel)."""
+    require(params.bImmediate <= 1, Status.INVALID_ARGUMENT, f"bImmediate {params.bImmediate}")
+    channel.channel.stop()
+    channel.runlist.pause(channel.channel)
+
+
 def _map_copies(sub: Subdevice, params: Struct) -> None:
     """Accept the division of physical copy engines, which the model's engines do not have."""
     count = need_gpu(sub).options.copy_engines
@@ -248,6 +255,8 @@ _HANDLERS = cast(
         "NV2080_CTRL_CMD_EVENT_SET_NOTIFICATION": _notification,
         "NV2080_CTRL_CMD_CE_UPDATE_CLASS_DB": _exported_copies,
         "NV2080_CTRL_CMD_CE_GET_PHYSICAL_CAPS": HANDLERS["NV2080_CTRL_CMD_CE_GET_CAPS_V2"],
+        "NV2080_CTRL_CMD_INTERNAL_PERF_BOOST_SET_2X": HANDLERS["NV2080_CTRL_CMD_PERF_BOOST"],
+        "NVA06F_CTRL_CMD_STOP_CHANNEL": _stop,
         "NVA06C_CTRL_CMD_INTERNAL_PROMOTE_FAULT_METHOD_BUFFERS": _method_buffers,
         "NV2080_CTRL_CMD_CE_GET_HUB_PCE_MASK": _physical_copies,
         "NV2080_CTRL_CMD_CE_UPDATE_PCE_LCE_MAPPINGS": _map_copies,

@@ -32,26 +32,6 @@ class DeviceSpace(VaSpace):
         """Keep the tables: they are the device's."""
 
 
-class SharedSpace(VaSpace):
-    """Another handle to an address space, of another client. The tables live as long as either."""
-
-    def __init__(self, request: Allocation, source: VaSpace) -> None:
-        RmObject.__init__(self, request)
-        self.gpu, self.flags, self.base, self.size = (
-            source.gpu, source.flags, source.base, source.size,
-        )  # fmt: skip
-        self.external, self.registered, self.users = source.external, source.registered, 1
-        self.space = source.space
-        self._source = source
-        source.hold()
-
-    def drop(self) -> None:
-        """Drop a user; the last one drops the source."""
-        self.users -= 1
-        if not self.users:
-            self._source.drop()
-
-
 def build(request: Allocation) -> RmObject:
     """Create an address space, or a handle to the device's own."""
     if request.params is not None and request.params.index == _OF_DEVICE:

@@ -21,25 +21,25 @@ _FAULT_VALID = 1
 
 def _schedule_group(group: ChannelGroup, params: Struct) -> None:
     require(params.bEnable <= 1, Status.INVALID_ARGUMENT, "bEnable")
-    group.schedule(bool(params.bEnable))
+    group.group.schedule(bool(params.bEnable))
 
 
 def _bind_group(group: ChannelGroup, params: Struct) -> None:
-    for channel in group.channels():
+    for channel in group.group.channels:
         _bind(channel, params)
 
 
 def _timeslice(group: ChannelGroup, params: Struct) -> None:
     require(params.timesliceUs, Status.NOT_SUPPORTED, "a time slice of 0")
-    group.set_timeslice(params.timesliceUs)
+    group.group.set_timeslice(params.timesliceUs)
 
 
 def _get_timeslice(group: ChannelGroup, params: Struct) -> None:
-    params.timesliceUs = group.timeslice_us
+    params.timesliceUs = group.group.timeslice_us
 
 
 def _group_info(group: ChannelGroup, params: Struct) -> None:
-    params.tsgID = group.handle & 0xFFFF
+    params.tsgID = group.group.number
 
 
 def _preempt(group: ChannelGroup, params: Struct) -> None:
