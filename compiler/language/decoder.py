@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,6 +28,12 @@ class Layer:
         sizes = (shape.kv_heads, length)
         self.keys = Tensor.zeros((*sizes, shape.head_size), device=device).contiguous().realize()
         self.values = Tensor.zeros((*sizes, shape.value_size), device=device).contiguous().realize()
+
+    def of_rows(self, rows: int) -> Layer:
+        """Return the same layer, with its weights for products of `rows` rows."""
+        layer = copy.copy(self)
+        layer.weights = Weights(self.weights.stored, rows)
+        return layer
 
 
 class Decoder:
@@ -95,7 +102,7 @@ class Decoder:
         mask = seen.where(0.0, float("-inf"))
         turn = (self._cosines[places].unsqueeze(1), self._sines[places].unsqueeze(1))
         x = self._embedding.rows(tokens).float()
-        for layer in self._layers:
+        for layer in (each.of_rows(count) for each in self._layers):
             x = x + self._attention(layer, self._normed(x, layer.weights["attn_norm"]), places,
                                     mask, turn)  # fmt: skip
             hidden = self._normed(x, layer.weights["ffn_norm"])
@@ -172,7 +179,7 @@ class Decoder:
             gate, up, down = (part.rows(chosen[0]) for part in parts)
             share = best[0]
         else:
-            gate, up, down = (part.whole() for part in parts)
+            gate, up, down = (part.whole(x.shape[0]) for part in parts)
             share = Tensor.zeros((x.shape[0], shape.experts), device=self.device)
             share = share.scatter(1, chosen, best).transpose(0, 1).unsqueeze(2)
         hidden = x.matmul(gate.transpose(1, 2)).silu() * x.matmul(up.transpose(1, 2))

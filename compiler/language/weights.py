@@ -15,6 +15,8 @@ from ugpu.compiler.files.entry import Scaled
 from ugpu.compiler.graph.node import Shape
 from ugpu.compiler.tensor import Tensor
 
+FEW = 16  # rows of a product up to which kernels read packed codes well
+
 
 @dataclass(frozen=True)
 class Groups:
@@ -24,10 +26,13 @@ class Groups:
     stored: Scaled
     packed: bool
 
-    def floats(self) -> Tensor:
-        """Return the elements as float32, [..., groups, elements of a group], lazily."""
-        codes = self.stored.codes
-        return replace(self.stored, codes=nibbles(codes) if self.packed else codes).floats()
+    def floats(self, rows: int = 1) -> Tensor:
+        """Return the elements as float32, [..., groups, elements of a group], lazily. rows: of the
+        product; for many, packed codes are stored as bytes first."""
+        if not self.packed:
+            return self.stored.floats()
+        codes = nibbles(self.stored.codes)
+        return replace(self.stored, codes=codes.contiguous() if rows > FEW else codes).floats()
 
     def rows(self, places: Tensor) -> Groups:
         """Return the parts at indices along the first axis, lazily."""
@@ -60,12 +65,12 @@ class Weight:
         kind = dtype if len(shape) > 1 else "float32"
         self._floats = floats.reshape(shape).cast(kind).contiguous().realize()
 
-    def whole(self) -> Tensor:
-        """Return all elements, lazily."""
+    def whole(self, rows: int = 1) -> Tensor:
+        """Return all elements, lazily. rows: of the product that they are for."""
         if self._groups is None:
             assert self._floats is not None
             return self._floats
-        return self._groups.floats().reshape(self.shape)
+        return self._groups.floats(rows).reshape(self.shape)
 
     def rows(self, places: Tensor) -> Tensor:
         """Return the parts at indices along the first axis, lazily."""
@@ -99,11 +104,13 @@ def _stored(groups: Scaled, shape: Shape) -> Groups:
 class Weights(Mapping[str, Tensor]):
     """Weights by name, or those of one layer: what `whole` returns."""
 
-    def __init__(self, weights: Mapping[str, Weight]) -> None:
+    def __init__(self, weights: Mapping[str, Weight], rows: int = 1) -> None:
+        """rows: of the products that the weights are for."""
         self.stored = dict(weights)
+        self.rows = rows
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.stored[name].whole()
+        return self.stored[name].whole(self.rows)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.stored)

