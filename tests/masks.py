@@ -38,6 +38,7 @@ TESTS = (
     "tests/compiler/test_compiler_products.py",
     "tests/compiler/test_compiler_chain.py",
     "tests/compiler/test_compiler_convolution.py",
+    "tests/compiler/test_compiler_winograd.py",
     "tests/compiler/test_compiler_amx.py",
     "tests/compiler/test_operation_corpus.py",
 )

@@ -18,6 +18,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 WIDTH, HEADS, LAYERS, HIDDEN, LENGTH, WORDS = 512, 8, 8, 1408, 256, 8192  # of the decoder
 STEPS, STATE = 64, 256  # of the LSTM
+BOTTLENECKS = (3, 4, 6, 3)  # blocks of ResNet-50's stages
 # expansion, channels, blocks, stride: MobileNetV2 (M. Sandler et al., arXiv:1801.04381), table 2
 INVERTED = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1),
             (6, 160, 3, 2), (6, 320, 1, 1))  # fmt: skip
@@ -73,6 +74,21 @@ def resnet18(weights: Weights, x: Tensor) -> Tensor:
             hidden = _conv(x, weights, channels, 3, stride).relu()
             x = (_conv(hidden, weights, channels, 3) + straight).relu()
     found: Tensor = x.mean((2, 3)) @ weights(512, 1000, inputs=512) + weights(1000)
+    return found
+
+
+def resnet50(weights: Weights, x: Tensor) -> Tensor:
+    """[1, 3, side, side] to [1, 1000]: bottleneck blocks, their stride in the 3 x 3 convolution."""
+    x = _conv(x, weights, 64, 7, 2).relu().max_pool2d(3, stride=2, padding=1)
+    for stage, blocks in enumerate(BOTTLENECKS):
+        for block in range(blocks):
+            channels = 64 << stage
+            stride = 2 if stage and not block else 1
+            straight = x if block else _conv(x, weights, 4 * channels, 1, stride)
+            hidden = _conv(x, weights, channels, 1).relu()
+            hidden = _conv(hidden, weights, channels, 3, stride).relu()
+            x = (_conv(hidden, weights, 4 * channels, 1) + straight).relu()
+    found: Tensor = x.mean((2, 3)) @ weights(2048, 1000, inputs=2048) + weights(1000)
     return found
 
 

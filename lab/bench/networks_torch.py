@@ -6,7 +6,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from lab.bench.networks import HEADS, HIDDEN, INVERTED, LAYERS, STATE, WIDTH, WORDS, Weights
+from lab.bench.networks import (
+    BOTTLENECKS,
+    HEADS,
+    HIDDEN,
+    INVERTED,
+    LAYERS,
+    STATE,
+    WIDTH,
+    WORDS,
+    Weights,
+)
 
 
 class Networks:
@@ -40,6 +50,19 @@ class Networks:
                 hidden = relu(self.conv(x, weights, channels, 3, stride))
                 x = relu(self.conv(hidden, weights, channels, 3) + straight)
         return self.linear(x.mean((2, 3)), weights, 512, 1000) + weights(1000)
+
+    def resnet50(self, weights: Weights, x: Any) -> Any:
+        relu = self.functional.relu
+        x = self.functional.max_pool2d(relu(self.conv(x, weights, 64, 7, 2)), 3, 2, 1)
+        for stage, blocks in enumerate(BOTTLENECKS):
+            for block in range(blocks):
+                channels = 64 << stage
+                stride = 2 if stage and not block else 1
+                straight = x if block else self.conv(x, weights, 4 * channels, 1, stride)
+                hidden = relu(self.conv(x, weights, channels, 1))
+                hidden = relu(self.conv(hidden, weights, channels, 3, stride))
+                x = relu(self.conv(hidden, weights, 4 * channels, 1) + straight)
+        return self.linear(x.mean((2, 3)), weights, 2048, 1000) + weights(1000)
 
     def mobilenet(self, weights: Weights, x: Any) -> Any:
         bounded = self.functional.relu6
