@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gsp_script import FRTS, PAGE, ROOT, STATIC_INFO, Script
+from tests.support.gsp_script import FRTS, PAGE, ROOT, STATIC_INFO, Message, Script
 from tests.support.waiting import until
 from ugpu.hcq.errors import BadArgument, DeviceBusy, DeviceNotFound
 from ugpu.hcq.find.registry import Attachment, attach_virtual
@@ -19,6 +19,7 @@ from ugpu.virtual.nvidia.gsp.bus.pci import ApertureWindow, VirtualTransport
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.gpu import attach, build_card
 from ugpu.virtual.nvidia.gsp.options import FIRMWARES, CardOptions
+from ugpu.virtual.nvidia.gsp.rpc.interface import interface_of
 from ugpu.virtual.nvidia.status import Status
 
 MEMORY = 1 << 30
@@ -354,7 +355,19 @@ def test_a_channel_copies_and_tells_by_its_interrupt(script: Script) -> None:
     assert script.card.violations == [] and script.card.machine.refused[-1].count("taken")
 
 
-def test_a_channel_s_fault_reaches_the_host(script: Script) -> None:
+# Bytes, and the words with engine, channel and Xid: g_rpc-structures.h of each version
+RC_TRIGGERED = {
+    "535.113.01": (0x14, (0, 1, 2)), "550.163.01": (0x1C, (0, 1, 3)), "570.144": (0x30, (0, 1, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("version", RC_TRIGGERED)
+def test_a_channel_s_fault_reaches_the_host(request: pytest.FixtureRequest, version: str) -> None:
+    """550.163.01's firmware is NVIDIA's module's alone: its tables are put behind another one."""
+    script = make(version if version in FIRMWARES else "570.144")
+    request.addfinalizer(script.card.close)
+    request.addfinalizer(script.close)
+    script.boot()
     objects(script)
     directory = tables(script, 0x400000, 0x200000)
     params = struct.pack("<QIIIIII", directory, 4, 0, SPACE, 0, 0, 0)
@@ -364,15 +377,24 @@ def test_a_channel_s_fault_reaches_the_host(script: Script) -> None:
     )
     assert script.control(0xA06F0103, CHANNEL, b"\1\0")[0] == 0
     video(script, INSTANCE + 0x2000 + 0x8C, struct.pack("<I", 1))
+    assert script.card.server is not None
+    script.card.server.interface = interface_of(version)
     script.write(0xBB0090, 1 << 16 | 1)
-    received: list[int] = []
+    received: list[Message] = []
 
     def told() -> bool:
         while (message := script.receive()) is not None:
-            received.append(message.function)
-        return received[-2:] == [0x1006, 0x1004]
+            received.append(message)
+        return [message.function for message in received[-2:]] == [0x1006, 0x1004]
 
     until(told, "OS_ERROR_LOG and RC_TRIGGERED")
+    size, (engine, channel, xid) = RC_TRIGGERED[version]
+    body = received[-1].body
+    assert len(body) == size
+    words = struct.unpack_from(f"<{size // 4}I", body)
+    assert (words[engine], words[channel], words[xid]) == (11, 1, 31)
+    assert sum(words[:xid]) == 12, "nothing else before the error's number"
+    assert received[-2].body[12:].startswith(b"Xid 31: Ch 00000001"), "g_rpc-structures.h"
 
 
 @pytest.mark.parametrize(
