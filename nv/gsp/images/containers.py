@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from ugpu.nv.gsp.images.bounds import Image
 
 _MAGIC, _HEADER_SIZE = 0x10DE, 24
-_HS_SIZE = 36
 _MOST_APPS, _MOST_SIGNATURES = 16, 64
 _META_SIZE = 12
 _RISCV_V4, _RISCV_V5 = 76, 84
