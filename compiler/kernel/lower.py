@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -117,7 +118,8 @@ def _summed(computation: Computation) -> Computation:
 
 def _host(computation: Computation, target: TargetSpec) -> _Shape:
     if computation.pieces:
-        return _in_pieces(computation, target, lambda piece: host_loops.elementwise(piece, target))
+        piece = partial(host_loops.elementwise, target=target, alone=False)
+        return _in_pieces(computation, target, piece)
     if computation.chosen is not None:
         return _Shape(lambda _: scatter.host(computation, target))
     online = find_online(computation)
@@ -128,7 +130,7 @@ def _host(computation: Computation, target: TargetSpec) -> _Shape:
         return _Shape(lambda _: host_rows.rows(computation, chain, target))
     plain = computation.plain
     parts = find_contraction(plain, joint=True)
-    dots = None if parts is None else host_dots.find_dots(parts, target)
+    dots = host_dots.find_dots(plain, parts, target)
     if dots is not None:
         return _Shape(lambda _: host_dots.multiply(plain, dots, target))
     if parts is not None and host_matmul.pays(parts):

@@ -12,7 +12,7 @@ from typing import Any, Self
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import bool_, float32, int32, int64
 from ugpu.compiler.graph import operations as graph
-from ugpu.compiler.methods.convolution import Convolutions, Pair, biased, places_of
+from ugpu.compiler.methods.convolution import Pair, biased, places_of
 from ugpu.compiler.methods.core import Scalar, broadcast, integer_of
 from ugpu.compiler.methods.shape.resampling import Resampling
 from ugpu.hcq.errors import BadArgument
@@ -20,7 +20,7 @@ from ugpu.hcq.errors import BadArgument
 Sizes = int | Sequence[int]
 
 
-class Windows(Convolutions, Resampling):
+class Windows(Resampling):
     """Convolutions and pooling of tensors [batch, channels, *size]. Sizes: one number for all axes,
     also in a sequence, or one for each."""
 

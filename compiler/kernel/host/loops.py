@@ -5,8 +5,9 @@ A group is a chunk of work for one thread. The innermost loop runs over neighbou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from ugpu.compiler.expression.accumulate import advanced, combine, ended, identity, total_type
 from ugpu.compiler.expression.algebra import Index, Range, constant, substitute_all
@@ -14,8 +15,9 @@ from ugpu.compiler.expression.computation import Computation, elements, places_a
 from ugpu.compiler.expression.lookup import Lookup, atoms
 from ugpu.compiler.expression.value import Memory, Value, indices_of, load, substitute, walk
 from ugpu.compiler.kernel.choices import Chunk, Space
-from ugpu.compiler.kernel.host.nest import Nest, nested
-from ugpu.compiler.kernel.host.sections import decided, inside, sections
+from ugpu.compiler.kernel.host.nest import Axis, Nest, Walk, nested
+from ugpu.compiler.kernel.host.rare import FLAG, find_rare
+from ugpu.compiler.kernel.host.sections import inside, sections
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
 from ugpu.compiler.kernel.shared.kernels import kernel_of, result
 from ugpu.compiler.kernel.shared.spread import loads, runs_along
@@ -38,30 +40,58 @@ def space() -> Space:
 
 
 def elementwise(
-    computation: Computation, target: TargetSpec, chosen: Chunk | None = None
+    computation: Computation, target: TargetSpec, chosen: Chunk | None = None, alone: bool = True
 ) -> Kernel:
-    """Give a group chunks of the last range, or several whole rows of it."""
+    """Give a group chunks of the last range, or several whole rows of it. alone: whether the kernel
+    may have memory of its own, as one that computes a piece of a cat may not."""
     most = (chosen or Chunk(CHUNK)).size
     if not computation.ranges:
         return kernel_of(computation, (), (1, 1, 1), 1, assign(computation, {}))
     outer, last = computation.ranges[:-1], computation.ranges[-1]
+    rare = find_rare(computation.value) if alone and last.size >= LINE else None
+    memories = () if rare is None else (FLAG,)
     if last.size >= most or not outer:
         nest = Nest(computation, outer, (last, min(most, last.size)))
-        walk = nest.sides[0].steps("j")
-        return nest.kernel((), (walk.around(*assign(computation, nest.batch | walk.places)),))
+        (side,) = nest.sides
+        return nest.kernel(memories, _line(computation, nest.batch, side.steps, bool(memories)))
     rows = max(1, most // last.size)
-    grid, row, loop_bound = rows_of(elements(outer), rows)
+    grid, row, bound = rows_of(elements(outer), rows)
     places = places_at(outer, row)
     inner: list[Statement] = []
-    for section in sections(computation.value, computation.ranges):
-        part = replace(computation, value=decided(computation.value, section))
+    for section, root in sections(computation.value, computation.ranges):
+        part = replace(computation, value=root)
         start, stop = section.pop(last)
-        step = Range(f"j{start}" if start else "j", stop - start)
-        rolled = step.size >= ROLLED and _looks_up(part.value, last)
-        loop = Loop(step, assign(part, {**places, last: step.index() + start}), rolled=rolled)
+        count = partial(Axis(last).whole.line, count=stop - start, first=start)
+        named = partial(_named, count, start)
+        loops = _line(part, places, named, bool(memories) and stop - start >= LINE)
         where = substitute_all(inside(section), places)
-        inner.append(If(where, (loop,)) if where else loop)
-    return kernel_of(computation, (), grid, 1, (Loop(Range("r", rows), tuple(inner), loop_bound),))
+        inner += [If(where, tuple(loops))] if where else loops
+    return kernel_of(computation, memories, grid, 1, (Loop(Range("r", rows), tuple(inner), bound),))
+
+
+def _named(line: Callable[[str], Walk], start: int, name: str) -> Walk:
+    return line(f"{name}{start}")
+
+
+def _line(
+    computation: Computation, batch: Mapping[Range, Index], line: Callable[[str], Walk],
+    branches: bool,
+) -> list[Statement]:  # fmt: skip
+    """Return the loop over a line of results; with branches two loops, if they rarely need some
+    values."""
+    size = line("").last.size
+
+    def loop(name: str, root: Value) -> Statement:
+        along = line(f"j{name}")
+        stores = assign(replace(computation, value=root), {**batch, **along.places})
+        ((counter, bound),) = along.loops
+        looks_up = bound is None and size >= ROLLED and _looks_up(root, computation.ranges[-1])
+        return Loop(counter, stores, bound, looks_up or bool(name))
+
+    rare = find_rare(computation.value) if branches else None
+    if rare is None:
+        return [loop("", computation.value)]
+    return rare.branched(batch, line, loop)
 
 
 def _looks_up(root: Value, along: Range) -> bool:

@@ -24,12 +24,14 @@ from ugpu.compiler.expression.algebra import (
 from ugpu.compiler.expression.value import Value, broadcast, const, gate, load, rebuild, walk
 
 MOST = 1000  # operations of all sections together, each with its own code
+LONG = 64  # elements of a line's longest part from which on vectors pay for separate loops
 Sections = dict[Range, tuple[int, int]]  # of each range the first place, and the one after the last
 
 
-def sections(root: Value, ranges: Sequence[Range]) -> list[Sections]:
+def sections(root: Value, ranges: Sequence[Range]) -> list[tuple[Sections, Value]]:
     """Return the parts of the ranges' space in which each condition on a single range either holds
-    or does not, in order; one part if there would be too many."""
+    or does not, in order, with the value there; one part if there would be too many, or short
+    ones."""
     cuts: dict[Range, set[int]] = {each: {0, each.size} for each in ranges}
     count = 0
     for node in walk(root):
@@ -38,19 +40,27 @@ def sections(root: Value, ranges: Sequence[Range]) -> list[Sections]:
             (each, *others) = condition.ranges() or (None,)
             if others or each not in cuts or condition.linear(each) is None:
                 continue
-            step = condition.coefficient(each)
+            step, first = condition.coefficient(each), condition.constant
             if step:
-                edge = (
-                    -(condition.constant // step) if step > 0 else condition.constant // -step + 1
-                )
+                edge = -(first // step) if step > 0 else first // -step + 1
                 cuts[each].add(min(max(edge, 0), each.size))
-    if count * prod(len(edges) - 1 for edges in cuts.values()) > MOST:
-        return [{each: (0, each.size) for each in ranges}]
     parts = [list(pairwise(sorted(edges))) for edges in cuts.values()]
-    return [dict(zip(cuts, each, strict=True)) for each in product(*parts)]
+    longest = max(stop - start for start, stop in parts[-1])
+    if longest < LONG or count * prod(map(len, parts)) > MOST:
+        return [({each: (0, each.size) for each in ranges}, root)]
+    found: list[tuple[Sections, Value]] = []
+    *outer, last = cuts
+    for each in product(*parts):
+        section = dict(zip(cuts, each, strict=True))
+        value = _decided(root, section)
+        before = found[-1] if found else None
+        if before and before[1] is value and all(before[0][r] == section[r] for r in outer):
+            section[last] = found.pop()[0][last][0], section[last][1]
+        found.append((section, value))
+    return found
 
 
-def decided(root: Value, section: Mapping[Range, tuple[int, int]]) -> Value:
+def _decided(root: Value, section: Mapping[Range, tuple[int, int]]) -> Value:
     """Return a value's form in a section: without the conditions that hold there, and without what
     others choose."""
     places = {

@@ -161,7 +161,7 @@ class _Convolution:
 
     def kernel(self) -> Kernel:
         channel = Range("channel", self.parts.channel.size)
-        image = Loop(channel, (*self.staged(channel.index()), self.in_tiles(channel.index())))
+        image = Loop(channel, (self.staged(channel.index()), self.in_tiles(channel.index())))
         panel = Range("panel", -(-self.outs.count // self.height))
         first = self.outs.start + panel.index() * self.height
         rows = constant(self.parts.out.size) - first
@@ -174,30 +174,28 @@ class _Convolution:
 
     # ---- factors -------------------------------------------------------------------------------
 
-    def staged(self, channel: Index) -> Iterator[Statement]:
+    def staged(self, channel: Index) -> Statement:
         """Copy the elements of all tiles of a channel: [column % 6][row % 4][tile]."""
-        parts, count = self.parts, self.tiles.count
-        for vertical in range(TILE):
-            more = int(vertical < AROUND - TILE)
-            line = Range(f"line{vertical}", count + more)
-            row = (self.tiles.start + line.index()) * TILE + vertical
-            body: list[Statement] = []
-            for across in range(AROUND):
-                tile = Range(f"tile{vertical}_{across}", self.wide)
-                column = tile.index() * TILE + across
-                places = {**self.nest.batch, parts.channel: channel}
-                places |= {parts.row: row, parts.down: constant(0)}
-                places |= {parts.column: column, parts.across: constant(0)}
-                # beyond the image's last window there is nothing
-                last = [(row, parts.row.size), (column, parts.column.size)]
-                inside = tuple(
-                    end for at, size in last if (end := constant(size + WINDOW - 2) - at).low < 0
-                )
-                image = substitute(parts.image, places)
-                image = gate(inside, guard(image, inside), const(0, float32))
-                first = line.index() * self.wide + (across * TILE + vertical) * self.plane
-                body += separated(image, tile, self.stage, first)
-            yield Loop(line, tuple(body), self.tiles.left + more, rolled=True)
+        parts, more = self.parts, AROUND - TILE
+        line = Range("line", self.tiles.count * TILE + more)
+        row = self.tiles.start * TILE + line.index()
+        at = line.index() % TILE * self.plane + line.index() // TILE * self.wide
+        body: list[Statement] = []
+        for across in range(AROUND):
+            tile = Range(f"tile{across}", self.wide)
+            column = tile.index() * TILE + across
+            places = {**self.nest.batch, parts.channel: channel}
+            places |= {parts.row: row, parts.down: constant(0)}
+            places |= {parts.column: column, parts.across: constant(0)}
+            # beyond the image's last window there is nothing
+            last = [(row, parts.row.size), (column, parts.column.size)]
+            inside = tuple(
+                end for place, size in last if (end := constant(size + WINDOW - 2) - place).low < 0
+            )
+            image = substitute(parts.image, places)
+            image = gate(inside, guard(image, inside), const(0, float32))
+            body += separated(image, tile, self.stage, at + across * TILE * self.plane)
+        return Loop(line, tuple(body), self.tiles.left * TILE + more, rolled=True)
 
     def in_tiles(self, channel: Index) -> Statement:
         """Transform the tiles of a channel, a vector of them at a time."""
