@@ -19,12 +19,13 @@ from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import DType, float32
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.forms import Makes
+from ugpu.compiler.graph.movement import part_of_stored
 from ugpu.compiler.graph.origin import here
 from ugpu.compiler.graph.tracking import History, mode
 from ugpu.compiler.methods.core import Scalar, integer_of, number_of, shape_of, whole
 from ugpu.compiler.methods.derived.instead import missing
 from ugpu.compiler.plan.plan import MemoryPlan, memory_plan
-from ugpu.compiler.runtime.between import near_copy
+from ugpu.compiler.runtime.between import copy_between
 from ugpu.compiler.runtime.lent import lend
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import device_of, runtime_of
@@ -302,14 +303,14 @@ class Tensor(Values):
     def _moved(self, device: Device) -> Self:
         if device is self.device:
             return self._same()
-        near = None
-        if current_recording() is None and type(self) is self._kind:
-            near = near_copy(self.realize().node, self.device, device)
-        if near is None:
-            made = type(self)(self.numpy(), device=device, dtype=self.dtype)
-        else:
+        if type(self) is self._kind:
+            if part_of_stored(self.node) is None:
+                self.realize()
             made = object.__new__(self._kind)
-            made.node, made.device, near.origin = near, device, here()
+            made.node, made.device = copy_between(self.node, self.device, device), device
+            made.node.origin = here()
+        else:  # of a nested function
+            made = type(self)(self.numpy(), device=device, dtype=self.dtype)
         if self.node.tracked and mode.on:
             origin = self.device
             history = History("to", (self.node,), (origin, lambda g: g.to(origin)))
@@ -343,7 +344,7 @@ class Tensor(Values):
         kept = runtime_of(self.device).constants
         if name not in kept:
             recording = current_recording()  # its first call, without a pool, runs as usual
-            captured = recording is not None and recording.pool is not None
+            captured = recording is not None and recording.stages is not None
             if captured or core_of(self.device).capturing is not None:
                 return None
             kept[name] = copied(self.device, make(), None)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import bool_, float32, int32
+from ugpu.compiler.dtype import DType, bool_, float32, int32
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.methods import winograd as winograd_tiles
@@ -27,6 +27,7 @@ from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.state.config import config
 
 Pair = int | Sequence[int]
+Steps = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # stride, padding, dilation
 T = TypeVar("T", bound=Operations)
 
 
@@ -64,7 +65,7 @@ class Convolutions(Operations):
                 f"conv2d: input and kernel must have 4 axes, got shapes {self._shown} and "
                 f"{kernel._shown}"
             )
-        batch, channels, _, _ = self.shape
+        channels = self.shape[1]
         out_channels, each, height, width = kernel.shape
         fits = groups > 0 and channels == each * groups and out_channels % groups == 0
         if not fits or not each or not height or not width:
@@ -73,27 +74,39 @@ class Convolutions(Operations):
             )
         dtype = dtypes.promote(self.dtype, kernel.dtype)
         shaped = (height, width) == (3, 3) and groups == 1 and dtype is float32
-        steps = pair("conv2d", stride, 1) == pair("conv2d", dilation, 1) == (1, 1)
-        tiled = self._tiled(kernel, padding, winograd) if shaped and steps else None
-        if winograd and tiled is None:
+        steps = pair("conv2d", stride, 1), pair("conv2d", padding, 0), pair("conv2d", dilation, 1)
+        tiles = shaped and steps[0] == steps[2] == (1, 1)
+        tiles = tiles and self._by_tiles(kernel, padding, winograd)
+        found = None
+        if not tiles or self._tiles_held(kernel, steps[1]):
+            found = self._over_windows(kernel, dtype, steps, groups, cost.TILED if tiles else "sum")
+        else:
+            found = self._tiled(kernel, padding)
+        if found is None or (winograd and not tiles):
             raise BadArgument(
                 f"conv2d: shapes {self._shown} and {kernel._shown} do not support "
                 "winograd=True, which requires float32, 3 x 3 windows, stride, dilation "
                 "and groups of 1, and a first use outside of capture()"
             )
-        if tiled is not None:
-            rule = (1, 1), pair("conv2d", padding, 0), (1, 1), 1
-            return biased("conv2d", tiled._ruled("conv2d", [self, kernel], rule), bias)
+        return biased("conv2d", found._ruled("conv2d", [self, kernel], (*steps, groups)), bias)
+
+    def _over_windows(
+        self, kernel: Self, dtype: DType, steps: Steps, groups: int, sum_: str
+    ) -> Self:
+        """Convolve by a sum of products over windows. steps: stride, padding and dilation. sum_:
+        the reduction."""
+        batch, _, _, columns = self.shape
+        out_channels, each, height, width = kernel.shape
         inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
         host = self.device.target.abi == "host"
-        wide = self.shape[3] + 2 * pair("conv2d", padding, 0)[1]
-        # an image that only one channel reads is padded by the kernel that holds it
-        phases = prod(pair("conv2d", stride, 1))
-        held = cost.in_windows(height, width, wide, phases)
+        # an image that only one channel reads is padded by the kernel that holds it, as are tiles
+        held = cost.in_windows(height, width, columns + 2 * steps[1][1], prod(steps[0]))
         apart = host and out_channels == groups and held
-        windows = self.cast(dtype)._windows(
-            "conv2d", (height, width), stride, padding, dilation, 0, apart
-        )  # [batch, channels, out height, out width, height, width]
+        image = self.cast(dtype)
+        if sum_ == cost.TILED:
+            image, apart = image.contiguous(), True
+        windows = image._windows("conv2d", (height, width), *steps, 0, apart)
+        # [batch, channels, out height, out width, height, width]
         rows, columns = windows.shape[2:4]
         per_group = out_channels // groups
         whole = (batch, groups, per_group, rows, columns, each, height, width)
@@ -104,11 +117,12 @@ class Convolutions(Operations):
         right = graph.permute(right, (0, 1, 3, 4, 2, 5, 6))
         right = graph.reshape(right, (batch, groups, 1, rows, columns, each, height, width))
         products = graph.elementwise("mul", inner, broadcast(left, whole), broadcast(right, whole))
-        total = self._new(products)._reduce("sum", products, (5, 6, 7), False)
-        node = graph.reshape(graph.cast(total.node, dtype), (batch, out_channels, rows, columns))
-        rule = (pair("conv2d", stride, 1), pair("conv2d", padding, 0), pair("conv2d", dilation, 1),
-                groups)  # fmt: skip
-        return biased("conv2d", self._new(node)._ruled("conv2d", [self, kernel], rule), bias)
+        if sum_ == "sum":
+            total = self._new(products)._reduce("sum", products, (5, 6, 7), False).node
+        else:
+            total = graph.reduce(sum_, products, (5, 6, 7))
+        node = graph.reshape(graph.cast(total, dtype), (batch, out_channels, rows, columns))
+        return self._new(node)
 
     def _as_large(
         self, operation: str, kernel: TensorCore, padding: str, stride: Pair, dilation: Pair
@@ -131,24 +145,41 @@ class Convolutions(Operations):
         pairs = [(0, 0)] * (self.ndim - axes) + [(n // 2, n - n // 2) for n in more]
         return self.pad(pairs), [0] * axes
 
-    def _tiled(self, kernel: Self, padding: Pair, wanted: bool | None) -> Self | None:
-        """Convolve with Winograd tiles (compiler.methods.winograd) if requested or cheaper."""
+    def _tiles_held(self, kernel: Self, around: tuple[int, int]) -> bool:
+        """Return whether one kernel of a host computes a convolution with Winograd tiles."""
+        out, channels = kernel.shape[:2]
+        sizes = (self.shape[2] + 2 * around[0] - 2, self.shape[3] + 2 * around[1] - 2)
+        host = self.device.target.abi == "host"
+        return host and min(out, channels, *sizes) > 1 and channels <= cost.TILES_MOST
+
+    def _by_tiles(self, kernel: Self, padding: Pair, wanted: bool | None) -> bool:
+        """Return whether to convolve with Winograd tiles: if requested or cheaper."""
+        batch, channels, height, width = self.shape
+        out, around = kernel.shape[0], pair("conv2d", padding, 0)
+        rows, columns = height + 2 * around[0] - 2, width + 2 * around[1] - 2
+        if rows < 1 or columns < 1 or not self.numel() or not out:
+            return False
+        if wanted is not None or not config().winograd:
+            return bool(wanted)
+        found = self._form(kernel, padding)
+        if found is not None:
+            return found == "tiles"
+        down, across = winograd_tiles.tiles(rows), winograd_tiles.tiles(columns)
+        lanes = self.device.target.vector_bytes // float32.itemsize
+        held = self._tiles_held(kernel, around)
+        return held and cost.winograd((batch, out, rows, columns), channels, down * across, lanes)
+
+    def _tiled(self, kernel: Self, padding: Pair) -> Self | None:
+        """Convolve with Winograd tiles by products with matrices (compiler.methods.winograd); None
+        if these are not on the device, and cannot be copied now."""
         batch, channels, height, width = self.shape
         out, around = kernel.shape[0], pair("conv2d", padding, 0)
         rows, columns = height + 2 * around[0] - 2, width + 2 * around[1] - 2
         down, across = winograd_tiles.tiles(rows), winograd_tiles.tiles(columns)
         size = winograd_tiles.AROUND
-        if rows < 1 or columns < 1 or not self.numel() or not out:
-            return None
-        if wanted is None and config().winograd:
-            found = self._form(kernel, padding)
-            host = self.device.target.abi == "host"
-            results = (batch, out, rows, columns)
-            estimated = host and cost.winograd(results, channels, down * across, size * size, 9)
-            wanted = estimated if found is None else found == "tiles"
         constants = {name: self._kept(f"winograd {name}", partial(_matrix, name)) for name in (
-            "image", "weight", "result")} if wanted else {}  # fmt: skip
-        if not constants or any(each is None for each in constants.values()):
+            "image", "weight", "result")}  # fmt: skip
+        if any(each is None for each in constants.values()):
             return None
         image, weight, result = (self._tensor("conv2d", each) for each in constants.values())
         # the image with its edges, as large as the tiles need it, then all windows stored

@@ -322,8 +322,12 @@ class NvDriver(WorkHolder):
         if now - self._looked_at > PRESENCE_INTERVAL_S:
             self._looked_at = now
             if self.gpu.lost():
-                return DeviceLost(f"{self.name} no longer answers", device=self.name, remedy=GONE)
+                return self.absent()
         return None
+
+    def absent(self) -> DeviceLost:
+        """Return the error of a GPU that is lost."""
+        return DeviceLost(f"{self.name} no longer answers", device=self.name, remedy=GONE)
 
     def pause(self, limit_s: float) -> None:
         # Most waits are short: yield the processor without sleeping, then sleep, then sleep longer.

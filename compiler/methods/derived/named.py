@@ -48,14 +48,14 @@ class Named(Groups):
         """Return the same elements."""
         return self._same()
 
-    def addcmul(self, one: Any, two: Any, *, value: Scalar = 1) -> Self:
-        """Return self + value * one * two."""
-        product: Self = self._tensor("addcmul", one) * two
+    def addcmul(self, tensor1: Any, tensor2: Any, *, value: Scalar = 1) -> Self:
+        """Return self + value * tensor1 * tensor2."""
+        product: Self = self._tensor("addcmul", tensor1) * tensor2
         return self + product * value
 
-    def addcdiv(self, one: Any, two: Any, *, value: Scalar = 1) -> Self:
-        """Return self + value * one / two."""
-        share: Self = self._tensor("addcdiv", one).div(two)
+    def addcdiv(self, tensor1: Any, tensor2: Any, *, value: Scalar = 1) -> Self:
+        """Return self + value * tensor1 / tensor2."""
+        share: Self = self._tensor("addcdiv", tensor1).div(tensor2)
         return self + share * value
 
     def clamp_min(self, min: Any) -> Self:

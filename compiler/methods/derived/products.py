@@ -79,7 +79,8 @@ class Products(Groups):
 
     def tensordot(self, other: Any, axes: int | Sequence[Sequence[int]] = 2) -> Self:
         """Return the sum of products over pairs of axes: the last of self with the first of other
-        (a number of them), or those listed for each. `dims` is the same."""
+        (a number of them), or those listed for each. `dims` is the same. An axis of size 1 matches
+        any, as in PyTorch: the other is summed."""
         right = self._tensor("tensordot", other)
         if isinstance(axes, int):
             count = integer_of("tensordot", "axes", axes)
@@ -94,7 +95,15 @@ class Products(Groups):
                 raise BadArgument(f"tensordot: expected two lists of as many axes, got {axes}")
             mine = list(self._axes("tensordot", listed[0]))
             theirs = list(right._axes("tensordot", listed[1]))
-        if any(self.shape[a] != right.shape[b] for a, b in zip(mine, theirs, strict=True)):
+        sizes = [(self.shape[a], right.shape[b]) for a, b in zip(mine, theirs, strict=True)]
+        if any(one != two for one, two in sizes) and all(one == two or 1 in (one, two)
+                                                         for one, two in sizes):  # fmt: skip
+            left = [a for a, (one, two) in zip(mine, sizes, strict=True) if two == 1 != one]
+            other_axes = [b for b, (one, two) in zip(theirs, sizes, strict=True) if one == 1 != two]
+            both = (each.sum(axes, True, dtype=each.dtype) if axes else each
+                    for each, axes in ((self, left), (right, other_axes)))  # fmt: skip
+            return next(both).tensordot(next(both), [mine, theirs])
+        if any(one != two for one, two in sizes):
             raise BadArgument(
                 f"tensordot: axes {mine} of shape {self._shown} do not match axes {theirs} of "
                 f"shape {right._shown}"

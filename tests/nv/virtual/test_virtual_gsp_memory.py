@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
-from tests.support.gsp_script import FRTS, PAGE, ROOT, STATIC_INFO, Script
+from tests.support.gsp_script import FRTS, PAGE, ROOT, STATIC_INFO, Message, Script
 from tests.support.waiting import until
 from ugpu.hcq.errors import BadArgument, DeviceBusy, DeviceNotFound
 from ugpu.hcq.find.registry import Attachment, attach_virtual
+from ugpu.hcq.state.memory import BusAddr
 from ugpu.nv import abi
 from ugpu.virtual.nvidia.gsp.bus.pci import ApertureWindow, VirtualTransport
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.gpu import attach, build_card
 from ugpu.virtual.nvidia.gsp.options import FIRMWARES, CardOptions
+from ugpu.virtual.nvidia.gsp.rpc.interface import interface_of
 from ugpu.virtual.nvidia.status import Status
 
 MEMORY = 1 << 30
@@ -104,6 +106,21 @@ def test_dma_to_memory_that_was_given_back_is_refused(cold: Script) -> None:
     memory.close()
     assert cold.card.bus_read(address, 16) is None
     assert "which the IOMMU refuses" in cold.card.violations[-1]
+
+
+@pytest.mark.parametrize("assigned", [True, False], ids=["assigned", "unassigned"])
+def test_memory_at_an_address_of_bar1_is_the_iommu_s(assigned: bool) -> None:
+    """A guest's IOMMU has addresses of its own; a card behind a server has no address in BAR1."""
+    card = build_card("ad102", CardOptions(memory=MEMORY, platform=assigned))
+    inside = card.config.bar_address(1) + (16 << 20)
+    with VirtualTransport(card, owns_card=True) as transport:
+        transport.config_write(4, 6, 2)
+        memory = transport.place_dma(PAGE, BusAddr(inside))
+        memory.view[:4] = b"host"
+        card.gpu.memory.view[16 << 20 : (16 << 20) + 4] = b"card"
+        assert card.bus_read(inside, 4) == b"host"
+        memory.close()
+        assert card.bus_read(inside, 4) == (b"card" if assigned else None)
 
 
 def test_pramin_shows_video_memory(cold: Script) -> None:
@@ -338,7 +355,19 @@ def test_a_channel_copies_and_tells_by_its_interrupt(script: Script) -> None:
     assert script.card.violations == [] and script.card.machine.refused[-1].count("taken")
 
 
-def test_a_channel_s_fault_reaches_the_host(script: Script) -> None:
+# Bytes, and the words with engine, channel and Xid: g_rpc-structures.h of each version
+RC_TRIGGERED = {
+    "535.113.01": (0x14, (0, 1, 2)), "550.163.01": (0x1C, (0, 1, 3)), "570.144": (0x30, (0, 1, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("version", RC_TRIGGERED)
+def test_a_channel_s_fault_reaches_the_host(request: pytest.FixtureRequest, version: str) -> None:
+    """550.163.01's firmware is NVIDIA's module's alone: its tables are put behind another one."""
+    script = make(version if version in FIRMWARES else "570.144")
+    request.addfinalizer(script.card.close)
+    request.addfinalizer(script.close)
+    script.boot()
     objects(script)
     directory = tables(script, 0x400000, 0x200000)
     params = struct.pack("<QIIIIII", directory, 4, 0, SPACE, 0, 0, 0)
@@ -348,15 +377,24 @@ def test_a_channel_s_fault_reaches_the_host(script: Script) -> None:
     )
     assert script.control(0xA06F0103, CHANNEL, b"\1\0")[0] == 0
     video(script, INSTANCE + 0x2000 + 0x8C, struct.pack("<I", 1))
+    assert script.card.server is not None
+    script.card.server.interface = interface_of(version)
     script.write(0xBB0090, 1 << 16 | 1)
-    received: list[int] = []
+    received: list[Message] = []
 
     def told() -> bool:
         while (message := script.receive()) is not None:
-            received.append(message.function)
-        return received[-2:] == [0x1006, 0x1004]
+            received.append(message)
+        return [message.function for message in received[-2:]] == [0x1006, 0x1004]
 
     until(told, "OS_ERROR_LOG and RC_TRIGGERED")
+    size, (engine, channel, xid) = RC_TRIGGERED[version]
+    body = received[-1].body
+    assert len(body) == size
+    words = struct.unpack_from(f"<{size // 4}I", body)
+    assert (words[engine], words[channel], words[xid]) == (11, 1, 31)
+    assert sum(words[:xid]) == 12, "nothing else before the error's number"
+    assert received[-2].body[12:].startswith(b"Xid 31: Ch 00000001"), "g_rpc-structures.h"
 
 
 @pytest.mark.parametrize(

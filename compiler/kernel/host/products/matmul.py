@@ -14,11 +14,12 @@ laid out during packing. The sizes of tiles and panels come from a cost model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ugpu.compiler.dtype import int8
 from ugpu.compiler.expression.accumulate import multiply_add
+from ugpu.compiler.expression.accumulate import replace as with_reduction
 from ugpu.compiler.expression.algebra import Index, Range, Validity, at_least_zero, constant
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.value import (
@@ -29,6 +30,7 @@ from ugpu.compiler.expression.value import (
     load,
     substitute,
     value,
+    walk,
 )
 from ugpu.compiler.kernel.choices import Space, Tile
 from ugpu.compiler.kernel.host.loops import ROWS
@@ -53,6 +55,7 @@ from ugpu.compiler.kernel.host.products.grouped import (
     unsigned,
 )
 from ugpu.compiler.kernel.host.products.packing import (
+    LINE,
     PAIR,
     QUAD,
     Packed,
@@ -62,7 +65,7 @@ from ugpu.compiler.kernel.host.products.packing import (
 )
 from ugpu.compiler.kernel.host.products.rates import rates_of
 from ugpu.compiler.kernel.host.products.tiles import Problem, slice_steps, vector_registers
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement, Store
 from ugpu.compiler.kernel.shared.spread import runs_along, unit_stride
 from ugpu.compiler.pattern.contraction import LONGER, SMALLEST, Contraction
 from ugpu.hcq.state.target import TargetSpec
@@ -275,7 +278,25 @@ class _Blocked(_Sides):
         )  # fmt: skip
         if not self.by_panels:
             return tuple(body)
-        return (*body, *self.panel_finished(row, column))
+        down = self.rows.panel("row_ahead", row * self.height, self.height, self.tall)
+        line = LINE // self.dtype.itemsize
+        ahead = self.columns.panel("ahead", column * self.width, self.width, self.wide, line)
+        return (*self.prefetched(down, ahead), *body, *self.panel_finished(row, column))
+
+    def prefetched(self, down: Walk, across: Walk) -> Iterator[Statement]:
+        """Begin to bring what the panel's results need and where they go into the caches: parts of
+        many rows, which no prefetcher foresees."""
+        computation = self.nest.computation
+        places = {**self.nest.batch, **down.places, **across.places}
+        epilogue = with_reduction(computation.value, self.parts.reduce, const(0, self.dtype))
+        moving = set(self.columns.axis.ranges)
+        accesses = [(computation.output, computation.position)]
+        accesses += [(each.arg.memory, each.arg.index) for each in walk(epilogue)
+                     if each.op == "load" and not each.arg.conditions]  # fmt: skip
+        for memory, index in accesses:
+            if moving & index.ranges():
+                near = Prefetch(memory, index.substitute(places))
+                yield down.around(across.around(near))
 
     def panel_in_tiles(self, row: Index, column: Index) -> tuple[Statement, ...]:
         """Multiply a panel in tile registers."""

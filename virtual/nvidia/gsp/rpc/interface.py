@@ -75,8 +75,6 @@ class Interface:
     engine_gr0: int
     engine_ce0: int
     engine_fault: int  # replayable faults; then access counters, non-replayable faults
-    rc_size: int
-    error_text: int  # offset of OS_ERROR_LOG's text
 
 
 INTERFACES = {
@@ -86,7 +84,6 @@ INTERFACES = {
             0x878, 0x348, 0x828, 0x868, 0x71C, 0x6A4, 0x6D8, gpc_mask=0x124, tpc_masks=0x128
         ),
         lockdown=0x101D, engine_gsp=49, engine_gr0=82, engine_ce0=15, engine_fault=58,
-        rc_size=0x14, error_text=0xC,
     ),
     "550.163.01": Interface(
         "550.163.01", 0x50, 0x30, 0x370,
@@ -94,13 +91,11 @@ INTERFACES = {
             0x888, 0x358, 0x838, 0x878, 0x72C, 0x6B4, 0x6E8, gpc_mask=0x124, tpc_masks=0x128
         ),
         lockdown=0x101C, engine_gsp=50, engine_gr0=84, engine_ce0=15, engine_fault=59,
-        rc_size=0x1C, error_text=0xC,
     ),
     "570.144": Interface(
         "570.144", 0x48, 0x20, 0x3A0,
         StaticInfo(0x678, 0x158, 0x600, 0x640, 0x4EC, 0x4B4, 0x4C8, layout=0x668),
         lockdown=0x101C, engine_gsp=50, engine_gr0=84, engine_ce0=15, engine_fault=59,
-        rc_size=0x30, error_text=0xC,
     ),
 }  # fmt: skip
 

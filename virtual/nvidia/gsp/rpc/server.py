@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from ugpu.hcq.errors import NotSupported
 from ugpu.hcq.state.instruction import Culprits
 from ugpu.nv import abi
+from ugpu.nv.abi.firmware import firmware
 from ugpu.virtual.nvidia.chip import VirtualGpu
 from ugpu.virtual.nvidia.files import OpenFile
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
@@ -46,6 +47,7 @@ from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
 from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.machine import VirtualMachine
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
+from ugpu.virtual.nvidia.rm.controls.text import set_text
 from ugpu.virtual.nvidia.rm.objects import Allocation, Builder, Client
 from ugpu.virtual.nvidia.rm.resources import Device, I2c, Subdevice
 from ugpu.virtual.nvidia.status import RmError, Status
@@ -364,10 +366,9 @@ class GspServer:
     def _fail_init(self, status: Status) -> None:
         """Report that the resource manager did not come up, as a planted fault."""
         assert self._queues is not None
-        text = b"NVRM: RmInitNvDevice: display engine timeout"
+        text = "NVRM: RmInitNvDevice: display engine timeout"
         self._log("LOGRM", 3, int(status))
-        log = struct.pack("<3I", 119, 0, 0) + text
-        self.post(Event.OS_ERROR_LOG, log.ljust(self.interface.error_text + 260, b"\0"))
+        self._log_error(119, 0, 0, text)
         self._queues.send(Event.INIT_DONE, b"", result=int(status))
 
     def _call(
@@ -481,18 +482,19 @@ class GspServer:
 
     def channel_failed(self, channel: ChannelObject, error: ChannelError) -> None:
         """Tell the CPU of a channel's error: its text, then RC_TRIGGERED."""
-        number = channel.channel.number
-        text = f"Xid {int(error.xid)}: Ch {number:08x}, {error.text}".encode()[:255]
-        head = struct.pack("<3I", int(error.xid), channel.runlist.number, number)
-        log = (head + text).ljust(self.interface.error_text + 256, b"\0")
-        if self.interface.version.startswith("570"):
-            log += bytes(4)
-        self.post(Event.OS_ERROR_LOG, log)
-        engine = channel.channel.runlist_engine
-        words = [engine, number, int(error.xid), 0, 0]
-        if self.interface.rc_size == 0x30:
-            address = error.fault.page if error.fault is not None else 0
-            kind = int(error.fault.kind) if error.fault is not None else 0
-            words = [engine, number, 0, 0, int(error.xid), 0, 0]
-            words += [address & 0xFFFF_FFFF, address >> 32, kind, 0, 0]
-        self.post(Event.RC_TRIGGERED, struct.pack(f"<{len(words)}I", *words))
+        number, xid = channel.channel.number, int(error.xid)
+        text = f"Xid {xid}: Ch {number:08x}, {error.text}"
+        self._log_error(xid, channel.runlist.number, number, text)
+        layout = firmware(self.interface.version).structs["rpc_rc_triggered_v17_02"]
+        event = layout.new(chid=number, exceptType=xid)
+        event.nv2080EngineType = channel.channel.runlist_engine
+        if error.fault is not None and "mmuFaultType" in layout.fields:
+            page, event.mmuFaultType = error.fault.page, int(error.fault.kind)
+            event.mmuFaultAddrLo, event.mmuFaultAddrHi = page & 0xFFFF_FFFF, page >> 32
+        self.post(Event.RC_TRIGGERED, bytes(event.raw))
+
+    def _log_error(self, xid: int, runlist: int, channel: int, text: str) -> None:
+        structs = firmware(self.interface.version).structs
+        log = structs.rpc_os_error_log_v17_00.new(exceptType=xid, runlistId=runlist, chid=channel)
+        set_text(log.errString, text)
+        self.post(Event.OS_ERROR_LOG, bytes(log.raw))
