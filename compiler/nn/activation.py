@@ -8,7 +8,8 @@ from typing import Any
 from ugpu.compiler.nn import init
 from ugpu.compiler.nn.linear import empty
 from ugpu.compiler.nn.module import Module
-from ugpu.compiler.tensor import Tensor
+from ugpu.compiler.sharding.placing import beside
+from ugpu.compiler.sharding.sharded import Sharded
 from ugpu.hcq.errors import BadArgument
 
 
@@ -142,7 +143,8 @@ def _channels(name: str, axes: int) -> Callable[..., Any]:
             if x.ndim != axes + 2:
                 raise BadArgument(f"{name}: expected {axes + 2} axes, got {list(x.shape)}")
             shape = (*x.shape[:2], *[1] * axes)
-            kept = Tensor.rand(shape, device=x.device) >= self.p
+            along = (x.axis, x.axis) if isinstance(x, Sharded) and x.axis in (0, 1) else None
+            kept = beside(x, "rand", shape, along=along) >= self.p
             return kept.where(x * (1 / (1 - self.p) if self.p < 1 else 0), 0)
 
     Channels.__name__ = Channels.__qualname__ = name

@@ -9,7 +9,7 @@ from ugpu.compiler.nn import init
 from ugpu.compiler.nn.linear import Linear, empty
 from ugpu.compiler.nn.module import Module
 from ugpu.compiler.nn.normalization import LayerNorm
-from ugpu.compiler.tensor import Tensor
+from ugpu.compiler.sharding.placing import beside
 from ugpu.hcq.errors import BadArgument
 
 
@@ -77,7 +77,7 @@ class MultiheadAttention(Module):
             return query.scaled_dot_product_attention(key, value, mask, is_causal)
         scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5)
         if is_causal:
-            mask = Tensor.ones(query.shape[-2], key.shape[-2], device=key.device).tril() > 0
+            mask = beside(key, "ones", query.shape[-2], key.shape[-2]).tril() > 0
         if mask is not None:
             scores = mask.where(scores, float("-inf")) if mask.dtype is bool_ else scores + mask
         return scores.softmax(-1).dropout(self.dropout, training=True) @ value

@@ -9,7 +9,6 @@ from typing import Any
 from ugpu.compiler.nn import init
 from ugpu.compiler.nn.linear import empty
 from ugpu.compiler.nn.module import Module
-from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument
 
 Sizes = int | Sequence[int]
@@ -118,7 +117,7 @@ class Conv3d(_Convolution):
         last = (depth - 1) * step + 1
         slices = [padded[:, :, tap * gap : tap * gap + last : step] for tap in range(taps)]
         batch, channels, *place = x.shape
-        joined = Tensor.stack(slices, 2)  # [batch, channels, taps, depth, height, width]
+        joined = slices[0].stack(slices[1:], 2)  # [batch, channels, taps, depth, height, width]
         images = joined.permute(0, 3, 1, 2, 4, 5)
         images = images.reshape(batch * depth, channels * taps, *place[1:])
         out, each = self.weight.shape[:2]

@@ -8,6 +8,8 @@ from typing import Any
 from ugpu.compiler.nn import init
 from ugpu.compiler.nn.module import Module
 from ugpu.compiler.nn.parameter import Parameter
+from ugpu.compiler.sharding.placing import beside
+from ugpu.compiler.sharding.sharded import Sharded
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument
 
@@ -51,7 +53,13 @@ class Bilinear(Module):
 
     def forward(self, one: Any, two: Any) -> Any:
         """Return the form's values."""
-        made = Tensor.einsum("...i,oij,...j->...o", one, self.weight, two)
+        if isinstance(one, Sharded):
+            weight: Any = self.weight
+            outputs, inputs1, inputs2 = weight.shape
+            rows = weight.permute(1, 0, 2).reshape(inputs1, outputs * inputs2)
+            made = ((one @ rows).unflatten(-1, (outputs, inputs2)) * two.unsqueeze(-2)).sum(-1)
+        else:
+            made = Tensor.einsum("...i,oij,...j->...o", one, self.weight, two)
         return made if self.bias is None else made + self.bias
 
 
@@ -75,7 +83,7 @@ class Embedding(Module):
         """Return the rows."""
         weight: Any = self.weight
         if self.padding_idx is not None and weight.requires_grad:
-            rows = Tensor.arange(weight.shape[0], device=weight.device).reshape(-1, 1)
+            rows = beside(weight, "arange", weight.shape[0]).reshape(-1, 1)
             weight = (rows != self.padding_idx).where(weight, weight.detach())
         return weight[index]
 

@@ -107,7 +107,7 @@ class _Adaptive(Module):
             start, stop = place * size // count, -(-(place + 1) * size // count)
             part = x[(*before, slice(start, stop))]
             parts.append(getattr(part, self.method)(axis, keepdims=True))
-        return type(parts[0]).cat(parts, axis)
+        return parts[0].cat(parts[1:], axis)
 
 
 class AdaptiveAvgPool1d(_Adaptive):

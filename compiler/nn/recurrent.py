@@ -8,7 +8,7 @@ from typing import Any
 from ugpu.compiler.nn import init
 from ugpu.compiler.nn.linear import empty
 from ugpu.compiler.nn.module import Module
-from ugpu.compiler.tensor import Tensor
+from ugpu.compiler.sharding.placing import beside
 from ugpu.hcq.errors import BadArgument
 
 
@@ -62,8 +62,7 @@ class _Recurrent(Module):
         shape = (count, x.shape[1], self.hidden_size)
         given = [state] if self.states == 1 and state is not None else state
         if given is None:
-            zeros = Tensor.zeros(shape, device=x.device, dtype=x.dtype)
-            given = [zeros] * self.states
+            given = [beside(x, "zeros", shape, along=(1, 1), dtype=x.dtype)] * self.states
         if len(given) != self.states or any(tuple(each.shape) != shape for each in given):
             raise BadArgument(f"{name}: expected {self.states} states of shape {list(shape)}")
         last: list[list[Any]] = [[] for _ in range(self.states)]
@@ -76,10 +75,10 @@ class _Recurrent(Module):
                 outputs.append(output)
                 for kept, each in zip(last, end, strict=True):
                     kept.append(each)
-            x = outputs[0] if len(outputs) == 1 else Tensor.cat(outputs, 2)
+            x = outputs[0] if len(outputs) == 1 else outputs[0].cat(outputs[1:], 2)
             if self.dropout and layer < self.layers - 1:
                 x = x.dropout(self.dropout, training=self.training)
-        ends = tuple(Tensor.stack(each) for each in last)
+        ends = tuple(each[0].stack(each[1:]) for each in last)
         return (x.transpose(0, 1) if self.batch_first else x), ends if self.states > 1 else ends[0]
 
     def _along(self, x: Any, state: list[Any], layer: int, direction: int) -> tuple[Any, list[Any]]:
@@ -96,7 +95,7 @@ class _Recurrent(Module):
             outer = state[0] @ weight
             state = self._step(inner[step], outer if bias is None else outer + bias, state)
             outputs[step] = state[0]
-        return Tensor.stack(outputs), state
+        return outputs[0].stack(outputs[1:]), state
 
     def _step(self, inner: Any, outer: Any, state: list[Any]) -> list[Any]:
         raise NotImplementedError

@@ -20,6 +20,8 @@ from ugpu.hcq.device.device import Device, core_of, owner_of
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.graph import Capture
 
+SHORT_S = 5e-4  # a wait of the host up to which the thread that a queue's wait takes costs more
+
 
 @dataclass
 class Part:
@@ -132,7 +134,7 @@ def _now(buffer: Buffer, current: Mapping[Place, Storage]) -> Buffer:
 
 def carry(source: Buffer, target: Buffer, size: int) -> None:
     """Copy bytes to another device, after all work of both devices so far and before later work.
-    The host waits only for a copy that passes through it."""
+    The host waits for a copy that passes through it, for others at most twice SHORT_S."""
     if not size:
         return
     giver, taker = owner_of(source), owner_of(target)
@@ -148,7 +150,10 @@ def carry(source: Buffer, target: Buffer, size: int) -> None:
 
 
 def _follow(later: Device, earlier: Device) -> None:
-    """Have the compute queue of a device wait for that of another."""
+    """Have the compute queue of a device wait for that of another, unless that ends shortly."""
     timeline = earlier.queue().timeline
-    if not timeline.reached(timeline.last):
-        later.queue().wait(timeline, timeline.last).submit()
+    value = timeline.last
+    if not timeline.reached(value):
+        earlier.driver.pause_until(timeline, value, SHORT_S)
+    if not timeline.reached(value):
+        later.queue().wait(timeline, value).submit()

@@ -121,6 +121,18 @@ def ranges(sizes: Sequence[int]) -> list[tuple[int, int]]:
     return [(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
 
 
+def beside(
+    value: Any, name: str, *args: Any, along: tuple[int, int] | None = None, **options: Any
+) -> Any:
+    """Return what a class method of Tensor makes, on the device of a tensor, or the devices of a
+    sharded one: replicated, or for along=(a, b) split along b if the value is along a."""
+    if not isinstance(value, Sharded):
+        return getattr(Tensor, name)(*args, device=value.device, **options)
+    if along is None or value.axis != along[0]:
+        return made(name, value.devices, None, args, options)
+    return made(name, value.devices, along[1], args, options, value.sizes)
+
+
 def made(
     name: str, devices: Sequence[Any], axis: int | None, args: Sequence[Any],
     options: Mapping[str, Any], sizes: Sequence[int] | None = None,

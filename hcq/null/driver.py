@@ -3,6 +3,7 @@ queues that count. Elements are nowhere: what is copied in is dropped, reading r
 
 from __future__ import annotations
 
+import itertools
 import mmap
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -23,8 +24,10 @@ from ugpu.hcq.work.recovery import Recovery
 from ugpu.hcq.work.timeline import SIZE, Timeline
 
 PAGE = 4096  # bytes: memory of a card is allocated in whole pages
-# Addresses: pages may lie anywhere in a card's memory, so that only their sum has to fit.
-DEVICE_BASE, HOST_BASE, RANGE = 1 << 44, 1 << 45, 1 << 44
+# Addresses, different on all devices of the process, as they copy from each other. Pages may lie
+# anywhere in a card's memory, so that only their sum has to fit.
+RANGE, MOST_RANGES = 1 << 44, 1 << 18
+_serials = itertools.count()
 
 
 class NullDriver(Driver):
@@ -39,9 +42,10 @@ class NullDriver(Driver):
         self.target = chip.target
         self.memory_bytes = memory_bytes
         self.counts = Counts(instructions=0 if chip.instruction_bytes else None)
+        base = (next(_serials) % MOST_RANGES * 2 + 1) * RANGE
         self._ranges = {
-            Placement.DEVICE: RangeAllocator(DEVICE_BASE, RANGE, PAGE, name=f"{name}'s addresses"),
-            Placement.HOST: RangeAllocator(HOST_BASE, RANGE, PAGE, name="host addresses"),
+            Placement.DEVICE: RangeAllocator(base, RANGE, PAGE, name=f"{name}'s addresses"),
+            Placement.HOST: RangeAllocator(base + RANGE, RANGE, PAGE, name="host addresses"),
         }
         self._queues = [self._make_queue(kind) for kind in QueueKind]
         self._by_kind = {queue.kind: [queue] for queue in self._queues}

@@ -50,7 +50,7 @@ def absence_of(transport: object) -> dict[str, object]:
 
 def end_absence(transport: object) -> bool:
     """Take up a function that is absent only because the host was suspended: `present` reports it
-    again, and the caller boots it anew. Return whether that was so. The function has its addresses
+    again, and the caller boots it again. Return whether that was so. The function has its addresses
     and its command register, which Linux restores (drivers/pci/pci-driver.c, pci_pm_resume)."""
     while transport is not None:
         suspends = getattr(transport, "suspends", None)

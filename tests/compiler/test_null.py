@@ -140,6 +140,12 @@ def test_two_null_devices_are_planned_together() -> None:
         assert two.counts().copied_bytes > 0
         with pytest.raises(NotSupported, match="runs nothing"):
             x.numpy()
+        step = jit(lambda x: (x @ x.T).sum(0).reduced())
+        for _ in range(3):
+            step(x)
+        one.counts(restart=True)
+        step(x)
+        assert 0 < one.counts().kernels < step.kernels
 
 
 def test_a_file_is_not_read(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 Every queue keeps its slot from ADD_QUEUE to REMOVE_QUEUE, unless SUSPEND takes it away: RESUME
 gives it one again, with the pointers that the descriptor holds. The model has no time slices: it
-refuses a queue when all slots or VMIDs are in use (a board would time-share them). Facts: Linux 6.12
-mes_v11_0.c, mes_v11_api_def.h, gfxhub_v3_0.c (registers of a context).
+refuses a queue when all slots or VMIDs are in use (a board would time-share them). Facts: Linux
+6.12, mes_v11_0.c, mes_v11_api_def.h, gfxhub_v3_0.c (registers of a context).
 """
 
 from __future__ import annotations

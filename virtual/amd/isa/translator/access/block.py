@@ -22,14 +22,15 @@ def _block(name: str, single: Handler) -> Handler:
     """Create an emitter. single: moves one dword for each lane; it is called `name`."""
 
     def emit(e: Registers, i: Instruction) -> None:
-        field = "data" if i.dst is None else "dst"
-        operand = i.data if i.dst is None else i.dst
+        loads = i.dst is not None
+        operand = i.dst if loads else i.data
         assert operand is not None
         e.exec_mask()
         chosen = e.scalar_register(layout.SGPR_M0)
         for number in range(min(_MOST, e.vector_limit - operand.index)):
             register = replace(operand, index=operand.index + number, width=1)
-            one = replace(i, name=name, offset=i.offset + 4 * number, **{field: register})
+            one = replace(i, name=name, offset=i.offset + 4 * number)
+            one = replace(one, dst=register) if loads else replace(one, data=register)
             move, after = e.new_label("move"), e.new_label("moved")
             bit = e.value(f"trunc i32 {e.value(f'lshr i32 {chosen}, {number}')} to i1")
             e.do(f"br i1 {bit}, label %{move}, label %{after}")
