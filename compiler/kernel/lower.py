@@ -37,6 +37,7 @@ from ugpu.compiler.kernel.gpu import matrix as gpu_matrix
 from ugpu.compiler.kernel.gpu import reduction as gpu_reduction
 from ugpu.compiler.kernel.gpu import rows as gpu_rows
 from ugpu.compiler.kernel.host import loops as host_loops
+from ugpu.compiler.kernel.host import place as host_place
 from ugpu.compiler.kernel.host import rows as host_rows
 from ugpu.compiler.kernel.host import turned as host_turned
 from ugpu.compiler.kernel.host import windows as host_windows
@@ -127,6 +128,9 @@ def _host(computation: Computation, target: TargetSpec) -> _Shape:
         return _Shape(lambda _: host_online.attention(computation, online, target))
     chain = find_chain(computation)
     if chain is not None:
+        place = host_place.find_place(chain, target)
+        if place is not None:
+            return _Shape(lambda _: host_place.places(computation, chain, place, target))
         return _Shape(lambda _: host_rows.rows(computation, chain, target))
     plain = computation.plain
     parts = find_contraction(plain, joint=True)

@@ -187,12 +187,18 @@ class Reductions(Elementwise, Movement):
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Self:
         """Return the index of the largest element, the first of equals, as int64. NaN counts as
         largest."""
-        return self._position("argmax", axis, keepdims)
+        if type(axis) is not int or self.node.tracked:  # a recipe keeps no rule of gradients
+            return self._position("argmax", axis, keepdims)
+        key = "argmax", axis, bool(keepdims)
+        return self._again(key, (), lambda: self._position("argmax", axis, keepdims))
 
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> Self:
         """Return the index of the smallest element, the first of equals, as int64. NaN counts as
         smallest."""
-        return self._position("argmin", axis, keepdims)
+        if type(axis) is not int or self.node.tracked:  # a recipe keeps no rule of gradients
+            return self._position("argmin", axis, keepdims)
+        key = "argmin", axis, bool(keepdims)
+        return self._again(key, (), lambda: self._position("argmin", axis, keepdims))
 
     def _position(self, operation: str, axis: int | None, keepdims: bool) -> Self:
         if axis is None or not self.ndim:
@@ -200,6 +206,10 @@ class Reductions(Elementwise, Movement):
             flat = self.flatten()._position(operation, 0, False)
             return flat.reshape((1,) * self.ndim) if keepdims else flat
         place = self._some(operation, self._axis(operation, axis))[0]
+        cut = split.decide(self.shape, (place,))
+        if cut is not None and place == self.ndim - 1 and self.device.target.abi == "host":
+            shape = (*self.shape[:-1], *[1] * keepdims)
+            return self._position_by_pieces(operation, cut[2]).reshape(shape)
         best = self.max(place, True) if operation == "argmax" else self.min(place, True)
         found = self._compare("eq", best)
         if self.dtype.is_float:
@@ -210,6 +220,33 @@ class Reductions(Elementwise, Movement):
         places = graph.reshape(graph.cast(graph.iota(count), counter), shape)
         first = found.where(self._new(places), count - 1).min(place, keepdims)
         return first.cast(int64)
+
+    def _position_by_pieces(self, operation: str, pieces: int) -> Self:
+        """Search each piece of the last axis, and then among the pieces' elements."""
+        count = self.shape[-1]
+        rows = self._new(graph.reshape(self.node, (self.numel() // count, count)))
+        each, lines = count // pieces, rows.shape[0]
+        even = each * pieces
+        head = graph.shrink(rows.node, [(0, lines), (0, even)])
+        parts = self._new(graph.reshape(head, (lines, pieces, each)))
+        found = [parts._position(operation, 2, False) + self._numbers_along(pieces, (1, -1)) * each]
+        if even < count:
+            tail = self._new(graph.shrink(rows.node, [(0, lines), (even, count)]))
+            found.append(tail._position(operation, 1, True) + even)
+        places = self._new(graph.cat([part.node for part in found], 1)).contiguous()
+        row = self._numbers_along(lines, (-1, 1))
+        best = rows._elements_at(row, places)
+        return places._elements_at(row, best._position(operation, 1, True))
+
+    def _numbers_along(self, count: int, shape: tuple[int, int]) -> Self:
+        """Return 0, 1 .. as int64, along a row or a column."""
+        wanted = tuple(count if size < 0 else size for size in shape)
+        return self._new(graph.reshape(graph.iota(count), wanted))
+
+    def _elements_at(self, row: Self, places: Self) -> Self:
+        """Return the elements of each row at its places."""
+        nodes = row.expand(places.shape).node, places.node
+        return self._new(graph.gather(self.node, (0, 1), nodes, checked=True))
 
     def _some(self, operation: str, axis: Axis) -> tuple[int, ...]:
         axes = self._axes(operation, axis)

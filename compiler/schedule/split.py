@@ -32,7 +32,7 @@ _JOIN = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "or": "or", "a
 
 def reduce(op: str, source: Node, axes: tuple[int, ...], units: int = 1) -> Node:
     """Reduce as graph.reduce, in two steps if that pays. units: groups that run at a time."""
-    found = _decide(source.shape, axes)
+    found = decide(source.shape, axes)
     if found is None:
         factors = [each for each in source.sources if each.op == "expand"]
         if op == "sum" and source.op == "mul" and len(factors) == 2:
@@ -52,7 +52,7 @@ def reduce(op: str, source: Node, axes: tuple[int, ...], units: int = 1) -> Node
 
 
 @functools.lru_cache(1024)
-def _decide(shape: Shape, axes: tuple[int, ...]) -> tuple[tuple[int, ...], int, int] | None:
+def decide(shape: Shape, axes: tuple[int, ...]) -> tuple[tuple[int, ...], int, int] | None:
     """Return the reduced axes, the axis to cut and the number of pieces; or None."""
     used = tuple(axis for axis in sorted(axes) if shape[axis] != 1)
     length = prod(shape[axis] for axis in used)
@@ -66,7 +66,7 @@ def _decide(shape: Shape, axes: tuple[int, ...]) -> tuple[tuple[int, ...], int, 
 def _decide_product(
     shape: Shape, left: Shape, right: Shape, axes: tuple[int, ...], units: int
 ) -> tuple[tuple[int, ...], int, int] | None:
-    """Decide as _decide, for the product of two factors that are repeated to `shape`."""
+    """Decide as `decide`, for the product of two factors that are repeated to `shape`."""
     used = tuple(axis for axis in sorted(axes) if shape[axis] != 1)
     kept = [place for place in range(len(shape)) if place not in axes and shape[place] != 1]
     rows = prod(shape[place] for place in kept if right[place] == 1)

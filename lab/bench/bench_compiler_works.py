@@ -277,10 +277,47 @@ class _Works:
             lambda x: x.cummax(1).values, (), lambda x: np.maximum.accumulate(x, 1),
         )  # fmt: skip
 
+    def small(self) -> list[Any]:
+        """Small and symmetric products, places of maxima, neighbours on a torus."""
+        results = []
+        for name, left, right in (
+            ("16^3", (16, 16), (16, 16)), ("65^3", (65, 65), (65, 65)),
+            ("64 x 33x65x17", (64, 33, 65), (64, 65, 17)),
+        ):  # fmt: skip
+            arrays = self.floats(*left), self.floats(*right)
+            results += self.work(
+                f"product {name}", arrays, lambda x, y: x @ y, lambda x, y: x @ y,
+                numpy=lambda x, y: x @ y,
+            )  # fmt: skip
+        results += self.work(
+            "A.T @ A, 20000 x 256", [self.floats(20_000, 256)], lambda x: x.permute(1, 0) @ x,
+            lambda x: x.T @ x, numpy=lambda x: x.T @ x,
+        )  # fmt: skip
+        for rows, columns in ((3, 1_000_003), (1000, 1000)):
+            results += self.work(
+                f"argmax {rows} x {columns}", [self.floats(rows, columns)],
+                lambda x: x.argmax(1), lambda x: x.argmax(1), numpy=partial(np.argmax, axis=1),
+            )  # fmt: skip
+        board = self.rng.integers(0, 2, (1024, 1024)).astype(np.uint8)
+        there = None if self.torch is None else partial(_life, self.torch.roll)
+        results += self.work(
+            "Life, 1024^2 bytes, 5 steps", [board], partial(_life, Tensor.roll), there,
+            numpy=partial(_life, np.roll),
+        )  # fmt: skip
+        arrays = self.floats(1, 64, 32, 32), self.floats(64, 32, 4, 4)
+        there = None if self.torch is None else self.torch.nn.functional.conv_transpose2d
+        for stride in (1, 2):
+            results += self.work(
+                f"conv_transpose2d 4 x 4 / {stride}, 64 to 32 of 32^2", arrays,
+                partial(Tensor.conv_transpose2d, stride=stride),
+                None if there is None else partial(there, stride=stride),
+            )  # fmt: skip
+        return results
+
     def orders(self) -> list[Any]:
         """Sorts (NumPy's is not stable, and of values alone), the first of rows, medians."""
         results = []
-        for rows, columns in ((1000, 1000), (1, 1_000_000), (65_536, 32)):
+        for rows, columns in ((1000, 1000), (1, 1_000_000), (65_536, 32), (10_000, 100)):
             array = self.floats(rows, columns)
             results += self.work(
                 f"sort {rows} x {columns}", [array], lambda x: x.sort(1)[0],
@@ -319,6 +356,17 @@ def _turned(x: Any) -> Any:
     return x.transpose(-1, -2).contiguous()
 
 
+def _life(roll: Build, board: Any) -> Any:
+    """Return the Game of Life after five steps; the board's ends meet."""
+    for _ in range(5):
+        steps = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j]
+        count = sum(
+            (roll(board, step, (0, 1)) for step in steps[1:]), roll(board, steps[0], (0, 1))
+        )
+        board = ((count == 3) | ((board == 1) & (count == 2))) * (board * 0 + 1)
+    return board
+
+
 def _in_int32(x: Tensor, y: Tensor) -> Tensor:
     return x.cast("int32") @ y.cast("int32")
 
@@ -335,5 +383,6 @@ def measure() -> list[dict[str, object]]:
             *works.joined(),
             *works.elements(),
             *works.totals(),
+            *works.small(),
             *works.orders(),
         ]

@@ -50,8 +50,8 @@ def sections(root: Value, ranges: Sequence[Range]) -> list[tuple[Sections, Value
         return [({each: (0, each.size) for each in ranges}, root)]
     found: list[tuple[Sections, Value]] = []
     *outer, last = cuts
-    for each in product(*parts):
-        section = dict(zip(cuts, each, strict=True))
+    for places in product(*parts):
+        section = dict(zip(cuts, places, strict=True))
         value = _decided(root, section)
         before = found[-1] if found else None
         if before and before[1] is value and all(before[0][r] == section[r] for r in outer):
