@@ -101,6 +101,16 @@ def mapped() -> list[str]:
     return [line for line in lines if "/dev/nvidia" in line]
 
 
+def test_a_failed_open_leaves_nothing_mapped(uvm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(channel: Channel) -> None:
+        raise DriverRefused("planted")
+
+    monkeypatch.setattr(Channel, "start", fail)
+    with pytest.raises(DriverRefused, match="planted") as caught:
+        hcq.open("nvrm:0")
+    assert not mapped(), repr(caught)
+
+
 @pytest.fixture(scope="module")
 def device(uvm: None) -> Iterator[NvDevice]:
     """Our driver, as a program opens it. Afterwards the process has nothing of the modules mapped:
@@ -144,13 +154,3 @@ def test_operations_come_out_right(device: Device, record_property: Note) -> Non
             break
     record_property("operations of the corpus", f"{ran} of {len(cases)}")
     assert ran >= LEAST_OPERATIONS
-
-
-def test_a_failed_open_leaves_nothing_mapped(uvm: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(channel: Channel) -> None:
-        raise DriverRefused("planted")
-
-    monkeypatch.setattr(Channel, "start", fail)
-    with pytest.raises(DriverRefused, match="planted") as caught:
-        hcq.open("nvrm:0")
-    assert not mapped(), repr(caught)
