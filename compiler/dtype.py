@@ -18,7 +18,8 @@ Promotion follows NumPy between integers and between floats, and PyTorch between
 - A Python scalar is weak (NumPy's NEP 50): it takes the tensor's type, except that a float makes an
   integer tensor float32 and an int makes a bool tensor int64.
 
-There is no float64 and no complex type: arrays of float64 are stored as float32.
+There is no float64 and no complex type: arrays of float64 are stored as float32, a request for the
+type raises an error.
 """
 
 from __future__ import annotations
@@ -81,6 +82,10 @@ ALL = (
     bool_, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float16, bfloat16, float32,
     *FLOAT8,
 )  # fmt: skip
+COMPLEX = (
+    "complex numbers are not supported; expected real and imaginary parts on a last axis of two, "
+    "as ugpu.fft has them (np.stack([z.real, z.imag], -1))"
+)
 _BITS: dict[DType, type[np.generic]] = {bfloat16: np.uint16, **dict.fromkeys(FLOAT8, np.uint8)}
 _BY_NAME = {dtype.name: dtype for dtype in ALL}
 _TO_NUMPY: dict[str, np.dtype[np.generic]] = {
@@ -92,13 +97,22 @@ _UNSIGNED = {dtype.itemsize: dtype for dtype in (uint8, uint16, uint32, uint64)}
 
 
 def as_dtype(given: DType | DTypeLike) -> DType:
-    """Return the DType for a DType, a name, or a NumPy dtype. BadArgument if unsupported."""
+    """Return the DType for a DType, a name, a NumPy dtype, or Python's bool, int (int64) or float
+    (float32). BadArgument if unsupported."""
     if isinstance(given, DType):
         return given
     if isinstance(given, str) and given in _BY_NAME:
         return _BY_NAME[given]
+    if given is float:
+        return float32
     try:
-        return from_numpy(np.dtype(given))
+        wanted = np.dtype(given)
+        if wanted == np.float64:
+            raise BadArgument(
+                "float64 is not supported; expected float32, the widest float type, to which "
+                "arrays of float64 are converted"
+            )
+        return from_numpy(wanted)
     except TypeError:
         raise BadArgument(
             f"{given!r} is not an element type; expected one of {', '.join(_BY_NAME)}"
@@ -115,6 +129,8 @@ def from_numpy(given: np.dtype[Any]) -> DType:
 
 def _named(given: np.dtype[Any]) -> DType:
     name = "float32" if given == np.float64 else given.name
+    if given.kind == "c":
+        raise BadArgument(f"{COMPLEX}, got {given.name}")
     if name not in _BY_NAME:
         raise BadArgument(
             f"arrays of {given.name} are not supported; expected one of {', '.join(_BY_NAME)}"

@@ -16,7 +16,8 @@ from ugpu.compiler.graph.node import Node, Shape
 from ugpu.compiler.graph.tracking import mode
 from ugpu.compiler.methods.core import integer_of, number_of, shape_of
 from ugpu.compiler.methods.randomness import squares
-from ugpu.compiler.runtime.generator import generator
+from ugpu.compiler.runtime.generator import drawn, generator
+from ugpu.compiler.runtime.memory_pool import Storage
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import device_of, runtime_of
 from ugpu.hcq.device.device import Device, core_of
@@ -69,9 +70,11 @@ class Random(Differentiable):
                 "random numbers in capture() would be the same in every replay; use @jit"
             )
         runtime = runtime_of(device)
-        storage = None if recording is None else recording.random(runtime.pool, count)
-        if storage is None:
-            pair = generator.take(count)
+        if recording is not None and recording.stages is not None:
+            places, pool = recording.places, recording.pool_for(runtime.pool)
+            storage: Storage = places.memory(drawn(lambda: places.draw(count)), pool)
+        else:
+            pair = drawn(lambda: generator.take(count))
             storage = runtime.pool.take(pair.nbytes)
             storage.buffer.copy_from(pair)
         made = object.__new__(cls)

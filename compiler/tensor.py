@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,13 @@ from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import DType, float32
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.forms import Makes
+from ugpu.compiler.graph.movement import part_of_stored
 from ugpu.compiler.graph.origin import here
 from ugpu.compiler.graph.tracking import History, mode
 from ugpu.compiler.methods.core import Scalar, integer_of, number_of, shape_of, whole
+from ugpu.compiler.methods.derived.instead import missing
 from ugpu.compiler.plan.plan import MemoryPlan, memory_plan
-from ugpu.compiler.runtime.between import near_copy
+from ugpu.compiler.runtime.between import copy_between
 from ugpu.compiler.runtime.lent import lend
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import device_of, runtime_of
@@ -271,29 +273,53 @@ class Tensor(Values):
         roots = [self.node, *(other.node for other in others)]
         return memory_plan(roots, self.device.target)
 
-    def to(self, target: Device | DType | str) -> Self:
-        """Return the tensor on another device, or with another type. The copy goes through the
-        host, unless that device reaches this one's memory (compiler.runtime.between)."""
-        if isinstance(target, DType):
-            return self.cast(target)
-        if isinstance(target, str) and target in {dtype.name for dtype in dtypes.ALL}:
-            return self.cast(target)
-        device = device_of(target)
+    def to(
+        self,
+        target: Device | DType | Tensor | str | None = None,
+        dtype: Any = None,
+        *,
+        device: Device | str | None = None,
+        non_blocking: bool = False,
+        copy: bool = False,
+    ) -> Self:
+        """Return the tensor on another device, or with another type, or both; a tensor as target
+        names its own. The copy goes through the host, unless that device reaches this one's memory
+        (compiler.runtime.between). non_blocking, copy: PyTorch's, of no effect: operations never
+        wait, and the result is always another tensor."""
+        if isinstance(target, Tensor):
+            dtype = target.dtype if dtype is None else dtype
+            target = target.device
+        elif target is not None and not isinstance(target, Device) and _is_type(target):
+            if dtype is not None:
+                raise BadArgument(f"to: expected one type, got {target!r} and {dtype!r}")
+            target, dtype = None, target
+        if target is not None and device is not None:
+            raise BadArgument(f"to: expected one device, got {target!r} and {device!r}")
+        wanted = target if device is None else device
+        assert not isinstance(wanted, Tensor | DType)
+        moved = self._same() if wanted is None else self._moved(device_of(wanted))
+        return moved if dtype is None else moved.cast(dtype)
+
+    def _moved(self, device: Device) -> Self:
         if device is self.device:
             return self._same()
-        near = None
-        if current_recording() is None and type(self) is self._kind:
-            near = near_copy(self.realize().node, self.device, device)
-        if near is None:
-            made = type(self)(self.numpy(), device=device, dtype=self.dtype)
-        else:
+        if type(self) is self._kind:
+            if part_of_stored(self.node) is None:
+                self.realize()
             made = object.__new__(self._kind)
-            made.node, made.device, near.origin = near, device, here()
+            made.node, made.device = copy_between(self.node, self.device, device), device
+            made.node.origin = here()
+        else:  # of a nested function
+            made = type(self)(self.numpy(), device=device, dtype=self.dtype)
         if self.node.tracked and mode.on:
             origin = self.device
             history = History("to", (self.node,), (origin, lambda g: g.to(origin)))
             made.node.tracked, made.node.history = True, history
         return made
+
+    def cpu(self) -> Self:
+        """Return the tensor on the device "cpu"."""
+        return self._same() if self.device.name == "cpu" else self.to("cpu")
 
     def shard(self, devices: Sequence[Device | str], axis: int | None = None) -> Any:
         """Return this tensor on several devices: split along an axis, or, for None, replicated. The
@@ -311,11 +337,14 @@ class Tensor(Values):
     def _whole(self, operation: str, tensor: Tensor) -> int:
         return int(tensor)
 
+    def _dropped(self, probability: float) -> Self:
+        return self.dropout(probability, training=True)
+
     def _kept(self, name: str, make: Callable[[], np.ndarray[Any, Any]]) -> Tensor | None:
         kept = runtime_of(self.device).constants
         if name not in kept:
             recording = current_recording()  # its first call, without a pool, runs as usual
-            captured = recording is not None and recording.pool is not None
+            captured = recording is not None and recording.stages is not None
             if captured or core_of(self.device).capturing is not None:
                 return None
             kept[name] = copied(self.device, make(), None)
@@ -374,6 +403,12 @@ class Tensor(Values):
             raise BadArgument(f"to_device: streams are not supported, got {stream!r}")
         return self.to(device_of(device))
 
+    if not TYPE_CHECKING:  # else type checkers would accept every name
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError, with what to write instead of a method of PyTorch or NumPy."""
+            raise AttributeError(missing(name, hasattr(type(self), name.rstrip("_"))))
+
     def __repr__(self) -> str:
         """Show the elements, once they are computed, else the expression. Reading them waits for
         the device, but starts nothing."""
@@ -387,6 +422,13 @@ class Tensor(Values):
         state, text = facts(self.node)
         title = f"Tensor {self.dtype.name}{list(self.shape)}"
         return table(title, {"device": self.device.name, "state": state}, text)
+
+
+def _is_type(given: Any) -> bool:
+    """Return whether an argument of `to` is a type; the name of a device is not a type."""
+    if isinstance(given, str):
+        return given in {*(dtype.name for dtype in dtypes.ALL), "float64", "complex64"}
+    return isinstance(given, DType | type | np.dtype)
 
 
 def _tensors(operation: str, given: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -45,10 +45,11 @@ class Values(Random):
         runtime_of(self.device).realize([self.node, *(other.node for other in others)])
         return self
 
-    def numpy(self) -> NDArray[Any]:
+    def numpy(self, *, force: bool = False) -> NDArray[Any]:
         """Return the elements as a new array. bfloat16 and float8 types, which NumPy lacks, are
         converted to float32; their bits are those of `bitcast("uint16")` and `bitcast("uint8")`,
-        which `view(ml_dtypes.float8_e4m3fn)` and its like show as that package's types."""
+        which `view(ml_dtypes.float8_e4m3fn)` and its like show as that package's types. force:
+        PyTorch's, of no effect."""
         recording = current_recording()
         if recording is not None:
             raise BadArgument(

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from ugpu.am.boot import reservation
 from ugpu.am.boot.contact import ChipHook, first_contact, wait_ifwi
 from ugpu.am.boot.engines import reset_engines, start_engines
 from ugpu.am.boot.units import UnitClasses, Units, make_units
@@ -53,6 +54,8 @@ def is_warm(chip: Chip, units: Units) -> bool:
     other state is not trusted."""
     gc = chip.gc
     if not marked(chip) or int(gc.SCRATCH_REG6.read()) != LEFT_CLEAN:
+        return False
+    if not reservation.noted(units):
         return False
     if units.gmc.gfxhubs[0].fault_status.read() or units.gmc.mmhubs[0].fault_status.read():
         return False
@@ -144,7 +147,7 @@ def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
     with stages.stage("PSP ring"):
         psp.create_ring(destroy_first=done > 0)
     with stages.stage("TMR"):
-        size = tmr_size(units, firmware)
+        size = ask_sizes(units, firmware)
         kind, name = generation.smu_firmware
         first = [psp_commands.load_firmware(name, kind, firmware.parts[name])]
         if not generation.boot_time_tmr:
@@ -158,10 +161,17 @@ def load_firmware(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
         units.programs.leave(read=psp.unread_places, then=psp.check_unread)
 
 
-def tmr_size(units: Units, firmware: FirmwareSet) -> int:
-    """Ask the PSP how much memory the images need, if there is a table of contents."""
+def ask_sizes(units: Units, firmware: FirmwareSet) -> int:
+    """Ask the PSP which VRAM the firmware keeps for itself, and keep off it; return how much memory
+    the images need, where there is a table of contents. ORDER: as in Linux, right after the ring's
+    creation."""
     toc = firmware.boot.get(units.chip.generation.toc_type) or firmware.parts.get("toc")
-    size = units.psp.load_toc(toc) if toc is not None else DEFAULT_TMR_SIZE
+    commands = list(reservation.queries(units, firmware))
+    if toc is not None:
+        commands.append(psp_commands.load_toc(toc))
+    answers = units.psp.ask(*commands) if commands else []
+    size = int.from_bytes(answers.pop(), "little") if toc is not None else 0
+    reservation.take(units, answers)
     size = -(-(size or DEFAULT_TMR_SIZE) // _TMR_ALIGN) * _TMR_ALIGN
     if size > units.carveout.tmr_space and not units.chip.generation.boot_time_tmr:
         raise OutOfMemory("the firmware requests more memory than is reserved for it", size=size)
@@ -212,6 +222,7 @@ def cold_boot(units: Units, firmware: FirmwareSet, stages: Stages) -> None:
 def warm_attach(units: Units, stages: Stages) -> None:
     """Take over a chip that a previous process left up: firmware runs, everything else is new."""
     units.smu.version = units.smu.send("GetSmuVersion")
+    reservation.take_again(units)
     start_bus_and_hub(units, stages)
     units.thermal.start(units.programs)
     start_graphics(units, None, stages)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ugpu.am.boot.reach import choose
 from ugpu.am.chip.chip import Chip
@@ -48,7 +48,7 @@ class Units:
     dummy_address: of a page outside the chip that faulting accesses and the IH's dummy reads go to.
     dummy: its memory, None if that is part of other memory of the transport. programs: does steps
     that set units up (am.boot.reach). unclean: the transport's memory for timelines, until it is
-    zero.
+    zero. reserved: VRAM that the firmware keeps for itself, see am.boot.reservation.
     """
 
     chip: Chip
@@ -67,6 +67,7 @@ class Units:
     engines: tuple[Engine, ...]
     programs: HostPrograms
     unclean: list[Mapping]
+    reserved: set[tuple[int, int]] = field(default_factory=set)
 
     def close(self) -> None:
         """Release host memory; the chip must not use it any more."""

@@ -40,8 +40,9 @@ class ChipFacts:
     table states them. copy_engines: SDMA engines, before harvesting. clock_gates: clocks that may
     be gated, named as in soc21.c without AMD_CG_SUPPORT_. mode1_since: first SMU firmware that
     supports mode1; mode1_by_debug: only the debug mailbox takes the request. mode2_since: first SMU
-    firmware that supports mode2, 0 for chips without. kickers: boards, as device id and revision,
-    whose firmware has other names (_kicker). products: boards that have the chip. proven:
+    firmware that supports mode2, 0 for chips without. reservations_since: first secure OS that
+    reports which VRAM the firmware keeps, 0 for chips without. kickers: boards, as device id and
+    revision, whose firmware has other names (_kicker). products: boards that have the chip. proven:
     the board that ran ugpu's driver and its report in docs/hardware; "" where none.
     """
 
@@ -57,6 +58,7 @@ class ChipFacts:
     mode1_since: int = 0
     mode1_by_debug: bool = False
     mode2_since: int = 0
+    reservations_since: int = 0
     products: tuple[str, ...] = ()
     proven: str = ""
     kickers: frozenset[tuple[int, int]] = frozenset()

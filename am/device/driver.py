@@ -16,7 +16,6 @@ from ugpu.am.device.card import Card
 from ugpu.am.failure import reset
 from ugpu.am.failure.report import Reporter
 from ugpu.am.units.faults import HubFault
-from ugpu.am.units.gfx import PRIVATE_BASE, SHARED_BASE
 from ugpu.am.units.ih import Interrupt
 from ugpu.am.units.smu.sensors import Metrics, make_sensors
 from ugpu.am.units.smu.smu import version_text
@@ -28,13 +27,13 @@ from ugpu.am.work.image import HostImage
 from ugpu.am.work.programs import Programs
 from ugpu.am.work.queue import RingQueue
 from ugpu.am.work.queues import Queues
+from ugpu.am.work.target import target_of
 from ugpu.hcq.bare import rungs
 from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.copies.transfer import Transfer
 from ugpu.hcq.errors import ChipError, DeviceLost, FirmwareError, NotSupported, UgpuError
 from ugpu.hcq.state.ladder import Diagnosis, Level, Planned
-from ugpu.hcq.state.target import TargetSpec, matrix_family
 from ugpu.hcq.state.telemetry import PowerLimit, Sensor
 from ugpu.hcq.transport.life import absence_of
 from ugpu.hcq.work.program import Program
@@ -87,7 +86,7 @@ class AmDriver(Holder):
     def bring_up(self) -> None:
         """See BareHolder."""
         if not self.is_tenant:
-            self.card.target = self._make_target()
+            self.card.target = target_of(self.facts, self.units.gfx.compute_units())
         self.target = self.card.target
         # Starting queues by the host's own accesses only writes, which does not show a lost card.
         if not self.queues.make() and self.chip.lost():
@@ -119,23 +118,6 @@ class AmDriver(Holder):
             log.warning("%s: a warm attach is not possible: %s", self.name, error)
             self.recover()
             self.vram_lost = False  # nothing was in it yet
-
-    def _make_target(self) -> TargetSpec:
-        facts, shared = self.facts, self.facts.generation
-        return TargetSpec(
-            name=facts.isa,
-            abi="amdhsa",
-            triple="amdgcn-amd-amdhsa",
-            cpu=facts.isa,
-            wave_size=shared.wave_size,
-            max_threads_per_group=shared.max_threads_per_group,
-            local_memory=shared.local_memory,
-            dynamic_local_memory=shared.local_memory,
-            compute_units=self.units.gfx.compute_units(),
-            vector_bytes=16,
-            matrix=matrix_family(facts.isa),
-            extra={"shared_base": SHARED_BASE << 48, "private_base": PRIVATE_BASE << 48},
-        )
 
     # ---- rest --------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ugpu.am.failure.states import states
 from ugpu.am.units.faults import SOURCE_SQ, SqWord, is_packet_error, is_wave_client, sdma_engine
 from ugpu.am.work.queue import ComputeQueue
+from ugpu.hcq.bare.stages import needs as named_needs
 from ugpu.hcq.errors import (
     AssertionFailed,
     BadPacket,
@@ -80,12 +81,7 @@ def diagnose(driver: Holder) -> Diagnosis:
 def needs(chip: Chip) -> list[Diagnosis]:
     """Return the resets that the named states of a chip's units require, beyond a queue's reset;
     reads registers and writes none."""
-    found = []
-    for state in states(chip):
-        level = None if state.ok else _NEEDS.get((state.unit, state.name))
-        if level is not None:
-            found.append(Diagnosis(level, f"{state.unit}: {state.name}: {state.meaning}"))
-    return found
+    return named_needs(states(chip), _NEEDS)
 
 
 def failed_queues(driver: Holder, failure: UgpuError | None) -> list[RingQueue]:

@@ -21,7 +21,7 @@ from ugpu.am.chip.chip import Chip
 from ugpu.am.units.psp.psp import noted_refusal
 from ugpu.am.units.smu.smu import BUSY, OK, RESPONSES
 from ugpu.hcq.bare.bus import ALL_ONES
-from ugpu.hcq.bare.stages import State, shown_with, tried
+from ugpu.hcq.bare.stages import State, shown_with, states_of, tried
 from ugpu.hcq.errors import DeviceLost, DiscoveryError, FirmwareSilent, NotRecorded, UgpuError
 
 _READY = 0x8000_0000
@@ -30,26 +30,7 @@ _READY = 0x8000_0000
 def states(chip: Chip) -> list[State]:
     """Return each unit's state, in the order of a boot; the first that is not ok is where to look.
     A chip that does not answer at all has one state."""
-    if _lost(chip):
-        if chip.unplaced():
-            meaning = "a reset of its slot cleared the addresses of its BARs; nothing restored them"
-            return [State("link", "no addresses", False, meaning, advice.PLACES, {})]
-        config = chip.transport.present()
-        meaning = (
-            "registers read as ones but configuration space answers: the link sleeps or memory "
-            "decoding is off"
-            if config
-            else "the card has left the bus"
-        )
-        return [State("link", "no answer", False, meaning, advice.LINK, {})]
-    return [state for unit, look in _looks(chip) for state in tried(unit, look)]
-
-
-def _lost(chip: Chip) -> bool:
-    try:
-        return chip.lost()
-    except NotRecorded:
-        return False
+    return states_of(chip, partial(_looks, chip))
 
 
 def unreached(error: UgpuError) -> State | None:

@@ -11,6 +11,7 @@ from ugpu.am import chips
 from ugpu.am.boot.contact import first_contact, read_discovery
 from ugpu.am.chip.chip import Chip
 from ugpu.am.chip.placement import QUEUE_VMID
+from ugpu.am.chips.facts import ChipFacts
 from ugpu.am.device import rest
 from ugpu.am.failure import inspect, states
 from ugpu.am.failure.diagnosis import needs
@@ -21,16 +22,17 @@ from ugpu.am.units.gmc import framebuffer_location
 from ugpu.am.units.memory import Carveout
 from ugpu.am.units.smu.smu import Smu
 from ugpu.hcq.bare.bus import ALL_ONES
-from ugpu.hcq.bare.stages import Stages
-from ugpu.hcq.errors import BadArgument, DeviceNotFound, FirmwareSilent, NotRecorded, UgpuError
+from ugpu.hcq.bare.function import looked_into
+from ugpu.hcq.bare.stages import Stages, mildest
+from ugpu.hcq.errors import DeviceNotFound, FirmwareSilent, NotRecorded, UgpuError
 from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.registers.fields import RegisterBlock
-from ugpu.hcq.state.ladder import Diagnosis, Level
+from ugpu.hcq.registers.nowhere import Nowhere
+from ugpu.hcq.state.ladder import Diagnosis
 from ugpu.hcq.transport.base import Transport
 from ugpu.hcq.transport.recorded.format import Recording
 from ugpu.hcq.transport.recorded.state import Banks, RecordedTransport
 
-_COMMAND = 4  # PCI command register, offset in configuration space
 _WHOLE_WAVES = 4  # waves that are shown with their registers: thousands of reads each
 
 
@@ -45,24 +47,21 @@ def open_window(attachment: Attachment) -> Iterator[Chip]:
     DiscoveryError if the discovery table cannot be read, DeviceLost.
     """
     transport = attachment.transport
-    try:
-        identity = transport.identity
-        facts = chips.find(identity.vendor, identity.device)
-        if facts is None:
-            raise DeviceNotFound(f"ugpu does not support PCI id {identity}")
-        command = transport.config_read(_COMMAND, 2)
+    with looked_into(transport):
+        chip = first_contact(transport, _facts(transport), Stages())
         try:
-            chip = first_contact(transport, facts, Stages())
-            try:
-                rest.look_into(chip, partial(_smu, chip))
-                yield chip
-            finally:
-                chip.link.restore()
+            rest.look_into(chip, partial(_smu, chip))
+            yield chip
         finally:
-            with suppress(UgpuError):  # the card is gone, and that error is being raised
-                transport.config_write(_COMMAND, command, 2)
-    finally:
-        transport.close()
+            chip.link.restore()
+
+
+def _facts(transport: Transport) -> ChipFacts:
+    identity = transport.identity
+    facts = chips.find(identity.vendor, identity.device)
+    if facts is None:
+        raise DeviceNotFound(f"ugpu does not support PCI id {identity}")
+    return facts
 
 
 def banks(recording: Recording) -> Banks:
@@ -83,10 +82,7 @@ def open_recorded(transport: RecordedTransport) -> Iterator[Chip]:
     closed at the end. NotRecorded if the size of VRAM or the discovery table was not read by then;
     FirmwareSilent, DiscoveryError as in `open_window`."""
     with transport:
-        facts = chips.find(transport.identity.vendor, transport.identity.device)
-        if facts is None:
-            raise DeviceNotFound(f"ugpu does not support PCI id {transport.identity}")
-        chip = Chip(transport, facts)
+        chip = Chip(transport, _facts(transport))
         with transport.constants():
             _describe(chip)
         yield chip
@@ -108,10 +104,7 @@ def observer(transport: Transport) -> Callable[[], None]:
     """Return a function that reads everything that `look` shows of a chip while its driver boots
     it, for a recording (hcq.transport.recorded.recorder). The function raises the errors of
     `open_recorded` where the chip cannot be reached yet, and DeviceLost."""
-    facts = chips.find(transport.identity.vendor, transport.identity.device)
-    if facts is None:
-        raise DeviceNotFound(f"ugpu does not support PCI id {transport.identity}")
-    chip, described = Chip(transport, facts), False
+    chip, described = Chip(transport, _facts(transport)), False
 
     def observe() -> None:
         nonlocal described
@@ -196,10 +189,7 @@ def named_states(attachment: Attachment) -> list[dict[str, object]]:
 
 def diagnose(chip: Chip) -> Diagnosis:
     """The mildest rung that can help a card that no process drives, by its named states."""
-    found = needs(chip)
-    if found:
-        return max(found, key=lambda one: one.first)
-    return Diagnosis(Level.WARM, "no unit reports a fault: opening the device may be enough")
+    return mildest(needs(chip))
 
 
 def walk(chip: Chip, address: int, vmid: int | None, hub: str) -> dict[str, object]:
@@ -208,29 +198,13 @@ def walk(chip: Chip, address: int, vmid: int | None, hub: str) -> dict[str, obje
     return inspect.walk(chip, form, address, QUEUE_VMID if vmid is None else vmid, hub)
 
 
-class _Nowhere:
-    """The bus of registers without a device."""
-
-    def read32(self, index: int) -> int:
-        raise BadArgument(
-            "these registers do not belong to a device; open one to read them", index=index
-        )
-
-    def write32(self, index: int, value: int) -> None:
-        raise BadArgument(
-            "these registers do not belong to a device; open one to write them", index=index
-        )
-
-    current32 = read32
-
-
 def usual_blocks(chip: str) -> dict[str, RegisterBlock]:
     """The register blocks of a chip by name, at the bases that discovery tables usually state."""
     facts = chips.facts_of(chip)
     bases = facts.generation.typical_bases
     names = {block: "nbio" if block == "NBIF" else block.lower() for block in facts.register_tables}
     return {
-        names[block]: RegisterBlock(load(table), bases[block], _Nowhere())
+        names[block]: RegisterBlock(load(table), bases[block], Nowhere())
         for block, table in facts.register_tables.items()
         if block in bases
     }

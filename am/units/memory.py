@@ -33,6 +33,7 @@ class Carveout:
         self.psp_private = 1 * MIB
         self.psp_command = 2 * MIB
         self.psp_ring = 2 * MIB + 0x1000
+        self.reservations = 2 * MIB + 0x2000  # see am.boot.reservation
         self.scratch_page = 2 * MIB + 0x3000  # default of the system aperture
         self._mqd = 2 * MIB + 0x4000
         self.list_pointers = 2 * MIB + 0x5000  # see am.units.lists

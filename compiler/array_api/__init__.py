@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+from ugpu.compiler import dtype as dtypes
+
 # isort: off
 # fmt: off
 from ugpu.compiler.array_api import (
@@ -78,8 +80,8 @@ bool = bool_
 _MISSING = {
     "fft": "its arrays are complex; ugpu.fft has real and imaginary parts on a last axis of two",
     "float64": "float32 is the widest float type",
-    "complex64": "complex types are not supported",
-    "complex128": "complex types are not supported",
+    "complex64": dtypes.COMPLEX,
+    "complex128": dtypes.COMPLEX,
 }
 
 

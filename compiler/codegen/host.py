@@ -15,7 +15,7 @@ from ugpu.compiler.codegen.shell import Shell
 from ugpu.compiler.codegen.values import Values
 from ugpu.compiler.dtype import DType
 from ugpu.compiler.expression.value import Value
-from ugpu.compiler.kernel.ir import Kernel, Loop, TileStep
+from ugpu.compiler.kernel.ir import Kernel, Loop, Prefetch, TileStep
 from ugpu.hcq.cpu.mark import marked
 from ugpu.hcq.errors import NotSupported
 from ugpu.hcq.state.target import TargetSpec
@@ -49,6 +49,13 @@ class Host(Shell):
     def tile(self, step: TileStep) -> None:
         self.has_tiles = True
         amx.emit(self.lines, step)
+
+    def prefetch(self, statement: Prefetch) -> None:
+        """LLVM Language Reference, "llvm.prefetch": for a write, to keep in all levels, data."""
+        lines, write = self.lines, statement.memory in self.kernel.parameters[: self.kernel.outputs]
+        pointer = lines.address(statement.memory, statement.index, statement.index)
+        lines.declarations.add("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+        lines.put(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 {int(write)}, i32 3, i32 1)")
 
     def again(self, loop: Loop) -> str:
         """LLVM Language Reference, "llvm.loop.unroll.disable"; each loop has its own node."""

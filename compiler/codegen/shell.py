@@ -13,6 +13,7 @@ from ugpu.compiler.kernel.ir import (
     If,
     Kernel,
     Loop,
+    Prefetch,
     Statement,
     Store,
     TileStep,
@@ -48,6 +49,8 @@ class Shell:
     def statement(self, statement: Statement) -> None:
         if isinstance(statement, Store):
             self.lines.store(statement.memory, statement.index, statement.value)
+        elif isinstance(statement, Prefetch):
+            self.prefetch(statement)
         elif isinstance(statement, TileStep):
             self.tile(statement)
         elif isinstance(statement, If):
@@ -130,6 +133,9 @@ class Shell:
         return lines
 
     def tile(self, step: TileStep) -> None:
+        raise NotImplementedError
+
+    def prefetch(self, statement: Prefetch) -> None:
         raise NotImplementedError
 
     def asynchronous(self, statement: Asynchronous) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import DType
-from ugpu.compiler.expression.value import Value, const, rebuild, value
+from ugpu.compiler.dtype import DType, float32, highest, int32, lowest
+from ugpu.compiler.expression.value import Value, binary, const, rebuild, value
 
 _OPS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "or": "or"}
 
@@ -12,9 +11,9 @@ _OPS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "
 def identity(operation: str, dtype: DType) -> Value:
     """Return the result of reducing no elements."""
     if operation == "max":
-        return const(dtypes.lowest(dtype), dtype)
+        return const(lowest(dtype), dtype)
     if operation == "min":
-        return const(dtypes.highest(dtype), dtype)
+        return const(highest(dtype), dtype)
     return const({"sum": 0, "prod": 1, "and": -1, "or": 0}[operation], dtype)
 
 
@@ -36,3 +35,43 @@ def multiply_add(left: Value, right: Value, total: Value) -> Value:
 def replace(root: Value, old: Value, new: Value) -> Value:
     """Return `root` with one node replaced: an epilogue whose reduction is now computed."""
     return rebuild(root, lambda node, _: new if node is old else None)
+
+
+def is_keyed(operation: str, dtype: DType) -> bool:
+    """Return whether a host finds an extreme among integers of the same order (`key`): a step is
+    one instruction, where one of floats, with NaN and both zeros, is a chain of five."""
+    return dtype is float32 and operation in ("max", "min")
+
+
+def key(number: Value, operation: str) -> Value:
+    """Return an int32 of a float32's order; NaN wins."""
+    bits = _flipped(value("bitcast", int32, (number,)))
+    winner = highest(int32) if operation == "max" else lowest(int32)
+    return value("where", int32, (binary("ne", number, number), const(winner, int32), bits))
+
+
+def of_key(bits: Value) -> Value:
+    """Return the float32 of a key."""
+    return value("bitcast", float32, (_flipped(bits),))
+
+
+def _flipped(bits: Value) -> Value:
+    """Convert a float's bits to its key, and back: below zero, all bits but the sign flip."""
+    sign = binary("shr", bits, const(31, int32))
+    return binary("xor", bits, binary("and", sign, const(highest(int32), int32)))
+
+
+def total_type(operation: str, dtype: DType) -> DType:
+    """Return the type in which a host's total of one row is kept (see `advanced`)."""
+    return int32 if is_keyed(operation, dtype) else dtype
+
+
+def advanced(operation: str, total: Value, element: Value) -> Value:
+    """Return a total of `total_type` with one more element."""
+    keyed = is_keyed(operation, element.dtype)
+    return combine(operation, total, key(element, operation) if keyed else element)
+
+
+def ended(operation: str, dtype: DType, total: Value) -> Value:
+    """Return the result of a total of `total_type`."""
+    return of_key(total) if is_keyed(operation, dtype) else total

@@ -23,13 +23,14 @@ LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 LOG10_E, LOG10_E_LOW = 0.434294492006301879883, -1.01030418e-8
 LOG10_2_HIGH, LOG10_2_LOW = 0.301025390625, 4.60503898e-6  # the first has 11 bits
 # pi/2 as a sum of three float32
-HALF_PI = (1.57079637050628662109375, -4.37113882867379055824e-8, -1.71512488609214586e-15)
+HALF_PI = (1.57079637050628662109375, -4.37113882867379055824e-8, -1.71512488608214586e-15)
 # The bits of 2/pi after the binary point, 8 zero bits first.
 TWO_OVER_PI = (
     0x00A2F983, 0x6E4E4415, 0x29FC2757, 0xD1F534DD, 0xC0DB6295, 0x993C4390, 0x41FE5163,
 )  # fmt: skip
 SIGN = -0x80000000  # the sign bit of an int32
 SHIFTER = 12582912.0  # 1.5 * 2**23: adding it rounds to a whole number, left in the lowest bits
+RARE = "rare"  # arg of a "where"
 HUGE_ANGLE = 131072.0  # larger angles are reduced by integer arithmetic
 
 
@@ -67,6 +68,12 @@ def unequal(left: Value, right: Value | float) -> Value:
 
 def where(condition: Value, yes: Value, no: Value) -> Value:
     return value("where", yes.dtype, (condition, yes, no))
+
+
+def rarely(condition: Value, yes: Value, no: Value) -> Value:
+    """Return `where` of a condition that hardly ever holds: a host's loop may test it for many
+    elements at once."""
+    return value("where", yes.dtype, (condition, yes, no), RARE)
 
 
 def fma(left: Value, right: Value | float, addend: Value | float) -> Value:
@@ -298,15 +305,17 @@ def _reduce_huge(x: Value) -> tuple[Value, Value]:
 
 
 def _turned(x: Value) -> tuple[Value, Value, Value]:
-    """Return sine and cosine of x reduced by multiples of pi/2, and the number of multiples."""
+    """Return sine and cosine of x reduced by multiples of pi/2, and the number of multiples, of
+    which the lowest two bits count; NaN for infinity."""
     huge = less(real(HUGE_ANGLE), absolute(x))
-    count = unary("round", mul(x, 2 / math.pi))
-    rest = x
+    shifted = fma(x, 2 / math.pi, SHIFTER)
+    count, rest = sub(shifted, SHIFTER), x
     for part in HALF_PI:
         rest = fma(count, -part, rest)
     huge_quadrant, huge_rest = _reduce_huge(x)
-    rest = where(huge, huge_rest, rest)
-    quadrant = where(huge, huge_quadrant, cast(count, int32))
+    huge_rest = where(less(absolute(x), math.inf), huge_rest, real(math.nan))
+    rest = rarely(huge, huge_rest, rest)
+    quadrant = rarely(huge, huge_quadrant, as_bits(shifted))
     square = mul(rest, rest)
     odd_series = polynomial(square, [-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1])
     even_series = polynomial(
@@ -324,10 +333,10 @@ def _is_set(number: Value, bit: int) -> Value:
 def _sine(x: Value, turn: int) -> Value:
     """sin(x + turn * pi/2)."""
     sine, cosine, quadrant = _turned(x)
-    quadrant = add(quadrant, turn)
+    quadrant = add(quadrant, turn) if turn else quadrant
     result = where(_is_set(quadrant, 1), cosine, sine)
-    result = where(_is_set(quadrant, 2), unary("neg", result), result)
-    return where(less(absolute(x), math.inf), result, real(math.nan))
+    sign = binary("and", binary("shl", quadrant, const(30, int32)), const(SIGN, int32))
+    return as_float(binary("xor", as_bits(result), sign))
 
 
 def sin(x: Value) -> Value:
@@ -345,7 +354,6 @@ def tan(x: Value) -> Value:
     sine, cosine, quadrant = _turned(x)
     odd = _is_set(quadrant, 1)
     result = div(where(odd, unary("neg", cosine), sine), where(odd, sine, cosine))
-    result = where(less(absolute(x), math.inf), result, real(math.nan))
     return where(equal(x, 0.0), x, result)
 
 
@@ -375,7 +383,16 @@ def tanh(x: Value) -> Value:
         [-6.27423916e-3, 2.10716777e-2, -5.38523085e-2, 1.33325860e-1, -3.33333164e-1],
     )
     small = fma(mul(series, square), size, size)
-    large = sub(real(1.0), div(real(2.0), add(exp(mul(size, 2.0)), 1.0)))
+    bounded = where(less(real(10.0), size), real(10.0), size)  # NaN stays
+    shifted = fma(bounded, 2 * LOG2_E, SHIFTER)
+    rest = fma(sub(shifted, SHIFTER), -math.log(2) / 2, bounded)
+    series = polynomial(
+        rest,
+        [8.85550958e-2, 2.67996949e-1, 6.66691717e-1, 1.33331353, 1.99999968, 2.00000007, 1.0],
+    )  # e**(2 * rest)
+    exponent = binary("shl", as_bits(shifted), const(23, int32))
+    half = as_float(binary("add", exponent, const(126 << 23, int32)))
+    large = sub(real(1.0), div(real(1.0), fma(series, half, 0.5)))  # 1 - 2 / (e**2x + 1)
     return with_sign(where(less(size, 0.55), small, large), x)
 
 

@@ -39,5 +39,6 @@ def low_high(raw: Tensor, count: int, bits: int) -> Tensor:
 
 
 def nibbles(raw: Tensor) -> Tensor:
-    """Return the low nibbles of a block, then the high ones: [n, k] gives [n, 2 k]."""
-    return low_high(raw.unsqueeze(1), 2, 4).reshape(raw.shape[0], -1)
+    """Return the low nibbles of a block, then the high ones: [..., k] gives [..., 2 k]."""
+    *outer, count = raw.shape
+    return low_high(raw, 2, 4).reshape((*outer, 2 * count))

@@ -62,32 +62,29 @@ def _high_bits(raw: Tensor, at: int) -> Tensor:
     return (parts(raw[:, at : at + 4], 8, 1) << 4).reshape(-1, 32)
 
 
-def _group(raw: Tensor, codes: Tensor, least: int | None = None) -> Scaled:
+def _group(
+    raw: Tensor, codes: Tensor, least: int | None = None, *, zero: int = 0, bits: int = 8
+) -> Scaled:
     """Return a block of one group, whose scale is its first float16. least: where the float16 that
     is added to all is."""
     added = None if least is None else float16_at(raw, least).unsqueeze(2)
-    return Scaled(float16_at(raw, 0).unsqueeze(2), codes.unsqueeze(1), added)
-
-
-def _less(codes: Tensor, zero: int) -> Tensor:
-    """Return codes above `zero` as signed numbers."""
-    return (codes.cast("int8") - zero).cast("int8")
+    return Scaled(float16_at(raw, 0).unsqueeze(2), codes.unsqueeze(1), added, zero, bits)
 
 
 def _q4_0(raw: Tensor) -> Scaled:
-    return _group(raw, _less(nibbles(raw[:, 2:]), 8))
+    return _group(raw, nibbles(raw[:, 2:]), zero=8, bits=4)
 
 
 def _q4_1(raw: Tensor) -> Scaled:
-    return _group(raw, nibbles(raw[:, 4:]), 2)
+    return _group(raw, nibbles(raw[:, 4:]), 2, bits=4)
 
 
 def _q5_0(raw: Tensor) -> Scaled:
-    return _group(raw, _less(nibbles(raw[:, 6:]) | _high_bits(raw, 2), 16))
+    return _group(raw, nibbles(raw[:, 6:]) | _high_bits(raw, 2), zero=16, bits=5)
 
 
 def _q5_1(raw: Tensor) -> Scaled:
-    return _group(raw, nibbles(raw[:, 8:]) | _high_bits(raw, 4), 2)
+    return _group(raw, nibbles(raw[:, 8:]) | _high_bits(raw, 4), 2, bits=5)
 
 
 def _q8_0(raw: Tensor) -> Scaled:
@@ -131,7 +128,7 @@ def _q2_k(raw: Tensor) -> Scaled:
     scales = raw[:, :16].reshape(-1, 16, 1)
     codes = low_high(raw[:, 16:80].reshape(-1, 2, 32), 4, 2).reshape(-1, 16, 16)
     d, m = (float16_at(raw, at).unsqueeze(2) for at in (80, 82))
-    return Scaled(d * (scales & 15).float(), codes, -(m * (scales >> 4).float()))
+    return Scaled(d * (scales & 15).float(), codes, -(m * (scales >> 4).float()), bits=2)
 
 
 def _q3_k(raw: Tensor) -> Scaled:
@@ -140,7 +137,7 @@ def _q3_k(raw: Tensor) -> Scaled:
     scales = (low | high << 4).float().reshape(-1, 16, 1) - 32
     codes = low_high(raw[:, 32:96].reshape(-1, 2, 32), 4, 2).reshape(-1, 16, 16)
     mask = low_high(raw[:, :32].reshape(-1, 1, 32), 8, 1).reshape(-1, 16, 16)
-    return Scaled(float16_at(raw, 108).unsqueeze(2) * scales, _less(codes | mask << 2, 4))
+    return Scaled(float16_at(raw, 108).unsqueeze(2) * scales, codes | mask << 2, zero=4, bits=3)
 
 
 def _scales_k(raw: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,28 +148,28 @@ def _scales_k(raw: Tensor) -> tuple[Tensor, Tensor]:
     return scales.float().reshape(-1, 8, 1), minima.float().reshape(-1, 8, 1)
 
 
-def _scaled_k(raw: Tensor, codes: Tensor) -> Scaled:
+def _scaled_k(raw: Tensor, codes: Tensor, bits: int) -> Scaled:
     scales, minima = _scales_k(raw)
     d, m = (float16_at(raw, at).unsqueeze(2) for at in (0, 2))
-    return Scaled(d * scales, codes.reshape(-1, 8, 32), -(m * minima))
+    return Scaled(d * scales, codes.reshape(-1, 8, 32), -(m * minima), bits=bits)
 
 
 def _q4_k(raw: Tensor) -> Scaled:
-    return _scaled_k(raw, low_high(raw[:, 16:].reshape(-1, 4, 32), 2, 4))
+    return _scaled_k(raw, low_high(raw[:, 16:].reshape(-1, 4, 32), 2, 4), 4)
 
 
 def _q5_k(raw: Tensor) -> Scaled:
     low = low_high(raw[:, 48:].reshape(-1, 4, 32), 2, 4).reshape(-1, 8, 32)
     high = low_high(raw[:, 16:48].reshape(-1, 1, 32), 8, 1).reshape(-1, 8, 32)
-    return _scaled_k(raw, low | high << 4)
+    return _scaled_k(raw, low | high << 4, 5)
 
 
 def _q6_k(raw: Tensor) -> Scaled:
     low = low_high(raw[:, :128].reshape(-1, 2, 64), 2, 4).reshape(-1, 256)
     high = low_high(raw[:, 128:192].reshape(-1, 2, 32), 4, 2).reshape(-1, 256)
-    codes = _less(low | high << 4, 32).reshape(-1, 16, 16)
+    codes = (low | high << 4).reshape(-1, 16, 16)
     scales = signed(raw[:, 192:208]).unsqueeze(2)
-    return Scaled(float16_at(raw, 208).unsqueeze(2) * scales, codes)
+    return Scaled(float16_at(raw, 208).unsqueeze(2) * scales, codes, zero=32, bits=6)
 
 
 def _iq4_xs(raw: Tensor) -> Scaled:

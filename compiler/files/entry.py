@@ -20,16 +20,20 @@ ELEMENTS = 1 << 48  # of one tensor
 
 @dataclass(frozen=True)
 class Scaled:
-    """Groups of elements that share a scale: scale * codes + least. codes: integers of 8 bits,
-    [n, groups, elements of a group]; scale, least: float32 [n, groups, 1]."""
+    """Groups of elements that share a scale: scale * (codes - zero) + least. codes: integers of 8
+    bits, [n, groups, elements of a group]; scale, least: float32 [n, groups, 1]. bits: of a code;
+    codes of fewer than 8 bits are unsigned."""
 
     scale: Tensor
     codes: Tensor
     least: Tensor | None = None
+    zero: int = 0
+    bits: int = 8
 
     def floats(self) -> Tensor:
         """Return the elements as float32, [n, groups, elements of a group], lazily."""
-        scaled = self.scale * self.codes.float()
+        codes = self.codes.cast("int8") - self.zero if self.zero else self.codes
+        scaled = self.scale * codes.cast("float32")
         return scaled if self.least is None else scaled + self.least
 
 

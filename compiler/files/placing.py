@@ -107,6 +107,8 @@ def _read(source: Source, entries: Sequence[Entry], device: Device) -> tuple[Sto
         total += _aligned(entry.size)
     storage = runtime_of(device).pool.take(total)
     copies = core_of(device).copies
+    if not copies.keeps:
+        return storage, offsets
     view = copies.view(storage.buffer)
     if view is not None:
         for run in _runs(entries, offsets):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ugpu.compiler.sharding.sharded import Sharded
 from ugpu.compiler.tensor import Tensor
 
 Leaf = TypeVar("Leaf")
@@ -14,7 +15,10 @@ def flatten(value: Any, tensors: list[Tensor]) -> Any:
     """Collect the tensors of nested containers; return the rest of their content, comparable."""
     if isinstance(value, Tensor):
         tensors.append(value)
-        return ("tensor", value.dtype.name, value.shape, value.device.name)
+        return ("tensor", value.dtype.name, value.shape, id(value.device))
+    if isinstance(value, Sharded):
+        parts = [flatten(part, tensors) for part in value.parts]
+        return ("sharded", value.axis, value.partial, *parts)
     if isinstance(value, list | tuple):
         return (type(value).__name__, *(flatten(each, tensors) for each in value))
     if isinstance(value, dict):
@@ -34,6 +38,8 @@ def mapped(value: Any, kind: type[Leaf], change: Callable[[Leaf], object]) -> An
     returns for it."""
     if isinstance(value, kind):
         return change(value)
+    if isinstance(value, Sharded):
+        return value.with_parts([mapped(part, kind, change) for part in value.parts])
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple
         return type(value)(*(mapped(each, kind, change) for each in value))
     if isinstance(value, list | tuple):
@@ -48,7 +54,13 @@ def difference(before: Any, after: Any, name: str) -> str | None:
     anything else; None if they are the same."""
     if isinstance(before, Tensor) or isinstance(after, Tensor):
         return None if before is after else name
-    if isinstance(before, dict) and isinstance(after, dict):
+    if isinstance(before, Sharded) and isinstance(after, Sharded):
+        pairs: list[tuple[str, Any, Any]] = [
+            ("", *both) for both in zip(before.parts, after.parts, strict=False)
+        ]
+        if (before.placement, len(before.parts)) != (after.placement, len(after.parts)):
+            return name
+    elif isinstance(before, dict) and isinstance(after, dict):
         keys = [*before, *(key for key in after if key not in before)]
         pairs = [(repr(key), before.get(key), after.get(key)) for key in keys]
         missing = next((key for key in keys if (key in before) is not (key in after)), None)
@@ -69,6 +81,8 @@ def text(shape: Any) -> str:
     """Return what `flatten` returned as text for error messages."""
     if shape[0] == "tensor":
         return f"{shape[1]}{list(shape[2])}"
+    if shape[0] == "sharded":
+        return " + ".join(text(each) for each in shape[3:])
     if shape[0] in ("tuple", "list"):
         return f"({', '.join(text(each) for each in shape[1:])})"
     if shape[0] == "dict":

@@ -18,10 +18,9 @@ from ugpu.compiler.front.replay import Outdated, Replay, call, move, realize
 from ugpu.compiler.front.touched import Touched, exclusive
 from ugpu.compiler.methods.core import TensorCore
 from ugpu.compiler.runtime.recording import Recording, current_recording
-from ugpu.compiler.runtime.runtime import Runtime, runtime_of
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.device.device import Device, core_of
-from ugpu.hcq.errors import BadArgument, NotSupported
+from ugpu.hcq.errors import BadArgument
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -58,21 +57,14 @@ class Jit(Generic[Given, Result]):
         self._identity: tuple[Any, ...] | None = None  # what equals in two calls that are the same
         self._left = ""
         self._replay: Replay | None = None
-        self._device: Runtime | None = None  # None until a call has a kernel
+        self._devices: Sequence[Device] = ()  # none until a call has a kernel
 
     def __call__(self, *args: Given.args, **kwargs: Given.kwargs) -> Result:
         if current_recording() is not None:
             return self._function(*args, **kwargs)
         listed: list[Tensor] = []
         shape = flatten((args, kwargs), listed)
-        devices = {id(tensor.device): tensor.device for tensor in listed}
-        if len(devices) > 1:
-            names = " and ".join(device.name for device in devices.values())
-            raise NotSupported(
-                f"@jit {self.name}: all arguments must be on one device, got {names}"
-            )
-        device = next(iter(devices.values()), None)
-        if device is not None and _capturing(device):
+        if any(map(_capturing, {tensor.device for tensor in listed})):
             return self._function(*args, **kwargs)
         tensors = list({id(tensor): tensor for tensor in listed}.values())
         places = {id(tensor): place for place, tensor in enumerate(tensors)}
@@ -121,7 +113,7 @@ class Jit(Generic[Given, Result]):
         tensors: list[Tensor],
     ) -> Result:
         self._calls += 1
-        if self._device is None or self._identity is None or signature != self._signature:
+        if not self._devices or self._identity is None or signature != self._signature:
             self._calls = 1
             with Recording(self.name) as first, Touched() as touched:
                 result = call(self.name, self._function, (args, kwargs))
@@ -133,13 +125,13 @@ class Jit(Generic[Given, Result]):
                 del results
             first.finish()
             self._signature = signature
-            self._device = None if first.device is None else runtime_of(first.device)
+            self._devices = first.devices
             self._identity = (first.keys, touched.used(tensors), touched.written(tensors))
             return cast(Result, result)
         if self._calls > ATTEMPTS + 1:
             raise BadArgument(self._restless())
-        self._settle(self._device, *self._identity[1:])
-        replay = Replay(self.name, self._device)
+        self._settle(*self._identity[1:])
+        replay = Replay(self.name, self._devices)
         identity = replay.record(self._function, args, kwargs, tensors)
         self._left = replay.left
         try:
@@ -156,7 +148,7 @@ class Jit(Generic[Given, Result]):
         return cast(Result, computed)
 
     @staticmethod
-    def _settle(runtime: Runtime, used: Refs, written: Refs) -> None:
+    def _settle(used: Refs, written: Refs) -> None:
         """Keep what the program did since the last call out of the recording: compute the tensors
         from outside, and move those that are assigned into memory of their own."""
         outside = [tensor for ref in used if (tensor := ref()) is not None]
@@ -165,7 +157,7 @@ class Jit(Generic[Given, Result]):
         for ref in written:
             tensor = ref()
             if tensor is not None and not exclusive(tensor):
-                move(runtime, tensor)
+                move(tensor)
 
     def _restless(self) -> str:
         if self._left:

@@ -20,14 +20,15 @@ from ugpu.compiler.front.touched import Captured, Touched, exclusive, stored
 from ugpu.compiler.graph.node import Node, Shape
 from ugpu.compiler.graph.origin import here
 from ugpu.compiler.methods.core import TensorCore
-from ugpu.compiler.runtime.memory_pool import MemoryPool, Part, Storage
+from ugpu.compiler.runtime.memory_pool import Part, Place, Storage, place_of
 from ugpu.compiler.runtime.numbers import Places
 from ugpu.compiler.runtime.recording import Recording
-from ugpu.compiler.runtime.runtime import Runtime, runtime_of
+from ugpu.compiler.runtime.runtime import runtime_of
+from ugpu.compiler.runtime.stages import Stages
 from ugpu.compiler.tensor import Tensor
+from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, Closed
 from ugpu.hcq.work.buffer import Buffer
-from ugpu.hcq.work.graph import Capture
 
 
 class Outdated(Exception):
@@ -38,14 +39,15 @@ class Outdated(Exception):
 @dataclass(frozen=True)
 class _Result:
     """A tensor in the result. place: the argument that it is, or None; same: the captured tensor
-    that it is. address: that of its memory in the graph; fixed: memory that replays leave alone."""
+    that it is. where: its memory in the recording; fixed: memory that replays leave alone."""
 
     place: int | None
     same: Tensor | None
     kind: type[Tensor]
     dtype: DType
     shape: Shape
-    address: int
+    device: Device
+    where: Place
     fixed: Storage | None
 
 
@@ -58,36 +60,31 @@ class _Source:
     buffer: Buffer
     node: weakref.ref[Node]
 
-    @property
-    def address(self) -> int:
-        return int(self.buffer.address)
-
 
 class Replay:
-    """A captured graph, and the memory it owns. A replay that is dropped needs no `close`: the
-    device frees graphs and buffers that nothing refers to."""
+    """Captured graphs, and the memory they own. A replay that is dropped needs no `close`: devices
+    free graphs and buffers that nothing refers to."""
 
-    def __init__(self, name: str, runtime: Runtime) -> None:
+    def __init__(self, name: str, devices: Sequence[Device]) -> None:
         self.name = name
-        self.runtime = runtime
-        self.pool = MemoryPool(runtime.device, keep=1 << 62)
-        self.graph: Capture = runtime.device.capture()
+        self.devices = devices
+        self.stages = Stages()
         self.kernels = 0
         self.left = ""  # a tensor of the recorded call that something refers to
         self.settled = True  # whether it may be replayed again
         self._places: Places | None = None  # of the random numbers it uses
-        self._buffers: list[Buffer] = []  # stand-ins, by place of the argument
+        self._buffers: list[tuple[Buffer, Place]] = []  # stand-ins, by place of the argument
         self._wholes: list[Storage] = []
         self._captured: list[Captured] = []
         self._by_id: dict[int, Captured] = {}  # the same by the ids of their tensors
-        self._made: dict[int, Storage] = {}  # by address: memory that each replay allocates
-        self._kept: dict[int, Storage] = {}  # by address: assigned memory of values begun before
-        self._states: list[tuple[int | Captured, int]] = []  # assigned tensor, address of its value
+        self._made: dict[Place, Storage] = {}  # memory that each replay allocates
+        self._kept: dict[Place, Storage] = {}  # assigned memory of values begun before
+        self._states: list[tuple[int | Captured, Place]] = []  # assigned tensor, place of its value
         self._result: Any = None  # form of the result, with leaves of _Result
-        self._used: set[int] = set()
-        self._written: set[int] = set()
-        self._named: set[int] = set()  # addresses of results and of memory that is written
-        self._shared: set[int] = set()  # addresses of captured memory with several owners
+        self._used: set[Place] = set()
+        self._written: set[Place] = set()
+        self._named: set[Place] = set()  # results and memory that is written
+        self._shared: set[Place] = set()  # captured memory with several owners
 
     # ---- recording -----------------------------------------------------------------------------
 
@@ -96,11 +93,12 @@ class Replay:
     ) -> tuple[Any, ...]:
         """Capture one call without running it; return what must be equal in the next recording.
         tensors: the arguments, computed, without repetitions."""
-        recording, touched = Recording(self.name, self.pool), Touched(captures=True)
-        recording.device = self.runtime.device
+        recording, touched = Recording(self.name, self.stages), Touched(captures=True)
         sources: dict[int, _Source] = {}
         try:
-            with recording, self.graph, touched:
+            with recording, self.stages, touched:
+                for device in self.devices:
+                    recording.pool_for(runtime_of(device).pool)
                 for tensor in tensors:
                     sources[id(tensor)] = self._stand_in(tensor)
                 given = mapped((args, kwargs), Tensor, lambda each: sources[id(each)].tensor)
@@ -127,27 +125,27 @@ class Replay:
     def _stand_in(self, tensor: Tensor) -> _Source:
         """Return a copy of an argument that has memory of the recording."""
         size = cast(Storage, tensor.node.storage).size
-        whole = self.pool.take(size)
+        whole = self.stages.lane(tensor.device).pool.take(size)
         part = Part(whole, 0, size)  # exactly the size needed: a program's buffer may end there
         node = stored(tensor, part)
         self._wholes.append(whole)
-        self._buffers.append(part.buffer)
+        self._buffers.append((part.buffer, place_of(part.buffer)))
         return _Source(tensor._new(node), whole, part.buffer, weakref.ref(node))
 
     def _bind(
         self, result: Any, recording: Recording, touched: Touched, sources: Sequence[_Source]
     ) -> None:
         """Find out where the memory of results and assigned tensors comes from."""
-        kept: set[int] = set()  # memory of values that were begun before: it is written in the run
+        kept: set[Place] = set()  # memory of values begun before: it is written in the run
         for captured in touched.captured:
             if captured.node is not None:
-                kept.update(_addresses(captured.node))
+                kept.update(_places(captured.node))
         alive = [each for ref in recording.made if (each := ref()) is not None]
-        made = {int(each.address): each for each in alive if int(each.address) not in kept}
+        made = {place: each for each in alive if (place := place_of(each.buffer)) not in kept}
         self._used, self._written = recording.used, recording.written
-        self._places, self.kernels = recording.places, len(recording.keys)
+        self._places, self.kernels = recording.places, recording.kernels
         leaves = tensors_of(result)
-        self._find_captured(touched, {_address(leaf) for leaf in leaves})
+        self._find_captured(touched, {_place(leaf) for leaf in leaves})
         assigned: list[tuple[int | Captured, TensorCore]] = [
             (place, source.tensor)
             for place, source in enumerate(sources)
@@ -158,54 +156,55 @@ class Replay:
             if captured.assigned and tensor is not None:
                 assigned.append((captured, tensor))
         for owner, tensor in assigned:
-            address = _address(tensor)
-            self._states.append((owner, address))
-            if address in made:
-                self._made[address] = made[address]
-            elif address in kept:
-                self._kept[address] = cast(Storage, tensor.node.storage)
+            where = _place(tensor)
+            self._states.append((owner, where))
+            if where in made:
+                self._made[where] = made[where]
+            elif where in kept:
+                self._kept[where] = cast(Storage, tensor.node.storage)
         known = {id(source.tensor): place for place, source in enumerate(sources)}
         found = {id(each): self._leaf(each, touched, known, made) for each in leaves}
         self._result = mapped(result, Tensor, lambda each: found[id(each)])
-        self._named = self._written | {leaf.address for leaf in found.values()}
-        self._named.update(address for _, address in self._states)
+        self._named = self._written | {leaf.where for leaf in found.values()}
+        self._named.update(where for _, where in self._states)
 
     def _leaf(
         self,
         tensor: Tensor,
         touched: Touched,
         known: Mapping[int, int],
-        made: Mapping[int, Storage],
+        made: Mapping[Place, Storage],
     ) -> _Result:
         storage = cast(Storage, tensor.node.storage)
-        address, fixed = int(storage.address), None
+        where, fixed = place_of(storage.buffer), None
         place = known.get(id(tensor))
         same = None if touched.created(tensor) else tensor
         if place is None and same is None:
-            if address in made:
-                self._made[address] = made[address]
-            elif address not in self._own():
+            if where in made:
+                self._made[where] = made[where]
+            elif where not in self._own():
                 fixed = storage
-        return _Result(place, same, type(tensor), tensor.dtype, tensor.shape, address, fixed)
+        facts = tensor.dtype, tensor.shape, tensor.device
+        return _Result(place, same, type(tensor), *facts, where, fixed)
 
-    def _own(self) -> set[int]:
-        """Return the addresses of arguments and captured tensors."""
-        captured = {each.address for each in self._captured if each.buffer is not None}
-        return captured | {int(buffer.address) for buffer in self._buffers}
+    def _own(self) -> set[Place]:
+        """Return the memory of arguments and captured tensors."""
+        captured = {each.where for each in self._captured if each.buffer is not None}
+        return captured | {where for _, where in self._buffers}
 
-    def _find_captured(self, touched: Touched, results: set[int]) -> None:
+    def _find_captured(self, touched: Touched, results: set[Place]) -> None:
         """Find the captured tensors whose memory is named by the graph or by results."""
         named = self._used | results
         assigned = {id(tensor) for tensor in touched.assigned()}
-        stored_in: set[int] = set()
+        stored_in: set[Place] = set()
         for captured in touched.captured:
             captured.assigned = id(captured.ref()) in assigned
             if captured.node is not None:
-                self._shared.update(_addresses(captured.node))
-            elif captured.address in stored_in:
-                self._shared.add(captured.address)
-            stored_in.add(captured.address)
-            if captured.assigned or captured.node is not None or captured.address in named:
+                self._shared.update(_places(captured.node))
+            elif captured.where in stored_in:
+                self._shared.add(captured.where)
+            stored_in.add(captured.where)
+            if captured.assigned or captured.node is not None or captured.where in named:
                 self._captured.append(captured)
                 self._by_id[id(captured.ref())] = captured
 
@@ -242,7 +241,7 @@ class Replay:
                 node.storage = tensor.node.storage
         alive = [each for ref in recording.made if (each := ref()) is not None]
         self.left = left[0]._shown if left else ""
-        return bool(left) or any(int(each.address) not in self._made for each in alive)
+        return bool(left) or any(place_of(each.buffer) not in self._made for each in alive)
 
     # ---- replaying -----------------------------------------------------------------------------
 
@@ -250,31 +249,29 @@ class Replay:
         """Replay with these arguments, which are computed; return the result. Raises Outdated."""
         sources = self._sources(tensors)
         self._check_apart(tensors)
-        pool = self.runtime.pool
         current = dict(self._kept)
         bound: dict[Buffer, Buffer] = {}
         owners = [owner for owner, _ in self._states]
         changed = {id(tensors[each]) if isinstance(each, int) else id(each) for each in owners}
-        for key, tensor, buffer in sources:
-            address = int(buffer.address)
-            if address in self._written and not (id(key) in changed and exclusive(tensor)):
-                move(self.runtime, tensor)
+        for key, tensor, buffer, where in sources:
+            if where in self._written and not (id(key) in changed and exclusive(tensor)):
+                move(tensor)
             storage = cast(Storage, tensor.node.storage)
-            current[address] = storage
-            if address in self._used and storage.address != address:
+            current[where] = storage
+            if where in self._used and storage.address != where[1]:
                 bound[buffer] = storage.buffer
-        for address, storage in self._made.items():
-            current[address] = pool.placed(storage.pool.placement).take(storage.size)
-            if address in self._used:
-                bound[storage.buffer] = current[address].buffer
+        for where, storage in self._made.items():
+            pool = runtime_of(storage.pool.device).pool
+            current[where] = pool.placed(storage.pool.placement).take(storage.size)
+            if where in self._used:
+                bound[storage.buffer] = current[where].buffer
         if self._places is not None:
             self._places.fill()
-        if self.kernels:
-            self._replay(bound)
-        for owner, address in self._states:
+        self._replay(bound, current)
+        for owner, where in self._states:
             target = owner.ref() if isinstance(owner, Captured) else tensors[owner]
-            if target is not None and target.node.storage is not current[address]:
-                target.node = stored(target, current[address])
+            if target is not None and target.node.storage is not current[where]:
+                target.node = stored(target, current[where])
         made: dict[int, Tensor] = {}
 
         def tensor_of(leaf: _Result) -> Tensor:
@@ -284,10 +281,11 @@ class Replay:
 
     def _sources(
         self, tensors: Sequence[Tensor]
-    ) -> list[tuple[Captured | Tensor, TensorCore, Buffer]]:
-        """Return the tensors whose memory the graph may name, and the buffers it has for them."""
-        sources: list[tuple[Captured | Tensor, TensorCore, Buffer]] = [
-            (tensor, tensor, buffer) for tensor, buffer in zip(tensors, self._buffers, strict=True)
+    ) -> list[tuple[Captured | Tensor, TensorCore, Buffer, Place]]:
+        """Return the tensors whose memory the graphs may name, and the memory they have for
+        them."""
+        sources: list[tuple[Captured | Tensor, TensorCore, Buffer, Place]] = [
+            (tensor, tensor, *memory) for tensor, memory in zip(tensors, self._buffers, strict=True)
         ]
         for captured in self._captured:
             tensor = captured.ref()
@@ -303,13 +301,13 @@ class Replay:
                 continue
             if node.storage is None:
                 runtime_of(tensor.device).realize((node,))
-            if cast(Storage, node.storage).address != captured.address:
-                if captured.address in self._shared:
+            if cast(Storage, node.storage).address != captured.where[1]:
+                if captured.where in self._shared:
                     raise Outdated
-            elif captured.address not in self._named:
+            elif captured.where not in self._named:
                 continue
             if captured.buffer is not None:
-                sources.append((captured, tensor, captured.buffer))
+                sources.append((captured, tensor, captured.buffer, captured.where))
         return sources
 
     def _check_apart(self, tensors: Sequence[Tensor]) -> None:
@@ -327,11 +325,11 @@ class Replay:
                     "from outside, and assigned; use it in one of these ways"
                 )
 
-    def _replay(self, bound: Mapping[Buffer, Buffer]) -> None:
+    def _replay(self, bound: Mapping[Buffer, Buffer], current: Mapping[Place, Storage]) -> None:
         try:
-            self.graph.replay(inputs=bound)
+            self.stages.replay(bound, current)
         except Closed:
-            if self.runtime.device.closed:
+            if any(device.closed for device in self.devices):
                 raise
             raise Outdated from None  # memory that a captured tensor had is gone
 
@@ -339,7 +337,7 @@ class Replay:
         self,
         leaf: _Result,
         tensors: Sequence[Tensor],
-        current: Mapping[int, Storage],
+        current: Mapping[Place, Storage],
         made: dict[int, Tensor],
     ) -> Tensor:
         """Return a tensor of the result."""
@@ -350,10 +348,10 @@ class Replay:
         tensor = made.get(id(leaf))
         if tensor is None:
             node = Node("buffer", leaf.dtype, leaf.shape)
-            node.storage = leaf.fixed or current[leaf.address]
+            node.storage = leaf.fixed or current[leaf.where]
             node.origin = here()
             tensor = made[id(leaf)] = object.__new__(leaf.kind)
-            tensor.device, tensor.node = self.runtime.device, node
+            tensor.device, tensor.node = leaf.device, node
         return tensor
 
     def pending(self) -> list[TensorCore]:
@@ -362,14 +360,12 @@ class Replay:
         return [tensor for tensor in alive if tensor is not None]
 
     def retire(self) -> None:
-        """Close the graph; its results stay valid."""
-        self.graph.close()
+        """Close the graphs; their results stay valid."""
+        self.stages.retire()
 
     def close(self) -> None:
-        """Free the graph and its memory once the last replay has ended."""
-        self.graph.close()
-        self.pool.keep = 0
-        self.pool.clear()
+        """Free the graphs and their memory once the last replay has ended."""
+        self.stages.close()
 
 
 def call(name: str, function: Callable[..., Any], given: tuple[Any, Any]) -> Any:
@@ -385,12 +381,12 @@ def call(name: str, function: Callable[..., Any], given: tuple[Any, Any]) -> Any
     return result
 
 
-def move(runtime: Runtime, tensor: TensorCore) -> None:
+def move(tensor: TensorCore) -> None:
     """Move a tensor into memory of its own."""
     old = cast(Storage, tensor.node.storage)
-    fresh = runtime.pool.placed(old.pool.placement).take(old.size)
+    fresh = runtime_of(tensor.device).pool.placed(old.pool.placement).take(old.size)
     if old.size:
-        runtime.device.queue().copy(fresh.buffer, old.buffer, old.size).submit()
+        tensor.device.queue().copy(fresh.buffer, old.buffer, old.size).submit()
     tensor.node = stored(tensor, fresh)
 
 
@@ -401,13 +397,13 @@ def realize(tensors: Sequence[TensorCore]) -> None:
         runtime_of(device).realize([each.node for each in tensors if id(each.device) == key])
 
 
-def _address(tensor: TensorCore) -> int:
-    return int(cast(Storage, tensor.node.storage).address)
+def _place(tensor: TensorCore) -> Place:
+    return place_of(cast(Storage, tensor.node.storage).buffer)
 
 
-def _addresses(root: Node) -> list[int]:
-    """Return the addresses of the memory that a node is computed from."""
-    found: list[int] = []
+def _places(root: Node) -> list[Place]:
+    """Return the memory that a node is computed from."""
+    found: list[Place] = []
     seen: set[int] = set()
     stack = [root]
     while stack:
@@ -416,7 +412,7 @@ def _addresses(root: Node) -> list[int]:
             continue
         seen.add(id(node))
         if isinstance(node.storage, Storage):
-            found.append(int(node.storage.address))
+            found.append(place_of(node.storage.buffer))
         else:
             stack.extend(node.sources)
     return found

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.methods.core import TensorCore
-from ugpu.compiler.runtime.memory_pool import Part, Storage
+from ugpu.compiler.runtime.memory_pool import Part, Place, Storage, place_of
 from ugpu.hcq.work.buffer import Buffer
 
 _SLOT = TensorCore.__dict__["node"]
@@ -56,12 +56,12 @@ def _watch(change: int) -> None:
 
 
 class Captured:
-    """A tensor that existed before the recording and was used in it. buffer, address: its memory
+    """A tensor that existed before the recording and was used in it. buffer, where: its memory
     then; node: its node then, if it had no memory; pending: if it had none after the recording
-    either. It stays the only owner of its memory, if it
-    was, although the memory is kept until `restore`."""
+    either. It stays the only owner of its memory, if it was, although the memory is kept until
+    `restore`."""
 
-    __slots__ = ("_old", "_storage", "address", "assigned", "buffer", "node", "pending", "ref")
+    __slots__ = ("_old", "_storage", "assigned", "buffer", "node", "pending", "ref", "where")
 
     def __init__(self, tensor: TensorCore) -> None:
         alone = exclusive(tensor)
@@ -69,7 +69,7 @@ class Captured:
         self.ref = weakref.ref(tensor)
         self.assigned = False
         self.pending = False
-        self.address = 0
+        self.where: Place = (0, 0)
         self.buffer: Buffer | None = None
         self._old = weakref.ref(node)
         self._storage = cast("Storage | None", node.storage)
@@ -78,7 +78,7 @@ class Captured:
             if alone:
                 node.storage = Part(self._storage, 0, self._storage.size)
             self.buffer = cast(Storage, node.storage).buffer
-            self.address = int(self.buffer.address)
+            self.where = place_of(self.buffer)
 
     def free(self) -> None:
         """Release the memory."""

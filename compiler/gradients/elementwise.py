@@ -40,6 +40,8 @@ _UNARY: dict[str, Callable[[Values, Values, Values], Values]] = {
     "acosh": lambda g, x, y: g * (x * x - 1).rsqrt(),
     "atanh": lambda g, x, y: g / (1 - x * x),
     "erf": lambda g, x, y: g * (-x * x).exp() * (2 / math.sqrt(math.pi)),
+    "erfc": lambda g, x, y: g * (-x * x).exp() * (-2 / math.sqrt(math.pi)),
+    "erfinv": lambda g, x, y: g * (y * y).exp() * (math.sqrt(math.pi) / 2),
     "sigmoid": lambda g, x, y: g * y * (1 - y),
     "cast": lambda g, x, y: g,
     "contiguous": lambda g, x, y: g,

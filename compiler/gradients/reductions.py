@@ -9,6 +9,7 @@ from typing import Any
 from ugpu.compiler.dtype import int32
 from ugpu.compiler.gradients.table import rule
 from ugpu.compiler.gradients.values import Values
+from ugpu.compiler.pattern.cost import TILED
 
 Given = Sequence[Values]
 Results = Sequence[Values | None]
@@ -18,7 +19,7 @@ Results = Sequence[Values | None]
 def _reduce(g: Values, y: Values, xs: Given, arg: Any) -> Results:
     operation, axes = arg
     (x,) = xs
-    if operation == "sum":
+    if operation in ("sum", TILED):
         return (g.expand(x.shape),)
     if operation == "prod":
         return (_of_product(g, x, axes),)

@@ -2,7 +2,7 @@
 
     kernel     = name, parameters, locals, grid, block, body
     statement  = Store(memory, index, value) | Loop(range, body, bound)
-               | If(conditions, body) | Barrier | TileStep
+               | If(conditions, body) | Barrier | Prefetch | TileStep
                | Fetch | Close | Await | GroupProduct | Settle      asynchronous NVIDIA units
                | Bulk | Signal
     value, index                            compiler.expression.value, compiler.expression.algebra
@@ -54,6 +54,15 @@ class Barrier:
     cluster: the barrier is for all groups of the cluster."""
 
     cluster: bool = False
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """Begin to bring the cache line of memory[index], a parameter, near the core. No effect on
+    results; only for hosts."""
+
+    memory: Memory
+    index: Index
 
 
 @dataclass(frozen=True)
@@ -166,7 +175,7 @@ class Bulk:
 
 
 Asynchronous = Fetch | Close | Await | GroupProduct | Settle | Bulk | Signal
-Statement = Store | Loop | If | Barrier | TileStep | Asynchronous
+Statement = Store | Loop | If | Barrier | Prefetch | TileStep | Asynchronous
 
 
 @dataclass(frozen=True)

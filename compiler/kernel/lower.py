@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from ugpu.compiler.expression.computation import Computation
 from ugpu.compiler.expression.once import once
+from ugpu.compiler.expression.value import Value, rebuild, value
 from ugpu.compiler.graph.operations import KINDS
 from ugpu.compiler.kernel import scatter
 from ugpu.compiler.kernel.attention import gpu as gpu_attention
@@ -40,6 +42,7 @@ from ugpu.compiler.kernel.host import turned as host_turned
 from ugpu.compiler.kernel.host import windows as host_windows
 from ugpu.compiler.kernel.host.products import dots as host_dots
 from ugpu.compiler.kernel.host.products import matmul as host_matmul
+from ugpu.compiler.kernel.host.products import winograd as host_winograd
 from ugpu.compiler.kernel.ir import Kernel
 from ugpu.compiler.kernel.nvidia import bulk as gpu_bulk
 from ugpu.compiler.kernel.nvidia import ring as gpu_ring
@@ -47,6 +50,7 @@ from ugpu.compiler.kernel.shared.grid import within_limits
 from ugpu.compiler.kernel.shared.pieces import side_by_side
 from ugpu.compiler.kernel.text import format_kernel
 from ugpu.compiler.kernel.verify import verify
+from ugpu.compiler.pattern import cost
 from ugpu.compiler.pattern.chain import find_chain
 from ugpu.compiler.pattern.contraction import Contraction, find_contraction, find_sides
 from ugpu.compiler.pattern.online import find_online
@@ -86,6 +90,10 @@ def _in_pieces(
 
 @once
 def _shape(computation: Computation, target: TargetSpec) -> _Shape:
+    tiled = host_winograd.find_tiled(computation) if target.abi == "host" else None
+    if tiled is not None:
+        return _Shape(lambda _: host_winograd.convolution(computation.plain, target))
+    computation = _summed(computation)
     if computation.value.op != "along":
         return _host(computation, target) if target.abi == "host" else _gpu(computation, target)
     kind, *_ = computation.value.arg
@@ -96,9 +104,22 @@ def _shape(computation: Computation, target: TargetSpec) -> _Shape:
     return _Shape(lambda _: build(computation, target))
 
 
+def _summed(computation: Computation) -> Computation:
+    """Return a computation whose sums are computed without Winograd tiles."""
+
+    def change(node: Value, sources: tuple[Value, ...]) -> Value | None:
+        if node.op != "reduce" or node.arg[0] != cost.TILED:
+            return None
+        return value("reduce", node.dtype, sources, ("sum", node.arg[1]))
+
+    changed = rebuild(computation.value, change)
+    return computation if changed is computation.value else replace(computation, value=changed)
+
+
 def _host(computation: Computation, target: TargetSpec) -> _Shape:
     if computation.pieces:
-        return _in_pieces(computation, target, lambda piece: host_loops.elementwise(piece, target))
+        piece = partial(host_loops.elementwise, target=target, alone=False)
+        return _in_pieces(computation, target, piece)
     if computation.chosen is not None:
         return _Shape(lambda _: scatter.host(computation, target))
     online = find_online(computation)
@@ -109,7 +130,7 @@ def _host(computation: Computation, target: TargetSpec) -> _Shape:
         return _Shape(lambda _: host_rows.rows(computation, chain, target))
     plain = computation.plain
     parts = find_contraction(plain, joint=True)
-    dots = None if parts is None else host_dots.find_dots(parts, target)
+    dots = host_dots.find_dots(plain, parts, target)
     if dots is not None:
         return _Shape(lambda _: host_dots.multiply(plain, dots, target))
     if parts is not None and host_matmul.pays(parts):

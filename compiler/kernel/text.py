@@ -15,6 +15,7 @@ from ugpu.compiler.kernel.ir import (
     If,
     Kernel,
     Loop,
+    Prefetch,
     Settle,
     Signal,
     Statement,
@@ -71,6 +72,8 @@ class _Statements(Printer):
                 self.lines.append(
                     f"{indent}barrier{' of the cluster' if statement.cluster else ''}"
                 )
+            elif isinstance(statement, Prefetch):
+                self.lines.append(f"{indent}prefetch {statement.memory.name}[{statement.index}]")
             elif isinstance(statement, TileStep):
                 self.lines.append(f"{indent}{_tile_text(statement)}")
             elif isinstance(statement, If):

@@ -34,6 +34,7 @@ from ugpu.compiler.kernel.ir import (
     If,
     Kernel,
     Loop,
+    Prefetch,
     Settle,
     Signal,
     Statement,
@@ -95,6 +96,10 @@ class _Checker:
             elif isinstance(statement, Barrier):
                 rule = "a barrier is reached by all threads or none"
                 _require(together == EVERY, rule, self.kernel.name)
+            elif isinstance(statement, Prefetch):
+                parameter = statement.memory in self.kernel.parameters
+                _require(parameter, "prefetches are of parameters", statement)
+                self.access(statement.memory, statement.index, 1, bound)
             elif isinstance(statement, TileStep):
                 self.tile(statement, bound)
             elif isinstance(statement, Fetch):

@@ -1,17 +1,48 @@
-"""Weights of a language model: floats, or groups of elements of 8 bits that share a scale.
+"""Weights of a language model: floats, or groups of elements of 8 or 4 bits that share a scale.
 
-Weights of quantised types stay quantised in memory: 1 byte an element, and 4 or 8 bytes a group.
-The kernels that read them multiply by the scales, so that a token reads about a third of the bytes
-that it would read as float32.
+Weights of quantised types stay quantised in memory: 1 byte an element, or half a byte, and 4 or 8
+bytes a group. The kernels that read them multiply by the scales, so that a token reads a fifth to a
+third of the bytes that it would read as float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
+from ugpu.compiler.files.bits import nibbles
 from ugpu.compiler.files.entry import Scaled
 from ugpu.compiler.graph.node import Shape
 from ugpu.compiler.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups in memory, as parts of the rows of a tensor. packed: codes hold two elements each: the
+    low four bits are of the first half of a group, the high ones of the second."""
+
+    stored: Scaled
+    packed: bool
+
+    def floats(self) -> Tensor:
+        """Return the elements as float32, [..., groups, elements of a group], lazily."""
+        codes = self.stored.codes
+        return replace(self.stored, codes=nibbles(codes) if self.packed else codes).floats()
+
+    def rows(self, places: Tensor) -> Groups:
+        """Return the parts at indices along the first axis, lazily."""
+        scale, codes, least = self.stored.scale, self.stored.codes, self.stored.least
+        chosen = replace(
+            self.stored, scale=scale[places], codes=codes[places],
+            least=None if least is None else least[places],
+        )  # fmt: skip
+        return Groups(chosen, self.packed)
+
+    @property
+    def arrays(self) -> list[Tensor]:
+        """The arrays in memory."""
+        arrays = [self.stored.scale, self.stored.codes]
+        return arrays if self.stored.least is None else [*arrays, self.stored.least]
 
 
 class Weight:
@@ -21,7 +52,7 @@ class Weight:
         """Store the values. dtype: of floats; vectors and groups are computed in float32."""
         self.shape = shape
         self._floats: Tensor | None = None
-        self._groups: Scaled | None = None
+        self._groups: Groups | None = None
         if isinstance(values, Scaled) and len(shape) > 1 and dtype == "float32":
             self._groups = _stored(values, shape)
             return
@@ -41,31 +72,28 @@ class Weight:
         if self._groups is None:
             assert self._floats is not None
             return self._floats[places]
-        least = self._groups.least
-        chosen = Scaled(
-            self._groups.scale[places],
-            self._groups.codes[places],
-            None if least is None else least[places],
-        )
-        return chosen.floats().reshape((*places.shape, *self.shape[1:]))
+        return self._groups.rows(places).floats().reshape((*places.shape, *self.shape[1:]))
 
     @property
     def nbytes(self) -> int:
         """The memory that the values take."""
-        groups = self._groups
-        parts = [self._floats] if groups is None else [groups.scale, groups.codes, groups.least]
-        return sum(each.numel() * each.dtype.itemsize for each in parts if each is not None)
+        arrays = [self._floats] if self._groups is None else self._groups.arrays
+        return sum(each.numel() * each.dtype.itemsize for each in arrays if each is not None)
 
 
-def _stored(groups: Scaled, shape: Shape) -> Scaled:
-    """Return groups in memory, as parts of the rows of a tensor."""
+def _stored(groups: Scaled, shape: Shape) -> Groups:
+    """Return groups in memory."""
     size = groups.codes.shape[-1]
-    outer = (*shape[:-1], shape[-1] // size)
-    scale = groups.scale.reshape((*outer, 1)).contiguous()
-    codes = groups.codes.reshape((*outer, size)).contiguous()
+    outer, half = (*shape[:-1], shape[-1] // size), size // 2
+    packed = groups.bits <= 4
+    codes = groups.codes.reshape((*outer, size))
+    if packed:
+        codes = codes[..., :half] | codes[..., half:] << 4
+    scale, codes = groups.scale.reshape((*outer, 1)).contiguous(), codes.contiguous()
     least = None if groups.least is None else groups.least.reshape((*outer, 1)).contiguous()
-    scale.realize(codes, *([] if least is None else [least]))
-    return Scaled(scale, codes, least)
+    stored = Groups(replace(groups, scale=scale, codes=codes, least=least), packed)
+    scale.realize(*stored.arrays[1:])
+    return stored
 
 
 class Weights(Mapping[str, Tensor]):

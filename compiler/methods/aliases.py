@@ -27,8 +27,18 @@ NAMES = {
     "negative_slope": "slope",
     "pos_weight": "positive_weight",
     "attn_mask": "mask",
+    "src": "source",
     "eps": "epsilon",
 }
+
+# Names that stand for different arguments of different methods: the first that a method has.
+SEVERAL = {
+    "mat": ("left",), "mat1": ("left",), "mat2": ("right", "other"), "vec": ("right", "other"),
+    "vec1": ("left",), "vec2": ("right", "other"), "batch1": ("left",), "batch2": ("right",),
+    "num_samples": ("count",), "dimension": ("axis",), "test_elements": ("elements",),
+    "scale_factor": ("scale",), "exponent": ("other",), "indices_or_sections": ("sections",),
+    "ddof": ("correction",),
+}  # fmt: skip
 
 
 def with_aliases(method: FunctionType) -> FunctionType:
@@ -39,7 +49,13 @@ def with_aliases(method: FunctionType) -> FunctionType:
     listed = known.get("axes")
     several = listed is not None and listed.kind is not listed.VAR_POSITIONAL
     names = {**NAMES, "dims": "axes"} if several else NAMES
+    if several and "axis" not in known:
+        names = {**names, "dim": "axes"}
     taken = {alias: name for alias, name in names.items() if name in known and alias not in known}
+    for alias, candidates in SEVERAL.items():
+        own = [name for name in candidates if name in known]
+        if own and alias not in known:
+            taken[alias] = own[0]
     if not taken:
         return method
     title = method.__qualname__
@@ -56,3 +72,11 @@ def with_aliases(method: FunctionType) -> FunctionType:
         return method(*args, **kwargs)
 
     return cast(FunctionType, aliased)
+
+
+def aliased_module(names: dict[str, Any], module: str) -> None:
+    """Let the public functions of a module accept the other names of their arguments."""
+    for name, member in list(names.items()):
+        own = isinstance(member, FunctionType) and member.__module__ == module
+        if own and not name.startswith("_"):
+            names[name] = with_aliases(member)

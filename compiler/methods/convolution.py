@@ -16,50 +16,56 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import bool_, float32, int32
+from ugpu.compiler.dtype import DType, bool_, float32, int32
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.methods import winograd as winograd_tiles
-from ugpu.compiler.methods.core import broadcast
+from ugpu.compiler.methods.core import TensorCore, broadcast
 from ugpu.compiler.methods.operations import Operations
 from ugpu.compiler.pattern import cost
 from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.state.config import config
 
 Pair = int | Sequence[int]
+Steps = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # stride, padding, dilation
 T = TypeVar("T", bound=Operations)
 
 
 class Convolutions(Operations):
     """Convolutions and pooling of tensors [batch, channels, height, width]. A Pair is one number
-    for both axes, or two."""
+    for both axes, also in a sequence, or two."""
 
     __slots__ = ()
 
     def conv2d(
-        self, weight: Any, bias: Any = None, *, stride: Pair = 1, padding: Pair = 0,
+        self, weight: Any, bias: Any = None, *, stride: Pair = 1, padding: Pair | str = 0,
         dilation: Pair = 1, groups: int = 1, winograd: bool | None = None,
     ) -> Self:  # fmt: skip
         """Correlate with `weight` [out channels, channels / groups, height, width], then add `bias`
         [out channels].
 
         A tensor of three axes is one image, and so is the result. Outside the image, `padding`
-        zeros are read. Types as in matmul. winograd: whether to compute a 3 x 3 window of float32
+        zeros are read; "same": as many as make the result as large as the image, for strides of 1;
+        "valid": none. Types as in matmul. winograd: whether to compute a 3 x 3 window of float32
         with Winograd tiles, less precisely (compiler.methods.winograd.TOLERANCE); by default if
         that is faster, unless the setting UGPU_WINOGRAD is 0. Raises BadArgument if it is requested
         but not possible.
         """
         kernel = self._tensor("conv2d", weight)
+        if isinstance(padding, str):
+            image, around = self._as_large("conv2d", kernel, padding, stride, dilation)
+            return image.conv2d(kernel, bias, stride=stride, padding=around, dilation=dilation,
+                                groups=groups, winograd=winograd)  # fmt: skip
         if self.ndim == 3 and kernel.ndim == 4:
-            options = {"stride": stride, "padding": padding, "dilation": dilation}
             many = self.unsqueeze(0)
-            return many.conv2d(kernel, bias, **options, groups=groups, winograd=winograd).squeeze(0)
+            return many.conv2d(kernel, bias, stride=stride, padding=padding, dilation=dilation,
+                               groups=groups, winograd=winograd).squeeze(0)  # fmt: skip
         if self.ndim != 4 or kernel.ndim != 4:
             raise BadArgument(
                 f"conv2d: input and kernel must have 4 axes, got shapes {self._shown} and "
                 f"{kernel._shown}"
             )
-        batch, channels, _, _ = self.shape
+        channels = self.shape[1]
         out_channels, each, height, width = kernel.shape
         fits = groups > 0 and channels == each * groups and out_channels % groups == 0
         if not fits or not each or not height or not width:
@@ -68,27 +74,39 @@ class Convolutions(Operations):
             )
         dtype = dtypes.promote(self.dtype, kernel.dtype)
         shaped = (height, width) == (3, 3) and groups == 1 and dtype is float32
-        steps = pair("conv2d", stride, 1) == pair("conv2d", dilation, 1) == (1, 1)
-        tiled = self._tiled(kernel, padding, winograd) if shaped and steps else None
-        if winograd and tiled is None:
+        steps = pair("conv2d", stride, 1), pair("conv2d", padding, 0), pair("conv2d", dilation, 1)
+        tiles = shaped and steps[0] == steps[2] == (1, 1)
+        tiles = tiles and self._by_tiles(kernel, padding, winograd)
+        found = None
+        if not tiles or self._tiles_held(kernel, steps[1]):
+            found = self._over_windows(kernel, dtype, steps, groups, cost.TILED if tiles else "sum")
+        else:
+            found = self._tiled(kernel, padding)
+        if found is None or (winograd and not tiles):
             raise BadArgument(
                 f"conv2d: shapes {self._shown} and {kernel._shown} do not support "
                 "winograd=True, which requires float32, 3 x 3 windows, stride, dilation "
                 "and groups of 1, and a first use outside of capture()"
             )
-        if tiled is not None:
-            rule = (1, 1), pair("conv2d", padding, 0), (1, 1), 1
-            return biased("conv2d", tiled._ruled("conv2d", [self, kernel], rule), bias)
+        return biased("conv2d", found._ruled("conv2d", [self, kernel], (*steps, groups)), bias)
+
+    def _over_windows(
+        self, kernel: Self, dtype: DType, steps: Steps, groups: int, sum_: str
+    ) -> Self:
+        """Convolve by a sum of products over windows. steps: stride, padding and dilation. sum_:
+        the reduction."""
+        batch, _, _, columns = self.shape
+        out_channels, each, height, width = kernel.shape
         inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
         host = self.device.target.abi == "host"
-        wide = self.shape[3] + 2 * pair("conv2d", padding, 0)[1]
-        # an image that only one channel reads is padded by the kernel that holds it
-        phases = prod(pair("conv2d", stride, 1))
-        held = cost.in_windows(height, width, wide, phases)
+        # an image that only one channel reads is padded by the kernel that holds it, as are tiles
+        held = cost.in_windows(height, width, columns + 2 * steps[1][1], prod(steps[0]))
         apart = host and out_channels == groups and held
-        windows = self.cast(dtype)._windows(
-            "conv2d", (height, width), stride, padding, dilation, 0, apart
-        )  # [batch, channels, out height, out width, height, width]
+        image = self.cast(dtype)
+        if sum_ == cost.TILED:
+            image, apart = image.contiguous(), True
+        windows = image._windows("conv2d", (height, width), *steps, 0, apart)
+        # [batch, channels, out height, out width, height, width]
         rows, columns = windows.shape[2:4]
         per_group = out_channels // groups
         whole = (batch, groups, per_group, rows, columns, each, height, width)
@@ -99,30 +117,69 @@ class Convolutions(Operations):
         right = graph.permute(right, (0, 1, 3, 4, 2, 5, 6))
         right = graph.reshape(right, (batch, groups, 1, rows, columns, each, height, width))
         products = graph.elementwise("mul", inner, broadcast(left, whole), broadcast(right, whole))
-        total = self._new(products)._reduce("sum", products, (5, 6, 7), False)
-        node = graph.reshape(graph.cast(total.node, dtype), (batch, out_channels, rows, columns))
-        rule = (pair("conv2d", stride, 1), pair("conv2d", padding, 0), pair("conv2d", dilation, 1),
-                groups)  # fmt: skip
-        return biased("conv2d", self._new(node)._ruled("conv2d", [self, kernel], rule), bias)
+        if sum_ == "sum":
+            total = self._new(products)._reduce("sum", products, (5, 6, 7), False).node
+        else:
+            total = graph.reduce(sum_, products, (5, 6, 7))
+        node = graph.reshape(graph.cast(total, dtype), (batch, out_channels, rows, columns))
+        return self._new(node)
 
-    def _tiled(self, kernel: Self, padding: Pair, wanted: bool | None) -> Self | None:
-        """Convolve with Winograd tiles (compiler.methods.winograd) if requested or cheaper."""
+    def _as_large(
+        self, operation: str, kernel: TensorCore, padding: str, stride: Pair, dilation: Pair
+    ) -> tuple[Self, list[int]]:
+        """Return the image, padded if the ends differ, and the padding of "same" or "valid"."""
+        axes = kernel.ndim - 2
+        if padding == "valid":
+            return self, [0] * axes
+        steps, gaps = (list(n) if isinstance(n, list | tuple) else [n] * axes
+                       for n in (stride, dilation))  # fmt: skip
+        if padding != "same" or any(step != 1 for step in steps) or len(gaps) not in (1, axes):
+            raise BadArgument(
+                f"{operation}: padding must be numbers, 'valid', or 'same' with a stride of 1, got "
+                f"{padding!r} with a stride of {stride}"
+            )
+        gaps = gaps * axes if len(gaps) == 1 else gaps
+        more = [gap * (size - 1) for gap, size in zip(gaps, kernel.shape[2:], strict=True)]
+        if all(each % 2 == 0 for each in more):
+            return self, [each // 2 for each in more]
+        pairs = [(0, 0)] * (self.ndim - axes) + [(n // 2, n - n // 2) for n in more]
+        return self.pad(pairs), [0] * axes
+
+    def _tiles_held(self, kernel: Self, around: tuple[int, int]) -> bool:
+        """Return whether one kernel of a host computes a convolution with Winograd tiles."""
+        out, channels = kernel.shape[:2]
+        sizes = (self.shape[2] + 2 * around[0] - 2, self.shape[3] + 2 * around[1] - 2)
+        host = self.device.target.abi == "host"
+        return host and min(out, channels, *sizes) > 1 and channels <= cost.TILES_MOST
+
+    def _by_tiles(self, kernel: Self, padding: Pair, wanted: bool | None) -> bool:
+        """Return whether to convolve with Winograd tiles: if requested or cheaper."""
+        batch, channels, height, width = self.shape
+        out, around = kernel.shape[0], pair("conv2d", padding, 0)
+        rows, columns = height + 2 * around[0] - 2, width + 2 * around[1] - 2
+        if rows < 1 or columns < 1 or not self.numel() or not out:
+            return False
+        if wanted is not None or not config().winograd:
+            return bool(wanted)
+        found = self._form(kernel, padding)
+        if found is not None:
+            return found == "tiles"
+        down, across = winograd_tiles.tiles(rows), winograd_tiles.tiles(columns)
+        lanes = self.device.target.vector_bytes // float32.itemsize
+        held = self._tiles_held(kernel, around)
+        return held and cost.winograd((batch, out, rows, columns), channels, down * across, lanes)
+
+    def _tiled(self, kernel: Self, padding: Pair) -> Self | None:
+        """Convolve with Winograd tiles by products with matrices (compiler.methods.winograd); None
+        if these are not on the device, and cannot be copied now."""
         batch, channels, height, width = self.shape
         out, around = kernel.shape[0], pair("conv2d", padding, 0)
         rows, columns = height + 2 * around[0] - 2, width + 2 * around[1] - 2
         down, across = winograd_tiles.tiles(rows), winograd_tiles.tiles(columns)
         size = winograd_tiles.AROUND
-        if rows < 1 or columns < 1 or not self.numel() or not out:
-            return None
-        if wanted is None and config().winograd:
-            found = self._form(kernel, padding)
-            host = self.device.target.abi == "host"
-            results = (batch, out, rows, columns)
-            estimated = host and cost.winograd(results, channels, down * across, size * size, 9)
-            wanted = estimated if found is None else found == "tiles"
         constants = {name: self._kept(f"winograd {name}", partial(_matrix, name)) for name in (
-            "image", "weight", "result")} if wanted else {}  # fmt: skip
-        if not constants or any(each is None for each in constants.values()):
+            "image", "weight", "result")}  # fmt: skip
+        if any(each is None for each in constants.values()):
             return None
         image, weight, result = (self._tensor("conv2d", each) for each in constants.values())
         # the image with its edges, as large as the tiles need it, then all windows stored
@@ -165,7 +222,7 @@ class Convolutions(Operations):
         """Return the maximum of each window. stride: default the window's size; padding is
         ignored."""
         sizes = pair("max_pool2d", size, 1)
-        step = sizes if stride is None else stride
+        step = sizes if stride in (None, (), []) else stride
         lowest = False if self.dtype is bool_ else dtypes.lowest(self.dtype)
         windows = self._windows("max_pool2d", sizes, step, padding, dilation, lowest)
         operation = "or" if self.dtype is bool_ else "max"
@@ -176,7 +233,7 @@ class Convolutions(Operations):
     def _avg_pool2d(self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0) -> Self:
         """Return the mean of each window, including the zeros of the padding."""
         sizes = pair("avg_pool2d", size, 1)
-        step = sizes if stride is None else stride
+        step = sizes if stride in (None, (), []) else stride
         windows = self._windows("avg_pool2d", sizes, step, padding, 1, 0)
         return self._new(windows).mean((4, 5))
 
@@ -220,6 +277,7 @@ class Convolutions(Operations):
 def pair(operation: str, given: Pair, least: int) -> tuple[int, int]:
     """Return a Pair as two numbers. BadArgument unless both are integers >= least."""
     listed = given if isinstance(given, list | tuple) else (given, given)
+    listed = (*listed, *listed) if len(listed) == 1 else listed
     if len(listed) != 2 or not all(type(n) is int and n >= least for n in listed):
         raise BadArgument(
             f"{operation}: expected an int or a pair of ints of at least {least}, got {given!r}"

@@ -29,6 +29,26 @@ RECIPES = 1024  # recipes kept
 _recipes: dict[tuple[object, ...], Recipe] = {}
 
 
+class Count(int):
+    """A number of elements, which can be called as PyTorch's `size`."""
+
+    _tensor: TensorCore
+
+    def __new__(cls, tensor: TensorCore) -> Self:
+        made = super().__new__(cls, tensor.node.size)
+        made._tensor = tensor
+        return made
+
+    def __call__(self, axis: int | None = None, *, dim: int | None = None) -> Any:
+        """Return the shape, or the size of an axis."""
+        place = axis if dim is None else dim
+        shape = self._tensor.shape
+        return shape if place is None else shape[self._tensor._axis("size", place)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, (int(self),)
+
+
 class TensorCore:
     """A node of the graph on a device. Tensors are immutable."""
 
@@ -55,9 +75,10 @@ class TensorCore:
         return len(self.node.shape)
 
     @property
-    def size(self) -> int:
-        """The number of elements."""
-        return self.node.size
+    def size(self) -> Count:
+        """The number of elements, as in NumPy. Called, as in PyTorch: `x.size()` is the shape,
+        `x.size(axis)` the size of an axis."""
+        return Count(self)
 
     def numel(self) -> int:
         """The number of elements."""
@@ -162,6 +183,8 @@ class TensorCore:
             return self._new(Node("const", made, (), (), other.item()))
         if _is_array(other):
             return self._from_array(other)
+        if isinstance(other, complex):
+            raise BadArgument(f"{operation}: {dtypes.COMPLEX}, got {other!r}")
         kind = type(other)
         if hasattr(kind, "placement"):
             raise BadArgument(

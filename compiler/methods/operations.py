@@ -23,8 +23,17 @@ class Operations(Reductions, Functions, Indexing):
         """Return result[i, j] = self[index[i, j], j] for axis 0, and so on.
 
         An index has as many axes as the tensor and may be shorter along each (along `axis` also
-        longer). Negative indices count from the end; indices out of range read as zero.
+        longer). Negative indices count from the end; indices out of range read as zero. An index
+        without elements may have any shape, which is that of the result.
         """
+        lifted = self._lift("gather", index)
+        if isinstance(lifted, TensorCore) and not lifted.numel() and lifted.dtype.is_integer:
+            self._axes("gather", axis)
+            return self._new(self._constant("gather", 0, self.dtype, lifted.shape))
+        if not self.ndim and isinstance(lifted, TensorCore) and lifted.ndim <= 1:
+            self._axes("gather", axis)  # counts as having one axis, as in PyTorch
+            line = self._new(lifted.node).reshape((lifted.numel(),))
+            return self.reshape(1).gather(0, line).reshape(lifted.shape)
         place, node = self._indices("gather", axis, index)
         common = node.shape
         entries = []

@@ -162,19 +162,26 @@ class Reductions(Elementwise, Movement):
         total = self.cast(float32).sum(axes, keepdims)
         return (total / count).cast(kind)
 
-    def var(self, axis: Axis = None, keepdims: bool = False, correction: float = 1) -> Self:
-        """Return the variance along the axes, with divisor n - correction."""
+    def var(
+        self, axis: Axis = None, keepdims: bool = False, correction: float | None = None, *,
+        unbiased: bool | None = None,
+    ) -> Self:  # fmt: skip
+        """Return the variance along the axes, with divisor n - correction (None: 1). unbiased:
+        whether the correction is 1, otherwise 0."""
+        axis, less = correction_of(axis, correction, unbiased)
         axes = self._axes("var", axis)
         count = prod(self.shape[i] for i in axes)
-        correction = number_of("var", "correction", correction)
         wide = self.cast(float32)
         apart = wide - wide.mean(axes, keepdims=True)
         total = (apart * apart).sum(axes, keepdims)
-        return (total / max(0, count - correction)).cast(dtypes.float_dtype(self.dtype))
+        return (total / max(0, count - less)).cast(dtypes.float_dtype(self.dtype))
 
-    def std(self, axis: Axis = None, keepdims: bool = False, correction: float = 1) -> Self:
+    def std(
+        self, axis: Axis = None, keepdims: bool = False, correction: float | None = None, *,
+        unbiased: bool | None = None,
+    ) -> Self:  # fmt: skip
         """Return the standard deviation along the axes: the root of `var`."""
-        spread = self.var(axis, keepdims, correction)
+        spread = self.var(axis, keepdims, correction, unbiased=unbiased)
         return spread.sqrt()._ruled("root", [spread])
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Self:
@@ -275,3 +282,20 @@ class Reductions(Elementwise, Movement):
         if not isinstance(left, Reductions):
             raise BadArgument("matmul: operands must have at least one axis")
         return self._new(left.matmul(self).node)
+
+
+def correction_of(
+    axis: Axis, correction: float | None, unbiased: bool | None
+) -> tuple[Axis, float]:  # fmt: skip
+    """Return the axes and the correction of a variance. A bool as axis is PyTorch's var(unbiased).
+    BadArgument if both are given."""
+    if isinstance(axis, bool):
+        axis, unbiased = None, axis
+    if unbiased is not None and correction is not None:
+        raise BadArgument(
+            f"var: expected correction or unbiased, got correction={correction} and "
+            f"unbiased={unbiased}"
+        )
+    if correction is None:
+        correction = 1 if unbiased is None else int(unbiased)
+    return axis, number_of("var", "correction", correction)

@@ -12,7 +12,7 @@ from typing import Any, Self
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import bool_, float32, int32, int64
 from ugpu.compiler.graph import operations as graph
-from ugpu.compiler.methods.convolution import Convolutions, Pair, biased, places_of
+from ugpu.compiler.methods.convolution import Pair, biased, places_of
 from ugpu.compiler.methods.core import Scalar, broadcast, integer_of
 from ugpu.compiler.methods.shape.resampling import Resampling
 from ugpu.hcq.errors import BadArgument
@@ -20,21 +20,25 @@ from ugpu.hcq.errors import BadArgument
 Sizes = int | Sequence[int]
 
 
-class Windows(Convolutions, Resampling):
+class Windows(Resampling):
     """Convolutions and pooling of tensors [batch, channels, *size]. Sizes: one number for all axes,
-    or one for each."""
+    also in a sequence, or one for each."""
 
     __slots__ = ()
 
     # ---- convolution ---------------------------------------------------------------------------
 
     def conv1d(
-        self, weight: Any, bias: Any = None, *, stride: int = 1, padding: int = 0,
-        dilation: int = 1, groups: int = 1,
+        self, weight: Any, bias: Any = None, *, stride: Sizes = 1,
+        padding: Sizes | str = 0, dilation: Sizes = 1, groups: int = 1,
     ) -> Self:  # fmt: skip
         """Correlate [batch, channels, length] with [out channels, channels / groups, length]; see
         `conv2d`."""
         kernel = self._tensor("conv1d", weight)
+        if isinstance(padding, str):
+            line, padding = self._as_large("conv1d", kernel, padding, stride, dilation)
+            return line.conv1d(kernel, bias, stride=stride, padding=padding, dilation=dilation,
+                               groups=groups)  # fmt: skip
         if self.ndim == 2 and kernel.ndim == 3:
             one = self.unsqueeze(0)
             return one.conv1d(kernel, bias, stride=stride, padding=padding, dilation=dilation,
@@ -55,12 +59,16 @@ class Windows(Convolutions, Resampling):
         return wide.squeeze(2)
 
     def conv3d(
-        self, weight: Any, bias: Any = None, *, stride: Sizes = 1, padding: Sizes = 0,
-        dilation: Sizes = 1, groups: int = 1,
+        self, weight: Any, bias: Any = None, *, stride: Sizes = 1,
+        padding: Sizes | str = 0, dilation: Sizes = 1, groups: int = 1,
     ) -> Self:  # fmt: skip
         """Correlate [batch, channels, depth, height, width] with [out channels, channels / groups,
         depth, height, width]; see `conv2d`."""
         kernel = self._tensor("conv3d", weight)
+        if isinstance(padding, str):
+            block, padding = self._as_large("conv3d", kernel, padding, stride, dilation)
+            return block.conv3d(kernel, bias, stride=stride, padding=padding, dilation=dilation,
+                                groups=groups)  # fmt: skip
         if self.ndim == 4 and kernel.ndim == 5:
             one = self.unsqueeze(0)
             return one.conv3d(kernel, bias, stride=stride, padding=padding, dilation=dilation,
@@ -90,18 +98,25 @@ class Windows(Convolutions, Resampling):
         return biased("conv3d", result.flatten(3, 4), bias).reshape(result.shape)
 
     def conv_transpose1d(
-        self, weight: Any, bias: Any = None, *, stride: int = 1, padding: int = 0,
-        output_padding: int = 0, groups: int = 1, dilation: int = 1,
+        self, weight: Any, bias: Any = None, *, stride: Sizes = 1, padding: Sizes = 0,
+        output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
     ) -> Self:  # fmt: skip
         """Transposed convolution of [batch, channels, length]; see `conv_transpose2d`."""
-        kernel = self._tensor("conv_transpose1d", weight)
+        name = "conv_transpose1d"
+        kernel = self._tensor(name, weight)
+        (step,), (gap,) = numbers(name, stride, 1, 1), numbers(name, dilation, 1, 1)
+        (cut,), (more,) = numbers(name, padding, 1, 0), numbers(name, output_padding, 1, 0)
+        if self.ndim == 2 and kernel.ndim == 3:
+            one = self.unsqueeze(0)
+            return one.conv_transpose1d(kernel, bias, stride=step, padding=cut, dilation=gap,
+                                        output_padding=more, groups=groups).squeeze(0)  # fmt: skip
         if self.ndim != 3 or kernel.ndim != 3:
             raise BadArgument(
-                f"conv_transpose1d: expected 3 axes, got shapes {self._shown} and {kernel._shown}"
+                f"{name}: expected 3 axes, got shapes {self._shown} and {kernel._shown}"
             )
         wide = self.unsqueeze(2).conv_transpose2d(
-            kernel.unsqueeze(2), bias, stride=(1, stride), padding=(0, padding),
-            output_padding=(0, output_padding), groups=groups, dilation=(1, dilation),
+            kernel.unsqueeze(2), bias, stride=(1, step), padding=(0, cut),
+            output_padding=(0, more), groups=groups, dilation=(1, gap),
         )  # fmt: skip
         return wide.squeeze(2)
 
@@ -113,6 +128,11 @@ class Windows(Convolutions, Resampling):
         `conv_transpose2d`. Computed as a convolution of the elements with zeros between them."""
         name = "conv_transpose3d"
         kernel = self._tensor(name, weight)
+        if self.ndim == 4 and kernel.ndim == 5:
+            return self.unsqueeze(0).conv_transpose3d(
+                kernel, bias, stride=stride, padding=padding, output_padding=output_padding,
+                groups=groups, dilation=dilation,
+            ).squeeze(0)  # fmt: skip
         if self.ndim != 5 or kernel.ndim != 5 or kernel.shape[0] != self.shape[1]:
             raise BadArgument(
                 f"{name}: expected 5 axes, got shapes {self._shown} and {kernel._shown}"
@@ -208,7 +228,7 @@ class Windows(Convolutions, Resampling):
             return tuple(e.squeeze(0) for e in many) if return_indices else many.squeeze(0)
         sizes = numbers(name, size, axes, 1)
         pairs = [(n, n) for n in numbers(name, padding, axes, 0)]
-        step = sizes if stride is None else stride
+        step = sizes if stride in (None, (), []) else stride
         return self._maxima(name, sizes, step, pairs, dilation, ceil_mode, return_indices)
 
     def _maxima(
@@ -253,12 +273,12 @@ class Windows(Convolutions, Resampling):
             if integer_of(name, "divisor_override", divisor_override) == 0:
                 raise BadArgument(f"{name}: divisor_override must not be 0")
             around = [(n, n) for n in numbers(name, padding, axes, 0)]
-            step = sizes if stride is None else stride
+            step = sizes if stride in (None, (), []) else stride
             windows = self.cast(float32)._over(name, sizes, step, around, 1, 0, ceil_mode)
             total = windows.sum(tuple(range(axes + 2, windows.ndim)))
             return (total / divisor_override).cast(dtypes.float_dtype(self.dtype))
         pairs = [(n, n) for n in numbers(name, padding, axes, 0)]
-        step = sizes if stride is None else stride
+        step = sizes if stride in (None, (), []) else stride
         return self._means(name, sizes, step, pairs, 1, ceil_mode, count_include_pad)
 
     def _means(
@@ -319,6 +339,7 @@ class Windows(Convolutions, Resampling):
 def numbers(operation: str, given: Sizes, axes: int, least: int) -> tuple[int, ...]:
     """Return one number for each axis. BadArgument unless they are integers >= least."""
     listed: tuple[Any, ...] = tuple(given) if isinstance(given, list | tuple) else (given,) * axes
+    listed = listed * axes if len(listed) == 1 else listed
     if len(listed) != axes or not all(type(n) is int and n >= least for n in listed):
         raise BadArgument(
             f"{operation}: expected an int or {axes} ints of at least {least}, got {given!r}"

@@ -1,5 +1,6 @@
 """Discrete Fourier transforms, `ugpu.fft`. Complex numbers are not supported: real and imaginary
-parts lie on a last axis of two, as in `torch.view_as_real`.
+parts lie on a last axis of two, as in `torch.view_as_real`. Complex arrays of NumPy are accepted;
+`result.numpy().view(np.complex64)[..., 0]` makes one of a result.
 
 A length is split into two factors close to each other, whose transforms are matrix products
 (J. Cooley, J. Tukey, 1965), down to factors of at most FACTOR; a longer prime length becomes a
@@ -9,9 +10,14 @@ convolution by transforms of a power of two (L. Bluestein, 1970). Computed in fl
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ugpu.compiler.dtype import float32, int64
+from ugpu.compiler.methods.aliases import aliased_module
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument
 
@@ -19,9 +25,13 @@ FACTOR = 64  # the longest transform that is one matrix product, where a length 
 PRIME = 512  # the longest prime length that is one matrix product
 Norm = Literal["backward", "ortho", "forward"]
 Parts = tuple[Tensor, Tensor]  # real and imaginary
+Parted = Tensor | NDArray[np.complexfloating]
+Sizes = int | Sequence[int] | None
+Axes = int | Sequence[int] | None
+REVERSED: dict[str, Norm] = {"backward": "forward", "forward": "backward"}
 
 
-def fft(x: Tensor, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+def fft(x: Parted, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """Return the transform of complex numbers [..., 2] along an axis, which is counted without the
     last of two.
 
@@ -31,7 +41,7 @@ def fft(x: Tensor, n: int | None = None, axis: int = -1, norm: Norm = "backward"
     return _joined(_along("fft", _parts("fft", x), n, axis, norm, -1))
 
 
-def ifft(x: Tensor, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+def ifft(x: Parted, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """Return the inverse of `fft`; "backward" scales by 1/n."""
     return _joined(_along("ifft", _parts("ifft", x), n, axis, norm, 1))
 
@@ -46,7 +56,7 @@ def rfft(x: Tensor, n: int | None = None, axis: int = -1, norm: Norm = "backward
     return _joined((parts[0][head], parts[1][head]))
 
 
-def irfft(x: Tensor, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+def irfft(x: Parted, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """Return the real numbers whose `rfft` is x. n: their number, by default twice the elements
     less two."""
     real, imaginary = _parts("irfft", x)
@@ -63,25 +73,83 @@ def irfft(x: Tensor, n: int | None = None, axis: int = -1, norm: Norm = "backwar
     return _along("irfft", whole, count, place, norm, 1)[0]
 
 
-def fft2(x: Tensor, axes: tuple[int, int] = (-2, -1), norm: Norm = "backward") -> Tensor:
-    """Return `fft` along two axes."""
-    return fft(fft(x, None, axes[1], norm), None, axes[0], norm)
+def hfft(x: Parted, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+    """Return the transform of a signal that is Hermitian, given its first half: real numbers. n:
+    their number, by default twice the elements less two."""
+    real, imaginary = _parts("hfft", x)
+    return irfft(_joined((real, -imaginary)), n, axis, REVERSED.get(norm, norm))
 
 
-def ifft2(x: Tensor, axes: tuple[int, int] = (-2, -1), norm: Norm = "backward") -> Tensor:
+def ihfft(x: Tensor, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+    """Return the inverse of `hfft`."""
+    parts = rfft(x, n, axis, REVERSED.get(norm, norm))
+    return _joined((parts[..., 0], -parts[..., 1]))
+
+
+def fftn(x: Parted, s: Sizes = None, axes: Axes = None, norm: Norm = "backward") -> Tensor:
+    """Return `fft` along several axes, counted without the last of two; s: their lengths."""
+    given = _joined(_parts("fftn", x))
+    for axis, n in _pairs("fftn", given.ndim - 1, s, axes):
+        given = fft(given, n, axis, norm)
+    return given
+
+
+def ifftn(x: Parted, s: Sizes = None, axes: Axes = None, norm: Norm = "backward") -> Tensor:
+    """Return `ifft` along several axes."""
+    given = _joined(_parts("ifftn", x))
+    for axis, n in _pairs("ifftn", given.ndim - 1, s, axes):
+        given = ifft(given, n, axis, norm)
+    return given
+
+
+def rfftn(x: Tensor, s: Sizes = None, axes: Axes = None, norm: Norm = "backward") -> Tensor:
+    """Return `rfft` along the last of several axes, and `fft` along the others."""
+    *pairs, (last, n) = _pairs("rfftn", x.ndim, s, axes)
+    result = rfft(x, n, last, norm)
+    for axis, size in pairs:
+        result = fft(result, size, axis, norm)
+    return result
+
+
+def irfftn(x: Parted, s: Sizes = None, axes: Axes = None, norm: Norm = "backward") -> Tensor:
+    """Return the inverse of `rfftn`. s: the lengths of the result."""
+    given = _joined(_parts("irfftn", x))
+    *pairs, (last, n) = _pairs("irfftn", given.ndim - 1, s, axes)
+    for axis, size in pairs:
+        given = ifft(given, size, axis, norm)
+    return irfft(given, n, last, norm)
+
+
+def fft2(x: Parted, s: Sizes = None, axes: Axes = (-2, -1), norm: Norm = "backward") -> Tensor:
+    """Return `fft` along two axes; s: their lengths."""
+    return fftn(x, s, axes, norm)
+
+
+def ifft2(x: Parted, s: Sizes = None, axes: Axes = (-2, -1), norm: Norm = "backward") -> Tensor:
     """Return `ifft` along two axes."""
-    return ifft(ifft(x, None, axes[1], norm), None, axes[0], norm)
+    return ifftn(x, s, axes, norm)
 
 
-def rfft2(x: Tensor, axes: tuple[int, int] = (-2, -1), norm: Norm = "backward") -> Tensor:
+def rfft2(x: Tensor, s: Sizes = None, axes: Axes = (-2, -1), norm: Norm = "backward") -> Tensor:
     """Return `rfft` along the second axis, and `fft` along the first."""
-    return fft(rfft(x, None, axes[1], norm), None, axes[0], norm)
+    return rfftn(x, s, axes, norm)
 
 
-def irfft2(x: Tensor, n: int | None = None, axes: tuple[int, int] = (-2, -1),
-           norm: Norm = "backward") -> Tensor:  # fmt: skip
-    """Return the inverse of `rfft2`. n: the length along the second axis."""
-    return irfft(ifft(x, None, axes[0], norm), n, axes[1], norm)
+def irfft2(x: Parted, s: Sizes = None, axes: Axes = (-2, -1), norm: Norm = "backward") -> Tensor:
+    """Return the inverse of `rfft2`. s: the lengths of the result."""
+    return irfftn(x, s, axes, norm)
+
+
+def fftshift(x: Tensor, axes: Axes = None) -> Tensor:
+    """Move the element of frequency 0 to the middle of each axis."""
+    chosen = x._axes("fftshift", axes)
+    return x.roll([x.shape[axis] // 2 for axis in chosen], chosen)
+
+
+def ifftshift(x: Tensor, axes: Axes = None) -> Tensor:
+    """Return the inverse of `fftshift`."""
+    chosen = x._axes("ifftshift", axes)
+    return x.roll([-(x.shape[axis] // 2) for axis in chosen], chosen)
 
 
 def fftfreq(n: int, d: float = 1.0, device: str | None = None) -> Tensor:
@@ -90,14 +158,35 @@ def fftfreq(n: int, d: float = 1.0, device: str | None = None) -> Tensor:
     return (numbers >= (n + 1) // 2).where(numbers - n, numbers).cast(float32) / (n * d)
 
 
-def _parts(operation: str, x: Tensor) -> Parts:
+def rfftfreq(n: int, d: float = 1.0, device: str | None = None) -> Tensor:
+    """Return the frequency of each element of `rfft` of n samples at distances d."""
+    return Tensor.arange(n // 2 + 1, device=device).cast(float32) / (n * d)
+
+
+def _parts(operation: str, x: Parted) -> Parts:
+    if isinstance(x, np.ndarray):
+        wide = np.asarray(x, np.complex64)
+        return Tensor(np.ascontiguousarray(wide.real)), Tensor(np.ascontiguousarray(wide.imag))
     if not x.ndim or x.shape[-1] != 2 or x.ndim < 2:
         raise BadArgument(
             f"{operation}: expected real and imaginary parts on a last axis of two, got shape "
             f"{list(x.shape)}"
         )
-    wide = x.cast(float32)
-    return wide[..., 0], wide[..., 1]
+    single = x.cast(float32)
+    return single[..., 0], single[..., 1]
+
+
+def _pairs(operation: str, count: int, s: Sizes, axes: Axes) -> list[tuple[int, int | None]]:
+    """Return pairs of an axis and its length, None for its own."""
+    sizes = None if s is None else [s] if isinstance(s, int) else list(s)
+    if axes is None:
+        chosen = list(range(-len(sizes) if sizes is not None else -count, 0))
+    else:
+        chosen = [axes] if isinstance(axes, int) else list(axes)
+    if not chosen or (sizes is not None and len(sizes) != len(chosen)):
+        raise BadArgument(f"{operation}: expected a length for each axis, got {s} for {axes}")
+    lengths = [None] * len(chosen) if sizes is None else [None if n == -1 else n for n in sizes]
+    return list(zip(chosen, lengths, strict=True))
 
 
 def _joined(parts: Parts) -> Tensor:
@@ -214,3 +303,6 @@ def _by_convolution(real: Tensor, imaginary: Tensor, sign: int) -> Parts:
     joined = _transform(*_times(one, two), 1)
     results = _times((joined[0][:, :n], joined[1][:, :n]), chirp)
     return results[0] * (1 / size), results[1] * (1 / size)
+
+
+aliased_module(globals(), __name__)

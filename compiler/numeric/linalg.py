@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from ugpu.compiler import dtype as dtypes
+from ugpu.compiler.methods.aliases import aliased_module
+from ugpu.compiler.methods.reductions import Axis
 from ugpu.compiler.numeric.elimination import det as det
 from ugpu.compiler.numeric.elimination import inv as inv
 from ugpu.compiler.numeric.elimination import slogdet as slogdet
@@ -98,3 +101,94 @@ def matrix_power(a: Tensor, n: int) -> Tensor:
     if result is None:
         return Tensor.eye(matrix.shape[-1], device=matrix.device).broadcast_to(matrix.shape)
     return result
+
+
+def vector_norm(
+    a: Tensor, ord: float = 2, axis: Axis = None, keepdims: bool = False
+) -> Tensor:  # fmt: skip
+    """Return the norm of vectors along axes (None: of all elements), see `Tensor.norm`."""
+    return a.norm(ord, axis, keepdims)
+
+
+def norm(
+    a: Tensor, ord: float | str | None = None, axis: Axis = None, keepdims: bool = False
+) -> Tensor:  # fmt: skip
+    """Return `matrix_norm` for two axes, or for an ord of matrices without axes, otherwise
+    `vector_norm`; by default the root of the sum of squares."""
+    if ord is None:
+        return a.norm(2, axis, keepdims)
+    axes = tuple(range(a.ndim)) if axis is None else a._axes("norm", axis)
+    if len(axes) == 2:
+        rest = [each for each in range(a.ndim) if each not in axes]
+        result = matrix_norm(a.permute(*rest, *axes), ord)
+        for each in sorted(axes) if keepdims else ():
+            result = result.unsqueeze(each)
+        return result
+    if isinstance(ord, str) or (axis is None and a.ndim != 1):
+        raise BadArgument(f"norm: ord {ord!r} expected one or two axes, got {list(axes)}")
+    return a.norm(ord, axes, keepdims)
+
+
+def cond(a: Tensor, p: float | str | None = None) -> Tensor:
+    """Return the condition of matrices: the norm times that of the inverse. p: of `matrix_norm`,
+    by default 2, the quotient of the largest and smallest singular values."""
+    matrix = matrix_of("cond", a)
+    if p in (None, 2, -2):
+        values = svdvals(matrix)
+        most, least = values.max(-1), values.min(-1)
+        return least / most if p == -2 else most / least
+    assert p is not None
+    square = square_of("cond", a)
+    return matrix_norm(square, p) * matrix_norm(inv(square), p)
+
+
+def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the product of several matrices; the first and last may be vectors. The cheapest pair
+    is multiplied first."""
+    if len(tensors) < 2:
+        raise BadArgument(f"multi_dot: expected two tensors or more, got {len(tensors)}")
+    parts = list(tensors)
+    while len(parts) > 1:
+        costs = [math.prod(one.shape) * (two.shape[-1] if two.ndim > 1 else 1)
+                 for one, two in pairwise(parts)]  # fmt: skip
+        at = costs.index(min(costs))
+        parts[at : at + 2] = [parts[at] @ parts[at + 1]]
+    return parts[0]
+
+
+def solve_triangular(
+    a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Tensor:
+    """Return x of a @ x = b (left=False: x @ a = b), of which only one triangle of a is read.
+    unitriangular: ones are taken for the diagonal."""
+    matrix = square_of("solve_triangular", a)
+    matrix = matrix.triu() if upper else matrix.tril()
+    if unitriangular:
+        one = Tensor.eye(matrix.shape[-1], device=matrix.device)
+        matrix = matrix * (1 - one) + one
+    if left:
+        return solve(matrix, b)
+    return solve(matrix.transpose(-1, -2), b.transpose(-1, -2)).transpose(-1, -2)
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Return `Tensor.matmul`."""
+    return a @ b
+
+
+def cross(a: Tensor, b: Tensor, axis: int = -1) -> Tensor:
+    """Return `Tensor.cross`."""
+    return a.cross(b, axis)
+
+
+def vecdot(a: Tensor, b: Tensor, axis: int = -1) -> Tensor:
+    """Return `Tensor.vecdot`."""
+    return a.vecdot(b, axis)
+
+
+def diagonal(a: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    """Return `Tensor.diagonal`."""
+    return a.diagonal(offset, dim1, dim2)
+
+
+aliased_module(globals(), __name__)

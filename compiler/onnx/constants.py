@@ -72,7 +72,7 @@ class Constants:
             number = Tensor(first[0].item(), device=self.device, dtype=_dtype(array))
             return number.expand(array.shape) if array.shape else number
         recording = current_recording()
-        if recording is None or recording.pool is not None:
+        if recording is None or recording.stages is not None:
             return Tensor(array, device=self.device)  # refused while work is captured
         tensor = Tensor(0.0, device=self.device)  # the first call of a function of @jit
         return tensor._new(copied(self.device, array, None))

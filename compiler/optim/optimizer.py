@@ -171,7 +171,7 @@ class Optimizer:
         if not used:
             return
         recording = current_recording()
-        if recording is not None and recording.pool is not None:
+        if recording is not None and recording.stages is not None:
             raise BadArgument(f"@jit {recording.name}: take the first step before recording")
         group.array = Array(used)
         for name in self.arrays:

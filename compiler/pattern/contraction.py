@@ -16,6 +16,7 @@ from ugpu.compiler.expression.algebra import Range
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.once import once
 from ugpu.compiler.expression.value import Value, indices_of, walk
+from ugpu.compiler.pattern.cost import TILED
 
 SMALLEST = 8  # rows and columns below this do not pay for tiles
 FEWEST = 2  # minimum of one side, if the other is long
@@ -115,7 +116,7 @@ def find_contraction(computation: Computation, joint: bool = False) -> Contracti
 
 def is_product(reduce: Value, outputs: Sequence[Range]) -> bool:
     """Return whether a reduce is a matrix product worth a specialised kernel."""
-    if reduce.arg[0] != "sum" or reduce.sources[0].op != "mul":
+    if reduce.arg[0] not in ("sum", TILED) or reduce.sources[0].op != "mul":
         return False
     in_left, in_right = (_walked(factor) for factor in reduce.sources[0].sources)
     left = elements([r for r in outputs if r in in_left and r not in in_right])

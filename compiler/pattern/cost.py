@@ -32,11 +32,12 @@ HELD_BYTES = 256 << 10  # bytes that a group can hold on a host: what fits the s
 WINDOW = 64  # places of a window up to which a host's kernel writes all of them out
 WINDOW_LINES = 1 << 14  # maximum elements of an image that one row of results reads
 PHASES = 16  # most phases of a window's columns and rows, which have code of their own
-# A convolution of 3 x 3 as a product of windows, and by Winograd's tiles: time of a multiplication
-# that is added, of an element of the transformed image (laid out, transformed, read), of the
-# results before their transform, of the transformed weights. Zen 4, two cores, AVX-512.
-WINDOWS_EACH, TILES_EACH = 1.1, 1.5
-TILES_IMAGE, TILES_RESULT, TILES_WEIGHT = 115.0, 47.0, 60.0
+TILED = "tiled sum"  # a convolution's reduction that may use Winograd tiles, less precisely
+TILES_MOST = 1024  # channels of an image whose tiles a group of a host's kernel holds
+# A convolution of 3 x 3 on a host, directly and with Winograd tiles: time of a multiplication that
+# is added, per element; of an element of the image's tiles, of the products, of the weights.
+WINDOWS_EACH, TILES_EACH = 1.1, 1.2
+TILES_IMAGE, TILES_RESULT, TILES_WEIGHT = 12.0, 12.0, 12.0
 TILES_GAIN = 1.15  # from this gain on, less precise results are worth it
 # A reduction's result is never cheap to compute again: it costs all that is reduced.
 REDUCE = 1 << 10
@@ -101,16 +102,13 @@ def in_windows(down: int, across: int, columns: int, phases: int) -> bool:
     return fits and phases <= PHASES
 
 
-def winograd(
-    results: tuple[int, int, int, int], channels: int, tiles: int, places: int, window: int
-) -> bool:
-    """Return whether a convolution is cheaper by Winograd's tiles, on a host. results: batch,
-    channels, height, width; tiles: in an image; places: products a tile takes; window: elements it
-    has."""
+def winograd(results: tuple[int, int, int, int], channels: int, tiles: int, lanes: int) -> bool:
+    """Return whether a convolution of 3 x 3 is cheaper by Winograd's tiles, on a host. results:
+    batch, channels, height, width; tiles: in an image; lanes: tiles of a vector."""
     batch, out, _, _ = results
-    plain = prod(results) * channels * window * WINDOWS_EACH
-    multiply = batch * tiles * places * out * channels * TILES_EACH
-    image, result = batch * tiles * places * channels, batch * tiles * places * out
-    transform = image * TILES_IMAGE + result * TILES_RESULT
-    weights = places * out * channels * TILES_WEIGHT
+    places = 36 * -(-tiles // lanes) * lanes  # products of a pair of channels
+    plain = prod(results) * channels * 9 * WINDOWS_EACH
+    multiply = batch * places * out * channels * TILES_EACH
+    transform = batch * places * (channels * TILES_IMAGE + out * TILES_RESULT)
+    weights = 36 * out * channels * TILES_WEIGHT
     return plain > TILES_GAIN * (multiply + transform + weights)

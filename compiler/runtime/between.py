@@ -1,30 +1,36 @@
-"""Copies of stored arrays from one device to another: by the devices themselves where the target
-reaches the source's memory (peers, and `cpu` devices of one process), without the host."""
+"""Copies of stored arrays from one device to another, also in recorded functions."""
 
 from __future__ import annotations
 
+from ugpu.compiler.graph.movement import part_of_stored
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.runtime.memory_pool import Storage
+from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import runtime_of
+from ugpu.compiler.runtime.stages import carry
 from ugpu.hcq.device.device import Device, core_of
+from ugpu.hcq.errors import NotSupported
 
 
-def near_copy(node: Node, source: Device, target: Device) -> Node | None:
-    """Return a stored node's copy on another device, whose queue makes it; None if that device does
-    not reach the memory. Waits for the source's work, and for the copy."""
-    storage = node.storage
-    if not isinstance(storage, Storage) or any(
-        core_of(each).capturing is not None for each in (source, target)
-    ):
-        return None
-    size = node.size * node.dtype.itemsize
-    near = target.driver.reach_memory(storage.buffer) if size else None
-    if near is None:
-        return None
+def copy_between(node: Node, source: Device, target: Device) -> Node:
+    """Return the node of a copy on another device; node: computed, or a range of stored elements.
+    NotSupported inside a capture that is not a recorded function's."""
+    recording, pool = current_recording(), runtime_of(target).pool
+    whole, first = part_of_stored(node) or (node, 0)
+    storage = whole.storage
+    assert isinstance(storage, Storage)
+    size, start = node.size * node.dtype.itemsize, first * node.dtype.itemsize
     made = Node("buffer", node.dtype, node.shape)
-    made.storage = taken = runtime_of(target).pool.take(size)
-    source.synchronize()
-    with target.queue() as queue:
-        queue.copy(taken.buffer, near, size)
-    target.synchronize()  # until then, the source's memory must not be used again
+    if recording is not None:
+        made.storage = recording.copied(storage, start, pool, size)
+        return made
+    for device in (source, target):
+        capturing = core_of(device).capturing
+        if capturing is not None and capturing.is_mine:
+            raise NotSupported(
+                f"capture() of {device.name} cannot contain a copy from {source.name} to "
+                f"{target.name}; use @jit"
+            )
+    made.storage = taken = pool.take(size)
+    carry(storage.buffer[start : start + size], taken.buffer, size)
     return made

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +57,41 @@ class Generator:
 
 
 generator = Generator()
+_thread = threading.local()
+
+
+class Same:
+    """While entered, the thread's draws are noted; after `again` they are repeated from the first
+    on, for another device. drawn: numbers and keys, or in a recorded function, which draw."""
+
+    def __init__(self) -> None:
+        self.drawn: list[Any] = []
+        self._next = 0
+
+    def __enter__(self) -> Same:
+        self._outer = getattr(_thread, "same", None)
+        _thread.same = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _thread.same = self._outer
+
+    def again(self) -> None:
+        """Repeat the draws."""
+        self._next = 0
+
+    def take(self, draw: Callable[[], Any]) -> Any:
+        """Return the next draw, made now or before."""
+        if self._next == len(self.drawn):
+            self.drawn.append(draw())
+        self._next += 1
+        return self.drawn[self._next - 1]
+
+
+def drawn(draw: Callable[[], Any]) -> Any:
+    """Return what `draw` takes from the stream, or what the first device took (Same)."""
+    same: Same | None = getattr(_thread, "same", None)
+    return draw() if same is None else same.take(draw)
 
 
 def _key(seed: int) -> int:

@@ -15,6 +15,12 @@ from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.work.buffer import Buffer
 
 KEEP = 512 << 20  # bytes of unused buffers kept per device
+Place = tuple[int, int]  # memory of a device: the id of its core, and an address
+
+
+def place_of(buffer: Buffer) -> Place:
+    """Return where a buffer lies, different for all memory of all open devices."""
+    return id(buffer.core), int(buffer.address)
 
 
 class Storage:

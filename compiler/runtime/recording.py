@@ -7,10 +7,10 @@ import weakref
 from typing import Any
 
 from ugpu.compiler.graph.node import Node
-from ugpu.compiler.runtime.memory_pool import MemoryPool, Storage
+from ugpu.compiler.runtime.memory_pool import MemoryPool, Place, Storage, place_of
 from ugpu.compiler.runtime.numbers import Places
+from ugpu.compiler.runtime.stages import Stages, carry
 from ugpu.hcq.device.device import Device
-from ugpu.hcq.errors import NotSupported
 
 _thread = threading.local()
 under_way: set[int] = set()  # ids of the recordings of all threads
@@ -19,20 +19,22 @@ under_way: set[int] = set()  # ids of the recordings of all threads
 class Recording:
     """The kernels of one call of a function.
 
-    pool: allocates its results, None for the device's own. keys: the kernels, in order. used: the
-    addresses of the memory that the kernels name. made: the storages that were computed. written:
-    the addresses of memory that assignments write into.
+    stages: what is captured, with memory of its own; None for a call that runs as usual. devices:
+    that run kernels. keys: the kernels and copies between devices, in order; kernels: how many are
+    kernels. used: the memory that they name. made: the storages that were computed. written: memory
+    that assignments write into. places: of random numbers, if it is captured.
     """
 
-    def __init__(self, name: str, pool: MemoryPool | None = None) -> None:
+    def __init__(self, name: str, stages: Stages | None = None) -> None:
         self.name = name
-        self.pool = pool
-        self.device: Device | None = None
-        self.places: Places | None = None  # of random numbers, if it is captured
+        self.stages = stages
+        self.devices: list[Device] = []
+        self.places = Places()
         self.keys: list[tuple[Any, ...]] = []
-        self.used: set[int] = set()
+        self.kernels = 0
+        self.used: set[Place] = set()
         self.made: list[weakref.ref[Storage]] = []
-        self.written: set[int] = set()
+        self.written: set[Place] = set()
         self._settled: list[tuple[Node, str, tuple[Node, ...], Any]] = []
 
     def __enter__(self) -> Recording:
@@ -47,33 +49,44 @@ class Recording:
 
     def pool_for(self, own: MemoryPool) -> MemoryPool:
         """Return the pool for a run of the device whose own pool is given."""
-        if self.device is not None and self.device is not own.device:
-            raise NotSupported(
-                f"@jit {self.name}: kernels on {self.device.name} and "
-                f"{own.device.name}; a recorded function runs on one device"
-            )
-        self.device = own.device
-        return self.pool or own
+        self._number(own.device)
+        return own if self.stages is None else self.stages.lane(own.device).pool
 
-    def random(self, own: MemoryPool, count: int) -> Storage | None:
-        """Return memory that holds at each replay the first of `count` random numbers; None in a
-        call that runs as usual."""
-        pool = self.pool_for(own)
-        if self.pool is None:
-            return None
-        if self.places is None:
-            self.places = Places(pool)
-        return self.places.take(count)
+    def _number(self, device: Device) -> int:
+        for number, known in enumerate(self.devices):
+            if known is device:
+                return number
+        self.devices.append(device)
+        return len(self.devices) - 1
+
+    def copied(self, source: Storage, start: int, own: MemoryPool, size: int) -> Storage:
+        """Copy bytes of memory to another device, whose own pool is given."""
+        target = self.pool_for(own).take(size)
+        numbers = self._number(source.pool.device), self._number(own.device)
+        self.keys.append(("copy", *numbers, start, size))
+        self.used.update((place_of(source.buffer), place_of(target.buffer)))
+        self.made.append(weakref.ref(target))
+        if self.stages is None:
+            carry(source.buffer[start : start + size], target.buffer, size)
+        else:
+            self.stages.move(source, start, target, size)
+        return target
 
     def launched(
         self, key: tuple[Any, ...], result: Storage, given: list[Storage], in_place: bool
     ) -> None:
         """Note a kernel. in_place: whether its result is in memory that was filled before."""
-        self.keys.append(key)
-        self.used.add(int(result.address))
-        self.used.update(int(storage.address) for storage in given)
+        device = result.pool.device
+        self.keys.append((self._number(device), key))
+        self.kernels += 1
+        used = {place_of(storage.buffer) for storage in (result, *given)}
+        self.used |= used
+        if self.stages is not None:
+            part = self.stages.lane(device).part
+            assert part is not None
+            part.used |= used
         if in_place:
-            self.written.add(int(result.address))
+            self.written.add(place_of(result.buffer))
 
     def settling(self, node: Node, storage: Storage, new: bool) -> None:
         """Record a result that is about to be stored. new: in newly allocated memory."""

@@ -287,7 +287,7 @@ class Runtime:
                 given = [*beside, *given]
             if prepared is not None:
                 addresses += [held.buffer.address for held in (storage, *given)]
-            elif told and (recording is None or recording.pool is None):
+            elif told and (recording is None or recording.stages is None):
                 written = None if step.target is None else storage
                 times = self._timed(loaded, [storage, *given], written)
                 for timed in told:

@@ -45,6 +45,8 @@ def array_of(data: Any, wanted: DType | None) -> tuple[NDArray[Any], DType | Non
         numbers = np.array(data, object)
         if all(isinstance(each, int) and 0 <= each < 1 << 64 for each in numbers.flat):
             return numbers.astype(np.uint64), None
+    if array.dtype.kind == "c":
+        raise BadArgument(f"Tensor: {dtypes.COMPLEX}, got {array.dtype.name}")
     if array.dtype.kind not in "biuf":
         raise BadArgument(
             f"Tensor: expected numbers or an array of numbers, got {type(data).__name__}"

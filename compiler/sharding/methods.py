@@ -42,7 +42,8 @@ def shard(tensor: Tensor, devices: Devices, axis: int | None = None) -> Sharded:
     """See Tensor.shard."""
     wanted = devices_of("shard", devices)
     if axis is None:
-        return Sharded(collectives.broadcast(tensor, [Tensor(0, device=each) for each in wanted]))
+        tensor.realize()
+        return Sharded([tensor.to(device) for device in wanted])
     place = tensor._axis("shard", axis)
     tensor.realize()
     pieces = collectives.cut(tensor, place, collectives.sizes_of(tensor.shape[place], len(wanted)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ugpu.compiler.methods.core import TensorCore
+from ugpu.compiler.runtime.generator import Same
 from ugpu.compiler.sharding import collectives
 from ugpu.compiler.sharding.sharded import Sharded, named
 from ugpu.compiler.tensor import Tensor
@@ -49,15 +51,15 @@ def each_device(
 ) -> list[Any]:
     """Return the results of a method on each device. x: the tensor, or a class or static method's
     arguments are in args alone and x is None."""
-    state = Tensor.get_rng_state() if name in RANDOM else None
     results = []
-    for place in range(count):
-        if state is not None:
-            Tensor.set_rng_state(state)
-        given = [part_of(each, place) for each in args]
-        named_ = {key: part_of(value, place) for key, value in options.items()}
-        target = Tensor if x is None else part_of(x, place)
-        results.append(getattr(target, name)(*given, **named_))
+    with Same() if name in RANDOM else contextlib.nullcontext() as same:
+        for place in range(count):
+            if same is not None:
+                same.again()
+            given = [part_of(each, place) for each in args]
+            named_ = {key: part_of(value, place) for key, value in options.items()}
+            target = Tensor if x is None else part_of(x, place)
+            results.append(getattr(target, name)(*given, **named_))
     return results
 
 
@@ -125,10 +127,11 @@ def made(
 ) -> Sharded:  # fmt: skip
     """Return what a class method of Tensor makes (zeros, arange, rand ...), each part on its
     device: the same elements as on one, of which a device computes its own range only."""
-    state, parts = Tensor.get_rng_state(), []
-    for device in devices:
-        Tensor.set_rng_state(state)
-        parts.append(getattr(Tensor, name)(*args, device=device, **options))
+    parts = []
+    with Same() as same:
+        for device in devices:
+            same.again()
+            parts.append(getattr(Tensor, name)(*args, device=device, **options))
     if axis is None:
         return Sharded(parts)
     place = parts[0]._axis(name, axis)

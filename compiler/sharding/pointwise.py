@@ -10,6 +10,7 @@ from ugpu.compiler.dtype import float32
 from ugpu.compiler.expression.elementary import is_narrow
 from ugpu.compiler.methods.aliases import NAMES
 from ugpu.compiler.methods.core import broadcast_shape
+from ugpu.compiler.methods.reductions import correction_of
 from ugpu.compiler.sharding import collectives
 from ugpu.compiler.sharding.placing import (
     aligned,
@@ -132,26 +133,34 @@ def mean(x: Sharded, axis: Any = None, keepdims: bool = False, *, dtype: Any = N
     return (total / count).cast(dtypes.float_dtype(x.dtype))
 
 
-def var(x: Sharded, axis: Any = None, keepdims: bool = False, correction: int = 1) -> Any:
+def var(
+    x: Sharded, axis: Any = None, keepdims: bool = False, correction: float | None = None, *,
+    unbiased: bool | None = None,
+) -> Any:  # fmt: skip
     """Distances from the mean of all devices, squared and summed."""
+    axis, less = correction_of(axis, correction, unbiased)
     x = x.reduced()
     axes = x._axes("var", axis)
     if x.axis not in axes or not x.numel():
-        return along_axes("var", x, axis, keepdims, correction)
+        return along_axes("var", x, axis, keepdims, less)
     wide = x.cast(float32)
     count = x.numel() // max(1, wide.sum(axes).numel())
     apart = wide - wide.mean(axes, keepdims=True)
     total = (apart * apart).sum(axes, keepdims)
-    return (total / max(0, count - correction)).cast(dtypes.float_dtype(x.dtype))
+    return (total / max(0, count - less)).cast(dtypes.float_dtype(x.dtype))
 
 
-def std(x: Sharded, axis: Any = None, keepdims: bool = False, correction: int = 1) -> Any:
+def std(
+    x: Sharded, axis: Any = None, keepdims: bool = False, correction: float | None = None, *,
+    unbiased: bool | None = None,
+) -> Any:  # fmt: skip
     """The root of `var`; its gradient for equal elements is that of Tensor.std on one device."""
+    axis, less = correction_of(axis, correction, unbiased)
     if x.requires_grad and x.axis in x._axes("std", axis):
-        return gathered("std", x, axis, keepdims, correction)
+        return gathered("std", x, axis, keepdims, less)
     if x.axis not in x._axes("std", axis):
-        return along_axes("std", x, axis, keepdims, correction)
-    return var(x, axis, keepdims, correction).sqrt()
+        return along_axes("std", x, axis, keepdims, less)
+    return var(x, axis, keepdims, less).sqrt()
 
 
 def cast(x: Sharded, dtype: Any) -> Any:

@@ -20,12 +20,11 @@ from ugpu.compiler.dtype import DType
 from ugpu.compiler.gradients import pending, replicas
 from ugpu.compiler.gradients.reverse import gradients
 from ugpu.compiler.graph.node import Shape
-from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import device_of
 from ugpu.compiler.sharding import collectives
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.device.device import Device
-from ugpu.hcq.errors import BadArgument, NotSupported
+from ugpu.hcq.errors import BadArgument
 
 Devices = Sequence[Device | str]
 
@@ -46,7 +45,6 @@ class Sharded:
     def __init__(
         self, parts: Sequence[Tensor], axis: int | None = None, partial: bool = False
     ) -> None:
-        _check_unrecorded()
         self.parts = tuple(parts)
         self.axis = axis
         self.partial = partial
@@ -102,6 +100,15 @@ class Sharded:
     def __repr__(self) -> str:
         names = ", ".join(each.name for each in self.devices)
         return f"<Sharded {self.dtype.name}{list(self.shape)} on {names}, {self.placement}>"
+
+    def with_parts(self, parts: Sequence[Any]) -> Sharded:  # of Tensor, or what stands for one
+        """Return a value of the same placement with other parts; self, if they are the same."""
+        if all(own is given for own, given in zip(self.parts, parts, strict=True)):
+            return self
+        made = Sharded(parts, self.axis, self.partial)
+        if self._replicas is not None and all(isinstance(part, Tensor) for part in parts):
+            made._replicas = replicas.Replicas(made.parts)
+        return made
 
     # ---- placements ----------------------------------------------------------------------------
 
@@ -320,15 +327,6 @@ class Sharded:
             )
 
 
-def _check_unrecorded() -> None:
-    recording = current_recording()
-    if recording is not None:
-        raise NotSupported(
-            f"@jit {recording.name}: a recording belongs to one device, and cannot contain "
-            "operations on sharded tensors; call the function without @jit"
-        )
-
-
 def parts_of(given: Tensor | Sharded) -> tuple[Tensor, ...]:
     """Return the tensors of a value, one for each device it is on."""
     return given.parts if isinstance(given, Sharded) else (given,)
@@ -341,7 +339,6 @@ def named(devices: Sequence[Device]) -> str:
 
 def devices_of(operation: str, given: Any) -> tuple[Device, ...]:  # Any: checked here
     """Return a list of devices, opened by name where need be. BadArgument if two are the same."""
-    _check_unrecorded()
     if isinstance(given, str | Device) or not isinstance(given, Sequence) or not given:
         raise BadArgument(f"{operation}: expected a list of devices, got {given!r}")
     devices = tuple(device_of(each) for each in given)

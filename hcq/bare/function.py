@@ -5,9 +5,11 @@ Source: PCI Express Base Specification 5.0, 7.5.1.1.3 (command register).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from ugpu.hcq.bare.chip import BareChip
+from ugpu.hcq.errors import UgpuError
 from ugpu.hcq.transport.base import Transport
 from ugpu.hcq.transport.pci.config import SavedConfig
 
@@ -24,6 +26,20 @@ def enable_function(transport: Transport) -> int:
     command = (transport.config_read(_COMMAND, 2) | _MEMORY) & ~_MASTER
     transport.config_write(_COMMAND, command, 2)
     return command
+
+
+@contextmanager
+def looked_into(transport: Transport) -> Iterator[None]:
+    """Restore the command register at the end of the block, and close the transport."""
+    try:
+        command = transport.config_read(_COMMAND, 2)
+        try:
+            yield
+        finally:
+            with suppress(UgpuError):  # the card is gone, and that error is being raised
+                transport.config_write(_COMMAND, command, 2)
+    finally:
+        transport.close()
 
 
 def keep_config(chip: BareChip) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from ugpu.hcq.bare import remedies
+from ugpu.hcq.bare.chip import BareChip
 from ugpu.hcq.errors import FirmwareSilent, NotRecorded, UgpuError, UnitTimeout
 from ugpu.hcq.registers.fields import BoundRegister
 from ugpu.hcq.state import trace
+from ugpu.hcq.state.ladder import Diagnosis, Level
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +74,46 @@ class State:
     meaning: str
     remedy: str
     registers: dict[str, int]
+
+
+def states_of(
+    chip: BareChip, looks: Callable[[], Iterable[tuple[str, Callable[[], Iterator[State]]]]]
+) -> list[State]:
+    """Return the states of a chip's units; one state if the chip does not answer at all. looks:
+    yields each unit and the function that finds its states."""
+    try:
+        lost = chip.lost()
+    except NotRecorded:
+        lost = False
+    if not lost:
+        return [state for unit, look in looks() for state in tried(unit, look)]
+    if chip.unplaced():
+        meaning = "a reset of its slot cleared the addresses of its BARs; nothing restored them"
+        return [State("link", "no addresses", False, meaning, remedies.PLACES, {})]
+    meaning = "the card has left the bus"
+    if chip.transport.present():
+        meaning = (
+            "registers read as ones but configuration space answers: the link sleeps or memory "
+            "decoding is off"
+        )
+    return [State("link", "no answer", False, meaning, remedies.LINK, {})]
+
+
+def needs(states: Iterable[State], levels: Mapping[tuple[str, str], Level]) -> list[Diagnosis]:
+    """Return the resets that states require. levels: the mildest that can help, by unit and
+    name."""
+    return [
+        Diagnosis(level, f"{state.unit}: {state.name}: {state.meaning}")
+        for state in states
+        if not state.ok and (level := levels.get((state.unit, state.name))) is not None
+    ]
+
+
+def mildest(found: Sequence[Diagnosis]) -> Diagnosis:
+    """Return the mildest reset that can help a card that no process drives. found: see `needs`."""
+    if found:
+        return max(found, key=lambda need: need.first)
+    return Diagnosis(Level.WARM, "no unit reports a fault: opening the device may be enough")
 
 
 def tried(unit: str, look: Callable[[], Iterator[State]]) -> Iterator[State]:

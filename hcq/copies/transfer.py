@@ -28,7 +28,12 @@ class Transfer:
     `send` and `receive` use two HOST staging buffers, so that the device copies one while the host
     fills the other, and different copy queues, if there are several. A driver without such memory
     overrides them. Thread-safe: one copy at a time; the device's lock is not held while waiting.
+
+    Attributes:
+        keeps: whether the device keeps what is copied in; else it need not be read from a file.
     """
+
+    keeps = True
 
     def __init__(self, core: GraphState, staging_size: int = STAGING_SIZE) -> None:
         self.core = core

@@ -70,11 +70,13 @@ class Driver(ABC):
         core: the device-independent part, which the driver needs for the objects that it makes
             (buffers, timelines) and queries (`core.failure`, `core.limit_s`,
             `core.check_failures`).
+        counts_work: whether the compiler states the work of its kernels (Program.work).
     """
 
     target: TargetSpec
     clock_hertz: float
     clock: Clock
+    counts_work = False
 
     def __init__(self, name: str, lock: threading.RLock | None = None) -> None:
         """lock: the hardware's, if several drivers share it; otherwise the core makes its own."""

@@ -29,6 +29,8 @@ STEPPED = ("am", "nv", "qcom")  # packages whose models a debugger can halt (hcq
 # Models of the same chips at another level, by what follows the chip's name: the function that
 # attaches to one, as "module:function".
 VARIANTS = {"nv": {"gsp": "ugpu.virtual.nvidia.gsp.gpu:attach"}}
+# Chips without hardware (`null:<chip>`): the function that returns a PlannedChip by a chip's name.
+PLANNED = {vendor: f"ugpu.{vendor}.offline.planned:planned" for vendor in VENDORS}
 # Packages whose `attach` takes `kernel_driver`: models of several kernel drivers, the usual one
 # first.
 KERNEL_DRIVERS = {"qcom": ("kgsl", "msm")}
@@ -101,6 +103,19 @@ def vendor_of(chip: str) -> str | None:
         if chip.isidentifier() and any(Path(at, "chips", chip).is_dir() for at in folders):
             return vendor if chip in load(f"ugpu.{vendor}.chips:virtual_names")() else None
     return virtual_chips().get(chip)
+
+
+def planned_chips() -> dict[str, tuple[str, str]]:
+    """Return the names of null devices without `null:`, each with the package and the chip that it
+    stands for: chips, and processors as compilers name them ("gfx1100", "sm_90")."""
+    planned: dict[str, tuple[str, str]] = {}
+    for vendor in VENDORS:
+        for chip in load(f"ugpu.{vendor}.chips:names")():
+            planned[chip] = vendor, chip
+            summary: ChipSummary = load(f"ugpu.{vendor}.chips:summary")(chip)
+            if chip not in summary.isa:
+                planned.setdefault(summary.isa, (vendor, chip))
+    return planned
 
 
 def pci_drivers() -> dict[tuple[int, int], PciDriver]:

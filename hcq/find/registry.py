@@ -10,6 +10,8 @@ virtual:<chip>+usb-stock   with the vendor's firmware, as patched for graphics c
 virtual:<chip>+gsp   an NVIDIA card at register level, behind PCI (hcq.find.catalogue.VARIANTS)
 virtual:<chip>+msm   the same above another kernel driver (hcq.find.catalogue.KERNEL_DRIVERS)
 virtual:<chip>?<fault>   with a planted fault (hcq.find.planting), as in virtual:<chip>?smu_silent
+null:<chip>      no hardware: compiles, plans memory and counts for a chip or a processor (navi31,
+                 gfx1100, sm_90, a740), and runs nothing (hcq.null)
 pci:<address>    bare metal
 thunderbolt:<id> the card in the enclosure with that unique id, wherever it is plugged in
 nvrm:<n>         an NVIDIA GPU through the stock kernel driver, /dev/nvidia<n>
@@ -43,12 +45,14 @@ from ugpu.hcq.find.catalogue import (
     ENDPOINTS,
     KERNEL_DRIVERS,
     MODELS,
+    PLANNED,
     STEPPED,
     VARIANTS,
     driver_of,
     load,
     over_usb,
     pci_drivers,
+    planned_chips,
     vendor_of,
     virtual_chips,
 )
@@ -71,8 +75,8 @@ _recorded = itertools.count(1)
 PCI_OPTIONS = frozenset(("via", "bind", "no_iommu", "narrow_link"))
 RECORD_OPTIONS = ("record", "record_states")
 # Names of devices that offer no telemetry to other processes: there is nothing to measure.
-UNOBSERVED = ("cpu", "recording:")
-PLANNED = ("kfd", "tcp")
+UNOBSERVED = ("cpu", "recording:", "null:")
+MISSING = ("kfd", "tcp")
 
 
 @dataclass(frozen=True)
@@ -201,6 +205,8 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
         return _device(make(name, **options))
     if kind == "virtual":
         return _open_virtual(name, options)
+    if kind == "null":
+        return _open_null(name, rest, options)
     if kind == "pci":
         return _open_pci(name, rest, options)
     if kind == "thunderbolt":
@@ -223,11 +229,13 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
             raise DeviceNotFound(f"expected a number after {kind}: as in {kind}:0, got {name!r}")
         attach = load(NODE_DRIVERS[kind].attach)
         return _open_node(name, attach(int(rest)), options)
-    if kind in PLANNED:
+    if kind in MISSING:
         raise NotSupported(f"{name}: devices of kind {kind!r} are not implemented")
     have = [entry.name for entry in listing.list_devices()]
     chips = [f"virtual:{chip}" for chip in virtual_chips()]
     hint = meant(name, have) or meant(f"virtual:{name}", chips)
+    if name in planned_chips():  # a processor, or a chip
+        hint = f"did you mean null:{name}, which plans work without a device? "
     raise DeviceNotFound(f"no device {name!r}; {hint}there are: {', '.join(have)}")
 
 
@@ -247,6 +255,18 @@ def _start_tracing() -> None:
     path = config().trace_file
     if path is not None:
         trace.subscribe(trace.JsonLines(path))
+
+
+def _open_null(name: str, rest: str, options: dict[str, object]) -> Device:
+    chips = planned_chips()
+    vendor, chip = chips.get(rest) or chips.get(rest.removesuffix("a")) or ("", "")
+    if not vendor:
+        have = [f"null:{chip}" for chip in sorted(chips)]
+        hint = meant(name, have)
+        raise DeviceNotFound(f"no chip {rest!r}; {hint}there are: {', '.join(have)}")
+    make = load("ugpu.hcq.null.device:open_device")
+    _check_options(name, make, options, given=2)
+    return _device(make(name, load(PLANNED[vendor])(chip), **options))
 
 
 def _open_virtual(name: str, options: dict[str, object]) -> Device:

@@ -48,6 +48,19 @@ def absence_of(transport: object) -> dict[str, object]:
     return {}
 
 
+def end_absence(transport: object) -> bool:
+    """Take up a function that is absent only because the host was suspended: `present` reports it
+    again, and the caller boots it anew. Return whether that was so. The function has its addresses
+    and its command register, which Linux restores (drivers/pci/pci-driver.c, pci_pm_resume)."""
+    while transport is not None:
+        suspends = getattr(transport, "suspends", None)
+        if isinstance(transport, TransportLife) and suspends is not None and suspends.forget():
+            transport.absence = ""
+            return True
+        transport = getattr(transport, "inner", None)
+    return False
+
+
 class TransportLife:
     """The lifecycle shared by all transports. Each resource that opening acquires is released by a
     call that is registered with `at_end` right after. `close` makes these calls in reverse order; a

@@ -196,7 +196,7 @@ class Capture:
         runs. Raises BadArgument before touching anything, Closed, or the device's failure.
         """
         with self._lock:
-            self._check()
+            self.check()
             places, addresses = self._bind(inputs) if inputs else ((), [])
             scalars = self._scalars(parameters) if parameters or self._widths else []
             self._await_previous()
@@ -204,7 +204,7 @@ class Capture:
                 with self.core.lock:
                     self.core.check_usable()
                     self.core.complete()
-                    self._check()
+                    self.check()
                     full = next((i.hardware for i in self._images if not i.hardware.room(0)), None)
                     if full is None:
                         ends = self._patch(places, addresses, scalars)
@@ -324,7 +324,8 @@ class Capture:
             parts.append(image.encoded.part([*sources], [*sources.values()], [*offsets.values()]))
         return parts
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise Closed if it cannot be replayed any more, BadArgument if it cannot be yet."""
         if self.closed:
             raise Closed("graph used after close")
         if not self._ready:

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,15 +95,30 @@ class Kernel:
         })  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Work:
+    """The least work of a kernel's launch, as a compiler knows it.
+
+    Attributes:
+        moved: bytes of the arrays that it reads and writes, each once.
+        flops: floating-point operations.
+    """
+
+    moved: int
+    flops: int
+
+
 class Program(Mapping[str, Kernel]):
     """A code object loaded on a device: kernels by name. Owns its memory; a context manager.
 
     Attributes:
         source: returns the text that it was compiled from (kernel IR, LLVM IR, PTX), as evidence of
             a failure; None if unknown.
+        work: of its kernels by name, for devices that count it (Driver.counts_work).
     """
 
     source: Callable[[], str] | None = None
+    work: Mapping[str, Work] = MappingProxyType({})
 
     def __init__(self, core: MemoryState, memory: Buffer | None) -> None:
         self.core = core

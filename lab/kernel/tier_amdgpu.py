@@ -10,7 +10,6 @@ heat; docs/foreign-drivers.md has the story.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lab.kernel.lab import Case, Lab, Run, socket_path
+from lab.kernel.served import serving, slot
 from tests.support.am_navi31 import build_chip
 from ugpu.am.chips import facts_of
 from ugpu.am.chips.facts import ChipFacts
@@ -28,10 +28,8 @@ from ugpu.virtual.amd.chip import Chip
 from ugpu.virtual.amd.generations.record import generation_of
 from ugpu.virtual.amd.options import ChipOptions, Delays
 from ugpu.virtual.serve.model import Client
-from ugpu.virtual.serve.server import Server
 
 VRAM = 1 << 30
-END_LIMIT_S = 10
 DOORBELL_BAR, REGISTER_BAR = 2, 5
 UNMODELLED = (12, 271)  # hardware ids of video and display, which this card says it lacks
 # Words of the driver, in the order in which it says them on a board.
@@ -125,14 +123,10 @@ def served(socket: Path, facts: ChipFacts) -> Iterator[tuple[Chip, Trace]]:
     )
     chip = build_chip(options, facts)
     trace = Trace(chip)
-    server = Server(socket, TracedChip(chip, trace))
-    thread = threading.Thread(target=server.run, name="server", daemon=True)
-    thread.start()
     try:
-        yield chip, trace
+        with serving(socket, TracedChip(chip, trace)):
+            yield chip, trace
     finally:
-        server.stop()
-        thread.join(END_LIMIT_S)
         chip.close()
 
 
@@ -160,10 +154,6 @@ def _boot(
     lab: Lab, tier: str, provided: Path, modules: list[str], socket: Path, chip: Chip,
     trace: Trace, reached: Sequence[str],
 ) -> Run:  # fmt: skip
-    card = {
-        "driver": "vfio-user-pci", "id": "gpu0", "bus": "port0", "addr": "0.0", "rombar": 0,
-        "socket": {"type": "unix", "path": str(socket)},
-    }  # fmt: skip
     busybox = f"{lab.programs.tools}/usr/bin/busybox"
     command = (
         # it switches the machine off where it is too hot: by this
@@ -181,10 +171,7 @@ def _boot(
     done = lab.boot(
         tier,
         command=command,
-        devices=[
-            *("-device", "pcie-root-port,id=port0,chassis=1,slot=1,x-speed=5"),
-            *("-device", json.dumps(card)),
-        ],
+        devices=slot(socket),
         modules=modules,
         kernel_command="loglevel=7",
         limit_s=200,

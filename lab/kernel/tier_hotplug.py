@@ -7,10 +7,10 @@ and is ejected with its audio function.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
-from lab.kernel.lab import CACHE, Case, Lab, Run, socket_path
+from lab.kernel.lab import CACHE, Lab, Run, socket_path
+from lab.kernel.served import judged
 from lab.kernel.tier_navi31 import ALLOWED, GUEST, VRAM, served, write_firmware
 
 PORTS = 2
@@ -54,14 +54,4 @@ def run(lab: Lab) -> list[Run]:
             },
             limit_s=300,
         )
-        violations = [
-            text
-            for chip in chips
-            for text in chip.violations
-            if not any(allowed in text for allowed in ALLOWED)
-        ]
-    if done.lack:
-        return [done]
-    verdict = "failed" if violations else "passed"
-    case = Case("card.nothing_a_board_would_punish", verdict, 0.0, "\n".join(violations))
-    return [replace(done, cases=[*done.cases, case])]
+        return [judged(done, [text for chip in chips for text in chip.violations], ALLOWED)]

@@ -10,14 +10,13 @@ to object to; docs/foreign-drivers.md has the story.
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from lab.kernel.lab import Case, Lab, Run, socket_path
+from lab.kernel.served import serving, slot
 from ugpu.hcq.transport.base import Transport
 from ugpu.hcq.transport.recorded.accesses import Access, TracingTransport
 from ugpu.virtual.nvidia.gsp.bus.served import ServedCard
@@ -27,11 +26,9 @@ from ugpu.virtual.nvidia.gsp.firmware.images import whole_set
 from ugpu.virtual.nvidia.gsp.gpu import build_card
 from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.serve.model import Client
-from ugpu.virtual.serve.server import Server
 
 MEMORY = 1 << 30
 CONTEXT = 64 << 10  # the driver clears it byte by byte
-END_LIMIT_S = 10
 CHIPS = {
     "ad102": "NVIDIA AD102 (192000a1)",
     "ga102": "NVIDIA GA102 (172000a1)",
@@ -87,14 +84,10 @@ def served(socket: Path, chip: str) -> Iterator[tuple[Card, Trace]]:
         chip, CardOptions(memory=MEMORY, platform=False, context=CONTEXT, access_maps=CONTEXT)
     )
     trace = Trace()
-    server = Server(socket, TracedCard(card, trace))
-    thread = threading.Thread(target=server.run, name="server", daemon=True)
-    thread.start()
     try:
-        yield card, trace
+        with serving(socket, TracedCard(card, trace)):
+            yield card, trace
     finally:
-        server.stop()
-        thread.join(END_LIMIT_S)
         card.close()
 
 
@@ -122,10 +115,6 @@ def _firmware_of(chip: str) -> bytes:
 
 
 def boot(lab: Lab, socket: Path, provided: Path, modules: list[str], chip: str) -> Run:
-    card = {
-        "driver": "vfio-user-pci", "id": "gpu0", "bus": "port0", "addr": "0.0", "rombar": 0,
-        "socket": {"type": "unix", "path": str(socket)},
-    }  # fmt: skip
     busybox = f"{lab.programs.tools}/usr/bin/busybox"
     insert = f"{busybox} insmod {provided}/nouveau.ko {OPTIONS}; ls -l /dev/dri; "
     command = (
@@ -136,10 +125,7 @@ def boot(lab: Lab, socket: Path, provided: Path, modules: list[str], chip: str) 
         done = lab.boot(
             f"nouveau-{chip}",
             command=command,
-            devices=[
-                *("-device", "pcie-root-port,id=port0,chassis=1,slot=1,x-speed=5"),
-                *("-device", json.dumps(card)),
-            ],
+            devices=slot(socket),
             modules=modules,
             kernel_command="loglevel=7",
             limit_s=150,

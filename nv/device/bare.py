@@ -13,12 +13,13 @@ from ugpu.hcq.bare.holder import LONGEST_SLEEP_S, SHARED_SLEEP_S
 from ugpu.hcq.bare.rungs import Rungs
 from ugpu.hcq.bare.space import AddressSpace
 from ugpu.hcq.bare.stages import StageHook, Stages
-from ugpu.hcq.errors import BadArgument, FirmwareError, NotSupported
+from ugpu.hcq.errors import BadArgument, DeviceLost, FirmwareError, NotSupported
 from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.state.config import config
 from ugpu.hcq.state.ladder import Attempt, Diagnosis, Level, PlainRung, Planned
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.transport.base import Transport
+from ugpu.hcq.transport.life import absence_of
 from ugpu.hcq.work.recovery import Recovery
 from ugpu.nv.device.device import NvDevice
 from ugpu.nv.device.driver import NvDriver
@@ -170,6 +171,7 @@ class BareDriver(NvDriver):
 
     def recover(self, only: Level | None = None) -> Recovery:
         """See Driver. Beyond channels, the card is reset by its slot and booted again."""
+        self.card.resume()
         return rungs.recover(BareRungs(self), only)
 
     def recovery_plan(self, only: Level | None = None) -> tuple[Diagnosis, list[Planned]]:
@@ -185,6 +187,16 @@ class BareDriver(NvDriver):
             memory.write(content)
         if self.spoiled:  # another holder's reset: this one's own makes the channels again
             rebuild(self, self.all_queues())
+
+    def absent(self) -> DeviceLost:
+        """See NvDriver. After a suspend of the host, the card is there and has forgotten all."""
+        facts = absence_of(self.transport)
+        if not facts:
+            return super().absent()
+        return DeviceLost(
+            f"{self.name} no longer answers: work, programs and the content of its memory are lost",
+            device=self.name, remedy="device.reset(), or close it and open it again", **facts,
+        )  # fmt: skip
 
     def doze(self, limit_s: float) -> None:
         """See NvDriver. Ends with an interrupt, where the transport has them."""
@@ -241,7 +253,7 @@ class BareRungs(Rungs[BareDriver, ChannelQueue]):
         """See Rungs."""
         card, failure = self.driver.card, self.driver.core.failure
         if card.lost():
-            return Diagnosis(Level.FLR, "the card's registers read as ones")
+            return Diagnosis(Level.FLR, "the card has lost its power")
         if isinstance(failure, FirmwareError) or not card.calls.works:
             return Diagnosis(Level.FLR, str(failure or "the GSP does not answer"))
         if self.driver.unfinished is not None and self.driver.unfinished > Level.QUEUE:

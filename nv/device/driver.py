@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from ugpu.hcq.errors import AccessDenied, DeviceLost, DriverRefused, NotSupported, UgpuError
 from ugpu.hcq.state.ladder import Diagnosis, Level, Planned
 from ugpu.hcq.state.memory import Placement, VirtAddr
-from ugpu.hcq.state.target import TargetSpec, ptx_target
 from ugpu.hcq.state.telemetry import Sensor
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.program import Program
@@ -43,6 +42,7 @@ from ugpu.nv.work.cleaner import Cleaner
 from ugpu.nv.work.holder import WorkHolder
 from ugpu.nv.work.programs import Programs
 from ugpu.nv.work.queue import ChannelQueue
+from ugpu.nv.work.target import target_of
 
 if TYPE_CHECKING:
     from ugpu.hcq.disk.bundle import Evidence
@@ -135,7 +135,7 @@ class NvDriver(WorkHolder):
         self.compute_class = gpu.client.constants[self.family.compute_class]
         chip = facts_of(gpu.capability)
         self.carveouts = chip.shared_carveouts
-        self.target = self._make_target()
+        self.target = target_of(self.gpu.capability, self.gpu.sm_count)
 
     def _bring_up(self) -> None:
         self._identify()
@@ -166,11 +166,6 @@ class NvDriver(WorkHolder):
             for family in FAMILIES
             if family.compute_class in known and known[family.compute_class] == number
         )
-
-    def _make_target(self) -> TargetSpec:
-        major, minor = self.gpu.capability
-        own = "a" if (major, minor) == (9, 0) else ""  # features of Hopper alone: wgmma
-        return ptx_target(f"sm_{major}{minor}{own}", self.gpu.sm_count)
 
     def _attach_debugger(self) -> None:
         """Create the object through which the kernel driver reports faults of our own channel.
@@ -327,8 +322,12 @@ class NvDriver(WorkHolder):
         if now - self._looked_at > PRESENCE_INTERVAL_S:
             self._looked_at = now
             if self.gpu.lost():
-                return DeviceLost(f"{self.name} no longer answers", device=self.name, remedy=GONE)
+                return self.absent()
         return None
+
+    def absent(self) -> DeviceLost:
+        """Return the error of a GPU that is lost."""
+        return DeviceLost(f"{self.name} no longer answers", device=self.name, remedy=GONE)
 
     def pause(self, limit_s: float) -> None:
         # Most waits are short: yield the processor without sleeping, then sleep, then sleep longer.

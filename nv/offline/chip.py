@@ -7,18 +7,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 
 from ugpu.hcq.bare import remedies
-from ugpu.hcq.bare.function import enable_function
-from ugpu.hcq.bare.stages import State
+from ugpu.hcq.bare.function import enable_function, looked_into
+from ugpu.hcq.bare.stages import State, mildest, needs
 from ugpu.hcq.errors import (
-    BadArgument,
     DeviceLost,
     DeviceNotFound,
     FirmwareSilent,
     NotSupported,
-    UgpuError,
 )
 from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.registers.fields import RegisterBlock
+from ugpu.hcq.registers.nowhere import Nowhere
 from ugpu.hcq.state.ladder import Diagnosis, Level
 from ugpu.hcq.transport.base import Transport
 from ugpu.hcq.transport.recorded.format import Recording
@@ -29,10 +28,10 @@ from ugpu.nv.gsp.chip.chip import GSP_BASE, SEC2_BASE, GspChip
 from ugpu.nv.gsp.rm.states import as_json, states
 from ugpu.nv.regs import block
 
-_COMMAND = 4  # PCI command register, offset in configuration space
 # Named states (nv.gsp.rm.states: unit, name), and the mildest level that can help.
 _NEEDS = {
     ("link", "no answer"): Level.BUS,
+    ("link", "no addresses"): Level.BUS,
     ("board firmware", "not done"): Level.BUS,
     ("FSP", "not done"): Level.BUS,
     ("GSP", "crashed"): Level.FLR,
@@ -65,24 +64,17 @@ def open_window(attachment: Attachment) -> Iterator[GspChip]:
     of the link stays awake; configuration space is restored afterwards. DeviceLost, NotSupported.
     """
     transport = attachment.transport
-    try:
+    with looked_into(transport):
         chip = _chip_of(transport)
-        command = transport.config_read(_COMMAND, 2)
+        enable_function(transport)
+        chip.link.keep_awake()
         try:
-            enable_function(transport)
-            chip.link.keep_awake()
-            try:
-                chip.identify()
-                with suppress(FirmwareSilent):  # `states` shows it
-                    await_board_firmware(chip)
-                yield chip
-            finally:
-                chip.link.restore()
+            chip.identify()
+            with suppress(FirmwareSilent):  # `states` shows it
+                await_board_firmware(chip)
+            yield chip
         finally:
-            with suppress(UgpuError):  # the card is gone, and that error is being raised
-                transport.config_write(_COMMAND, command, 2)
-    finally:
-        transport.close()
+            chip.link.restore()
 
 
 @contextmanager
@@ -166,14 +158,7 @@ def named_states(attachment: Attachment) -> list[dict[str, object]]:
 
 def diagnose(chip: GspChip) -> Diagnosis:
     """Return the mildest rung that can help a card that no process drives, by its named states."""
-    needs = [
-        Diagnosis(level, f"{state.unit}: {state.name}: {state.meaning}")
-        for state in states(chip)
-        if not state.ok and (level := _NEEDS.get((state.unit, state.name))) is not None
-    ]
-    if needs:
-        return max(needs, key=lambda need: need.first)
-    return Diagnosis(Level.WARM, "no unit reports a fault: opening the device may be enough")
+    return mildest(needs(states(chip), _NEEDS))
 
 
 def walk(chip: GspChip, address: int, vmid: int | None, hub: str) -> dict[str, object]:
@@ -184,27 +169,11 @@ def walk(chip: GspChip, address: int, vmid: int | None, hub: str) -> dict[str, o
     )
 
 
-class _Nowhere:
-    """The bus of registers without a device."""
-
-    def read32(self, index: int) -> int:
-        raise BadArgument(
-            "these registers do not belong to a device; open one to read them", index=index
-        )
-
-    def write32(self, index: int, value: int) -> None:
-        raise BadArgument(
-            "these registers do not belong to a device; open one to write them", index=index
-        )
-
-    current32 = read32
-
-
 def usual_blocks(chip: str) -> dict[str, RegisterBlock]:
     """Return the register blocks of a chip by name."""
     if chips.boot_facts(chip) is None:
         raise DeviceNotFound(f"{chip} is not a chip that ugpu boots without a kernel driver")
-    bus = _Nowhere()
+    bus = Nowhere()
     return {
         "nv": block("bar0", 0, bus),
         "gsp": block("falcon", GSP_BASE, bus),

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import re
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from ugpu.hcq.errors import BadCodeObject, UgpuError
-from ugpu.hcq.state.config import config
+from ugpu.hcq.objects.argument import Argument
 from ugpu.hcq.state.instruction import Culprit
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.transport.node import code_of
@@ -21,12 +20,11 @@ from ugpu.hcq.work.command_buffer import Symbol
 from ugpu.hcq.work.program import Kernel, Program
 from ugpu.nv.code import ptx_lines as ptxlines
 from ugpu.nv.code.assemble import assemble
-from ugpu.nv.code.bulk_copies import to_own_memory
-from ugpu.nv.code.cubin import Cubin, KernelCode, parse_cubin
-from ugpu.nv.code.heap import Heap, with_heap
+from ugpu.nv.code.cubin import Cubin, KernelCode
+from ugpu.nv.code.heap import Heap
 from ugpu.nv.code.image import Image, lay_out
 from ugpu.nv.code.output import Output
-from ugpu.nv.code.output_routines import with_routines
+from ugpu.nv.code.source import read_source
 from ugpu.nv.packets.families import STACK_RESERVED, Family
 from ugpu.nv.packets.launch import prepare, shared_size
 from ugpu.nv.packets.pushbuffer import COMPUTE, header, method
@@ -44,18 +42,11 @@ _WARP_GRANULE, _TPC_GRANULE = 0x200, 0x8000  # bytes of local memory per warp an
 # SET_SHADER_LOCAL_MEMORY_NON_THROTTLED_C: no limit in MAX_SM_COUNT, 0 in the GPC counts that
 # Hopper's class adds, as Mesa's NVK (nvk_queue.c) and tinygrad's ops_nv.py set it on boards.
 _ALL_SMS = 0xFF
-# Clients give the text: each expression takes time in proportion to it, whatever it contains.
-_TARGET = re.compile(rb"^[ \t]*\.target\s+sm_(\d{1,9})([af]?)", re.MULTILINE)
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
-_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(([^()]*)\)")
-_NAME = re.compile(r"[\w$%]+")
-_SCALAR = re.compile(r"\.([usf])(?:8|16|32|64)\b")
 _LONGEST = 1 << 20  # most bytes of PTX that are assembled again to find a line
 _NEEDS_PTX = (
     "virtual GPUs execute PTX, not machine code; load the PTX text, as built by `nvcc -ptx` or "
     "`clang -S --cuda-device-only`"
 )
-_KINDS = {"u": "integer", "s": "integer", "f": "float"}  # bits, .b, are of any kind
 
 
 @dataclass(frozen=True)
@@ -111,17 +102,10 @@ class Programs:
         cannot be used.
         """
         driver = self.driver
-        ptx, target = b"", ""
-        if not data.startswith(b"\x7fELF"):
-            ptx = data.rstrip(b"\0")
-            target = _check_text(ptx, driver.gpu.capability)
-            ptx = to_own_memory(with_heap(with_routines(ptx)), target)
-            data = assemble(ptx, target, config().cache_folder / "cubins")
-        cubin = parse_cubin(data)
-        _check_target(cubin, driver.gpu.capability)
+        source = read_source(data, driver.gpu.capability)
+        cubin, ptx, target = source.cubin, source.ptx, source.target
         if not ptx and code_of(driver.session.source) == "PTX":
             raise BadCodeObject(_NEEDS_PTX, found=f"a cubin for {cubin.target}")
-        names = _parameters(ptx)
         image = lay_out(cubin, ptx)
         memory = None
         try:
@@ -132,7 +116,9 @@ class Programs:
             )
             program = Program(driver.core, buffer)
             for name, code in cubin.kernels.items():
-                program.kernels[name] = self._kernel(program, image, code, memory, names.get(name))
+                program.kernels[name] = self._kernel(
+                    program, image, code, memory, source.arguments(name)
+                )
             linked = self.heap.connect(image, image.link(memory.address))
             linked = self.output.connect(image, memory, linked)
             self._write(memory, linked, way)
@@ -157,15 +143,9 @@ class Programs:
         image: Image,
         code: KernelCode,
         memory: Memory,
-        names: tuple[tuple[str, str], ...] | None,
+        arguments: tuple[Argument, ...] | None,
     ) -> Kernel:
         driver = self.driver
-        arguments = code.arguments
-        if arguments is not None and names is not None and len(names) == len(arguments):
-            arguments = tuple(
-                replace(argument, name=name, kind="" if argument.is_address else kind)
-                for argument, (name, kind) in zip(arguments, names, strict=True)
-            )
         family, cubin = driver.family, image.cubin
         sections = {
             bank: (memory.address + image.offsets[index], cubin.sections[index].size)
@@ -321,61 +301,3 @@ class Programs:
             size & 0xFFFF_FFFF,
             _ALL_SMS,
         ]
-
-
-def _check_text(ptx: bytes, capability: tuple[int, int]) -> str:
-    """Return the architecture to assemble for: the GPU's, with the text's suffix ("sm_90a").
-
-    BadCodeObject, before an assembler runs, if the text is not PTX or is for other GPUs.
-    """
-    found = _TARGET.search(ptx)
-    if found is None:
-        starts = ptx[:16].decode("ascii", "replace")
-        raise BadCodeObject("expected PTX text with a .target line, or a cubin", starts=starts)
-    try:
-        ptx.decode("utf-8")
-    except UnicodeDecodeError:
-        raise BadCodeObject("PTX must be UTF-8 text") from None
-    own = capability[0] * 10 + capability[1]
-    number, suffix = int(found[1]), found[2].decode()
-    if number > own or (suffix == "a" and number != own):
-        raise BadCodeObject(
-            "the PTX requires a newer GPU"
-            if number > own
-            else "the PTX runs on one architecture only",
-            found=f"sm_{number}{suffix}",
-            expected=f"sm_{own} or older",
-        )
-    return f"sm_{own}{suffix}"
-
-
-def _check_target(cubin: Cubin, capability: tuple[int, int]) -> None:
-    """Raise BadCodeObject unless the GPU has the cubin's major version and at least its minor."""
-    major, minor = cubin.capability
-    if major != capability[0] or minor > capability[1]:
-        raise BadCodeObject(
-            "the cubin is built for another architecture",
-            found=cubin.target,
-            expected=f"sm_{capability[0]}{capability[1]}",
-        )
-
-
-def _parameters(ptx: bytes) -> dict[str, tuple[tuple[str, str], ...]]:
-    """Names and kinds of parameters by entry: PTX has them, machine code does not."""
-    return {
-        entry[1]: tuple(_parameter(part) for part in entry[2].split(",") if part.strip())
-        for entry in _ENTRY.finditer(_COMMENT.sub(" ", ptx.decode("utf-8", "replace")))
-    }
-
-
-def _parameter(text: str) -> tuple[str, str]:
-    declared = text.strip()
-    array = declared.endswith("]")
-    if array:
-        declared, _, count = declared[:-1].rpartition("[")
-        if count and not count.isdecimal():
-            return "", ""
-    name, kind = _NAME.match(declared.rstrip()[::-1]), _SCALAR.search(text)
-    if name is None:
-        return "", ""
-    return name[0][::-1], _KINDS[kind[1]] if kind is not None and not array else ""

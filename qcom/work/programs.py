@@ -125,19 +125,18 @@ def _loaded(program: Program, prepared: Prepared) -> Kernel:
         program=program,
         address=prepared.code,
         kernarg_size=kernel.kernarg_size,
-        arguments=tuple(
-            Argument(
-                parameter.offset,
-                parameter.size,
-                parameter.name,
-                parameter.is_address,
-                parameter.kind,
-            )
-            for parameter in kernel.parameters
-        ),
+        arguments=arguments_of(kernel),
         local_size=kernel.local_size,
         private_size=kernel.private_size,
         details=prepared,
+    )
+
+
+def arguments_of(kernel: Ir3Kernel) -> tuple[Argument, ...]:
+    """Return a kernel's arguments as launches take them."""
+    return tuple(
+        Argument(declared.offset, declared.size, declared.name, declared.is_address, declared.kind)
+        for declared in kernel.parameters
     )
 
 

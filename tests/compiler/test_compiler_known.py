@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ugpu import hcq
+from ugpu import compiler, hcq
 from ugpu.compiler import Tensor
 from ugpu.compiler.kernel.choices import Packing
 from ugpu.compiler.runtime.kernels import programs
-from ugpu.compiler.runtime.kernels.known import Known, Record, states
+from ugpu.compiler.runtime.kernels.known import FOLDER, Known, Record, states
 from ugpu.compiler.runtime.kernels.store import Store
 from ugpu.compiler.runtime.runtime import kernel_log, use_cache
 from ugpu.compiler.schedule.group import Group
@@ -93,6 +93,11 @@ def test_sources_are_read_once_for_the_state_of_their_files(
     )
     assert Known(cpu.target, disk, Store(None))._sources() == "hash"
     assert len(read) == 2
+
+
+def test_the_sources_are_those_of_the_whole_compiler() -> None:
+    assert Path(compiler.__file__).parent == FOLDER
+    assert (FOLDER / "kernel" / "lower.py").is_file()
 
 
 def test_a_change_of_a_source_changes_the_state(tmp_path: Path) -> None:

@@ -20,7 +20,16 @@ from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, consta
 from ugpu.compiler.expression.value import Memory, const, load, value, walk
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
-from ugpu.compiler.kernel.ir import Barrier, If, Kernel, Loop, Statement, Store, thread_range
+from ugpu.compiler.kernel.ir import (
+    Barrier,
+    If,
+    Kernel,
+    Loop,
+    Prefetch,
+    Statement,
+    Store,
+    thread_range,
+)
 from ugpu.compiler.kernel.text import format_kernel
 from ugpu.compiler.kernel.verify import BrokenKernel, verify
 from ugpu.hcq.errors import NotSupported
@@ -235,6 +244,7 @@ BROKEN: dict[str, Kernel] = {
     "only the first parameter is written": broken(Store(IN, THREAD, ONE)),
     "a store has its memory's type": broken(Store(OUT, THREAD, const(1, int32))),
     "a range is used inside its loop": broken(Store(OUT, Range("loose", 9).index(), ONE)),
+    "prefetches are of parameters": broken(Prefetch(SHARED, THREAD)),
     "a barrier is reached by all": broken(If(at_least_zero(THREAD - 5), (Barrier(),))),
     "registers are indexed by constants": broken(Store(REGISTER, THREAD, ONE)),
     "a register index is in range": broken(Store(REGISTER, constant(2), ONE)),

@@ -230,3 +230,22 @@ def test_products_whose_left_factor_is_not_packed(cpu: Device, shape: tuple[int,
     left, right = _array(rng, (rows, depth), "float32"), _array(rng, (depth, columns), "float32")
     result = (Tensor(left, device=cpu) @ Tensor(right, device=cpu)).numpy()
     assert (result == left @ right).all()
+
+
+@pytest.mark.parametrize("side", [8, 33, 129, 300])
+@pytest.mark.parametrize("depth", [5, 700])  # one slice, and several
+def test_half_of_a_symmetric_product(cpu: Device, side: int, depth: int) -> None:
+    """The result is that of two different arrays, bit for bit."""
+    rng = np.random.default_rng(side)
+    a = rng.standard_normal((2, depth, side), dtype=np.float32)
+    bias = rng.standard_normal(side, dtype=np.float32)
+    x, y = Tensor(a, device=cpu), Tensor(a.copy(), device=cpu)
+    whole = x.permute(0, 2, 1) @ y
+    assert_bits((x.permute(0, 2, 1) @ x).numpy(), whole.numpy())
+    assert_bits((x.permute(0, 2, 1) @ x + bias).numpy(), (whole + bias).numpy())
+    rows = x.permute(0, 2, 1)
+    assert_bits((rows @ rows.permute(0, 2, 1)).numpy(), whole.numpy())
+
+
+def assert_bits(found: np.ndarray, wanted: np.ndarray) -> None:
+    assert (found.view(np.uint32) == wanted.view(np.uint32)).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +63,11 @@ def test_the_matrices_convolve_exactly() -> None:
         (2, 17, (7, 13), 9, 0),
         (3, 5, (3, 9), 12, 2),
         (1, 130, (14, 14), 9, 1),
+        (1, 3, (2, 2), 2, 1),
+        (2, 33, (70, 6), 29, 1),  # several groups, the last with fewer tiles
+        (1, 9, (3, 67), 17, 0),  # one row, which is not held: products with matrices
+        (1, cost.TILES_MOST, (6, 6), 3, 1),
+        (1, cost.TILES_MOST + 1, (6, 6), 3, 1),
     ],
 )
 def test_within_the_tolerance(
@@ -83,20 +89,21 @@ def test_within_the_tolerance(
 def test_chosen_where_it_pays_and_not_where_it_is_forbidden(
     cpu: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert cost.winograd((8, 128, 28, 28), 128, 49, 36, 9)
-    assert not cost.winograd((1, 64, 56, 56), 64, 196, 36, 9)
-    assert not cost.winograd((8, 512, 7, 7), 512, 4, 36, 9)
-    image = Tensor.zeros(2, 256, 32, 32, device=cpu)
-    weight = Tensor.zeros(256, 256, 3, 3, device=cpu)
+    assert cost.winograd((8, 128, 28, 28), 128, 49, 16)
+    assert cost.winograd((1, 64, 56, 56), 64, 196, 16)
+    assert not cost.winograd((8, 512, 7, 7), 512, 4, 16)
+    assert cost.winograd((8, 512, 7, 7), 512, 4, 4)
+    image = Tensor.zeros(2, 256, 16, 16, device=cpu).realize()
+    weight = Tensor.zeros(256, 256, 3, 3, device=cpu).realize()
 
-    def kernels() -> int:
-        return image.conv2d(weight, padding=1).memory_plan().kernels
+    def kernels(**options: Any) -> int:
+        return image.conv2d(weight, **options).memory_plan().kernels
 
-    tiled, forbidden = kernels(), image.conv2d(weight, padding=1, winograd=False)
-    assert tiled > forbidden.memory_plan().kernels
-    assert image.conv2d(weight, padding=1, stride=2).memory_plan().kernels < tiled
+    assert kernels(padding=1) == 1
+    assert kernels(padding=1, winograd=False) == 2, "an image with its padding, and a product"
+    assert kernels(padding=1, stride=2) == 2
     monkeypatch.setattr(convolution, "config", lambda: Config(winograd=False))
-    assert kernels() == forbidden.memory_plan().kernels
+    assert kernels(padding=1) == 2
 
 
 def test_refused_where_it_cannot_be(cpu: Device) -> None:

@@ -56,7 +56,7 @@ def test_two_axes() -> None:
     numbers = random.standard_normal((3, 8, 15))
     found = fft.rfft2(Tensor(numbers.astype(np.float32)))
     near(complex_of(found), np.fft.rfft2(numbers))
-    near(fft.irfft2(found, 15).numpy(), numbers)
+    near(fft.irfft2(found, (-1, 15)).numpy(), numbers)
     both = numbers + 1j * numbers[::-1]
     near(complex_of(fft.ifft2(fft.fft2(Tensor(parts(both))))), both)
     np.testing.assert_allclose(fft.fftfreq(7, 0.5).numpy(), np.fft.fftfreq(7, 0.5), rtol=1e-6)
@@ -74,3 +74,36 @@ def test_the_gradient_is_the_transform_backwards() -> None:
 def test_bad_arguments(words: str) -> None:
     with pytest.raises(BadArgument, match=words):
         fft.fft(Tensor([1.0, 2.0, 3.0])) if "parts" in words else fft.fft(Tensor([[1.0, 2.0]]), 0)
+
+
+SIGNAL = random.standard_normal((3, 4, 6)) + 1j * random.standard_normal((3, 4, 6))
+
+
+@pytest.mark.parametrize(("name", "options"), [
+    ("fftn", {}), ("ifftn", {"axes": (0, 2)}), ("fftn", {"s": (5, 2), "axes": (1, 0)}),
+    ("ifft2", {"norm": "ortho"}), ("rfftn", {"axes": (2, 0)}), ("rfft2", {"s": (4, 7)}),
+    ("irfftn", {"s": (3, 9), "axes": (0, 2)}), ("irfft2", {}), ("hfft", {"n": 9}),
+    ("ihfft", {"norm": "forward"}), ("fftshift", {"axes": (0, 2)}), ("ifftshift", {}),
+])  # fmt: skip
+def test_several_axes(name: str, options: dict[str, Any]) -> None:
+    real = name in ("rfftn", "rfft2", "ihfft", "fftshift", "ifftshift")
+    given = SIGNAL.real if real else SIGNAL
+    wanted = getattr(np.fft, name)(given, **options)
+    # a complex array is its real and imaginary parts
+    result = getattr(fft, name)(Tensor(given.astype(np.float32)) if real else given, **options)
+    near(complex_of(result) if np.iscomplexobj(wanted) else result.numpy(), wanted)
+    if not real:
+        again = getattr(fft, name)(Tensor(parts(given)), **{
+            "dim" if key == "axes" else key: value for key, value in options.items()
+        })  # fmt: skip
+        np.testing.assert_array_equal(again.numpy(), result.numpy())
+
+
+def test_frequencies_and_refusals() -> None:
+    near(fft.rfftfreq(9, 0.5).numpy(), np.fft.rfftfreq(9, 0.5))
+    with pytest.raises(BadArgument, match="expected a length for each axis"):
+        fft.fftn(Tensor(parts(SIGNAL)), (2,), (0, 1))
+    for operation in (lambda: Tensor([1.0]) + 1j, lambda: Tensor(SIGNAL), lambda: Tensor([1j]),
+                      lambda: Tensor([1.0]).cast("complex64")):  # fmt: skip
+        with pytest.raises(BadArgument, match="complex numbers are not supported; expected real"):
+            operation()

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from tests.support.compiler_cases import HOST
 from ugpu import hcq
 from ugpu.compiler import Tensor
+from ugpu.compiler.files.entry import Scaled
 from ugpu.compiler.kernel.host.products.dots import DEEP, MOST_ROWS, WIDE
 from ugpu.compiler.kernel.ir import Kernel
 from ugpu.compiler.kernel.lower import lower
+from ugpu.compiler.language.weights import Weight
 from ugpu.compiler.schedule.express import express
 from ugpu.compiler.schedule.grouping import schedule
 from ugpu.hcq.device.device import Device
@@ -102,7 +104,7 @@ def test_products_of_a_batch(cpu: Device) -> None:
     ("few", "long", "kind"),
     [
         ((MOST_ROWS + 1, 512), (64, 512), "float32"),
-        ((4, 512), (64, 512), "float16"),
+        ((1, 512), (64, 512), "float32"),
         ((4, 32), (64, 32), "float32"),
         ((16, 65536), (64, 65536), "float32"),
     ],
@@ -110,10 +112,48 @@ def test_products_of_a_batch(cpu: Device) -> None:
 def test_others_are_left_alone(
     cpu: Device, few: tuple[int, int], long: tuple[int, int], kind: str
 ) -> None:
-    """More rows, other types, a short depth, rows that fill no cache."""
+    """More rows, one row of floats, a short depth, rows that fill no cache."""
     x, w = (Tensor(np.zeros(shape, kind), device=cpu) for shape in (few, long))
     kernel = _kernel(x @ w.transpose(0, 1))
     assert not _is_dots(kernel)
+
+
+@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize(("bits", "zero", "has_least"), [(4, 0, True), (4, 8, False), (8, 0, True)])
+def test_groups_that_share_a_scale(
+    vector_bytes: int, rows: int, bits: int, zero: int, has_least: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Whole numbers: what is taken out of the sums leaves them exact."""
+    columns, groups, size = 203, 5, 32
+    with hcq.open("cpu", threads=3) as device:
+        target = dataclasses.replace(device.target, vector_bytes=vector_bytes)
+        monkeypatch.setattr(device.driver, "target", target)
+        codes = np.random.default_rng(7).integers(0, 1 << bits, (columns, groups, size), np.uint8)
+        scale, least = _numbers(8, columns, groups, 1), _numbers(9, columns, groups, 1)
+        given = Scaled(
+            Tensor(scale, device=device), Tensor(codes, device=device),
+            Tensor(least, device=device) if has_least else None, zero, bits,
+        )  # fmt: skip
+        weight = Weight(given, (columns, groups * size), "float32")
+        assert weight.nbytes < columns * groups * (size * bits / 8 + 9)
+        few = _numbers(10, rows, groups * size)
+        result = Tensor(few, device=device).matmul(weight.whole().transpose(0, 1))
+        kernel = _kernel(result, target)
+        assert _is_dots(kernel)
+        wide = scale * (codes.astype(np.float32) - zero) + (least if has_least else 0)
+        assert (result.numpy() == few @ wide.reshape(columns, -1).T).all()
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_weights_of_16_bits(cpu: Device, rows: int, kind: str) -> None:
+    few, long = _numbers(11, rows, 256), _numbers(12, 70, 256)
+    weight = Tensor(long, device=cpu).cast(kind).realize()
+    result = Tensor(few, device=cpu).matmul(weight.float().transpose(0, 1))
+    assert _is_dots(_kernel(result))
+    assert (result.numpy() == few @ long.T).all()
 
 
 def test_the_long_factor_is_read_once_where_it_lies() -> None:

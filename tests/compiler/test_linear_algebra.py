@@ -166,3 +166,37 @@ def test_derivatives_of_higher_order() -> None:
 def test_bad_arguments(call: Callable[[], Any], words: str) -> None:
     with pytest.raises(BadArgument, match=words):
         call()
+
+
+ROWS = np.random.default_rng(8).standard_normal((2, 4, 4)).astype(np.float32)
+SHORT_FORMS: dict[str, tuple[Any, Any]] = {
+    "vector_norm": (lambda x: linalg.vector_norm(x, 3, dim=1), lambda a: np.linalg.norm(a, 3, 1)),
+    "norm": (linalg.norm, lambda a: np.sqrt((a * a).sum())),
+    "norm of matrices": (lambda x: linalg.norm(x, "nuc", (0, 2), True),
+                         lambda a: np.linalg.norm(a, "nuc", (0, 2), True)),
+    "norm of columns": (lambda x: linalg.norm(x, 1, dim=(2, 1)),
+                        lambda a: np.linalg.norm(a, 1, (2, 1))),
+    "cond": (linalg.cond, np.linalg.cond),
+    "cond 1": (lambda x: linalg.cond(x, 1), lambda a: np.linalg.cond(a, 1)),
+    "multi_dot": (lambda x: linalg.multi_dot([x[0, 0], x[0, :, :2], x[1, :2], x[1, 0]]),
+                  lambda a: np.linalg.multi_dot([a[0, 0], a[0, :, :2], a[1, :2], a[1, 0]])),
+    "solve_triangular": (lambda x: linalg.solve_triangular(x, x[:, :, :2], upper=True),
+                         lambda a: np.linalg.solve(np.triu(a), a[:, :, :2])),
+    "from the right": (
+        lambda x: linalg.solve_triangular(x, x, upper=False, left=False, unitriangular=True),
+        lambda a: a @ np.linalg.inv(np.tril(a, -1) + np.eye(4))),
+    "cross": (lambda x: linalg.cross(x[0, :, :3], x[1, :, :3]),
+              lambda a: np.cross(a[0, :, :3], a[1, :, :3])),
+    "vecdot": (lambda x: linalg.vecdot(x, x, dim=1), lambda a: (a * a).sum(1)),
+    "diagonal": (lambda x: linalg.diagonal(linalg.matmul(x, x), offset=1),
+                 lambda a: np.diagonal(a @ a, 1, 1, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHORT_FORMS)
+def test_short_forms(name: str) -> None:
+    mine, theirs = SHORT_FORMS[name]
+    wanted = theirs(ROWS.astype(np.float64))
+    found = mine(Tensor(ROWS)).numpy()
+    assert found.shape == np.shape(wanted)
+    np.testing.assert_allclose(found, wanted, rtol=2e-4, atol=2e-5)

@@ -93,7 +93,7 @@ def test_convolutions_take_what_was_faster(
         name: image.conv2d(weight, padding=1, winograd=name == "tiles").memory_plan().kernels
         for name in ("tiles", "windows")
     }
-    assert kernels["tiles"] > kernels["windows"]
+    assert kernels["tiles"] < kernels["windows"], "only windows need a padded image"
 
     def times(_: Device, each: dict[str, Makes], __: object) -> dict[str, float]:
         return {name: 1.0 + (name != fastest) for name in each}
@@ -102,8 +102,8 @@ def test_convolutions_take_what_was_faster(
     with tuning(budget_s=60):
         image.conv2d(weight, padding=1)
     assert image.conv2d(weight, padding=1).memory_plan().kernels == kernels[fastest]
-    other = image.conv2d(weight, padding=0)  # for which nobody searched
-    least = image.conv2d(weight, padding=0, winograd=fastest != "tiles")
+    other = image.conv2d(weight, padding=2)  # for which nobody searched
+    least = image.conv2d(weight, padding=2, winograd=fastest != "tiles")
     assert other.memory_plan().kernels == least.memory_plan().kernels
     monkeypatch.setattr(convolution, "config", lambda: Config(winograd=False))
     off = image.conv2d(weight, padding=1).memory_plan().kernels

@@ -28,6 +28,7 @@ ELSEWHERE = {
     "kernel.attention.matrix": ("TURNED KEPT STORED", "test_gpu_attention.py"),
     "kernel.gpu.join": ("READ", "test_gpu_rows.py"),
     "kernel.host.products.amx": ("HEIGHT VECTORS STEPS", "test_compiler_amx.py"),
+    "kernel.host.products.winograd": ("TILE WINDOW AROUND", "test_compiler_winograd.py"),
     "kernel.nvidia.packed": ("BLOCK WIDEST LINE CHUNK", "test_gpu_bulk.py"),
     "kernel.nvidia.bulk": ("BANDS", "test_gpu_bulk.py"),
     "kernel.nvidia.slices": ("CHUNK TURNED WORD", "test_gpu_ring.py"),
@@ -42,7 +43,7 @@ ELSEWHERE = {
     "methods.order.sorting": ("BITS BLOCK ROUND", "test_compiler_sorting.py"),
     "methods.shape.resampling": ("FINEST", "test_compiler_resampling.py"),
     "pattern.cost": (
-        "MEMORY NEAR HELD KERNEL PARALLEL CHOICE TILES_GAIN REDUCE",
+        "MEMORY NEAR HELD KERNEL PARALLEL CHOICE TILES_MOST TILES_GAIN REDUCE",
         "test_compiler_chain.py",
     ),
     "plan.packing": ("PER_BYTE PER_KERNEL FETCHING THROUGH_REGISTERS", "test_packing.py"),

@@ -36,7 +36,11 @@ def besides(name: str) -> dict[str, object]:
         "cross": {"other": ugpu.Tensor(X[:, :3], device="cpu")}, "index_select": {"index": line},
         "quantile": {"q": 0.5}, "take_along_dim": {"index": places},
         "shard": {"devices": ["cpu"]}, "unfold": {"size": 2, "step": 1},
-        "vecdot": {"other": column},
+        "vecdot": {"other": column}, "kthvalue": {"count": 2}, "nanquantile": {"q": 0.5},
+        "narrow": {"start": 1, "length": 2}, "renorm": {"p": 2, "maxnorm": 3},
+        "select": {"index": 1}, "select_scatter": {"source": column.flatten(), "index": 1},
+        "slice_scatter": {"source": column, "start": 1, "end": 2},
+        "split_with_sizes": {"split_sizes": (1, 3)}, "tensor_split": {"sections": 2},
     }.get(name, {})  # fmt: skip
 
 

@@ -34,6 +34,9 @@ OTHER = (
     "CALL", "WAITCNT", "WMMA", "SWMMAC",
 )  # fmt: skip
 _HALF = "16"
+# RDNA4 ISA document, 7.2.3.1: what output modifiers are not supported for; and moves.
+_UNSCALED = ("SWAP", "PERMLANE", "DOT2", "DOT4", "CMP", "FP8", "BF8", "CNDMASK", "MOV", "READ",
+             "WRITE", "LERP", "INTERP")  # fmt: skip
 _SATURATING = (
     "ADD_NC", "SUB_NC", "MAD_I16", "MAD_U16", "MAD_I32", "MAD_U32", "PK_ADD_I", "PK_ADD_U",
     "PK_SUB_I", "PK_SUB_U", "PK_MAD_I", "PK_MAD_U", "DOT4_I", "DOT4_U", "DOT8",
@@ -58,8 +61,8 @@ class Operand:
 class Judged:
     """An instruction in one form: what it is called, its text, operands, modifiers, words.
 
-    Masks of modifiers have a bit a source; opsel has the destination's in bit 3. immediate: the
-    16 bits of SOPK.
+    Masks of modifiers have a bit a source; opsel has the destination's in bit 3. omod: 1 doubles,
+    2 takes four times, 3 half of the result. immediate: the 16 bits of SOPK.
     """
 
     name: str
@@ -76,6 +79,7 @@ class Judged:
     opsel_hi: int = 7
     clamp: bool = False
     immediate: int = 0
+    omod: int = 0
 
     @property
     def scalar(self) -> bool:
@@ -215,9 +219,12 @@ class Maker:
             halves = 0  # scalar registers have no halves here
         if "OPSEL" in text and not packed:
             halves = _byte_choices(key.name)
-        for variant in ("changed", "clamped"):
+        for variant in ("changed", "clamped", "scaled"):
             clamp = variant == "clamped" and self._clamps(key, target)
             if variant == "clamped" and not clamp:
+                continue
+            omod = chance.randint(1, 3) if variant == "scaled" else 0
+            if omod and not self._scales(key, form, target):
                 continue
             if packed:
                 yield self._packed(key, text, sources, target, variant, clamp)
@@ -228,8 +235,13 @@ class Maker:
                 key, form, variant, text, sources, target,
                 neg=chance.getrandbits(3) & signs,
                 abs=0 if carries else chance.getrandbits(3) & signs,
-                opsel=0 if carries else chance.getrandbits(4) & halves, clamp=clamp,
+                opsel=0 if carries else chance.getrandbits(4) & halves, clamp=clamp, omod=omod,
             )  # fmt: skip
+
+    def _scales(self, key: Enum, form: str, target: Operand) -> bool:
+        """Return whether the document has OMOD for an instruction: not for those of _UNSCALED."""
+        floats = target.kind in ("f16", "f32", "f64")
+        return form == "VOP3" and floats and not any(part in key.name for part in _UNSCALED)
 
     def _clamps(self, key: Enum, target: Operand) -> bool:
         if "CMP" in key.name or "CNDMASK" in key.name or "_MOV" in key.name:
@@ -285,11 +297,12 @@ class Maker:
     def _judged(
         self, key: Enum, form: str, variant: str, text: str, sources: tuple[Operand, ...],
         target: Operand, neg: int = 0, neg_hi: int = 0, abs: int = 0, opsel: int = 0,
-        opsel_hi: int = 7, clamp: bool = False,
+        opsel_hi: int = 7, clamp: bool = False, omod: int = 0,
     ) -> Judged:  # fmt: skip
         fields: dict[str, Any] = {
             "neg": neg, "neg_hi": neg_hi, "abs": abs, "opsel": opsel, "opsel_hi": opsel_hi & 3,
             "opsel_hi2": opsel_hi >> 2, "clmp": int(clamp), "literal": LITERAL,
+            "omod": omod,
         }  # fmt: skip
         for number, operand in enumerate(sources):
             scalar = operand.scalar or form.startswith("SOP") or operand.kind == "m64"
@@ -314,7 +327,7 @@ class Maker:
         words = self.document.encode(key, **fields)
         return Judged(
             key.name, form, variant, text, sources, target, words, neg, neg_hi, abs, opsel,
-            opsel_hi, clamp,
+            opsel_hi, clamp, omod=omod,
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from tests.support.pcode.grammar import parse
 from tests.support.pcode.machine import State, Statement
 from tests.support.pcode.numbers import FORMATS
 from tests.support.pcode.operators import Unsupported
-from tests.support.pcode.values import Marks, Value, cut, put, seen
+from tests.support.pcode.values import ANY_NAN, OPEN, Marks, Value, cut, put, seen
 
 _VCC, _EXEC, _SCC, _M0 = range(SCALARS, SCALARS + 4)
 _TABLE = [n / 16 if n < 8 else (n - 16) / 16 for n in range(16)]  # of v_cvt_off_f32_i4
@@ -43,8 +43,9 @@ def _value(words: Any, width: int) -> Value:
 class Expected:
     """Evaluates the instructions of a document."""
 
-    def __init__(self, document: Document, ieee: bool) -> None:
-        self.document, self.ieee = document, ieee
+    def __init__(self, document: Document, ieee: bool, scales: bool) -> None:
+        """scales: the mode has OMOD take effect."""
+        self.document, self.ieee, self.scales = document, ieee, scales
         self._parsed: dict[str, Statement] = {}
 
     def _body(self, text: str) -> Statement:
@@ -211,6 +212,8 @@ class Expected:
         swapped = names.get("S0")
         self._body(judged.text)(state)
         found: Value = names["D0"]
+        if judged.omod and self.scales:
+            found = _scaled(found, target, judged.omod)
         if judged.clamp and _floats(target):
             low = 16 if "MIXHI" in judged.name else 0
             found = put(found, width - 1, low, _clamped(cut(found, width - 1, low), target))
@@ -285,6 +288,29 @@ def _packed(judged: Judged, operand: Operand, raw: int, number: int) -> int:
         raw = raw & ~(1 << 31) if judged.neg_hi & bit else raw
         raw ^= 1 << 31 if judged.neg & bit else 0
     return raw
+
+
+def _scaled(value: Value, target: Operand, omod: int) -> Value:
+    """Scale a float; -0 and denormals become +0 (RDNA3 and RDNA4 ISA documents, 7.2.3.1). What
+    becomes of a denormal that is scaled is open, and which NaN a NaN becomes."""
+    form, marks = FORMATS["f", target.width], value.marks
+    ones = 2 * form.sign - 1
+    bits = value.number & ones
+    field, sign = numbers.exponent(form, bits), bits & form.sign
+    if numbers.is_nan(form, bits):
+        marks = ((0, target.width, ANY_NAN),)
+    elif not field:
+        marks = ((0, target.width, OPEN),) if bits != sign else ()
+        bits = 0
+    elif field != form.exponents:
+        field += (0, 1, 2, -1)[omod]
+        if field < 1:
+            bits = 0
+        elif field >= form.exponents:
+            bits = sign | form.infinity
+        else:
+            bits = bits & ~(form.exponents << form.fraction) | field << form.fraction
+    return Value(value.kind, value.width, value.number & ~ones | bits, marks)
 
 
 def _clamped(value: Value, target: Operand) -> Value:

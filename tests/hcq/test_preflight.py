@@ -22,7 +22,7 @@ from ugpu.hcq.errors import (
     UgpuError,
 )
 from ugpu.hcq.transport.attach import attach_pci
-from ugpu.hcq.transport.life import absence_of
+from ugpu.hcq.transport.life import absence_of, end_absence
 from ugpu.hcq.transport.pci import preflight
 from ugpu.hcq.transport.pci.function import PciFunction
 
@@ -193,5 +193,7 @@ def test_a_host_that_was_suspended_meanwhile(tree: ThunderboltTree, via: str) ->
         count.write_text("4\n")
         assert not transport.present()
         assert "the host was suspended" in str(absence_of(transport)["reason"])
+        assert end_absence(transport)
+        assert transport.present() and absence_of(transport) == {} and not end_absence(transport)
     with attach_pci(GPU, via=via, system=tree.machine) as transport:
         assert transport.present()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ugpu.hcq.errors import BadArgument
+from ugpu.nv.code.source import _parameters
 from ugpu.nv.device.device import NvDevice
-from ugpu.nv.work.programs import _parameters
 
 TYPES = """
 .version 7.0

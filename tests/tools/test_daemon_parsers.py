@@ -31,11 +31,11 @@ from ugpu.hcq.remote.wire import Message
 from ugpu.hcq.remote.words import PLACE
 from ugpu.hcq.work.object_kind import described
 from ugpu.nv.code import ptx_lines as ptxlines
+from ugpu.nv.code import source
 from ugpu.nv.code.bulk_copies import to_own_memory
 from ugpu.nv.code.cubin import parse_cubin
 from ugpu.nv.code.heap import with_heap
 from ugpu.nv.code.output_routines import with_routines
-from ugpu.nv.work import programs
 from ugpu.tools.service.daemon.clients.commands import Decoder, table_of
 from ugpu.tools.service.daemon.clients.leases import Card
 from ugpu.virtual.nvidia.sm.ptx.parser import parse
@@ -50,9 +50,9 @@ Case = tuple[Callable[[Any], object], Callable[[int], Any]]
 
 def _ptx(data: bytes) -> None:
     """What a driver does with PTX before the assembler gets it."""
-    programs._check_text(data, (9, 0))
+    source._check_text(data, (9, 0))
     to_own_memory(with_heap(with_routines(data)), "sm_120a")
-    programs._parameters(data)
+    source._parameters(data)
 
 
 def text(part: str, head: str = HEAD, end: str = "") -> Callable[[int], bytes]:

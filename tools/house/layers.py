@@ -71,7 +71,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("copies",),
         ("device",),
         ("rings",),
-        ("cpu", "remote"),
+        ("cpu", "null", "remote"),
         ("find",),
         ("bare",),
     ),
@@ -118,6 +118,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("work",),
         ("failure",),
         ("device",),
+        ("offline",),
     ),
     "usbgpu": (("link",), ("bridge",), ("firmware",), ("thunderbolt",), ("attach",)),
     "virtual": (

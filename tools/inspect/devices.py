@@ -23,6 +23,7 @@ def run_ls(out: Output) -> int:
     out.table(
         ("device", "what it is", "products", "ISA", "on silicon", "facts"), map(_row, entries)
     )
+    out.say("null:<chip or ISA>, such as null:gfx1100: plans work and its memory without a device")
     out.result([asdict(entry) for entry in entries])
     return 0
 

@@ -171,6 +171,11 @@ class ChipOptions:
     tmr_size: int = 0x1300000  # the answer to LOAD_TOC
     smu_version: int = 0
     smu_driver_if: int = 0  # a mismatch should only cause a warning in the driver
+    secure_os_version: int = 0  # 0: the generation's
+    # What the secure OS keeps at the end of VRAM, 0: as the VBIOS states; and elsewhere, as bytes
+    # before the end and size.
+    firmware_vram: int = 0
+    firmware_vram_extended: tuple[int, int] = (0, 0)
     # The first read of a hub's fault status after a fault may be stale on boards, which is why
     # Linux 6.12 gmc_v11_0_process_interrupt reads it twice.
     stale_fault_status: bool = False

@@ -36,6 +36,7 @@ class MachineOptions:
     view are not detected. On an H100 one doorbell in some hundreds does.
     switch_limit_s: context switch timeout: how long a grid that is not preempted may keep the
     engine from other groups, in seconds, before its own group is stopped with Xid 109.
+    shared_memory: whether other processes can map video memory.
     multiprocessors: creates a GPU's SMs; None for those that execute PTX.
     """
 
@@ -53,3 +54,4 @@ class MachineOptions:
     poison: int | None = None
     doorbell_overtakes: bool = False
     switch_limit_s: float = SWITCH_LIMIT_S
+    shared_memory: bool = False

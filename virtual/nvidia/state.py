@@ -123,7 +123,9 @@ class GpuState:
         self.facts = facts
         self.options = options
         self.lock = threading.RLock()
-        self.memory = VideoMemory(options.memory or facts.memory_size, options.poison)
+        self.memory = VideoMemory(
+            options.memory or facts.memory_size, options.poison, shared=options.shared_memory
+        )
         self.form = format_of(facts.mmu)
         self.gpu_id = 0x100 * (index + 1)
         self.bus = index + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Generic, Protocol, TypeVar
 
+from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.transport.base import Transport
 from ugpu.virtual.bus import function
 from ugpu.virtual.serve.model import Client, SharedMemory
@@ -17,19 +18,34 @@ class Card(function.Card, Protocol):
     def unmap_dma(self, address: int, size: int) -> None: ...
 
 
+class VideoMemory(Protocol):
+    """A card's memory. descriptor: of the file behind it, or -1."""
+
+    size: int
+    descriptor: int
+
+
 C = TypeVar("C", bound=Card)
 
 
 class ServedCard(Generic[C]):
     """Implement `virtual.serve.model.DeviceModel`; the caller still owns the card.
 
-    transport: attaches to the card.
+    transport: attaches to the card. vram: clients map it and access it directly; None: each access
+    is a message, is translated, and counts. vram_bar: shows its beginning.
     """
 
     vectors = 1
+    vram_bar = 0
 
-    def __init__(self, card: C, transport: Callable[[C], function.PciFunction[C]]) -> None:
+    def __init__(
+        self, card: C, transport: Callable[[C], function.PciFunction[C]],
+        vram: VideoMemory | None = None,
+    ) -> None:  # fmt: skip
+        if vram is not None and vram.descriptor < 0:
+            raise BadArgument("clients can map video memory only if the card's is shared memory")
         self.chip = card
+        self._vram = vram
         self._attached = transport
         self._transport: function.PciFunction[C] | None = None
 
@@ -61,5 +77,8 @@ class ServedCard(Generic[C]):
             self.chip.config.assign_messages(vectors)
 
     def shared(self, bar: int) -> SharedMemory | None:
-        """Return None: each access is translated, and counts."""
-        return None
+        """See DeviceModel."""
+        if bar != self.vram_bar or self._vram is None:
+            return None
+        size = min(self._vram.size, self.chip.config.bar_size(bar))
+        return SharedMemory(self._vram.descriptor, 0, size)

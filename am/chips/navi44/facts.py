@@ -49,6 +49,7 @@ FACTS = ChipFacts(
         ]
     ),
     mode1_by_debug=True,
+    reservations_since=0x3B0E0D,  # Linux 6.18 amdgpu_psp.c, psp_update_fw_reservation
     board=BoardFacts(
         vram=16 << 30,
         shader_engines=2,

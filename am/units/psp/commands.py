@@ -1,14 +1,17 @@
 """Commands for the PSP's ring, and refusals of its bootloader.
 
-Layouts: Linux 6.12 psp_gfx_if.h.
+Layouts: Linux 6.12 psp_gfx_if.h; of the firmware's reservations, which 6.12 lacks, the same file of
+Linux 6.18.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ugpu.am.chip import remedies as advice
+from ugpu.am.regs import structs
 from ugpu.am.units.memory import Carveout
 from ugpu.hcq.bare.bus import ALL_ONES
 from ugpu.hcq.errors import FirmwareRejected
@@ -17,6 +20,8 @@ from ugpu.hcq.registers.layout import Struct
 COMMAND_SIZE = 0x1000  # the command, and our fence at the end
 _PAGE = 4096  # alignment of an image (Linux 6.12 amdgpu_ucode.c, amdgpu_ucode_init_bo)
 _ERROR = 0xFF
+_UNKNOWN_COMMAND = 0x100  # PSP_ERR_UNKNOWN_COMMAND, ta_xgmi_if.h and others
+RESERVATION = struct.Struct("<III")  # address, high half first, and size: uresp.fw_reserve_info
 PRIVATE_SIZE = 1 << 20  # and its alignment: the bootloader takes the address >> 20
 
 
@@ -37,14 +42,18 @@ def refused(name: str, error: int) -> FirmwareRejected:
 
 @dataclass(frozen=True)
 class Command:
-    """GFX_CMD_ID_<kind>. fill: sets its fields, with the MC address of `image`, which lies in whole
-    pages in front of the command; FirmwareRejected if the image is too large. what: its name in
-    errors."""
+    """GFX_CMD_ID_<kind>, or command `kind` itself. fill: sets its fields, with the MC address of
+    `image`, which lies in whole pages in front of the command; FirmwareRejected if the image is too
+    large. what: its name in errors. answer: offset and size of what `Psp.ask` returns of the
+    response, which begins with the status. optional: firmware that lacks the command gives zeros.
+    """
 
     what: str
-    kind: str
+    kind: str | int
     fill: Callable[[Struct, int], None]
     image: bytes = b""
+    answer: tuple[int, int] = (0, 4)
+    optional: bool = False
 
     def __post_init__(self) -> None:
         if len(self.image) > PRIVATE_SIZE:
@@ -53,6 +62,10 @@ class Command:
                 size=len(self.image),
                 limit=PRIVATE_SIZE,
             )
+
+    def accepts(self, status: int) -> bool:
+        """Return whether a status is not an error."""
+        return status == 0 or (self.optional and status == _UNKNOWN_COMMAND)
 
     @property
     def size(self) -> int:
@@ -68,7 +81,19 @@ def load_toc(image: bytes) -> Command:
         toc.toc_phy_addr_lo, toc.toc_phy_addr_hi = address & 0xFFFF_FFFF, address >> 32
         toc.toc_size = len(image)
 
-    return Command("TOC", "LOAD_TOC", fill, image)
+    place = structs("psp_gfx_if").psp_gfx_resp.offset_of("tmr_size")
+    return Command("TOC", "LOAD_TOC", fill, image, (place, 4))
+
+
+def query_reservations() -> tuple[Command, Command]:
+    """Return the commands that ask for the parts of VRAM that the firmware keeps for itself: at the
+    end of VRAM (FB_FW_RESERV_ADDR), and elsewhere (FB_FW_RESERV_EXT_ADDR)."""
+    place = structs("psp_gfx_if").psp_gfx_resp.offset_of("uresp")
+    first, second = (
+        Command(what, kind, lambda _buffer, _image: None, b"", (place, RESERVATION.size), True)
+        for what, kind in (("reservation", 0x50), ("extended reservation", 0x51))
+    )
+    return first, second
 
 
 def autoload() -> Command:

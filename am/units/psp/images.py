@@ -30,13 +30,14 @@ class FirmwareSet:
 
     boot: PSP bootloader components by fw_type. starts: byte addresses at which the command
     processor's engines (MEC, and PFP and ME where they are loaded) start, by their names. versions:
-    image name -> version, for people.
+    image name -> version, for people. boot_versions: as `boot`, versions of the components.
     """
 
     boot: dict[int, bytes] = field(default_factory=dict)
     parts: dict[str, bytes] = field(default_factory=dict)
     starts: dict[str, int] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
+    boot_versions: dict[int, int] = field(default_factory=dict)
 
 
 # ---- parsing -----------------------------------------------------------------------------------
@@ -118,6 +119,7 @@ def parse_sos(image: Image, out: FirmwareSet) -> None:
         if part.size_bytes:  # the first of a type counts; auxiliary sets follow on other chips
             content = image.part(base + part.offset_bytes, part.size_bytes, f"component {position}")
             out.boot.setdefault(part.fw_type, content)
+            out.boot_versions.setdefault(part.fw_type, part.fw_version)
 
 
 def parse_smu(image: Image, out: FirmwareSet) -> None:

@@ -305,7 +305,8 @@ class Psp:
         buffers = []
         for command, (image, place) in zip(group, places, strict=True):
             buffer = layout.new()
-            buffer.cmd_id = self._ids[f"GFX_CMD_ID_{command.kind}"]
+            kind = command.kind
+            buffer.cmd_id = kind if isinstance(kind, int) else self._ids[f"GFX_CMD_ID_{kind}"]
             command.fill(buffer, image)
             buffers.append(bytes(buffer))
             self.fence_value += 1
@@ -344,7 +345,7 @@ class Psp:
     def _check(self, command: Command, place: int, status: int | None = None) -> None:
         if status is None:
             status = int.from_bytes(self.chip.vram.read(place, 4), "little")
-        if status:
+        if not command.accepts(status):
             # The kernel only warns here, because some PSP versions leave a status behind. A refused
             # image that is found later, as a hang, is worse.
             raise FirmwareRejected(
@@ -393,20 +394,41 @@ class Psp:
                 remedy=advice.MODE1,
             ) from error
 
+    def ask(self, *commands: Command) -> list[bytes]:
+        """Run commands that fit in front of the ring, in order; return what `Command.answer` names
+        of their responses. FirmwareRejected for the first that is refused."""
+        if not self.stage.takes_many:
+            return [self._ask(command) for command in commands]
+        layout = self._layouts.psp_gfx_cmd_resp
+        response, places = layout.offset_of("resp"), self.stage.places(commands)
+        starts = [place + response for _, place in places]
+        data = self._run(commands, later=True, look=starts[0])
+        del self.unread[-len(commands) :]
+        answers = self._answers(commands, data, starts)
+        if not all(map(any, answers)):  # RACE: answer and fence may have come between their reads
+            answers = self._answers(commands, self.chip.vram.read(starts[0], len(data)), starts)
+        return answers
+
+    def _answers(
+        self, commands: Sequence[Command], data: bytes, starts: Sequence[int]
+    ) -> list[bytes]:
+        """Check and return answers. data: VRAM from the first response on."""
+        answers = []
+        for command, start in zip(commands, starts, strict=True):
+            response = data[start - starts[0] :]
+            self._check(command, start, int.from_bytes(response[:4], "little"))
+            place, size = command.answer
+            answers.append(response[place : place + size])
+        return answers
+
+    def _ask(self, command: Command) -> bytes:
+        self.run(command)
+        response, (place, size) = self._layouts.psp_gfx_cmd_resp.offset_of("resp"), command.answer
+        return self.chip.vram.read(self.command + response + place, size)
+
     def load_toc(self, image: bytes) -> int:
         """Send the table of contents; return the size of the TMR that the images need."""
-        command, response = psp_commands.load_toc(image), self._layouts.psp_gfx_cmd_resp
-        status, size = (response.offset_of(f"resp.{name}") for name in ("status", "tmr_size"))
-        if not self.stage.takes_many:  # else one read has the answer and the fence
-            self.run(command)
-            return int.from_bytes(self.chip.vram.read(self.command + size, 4), "little")
-        place = self.command + status
-        words = self._run([command], later=True, look=place)[: size - status + 4]
-        self.unread.pop()
-        if not any(words[-4:]):  # RACE: answer and fence may have arrived between their reads
-            words = self.chip.vram.read(place, len(words))
-        self._check(command, place, int.from_bytes(words[:4], "little"))
-        return int.from_bytes(words[-4:], "little")
+        return int.from_bytes(self.ask(psp_commands.load_toc(image))[0], "little")
 
     def setup_tmr(self, address: int, size: int) -> Command:
         """Return the command that gives VRAM [address, address+size) to the firmware for good."""

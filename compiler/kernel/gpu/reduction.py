@@ -21,7 +21,7 @@ from ugpu.compiler.kernel.ir import (
     thread_range,
 )
 from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
-from ugpu.compiler.kernel.shared.spread import unit_stride
+from ugpu.compiler.kernel.shared.spread import loads
 from ugpu.compiler.pattern.chain import Chain, Stage
 from ugpu.hcq.state.target import TargetSpec
 
@@ -30,7 +30,7 @@ MANY = 1 << 15  # results that keep the machine busy with one thread each
 
 
 def default_sharing(computation: Computation, target: TargetSpec) -> Sharing:
-    """Use several lanes per result if memory runs along the reduction; a group per wave of
+    """Use several lanes per result if most memory runs along the reduction; a group per wave of
     neighbouring results if it runs along those; otherwise a thread per result."""
     reduce = computation.reduction
     assert reduce is not None
@@ -40,14 +40,21 @@ def default_sharing(computation: Computation, target: TargetSpec) -> Sharing:
     lanes, block = wanted.lanes, wanted.block
     if length < SHORT or outputs >= 1 << 31:
         return Sharing("threads", lanes, BLOCK)
-    if unit_stride(reduce.sources[0], over[-1]):
+    along = _walked(reduce.sources[0], over[-1])
+    across = _walked(reduce.sources[0], ranges[-1]) if ranges else 0
+    if along and along >= across:
         return Sharing("lanes", lanes, block)
-    across = bool(ranges) and unit_stride(reduce.sources[0], ranges[-1])
     if outputs >= MANY or (across and length < 2 * target.wave_size):
         return Sharing("threads", lanes, BLOCK)
     if across and ranges[-1].size >= 8:
         return Sharing("columns", lanes, BLOCK)
     return Sharing("lanes", lanes, block)
+
+
+def _walked(root: Value, along: Range) -> int:
+    """Return the elements of the memories that a range walks through element by element."""
+    walking = (access for access in loads(root) if access.index.coefficient(along) in (1, -1))
+    return sum({access.memory: access.memory.count for access in walking}.values())
 
 
 def sharing_space(computation: Computation, target: TargetSpec) -> Space:

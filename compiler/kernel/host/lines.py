@@ -47,7 +47,7 @@ def copied(
     for phase, first in enumerate(firsts):
         each = Range(f"{column.name}{phase}", -(-(column.size - phase) // phases))
         elements = substitute(image, {column: each.index() * phases + phase})
-        copies += _by_elements(_parted(elements, each), each, stage, first)
+        copies += separated(elements, each, stage, first)
     return tuple(copies)
 
 
@@ -67,10 +67,10 @@ def chunks(low: int, high: int, lanes: int) -> tuple[int, list[int]]:
     return width, starts
 
 
-def _by_elements(line: _Line, column: Range, stage: Memory, first: Index) -> list[Statement]:
-    """Copy a line of one phase. Padding is written first, then the elements inside, without a test
-    for each."""
-    inside, outside, low, high, others = line
+def separated(line: Value, column: Range, stage: Memory, first: Index) -> list[Statement]:
+    """Copy the elements of a line to places from `first` on. Padding is written first, then the
+    elements inside, without a test for each."""
+    inside, outside, low, high, others = _parted(line, column)
     copies: list[Statement] = [Loop(column, (Store(stage, first + column.index(), outside),))]
     if inside is not outside and low < high:
         middle = Range(column.name + "in", high - low)

@@ -5,15 +5,19 @@ A group is a chunk of work for one thread. The innermost loop runs over neighbou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
-from ugpu.compiler.expression.accumulate import combine, identity
+from ugpu.compiler.expression.accumulate import advanced, combine, ended, identity, total_type
 from ugpu.compiler.expression.algebra import Index, Range, constant, substitute_all
 from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.lookup import Lookup, atoms
 from ugpu.compiler.expression.value import Memory, Value, indices_of, load, substitute, walk
 from ugpu.compiler.kernel.choices import Chunk, Space
-from ugpu.compiler.kernel.host.nest import Nest, nested
+from ugpu.compiler.kernel.host.nest import Axis, Nest, Walk, nested
+from ugpu.compiler.kernel.host.rare import FLAG, find_rare
+from ugpu.compiler.kernel.host.sections import inside, sections
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
 from ugpu.compiler.kernel.shared.kernels import kernel_of, result
 from ugpu.compiler.kernel.shared.spread import loads, runs_along
@@ -36,25 +40,58 @@ def space() -> Space:
 
 
 def elementwise(
-    computation: Computation, target: TargetSpec, chosen: Chunk | None = None
+    computation: Computation, target: TargetSpec, chosen: Chunk | None = None, alone: bool = True
 ) -> Kernel:
-    """Give a group chunks of the last range, or several whole rows of it."""
+    """Give a group chunks of the last range, or several whole rows of it. alone: whether the kernel
+    may have memory of its own, as one that computes a piece of a cat may not."""
     most = (chosen or Chunk(CHUNK)).size
     if not computation.ranges:
         return kernel_of(computation, (), (1, 1, 1), 1, assign(computation, {}))
     outer, last = computation.ranges[:-1], computation.ranges[-1]
+    rare = find_rare(computation.value) if alone and last.size >= LINE else None
+    memories = () if rare is None else (FLAG,)
     if last.size >= most or not outer:
         nest = Nest(computation, outer, (last, min(most, last.size)))
-        walk = nest.sides[0].steps("j")
-        return nest.kernel((), (walk.around(*assign(computation, nest.batch | walk.places)),))
+        (side,) = nest.sides
+        return nest.kernel(memories, _line(computation, nest.batch, side.steps, bool(memories)))
     rows = max(1, most // last.size)
-    grid, row, loop_bound = rows_of(elements(outer), rows)
-    step = Range("j", last.size)
+    grid, row, bound = rows_of(elements(outer), rows)
     places = places_at(outer, row)
-    places[last] = step.index()
-    rolled = last.size >= ROLLED and _looks_up(computation.value, last)
-    inner = Loop(step, assign(computation, places), rolled=rolled)
-    return kernel_of(computation, (), grid, 1, (Loop(Range("r", rows), (inner,), loop_bound),))
+    inner: list[Statement] = []
+    for section, root in sections(computation.value, computation.ranges):
+        part = replace(computation, value=root)
+        start, stop = section.pop(last)
+        count = partial(Axis(last).whole.line, count=stop - start, first=start)
+        named = partial(_named, count, start)
+        loops = _line(part, places, named, bool(memories) and stop - start >= LINE)
+        where = substitute_all(inside(section), places)
+        inner += [If(where, tuple(loops))] if where else loops
+    return kernel_of(computation, memories, grid, 1, (Loop(Range("r", rows), tuple(inner), bound),))
+
+
+def _named(line: Callable[[str], Walk], start: int, name: str) -> Walk:
+    return line(f"{name}{start}")
+
+
+def _line(
+    computation: Computation, batch: Mapping[Range, Index], line: Callable[[str], Walk],
+    branches: bool,
+) -> list[Statement]:  # fmt: skip
+    """Return the loop over a line of results; with branches two loops, if they rarely need some
+    values."""
+    size = line("").last.size
+
+    def loop(name: str, root: Value) -> Statement:
+        along = line(f"j{name}")
+        stores = assign(replace(computation, value=root), {**batch, **along.places})
+        ((counter, bound),) = along.loops
+        looks_up = bound is None and size >= ROLLED and _looks_up(root, computation.ranges[-1])
+        return Loop(counter, stores, bound, looks_up or bool(name))
+
+    rare = find_rare(computation.value) if branches else None
+    if rare is None:
+        return [loop("", computation.value)]
+    return rare.branched(batch, line, loop)
 
 
 def _looks_up(root: Value, along: Range) -> bool:
@@ -81,8 +118,9 @@ def reduction(computation: Computation, target: TargetSpec, chosen: Chunk | None
     rows = max(1, (chosen or Chunk(CHUNK)).size // elements(over))
     abreast = STREAMS if rows < STREAMS and count % STREAMS == 0 and count >= MANY else 1
     grid, row, bound = rows_of(count // abreast, rows)
-    totals = Memory("total", reduce.dtype, abreast, "register")
     operation = reduce.arg[0]
+    kind = total_type(operation, reduce.dtype)
+    totals = Memory("total", kind, abreast, "register")
     before: list[Statement] = []
     steps: list[Statement] = []
     after: list[Statement] = []
@@ -90,9 +128,10 @@ def reduction(computation: Computation, target: TargetSpec, chosen: Chunk | None
         places = places_at(ranges, row + stream * (count // abreast))
         at = constant(stream)
         here = load(totals, at)
-        before.append(Store(totals, at, identity(operation, reduce.dtype)))
-        steps.append(Store(totals, at, combine(operation, here, substitute(body, places))))
-        after.append(result(computation, places, here, reduce))
+        before.append(Store(totals, at, identity(operation, kind)))
+        steps.append(Store(totals, at, advanced(operation, here, substitute(body, places))))
+        total = ended(operation, reduce.dtype, here)
+        after.append(result(computation, places, total, reduce))
     loop = Loop(Range("r", rows), (*before, *nested(over, *steps), *after), bound)
     return kernel_of(computation, (totals,), grid, 1, (loop,))
 

@@ -116,13 +116,19 @@ class Part:
         """Return one loop over the elements, as far as there are any."""
         return self.line(name, self.whole, bound=self.left)
 
-    def panel(self, name: str, first: Index, count: int, whole: int) -> Walk:
-        """Return the loop over `count` elements from `first` on, of panels that extend to
-        `whole`."""
+    def panel(self, name: str, first: Index, count: int, whole: int, step: int = 1) -> Walk:
+        """Return the loop over each `step`th of `count` elements from `first` on, of panels that
+        extend to `whole`."""
         bound = self.bound()
         if self.whole != whole and bound is None:
             bound = constant(self.whole)
-        return self.line(name, count, first, None if bound is None else bound - first)
+        bound = None if bound is None else bound - first
+        if step == 1:
+            return self.line(name, count, first, bound)
+        counter = Range(name, -(-count // step))
+        bound = None if bound is None else (bound + (step - 1)) // step
+        position = counter.index() * step
+        return Walk(((counter, bound),), position, self.places(position + first))
 
     def walk(self, name: str, *roots: Value | Index) -> Walk:
         """Return the loops over all elements: one loop if it needs no divisions in `roots`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ugpu.compiler.expression import elementary as ops
-from ugpu.compiler.expression.accumulate import combine, identity
+from ugpu.compiler.expression.accumulate import advanced, ended, identity, total_type
 from ugpu.compiler.expression.algebra import Index, Range, constant, flatten
 from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.value import Memory, Value, load, rebuild, substitute
@@ -56,9 +56,15 @@ class _Rows:
             memory = Memory(f"held{len(self.held)}", held.value.dtype, count, "local")
             self.held[held.value] = held.made, memory
         space = "register" if width == 1 else "local"
-        self.totals = [Memory(s.total.name, s.total.dtype, width, space) for s in chain.stages]
-        names = [stage.total for stage in chain.stages]
-        self.stages = dict(zip(names, self.totals, strict=True))
+        self.totals = [
+            Memory(s.total.name, total_type(s.operation, s.total.dtype), width, space)
+            for s in chain.stages
+        ]
+        stages = zip(chain.stages, self.totals, strict=True)
+        self.ended = {
+            stage.total: ended(stage.operation, stage.total.dtype, load(total, self.lane.index()))
+            for stage, total in stages
+        }
 
     def kernel(self) -> Kernel:
         chain = self.chain
@@ -98,8 +104,7 @@ class _Rows:
                 first = Store(total, here, identity(operation, total.dtype))
                 statements += self.across([first])
                 result = self.finished(root, number, places, False)
-                result = combine(operation, load(total, here), result)
-                inside.append(Store(total, here, result))
+                inside.append(Store(total, here, advanced(operation, load(total, here), result)))
             else:
                 position = self.computation.position.substitute(places)
                 for memory, part in self.computation.results(root):
@@ -141,8 +146,6 @@ class _Rows:
             found = self.held.get(node)
             if found is not None and not (whole and node is root):
                 return load(found[1], self.place(ranges, found[1]))
-            if node.op == "load" and node.arg.memory in self.stages:
-                return load(self.stages[node.arg.memory], self.lane.index())
-            return None
+            return self.ended.get(node.arg.memory) if node.op == "load" else None
 
         return substitute(ops.expand(rebuild(root, change)), places)

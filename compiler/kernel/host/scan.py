@@ -10,21 +10,11 @@ zero.
 
 from __future__ import annotations
 
-from ugpu.compiler.dtype import float32, highest, int32, lowest
 from ugpu.compiler.expression import elementary as ops
-from ugpu.compiler.expression.accumulate import combine, identity
+from ugpu.compiler.expression.accumulate import combine, identity, is_keyed, key, of_key
 from ugpu.compiler.expression.algebra import Index, Range, constant, flatten
 from ugpu.compiler.expression.computation import Computation, elements, places_at
-from ugpu.compiler.expression.value import (
-    Memory,
-    Value,
-    binary,
-    cast,
-    const,
-    load,
-    substitute,
-    value,
-)
+from ugpu.compiler.expression.value import Memory, Value, cast, load, substitute
 from ugpu.compiler.kernel.host.loops import rows_of
 from ugpu.compiler.kernel.host.nest import Nest, Walk
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
@@ -53,11 +43,11 @@ class _Parts:
         _, self.operation, (self.along,) = computation.value.arg
         self.body, *start = [ops.expand(source) for source in computation.value.sources]
         self.dtype = computation.output.dtype
-        self.keyed = self.operation in ("max", "min") and self.body.dtype is float32
+        self.keyed = is_keyed(self.operation, self.body.dtype)
         rounded = self.operation == "sum" and self.body.dtype.is_float
         if self.keyed:
-            self.body = _key(self.body, self.operation)
-            start = [_key(each, self.operation) for each in start]
+            self.body = key(self.body, self.operation)
+            start = [key(each, self.operation) for each in start]
         self.identity = identity(self.operation, self.body.dtype)
         self.stretch = min(STRETCH, self.along.size) if rounded else self.along.size
         self.based = bool(start) or self.stretch < self.along.size
@@ -72,21 +62,8 @@ class _Parts:
         if self.based:
             total = combine(self.operation, base, total)
         if self.keyed:
-            total = value("bitcast", float32, (_flipped(total),))
+            total = of_key(total)
         return cast(total, self.dtype)
-
-
-def _key(number: Value, operation: str) -> Value:
-    """Return an integer of the same order, NaN winning, so that a step is one instruction."""
-    key = _flipped(value("bitcast", int32, (number,)))
-    winner = highest(int32) if operation == "max" else lowest(int32)
-    return value("where", int32, (binary("ne", number, number), const(winner, int32), key))
-
-
-def _flipped(bits: Value) -> Value:
-    """Convert a float's bits to its key, and back: below zero, all bits but the sign flip."""
-    sign = binary("shr", bits, const(31, int32))
-    return binary("xor", bits, binary("and", sign, const(highest(int32), int32)))
 
 
 def _along(computation: Computation, target: TargetSpec) -> Kernel:

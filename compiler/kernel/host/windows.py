@@ -66,11 +66,11 @@ def find_window(computation: Computation) -> Window | None:
             image, weight = body.sources if moving[0] else body.sources[::-1]
     if weight is not None and row is not None and row in ranges_of(weight):
         row = None
-    found = _coupled(image, last, over)
+    found = next(coupled(image, last, over), None)
     if found is None:
         return None
     across, stride = found
-    below = None if row is None else _coupled(image, row, over)
+    below = None if row is None else next(coupled(image, row, over), None)
     if below is None or below[0] is across or below[1] != stride:
         window = Window(reduce, image, weight, last, across, None, None, stride)
     else:
@@ -81,15 +81,14 @@ def find_window(computation: Computation) -> Window | None:
     return window if cost.in_windows(down, across.size, columns, phases) else None
 
 
-def _coupled(image: Value, out: Range, over: tuple[Range, ...]) -> tuple[Range, int] | None:
-    """Return the reduced range that a value depends on only in a sum with an output's range, and
+def coupled(image: Value, out: Range, over: tuple[Range, ...]) -> Iterator[tuple[Range, int]]:
+    """Yield each reduced range that a value depends on only in a sum with an output's range, and
     how many of its steps are one of the output's."""
     for each in reversed(over):
         steps = {_step(index, out, each) for node in walk(image) for index in own_indices(node)}
         steps.discard(0)
         if len(steps) == 1 and (step := steps.pop()) > 0:
-            return each, step
-    return None
+            yield each, step
 
 
 def _step(index: Index, out: Range, over: Range) -> int:

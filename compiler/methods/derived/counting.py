@@ -42,6 +42,11 @@ class Counting(Groups):
             return places.reshape((places.shape[0], 1))[:, :0]
         return self._stacked(columns, -1)
 
+    def argwhere(self) -> Self:
+        """Return the indices of the elements that are not zero, in rows. Waits for the device."""
+        rows: Self = self.nonzero()
+        return rows
+
     def _stacked(self, parts: list[Self], axis: int) -> Self:
         nodes = [part.unsqueeze(axis).node for part in parts]
         return self._new(graph.cat(nodes, axis % (parts[0].ndim + 1)))
@@ -135,16 +140,21 @@ class Counting(Groups):
         return ~member if invert else member
 
     def searchsorted(
-        self, values: Any, *, right: bool = False, side: str | None = None, out_int32: bool = False
-    ) -> Self:
+        self, values: Any, *, right: bool = False, side: str | None = None,
+        out_int32: bool = False, sorter: Any = None,
+    ) -> Self:  # fmt: skip
         """Return for each value the place in this sorted tensor where it would be inserted, before
         (right, or side "right": behind) those that are equal, as int64 (out_int32: as int32).
+        sorter: the order of a tensor that is not sorted, of `argsort`.
 
         Rows of the last axis are searched each by the values of that row; a tensor of one axis is
         searched by values of any shape.
         """
         if side not in (None, "left", "right") or (right and side == "left"):
             raise BadArgument(f"searchsorted: side {side!r} and right {right} do not agree")
+        if sorter is not None:
+            ordered = self.gather(-1, self._tensor("searchsorted", sorter))
+            return ordered.searchsorted(values, right=right, side=side, out_int32=out_int32)
         if side == "right":
             right = True
         if out_int32:

@@ -7,12 +7,14 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
+import numpy as np
+
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import bool_, float32, int32
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.core import Scalar, TensorCore, integer_of, number_of
 from ugpu.compiler.methods.groups import Groups
-from ugpu.compiler.methods.reductions import Axis
+from ugpu.compiler.methods.reductions import Axis, correction_of
 from ugpu.hcq.errors import BadArgument
 
 INTERPOLATIONS = ("linear", "lower", "higher", "nearest", "midpoint")  # of quantiles
@@ -44,6 +46,8 @@ class Numbers(Groups):
         upright = y.isnan().where(math.nan, upright)
         result = x._compare("eq", 0).where(upright, turned).cast(up.dtype)
         return result._ruled("atan2", [up, right])
+
+    arctan2 = atan2
 
     def hypot(self, other: Any) -> Self:
         """Return the root of the sum of squares, without overflow; infinite if either is."""
@@ -110,13 +114,13 @@ class Numbers(Groups):
         self, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None
     ) -> Self:  # fmt: skip
         """Return the differences of neighbours along an axis, `n` times. prepend, append: tensors
-        to join first."""
+        to join first, unless n is 0."""
         place = self._axis("diff", axis)
         if integer_of("diff", "n", n) < 0:
             raise BadArgument(f"diff: expected n >= 0, got {n}")
         parts = [each for each in (prepend, self, append) if each is not None]
         values = self._same()
-        if len(parts) > 1:
+        if n and len(parts) > 1:
             joined = [self._tensor("diff", each) for each in parts]
             values = joined[0]._joined_along(place, joined[1:])
         before = [slice(None)] * place
@@ -151,16 +155,20 @@ class Numbers(Groups):
         return self._rounded(total)
 
     def std_mean(
-        self, axis: Axis = None, keepdims: bool = False, correction: int = 1
-    ) -> tuple[Self, Self]:
+        self, axis: Axis = None, keepdims: bool = False, correction: float | None = None, *,
+        unbiased: bool | None = None,
+    ) -> tuple[Self, Self]:  # fmt: skip
         """Return `std` and `mean`."""
-        return self.std(axis, keepdims, correction), self.mean(axis, keepdims)
+        axes, less = correction_of(axis, correction, unbiased)
+        return self.std(axes, keepdims, less), self.mean(axes, keepdims)
 
     def var_mean(
-        self, axis: Axis = None, keepdims: bool = False, correction: int = 1
-    ) -> tuple[Self, Self]:
+        self, axis: Axis = None, keepdims: bool = False, correction: float | None = None, *,
+        unbiased: bool | None = None,
+    ) -> tuple[Self, Self]:  # fmt: skip
         """Return `var` and `mean`."""
-        return self.var(axis, keepdims, correction), self.mean(axis, keepdims)
+        axes, less = correction_of(axis, correction, unbiased)
+        return self.var(axes, keepdims, less), self.mean(axes, keepdims)
 
     def nansum(self, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None) -> Self:
         """Return `sum` with NaN counted as zero."""
@@ -189,6 +197,8 @@ class Numbers(Groups):
             raise BadArgument(
                 f"quantile: interpolation must be one of {INTERPOLATIONS}, got {interpolation!r}"
             )
+        if isinstance(q, TensorCore) and q.node.tracked:
+            return self._quantiles_at("quantile", q, axis, keepdims, interpolation)
         whole = axis is None or not self.ndim
         values = self.reshape(self.numel()) if whole else self
         (place,) = values._some("quantile", 0 if axis is None or whole else axis)
@@ -214,6 +224,53 @@ class Numbers(Groups):
         return found[0] if single else found[0].unsqueeze(0)._joined_along(
             0, [each.unsqueeze(0) for each in found[1:]]
         )  # fmt: skip
+
+    def nanquantile(
+        self,
+        q: Any,
+        axis: int | None = None,
+        keepdims: bool = False,
+        *,
+        interpolation: Literal["linear", "lower", "higher", "nearest", "midpoint"] = "linear",
+    ) -> Self:
+        """Return `quantile` of the elements that are not NaN; NaN where all are."""
+        return self._quantiles_at("nanquantile", q, axis, keepdims, interpolation)
+
+    def _quantiles_at(
+        self, name: str, q: Any, axis: int | None, keepdims: bool, interpolation: str
+    ) -> Self:
+        """Return quantiles at places that are computed on the device: q may have a gradient, and
+        rows may have different numbers of elements."""
+        if not isinstance(q, TensorCore):
+            q = np.asarray(_quantiles(q)[0] if isinstance(q, list | tuple) else q, np.float32)
+        parts = self._tensor(name, q)._real()
+        whole = axis is None or not self.ndim
+        values = self.reshape(self.numel()) if whole else self
+        (place,) = values._some(name, 0 if axis is None or whole else axis)
+        ordered = values._real().sort(place)[0].transpose(place, -1).contiguous()
+        size, nan = ordered.shape[-1], ordered.isnan()
+        most: Any = size - 1
+        if name == "nanquantile":
+            most = ((~nan).sum(-1, keepdims=True) - 1).clamp(min=0)._real()
+        at = parts.reshape((1,) * (ordered.ndim - 1) + (-1,)) * most
+        low, high = at.floor(), at.ceil()
+        weights = {"linear": at - low, "lower": 0.0, "higher": 1.0, "midpoint": 0.5,
+                   "nearest": at.round() - low}  # fmt: skip
+        if interpolation not in weights:
+            raise BadArgument(
+                f"{name}: interpolation must be one of {INTERPOLATIONS}, got {interpolation!r}"
+            )
+        shape = (*ordered.shape[:-1], at.shape[-1])
+        below, above = (ordered.gather(-1, each.long().expand(shape)) for each in (low, high))
+        found = low._compare("eq", high).where(below, below.lerp(above, weights[interpolation]))
+        if name == "quantile":
+            found = nan.any(-1, keepdims=True).where(math.nan, found)
+        found = found.transpose(place, -1)
+        if parts.ndim:
+            found = found.unsqueeze(0).transpose(0, 1 + place)
+        if keepdims and whole:
+            found = found.reshape((*parts.shape, *[1] * self.ndim))
+        return self._rounded(found if keepdims else found.squeeze(place + parts.ndim))
 
     def norm(
         self,
@@ -241,15 +298,46 @@ class Numbers(Groups):
             found = values.abs().pow(float(p)).sum(axis, keepdims).pow(1 / float(p))
         return found.cast(dtypes.float_dtype(self.dtype if dtype is None else values.dtype))
 
-    def cov(self, correction: int = 1) -> Self:
-        """Return the covariances of variables, one in each row, of observations, in columns."""
+    def dist(self, other: Any, p: float = 2) -> Self:
+        """Return the norm of the difference."""
+        return (self - self._tensor("dist", other)).norm(p)
+
+    def renorm(self, p: float, axis: int, maxnorm: Scalar) -> Self:
+        """Scale the parts along an axis whose p-norm is above maxnorm down to it."""
+        place = self._axis("renorm", axis)
+        rest = tuple(each for each in range(self.ndim) if each != place)
+        most = number_of("renorm", "maxnorm", maxnorm)
+        length = self.norm(p, rest, True)
+        scale = (length > most).where(most / (length + 1e-7), 1.0)
+        return (self * scale).cast(dtypes.float_dtype(self.dtype))
+
+    def cov(self, correction: int = 1, *, fweights: Any = None, aweights: Any = None) -> Self:
+        """Return the covariances of variables, one in each row, of observations, in columns.
+        fweights: how often each observation counts (integers); aweights: its importance."""
         if self.ndim > 2:
             raise BadArgument(f"cov: expected at most two axes, got shape {self._shown}")
         rows = self._real().reshape((1, -1)) if self.ndim < 2 else self._real()
-        apart = rows - rows.mean(-1, keepdims=True)
-        total = apart.matmul(apart.transpose(0, 1))
-        found = total / max(0, rows.shape[1] - integer_of("cov", "correction", correction))
+        less = integer_of("cov", "correction", correction)
+        counts = [None if each is None else self._weights(each, rows.shape[1])
+                  for each in (fweights, aweights)]  # fmt: skip
+        weights = [each for each in counts if each is not None]
+        if not weights:
+            apart = rows - rows.mean(-1, keepdims=True)
+            found = apart.matmul(apart.transpose(0, 1)) / max(0, rows.shape[1] - less)
+        else:
+            each = weights[0] if len(weights) == 1 else weights[0] * weights[1]
+            total = each.sum()
+            apart = rows - (rows * each).sum(-1, keepdims=True) / total
+            among = total if counts[1] is None else (each * counts[1]).sum() / total
+            divisor = total - less * among if counts[1] is not None else total - less
+            found = (apart * each).matmul(apart.transpose(0, 1)) / divisor.clamp(min=0)
         return self._rounded(found.reshape(()) if rows.shape[0] == 1 else found)
+
+    def _weights(self, given: Any, count: int) -> Self:
+        weights = self._tensor("cov", given)
+        if weights.ndim > 1 or weights.numel() != count:
+            raise BadArgument(f"cov: expected {count} weights, got shape {weights._shown}")
+        return weights._real().reshape(count)
 
     def corrcoef(self) -> Self:
         """Return the correlations of variables, one in each row."""

@@ -9,7 +9,13 @@ from typing import Any, Self
 
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.methods.convolution import Pair, pair
-from ugpu.compiler.methods.core import Scalar, TensorCore, integer_of, integers_of
+from ugpu.compiler.methods.core import (
+    Scalar,
+    TensorCore,
+    broadcast_shape,
+    integer_of,
+    integers_of,
+)
 from ugpu.compiler.methods.groups import Groups
 from ugpu.hcq.errors import BadArgument
 
@@ -73,7 +79,8 @@ class Products(Groups):
 
     def tensordot(self, other: Any, axes: int | Sequence[Sequence[int]] = 2) -> Self:
         """Return the sum of products over pairs of axes: the last of self with the first of other
-        (a number of them), or those listed for each. `dims` is the same."""
+        (a number of them), or those listed for each. `dims` is the same. An axis of size 1 matches
+        any, as in PyTorch: the other is summed."""
         right = self._tensor("tensordot", other)
         if isinstance(axes, int):
             count = integer_of("tensordot", "axes", axes)
@@ -88,7 +95,15 @@ class Products(Groups):
                 raise BadArgument(f"tensordot: expected two lists of as many axes, got {axes}")
             mine = list(self._axes("tensordot", listed[0]))
             theirs = list(right._axes("tensordot", listed[1]))
-        if any(self.shape[a] != right.shape[b] for a, b in zip(mine, theirs, strict=True)):
+        sizes = [(self.shape[a], right.shape[b]) for a, b in zip(mine, theirs, strict=True)]
+        if any(one != two for one, two in sizes) and all(one == two or 1 in (one, two)
+                                                         for one, two in sizes):  # fmt: skip
+            left = [a for a, (one, two) in zip(mine, sizes, strict=True) if two == 1 != one]
+            other_axes = [b for b, (one, two) in zip(theirs, sizes, strict=True) if one == 1 != two]
+            both = (each.sum(axes, True, dtype=each.dtype) if axes else each
+                    for each, axes in ((self, left), (right, other_axes)))  # fmt: skip
+            return next(both).tensordot(next(both), [mine, theirs])
+        if any(one != two for one, two in sizes):
             raise BadArgument(
                 f"tensordot: axes {mine} of shape {self._shown} do not match axes {theirs} of "
                 f"shape {right._shown}"
@@ -128,11 +143,60 @@ class Products(Groups):
             raise BadArgument(
                 f"{operation}: expected {axes} axes, got shapes {one._shown} and {two._shown}"
             )
-        product = one.matmul(two)
+        return self._plus(one.matmul(two), beta, alpha)
+
+    def _plus(self, product: Self, beta: Scalar, alpha: Scalar) -> Self:
         product = product if alpha == 1 else product * alpha
         if beta == 0:
-            return product
+            return product.expand(broadcast_shape("addmm", self.node, product.node))
         return product + (self if beta == 1 else self * beta)
+
+    def addmv(self, left: Any, right: Any, *, beta: Scalar = 1, alpha: Scalar = 1) -> Self:
+        """Return beta * self + alpha * (left @ right) of a matrix and a vector."""
+        column = self._tensor("addmv", right)
+        if column.ndim != 1:
+            raise BadArgument(f"addmv: expected a vector, got shape {column._shown}")
+        product = self._tensor("addmv", left).matmul(column)
+        return self._plus(product, beta, alpha)
+
+    def addr(self, left: Any, right: Any, *, beta: Scalar = 1, alpha: Scalar = 1) -> Self:
+        """Return beta * self + alpha * left.outer(right)."""
+        return self._plus(self._tensor("addr", left).outer(right), beta, alpha)
+
+    def addbmm(self, left: Any, right: Any, *, beta: Scalar = 1, alpha: Scalar = 1) -> Self:
+        """Return beta * self + alpha * the sum of the matrix products left.bmm(right)."""
+        product = self._tensor("addbmm", left).bmm(right)
+        return self._plus(product.sum(0, dtype=product.dtype), beta, alpha)
+
+    def mm(self, other: Any) -> Self:
+        """Return the product of two matrices."""
+        return self._product_of("mm", other, 2, 2)
+
+    def mv(self, other: Any) -> Self:
+        """Return the product of a matrix and a vector."""
+        return self._product_of("mv", other, 2, 1)
+
+    def vdot(self, other: Any) -> Self:
+        """Return the sum of products of two vectors."""
+        return self._product_of("vdot", other, 1, 1)
+
+    def _product_of(self, operation: str, other: Any, axes: int, others: int) -> Self:
+        right = self._tensor(operation, other)
+        if self.ndim != axes or right.ndim != others:
+            raise BadArgument(
+                f"{operation}: expected {axes} and {others} axes, got shapes {self._shown} and "
+                f"{right._shown}"
+            )
+        return self.matmul(right)
+
+    ger = outer
+
+    def inner(self, other: Any) -> Self:
+        """Return the sums of products over the last axes of both; a number multiplies."""
+        right = self._tensor("inner", other)
+        if not self.ndim or not right.ndim:
+            return self * right
+        return self.tensordot(right, [[-1], [-1]])
 
     def trace(self) -> Self:
         """Return the sum of the diagonal of a matrix."""
@@ -180,6 +244,8 @@ class Products(Groups):
         at = dict(zip(two, one, strict=True))
         order = [at[place] if place in at else next(rest) for place in range(self.ndim)]
         return self.permute(*order) if self.ndim else self._same()
+
+    moveaxis = movedim
 
     def rot90(self, times: int = 1, axes: Sequence[int] = (0, 1)) -> Self:
         """Rotate by 90 degrees, `times` times, from the first towards the second of two axes."""

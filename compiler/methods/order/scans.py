@@ -7,6 +7,7 @@ from typing import Any, Literal, Self, overload
 
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import bool_, float32, int64
+from ugpu.compiler.methods.core import number_of
 from ugpu.compiler.methods.order.running import Running
 from ugpu.compiler.methods.reductions import Axis
 from ugpu.hcq.errors import BadArgument
@@ -130,10 +131,11 @@ class Scans(Running):
 
     def scaled_dot_product_attention(
         self, key: Self, value: Self, mask: Any = None, is_causal: bool = False,
-        enable_gqa: bool = False,
+        enable_gqa: bool = False, *, dropout_p: float = 0.0, scale: float | None = None,
     ) -> Self:  # fmt: skip
-        """Return softmax(self @ key^T / sqrt(depth) + mask) @ value; a bool mask selects the
-        visible columns.
+        """Return softmax(self @ key^T * scale + mask) @ value; a bool mask selects the visible
+        columns. scale: by default 1 / sqrt(depth). dropout_p: of the weights, always, as in
+        PyTorch.
 
         is_causal: columns up to i are visible to row i. A row without visible columns gives zeros.
         enable_gqa: keys and values have fewer heads (the third axis from the end); each serves
@@ -150,7 +152,10 @@ class Scans(Running):
         query, key, value = self.cast(kind), key.cast(kind), value.cast(kind)
         if not key.shape[-2]:
             return query.matmul(key.transpose(-2, -1)).matmul(value)  # sums over no elements
-        scores = query.matmul(key.transpose(-2, -1)) * (1 / math.sqrt(max(1, self.shape[-1])))
+        factor = 1 / math.sqrt(max(1, self.shape[-1]))
+        usual = (scale is None or scale == factor) and not dropout_p
+        factor = factor if scale is None else number_of(name, "scale", scale)
+        scores = query.matmul(key.transpose(-2, -1)) * factor
         seen: Any = None
         if is_causal:
             if mask is not None:
@@ -164,13 +169,20 @@ class Scans(Running):
         elif mask is not None:
             seen = self._tensor(name, mask)
             scores = seen.where(scores, float("-inf"))
-        result: Self = scores.softmax(-1).matmul(value)
+        weights = scores.softmax(-1)
+        result: Self = (weights._dropped(dropout_p) if dropout_p else weights).matmul(value)
         if seen is not None and seen.ndim:
             result = seen.any(-1, keepdims=True).where(result, 0)
+        if not usual:  # the gradients follow from the operations
+            return result
         sources = [query, key, value]
         if additive and isinstance(mask, Scans):
             return result._ruled("attention", [*sources, mask], (False, None))
         return result if additive else result._ruled("attention", sources, (is_causal, seen))
+
+    def _dropped(self, probability: float) -> Self:
+        """Zero elements with a probability and scale the others, see `dropout`."""
+        raise NotImplementedError
 
     def _shared_heads(self, given: Self) -> Self:
         """Repeat the heads of keys or values for groups of these queries' heads."""

@@ -96,9 +96,17 @@ class Scattering(Operations):
         """Return a copy with source[i] at index[i] along an axis; the index has one axis."""
         return self._along("index_copy", axis, index, source, "set")
 
-    def index_fill(self, axis: int, index: TensorCore, value: Scalar) -> Self:
-        """Return a copy with a number at the indices along an axis; the index has one axis."""
-        return self._along("index_fill", axis, index, value, "set")
+    def index_fill(self, axis: int, index: TensorCore, value: Any) -> Self:
+        """Return a copy with a number, or a tensor of one, at the indices along an axis; the index
+        has one axis."""
+        given = self._lift("index_fill", value)
+        if not isinstance(given, TensorCore):
+            return self._along("index_fill", axis, index, given, "set")
+        if given.ndim:
+            raise BadArgument(f"index_fill: expected one number, got shape {given._shown}")
+        false = self._new(self._constant("index_fill", False, bool_, self.shape))
+        met = false._along("index_fill", axis, index, True, "set")
+        return met.where(self._new(given.node), self).cast(self.dtype)
 
     def masked_fill(self, mask: TensorCore, value: Any) -> Self:
         """Return `value` where the mask is true, otherwise self; both are broadcast to this
@@ -143,6 +151,8 @@ class Scattering(Operations):
             line = self._tensor(operation, index).reshape((self._tensor(operation, index).numel(),))
             return self.reshape(1)._along(operation, 0, line, given, mode).reshape(())
         place = self._axis(operation, axis)
+        if isinstance(lifted, TensorCore) and not lifted.ndim:  # one index, as in PyTorch
+            lifted = self._new(lifted.node).reshape(1)
         if not isinstance(lifted, TensorCore) or not lifted.dtype.is_integer or lifted.ndim != 1:
             raise BadArgument(f"{operation}: the index must be a tensor of integers with one axis")
         count = lifted.shape[0]

@@ -107,8 +107,10 @@ class Indexing(Movement):
             raise TypeError("a tensor without axes cannot be iterated")
         return (self[place] for place in range(self.shape[0]))
 
-    def take(self, indices: Any, axis: int) -> Self:
-        """Return the elements at `indices` along one axis."""
+    def take(self, indices: Any, axis: int | None = None) -> Self:
+        """Return the elements at `indices` along one axis; None: of the flattened tensor."""
+        if axis is None:
+            return self.reshape(self.numel())[indices]
         place = self._axis("take", axis)
         return self[(*[slice(None)] * place, indices)]
 

@@ -9,7 +9,14 @@ import numpy as np
 
 from ugpu.compiler.dtype import int64
 from ugpu.compiler.graph import operations as graph
-from ugpu.compiler.methods.core import Scalar, TensorCore, integer_of, integers_of, shape_of
+from ugpu.compiler.methods.core import (
+    Scalar,
+    TensorCore,
+    broadcast_shape,
+    integer_of,
+    integers_of,
+    shape_of,
+)
 from ugpu.compiler.methods.operations import Operations
 from ugpu.hcq.errors import BadArgument
 
@@ -128,10 +135,12 @@ class Layout(Operations):
                 result = self._new(graph.cat([part.node for part in parts], place))
         return result
 
-    def repeat_interleave(self, count: Any, axis: int | None = None) -> Self:
+    def repeat_interleave(
+        self, count: Any, axis: int | None = None, *, output_size: int | None = None
+    ) -> Self:
         """Repeat each element `count` times consecutively, along an axis (None: of the flattened
         tensor). count: an int, or a tensor of ints of one axis, one for each part along the axis;
-        then waits for the device."""
+        then waits for the device. output_size: PyTorch's, of no effect."""
         if axis is None:
             return self.flatten().repeat_interleave(count, 0)
         if isinstance(count, TensorCore):
@@ -184,7 +193,7 @@ class Layout(Operations):
         return self.unsqueeze(-1)._compare("eq", across).cast(int64)
 
     def masked_select(self, mask: TensorCore) -> Self:
-        """Return the elements selected by a mask, in order.
+        """Return the elements selected by a mask, in order; both are broadcast.
 
         Their number depends on data: the mask is computed immediately (an error in a recorded
         function).
@@ -192,9 +201,9 @@ class Layout(Operations):
         lifted = self._lift("masked_select", mask)
         if not isinstance(lifted, TensorCore):
             raise BadArgument(f"masked_select: mask must be a Tensor, got {mask!r}")
-        spread = self._new(lifted.node).broadcast_to(self.shape)
-        picked = self._picked(spread)
-        return self[picked]
+        shape = broadcast_shape("masked_select", self.node, lifted.node)
+        picked = self._picked(self._new(lifted.node).broadcast_to(shape))
+        return (self if shape == self.shape else self.broadcast_to(shape))[picked]
 
     def _whole(self, operation: str, tensor: Self) -> int:
         """Return the only element, computed now."""

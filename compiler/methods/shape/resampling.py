@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from math import prod
 from typing import Any, Self
 
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import bool_, float32, int32, uint8
 from ugpu.compiler.graph import operations as graph
-from ugpu.compiler.methods.convolution import Pair, biased, pair
-from ugpu.compiler.methods.operations import Operations
+from ugpu.compiler.methods.convolution import Convolutions, Pair, biased, pair
 from ugpu.hcq.errors import BadArgument
 
 LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}  # by number of axes
 ANY = ("nearest", "nearest-exact", "area")  # modes for any number of axes
+FILLED = 1.25  # by how much a window may grow to a whole number of strides
 FINEST = 1 << 16  # a scale is a fraction whose parts are at most about this large
 
 
@@ -30,7 +31,7 @@ def cubic_weights(part: Any) -> list[Any]:
     return [outer[0], *inner, outer[1]]
 
 
-class Resampling(Operations):
+class Resampling(Convolutions):
     """Resizing of tensors [batch, channels, ...]."""
 
     __slots__ = ()
@@ -43,10 +44,17 @@ class Resampling(Operations):
         height, width], with windows `stride` apart, and sum where they overlap; then add `bias`.
 
         `padding` elements are removed at each side, `output_padding` added at the ends. Types as in
-        matmul. Computed as one matrix product of all windows, and a sum that puts them in place.
+        matmul. Computed as a convolution whose channels are the places between two windows, or,
+        where such windows would mostly be zeros, as one matrix product of all windows, and a sum
+        that puts them in place.
         """
         kernel = self._tensor("conv_transpose2d", weight)
         shapes = f"shapes {self._shown} and {kernel._shown}"
+        if self.ndim == 3 and kernel.ndim == 4:
+            return self.unsqueeze(0).conv_transpose2d(
+                kernel, bias, stride=stride, padding=padding, output_padding=output_padding,
+                groups=groups, dilation=dilation,
+            ).squeeze(0)  # fmt: skip
         if self.ndim != 4 or kernel.ndim != 4:
             raise BadArgument(f"conv_transpose2d: expected 4 axes, got {shapes}")
         batch, channels, *size = self.shape
@@ -69,6 +77,16 @@ class Resampling(Operations):
             raise BadArgument(f"conv_transpose2d: {shapes} give {out[0]} x {out[1]} elements")
         dtype = dtypes.promote(self.dtype, kernel.dtype)
         inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
+        taps = [-(-window[i] // steps[i]) for i in range(2)]
+        filled = [taps[i] * steps[i] for i in range(2)]
+        if gaps == (1, 1) and prod(filled) <= FILLED * prod(window):
+            joined = self.cast(inner)._by_phases(kernel.cast(inner), steps, taps, groups)
+            ends = [max(0, cut[i] + out[i] - joined.shape[2 + i]) for i in range(2)]
+            joined = joined.pad([(0, 0), (0, 0), (0, ends[0]), (0, ends[1])])
+            places = (slice(start, start + count) for start, count in zip(cut, out, strict=True))
+            result = joined[(slice(None), slice(None), *places)].cast(dtype)
+            result = result._ruled("conv_transpose2d", [self, kernel], (steps, cut, gaps, groups))
+            return biased("conv_transpose2d", result, bias)
         per_group = channels // groups
         left = kernel.cast(inner).reshape((groups, per_group, each * window[0] * window[1]))
         right = self.cast(inner).reshape((batch, groups, per_group, size[0] * size[1]))
@@ -78,6 +96,26 @@ class Resampling(Operations):
         result = placed.reshape((batch, groups * each, *out)).cast(dtype)
         result = result._ruled("conv_transpose2d", [self, kernel], (steps, cut, gaps, groups))
         return biased("conv_transpose2d", result, bias)
+
+    def _by_phases(
+        self, kernel: Self, steps: Sequence[int], taps: Sequence[int], groups: int
+    ) -> Self:
+        """Return a transposed convolution, uncut: place q * step + p along an axis is the sum of
+        element q - t times tap t * step + p of the window, so p counts channels of a convolution
+        whose windows have `taps` elements."""
+        batch, channels, *_ = self.shape
+        each, *window = kernel.shape[1:]
+        (tall, wide), (down, across) = taps, steps
+        ends = [(0, taps[i] * steps[i] - window[i]) for i in range(2)]
+        parts = kernel.pad([(0, 0), (0, 0), *ends])
+        parts = parts.reshape((groups, channels // groups, each, tall, down, wide, across))
+        parts = parts.flip((3, 5)).permute((0, 4, 6, 2, 1, 3, 5))
+        parts = parts.reshape((groups * down * across * each, channels // groups, tall, wide))
+        found = self.conv2d(parts, padding=(tall - 1, wide - 1), groups=groups, winograd=False)
+        rows, columns = found.shape[2:]
+        found = found.contiguous().reshape((batch, groups, down, across, each, rows, columns))
+        found = found.permute((0, 1, 4, 5, 2, 6, 3))
+        return found.reshape((batch, groups * each, rows * down, columns * across))
 
     def _placed(
         self, out: Sequence[int], steps: Sequence[int], cut: Sequence[int], gaps: Sequence[int]

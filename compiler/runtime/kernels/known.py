@@ -25,7 +25,7 @@ from ugpu.compiler.schedule.group import Group
 from ugpu.hcq.disk.cache import DiskCache
 from ugpu.hcq.state.target import TargetSpec
 
-FOLDER = Path(__file__).parents[1]
+FOLDER = Path(__file__).parents[2]
 log = logging.getLogger(__name__)
 
 

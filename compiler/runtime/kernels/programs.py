@@ -23,6 +23,7 @@ from ugpu.compiler.expression.value import interning
 from ugpu.compiler.kernel import ir
 from ugpu.compiler.kernel.choices import Packing, shown
 from ugpu.compiler.kernel.lower import lower, spaces
+from ugpu.compiler.pattern.work import flops, moved
 from ugpu.compiler.plan.packing import computation_of
 from ugpu.compiler.runtime.kernels.faulted import Places
 from ugpu.compiler.runtime.kernels.known import Known, Record
@@ -37,7 +38,7 @@ from ugpu.hcq.disk.cache import DiskCache
 from ugpu.hcq.errors import CompileError
 from ugpu.hcq.state import trace
 from ugpu.hcq.state.target import TargetSpec
-from ugpu.hcq.work.program import Kernel, Program
+from ugpu.hcq.work.program import Kernel, Program, Work
 
 log = logging.getLogger(__name__)
 
@@ -243,6 +244,8 @@ class Programs:
         start = time.perf_counter()
         program = self.device.load(image)
         program.source = functools.partial(self.places.source, record.object)
+        if self.device.driver.counts_work:
+            program.work = {record.name: _work(waiting.groups[0])}
         loaded = Loaded(
             program, program[record.name], record.grid, record.block, record.dynamic_local
         )
@@ -261,6 +264,12 @@ class Programs:
         for listener in tuple(listeners):
             listener(told)
         return loaded
+
+
+def _work(group: Group) -> Work:
+    with interning:
+        computation = computation_of(group)
+        return Work(moved(computation), flops(computation))
 
 
 def _identity(target: TargetSpec) -> tuple[str, ...]:

@@ -27,3 +27,9 @@ class Suspends:
     def happened(self) -> bool:
         """Return whether the host was suspended and has resumed."""
         return self._before is not None and self._read() != self._before
+
+    def forget(self) -> bool:
+        """Count from now on; return what `happened` was."""
+        happened = self.happened
+        self._before = self._read()
+        return happened

@@ -80,7 +80,7 @@ class SysfsTransport(TransportLife):
         _check_free(self.function)
         check_bars(self.function, least_bars or {})
         preflight.before(self.function, narrow_link=narrow_link)
-        self._suspends = suspend.Suspends(self.system)
+        self.suspends = suspend.Suspends(self.system)
         self._windows: dict[int, MappedWindow] = {}
         self._memory: set[PhysicalMemory] = set()
         descriptor = self._open_file("config")
@@ -119,7 +119,7 @@ class SysfsTransport(TransportLife):
         """Return whether the function responds in configuration space and has kept its power since
         it was opened."""
         with self.lock:
-            if self._suspends.happened:
+            if self.suspends.happened:
                 self.absence = suspend.REASON
                 return False
             return not self.closed and pci_config.answers(self._config.read)

@@ -97,7 +97,7 @@ class VfioTransport(TransportLife):
         preflight.before(self.function, narrow_link=narrow_link)
         self._on_removal = on_removal
         self._reach_bits = reach_bits
-        self._suspends = suspend.Suspends(self.system)
+        self.suspends = suspend.Suspends(self.system)
         self.removal_requested = False
         self.error_reported = False
         self._windows: dict[int, MappedWindow | FileWindow] = {}
@@ -155,7 +155,7 @@ class VfioTransport(TransportLife):
         with self.lock:
             if self.closed or self.removal_requested:
                 return False
-            if self._suspends.happened:
+            if self.suspends.happened:
                 self.absence = suspend.REASON
                 return False
             return pci_config.answers(self._config.read)

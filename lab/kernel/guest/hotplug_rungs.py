@@ -10,6 +10,7 @@ import pytest
 
 from lab.kernel.guest import navi31, slots
 from lab.kernel.guest.host import Host
+from lab.kernel.guest.vfio_card import suspended
 from ugpu.hcq.errors import DeviceBusy, DeviceLost, NotSupported
 from ugpu.hcq.state.ladder import Rung, climb
 from ugpu.hcq.transport.pci.binding import Binding
@@ -69,20 +70,9 @@ def test_a_power_cycle_or_why_not(card: PciFunction, record_property: Note) -> N
 
 
 def test_a_host_that_is_suspended_meanwhile(card: PciFunction, record_property: Note) -> None:
-    """The kernel's own test of suspending, for a second and up to where it would put devices to
-    sleep: this guest's root file system does not survive that. The kernel counts it; the card
-    answers all the while."""
-    power = Path("/sys/power")
-    if not (power / "pm_test").exists():
-        pytest.skip("this kernel has no test of suspending")
-    Path("/sys/module/suspend/parameters/pm_test_delay").write_text("1")
-    (power / "pm_test").write_text("freezer")
     with navi31.open_card(f"pci:{card.address}") as device:
-        navi31.check_copies(device)
-        try:
-            (power / "state").write_text("freeze")
-        finally:
-            (power / "pm_test").write_text("none")
+        with suspended():
+            navi31.check_copies(device)
         with pytest.raises(DeviceLost) as caught:
             navi31.check_copies(device)
             device.synchronize()

@@ -196,7 +196,8 @@ def _finished(instruction: Instruction, state: WaveState, values: Lanes) -> Lane
     keeps = state.mode.denormals(dst.type) & 2
     if instruction.omod and not keeps and not state.mode.ieee:  # else it is ignored
         factor = (1, 2, 4, 0.5)[instruction.omod]
-        values = fp.multiply(values, np.full(LANES, factor, values.dtype))
+        values = flush(fp.multiply(values, np.full(LANES, factor, values.dtype)))
+        values = np.where(values == 0, np.zeros_like(values), values)  # -0 becomes +0 too
     if instruction.clamp:
         values = fp.clamped(values, state.mode.dx10_clamp)
     moves = ("v_cndmask", "v_mov", "v_writelane")

@@ -29,6 +29,7 @@ from ugpu.hcq.errors import (
 from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.paging.allocator import RangeAllocator
 from ugpu.hcq.transport.base import Placing, ResetKind, Transport
+from ugpu.hcq.transport.life import end_absence
 from ugpu.hcq.transport.pci.config import SavedConfig
 from ugpu.nv import chips
 from ugpu.nv.gsp.boot import boot as steps
@@ -106,6 +107,7 @@ class GspCard(BareCard[H]):
         self.on_channel_end: list[Callable[[bytes], None]] = []
         self.found = ""
         self.closed = False
+        self._slept = False  # the host was suspended, and the card was not yet booted again
 
     def _keep(self, error: UgpuError, gather: Callable[[UgpuError], Evidence]) -> None:
         """Write a bundle of a start that failed."""
@@ -149,8 +151,14 @@ class GspCard(BareCard[H]):
         return self.firmware.calls
 
     def lost(self) -> bool:
-        """Return whether the card no longer answers."""
-        return self.chip.lost()
+        """Return whether the card no longer answers, or has lost its state in a suspend."""
+        return self._slept or self.chip.lost()
+
+    def resume(self) -> None:
+        """Take up a card whose host was suspended; a reset is to boot it."""
+        if end_absence(self.transport):
+            self._slept = True
+            self.calls.end(FirmwareError("the host was suspended, and the GSP lost its power"))
 
     # ---- start -------------------------------------------------------------------------------
 
@@ -313,10 +321,13 @@ class GspCard(BareCard[H]):
         self.own_memory()  # whatever the start did to VRAM
 
     def after_power_loss(self) -> None:
-        """See BareCard."""
+        """See BareCard. A suspend may leave the card its power: its GSP is reset then."""
         restore_function(self.chip)
+        self._slept = False
         with self.stages.stage("gfw-boot"):
             self.after_reset()
+            if self._occupied():
+                self._reset_slot()
 
     def own_memory(self) -> None:
         """See BareCard. At the first start no holder has an address space: usable memory is

@@ -14,8 +14,7 @@ from dataclasses import asdict
 from functools import partial
 
 from ugpu.hcq.bare import remedies
-from ugpu.hcq.bare.stages import State, shown_with, tried
-from ugpu.hcq.errors import NotRecorded
+from ugpu.hcq.bare.stages import State, shown_with, states_of
 from ugpu.hcq.registers.fields import RegisterBlock
 from ugpu.nv.chips.boot import BootWay
 from ugpu.nv.gsp.chip.chip import GspChip, is_locked
@@ -30,28 +29,12 @@ _SUSPENDED = 0x8000_0000
 def states(chip: GspChip) -> list[State]:
     """Return each unit's state, in the order of a boot; the first that is not ok is where to look.
     A chip that does not answer at all has one state."""
-    if _lost(chip):
-        config = chip.transport.present()
-        meaning = (
-            "registers read as ones but configuration space answers: the link sleeps or memory "
-            "decoding is off"
-            if config
-            else "the card has left the bus"
-        )
-        return [State("link", "no answer", False, meaning, remedies.LINK, {})]
-    return [state for unit, look in _looks(chip) for state in tried(unit, look)]
+    return states_of(chip, partial(_looks, chip))
 
 
 def as_json(chip: GspChip) -> list[dict[str, object]]:
     """Return `states` as dictionaries, for a bundle."""
     return [asdict(state) for state in states(chip)]
-
-
-def _lost(chip: GspChip) -> bool:
-    try:
-        return chip.lost()
-    except NotRecorded:
-        return False
 
 
 def _looks(chip: GspChip) -> Iterator[tuple[str, Callable[[], Iterator[State]]]]:

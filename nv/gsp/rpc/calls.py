@@ -138,6 +138,11 @@ class Calls:
         """Return whether no call has remained without an answer."""
         return self._failure is None
 
+    def end(self, reason: FirmwareError) -> None:
+        """Send nothing any more: the firmware no longer runs, or is to be reset."""
+        with self._lock:
+            self._failure = self._failure or reason
+
     def next_client(self) -> int:
         """Return a number for a client that this run of the firmware has not had, from 1 on."""
         with self._lock:

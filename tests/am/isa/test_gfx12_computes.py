@@ -247,3 +247,42 @@ attributes #0 = {{ "amdgpu-flat-work-group-size"="32,32" }}
         values = low.astype(np.uint16).view(np.float16) if one == 0x3C00 else (
             (low << 16).view(np.float32))  # fmt: skip
         assert list(values) == list(range(32)) and list(halves >> 16) == list(low)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("extend", ["zext", "sext"])
+def test_parts_of_scalars_from_buffers(machine: Machine, bits: int, extend: str) -> None:
+    """s_buffer_load_u8 and the like, at each byte of a dword, and beyond the records, which reads
+    zero."""
+    size, records = bits // 8, 10
+    offsets = [*range(0, records + 4, size)]
+    loads = "".join(
+        f"""
+  %v{k} = call i{bits} @llvm.amdgcn.s.buffer.load.i{bits}(<4 x i32> %rs, i32 {at}, i32 0)
+  %w{k} = {extend} i{bits} %v{k} to i32
+  %p{k} = getelementptr i32, ptr addrspace(1) %out, i32 {k}
+  store i32 %w{k}, ptr addrspace(1) %p{k}"""
+        for k, at in enumerate(offsets)
+    )
+    ir = f"""
+declare i{bits} @llvm.amdgcn.s.buffer.load.i{bits}(<4 x i32>, i32, i32)
+define amdgpu_kernel void @k(ptr addrspace(1) %out, ptr addrspace(1) %in) #0 {{
+  %a = ptrtoint ptr addrspace(1) %in to i64
+  %pair = bitcast i64 %a to <2 x i32>
+  %r = shufflevector <2 x i32> %pair, <2 x i32> <i32 {records}, i32 0>,
+    <4 x i32> <i32 0, i32 1, i32 2, i32 3>
+  %rs = add <4 x i32> %r, zeroinitializer{loads}
+  ret void
+}}
+attributes #0 = {{ "amdgpu-flat-work-group-size"="32,32" }}
+"""
+    compiled = compile_ir(ir, cpu="gfx1201")
+    name = f"s_buffer_load_{'u' if extend == 'zext' else 'i'}{bits}"
+    assert any(line.text.startswith(name) for line in compiled.listing)
+    data = np.random.default_rng(bits).integers(128, 256, 16, np.uint8)
+    outcome, views = machine.run(compiled.image, [np.zeros(32, np.uint32), data], 1, 32)
+    assert outcome.ending is Ending.DONE, outcome
+    kind = np.dtype(f"{'u' if extend == 'zext' else 'i'}{size}")
+    parts = [data[at : at + size].view(kind)[0] if at + size <= records else 0 for at in offsets]
+    wanted = np.array([int(part) & 0xFFFFFFFF for part in parts], np.uint32)
+    assert np.array_equal(views[0][: len(offsets)], wanted)

@@ -126,3 +126,62 @@ def test_denormals_of_doubles_have_a_mode_of_their_own(
         ir = kernel(body.format(kind), kind, attributes)
         found = run(machine, ir, (f"v_add_{suffix(kind)}",), np.zeros(32, dtype), tiny, tiny)
         assert np.array_equal(found, 2 * tiny if keeps else np.zeros(32, dtype))
+
+
+SET_OVERFLOW = 1 | 23 << 6  # hwreg(HW_REG_MODE, 23, 1), as Triton has it
+
+
+@pytest.mark.parametrize(("kind", "largest", "over"), [("fp8", 0x7E, 0x7F), ("bf8", 0x7B, 0x7C)])
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_too_large_numbers_of_eight_bits(
+    machine: Machine, kind: str, largest: int, over: int, mode: int
+) -> None:
+    """mode: FP16_OVFL as it was, set where the wave begins, or set and cleared in other blocks."""
+    sets = f"  call void @llvm.amdgcn.s.setreg(i32 {SET_OVERFLOW}, i32 1)\n" if mode else ""
+    if mode == 2:
+        sets += f"""  %c = icmp sgt i32 %i, -1
+  br i1 %c, label %more, label %rest
+more:
+  call void @llvm.amdgcn.s.setreg(i32 {SET_OVERFLOW}, i32 0)
+  br label %rest
+rest:
+"""
+    body = f"""{sets}
+  %p = call i32 @llvm.amdgcn.cvt.pk.{kind}.f32(float %a, float %b, i32 0, i1 false)
+  %r = bitcast i32 %p to float"""
+    ir = (
+        kernel(body, "float")
+        + f"""
+declare void @llvm.amdgcn.s.setreg(i32, i32)
+declare i32 @llvm.amdgcn.cvt.pk.{kind}.f32(float, float, i32, i1)
+"""
+    )
+    given = np.resize([1e9, -1e9, np.inf, -np.inf, np.nan, 1.0, 3e5], 32).astype(np.float32)
+    found = run(machine, ir, (f"v_cvt_pk_{kind}_f32",), np.zeros(32, np.uint32), given, given)
+    limit = largest if mode == 1 else over
+    one = 0x38 if kind == "fp8" else 0x3C
+    codes = [limit, limit | 0x80, over, over | 0x80, 0x7F, one, limit]
+    assert [int(word) & 0xFF for word in found[:7]] == codes
+    assert [int(word) >> 8 & 0xFF for word in found[:7]] == codes
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+def test_too_large_halves(machine: Machine, mode: int) -> None:
+    """Of an addition, a conversion and a packed product; infinite sources stay infinite."""
+    sets = f"  call void @llvm.amdgcn.s.setreg(i32 {SET_OVERFLOW}, i32 1)\n" if mode else ""
+    body = f"""{sets}
+  %h = fptrunc float %a to half
+  %g = fptrunc float %b to half
+  %s = fadd half %h, %g
+  %v0 = insertelement <2 x half> poison, half %g, i32 0
+  %v = insertelement <2 x half> %v0, half %s, i32 1
+  %w = fmul <2 x half> %v, %v
+  %r = bitcast <2 x half> %w to float"""
+    ir = kernel(body, "float") + "declare void @llvm.amdgcn.s.setreg(i32, i32)\n"
+    a = np.resize([60000, 1e6, np.inf, 1, -60000], 32).astype(np.float32)
+    b = np.resize([60000, 2, 1, 300, -60000], 32).astype(np.float32)
+    names = ("v_cvt_f16_f32", "v_add_f16", "v_pk_mul_f16")
+    found = run(machine, ir, names, np.zeros(32, np.uint32), a, b)
+    large = 0x7BFF if mode else 0x7C00
+    assert [int(word) & 0xFFFF for word in found[:5]] == [large, 0x4400, 0x3C00, large, large]
+    assert [int(word) >> 16 for word in found[:5]] == [large, large, 0x7C00, large, large]

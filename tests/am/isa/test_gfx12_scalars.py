@@ -14,7 +14,7 @@ from ugpu.virtual.amd.isa.targets.target import target
 from ugpu.virtual.amd.shader import Dispatch, Ending
 from ugpu.virtual.shader.memory import Abort
 
-CODE, OUT = 0x7E00_0000_0000, 0x7E20_0000_0000
+CODE, OUT, SCRATCH = (0x7E00_0000_0000 + 0x20_0000_0000 * k for k in range(3))
 NAN, SIGNALLING = 0x7FC0_0001, 0x7F80_0001
 V0, S8 = 256, 8
 
@@ -45,17 +45,19 @@ def _vector(name: str, first: int = 0, op_sel: int = 0) -> list[int]:
     return [word, V0 + first | (V0 + 2) << 9]
 
 
-def _run(core: GfxCore, words: list[int]) -> list[int]:
-    """Run code in 32 lanes, v0 the lane; return v1 of each."""
+def _run(core: GfxCore, words: list[int], rsrc1: int = 0) -> list[int]:
+    """Run code in 32 lanes, v0 the lane; return v1 of each. rsrc1: further bits."""
     store = [0xEE068000, 1 << 23, 3]  # global_store_b32 v3, v1, s[0:1]
     shift = 0x30000000 | 3 << 17 | 0 << 9 | 130  # v_lshlrev_b32 v3, 2, v0
     code = struct.pack(f"<{len(words) + 5}I", *words, shift, *store, 0xBFB00000)
     memory = ArrayMemory()
     memory.map(CODE, np.frombuffer(code.ljust(4096, b"\0"), np.uint8), False, executable=True)
     out = memory.map(OUT, np.zeros(32, np.uint32))
+    memory.map(SCRATCH, np.zeros(1024, np.uint32))
     dispatch = Dispatch(
-        code_address=CODE, groups=(1, 1, 1), threads=(32, 1, 1), rsrc1=3 | 0xF0 << 12,
-        rsrc2=2 << 1, rsrc3=0, user_data=[OUT & 0xFFFFFFFF, OUT >> 32, *[0] * 14], wave32=True,
+        code_address=CODE, groups=(1, 1, 1), threads=(32, 1, 1), rsrc1=3 | 0xF0 << 12 | rsrc1,
+        rsrc2=2 << 1 | 1, rsrc3=0, user_data=[OUT & 0xFFFFFFFF, OUT >> 32, *[0] * 14], wave32=True,
+        scratch_base=SCRATCH, scratch_wave_size=4096, scratch_waves=1,
     )  # fmt: skip
     outcome = core.run(dispatch, memory, Abort())
     assert outcome.ending is Ending.DONE, outcome
@@ -103,3 +105,65 @@ def test_lanes_permuted_by_a_register(core: GfxCore, name: str, turn: int) -> No
     reverse = 0x7E000000 | 2 << 17 | _number("VOP1", "v_not_b32") << 9 | V0  # v2 = ~v0
     found = _run(core, [reverse, *_vector(name)])
     assert found == [(lane & 16 | ~lane & 15) ^ turn for lane in range(32)]
+
+
+@pytest.mark.parametrize(
+    ("omod", "first", "result"),
+    [
+        (1, 0x3FC00000, 0x40400000),  # 1.5
+        (2, 0xC0400000, 0xC1400000),  # -3
+        (3, 0x3FC00000, 0x3F400000),
+        (1, 1 << 31, 0),  # -0
+        (3, 0x80800000, 0),  # minus the least normal number
+        (2, 0x7F000000, 0x7F800000),
+    ],
+)
+def test_output_modifiers_work_where_denormals_are_kept(
+    core: GfxCore, omod: int, first: int, result: int
+) -> None:
+    """RDNA4 ISA document, 7.2.3.1: in any mode, with denormals flushed, and -0 as +0."""
+    add = _vector("v_add_f32", first=2)
+    add[1] = V0 + 2 | 128 << 9 | omod << 27  # v1 = v2 + 0
+    if first == 1 << 31:
+        add[1] = V0 + 2 | (V0 + 2) << 9 | omod << 27  # -0 + -0 is -0
+    assert _run(core, [0x7E000000 | 2 << 17 | 1 << 9 | 255, first, *add])[0] == result
+
+
+@pytest.mark.parametrize(("overflow", "half", "byte"), [(0, 0x7C00, 0x7F), (1, 0x7BFF, 0x7E)])
+@pytest.mark.parametrize("omod", [0, 1, 3])
+def test_the_descriptor_limits_too_large_numbers(
+    core: GfxCore, overflow: int, half: int, byte: int, omod: int
+) -> None:
+    """FP16_OVFL, bit 26 of RSRC1: 60000 + 60000 as halves, scaled behind that; 1e9 as e4m3."""
+    move = 0x7E000000 | _number("VOP1", "v_mov_b32") << 9
+    halves = [move | 2 << 17 | 255, 0x7B53, *_vector("v_add_f16", first=2)]
+    halves[-1] |= omod << 27
+    limit = half if omod < 3 or not overflow else 0x77FF  # half of the largest
+    found = _run(core, [move | 1 << 17 | 128, *halves], overflow << 26)
+    assert found == [limit] * 32
+    bytes_ = [move | 2 << 17 | 255, 0x4E6E6B28, *_vector("v_cvt_pk_fp8_f32", first=2)]
+    found = _run(core, [move | 1 << 17 | 128, *bytes_], overflow << 26)
+    assert found == [byte * 0x101] * 32
+
+
+@pytest.mark.parametrize("first", [4, 28])
+@pytest.mark.parametrize("space", ["global", "scratch"])
+def test_blocks_of_registers_skip_holes(core: GfxCore, first: int, space: str) -> None:
+    """The pseudocode of GLOBAL_LOAD_BLOCK: register i moves if bit i of M0 is set. Of 32 registers
+    the wave has what is left behind `first`."""
+    move = 0x7E000000 | _number("VOP1", "v_mov_b32") << 9
+    fill = [word for k in range(4) for word in (move | first + k << 17 | 255, 0x100 + k)]
+    place = 0x30000000 | 3 << 17 | 0 << 9 | 128 + 7  # v_lshlrev_b32 v3, 7, v0
+    m0 = 0xBE800000 | 125 << 16 | 128  # s_mov_b32 m0, inline constant
+    store = [0xEE150000, first << 23, 3]  # global_store_block v[first...], v3, s[0:1]
+    load = [0xEE14C000, first, 3]
+    if space == "scratch":  # without an address
+        store, load = [0xED15007C, first << 23, 0], [0xED14C07C, first, 0]
+    again = [word for k in range(4) for word in (move | first + k << 17 | 255, 0x10 << 4 * k)]
+    add = _number("VOP2", "v_add_nc_u32") << 25 | 1 << 17 | 1 << 9
+    words = [
+        *fill, place, m0 | 0b1101, *store, 0xBFC20000, *again, m0 | 0b0110, *load, 0xBFC00000,
+        move | 1 << 17 | 128, *(add | V0 + first + k for k in range(4)),
+    ]  # fmt: skip
+    # Loaded: register 1, which was not stored and reads zero, and register 2.
+    assert _run(core, words) == [0x10 + 0 + 0x102 + 0x10000] * 32

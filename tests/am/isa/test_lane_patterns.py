@@ -105,10 +105,28 @@ def anywhere(size: int, space: int) -> Offsets:
     return chosen.astype(np.int64) * 16
 
 
+def shuffled_block(size: int, space: int) -> Offsets:
+    """Dwords of the same 128 bytes in no order: each lane's own, or two lanes' at one place."""
+    order = np.random.default_rng(size).permutation(LANES)
+    order[5] = order[20] if size == 1 else order[5]
+    return 256 + order.astype(np.int64) * min(size, 4)
+
+
+def about_a_block(size: int, space: int) -> Offsets:
+    """Four bytes apart in no order, over the end of 128 bytes, and not at multiples of four."""
+    return 300 + np.random.default_rng(size).permutation(LANES).astype(np.int64) * 4 + size % 4
+
+
+def odd_places(size: int, space: int) -> Offsets:
+    """Within 128 bytes, at odd places, some of them at the end of a dword."""
+    return 385 + np.random.default_rng(size).permutation(LANES).astype(np.int64) * 2
+
+
 PATTERNS = (
     consecutive, backwards, runs_of_four, runs_over_page_ends, rows_of_eight,
     rows_over_page_ends, halves_alike, fragment, turned_tile, turned_backwards, turned_overlapping,
-    runs_overlapping, at_one_place, anywhere,
+    runs_overlapping, at_one_place, anywhere, shuffled_block, about_a_block,
+    odd_places,
 )  # fmt: skip
 
 

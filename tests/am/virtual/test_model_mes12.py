@@ -125,7 +125,8 @@ def test_pipe_1_maps_the_ring_of_the_scheduler(chip: Chip) -> None:
         (added(2, 0), "does not exist"),  # a third pipe
         (added(0, 4), "does not exist"),
         (frame(20, 2, {}), "unknown opcode 20"),
-        (frame(8, 28, {}), "RESET of the scheduler is not modelled"),
+        (frame(8, 28, {1: 4}), "RESET with flags 0x4 is not modelled"),
+        (frame(6, 8, {2: MQD}), "no queue is of the gang"),
     ],
 )
 def test_a_frame_that_cannot_be_served_stops_the_ring(

@@ -316,6 +316,59 @@ def test_a_process_gets_a_vmid_and_a_slot_that_the_mask_allows(machine: Schedule
     assert machine.bench.gfx.mec.slots[0][2].active is None
 
 
+@pytest.mark.parametrize("every", [False, True])
+def test_a_queue_goes_on_where_it_was_suspended(machine: Scheduler, every: bool) -> None:
+    """Its doorbell may ring meanwhile: the scheduler reads the write pointer in memory."""
+    machine.start_scheduler()
+    mqd = compute_mqd(QUEUE_MQD, QUEUE_RING, QUEUE_DOORBELL)
+    machine.bench.store(QUEUE_MQD, struct.pack("<512I", *mqd))
+    machine.bench.store(WPTR, bytes(8))
+    gang, suspended = CONTEXT + 0x800, DATA + 0x310
+    added = add_queue(1, QUEUE_DOORBELL, QUEUE_MQD, legacy=False)
+    added[14:16] = [low(gang), high(gang)]
+    machine.call(added)
+    slots = machine.bench.gfx.mec.slots[0]
+    suspend, resume = frame(6, 7), frame(7, 4)
+    for words in (suspend, resume):
+        words[1:4] = [1, 0, 0] if every else [0, low(gang), high(gang)]
+    suspend[4:7] = [low(suspended), high(suspended), 0x51]
+    machine.call(suspend)
+    assert machine.bench.dword(suspended) == 0x51
+    assert slots[2].active is None
+    machine.call(suspend)  # nothing is left to suspend
+    machine.submit(QUEUE_DOORBELL, [header(0x10, 1), 0])
+    machine.bench.store(WPTR, struct.pack("<Q", machine.wptr[QUEUE_DOORBELL]))
+    assert slots[2].active is None
+    machine.call(resume)
+    queue = slots[2].active
+    assert queue is not None
+    assert (queue.vmid, queue.wptr) == (8, machine.wptr[QUEUE_DOORBELL])
+
+
+def test_the_scheduler_resets_a_queue_that_hangs(machine: Scheduler) -> None:
+    machine.start_scheduler()
+    mqd = compute_mqd(QUEUE_MQD, QUEUE_RING, QUEUE_DOORBELL)
+    machine.bench.store(QUEUE_MQD, struct.pack("<512I", *mqd))
+    reset = frame(8, 24)
+    reset[1], reset[4] = 1, QUEUE_DOORBELL
+    slots = machine.bench.gfx.mec.slots[0]
+    for legacy in (True, False):
+        machine.wptr[QUEUE_DOORBELL] = 0
+        machine.bench.store(WPTR, bytes(8))
+        machine.bench.store(QUEUE_MQD, struct.pack("<512I", *mqd))
+        machine.call(add_queue(1, QUEUE_DOORBELL, QUEUE_MQD, legacy=legacy))
+        slot = slots[0 if legacy else 2]
+        machine.submit(QUEUE_DOORBELL, [header(0xFE, 2), 0, 0])  # no such packet
+        assert machine.hang(slot)  # a process's ring is not mapped here, which hangs it too
+        machine.call(reset)
+        assert slot.active is None
+        machine.call([*frame(7, 4)[:1], 1, *frame(7, 4)[2:]])  # RESUME leaves it alone
+        assert slot.active is None
+        if not legacy:
+            machine.call(remove_queue(QUEUE_DOORBELL, legacy=False))
+    machine.call(frame(11, 2))
+
+
 def test_an_sdma_queue_of_a_process(machine: Scheduler) -> None:
     machine.start_scheduler()
     doorbell = 0xA00
@@ -339,7 +392,11 @@ def test_an_sdma_queue_of_a_process(machine: Scheduler) -> None:
     [
         ({0: 2 | 11 << 4 | 64 << 12}, "type 2"),
         ({0: 1 | 11 << 4 | 32 << 12}, "32 dwords"),
-        ({0: 1 | 6 << 4 | 64 << 12}, "SUSPEND of the scheduler is not modelled"),
+        ({0: 1 | 4 << 4 | 64 << 12}, "PERFORM_YIELD of the scheduler is not modelled"),
+        ({0: 1 | 6 << 4 | 64 << 12, 1: 2}, "flags 0x2 are reserved"),
+        ({0: 1 | 7 << 4 | 64 << 12, 2: 0x7000}, "no queue is of the gang 0x7000"),
+        ({0: 1 | 8 << 4 | 64 << 12, 1: 2}, "RESET with flags 0x2 is not modelled"),
+        ({0: 1 | 8 << 4 | 64 << 12, 1: 1, 4: 0x777}, "no queue uses doorbell 0x777"),
         ({0: 1 | 99 << 4 | 64 << 12}, "unknown opcode 99"),
         ({0: 1 | 3 << 4 | 64 << 12, 1: 0x777}, "no process has a queue with doorbell 0x777"),
         ({0: 1 | 14 << 4 | 64 << 12, 1: 9}, "MISC 9"),

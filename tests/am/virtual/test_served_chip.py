@@ -93,7 +93,7 @@ def test_who_has_the_card_is_named(device: Device, server: Server) -> None:
 
 def test_vram_is_mapped_only_where_it_can_be() -> None:
     chip = build_chip(ChipOptions(vram=256 << 20))
-    with pytest.raises(BadArgument, match="shared_vram"):
+    with pytest.raises(BadArgument, match="shared memory"):
         ServedChip(chip, map_vram=True)
     chip.close()
 

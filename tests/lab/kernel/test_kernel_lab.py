@@ -248,8 +248,8 @@ def test_a_lack_is_a_skip_of_every_tier_and_no_failure(
     assert runner.main(["--cache", str(tmp_path)]) == 0
     table = capsys.readouterr().out.splitlines()
     names = (
-        "amdgpu", "amdgpu_gfx12", "edu", "hotplug", "navi31", "nouveau", "nvidia_open", "own",
-        "usb", "usb_stock",
+        "amdgpu", "amdgpu_gfx12", "edu", "hotplug", "navi31", "nouveau", "nvidia_bare",
+        "nvidia_open", "own", "usb", "usb_stock",
     )  # fmt: skip
     lines = table[-len(names) :]
     assert [line.split()[:2] for line in lines] == [[name, "skipped"] for name in names]
@@ -262,8 +262,8 @@ def test_a_lack_is_a_skip_of_every_tier_and_no_failure(
     assert runner.main(["--cache", str(tmp_path), "--turn"]) == 0
     table = capsys.readouterr().out.splitlines()
     assert (
-        "not run: tiers amdgpu_gfx12, edu, navi31, nouveau, nvidia_open, own, usb, usb_stock "
-        "(`make test-kernel` runs all)" in table
+        "not run: tiers amdgpu_gfx12, edu, navi31, nouveau, nvidia_bare, nvidia_open, own, usb, "
+        "usb_stock (`make test-kernel` runs all)" in table
     )
     assert [line.split()[:2] for line in table[-2:]] == [
         ["hotplug", "skipped"],

@@ -11,16 +11,23 @@ from hypothesis import strategies as st
 from tests.nv.gsp.test_gsp_work import opened, powered
 from tests.support.gsp_killed import killing
 from tests.support.kernels import contract_object
-from tests.support.nv_machine import LIMIT_S, tenant, work
+from tests.support.nv_machine import LIMIT_S, hanging, tenant, work
 from ugpu import hcq
-from ugpu.hcq.errors import FirmwareError, FirmwareInvalid, NotSupported, UgpuError
+from ugpu.hcq.errors import (
+    DeviceLost,
+    FirmwareError,
+    FirmwareInvalid,
+    NotSupported,
+    UgpuError,
+)
 from ugpu.hcq.state.ladder import Level
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.transport.base import Interrupts
+from ugpu.hcq.transport.pci import suspend
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.program import Program
 from ugpu.nv.device import driver as driver_module
-from ugpu.nv.device.bare import BareDriver
+from ugpu.nv.device.bare import BareDevice, BareDriver
 from ugpu.nv.device.device import NvDevice
 from ugpu.nv.gsp.rpc import note
 from ugpu.virtual.nvidia.gsp.card import Card
@@ -173,6 +180,50 @@ def test_a_card_that_lost_its_power_is_booted_again(chip: str) -> None:
         recovery = device.reset()
         assert recovery.attempts[-1].worked
         work(device)
+
+
+class Slept:
+    """What a transport knows of a host that was suspended; see hcq.transport.pci.suspend."""
+
+    happened = True
+
+    def forget(self) -> bool:
+        happened, self.happened = self.happened, False
+        return happened
+
+
+@pytest.mark.parametrize("powerless", [True, False], ids=["power lost", "power kept"])
+@pytest.mark.parametrize("chip", ["ad102", "gb202"])
+def test_after_a_suspend_of_the_host_a_reset_boots_the_card(
+    chip: str, powerless: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel has restored configuration space; the transport alone knows what has happened."""
+    with powered(chip) as card, opened(card) as device:
+        assert isinstance(device, BareDevice)
+        transport, present, slept = device.transport, device.transport.present, Slept()
+        with device.alloc(4096, placement=Placement.HOST) as kept:
+            kept.fill(7)
+            work(device)
+            monkeypatch.setattr(transport, "suspends", slept, raising=False)
+            monkeypatch.setattr(transport, "present", lambda: not slept.happened and present())
+            monkeypatch.setattr(transport, "absence", suspend.REASON)
+            if powerless:
+                saved = card.config.snapshot()
+                card.power_cycle()
+                card.config.restore(saved)
+            with (
+                pytest.raises(DeviceLost, match="content of its memory") as caught,
+                hanging(device),
+            ):
+                device.synchronize()
+            assert caught.value.facts["reason"] == suspend.REASON
+            assert "device.reset()" in str(caught.value.facts["remedy"])
+            recovery = device.reset()
+            assert recovery.attempts[-1].worked
+            work(device)
+            assert kept.numpy(np.uint8)[0] == 7, "host memory stays"
+        # The driver cannot know before it has rung for work.
+        assert [text for text in card.violations if "doorbell" not in text] == []
 
 
 def test_a_reset_with_two_holders() -> None:

@@ -13,6 +13,7 @@ from tests.support.gsp_script import FRTS, PAGE, ROOT, STATIC_INFO, Message, Scr
 from tests.support.waiting import until
 from ugpu.hcq.errors import BadArgument, DeviceBusy, DeviceNotFound
 from ugpu.hcq.find.registry import Attachment, attach_virtual
+from ugpu.hcq.state.memory import BusAddr
 from ugpu.nv import abi
 from ugpu.virtual.nvidia.gsp.bus.pci import ApertureWindow, VirtualTransport
 from ugpu.virtual.nvidia.gsp.card import Card
@@ -105,6 +106,21 @@ def test_dma_to_memory_that_was_given_back_is_refused(cold: Script) -> None:
     memory.close()
     assert cold.card.bus_read(address, 16) is None
     assert "which the IOMMU refuses" in cold.card.violations[-1]
+
+
+@pytest.mark.parametrize("assigned", [True, False], ids=["assigned", "unassigned"])
+def test_memory_at_an_address_of_bar1_is_the_iommu_s(assigned: bool) -> None:
+    """A guest's IOMMU has addresses of its own; a card behind a server has no address in BAR1."""
+    card = build_card("ad102", CardOptions(memory=MEMORY, platform=assigned))
+    inside = card.config.bar_address(1) + (16 << 20)
+    with VirtualTransport(card, owns_card=True) as transport:
+        transport.config_write(4, 6, 2)
+        memory = transport.place_dma(PAGE, BusAddr(inside))
+        memory.view[:4] = b"host"
+        card.gpu.memory.view[16 << 20 : (16 << 20) + 4] = b"card"
+        assert card.bus_read(inside, 4) == b"host"
+        memory.close()
+        assert card.bus_read(inside, 4) == (b"card" if assigned else None)
 
 
 def test_pramin_shows_video_memory(cold: Script) -> None:

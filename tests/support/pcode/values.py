@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.support.pcode import numbers
 from tests.support.pcode.numbers import FORMATS, Format
 
-ANY_NAN, NEAR = 1, 2  # marks: which NaN is open; the function is approximated
+# Marks: which NaN is open; the function is approximated; nothing is stated.
+ANY_NAN, NEAR, OPEN = 1, 2, 4
 Marks = tuple[tuple[int, int, int], ...]  # lowest bit, width, marks
 
 

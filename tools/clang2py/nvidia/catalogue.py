@@ -76,8 +76,8 @@ CLASS_HEADERS = (
     "cl00fb", "cl00fd", "cl00fe", "cl2080", "cl2080_notification", "cl2081", "cl2082", "cl208f",
     "cl503b", "cl503c", "cl5080", "cl50a0", "cl83de", "cl84a0", "cl9067", "cl9096", "cl90cd",
     "cl90ce", "cl90e6", "cl90e7", "cl90f1", "cla06c", "clb0cc", "clb1cc", "clb2cc", "clb0b5sw",
-    "clc361", "clc461", "clc561", "clc574", "clc637", "clc638", "clc639", "clc640", "clc661", "clc761",
-    "clcb33",
+    "clc361", "clc461", "clc561", "clc574", "clc637", "clc638", "clc639", "clc640", "clc661",
+    "clc761", "clcb33",
 )  # fmt: skip
 #: fits every layout of a control, but programs never see it
 LEFT_OUT_STRUCTS = ("FINN_",)

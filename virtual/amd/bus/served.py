@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from ugpu.hcq.errors import BadArgument
 from ugpu.virtual.amd.bus.pci import VirtualTransport
 from ugpu.virtual.amd.chip import Chip
 from ugpu.virtual.serve.card import ServedCard
-from ugpu.virtual.serve.model import SharedMemory
-
-_VRAM_BAR = 0
 
 
 class ServedChip(ServedCard[Chip]):
@@ -20,17 +16,8 @@ class ServedChip(ServedCard[Chip]):
     """
 
     def __init__(self, chip: Chip, *, map_vram: bool = False) -> None:
-        if map_vram and not chip.options.shared_vram:
-            raise BadArgument(
-                "clients can map VRAM only if the chip is opened with shared_vram=True"
-            )
-        super().__init__(chip, lambda chip: VirtualTransport(chip, f"served:{chip.facts.name}"))
-        self.map_vram = map_vram
-
-    def shared(self, bar: int) -> SharedMemory | None:
-        """Return VRAM for BAR0 if `map_vram`, else None."""
-        if bar != _VRAM_BAR or not self.map_vram:
-            return None
-        vram = self.chip.vram
-        bar_size = self.chip.config.bar_size(_VRAM_BAR)
-        return SharedMemory(vram.descriptor, 0, min(vram.size, bar_size))
+        super().__init__(
+            chip,
+            lambda chip: VirtualTransport(chip, f"served:{chip.facts.name}"),
+            chip.vram if map_vram else None,
+        )

@@ -135,12 +135,15 @@ def firmware_file(
     return (common + extension).ljust(ARRAY, b"\x00") + payload
 
 
-def psp(maker: Maker, parts: Sequence[tuple[str, int, int]]) -> bytes:
+def psp(
+    maker: Maker, parts: Sequence[tuple[str, int, int]], secure_os_version: int = VERSION
+) -> bytes:
     """Build the PSP container, header 2.0: entries of type, version, payload offset, size."""
     entries, payload = b"", b""
     for kind, number, size in parts:
         image = maker.image(kind, size)
-        entries += struct.pack("<IIII", number, VERSION, len(payload), len(image))
+        version = secure_os_version if kind == "SOS" else VERSION
+        entries += struct.pack("<IIII", number, version, len(payload), len(image))
         payload += image
     return firmware_file(
         (2, 0), (13, 0), struct.pack("<I", len(parts)) + entries, payload, len(payload)

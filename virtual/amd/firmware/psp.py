@@ -83,6 +83,17 @@ class Psp(Block):
         self._rptr = 0
         self._busy = False
         self.commands.reset()
+        self.commands.reservation.forget()
+
+    def stop(self) -> None:
+        """Look at the firmware's reservation before VRAM loses its content."""
+        self.commands.reservation.verify()
+        super().stop()
+
+    def close(self) -> None:
+        """See `stop`."""
+        self.commands.reservation.verify()
+        super().close()
 
     def ifwi_done(self) -> None:
         """Show that the boot loader is ready."""
@@ -165,7 +176,9 @@ class Psp(Block):
         self.set(self.mailbox(35), READY)
         self.set(self.mailbox(64), READY)
         for number in self.shown:
-            self.set(self.mailbox(number), self._interface.secure_os_version)
+            self.set(self.mailbox(number), self.commands.version)
+        if self.commands.reports_reservation:
+            self.commands.reservation.mark()
 
     # ---- ring ---------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ugpu.virtual.amd.firmware.images import verify
 from ugpu.virtual.amd.firmware.interface import FirmwareInterface
+from ugpu.virtual.amd.firmware.reservation import QUERY, QUERY_EXTENDED, Reservation
 
 if TYPE_CHECKING:
     from ugpu.virtual.amd.board import Board
@@ -43,6 +44,7 @@ class Commands:
         self._chip = chip
         self._interface = interface
         self._read = read
+        self.reservation = Reservation(chip)
         self.loaded: set[str] = set()
         self._toc = False
         self._autoload = False
@@ -69,6 +71,7 @@ class Commands:
     def execute(self, content: bytes) -> bytes:
         """Run the command in a 1024-byte buffer and return the 96-byte response."""
         command = struct.unpack_from("<I", content, 8)[0]
+        self.reservation.verify()
         words = struct.unpack_from("<6I", content, _PARAMETERS)
         address, size = words[0] | words[1] << 32, words[2]
         status, session, placed, tmr_size = OK, 0, 0, 0
@@ -94,10 +97,23 @@ class Commands:
             status = self._start_autoload()
         elif command == _BOOT_CONFIG:
             pass
+        elif command in (QUERY, QUERY_EXTENDED) and self.reports_reservation:
+            return self.reservation.answer(command).ljust(_RESPONSE_SIZE, b"\x00")
         else:
             status = NOT_SUPPORTED if command in _UNSUPPORTED else UNKNOWN_COMMAND
         response = struct.pack("<5I", status, session, placed & 0xFFFF_FFFF, placed >> 32, tmr_size)
         return response.ljust(_RESPONSE_SIZE, b"\x00")
+
+    @property
+    def version(self) -> int:
+        """The version of the secure OS."""
+        return self._chip.options.secure_os_version or self._interface.secure_os_version
+
+    @property
+    def reports_reservation(self) -> bool:
+        """Return whether this secure OS has the queries for its reservations."""
+        since = self._chip.facts.reservations_since
+        return bool(since) and self.version >= since
 
     def _unload(self, session: int) -> int:
         """End a trusted application's session; only ASD can be loaded."""

@@ -58,6 +58,7 @@ class Card:
                 driver=DEFAULT_FIRMWARE, memory=chosen.memory, channels=chosen.channels,
                 copy_engines=chosen.copy_engines, coherence=chosen.coherence,
                 switch_limit_s=chosen.switch_limit_s, multiprocessors=chosen.multiprocessors,
+                shared_memory=chosen.shared_memory,
             ),
         )  # fmt: skip
         self.gpu = self.machine.gpu
@@ -234,9 +235,16 @@ class Card:
             self.gpu.invalidate(None)
 
     def _system_memory(self, address: int, size: int) -> tuple[int, int] | None:
-        """Translate a bus address for an engine; the card's own BAR1 is among them."""
-        inside = address - self.config.bar_address(1)
-        if 0 <= inside < self.config.bar_size(1) and self.config.memory_enabled:
+        """Translate a bus address for an engine. Where the IOMMU maps nothing, the card's own BAR1
+        answers, once it has an address."""
+        bar1 = self.config.bar_address(1)
+        inside = address - bar1
+        if (
+            bar1
+            and 0 <= inside < self.config.bar_size(1)
+            and self.config.memory_enabled
+            and self.bus.iommu.translate(address, size) is None
+        ):
             memory = self.gpu.memory
             return (memory.base + inside, size) if inside + size <= memory.size else None
         return self.bus.translate(address, size)

@@ -30,7 +30,8 @@ class CardOptions:
     is a display engine. context, access_maps: bytes of a graphics context's own buffer, and of the
     maps of registers that it may access.
 
-    copy_engines, channels, coherence, switch_limit_s, multiprocessors: see MachineOptions.
+    copy_engines, channels, coherence, switch_limit_s, shared_memory, multiprocessors: see
+    MachineOptions.
     """
 
     memory: int = 4 << 30
@@ -52,4 +53,5 @@ class CardOptions:
     channels: int = 2048
     coherence: bool = False
     switch_limit_s: float = SWITCH_LIMIT_S
+    shared_memory: bool = False
     multiprocessors: Callable[[ChipFacts], Multiprocessors] | None = None

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ugpu.hcq.errors import OutOfMemory
 from ugpu.hcq.paging.allocator import RangeAllocator
+from ugpu.virtual.bus.sparse import SparseMemory
 
-_MAP_NORESERVE = 0x4000  # Linux; mmap names it from Python 3.13 on
 PAGE = 4096
 GRANULE = 64 << 10  # the resource manager's smallest allocation of video memory
 
@@ -22,27 +21,20 @@ class VideoMemory:
 
     The top is reserved for the kernel driver's page tables and instance blocks. Reused memory reads
     as zeros, because the resource manager scrubs freed memory. Not thread-safe: the GPU's lock
-    protects it. poison: a 32-bit word that fills the memory instead.
+    protects it. poison: a 32-bit word that fills the memory instead. descriptor: see SparseMemory.
     """
 
-    def __init__(self, size: int, poison: int | None = None) -> None:
+    def __init__(self, size: int, poison: int | None = None, *, shared: bool = False) -> None:
         self.size = size
         self._poison = poison
         reserved = max(4 << 20, min(size // 32, 64 << 20)) // GRANULE * GRANULE
         self.usable = (size - reserved) // GRANULE * GRANULE
-        try:
-            self._memory = mmap.mmap(
-                -1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-            )
-        except OSError as error:  # vm.overcommit_memory=2, or a limit on address space
-            raise OutOfMemory(
-                "cannot reserve address space for the virtual card's memory;"
-                " open it with less memory, as in ugpu.open('virtual:gh100', memory=1 << 30)",
-                wanted=size,
-                reason=error.strerror,
-            ) from error
+        self._sparse = SparseMemory(
+            size, shared=shared, smaller="ugpu.open('virtual:gh100', memory=1 << 30)"
+        )
+        self.descriptor = self._sparse.descriptor
+        self._memory, self.base = self._sparse.memory, self._sparse.base
         self.view = memoryview(self._memory)
-        self.base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self.words: NDArray[np.uint64] = np.frombuffer(self._memory, np.uint64, size // 8)
         self._clients = RangeAllocator(0, self.usable, GRANULE, name="video memory")
         self._tables = RangeAllocator(
@@ -64,7 +56,7 @@ class VideoMemory:
         address = self._clients.allocate(size, max(align, GRANULE))
         length = self._clients.size_of(address)
         if self._poison is None:
-            self._memory.madvise(mmap.MADV_DONTNEED, address, length)
+            self._sparse.forget(address, length)
         else:
             self.words[address // 8 : (address + length) // 8] = self._poison << 32 | self._poison
         return address
@@ -82,7 +74,7 @@ class VideoMemory:
             ctypes.memset(host, 0, size)
             return
         ctypes.memset(host, 0, first - start)
-        self._memory.madvise(mmap.MADV_DONTNEED, first, end - first)
+        self._sparse.forget(first, end - first)
         ctypes.memset(self.base + end, 0, start + size - end)
 
     def place_tables(self, start: int, size: int) -> None:
@@ -101,7 +93,7 @@ class VideoMemory:
 
     def close(self) -> None:
         """Return the memory to the host; later reads return zeros."""
-        self._memory.madvise(mmap.MADV_DONTNEED)
+        self._sparse.close()
 
 
 class SystemPages:

@@ -43,6 +43,30 @@ def _signature(store: bool, size: int, addresses: str) -> tuple[str, str]:
     return result, f"ptr %context, {addresses}, i32 %lanes{data}"
 
 
+def _begin() -> str:
+    """Return code that finds %off and %va, of the first enabled lane, and the lanes' %mask; without
+    an enabled lane it branches to %nothing."""
+    return f"""
+  %none = icmp eq i32 %lanes, 0
+  br i1 %none, label %nothing, label %some
+some:
+  %mask = bitcast i32 %lanes to <32 x i1>
+  %lane.0 = trunc i32 %lanes to i1
+  br i1 %lane.0, label %from.0, label %from.first, !prof !0
+from.0:
+  %off.0 = extractelement {VECTOR} %offsets, i32 0
+  br label %begun
+from.first:
+  %first = call i32 @llvm.cttz.i32(i32 %lanes, i1 true)
+  %off.f = extractelement {VECTOR} %offsets, i32 %first
+  br label %begun
+begun:
+  %off = phi i32 [ %off.0, %from.0 ], [ %off.f, %from.first ]
+  %off.64 = zext i32 %off to i64
+  %va = add i64 %base, %off.64
+"""
+
+
 def _one_page(size: int, store: bool) -> str:
     """Return code that branches to %near with %host (of the first lane) and %step, or to %general.
 
@@ -66,23 +90,6 @@ def _one_page(size: int, store: bool) -> str:
 """
         good = "%near.2"
     return f"""
-  %none = icmp eq i32 %lanes, 0
-  br i1 %none, label %nothing, label %some
-some:
-  %mask = bitcast i32 %lanes to <32 x i1>
-  %lane.0 = trunc i32 %lanes to i1
-  br i1 %lane.0, label %from.0, label %from.first, !prof !0
-from.0:
-  %off.0 = extractelement {VECTOR} %offsets, i32 0
-  br label %begun
-from.first:
-  %first = call i32 @llvm.cttz.i32(i32 %lanes, i1 true)
-  %off.f = extractelement {VECTOR} %offsets, i32 %first
-  br label %begun
-begun:
-  %off = phi i32 [ %off.0, %from.0 ], [ %off.f, %from.first ]
-  %off.64 = zext i32 %off to i64
-  %va = add i64 %base, %off.64
   %in.64 = and i64 %va, {PAGE - 1}
   %in = trunc i64 %in.64 to i32
   %low = call i32 @llvm.usub.sat.i32(i32 %off, i32 %in)
@@ -108,19 +115,50 @@ near:
 """
 
 
-def _pointers(step: str, host: str) -> str:
+def _pointers(step: str, host: str, name: str = "near") -> str:
     return (
-        f"  %step.64 = sext {VECTOR} {step} to {WIDE}\n"
-        f"  %pointers = getelementptr i8, ptr {host}, {WIDE} %step.64\n"
+        f"  %{name}.w = sext {VECTOR} {step} to {WIDE}\n"
+        f"  %{name}.p = getelementptr i8, ptr {host}, {WIDE} %{name}.w\n"
     )
 
 
-def _in_block(size: int) -> str:
-    """Return code that loads for lanes within BLOCK bytes, at a multiple of that: the block is two
-    vectors, from which each lane selects its dword. Otherwise it branches to %apart.
+def _in_block(size: int, store: bool) -> str:
+    """Return code for lanes within BLOCK bytes, at a multiple of that, ahead of any other check: a
+    load takes the block as two vectors, from which each lane selects its dword. Otherwise it
+    branches to %apart.
 
-    Of a host with AVX-512, on which this takes a third of a gather's time.
+    Of a host with AVX-512, on which a load takes a third of a gather's time.
     """
+    inside = BLOCK - size  # bits that a place may have: what is loaded lies in one dword
+    return f"""
+  %va.32 = trunc i64 %va to i32
+  %in.block = and i32 %va.32, {BLOCK - 1}
+  %begin = sub i32 %off, %in.block
+{splat("begin.v", "i32", "%begin")}
+  %place = sub {VECTOR} %offsets, %begin.v
+  %rest = and {VECTOR} %place, {constant("i32", ~inside)}
+  %bad = icmp ne {VECTOR} %rest, zeroinitializer
+  %bad.b = bitcast <32 x i1> %bad to i32
+  %bad.on = and i32 %bad.b, %lanes
+  %together = icmp eq i32 %bad.on, 0
+  ; Offsets that wrap around at 4 GB are close numbers but not close addresses.
+  %straight = icmp ule i32 %begin, {(1 << 32) - BLOCK}
+  %block.ok = and i1 %together, %straight
+  br i1 %block.ok, label %in.a.block, label %apart
+in.a.block:
+  %to.start = zext i32 %in.block to i64
+  %va.start = sub i64 %va, %to.start
+{field("tlb.b", context.TLB, "ptr")}
+  %start.i = call i64 @host_{"write" if store else "read"}_{size}(ptr %context, ptr %tlb.b,
+    i64 %va.start)
+  %start = inttoptr i64 %start.i to ptr
+{_scattered("%place", "%start", "block") if store else _selected(size)}
+apart:
+"""
+
+
+def _selected(size: int) -> str:
+    """Load from a block by two selections."""
     halves = []
     for half, part in enumerate(("a", "b")):
         order = ", ".join(f"i32 {16 * half + lane}" for lane in range(16))
@@ -129,21 +167,7 @@ def _in_block(size: int) -> str:
   %{part} = call {_HALF} @{_SELECT}({_HALF} %block.a, {_HALF} %{part}.index, {_HALF} %block.b)
 """)
     both = ", ".join(f"i32 {lane}" for lane in range(32))
-    inside = BLOCK - 4 if size == 4 else BLOCK - 1  # bits that a place may have
     return f"""
-  %in.block = and i32 %in, {BLOCK - 1}
-{splat("in.block.v", "i32", "%in.block")}
-  %place = add {VECTOR} %step, %in.block.v
-  %rest = and {VECTOR} %place, {constant("i32", ~inside)}
-  %bad = icmp ne {VECTOR} %rest, zeroinitializer
-  %bad.b = bitcast <32 x i1> %bad to i32
-  %bad.on = and i32 %bad.b, %lanes
-  %together = icmp eq i32 %bad.on, 0
-  br i1 %together, label %in.a.block, label %apart
-in.a.block:
-  %to.start = zext i32 %in.block to i64
-  %start.i = sub i64 %host.i, %to.start
-  %start = inttoptr i64 %start.i to ptr
   %start.b = getelementptr i8, ptr %start, i64 {BLOCK // 2}
   %block.a = load {_HALF}, ptr %start, align 1
   %block.b = load {_HALF}, ptr %start.b, align 1
@@ -153,7 +177,6 @@ in.a.block:
 {shifted("%selected", "%place", size, "block")}
   %block.v = select <32 x i1> %mask, {VECTOR} %block.r, {VECTOR} zeroinitializer
   ret {VECTOR} %block.v
-apart:
 """
 
 
@@ -172,15 +195,15 @@ def shifted(words: str, place: str, size: int, name: str) -> str:
 def _near_small(store: bool, size: int) -> str:
     """Return the body of the one-page case for up to four bytes a lane."""
     if store:
-        return _scattered() if size == 4 else _narrow_stores(size)
-    return (_in_block(size) if _selects() else "") + _gathered(size)
+        return _scattered("%step", "%host", "near") if size == 4 else _narrow_stores(size)
+    return _gathered(size)
 
 
-def _scattered() -> str:
+def _scattered(step: str, host: str, name: str) -> str:
     """Store dwords by a scatter."""
     return f"""
-{_pointers("%step", "%host")}
-  call void @llvm.masked.scatter.v32i32.v32p0({VECTOR} %data, <32 x ptr> align 1 %pointers,
+{_pointers(step, host, name)}
+  call void @llvm.masked.scatter.v32i32.v32p0({VECTOR} %data, <32 x ptr> align 1 %{name}.p,
     <32 x i1> %mask)
   ret void
 """
@@ -188,7 +211,7 @@ def _scattered() -> str:
 
 def _gathered(size: int) -> str:
     """Load up to four bytes a lane by a gather."""
-    gather = f"call {VECTOR} @llvm.masked.gather.v32i32.v32p0(<32 x ptr> align 1 %pointers, "
+    gather = f"call {VECTOR} @llvm.masked.gather.v32i32.v32p0(<32 x ptr> align 1 %near.p, "
     gather += f"<32 x i1> %mask, {VECTOR} zeroinitializer)"
     if size == 4:
         return _pointers("%step", "%host") + f"  %v = {gather}\n  ret {VECTOR} %v\n"
@@ -213,7 +236,7 @@ def _narrow_stores(size: int) -> str:
     lines = [_pointers("%step", "%host")]
     lines.append(f"  %spare = getelementptr i8, ptr %context, i64 {context.SPARE}\n")
     lines.append(splat("spare.v", "ptr", "%spare"))
-    lines.append("  %safe = select <32 x i1> %mask, <32 x ptr> %pointers, <32 x ptr> %spare.v\n")
+    lines.append("  %safe = select <32 x i1> %mask, <32 x ptr> %near.p, <32 x ptr> %spare.v\n")
     for lane in range(32):
         lines.append(
             f"  %at{lane} = extractelement <32 x ptr> %safe, i32 {lane}\n"
@@ -262,7 +285,7 @@ each:
 {_pointers("%step", "%host")}
   %spare = getelementptr i8, ptr %context, i64 {context.SPARE}
 {splat("spare.v", "ptr", "%spare")}
-  %safe = select <32 x i1> %mask, <32 x ptr> %pointers, <32 x ptr> %spare.v
+  %safe = select <32 x i1> %mask, <32 x ptr> %near.p, <32 x ptr> %spare.v
   %list = getelementptr i8, ptr %context, i64 {context.ADDRESSES}
   store <32 x ptr> %safe, ptr %list, align 64
 {every.text()}
@@ -308,9 +331,10 @@ def _near(store: bool, size: int) -> str:
     body = _near_small(store, size) if size <= 4 else _near_wide(store, size)
     nothing = f"  ret {VECTOR} zeroinitializer\n" if result == VECTOR else "  ret void\n"
     first = "" if _by_value(size) else octets_ir(store, size)
+    block = _in_block(size, store) if _selects() and size <= 4 and not (store and size < 4) else ""
     return f"""
 define {result} @{PREFIX}near_{verb}_{size}({parameters}) noinline {{
-{first}{_one_page(size, store)}
+{first}{_begin()}{block}{_one_page(size, store)}
 {body}
 general:
   %offsets.64 = zext {VECTOR} %offsets to {WIDE}

@@ -14,11 +14,24 @@ laid out during packing. The sizes of tiles and panels come from a cost model
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
 from ugpu.compiler.dtype import int8
 from ugpu.compiler.expression.accumulate import multiply_add
-from ugpu.compiler.expression.algebra import Index, Range, constant
+from ugpu.compiler.expression.accumulate import replace as with_reduction
+from ugpu.compiler.expression.algebra import Index, Range, Validity, at_least_zero, constant
 from ugpu.compiler.expression.computation import Computation, elements
-from ugpu.compiler.expression.value import Memory, Value, broadcast, const, load, value
+from ugpu.compiler.expression.value import (
+    Memory,
+    Value,
+    broadcast,
+    const,
+    load,
+    substitute,
+    value,
+    walk,
+)
 from ugpu.compiler.kernel.choices import Space, Tile
 from ugpu.compiler.kernel.host.loops import ROWS
 from ugpu.compiler.kernel.host.nest import (
@@ -42,6 +55,7 @@ from ugpu.compiler.kernel.host.products.grouped import (
     unsigned,
 )
 from ugpu.compiler.kernel.host.products.packing import (
+    LINE,
     PAIR,
     QUAD,
     Packed,
@@ -51,7 +65,7 @@ from ugpu.compiler.kernel.host.products.packing import (
 )
 from ugpu.compiler.kernel.host.products.rates import rates_of
 from ugpu.compiler.kernel.host.products.tiles import Problem, slice_steps, vector_registers
-from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement, Store
 from ugpu.compiler.kernel.shared.spread import runs_along, unit_stride
 from ugpu.compiler.pattern.contraction import LONGER, SMALLEST, Contraction
 from ugpu.hcq.state.target import TargetSpec
@@ -160,6 +174,7 @@ class _Blocked(_Sides):
         self.pack()
         known = computation.value, computation.position
         flat = self.rows.is_flat(*known) and self.columns.is_flat(*known)
+        self.mirrored = self.group == 1 and _is_symmetric(self.parts, rows, columns)
         # whether to compute results from a panel's totals while these are in the first-level cache
         self.by_panels = self.once and flat and not self.in_tiles
         self.pitch = self.width if self.by_panels else self.wide
@@ -194,7 +209,11 @@ class _Blocked(_Sides):
             memories = (*memories, excess.sums, excess.registers)
         cleared = () if self.once else (self.clear(),)
         finish = () if self.by_panels else (self.finish(),)
-        return self.nest.kernel(memories, (*cleared, *nested(self.outer, slices), *finish))
+        body: tuple[Statement, ...] = (*cleared, *nested(self.outer, slices), *finish)
+        if self.mirrored:
+            above = self.above(constant(0), constant(self.columns.whole))
+            body = (If(above, body),) if above else body
+        return self.nest.kernel(memories, body)
 
     def clear(self) -> Loop:
         counter = Range("clear", self.tile.count // self.lanes)
@@ -205,14 +224,25 @@ class _Blocked(_Sides):
 
     def multiply(self) -> Statement:
         """Compute tile += left slice * right slice, panel by panel."""
-        rows = Range("row_panel", self.tall // self.height)
-        columns = Range("column_panel", self.wide // self.width)
-        panel = (self.panel_in_tiles if self.in_tiles else self.panel)(
-            rows.index(), columns.index()
-        )
-        # a panel that lies wholly outside the output is not computed
+        return self.by_panel("", self.panel_in_tiles if self.in_tiles else self.panel)
+
+    def by_panel(self, name: str, of: Callable[[Index, Index], Sequence[Statement]]) -> Statement:
+        """Return the loops over panels that are computed: not those wholly outside the output, nor
+        those of a symmetric product below its diagonal."""
+        rows = Range(f"row_panel{name}", self.tall // self.height)
+        columns = Range(f"column_panel{name}", self.wide // self.width)
+        row, column = rows.index(), columns.index()
+        panel = tuple(of(row, column))
+        if self.mirrored:
+            above = self.above(row * self.height, (column + 1) * self.width)
+            panel = (If(above, panel),) if above else panel
         inside = Loop(rows, panel, _panels(self.rows, self.height))
         return Loop(columns, (inside,), _panels(self.columns, self.width))
+
+    def above(self, row: Index, column: Index) -> Validity:
+        """Return whether a row of the tile is above the diagonal of the output somewhere before a
+        column."""
+        return at_least_zero(self.columns.start + column - 1 - self.rows.start - row)
 
     def panel(self, row: Index, column: Index) -> tuple[Statement, ...]:
         """Multiply a panel, given the numbers of its row panel and its column panel."""
@@ -248,9 +278,25 @@ class _Blocked(_Sides):
         )  # fmt: skip
         if not self.by_panels:
             return tuple(body)
-        down = self.rows.panel("row", row * self.height, self.height, self.tall)
-        across = self.columns.panel("column", column * self.width, self.width, self.wide)
-        return (*body, self.finished(down, across))
+        down = self.rows.panel("row_ahead", row * self.height, self.height, self.tall)
+        line = LINE // self.dtype.itemsize
+        ahead = self.columns.panel("ahead", column * self.width, self.width, self.wide, line)
+        return (*self.prefetched(down, ahead), *body, *self.panel_finished(row, column))
+
+    def prefetched(self, down: Walk, across: Walk) -> Iterator[Statement]:
+        """Begin to bring what the panel's results need and where they go into the caches: parts of
+        many rows, which no prefetcher foresees."""
+        computation = self.nest.computation
+        places = {**self.nest.batch, **down.places, **across.places}
+        epilogue = with_reduction(computation.value, self.parts.reduce, const(0, self.dtype))
+        moving = set(self.columns.axis.ranges)
+        accesses = [(computation.output, computation.position)]
+        accesses += [(each.arg.memory, each.arg.index) for each in walk(epilogue)
+                     if each.op == "load" and not each.arg.conditions]  # fmt: skip
+        for memory, index in accesses:
+            if moving & index.ranges():
+                near = Prefetch(memory, index.substitute(places))
+                yield down.around(across.around(near))
 
     def panel_in_tiles(self, row: Index, column: Index) -> tuple[Statement, ...]:
         """Multiply a panel in tile registers."""
@@ -286,16 +332,41 @@ class _Blocked(_Sides):
 
     def finish(self) -> Statement:
         """Return epilogue and stores for the part of the tile inside the output."""
+        if self.mirrored:
+            return self.by_panel("1", self.panel_finished)
         known = self.nest.computation.value, self.nest.computation.position
         return self.finished(self.rows.walk("row", *known), self.columns.walk("column", *known))
 
-    def finished(self, row: Walk, column: Walk) -> Statement:
-        total = load(self.tile, self.place(row.position, column.position))
+    def finished(self, row: Walk, column: Walk, first: Index | int = 0) -> Statement:
+        total = load(self.tile, self.place(row.position, column.position) + first)
         return self.nest.finish(row, column, total, self.parts.reduce)
+
+    def panel_finished(self, row: Index, column: Index) -> list[Statement]:
+        """Return the same for a panel, and for the elements that mirror its own."""
+        top, left = row * self.height, column * self.width
+        first = constant(0) if self.by_panels else self.place(top, left)
+        down = self.rows.panel("row", top, self.height, self.tall)
+        across = self.columns.panel("column", left, self.width, self.wide)
+        stores = [self.finished(down, across, first)]
+        if self.mirrored:
+            down = self.rows.panel("row1", top, self.height, self.tall)
+            across = self.columns.panel("column1", left, self.width, self.wide)
+            (i, j), (x, y) = (side.main for side in self.sides), (down.places, across.places)
+            total = load(self.tile, self.place(down.position, across.position) + first)
+            swapped = replace(across, places={i: y[j]}), replace(down, places={j: x[i]})
+            stores.append(self.nest.finish(*swapped, total, self.parts.reduce))
+        return stores
 
     def place(self, row: Index, column: Index) -> Index:
         """Return where the tile has a total."""
         return row * self.pitch + column
+
+
+def _is_symmetric(parts: Contraction, rows: Axis, columns: Axis) -> bool:
+    """Return whether the right factor is the left one transposed: then so is the product."""
+    if rows.size != columns.size or len(parts.all_rows) > 1 or len(parts.all_columns) > 1:
+        return False
+    return substitute(parts.left, {rows.main: columns.main.index()}) is parts.right
 
 
 def _panels(part: Part, panel: int) -> Index | None:

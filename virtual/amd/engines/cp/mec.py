@@ -264,6 +264,9 @@ class Mec(MecState):
                 if slot.active is not None:
                     slot.active.ring(value)
                     hit = True
+        processes = self.scheduler.processes
+        if not hit and processes is not None and processes.waits(dword):
+            return True  # the scheduler reads the write pointer in memory when it maps the queue
         if not hit and self.fields("CP_INT_CNTL").CP_VM_DOORBELL_WR_INT_ENABLE:
             self.chip.ih.raise_interrupt(GRBM_CP, SOURCE_STRAY_DOORBELL, data=(4 * dword, 0, 0, 0))
         return hit

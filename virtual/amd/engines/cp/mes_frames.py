@@ -1,8 +1,8 @@
 """Commands of the scheduler: frames of 64 dwords in its ring, each with its own fence.
 
-Gangs, their priorities and time slices are not modelled: see mes_processes.py. Facts: Linux 6.12
+Priorities and time slices of gangs are not modelled: see mes_processes.py. Facts: Linux 6.12
 mes_v11_api_def.h (layouts, packed to 4 bytes), mes_v12_api_def.h (packed to 8 bytes), mes_v11_0.c
-and mes_v12_0.c (which commands are sent).
+and mes_v12_0.c (which commands are sent; RESET, mes_v12_0_reset_legacy_queue).
 """
 
 from __future__ import annotations
@@ -29,17 +29,20 @@ TYPE_SCHEDULER = 1
 SET_HW_RSRC = 0
 ADD_QUEUE = 2
 REMOVE_QUEUE = 3
+SUSPEND, RESUME, RESET = 6, 7, 8
 QUERY_SCHEDULER_STATUS = 11
 MISC = 14
 SET_HW_RSRC_1 = 19
 NAMES = {
-    1: "SET_SCHEDULING_CONFIG", 4: "PERFORM_YIELD", 5: "SET_GANG_PRIORITY_LEVEL", 6: "SUSPEND",
-    7: "RESUME", 8: "RESET", 9: "SET_LOG_BUFFER", 10: "CHANGE_GANG_PRIORITY", 12: "PROGRAM_GDS",
+    1: "SET_SCHEDULING_CONFIG", 4: "PERFORM_YIELD", 5: "SET_GANG_PRIORITY_LEVEL",
+    9: "SET_LOG_BUFFER", 10: "CHANGE_GANG_PRIORITY", 12: "PROGRAM_GDS",
     13: "SET_DEBUG_VMID", 15: "UPDATE_ROOT_PAGE_TABLE", 16: "AMD_LOG", 19: "SET_HW_RSRC_1",
 }  # fmt: skip
 
 _MAP_LEGACY, _AQL = 1 << 13, 1 << 11
 _UNMAP_LEGACY = 1 << 3
+_EVERY_GANG = 1  # of SUSPEND and RESUME
+_RESET_QUEUE, _RESET_LEGACY_GRAPHICS = 1, 1 << 3
 # MISC.
 _MISC_OPCODE, _MISC_STATUS, _MISC_DATA = 1, 2, 6
 _WRITE_REG, _READ_REG, _WAIT_REG_MEM = 0, 3, 4
@@ -51,8 +54,8 @@ POLL_S = 1e-4
 
 @dataclass(frozen=True)
 class FrameLayout:
-    """Dwords of a generation's frames: fields of ADD_QUEUE, flags of REMOVE_QUEUE, and where each
-    command has the address and value of its fence. second_resources: of SET_HW_RSRC_1, which is
+    """Dwords of a generation's frames: fields of ADD_QUEUE and RESET, and where each command has
+    the address and value of its fence. second_resources: of SET_HW_RSRC_1, which is
     refused if 0."""
 
     add_mqd: int
@@ -63,11 +66,14 @@ class FrameLayout:
     add_status: int
     add_pipe: int
     remove_status: int
+    suspend_status: int
+    reset_type: int
+    reset_status: int
     second_resources: int = 0
 
 
-LAYOUT_11 = FrameLayout(19, 21, 27, 35, 36, 37, 48, 5)
-LAYOUT_12 = FrameLayout(20, 22, 28, 36, 37, 38, 50, 6, second_resources=2)
+LAYOUT_11 = FrameLayout(19, 21, 27, 35, 36, 37, 48, 5, 7, 7, 24)
+LAYOUT_12 = FrameLayout(20, 22, 28, 36, 37, 38, 50, 6, 8, 8, 28, second_resources=2)
 _ADD_DOORBELL, _REMOVE_DOORBELL, _REMOVE_FLAGS = 18, 1, 4  # of both
 
 
@@ -101,6 +107,9 @@ class FrameExecutor:
             SET_HW_RSRC: (self._set_resources, 50),
             ADD_QUEUE: (self._add_queue, layout.add_status),
             REMOVE_QUEUE: (self._remove_queue, layout.remove_status),
+            SUSPEND: (self._suspend, layout.suspend_status),
+            RESUME: (self._resume, 4),
+            RESET: (self._reset, layout.reset_status),
             QUERY_SCHEDULER_STATUS: (self._query, 2),
             MISC: (self._misc, _MISC_STATUS),
         }
@@ -180,19 +189,54 @@ class FrameExecutor:
                     end=_wide(frame, 6),
                     control=frame[at.add_context_control],
                 )
-                self._processes().add(process, kind, doorbell, mqd, wptr)
+                self._processes().add(process, kind, doorbell, mqd, wptr, _wide(frame, 14))
 
     def _remove_queue(self, frame: Sequence[int], header: int) -> None:
         flags, doorbell = frame[_REMOVE_FLAGS], frame[_REMOVE_DOORBELL]
         if flags & ~_UNMAP_LEGACY:
             raise BadPacket(f"REMOVE_QUEUE with flags {flags:#x} is not modelled", header)
-        slot: MappableSlot
+        slot: MappableSlot | None
         with self._queue.mec.chip.lock:
             if flags & _UNMAP_LEGACY:
                 slot = by_doorbell(self._queue.mec, doorbell)
             else:
                 slot = self._processes().remove(doorbell)
-        unmapped(self._queue, slot, reset=False)
+        if slot is not None:
+            unmapped(self._queue, slot, reset=False)
+
+    def _suspend(self, frame: Sequence[int], header: int) -> None:
+        """Drain the queues of a gang, or of all, and take their slots; then write a fence."""
+        with self._queue.mec.chip.lock:
+            slots = self._processes().suspend(self._gang(frame, header))
+        for slot in slots:
+            unmapped(self._queue, slot, reset=False)
+        address = _wide(frame, 4)
+        if address:
+            self._queue.store(0, address, struct.pack("<I", frame[6]))
+
+    def _resume(self, frame: Sequence[int], header: int) -> None:
+        with self._queue.mec.chip.lock:
+            self._queue.worker.check()
+            self._processes().resume(self._gang(frame, header))
+
+    def _gang(self, frame: Sequence[int], header: int) -> int | None:
+        """Return the gang of SUSPEND and RESUME, None for all."""
+        if frame[1] & ~_EVERY_GANG:
+            raise BadPacket(f"flags {frame[1]:#x} are reserved", header)
+        return None if frame[1] else _wide(frame, 2)
+
+    def _reset(self, frame: Sequence[int], header: int) -> None:
+        """End the waves of a queue and take its slot. The kernel maps it again, or removes it."""
+        mec, flags, at = self._queue.mec, frame[1], self._layout.reset_type
+        slot: MappableSlot | None
+        with mec.chip.lock:
+            if flags == _RESET_QUEUE:
+                slot = self._processes().lose(frame[4]) or by_doorbell(mec, frame[4])
+            elif flags == _RESET_LEGACY_GRAPHICS:
+                slot = slot_of(mec, Kind.GRAPHICS, frame[at + 1], frame[at + 2])
+            else:
+                raise BadPacket(f"RESET with flags {flags:#x} is not modelled", header)
+        unmapped(self._queue, slot, reset=True)
 
     def _processes(self) -> Processes:
         assert self._scheduler.processes is not None  # checked by `_frame`

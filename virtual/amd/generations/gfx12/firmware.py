@@ -26,6 +26,8 @@ from ugpu.virtual.amd.firmware.images import (
 )
 from ugpu.virtual.amd.firmware.interface import FirmwareInterface, LoaderStep
 
+# From this version on, Navi44's and Navi48's report the firmware's own reservations (Linux 6.18).
+_SECURE_OS = 0x003B_0E0D
 _PARTS = (*BOOT_PARTS, ("SPL", 5, 0x1C00), ("IPKEYMGR_DRV", 11, 0x2100))
 
 
@@ -56,7 +58,7 @@ def _files(seed: int) -> tuple[tuple[str, str, bytes], ...]:
     """Build the files: the pattern of each one's name, the block that it is for, the content."""
     maker = Maker(seed)
     return (
-        ("psp_{}_sos.bin", "MP0", psp(maker, _PARTS)),
+        ("psp_{}_sos.bin", "MP0", psp(maker, _PARTS, _SECURE_OS)),
         ("smu_{}.bin", "MP1", smu(maker)),
         ("sdma_{}.bin", "SDMA0", _sdma(maker)),
         ("gc_{}_toc.bin", "GC", toc(maker)),
@@ -97,8 +99,7 @@ FIRMWARE = FirmwareInterface(
         "RS64_MEC_STACK", "IMU_I", "IMU_D", "RLC_IRAM", "RLC_DRAM", "RLC_G",
     }),
     again=frozenset(),  # there is no mode2 (smu_v14_0_2_ppt.c)
-    # The version from which psp_v14_0 asks for the firmware's own reservation is 0x3B0E0D.
-    secure_os_version=0x003B_0E0D,
+    secure_os_version=_SECURE_OS,
     files=synthetic_set,
     own_region=True,
 )  # fmt: skip

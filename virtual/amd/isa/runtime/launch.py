@@ -26,6 +26,7 @@ _FLUSH_SOURCES = 0x0040
 # f32 and f64 flush, the opposite of their denormal fields (see `denormal_control`).
 OMOD_F32, OMOD_OTHERS, IEEE, APART = 1, 2, 4, 8
 SINGLES, DOUBLES = 4, 6
+SATURATES = 1 << 8  # MODE.FP16_OVFL, or that the program may set it (translator.saturation)
 
 
 class BadDispatch(Exception):
@@ -77,7 +78,8 @@ class Launch:
         if scratch:
             _check_scratch(dispatch, waves)
         scalars, slots = _scalars(dispatch)
-        ieee = bool(_bits(dispatch.rsrc1, 23, 1))
+        ieee, saturates = bool(_bits(dispatch.rsrc1, 23, 1)), _bits(dispatch.rsrc1, 26, 1)
+        scalars[layout.SGPR_NULL] = saturates
         if gfx12:
             slots, ieee = _gfx12_slots(dispatch), False
         gx, gy, gz = dispatch.groups
@@ -90,7 +92,7 @@ class Launch:
             full=threads % lanes == 0,
             slots=slots,
             mxcsr=_float_mode(_bits(dispatch.rsrc1, 12, 8)),
-            modes=_modes(_bits(dispatch.rsrc1, 16, 4), ieee=ieee),
+            modes=_modes(_bits(dispatch.rsrc1, 16, 4), ieee=ieee) | saturates * SATURATES,
             scalars=scalars,
             ids=_thread_ids(*dispatch.threads[:2], waves * lanes, _bits(dispatch.rsrc2, 11, 2)),
             execs=_exec_masks(threads, waves, lanes),
@@ -134,8 +136,8 @@ def denormal_control(denormals: int) -> int:
 def output_modifiers(denormals: int, *, ieee: bool) -> int:
     """Return OMOD_F32 and OMOD_OTHERS for MODE's four denormal bits: f32, then f16 and f64.
 
-    OMOD is ignored in IEEE mode, and for types whose denormal results are kept (RDNA3 ISA document,
-    "Output modifiers").
+    OMOD of gfx11 is ignored in IEEE mode, and for types whose denormal results are kept (RDNA3 ISA
+    document, "Output modifiers").
     """
     if ieee:
         return 0

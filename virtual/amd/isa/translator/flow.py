@@ -27,7 +27,6 @@ _NOTHING = (
     "s_prefetch_inst", "s_prefetch_inst_pc_rel", "s_prefetch_data", "s_prefetch_data_pc_rel",
     "s_buffer_prefetch_data", "global_inv", "global_wb", "global_wbinv", "s_dcache_inv",
 )  # fmt: skip
-_HWREG_MODE = 1
 _HWREG_SHADER_CYCLES = 29
 _MODE_DEFAULT = 0xF0  # round to nearest even, denormals kept: LLVM's default for compute
 _WORKGROUP = 0xFFFF  # s_barrier_wait -1: the workgroup's barrier; named ones are not modelled
@@ -147,7 +146,7 @@ def _get_pc(e: Registers, i: Instruction) -> None:
 def _get_register(e: Registers, i: Instruction) -> None:
     assert i.dst is not None
     register, offset, size = i.simm16 & 0x3F, i.simm16 >> 6 & 0x1F, (i.simm16 >> 11) + 1
-    if register == _HWREG_MODE:
+    if register == modes.HWREG_MODE:
         value = str(_MODE_DEFAULT)
     elif register == _HWREG_SHADER_CYCLES:
         value = e.value(f"trunc i64 {e.call('i64', 'llvm.readcyclecounter')} to i32")
@@ -158,15 +157,17 @@ def _get_register(e: Registers, i: Instruction) -> None:
 
 
 def _set_register(e: Registers, i: Instruction) -> None:
-    """Accept writes of MODE that do not change rounding; the denormal fields take effect."""
-    register, offset, size = i.simm16 & 0x3F, i.simm16 >> 6 & 0x1F, (i.simm16 >> 11) + 1
-    if register != _HWREG_MODE or not i.srcs or not i.srcs[0].is_constant:
+    """Accept writes of MODE that do not change rounding; the denormal fields and FP16_OVFL take
+    effect."""
+    register, offset = i.simm16 & 0x3F, i.simm16 >> 6 & 0x1F
+    if register != modes.HWREG_MODE or not i.srcs or not i.srcs[0].is_constant:
         raise Unsupported(f"write of hardware register {register}")
-    written = ((1 << size) - 1) << offset
+    written = modes.written_mode(i)
     value = i.srcs[0].value << offset & written
     if value & 0xF:
         raise Unsupported("a rounding mode other than nearest even")
     modes.switch(e, written >> 4 & 0xF, value >> 4 & 0xF)
+    modes.switch_overflow(e, written, value)
 
 
 def _signal(e: Registers, i: Instruction) -> None:

@@ -20,7 +20,7 @@ from ugpu.virtual.shader.text import PASS
 
 ALL = (1 << 512) - 1
 _LOADS = ("ds_load_b", "global_load_b")  # loads of 32 bits or more write only whole registers
-_NARROW = ("_b8", "_b16")
+_NARROW = ("_b8", "_b16", "_block")
 
 
 def registers(operand: Operand | None) -> int:

@@ -12,12 +12,16 @@ import re
 
 from ugpu.hcq.objects.jit import on_x86
 from ugpu.virtual.amd.isa.decoder.formats import Instruction
-from ugpu.virtual.amd.isa.runtime import launch
+from ugpu.virtual.amd.isa.runtime import launch, layout
+from ugpu.virtual.amd.isa.translator import saturation
 from ugpu.virtual.amd.isa.translator.program import Program
 from ugpu.virtual.amd.isa.translator.registers import Registers, Unsupported
 
+HWREG_MODE = 1  # the hardware register of s_getreg and s_setreg
 _SWITCHES = ("s_denorm_mode", "s_setreg_b32", "s_setreg_imm32_b32")
 _OTHER_FLOATS = re.compile(r"f16|f32")
+_NARROW_FLOATS = re.compile(r"v_\w*(f16|fp8|bf8)")
+_OVERFLOW = 1 << 23  # FP16_OVFL in MODE
 _OMOD = launch.OMOD_F32 | launch.OMOD_OTHERS
 _FIELDS = 3 << launch.SINGLES | 3 << launch.DOUBLES
 
@@ -29,11 +33,21 @@ def modes_of(program: Program, modes: int) -> int:
     used = _OMOD if any(i.omod for i in listed) else 0
     if any(part in name for name in names for part in ("min", "max", "med3")):
         used |= launch.IEEE | _FIELDS
+    if any(_NARROW_FLOATS.match(name) for name in names):
+        used |= launch.SATURATES
+        modes |= launch.SATURATES * any(written_mode(i) & _OVERFLOW for i in listed)
     differ = modes >> launch.SINGLES & 3 != modes >> launch.DOUBLES & 3
     differ = differ or any(name in _SWITCHES for name in names)
     if differ and on_x86() and any(name.endswith("_f64") for name in names):
         return modes & (used | _FIELDS) | launch.APART
     return modes & used
+
+
+def written_mode(i: Instruction) -> int:
+    """Return the bits of MODE that s_setreg writes, 0 for other instructions."""
+    if not i.name.startswith("s_setreg") or i.simm16 & 0x3F != HWREG_MODE:
+        return 0
+    return ((1 << (i.simm16 >> 11) + 1) - 1) << (i.simm16 >> 6 & 0x1F)
 
 
 def enter(e: Registers, i: Instruction) -> None:
@@ -60,6 +74,13 @@ def leave(e: Registers) -> None:
         _barrier(e)
         e.call("void", "llvm.x86.sse.ldmxcsr", ("ptr", "%mode.saved"))
         _barrier(e)
+
+
+def switch_overflow(e: Registers, written: int, value: int) -> None:
+    """Write FP16_OVFL, where anything depends on it."""
+    if e.saturates and written & _OVERFLOW:
+        e.used_scalars.add(layout.SGPR_NULL)
+        saturation.set_flag(e, int(bool(value & _OVERFLOW)))
 
 
 def switch(e: Registers, written: int, value: int) -> None:

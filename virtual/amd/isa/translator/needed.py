@@ -15,7 +15,7 @@ from ugpu.virtual.amd.isa.translator.program import NOWHERE, Program
 EVERY = (1 << 256) - 1
 # Parts of names of instructions that keep some of their destination's bits, or accumulate in it.
 _PARTLY = ("16", "fmac", "_mac_", "dot2c", "dot2acc", "writelane", "swap", "_d16", "movrel", "_u8",
-           "_i8", "_b8", "permlane", "p8_f32", "f8_f32")  # fmt: skip
+           "_i8", "_b8", "_block", "permlane", "p8_f32", "f8_f32")  # fmt: skip
 _WHOLE = ("v_", "ds_load_b", "global_load_b", "flat_load_b", "scratch_load_b", "buffer_load_b")
 
 

@@ -9,10 +9,10 @@ Source of operand meanings: RDNA3 ISA document, "Scalar source operands" and "VO
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ugpu.virtual.amd.isa.decoder.formats import Instruction
-from ugpu.virtual.amd.isa.decoder.operands import Kind, Operand
+from ugpu.virtual.amd.isa.decoder.operands import Kind, Operand, Type
 from ugpu.virtual.amd.isa.runtime import layout
 from ugpu.virtual.amd.isa.runtime.launch import (
     APART,
@@ -20,9 +20,11 @@ from ugpu.virtual.amd.isa.runtime.launch import (
     IEEE,
     OMOD_F32,
     OMOD_OTHERS,
+    SATURATES,
     SINGLES,
     output_modifiers,
 )
+from ugpu.virtual.amd.isa.translator import saturation
 from ugpu.virtual.shader.text import ELEMENT_BITS, PASS, VECTOR, Text, constant, integer_of, lanes
 
 _BASE = {
@@ -36,6 +38,10 @@ _OMOD = {
     "float": (0, 0x40000000, 0x40800000, 0x3F000000),
     "double": (0, 0x4000000000000000, 0x4010000000000000, 0x3FE0000000000000),
 }
+_KINDS = {Type.F16: "half", Type.F32: "float", Type.F64: "double"}
+_NORMAL = {"half": 0x400, "float": 0x800000, "double": 1 << 52}  # the least that is not denormal
+# Results that OMOD does not scale, although they are floats.
+_UNSCALED = {"v_dot2_f16_f16", "v_cvt_f32_fp8", "v_cvt_f32_bf8"}
 
 
 class Unsupported(Exception):
@@ -48,7 +54,8 @@ class Registers(Text):
     full: EXEC is known to be all ones here, so that writes do not need a mask.
     vector_limit: number of vector registers that the dispatch allocated; using a higher one is
     illegal. pinned: vector registers that stay in the wave state. modes: see Launch.modes. ieee:
-    MODE.IEEE. apart: f64 has denormals of its own (translator.modes). omod, and singles and
+    MODE.IEEE. saturates: MODE.FP16_OVFL may be set (translator.saturation). apart: f64 has
+    denormals of its own (translator.modes). omod, and singles and
     doubles, the denormal fields: an instruction that changes MODE changes them until the end of the
     block.
     """
@@ -64,6 +71,7 @@ class Registers(Text):
         self.wide = lanes > PASS  # masks are pairs of scalar registers
         self._modes = modes
         self.ieee, self.apart = bool(modes & IEEE), bool(modes & APART)
+        self.saturates = bool(modes & SATURATES)
         self._start_modes()
         self.vector_limit = vector_limit
         self.pinned = pinned
@@ -395,17 +403,49 @@ class Registers(Text):
         if instruction.dst is None:
             raise Unsupported("no destination")
         if element in _FLOATS:
+            limits = element == "half" and self.saturates
+            sources = self._float_sources(instruction) if limits else []
+            value = self.saturated(value, sources) if limits else value
             value = self.output_modified(instruction, element, value)
+            if limits and instruction.omod:
+                value = self.saturated(value, sources)
         self.set_vector(instruction.dst, element, value)
 
+    def _float_sources(self, instruction: Instruction) -> list[tuple[str, str]]:
+        """Return kind and value of each source that is a float."""
+        operands = list(instruction.srcs)
+        if "fmac" in instruction.name and instruction.dst is not None:
+            operands.append(instruction.dst)
+        kinds = [(_KINDS.get(operand.type), operand) for operand in operands]
+        return [(kind, self.source(operand, kind)) for kind, operand in kinds if kind is not None]
+
+    def saturated(self, value: str, sources: Sequence[tuple[str, str]]) -> str:
+        """Limit halves where MODE.FP16_OVFL is set; see `saturation.saturated`."""
+        if not self.saturates:
+            return value
+        self.used_scalars.add(layout.SGPR_NULL)
+        return saturation.saturated(self, value, sources)
+
     def output_modified(self, instruction: Instruction, element: str, value: str) -> str:
-        """Apply OMOD, if the mode allows it, and CLAMP (to 0..1, NaN becomes 0) to a result."""
-        if instruction.omod and self.omod & (OMOD_F32 if element == "float" else OMOD_OTHERS):
-            factor = constant(element, _OMOD[element][instruction.omod])
-            value = self.binary("fmul", element, value, factor)
+        """Apply OMOD and CLAMP (to 0..1, NaN becomes 0) to a result. Gfx11 ignores OMOD in some
+        modes (launch.output_modifiers), gfx12 in none (RDNA4 ISA document, 7.2.3.1)."""
+        applies = self.gfx12 or self.omod & (OMOD_F32 if element == "float" else OMOD_OTHERS)
+        if instruction.omod and applies and instruction.name not in _UNSCALED:
+            value = self._scaled(element, value, instruction.omod)
         if instruction.clamp:
             value = self.clamped(element, value)
         return value
+
+    def _scaled(self, element: str, value: str, omod: int) -> str:
+        """Scale a result; denormals and -0 become +0. UNSURE: what becomes of a denormal before it
+        is scaled; the document states nothing of the order. Here it counts as any number."""
+        integer, ones = integer_of(element), (1 << ELEMENT_BITS[element] - 1) - 1
+        product = self.binary("fmul", element, value, constant(element, _OMOD[element][omod]))
+        bits = self.convert("bitcast", element, integer, product)
+        size = self.binary("and", integer, bits, constant(integer, ones))
+        tiny = self.compare("ult", integer, size, constant(integer, _NORMAL[element]))
+        zero = constant(integer, 0)
+        return self.convert("bitcast", integer, element, self.select(tiny, integer, zero, bits))
 
     def clamped(self, element: str, value: str) -> str:
         """Clamp floats to 0..1; NaN becomes 0."""

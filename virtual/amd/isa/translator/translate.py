@@ -16,6 +16,7 @@ from ugpu.virtual.amd.isa.translator import flow as emit_flow
 from ugpu.virtual.amd.isa.translator import modes as emit_modes
 from ugpu.virtual.amd.isa.translator import relative as emit_relative
 from ugpu.virtual.amd.isa.translator import stepping as emit_stepping
+from ugpu.virtual.amd.isa.translator.access import block as emit_block
 from ugpu.virtual.amd.isa.translator.access import buffer as emit_buffer
 from ugpu.virtual.amd.isa.translator.access import lanes as emit_lanes
 from ugpu.virtual.amd.isa.translator.access import local as emit_local
@@ -53,7 +54,7 @@ _MODULES = (
     emit_scalar, emit_int, emit_bits, emit_float, emit_division, emit_convert, emit_lanes,
     emit_packed, emit_matrix, emit_memory, emit_local, emit_buffer, emit_media, emit_relative,
     emit_trig, emit_flow, emit_scalar_float, emit_scalar_wide, emit_extremes,
-    emit_transposed, emit_scratch,
+    emit_transposed, emit_scratch, emit_block,
 )  # fmt: skip
 
 
@@ -187,7 +188,9 @@ def _emit_pair(e: Registers, x: Instruction, y: Instruction) -> None:
 
 def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps: bool) -> str:
     scalars, vectors = sorted(e.used_scalars), sorted(e.used_vectors)
-    head = [f"define i32 @{name}(ptr %context, ptr noalias %wave) nounwind {{", "entry:"]
+    # Vectors that live across a call are spilled: unaligned they would cross lines of the cache.
+    attributes = 'nounwind "stackrealign"'
+    head = [f"define i32 @{name}(ptr %context, ptr noalias %wave) {attributes} {{", "entry:"]
     if e.stepped:
         head.extend(emit_stepping.in_place(scalars))
     else:

@@ -8,7 +8,18 @@ from ugpu.virtual.serve import card as serve
 
 
 class ServedCard(serve.ServedCard[Card]):
-    """See the base class."""
+    """See the base class.
 
-    def __init__(self, card: Card) -> None:
-        super().__init__(card, lambda card: VirtualTransport(card, f"served:{card.facts.name}"))
+    map_vram: clients map BAR1, as video memory, and access it directly. This is fast, but only for
+    drivers that leave BAR1 physical, and clients can access the write-protected region. It requires
+    a card with `shared_memory`.
+    """
+
+    vram_bar = 1
+
+    def __init__(self, card: Card, *, map_vram: bool = False) -> None:
+        super().__init__(
+            card,
+            lambda card: VirtualTransport(card, f"served:{card.facts.name}"),
+            card.gpu.memory if map_vram else None,
+        )

@@ -18,6 +18,7 @@ from ugpu.virtual.amd.isa.translator.access.memory import (
     io_column,
     load_to_columns,
     narrow_result,
+    part_of,
     set_registers,
     store_wide,
 )
@@ -115,34 +116,55 @@ def _atomic(bits: int, operation: str) -> Handler:
     return emit
 
 
+def _scalar_place(e: Registers, i: Instruction) -> tuple[str, str, str]:
+    """Return base, offset and number of records of a scalar load as i64."""
+    first = i.srcs[0].index
+    top = e.value(f"and i32 {e.scalar_register(first + 1)}, 65535")
+    base = e.pair(e.scalar_register(first), top)
+    offset = str(i.offset)
+    if i.soffset is not None:
+        offset = e.value(f"add i32 {e.scalar(i.soffset)}, {i.offset}")
+    wide = e.value(f"zext i32 {offset} to i64")
+    return base, wide, e.value(f"zext i32 {e.scalar_register(first + 2)} to i64")
+
+
+def _scalar_dword(e: Registers, base: str, start: str, size: int, records: str) -> str:
+    """Load the dword at an offset, of which `size` bytes are wanted: 0 beyond the records."""
+    end = e.value(f"add i64 {start}, {size}")
+    inside = e.value(f"icmp ule i64 {end}, {records}")
+    wanted = e.value(f"select i1 {inside}, i64 {start}, i64 0")
+    address = e.value(f"and i64 {e.value(f'add i64 {base}, {wanted}')}, {-4 if size < 4 else -1}")
+    number = e.value(f"zext i1 {inside} to i64")
+    e.call(
+        "void", PREFIX + "scalar_load", ("ptr", "%context"), ("i64", address), ("i64", number)
+    )  # fmt: skip
+    at = e.value(f"getelementptr i8, ptr %context, i64 {context.IO}")
+    return e.value(f"select i1 {inside}, i32 {e.value(f'load i32, ptr {at}')}, i32 0")
+
+
 def _scalar_load(count: int) -> Handler:
     """Load scalars; each dword beyond the number of records reads zero."""
 
     def emit(e: Registers, i: Instruction) -> None:
         assert i.dst is not None
-        first = i.srcs[0].index
-        top = e.value(f"and i32 {e.scalar_register(first + 1)}, 65535")
-        base = e.pair(e.scalar_register(first), top)
-        offset = str(i.offset)
-        if i.soffset is not None:
-            offset = e.value(f"add i32 {e.scalar(i.soffset)}, {i.offset}")
-        wide = e.value(f"zext i32 {offset} to i64")
-        records = e.value(f"zext i32 {e.scalar_register(first + 2)} to i64")
+        base, offset, records = _scalar_place(e, i)
         e.note_access()
         for k in range(count):
-            start = e.value(f"add i64 {wide}, {4 * k}")
-            end = e.value(f"add i64 {start}, 4")
-            inside = e.value(f"icmp ule i64 {end}, {records}")
-            wanted = e.value(f"select i1 {inside}, i64 {start}, i64 0")
-            address = e.value(f"add i64 {base}, {wanted}")
-            number = e.value(f"zext i1 {inside} to i64")
-            e.call(
-                "void", PREFIX + "scalar_load",
-                ("ptr", "%context"), ("i64", address), ("i64", number),
-            )  # fmt: skip
-            at = e.value(f"getelementptr i8, ptr %context, i64 {context.IO}")
-            value = e.value(f"load i32, ptr {at}")
-            e.set_scalar(i.dst, e.value(f"select i1 {inside}, i32 {value}, i32 0"), k)
+            start = e.value(f"add i64 {offset}, {4 * k}")
+            e.set_scalar(i.dst, _scalar_dword(e, base, start, 4, records), k)
+
+    return emit
+
+
+def _narrow_scalar_load(bits: int, extend: str) -> Handler:
+    """Load part of a dword, of gfx12. extend: LLVM's "sext" or "zext"."""
+
+    def emit(e: Registers, i: Instruction) -> None:
+        assert i.dst is not None
+        base, offset, records = _scalar_place(e, i)
+        e.note_access()
+        word = _scalar_dword(e, base, offset, bits // 8, records)
+        e.set_scalar(i.dst, part_of(e, word, e.value(f"add i64 {base}, {offset}"), bits, extend))
 
     return emit
 
@@ -158,4 +180,7 @@ def handlers() -> dict[str, Handler]:
         found[f"buffer_atomic_{name}"] = _atomic(bits, operation)
     for count in (1, 2, 3, 4, 8, 16):
         found[f"s_buffer_load_b{32 * count}"] = _scalar_load(count)
+    for bits in (8, 16):
+        found[f"s_buffer_load_i{bits}"] = _narrow_scalar_load(bits, "sext")
+        found[f"s_buffer_load_u{bits}"] = _narrow_scalar_load(bits, "zext")
     return found

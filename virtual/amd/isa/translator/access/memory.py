@@ -390,12 +390,17 @@ def _narrow_scalar_load(bits: int, extend: str) -> Handler:
         )  # fmt: skip
         at = e.value(f"getelementptr i8, ptr %context, i64 {context.IO}")
         word = e.value(f"load i32, ptr {at}")
-        byte = e.value(f"and i32 {e.value(f'trunc i64 {address} to i32')}, {4 - bits // 8}")
-        word = e.value(f"lshr i32 {word}, {e.value(f'shl i32 {byte}, 3')}")
-        part = e.value(f"trunc i32 {word} to i{bits}")
-        e.set_scalar(i.dst, e.value(f"{extend} i{bits} {part} to i32"))
+        e.set_scalar(i.dst, part_of(e, word, address, bits, extend))
 
     return emit
+
+
+def part_of(e: Registers, word: str, address: str, bits: int, extend: str) -> str:
+    """Return the part of a scalar dword in which an address lies, extended to i32."""
+    byte = e.value(f"and i32 {e.value(f'trunc i64 {address} to i32')}, {4 - bits // 8}")
+    word = e.value(f"lshr i32 {word}, {e.value(f'shl i32 {byte}, 3')}")
+    part = e.value(f"trunc i32 {word} to i{bits}")
+    return e.value(f"{extend} i{bits} {part} to i32")
 
 
 def _nothing(e: Registers, i: Instruction) -> None:

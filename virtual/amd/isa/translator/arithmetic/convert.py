@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ugpu.virtual.amd.isa.decoder.formats import Instruction
+from ugpu.virtual.amd.isa.runtime import layout
+from ugpu.virtual.amd.isa.translator import saturation
 from ugpu.virtual.amd.isa.translator.arithmetic.float import SUFFIXES
 from ugpu.virtual.amd.isa.translator.arithmetic.integer import pack_halves
 from ugpu.virtual.amd.isa.translator.arithmetic.scalar import Handler
@@ -349,7 +351,7 @@ def _widened_bytes(kind: str) -> Handler:
 
 def _to_eight_bits(e: Registers, kind: str, value: str) -> str:
     """Round f32 to nearest even; return bytes in i32 lanes. Too large values become NaN (fp8) or
-    infinity (bf8), because MODE.FP16_OVFL is 0."""
+    infinity (bf8), finite ones the largest number where MODE.FP16_OVFL is set."""
     mantissa, bias, largest, beyond = (3, 7, 0x7E, 0x7F) if kind == "fp8" else (2, 15, 0x7B, 0x7C)
     kept = 23 - mantissa
 
@@ -372,12 +374,14 @@ def _to_eight_bits(e: Registers, kind: str, value: str) -> str:
     small = e.compare("ult", "i32", size, number(127 + 1 - bias << 23))
     code = e.select(small, "i32", low, code)
     over = e.compare("ugt", "i32", code, number(largest))
-    code = e.select(
-        e.binary("and", "i1", over, e.binary("xor", "i1", small, constant("i1", 1))),
-        "i32",
-        number(beyond),
-        code,
-    )
+    limit = number(beyond)
+    if e.saturates:
+        e.used_scalars.add(layout.SGPR_NULL)
+        finite = e.compare("ult", "i32", size, number(0x7F80_0000))
+        limited = e.binary("and", "i1", finite, e.broadcast("i1", saturation.flag(e)))
+        limit = e.select(limited, "i32", number(largest), limit)
+    over = e.binary("and", "i1", over, e.binary("xor", "i1", small, constant("i1", 1)))
+    code = e.select(over, "i32", limit, code)
     nan = e.compare("ugt", "i32", size, number(0x7F80_0000))
     return e.binary("or", "i32", sign, e.select(nan, "i32", number(0x7F), code))
 

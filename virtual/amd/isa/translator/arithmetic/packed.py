@@ -65,6 +65,8 @@ def packed(kind: str, function: Function, saturating: Function | None = None) ->
                     value = e.unary("fneg", "half", value)
                 values.append(value)
             result = work(e, tuple(values))
+            if kind == "half":
+                result = e.saturated(result, [("half", value) for value in values])
             if kind == "half" and i.clamp:
                 result = e.clamped("half", result)
             results.append(e.convert("bitcast", kind, "i16", result))
@@ -185,6 +187,7 @@ def _mixed(half: str) -> Handler:
             e.set_vector(i.dst, "float", result)
             return
         narrow = e.convert("fptrunc", "float", "half", result)
+        narrow = e.saturated(narrow, [("float", value) for value in (a, b, c)])
         if i.clamp:
             narrow = e.clamped("half", narrow)
         e.set_vector(replace(i.dst, high=half == "high"), "half", narrow)

@@ -1,0 +1,360 @@
+"""Convolutions of 3 x 3 windows by Winograd's F(4x4, 3x3) on the host, in one kernel.
+
+    before   out[o, y, x] = "tiled sum" over c, i, j of w[o, c, i, j] * image[c, y + i, x + j]
+    after    for some rows of tiles (of 4 x 4 results, from 6 x 6 elements of the image):
+             image    for each c: stage[j][r % 4][tile] = image[c, 4 * down + r, 4 * across + j],
+                      its padding too; tiles[k][c][tile], k: 36 places, by sums along both axes
+             for a panel of o:
+             weights  weights[k][o][c], by sums along both axes
+             products[k][o][tile] = sum over c of weights[k][o][c] * tiles[k][c][tile], in panels
+                      whose totals stay in registers
+             results  16 of each tile from 36 products, then the epilogue, in order of memory
+
+All transforms compute a vector of tiles (or of channels) at a time. What a group holds
+stays in the second-level cache. The sums are those of compiler.methods.winograd's matrices (Lavin
+and Gray, "Fast Algorithms for Convolutional Neural Networks", section 4.2), pairs of rows that
+differ only in signs computed together. Rows and columns are interchangeable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.expression.accumulate import multiply_add
+from ugpu.compiler.expression.algebra import Index, Range, constant
+from ugpu.compiler.expression.computation import Computation, elements
+from ugpu.compiler.expression.lookup import guard
+from ugpu.compiler.expression.value import (
+    Memory,
+    Value,
+    binary,
+    broadcast,
+    const,
+    gate,
+    load,
+    substitute,
+)
+from ugpu.compiler.kernel.host.lines import separated
+from ugpu.compiler.kernel.host.nest import Nest, held, round_up, share
+from ugpu.compiler.kernel.host.products.packing import LINE
+from ugpu.compiler.kernel.host.products.rates import rates_of
+from ugpu.compiler.kernel.host.products.tiles import vector_registers
+from ugpu.compiler.kernel.host.windows import coupled
+from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store
+from ugpu.compiler.kernel.shared.kernels import result
+from ugpu.compiler.pattern import cost
+from ugpu.compiler.pattern.contraction import ranges_of
+from ugpu.hcq.state.target import TargetSpec
+
+TILE, WINDOW = 4, 3
+AROUND = TILE + WINDOW - 1
+PLACES = AROUND * AROUND
+APART = LINE // float32.itemsize  # elements between planes, which thus share no cache set
+
+Lines = Callable[[Sequence[Value]], list[Value]]
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """The parts. out, row, column: the output's ranges; channel, down, across: those reduced, of
+    which image rows row + down and columns column + across."""
+
+    reduce: Value
+    image: Value
+    weight: Value
+    out: Range
+    row: Range
+    column: Range
+    channel: Range
+    down: Range
+    across: Range
+
+
+def find_tiled(computation: Computation) -> Tiled | None:
+    """Return the convolution of a computation that requests tiles, or None."""
+    reduce = computation.reduction
+    if (
+        reduce is None
+        or computation.others
+        or reduce.arg[0] != cost.TILED
+        or reduce.sources[0].op != "mul"
+    ):
+        return None
+    over, factors = reduce.arg[1], reduce.sources[0].sources
+    for image, weight in (factors, factors[::-1]):
+        inside = [
+            (r, each) for r in computation.ranges for each, stride in coupled(image, r, over)
+            if stride == 1 and each.size == WINDOW
+        ]  # fmt: skip
+        if len(inside) != 2 or len({each for _, each in inside}) != 2 or len(over) != 3:
+            continue
+        (row, down), (column, across) = inside
+        rest = [r for r in over if r not in (down, across)]
+        used = ranges_of(weight)
+        outs = [r for r in computation.ranges if r in used]
+        apart = len(rest) == len(outs) == 1 and outs[0] not in ranges_of(image)
+        if apart and row not in used and column not in used:
+            return Tiled(reduce, image, weight, outs[0], row, column, rest[0], down, across)
+    return None
+
+
+def convolution(computation: Computation, target: TargetSpec) -> Kernel:
+    """Return a kernel whose groups compute some rows of tiles of some channels."""
+    tiled = find_tiled(computation)
+    assert tiled is not None
+    return _Convolution(computation, tiled, target).kernel()
+
+
+class _Convolution:
+    """Sizes and memories of one kernel."""
+
+    def __init__(self, computation: Computation, tiled: Tiled, target: TargetSpec) -> None:
+        self.parts, self.lanes = tiled, target.vector_bytes // float32.itemsize
+        self.wide, tall = -(-tiled.column.size // TILE), -(-tiled.row.size // TILE)
+        depth, out = tiled.channel.size, tiled.out.size
+        batch = [r for r in computation.ranges if r not in (tiled.out, tiled.row, tiled.column)]
+        room = target.caches.second * 9 // 16 // (PLACES * depth * float32.itemsize)
+        count = share(tall, max(1, room // self.wide))
+        groups = -(-tall // count) * elements(batch)
+        parts = min(-(-target.compute_units // groups), -(-out // self.lanes))
+        tiles = Range("tile_row", tall)
+        self.nest = Nest(computation, batch, (tiles, count), (tiled.out, -(-out // parts)))
+        self.tiles, self.outs = self.nest.sides
+        self.across = round_up(count * self.wide, self.lanes)  # elements of a row of tiles
+        self.height, self.vectors = self.panel(target)
+        self.pitch = round_up(depth, self.lanes) | APART
+        self.plane = (count + 1) * self.wide
+        self.stage = self.memory("stage", AROUND * TILE * self.plane + self.across)
+        self.kept = self.memory("kept", WINDOW * WINDOW * round_up(depth, self.lanes))
+        self.apart = depth * self.across + APART, self.height * self.across + APART
+        self.image = self.memory("tiles", PLACES * self.apart[0])
+        self.weights = self.memory("weights", PLACES * self.height * self.pitch)
+        self.products = self.memory("products", PLACES * self.apart[1])
+        self.results = self.memory("results", TILE * TILE * self.across)
+        self.middle = Memory("middle", float32, PLACES, "register", self.lanes)
+        count = self.height * self.vectors
+        self.totals = Memory("totals", float32, count, "register", self.lanes)
+
+    @staticmethod
+    def memory(name: str, count: int) -> Memory:
+        return Memory(name, float32, count, "local")
+
+    def panel(self, target: TargetSpec) -> tuple[int, int]:
+        """Return the height and the vectors of a panel of totals: of those that fit the registers
+        the cheapest, whose weights have at most a quarter of the second-level cache."""
+        rates, registers = rates_of(target), vector_registers(target)
+        width = PLACES * self.parts.channel.size * float32.itemsize
+        room = max(TILE, rates.second // 4 // width)
+        blocks = self.across // self.lanes
+        sizes = []
+        for vectors in range(1, min(4, blocks) + 1):
+            most = min((registers - 2 - vectors) // vectors, room)
+            height = share(self.outs.count, most)
+            step = max(height * vectors, rates.load * (height + vectors)) + 0.3
+            panels = -(-self.outs.count // height) * -(-blocks // vectors)
+            sizes.append((panels * step, height, vectors))
+        _, height, vectors = min(sizes)
+        return height, vectors
+
+    def kernel(self) -> Kernel:
+        channel = Range("channel", self.parts.channel.size)
+        image = Loop(channel, (self.staged(channel.index()), self.in_tiles(channel.index())))
+        panel = Range("panel", -(-self.outs.count // self.height))
+        first = self.outs.start + panel.index() * self.height
+        rows = constant(self.parts.out.size) - first
+        whole = self.outs.left if self.parts.out.size % self.outs.count else None
+        bound = None if whole is None else (whole + (self.height - 1)) // self.height
+        body = (self.weighted(first, rows), self.multiply(), self.finish(first, rows))
+        memories = (self.stage, self.kept, self.image, self.weights, self.products, self.results,
+                    self.middle, self.totals)  # fmt: skip
+        return self.nest.kernel(memories, (image, Loop(panel, body, bound)))
+
+    # ---- factors -------------------------------------------------------------------------------
+
+    def staged(self, channel: Index) -> Statement:
+        """Copy the elements of all tiles of a channel: [column % 6][row % 4][tile]."""
+        parts, more = self.parts, AROUND - TILE
+        line = Range("line", self.tiles.count * TILE + more)
+        row = self.tiles.start * TILE + line.index()
+        at = line.index() % TILE * self.plane + line.index() // TILE * self.wide
+        body: list[Statement] = []
+        for across in range(AROUND):
+            tile = Range(f"tile{across}", self.wide)
+            column = tile.index() * TILE + across
+            places = {**self.nest.batch, parts.channel: channel}
+            places |= {parts.row: row, parts.down: constant(0)}
+            places |= {parts.column: column, parts.across: constant(0)}
+            # beyond the image's last window there is nothing
+            last = [(row, parts.row.size), (column, parts.column.size)]
+            inside = tuple(
+                end for place, size in last if (end := constant(size + WINDOW - 2) - place).low < 0
+            )
+            image = substitute(parts.image, places)
+            image = gate(inside, guard(image, inside), const(0, float32))
+            body += separated(image, tile, self.stage, at + across * TILE * self.plane)
+        return Loop(line, tuple(body), self.tiles.left * TILE + more, rolled=True)
+
+    def in_tiles(self, channel: Index) -> Statement:
+        """Transform the tiles of a channel, a vector of them at a time."""
+        block = Range("block", self.across // self.lanes)
+        at = block.index() * self.lanes
+        loads = []
+        for down, across in product(range(AROUND), range(AROUND)):
+            place = (across * TILE + down % TILE) * self.plane + down // TILE * self.wide
+            loads.append(load(self.stage, at + place, lanes=self.lanes))
+        first = channel * self.across + at
+        body = self.both(loads, AROUND, _of_image, self.image, lambda k: first + k * self.apart[0])
+        return Loop(block, tuple(body), self.bound(self.lanes), rolled=True)
+
+    def weighted(self, first: Index, rows: Index) -> Statement:
+        """Transform the weights of a panel, a vector of channels at a time."""
+        parts, window = self.parts, WINDOW * WINDOW
+        row, channel = Range("row", self.height), Range("weight", parts.channel.size)
+        whole = round_up(parts.channel.size, self.lanes)
+        places = {parts.out: first + row.index(), parts.channel: channel.index()}
+        copies = []
+        for k in range(window):
+            here = {parts.down: constant(k // WINDOW), parts.across: constant(k % WINDOW)}
+            weight = substitute(parts.weight, {**self.nest.batch, **places, **here})
+            copies.append(Store(self.kept, channel.index() + k * whole, weight))
+        block = Range("block", whole // self.lanes)
+        at = block.index() * self.lanes
+        loads = [load(self.kept, at + k * whole, lanes=self.lanes) for k in range(window)]
+        to = row.index() * self.pitch + at
+        body = self.both(
+            loads, WINDOW, _of_weights, self.weights, lambda k: to + k * self.height * self.pitch
+        )
+        inside = (Loop(channel, tuple(copies)), Loop(block, tuple(body), rolled=True))
+        return Loop(row, inside, rows, rolled=True)
+
+    def both(
+        self, given: Sequence[Value], size: int, lines: Lines, memory: Memory,
+        place: Callable[[int], Index],
+    ) -> Iterator[Statement]:  # fmt: skip
+        """Transform [size][size] vectors along the first axis, then the second; store them."""
+        along = [lines(given[across::size]) for across in range(size)]
+        count = len(along[0])
+        middle = [load(self.middle, constant(k), lanes=self.lanes) for k in range(count * size)]
+        for across, down in product(range(size), range(count)):
+            yield Store(self.middle, constant(down * size + across), along[across][down])
+        for down in range(count):
+            for across, each in enumerate(lines(middle[down * size : (down + 1) * size])):
+                yield Store(memory, place(down * count + across), each)
+
+    # ---- products ------------------------------------------------------------------------------
+
+    def multiply(self) -> Statement:
+        """Multiply the panel's weights by all tiles, place by place."""
+        place, width = Range("place", PLACES), self.vectors * self.lanes
+        whole, rest = divmod(self.across // self.lanes, self.vectors)
+        block = Range("columns", whole)
+        first = block.index() * width
+        panel = tuple(self.panel_of(place.index(), first, self.vectors))
+        inside = [Loop(block, panel, self.bound(width))]
+        last = self.panel_of(place.index(), constant(whole * width), rest) if rest else []
+        return Loop(place, (*inside, *last), rolled=True)
+
+    def bound(self, width: int) -> Index | None:
+        """Return the number of blocks of `width` tiles, if the last group has fewer."""
+        if self.tiles.axis.main.size % self.tiles.count == 0:
+            return None
+        return (self.tiles.left * self.wide + (width - 1)) // width
+
+    def panel_of(self, place: Index, column: Index, vectors: int) -> list[Statement]:
+        """Compute the products of all rows of the panel and some vectors of tiles."""
+        step = Range(f"step{vectors}", self.parts.channel.size)
+        first = place * self.apart[0] + step.index() * self.across + column
+        right = [load(self.image, first + v * self.lanes, lanes=self.lanes) for v in range(vectors)]
+
+        def term(number: int, total: Value) -> Value:
+            down, vector = divmod(number, vectors)
+            at = (place * self.height + down) * self.pitch + step.index()
+            return multiply_add(
+                broadcast(load(self.weights, at), self.lanes), right[vector], total
+            )  # fmt: skip
+
+        def stored(number: int, total: Value) -> Store:
+            down, vector = divmod(number, vectors)
+            at = place * self.apart[1] + down * self.across + column + vector * self.lanes
+            return Store(self.products, at, total)
+
+        zero = broadcast(const(0, float32), self.lanes)
+        return held(
+            self.totals, self.height * vectors, lambda body: Loop(step, body), lambda _: zero,
+            term, stored,
+        )  # fmt: skip
+
+    # ---- results -------------------------------------------------------------------------------
+
+    def finish(self, first: Index, rows: Index) -> Statement:
+        """Compute results from products, row by row of the panel, then the epilogue."""
+        parts, row = self.parts, Range("out", self.height)
+        block = Range("block", self.across // self.lanes)
+        at = block.index() * self.lanes
+        line = row.index() * self.across + at
+        loads = [load(self.products, line + k * self.apart[1], lanes=self.lanes)
+                 for k in range(PLACES)]  # fmt: skip
+        body = self.both(loads, AROUND, _of_results, self.results, lambda k: at + k * self.across)
+        tile_row, down = Range("tile_line", self.tiles.count), Range("down", TILE)
+        tile = Range("tile", max(1, parts.column.size // TILE))
+        y = (self.tiles.start + tile_row.index()) * TILE + down.index()
+
+        def store(number: Index, across: int) -> Statement:
+            place = down.index() * (TILE * self.across) + tile_row.index() * self.wide + number
+            total = load(self.results, place + across * self.across)
+            x = number * TILE + across
+            places = {parts.out: first + row.index(), parts.row: y, parts.column: x}
+            return result(self.nest.computation, {**self.nest.batch, **places}, total, parts.reduce)
+
+        whole, rest = divmod(parts.column.size, TILE)
+        lines: list[Statement] = [store(constant(whole), across) for across in range(rest)]
+        if whole:
+            lines.append(Loop(tile, tuple(store(tile.index(), across) for across in range(TILE))))
+        left = constant(parts.row.size) - (self.tiles.start + tile_row.index()) * TILE
+        inside = Loop(tile_row, (Loop(down, tuple(lines), left),), self.tiles.left, rolled=True)
+        transform = Loop(block, tuple(body), self.bound(self.lanes), rolled=True)
+        return Loop(row, (transform, inside), rows, rolled=True)
+
+
+def _add(factor: float, value: Value, total: Value) -> Value:
+    return multiply_add(broadcast(const(factor, float32), value.lanes), value, total)
+
+
+def _times(factor: float, value: Value) -> Value:
+    return binary("mul", broadcast(const(factor, float32), value.lanes), value)
+
+
+def _pair(even: Value, odd: Value) -> list[Value]:
+    """Return the sum and the difference."""
+    return [binary("add", even, odd), binary("sub", even, odd)]
+
+
+def _of_image(d: Sequence[Value]) -> list[Value]:
+    """Transform six elements of an image to six places of a tile."""
+    wide, near = _add(-4, d[1], d[3]), _times(2, binary("sub", d[3], d[1]))
+    first, last = _add(4, d[0], _add(-5, d[2], d[4])), _add(4, d[1], _add(-5, d[3], d[5]))
+    return [
+        first,
+        *_pair(_add(-4, d[2], d[4]), wide),
+        *_pair(binary("sub", d[4], d[2]), near),
+        last,
+    ]
+
+
+def _of_weights(g: Sequence[Value]) -> list[Value]:
+    """Transform three weights to six places of a tile."""
+    ends = _times(-1 / 6, binary("add", g[0], g[2]))
+    near = _add(1 / 24, g[0], _times(1 / 6, g[2]))
+    pairs = [*_pair(ends, _times(-1 / 6, g[1])), *_pair(near, _times(1 / 12, g[1]))]
+    return [_times(1 / 4, g[0]), *pairs, g[2]]
+
+
+def _of_results(m: Sequence[Value]) -> list[Value]:
+    """Transform six places of a tile to four results."""
+    (one, other), (two, four) = _pair(m[1], m[2]), _pair(m[3], m[4])
+    first = binary("add", binary("add", m[0], one), two)
+    last = _add(8, four, binary("add", m[5], other))
+    return [first, _add(2, four, other), _add(4, two, one), last]

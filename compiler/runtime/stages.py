@@ -1,0 +1,154 @@
+"""The graphs of a recorded function: of each device, cut where elements pass between devices.
+
+A graph begins with a device's first kernel after a copy, and ends at the next copy from or to the
+device. Graphs and copies are replayed in the order in which they ended: a device's work is in its
+own order, and copies come after what they read and before what reads them.
+
+Copies are made by the queue of the target where it reaches the source's memory (peers, and `cpu`
+devices of one process), otherwise through the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ugpu.compiler.runtime.memory_pool import MemoryPool, Place, Storage, place_of
+from ugpu.hcq.device.device import Device, core_of, owner_of
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.graph import Capture
+
+
+@dataclass
+class Part:
+    """A graph of one device. used: the memory that its kernels name."""
+
+    graph: Capture
+    used: set[Place]
+
+
+@dataclass(frozen=True)
+class Move:
+    """A copy to another device. source, target: memory in the recording. start: the first byte."""
+
+    source: Buffer
+    start: int
+    target: Buffer
+    size: int
+
+
+class Lane:
+    """The part of a recording on one device. part: the graph that records; None between graphs."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.pool = MemoryPool(device, keep=1 << 62)
+        self.part: Part | None = None
+
+
+class Stages:
+    """Graphs and copies in the order of their replay. A context manager, inside of which they are
+    recorded. Owns their memory."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[int, Lane] = {}
+        self._stages: list[Part | Move] = []
+
+    def lane(self, device: Device) -> Lane:
+        """Return the part on a device, which records from now on."""
+        lane = self.lanes.get(id(device))
+        if lane is None:
+            lane = self.lanes[id(device)] = Lane(device)
+        if lane.part is None:
+            graph = device.capture()
+            graph.__enter__()
+            lane.part = Part(graph, set())
+        return lane
+
+    def move(self, source: Storage, start: int, target: Storage, size: int) -> None:
+        """Record a copy to another device."""
+        for pool in (source.pool, target.pool):
+            lane = self.lanes.get(id(pool.device))
+            if lane is not None:
+                self._end(lane)
+        self._stages.append(Move(source.buffer, start, target.buffer, size))
+
+    def __enter__(self) -> Stages:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for lane in self.lanes.values():
+            self._end(lane, kind)
+
+    def _end(self, lane: Lane, kind: type[BaseException] | None = None) -> None:
+        """End the graph that records on a device; kind: of the exception that ended it."""
+        part, lane.part = lane.part, None
+        if part is None:
+            return
+        part.graph.__exit__(kind)
+        if kind is None and part.graph.images():
+            self._stages.append(part)
+        else:
+            part.graph.close()
+
+    def replay(self, bound: Mapping[Buffer, Buffer], current: Mapping[Place, Storage]) -> None:
+        """Run everything. bound: memory to use instead of the recording's; current: the same for
+        copies, by place. Closed, before anything has run, if memory that a graph names is gone."""
+        if len(self._stages) == 1 and isinstance(self._stages[0], Part):
+            self._stages[0].graph.replay(inputs=bound)
+            return
+        for stage in self._stages:
+            if isinstance(stage, Part):
+                stage.graph.check()
+        for stage in self._stages:
+            if isinstance(stage, Part):
+                used = stage.used
+                named = {old: new for old, new in bound.items() if place_of(old) in used}
+                stage.graph.replay(inputs=named)
+            else:
+                source = _now(stage.source, current)[stage.start : stage.start + stage.size]
+                carry(source, _now(stage.target, current), stage.size)
+
+    def retire(self) -> None:
+        """Close the graphs; memory stays valid."""
+        for stage in self._stages:
+            if isinstance(stage, Part):
+                stage.graph.close()
+
+    def close(self) -> None:
+        """Free graphs and memory once the last replay has ended."""
+        self.retire()
+        for lane in self.lanes.values():
+            lane.pool.keep = 0
+            lane.pool.clear()
+
+
+def _now(buffer: Buffer, current: Mapping[Place, Storage]) -> Buffer:
+    storage = current.get(place_of(buffer))
+    return buffer if storage is None else storage.buffer
+
+
+def carry(source: Buffer, target: Buffer, size: int) -> None:
+    """Copy bytes to another device, after all work of both devices so far and before later work.
+    The host waits only for a copy that passes through it."""
+    if not size:
+        return
+    giver, taker = owner_of(source), owner_of(target)
+    near = taker.driver.reach_memory(source)
+    if near is None:
+        staging = np.empty(size, np.uint8)
+        core_of(giver).copies.download(source[:size], staging.data)
+        core_of(taker).copies.upload(target, staging.data)
+        return
+    _follow(taker, giver)
+    taker.queue().copy(target, near, size).submit()
+    _follow(giver, taker)  # until then, the source's memory must not be used again
+
+
+def _follow(later: Device, earlier: Device) -> None:
+    """Have the compute queue of a device wait for that of another."""
+    timeline = earlier.queue().timeline
+    if not timeline.reached(timeline.last):
+        later.queue().wait(timeline, timeline.last).submit()

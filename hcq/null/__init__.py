@@ -1,0 +1,1 @@
+"""`null:<chip>`: a device without hardware, which compiles, plans and counts, and runs nothing."""

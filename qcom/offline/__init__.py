@@ -1,0 +1,1 @@
+"""A chip without a phone."""
