@@ -34,7 +34,7 @@ UVM = Path("/dev/nvidia-uvm")
 OPEN_LIMIT_S = 60
 LONGEST_S = 3600
 # One case of each STEP of the corpus first, then the next ones.
-STEP, LEAST_OPERATIONS = 37, 20
+STEP, LEAST_OPERATIONS = 37, 5
 # The module's test of its interrupt enables the tree before it waits for it. A message that arrives
 # in between is lost: a guest, whose accesses take long, loses some.
 ATTEMPTS, LOST_INTERRUPT = 3, "(0x11:0x45:"
