@@ -6,9 +6,10 @@ passed. Two tiers run side by side, each in a process of its own, where the mach
 processors and the memory. `python -m lab.kernel edu` runs the named tiers only; `--cache DIR`
 keeps the unpacked programs elsewhere; `--turn` runs tier amdgpu and the one whose turn it is by the
 commit's number, as continuous integration does; `--minutes N` bounds all of it: what could not end
-by then is not begun. `--long`: tier usb pulls the cable 200 times, and tier usb_stock boots the
-card, which takes minutes. Exit status: 0 when nothing failed (skipped tiers included), 1 otherwise,
-2 for an unknown tier. Ends with a table, a line for each boot. Writes build/test-kernel.json.
+by then is not begun. `--long`: tier usb pulls the cable 200 times, tier usb_stock boots the card,
+tier nvidia_open runs the whole operation corpus, which takes minutes. Exit status: 0 when nothing
+failed (skipped tiers included), 1 otherwise, 2 for an unknown tier. Ends with a table, a line for
+each boot. Writes build/test-kernel.json.
 """
 
 from __future__ import annotations

@@ -27,6 +27,9 @@ CHIP = "ad102"
 OPTIONS = "NVreg_ResmanDebugLevel=0 NVreg_RegistryDwords=RmRcWatchdog=0"
 REACHED = ("RmInitAdapter succeeded!",)
 CORPUS_S, LONG_CORPUS_S, LIMIT_S = 60, 900, 300
+# The module says much: a console would take most of the time, an ordinary buffer lose the start.
+# It waits without yielding, which is no lockup on a slow host.
+KERNEL_COMMAND = "loglevel=4 log_buf_len=32M nosoftlockup"
 NEVER = ("WARNING:", "Oops", "BUG:", "Assertion failed")
 
 
@@ -59,7 +62,7 @@ def _boot(lab: Lab, socket: Path, provided: Path, module: Path) -> Run:
                 *("-device", json.dumps(card)),
             ],
             modules=others,
-            kernel_command="loglevel=4 nosoftlockup",
+            kernel_command=KERNEL_COMMAND,
             handlers={"corpus_s": lambda: LONG_CORPUS_S if lab.long else CORPUS_S},
             limit_s=LIMIT_S + (LONG_CORPUS_S if lab.long else 0),
         )

@@ -12,7 +12,6 @@ from tests.nv.virtual.test_virtual_gsp_memory import (
     CHANNEL,
     CLIENT,
     DEVICE,
-    ROOT,
     SPACE,
     SUBDEVICE,
     channel_params,
@@ -20,7 +19,7 @@ from tests.nv.virtual.test_virtual_gsp_memory import (
     objects,
     tables,
 )
-from tests.support.gsp_script import Script
+from tests.support.gsp_script import ROOT, Script
 from ugpu.nv import abi
 from ugpu.virtual.nvidia.gsp.options import FIRMWARES
 from ugpu.virtual.nvidia.rm.channels import ChannelGroup, ChannelObject
