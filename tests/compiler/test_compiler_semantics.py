@@ -290,7 +290,7 @@ CALLS: list[Callable[[Tensor, Any], object]] = [
     lambda t, wrong: t.repeat_interleave(wrong),
     lambda t, wrong: t.unflatten(0, wrong),
     lambda t, wrong: t.topk(wrong),
-    lambda t, wrong: t.var(correction=wrong),
+    lambda t, wrong: t.var(correction="1" if wrong is None else wrong),
     lambda t, wrong: t.masked_select(wrong),
     lambda t, wrong: t.memory_plan(wrong),
     lambda t, wrong: t.dropout(wrong, training=True),

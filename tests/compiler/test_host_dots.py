@@ -146,10 +146,11 @@ def test_groups_that_share_a_scale(
         assert (result.numpy() == few @ wide.reshape(columns, -1).T).all()
 
 
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("depth", [256, 257, 514, 271])
+@pytest.mark.parametrize("rows", [1, 4, 9])
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
-def test_weights_of_16_bits(cpu: Device, rows: int, kind: str) -> None:
-    few, long = _numbers(11, rows, 256), _numbers(12, 70, 256)
+def test_weights_of_16_bits(cpu: Device, rows: int, kind: str, depth: int) -> None:
+    few, long = _numbers(11, rows, depth), _numbers(12, 70, depth)
     weight = Tensor(long, device=cpu).cast(kind).realize()
     result = Tensor(few, device=cpu).matmul(weight.float().transpose(0, 1))
     assert _is_dots(_kernel(result))

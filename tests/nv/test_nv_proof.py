@@ -13,7 +13,8 @@ from tests.support import holdings
 from ugpu import hcq
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import ChipError, MissingDependency, OutOfMemory
-from ugpu.nv.work import programs, proof
+from ugpu.nv.code import source
+from ugpu.nv.work import proof
 
 CHIPS = ("tu102", "gh100", "gb202")
 RAN = "compute, copy 0, copy 1"
@@ -62,7 +63,7 @@ def test_without_an_assembler_copies_are_the_proof(
     def missing(*_: object) -> bytes:
         raise MissingDependency("no assembler of PTX is installed")
 
-    monkeypatch.setattr(programs, "assemble", missing)
+    monkeypatch.setattr(source, "assemble", missing)
     found = device.reset("block").attempts[-1].proof
     assert found["copy"] == "right on copy 0, copy 1"
     assert "no assembler" in str(found["kernel"])

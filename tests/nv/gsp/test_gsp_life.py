@@ -222,8 +222,11 @@ def test_after_a_suspend_of_the_host_a_reset_boots_the_card(
             assert recovery.attempts[-1].worked
             work(device)
             assert kept.numpy(np.uint8)[0] == 7, "host memory stays"
-        # The driver cannot know before it has rung for work.
-        assert [text for text in card.violations if "doorbell" not in text] == []
+        # The driver cannot know before it has rung for work. Firmware that kept its power tries to
+        # reach memory until it is reset, with bus mastering off so that it does not.
+        allowed = ("doorbell",) if powerless else ("doorbell", "bus mastering off")
+        others = [text for text in card.violations if not any(word in text for word in allowed)]
+        assert others == []
 
 
 def test_a_reset_with_two_holders() -> None:

@@ -240,7 +240,20 @@ class _Product:
             load(self.parts_of_sums, constant(place * self.lanes), lanes=self.lanes)
             for place in range(height * width)
         ]
-        return [Loop(column, (*body, Loop(step, tuple(terms)), *kept))], totals
+        ends = self.terms_of_end(places, row, height) if self.rest else ()
+        return [Loop(column, (*body, Loop(step, tuple(terms)), *ends, *kept))], totals
+
+    def terms_of_end(
+        self, places: Mapping[Range, Index], row: Index, height: int
+    ) -> Iterator[Statement]:
+        """Add the incomplete vector at the end of the depth to the totals of one column."""
+        inner = substitute(self.unit.inner, places)
+        last = constant(self.depth.whole - self.lanes)
+        column = self.ending(along.vector(inner, self.depth, last, self.lanes), front=False)
+        for down in range(height):
+            left = load(self.left, (row + down) * self.pitch + self.end, lanes=self.lanes)
+            total = load(self.totals, constant(down), lanes=self.lanes)
+            yield Store(self.totals, constant(down), multiply_add(left, column, total))
 
     def terms_of_unit(
         self, places: Mapping[Range, Index], row: Index, height: int, number: Index
