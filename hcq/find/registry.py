@@ -234,7 +234,7 @@ def _open_named(name: str, options: dict[str, object]) -> Device:
     have = [entry.name for entry in listing.list_devices()]
     chips = [f"virtual:{chip}" for chip in virtual_chips()]
     hint = meant(name, have) or meant(f"virtual:{name}", chips)
-    if not hint and name in planned_chips():  # a processor, or a chip without a virtual card
+    if name in planned_chips() and f"virtual:{name}" not in chips:
         hint = f"did you mean null:{name}, which plans work without a device? "
     raise DeviceNotFound(f"no device {name!r}; {hint}there are: {', '.join(have)}")
 

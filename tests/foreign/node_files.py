@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ugpu.hcq.transport.node import NodeMapping
-from ugpu.virtual.nvidia.memory import physical
+from ugpu.virtual.bus import sparse
 from ugpu.virtual.nvidia.node import VirtualNode
 
 _MAYMOVE, _FIXED = 1, 2  # MREMAP_*, linux/mman.h
@@ -43,8 +43,10 @@ def share_memory() -> None:
         MAP_PRIVATE=mmap.MAP_SHARED,
         MAP_ANONYMOUS=mmap.MAP_ANONYMOUS,
         MADV_DONTNEED=mmap.MADV_REMOVE,
+        MADV_REMOVE=mmap.MADV_REMOVE,
+        MAP_SHARED=mmap.MAP_SHARED,
     )
-    physical.mmap = shared
+    sparse.mmap = shared
 
 
 def install(node: VirtualNode, ops_nv: Any) -> None:

@@ -15,12 +15,12 @@ from tests.support.ptx_leaks import GROUPS, SECRET, clean, run, small_machine
 from ugpu.hcq.errors import MissingDependency
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.work.buffer import Buffer
-from ugpu.nv.code import heap
+from ugpu.nv.code import heap, source
 from ugpu.nv.code.assemble import assemble
 from ugpu.nv.code.cubin import parse_cubin
 from ugpu.nv.device.device import NvDevice
 from ugpu.nv.rm.memory import Memory
-from ugpu.nv.work import cleaner, programs
+from ugpu.nv.work import cleaner
 from ugpu.virtual.nvidia.machine import VirtualMachine
 
 CHIPS = ("tu102", "ga102", "gh100", "gb202")
@@ -114,7 +114,7 @@ def test_without_an_assembler_the_gap_is_named(
         raise MissingDependency("no assembler of PTX is installed")
 
     with monkeypatch.context() as without:
-        without.setattr(programs, "assemble", missing)
+        without.setattr(source, "assemble", missing)
         assert clean(device) == (
             "shared memory and registers were not cleared: no assembler of PTX is installed"
         )

@@ -16,7 +16,7 @@ from tests.support.daemon import Running, scaled, settings_text
 from tests.support.kernels import compile_ir
 from tests.support.waiting import until
 from ugpu.hcq.errors import ChipError, DeviceBusy, MissingDependency
-from ugpu.nv.work import programs
+from ugpu.nv.code import source
 from ugpu.tools.base.events import NOT_CLEANED, event_of
 from ugpu.tools.service.daemon.cards import owned as owned_cards
 from ugpu.tools.service.daemon.cards.cleaning import clean
@@ -209,7 +209,7 @@ def test_what_cannot_be_cleaned_is_an_event(
 
     with lease(running) as gpu:
         run(gpu, "plant")
-        monkeypatch.setattr(programs, "assemble", missing)
+        monkeypatch.setattr(source, "assemble", missing)
     with lease(running, wait_s=60):
         monkeypatch.undo()
     told = [event for record in caplog.records if (event := event_of(record)) is not None]
