@@ -34,7 +34,7 @@ def open_device(
 
 class NullDevice(Device):
     """A chip without hardware: programs are compiled and read as by its driver, memory is planned,
-    work is counted; nothing runs, and there are no elements to read."""
+    work is counted. Nothing runs, and reading elements raises NotSupported."""
 
     def __init__(self, driver: NullDriver) -> None:
         super().__init__(driver)

@@ -181,8 +181,8 @@ class NullTransfer(Transfer):
 
     def receive(self, source: Buffer, out: memoryview) -> None:
         raise NotSupported(
-            f"{self._driver.name} runs nothing, so there are no elements to read: it compiles, "
-            "plans and counts; realize() the result, then see device.counts() and "
+            f"{self._driver.name} runs nothing and stores no elements: it compiles, plans and "
+            "counts; realize() the result, then see device.counts() and "
             "device.memory_peak(); open a real or virtual device to compute it"
         )
 

@@ -109,7 +109,7 @@ def test_nothing_is_read(null: NullDevice, tmp_path: Path) -> None:
         lambda x: bool(x[0]), np.from_dlpack, lambda x: save(tmp_path / "x.npz", {"x": x}),
     ]  # fmt: skip
     for read in readers:
-        with pytest.raises(NotSupported, match="runs nothing, so there are no elements"):
+        with pytest.raises(NotSupported, match="runs nothing and stores no elements"):
             read(pending)
     assert "not readable" in repr(pending.realize())
     buffer = null.alloc(64)

@@ -58,7 +58,7 @@ FAMILIES: tuple[tuple[str, str], ...] = (
      "share_memory_ pin_memory record_stream getfield new"),
     ("write x.numpy().{name}(...)", "tobytes tofile dumps dump byteswap"),
     ("write x.cast(dtype) and x.dtype; float32 is the widest float type", "double"),
-    ("there are no complex numbers: write real and imaginary parts on a last axis of two",
+    ("complex numbers are not supported: write real and imaginary parts on a last axis of two",
      "cdouble cfloat chalf is_conj is_neg"),
     ("a tensor is dense: write x.numpy() for scipy.sparse", "coalesce is_coalesced col_indices "
      "crow_indices row_indices ccol_indices dense_dim sparse_dim smm sspaddmm to_dense to_mkldnn "

@@ -192,7 +192,7 @@ class Named(Groups):
         return self.dtype.is_float
 
     def is_complex(self) -> bool:
-        """Return False: there are no complex types."""
+        """Return False, as complex types are not supported."""
         return False
 
     def is_signed(self) -> bool:
@@ -278,7 +278,7 @@ class Named(Groups):
         return self.new_full(shape_of("new_ones", size), 1, dtype=dtype)
 
     def new_empty(self, *size: Any, dtype: Any = None) -> Self:
-        """Return zeros on the same device: there are no elements without a value."""
+        """Return zeros on the same device; every element has a value."""
         return self.new_full(shape_of("new_empty", size), 0, dtype=dtype)
 
     def new_tensor(self, data: Any, *, dtype: Any = None) -> Self:

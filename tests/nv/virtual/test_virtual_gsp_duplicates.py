@@ -23,6 +23,7 @@ from tests.support.gsp_script import ROOT, Script
 from ugpu.nv import abi
 from ugpu.virtual.nvidia.gsp.options import FIRMWARES
 from ugpu.virtual.nvidia.rm.channels import ChannelGroup, ChannelObject
+from ugpu.virtual.nvidia.rm.resources import VaSpace
 from ugpu.virtual.nvidia.status import Status
 
 OTHER = CLIENT + 1  # UVM's client, with a device of the same handle
@@ -162,7 +163,8 @@ def test_a_space_s_tables_live_as_long_as_either_handle(script: Script) -> None:
     assert duplicate(script, SPACE) == 0
     assert script.free(SPACE) == 0
     copied = found(script, DUPLICATE, OTHER)
-    assert space.space is copied.space and copied.space.has_directory  # type: ignore[attr-defined]
+    assert isinstance(space, VaSpace) and isinstance(copied, VaSpace)
+    assert space.space is copied.space and copied.space.has_directory
     assert script.free(DUPLICATE, OTHER) == 0
 
 
