@@ -1,6 +1,6 @@
 """One step of a decoder: a token attends to a cache of keys and values, which grows in place.
 
-usage: python examples/decoder_step.py [DEVICE]
+usage: python examples/models/decoder_step.py [DEVICE]
 """
 
 import sys

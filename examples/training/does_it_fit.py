@@ -3,7 +3,7 @@
 A null device compiles for a chip, plans the memory of its usual board and counts work; it runs
 nothing, so it needs neither the card nor its memory. The last line asks for more than the card has.
 
-usage: python examples/does_it_fit.py [DEVICE ...]
+usage: python examples/training/does_it_fit.py [DEVICE ...]
 """
 
 import sys

@@ -4,7 +4,7 @@ Two layers of causal attention learn to predict the next character of README.md.
 is recorded once and replayed; so is the prediction that writes. A bar shows the progress on a
 terminal; the losses are plotted there, and as a picture if a file is named.
 
-usage: python examples/character_model.py [DEVICE] [STEPS] [CURVE.svg]
+usage: python examples/training/character_model.py [DEVICE] [STEPS] [CURVE.svg]
 """
 
 import sys

@@ -4,7 +4,7 @@ Both are ONNX models, which ugpu runs as they are. The picture is a PGM or PPM f
 P6); without one, a page with two words is drawn.
 
 needs: pip install --no-deps rapidocr-onnxruntime onnx protobuf ml_dtypes typing_extensions
-usage: python examples/read_picture.py [PICTURE|- [DEVICE]]
+usage: python examples/models/read_picture.py [PICTURE|- [DEVICE]]
 """
 
 import importlib.util

@@ -1,7 +1,7 @@
 """Run an ONNX model, node by node, as one tensor expression: magika's model names a file's type.
 
 needs: pip install --no-deps magika onnx protobuf ml_dtypes typing_extensions
-usage: python examples/onnx_model.py [FILE [DEVICE]]
+usage: python examples/models/onnx_model.py [FILE [DEVICE]]
 """
 
 import importlib.util

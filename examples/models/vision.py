@@ -6,7 +6,7 @@ looked at. On Adreno the memory is the camera's own, imported by its descriptor 
 for the camera's dma-buf); elsewhere the GPU's, which the host sees. When the frames were done is
 plotted against their deadlines.
 
-usage: python examples/vision.py [DEVICE] [FRAMES]
+usage: python examples/models/vision.py [DEVICE] [FRAMES]
 """
 
 import mmap

@@ -3,7 +3,7 @@
 Each device has the whole network and half of each batch; `backward` sums the gradients of both.
 Batches of 30 become 15 and 15, and the last one of 25 becomes 13 and 12.
 
-usage: python examples/two_devices.py [DEVICE DEVICE]
+usage: python examples/training/two_devices.py [DEVICE DEVICE]
 """
 
 import sys
