@@ -29,6 +29,14 @@ def serving(socket: Path, model: DeviceModel) -> Iterator[None]:
         thread.join(END_LIMIT_S)
 
 
+def write_files(folder: Path, files: dict[str, bytes]) -> None:
+    """Write firmware under the names that a driver uses."""
+    for name, image in files.items():
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(image)
+
+
 def slot(socket: Path, *, sibling: bool = False) -> list[str]:
     """Return QEMU's arguments for a root port with the card behind `socket`. sibling: a second
     function is beside it."""

@@ -2,10 +2,11 @@
 
 It boots the GSP with the synthetic firmware, under the names that it asks for, makes its address
 spaces and channels by the GSP's RPCs, and moves buffers with the copy engine. It is loaded,
-unloaded, which takes the GSP down, and loaded again. The run's folder keeps what it said
-(dmesg.txt), what it touched (accesses.txt) and what it asked the GSP for (calls.txt). The tier
-passes when the driver says all of `REACHED` each time, warns of nothing, and the card has nothing
-to object to; docs/foreign-drivers.md has the story.
+unloaded, which takes the GSP down, and loaded again. With --long: each chip that the driver
+supports, and the kernel of the backports too, once lab.kernel.newer_kernel has fetched it. The
+run's folder keeps what it said (dmesg.txt), what it touched (accesses.txt) and what it asked the
+GSP for (calls.txt). The tier passes when the driver says all of `REACHED` each time, warns of
+nothing, and the card has nothing to object to; docs/foreign-drivers.md has the story.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from lab.kernel import newer_kernel
 from lab.kernel.lab import Case, Lab, Run, socket_path
-from lab.kernel.served import serving, slot
+from lab.kernel.served import serving, slot, write_files
 from ugpu.hcq.transport.base import Transport
 from ugpu.hcq.transport.recorded.accesses import Access, TracingTransport
 from ugpu.virtual.nvidia.gsp.bus.served import ServedCard
@@ -32,6 +34,7 @@ CONTEXT = 64 << 10  # the driver clears it byte by byte
 CHIPS = {
     "ad102": "NVIDIA AD102 (192000a1)",
     "ga102": "NVIDIA GA102 (172000a1)",
+    "ga100": "NVIDIA GA100 (170000a1)",
     "gh100": "NVIDIA GH100 (180000a1)",
     "gb202": "NVIDIA GB202 (1b2000a1)",
     "tu102": "NVIDIA TU102 (162000a1)",
@@ -41,7 +44,10 @@ CHIPS = {
 REACHED = ("drm: VRAM: ", "drm: MM: using COPY for buffer copies", "[drm] Initialized nouveau 1.4.")
 UNLOADED = "the module is gone"
 NEVER = ("WARNING:", "*ERROR*", "failed to idle channel", "gsp: Timeout", "Oops", "BUG:")
-OPTIONS = "modeset=2 runpm=0 debug=gsp=debug,falcon=debug,fifo=debug"
+# GA100 is a chip that the driver drives on request only.
+OPTIONS = (
+    "modeset=2 runpm=0 debug=gsp=debug,falcon=debug,fifo=debug config=NvEnableUnsupportedChipsets=1"
+)
 PROM, PRAMIN = range(0x300000, 0x400000), range(0x700000, 0x800000)
 
 
@@ -92,20 +98,26 @@ def served(socket: Path, chip: str) -> Iterator[tuple[Card, Trace]]:
 
 
 def run(lab: Lab) -> list[Run]:
-    """A boot of AD102; with `long`, of each chip that the module supports."""
+    """A boot of AD102; with `long`, of each chip that the module supports, with both kernels."""
+    runs = _boots(lab, "")
+    newer = newer_kernel.laboratory(lab) if lab.long else None
+    if newer is not None:
+        newer.long = True
+        runs += _boots(newer, f"-{newer_kernel.release(lab.folder).partition('+')[0]}")
+    return runs
+
+
+def _boots(lab: Lab, mark: str) -> list[Run]:
     *others, wanted = lab.modules.in_order(["nouveau"]).items()
-    provided = lab.folder / "nouveau"
+    provided = lab.folder / f"nouveau{mark}"
     chips = [chip for chip in CHIPS if _firmware_of(chip) in wanted[1]]
     for chip in chips:
-        for name, image in whole_set(chip).items():
-            place = provided / "firmware" / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(image)
+        write_files(provided / "firmware", whole_set(chip))
     (provided / "nouveau.ko").write_bytes(wanted[1])
     runs = []
     for chip in chips if lab.long else chips[:1]:
         with socket_path("nouveau") as socket:
-            runs.append(boot(lab, socket, provided, [name for name, _ in others], chip))
+            runs.append(boot(lab, socket, provided, [name for name, _ in others], chip, mark))
     return runs
 
 
@@ -114,7 +126,8 @@ def _firmware_of(chip: str) -> bytes:
     return f"nvidia/{boot_facts(chip).folder}/gsp/gsp-".encode()
 
 
-def boot(lab: Lab, socket: Path, provided: Path, modules: list[str], chip: str) -> Run:
+def boot(lab: Lab, socket: Path, provided: Path, modules: list[str], chip: str, mark: str) -> Run:
+    """Boot a guest with the card. mark: of the kernel, for the run's name."""
     busybox = f"{lab.programs.tools}/usr/bin/busybox"
     insert = f"{busybox} insmod {provided}/nouveau.ko {OPTIONS}; ls -l /dev/dri; "
     command = (
@@ -123,7 +136,7 @@ def boot(lab: Lab, socket: Path, provided: Path, modules: list[str], chip: str) 
     )
     with served(socket, chip) as (model, trace):
         done = lab.boot(
-            f"nouveau-{chip}",
+            f"nouveau-{chip}{mark}",
             command=command,
             devices=slot(socket),
             modules=modules,
