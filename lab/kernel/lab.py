@@ -41,7 +41,10 @@ from lab.kernel.packages import Programs
 ROOT = Path(__file__).resolve().parent.parent.parent
 CACHE = ROOT / "build" / "lab"
 # What guest tests import; compiled out here, as the guest's own writing is lost with it.
-PACKAGES = ("ugpu", "lab/kernel", "tests/support")
+PACKAGES = (
+    "am", "compiler", "hcq", "nv", "tools", "ugpu", "usbgpu", "virtual", "lab/kernel",
+    "tests/support",
+)  # fmt: skip
 COMPILE_LIMIT_S = 300
 IOMMU = "intel-iommu,intremap=on,caching-mode=on"  # vfio-user-pci needs the caching mode
 # no_timer_check: a virtual processor that gets no time for some ticks is no broken timer, for which
