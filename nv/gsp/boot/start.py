@@ -23,7 +23,6 @@ from ugpu.nv.gsp.images.fwsec import Fwsec
 from ugpu.nv.gsp.layout.arguments import LOGS
 from ugpu.nv.gsp.layout.framebuffer import Carveout
 from ugpu.nv.gsp.layout.memory import Keeper, Pages
-from ugpu.nv.gsp.rpc.calls import Calls
 from ugpu.nv.gsp.rpc.crash import scratch_group
 from ugpu.nv.gsp.rpc.messages import MachineFacts
 
@@ -95,24 +94,11 @@ class Start:
         if self.locked_down:
             return {**facts, "lockdown": "the GSP's registers are locked"}
         regs = self.gsp.regs
-        core = "RISCV_CORE_SWITCH_STATUS" if self.boot.riscv_status else "RISCV_CPUCTL"
-        for name in ("MAILBOX0", "MAILBOX1", core, "HWCFG2", "IRQSTAT", "WAYFINDER"):
+        for name in ("MAILBOX0", "MAILBOX1", self.boot.core, "HWCFG2", "IRQSTAT", "WAYFINDER"):
             value = int(regs[name].read())
             facts[name.lower()] = f"{value:#x} (locked)" if is_locked(value) else value
         facts["logs"] = [name for name in LOGS if self.logs and self.logs[name].view[0]]
         return facts
-
-
-@dataclass
-class Running:
-    """A GSP that runs: its start, the calls to it, and what it said of the card.
-
-    static: GspStaticConfigInfo.
-    """
-
-    start: Start
-    calls: Calls
-    static: object
 
 
 def machine_facts(transport: Transport, boot: BootFacts) -> MachineFacts:
