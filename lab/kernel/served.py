@@ -14,6 +14,9 @@ from ugpu.virtual.serve.model import DeviceModel
 from ugpu.virtual.serve.server import Server
 
 END_LIMIT_S = 10
+# TIMEOUT: of QEMU for an access. Past its own 5 s, on a host where the model gets no processor,
+# all later reads give ones.
+ANSWER_LIMIT_MS = 60_000
 
 
 @contextmanager
@@ -43,6 +46,7 @@ def slot(socket: Path, *, sibling: bool = False) -> list[str]:
     card = {
         "driver": "vfio-user-pci", "id": "gpu0", "bus": "port0", "addr": "0.0", "rombar": 0,
         "multifunction": sibling, "socket": {"type": "unix", "path": str(socket)},
+        "x-msg-timeout": ANSWER_LIMIT_MS,
     }  # fmt: skip
     devices = [
         # At 16 GT/s QEMU's port never reports its link as up again after a reset of its bus.
