@@ -45,7 +45,7 @@ class Start:
 
     chip: GspChip
     files: BootFiles
-    memory: Keeper
+    memory: Keeper = field(init=False)
     gsp: Falcon = field(init=False)
     sec2: Falcon = field(init=False)
     fwsec: Fwsec | None = None
@@ -65,6 +65,7 @@ class Start:
     _looked_at: float = 0.0
 
     def __post_init__(self) -> None:
+        self.memory = Keeper(self.chip.transport, self.chip.boot.bus_bits)
         self.gsp = Falcon(self.chip, "GSP", GSP_BASE)
         self.sec2 = Falcon(self.chip, "SEC2", SEC2_BASE)
 
