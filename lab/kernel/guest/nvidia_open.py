@@ -26,6 +26,9 @@ from tests.support.operation_corpus import corpus
 from ugpu import hcq
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import DriverRefused, PageFault, UgpuError
+from ugpu.hcq.state.memory import Placement, VirtAddr
+from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.queue import QueueKind
 from ugpu.nv.device.device import NvDevice
 from ugpu.nv.rm.channel import Channel
 
@@ -39,20 +42,31 @@ LONGEST_S = 3600
 # One case of each STEP of the corpus first, then the next ones.
 STEP, LEAST_OPERATIONS = 37, 5
 NOWHERE = 0x12_3456_7000
-# A kernel that never ends is in flight when the program is killed.
-ENDLESS = """
+# Programs that are killed: while a kernel is in flight that never ends, while copies follow copies.
+OPENED = """
 import numpy as np
 from tests.support import ptx_kernels
 from ugpu import hcq
-with hcq.open("nvrm:0") as device:
-    device.limit_s = 3600
-    program = device.load(ptx_kernels.text(ptx_kernels.CONTRACT, device.target.cpu))
-    flag = device.alloc(4)
-    flag.copy_from(np.zeros(1, np.uint32))
-    device.queue().launch(program["spin"], grid=(1,), block=(64,), args=(flag,)).submit()
-    print("working", flush=True)
-    device.synchronize()
+device = hcq.open("nvrm:0")
+device.limit_s = 3600
 """
+IN_FLIGHT = {
+    "kernel": """
+program = device.load(ptx_kernels.text(ptx_kernels.CONTRACT, device.target.cpu))
+flag = device.alloc(4)
+flag.copy_from(np.zeros(1, np.uint32))
+device.queue().launch(program["spin"], grid=(1,), block=(64,), args=(flag,)).submit()
+print("working", flush=True)
+device.synchronize()
+""",
+    "copies": """
+data = np.arange(1 << 18, dtype=np.uint32)
+buffer = device.alloc(data.nbytes)
+print("working", flush=True)
+while True:
+    buffer.copy_from(data)
+""",
+}
 # The module's test of its interrupt enables the tree before it waits for it. A message that arrives
 # in between is lost: a guest, whose accesses take long, loses some.
 ATTEMPTS, LOST_INTERRUPT = 3, "(0x11:0x45:"
@@ -181,9 +195,27 @@ def test_a_stray_access_is_named_and_the_channel_recovers(
     work(device)
 
 
-def test_the_next_open_works_after_a_kill_with_work_in_flight(uvm: None) -> None:
+@pytest.mark.parametrize("side", ["source", "destination"])
+def test_a_stray_copy_is_named_and_the_channel_recovers(
+    device: NvDevice, side: str, record_property: Note
+) -> None:
+    stray = Buffer(device.driver.core, VirtAddr(NOWHERE), 4096, Placement.DEVICE, None)
+    with device.alloc(4096) as good:
+        with device.queue(QueueKind.COPY) as queue:
+            queue.copy(*((good, stray) if side == "source" else (stray, good)))
+        with pytest.raises(PageFault) as caught:
+            device.synchronize()
+        record_property("error", str(caught.value))
+        facts = caught.value.facts
+        assert (facts["address"], facts["xid"], facts["queue"]) == (NOWHERE, 31, "copy 0")
+        device.reset()
+    test_copies_are_right_by_content(device)
+
+
+@pytest.mark.parametrize("work_of", list(IN_FLIGHT))
+def test_the_next_open_works_after_a_kill_with_work_in_flight(uvm: None, work_of: str) -> None:
     """The resource manager frees what a killed program had, a running kernel included."""
-    kill(wait_for(started(ENDLESS), "working"))
+    kill(wait_for(started(OPENED + IN_FLIGHT[work_of]), "working"))
     with hcq.open("nvrm:0") as device:
         device.limit_s = within(OPEN_LIMIT_S)
         work(device)
