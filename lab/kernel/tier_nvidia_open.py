@@ -24,7 +24,7 @@ from lab.kernel.lab import WHOLE, Case, Lab, Run, socket_path
 from lab.kernel.machine import LabUnavailable
 from lab.kernel.served import slot, write_files
 from lab.kernel.tier_nouveau import served
-from tests.support.operation_corpus import corpus
+from tests.support.corpus.operation_corpus import corpus
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.firmware.module import module_files
 from ugpu.virtual.nvidia.text_files import NAMES

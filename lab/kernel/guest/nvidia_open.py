@@ -20,9 +20,9 @@ from lab.kernel.guest.host import Host, within
 from lab.kernel.guest.navi31 import kernel_log
 from lab.kernel.guest.vfio_card import kill, started, wait_for
 from lab.kernel.lab import CACHE
-from tests.support import ptx_kernels
-from tests.support.nv_machine import work
-from tests.support.operation_corpus import corpus
+from tests.support.corpus.operation_corpus import corpus
+from tests.support.nvidia import ptx_kernels
+from tests.support.nvidia.nv_machine import work
 from ugpu import hcq
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import DriverRefused, PageFault, UgpuError
@@ -45,7 +45,7 @@ NOWHERE = 0x12_3456_7000
 # Programs that are killed: while a kernel is in flight that never ends, while copies follow copies.
 OPENED = """
 import numpy as np
-from tests.support import ptx_kernels
+from tests.support.nvidia import ptx_kernels
 from ugpu import hcq
 device = hcq.open("nvrm:0")
 device.limit_s = 3600
