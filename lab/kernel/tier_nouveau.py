@@ -2,21 +2,24 @@
 
 It boots the GSP with the synthetic firmware, under the names that it asks for, makes its address
 spaces and channels by the GSP's RPCs, and moves buffers with the copy engine. It is loaded,
-unloaded, which takes the GSP down, and loaded again. The run's folder keeps what it said
-(dmesg.txt), what it touched (accesses.txt) and what it asked the GSP for (calls.txt). The tier
-passes when the driver says all of `REACHED` each time, warns of nothing, and the card has nothing
-to object to; docs/foreign-drivers.md has the story.
+unloaded, which takes the GSP down, and loaded again. With --long: each chip that the driver
+supports, and the kernel of the backports too, once lab.kernel.newer_kernel has fetched it (--part
+i/n: each n-th of these boots). The run's folder keeps what it said (dmesg.txt), what it touched
+(accesses.txt) and what it asked the GSP for (calls.txt). The tier passes when the driver says all
+of `REACHED` each time, warns of nothing, and the card has nothing to object to;
+docs/foreign-drivers.md has the story.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lab.kernel import newer_kernel
 from lab.kernel.lab import Case, Lab, Run, socket_path
-from lab.kernel.served import serving, slot
+from lab.kernel.served import serving, slot, write_files
 from ugpu.hcq.transport.base import Transport
 from ugpu.hcq.transport.recorded.accesses import Access, TracingTransport
 from ugpu.virtual.nvidia.gsp.bus.served import ServedCard
@@ -32,6 +35,7 @@ CONTEXT = 64 << 10  # the driver clears it byte by byte
 CHIPS = {
     "ad102": "NVIDIA AD102 (192000a1)",
     "ga102": "NVIDIA GA102 (172000a1)",
+    "ga100": "NVIDIA GA100 (170000a1)",
     "gh100": "NVIDIA GH100 (180000a1)",
     "gb202": "NVIDIA GB202 (1b2000a1)",
     "tu102": "NVIDIA TU102 (162000a1)",
@@ -41,7 +45,10 @@ CHIPS = {
 REACHED = ("drm: VRAM: ", "drm: MM: using COPY for buffer copies", "[drm] Initialized nouveau 1.4.")
 UNLOADED = "the module is gone"
 NEVER = ("WARNING:", "*ERROR*", "failed to idle channel", "gsp: Timeout", "Oops", "BUG:")
-OPTIONS = "modeset=2 runpm=0 debug=gsp=debug,falcon=debug,fifo=debug"
+# GA100 is a chip that the driver drives on request only.
+OPTIONS = (
+    "modeset=2 runpm=0 debug=gsp=debug,falcon=debug,fifo=debug config=NvEnableUnsupportedChipsets=1"
+)
 PROM, PRAMIN = range(0x300000, 0x400000), range(0x700000, 0x800000)
 
 
@@ -92,29 +99,56 @@ def served(socket: Path, chip: str) -> Iterator[tuple[Card, Trace]]:
 
 
 def run(lab: Lab) -> list[Run]:
-    """A boot of AD102; with `long`, of each chip that the module supports."""
-    *others, wanted = lab.modules.in_order(["nouveau"]).items()
-    provided = lab.folder / "nouveau"
-    chips = [chip for chip in CHIPS if _firmware_of(chip) in wanted[1]]
-    for chip in chips:
-        for name, image in whole_set(chip).items():
-            place = provided / "firmware" / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(image)
-    (provided / "nouveau.ko").write_bytes(wanted[1])
+    """A boot of AD102; with `long`, of each chip that the module supports, with both kernels, or
+    the part of them that is asked for."""
+    drivers = [_driver(lab, "")]
+    newer = newer_kernel.laboratory(lab) if lab.long else None
+    if newer is not None:
+        drivers.append(_driver(newer, newer_kernel.release(lab.folder).partition("+")[0]))
+    pairs = [(driver, chip) for driver in drivers for chip in driver.chips()]
+    first, step = lab.part
     runs = []
-    for chip in chips if lab.long else chips[:1]:
+    for driver, chip in pairs[first::step] if lab.long else pairs[:1]:
         with socket_path("nouveau") as socket:
-            runs.append(boot(lab, socket, provided, [name for name, _ in others], chip))
+            runs.append(boot(driver, socket, chip))
     return runs
 
 
-def _firmware_of(chip: str) -> bytes:
-    """Return the name under which a module that supports the chip lists its firmware."""
-    return f"nvidia/{boot_facts(chip).folder}/gsp/gsp-".encode()
+@dataclass(frozen=True)
+class Driver:
+    """A kernel's driver. lab: with that kernel. release: "" for the laboratory's own. provided: the
+    folder with module and firmware. modules: those that it needs."""
+
+    lab: Lab
+    release: str
+    provided: Path
+    modules: list[str]
+    image: bytes
+
+    def chips(self) -> list[str]:
+        """Return the chips that it supports."""
+        found = [
+            chip
+            for chip in CHIPS
+            if f"nvidia/{boot_facts(chip).folder}/gsp/gsp-".encode() in self.image
+        ]
+        # Linux 6.12 has no SEC2 for GA100, and follows a null pointer where it would use it.
+        return found if self.release else [chip for chip in found if chip != "ga100"]
 
 
-def boot(lab: Lab, socket: Path, provided: Path, modules: list[str], chip: str) -> Run:
+def _driver(lab: Lab, release: str) -> Driver:
+    *others, wanted = lab.modules.in_order(["nouveau"]).items()
+    provided = lab.folder / f"nouveau-{release}"
+    driver = Driver(lab, release, provided, [name for name, _ in others], wanted[1])
+    for chip in driver.chips():
+        write_files(provided / "firmware", whole_set(chip))
+    (provided / "nouveau.ko").write_bytes(driver.image)
+    return driver
+
+
+def boot(driver: Driver, socket: Path, chip: str) -> Run:
+    """Boot a guest with the card."""
+    lab, provided = driver.lab, driver.provided
     busybox = f"{lab.programs.tools}/usr/bin/busybox"
     insert = f"{busybox} insmod {provided}/nouveau.ko {OPTIONS}; ls -l /dev/dri; "
     command = (
@@ -123,10 +157,10 @@ def boot(lab: Lab, socket: Path, provided: Path, modules: list[str], chip: str) 
     )
     with served(socket, chip) as (model, trace):
         done = lab.boot(
-            f"nouveau-{chip}",
+            "-".join(filter(None, ("nouveau", chip, driver.release))),
             command=command,
             devices=slot(socket),
-            modules=modules,
+            modules=driver.modules,
             kernel_command="loglevel=7",
             limit_s=150,
         )

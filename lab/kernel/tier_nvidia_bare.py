@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from lab.kernel.lab import CACHE, Lab, Run, socket_path
-from lab.kernel.served import judged, serving, slot
+from lab.kernel.served import judged, serving, slot, write_files
 from ugpu.virtual.nvidia.gsp.bus.served import ServedCard
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.firmware.images import whole_set
@@ -36,14 +36,6 @@ def served(socket: Path) -> Iterator[Card]:
             yield card
     finally:
         card.close()
-
-
-def write_files(folder: Path, files: dict[str, bytes]) -> None:
-    """Write firmware under the names that a driver uses."""
-    for name, image in files.items():
-        place = folder / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(image)
 
 
 def run(lab: Lab) -> list[Run]:

@@ -2,8 +2,10 @@
 
 The module is Debian's source of release 550.163.01, built by lab.kernel.nvidia_module. It boots the
 GSP with synthetic firmware under the name that it asks for, and its resource manager creates its
-objects by the GSP's RPCs. Above it runs our driver for the stock module: copies, a kernel, and the
-operation corpus, a part of it in a minute or with --long all.
+objects by the GSP's RPCs. Above it runs our driver for the stock module: copies, a kernel, faults,
+a killed program, and operations of the corpus. With --long: GA102 too, and the corpus for as long
+as --minutes allow, without what came out right in earlier long runs (corpus.txt, beside the
+modules); --part i/n: each n-th operation of it, on AD102 alone.
 
 The run's folder keeps what the module said (dmesg.txt), what it touched (accesses.txt) and what it
 asked the GSP for (calls.txt). The tier passes when the module comes as far as `REACHED`, when our
@@ -12,21 +14,24 @@ driver's results are right, and when the card has nothing to object to.
 
 from __future__ import annotations
 
-import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
 from lab.kernel import nvidia_module
-from lab.kernel.lab import Case, Lab, Run, socket_path
+from lab.kernel.corpus_record import RECORD, CorpusRecord
+from lab.kernel.lab import WHOLE, Case, Lab, Run, socket_path
 from lab.kernel.machine import LabUnavailable
+from lab.kernel.served import slot, write_files
 from lab.kernel.tier_nouveau import served
+from tests.support.corpus.operation_corpus import corpus
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.firmware.module import module_files
+from ugpu.virtual.nvidia.text_files import NAMES
 
-CHIP = "ad102"
-OPTIONS = "NVreg_ResmanDebugLevel=0 NVreg_RegistryDwords=RmRcWatchdog=0"
+CHIPS = ("ad102", "ga102")
 REACHED = ("RmInitAdapter succeeded!",)
-CORPUS_S, LONG_CORPUS_S, LIMIT_S = 60, 900, 300
+CORPUS_S, LONG_CORPUS_S, LIMIT_S = 60, 900, 300  # at the usual pace
 # The module says much: a console would take most of the time, an ordinary buffer lose the start.
 # It waits without yielding, which is no lockup on a slow host.
 KERNEL_COMMAND = "loglevel=4 log_buf_len=32M nosoftlockup"
@@ -34,37 +39,49 @@ NEVER = ("WARNING:", "Oops", "BUG:", "Assertion failed")
 
 
 def run(lab: Lab) -> list[Run]:
-    """A boot of AD102; skipped until the modules were built."""
+    """Boot AD102; with --long GA102 first. Skipped until the modules were built."""
     module = nvidia_module.path(lab.folder, lab.programs.kernel_release())
     if not module.is_file():
         raise LabUnavailable("not built; `python -m lab.kernel.nvidia_module` does it")
     provided = lab.folder / "nvidia"
-    for name, image in module_files(CHIP).items():
-        place = provided / "firmware" / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(image)
-    with socket_path("nvidia") as socket:
-        return [_boot(lab, socket, provided, module)]
+    chips = CHIPS if lab.long and lab.part == WHOLE else CHIPS[:1]
+    runs = []
+    for chip in reversed(chips):
+        write_files(provided / "firmware", module_files(chip))
+        with socket_path("nvidia") as socket:
+            runs.append(_boot(lab, socket, module, chip))
+    return runs
 
 
-def _boot(lab: Lab, socket: Path, provided: Path, module: Path) -> Run:
-    card = {
-        "driver": "vfio-user-pci", "id": "gpu0", "bus": "port0", "addr": "0.0", "rombar": 0,
-        "socket": {"type": "unix", "path": str(socket)},
-    }  # fmt: skip
+def _corpus(lab: Lab, chip: str) -> dict[str, float]:
+    """What the guest is to do of the corpus: its seconds at the usual pace, and which part."""
+    long = lab.long and chip == CHIPS[0]
+    limit_s = float(CORPUS_S)
+    if long:
+        left_s = (lab.end - time.monotonic()) / lab.pace - LIMIT_S if lab.end else LONG_CORPUS_S
+        limit_s = min(LONG_CORPUS_S, max(CORPUS_S, left_s))
+    return {"limit_s": limit_s, "resumed": long, "part": lab.part[0], "parts": lab.part[1]}
+
+
+def _boot(lab: Lab, socket: Path, module: Path, chip: str) -> Run:
     others = list(lab.modules.needed_by(module.read_bytes()))
-    with served(socket, CHIP) as (model, trace):
+    record = CorpusRecord(lab.folder / "nvidia-open" / RECORD)
+    asked = _corpus(lab, chip)
+    if asked["resumed"]:
+        record.begin(list(corpus()))
+    with served(socket, chip) as (model, trace):
         done = lab.boot(
-            "nvidia-open",
+            f"nvidia-open-{chip}",
             tests=["lab/kernel/guest/nvidia_open.py"],
-            devices=[
-                *("-device", "pcie-root-port,id=port0,chassis=1,slot=1,x-speed=5"),
-                *("-device", json.dumps(card)),
-            ],
+            devices=slot(socket),
             modules=others,
             kernel_command=KERNEL_COMMAND,
-            handlers={"corpus_s": lambda: LONG_CORPUS_S if lab.long else CORPUS_S},
-            limit_s=LIMIT_S + (LONG_CORPUS_S if lab.long else 0),
+            handlers={
+                "card": lambda: NAMES[chip],
+                "corpus": lambda: asked,
+                "right": record.add if asked["resumed"] else lambda name: None,
+            },
+            limit_s=LIMIT_S + asked["limit_s"],
         )
         facts = _facts(model, trace.lines)
     if done.lack:
