@@ -238,6 +238,8 @@ class CpuTimeline(Timeline):
 class CpuRepetition(Repetition):
     """The same in one call of the native side; only for images with numbers."""
 
+    in_one_step = True
+
     def __init__(
         self,
         queue: CpuQueue,

@@ -163,7 +163,12 @@ class Repetition:
     number of each submission is for the slots changing[i].
 
     A driver may provide a faster one (HardwareQueue.repetition).
+
+    Attributes:
+        in_one_step: whether a submission is one call of native code.
     """
+
+    in_one_step = False
 
     def __init__(
         self,
