@@ -149,9 +149,8 @@ class Jit(Generic[Given, Result]):
             return self._learn(signature, args, kwargs, tensors)
         if replay.settled and identity == self._identity:
             self._replay = replay
-            if not kwargs and len(args) == len(tensors):
-                if all(each is tensor for each, tensor in zip(args, tensors, strict=True)):
-                    self._ready = replay.ready(tensors)
+            if not kwargs and [*map(id, args)] == [*map(id, tensors)]:
+                self._ready = replay.ready(tensors)
         else:
             replay.retire()
         self._identity = identity

@@ -357,8 +357,8 @@ class Replay:
         return tensor
 
     def ready(self, tensors: Sequence[Tensor]) -> Ready | None:
-        """Return what replays it in few steps, for arguments that are tensors like these, each once;
-        None if a replay has to decide something."""
+        """Return what replays it in few steps, for arguments that are tensors like these, each
+        once; None if a replay has to decide something."""
         leaves = {id(leaf): leaf for leaf in leaves_of(self._result, _Result)}
         if self._states or self._kept or not (self._places is None or self._places.empty):
             return None

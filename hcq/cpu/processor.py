@@ -72,7 +72,8 @@ class Native:
 
 PARTS = ("types", "waiting", "submit", "queue", "pool")  # files of hcq/cpu/native, one module
 # By architecture: the processor's instruction for wait loops, and whether a thread rounds to the
-# nearest, keeps subnormal numbers and traps nothing, as new threads do. Elsewhere this is not known.
+# nearest, keeps subnormal numbers and traps nothing, as new threads do. Elsewhere the latter is not
+# known.
 _ANY = """
 define internal void @relax() { ret void }
 define internal i1 @computes_as_usual() { ret i1 0 }
@@ -257,8 +258,9 @@ class Server:
         return bool(self.native.submit(slots, self.state.address, prepared, signal))
 
     def run(self, address: int, count: int, value: int) -> bool:
-        """Queue command words as `push` does, or execute them before returning, if nothing is queued
-        and they are known to take little time. Their kernels end, whatever they are given."""
+        """Queue command words as `push` does, or execute them before returning, if nothing is
+        queued and they are known to take little time. Their kernels end, whatever they are
+        given."""
         return bool(self.native.run(self.state.address, address, count, value))
 
     def expect(self) -> None:

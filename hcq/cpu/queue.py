@@ -288,6 +288,7 @@ class CpuRepetition(Repetition):
 class CpuQueue(HardwareQueue):
     """A native thread that executes command words."""
 
+    timeline: CpuTimeline
     reuses_launches = True
 
     def __init__(self, driver: QueuesDriver, kind: QueueKind, server: Server) -> None:
