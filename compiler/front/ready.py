@@ -24,7 +24,13 @@ MISSED = object()  # the call has to be replayed in full
 
 
 class Expected(NamedTuple):
-    """An argument: a tensor of this type and shape. used: whether the kernels read it."""
+    """An argument.
+
+    Attributes:
+        dtype: its type.
+        shape: its shape.
+        used: whether the kernels name its memory.
+    """
 
     dtype: DType
     shape: Shape
@@ -32,14 +38,25 @@ class Expected(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A tensor from outside, whose memory at an address the kernels read."""
+    """A tensor from outside.
+
+    Attributes:
+        ref: the tensor.
+        address: of the memory that the kernels name for it.
+    """
 
     ref: weakref.ref[TensorCore]
     address: int
 
 
 class Memory(NamedTuple):
-    """Memory that each replay allocates, of `size` bytes. used: whether the kernels name it."""
+    """Memory that each replay allocates.
+
+    Attributes:
+        pool: that it is taken from.
+        size: in bytes.
+        used: whether the kernels name it.
+    """
 
     pool: MemoryPool
     size: int
@@ -47,7 +64,13 @@ class Memory(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """A tensor of the result. memory: number of the memory that it has."""
+    """A tensor of the result.
+
+    Attributes:
+        memory: number of the memory that it has.
+        dtype: its type.
+        shape: its shape.
+    """
 
     memory: int
     dtype: DType

@@ -241,8 +241,9 @@ class CpuDriver(QueuesDriver, CodeDriver):
         """Wait a while, natively; return whether the queues are idle and met only valid
         commands."""
         compute, copy = self._timelines
-        one, two = compute.cells, copy.cells
-        if one[0] >= one[1] and two[0] >= two[1] and not self._alarms[ALARMS]:
+        first, second = compute.cells, copy.cells
+        idle = first[0] >= first[1] and second[0] >= second[1]
+        if idle and not self._alarms[ALARMS]:
             return True
         return bool(self._settle(self._waiting.address, compute.last, copy.last))
 
