@@ -3,16 +3,16 @@
     rows     the rows' keys, one after the other
     columns  transposed: key i of all rows is a vector
 
-In an exchange, the smaller of two keys goes to the lower place. A sorted run of k keys comes from two of
-k / 2 by exchanges of places that mirror each other, then of places k / 4, k / 8 .. 1 apart (the bitonic
-sorter of K. Batcher, 1968, all of whose exchanges are ascending). A place beyond the end counts as the
-largest key, so exchanges with it are left out. The first three sizes and the last three distances
-lie within EIGHT keys, which are exchanged in registers.
+In an exchange, the smaller of two keys goes to the lower place. A sorted run of k keys comes from
+two of k / 2 by exchanges of places that mirror each other, then of places k / 4, k / 8 .. 1 apart
+(the bitonic sorter of K. Batcher, 1968, with ascending exchanges alone). A place beyond the end
+counts as the largest key, so exchanges with it are left out. The first sizes and the last distances
+lie within as many keys as registers hold, and are exchanged there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from ugpu.compiler.dtype import uint32, uint64
 from ugpu.compiler.expression.algebra import Index, Range, constant
@@ -20,25 +20,28 @@ from ugpu.compiler.expression.value import Memory, Value, binary, cast, const, l
 from ugpu.compiler.kernel.host.products.packing import turn
 from ugpu.compiler.kernel.ir import Loop, Statement, Store
 
-EIGHT = 8  # keys in registers
+REGISTERS = {8: 16}  # keys in registers, by the lanes of a vector; elsewhere FEWER
+FEWER = 8
 LONGEST = 1024  # keys of a row: more do not fit the second level of caches
 Pairs = list[tuple[int, int]]
 
-# Exchanges of eight keys: all that sort them, and those of the last three distances.
-MERGE: Pairs = [(at, at + by) for by in (4, 2, 1) for at in range(EIGHT) if not at & by]
+
+def _merging(count: int) -> Pairs:
+    """Return the exchanges of `count` neighbours at distances from half of them down to 1."""
+    distances = [count >> step for step in range(1, count.bit_length())]
+    return [(at, at + by) for by in distances for at in range(count) if not at & by]
 
 
-def _sorting() -> Iterator[tuple[int, int]]:
-    for size in (2, 4, 8):
-        for start in range(0, EIGHT, size):
-            yield from ((start + i, start + size - 1 - i) for i in range(size // 2))
-        by = size // 4
-        while by:
-            yield from ((at, at + by) for at in range(EIGHT) if not at & by)
-            by //= 2
-
-
-SORT: Pairs = list(_sorting())
+def _sorting(count: int) -> Pairs:
+    """Return the exchanges that sort `count` neighbours, a power of two."""
+    pairs: Pairs = []
+    size = 2
+    while size <= count:
+        for start in range(0, count, size):
+            pairs += [(start + i, start + size - 1 - i) for i in range(size // 2)]
+        pairs += [pair for pair in _merging(count) if pair[1] - pair[0] < size // 2]
+        size *= 2
+    return pairs
 
 
 class Network:
@@ -46,11 +49,12 @@ class Network:
 
     def __init__(self, size: int, lanes: int) -> None:
         self.size, self.lanes = size, lanes
-        self.room = -(-size // EIGHT) * EIGHT
+        self.block = FEWER if size <= FEWER else REGISTERS.get(lanes, FEWER)
+        self.room = -(-size // self.block) * self.block
         self.rows, self.columns = (
             Memory(name, uint64, self.room * lanes, "local") for name in ("rows", "columns")
         )
-        self._held = Memory("held", uint64, EIGHT, "register", lanes)
+        self._held = Memory("held", uint64, self.block, "register", lanes)
         self._lower = Memory("lower", uint64, 1, "register", lanes)
         self._count = 0  # of loops
 
@@ -74,15 +78,15 @@ class Network:
             beyond = row.index() * self.room + self.size + rest.index()
             body.append(Loop(rest, (Store(self.rows, beyond, const((1 << 64) - 1, uint64)),)))
         steps: list[Statement] = [Loop(row, tuple(body), left), self._turned(back=False)]
-        steps.append(self._within(SORT))
-        size = 2 * EIGHT
+        steps.append(self._within(_sorting(self.block)))
+        size = 2 * self.block
         while size < 2 * self.room:
             steps += self._mirrored(size)
             distance = size // 4
-            while distance >= EIGHT:
+            while distance >= self.block:
                 steps += self._apart(distance)
                 distance //= 2
-            steps.append(self._within(MERGE))
+            steps.append(self._within(_merging(self.block)))
             size *= 2
         steps.append(self._turned(back=True))
         row, each = self._range(self.lanes), self._range(self.size)
@@ -110,9 +114,9 @@ class Network:
         return load(self.columns, place * self.lanes, (), self.lanes)
 
     def _within(self, pairs: Pairs) -> Statement:
-        """Exchange within each eight neighbours."""
-        block = self._range(self.room // EIGHT)
-        places = [block.index() * EIGHT + at for at in range(EIGHT)]
+        """Exchange within each block of neighbours."""
+        block = self._range(self.room // self.block)
+        places = [block.index() * self.block + at for at in range(self.block)]
         body = [
             Store(self._held, constant(at), self._column(place)) for at, place in enumerate(places)
         ]
