@@ -2,7 +2,7 @@
 same guest: the raw mapping of resource0, a raw eventfd, the kernel's own calls.
 
 Emulation makes every figure larger, the floor's as well: the ratio is what counts. Figures are
-properties of the cases, in seconds; `make bench` reads them (lab/bench/bench_transport_guest.py).
+properties of the cases, in seconds; `make bench` reads them (bench_transport_guest.py).
 """
 
 from __future__ import annotations

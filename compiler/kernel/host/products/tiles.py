@@ -1,6 +1,6 @@
 """The cost model of matrix products on the host: it chooses a group's tile, and its panels.
 
-Costs are in the time of one vector multiplication. lab/bench/bench_compiler_tiles.py compares the
+Costs are in the time of one vector multiplication. lab.bench's compiler_tiles compares the
 choice with a search over all tiles.
 """
 
