@@ -80,7 +80,8 @@ def _side_by_side(computation: Computation, lanes: int, body: Value) -> Kernel:
         return substitute(body, places_at(outer, block * lanes + row) | {along: place})
 
     def place(row: Index, at: Index) -> Index:
-        return (block * lanes + row) * size + at
+        first: Index = (block * lanes + row) * size
+        return first + at
 
     left = constant(count) - block * lanes
     steps = network.steps(read, computation.output, place, left)
