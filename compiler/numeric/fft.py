@@ -25,6 +25,7 @@ from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument
 
 FACTOR = 64  # the longest transform that is one matrix product, where a length can be split
+HOST_FACTOR = 16  # the same on a host, where kernels cost less than products
 PRIME = 512  # the longest prime length that is one matrix product
 KEPT = 1 << 16  # elements of the largest constants that a device keeps
 Norm = Literal["backward", "ortho", "forward"]
@@ -252,7 +253,7 @@ def _transform(both: Tensor, sign: int) -> Tensor:
     """Transform columns [part, n, columns]."""
     _, n, columns = both.shape
     factor = _factor(n)
-    if n <= FACTOR or (factor == 1 and n <= PRIME):
+    if n <= (HOST_FACTOR if both._serial else FACTOR) or (factor == 1 and n <= PRIME):
         return _dense(both, sign)
     if factor == 1:
         return _by_convolution(both, sign)
