@@ -134,7 +134,7 @@ def _optimiser(device: Device, torch: Any) -> list[dict[str, object]]:
 
 
 def _digits(device: Device, torch: Any, batch: int = 64) -> list[dict[str, object]]:
-    """A step of the network of examples/train_digits.py."""
+    """A step of the network of examples/training/train_digits.py."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((batch, 1, 8, 8), np.float32)
     y = rng.integers(0, 10, batch)
