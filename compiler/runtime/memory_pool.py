@@ -11,7 +11,7 @@ import threading
 from ugpu.compiler.plan.sizes import round_up
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import OutOfMemory, UgpuError
-from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.state.memory import MemoryUse, Placement
 from ugpu.hcq.work.buffer import Buffer
 
 KEEP = 512 << 20  # bytes of unused buffers kept per device
@@ -71,6 +71,8 @@ class MemoryPool:
         self.keep = keep
         self.kept = 0
         self.poison: int | None = None
+        counted = self.core.memory_use if placement is Placement.DEVICE else MemoryUse()
+        self._use = counted.add
         self._free: dict[int, list[Buffer]] = {}
         self._lock = threading.RLock()  # see give_back
         self._elsewhere: MemoryPool | None = None
@@ -108,10 +110,6 @@ class MemoryPool:
         with self._lock:
             self._use(buffer.size)
         return Storage(self, buffer, size)
-
-    def _use(self, size: int) -> None:
-        if self.placement is Placement.DEVICE:
-            self.core.memory_use.add(size)
 
     def give_back(self, buffer: Buffer) -> None:
         """Take a buffer back when a Storage dies, wherever the collector runs: even inside `take`
