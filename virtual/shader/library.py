@@ -17,6 +17,10 @@ from ugpu.virtual.shader.text import PROFILES
 # code may call.
 Part = tuple[Callable[[], tuple[str, set[str]]], Sequence[str]]
 
+# All code lives as long as the process: code loaded later refers to it by name. Two threads that
+# each make the first device have a library each, and both copies may be in use.
+_LOADED: list[jit.Loaded] = []
+
 _DEFINED = re.compile(r"^define (?:internal )?(?P<head>[^\n@]*@(?P<name>[\w.]+)\(.*?)\{\n.*?^\}\n",
                       re.DOTALL | re.MULTILINE)  # fmt: skip
 _CONSTANT = re.compile(r"^@(?P<name>[\w.]+) = internal .*\n", re.MULTILINE)
@@ -27,8 +31,7 @@ class Library:
     """The functions of one core, and their code once it is needed. Thread-safe.
 
     packages: folders whose sources determine the code. folder: of cached code; None keeps it in
-    memory only. title: of the library in cache keys. Code stays as long as the process: code loaded
-    later refers to it by name, as kernels of all devices do.
+    memory only. title: of the library in cache keys. Code stays as long as the process.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Library:
                 key = jit.key_of(self._packages, self._title, ir)
                 make = partial(jit.compile_object, ir, jit.FULL, 1)
                 self._code[name] = jit.Loaded(self._cache.made(key, make))
+                _LOADED.append(self._code[name])
             return self._code[name].address(name)
 
     @cached_property
