@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
+from collections import OrderedDict
 from pathlib import Path
 from typing import cast
 
@@ -140,7 +141,7 @@ def test_the_pool_is_touched_under_its_lock(cpu: Device) -> None:
     pool = MemoryPool(cpu)
     touched, unlocked = [], []  # what a finaliser raises is not seen
 
-    class Guarded(dict[int, list[Buffer]]):
+    class Guarded(OrderedDict[int, list[Buffer]]):
         def __getattribute__(self, name: str) -> object:
             if not name.startswith("__"):
                 touched.append(name)
@@ -149,12 +150,13 @@ def test_the_pool_is_touched_under_its_lock(cpu: Device) -> None:
             return super().__getattribute__(name)
 
     pool._free = Guarded()
+    touched.clear()
     for _ in range(2):
         held = [pool.take(1000), pool.take(5000)]
         del held
     assert pool.kept > 0
     pool.clear()
-    assert {"get", "setdefault", "values", "clear"} <= set(touched)
+    assert {"move_to_end", "setdefault", "values", "clear"} <= set(touched)
     assert unlocked == []
 
 
@@ -163,6 +165,22 @@ def test_the_pool_keeps_no_more_than_it_may(cpu: Device) -> None:
     held = [pool.take(2048) for _ in range(5)]
     del held
     assert pool.kept <= 4096
+    pool.clear()
+
+
+def test_memory_of_sizes_no_longer_used_makes_room(cpu: Device) -> None:
+    pool = MemoryPool(cpu, keep=8 << 12)
+    early = [pool.take(1 << 12) for _ in range(8)]
+    del early
+    buffers = []
+    for _ in range(4):  # what a program does in every step
+        held = pool.take(3 << 12)
+        buffers.append(held.buffer)
+        del held
+    assert all(each is buffers[0] for each in buffers) and 3 << 12 <= pool.kept <= 8 << 12
+    too_large = pool.take(9 << 12)
+    del too_large  # it does not push out what fits
+    assert pool.take(3 << 12).buffer is buffers[0]
     pool.clear()
 
 
