@@ -1,6 +1,6 @@
 """`make test-kernel`: run the tiers of the laboratory, say what passed and what could not run.
 
-A tier is a module lab/kernel/tier_<name>.py with `run(lab) -> list[Run]`; it raises
+A tier is a module lab/kernel/tiers/<name>.py with `run(lab) -> list[Run]`; it raises
 LabUnavailable where something it needs cannot be had, and is then reported as skipped, never as
 passed. Two tiers run side by side, each in a process of its own, where the machine has two
 processors and the memory. `python -m lab.kernel edu` runs the named tiers only; `--cache DIR`
@@ -26,7 +26,7 @@ from pathlib import Path
 from lab.kernel.corpus_record import part_of
 from lab.kernel.lab import CACHE, ROOT, WHOLE, Lab, LabBroken, Run
 from lab.kernel.machine import LabUnavailable
-from lab.kernel.tiers import in_turn, run_tiers, tiers
+from lab.kernel.turn import in_turn, run_tiers, tiers
 from tests.changed import Checkout
 
 MESSAGE_LINES, CONSOLE_LINES, END_LINES = 40, 40, 12

@@ -1,7 +1,7 @@
 """The laboratory: boot a Debian kernel under QEMU and run guest tests in it.
 
     with Lab.prepare() as lab:                        LabUnavailable: skip, with its reason
-        run = lab.boot("edu", tests=["lab/kernel/guest/edu_vfio.py"], devices=[...])
+        run = lab.boot("edu", tests=guest_tests("edu_vfio"), devices=[...])
     run.cases, run.verdict, run.seconds, run.console
 
 The guest's root is this machine's file system, read-only under an overlay, so that the guest runs
@@ -40,6 +40,7 @@ from lab.kernel.packages import Programs
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CACHE = ROOT / "build" / "lab"
+GUEST = "lab/kernel/guest"
 # What guest tests import; compiled out here, as the guest's own writing is lost with it.
 PACKAGES = (
     "am", "compiler", "hcq", "nv", "tools", "ugpu", "usbgpu", "virtual", "lab/kernel",
@@ -298,6 +299,12 @@ class Lab:
         return trouble
 
 
+def guest_tests(*names: str) -> list[str]:
+    """The files of guest tests, from their names: each is once below `guest`."""
+    files = {path.stem: path for path in (ROOT / GUEST).rglob("*.py")}
+    return [str(files[name].relative_to(ROOT)) for name in names]
+
+
 @contextmanager
 def socket_path(name: str) -> Iterator[Path]:
     """A path short enough for a UNIX socket, however deep the checkout lies."""
@@ -354,7 +361,7 @@ def _compile() -> None:
     What cannot be compiled here (a checkout that may not be written) is in the guest, only slower.
     """
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    guest_tests = sorted(str(path) for path in (ROOT / "lab/kernel/guest").glob("*.py"))
+    guest_tests = sorted(str(path) for path in (ROOT / GUEST).rglob("*.py"))
     for command in (
         ("compileall", "-q", *PACKAGES),
         ("pytest", *PYTEST_OPTIONS, "--collect-only", "-q", *guest_tests),

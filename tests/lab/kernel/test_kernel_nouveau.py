@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from lab.kernel import newer_kernel, tier_nouveau
+from lab.kernel import newer_kernel
 from lab.kernel.lab import Lab
 from lab.kernel.packages import Programs
-from lab.kernel.tier_nouveau import CHIPS, Driver
+from lab.kernel.tiers import nouveau
+from lab.kernel.tiers.nouveau import CHIPS, Driver
 from ugpu.virtual.nvidia.gsp.facts import boot_facts
 
 
@@ -49,7 +50,7 @@ def test_a_driver_boots_the_chips_whose_firmware_it_lists(tmp_path: Path) -> Non
     ],
 )
 def test_what_it_said_is_judged(more: str, refused: list[str], wrong: set[str]) -> None:
-    load = "\n".join([CHIPS["ga100"], *tier_nouveau.REACHED])
-    said = "\n".join([load, tier_nouveau.UNLOADED, load, more])
-    results = tier_nouveau.judge(said, "ga100", {"violations": [], "refused": refused})
+    load = "\n".join([CHIPS["ga100"], *nouveau.REACHED])
+    said = "\n".join([load, nouveau.UNLOADED, load, more])
+    results = nouveau.judge(said, "ga100", {"violations": [], "refused": refused})
     assert {name for name, well in results.items() if not well} == wrong
