@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from math import gcd
 
 from ugpu.compiler.dtype import int8
@@ -61,6 +60,7 @@ from ugpu.compiler.kernel.host.products.packing import (
     LINE,
     PAIR,
     QUAD,
+    Direct,
     Packed,
     Packing,
     along_depth,
@@ -142,6 +142,8 @@ class _Sides:
         self.slices = -(-main // steps)
         self.slice = Part(depth, Range("slice", self.slices).index() * steps, steps)
         self.once = self.slices == 1 and not self.outer
+        # whether the left factor comes from beyond the second-level cache
+        self.far = rows.size * depth.size * self.dtype.itemsize > target.caches.second // 4
         epilogue = with_reduction(computation.value, parts.reduce, const(0, self.dtype))
         self.results = known = epilogue, computation.position
         self.flat = rows.whole.is_flat(*known) and columns.whole.is_flat(*known)
@@ -310,7 +312,11 @@ class _Blocked(_Sides):
             return self.product(self.repeated(left), right[number % vectors], total)
 
         count = self.height * vectors
-        loop = partial(Loop, step, bound=self.steps_bound())
+        ahead = self.next_rows(row, step)
+
+        def loop(inner: tuple[Statement, ...]) -> Loop:
+            return Loop(step, (*inner, *ahead), self.steps_bound())
+
         body = computed(self.totals, count, loop, start, term)
         slots = [load(self.totals, constant(number), lanes=lanes) for number in range(count)]
         kept = [Store(self.tile, place(number), slot) for number, slot in enumerate(slots)]
@@ -318,9 +324,9 @@ class _Blocked(_Sides):
             return (*body, *kept)
         down = self.rows.panel("row_ahead", row * self.height, self.height, self.tall)
         line = LINE // self.dtype.itemsize
-        ahead = self.columns.panel("ahead", column * self.width, self.width, self.wide, line)
+        across = self.columns.panel("ahead", column * self.width, self.width, self.wide, line)
         others = (*kept, *self.panel_finished(row, column))
-        return (*self.prefetched(down, ahead), *body, *self.lines(row, column, slots, others))
+        return (*self.prefetched(down, across), *body, *self.lines(row, column, slots, others))
 
     def lines(
         self, row: Index, column: Index, slots: Sequence[Value], others: tuple[Statement, ...]
@@ -345,6 +351,14 @@ class _Blocked(_Sides):
             return tuple(stores)
         short = bound - self.width
         return If(at_least_zero(short), tuple(stores)), If(at_least_zero(-short - 1), others)
+
+    def next_rows(self, row: Index, step: Range) -> tuple[Statement, ...]:
+        """Begin to bring a part of the next panel of a left factor that is read in place into the
+        caches, at each step: few steps of many rows are what no prefetcher foresees."""
+        if not isinstance(self.left, Direct) or not self.far:
+            return ()
+        each = max(1, step.size // self.height)
+        return (self.left.prefetch(row, step.index() // each, step.index() % each * self.height),)
 
     def prefetched(self, down: Walk, across: Walk) -> Iterator[Statement]:
         """Begin to bring what the panel's results need and where they go into the caches: parts of

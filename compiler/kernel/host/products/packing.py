@@ -24,7 +24,7 @@ from math import gcd
 from ugpu.compiler.expression.algebra import Index, Range, constant, flatten
 from ugpu.compiler.expression.value import Memory, Value, const, load, substitute, value
 from ugpu.compiler.kernel.host.nest import Axis, Part, Walk, rolled, round_up
-from ugpu.compiler.kernel.ir import If, Loop, Statement, Store
+from ugpu.compiler.kernel.ir import If, Loop, Prefetch, Statement, Store
 from ugpu.compiler.kernel.shared.spread import runs_along
 
 LINE = 64  # bytes of a cache line
@@ -74,6 +74,13 @@ class Direct:
         inside = place - (place // main.size) * self.height
         access = substitute(self.value, {main: inside, **self.depth.places(step)}).arg
         return load(access.memory, access.index, (), lanes)
+
+    def prefetch(self, panel: Index, row: Index, step: Index) -> Prefetch:
+        """Begin to bring an element of the next panel near; of some row after the last one."""
+        main = self.across.axis.main
+        place = (self.across.start + (panel + 1) * self.height + row) % main.size
+        access = substitute(self.value, {main: place, **self.depth.places(step)}).arg
+        return Prefetch(access.memory, access.index)
 
 
 def direct_height(factor: Value, across: Axis, depth: Part) -> int:
