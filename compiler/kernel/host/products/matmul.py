@@ -61,10 +61,12 @@ from ugpu.compiler.kernel.host.products.packing import (
     PAIR,
     QUAD,
     Direct,
+    Lines,
     Packed,
     Packing,
     along_depth,
     direct_height,
+    in_lines,
 )
 from ugpu.compiler.kernel.host.products.rates import rates_of
 from ugpu.compiler.kernel.host.products.results import in_lanes
@@ -166,7 +168,7 @@ class _Sides:
             rows, columns, elements(self.batch), steps, self.slice.whole // self.group,
             self.dtype.itemsize, self.lanes, vector_registers(target), target.compute_units,
             rates_of(target), *in_order, direct, amx.PANEL if self.in_tiles else None,
-            self.by_dots,
+            self.by_dots, self.group == 1 and in_lines(parts.right, columns, self.slice),
         )  # fmt: skip
 
     def in_order(self, factor: Value, axis: Axis) -> bool:
@@ -186,7 +188,7 @@ class _Blocked(_Sides):
         asked = self.problem(target)
         tile = tile or asked.best()
         assert not self.in_tiles or (tile.height, tile.vectors) == amx.PANEL, tile
-        self.apart = asked.apart(tile)
+        self.apart, self.in_place = asked.apart(tile), asked.in_place(tile)
         self.height, self.vectors = tile.height, tile.vectors
         self.width = tile.vectors * self.lanes
         rows, columns = self.sides
@@ -218,10 +220,14 @@ class _Blocked(_Sides):
         )  # fmt: skip
         left = unsigned(parts.left) if quads else parts.left
         self.left = packing.left(left, self.rows, self.height)
-        self.right = packing.right(parts.right, self.columns, self.width)
+        self.right: Packed | Lines = (
+            Lines(substitute(parts.right, self.nest.batch), self.columns, depth, self.width)
+            if self.in_place else packing.right(parts.right, self.columns, self.width)
+        )  # fmt: skip
         self.excess: Correction | None = None
         if quads and parts.left.dtype is int8:
             panels, count = self.wide // self.width, depth.whole // QUAD
+            assert isinstance(self.right, Packed)  # holds whenever steps are taken together
             self.excess = Correction(self.right, panels, self.vectors, count, self.steps_bound())
 
     def kernel(self) -> Kernel:
@@ -379,6 +385,7 @@ class _Blocked(_Sides):
         block, bound = Range("block", self.slice.whole // amx.STEPS), self.slice.bound()
         bound = None if bound is None else bound // amx.STEPS
         assert isinstance(self.left, Packed)  # holds whenever tiles are used
+        assert isinstance(self.right, Packed)
         return amx.multiply(
             self.left, self.right, self.tile,
             self.place(row * self.height, column * self.width), self.pitch, self.once,

@@ -2,6 +2,8 @@
 
     direct      -                          left factors that are plain memory running along the
                                            depth: each panel reads them in place
+    lines       -                          right factors that are plain memory running along the
+                                           columns, for few panels of rows
     rows        [element][step]            other left factors whose memory runs along the depth;
                                            rows are padded so that they share no cache set
     panels      [panel][group][element][n] factors that are read along the other side
@@ -81,6 +83,34 @@ class Direct:
         place = (self.across.start + (panel + 1) * self.height + row) % main.size
         access = substitute(self.value, {main: place, **self.depth.places(step)}).arg
         return Prefetch(access.memory, access.index)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A right factor that is read in place: plain memory that runs along the columns, of which all
+    panels of `width` are complete."""
+
+    value: Value
+    across: Part
+    depth: Part
+    width: int
+
+    memories: tuple[Memory, ...] = ()
+    statements: tuple[Statement, ...] = ()
+
+    def load(self, panel: Index, step: Index, element: int, lanes: int) -> Value:
+        places = self.across.places(panel * self.width + element)
+        access = substitute(self.value, {**places, **self.depth.places(step)}).arg
+        return load(access.memory, access.index, (), lanes)
+
+
+def in_lines(factor: Value, across: Axis, depth: Part) -> bool:
+    """Return whether a right factor may be read in place."""
+    if factor.op != "load" or factor.arg.conditions or not depth.is_flat(factor):
+        return False
+    walk = across.whole.walk("column", factor)
+    index = factor.arg.index.substitute(walk.places)
+    return across.whole.is_flat(factor) and index.linear(walk.last) == (1,)
 
 
 def direct_height(factor: Value, across: Axis, depth: Part) -> int:
