@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
 from tests.support.kernels import compile_ir
 from ugpu import hcq
+from ugpu.hcq.cpu.processor import source
 from ugpu.hcq.cpu.queue import SHALLOW
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.state.clock import Clock
@@ -182,3 +184,17 @@ def test_short_graphs_run_in_the_thread_that_replays_them() -> None:
             queue.launch(program["who"], grid=(1,), block=(1,), args=(out, np.uint64(1))).submit()
         await_here(device, out, graph.replay)
         graph.close()
+
+
+@pytest.mark.parametrize(
+    ("triple", "reads"),
+    [("x86_64", "stmxcsr"), ("aarch64", "FPCR"), ("riscv64", "ret")],  # the last: not known
+)
+def test_the_mode_of_a_thread_is_read_on_every_architecture(triple: str, reads: str) -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    full = f"{triple}-unknown-linux-gnu"
+    module = llvm.parse_assembly(source(full))
+    module.verify()
+    machine = llvm.Target.from_triple(full).create_target_machine()
+    assert reads in machine.emit_assembly(module)
