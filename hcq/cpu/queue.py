@@ -281,7 +281,8 @@ class CpuRepetition(Repetition):
                 self._pack(value, *numbers)
                 if self._native(self._address):
                     core.launches += self.prepared.launches
-                    if timeline.cells[0] < value:  # else it has run
+                    self.at_once = timeline.cells[0] >= value
+                    if not self.at_once:
                         core.losses.submitted(timeline, value)
                     return value
             return super().submit(*numbers)
