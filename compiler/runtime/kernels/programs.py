@@ -247,6 +247,7 @@ class Programs:
         start = time.perf_counter()
         program = self.device.load(image)
         program.source = functools.partial(self.places.source, record.object)
+        program.bounded = True
         if self.device.driver.counts_work:
             program.work = {record.name: _work(waiting.groups[0])}
         loaded = Loaded(
