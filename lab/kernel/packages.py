@@ -127,6 +127,24 @@ def unpack(
         shutil.rmtree(folder / "apt", ignore_errors=True)
 
 
+def unpack_kernel(suite: str, target: Path, folder: Path) -> None:
+    """Download a suite's newest kernel with its modules, and unpack it."""
+    apt = _Apt(folder / "apt", MIRROR, KEYRING)
+    try:
+        apt.update()
+        image = apt.kernel_package(suite)
+        # Debian's packages of Linux 7 have image and modules apart.
+        parts = [
+            word
+            for word in apt.depends("look up the kernel's parts", image)
+            if word.startswith(("linux-binary-", "linux-modules-"))
+        ]
+        for package in apt.download(parts or [image]):
+            apt.unpack(package, target)
+    finally:
+        shutil.rmtree(folder / "apt", ignore_errors=True)
+
+
 def unpack_whole(names: tuple[str, ...], target: Path, folder: Path) -> None:
     """Download packages of the release with all that they depend on, and unpack them."""
     apt = _Apt(folder / "apt", MIRROR, KEYRING)
@@ -179,15 +197,21 @@ class _Apt:
         # Without Error-Mode apt calls a mirror it cannot reach a warning and goes on with nothing.
         self._run("update the package lists", "apt-get", "update", "--error-on=any")
 
-    def kernel_package(self) -> str:
-        """The package that the kernel's meta package asks for today."""
-        shown = self._run("look up the kernel", "apt-cache", "show", "--no-all-versions", KERNEL)
-        for line in shown.splitlines():
-            if line.startswith("Depends:"):
-                wanted = [word for word in line.split() if word.startswith("linux-image-")]
-                if wanted:
-                    return wanted[0]
+    def kernel_package(self, suite: str = SUITES[0]) -> str:
+        """The package that a suite's meta package of the kernel asks for today."""
+        for word in self.depends("look up the kernel", KERNEL, suite):
+            if word.startswith("linux-image-"):
+                return word
         raise LabUnavailable(f"{KERNEL} names no kernel package")
+
+    def depends(self, what: str, package: str, suite: str = SUITES[0]) -> list[str]:
+        """The words of the package's dependencies."""
+        shown = self._run(
+            what, "apt-cache", "show", "--no-all-versions",
+            "-o", f"APT::Default-Release={suite}", package,
+        )  # fmt: skip
+        lines = [line for line in shown.splitlines() if line.startswith("Depends:")]
+        return " ".join(lines).replace(",", " ").split()
 
     def download(self, names: list[str] | tuple[str, ...]) -> list[Path]:
         folder = self.root / "debs"

@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.support.devices import DEVICES
 from tests.support.kernels import amd_table_object, contract_object
-from tests.support.pageformat import PlainMemory, ThreeLevels
+from tests.support.pci.pageformat import PlainMemory, ThreeLevels
 from ugpu import hcq
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.objects.code_object import parse_amdhsa

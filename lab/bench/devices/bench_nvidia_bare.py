@@ -21,7 +21,7 @@ ROUNDS = 5
 ROM, ROM_END = 0x30_0000, 0x40_0000
 PRAMIN, PRAMIN_END = 0x70_0000, 0x80_0000
 # What the probe of Linux 6.12's nouveau made on the same card with 1 GiB, channels included
-# (lab/kernel/tier_nouveau.py, facts of a run): accesses of registers, and messages to the GSP.
+# (lab/kernel/tiers/nouveau.py, facts of a run): accesses of registers, and messages to the GSP.
 NOUVEAU_ACCESSES, NOUVEAU_MESSAGES = 316 + 675, 53
 
 

@@ -8,10 +8,9 @@ that was built. Everything is emulated, so that ratios count, not times.
 from __future__ import annotations
 
 from lab.kernel import own_kernel, packages
-from lab.kernel.lab import CACHE, Lab, Run
+from lab.kernel.lab import CACHE, Lab, Run, guest_tests
 from lab.kernel.machine import LabUnavailable
 
-GUEST_TEST = "lab/kernel/guest/rates.py"
 FLOOR = " floor"
 DEVICES = (
     *("-device", "pcie-root-port,id=port0,chassis=1,slot=1"),
@@ -26,12 +25,18 @@ def measure() -> list[dict[str, object]]:
         return [_skipped("the laboratory is not here; `make test-kernel` fetches it")]
     try:
         with Lab.prepare() as lab:
-            results = rows(lab.boot("rates", tests=[GUEST_TEST], devices=DEVICES, limit_s=LIMIT_S))
+            results = rows(
+                lab.boot("rates", tests=guest_tests("rates"), devices=DEVICES, limit_s=LIMIT_S)
+            )
             kernel = own_kernel.path(lab.folder)
             if not kernel.is_file():
                 return [*results, _skipped("iommufd: the own kernel is not built")]
             own = lab.with_kernel(kernel).boot(
-                "rates-own", tests=[GUEST_TEST], devices=DEVICES, modules=(), limit_s=LIMIT_S
+                "rates-own",
+                tests=guest_tests("rates"),
+                devices=DEVICES,
+                modules=(),
+                limit_s=LIMIT_S,
             )
             return [*results, *(one for one in rows(own) if "iommufd" in str(one["name"]))]
     except LabUnavailable as reason:

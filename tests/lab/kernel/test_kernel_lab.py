@@ -16,7 +16,7 @@ from lab.kernel import __main__ as runner
 from lab.kernel import initrd, lab, machine, packages
 from lab.kernel.channel import Monitor, serve_requests
 from lab.kernel.machine import LabUnavailable
-from lab.kernel.tiers import in_turn, tiers
+from lab.kernel.turn import in_turn, tiers
 from tests import changed
 
 
@@ -80,7 +80,7 @@ def test_kernel_is_found_past_a_false_magic_number() -> None:
 
 
 REPORT = """<testsuites><testsuite>
-<testcase classname="lab.kernel.guest.edu" name="test_a" time="0.5">
+<testcase classname="lab.kernel.guest.edu.edu" name="test_a" time="0.5">
   <properties><property name="read" value="2 us"/></properties></testcase>
 <testcase classname="x" name="test_b" time="1"><failure message="m">text</failure></testcase>
 <testcase classname="x" name="test_c" time="1"><skipped message="why"/></testcase>
