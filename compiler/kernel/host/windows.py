@@ -223,7 +223,7 @@ class _Windows:
 
     def in_registers(self) -> tuple[list[Memory], list[Statement]] | None:
         """Return the statements that compute totals and results of an image as vectors, and their
-        memory; None if results are no vectors. A line that is shorter than a vector is stored with
+        memory; None if results do not fill vectors. A line that is shorter than a vector is stored with
         what is behind it, which the next line overwrites; the last one is stored in two parts."""
         size, dtype = self.window.last.size, self.totals.dtype
         lanes = self.vector_bytes // dtype.itemsize
@@ -261,7 +261,7 @@ class _Windows:
     def line(
         self, first: Index, count: int, start: Index, totals: Memory
     ) -> list[Statement] | None:
-        """Compute a vector of results of some rows; None if they are no vectors."""
+        """Compute a vector of results of some rows; None if they do not fill vectors."""
         size, stores = self.window.last.size, []
         for row in range(count):
             store = self.store(first + row, start, totals, row)
