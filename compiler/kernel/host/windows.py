@@ -223,8 +223,9 @@ class _Windows:
 
     def in_registers(self) -> tuple[list[Memory], list[Statement]] | None:
         """Return the statements that compute totals and results of an image as vectors, and their
-        memory; None if results do not fill vectors. A line that is shorter than a vector is stored with
-        what is behind it, which the next line overwrites; the last one is stored in two parts."""
+        memory; None if results do not fill vectors. A line that is shorter than a vector is stored
+        with what is behind it, which the next line overwrites; the last one is stored in two
+        parts."""
         size, dtype = self.window.last.size, self.totals.dtype
         lanes = self.vector_bytes // dtype.itemsize
         if dtype is not float32 or self.stage.dtype is not float32 or size < FEWEST:

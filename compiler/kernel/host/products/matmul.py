@@ -145,7 +145,7 @@ class _Sides:
         self.slice = Part(depth, Range("slice", self.slices).index() * steps, steps)
         self.once = self.slices == 1 and not self.outer
         # whether the left factor comes from beyond the second-level cache
-        self.far = rows.size * depth.size * self.dtype.itemsize > target.caches.second // 4
+        self.far = rows.size * depth.size * self.dtype.itemsize > target.caches.second // 16
         epilogue = with_reduction(computation.value, parts.reduce, const(0, self.dtype))
         self.results = known = epilogue, computation.position
         self.flat = rows.whole.is_flat(*known) and columns.whole.is_flat(*known)
