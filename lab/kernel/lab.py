@@ -137,10 +137,7 @@ class Lab:
             programs = packages.ensure(folder)
             kernel = programs.root / "vmlinux"
             if not kernel.is_file():
-                packed = next((programs.kernel / "boot").glob("vmlinuz-*")).read_bytes()
-                partial = kernel.with_suffix(".partial")
-                partial.write_bytes(initrd.extract_kernel(packed, _zstd(programs)))
-                partial.rename(kernel)
+                _extract(programs, programs.kernel, kernel)
             _compile()
             lab = cls(folder, programs, kernel, end=end)
             lab.pace = lab.probe()
@@ -166,12 +163,20 @@ class Lab:
             )
         return pace
 
-    def with_kernel(self, kernel: Path) -> Lab:
-        """The same laboratory with another kernel (an ELF vmlinux) that has all it needs built
-        in."""
+    def with_kernel(self, kernel: Path, modules: Path | None = None) -> Lab:
+        """The same laboratory with another kernel (an ELF vmlinux) and the modules below `modules`;
+        None where it has all it needs built in."""
         other = Lab(self.folder, self.programs, kernel, pace=self.pace, end=self.end)
-        other.modules = initrd.Modules(None)
+        other.modules = initrd.Modules(modules)
         return other
+
+    def with_newest_kernel(self) -> tuple[Lab, str]:
+        """The same laboratory with the newest kernel of Debian's backports, and its release."""
+        unpacked = packages.newest_kernel(self.folder)
+        kernel, modules = unpacked / "vmlinux", unpacked / "usr/lib/modules"
+        if not kernel.is_file():
+            _extract(self.programs, unpacked, kernel)
+        return self.with_kernel(kernel, modules), next(modules.iterdir()).name
 
     def boot(
         self,
@@ -387,6 +392,16 @@ def _share(tag: str, path: Path, *, read_only: bool) -> list[str]:
     if read_only:
         options += ",readonly=on"
     return ["-fsdev", options, "-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
+
+
+def _extract(programs: Programs, unpacked: Path, kernel: Path) -> None:
+    """Write the ELF kernel of an unpacked kernel package to `kernel`."""
+    places = [*unpacked.glob("boot/vmlinuz-*"), *unpacked.glob("usr/lib/modules/*/vmlinuz")]
+    if not places:
+        raise LabBroken(f"the kernel's packages have no vmlinuz: {unpacked}")
+    partial = kernel.with_suffix(".partial")
+    partial.write_bytes(initrd.extract_kernel(places[0].read_bytes(), _zstd(programs)))
+    partial.rename(kernel)
 
 
 def _zstd(programs: Programs) -> Callable[[bytes], bytes]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -96,7 +97,7 @@ def ensure(folder: Path, *, mirror: str = MIRROR, keyring: Path = KEYRING) -> Pr
         lines = [f"# recipe {RECIPE}"]
         for target, wanted in (
             ("emulator", apt.download_with_dependencies((EMULATOR,), SUITES[-1])),
-            ("kernel", apt.download([apt.kernel_package()])),
+            ("kernel", apt.download(apt.kernel_packages())),
             ("tools", apt.download(TOOLS)),
         ):
             for package in wanted:
@@ -136,6 +137,31 @@ def unpack_whole(names: tuple[str, ...], target: Path, folder: Path) -> None:
             apt.unpack(package, target)
     finally:
         shutil.rmtree(folder / "apt", ignore_errors=True)
+
+
+def newest_kernel(folder: Path) -> Path:
+    """The newest kernel of the backports, unpacked below `folder`, where it stays.
+
+    LabUnavailable when this machine cannot have it.
+    """
+    ready = folder / "newest"
+    if ready.is_dir():
+        return ready
+    machine.need_tools(machine.PACKAGE_TOOLS)
+    machine.need_room(folder, machine.ROOM_COLD)
+    partial = folder / "newest.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    apt = _Apt(folder / "apt-newest", MIRROR, KEYRING, SUITES[-1:])
+    try:
+        apt.update()
+        for package in apt.download(apt.kernel_packages()):
+            apt.unpack(package, partial)
+        partial.rename(ready)
+    finally:
+        for rest in (apt.root, partial):
+            shutil.rmtree(rest, ignore_errors=True)
+    return ready
 
 
 class _Apt:
@@ -179,15 +205,20 @@ class _Apt:
         # Without Error-Mode apt calls a mirror it cannot reach a warning and goes on with nothing.
         self._run("update the package lists", "apt-get", "update", "--error-on=any")
 
-    def kernel_package(self) -> str:
-        """The package that the kernel's meta package asks for today."""
-        shown = self._run("look up the kernel", "apt-cache", "show", "--no-all-versions", KERNEL)
-        for line in shown.splitlines():
-            if line.startswith("Depends:"):
-                wanted = [word for word in line.split() if word.startswith("linux-image-")]
-                if wanted:
-                    return wanted[0]
-        raise LabUnavailable(f"{KERNEL} names no kernel package")
+    def kernel_packages(self) -> list[str]:
+        """The packages with the kernel that the meta package asks for today: one, or from Linux 7
+        on, what one asks for."""
+        left, found = [KERNEL], []
+        while left:
+            name = left.pop()
+            shown = self._run("look up the kernel", "apt-cache", "show", "--no-all-versions", name)
+            wanted = re.findall(r"\blinux-(?:image|binary|modules)-\d[\w.+-]*", _depends(shown))
+            if name != KERNEL:
+                found.append(name)
+            left += [package for package in wanted if package not in (*found, *left)]
+        if not found:
+            raise LabUnavailable(f"{KERNEL} names no kernel package")
+        return found
 
     def download(self, names: list[str] | tuple[str, ...]) -> list[Path]:
         folder = self.root / "debs"
@@ -218,6 +249,11 @@ class _Apt:
             last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
             raise LabUnavailable(f"could not {what}: {' '.join(last)}")
         return done.stdout
+
+
+def _depends(shown: str) -> str:
+    """What a package depends on, of what apt-cache shows."""
+    return " ".join(line for line in shown.splitlines() if line.startswith("Depends:"))
 
 
 def _sha256(path: Path) -> str:

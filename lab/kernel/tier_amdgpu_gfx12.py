@@ -3,14 +3,28 @@ virtual Navi44; see tier_amdgpu.py."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lab.kernel.lab import Lab, Run
 from lab.kernel.tier_amdgpu import boots
 
 _CARDS = {"navi48": ("7550", 256), "navi44": ("7590", 128)}  # PCI id, bits of the memory's bus
+# The scheduler's self test, by queues of its own.
+_SELF_TEST = (
+    "ring gfx_1.1.1 ib test pass",
+    "ring compute_1.2.2 ib test pass",
+    "ring sdma_1.3.3 ib test pass",
+)
 
 
 def run(lab: Lab) -> list[Run]:
     """One boot for each card."""
+    return cards(lab, "amdgpu", _SELF_TEST)
+
+
+def cards(lab: Lab, tier: str, tested: Sequence[str]) -> list[Run]:
+    """One boot for each card with the kernel of `lab`. tier: what the runs' names begin with.
+    tested: what the driver says of the tests of rings."""
     runs: list[Run] = []
     for name, (device, bits) in _CARDS.items():
         reached = (
@@ -19,12 +33,10 @@ def run(lab: Lab) -> list[Run]:
             f"RAM width {bits}bits GDDR6",
             "PCIE GART of 512M enabled",
             "SMU is initialized successfully!",
-            f"amdgpu: added device 1002:{device}",
+            f"added device 1002:{device}",
             "ring gfx_0.0.0 uses VM inv eng",
-            "ring gfx_1.1.1 ib test pass",
-            "ring compute_1.2.2 ib test pass",
-            "ring sdma_1.3.3 ib test pass",
+            *tested,
             "[drm] Initialized amdgpu 3.",
         )
-        runs += boots(lab, f"amdgpu_{name}", name, reached)
+        runs += boots(lab, f"{tier}_{name}", name, reached)
     return runs
