@@ -83,7 +83,7 @@ test-foreign:
 
 test-adreno:
 	@$(SETUP) $(ALL)
-	$(PYTHON) -m tests.support.adreno_corpus
+	$(PYTHON) -m tests.support.adreno.adreno_corpus
 
 test-turnip:
 	@$(SETUP) dev

@@ -11,7 +11,13 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tests.compiler.test_compiler_accuracy import REFERENCES, bound_of, compute, reference, ulps
+from tests.compiler.numeric.test_compiler_accuracy import (
+    REFERENCES,
+    bound_of,
+    compute,
+    reference,
+    ulps,
+)
 from ugpu import hcq
 
 PIECE = 1 << 20  # numbers that are computed at a time

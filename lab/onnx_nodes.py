@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import ugpu
-from tests.compiler.test_onnx_nodes import reason
-from tests.support import onnx_cases
+from tests.compiler.onnx.test_onnx_nodes import reason
+from tests.support.compiler import onnx_cases
 
 
 def run(device: ugpu.Device, names: list[str]) -> dict[str, str]:

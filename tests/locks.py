@@ -32,12 +32,12 @@ _FOLDER = "UGPU_TEST_LOCKS"
 DEPTH = 12  # calls of a stack that are kept
 #: what uses devices from several threads
 TESTS = (
-    "tests/contract/test_contract_across.py",
-    "tests/contract/test_contract_close_races.py",
-    "tests/contract/test_contract_graph.py",
-    "tests/contract/test_contract_life.py",
-    "tests/contract/test_contract_queues.py",
-    "tests/contract/test_contract_recovery.py",
+    "tests/contract/queues/test_contract_across.py",
+    "tests/contract/life/test_contract_close_races.py",
+    "tests/contract/queues/test_contract_graph.py",
+    "tests/contract/life/test_contract_life.py",
+    "tests/contract/queues/test_contract_queues.py",
+    "tests/contract/queues/test_contract_recovery.py",
 )
 DEVICES = ("cpu", "virtual:navi31", "virtual:navi31+usb", "virtual:gh100", "virtual:a740")
 LOCK, RLOCK = threading.Lock, threading.RLock

@@ -30,16 +30,16 @@ MASKS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 #: where code for the host is generated, by either shader core's translator or the compiler
 TESTS = (
-    "tests/am/isa",
-    "tests/nv/sm",
-    "tests/qcom/sp",
-    "tests/compiler/test_compiler_accuracy.py",
-    "tests/compiler/test_compiler_elementwise.py",
-    "tests/compiler/test_compiler_products.py",
-    "tests/compiler/test_compiler_chain.py",
-    "tests/compiler/test_compiler_convolution.py",
-    "tests/compiler/test_compiler_winograd.py",
-    "tests/compiler/test_compiler_amx.py",
+    "tests/virtual/amd/isa",
+    "tests/virtual/nvidia/sm",
+    "tests/virtual/adreno/sp",
+    "tests/compiler/numeric/test_compiler_accuracy.py",
+    "tests/compiler/methods/test_compiler_elementwise.py",
+    "tests/compiler/kernel/host/products/test_compiler_products.py",
+    "tests/compiler/schedule/test_compiler_chain.py",
+    "tests/compiler/kernel/host/test_compiler_convolution.py",
+    "tests/compiler/kernel/host/test_compiler_winograd.py",
+    "tests/compiler/kernel/host/products/test_compiler_amx.py",
     "tests/compiler/test_operation_corpus.py",
 )
 

@@ -16,19 +16,19 @@ from tests import costs
 
 #: properties whose examples are not compiled, so that new ones cost little
 TESTS = (
-    "tests/am/isa/test_decode_fields.py",
-    "tests/am/test_am_discovery.py",
-    "tests/am/test_am_firmware.py",
-    "tests/am/virtual/test_engines_pm4.py",
-    "tests/am/virtual/test_engines_sdma.py",
-    "tests/am/virtual/test_model_fuzz.py",
-    "tests/am/virtual/test_model_scheduler.py",
-    "tests/clang2py/test_clang2py_drf.py",
-    "tests/compiler/test_compiler_index.py",
+    "tests/virtual/amd/isa/decoder/test_decode_fields.py",
+    "tests/am/chips/test_am_discovery.py",
+    "tests/am/boot/test_am_firmware.py",
+    "tests/virtual/amd/engines/test_engines_pm4.py",
+    "tests/virtual/amd/engines/test_engines_sdma.py",
+    "tests/virtual/amd/firmware/test_model_fuzz.py",
+    "tests/virtual/amd/engines/test_model_scheduler.py",
+    "tests/tools/clang2py/test_clang2py_drf.py",
+    "tests/compiler/expression/test_compiler_index.py",
     "tests/hcq",
-    "tests/nv/test_nv_abi_bits.py",
-    "tests/nv/test_nv_cubin.py",
-    "tests/nv/virtual",
+    "tests/nv/abi/test_nv_abi_bits.py",
+    "tests/nv/code/test_nv_cubin.py",
+    "tests/virtual/nvidia",
     "tests/tools",
 )
 

@@ -3,7 +3,7 @@ reset, and for cleaning up. The driver does not depend on a compiler.
 
 Encodings: AMD, "RDNA3" Instruction Set Architecture, 2023, chapter 15, and "RDNA4" Instruction Set
 Architecture, 2025; the descriptor's fields: LLVM AMDGPUUsage. The model disassembles the same text
-(tests/am/test_am_cleaner.py, test_am_proof.py).
+(tests/am/work/test_am_cleaner.py, test_am_proof.py).
 """
 
 from __future__ import annotations

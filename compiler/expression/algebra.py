@@ -5,7 +5,7 @@ quotient or remainder of an Index by a positive constant. Integers are unbounded
 emitter picks 32 or 64 bits, from `low` and `high`. Division floors and remainders are never
 negative, as in Python, so every rule holds for negative values too. Building an Index simplifies
 it; equal normal forms are equal Python values. The rules are checked by enumeration in
-tests/compiler/test_compiler_index.py.
+tests/compiler/expression/test_compiler_index.py.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 
 from lab.bench.bench_start import import_ms
-from tests.support import models
+from tests.support.compiler import models
 from ugpu import hcq
 from ugpu.compiler import Tensor, jit
 from ugpu.compiler.codegen import emit

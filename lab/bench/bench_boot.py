@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.support.am_navi31 import build_chip
+from tests.support.amd.am_navi31 import build_chip
 from ugpu import hcq
 
 ROUNDS = 5

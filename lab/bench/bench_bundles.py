@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.am_faulty import faulty_object
-from tests.support.am_navi31 import build_chip, check_runs, opened, run, start_forever
-from tests.support.nv_machine import opened as nv_opened
-from tests.support.nv_machine import powered, work
+from tests.support.amd.am_faulty import faulty_object
+from tests.support.amd.am_navi31 import build_chip, check_runs, opened, run, start_forever
+from tests.support.nvidia.nv_machine import opened as nv_opened
+from tests.support.nvidia.nv_machine import powered, work
 from ugpu.hcq.device import crash
 from ugpu.hcq.errors import UgpuError
 from ugpu.virtual.nvidia.faults import Fault

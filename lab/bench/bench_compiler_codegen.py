@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support import models
+from tests.support.compiler import models
 from ugpu import hcq
 from ugpu.compiler import Tensor, function
 from ugpu.compiler.runtime.runtime import use_cache

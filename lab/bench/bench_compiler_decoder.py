@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from tests.support.decoder import Decoder
+from tests.support.compiler.decoder import Decoder
 from ugpu import hcq
 from ugpu.compiler import Tensor, jit
 from ugpu.compiler.runtime.runtime import kernel_log, use_cache

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.daemon import ROOT, DaemonProcess
 from tests.support.kernels import contract_object
+from tests.support.service.daemon import ROOT, DaemonProcess
 from ugpu import hcq
 from ugpu.hcq.device.device import Device
 

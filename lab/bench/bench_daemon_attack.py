@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.support.daemon import ROOT, DaemonProcess
-from tests.support.raw_client import Raw, frame
+from tests.support.service.daemon import ROOT, DaemonProcess
+from tests.support.service.raw_client import Raw, frame
 
 SECONDS = 5.0  # of each attack
 STRANGERS = 1500  # whose cost is measured

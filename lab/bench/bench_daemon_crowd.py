@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from tests.support.daemon import DaemonProcess, scaled
+from tests.support.service.daemon import DaemonProcess, scaled
 from ugpu import hcq
 from ugpu.hcq.remote.channel import Channel
 from ugpu.hcq.remote.wire import VERSION, Limits, Message

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from tests.support import faulty_work
-from tests.support.am_faulty import faulty_object
-from tests.support.am_navi31 import build_chip, check_runs, opened, run
+from tests.support.amd.am_faulty import faulty_object
+from tests.support.amd.am_navi31 import build_chip, check_runs, opened, run
 from tests.support.kernels import contract_object
 from ugpu import hcq
 from ugpu.hcq.errors import UgpuError

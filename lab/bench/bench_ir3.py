@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.support.ir3_machine import CODE, map_code
-from tests.support.ir3_text import END, c, i, k, r, words
+from tests.support.adreno.ir3_machine import CODE, map_code
+from tests.support.adreno.ir3_text import END, c, i, k, r, words
 from tests.support.shader_memory import ArrayMemory
 from ugpu.virtual.adreno.shader import Dispatch, Ending
 from ugpu.virtual.adreno.sp.processors import Processors

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support.am_faulty import faulty_object
-from tests.support.am_navi31 import build_chip, opened
+from tests.support.amd.am_faulty import faulty_object
+from tests.support.amd.am_navi31 import build_chip, opened
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.device.observe import Observer, Sampler
 

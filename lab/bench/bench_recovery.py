@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.am_faulty import faulty_object
-from tests.support.am_navi31 import build_chip, check_runs, opened, run, start_forever
+from tests.support.amd.am_faulty import faulty_object
+from tests.support.amd.am_navi31 import build_chip, check_runs, opened, run, start_forever
 from ugpu.am.device.device import AmDevice
 from ugpu.hcq.errors import UgpuError
 from ugpu.hcq.work.buffer import Buffer

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.support.gfx_corpus import compile_ir
-from tests.support.gfx_run import CODE, KERNARGS, Machine
-from tests.support.gfx_spilling import LIVE, ROW, live_values, loop_length, spilling_kernel
+from tests.support.amd.isa.gfx_corpus import compile_ir
+from tests.support.amd.isa.gfx_run import CODE, KERNARGS, Machine
+from tests.support.amd.isa.gfx_spilling import LIVE, ROW, live_values, loop_length, spilling_kernel
 from ugpu.virtual.amd.isa.core import GfxCore
 from ugpu.virtual.amd.isa.targets.target import target
 from ugpu.virtual.amd.shader import Dispatch, Ending

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests.support.fake_vfio import VfioMachine
+from tests.support.pci.fake_vfio import VfioMachine
 from ugpu.hcq.transport.vfio.transport import VfioTransport
 from ugpu.hcq.transport.window import MappedWindow
 

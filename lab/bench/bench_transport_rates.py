@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 
 from lab.bench.bench_vfio_user import SERVE, _process
-from tests.support.am_navi31 import build_chip
-from tests.support.vfio_user_device import COMMAND
+from tests.support.amd.am_navi31 import build_chip
+from tests.support.pci.vfio_user_device import COMMAND
 from ugpu.hcq.transport.base import Transport
 from ugpu.hcq.transport.vfio_user.client import VfioUserTransport
 from ugpu.virtual.amd.bus.pci import VirtualTransport

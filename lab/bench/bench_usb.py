@@ -16,8 +16,8 @@ import numpy as np
 
 from tests.support.kernels import contract_object
 from tests.support.waiting import until
-from tests.usbgpu.virtual.pulls import enclosed, opened
-from tests.usbgpu.virtual.rates import rates
+from tests.virtual.usb.pulls import enclosed, opened
+from tests.virtual.usb.rates import rates
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import DeviceLost
 from ugpu.virtual.usb.enclosure import Enclosure

@@ -29,7 +29,7 @@ ROUNDS = 5
 SERVE = """
 import sys
 from ugpu.virtual.serve.server import Server
-from tests.support.vfio_user_device import MemoryDevice
+from tests.support.pci.vfio_user_device import MemoryDevice
 server = Server(sys.argv[1], MemoryDevice(bar0=64 << 20, share=len(sys.argv) > 2))
 print("ready", flush=True)
 server.run()
@@ -39,7 +39,7 @@ SERVE_CARD = """
 import sys
 from pathlib import Path
 from ugpu.virtual.amd.bus.served import ServedChip
-from tests.support.am_navi31 import build_chip
+from tests.support.amd.am_navi31 import build_chip
 from ugpu.virtual.amd.options import ChipOptions
 from ugpu.virtual.serve.server import Server
 from ugpu.tools.control.serve import write_firmware

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from lab.campaign.stand import LINES, LONG_S, SHORT_S, Stand, hasten
-from tests.support.am_faulty import faulty_object
-from tests.support.am_navi31 import build_chip, check_runs, plug_in, run, start_forever
+from tests.support.amd.am_faulty import faulty_object
+from tests.support.amd.am_navi31 import build_chip, check_runs, plug_in, run, start_forever
 from ugpu import hcq
 from ugpu.am.chips.navi31.facts import FACTS as NAVI31
 from ugpu.am.chips.navi32.facts import FACTS as NAVI32
@@ -118,7 +118,7 @@ class AmStand(Stand):
             sensor.read()
 
     def run(self, kernel: str, *args: object) -> None:
-        """Run a kernel of tests.support.am_faulty."""
+        """Run a kernel of tests.support.amd.am_faulty."""
         run(self.device, self.program, kernel, self.out, *args)
 
     def allocate_host(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 
-from tests.support.gsp_killed import killing
+from tests.support.nvidia.gsp.gsp_killed import killing
 
 
 def main() -> None:

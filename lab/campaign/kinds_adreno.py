@@ -8,7 +8,7 @@ from typing import Any
 
 from lab.campaign.adreno import AdrenoStand
 from lab.campaign.kind import Kind, Layer, Recovery
-from tests.qcom.kgsl_client import Client
+from tests.virtual.adreno.kgsl_client import Client
 from ugpu.hcq.errors import (
     AccessDenied,
     ChipError,

@@ -34,7 +34,7 @@ _RLC = "_rlc.bin"  # end of the file's name, which is different for each chip
 def kernel(name: str, run: Any, error: type[UgpuError], **fields: Any) -> Kind:
     """A kernel that does what it must not; `run` takes the stand."""
     made: dict[str, Any] = {
-        "layer": Layer.HARDWARE, "planted": "a kernel of tests.support.am_faulty",
+        "layer": Layer.HARDWARE, "planted": "a kernel of tests.support.amd.am_faulty",
         "devices": NAVI, "stages": ("launch",), "plant": nothing, "source": _GMC,
         "remedy": _RESET, "provoke": run,
     }  # fmt: skip

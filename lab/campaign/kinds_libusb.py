@@ -6,8 +6,8 @@ from typing import Any
 
 from lab.campaign.kind import Kind, Layer, Recovery
 from lab.campaign.libusb import LibUsbStand
-from tests.support import fake_usb1
-from tests.support.fake_usb1 import Usb1, USBError
+from tests.support.usb import fake_usb1
+from tests.support.usb.fake_usb1 import Usb1, USBError
 from ugpu.hcq.errors import (
     AccessDenied,
     DeviceBusy,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from lab.campaign.adreno import AdrenoStand
 from lab.campaign.kind import Kind, Layer, Recovery
 from lab.campaign.kinds_adreno import done, planted, refused
-from tests.qcom.msm_client import MsmClient
+from tests.virtual.adreno.msm_client import MsmClient
 from ugpu.hcq.errors import (
     AccessDenied,
     DeviceBusy,

@@ -1,4 +1,4 @@
-"""A USB device through libusb, on a made-up bus, as a stand. See tests.support.fake_usb1.
+"""A USB device through libusb, on a made-up bus, as a stand. See tests.support.usb.fake_usb1.
 
 The bus has a device that keeps what it is sent: a register for control requests, a buffer for bulk
 transfers. A planted fault takes the place of one answer.
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lab.campaign.stand import Stand
-from tests.support.fake_usb1 import Bus, Transfer, USBError
-from tests.support.usb_script import IDENTITY
+from tests.support.usb.fake_usb1 import Bus, Transfer, USBError
+from tests.support.usb.usb_script import IDENTITY
 from ugpu.hcq.errors import UgpuError
 from ugpu.usbgpu.link.libusb import LibUsbDevice
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from lab.campaign.stand import LINES, LONG_S, SHORT_S, Stand, hasten
 from tests.support.kernels import contract_object
-from tests.support.nv_machine import left_behind, opened
-from tests.support.nv_machine import work as all_work
+from tests.support.nvidia.nv_machine import left_behind, opened
+from tests.support.nvidia.nv_machine import work as all_work
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.work.queue import QueueKind
 from ugpu.virtual.nvidia.gpu import build_machine

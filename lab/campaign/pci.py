@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.campaign.stand import Stand
-from tests.support import fake_vfio
-from tests.support.fake_vfio import VfioMachine
-from tests.support.sysfs_tree import GPU, SysfsTree
+from tests.support.pci import fake_vfio
+from tests.support.pci.fake_vfio import VfioMachine
+from tests.support.pci.sysfs_tree import GPU, SysfsTree
 from ugpu.hcq.errors import UgpuError
 from ugpu.hcq.transport.base import ResetKind
 from ugpu.hcq.transport.pci.sysfs import SysfsTransport

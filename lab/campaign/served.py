@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.campaign.pci import PciStand
-from tests.support.vfio_user_device import MemoryDevice, _Function
+from tests.support.pci.vfio_user_device import MemoryDevice, _Function
 from ugpu.hcq.errors import TransportError, UgpuError
 from ugpu.hcq.transport.base import ResetKind, Transport
 from ugpu.hcq.transport.vfio_user.client import VfioUserTransport

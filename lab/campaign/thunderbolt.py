@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.campaign.pci import PciStand, _Vfio
-from tests.support import fake_vfio
-from tests.support.thunderbolt_tree import NAVI31, RAZER, ThunderboltTree
+from tests.support.pci import fake_vfio
+from tests.support.usb.thunderbolt_tree import NAVI31, RAZER, ThunderboltTree
 from tests.support.waiting import until
 from ugpu.am.chips.gfx11 import FACTS
 from ugpu.hcq.errors import DeviceLost

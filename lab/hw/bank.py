@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support import ptx_kernels
+from tests.support.nvidia import ptx_kernels
 from ugpu import hcq
 from ugpu.hcq.work.command import Launch
 from ugpu.hcq.work.queue import Queue

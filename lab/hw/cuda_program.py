@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from lab.hw import bank
-from tests.support import cluster_kernel, ptx_kernels
+from tests.support.nvidia import cluster_kernel, ptx_kernels
 
 COUNT = 64
 NO_CUDA = 3

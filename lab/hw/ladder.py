@@ -28,8 +28,8 @@ import numpy as np
 
 from lab.hw import calls, machine, process
 from lab.hw.section_faults import UNMAPPED
-from tests.support import ptx_kernels
 from tests.support.kernels import contract_object
+from tests.support.nvidia import ptx_kernels
 from ugpu import hcq
 from ugpu.hcq.errors import ChipError, UgpuError
 from ugpu.hcq.find import registry

@@ -18,8 +18,8 @@ import numpy as np
 
 from lab.hw.calls import DEFAULT_DRIVER
 from lab.hw.cuda_program import BLOCK, CLUSTER, COUNT, GRID, NO_CUDA
-from tests.support import cluster_kernel
 from tests.support.kernels import contract_object
+from tests.support.nvidia import cluster_kernel
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import ChipError, NotSupported
 from ugpu.tools.debug.sniff import node

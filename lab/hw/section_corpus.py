@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lab.hw.budget import Budget
 from lab.hw.report import Result
-from tests.support.operation_corpus import corpus
+from tests.support.corpus.operation_corpus import corpus
 from ugpu import hcq
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import NotSupported, UgpuError

@@ -9,9 +9,9 @@ import numpy as np
 
 from lab.hw.budget import Budget
 from lab.hw.report import Result
-from tests.support import ptx_kernels
-from tests.support.am_faulty import faulty_object
+from tests.support.amd.am_faulty import faulty_object
 from tests.support.kernels import contract_object
+from tests.support.nvidia import ptx_kernels
 from ugpu import hcq
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import ChipError, DeviceHang, OutOfMemory, PageFault, UgpuError

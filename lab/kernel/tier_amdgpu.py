@@ -19,7 +19,7 @@ from pathlib import Path
 from lab.kernel.initrd import EXCHANGE
 from lab.kernel.lab import Case, Lab, Run, socket_path
 from lab.kernel.served import serving, slot
-from tests.support.am_navi31 import build_chip
+from tests.support.amd.am_navi31 import build_chip
 from ugpu.am.chips import facts_of
 from ugpu.am.chips.facts import ChipFacts
 from ugpu.hcq.transport.base import Transport

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lab.kernel.lab import CACHE, Lab, Run, socket_path
 from lab.kernel.served import judged, serving, slot
-from tests.support.am_navi31 import build_chip
+from tests.support.amd.am_navi31 import build_chip
 from ugpu.am.chips.navi31.facts import FACTS as NAVI31
 from ugpu.virtual.amd.bus.served import ServedChip
 from ugpu.virtual.amd.chip import Chip

@@ -16,7 +16,7 @@ from lab.kernel.lab import CACHE, Case, Lab, Run, socket_path
 from lab.kernel.machine import LabUnavailable
 from lab.kernel.tier_navi31 import GUEST, VRAM, write_firmware
 from lab.kernel.usbredir import Port, serve
-from tests.support import descriptors
+from tests.support.pci import descriptors
 from ugpu.usbgpu.link.usb import Speed
 from ugpu.virtual.amd.gpu import endpoint
 from ugpu.virtual.amd.options import ChipOptions

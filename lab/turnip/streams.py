@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from lab.turnip.build import Turnip
 from lab.turnip.judge import LIMIT_S, client, objections, served
-from tests.support.adreno import module
+from tests.support.adreno.mesa import module
 from ugpu.compiler.codegen.process.objects import compile_text
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.state.memory import Placement

@@ -11,7 +11,7 @@ the first one ends, so that no wave reuses the registers of another one. Before 
 constant file is loaded with zeros.
 
 Encodings: Mesa 25.0.7, src/freedreno/isa/ir3-cat0.xml to ir3-cat7.xml; Mesa disassembles the same
-text (tests/qcom/test_qcom_cleaner.py).
+text (tests/qcom/work/test_qcom_cleaner.py).
 """
 
 from __future__ import annotations

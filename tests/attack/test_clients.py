@@ -19,8 +19,8 @@ from typing import cast
 
 import pytest
 
-from tests.support.daemon import Running, started
-from tests.support.raw_client import Raw, frame
+from tests.support.service.daemon import Running, started
+from tests.support.service.raw_client import Raw, frame
 from tests.support.waiting import until
 from ugpu.hcq.errors import AccessDenied, DeviceBusy
 from ugpu.hcq.remote import channel as channels

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.daemon import Running, settings_text, started
-from tests.support.raw_client import Raw
+from tests.support.service.daemon import Running, settings_text, started
+from tests.support.service.raw_client import Raw
 from tests.support.waiting import until
 from ugpu.hcq.disk import own_folder as ownfolder
 from ugpu.hcq.errors import AccessDenied, DeviceNotFound, HostError

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.hostile_server import Hostile
 from tests.support.kernels import contract_object
+from tests.support.service.hostile_server import Hostile
 from ugpu import hcq
 from ugpu.hcq.errors import UgpuError
 from ugpu.hcq.state.target import TargetSpec

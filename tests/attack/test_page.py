@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.page import Served
+from tests.support.service.page import Served
 from tests.support.waiting import until
 from ugpu.hcq.errors import AccessDenied, BadArgument
 from ugpu.tools.service.daemon.clients.tokens import Rights

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.daemon import started
-from tests.support.raw_client import Raw
+from tests.support.service.daemon import started
+from tests.support.service.raw_client import Raw
 from ugpu import hcq
 from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.remote import failures

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support import models
+from tests.support.compiler import models
 from ugpu import hcq
 from ugpu.compiler import Tensor
 from ugpu.compiler.runtime.runtime import kernel_log, runtime_of, use_cache

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.support.compiler_cases import NUMPY_TYPES, arrays
+from tests.support.compiler.compiler_cases import NUMPY_TYPES, arrays
 from ugpu import hcq
 from ugpu.compiler import Tensor
 from ugpu.compiler.codegen import emit

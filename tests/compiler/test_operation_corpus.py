@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.compiler_devices import poisoned
-from tests.support.operation_corpus import corpus
+from tests.support.compiler.compiler_devices import poisoned
+from tests.support.corpus.operation_corpus import corpus
 from ugpu import hcq
 from ugpu.am import chips
 

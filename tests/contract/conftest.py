@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.daemon import DaemonProcess
 from tests.support.devices import DEVICES, PART, REMOTE, SLOW_DEVICES, SLOW_REMOTE
 from tests.support.kernels import contract_object
+from tests.support.service.daemon import DaemonProcess
 from ugpu import hcq
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.state.config import config

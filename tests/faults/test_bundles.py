@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ugpu
-from tests.support.am_faulty import faulty_object
+from tests.support.amd.am_faulty import faulty_object
 from tests.support.waiting import until
 from ugpu import hcq, ir
 from ugpu.am.chips import facts_of

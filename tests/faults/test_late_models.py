@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.am_faulty import faulty_object
-from tests.support.am_navi31 import build_chip, check_runs, opened, start_forever
-from tests.support.nv_machine import opened as opened_nv
-from tests.support.nv_machine import powered, work
-from tests.support.vfio_user_device import MemoryDevice
-from tests.support.vfio_user_served import served
+from tests.support.amd.am_faulty import faulty_object
+from tests.support.amd.am_navi31 import build_chip, check_runs, opened, start_forever
+from tests.support.nvidia.nv_machine import opened as opened_nv
+from tests.support.nvidia.nv_machine import powered, work
+from tests.support.pci.vfio_user_device import MemoryDevice
+from tests.support.pci.vfio_user_served import served
 from tests.support.waiting import until
 from ugpu.am.device.device import open_device
 from ugpu.hcq.errors import DeviceHang, UnitTimeout

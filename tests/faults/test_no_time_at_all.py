@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.am_faulty import faulty_object
-from tests.support.am_navi31 import build_chip, check_runs, opened, start_forever
-from tests.support.nv_machine import opened as opened_nv
-from tests.support.nv_machine import powered, work
+from tests.support.amd.am_faulty import faulty_object
+from tests.support.amd.am_navi31 import build_chip, check_runs, opened, start_forever
+from tests.support.nvidia.nv_machine import opened as opened_nv
+from tests.support.nvidia.nv_machine import powered, work
 from ugpu.hcq.errors import DeviceHang
 from ugpu.hcq.state.clock import Clock
 

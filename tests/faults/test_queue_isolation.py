@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.am_faulty import faulty_object
-from tests.support.am_navi31 import build_chip, check_runs, opened, run, start_forever
+from tests.support.amd.am_faulty import faulty_object
+from tests.support.amd.am_navi31 import build_chip, check_runs, opened, run, start_forever
 from ugpu import hcq
 from ugpu.am.device.device import AmDevice
 from ugpu.hcq.device.device import Device

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.am_navi31 import build_chip, opened
+from tests.support.amd.am_navi31 import build_chip, opened
 from tests.support.kernels import contract_object
-from tests.support.nv_machine import opened as nv_opened
-from tests.support.nv_machine import powered
+from tests.support.nvidia.nv_machine import opened as nv_opened
+from tests.support.nvidia.nv_machine import powered
 from tests.support.waiting import until
 from ugpu.am.device.device import AmDevice
 from ugpu.hcq.errors import DeviceHang

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.foreign.remote_card import RemoteCard
-from tests.support.am_navi31 import build_chip
+from tests.support.amd.am_navi31 import build_chip
 from ugpu.virtual.amd.bus.pci import VirtualTransport
 from ugpu.virtual.amd.options import ChipOptions
 

@@ -12,7 +12,7 @@ import pytest
 from lab.programs import recorded, tensors, torched
 from lab.programs.__main__ import run
 from lab.programs.judge import Array, Unjudged, promote
-from tests.support.compiler_devices import device_fixture
+from tests.support.compiler.compiler_devices import device_fixture
 from ugpu.compiler import Tensor
 from ugpu.compiler.methods.shape.movement import Movement
 from ugpu.hcq.device.device import Device

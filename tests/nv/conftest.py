@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.nv_machine import opened, powered
+from tests.support.nvidia.nv_machine import opened, powered
 from ugpu.nv.device.device import NvDevice
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 
-from tests.support import ptx_kernels
+from tests.support.nvidia import ptx_kernels
 from ugpu.hcq.disk.objects import kept
 from ugpu.hcq.objects import jit
 from ugpu.hcq.state.target import TargetSpec, adreno_chip

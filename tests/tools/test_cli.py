@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from tests.support.adreno import needs_mesa
+from tests.support.adreno.mesa import needs_mesa
 from ugpu.tools import cli
 from ugpu.tools.base.console import Output
 from ugpu.tools.compile import demo

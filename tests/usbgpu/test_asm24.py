@@ -9,7 +9,16 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.usb_script import IDENTITY, BulkIn, BulkOut, Clear, In, Out, ScriptedUsb, Step
+from tests.support.usb.usb_script import (
+    IDENTITY,
+    BulkIn,
+    BulkOut,
+    Clear,
+    In,
+    Out,
+    ScriptedUsb,
+    Step,
+)
 from ugpu.hcq.errors import (
     BadArgument,
     DeviceLost,

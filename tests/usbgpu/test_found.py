@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.usb_script import IDENTITY
+from tests.support.usb.usb_script import IDENTITY
 from ugpu.hcq.errors import DeviceNotFound, NotSupported
 from ugpu.hcq.find import listing, registry
 from ugpu.usbgpu import attach

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import fake_usb1
-from tests.support.fake_usb1 import Bus, Transfer
-from tests.support.usb_script import IDENTITY
+from tests.support.usb import fake_usb1
+from tests.support.usb.fake_usb1 import Bus, Transfer
+from tests.support.usb.usb_script import IDENTITY
 from ugpu.hcq.errors import (
     AccessDenied,
     BadArgument,

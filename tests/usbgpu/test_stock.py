@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.usb_script import IDENTITY
-from tests.support.usb_streams import Answer, StreamUsb, sense
+from tests.support.usb.usb_script import IDENTITY
+from tests.support.usb.usb_streams import Answer, StreamUsb, sense
 from ugpu.hcq.errors import BadArgument, LinkDegraded, NotSupported, TransferTimeout, TransportError
 from ugpu.usbgpu.bridge.interface import Ability, Completion, Status, Tlp
 from ugpu.usbgpu.bridge.stock import StockBridge

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.pci_machine import PciMachine
-from tests.support.thunderbolt_tree import GEN3, GEN4, NAVI31, RAZER, SONNET, ThunderboltTree
+from tests.support.pci.pci_machine import PciMachine
+from tests.support.usb.thunderbolt_tree import GEN3, GEN4, NAVI31, RAZER, SONNET, ThunderboltTree
 from ugpu.hcq.errors import AccessDenied, BadArgument, DeviceNotFound
 from ugpu.hcq.transport.pci.function import PciFunction
 from ugpu.hcq.transport.pci.path import LinkState, header, hops, ports, slowest

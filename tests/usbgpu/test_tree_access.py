@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.usb_script import In, Out
+from tests.support.usb.usb_script import In, Out
 from tests.usbgpu.test_asm24 import bridge
 from ugpu.usbgpu.bridge.tree import Function
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.usb_streams import COMMAND, DATA_IN, DATA_OUT, STATUS, Answer, StreamUsb, sense
+from tests.support.usb.usb_streams import (
+    COMMAND,
+    DATA_IN,
+    DATA_OUT,
+    STATUS,
+    Answer,
+    StreamUsb,
+    sense,
+)
 from ugpu.hcq.errors import (
     BadArgument,
     CommandFailed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.clocks import Manual
-from tests.support.pci_tree import Node, TreeBridge, chain, gpu
+from tests.support.pci.pci_tree import Node, TreeBridge, chain, gpu
 from ugpu.hcq.errors import (
     BadArgument,
     Closed,

@@ -1,7 +1,7 @@
 """The kernel with which chips of GFX 11.0 prove that they work after a reset.
 
 Encodings: AMD, "RDNA3" Instruction Set Architecture, 2023, chapter 15; the descriptor's fields:
-LLVM AMDGPUUsage. The model disassembles the same text (tests/am/test_am_proof.py).
+LLVM AMDGPUUsage. The model disassembles the same text (tests/am/work/test_am_proof.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The kernel with which chips of GFX 12.0 prove that they work after a reset.
 
 Encodings: AMD, "RDNA4" Instruction Set Architecture, 2025; the descriptor's fields: LLVM
-AMDGPUUsage. The model disassembles the same text (tests/am/test_am_proof.py).
+AMDGPUUsage. The model disassembles the same text (tests/am/work/test_am_proof.py).
 """
 
 from __future__ import annotations

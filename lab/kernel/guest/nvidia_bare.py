@@ -13,7 +13,7 @@ import pytest
 from lab.kernel.guest.host import Host
 from lab.kernel.guest.vfio_card import GuestCard, check_copies, kill, suspended
 from lab.kernel.lab import CACHE
-from tests.support import ptx_kernels
+from tests.support.nvidia import ptx_kernels
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import DeviceLost, PageFault, UgpuError
 from ugpu.hcq.state.memory import Placement

@@ -19,8 +19,8 @@ from lab.kernel import nvidia_module
 from lab.kernel.guest.host import Host, within
 from lab.kernel.guest.navi31 import kernel_log
 from lab.kernel.lab import CACHE
-from tests.support.nv_machine import work
-from tests.support.operation_corpus import corpus
+from tests.support.corpus.operation_corpus import corpus
+from tests.support.nvidia.nv_machine import work
 from ugpu import hcq
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import DriverRefused

@@ -13,8 +13,8 @@ from lab.kernel.guest.host import Host
 from lab.kernel.guest.navi31 import environment
 from lab.kernel.guest.usb_stack import hand
 from lab.kernel.guest.usb_stock import appeared
-from tests.support import descriptors
-from tests.support.bridge_work import warnings, work
+from tests.support.pci import descriptors
+from tests.support.usb.bridge_work import warnings, work
 from ugpu import hcq
 from ugpu.hcq.errors import DeviceLost
 

@@ -11,7 +11,7 @@ import pytest
 import usb1
 
 from lab.kernel.guest.usb_stack import GONE, Bridge, hand, opened
-from tests.support import descriptors
+from tests.support.pci import descriptors
 
 SEED = 12
 SETTLED = 5  # pulls before what is open is counted for the first time

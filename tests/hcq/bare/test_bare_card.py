@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.support import toy_card as toy
-from tests.support.toy_card import ToyTransport
-from tests.support.toy_chip import IN_USE, LEFT_CLEAN
-from tests.support.toy_driver import ToyHolder, open_toy
+from tests.support.toy import toy_card as toy
+from tests.support.toy.toy_card import ToyTransport
+from tests.support.toy.toy_chip import IN_USE, LEFT_CLEAN
+from tests.support.toy.toy_driver import ToyHolder, open_toy
 from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import (

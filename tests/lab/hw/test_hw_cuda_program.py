@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lab.hw import cuda_program
-from tests.support import cluster_kernel
+from tests.support.nvidia import cluster_kernel
 
 
 class ToyCuda:

@@ -16,7 +16,7 @@ import pytest
 from lab.hw import __main__ as suite
 from lab.hw import calls, first_contact, ladder, machine, process, section_contract
 from lab.hw.budget import Budget
-from tests.support.nv_machine import powered
+from tests.support.nvidia.nv_machine import powered
 from ugpu.hcq.errors import DriverRefused
 from ugpu.hcq.find.catalogue import load
 from ugpu.virtual.nvidia.gpu import attach

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import gsp_files as made
+from tests.support.nvidia.gsp import gsp_files as made
 from ugpu.hcq.bare.firmware import FirmwareSource
 from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.errors import (

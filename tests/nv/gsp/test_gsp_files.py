@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import gsp_files as made
+from tests.support.nvidia.gsp import gsp_files as made
 from ugpu.hcq.bare.firmware import FirmwareSource
 from ugpu.hcq.errors import FirmwareInvalid, FirmwareNotFound
 from ugpu.nv.chips import boot_facts, names

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support import gsp_files as made
+from tests.support.nvidia.gsp import gsp_files as made
 from ugpu.hcq.errors import BadArgument, NotSupported
 from ugpu.nv.abi.firmware import firmware
 from ugpu.nv.gsp.images.containers import read_boot_loader

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.nv.gsp.test_gsp_work import opened, powered
-from tests.support.gsp_killed import killing
 from tests.support.kernels import contract_object
-from tests.support.nv_machine import LIMIT_S, hanging, tenant, work
+from tests.support.nvidia.gsp.gsp_killed import killing
+from tests.support.nvidia.nv_machine import LIMIT_S, hanging, tenant, work
 from ugpu import hcq
 from ugpu.hcq.errors import (
     DeviceLost,

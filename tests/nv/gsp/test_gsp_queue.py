@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.gsp_peer import COMMANDS, PAGE, SIZE, SLOTS, STATUSES, Memory, Peer
 from tests.support.interrupts import interrupted
+from tests.support.nvidia.gsp.gsp_peer import COMMANDS, PAGE, SIZE, SLOTS, STATUSES, Memory, Peer
 from ugpu.hcq.errors import DeviceLost, FirmwareError, FirmwareSilent
 from ugpu.hcq.state.clock import Clock
 from ugpu.nv.abi.firmware import firmware

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import gsp_files as made
+from tests.support.nvidia.gsp import gsp_files as made
 from ugpu.hcq.errors import FirmwareInvalid, NotSupported
 from ugpu.nv.gsp.images.fwsec import FRTS, RETURN, Fwsec, frts_arguments, return_arguments
 from ugpu.nv.gsp.images.rom import SIZE, Vbios, read_images

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nv_machine import LIMIT_S, work
-from tests.support.vfio_user_served import served
+from tests.support.nvidia.nv_machine import LIMIT_S, work
+from tests.support.pci.vfio_user_served import served
 from ugpu import hcq
 from ugpu.hcq.transport.recorded.replay import ReplayTransport
 from ugpu.nv.device.device import NvDevice

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.support import ptx_kernels
-from tests.support.nv_machine import LIMIT_S, work
+from tests.support.nvidia import ptx_kernels
+from tests.support.nvidia.nv_machine import LIMIT_S, work
 from ugpu import hcq
 from ugpu.hcq.errors import IllegalInstruction, PageFault, UgpuError
 from ugpu.nv.device.device import NvDevice

@@ -1,0 +1,124 @@
+"""Gradients against PyTorch's where deriving them is delicate: ties, edges, masks, blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ugpu.compiler import Tensor
+from ugpu.compiler.gradients import attention
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+F = torch.nn.functional
+EDGES = np.array([-3.0, -1.0, -0.5, 0.0, 0.0, 0.5, 1.0, 3.0, 6.0], np.float32)
+
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Any], Any]]] = {
+    "relu": (lambda x: x.relu(), F.relu),
+    "relu6": (lambda x: x.relu6(), F.relu6),
+    "leaky_relu": (lambda x: x.leaky_relu(0.1), lambda x: F.leaky_relu(x, 0.1)),
+    "elu": (lambda x: x.elu(0.5), lambda x: F.elu(x, 0.5)),
+    "celu": (lambda x: x.celu(0.5), lambda x: F.celu(x, 0.5)),
+    "selu": (lambda x: x.selu(), F.selu),
+    "hardtanh": (lambda x: x.hardtanh(), F.hardtanh),
+    "hardsigmoid": (lambda x: x.hardsigmoid(), F.hardsigmoid),
+    "hardswish": (lambda x: x.hardswish(), F.hardswish),
+    "clip": (lambda x: x.clip(-0.5, 1.0), lambda x: x.clip(-0.5, 1.0)),
+    "abs": (lambda x: x.abs(), lambda x: x.abs()),
+    "softplus": (lambda x: x.softplus(), F.softplus),
+    "mish": (lambda x: x.mish(), F.mish),
+    "square": (lambda x: x**2, lambda x: x**2),
+    "maximum": (lambda x: x.maximum(0.5), lambda x: x.maximum(torch.tensor(0.5))),
+    "max": (lambda x: x.max(), lambda x: x.max()),
+    "amax": (lambda x: x.reshape(3, 3).max(0), lambda x: x.reshape(3, 3).amax(0)),
+    "std": (lambda x: (x * 0 + 2).std(), lambda x: (x * 0 + 2).std()),
+    "normalize": (lambda x: (x * 0).normalize(0), lambda x: F.normalize(x * 0, dim=0)),
+    "cumprod": (lambda x: x.cumprod(0), lambda x: x.cumprod(0)),
+    "prod": (lambda x: x[3:].prod(), lambda x: x[3:].prod()),
+    "cummax": (lambda x: x.cummax(0), lambda x: x.cummax(0)[0]),
+    "logsumexp": (lambda x: x.logsumexp(0), lambda x: x.logsumexp(0)),
+    "max_pool": (lambda x: x.reshape(1, 1, 3, 3).max_pool2d(2, stride=1),
+                 lambda x: F.max_pool2d(x.reshape(1, 1, 3, 3), 2, 1)),
+    "tf32": (lambda x: x.tf32() * 2, lambda x: x * 2),
+    "floor": (lambda x: x.floor() * x, lambda x: x.floor() * x),
+    "gelu": (lambda x: x.gelu("none"), F.gelu),
+    "pow": (lambda x: x.abs().add(1) ** x, lambda x: x.abs().add(1) ** x),
+    "remainder": (lambda x: (x * 1.3).remainder(x + 7), lambda x: (x * 1.3).remainder(x + 7)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_edges(name: str) -> None:
+    mine, theirs = ACTIVATIONS[name]
+    x, y = Tensor(EDGES).requires_grad_(), torch.from_numpy(EDGES.copy()).requires_grad_()
+    found, wanted = mine(x), theirs(y)
+    weight = np.random.default_rng(0).uniform(0.5, 1.5, tuple(wanted.shape)).astype(np.float32)
+    found.backward(Tensor(weight))
+    wanted.backward(torch.from_numpy(weight))
+    np.testing.assert_allclose(x.grad.numpy(), y.grad.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scores", [1 << 22, 40], ids=["at once", "by blocks of rows"])
+@pytest.mark.parametrize("kind", ["plain", "causal", "bools", "floats", "shared"])
+def test_attention(kind: str, scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "SCORES", scores)
+    torch.manual_seed(0)
+    heads = (1, 1) if kind == "shared" else (2, 3)
+    shapes = [(2, 3, 5, 4), (*heads, 5, 4), (*heads, 5, 3)]
+    given = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    own = [Tensor(each.detach().numpy()).requires_grad_() for each in given]
+    mask = None
+    if kind == "bools":
+        mask = torch.rand(5, 5) > 0.4
+        mask[2] = False  # a row that sees nothing
+    if kind == "floats":
+        mask = torch.randn(2, 1, 5, 5)
+        mask[0, 0, 1, 2] = -torch.inf
+        given.append(mask.requires_grad_())
+        own.append(Tensor(mask.detach().numpy()).requires_grad_())
+    wanted = F.scaled_dot_product_attention(*given[:3], mask, is_causal=kind == "causal")
+    ours = own[3] if kind == "floats" else None if mask is None else Tensor(mask.numpy())
+    found = own[0].scaled_dot_product_attention(own[1], own[2], ours, kind == "causal")
+    weight = torch.randn(wanted.shape)
+    wanted.backward(weight)
+    found.backward(Tensor(weight.numpy()))
+    for mine, theirs in zip(own, given, strict=True):
+        np.testing.assert_allclose(mine.grad.numpy(), theirs.grad.numpy(), atol=2e-6)
+
+
+def test_second_derivatives_of_a_network() -> None:
+    """Through a convolution, a pool and attention's products."""
+    torch.manual_seed(0)
+    x, w = torch.randn(1, 2, 6, 6), torch.randn(3, 2, 3, 3)
+
+    def theirs(w: Any) -> Any:
+        return F.avg_pool2d(F.conv2d(x, w, padding=1).tanh(), 2).softmax(1).square().sum()
+
+    wanted = torch.autograd.functional.hvp(theirs, w, w)[1].numpy()
+    mine, given = Tensor(x.numpy()), Tensor(w.numpy()).requires_grad_()
+    loss = mine.conv2d(given, padding=1).tanh().avg_pool2d(2).softmax(1).square().sum()
+    loss.backward(create_graph=True)
+    first = given.grad
+    given.grad = None
+    (first * Tensor(w.numpy())).sum().backward()
+    np.testing.assert_allclose(given.grad.numpy(), wanted, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_opinfo() -> None:
+    """PyTorch's own samples: at most one of each operation that Tensor has under the same name. No
+    value and no gradient is wrong; what is refused (other signatures) is counted."""
+    pytest.importorskip("expecttest", reason="expecttest is not installed")
+    from collections import Counter
+
+    from tests.support.compiler import opinfo
+
+    torch.manual_seed(0)
+    counts: Counter[str] = Counter()
+    for name, method, operation, sample in opinfo.samples(most=1):
+        outcome = opinfo.run_sample(method, operation, sample)
+        assert not outcome.startswith("wrong"), (name, outcome)
+        counts[outcome.split(":")[0]] += 1
+    assert counts["equal"] > 100 and counts["equal"] > 0.9 * counts.total()

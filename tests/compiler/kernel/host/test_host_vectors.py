@@ -1,0 +1,51 @@
+"""How wide the vectors are that LLVM uses in loops, by processor."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import llvmlite.binding as llvm
+import pytest
+
+from tests.support.compiler.compiler_cases import HOST, buffer, kernels_of
+from ugpu.compiler.codegen.emit import emit
+from ugpu.compiler.codegen.process import objects
+from ugpu.compiler.dtype import float32
+from ugpu.compiler.graph import operations as graph
+from ugpu.hcq.state import host
+
+FEATURES = dict.fromkeys(
+    ("avx2", "fma", "f16c", "sse4.1", "avx512f", "avx512vl", "avx512bw", "avx512dq"), True
+)
+
+
+def _assembly(cpu: str, features: dict[str, bool]) -> str:
+    """A sum of two arrays, in assembly."""
+    text = host.feature_string(features)
+    target = dataclasses.replace(HOST, cpu=cpu, features=text, vector_bytes=64)
+    arrays = (buffer(5000, dtype=float32), buffer(5000, dtype=float32))
+    (kernel,) = kernels_of(graph.elementwise("add", float32, *arrays), target)
+    objects.compile_text(emit(kernel, target), target)
+    machine = objects._machine(target.triple, target.cpu, target.features, 3)
+    module = llvm.parse_assembly(emit(kernel, target))
+    module.triple, module.data_layout = target.triple, str(machine.target_data)
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = True
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return str(machine.emit_assembly(module))
+
+
+@pytest.mark.parametrize("cpu", ["sapphirerapids", "znver4", "znver5"])
+def test_processors_with_fast_wide_vectors_use_them(cpu: str) -> None:
+    assert "zmm" in _assembly(cpu, FEATURES | host.tuning(cpu, FEATURES))
+
+
+def test_llvm_alone_prefers_half_of_them_on_sapphire_rapids() -> None:
+    """Once this fails, the list of processors has lost its reason."""
+    assert "zmm" not in _assembly("sapphirerapids", FEATURES)
+
+
+def test_nothing_is_preferred_without_the_instructions_or_for_others() -> None:
+    assert host.tuning("sapphirerapids", FEATURES | {"avx512f": False}) == {}
+    assert host.tuning("skylake-avx512", FEATURES) == {}

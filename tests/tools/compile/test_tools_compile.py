@@ -1,0 +1,71 @@
+"""`ugpu compile`: kernels for a device that is not here, which finds all of them in a folder."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+from tests.support.adreno.mesa import MESA
+from ugpu import hcq
+from ugpu.compiler.runtime.runtime import kernel_log, set_default_device, use_cache
+from ugpu.tools.cli import main
+
+SCRIPT = """
+import numpy as np
+import ugpu
+
+def work(device=None):
+    x = ugpu.Tensor(np.ones((40, 30), "f4"), device=device)
+    return ((x @ x.permute(1, 0)).relu() + 1).softmax(axis=-1).sum(axis=0).numpy()
+
+if __name__ == "__main__":
+    assert np.allclose(work(), 1)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "model.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def compiled(script: Path, target: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> object:
+    try:
+        assert main(["compile", "--json", str(script), "--target", target, "-o", str(folder)]) == 0
+    finally:
+        set_default_device("")
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("target", "device"), [
+    pytest.param("adreno-a740", "virtual:a740",
+                 marks=pytest.mark.skipif(not MESA, reason="tinymesa is not installed")),
+    ("virtual:navi31", "virtual:navi31"),
+    ("cpu", "cpu"),
+])  # fmt: skip
+def test_the_device_compiles_nothing(
+    target: str, device: str, script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "objects"
+    made = compiled(script, target, folder, capsys)
+    assert isinstance(made, dict) and len(made["kernels"]) >= 2
+    assert all(size > 0 for size in made["kernels"].values())
+    with hcq.open(device) as opened:
+        use_cache(opened, folder / "kernels")
+        with kernel_log() as kernels:
+            runpy.run_path(str(script))["work"](opened)
+    assert {kernel.name for kernel in kernels} == set(made["kernels"])
+    assert all(kernel.from_disk for kernel in kernels)
+
+
+@pytest.mark.parametrize("target", ["adreno-a100", "virtual:nothing"])
+def test_an_unknown_target_is_wrong_usage(
+    target: str, script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compile", str(script), "--target", target, "-o", str(tmp_path / "x")]) == 2
+    assert "--target" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
