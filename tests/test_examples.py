@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 PROGRAMS = [file for file in EXAMPLES if not file.name.startswith("test_")]
 MOST_LINES = 60  # of code
 #: packages from PyPI that an example needs besides ours
@@ -24,7 +24,8 @@ def test_an_example_is_short_and_says_how_it_is_run(file: Path) -> None:
     text = file.read_text("utf-8")
     code = text.split('"""', 2)[2]
     assert sum(bool(line.strip()) for line in code.splitlines()) < MOST_LINES
-    assert re.search(r"^usage: (python|pytest) examples/" + file.stem, text, re.MULTILINE)
+    name = re.escape(str(file.relative_to(ROOT)))
+    assert re.search(rf"^usage: (python|pytest) {name}\b", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """`make bench`: run every benchmark, print a table, write build/bench.json.
 
-A benchmark is a module lab/bench/bench_<subject>.py with `measure() -> list[dict]`, each dict
-{name, value, unit} plus {peer, peer_value, ratio} where a peer is measured in the same run, and
-cpu_ratio where processor time is compared too; or {name, skipped: reason}. Each module runs in a
-process of its own, so that none profits or suffers from what another has loaded.
+A benchmark is a module bench_<subject>.py of a folder beside this file, with `measure() ->
+list[dict]`, each dict {name, value, unit} plus {peer, peer_value, ratio} where a peer is measured
+in the same run, and cpu_ratio where processor time is compared too; or {name, skipped: reason}.
+Each module runs in a process of its own, so that none profits or suffers from what another has
+loaded.
 `python -m lab.bench start boot` runs only the named subjects. Each run is added to the history of
 this kind of machine (lab/bench/history.py); `python -m lab.bench compare` measures nothing, but
 shows what the last run did worse and better than the median of earlier ones, beyond their spread.
@@ -33,15 +34,20 @@ sys.__stdout__.write(json.dumps(results))
 """
 
 
-def subjects() -> list[str]:
-    return sorted(path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py"))
+def subjects() -> dict[str, str]:
+    """The module of each subject, by its name."""
+    paths = sorted(HERE.glob("*/bench_*.py"), key=lambda path: path.stem)
+    return {
+        path.stem.removeprefix("bench_"): f"lab.bench.{path.parent.name}.{path.stem}"
+        for path in paths
+    }
 
 
 def run(subject: str) -> list[dict[str, object]]:
     """Measure one subject; a subject that fails stops the whole run."""
     with setting("UGPU_TIERS", "0"):  # what is timed is the version that runs fast
         done = subprocess.run(
-            [sys.executable, "-c", RUN_ONE, f"lab.bench.bench_{subject}"],
+            [sys.executable, "-c", RUN_ONE, subjects()[subject]],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             timeout=LIMIT_S,

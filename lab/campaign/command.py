@@ -14,9 +14,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 
-from lab.campaign.devices import STANDS
 from lab.campaign.kind import Case, Kind, Result, cases_of
 from lab.campaign.run import run
+from lab.campaign.stands.devices import STANDS
 from lab.campaign.table import KINDS, render
 from tests.support.folders import Folders
 

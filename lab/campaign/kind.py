@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lab.campaign.stand import Stand
+    from lab.campaign.stands.stand import Stand
 
 Act = Callable[[Any], object]  # takes the stand; each kind knows the type of its own
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lab.campaign.kind import Case, Kind, Recovery, Result
-from lab.campaign.stand import Stand
+from lab.campaign.stands.stand import Stand
 from tests.support.collector import apart
 from ugpu.hcq.errors import DeviceHang, UgpuError
 

@@ -16,10 +16,10 @@ from collections import Counter
 from functools import partial
 
 from lab.campaign.command import begin
-from lab.campaign.devices import STANDS
 from lab.campaign.growth import Sample, growth, leaks, sample
 from lab.campaign.kind import Case, Kind, cases_of
 from lab.campaign.run import run
+from lab.campaign.stands.devices import STANDS
 from lab.campaign.table import KINDS
 
 #: shares of the whole: until the first count is taken

@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-from lab.campaign import (
-    kinds_adreno,
-    kinds_chip,
-    kinds_firmware,
-    kinds_gsp,
-    kinds_heat,
-    kinds_host,
-    kinds_libusb,
-    kinds_link,
-    kinds_mode2,
-    kinds_msm,
-    kinds_nvidia,
-    kinds_reports,
-    kinds_served,
-    kinds_thunderbolt,
-    kinds_uas,
-)
 from lab.campaign.kind import Kind, Layer, cases_of
+from lab.campaign.kinds import (
+    adreno,
+    chip,
+    firmware,
+    gsp,
+    heat,
+    host,
+    libusb,
+    link,
+    mode2,
+    msm,
+    nvidia,
+    reports,
+    served,
+    thunderbolt,
+    uas,
+)
 from ugpu.hcq.find.planting import faults_of
 
 KINDS: list[Kind] = [
-    *kinds_firmware.KINDS,
-    *kinds_chip.KINDS,
-    *kinds_link.KINDS,
-    *kinds_heat.KINDS,
-    *kinds_mode2.KINDS,
-    *kinds_reports.KINDS,
-    *kinds_nvidia.KINDS,
-    *kinds_gsp.KINDS,
-    *kinds_host.KINDS,
-    *kinds_served.KINDS,
-    *kinds_libusb.KINDS,
-    *kinds_uas.KINDS,
-    *kinds_thunderbolt.KINDS,
-    *kinds_adreno.KINDS,
-    *kinds_msm.KINDS,
+    *firmware.KINDS,
+    *chip.KINDS,
+    *link.KINDS,
+    *heat.KINDS,
+    *mode2.KINDS,
+    *reports.KINDS,
+    *nvidia.KINDS,
+    *gsp.KINDS,
+    *host.KINDS,
+    *served.KINDS,
+    *libusb.KINDS,
+    *uas.KINDS,
+    *thunderbolt.KINDS,
+    *adreno.KINDS,
+    *msm.KINDS,
 ]
 
 _HEAD = """# Faults

@@ -63,7 +63,7 @@ class Runner:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "results"
             file.touch()
-            command = [sys.executable, "-m", "lab.hw.run_section", name, self.device]
+            command = [sys.executable, "-m", "lab.hw.sections.run_section", name, self.device]
             command += [str(seconds), str(file), *(["--small"] if self.small else [])]
             done = _run(command, seconds + GRACE_S)
             found = [Result(**line) for line in calls.lines_of(file)]

@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.hw import calls, machine, process
-from lab.hw.section_faults import UNMAPPED
+from lab.hw.sections.faults import UNMAPPED
 from tests.support.kernels import contract_object
 from tests.support.nvidia import ptx_kernels
 from ugpu import hcq

@@ -1,13 +1,15 @@
 """`make test-kernel`: run the tiers of the laboratory, say what passed and what could not run.
 
-A tier is a module lab/kernel/tier_<name>.py with `run(lab) -> list[Run]`; it raises
+A tier is a module lab/kernel/tiers/<name>.py with `run(lab) -> list[Run]`; it raises
 LabUnavailable where something it needs cannot be had, and is then reported as skipped, never as
 passed. Two tiers run side by side, each in a process of its own, where the machine has two
 processors and the memory. `python -m lab.kernel edu` runs the named tiers only; `--cache DIR`
 keeps the unpacked programs elsewhere; `--turn` runs tier amdgpu and the one whose turn it is by the
 commit's number, as continuous integration does; `--minutes N` bounds all of it: what could not end
 by then is not begun. `--long`: tier usb pulls the cable 200 times, tier usb_stock boots the card,
-tier nvidia_open runs the whole operation corpus, which takes minutes. Exit status: 0 when nothing
+tier nvidia_open goes on with the operation corpus where the last run ended, tier nouveau boots all
+chips, which takes minutes (`--part i/n`: a part of these two), tier amdgpu_gfx12 boots the newer
+kernel too. Exit status: 0 when nothing
 failed (skipped tiers included), 1 otherwise, 2 for an unknown tier. Ends with a table, a line for
 each boot. Writes build/test-kernel.json.
 """
@@ -22,9 +24,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lab.kernel.lab import CACHE, ROOT, Lab, LabBroken, Run
+from lab.kernel.corpus_record import part_of
+from lab.kernel.lab import CACHE, ROOT, WHOLE, Lab, LabBroken, Run
 from lab.kernel.machine import LabUnavailable
-from lab.kernel.tiers import in_turn, run_tiers, tiers
+from lab.kernel.turn import in_turn, run_tiers, tiers
 from tests.changed import Checkout
 
 MESSAGE_LINES, CONSOLE_LINES, END_LINES = 40, 40, 12
@@ -85,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--turn", action="store_true", help="this commit's tiers only")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="default: %(default)s")
     parser.add_argument("--long", action="store_true", help="what takes minutes too: see above")
+    parser.add_argument("--part", type=part_of, default=WHOLE, metavar="I/N", help="see above")
     arguments = parser.parse_args(argv)
     unknown = sorted(set(arguments.tiers) - set(tiers()))
     if unknown:
@@ -101,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"not run: tiers {', '.join(rest)} (`make test-kernel` runs all)", flush=True)
     try:
         with Lab.prepare(arguments.cache, limit_s=60 * arguments.minutes) as lab:
-            lab.long = arguments.long
+            lab.long, lab.part = arguments.long, arguments.part
             print(
                 f"laboratory: Linux {lab.programs.kernel_release()}, ready in "
                 f"{time.monotonic() - started:.1f} s, pace {lab.pace:.1f}", flush=True

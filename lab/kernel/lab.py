@@ -1,7 +1,7 @@
 """The laboratory: boot a Debian kernel under QEMU and run guest tests in it.
 
     with Lab.prepare() as lab:                        LabUnavailable: skip, with its reason
-        run = lab.boot("edu", tests=["lab/kernel/guest/edu_vfio.py"], devices=[...])
+        run = lab.boot("edu", tests=guest_tests("edu_vfio"), devices=[...])
     run.cases, run.verdict, run.seconds, run.console
 
 The guest's root is this machine's file system, read-only under an overlay, so that the guest runs
@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,9 +40,11 @@ from lab.kernel.packages import Programs
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CACHE = ROOT / "build" / "lab"
+GUEST = "lab/kernel/guest"
 # What guest tests import; compiled out here, as the guest's own writing is lost with it.
 PACKAGES = (
-    "am", "compiler", "hcq", "tools", "ugpu", "usbgpu", "virtual", "lab/kernel", "tests/support",
+    "am", "compiler", "hcq", "nv", "tools", "ugpu", "usbgpu", "virtual", "lab/kernel",
+    "tests/support",
 )  # fmt: skip
 COMPILE_LIMIT_S = 300
 IOMMU = "intel-iommu,intremap=on,caching-mode=on"  # vfio-user-pci needs the caching mode
@@ -53,6 +55,7 @@ KERNEL_COMMAND = (
     "no_timer_check tsc=reliable"
 )
 END_LIMIT_S = 10
+WHOLE = (0, 1)
 TEST_LIMIT_S = 120  # of one guest test, at the usual pace
 # Plugins and fixtures that the guest does not need cost seconds of import under emulation.
 QUICK_PYTEST = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -119,6 +122,7 @@ class Lab:
         self.pace = pace
         self.end = end
         self.long = False  # whether what takes minutes is to run too
+        self.part = WHOLE  # of what takes several runs: which of how many parts
         self.modules = initrd.Modules(programs.kernel / "usr/lib/modules")
 
     @classmethod
@@ -137,7 +141,10 @@ class Lab:
             programs = packages.ensure(folder)
             kernel = programs.root / "vmlinux"
             if not kernel.is_file():
-                _extract(programs, programs.kernel, kernel)
+                packed = next((programs.kernel / "boot").glob("vmlinuz-*"))
+                partial = kernel.with_suffix(".partial")
+                partial.write_bytes(extract(packed, programs))
+                partial.rename(kernel)
             _compile()
             lab = cls(folder, programs, kernel, end=end)
             lab.pace = lab.probe()
@@ -163,20 +170,12 @@ class Lab:
             )
         return pace
 
-    def with_kernel(self, kernel: Path, modules: Path | None = None) -> Lab:
-        """The same laboratory with another kernel (an ELF vmlinux) and the modules below `modules`;
-        None where it has all it needs built in."""
+    def with_kernel(self, kernel: Path, modules: initrd.Modules | None = None) -> Lab:
+        """The same laboratory with another kernel (an ELF vmlinux) and its modules; without any, it
+        has all it needs built in."""
         other = Lab(self.folder, self.programs, kernel, pace=self.pace, end=self.end)
-        other.modules = initrd.Modules(modules)
+        other.modules = modules or initrd.Modules(None)
         return other
-
-    def with_newest_kernel(self) -> tuple[Lab, str]:
-        """The same laboratory with the newest kernel of Debian's backports, and its release."""
-        unpacked = packages.newest_kernel(self.folder)
-        kernel, modules = unpacked / "vmlinux", unpacked / "usr/lib/modules"
-        if not kernel.is_file():
-            _extract(self.programs, unpacked, kernel)
-        return self.with_kernel(kernel, modules), next(modules.iterdir()).name
 
     def boot(
         self,
@@ -300,6 +299,12 @@ class Lab:
         return trouble
 
 
+def guest_tests(*names: str) -> list[str]:
+    """The files of guest tests, from their names: each is once below `guest`."""
+    files = {path.stem: path for path in (ROOT / GUEST).rglob("*.py")}
+    return [str(files[name].relative_to(ROOT)) for name in names]
+
+
 @contextmanager
 def socket_path(name: str) -> Iterator[Path]:
     """A path short enough for a UNIX socket, however deep the checkout lies."""
@@ -356,7 +361,7 @@ def _compile() -> None:
     What cannot be compiled here (a checkout that may not be written) is in the guest, only slower.
     """
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    guest_tests = sorted(str(path) for path in (ROOT / "lab/kernel/guest").glob("*.py"))
+    guest_tests = sorted(str(path) for path in (ROOT / GUEST).rglob("*.py"))
     for command in (
         ("compileall", "-q", *PACKAGES),
         ("pytest", *PYTEST_OPTIONS, "--collect-only", "-q", *guest_tests),
@@ -394,20 +399,12 @@ def _share(tag: str, path: Path, *, read_only: bool) -> list[str]:
     return ["-fsdev", options, "-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
 
 
-def _extract(programs: Programs, unpacked: Path, kernel: Path) -> None:
-    """Write the ELF kernel of an unpacked kernel package to `kernel`."""
-    places = [*unpacked.glob("boot/vmlinuz-*"), *unpacked.glob("usr/lib/modules/*/vmlinuz")]
-    if not places:
-        raise LabBroken(f"the kernel's packages have no vmlinuz: {unpacked}")
-    partial = kernel.with_suffix(".partial")
-    partial.write_bytes(initrd.extract_kernel(places[0].read_bytes(), _zstd(programs)))
-    partial.rename(kernel)
+def extract(packed: Path, programs: Programs) -> bytes:
+    """Return the ELF kernel of a packed image."""
 
-
-def _zstd(programs: Programs) -> Callable[[bytes], bytes]:
     def unpack(data: bytes) -> bytes:
         command = programs.run("usr/bin/zstd", "-dc")
         # zstd complains about what follows the frame in the image; the output is what counts.
         return subprocess.run(command, input=data, capture_output=True, check=False).stdout
 
-    return unpack
+    return initrd.extract_kernel(packed.read_bytes(), unpack)

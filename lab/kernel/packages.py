@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import time
@@ -97,7 +96,7 @@ def ensure(folder: Path, *, mirror: str = MIRROR, keyring: Path = KEYRING) -> Pr
         lines = [f"# recipe {RECIPE}"]
         for target, wanted in (
             ("emulator", apt.download_with_dependencies((EMULATOR,), SUITES[-1])),
-            ("kernel", apt.download(apt.kernel_packages())),
+            ("kernel", apt.download([apt.kernel_package()])),
             ("tools", apt.download(TOOLS)),
         ):
             for package in wanted:
@@ -128,6 +127,24 @@ def unpack(
         shutil.rmtree(folder / "apt", ignore_errors=True)
 
 
+def unpack_kernel(suite: str, target: Path, folder: Path) -> None:
+    """Download a suite's newest kernel with its modules, and unpack it."""
+    apt = _Apt(folder / "apt", MIRROR, KEYRING)
+    try:
+        apt.update()
+        image = apt.kernel_package(suite)
+        # Debian's packages of Linux 7 have image and modules apart.
+        parts = [
+            word
+            for word in apt.depends("look up the kernel's parts", image)
+            if word.startswith(("linux-binary-", "linux-modules-"))
+        ]
+        for package in apt.download(parts or [image]):
+            apt.unpack(package, target)
+    finally:
+        shutil.rmtree(folder / "apt", ignore_errors=True)
+
+
 def unpack_whole(names: tuple[str, ...], target: Path, folder: Path) -> None:
     """Download packages of the release with all that they depend on, and unpack them."""
     apt = _Apt(folder / "apt", MIRROR, KEYRING)
@@ -137,31 +154,6 @@ def unpack_whole(names: tuple[str, ...], target: Path, folder: Path) -> None:
             apt.unpack(package, target)
     finally:
         shutil.rmtree(folder / "apt", ignore_errors=True)
-
-
-def newest_kernel(folder: Path) -> Path:
-    """The newest kernel of the backports, unpacked below `folder`, where it stays.
-
-    LabUnavailable when this machine cannot have it.
-    """
-    ready = folder / "newest"
-    if ready.is_dir():
-        return ready
-    machine.need_tools(machine.PACKAGE_TOOLS)
-    machine.need_room(folder, machine.ROOM_COLD)
-    partial = folder / "newest.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    apt = _Apt(folder / "apt-newest", MIRROR, KEYRING, SUITES[-1:])
-    try:
-        apt.update()
-        for package in apt.download(apt.kernel_packages()):
-            apt.unpack(package, partial)
-        partial.rename(ready)
-    finally:
-        for rest in (apt.root, partial):
-            shutil.rmtree(rest, ignore_errors=True)
-    return ready
 
 
 class _Apt:
@@ -205,20 +197,21 @@ class _Apt:
         # Without Error-Mode apt calls a mirror it cannot reach a warning and goes on with nothing.
         self._run("update the package lists", "apt-get", "update", "--error-on=any")
 
-    def kernel_packages(self) -> list[str]:
-        """The packages with the kernel that the meta package asks for today: one, or from Linux 7
-        on, what one asks for."""
-        left, found = [KERNEL], []
-        while left:
-            name = left.pop()
-            shown = self._run("look up the kernel", "apt-cache", "show", "--no-all-versions", name)
-            wanted = re.findall(r"\blinux-(?:image|binary|modules)-\d[\w.+-]*", _depends(shown))
-            if name != KERNEL:
-                found.append(name)
-            left += [package for package in wanted if package not in (*found, *left)]
-        if not found:
-            raise LabUnavailable(f"{KERNEL} names no kernel package")
-        return found
+    def kernel_package(self, suite: str = SUITES[0]) -> str:
+        """The package that a suite's meta package of the kernel asks for today."""
+        for word in self.depends("look up the kernel", KERNEL, suite):
+            if word.startswith("linux-image-"):
+                return word
+        raise LabUnavailable(f"{KERNEL} names no kernel package")
+
+    def depends(self, what: str, package: str, suite: str = SUITES[0]) -> list[str]:
+        """The words of the package's dependencies."""
+        shown = self._run(
+            what, "apt-cache", "show", "--no-all-versions",
+            "-o", f"APT::Default-Release={suite}", package,
+        )  # fmt: skip
+        lines = [line for line in shown.splitlines() if line.startswith("Depends:")]
+        return " ".join(lines).replace(",", " ").split()
 
     def download(self, names: list[str] | tuple[str, ...]) -> list[Path]:
         folder = self.root / "debs"
@@ -249,11 +242,6 @@ class _Apt:
             last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
             raise LabUnavailable(f"could not {what}: {' '.join(last)}")
         return done.stdout
-
-
-def _depends(shown: str) -> str:
-    """What a package depends on, of what apt-cache shows."""
-    return " ".join(line for line in shown.splitlines() if line.startswith("Depends:"))
 
 
 def _sha256(path: Path) -> str:

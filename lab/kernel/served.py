@@ -14,6 +14,9 @@ from ugpu.virtual.serve.model import DeviceModel
 from ugpu.virtual.serve.server import Server
 
 END_LIMIT_S = 10
+# TIMEOUT: of QEMU for an access. Past its own 5 s, on a host where the model gets no processor,
+# all later reads give ones.
+ANSWER_LIMIT_MS = 60_000
 
 
 @contextmanager
@@ -29,12 +32,21 @@ def serving(socket: Path, model: DeviceModel) -> Iterator[None]:
         thread.join(END_LIMIT_S)
 
 
+def write_files(folder: Path, files: dict[str, bytes]) -> None:
+    """Write firmware under the names that a driver uses."""
+    for name, image in files.items():
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(image)
+
+
 def slot(socket: Path, *, sibling: bool = False) -> list[str]:
     """Return QEMU's arguments for a root port with the card behind `socket`. sibling: a second
     function is beside it."""
     card = {
         "driver": "vfio-user-pci", "id": "gpu0", "bus": "port0", "addr": "0.0", "rombar": 0,
         "multifunction": sibling, "socket": {"type": "unix", "path": str(socket)},
+        "x-msg-timeout": ANSWER_LIMIT_MS,
     }  # fmt: skip
     devices = [
         # At 16 GT/s QEMU's port never reports its link as up again after a reset of its bus.

@@ -5,7 +5,8 @@ has that name, or whose file, old or new text contains it.
 
 Each is planted in a copy of the checkout under build/mutants. The tests of its file that reach the
 changed lines run there, the quickest first, until one fails; where all pass, or where the tests
-fail while their lines are watched, all tests of the file run. A mutant that outlives these has survived: a test is missing. The tests must pass without it.
+fail while their lines are watched, all tests of the file run. A mutant that outlives these has
+survived: a test is missing. The tests must pass without it.
 """
 
 from __future__ import annotations

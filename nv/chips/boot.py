@@ -36,14 +36,14 @@ class BootFacts:
     use the same files. pci_ids: devices that the driver opens. firmware: folder of its files.
     image: folder of the GSP's image. family: of the image's signature. libos: the firmware's
     operating system. dma: falcons are loaded by DMA and checked by a boot ROM. fuses: they
-    choose booter's signature. riscv_status: the RISC-V core's state is in its own status register.
+    choose booter's signature. core: the register with the RISC-V core's state.
     memory_mib: VRAM's size is a register in MiB. display_fuse: register that is 1 without a
     display; "" where the VGA workspace is not the driver's concern. mirror: of configuration space
     in BAR 0. bus_bits: of addresses that the chip emits. wide_window: PRAMIN is aimed by the newer
     register. rearm: a write to the mirror re-arms MSI. doorbell_enable: bit 30 of a doorbell.
-    prescrubbed: bytes at the end of VRAM that are ready at the start, 0 for all; scrubber: booter's
-    companion clears more. releases: of firmware, preferred first. pmu_reserved, non_wpr,
-    frts_from_end: sizes that FSP is told; trust_version: of its message."""
+    prescrubbed: bytes at the end of VRAM that are ready at the start, 0 for all. releases: of
+    firmware, preferred first. pmu_reserved, non_wpr, frts_from_end: sizes that FSP is told;
+    trust_version: of its message."""
 
     way: BootWay
     chip_ids: tuple[int, ...]
@@ -54,7 +54,7 @@ class BootFacts:
     libos: int = 3
     dma: bool = True
     fuses: bool = True
-    riscv_status: bool = False
+    core: str = "RISCV_CPUCTL"
     memory_mib: bool = True
     display_fuse: str = "NV_FUSE_STATUS_OPT_DISPLAY"
     flush_page: FlushPage = FlushPage.NISO
@@ -64,7 +64,6 @@ class BootFacts:
     rearm: bool = True
     doorbell_enable: bool = False
     prescrubbed: int = 256 << 20
-    scrubber: bool = False
     releases: tuple[str, ...] = ("570.144", "535.113.01")
     non_wpr: int = 1 << 20
     pmu_reserved: int = 0

@@ -88,6 +88,7 @@ _WARP_ERROR_MASK = 0xFFFF
 _WARP_SHIFT, _WARP_MASK = 16, 0xFF  # UNSURE: bits 23:16 of the warp's error word name the warp
 _SMS_AT_ONCE = 100  # of NV83DE_CTRL_DEBUG_READ_ALL_SM_ERROR_STATES_PARAMS
 
+_UNKNOWN = "invalid"  # the access of an event that does not tell it
 _NO_FAULT = ("", "NONE", "FAULT_NONE")
 _GRAPHICS, _MMU, _PBDMA, _HANG, _FELL_OFF = 13, 31, 32, 109, 79
 _ADVICE = {
@@ -226,10 +227,12 @@ class Faults:
         found = self._debugger_fault() if queue.kind is QueueKind.COMPUTE else None
         found = found or self._channel_fault(queue)
         event = self.driver.session.events.take(None if found is None else found["address"])
-        if event is not None and found is None:
-            return {"address": event.address, "access": event.access, "fault": "seen by UVM"}
-        if event is not None and found is not None and found["access"] is None:
-            found["access"] = event.access
+        if event is None:
+            return found
+        access = None if event.access == _UNKNOWN else event.access
+        if found is None:
+            return {"address": event.address, "access": access, "fault": "seen by UVM"}
+        found["access"] = found["access"] or access
         return found
 
     def _channel_fault(self, queue: ChannelQueue) -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ from ugpu.hcq.transport.recorded.format import Recording
 from ugpu.hcq.transport.recorded.state import Banks, RecordedTransport
 from ugpu.nv import chips
 from ugpu.nv.gsp.boot.gfw import await_board_firmware
-from ugpu.nv.gsp.chip.chip import GSP_BASE, SEC2_BASE, GspChip
+from ugpu.nv.gsp.chip.chip import GSP_BASE, SEC2_BASE, GspChip, chip_behind
 from ugpu.nv.gsp.rm.states import as_json, states
 from ugpu.nv.regs import block
 
@@ -46,14 +46,12 @@ _NO_PARTS = {
 
 
 def _chip_of(transport: Transport) -> GspChip:
-    identity = transport.identity
     if not transport.present():
         raise DeviceLost("the card does not answer: it left the bus", remedy=remedies.LINK)
-    facts = chips.find(identity.vendor, identity.device)
-    how = None if facts is None else chips.boot_facts(facts.name)
-    if facts is None or how is None:
-        raise DeviceNotFound(f"ugpu does not support PCI id {identity}")
-    return GspChip(transport, facts, how)
+    chip = chip_behind(transport)
+    if chip is None:
+        raise DeviceNotFound(f"ugpu does not support PCI id {transport.identity}")
+    return chip
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from lab.campaign.command import PAGE, find, run_batch
-from lab.campaign.devices import STANDS
 from lab.campaign.kind import Case, Kind, cases_of, nothing
-from lab.campaign.kinds_host import Raiser
+from lab.campaign.kinds.host import Raiser
 from lab.campaign.run import run
+from lab.campaign.stands.devices import STANDS
 from lab.campaign.table import KINDS, render
 from ugpu.hcq.errors import BadPacket, FirmwareSilent
 

@@ -36,19 +36,32 @@ class _Line(NamedTuple):
 
 
 def copied(
-    image: Value, column: Range, stage: Memory, firsts: Sequence[Index], lanes: int
-) -> tuple[Statement, ...]:
+    image: Value, column: Range, stage: Memory, firsts: Sequence[Index], lanes: int,
+    padded: bool = False,
+) -> tuple[Statement, ...]:  # fmt: skip
     """Copy a line: column c to firsts[c % n] + c // n, for the n = len(firsts) phases. lanes: of
-    vectors, used for one or two phases of elements that are adjacent in memory; 0 for none."""
+    vectors, used for one or two phases of elements that are adjacent in memory; 0 for none.
+    padded: the padding of the line is there."""
     line, phases = _parted(image, column), len(firsts)
     if lanes and phases <= min(2, line.high - line.low) and _adjacent(line.inside, column):
-        return _by_vectors(line, column, stage, firsts, lanes)
+        around, inside = _by_vectors(line, column, stage, firsts, lanes)
+        return inside if padded else (*around, *inside)
     copies: list[Statement] = []
     for phase, first in enumerate(firsts):
         each = Range(f"{column.name}{phase}", -(-(column.size - phase) // phases))
         elements = substitute(image, {column: each.index() * phases + phase})
         copies += separated(elements, each, stage, first)
     return tuple(copies)
+
+
+def padding(image: Value, column: Range, moving: frozenset[Range]) -> Value | None:
+    """Return what `copied` writes by vectors around all lines; None without padding, or if it or
+    its place depends on one of the ranges `moving`."""
+    line = _parted(image, column)
+    fixed = line.outside.op == "const" and _adjacent(line.inside, column)
+    if not fixed or any(moving & condition.ranges() for condition in line.others):
+        return None
+    return line.outside
 
 
 def _adjacent(line: Value, column: Range) -> bool:
@@ -83,7 +96,8 @@ def separated(line: Value, column: Range, stage: Memory, first: Index) -> list[S
 
 def _by_vectors(
     line: _Line, column: Range, stage: Memory, firsts: Sequence[Index], lanes: int
-) -> tuple[Statement, ...]:
+) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
+    """Return the statements that write padding, and those that copy elements."""
     memory, phases = line.inside.arg.memory, len(firsts)
     start = line.inside.arg.index - column.index()
     double, places = chunks(line.low, line.high, phases * lanes)
@@ -98,7 +112,7 @@ def _by_vectors(
                 moved = value("shuffle", memory.dtype, parts, mask, width)
             copies.append(Store(stage, firsts[to % phases] + to // phases, moved))
     if line.inside is line.outside:
-        return tuple(copies)
+        return (), tuple(copies)
     around: list[Statement] = []  # both ends
     whole: list[Statement] = []
     for phase, first in enumerate(firsts):
@@ -108,9 +122,9 @@ def _by_vectors(
         ends = [c for c in range(phase, column.size, phases) if not line.low <= c < line.high]
         around += [Store(stage, first + c // phases, line.outside) for c in ends]
     if not line.others:
-        return *around, *copies
+        return tuple(around), tuple(copies)
     apart = [If(at_least_zero(-condition - 1), tuple(whole)) for condition in line.others]
-    return *apart, If(line.others, (*around, *copies))
+    return (*apart, If(line.others, tuple(around))), (If(line.others, tuple(copies)),)
 
 
 def _parted(image: Value, column: Range) -> _Line:

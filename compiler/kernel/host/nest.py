@@ -215,19 +215,28 @@ def rolled(statement: Statement) -> Statement:
     return dataclasses.replace(statement, body=body)
 
 
-def held(
-    totals: Memory, count: int, loop: Callable[..., Loop], start: Callable[[int], Value],
-    term: Callable[[int, Value], Value], stored: Callable[[int, Value], Store],
+def computed(
+    totals: Memory, count: int, loop: Callable[[tuple[Statement, ...]], Loop],
+    start: Callable[[int], Value], term: Callable[[int, Value], Value],
 ) -> list[Statement]:  # fmt: skip
-    """Return totals[n] = start(n); a loop around totals[n] = term(n, totals[n]); stored(n,
-    totals[n]): for `count` totals in registers."""
+    """Return totals[n] = start(n); a loop around totals[n] = term(n, totals[n]): for `count` totals
+    in registers."""
     places = [constant(number) for number in range(count)]
     each = [(n, at, load(totals, at, lanes=totals.lanes)) for n, at in enumerate(places)]
     return [
         *(Store(totals, at, start(n)) for n, at, _ in each),
         loop(tuple(Store(totals, at, term(n, total)) for n, at, total in each)),
-        *(stored(n, total) for n, _, total in each),
     ]
+
+
+def held(
+    totals: Memory, count: int, loop: Callable[..., Loop], start: Callable[[int], Value],
+    term: Callable[[int, Value], Value], stored: Callable[[int, Value], Store],
+) -> list[Statement]:  # fmt: skip
+    """Return the same, and stored(n, totals[n])."""
+    each = [load(totals, constant(number), lanes=totals.lanes) for number in range(count)]
+    stores = [stored(number, total) for number, total in enumerate(each)]
+    return [*computed(totals, count, loop, start, term), *stores]
 
 
 def round_up(number: int, multiple: int) -> int:

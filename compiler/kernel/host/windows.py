@@ -6,10 +6,13 @@
                       columns and rows that are `s` apart side by side
              totals   total[p] = w[c, 0, 0] * stage[p] + w[c, 0, 1] * stage[p + 1] + ...
              results  out[c, y, x] = total[y * pitch + x]
+    or       for a vector of x and some rows y at a time, in registers, if results can be computed
+             as vectors: an element of the stage is loaded once for all rows that it adds to
 
 Each element of the image is evaluated once, with its padding and the operations fused into it. All
 places of a window are unrolled. Rows of results are computed as one: the places between two rows
-are computed too, and not stored. Images of 7 or 14 columns thus fill vectors as large ones do.
+are computed too, and not stored. Images of 7 or 14 columns thus fill vectors as large ones do. A
+group computes several images; their padding is written once, if it is the same.
 """
 
 from __future__ import annotations
@@ -18,18 +21,35 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from ugpu.compiler.dtype import float32
 from ugpu.compiler.expression.accumulate import combine, identity, multiply_add, replace
-from ugpu.compiler.expression.algebra import Index, Range, constant
+from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant
 from ugpu.compiler.expression.computation import Computation, elements
-from ugpu.compiler.expression.value import Memory, Value, const, load, own_indices, substitute, walk
-from ugpu.compiler.kernel.host.lines import chunks, copied
+from ugpu.compiler.expression.value import (
+    Memory,
+    Value,
+    broadcast,
+    const,
+    load,
+    own_indices,
+    substitute,
+    value,
+    walk,
+)
+from ugpu.compiler.kernel.host.lines import chunks, copied, padding
 from ugpu.compiler.kernel.host.nest import Axis, Nest, nested, round_up, share
+from ugpu.compiler.kernel.host.products.results import in_lanes
 from ugpu.compiler.kernel.host.products.tiles import vector_registers
-from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store
+from ugpu.compiler.kernel.shared.kernels import result
 from ugpu.compiler.pattern import cost
 from ugpu.compiler.pattern.contraction import ranges_of
 from ugpu.hcq.state.target import TargetSpec
 
+GROUPS = 4  # minimum groups for each thread
+FEWEST = 4  # columns from which on lines are vectors
+MOST = 160  # operations written out for a block of rows, about
+TALL = 2  # minimum rows of a block
 SPARE = 4  # registers that do not hold weights
 WHOLE = 64  # elements: whole vectors, as many as loops take at once
 STAGED = 16 << 10  # approximate image bytes that a group holds: half of a first-level cache
@@ -119,8 +139,15 @@ class _Windows:
         dtype = window.image.dtype
         most = STAGED // (self.pitch * phases * dtype.itemsize) - self.tall // stride
         outer = [r for r in computation.ranges if r not in (window.last, row)]
-        self.nest = Nest(computation, outer, (row, share(row.size, max(1, most))))
-        (self.rows,) = self.nest.sides
+        image = outer.pop() if outer else Range("image", 1)
+        tall = share(row.size, max(1, most))
+        # parts of images are taken in the order of memory
+        groups = elements(outer) if tall == row.size else 0
+        images = share(image.size, max(1, image.size * groups // (GROUPS * target.compute_units)))
+        self.nest = Nest(computation, outer, (row, tall), (image, images))
+        self.rows, self.images = self.nest.sides
+        self.image = self.images.steps("image")
+        self.nest.batch |= self.image.places
         self.plane = (self.rows.count - 1 + -(-self.tall // stride)) * self.pitch
         # memory behind the last line is read for results that are not stored
         spare = -(-window.across.size // stride) + WHOLE
@@ -136,21 +163,45 @@ class _Windows:
         self.early = alike and not self.others and rest.isdisjoint({window.last, window.row})
 
     def kernel(self) -> Kernel:
-        # one image after the other, if several are summed
-        body = nested(self.others, *self.fill(), *self.add())
-        if self.others:
-            body = (self.clear(), *body)
-        return self.nest.kernel((self.stage, self.totals), (*body, self.finish()))
+        padding = self.padding()
+        fill = tuple(self.fill(padding is not None))
+        registers = None if self.others else self.in_registers()
+        if registers is None:
+            # one image after the other, if several are summed
+            body = nested(self.others, *fill, *self.add())
+            body = (*((self.clear(),) if self.others else ()), *body, self.finish())
+            memories = [self.stage, self.totals]
+        else:
+            memories, body = [self.stage, *registers[0]], (*fill, *registers[1])
+        whole = [self.image.around(*body)]
+        if padding is not None:
+            counter = Range("around", self.stage.count)
+            whole.insert(0, Loop(counter, (Store(self.stage, counter.index(), padding),)))
+        return self.nest.kernel(memories, whole)
+
+    def padding(self) -> Value | None:
+        """Return the padding that all images of a group have at the same places, or None."""
+        window, column = self.window, Range("column", self.window.across.size)
+        if self.images.count == 1 or self.vectors == 0:
+            return None
+        here = substitute(window.image, {window.last: constant(0), window.across: column.index()})
+        return padding(here, column, frozenset({self.images.axis.main, *self.others}))
 
     def clear(self) -> Statement:
         counter = Range("clear", self.totals.count)
         first = identity(self.window.reduce.arg[0], self.totals.dtype)
         return Loop(counter, (Store(self.totals, counter.index(), first),))
 
-    def fill(self) -> Iterator[Statement]:
-        """Copy the part of the image, separated by phases of rows and columns."""
+    @property
+    def vectors(self) -> int:
+        """Elements of the vectors by which lines are copied; 0 if one by one."""
+        by_rows = self.window.row is not None and self.tall >= self.window.stride
+        return self.vector_bytes // self.stage.dtype.itemsize if by_rows else 0
+
+    def fill(self, padded: bool) -> Iterator[Statement]:
+        """Copy the part of the image, separated by phases of rows and columns. padded: its padding
+        is there."""
         window, stride, rows = self.window, self.window.stride, self.rows
-        lanes = self.vector_bytes // self.stage.dtype.itemsize
         for vertical in range(min(stride, self.tall)):
             lines = rows.count - 1 + -(-(self.tall - vertical) // stride)
             line = Range(f"line{vertical}", lines)
@@ -161,10 +212,104 @@ class _Windows:
                 here |= {window.row: rows.start, window.down: line.index() * stride + vertical}
             planes = [(vertical * stride + phase) * self.plane for phase in range(stride)]
             firsts = [line.index() * self.pitch + plane for plane in planes]
-            whole = lanes if window.row is not None and self.tall >= stride else 0
             image = substitute(window.image, here)
-            body = copied(image, column, self.stage, firsts, whole)
+            body = copied(image, column, self.stage, firsts, self.vectors, padded)
             yield Loop(line, body, rows.left + (lines - rows.count))
+
+    # ---- totals in registers -------------------------------------------------------------------
+
+    def in_registers(self) -> tuple[list[Memory], list[Statement]] | None:
+        """Return the statements that compute totals and results of an image as vectors, and their
+        memory; None if results are no vectors. A line that is shorter than a vector is stored with
+        what is behind it, which the next line overwrites; the last one is stored in two parts."""
+        size, dtype = self.window.last.size, self.totals.dtype
+        lanes = self.vector_bytes // dtype.itemsize
+        if dtype is not float32 or self.stage.dtype is not float32 or size < FEWEST:
+            return None
+        width, starts = chunks(0, size, lanes)
+        if size < lanes:
+            width, starts = 1 << (size - 1).bit_length(), [0]
+        whole = max(1, size // width)  # vectors of a line but an overlapping last one
+        places = self.tall * self.window.across.size
+        most = max(TALL, min(self.abreast - places, MOST // places))
+        tall = max(n for n in range(1, most + 1) if self.rows.count % n == 0)
+        totals = Memory("lines", dtype, tall, "register", width)
+        block, left = Range("block", self.rows.count // tall), self.rows.left
+        vector = Range("vector", whole)
+
+        def lines(first: Index, count: int) -> list[Statement] | None:
+            each = [vector.index() * width, *map(constant, starts[whole:])]
+            made = [self.line(first, count, start, totals) for start in each]
+            if None in made:
+                return None
+            inside = Loop(vector, tuple(made[0] or ()))
+            return [inside, *(statement for rest in made[1:] for statement in rest or ())]
+
+        blocks, one = lines(block.index() * tall, tall), Range("rest", tall - 1)
+        last = lines(left // tall * tall + one.index(), 1)
+        if blocks is None or last is None:
+            return None
+        body: list[Statement] = [Loop(block, tuple(blocks), left // tall)]
+        if self.rows.bound() is not None and tall > 1:  # the last group's rows
+            rest = Loop(one, tuple(last), left % tall)
+            body.append(If(at_least_zero(constant(self.rows.count - 1) - left), (rest,)))
+        return [totals], body
+
+    def line(
+        self, first: Index, count: int, start: Index, totals: Memory
+    ) -> list[Statement] | None:
+        """Compute a vector of results of some rows; None if they are no vectors."""
+        size, stores = self.window.last.size, []
+        for row in range(count):
+            store = self.store(first + row, start, totals, row)
+            if store is None:
+                return None
+            if size < totals.lanes and any(map(_reads, walk(store.value))):
+                return None  # it would read behind the end of an array
+            stores.append(store)
+        last = _in_parts(stores[-1], size) if size < totals.lanes else stores[-1:]
+        return [*self.totals_of(first, count, start, totals), *stores[:-1], *last]
+
+    def store(self, row: Index, start: Index, totals: Memory, number: int) -> Store | None:
+        """Return the store of a vector of results of a row."""
+        lane, computation = Range("lane", totals.lanes), self.nest.computation
+        places = {**self.nest.batch, self.window.last: start + lane.index()}
+        places |= self.rows.places(row)
+        total = load(self.totals, lane.index())
+        one = result(computation, places, total, self.window.reduce)
+        return in_lanes(one, lane, total, load(totals, constant(number), lanes=totals.lanes))
+
+    def totals_of(self, first: Index, count: int, start: Index, totals: Memory) -> Iterator[Store]:
+        """Compute totals of some rows of a block. Each vector of the stage is loaded once."""
+        window, stride, lanes = self.window, self.window.stride, totals.lanes
+        operation = window.reduce.arg[0]
+        fresh = set(range(count))
+        for line in range((count - 1) * stride + self.tall):
+            for across in range(window.across.size):
+                place = (first + line // stride) * self.pitch + across // stride + start
+                place += (line % stride * stride + across % stride) * self.plane
+                term = load(self.stage, place, lanes=lanes)
+                for row in range(count):
+                    down = line - row * stride
+                    if not 0 <= down < self.tall:
+                        continue
+                    slot = constant(row)
+                    total = load(totals, slot, lanes=lanes)
+                    if row in fresh:
+                        total = broadcast(identity(operation, totals.dtype), lanes)
+                        fresh.discard(row)
+                    if window.weight is None:
+                        yield Store(totals, slot, combine(operation, total, term))
+                        continue
+                    weight = broadcast(substitute(window.weight, self.place(down, across)), lanes)
+                    yield Store(totals, slot, multiply_add(weight, term, total))
+
+    def place(self, down: int, across: int) -> dict[Range, Index]:
+        """Return the values of all ranges of a weight."""
+        here = {**self.around, self.window.across: constant(across)}
+        return here if self.window.down is None else {**here, self.window.down: constant(down)}
+
+    # ---- totals in memory ----------------------------------------------------------------------
 
     def add(self) -> Iterator[Statement]:
         """Add all places of a window, for each result of the block: as many at a time as there are
@@ -184,10 +329,8 @@ class _Windows:
                 if window.weight is None:
                     total = combine(operation, total, term)
                     continue
-                here = {**self.around, window.across: constant(across)}
-                if window.down is not None:
-                    here[window.down] = constant(down)
-                total = multiply_add(substitute(window.weight, here), term, total)
+                weight = substitute(window.weight, self.place(down, across))
+                total = multiply_add(weight, term, total)
             if self.early and first + self.abreast >= len(places):
                 root = substitute(self.nest.computation.value, self.around)
                 total = replace(root, substitute(window.reduce, self.around), total)
@@ -210,3 +353,20 @@ class _Windows:
             return line.around(*stores)
         total = load(self.totals, at + column.position)
         return nest.finish(line, column, total, None if self.early else self.window.reduce)
+
+
+def _reads(node: Value) -> bool:
+    """Return whether a value reads a vector of an array."""
+    return node.op == "load" and node.lanes > 1 and node.arg.memory.space == "global"
+
+
+def _in_parts(store: Store, size: int) -> tuple[Store, Store]:
+    """Return the stores of the first `size` elements of a vector that has less than twice as
+    many."""
+    vector, half = store.value, store.value.lanes // 2
+    parts = []
+    for start in (0, size - half):
+        mask = tuple(range(start, start + half))
+        part = value("shuffle", vector.dtype, (vector, vector), mask, half)
+        parts.append(Store(store.memory, store.index + start, part))
+    return parts[0], parts[1]

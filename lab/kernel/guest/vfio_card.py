@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,17 +55,26 @@ class GuestCard:
 
     def start(self, code: str) -> subprocess.Popen[str]:
         """Start a process that runs `code`; its output is read line by line."""
-        command = [sys.executable, "-u", "-c", code]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self.environment())
+        return started(code, self.environment())
 
     def run_until(self, code: str, line: str) -> subprocess.Popen[str]:
         """Start a process that runs `code`, and return once it has printed `line`."""
-        process = self.start(code)
-        assert process.stdout is not None
-        for said in process.stdout:
-            if said.strip() == line:
-                return process
-        pytest.fail(f"it ended before {line!r} with status {process.wait()}")
+        return wait_for(self.start(code), line)
+
+
+def started(code: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start a process that runs `code`; its output is read line by line."""
+    command = [sys.executable, "-u", "-c", code]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def wait_for(process: subprocess.Popen[str], line: str) -> subprocess.Popen[str]:
+    """Return the process once it has printed `line`."""
+    assert process.stdout is not None
+    for said in process.stdout:
+        if said.strip() == line:
+            return process
+    pytest.fail(f"it ended before {line!r} with status {process.wait()}")
 
 
 def kill(process: subprocess.Popen[str]) -> None:

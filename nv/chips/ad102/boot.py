@@ -19,5 +19,4 @@ BOOT = BootFacts(
     firmware="ad102",
     image="ga102",
     family="ad10x",
-    scrubber=True,
 )

@@ -7,23 +7,14 @@ from __future__ import annotations
 
 from ugpu.nv.chips.boot import BootFacts, BootWay, FlushPage
 
+_IDS = (
+    0x230E, 0x2321, 0x2322, 0x2324, 0x2329, 0x232C, 0x2330, 0x2331, 0x2335, 0x2339, 0x233A, 0x233B,
+)  # fmt: skip
+
 BOOT = BootFacts(
     BootWay.FSP,
     chip_ids=(0x180,),
-    pci_ids=(
-        0x230E,
-        0x2321,
-        0x2322,
-        0x2324,
-        0x2329,
-        0x232C,
-        0x2330,
-        0x2331,
-        0x2335,
-        0x2339,
-        0x233A,
-        0x233B,
-    ),
+    pci_ids=_IDS,
     firmware="gh100",
     image="ga102",
     family="gh100",

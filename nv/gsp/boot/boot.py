@@ -32,12 +32,11 @@ from ugpu.nv.gsp.boot import (
     unload,
     vbios,
 )
-from ugpu.nv.gsp.boot.files import BootFiles
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.boot.static import StaticInfo
 from ugpu.nv.gsp.boot.unload import WayBack
 from ugpu.nv.gsp.chip.chip import GspChip, is_locked
-from ugpu.nv.gsp.layout.memory import Keeper, Pages
+from ugpu.nv.gsp.layout.memory import Pages
 from ugpu.nv.gsp.rpc.calls import Calls
 from ugpu.nv.gsp.rpc.note import Note
 
@@ -79,13 +78,6 @@ def contact(chip: GspChip) -> int:
     boot_0 = chip.identify()
     gfw.await_board_firmware(chip)
     return boot_0
-
-
-def new_start(chip: GspChip, files: BootFiles, boot_0: int) -> Start:
-    """Return a start of the chip, or of a driver that goes on with its firmware."""
-    start = Start(chip, files, Keeper(chip.transport, chip.boot.bus_bits))
-    start.gsp.chip_id = start.sec2.chip_id = boot_0
-    return start
 
 
 def occupied(chip: GspChip, start: Start) -> bool:

@@ -102,6 +102,8 @@ class SequencerMachine:
     def __init__(self, start: Start) -> None:
         self._start = start
         self._chip = start.chip
+        self.delay = self._chip.clock.sleep
+        self.start_core, self.await_halt = start.gsp.start, start.gsp.await_halt
 
     def read(self, address: int) -> int:
         """Read a register of BAR 0."""
@@ -127,22 +129,10 @@ class SequencerMachine:
             state=lambda: f"{self._chip.bus.read32(index):#x}",
         )
 
-    def delay(self, seconds: float) -> None:
-        """See Machine."""
-        self._chip.clock.sleep(seconds)
-
     def reset_core(self) -> None:
         """Reset the GSP to its falcon, and let its DMA use addresses of the bus."""
         self._start.gsp.reset_to_falcon()
         self._start.gsp.allow_physical()
-
-    def start_core(self) -> None:
-        """Start the GSP's falcon."""
-        self._start.gsp.start()
-
-    def await_halt(self) -> None:
-        """Wait until the GSP's falcon has halted."""
-        self._start.gsp.await_halt()
 
     def resume_core(self) -> None:
         """Let the GSP's firmware continue: SEC2 restarts the RISC-V core."""

@@ -23,7 +23,6 @@ from ugpu.nv.gsp.images.fwsec import Fwsec
 from ugpu.nv.gsp.layout.arguments import LOGS
 from ugpu.nv.gsp.layout.framebuffer import Carveout
 from ugpu.nv.gsp.layout.memory import Keeper, Pages
-from ugpu.nv.gsp.rpc.calls import Calls
 from ugpu.nv.gsp.rpc.crash import scratch_group
 from ugpu.nv.gsp.rpc.messages import MachineFacts
 
@@ -46,7 +45,7 @@ class Start:
 
     chip: GspChip
     files: BootFiles
-    memory: Keeper
+    memory: Keeper = field(init=False)
     gsp: Falcon = field(init=False)
     sec2: Falcon = field(init=False)
     fwsec: Fwsec | None = None
@@ -66,6 +65,7 @@ class Start:
     _looked_at: float = 0.0
 
     def __post_init__(self) -> None:
+        self.memory = Keeper(self.chip.transport, self.chip.boot.bus_bits)
         self.gsp = Falcon(self.chip, "GSP", GSP_BASE)
         self.sec2 = Falcon(self.chip, "SEC2", SEC2_BASE)
 
@@ -95,24 +95,11 @@ class Start:
         if self.locked_down:
             return {**facts, "lockdown": "the GSP's registers are locked"}
         regs = self.gsp.regs
-        core = "RISCV_CORE_SWITCH_STATUS" if self.boot.riscv_status else "RISCV_CPUCTL"
-        for name in ("MAILBOX0", "MAILBOX1", core, "HWCFG2", "IRQSTAT", "WAYFINDER"):
+        for name in ("MAILBOX0", "MAILBOX1", self.boot.core, "HWCFG2", "IRQSTAT", "WAYFINDER"):
             value = int(regs[name].read())
             facts[name.lower()] = f"{value:#x} (locked)" if is_locked(value) else value
         facts["logs"] = [name for name in LOGS if self.logs and self.logs[name].view[0]]
         return facts
-
-
-@dataclass
-class Running:
-    """A GSP that runs: its start, the calls to it, and what it said of the card.
-
-    static: GspStaticConfigInfo.
-    """
-
-    start: Start
-    calls: Calls
-    static: object
 
 
 def machine_facts(transport: Transport, boot: BootFacts) -> MachineFacts:

@@ -10,6 +10,7 @@ from ugpu.hcq.bare.chip import BareChip
 from ugpu.hcq.errors import DeviceLost, NotSupported
 from ugpu.hcq.registers.fields import RegisterBlock
 from ugpu.hcq.transport.base import Transport
+from ugpu.nv import chips
 from ugpu.nv.chips.boot import BootFacts, FlushPage
 from ugpu.nv.chips.facts import ChipFacts
 from ugpu.nv.gsp.chip.vram import FbVram
@@ -24,6 +25,14 @@ _FLUSH_LIMIT_S = 2.0  # TIMEOUT: as nouveau's for the TLB, which is the slower o
 def is_locked(value: int) -> bool:
     """Return whether a register's value says that its privilege level denies the access."""
     return value & _LOCKED_MASK == _LOCKED
+
+
+def chip_behind(transport: Transport) -> GspChip | None:
+    """Return the chip that the PCI id names; None if ugpu boots none with this id."""
+    identity = transport.identity
+    facts = chips.find(identity.vendor, identity.device)
+    boot = chips.boot_facts(facts.name) if facts is not None else None
+    return GspChip(transport, facts, boot) if facts is not None and boot is not None else None
 
 
 class GspChip(BareChip):

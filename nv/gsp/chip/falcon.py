@@ -14,11 +14,13 @@ import struct
 from dataclasses import dataclass
 
 from ugpu.hcq.errors import FirmwareInvalid, FirmwareRejected, UnitTimeout
+from ugpu.hcq.registers.fields import BoundRegister
 from ugpu.nv.gsp.chip.chip import GspChip
 from ugpu.nv.gsp.chip.ports import BLOCK, PortProgram, write_code, write_data
 from ugpu.nv.regs import block
 
-_SIZE_256 = 6  # in DMATRFCMD
+_SIZE_256, _IDLE = 6, 1 << 1  # in DMATRFCMD
+_VALID, _HALTED = 1 << 0, 1 << 4  # in RISCV_BCR_CTRL, CPUCTL
 _COHERENT, _PHYSICAL = 1, 1
 _RSA3K = 1
 _READY_LIMIT_S = 150e-6  # TIMEOUT: kernel_falcon_ga102.c; not an error
@@ -76,14 +78,7 @@ class Falcon:
         else:
             mark = regs.DMACTL
             bits = mark.register.encode(DMEM_SCRUBBING=1, IMEM_SCRUBBING=1)
-        self.chip.wait_bits(
-            mark,
-            bits,
-            0,
-            unit=self.name,
-            waiting_for="end of memory scrubbing",
-            limit_s=_SCRUB_LIMIT_S,
-        )
+        self._await(mark, bits, 0, "end of memory scrubbing", _SCRUB_LIMIT_S)
 
     def reset_to_falcon(self) -> None:
         """Reset the unit; the next start means the falcon."""
@@ -95,13 +90,8 @@ class Falcon:
             and regs.RISCV_BCR_CTRL.read().CORE_SELECT
         ):
             regs.RISCV_BCR_CTRL.write(0)
-            self.chip.wait(
-                regs.RISCV_BCR_CTRL,
-                lambda value: bool(value.VALID),
-                unit=self.name,
-                waiting_for="the choice of the falcon core",
-                limit_s=_SELECT_LIMIT_S,
-            )
+            what = "the choice of the falcon core"
+            self._await(regs.RISCV_BCR_CTRL, _VALID, _VALID, what, _SELECT_LIMIT_S)
         regs.RM.write(self.chip_id)
 
     def reset_to_riscv(self) -> None:
@@ -151,7 +141,7 @@ class Falcon:
 
     def _transfer(self, base: int, target: int, tag: int, size: int, *, imem: bool) -> None:
         """Copy blocks of 256 bytes from the bus. tag: offset from `base`, which code remembers."""
-        regs, chip = self.regs, self.chip
+        regs = self.regs
         command = regs.DMATRFCMD.register.encode(SIZE=_SIZE_256, IMEM=imem, SEC=imem, CTXDMA=0)
         regs.DMATRFBASE.write(base >> 8 & 0xFFFF_FFFF)
         regs.DMATRFBASE1.write(base >> 40)
@@ -159,14 +149,8 @@ class Falcon:
             regs.DMATRFMOFFS.write(target + done)
             regs.DMATRFFBOFFS.write(tag + done)
             regs.DMATRFCMD.write(command)
-            chip.wait_bits(
-                regs.DMATRFCMD,
-                1 << 1,
-                1 << 1,
-                unit=self.name,
-                waiting_for=f"DMA of block {done // BLOCK}",
-                limit_s=_DMA_LIMIT_S,
-            )
+            what = f"DMA of block {done // BLOCK}"
+            self._await(regs.DMATRFCMD, _IDLE, _IDLE, what, _DMA_LIMIT_S)
 
     def read_data(self, offset: int, size: int) -> bytes:
         """Read from the data memory; both numbers are multiples of 4."""
@@ -183,13 +167,13 @@ class Falcon:
 
     def await_halt(self, limit_s: float = RUN_LIMIT_S) -> None:
         """Wait until the core has halted by itself."""
-        self.chip.wait(
-            self.regs.CPUCTL,
-            lambda value: bool(value.HALTED),
-            unit=self.name,
-            waiting_for="end of its program",
-            limit_s=limit_s,
-        )
+        self._await(self.regs.CPUCTL, _HALTED, _HALTED, "end of its program", limit_s)
+
+    def _await(
+        self, register: BoundRegister, mask: int, value: int, what: str, limit_s: float
+    ) -> None:
+        chip, unit = self.chip, self.name
+        chip.wait_bits(register, mask, value, unit=unit, waiting_for=what, limit_s=limit_s)
 
     def run(
         self,
@@ -240,9 +224,7 @@ class Falcon:
     @property
     def riscv_active(self) -> bool:
         """Return whether the RISC-V core runs."""
-        if self.chip.boot.riscv_status:
-            return bool(self.regs.RISCV_CORE_SWITCH_STATUS.read().ACTIVE_STAT)
-        return bool(self.regs.RISCV_CPUCTL.read().ACTIVE_STAT)
+        return bool(self.regs[self.chip.boot.core].read().ACTIVE_STAT)
 
     def __repr__(self) -> str:
         return f"<Falcon {self.name}>"

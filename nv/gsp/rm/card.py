@@ -31,7 +31,6 @@ from ugpu.hcq.paging.allocator import RangeAllocator
 from ugpu.hcq.transport.base import Placing, ResetKind, Transport
 from ugpu.hcq.transport.life import end_absence
 from ugpu.hcq.transport.pci.config import SavedConfig
-from ugpu.nv import chips
 from ugpu.nv.gsp.boot import boot as steps
 from ugpu.nv.gsp.boot import placement
 from ugpu.nv.gsp.boot.boot import Firmware
@@ -39,7 +38,7 @@ from ugpu.nv.gsp.boot.evidence import log_words
 from ugpu.nv.gsp.boot.files import BootFiles, read_files
 from ugpu.nv.gsp.boot.frts import check_unprotected
 from ugpu.nv.gsp.boot.start import Start
-from ugpu.nv.gsp.chip.chip import GspChip
+from ugpu.nv.gsp.chip.chip import GspChip, chip_behind
 from ugpu.nv.gsp.chip.interrupts import LEAVES, InterruptTree
 from ugpu.nv.gsp.rm.client import GspClient
 from ugpu.nv.gsp.rm.contexts import Contexts
@@ -123,16 +122,15 @@ class GspCard(BareCard[H]):
         identity = transport.identity
         if identity.vendor == _NO_VENDOR:
             raise DeviceLost(f"{transport.name} does not answer on the bus", remedy=remedies.LINK)
-        facts = chips.find(identity.vendor, identity.device)
-        how = None if facts is None else chips.boot_facts(facts.name)
-        if facts is None or how is None:
+        chip = chip_behind(transport)
+        if chip is None:
             raise NotSupported(f"PCI id {identity} is not a chip that ugpu boots")
         if leave_warm and not isinstance(transport, Placing):
             raise NotSupported(
                 f"{transport.name} cannot be left warm: the firmware's memory must be placed where "
                 "it was, and this transport does not place memory"
             )
-        return GspChip(transport, facts, how)
+        return chip
 
     @property
     def chip(self) -> GspChip:
@@ -193,7 +191,7 @@ class GspCard(BareCard[H]):
     def _contact(self) -> Start:
         assert self._files is not None
         chip = self.chip
-        start = self._start_state = steps.new_start(chip, self._files, 0)
+        start = self._start_state = Start(chip, self._files)
         try:
             start.gsp.chip_id = start.sec2.chip_id = steps.contact(chip)
         except UgpuError as error:

@@ -110,6 +110,13 @@ class GspClient(Requests):
         function = self.constants.NV_VGPU_MSG_FUNCTION_GSP_RM_CONTROL
         return self._send(function, head, parameters, name)
 
+    def open_device(self) -> tuple[int, int]:
+        """Create the objects of the GPU; return the device's and the subdevice's handle."""
+        parameters = self.structs.NV0080_ALLOC_PARAMETERS.new(hClientShare=self.root)
+        device = self.allocate(self.root, "NV01_DEVICE_0", parameters)
+        parameters = self.structs.NV2080_ALLOC_PARAMETERS.new()
+        return device, self.allocate(device, "NV20_SUBDEVICE_0", parameters)
+
     def close(self) -> None:
         if self.closed:
             return

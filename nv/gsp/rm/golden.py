@@ -49,16 +49,10 @@ def _make(
     methods: int,
     held: contextlib.ExitStack,
 ) -> None:
-    structs, facts = client.structs, card.chip.facts
-    device = client.allocate(
-        client.root,
-        "NV01_DEVICE_0",
-        structs.NV0080_ALLOC_PARAMETERS.new(hClientShare=client.root),
-    )
-    subdevice = client.allocate(device, "NV20_SUBDEVICE_0", structs.NV2080_ALLOC_PARAMETERS.new())
-    vaspace = client.allocate(
-        device, "FERMI_VASPACE_A", structs.NV_VASPACE_ALLOCATION_PARAMETERS.new()
-    )
+    facts = card.chip.facts
+    device, subdevice = client.open_device()
+    parameters = client.structs.NV_VASPACE_ALLOCATION_PARAMETERS.new()
+    vaspace = client.allocate(device, "FERMI_VASPACE_A", parameters)
     owner = object()
     scratch = card.heap.allocate(_PAGE, _PAGE, owner)
     held.callback(card.heap.free, scratch, owner)

@@ -81,15 +81,7 @@ class GspGpu(Gpu):
             (facts.usermode_class, facts.gpfifo_class, facts.compute_class, facts.copy_class)
         )
         self.uuid = static.uuid or bytes(16)
-        structs = client.structs
-        self.device = client.allocate(
-            client.root,
-            "NV01_DEVICE_0",
-            structs.NV0080_ALLOC_PARAMETERS.new(hClientShare=client.root),
-        )
-        self.subdevice = client.allocate(
-            self.device, "NV20_SUBDEVICE_0", structs.NV2080_ALLOC_PARAMETERS.new()
-        )
+        self.device, self.subdevice = client.open_device()
         self._methods = method_buffer_size(client, self.subdevice)
         self._read_shape()
         self.engines = read_engines(client, self.subdevice)

@@ -95,8 +95,7 @@ def _region(chip: GspChip) -> Iterator[State]:
 
 
 def _gsp(chip: GspChip) -> Iterator[State]:
-    regs = chip.gsp
-    core = "RISCV_CORE_SWITCH_STATUS" if chip.boot.riscv_status else "RISCV_CPUCTL"
+    regs, core = chip.gsp, chip.boot.core
     names = (core, "MAILBOX0", "MAILBOX1", "HWCFG2", "WAYFINDER")
     values = {name: int(regs[name].read()) for name in names}
     if is_locked(values[core]):

@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ugpu.hcq.errors import FirmwareError, FirmwareSilent, UnitTimeout
+from ugpu.hcq.bare.stages import or_silent
+from ugpu.hcq.errors import FirmwareError, FirmwareSilent
 from ugpu.hcq.state.clock import Clock
 from ugpu.nv.abi import status_name
 from ugpu.nv.abi.firmware import FirmwareAbi
@@ -36,11 +37,11 @@ Handler = Callable[[bytes], None]
 class Trace:
     """One call or event, for reports. seconds: of a call, None while it is under way."""
 
-    name: str = ""
-    at: float = 0.0
-    size: int = 0
-    seconds: float | None = None
+    name: str
+    at: float
+    size: int
     result: str = ""
+    seconds: float | None = None
 
     def __str__(self) -> str:
         took = "" if self.seconds is None else f" {self.seconds * 1e6:.0f} us"
@@ -48,21 +49,19 @@ class Trace:
 
 
 class History:
-    """The last calls and events. Its records are made once and used again."""
+    """The last calls and events."""
 
     def __init__(self) -> None:
-        self._traces = deque(Trace() for _ in range(_KEPT))
+        self._traces: deque[Trace] = deque(maxlen=_KEPT)
 
     def note(self, name: str, at: float, size: int, result: str = "") -> Trace:
         """Add a record."""
-        trace = self._traces.popleft()
-        trace.name, trace.at, trace.size = name, at, size
-        trace.seconds, trace.result = None, result
+        trace = Trace(name, at, size, result)
         self._traces.append(trace)
         return trace
 
     def __iter__(self) -> Iterator[Trace]:
-        return iter([trace for trace in self._traces if trace.name])
+        return iter(list(self._traces))
 
     def last(self) -> list[str]:
         """Return the last eight as texts, for an error."""
@@ -115,7 +114,6 @@ class Calls:
         self._sequence = 0
         self._owed: list[int] = []  # functions of calls that were cut short before their reply
         self._message: _Message | None = None
-        self._events = 0  # handled so far
         self._failure: FirmwareError | None = None
         self._clients = 0
         self.abi = abi
@@ -210,29 +208,29 @@ class Calls:
             return bytes(reply.payload)
 
     def _await(self, function: int, size: int, name: str, limit_s: float) -> _Message:
-        found: list[_Message] = []
-
-        def probe() -> bool:
+        def probe() -> _Message | None:
             self._check()
-            self._look(function, size, found)
-            return bool(found)
+            return self._look(function, size)
 
-        try:
-            self._clock.wait_until(
+        text = f"the GSP does not answer {name} within {limit_s} s"
+        with or_silent(text, self._silence, request=name):
+            return self._clock.wait_until(
                 probe, unit="GSP", waiting_for=f"reply to {name}", limit_s=limit_s
             )
-        except UnitTimeout as error:
-            raise FirmwareSilent(
-                f"the GSP does not answer {name} within {limit_s} s",
-                request=name,
-                **self._state(),
-                history=self.history.last(),
-            ) from error
-        return found[0]
+
+    def _silence(self) -> dict[str, object]:
+        return {**self._state(), "history": self.history.last()}
 
     def await_event(self, function: int, limit_s: float) -> None:
         """Wait until an event has been handled. The handler raises if it reports a failure."""
         seen: list[bytes] = []
+        name = self.name_of(function)
+
+        def probe() -> bool:
+            self._check()
+            self._look()
+            return bool(seen)
+
         with self._lock:
             handler = self.on_event.get(function)
 
@@ -243,27 +241,12 @@ class Calls:
 
             self.on_event[function] = note
             try:
-                self._clock.wait_until(
-                    lambda: self._step(seen),
-                    unit="GSP",
-                    waiting_for=self.name_of(function),
-                    limit_s=limit_s,
-                )
-            except UnitTimeout as error:
-                raise FirmwareSilent(
-                    f"the GSP does not report {self.name_of(function)} within {limit_s} s",
-                    **self._state(),
-                    history=self.history.last(),
-                ) from error
+                with or_silent(f"the GSP does not report {name} within {limit_s} s", self._silence):
+                    self._clock.wait_until(probe, unit="GSP", waiting_for=name, limit_s=limit_s)
             finally:
                 self.on_event.pop(function)
                 if handler is not None:
                     self.on_event[function] = handler
-
-    def _step(self, seen: list[bytes]) -> bool:
-        self._check()
-        self._look(None, 0, [])
-        return bool(seen)
 
     def drain(self) -> None:
         """Handle the events that have arrived; does nothing while another thread calls."""
@@ -271,17 +254,18 @@ class Calls:
             return
         try:
             if self._failure is None:
-                self._look(None, 0, [])
+                self._look()
         finally:
             self._lock.release()
 
-    def _look(self, function: int | None, size: int, found: list[_Message]) -> None:
-        """Take records until the reply to `function` is complete, or none is left."""
+    def _look(self, function: int | None = None, size: int = 0) -> _Message | None:
+        """Take records until the reply to `function` is complete, and return it, or none is
+        left."""
         for _ in range(_MOST_AT_ONCE):
             record = self._queues.receive() if self._queues.linked() else None
             if record is None:
                 self._finish_event()
-                return
+                return None
             self._add(record)
             message = self._message
             if message is None or message.function >= _FIRST_EVENT:
@@ -290,12 +274,12 @@ class Calls:
                 continue
             self._message = None
             if message.function == function and not self._is_late(message):
-                found.append(message)
-                return
+                return message
             if message.function in self._owed:
                 self._owed.remove(message.function)
                 continue
             log.warning("the GSP sent a reply to %s unasked", self.name_of(message.function))
+        return None
 
     def _is_late(self, message: _Message) -> bool:
         """Return whether a reply belongs to a call that was cut short."""
@@ -328,7 +312,6 @@ class Calls:
         if message is None or message.function < _FIRST_EVENT:
             return
         self._message = None
-        self._events += 1
         result = status_name(message.result) if message.result else ""
         name, size = self.name_of(message.function), len(message.payload)
         trace = self.history.note(name, self._clock.now(), size, result)

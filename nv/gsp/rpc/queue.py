@@ -13,7 +13,8 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ugpu.hcq.errors import BadArgument, FirmwareSilent, UnitTimeout
+from ugpu.hcq.bare.stages import or_silent
+from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.state.clock import Clock
 from ugpu.nv.gsp.layout.arguments import QUEUE_SIZE, table_pages
 from ugpu.nv.gsp.layout.memory import PAGE, Pages
@@ -138,7 +139,7 @@ class MessageQueues:
             self._put(group)
 
     def _await_room(self, pages: int) -> None:
-        try:
+        with or_silent("the GSP does not read its command queue"):
             self._clock.wait_until(
                 lambda: self._room() >= pages,
                 unit="GSP",
@@ -146,10 +147,6 @@ class MessageQueues:
                 limit_s=_ROOM_LIMIT_S,
                 state=lambda: f"{self._room()} pages are free",
             )
-        except UnitTimeout as error:
-            raise FirmwareSilent(
-                "the GSP does not read its command queue", **error.facts
-            ) from error
 
     def _put(self, group: bytes) -> None:
         write = self._word(self._commands + _WRITE_AT)

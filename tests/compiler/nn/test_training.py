@@ -237,7 +237,8 @@ def test_initialisers() -> None:
 
 
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_digits", ROOT / "examples/train_digits.py")
+    path = ROOT / "examples" / "training" / "train_digits.py"
+    spec = importlib.util.spec_from_file_location("train_digits", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

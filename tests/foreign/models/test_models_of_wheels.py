@@ -24,7 +24,7 @@ PLACE = ROOT / "build" / "foreign"
 
 def run(example: str, *arguments: str) -> str:
     """Install what an example needs, once, and run it; what it printed."""
-    file = ROOT / "examples" / example
+    file = ROOT / "examples" / "models" / example
     needs = NEEDS.search(file.read_text("utf-8"))
     assert needs is not None
     folder = PLACE / f"packages-{file.stem}"

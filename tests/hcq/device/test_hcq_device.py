@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.support.scripted import ScriptedDevice
+from tests.support.pci.scripted import ScriptedDevice
 from ugpu.hcq.errors import BadArgument, Closed, DeviceHang, DeviceLost, PageFault
 from ugpu.hcq.state import trace
 from ugpu.hcq.state.trace import Event

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.pageformat import VALID, PlainMemory, ThreeLevels, WideDirectory
+from tests.support.pci.pageformat import VALID, PlainMemory, ThreeLevels, WideDirectory
 from ugpu.hcq.errors import BadArgument, OutOfMemory
 from ugpu.hcq.paging.page_table import Level, PageTable
 

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from tests.support.scripted import ScriptedDevice
+from tests.support.pci.scripted import ScriptedDevice
 from ugpu.hcq.errors import Closed, DeviceHang, DeviceLost
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.queue import QueueKind

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from lab.hw import __main__ as suite
-from lab.hw import calls, first_contact, ladder, machine, process, section_contract
+from lab.hw import calls, first_contact, ladder, machine, process
 from lab.hw.budget import Budget
+from lab.hw.sections import contract
 from tests.support.nvidia.nv_machine import powered
 from ugpu.hcq.errors import DriverRefused
 from ugpu.hcq.find.catalogue import load
@@ -82,7 +83,7 @@ def test_a_suite_that_hangs_has_told_what_it_found(tmp_path: Path) -> None:
     assert (tmp_path / "calls").exists()
     assert "test_toy.py" in calls.stacks_of(tmp_path / "calls").read_text()
     trouble = "was ended by force after 1 s"
-    found = {each.name: each for each in section_contract.unfinished(lines, trouble)}
+    found = {each.name: each for each in contract.unfinished(lines, trouble)}
     assert found["suite"].value == 1
     assert "1 passed, 1 failed, 1 skipped; then it was ended by force" in found["suite"].remark
     assert "assert 1 == 2" in found["test_bad"].remark or "not two" in found["test_bad"].remark

@@ -16,16 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.hw import __main__ as suite
-from lab.hw import (
-    process,
-    section_contract,
-    section_corpus,
-    section_faults,
-    section_life,
-    section_rates,
-)
+from lab.hw import process
 from lab.hw.budget import Budget, median_s
 from lab.hw.report import OUTCOMES, Report, Result, slug
+from lab.hw.sections import (
+    contract,
+    corpus,
+    faults,
+    life,
+    rates,
+)
 from ugpu import hcq
 from ugpu.hcq.errors import DeviceHang, OutOfMemory, UgpuError
 from ugpu.hcq.find.listing import DeviceEntry
@@ -104,39 +104,39 @@ def test_the_median_is_that_of_the_rounds() -> None:
 
 
 def test_results_of_pytest_are_read() -> None:
-    whole, bad = section_contract.read(JUNIT)
+    whole, bad = contract.read(JUNIT)
     assert (whole.outcome, whole.value) == ("failed", 2.0)
     assert whole.remark == "2 passed, 1 failed, 1 skipped"
     assert (bad.name, bad.outcome, bad.remark) == ("bad", "failed", "assert 1 == 2")
-    (none,) = section_contract.read("<testsuites/>")
+    (none,) = contract.read("<testsuites/>")
     assert none.outcome == "failed"
 
 
 def test_a_corpus_that_had_no_time_is_not_passed() -> None:
     ticks = count()
     budget = Budget(3.0, clock=lambda: float(next(ticks)))
-    *_, whole = section_corpus.run("cpu", budget)
+    *_, whole = corpus.run("cpu", budget)
     assert whole.outcome == "skipped"
     assert whole.value == 2
     assert " 0 not run" not in whole.remark
 
 
 def test_fewer_cycles_than_a_thousand_are_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(section_life, "CYCLES", 5)
-    found = {each.name: each for each in section_life.run("cpu", Budget(60, small=True))}
+    monkeypatch.setattr(life, "CYCLES", 5)
+    found = {each.name: each for each in life.run("cpu", Budget(60, small=True))}
     assert found["descriptors after the cycles"].outcome == "passed"
     ticks = count()
     budget = Budget(20.0, small=True, clock=lambda: float(next(ticks)))
-    monkeypatch.setattr(section_life, "CYCLES", 1000)
-    cut = {each.name: each for each in section_life.run("cpu", budget)}
+    monkeypatch.setattr(life, "CYCLES", 1000)
+    cut = {each.name: each for each in life.run("cpu", budget)}
     assert cut["descriptors after the cycles"].outcome == "skipped"
     assert "of 1000 cycles" in cut["descriptors after the cycles"].remark
 
 
 def test_cycles_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(section_life, "CYCLES", 5)
-    monkeypatch.setattr(section_life, "PROCESSES", 2)
-    found = {each.name: each for each in section_life.run("cpu", Budget(60))}
+    monkeypatch.setattr(life, "CYCLES", 5)
+    monkeypatch.setattr(life, "PROCESSES", 2)
+    found = {each.name: each for each in life.run("cpu", Budget(60))}
     assert found["descriptors after the cycles"].outcome == "passed"
     assert "6 cycles" in found["open, use and close"].remark
     assert "by 2 processes" in found["open, use and close"].remark
@@ -145,16 +145,16 @@ def test_cycles_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_graph_is_right_at_its_first_replay() -> None:
     """On a model whose launches run newest first where nothing orders them."""
     with hcq.open("virtual:gh100") as device:
-        found = {each.name: each for each in section_rates.launches(device, Budget(0, small=True))}
+        found = {each.name: each for each in rates.launches(device, Budget(0, small=True))}
     assert found["the graph computed right"].outcome == "passed"
     assert "median of 1" in found["replay of 100 kernels and wait"].remark
 
 
 def test_a_leak_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kept = []
-    monkeypatch.setattr(section_life, "CYCLES", 5)
-    monkeypatch.setattr(section_life, "_cycle", lambda _: kept.append((tmp_path / "a").open("w")))
-    found = {each.name: each for each in section_life.run("cpu", Budget(60, small=True))}
+    monkeypatch.setattr(life, "CYCLES", 5)
+    monkeypatch.setattr(life, "_cycle", lambda _: kept.append((tmp_path / "a").open("w")))
+    found = {each.name: each for each in life.run("cpu", Budget(60, small=True))}
     for file in kept:
         file.close()
     assert found["descriptors after the cycles"].outcome == "failed"
@@ -162,7 +162,7 @@ def test_a_leak_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 
 def test_faults_of_a_model_are_named_and_survived() -> None:
-    found = list(section_faults.run("virtual:navi31", Budget(60, small=True)))
+    found = list(faults.run("virtual:navi31", Budget(60, small=True)))
     assert [each.name for each in found] == [
         "bad pointer, read",
         "bad pointer, write",
@@ -193,10 +193,10 @@ def test_a_fault_without_its_name_or_its_survival_fails(
             raise error
 
     with hcq.open("cpu") as device:
-        provoker = section_faults.Provoker(device)
+        provoker = faults.Provoker(device)
         if not survives:
             monkeypatch.setattr(provoker, "works", wrong)
-        result = section_faults._provoked(provoker, "toy", provoke, DeviceHang)
+        result = faults._provoked(provoker, "toy", provoke, DeviceHang)
     assert result.outcome == "failed"
     assert words in result.remark
 
@@ -237,8 +237,8 @@ def test_what_a_section_found_survives_its_end(
     runner.write_text(
         "import sys, importlib\n"
         f"sys.path.insert(0, {str(package)!r})\n"
-        "import lab.hw.run_section as r\n"
-        f"sys.modules['lab.hw.section_toy_{name}'] = importlib.import_module("
+        "import lab.hw.sections.run_section as r\n"
+        f"sys.modules['lab.hw.sections.toy_{name}'] = importlib.import_module("
         f"'section_toy_{name}')\n"
         "sys.exit(r.main(sys.argv[1:]))\n",
         encoding="ascii",
@@ -311,7 +311,7 @@ def test_a_device_that_does_not_open_is_a_failed_report(
 
 def test_every_section_can_be_run_and_every_outcome_is_known() -> None:
     for name in suite.SECTIONS:
-        module = importlib.import_module(f"lab.hw.section_{name}")
+        module = importlib.import_module(f"lab.hw.sections.{name}")
         assert module.TITLE and callable(module.run)
     assert sum(suite.SECTIONS.values()) + len(suite.SECTIONS) * suite.GRACE_S < 5 * 60 + 60
     assert LINE.outcome in OUTCOMES

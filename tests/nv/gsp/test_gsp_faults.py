@@ -7,10 +7,10 @@ from functools import partial
 
 import pytest
 
-from lab.campaign.devices import STANDS
 from lab.campaign.kind import Case, cases_of
-from lab.campaign.kinds_gsp import KINDS
+from lab.campaign.kinds.gsp import KINDS
 from lab.campaign.run import run
+from lab.campaign.stands.devices import STANDS
 from tests.nv.gsp.test_gsp_boot import booted, powered
 from ugpu.hcq.errors import FirmwareError
 from ugpu.virtual.nvidia.gsp.faults import CardFault

@@ -1,4 +1,4 @@
-"""examples/vision.py on Adreno: the camera's memory is read where it is."""
+"""examples/models/vision.py on Adreno: the camera's memory is read where it is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.adreno.mesa import needs_mesa
 from ugpu.hcq.copies.transfer import Transfer
 from ugpu.hcq.work.buffer import Buffer
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "vision.py"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "models" / "vision.py"
 
 
 def _run(device: str, frames: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:

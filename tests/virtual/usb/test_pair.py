@@ -186,7 +186,7 @@ def test_copies_of_several_submissions_are_whole(monkeypatch: pytest.MonkeyPatch
 
 
 def test_copies_come_near_the_raw_rate_of_the_link() -> None:
-    """By the link's virtual time, of a copy after the first: see lab/bench/bench_usb.py."""
+    """By the link's virtual time, of a copy after the first: see lab.bench's usb."""
     with enclosed() as box, opened(box) as device:
         ratios = rates(box, device, 24 << 20)
         assert ratios["in"] >= 0.85 and ratios["out"] >= 0.85, ratios

@@ -40,6 +40,10 @@ _NEVER = 1 << 60  # reads
 _MOST_NOTES, _MOST_CALLS, _PAGE = 4096, 4096, 4096
 _VECTOR = 0  # of MSI-X. UNSURE: whether boards divide the tree among their vectors
 _ROM_SIZE = 1 << 20
+_EFFECTS: dict[Program, Callable[[Card, Falcon], None]] = {
+    Program.FWSEC: fwsec.run, Program.BOOTER_LOAD: booter.load,
+    Program.BOOTER_UNLOAD: booter.unload, Program.SCRUBBER: booter.scrub,
+}  # fmt: skip
 
 
 class Card:
@@ -299,14 +303,10 @@ class Card:
             found = loader.run(self, falcon)
             if found is not None and found is not Program.LOADER:
                 self.run_program(falcon, found)
-        elif program is Program.FWSEC and falcon is self.gsp:
-            fwsec.run(self, falcon)
-        elif program is Program.BOOTER_LOAD and falcon is self.sec2:
-            booter.load(self, falcon)
-        elif program is Program.BOOTER_UNLOAD and falcon is self.sec2:
-            booter.unload(self, falcon)
-        elif program is Program.SCRUBBER and falcon is self.sec2:
-            booter.scrub(self, falcon)
+            return
+        place = self.gsp if program is Program.FWSEC else self.sec2
+        if falcon is place:
+            _EFFECTS[program](self, falcon)
         else:
             self.violation(f"{program.name} does not run on {falcon.name}")
 

@@ -52,16 +52,8 @@ def _keep_wpr2(board: Board) -> None:
     board.keeps_wpr2 = True
 
 
-def _darken(board: Board) -> None:
-    board.dark = True
-
-
-def _burn(board: Board) -> None:
-    board.burnt = 7
-
-
-def _show_memory(size: int, board: Board) -> None:
-    board.shown_memory = size
+def _set(name: str, value: int, board: Board) -> None:
+    setattr(board, name, value)
 
 
 def _stall_fsp(board: Board) -> None:
@@ -78,7 +70,7 @@ def _spoil(change: Callable[[bytes], bytes], board: Board) -> None:
 
 
 AT_ONCE: dict[CardFault, Strike] = {
-    CardFault.REGISTERS_DARK: _darken,
+    CardFault.REGISTERS_DARK: partial(_set, "dark", True),
     CardFault.OTHER_CHIP: partial(_stick, {0xA00: _GV100}),
     CardFault.GUEST: partial(_stick, {0x4: 1 << 16}),
     CardFault.FALLS_OFF: lambda board: board.unplug(),
@@ -88,18 +80,18 @@ AT_ONCE: dict[CardFault, Strike] = {
     CardFault.PROGRESS_LOCKED: partial(_stick, {0x118128: 0}),
     CardFault.VBIOS_ZEROS: partial(_spoil, vbios.filled(0x00)),
     CardFault.VBIOS_ONES: partial(_spoil, vbios.filled(0xFF)),
-    CardFault.VBIOS_WITHOUT_PCIR: partial(_spoil, vbios.without_pcir),
+    CardFault.VBIOS_WITHOUT_PCIR: partial(_spoil, vbios.changed(vbios.PCIR_AT, b"PCIX")),
     CardFault.VBIOS_WITHOUT_BIT: partial(_spoil, vbios.without_bit),
-    CardFault.VBIOS_WITHOUT_TOKEN: partial(_spoil, vbios.without_token),
-    CardFault.VBIOS_WITHOUT_SECURE: partial(_spoil, vbios.without_secure),
-    CardFault.VBIOS_WITHOUT_FWSEC: partial(_spoil, vbios.without_fwsec),
-    CardFault.VBIOS_DESCRIPTOR: partial(_spoil, vbios.with_other_descriptor),
+    CardFault.VBIOS_WITHOUT_TOKEN: partial(_spoil, vbios.changed(vbios.TOKEN_AT, b"\x32")),
+    CardFault.VBIOS_WITHOUT_SECURE: partial(_spoil, vbios.changed(vbios.TYPE_AT, b"\x03")),
+    CardFault.VBIOS_WITHOUT_FWSEC: partial(_spoil, vbios.changed(vbios.KIND_AT, b"\x01")),
+    CardFault.VBIOS_DESCRIPTOR: partial(_spoil, vbios.changed(vbios.VERSION_AT, b"\x07")),
     CardFault.VBIOS_MAPPER: partial(_spoil, vbios.without_mapper),
     CardFault.VBIOS_SIGNATURE: partial(_spoil, vbios.with_other_code),
-    CardFault.FUSES_NEWER: _burn,
-    CardFault.MEMORY_UNKNOWN: partial(_show_memory, 0),
+    CardFault.FUSES_NEWER: partial(_set, "burnt", 7),
+    CardFault.MEMORY_UNKNOWN: partial(_set, "shown_memory", 0),
     CardFault.MEMORY_ONES: partial(_stick, {0x1183A4: _ONES, 0x100CE0: _ONES}),
-    CardFault.MEMORY_SMALL: partial(_show_memory, 128 * MIB),
+    CardFault.MEMORY_SMALL: partial(_set, "shown_memory", 128 * MIB),
     CardFault.FSP_BUSY: _stall_fsp,
     CardFault.FLUSH_NEVER: partial(_stick, {0x70000: 1}),
     CardFault.INVALIDATE_NEVER: partial(_stick, {0xB830B0: 1 << 31}),

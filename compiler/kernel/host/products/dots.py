@@ -216,7 +216,7 @@ class _Product:
             for start in range(0, width, self.lanes):
                 part = totals[down * width + start : down * width + min(start + self.lanes, width)]
                 at = (row + down) * self.width + start
-                statements.append(Store(self.sums, at, _sums(part)))
+                statements.append(Store(self.sums, at, sums(part)))
         return statements
 
     # ---- totals, each a vector -----------------------------------------------------------------
@@ -326,17 +326,17 @@ class _Product:
         return self.nest.finish(outer, inner, total, self.parts.reduce)
 
 
-def _sums(vectors: Sequence[Value]) -> Value:
+def sums(vectors: Sequence[Value]) -> Value:
     """Return a vector whose first lanes are the sums of the lanes of each vector, of which there
     are at most as many as lanes; the rest repeats them."""
-    lanes = vectors[0].lanes
+    lanes, dtype = vectors[0].lanes, vectors[0].dtype
     even = tuple(range(0, 2 * lanes, 2))
     odd = tuple(range(1, 2 * lanes, 2))
     some, count = list(vectors), lanes
     while count > 1:
         pairs = [(some[i], some[min(i + 1, len(some) - 1)]) for i in range(0, len(some), 2)]
         some = [
-            binary("add", *(value("shuffle", float32, pair, mask, lanes) for mask in (even, odd)))
+            binary("add", *(value("shuffle", dtype, pair, mask, lanes) for mask in (even, odd)))
             for pair in pairs
         ]
         count //= 2

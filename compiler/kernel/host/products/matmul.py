@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from math import gcd
 
 from ugpu.compiler.dtype import int8
 from ugpu.compiler.expression.accumulate import multiply_add
@@ -39,14 +41,15 @@ from ugpu.compiler.kernel.host.nest import (
     Nest,
     Part,
     Walk,
+    computed,
     deep,
-    held,
     joined,
     nested,
     round_up,
     share,
 )
 from ugpu.compiler.kernel.host.products import amx
+from ugpu.compiler.kernel.host.products.ends import Ends
 from ugpu.compiler.kernel.host.products.grouped import (
     Correction,
     is_plain,
@@ -64,8 +67,10 @@ from ugpu.compiler.kernel.host.products.packing import (
     direct_height,
 )
 from ugpu.compiler.kernel.host.products.rates import rates_of
+from ugpu.compiler.kernel.host.products.results import in_lanes
 from ugpu.compiler.kernel.host.products.tiles import Problem, slice_steps, vector_registers
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement, Store
+from ugpu.compiler.kernel.shared.kernels import result
 from ugpu.compiler.kernel.shared.spread import runs_along, unit_stride
 from ugpu.compiler.pattern.contraction import LONGER, SMALLEST, Contraction
 from ugpu.hcq.state.target import TargetSpec
@@ -132,9 +137,22 @@ class _Sides:
         self.in_tiles = in_pairs and amx.in_tiles(depth.size, target)
         main, most = depth.main.size, max(1, most * self.group // depth.unit)
         steps = round_up(share(main, most), amx.STEPS if self.in_tiles else self.group)
+        if depth.size % self.lanes == 0:  # slices of whole vectors
+            steps = min(main, round_up(steps, self.lanes // gcd(self.lanes, depth.unit)))
         self.slices = -(-main // steps)
         self.slice = Part(depth, Range("slice", self.slices).index() * steps, steps)
         self.once = self.slices == 1 and not self.outer
+        epilogue = with_reduction(computation.value, parts.reduce, const(0, self.dtype))
+        self.results = known = epilogue, computation.position
+        self.flat = rows.whole.is_flat(*known) and columns.whole.is_flat(*known)
+        self.mirrored = self.group == 1 and _is_symmetric(self.parts, rows, columns)
+        vectors = (
+            self.dtype.is_float and depth.size % self.lanes == self.slice.whole % self.lanes == 0
+        )
+        self.by_dots = (
+            self.group == 1 and vectors and self.flat and not self.mirrored
+            and along_depth(self.parts.left, rows.whole, self.slice)
+        )  # fmt: skip
 
     def problem(self, target: TargetSpec) -> Problem:
         """Return the cost model's description."""
@@ -146,6 +164,7 @@ class _Sides:
             rows, columns, elements(self.batch), steps, self.slice.whole // self.group,
             self.dtype.itemsize, self.lanes, vector_registers(target), target.compute_units,
             rates_of(target), *in_order, direct, amx.PANEL if self.in_tiles else None,
+            self.by_dots,
         )  # fmt: skip
 
     def in_order(self, factor: Value, axis: Axis) -> bool:
@@ -162,26 +181,31 @@ class _Blocked(_Sides):
         self, computation: Computation, parts: Contraction, target: TargetSpec, tile: Tile | None
     ) -> None:
         super().__init__(computation, parts, target)
-        tile = tile or self.problem(target).best()
+        asked = self.problem(target)
+        tile = tile or asked.best()
         assert not self.in_tiles or (tile.height, tile.vectors) == amx.PANEL, tile
+        self.apart = asked.apart(tile)
         self.height, self.vectors = tile.height, tile.vectors
         self.width = tile.vectors * self.lanes
         rows, columns = self.sides
-        nest = Nest(computation, self.batch, (columns, tile.columns), (rows, tile.rows))
+        count = min(tile.columns, columns.main.size) if self.apart else tile.columns
+        nest = Nest(computation, self.batch, (columns, count), (rows, tile.rows))
         self.nest, (self.columns, self.rows) = nest, nest.sides
         self.tall = round_up(self.rows.whole, self.height)
-        self.wide = round_up(self.columns.whole, self.width)
+        self.wide = round_up(self.columns.whole - self.apart, self.width)
         self.pack()
-        known = computation.value, computation.position
-        flat = self.rows.is_flat(*known) and self.columns.is_flat(*known)
-        self.mirrored = self.group == 1 and _is_symmetric(self.parts, rows, columns)
         # whether to compute results from a panel's totals while these are in the first-level cache
-        self.by_panels = self.once and flat and not self.in_tiles
+        self.by_panels = self.once and self.flat and not self.in_tiles
         self.pitch = self.width if self.by_panels else self.wide
         tall = self.height if self.by_panels else self.tall
         self.tile = Memory("tile", self.dtype, tall * self.pitch, "local")
         count = self.height * self.vectors
         self.totals = Memory("totals", self.dtype, count, "register", self.lanes)
+        self.ends: Ends | None = None
+        if self.apart:
+            sides = self.tall, self.height, self.apart
+            self.ends = Ends(self.left, self.right, self.wide // self.width, sides,
+                             self.slice.whole, self.lanes, self.dtype)  # fmt: skip
 
     def pack(self) -> None:
         """Lay out the slices of both factors."""
@@ -202,13 +226,18 @@ class _Blocked(_Sides):
         excess = self.excess
         packed = (*self.left.statements, *self.right.statements)
         packed = packed if excess is None else (*packed, excess.statement())
+        packed = packed if self.ends is None else (*packed, self.ends.copy(self.steps_bound()))
         slices = Loop(Range("slice", self.slices), (*packed, self.multiply()))
         memories = (*self.left.memories, *self.right.memories, self.tile)
         memories = memories if self.in_tiles else (*memories, self.totals)
         if excess is not None:
             memories = (*memories, excess.sums, excess.registers)
-        cleared = () if self.once else (self.clear(),)
-        finish = () if self.by_panels else (self.finish(),)
+        cleared: tuple[Statement, ...] = () if self.once else (self.clear(),)
+        finish: tuple[Statement, ...] = () if self.by_panels else (self.finish(),)
+        if self.ends is not None:
+            memories = (*memories, *self.ends.memories)
+            cleared = cleared if self.once else (*cleared, self.ends.clear())
+            finish = (*finish, self.finish_ends(self.ends))
         body: tuple[Statement, ...] = (*cleared, *nested(self.outer, slices), *finish)
         if self.mirrored:
             above = self.above(constant(0), constant(self.columns.whole))
@@ -224,7 +253,7 @@ class _Blocked(_Sides):
 
     def multiply(self) -> Statement:
         """Compute tile += left slice * right slice, panel by panel."""
-        return self.by_panel("", self.panel_in_tiles if self.in_tiles else self.panel)
+        return self.by_panel("", self.panel_in_tiles if self.in_tiles else self.panel_and_ends)
 
     def by_panel(self, name: str, of: Callable[[Index, Index], Sequence[Statement]]) -> Statement:
         """Return the loops over panels that are computed: not those wholly outside the output, nor
@@ -243,6 +272,15 @@ class _Blocked(_Sides):
         """Return whether a row of the tile is above the diagonal of the output somewhere before a
         column."""
         return at_least_zero(self.columns.start + column - 1 - self.rows.start - row)
+
+    def panel_and_ends(self, row: Index, column: Index) -> tuple[Statement, ...]:
+        """Multiply a panel, and after the last one of a row the columns behind it."""
+        panel = self.panel(row, column)
+        if self.ends is None:
+            return panel
+        is_last = at_least_zero(column - (self.wide // self.width - 1))
+        ends = tuple(self.ends.multiply(row, self.once, self.steps_bound()))
+        return (*panel, If(is_last, ends)) if is_last else (*panel, *ends)
 
     def panel(self, row: Index, column: Index) -> tuple[Statement, ...]:
         """Multiply a panel, given the numbers of its row panel and its column panel."""
@@ -271,27 +309,51 @@ class _Blocked(_Sides):
             left = self.left.load(row, step.index(), number // vectors, self.group)
             return self.product(self.repeated(left), right[number % vectors], total)
 
-        body = held(
-            self.totals, self.height * vectors,
-            lambda inner: Loop(step, inner, self.steps_bound()), start, term,
-            lambda number, total: Store(self.tile, place(number), total),
-        )  # fmt: skip
+        count = self.height * vectors
+        loop = partial(Loop, step, bound=self.steps_bound())
+        body = computed(self.totals, count, loop, start, term)
+        slots = [load(self.totals, constant(number), lanes=lanes) for number in range(count)]
+        kept = [Store(self.tile, place(number), slot) for number, slot in enumerate(slots)]
         if not self.by_panels:
-            return tuple(body)
+            return (*body, *kept)
         down = self.rows.panel("row_ahead", row * self.height, self.height, self.tall)
         line = LINE // self.dtype.itemsize
         ahead = self.columns.panel("ahead", column * self.width, self.width, self.wide, line)
-        return (*self.prefetched(down, ahead), *body, *self.panel_finished(row, column))
+        others = (*kept, *self.panel_finished(row, column))
+        return (*self.prefetched(down, ahead), *body, *self.lines(row, column, slots, others))
+
+    def lines(
+        self, row: Index, column: Index, slots: Sequence[Value], others: tuple[Statement, ...]
+    ) -> tuple[Statement, ...]:
+        """Return the stores of a panel's results from registers, if they can be computed as
+        vectors, and where columns end inside the panel, or they cannot, the `others`."""
+        lane, stores = Range("lane", self.lanes), []
+        top, left, total = row * self.height, column * self.width, load(self.tile, lane.index())
+        left_rows = self.rows.panel("row", top, self.height, self.tall).loops[0][1]
+        for number, slot in enumerate(slots):
+            down, vector = divmod(number, self.vectors)
+            places = {**self.nest.batch, **self.rows.places(top + down)}
+            places |= self.columns.places(left + vector * self.lanes + lane.index())
+            one = result(self.nest.computation, places, total, self.parts.reduce)
+            store = None if self.mirrored else in_lanes(one, lane, total, slot)
+            if store is None:
+                return others
+            inside = () if left_rows is None else at_least_zero(left_rows - (down + 1))
+            stores.append(If(inside, (store,)) if inside else store)
+        ((_, bound),) = self.panel_columns("column", left).loops
+        if bound is None:
+            return tuple(stores)
+        short = bound - self.width
+        return If(at_least_zero(short), tuple(stores)), If(at_least_zero(-short - 1), others)
 
     def prefetched(self, down: Walk, across: Walk) -> Iterator[Statement]:
         """Begin to bring what the panel's results need and where they go into the caches: parts of
         many rows, which no prefetcher foresees."""
         computation = self.nest.computation
         places = {**self.nest.batch, **down.places, **across.places}
-        epilogue = with_reduction(computation.value, self.parts.reduce, const(0, self.dtype))
         moving = set(self.columns.axis.ranges)
         accesses = [(computation.output, computation.position)]
-        accesses += [(each.arg.memory, each.arg.index) for each in walk(epilogue)
+        accesses += [(each.arg.memory, each.arg.index) for each in walk(self.results[0])
                      if each.op == "load" and not each.arg.conditions]  # fmt: skip
         for memory, index in accesses:
             if moving & index.ranges():
@@ -334,8 +396,15 @@ class _Blocked(_Sides):
         """Return epilogue and stores for the part of the tile inside the output."""
         if self.mirrored:
             return self.by_panel("1", self.panel_finished)
-        known = self.nest.computation.value, self.nest.computation.position
-        return self.finished(self.rows.walk("row", *known), self.columns.walk("column", *known))
+        columns = self.columns.walk("column", *self.results)
+        if self.apart:
+            columns = self.columns.line("column", self.wide)
+        return self.finished(self.rows.walk("row", *self.results), columns)
+
+    def finish_ends(self, ends: Ends) -> Statement:
+        row, column = self.rows.steps("end_row"), self.columns.line("end", self.apart, self.wide)
+        total = ends.total(row.position, column.position)
+        return self.nest.finish(row, column, total, self.parts.reduce)
 
     def finished(self, row: Walk, column: Walk, first: Index | int = 0) -> Statement:
         total = load(self.tile, self.place(row.position, column.position) + first)
@@ -346,7 +415,7 @@ class _Blocked(_Sides):
         top, left = row * self.height, column * self.width
         first = constant(0) if self.by_panels else self.place(top, left)
         down = self.rows.panel("row", top, self.height, self.tall)
-        across = self.columns.panel("column", left, self.width, self.wide)
+        across = self.panel_columns("column", left)
         stores = [self.finished(down, across, first)]
         if self.mirrored:
             down = self.rows.panel("row1", top, self.height, self.tall)
@@ -356,6 +425,12 @@ class _Blocked(_Sides):
             swapped = replace(across, places={i: y[j]}), replace(down, places={j: x[i]})
             stores.append(self.nest.finish(*swapped, total, self.parts.reduce))
         return stores
+
+    def panel_columns(self, name: str, first: Index) -> Walk:
+        """Return the loop over a panel's columns."""
+        if self.apart:  # each panel is complete
+            return self.columns.line(name, self.width, first)
+        return self.columns.panel(name, first, self.width, self.wide)
 
     def place(self, row: Index, column: Index) -> Index:
         """Return where the tile has a total."""

@@ -68,19 +68,22 @@ class Direct:
     statements: tuple[Statement, ...] = ()
 
     def load(self, panel: Index, step: Index, element: int, lanes: int) -> Value:
-        assert lanes == 1
+        """Return an element, or `lanes` of them along the depth."""
         main = self.across.axis.main
         place = self.across.start + panel * self.height + element
         inside = place - (place // main.size) * self.height
-        return substitute(self.value, {main: inside, **self.depth.places(step)})
+        access = substitute(self.value, {main: inside, **self.depth.places(step)}).arg
+        return load(access.memory, access.index, (), lanes)
 
 
 def direct_height(factor: Value, across: Axis, depth: Part) -> int:
     """Return the maximum panel rows that may be read in place; 0 if the factor is packed."""
     plain = factor.op == "load" and not factor.arg.conditions
-    if not plain or across.unit > 1 or depth.axis.unit > 1:
+    if not plain or across.unit > 1 or not depth.is_flat(factor):
         return 0
-    pitch, step = factor.arg.index.linear(across.main, depth.axis.main) or (0, 0)
+    walk = depth.walk("step", factor)
+    index = factor.arg.index.substitute(walk.places)
+    pitch, step = index.linear(across.main, walk.last) or (0, 0)
     if step != 1 or pitch <= 0:
         return 0
     return min(across.size, ABREAST * (SETS // gcd(SETS, pitch * factor.dtype.itemsize)))

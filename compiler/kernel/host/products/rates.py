@@ -30,12 +30,12 @@ class Core:
     near: float = 0
 
 
-# measured by lab/bench/bench_compiler_tiles.py: vectors of 64 bytes pass its ports in two halves,
+# measured by lab.bench's compiler_tiles: vectors of 64 bytes pass its ports in two halves,
 # single elements do not
 ZEN4 = Core(64, 1, 1.25)
 FULL = Core(64, 2, 2, near=64)
 # UNSURE: according to published figures its third level gives about half as much as Zen 4's; a run
-# of lab/bench/bench_compiler_tiles.py on one would settle it.
+# of lab.bench's compiler_tiles on one would settle it.
 MESH = Core(64, 2, 2, L3_BYTES / 2, 48)
 HALF = Core(32, 2, 2)
 NEON = Core(16, 2, 2)

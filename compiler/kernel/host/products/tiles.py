@@ -1,6 +1,6 @@
 """The cost model of matrix products on the host: it chooses a group's tile, and its panels.
 
-Costs are in the time of one vector multiplication. lab/bench/bench_compiler_tiles.py compares the
+Costs are in the time of one vector multiplication. lab.bench's compiler_tiles compares the
 choice with a search over all tiles.
 """
 
@@ -17,6 +17,8 @@ from ugpu.hcq.state.target import TargetSpec
 
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 HIDDEN = 0.7  # share of multiplication time in which loads from the second level cost nothing
+FEW = 4  # columns that are computed without panels: a vector would mostly be empty
+DOTS = 1.5  # cost of a vector of the depth of one row and one such column
 UNEVEN = 0.4  # of a tile: time that threads wait for each other at the end
 
 
@@ -25,7 +27,8 @@ class Problem:
     """A product for the cost model. steps: of the depth, in all; slice_steps: packed at a time.
     registers: vector registers; threads: that share the work. rates: of a core. left_in_order,
     right_in_order: whether a factor is packed in order of memory. direct_height: height of panels
-    up to which the left factor is not packed. panel: the only height and vectors of panels."""
+    up to which the left factor is not packed. panel: the only height and vectors of panels.
+    by_dots: whether a few last columns may be computed without panels."""
 
     rows: Axis
     columns: Axis
@@ -41,6 +44,7 @@ class Problem:
     right_in_order: bool = True
     direct_height: int = 0
     panel: tuple[int, int] | None = None
+    by_dots: bool = False
 
     @property
     def left_bytes(self) -> int:
@@ -61,6 +65,13 @@ class Problem:
     def tile_bytes(self) -> int:
         return self.rates.second * 3 // 8
 
+    def apart(self, tile: Tile) -> int:
+        """Return the number of last columns that are computed without panels, which are complete
+        without them: those of a tile that has all columns."""
+        rest = self.columns.size % (tile.vectors * self.lanes)
+        whole = tile.columns >= self.columns.main.size
+        return rest if self.by_dots and whole and rest <= FEW else 0
+
     def pack_costs(self, height: int) -> tuple[float, float]:
         """Return the cost of packing an element of the left factor, and of the right."""
         rates = self.rates
@@ -76,46 +87,62 @@ class Problem:
         )  # fmt: skip
         width = tile.vectors * self.lanes
         panels = _panels(self.rows, tile.rows, tile.height)
-        panels *= _panels(self.columns, tile.columns, width)
+        apart = self.apart(tile)
+        if apart:
+            panels *= self.columns.size // width
+        else:
+            panels *= _panels(self.columns, tile.columns, width)
         each = self.step_cost(tile.height, tile.vectors)
-        multiply = panels * each
+        multiply = panels * each + self.rows.size * apart * DOTS / self.lanes
         left_pack, right_pack = self.pack_costs(tile.height)
         pack = across * self.rows.size * left_pack + down * self.columns.size * right_pack
         store = self.rows.size * self.columns.size * self.rates.finish
         total = self.batch * (self.steps * (multiply + pack) + store)
-        inside = _ceil(tall, tile.height) * _ceil(wide, width) * each
+        inside = _ceil(tall, tile.height) * self.wide(tile) // width * each
         inside += tall * left_pack + wide * right_pack
         one = self.steps * inside + tall * wide * self.rates.finish
         if self.threads == 1:
             return total
         return max(total / self.threads, one) + UNEVEN * one
 
+    def wide(self, tile: Tile) -> int:
+        """Return the columns of a tile's panels."""
+        width = tile.vectors * self.lanes
+        if apart := self.apart(tile):
+            return self.columns.size - apart
+        return _ceil(tile.columns * self.columns.unit, width) * width
+
     def fits(self, tile: Tile) -> bool:
         """Return whether a tile's memories fit the caches for which they are intended, and a
         panel's totals the registers."""
         if self.panel is None and tile.vectors * (tile.height + 1) + 2 > self.registers:
             return False
-        width = tile.vectors * self.lanes
         tall = _ceil(tile.rows * self.rows.unit, tile.height) * tile.height
-        wide = _ceil(tile.columns * self.columns.unit, width) * width
+        wide = self.wide(tile)
         slice_bytes = self.slice_steps * self.itemsize
         direct = tile.height <= self.direct_height
+        alone = tile.columns >= self.columns.main.size and wide == tile.vectors * self.lanes
+        once = direct and alone  # each element is read once
         return (
-            tall * slice_bytes <= (self.direct_bytes if direct else self.left_bytes)
+            (once or tall * slice_bytes <= (self.direct_bytes if direct else self.left_bytes))
             and wide * slice_bytes <= self.right_bytes
             and tall * wide * self.itemsize <= self.tile_bytes
         )
 
     def panels(self) -> Iterator[tuple[int, int]]:
-        """Yield heights and vectors of panels: for each number of vectors the best height."""
+        """Yield heights and vectors of panels: for each number of vectors the best height, and, if
+        one panel has all columns, the best of those that read the left factor in place."""
         if self.panel is not None:
             yield self.panel
             return
         for vectors in (1, 2, 3, 4):
             least = min(4, self.rows.size)
             heights = range(least, (self.registers - 2 - vectors) // vectors + 1)
-            if heights:
-                yield min(heights, key=partial(self.panels_cost, vectors=vectors)), vectors
+            alone = self.columns.size <= vectors * self.lanes + (FEW if self.by_dots else 0)
+            in_place = range(least, min(heights.stop, self.direct_height + 1 if alone else 0))
+            for some in (heights, in_place):
+                if some:
+                    yield min(some, key=partial(self.panels_cost, vectors=vectors)), vectors
 
     def tiles(self) -> Iterator[Tile]:
         """Yield the candidates: panels, in shares that split the axes evenly."""

@@ -13,7 +13,7 @@ import struct
 from typing import Protocol
 
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
-from ugpu.virtual.nvidia.gsp.falcon.core import Falcon
+from ugpu.virtual.nvidia.gsp.falcon.core import Falcon, Refused
 from ugpu.virtual.nvidia.gsp.falcon.wpr import PRESCRUBBED, SIZE, VERIFIED, Wpr2, WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
 from ugpu.virtual.nvidia.gsp.firmware import images, module
@@ -29,7 +29,6 @@ _PAGE = 4096
 class BooterError(enum.IntEnum):
     """What a booter leaves in mailbox 0."""
 
-    NONE = 0
     META = 0x0A
     LAYOUT = 0x0B
     IMAGE = 0x0C
@@ -40,21 +39,14 @@ class BooterError(enum.IntEnum):
     MEMORY = 0x11
 
 
-class Refused(Exception):
-    """A program refuses what it is given."""
-
-    def __init__(self, error: BooterError, why: str) -> None:
-        super().__init__(why)
-        self.error = error
-
-
 class Board(Protocol):
-    """The card, as the booters use it."""
+    """The card, as the booters and FWSEC use it."""
 
     boot: BootFacts
     wpr: Wpr2
     gsp: Falcon
     sb_done: bool
+    status: dict[int, int]
     scrubbed: int
     scrub_stage: int
     faults: CardFaults
@@ -86,7 +78,7 @@ def load(board: Board, falcon: Falcon) -> None:
         version = place(board, meta)
     except Refused as refusal:
         board.violation(f"booter: {refusal}")
-        falcon.answer(int(refusal.error))
+        falcon.answer(refusal.code)
         return
     board.wpr.set(meta.start, meta.end)
     falcon.answer(0)

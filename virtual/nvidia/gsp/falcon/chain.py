@@ -12,6 +12,7 @@ from typing import Protocol
 
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
 from ugpu.virtual.nvidia.gsp.falcon import booter
+from ugpu.virtual.nvidia.gsp.falcon.core import Refused
 from ugpu.virtual.nvidia.gsp.falcon.wpr import FRTS_SIZE as FRTS_SIZE
 from ugpu.virtual.nvidia.gsp.falcon.wpr import MAGIC, MIB, REVISION, SIZE, WprMeta
 
@@ -20,14 +21,6 @@ _SYSTEM = (1, 2)  # coherent and non-coherent memory of the host
 _OTHER_HEAP = {"gh100": 0x20_0000, "gb202": 0x22_0000}
 _PMU = {"gh100": 0, "gb202": 0x182_0000}
 _PMU_AT = 0xF4
-
-
-class Refused(Exception):
-    """The FMC refuses. code: for mailbox 0."""
-
-    def __init__(self, code: int, why: str) -> None:
-        super().__init__(why)
-        self.code = code
 
 
 class Board(booter.Board, Protocol):
@@ -54,10 +47,7 @@ def start(board: Board, arguments: int, frts: int) -> None:
     if meta_raw is None:
         raise Refused(0x04, f"cannot read the WPR metadata at {where:#x}")
     meta = laid_out(board.boot, WprMeta.parse(meta_raw), meta_raw, frts, board.memory_size)
-    try:
-        version = booter.place(board, meta)
-    except booter.Refused as refusal:
-        raise Refused(int(refusal.error), str(refusal)) from refusal
+    version = booter.place(board, meta)
     board.wpr.set(meta.start, meta.end)
     board.gsp.answer(0)
     board.release(lockdown=True)

@@ -84,6 +84,14 @@ class Port(Protocol):
         ...
 
 
+class Refused(Exception):
+    """A program, or FSP, refuses what it is given. code: what it reports."""
+
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(why)
+        self.code = int(code)
+
+
 @dataclass
 class Block:
     """A block of IMEM. tag: its virtual address >> 8."""
@@ -417,10 +425,8 @@ class Falcon:
 _READS: dict[int, Callable[[Falcon], int | None]] = {
     HWCFG2: Falcon._hwcfg2,
     HWCFG: Falcon._hwcfg,
-    DEBUG: lambda falcon: 0,
     HWCFG1: lambda falcon: 6 | 3 << 4 | 1 << 8 | 1 << 12,
     CPUCTL: Falcon._cpuctl,
-    CPUCTL_ALIAS: lambda falcon: 0,
     DMACTL: Falcon._dmactl,
     DMA_COMMAND: Falcon._dma_command,
     ENGINE: lambda falcon: int(falcon.in_reset),
@@ -428,12 +434,9 @@ _READS: dict[int, Callable[[Falcon], int | None]] = {
     RISCV_CPUCTL: Falcon._riscv,
     RISCV_OLD_ACTIVE: lambda falcon: None if falcon.kind.dma else int(falcon.active),
     IRQSTAT: lambda falcon: falcon.interrupts,
-    RETRIGGER: lambda falcon: 0,
     **{at: lambda falcon: falcon._to_host(False) for at in (RISCV_IRQMASK[0], RISCV_IRQDEST[0])},
     **{at: lambda falcon: falcon._to_host(True) for at in (RISCV_IRQMASK[1], RISCV_IRQDEST[1])},
-    IRQSSET: lambda falcon: 0,
-    IRQSCLR: lambda falcon: 0,
-    IRQMCLR: lambda falcon: 0,
+    **dict.fromkeys((DEBUG, CPUCTL_ALIAS, RETRIGGER, IRQSSET, IRQSCLR, IRQMCLR), lambda falcon: 0),
 }
 _WRITES: dict[int, Callable[[Falcon, int], object]] = {
     CPUCTL: Falcon._start,

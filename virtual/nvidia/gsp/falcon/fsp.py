@@ -11,11 +11,9 @@ import enum
 import hashlib
 import hmac
 import struct
-from typing import Protocol
 
-from ugpu.virtual.nvidia.gsp.facts import BootFacts
 from ugpu.virtual.nvidia.gsp.falcon import chain
-from ugpu.virtual.nvidia.gsp.falcon.core import Falcon
+from ugpu.virtual.nvidia.gsp.falcon.core import Refused
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware import images
 from ugpu.virtual.nvidia.gsp.firmware.sign import problem
@@ -37,32 +35,16 @@ _FRTS_OFFSETS = {1: 0x20_0000, 2: 0x1C0_0000}  # from the end of memory, by vers
 class FspError(enum.IntEnum):
     """Codes of a response (kern_fsp_retval.h)."""
 
-    NONE = 0
     INVALID_STATE = 0x9E
     NOT_FOUND = 0x9F
     NOT_SUPPORTED = 0xA0
     INVALID_DATA = 0xA1
 
 
-class Refused(Exception):
-    """A message is refused."""
-
-    def __init__(self, error: FspError, why: str) -> None:
-        super().__init__(why)
-        self.error = error
-
-
-class Board(chain.Board, Protocol):
-    """The card, as its FSP uses it."""
-
-    boot: BootFacts
-    gsp: Falcon
-
-
 class Fsp:
     """The mailbox. The card's lock protects it."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: chain.Board) -> None:
         self._board = board
         self.reset()
 
@@ -135,10 +117,10 @@ class Fsp:
             if message is None:
                 return
             kind = self._dispatch(message)
-            error = FspError.NONE
+            error = 0
         except Refused as refusal:
             self._board.violation(f"FSP: {refusal}")
-            kind, error = packet[7] if len(packet) > 7 else 0, refusal.error
+            kind, error = packet[7] if len(packet) > 7 else 0, refusal.code
         self._respond(kind, error)
 
     def _join(self, packet: bytes) -> bytes | None:
@@ -164,10 +146,10 @@ class Fsp:
         self._chain_of_trust(message[4:])
         return COT
 
-    def _respond(self, kind: int, error: FspError) -> None:
+    def _respond(self, kind: int, error: int) -> None:
         faults = self._board.faults
         kind = kind - 1 if faults.take(CardFault.FSP_REPLY_KIND) else kind
-        words = (_START | _END, _VENDOR | RESPONSE << 24, 0, kind, int(error))
+        words = (_START | _END, _VENDOR | RESPONSE << 24, 0, kind, error)
         struct.pack_into("<5I", self._emem, 0, *words)
         size = 8 if faults.take(CardFault.FSP_REPLY_SIZE) else 4 * len(words)
         self._registers[_REPLY_HEAD], self._registers[_REPLY_TAIL] = 0, size - 4
@@ -199,9 +181,9 @@ class Fsp:
         self._verify(board.bus_read(fmc, images.FMC_SIZE), digest, key, signature)
         try:
             if board.faults.take(CardFault.FMC_FAILS):
-                raise chain.Refused(0x7F, "planted")
+                raise Refused(0x7F, "planted")
             chain.start(board, arguments, board.memory_size - offset)
-        except chain.Refused as refusal:
+        except Refused as refusal:
             # The FMC refuses after the FSP has accepted it: its code is in the GSP's mailbox.
             if str(refusal) != "planted":
                 board.violation(f"FMC: {refusal}")

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import Protocol
 
-from ugpu.virtual.nvidia.gsp.falcon.core import Falcon
-from ugpu.virtual.nvidia.gsp.falcon.wpr import FRTS_SIZE, Wpr2
-from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
+from ugpu.virtual.nvidia.gsp.falcon.booter import Board
+from ugpu.virtual.nvidia.gsp.falcon.core import Falcon, Refused
+from ugpu.virtual.nvidia.gsp.falcon.wpr import FRTS_SIZE
+from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware import vbios
 
 FRTS, SB = 0x15, 0x19
@@ -27,7 +27,6 @@ _PLANTED = 0x31
 class FwsecError(enum.IntEnum):
     """What FWSEC reports."""
 
-    NONE = 0
     INTERFACE = 1
     COMMAND = 2
     DESCRIPTION = 3
@@ -36,36 +35,17 @@ class FwsecError(enum.IntEnum):
     GSP_RUNS = 6
 
 
-class Board(Protocol):
-    """The card, as FWSEC uses it."""
-
-    wpr: Wpr2
-    sb_done: bool
-    status: dict[int, int]
-    faults: CardFaults
-
-    @property
-    def memory_size(self) -> int: ...
-    def violation(self, text: str) -> None: ...
-
-
-class _Refused(Exception):
-    def __init__(self, error: FwsecError, why: str) -> None:
-        super().__init__(why)
-        self.error = error
-
-
 def run(board: Board, falcon: Falcon) -> None:
     """Execute the command in the program's data; report by the status registers."""
     command = 0
-    error = FwsecError.NONE
+    code = 0
     faults = board.faults
     try:
         command = _command(falcon)
         if faults.take(CardFault.FWSEC_FAILS) or (
             command == SB and faults.take(CardFault.SB_FAILS)
         ):
-            raise _Refused(FwsecError.REGION, "planted")
+            raise Refused(FwsecError.REGION, "planted")
         if command == FRTS:
             start, end = _region(board, falcon)
             if faults.take(CardFault.FWSEC_ELSEWHERE):
@@ -75,15 +55,15 @@ def run(board: Board, falcon: Falcon) -> None:
         elif command == SB:
             board.sb_done = True
         else:
-            raise _Refused(FwsecError.COMMAND, f"init_cmd {command:#x} is not FRTS or SB")
-    except _Refused as refusal:
-        error = refusal.error
+            raise Refused(FwsecError.COMMAND, f"init_cmd {command:#x} is not FRTS or SB")
+    except Refused as refusal:
+        code = refusal.code
         if str(refusal) != "planted":
             board.violation(f"FWSEC: {refusal}")
     if command == SB:
-        board.status[SB_STATUS] = int(error)
+        board.status[SB_STATUS] = code
     else:
-        board.status[FRTS_STATUS] = int(error) << 16
+        board.status[FRTS_STATUS] = code << 16
     falcon.answer(_PLANTED if faults.take(CardFault.FWSEC_MAILBOX) else 0)
 
 
@@ -91,38 +71,38 @@ def _command(falcon: Falcon) -> int:
     data = falcon.dmem
     version, header, size, count = struct.unpack_from("<4B", data, vbios.INTERFACE)
     if (version, size) != (1, 8) or not count:
-        raise _Refused(FwsecError.INTERFACE, "its interface table is gone from its data")
+        raise Refused(FwsecError.INTERFACE, "its interface table is gone from its data")
     entries = [
         struct.unpack_from("<2I", data, vbios.INTERFACE + header + size * index)
         for index in range(count)
     ]
     at = dict(entries).get(vbios.MAPPER_ID)
     if at != vbios.MAPPER or struct.unpack_from("<I", data, at)[0] != vbios.MAPPER_MAGIC:
-        raise _Refused(FwsecError.INTERFACE, "its DMEM mapper is gone from its data")
+        raise Refused(FwsecError.INTERFACE, "its DMEM mapper is gone from its data")
     return int(struct.unpack_from("<I", data, vbios.MAPPER + 0x2C)[0])
 
 
 def _region(board: Board, falcon: Falcon) -> tuple[int, int]:
     if board.wpr.up:
-        raise _Refused(FwsecError.ALREADY_UP, "WPR2 is already set")
+        raise Refused(FwsecError.ALREADY_UP, "WPR2 is already set")
     if falcon.active:
-        raise _Refused(FwsecError.GSP_RUNS, "the GSP runs")
+        raise Refused(FwsecError.GSP_RUNS, "the GSP runs")
     version, size, _, _, _ = struct.unpack_from("<2IQ2I", falcon.dmem, vbios.COMMAND)
     if (version, size) != (1, 24):
-        raise _Refused(FwsecError.DESCRIPTION, f"read_vbios: version {version}, {size} bytes")
+        raise Refused(FwsecError.DESCRIPTION, f"read_vbios: version {version}, {size} bytes")
     words = struct.unpack_from("<5I", falcon.dmem, vbios.COMMAND + size)
     version, size, page, pages, media = words
     if (version, size, media) != (1, 20, _VIDEO_MEMORY):
-        raise _Refused(
+        raise Refused(
             FwsecError.DESCRIPTION, f"frts: version {version}, {size} bytes, media {media}"
         )
     start, length = page << 12, pages << 12
     if length != FRTS_SIZE or (start + length) % _REGION_UNIT:
-        raise _Refused(
+        raise Refused(
             FwsecError.REGION,
             f"the region must have {FRTS_SIZE:#x} bytes and end at a multiple of "
             f"{_REGION_UNIT:#x}, is {start:#x} + {length:#x}",
         )
     if start + length > board.memory_size:
-        raise _Refused(FwsecError.REGION, f"the region {start:#x} is past the end of memory")
+        raise Refused(FwsecError.REGION, f"the region {start:#x} is past the end of memory")
     return start, start + length

@@ -24,6 +24,10 @@ _DESCRIPTOR = _TABLE + 0x40
 _SECOND_BODY = 0x80
 MAPPER_ID, MAPPER_MAGIC = 4, 0x50414D44
 _PRODUCTION = 0x85  # application id of FWSEC in the falcon table
+# Places to damage: "PCIR", the first token's kind, the second image's code type, FWSEC's kind in
+# the falcon table, the version of its descriptor.
+PCIR_AT, TOKEN_AT, TYPE_AT = 0x40, _BIT + 12, _BASE_SIZE + 0x40 + 0x14
+KIND_AT, VERSION_AT = _BASE_SIZE + _TABLE + 6, _BASE_SIZE + _DESCRIPTOR + 1
 
 
 def vbios(device: int, version: int = 3) -> bytes:
@@ -39,39 +43,19 @@ def vbios(device: int, version: int = 3) -> bytes:
     return bytes(base) + _image(0xE0, _fwsec(version), device, last=True)
 
 
-def without_fwsec(rom: bytes) -> bytes:
-    """Return a ROM whose falcon table lists another program in FWSEC's place."""
-    return _changed(rom, _BASE_SIZE + _TABLE + 6, b"\x01")
-
-
 def filled(value: int) -> Callable[[bytes], bytes]:
     """Return what makes a ROM of one byte."""
     return lambda rom: bytes((value,)) * len(rom)
 
 
-def without_pcir(rom: bytes) -> bytes:
-    """Return a ROM whose first image has something else in the place of PCIR."""
-    return _changed(rom, 0x40, b"PCIX")
+def changed(at: int, content: bytes) -> Callable[[bytes], bytes]:
+    """Return what writes bytes into a ROM; see the places below."""
+    return lambda rom: rom[:at] + content + rom[at + len(content) :]
 
 
 def without_bit(rom: bytes) -> bytes:
     """Return a ROM without the BIT header."""
     return rom.replace(b"\xff\xb8BIT\0", bytes(6))
-
-
-def without_token(rom: bytes) -> bytes:
-    """Return a ROM whose BIT has another token in the place of the falcon data's."""
-    return _changed(rom, _BIT + 12, b"\x32")
-
-
-def without_secure(rom: bytes) -> bytes:
-    """Return a ROM whose second image is one for EFI (code type 3)."""
-    return _changed(rom, _BASE_SIZE + 0x40 + 0x14, b"\x03")
-
-
-def with_other_descriptor(rom: bytes) -> bytes:
-    """Return a ROM whose descriptor of FWSEC has version 7."""
-    return _changed(rom, _BASE_SIZE + _DESCRIPTOR + 1, b"\x07")
 
 
 def without_mapper(rom: bytes) -> bytes:
@@ -83,11 +67,7 @@ def without_mapper(rom: bytes) -> bytes:
 def with_other_code(rom: bytes) -> bytes:
     """Return a ROM with one bit of FWSEC's code changed, which its signature then does not fit."""
     at = rom.index(head(Program.FWSEC, 0)) + CODE - 1
-    return _changed(rom, at, bytes((rom[at] ^ 1,)))
-
-
-def _changed(rom: bytes, at: int, content: bytes) -> bytes:
-    return rom[:at] + content + rom[at + len(content) :]
+    return changed(at, bytes((rom[at] ^ 1,)))(rom)
 
 
 def _image(kind: int, body: bytes, device: int, *, last: bool) -> bytes:

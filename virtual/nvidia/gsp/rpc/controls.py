@@ -7,7 +7,7 @@ nvkm/subdev/gsp/rm/{r535,r570}.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from ugpu.hcq.registers.layout import Struct
@@ -38,7 +38,6 @@ _SYSTEM_MEMORY, _VIDEO_MEMORY = 1, 2  # kinds of memory
 _APERTURE = 3  # of PROMOTE_CTX's physAttr: 0 video memory
 _DESCRIPTION_GR, _DESCRIPTION_CE = 0xD334DF, 0x793CEB  # ENG_GR, ENG_CE: class id << 8 | instance
 RUNLISTS, _CHANNEL_RAM = 0xC0_0000, 0xC0_0400
-_METHOD_BUFFER = 0x5000
 # index in engineContextBuffersInfo of a context buffer (NV0080_CTRL_FIFO_GET_ENGINE_CONTEXT_...)
 _PLACES = {
     "MAIN": 0x00, "PATCH": 0x10, "BUFFER_BUNDLE_CB": 0x11, "PAGEPOOL": 0x12, "ATTRIBUTE_CB": 0x13,
@@ -55,6 +54,26 @@ _PROMOTED = {
 }  # fmt: skip
 Sizes = Mapping[str, int]  # bytes of each context buffer, by name
 _TABLE_PAGE = 32  # entries of one FIFO_GET_DEVICE_INFO_TABLE
+
+
+def fixed(**values: int) -> Callable[[Subdevice, Struct], None]:
+    """Return a handler that answers the same at any time."""
+
+    def answer(sub: Subdevice, params: Struct) -> None:
+        for name, value in values.items():
+            params[name] = value
+
+    return answer
+
+
+_NO_FALCONS = fixed(numConstructedFalcons=0)
+# The shape of depth culling. UNSURE: the values; 3D drivers alone use them.
+_ZCULL = fixed(
+    widthAlignPixels=0x40, heightAlignPixels=0x40, pixelSquaresByAliquots=0x100,
+    aliquotTotal=0x4000, zcullRegionByteMultiplier=0x20, zcullRegionHeaderSize=0xC0,
+    zcullSubregionHeaderSize=0xC0, subregionCount=0x10, subregionWidthAlignPixels=0x40,
+    subregionHeightAlignPixels=0x40,
+)  # fmt: skip
 
 
 def vector_of(engine_type: int) -> int:
@@ -119,14 +138,6 @@ def _device_info(sub: Subdevice, params: Struct) -> None:
             entry.engineName[at] = value
 
 
-def _method_buffer(sub: Subdevice, params: Struct) -> None:
-    params.size = _METHOD_BUFFER
-
-
-def _falcons(sub: Subdevice, params: Struct) -> None:
-    params.numConstructedFalcons = 0
-
-
 def _gpcs(sub: Subdevice, params: Struct) -> None:
     params.gpcMask = (1 << need_gpu(sub).gpcs) - 1
 
@@ -135,23 +146,6 @@ def _tpcs(sub: Subdevice, params: Struct) -> None:
     gpu = need_gpu(sub)
     require(params.gpcId < gpu.gpcs, Status.INVALID_ARGUMENT, f"GPC {params.gpcId}")
     params.tpcMask = (1 << gpu.tpcs_per_gpc) - 1
-
-
-def _memory_system(sub: Subdevice, params: Struct) -> None:
-    params.l2CacheSize = 72 << 20
-    params.ltcCount, params.ltsPerLtcCount = 12, 4
-    params.bFbpaPresent = 1
-
-
-def _zcull(sub: Subdevice, params: Struct) -> None:
-    """Tell the shape of depth culling. UNSURE: the values; the engine that has it is not modelled,
-    and 3D drivers alone use them."""
-    params.widthAlignPixels, params.heightAlignPixels = 0x40, 0x40
-    params.pixelSquaresByAliquots, params.aliquotTotal = 0x100, 0x4000
-    params.zcullRegionByteMultiplier = 0x20
-    params.zcullRegionHeaderSize = params.zcullSubregionHeaderSize = 0xC0
-    params.subregionCount = 0x10
-    params.subregionWidthAlignPixels, params.subregionHeightAlignPixels = 0x40, 0x40
 
 
 def _static_gr_info(sub: Subdevice, params: Struct) -> None:
@@ -287,17 +281,19 @@ def handlers(
         {
             "NV2080_CTRL_CMD_INTERNAL_INTR_GET_KERNEL_TABLE": kernel_table,
             "NV2080_CTRL_CMD_FIFO_GET_DEVICE_INFO_TABLE": _device_info,
-            "NV2080_CTRL_CMD_CE_GET_FAULT_METHOD_BUFFER_SIZE": _method_buffer,
-            "NV2080_CTRL_CMD_INTERNAL_GET_CONSTRUCTED_FALCON_INFO": _falcons,
-            "NV2080_CTRL_CMD_GPU_GET_CONSTRUCTED_FALCON_INFO": _falcons,
+            "NV2080_CTRL_CMD_CE_GET_FAULT_METHOD_BUFFER_SIZE": fixed(size=0x5000),
+            "NV2080_CTRL_CMD_INTERNAL_GET_CONSTRUCTED_FALCON_INFO": _NO_FALCONS,
+            "NV2080_CTRL_CMD_GPU_GET_CONSTRUCTED_FALCON_INFO": _NO_FALCONS,
             "NV2080_CTRL_CMD_GPU_GET_FERMI_GPC_INFO": _gpcs,
             "NV2080_CTRL_CMD_GPU_GET_FERMI_TPC_INFO": _tpcs,
-            "NV2080_CTRL_CMD_INTERNAL_MEMSYS_GET_STATIC_CONFIG": _memory_system,
+            "NV2080_CTRL_CMD_INTERNAL_MEMSYS_GET_STATIC_CONFIG": fixed(
+                l2CacheSize=72 << 20, ltcCount=12, ltsPerLtcCount=4, bFbpaPresent=1
+            ),
             "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_INFO": _static_gr_info,
             "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CONTEXT_BUFFERS_INFO": context_buffers,
             "NV2080_CTRL_CMD_GPU_PROMOTE_CTX": promote,
             "NV2080_CTRL_CMD_GPU_EVICT_CTX": _evict,
-            "NV2080_CTRL_CMD_GR_GET_ZCULL_INFO": _zcull,
+            "NV2080_CTRL_CMD_GR_GET_ZCULL_INFO": _ZCULL,
             "NV90F1_CTRL_CMD_VASPACE_COPY_SERVER_RESERVED_PDES": _reserved_directories,
             "NV2080_CTRL_CMD_INTERNAL_GMMU_COPY_RESERVED_SPLIT_GVASPACE_PDES_TO_SERVER": (
                 _global_directories

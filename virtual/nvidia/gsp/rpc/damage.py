@@ -2,63 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 
 
-@dataclass
-class Element:
-    """What an element states. checksum: bits of it to flip; number, count, length: to be added."""
+@dataclass(frozen=True)
+class Damage:
+    """What one element states wrongly. checksum, signature: bits that are flipped; number, count,
+    function: what is added; length: stated instead. continues: as a continuation record."""
 
-    function: int
-    signature: int
     checksum: int = 0
+    signature: int = 0
     number: int = 0
     count: int = 0
+    function: int = 0
     length: int | None = None
+    continues: bool = False
 
 
-def _checksum(element: Element) -> None:
-    element.checksum = 1
-
-
-def _old(element: Element) -> None:
-    element.number = -1
-
-
-def _ahead(element: Element) -> None:
-    element.number = 5
-
-
-def _signature(element: Element) -> None:
-    element.signature ^= 1 << 31
-
-
-def _length(element: Element) -> None:
-    element.length = 16
-
-
-def _pages(element: Element) -> None:
-    element.count = 1
-
-
-def _other(element: Element) -> None:
-    element.function += 1
-
-
-def _continuation(element: Element) -> None:
-    element.function = 71
-
-
-DAMAGES: dict[CardFault, Callable[[Element], None]] = {
-    CardFault.REPLY_CHECKSUM: _checksum,
-    CardFault.REPLY_NUMBER: _old,
-    CardFault.REPLY_AHEAD: _ahead,
-    CardFault.REPLY_SIGNATURE: _signature,
-    CardFault.REPLY_LENGTH: _length,
-    CardFault.REPLY_PAGES: _pages,
-    CardFault.REPLY_OTHER: _other,
-    CardFault.CONTINUATION_ALONE: _continuation,
+NONE = Damage()
+DAMAGES: Mapping[CardFault, Damage] = {
+    CardFault.REPLY_CHECKSUM: Damage(checksum=1),
+    CardFault.REPLY_NUMBER: Damage(number=-1),
+    CardFault.REPLY_AHEAD: Damage(number=5),
+    CardFault.REPLY_SIGNATURE: Damage(signature=1 << 31),
+    CardFault.REPLY_LENGTH: Damage(length=16),
+    CardFault.REPLY_PAGES: Damage(count=1),
+    CardFault.REPLY_OTHER: Damage(function=1),
+    CardFault.CONTINUATION_ALONE: Damage(continues=True),
 }

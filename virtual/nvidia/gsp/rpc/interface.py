@@ -17,7 +17,6 @@ class Function(enum.IntEnum):
     """Calls of the CPU, the same in every version."""
 
     SET_GUEST_SYSTEM_INFO = 1
-    ALLOC_MEMORY = 4
     FREE = 10
     DUP_OBJECT = 21
     UNLOADING_GUEST_DRIVER = 47
@@ -37,9 +36,7 @@ class Event(enum.IntEnum):
 
     INIT_DONE = 0x1001
     RUN_CPU_SEQUENCER = 0x1002
-    POST_EVENT = 0x1003
     RC_TRIGGERED = 0x1004
-    MMU_FAULT_QUEUED = 0x1005
     OS_ERROR_LOG = 0x1006
     UCODE_LIBOS_PRINT = 0x100C
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0
 from ugpu.virtual.nvidia.gsp.options import CardOptions
-from ugpu.virtual.nvidia.gsp.rpc.controls import RUNLISTS, runlist_engine
+from ugpu.virtual.nvidia.gsp.rpc.controls import RUNLISTS, fixed, runlist_engine
 from ugpu.virtual.nvidia.rm.channels import ChannelGroup, ChannelObject
 from ugpu.virtual.nvidia.rm.controls.control_gpu import HANDLERS, smc_mode
 from ugpu.virtual.nvidia.rm.resources import Subdevice, need_gpu
@@ -26,6 +26,10 @@ _BASES = {1: 0x40_0000, 2: 0x9000, 3: 0, 4: 0xBB_0000}
 _GRAPHICS, _COPY = 0, 0x13  # DEVICE_TYPE of dev_top.h
 _COPY_REGISTERS = 0x10_4000
 _FAULT_BUFFER = 8192 * 32
+# UNSURE: of which chip; entries have 32 bytes.
+_FAULT_BUFFERS = fixed(
+    replayableFaultBufferSize=_FAULT_BUFFER, nonReplayableFaultBufferSize=_FAULT_BUFFER
+)
 _FECS_RECORD = 0x80
 _NO_COPY = 0xF
 _EVENTS, _REPEAT = 192, 2  # NV2080_NOTIFIERS_MAXCOUNT is below; the largest action
@@ -164,11 +168,6 @@ def _device_table(sub: Subdevice, params: Struct) -> None:
         entry.runlistPriBase = RUNLISTS + 0x1000 * runlist.number
 
 
-def _fault_buffers(sub: Subdevice, params: Struct) -> None:
-    """Tell the sizes. UNSURE: of which chip; entries have 32 bytes."""
-    params.replayableFaultBufferSize = params.nonReplayableFaultBufferSize = _FAULT_BUFFER
-
-
 def _record_size(sub: Subdevice, params: Struct) -> None:
     params.fecsRecordSize[0].fecsRecordSize = _FECS_RECORD
 
@@ -182,11 +181,6 @@ def _notification(sub: Subdevice, params: Struct) -> None:
 
 def _division(sub: Subdevice, params: Struct) -> None:
     params.smcMode = smc_mode(need_gpu(sub))
-
-
-def _exported_copies(sub: Subdevice, params: Struct) -> None:
-    """List the copy engines that have no physical one: none of those that the model has."""
-    params.stubbedCeMask = 0
 
 
 def _physical_copies(sub: Subdevice, params: Struct) -> None:
@@ -222,38 +216,30 @@ def _trace(sub: Subdevice, params: Struct) -> None:
     require(not params.bEnable, Status.NOT_SUPPORTED, "tracing of context switches")
 
 
-def _bif(sub: Subdevice, params: Struct) -> None:
-    params.bPcieGen4Capable = 1
-
-
-def _unchanged(sub: Subdevice, params: Struct) -> None:
-    """Answer with zeros: the chip has nothing of the kind."""
-
-
 _HANDLERS = cast(
     "dict[str, Any]",
     {
         "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_FLOORSWEEPING_MASKS": _floorsweeping,
         "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_GLOBAL_SM_ORDER": _sm_order,
         "NV2080_CTRL_CMD_INTERNAL_FIFO_GET_NUM_CHANNELS": _channels,
-        "NV2080_CTRL_CMD_INTERNAL_BIF_GET_STATIC_INFO": _bif,
+        "NV2080_CTRL_CMD_INTERNAL_BIF_GET_STATIC_INFO": fixed(bPcieGen4Capable=1),
         "NV2080_CTRL_CMD_INTERNAL_GET_DEVICE_INFO_TABLE": _device_table,
-        "NV2080_CTRL_CMD_INTERNAL_GMMU_GET_STATIC_INFO": _fault_buffers,
+        "NV2080_CTRL_CMD_INTERNAL_GMMU_GET_STATIC_INFO": _FAULT_BUFFERS,
         "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_FECS_RECORD_SIZE": _record_size,
         # UNSURE: bits of NV0080_CTRL_GR_CAPS; none is known to matter to compute.
-        "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CAPS": _unchanged,
+        "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CAPS": fixed(),
         # A context's header is not divided among its subcontexts.
-        "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_PDB_PROPERTIES": _unchanged,
+        "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_PDB_PROPERTIES": fixed(),
         "NV2080_CTRL_CMD_INTERNAL_BUS_FLUSH_WITH_SYSMEMBAR": _flush,
         "NV2080_CTRL_CMD_INTERNAL_MEMSYS_L2_INVALIDATE_EVICT": _flush,
         "NV2080_CTRL_CMD_INTERNAL_GR_SET_FECS_TRACE_HW_ENABLE": _trace,
-        "NV2080_CTRL_CMD_INTERNAL_GR_GET_FECS_TRACE_HW_ENABLE": _unchanged,
+        "NV2080_CTRL_CMD_INTERNAL_GR_GET_FECS_TRACE_HW_ENABLE": fixed(),
         # Boost is not synchronised with other cards; the card is not a module of a baseboard.
-        "NV2080_CTRL_CMD_INTERNAL_PERF_GPU_BOOST_SYNC_GET_INFO": _unchanged,
-        "NV2080_CTRL_CMD_PMGR_GET_MODULE_INFO": _unchanged,
-        "NV402C_CTRL_CMD_I2C_GET_PORT_INFO": _unchanged,
+        "NV2080_CTRL_CMD_INTERNAL_PERF_GPU_BOOST_SYNC_GET_INFO": fixed(),
+        "NV2080_CTRL_CMD_PMGR_GET_MODULE_INFO": fixed(),
+        "NV402C_CTRL_CMD_I2C_GET_PORT_INFO": fixed(),
         "NV2080_CTRL_CMD_EVENT_SET_NOTIFICATION": _notification,
-        "NV2080_CTRL_CMD_CE_UPDATE_CLASS_DB": _exported_copies,
+        "NV2080_CTRL_CMD_CE_UPDATE_CLASS_DB": fixed(stubbedCeMask=0),
         "NV2080_CTRL_CMD_CE_GET_PHYSICAL_CAPS": HANDLERS["NV2080_CTRL_CMD_CE_GET_CAPS_V2"],
         "NV2080_CTRL_CMD_INTERNAL_PERF_BOOST_SET_2X": HANDLERS["NV2080_CTRL_CMD_PERF_BOOST"],
         "NVA06F_CTRL_CMD_STOP_CHANNEL": _stop,
@@ -261,10 +247,10 @@ _HANDLERS = cast(
         "NV2080_CTRL_CMD_CE_GET_HUB_PCE_MASK": _physical_copies,
         "NV2080_CTRL_CMD_CE_UPDATE_PCE_LCE_MAPPINGS": _map_copies,
         "NV2080_CTRL_CMD_INTERNAL_GPU_GET_SMC_MODE": _division,
-        "NV2080_CTRL_CMD_INTERNAL_UVM_UNREGISTER_ACCESS_CNTR_BUFFER": _unchanged,
-        "NV2080_CTRL_CMD_INTERNAL_GMMU_UNREGISTER_FAULT_BUFFER": _unchanged,
-        "NV2080_CTRL_CMD_INTERNAL_GMMU_UNREGISTER_CLIENT_SHADOW_FAULT_BUFFER": _unchanged,
+        "NV2080_CTRL_CMD_INTERNAL_UVM_UNREGISTER_ACCESS_CNTR_BUFFER": fixed(),
+        "NV2080_CTRL_CMD_INTERNAL_GMMU_UNREGISTER_FAULT_BUFFER": fixed(),
+        "NV2080_CTRL_CMD_INTERNAL_GMMU_UNREGISTER_CLIENT_SHADOW_FAULT_BUFFER": fixed(),
         # Confidential Computing is off.
-        "NV2080_CTRL_CMD_INTERNAL_CONF_COMPUTE_GET_STATIC_INFO": _unchanged,
+        "NV2080_CTRL_CMD_INTERNAL_CONF_COMPUTE_GET_STATIC_INFO": fixed(),
     },
 )

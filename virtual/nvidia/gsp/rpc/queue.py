@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ugpu.virtual.nvidia.gsp.rpc.damage import Element
+from ugpu.virtual.nvidia.gsp.rpc.damage import NONE
 
 PAGE, SLOTS, QUEUE = 0x1000, 63, 0x40000
 ELEMENT, RPC = 0x30, 0x20
 MOST_ELEMENTS = 16
 LARGEST = MOST_ELEMENTS * PAGE - ELEMENT  # bytes of a record with its RPC header
 _HEADER_VERSION, _SIGNATURE, _PENDING = 0x0300_0000, 0x43505256, 0xFFFF_FFFF
+_CONTINUATION = 71
 _TX = struct.Struct("<8I")
 _SHAPE, _WRITE, _READ = 0xC, 0x10, 0x20  # in a queue's first page
 _RECORD = struct.Struct("<8I")
@@ -77,7 +77,7 @@ class MessageQueues:
         self._check_header()
         self._write(status, _TX.pack(0, QUEUE, PAGE, SLOTS, 0, 1, 0x20, PAGE) + bytes(4))
         self._sent = self._expected = 0
-        self.damage: Callable[[Element], None] | None = None  # of the next message
+        self.damage = NONE  # of the next message
         self._lock = threading.Lock()
 
     def _check_header(self) -> None:
@@ -148,23 +148,21 @@ class MessageQueues:
         with self._lock:
             self._send(function, payload[:room], result, sequence)
             for at in range(room, len(payload), room):
-                self._send(71, payload[at : at + room], result, sequence)
+                self._send(_CONTINUATION, payload[at : at + room], result, sequence)
 
     def _send(self, function: int, payload: bytes, result: int, sequence: int) -> None:
         length = RPC + len(payload)
-        stated = Element(function, _SIGNATURE)
-        if self.damage is not None:
-            self.damage(stated)
-            self.damage = None
-        whole = length if stated.length is None else stated.length
+        wrong, self.damage = self.damage, NONE
+        function = _CONTINUATION if wrong.continues else function + wrong.function
         record = _RECORD.pack(
-            _HEADER_VERSION, stated.signature, whole, stated.function, result, result, sequence, 0
-        )
+            _HEADER_VERSION, _SIGNATURE ^ wrong.signature,
+            length if wrong.length is None else wrong.length, function, result, result, sequence, 0,
+        )  # fmt: skip
         count = -(-(ELEMENT + length) // PAGE)
         head = bytearray(ELEMENT)
-        number = self._sent + stated.number & 0xFFFF_FFFF
-        struct.pack_into("<3I", head, 0x20, 0, number, count + stated.count)
-        total = fold(bytes(head) + record + payload) ^ stated.checksum
+        number = self._sent + wrong.number & 0xFFFF_FFFF
+        struct.pack_into("<3I", head, 0x20, 0, number, count + wrong.count)
+        total = fold(bytes(head) + record + payload) ^ wrong.checksum
         struct.pack_into("<I", head, 0x20, total)
         content = (bytes(head) + record + payload).ljust(count * PAGE, b"\0")
         write, read = self._word(self._status + _WRITE), self._word(self._command + _READ)

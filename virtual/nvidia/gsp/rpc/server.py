@@ -39,7 +39,7 @@ from ugpu.virtual.nvidia.gsp.rpc.channels import (
     graphics_object,
 )
 from ugpu.virtual.nvidia.gsp.rpc.crash import LOAD_PAGE_FAULT, crash
-from ugpu.virtual.nvidia.gsp.rpc.damage import DAMAGES
+from ugpu.virtual.nvidia.gsp.rpc.damage import DAMAGES, NONE
 from ugpu.virtual.nvidia.gsp.rpc.interface import Event, Function, interface_of
 from ugpu.virtual.nvidia.gsp.rpc.logs import Log
 from ugpu.virtual.nvidia.gsp.rpc.queue import LARGEST, MessageQueues, QueueError, Record
@@ -350,7 +350,7 @@ class GspServer:
         faults, queues = self.board.faults, self._queues
         assert queues is not None
         damage = faults.take_any(tuple(DAMAGES))
-        queues.damage = DAMAGES[damage] if damage is not None else None
+        queues.damage = DAMAGES[damage] if damage is not None else NONE
         if faults.take(CardFault.GSP_CRASHES):
             self._crash()
         elif faults.take(CardFault.CRASH_UNREADABLE):

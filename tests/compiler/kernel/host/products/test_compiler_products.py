@@ -65,6 +65,22 @@ def _laid(rng: np.random.Generator, rows: int, columns: int, how: str, name: str
 LAYOUTS = st.sampled_from(["plain", "transposed", "strided", "flipped", "expanded"])
 
 
+@pytest.mark.parametrize("depth", [32, 512, 2048])
+@pytest.mark.parametrize("columns", [33, 49, 196])
+def test_last_columns_are_computed_along_the_depth(cpu: Device, depth: int, columns: int) -> None:
+    """Columns that would leave a vector mostly empty, with an epilogue that reads other arrays; a
+    row with NaN and infinities leaves the others alone."""
+    rng = np.random.default_rng(depth + columns)
+    rows = 45
+    left, right = _array(rng, (rows, depth), "float32"), _array(rng, (depth, columns), "float32")
+    left[7, :3] = np.nan, np.inf, -np.inf
+    bias, other = _array(rng, (rows, 1), "float32"), _array(rng, (rows, columns), "float32")
+    a, b, c, d = (Tensor(each, device=cpu) for each in (left, right, bias, other))
+    wanted = np.maximum(left @ right + bias + other, 0)
+    np.testing.assert_array_equal((a @ b + c + d).relu().numpy(), wanted)
+    assert np.isnan(wanted[7]).all() and np.isfinite(np.delete(wanted, 7, 0)).all()
+
+
 @given(st.integers(0, 1 << 30), SIZES, DEPTHS, SIZES, LAYOUTS, LAYOUTS, st.sampled_from(TYPES))
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -64,7 +64,7 @@ def test_blocking_follows_registers_and_caches(name: str, size: int) -> None:
 
 
 def test_zen_4_is_blocked_as_measured() -> None:
-    """lab/bench/bench_compiler_tiles.py found these the best, within its noise."""
+    """lab/bench/compiler/bench_compiler_tiles.py found these the best, within its noise."""
     assert _square(TARGETS["Zen 4"], 1024).best() == Tile(6, 4, 258, 64)
     assert _square(TARGETS["Zen 4"], 2048).best() == Tile(6, 4, 342, 128)
     assert rates_of(TARGETS["Zen 4"]) == DEFAULT

@@ -1,0 +1,59 @@
+"""Results of a product as vectors, made of totals that are still in registers.
+
+    before   tile[row][column] = total; out[row, column] = f(tile[row][column], bias[row], ..)
+    after    out[row, column .. column + n] = f(total, bias[row] in all lanes, ..)
+
+f is short and elementwise, and what it reads is the same along a row of results or lies along it.
+Of longer functions each total would have a copy.
+"""
+
+from __future__ import annotations
+
+from ugpu.compiler.dtype import bool_, float32
+from ugpu.compiler.expression.algebra import Range, constant
+from ugpu.compiler.expression.value import (
+    Value,
+    broadcast,
+    indices_of,
+    load,
+    rebuild,
+    value,
+    walk,
+)
+from ugpu.compiler.kernel.ir import Store
+
+LONGEST = 12  # operations of a result
+OPERATIONS = frozenset(("add", "sub", "mul", "div", "neg", "fma", "min", "max", "where", "lt", "le",
+                        "eq", "ne", "sqrt"))  # fmt: skip
+
+
+def in_lanes(store: Store, lane: Range, total: Value, vector: Value) -> Store | None:
+    """Return the store of a vector of results, of which `store` has the one of a lane. total: its
+    total, of which `vector` has all lanes. None if they are not neighbours in memory, or need other
+    operations."""
+    nodes, lanes = list(walk(store.value)), vector.lanes
+    moving = {id(node) for node in nodes if any(lane in i.ranges() for i in indices_of(node))}
+    if store.index.linear(lane) != (1,) or len(nodes) > LONGEST or id(store.value) not in moving:
+        return None
+    if not all(id(node) not in moving or _is_vector(node, lane) for node in nodes):
+        return None
+    first = {lane: constant(0)}
+
+    def change(node: Value, sources: tuple[Value, ...]) -> Value | None:
+        if node is total:
+            return vector
+        if id(node) not in moving:
+            return None
+        if node.op == "load":
+            return load(node.arg.memory, node.arg.index.substitute(first), (), lanes)
+        sides = [each if each.lanes == lanes else broadcast(each, lanes) for each in sources]
+        return value(node.op, node.dtype, sides, node.arg, lanes)
+
+    return Store(store.memory, store.index.substitute(first), rebuild(store.value, change))
+
+
+def _is_vector(node: Value, lane: Range) -> bool:
+    if node.op == "load":
+        plain = node.dtype is float32 and not node.arg.conditions
+        return plain and node.arg.index.linear(lane) == (1,)
+    return node.op in OPERATIONS and node.dtype in (float32, bool_)

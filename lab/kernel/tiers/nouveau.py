@@ -1,0 +1,198 @@
+"""Tier "nouveau": the guest kernel's own driver for NVIDIA, unmodified, on the virtual cards.
+
+It boots the GSP with the synthetic firmware, under the names that it asks for, makes its address
+spaces and channels by the GSP's RPCs, and moves buffers with the copy engine. It is loaded,
+unloaded, which takes the GSP down, and loaded again. With --long: each chip that the driver
+supports, and the kernel of the backports too, once lab.kernel.newer_kernel has fetched it (--part
+i/n: each n-th of these boots). The run's folder keeps what it said (dmesg.txt), what it touched
+(accesses.txt) and what it asked the GSP for (calls.txt). The tier passes when the driver says all
+of `REACHED` each time, warns of nothing, and the card has nothing to object to;
+docs/foreign-drivers.md has the story.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lab.kernel import newer_kernel
+from lab.kernel.lab import Case, Lab, Run, socket_path
+from lab.kernel.served import serving, slot, write_files
+from ugpu.hcq.transport.base import Transport
+from ugpu.hcq.transport.recorded.accesses import Access, TracingTransport
+from ugpu.virtual.nvidia.gsp.bus.served import ServedCard
+from ugpu.virtual.nvidia.gsp.card import Card
+from ugpu.virtual.nvidia.gsp.facts import boot_facts
+from ugpu.virtual.nvidia.gsp.firmware.images import whole_set
+from ugpu.virtual.nvidia.gsp.gpu import build_card
+from ugpu.virtual.nvidia.gsp.options import CardOptions
+from ugpu.virtual.serve.model import Client
+
+MEMORY = 1 << 30
+CONTEXT = 64 << 10  # the driver clears it byte by byte
+CHIPS = {
+    "ad102": "NVIDIA AD102 (192000a1)",
+    "ga102": "NVIDIA GA102 (172000a1)",
+    "ga100": "NVIDIA GA100 (170000a1)",
+    "gh100": "NVIDIA GH100 (180000a1)",
+    "gb202": "NVIDIA GB202 (1b2000a1)",
+    "tu102": "NVIDIA TU102 (162000a1)",
+    "tu116": "NVIDIA TU116 (168000a1)",
+}
+# Words of the driver, in the order in which it says them on a board.
+REACHED = ("drm: VRAM: ", "drm: MM: using COPY for buffer copies", "[drm] Initialized nouveau 1.4.")
+UNLOADED = "the module is gone"
+NEVER = ("WARNING:", "*ERROR*", "failed to idle channel", "gsp: Timeout", "Oops", "BUG:")
+# GA100 is a chip that the driver drives on request only.
+OPTIONS = (
+    "modeset=2 runpm=0 debug=gsp=debug,falcon=debug,fifo=debug config=NvEnableUnsupportedChipsets=1"
+)
+PROM, PRAMIN = range(0x300000, 0x400000), range(0x700000, 0x800000)
+
+
+class Trace:
+    """Accesses of registers, one line for a run of equal ones."""
+
+    def __init__(self) -> None:
+        self._last, self._times = "", 0
+        self.lines: list[str] = []
+
+    def __call__(self, access: Access) -> None:
+        if access.window != 0 or access.offset in PROM or access.offset in PRAMIN:
+            return
+        verb = "<-" if access.is_write else "->"
+        shown = f"{access.value:#x}" if access.value is not None else f"{access.width} bytes"
+        line = f"{access.offset:#x} {verb} {shown}"
+        self._times = self._times + 1 if line == self._last else 1
+        self._last = line
+        if self._times > 1:
+            self.lines[-1] = f"{line} (x{self._times})"
+        else:
+            self.lines.append(line)
+
+
+class TracedCard(ServedCard):
+    """A served card whose clients are listened to."""
+
+    def __init__(self, card: Card, trace: Trace) -> None:
+        super().__init__(card)
+        self._trace = trace
+
+    def attach(self, client: Client) -> Transport:
+        return TracingTransport(super().attach(client), self._trace, windows=(0,))
+
+
+@contextmanager
+def served(socket: Path, chip: str) -> Iterator[tuple[Card, Trace]]:
+    """A card behind a server that listens."""
+    card = build_card(
+        chip, CardOptions(memory=MEMORY, platform=False, context=CONTEXT, access_maps=CONTEXT)
+    )
+    trace = Trace()
+    try:
+        with serving(socket, TracedCard(card, trace)):
+            yield card, trace
+    finally:
+        card.close()
+
+
+def run(lab: Lab) -> list[Run]:
+    """A boot of AD102; with `long`, of each chip that the module supports, with both kernels, or
+    the part of them that is asked for."""
+    drivers = [_driver(lab, "")]
+    newer = newer_kernel.laboratory(lab) if lab.long else None
+    if newer is not None:
+        drivers.append(_driver(newer, newer_kernel.release(lab.folder).partition("+")[0]))
+    pairs = [(driver, chip) for driver in drivers for chip in driver.chips()]
+    first, step = lab.part
+    runs = []
+    for driver, chip in pairs[first::step] if lab.long else pairs[:1]:
+        with socket_path("nouveau") as socket:
+            runs.append(boot(driver, socket, chip))
+    return runs
+
+
+@dataclass(frozen=True)
+class Driver:
+    """A kernel's driver. lab: with that kernel. release: "" for the laboratory's own. provided: the
+    folder with module and firmware. modules: those that it needs."""
+
+    lab: Lab
+    release: str
+    provided: Path
+    modules: list[str]
+    image: bytes
+
+    def chips(self) -> list[str]:
+        """Return the chips that it supports."""
+        found = [
+            chip
+            for chip in CHIPS
+            if f"nvidia/{boot_facts(chip).folder}/gsp/gsp-".encode() in self.image
+        ]
+        # Linux 6.12 has no SEC2 for GA100, and follows a null pointer where it would use it.
+        return found if self.release else [chip for chip in found if chip != "ga100"]
+
+
+def _driver(lab: Lab, release: str) -> Driver:
+    *others, wanted = lab.modules.in_order(["nouveau"]).items()
+    provided = lab.folder / f"nouveau-{release}"
+    driver = Driver(lab, release, provided, [name for name, _ in others], wanted[1])
+    for chip in driver.chips():
+        write_files(provided / "firmware", whole_set(chip))
+    (provided / "nouveau.ko").write_bytes(driver.image)
+    return driver
+
+
+def boot(driver: Driver, socket: Path, chip: str) -> Run:
+    """Boot a guest with the card."""
+    lab, provided = driver.lab, driver.provided
+    busybox = f"{lab.programs.tools}/usr/bin/busybox"
+    insert = f"{busybox} insmod {provided}/nouveau.ko {OPTIONS}; ls -l /dev/dri; "
+    command = (
+        f"echo -n {provided}/firmware > /sys/module/firmware_class/parameters/path; {insert}"
+        f"{busybox} timeout 60 {busybox} rmmod nouveau && echo {UNLOADED} > /dev/kmsg; {insert}"
+    )
+    with served(socket, chip) as (model, trace):
+        done = lab.boot(
+            "-".join(filter(None, ("nouveau", chip, driver.release))),
+            command=command,
+            devices=slot(socket),
+            modules=driver.modules,
+            kernel_command="loglevel=7",
+            limit_s=150,
+        )
+        facts = {
+            "accesses": list(trace.lines),
+            "calls": list(model.calls),
+            "violations": list(model.violations),
+            "notes": [
+                f"{text} x{count}"
+                for text, count in (*model.notes.items(), *model.registers.unknown.items())
+            ],
+            "refused": list(model.machine.refused),
+        }
+    if done.lack:
+        return done
+    for name, lines in facts.items():
+        (done.console.parent / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    said_file = done.console.parent / "exchange/dmesg.txt"
+    said = said_file.read_text(errors="replace") if said_file.is_file() else ""
+    results = judge(said, chip, facts)
+    cases = [Case(name, "passed" if well else "failed", 0.0) for name, well in results.items()]
+    return replace(done, cases=cases)
+
+
+def judge(said: str, chip: str, facts: dict[str, list[str]]) -> dict[str, bool]:
+    """What the driver said, and what the card objects to, as named results."""
+    first, _, again = said.partition(UNLOADED)
+    words = (CHIPS[chip], *REACHED)
+    results = {f"nouveau says: {word}": word in first for word in words}
+    results |= {f"loaded again it says: {word}": word in again for word in words}
+    results["it is unloaded"] = UNLOADED in said
+    results["it warns of nothing"] = not any(word in said for word in NEVER)
+    results["the card has nothing to object to"] = not facts["violations"]
+    results["the GSP refuses nothing"] = not facts["refused"]
+    return results
