@@ -21,8 +21,10 @@ from ugpu.compiler.expression.value import (
     const,
     indices_of,
     load,
+    own_indices,
     rebuild,
     substitute,
+    unseen,
     value,
     walk,
 )
@@ -134,6 +136,26 @@ def atoms(index: Index) -> Iterator[object]:
         yield atom
         if not isinstance(atom, Range | Opaque):
             yield from atoms(atom.value)
+
+
+def reduces(root: Value) -> bool:
+    """Return whether a value contains a reduction, in an index that it reads at, too."""
+    seen: set[int] = set()
+    roots = [root]
+    while roots:
+        for node in unseen(roots.pop(), seen):
+            if node.op == "reduce":
+                return True
+            roots += looked_up_in(node)
+    return False
+
+
+def looked_up_in(node: Value) -> Iterator[Value]:
+    """Yield the integers that the value's own indices look up; these may contain more lookups."""
+    for index in own_indices(node):
+        for atom in atoms(index):
+            if isinstance(atom, Lookup):
+                yield atom.source
 
 
 @lru_cache(maxsize=4096)

@@ -14,7 +14,7 @@ from functools import partial, reduce
 from ugpu.compiler.dtype import int64
 from ugpu.compiler.expression.algebra import NEVER, Index, Range, within
 from ugpu.compiler.expression.elementary import expand
-from ugpu.compiler.expression.lookup import guard, lookup
+from ugpu.compiler.expression.lookup import guard, lookup, reduces
 from ugpu.compiler.expression.value import (
     Value,
     binary,
@@ -24,7 +24,6 @@ from ugpu.compiler.expression.value import (
     indices_of,
     substitute,
     value,
-    walk,
 )
 
 
@@ -37,7 +36,7 @@ def pick(body: Value, counter: Range) -> Value | None:
             continue
         wanted, number, offset = found
         rest = [*factors[:place], wanted, *factors[place + 1 :]]
-        if any(node.op == "reduce" for each in (*rest, number) for node in walk(each)):
+        if any(map(reduces, (*rest, number))):
             return None
         return _term(reduce(partial(binary, "mul"), rest), counter, number, offset)
     return None

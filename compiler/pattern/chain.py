@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.algebra import Range, constant
 from ugpu.compiler.expression.computation import Computation, elements
-from ugpu.compiler.expression.lookup import Lookup, atoms
+from ugpu.compiler.expression.lookup import looked_up_in, reduces
 from ugpu.compiler.expression.once import once
 from ugpu.compiler.expression.value import (
     Memory,
@@ -124,9 +124,8 @@ def free_ranges(root: Value) -> dict[int, frozenset[Range]] | None:
         used: frozenset[Range] = frozenset().union(*[free[id(source)] for source in node.sources])
         for index in own_indices(node):
             used |= index.ranges()
-            for atom in atoms(index):
-                if isinstance(atom, Lookup) and any(n.op == "reduce" for n in walk(atom.source)):
-                    return None
+        if any(map(reduces, looked_up_in(node))):
+            return None
         free[id(node)] = used - frozenset(node.arg[1]) if node.op == "reduce" else used
     return free
 

@@ -7,11 +7,12 @@ host wait for that queue. Sizes are rounded up to a few classes so that reuse is
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 
 from ugpu.compiler.plan.sizes import round_up
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import OutOfMemory, UgpuError
-from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.state.memory import MemoryUse, Placement
 from ugpu.hcq.work.buffer import Buffer
 
 KEEP = 512 << 20  # bytes of unused buffers kept per device
@@ -56,6 +57,8 @@ class Part(Storage):
 class MemoryPool:
     """Unused buffers of one device, by size. Thread-safe.
 
+    keep: bytes of unused buffers; beyond them, those of the sizes that were not taken or returned
+    for longest are freed, so that a program that does the same again and again finds its own.
     placement: where its memory is; `placed` gives the pool of the same device for another place.
     poison: for tests, a 32-bit value that fills all memory when it is taken, to detect kernels that
     read unwritten memory; no buffers are kept then. Memory taken during a capture is not filled:
@@ -71,7 +74,9 @@ class MemoryPool:
         self.keep = keep
         self.kept = 0
         self.poison: int | None = None
-        self._free: dict[int, list[Buffer]] = {}
+        counted = self.core.memory_use if placement is Placement.DEVICE else MemoryUse()
+        self._use = counted.add
+        self._free: OrderedDict[int, list[Buffer]] = OrderedDict()  # the last used size is last
         self._lock = threading.RLock()  # see give_back
         self._elsewhere: MemoryPool | None = None
 
@@ -93,11 +98,11 @@ class MemoryPool:
         if self.core.inherited:  # the lock belongs to the parent
             self.core.check_open()
         with self._lock:
-            waiting = self._free.get(rounded)
-            if waiting:
-                self.kept -= rounded
+            unused = self._unused(rounded)
+            if unused is not None:
+                self._free.move_to_end(rounded)
                 self._use(rounded)
-                return Storage(self, waiting.pop(), size)
+                return Storage(self, unused, size)
         try:
             buffer = self.core.alloc(rounded, placement=self.placement)
         except OutOfMemory:
@@ -109,22 +114,40 @@ class MemoryPool:
             self._use(buffer.size)
         return Storage(self, buffer, size)
 
-    def _use(self, size: int) -> None:
-        if self.placement is Placement.DEVICE:
-            self.core.memory_use.add(size)
-
     def give_back(self, buffer: Buffer) -> None:
         """Take a buffer back when a Storage dies, wherever the collector runs: even inside `take`
         and inside the driver. Never raises."""
         if self.core.closed:
             return
+        excess = [buffer]
         with self._lock:
             self._use(-buffer.size)
-            if self.poison is None and self.kept + buffer.size <= self.keep:
+            if self.poison is None and buffer.size <= self.keep:
                 self.kept += buffer.size
                 self._free.setdefault(buffer.size, []).append(buffer)
-                return
-        buffer.drop()
+                self._free.move_to_end(buffer.size)
+                if self.kept <= self.keep:
+                    return
+                excess = self._excess()
+        for each in excess:
+            each.drop()
+
+    def _unused(self, size: int) -> Buffer | None:
+        """Remove and return an unused buffer of a size."""
+        try:  # without a check before: give_back may run in between
+            buffer = self._free[size].pop()
+        except (KeyError, IndexError):
+            return None
+        self.kept -= size
+        return buffer
+
+    def _excess(self) -> list[Buffer]:
+        """Remove and return buffers beyond those to keep."""
+        excess = []
+        for size in list(self._free):
+            while self.kept > self.keep and (buffer := self._unused(size)) is not None:
+                excess.append(buffer)
+        return excess
 
     def clear(self) -> None:
         """Free all unused buffers, wherever they are."""

@@ -22,7 +22,7 @@ from ugpu.compiler.expression.algebra import (
     flatten,
 )
 from ugpu.compiler.expression.computation import Chosen, Computation
-from ugpu.compiler.expression.lookup import looked_up, lookup
+from ugpu.compiler.expression.lookup import looked_up, lookup, reduces
 from ugpu.compiler.expression.merging import merge_ranges
 from ugpu.compiler.expression.once import once
 from ugpu.compiler.expression.value import (
@@ -34,7 +34,6 @@ from ugpu.compiler.expression.value import (
     load,
     rebuild,
     value,
-    walk,
 )
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.graph.operations import KINDS
@@ -72,7 +71,7 @@ def _in_pieces(group: Group) -> Computation | None:
         ranges = tuple(Range(f"i{axis}", size) for axis, size in enumerate(source.shape))
         at = tuple(r.index() for r in ranges)
         found = tracer.value(source, at, ())
-        if any(node.op == "reduce" for node in walk(found)):
+        if reduces(found):
             return None
         place = flatten((*at[:axis], at[axis] + start, *at[axis + 1 :]), root.shape)
         if source.size:

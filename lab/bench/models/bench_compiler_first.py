@@ -28,7 +28,7 @@ def spent():
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 import numpy as np
-from lab.bench import networks
+from lab.bench.models import networks
 from ugpu.compiler import Tensor
 from ugpu.compiler.codegen.process import behind, children
 weights = networks.Weights(lambda array: Tensor(array).realize())

@@ -1,6 +1,7 @@
 """Training on `cpu` beside PyTorch: forward and backward passes of single operations, a step of an
-optimiser, and a whole step of the digits' network. Ours is recorded by `@jit`; PyTorch is
-as it is.
+optimiser, and whole steps of the digits' network, of an encoder of MiniLM's size, and of a GPT.
+Ours is recorded by `@jit`; PyTorch is as it is. Weights of the last two are PyTorch's initial
+ones.
 
 See bench_compiler_peers for how the turns are taken and what the ratios mean.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from ugpu.hcq.device.device import Device
 
 PARAMETERS = 100  # of the optimiser's step
 LAYER = 256  # rows and columns of each
+SLOW_S = 300.0  # for a step on a busy host
 
 
 def measure() -> list[dict[str, object]]:
@@ -32,6 +35,8 @@ def measure() -> list[dict[str, object]]:
             results += _operation(device, torch, name, shapes, function, theirs)
         results += _optimiser(device, torch)
         results += _digits(device, torch)
+        results += _transformer(device, torch, MINILM)
+        results += _transformer(device, torch, GPT)
     return results
 
 
@@ -179,3 +184,91 @@ def _digits(device: Device, torch: Any, batch: int = 64) -> list[dict[str, objec
     )
     return [*found, {"name": "training step of the digits' network, kernels",
                      "value": step.kernels, "unit": ""}]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Transformer:
+    """Sizes of a model. classes: of each token for a causal model, else of each sequence."""
+
+    name: str
+    batch: int
+    tokens: int
+    width: int
+    heads: int
+    layers: int
+    words: int
+    classes: int
+    causal: bool
+
+    @property
+    def title(self) -> str:
+        sizes = f"{self.layers} layers of {self.width}, {self.batch} x {self.tokens}"
+        return f"training step of {self.name}, {sizes}"
+
+    def modules(self, n: Any, **options: Any) -> Any:
+        """Build the model. n: our modules or PyTorch's."""
+        sizes = (self.width, self.heads, 4 * self.width, 0.0, "gelu")
+        layers = [n.TransformerEncoderLayer(*sizes, batch_first=True, norm_first=self.causal,
+                                            **options)
+                  for _ in range(self.layers)]  # fmt: skip
+        embedding = n.Embedding(self.words, self.width, **options)
+        return n.ModuleList([embedding, *layers, n.Linear(self.width, self.classes, **options)])
+
+    def scores(self, modules: Any, x: Any, **causal: Any) -> Any:
+        first, *layers, last = modules
+        hidden = first(x)
+        for layer in layers:
+            hidden = layer(hidden, **causal)
+        return last(hidden).reshape(-1, self.classes) if self.causal else last(hidden.mean(1))
+
+    def inputs(self) -> tuple[Any, Any]:
+        rng, count = np.random.default_rng(0), self.batch * (self.tokens if self.causal else 1)
+        words = rng.integers(0, self.words, (self.batch, self.tokens))
+        return words, rng.integers(0, self.classes, count)
+
+
+# an encoder that classifies sentences by the mean of their tokens, and a causal model of bytes
+MINILM = _Transformer("MiniLM", 32, 128, 384, 12, 6, 30522, 2, False)
+GPT = _Transformer("a GPT", 8, 128, 384, 6, 6, 256, 256, True)
+
+
+def _transformer(device: Device, torch: Any, sizes: _Transformer) -> list[dict[str, object]]:
+    arrays = sizes.inputs()
+    model = sizes.modules(nn, device=device)
+    peers: dict[str, Work] = {}
+    if torch is not None:
+        peers["PyTorch"] = _torch_step(torch, model, sizes, arrays)
+    optimizer = optim.AdamW(model.parameters())
+    causal = {"causal": True} if sizes.causal else {}
+
+    @jit
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss: Tensor = sizes.scores(model, x, **causal).cross_entropy(y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    inputs = [Tensor(array, device=device) for array in arrays]
+
+    def ours() -> None:
+        step(*inputs)
+        device.synchronize(SLOW_S)
+
+    return _named(_versus(sizes.title, _warm(ours), peers, 3))
+
+
+def _torch_step(torch: Any, model: Any, sizes: _Transformer, arrays: tuple[Any, Any]) -> Work:
+    """Return PyTorch's step; our model gets its initial weights."""
+    other = sizes.modules(torch.nn)
+    model.load_state_dict({name: each.numpy() for name, each in other.state_dict().items()})
+    optimizer = torch.optim.AdamW(other.parameters())
+    x, y = (torch.from_numpy(array) for array in arrays)
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(sizes.tokens)
+    causal = {"src_mask": mask, "is_causal": True} if sizes.causal else {}
+
+    def work() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(sizes.scores(other, x, **causal), y).backward()
+        optimizer.step()
+
+    return work

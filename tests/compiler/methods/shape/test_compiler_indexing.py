@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,34 @@ def test_what_is_folded(cpu: Device) -> None:
     assert format_kernel(kernel).splitlines()[2:] == format_kernel(sliced).splitlines()[2:]
     assert len(plan(table[tokens[tokens]])) == 1
     assert len(plan(table[table.argmax(0)])) == 2
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x, _: x[[2, 1, 0]],
+        lambda x, places: x[places],
+        lambda x, places: x[places][[1, 0, 2]],
+        lambda x, _: x[::-1][[2, 1, 0]] * 2,
+        lambda x, places: (x.reshape(3, 1) * x)[places].sum(0)[[1, 0, 2]],
+    ],
+    ids=["list", "tensor", "twice", "computed", "rows"],
+)
+def test_places_that_depend_on_the_sum_of_a_lookup(
+    build: Callable[[Any, Any], Any], cpu: Device
+) -> None:
+    """The sum cannot be computed within the kernel that looks up with it, at any depth."""
+    array, places = np.array([3, 1, 2], np.float32), np.array([1, 2, 0])
+    shares = np.array([0.1, 0.04], np.float32)
+
+    def picked(x: Any, order: Any, share: Any, long: Callable[[Any], Any]) -> Any:
+        looked_up = build(x, order)
+        return looked_up[long(share * looked_up.sum()) % 3]
+
+    tensors = [Tensor(each, device=cpu) for each in (array, places, shares)]
+    found = picked(*tensors, lambda each: each.long())
+    expected = picked(array, places, shares, lambda each: each.astype(np.int64))
+    assert found.tolist() == expected.tolist()
 
 
 def test_gathers_inside_products_and_pads(cpu: Device) -> None:
