@@ -82,6 +82,8 @@ class Script:
                 numbers.append(stored.address)
             result, self.next = self.next or self.pool.take(self.size), None
             self.repetition.submit(result.address, *numbers)
+            if self.repetition.at_once and root.recipe is not None:
+                root.recipe.long = False  # no thread needs to be woken for it
             root.settle(result)
             if self.size <= SCRATCH:  # memory for the next result, while the device is working
                 self.next = self.pool.take(self.size)

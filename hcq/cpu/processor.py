@@ -97,9 +97,10 @@ define internal i1 @computes_as_usual() {
 """
 # FPCR: Arm Architecture Reference Manual (DDI 0487), C5.2.
 _AARCH64 = """
+declare i64 @llvm.aarch64.get.fpcr()
 define internal void @relax() { ret void }
 define internal i1 @computes_as_usual() {
-  %value = call i64 asm sideeffect "mrs $0, fpcr", "=r"()
+  %value = call i64 @llvm.aarch64.get.fpcr()
   %usual = icmp eq i64 %value, 0
   ret i1 %usual
 }

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 KERNARG_ALIGN = 64  # bytes; the image itself is aligned at least as much
 ARENA_SIZE = 1 << 20  # bytes of transient memory per queue
+SHALLOW = 64 << 10  # bytes of stack that any thread has left
 SLOTS, SLOT_SIZE = 256, 4096  # for prepared submissions; as in native/types.ll
 
 
@@ -69,7 +70,8 @@ class Image(CommandBuffer):
     """A command buffer that is fast to submit if all values that it refers to are 64-bit numbers.
 
     numbers: byte offsets of these values, and the values' symbols; None if some are narrower, or if
-    the image is larger than a slot. bounded: whether its kernels end, whatever they are given.
+    the image is larger than a slot. bounded: whether its kernels end, whatever they are given, and
+    take little stack: they may run in any thread.
     """
 
     bounded = False
@@ -279,7 +281,8 @@ class CpuRepetition(Repetition):
                 self._pack(value, *numbers)
                 if self._native(self._address):
                     core.launches += self.prepared.launches
-                    if timeline.cells[0] < value:  # else it has run
+                    self.at_once = timeline.cells[0] >= value
+                    if not self.at_once:
                         core.losses.submitted(timeline, value)
                     return value
             return super().submit(*numbers)
@@ -324,7 +327,9 @@ class CpuQueue(HardwareQueue):
                     pass
         image = encoder.finish()
         image.bounded = all(
-            command.kernel.program.bounded for command in commands if isinstance(command, Launch)
+            command.kernel.program.bounded and command.kernel.details.frame <= SHALLOW
+            for command in commands
+            if isinstance(command, Launch)
         )
         return image
 

@@ -26,8 +26,14 @@ _DONE, _REFUSED = b"\0", b"\1"
 
 @dataclass(frozen=True)
 class Order:
-    """Code to compile. ir: makes its IR. passes, optimise: as of jit.compile_object. done: called
-    with the object, or the error. Both are called in another thread; `done` must not raise."""
+    """Code to compile.
+
+    Attributes:
+        ir: makes its IR; called in another thread.
+        passes: as of jit.compile_object.
+        optimise: the level of code generation.
+        done: called in another thread with the object, or the error; must not raise.
+    """
 
     ir: Callable[[], str]
     passes: int

@@ -166,9 +166,11 @@ class Repetition:
 
     Attributes:
         in_one_step: whether a submission is one call of native code.
+        at_once: whether the last submission had ended when it returned.
     """
 
     in_one_step = False
+    at_once = False
 
     def __init__(
         self,

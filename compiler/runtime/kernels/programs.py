@@ -108,8 +108,8 @@ class Programs:
         known: dict[int, Loaded] = {}  # by id of the group
         once = {id(group): group for group in groups}  # calls of a function share groups
         for number, group in once.items():
-            there = self._groups.get(group.key) if active() is None else None
-            there = there or begun.get(group.key) or self._begin(group, pending)
+            ready = self._groups.get(group.key) if active() is None else None
+            there = ready or begun.get(group.key) or self._begin(group, pending)
             if isinstance(there, Loaded):
                 known[number] = there
             else:

@@ -10,11 +10,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
 from tests.support.kernels import compile_ir
 from ugpu import hcq
+from ugpu.hcq.cpu.processor import source
+from ugpu.hcq.cpu.queue import SHALLOW
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.state.clock import Clock
 from ugpu.hcq.state.memory import Placement
@@ -31,6 +34,8 @@ target triple = "{triple}"
 declare i64 @pthread_self()
 define void @who(ptr %kernarg, ptr %launch) {{
 entry:
+  %local = alloca [{stack} x i8]
+  store volatile i8 1, ptr %local
   %out = load ptr, ptr %kernarg
   %spins.at = getelementptr i8, ptr %kernarg, i64 8
   %spins = load i64, ptr %spins.at
@@ -56,12 +61,13 @@ FE_UPWARD = 0x800  # fenv.h of x86-64
 
 @contextmanager
 def submitting(
-    threads: int, bounded: bool, spins: int
+    threads: int, bounded: bool, spins: int, stack: int = 64
 ) -> Iterator[tuple[Device, Buffer, Callable[[], int]]]:
     """A device, the memory that the kernel writes, and a function that submits it once more."""
     with hcq.open("cpu", threads=threads) as device, device.alloc(16) as out:
         target = device.target
-        image = compile_ir(WHO.format(triple=target.triple), target.triple, target.cpu)
+        text = WHO.format(triple=target.triple, stack=stack)
+        image = compile_ir(text, target.triple, target.cpu)
         out.fill(0)
         with device.load(image) as program:
             program.bounded = bounded
@@ -108,6 +114,13 @@ def test_short_work_runs_in_the_thread_that_submits_it(threads: int) -> None:
 @pytest.mark.parametrize(("bounded", "spins"), [(False, 1), (True, LONG)])
 def test_other_work_does_not(bounded: bool, spins: int) -> None:
     with submitting(1, bounded, spins) as parts:
+        assert not any(runs_here(*parts) for _ in range(20))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="frames are read from x86-64 code")
+def test_kernels_with_large_frames_do_not() -> None:
+    """They might not fit the stack of a thread that is not ours."""
+    with submitting(1, True, 1, 2 * SHALLOW) as parts:
         assert not any(runs_here(*parts) for _ in range(20))
 
 
@@ -171,3 +184,17 @@ def test_short_graphs_run_in_the_thread_that_replays_them() -> None:
             queue.launch(program["who"], grid=(1,), block=(1,), args=(out, np.uint64(1))).submit()
         await_here(device, out, graph.replay)
         graph.close()
+
+
+@pytest.mark.parametrize(
+    ("triple", "reads"),
+    [("x86_64", "stmxcsr"), ("aarch64", "FPCR"), ("riscv64", "ret")],  # the last: not known
+)
+def test_the_mode_of_a_thread_is_read_on_every_architecture(triple: str, reads: str) -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    full = f"{triple}-unknown-linux-gnu"
+    module = llvm.parse_assembly(source(full))
+    module.verify()
+    machine = llvm.Target.from_triple(full).create_target_machine()
+    assert reads in machine.emit_assembly(module)

@@ -128,8 +128,8 @@ def extreme(e: Registers, kind: str, name: str, a: str, b: str) -> str:
     """
     integer = integer_of(kind)
     for fixed, other in ((a, b), (b, a)):
-        bits = bits_of(fixed)
-        if bits is not None and bits << 1 & _MASK[kind] <= 2 * _INFINITE[kind]:
+        limit = bits_of(fixed)
+        if limit is not None and limit << 1 & _MASK[kind] <= 2 * _INFINITE[kind]:
             return _limited(e, kind, name, fixed, other)
     bits_a, bits_b = e.convert("bitcast", kind, integer, a), e.convert("bitcast", kind, integer, b)
     # Equal values can differ in bits only as +0 and -0: "and" of the bits gives +0, "or" gives -0.
