@@ -114,7 +114,8 @@ def start_hubs(units: Units, hubs: Sequence[Hub]) -> None:
 
 def load_components(units: Units, firmware: FirmwareSet, done: int) -> None:
     """Load the bootloader's components up to the secure OS, except for the first `done` ones."""
-    components, psp = units.chip.generation.boot_components, units.psp
+    generation, psp = units.chip.generation, units.psp
+    components = generation.boot_components
     if done == len(components):
         psp.wait_secure_os()
     else:
@@ -122,9 +123,10 @@ def load_components(units: Units, firmware: FirmwareSet, done: int) -> None:
     psp.stage.fill()
     for position, (name, command, kind) in enumerate(components):
         image = firmware.boot.get(kind)
-        if image is None or position < done:
+        gate = generation.boot_gates.get(command, kind)
+        if image is None or gate not in firmware.boot or position < done:
             continue
-        if kind == units.chip.generation.secure_os_type:
+        if kind == generation.secure_os_type:
             psp.load_secure_os(position, name, command, image)
         else:
             psp.load_component(position, name, command, image)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ugpu.am.chips.generations import FirmwareFile, GenerationFacts, SmuInterface, Version
 
@@ -42,7 +42,9 @@ class ChipFacts:
     supports mode1; mode1_by_debug: only the debug mailbox takes the request. mode2_since: first SMU
     firmware that supports mode2, 0 for chips without. reservations_since: first secure OS that
     reports which VRAM the firmware keeps, 0 for chips without. kickers: boards, as device id and
-    revision, whose firmware has other names (_kicker). products: boards that have the chip. proven:
+    revision, whose firmware has other names (_kicker). marks: upper half of the version of images
+    (FirmwareFile.name), which no other chip's image has (the files of linux-firmware, April 2025
+    and September 2026). products: boards that have the chip. proven:
     the board that ran ugpu's driver and its report in docs/hardware; "" where none.
     """
 
@@ -62,6 +64,7 @@ class ChipFacts:
     products: tuple[str, ...] = ()
     proven: str = ""
     kickers: frozenset[tuple[int, int]] = frozenset()
+    marks: Mapping[str, int] = field(default_factory=dict)
 
     def table(self, block: str) -> str:
         """Return the register table of a block in am/regs, for the chip's own version."""

@@ -47,13 +47,15 @@ class SmuInterface:
 class FirmwareFile:
     """One image of linux-firmware, named after the version of a block: "psp_{}_sos.bin". headers:
     versions of its header that fit the generation; empty for all that are known. kicker: boards of
-    ChipFacts.kickers have one of their own."""
+    ChipFacts.kickers have one of their own. marked: the upper half of its version belongs to one
+    chip (ChipFacts.marks)."""
 
     name: str
     block: str
     optional: bool = False
     headers: tuple[tuple[int, int], ...] = ()
     kicker: bool = False
+    marked: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class GenerationFacts:
     supported. naming_blocks: blocks whose version must be the chip's, because firmware is named
     after it. optional_blocks: may be missing. typical_bases: one entry per segment; the driver uses
     those of the discovery table. boot_components: (name, command for C2PMSG_35, fw_type in the
-    PSP's container) in order. ip_firmware: (psp_gfx_fw_type, name of the part) in the order of
+    PSP's container) in order. boot_gates: by command, another fw_type without which the component
+    is left out. ip_firmware: (psp_gfx_fw_type, name of the part) in the order of
     loading. smu_firmware: the same, loaded before the TMR. mode2_firmware: parts that must be
     loaded again after a reset of the graphics core. psp_mailbox, hub_fault_status, copy_processor,
     doorbell_route: registers that are named otherwise elsewhere: the PSP's mailboxes without their
@@ -138,6 +141,7 @@ class GenerationFacts:
     secure_os_type: int
     toc_type: int
     boot_components: tuple[tuple[str, int, int], ...]
+    boot_gates: Mapping[int, int]
     bootloader_tells_refusal: bool
     ip_firmware: tuple[tuple[int, str], ...]
     smu_firmware: tuple[int, str]

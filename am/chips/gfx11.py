@@ -115,17 +115,19 @@ FACTS = GenerationFacts(
     boot_time_tmr=False,  # amdgpu_psp.c, psp_early_init
     # linux-firmware, folder amdgpu/. The PSP's container usually has the TOC.
     firmware=(
-        FirmwareFile("psp_{}_sos.bin", "MP0"),
-        FirmwareFile("smu_{}.bin", "MP1"),
+        FirmwareFile("psp_{}_sos.bin", "MP0", kicker=True, marked=True),
+        FirmwareFile("smu_{}.bin", "MP1", kicker=True, marked=True),
         FirmwareFile("gc_{}_toc.bin", "GC", optional=True),
         FirmwareFile("sdma_{}.bin", "SDMA0", headers=((2, 0),)),
         FirmwareFile("gc_{}_mec.bin", "GC"),
-        FirmwareFile("gc_{}_imu.bin", "GC"),
-        FirmwareFile("gc_{}_rlc.bin", "GC"),
+        FirmwareFile("gc_{}_imu.bin", "GC", kicker=True, marked=True),
+        FirmwareFile("gc_{}_rlc.bin", "GC", kicker=True),
     ),
     secure_os_type=1,  # enum psp_fw_type, amdgpu_ucode.h
     toc_type=4,
-    # Linux 6.12 psp_v13_0.c passes the key database to the SPL step too; missing parts are skipped.
+    # Missing parts are skipped (Linux 6.12 amdgpu_psp.c): Navi31's and Navi33's have no drivers of
+    # SoC, interface, debug and RAS, Navi32's no SPL (linux-firmware, September 2026). psp_v13_0.c
+    # passes the key database to the SPL step too.
     boot_components=(
         ("key database", 0x80000, 3),
         ("security patch level", 0x10000000, 3),
@@ -136,6 +138,7 @@ FACTS = GenerationFacts(
         ("RAS driver", 0xE0000, 10),
         ("secure OS", 0x20000, 1),
     ),
+    boot_gates={0x10000000: 5},
     # Whether the bootloader reports a refused component in the low bits of C2PMSG_35 at once: the
     # kernel checks from PSP 13.0.6 on, for the server parts alone (psp_v13_0.c,
     # wait_for_bootloader).

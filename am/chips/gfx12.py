@@ -110,14 +110,14 @@ FACTS = GenerationFacts(
     boot_time_tmr=True,  # amdgpu_psp.c, psp_early_init
     # linux-firmware, folder amdgpu/. The PSP's container usually has the TOC.
     firmware=(
-        FirmwareFile("psp_{}_sos.bin", "MP0", kicker=True),
-        FirmwareFile("smu_{}.bin", "MP1", kicker=True),
+        FirmwareFile("psp_{}_sos.bin", "MP0", kicker=True, marked=True),
+        FirmwareFile("smu_{}.bin", "MP1", kicker=True, marked=True),
         FirmwareFile("gc_{}_toc.bin", "GC", optional=True),
         FirmwareFile("sdma_{}.bin", "SDMA0", headers=((3, 0),)),
         FirmwareFile("gc_{}_pfp.bin", "GC"),
         FirmwareFile("gc_{}_me.bin", "GC"),
         FirmwareFile("gc_{}_mec.bin", "GC"),
-        FirmwareFile("gc_{}_imu.bin", "GC", kicker=True),
+        FirmwareFile("gc_{}_imu.bin", "GC", kicker=True, marked=True),
         FirmwareFile("gc_{}_rlc.bin", "GC", kicker=True),
     ),
     secure_os_type=1,  # enum psp_fw_type, amdgpu_ucode.h
@@ -134,6 +134,7 @@ FACTS = GenerationFacts(
         ("IP key manager", 0xF0000, 11),
         ("secure OS", 0x20000, 1),
     ),
+    boot_gates={},
     # psp_v14_0.c, wait_for_bootloader, looks at bit 31 alone.
     bootloader_tells_refusal=False,
     # Linux 6.12 amdgpu_psp.c: SDMA has one image, and the MEC's data one for each of two pipes

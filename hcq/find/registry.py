@@ -10,7 +10,7 @@ virtual:<chip>+usb-stock   with the vendor's firmware, as patched for graphics c
 virtual:<chip>+gsp   an NVIDIA card at register level, behind PCI (hcq.find.catalogue.VARIANTS)
 virtual:<chip>+msm   the same above another kernel driver (hcq.find.catalogue.KERNEL_DRIVERS)
 virtual:<chip>?<fault>   with a planted fault (hcq.find.planting), as in virtual:<chip>?smu_silent
-null:<chip>      no hardware: compiles, plans memory and counts for a chip or a processor (navi31,
+null:<chip>      no hardware: compiles, plans memory and counts for a chip or a processor (ad102,
                  gfx1100, sm_90, a740), and runs nothing (hcq.null)
 pci:<address>    bare metal
 thunderbolt:<id> the card in the enclosure with that unique id, wherever it is plugged in

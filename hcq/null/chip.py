@@ -35,7 +35,7 @@ class PlannedChip:
     """A chip that work is planned for.
 
     Attributes:
-        name: of the chip ("navi31").
+        name: of the chip ("ad102").
         title: for people.
         target: as its driver gives it to the compiler.
         memory_bytes: that programs can use on the usual board.

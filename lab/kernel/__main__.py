@@ -8,7 +8,8 @@ keeps the unpacked programs elsewhere; `--turn` runs tier amdgpu and the one who
 commit's number, as continuous integration does; `--minutes N` bounds all of it: what could not end
 by then is not begun. `--long`: tier usb pulls the cable 200 times, tier usb_stock boots the card,
 tier nvidia_open goes on with the operation corpus where the last run ended, tier nouveau boots all
-chips, which takes minutes (`--part i/n`: a part of these two). Exit status: 0 when nothing
+chips, which takes minutes (`--part i/n`: a part of these two), tier amdgpu_gfx12 boots the newer
+kernel too. Exit status: 0 when nothing
 failed (skipped tiers included), 1 otherwise, 2 for an unknown tier. Ends with a table, a line for
 each boot. Writes build/test-kernel.json.
 """

@@ -105,6 +105,10 @@ class RegisterSpace:
         """Return the absolute dword index of a register; KeyError for an unknown name."""
         return self._places.index(block, name)
 
+    def has(self, block: str, name: str) -> bool:
+        """Return whether a block has a register of this name."""
+        return name in self._places.blocks[block][0]
+
     def register(self, block: str, name: str) -> Register:
         """Return the register's description."""
         return self._places.blocks[block][0][name]

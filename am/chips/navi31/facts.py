@@ -47,6 +47,8 @@ FACTS = ChipFacts(
         ]
     ),
     mode1_since=0x4E2900,  # 78.41
+    marks={"psp_{}_sos.bin": 0x31, "smu_{}.bin": 0x4E, "gc_{}_imu.bin": 0xB1F},
+    kickers=frozenset({(0x744B, 0x00)}),  # Linux after 6.12, amdgpu_ucode.c, kicker_device_list
     board=BoardFacts(
         vram=24 << 30,
         shader_engines=6,

@@ -38,6 +38,7 @@ FACTS = ChipFacts(
     ),
     mode1_by_debug=True,
     mode2_since=0x502005,  # 80.32.5 (smu_v13_0_10.c)
+    marks={"psp_{}_sos.bin": 0x32, "smu_{}.bin": 0x50, "gc_{}_imu.bin": 0xB20},
     board=BoardFacts(
         vram=16 << 30,
         shader_engines=3,

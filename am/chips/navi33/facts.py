@@ -36,6 +36,7 @@ FACTS = ChipFacts(
     clock_gates=frozenset(
         {"GFX_CGCG", "GFX_CGLS", "REPEATER_FGCG", "HDP_SD", "ATHUB_MGCG", "ATHUB_LS", "IH_CG"}
     ),
+    marks={"psp_{}_sos.bin": 0x33, "smu_{}.bin": 0x52, "gc_{}_imu.bin": 0xB21},
     board=BoardFacts(
         vram=8 << 30,
         shader_engines=2,

@@ -50,6 +50,7 @@ FACTS = ChipFacts(
     ),
     mode1_by_debug=True,
     reservations_since=0x3B0E0D,  # Linux 6.18 amdgpu_psp.c, psp_update_fw_reservation
+    marks={"psp_{}_sos.bin": 0x3B, "smu_{}.bin": 0x66, "gc_{}_imu.bin": 0xC2C},
     board=BoardFacts(
         vram=16 << 30,
         shader_engines=2,

@@ -51,6 +51,7 @@ FACTS = ChipFacts(
     mode1_by_debug=True,
     reservations_since=0x3A0E14,  # Linux 6.18 amdgpu_psp.c, psp_update_fw_reservation
     kickers=frozenset({(0x7551, 0xC8)}),  # Linux after 6.12, amdgpu_ucode.c, kicker_device_list
+    marks={"psp_{}_sos.bin": 0x3A, "smu_{}.bin": 0x68, "gc_{}_imu.bin": 0xC30},
     board=BoardFacts(
         vram=16 << 30,
         shader_engines=4,

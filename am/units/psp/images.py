@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from ugpu.am import chips
 from ugpu.am.chip import remedies as advice
 from ugpu.am.chips.facts import ChipFacts
+from ugpu.am.chips.generations import FirmwareFile
 from ugpu.am.regs import structs
 from ugpu.hcq.bare.firmware import FirmwareSource
 from ugpu.hcq.errors import FirmwareInvalid, FirmwareNotFound
@@ -216,6 +218,31 @@ def parse_image(name: str, data: bytes, out: FirmwareSet) -> None:
     raise image.invalid("this kind of image is not supported")
 
 
+def check_owner(image: Image, file: FirmwareFile, facts: ChipFacts) -> None:
+    """FirmwareInvalid for an image of another generation's block, or of another chip. One whose
+    version has a mark that no chip has is left to the PSP."""
+    if file.headers:
+        image.expect(*file.headers)
+    stated, own = image.common.ip_version_major, facts.versions[file.block][0]
+    if stated != own:
+        raise image.invalid(
+            f"expected an image for {file.block} {own}, found one for {file.block} {stated}",
+            expected=own,
+            found=stated,
+        )
+    mark = image.common.ucode_version >> 16
+    if not file.marked or mark == facts.marks.get(file.name):
+        return
+    for other in chips.all_facts():
+        if other.marks.get(file.name) == mark:
+            raise image.invalid(
+                f"expected an image for {facts.title}, found one for {other.title}",
+                expected=facts.title,
+                found=other.title,
+                version=image.common.ucode_version,
+            )
+
+
 def load_firmware(source: FirmwareSource, facts: ChipFacts, *, kicker: bool = False) -> FirmwareSet:
     """Read and check everything the chip needs; nothing is sent anywhere yet. kicker: the board is
     one of ChipFacts.kickers."""
@@ -228,8 +255,7 @@ def load_firmware(source: FirmwareSource, facts: ChipFacts, *, kicker: bool = Fa
             if file.optional:
                 continue
             raise
-        if file.headers:
-            Image(name, data).expect(*file.headers)
+        check_owner(Image(name, data), file, facts)
         parse_image(name, data, found)
     needed = [name for _, name in (generation.smu_firmware, *generation.ip_firmware)]
     for part in needed:

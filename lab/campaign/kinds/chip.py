@@ -8,6 +8,7 @@ import numpy as np
 
 from lab.campaign.kind import Kind, Layer, Recovery, nothing
 from lab.campaign.kinds.firmware import NAVI, planned
+from ugpu.am.chips import all_facts
 from ugpu.hcq.errors import (
     BadPacket,
     ChipError,
@@ -167,6 +168,19 @@ def _without_rlc(stand: Any) -> None:
     }
 
 
+def _of_another_chip(stand: Any) -> None:
+    """The SMU's image, whose version is that of an image of a chip beside this one."""
+    facts, name = stand.facts, "smu_{}.bin"
+    mark = next(other.marks[name] for other in all_facts() if other.name != facts.name)
+    wanted = facts.image_name(name, "MP1")
+
+    def relabelled(files: dict[str, bytes]) -> dict[str, bytes]:
+        data = files[wanted]  # the upper half of ucode_version (common_firmware_header)
+        return {**files, wanted: data[:18] + mark.to_bytes(2, "little") + data[20:]}
+
+    stand.changes["firmware"] = relabelled
+
+
 def _damaged_rlc(damage: Any) -> Any:
     def plant(stand: Any) -> None:
         stand.changes["firmware"] = lambda files: {
@@ -284,4 +298,5 @@ KINDS = [
           "linux-firmware"),
     files("firmware file of another kind", _damaged_rlc(lambda data: bytes(len(data))),
           FirmwareInvalid, "linux-firmware"),
+    files("firmware file of another chip", _of_another_chip, FirmwareInvalid, "linux-firmware"),
 ]  # fmt: skip

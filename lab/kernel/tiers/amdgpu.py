@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from lab.kernel.initrd import EXCHANGE
 from lab.kernel.lab import Case, Lab, Run, socket_path
 from lab.kernel.served import serving, slot
 from tests.support.amd.am_navi31 import build_chip
@@ -49,6 +50,7 @@ REACHED = (
 )
 UNLOADED = "the module is gone"
 TOO_HOT = "GPU over temperature range(SW CTF) detected!"
+HEATED = (TOO_HOT, "System is going to shutdown due to GPU SW CTF!")  # errors that it is to report
 CELSIUS, HEAT_LIMIT_S = 125, 30
 _ASKED = "thm.THM_THERMAL_INT_ENA <- 0x38"  # it wants to be told
 _QUIET_S = 1.0  # the driver has nothing more to do
@@ -158,13 +160,15 @@ def _boot(
     command = (
         # it switches the machine off where it is too hot: by this
         f"echo {busybox} true > /proc/sys/kernel/poweroff_cmd; "
+        "echo 1 > /sys/module/drm/parameters/debug; "  # DRM_UT_CORE: tests of rings
         f"echo -n {provided}/firmware > /sys/module/firmware_class/parameters/path; "
         f"{busybox} insmod {provided}/amdgpu.ko; "
         "ls -l /dev/dri; ls -l /sys/bus/pci/drivers/amdgpu; "
         f"{busybox} rmmod amdgpu && echo {UNLOADED} > /dev/kmsg; "
         f"{busybox} insmod {provided}/amdgpu.ko; "
         f"for second in `{busybox} seq {HEAT_LIMIT_S}`; do "
-        f"{busybox} dmesg | {busybox} grep -q 'SW CTF' && break; {busybox} sleep 1; done"
+        f"{busybox} dmesg | {busybox} grep -q 'SW CTF' && break; {busybox} sleep 1; done; "
+        f"dmesg -l emerg,alert,crit,err > {EXCHANGE}/errors.txt"
     )
     heater = Heater(chip, trace)
     heater.start()
@@ -173,7 +177,7 @@ def _boot(
         command=command,
         devices=slot(socket),
         modules=modules,
-        kernel_command="loglevel=7",
+        kernel_command="loglevel=7 log_buf_len=8M",
         limit_s=200,
     )
     heater.stop()
@@ -193,5 +197,14 @@ def _boot(
     results |= {f"loaded again it says: {words}": words in again for words in reached}
     results["it notices a chip that is too hot"] = TOO_HOT in again
     results["it warns of nothing"] = "WARNING:" not in said and "*ERROR*" not in said
+    results["it reports no error"] = _reports_no_error(folder / "exchange/errors.txt")
     cases = [Case(name, "passed" if well else "failed", 0.0) for name, well in results.items()]
     return replace(done, cases=cases)
+
+
+def _reports_no_error(file: Path) -> bool:
+    """Whether what the driver said at the level of errors is of the heat alone."""
+    if not file.is_file():
+        return False
+    lines = [line for line in file.read_text(errors="replace").splitlines() if "amdgpu" in line]
+    return all(any(words in line for words in HEATED) for line in lines)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -22,14 +21,15 @@ COMMON = struct.Struct("<IIHHHHIIII")
 
 
 def image(
-    version: tuple[int, int], extra: bytes, payload: bytes, start: int | None = None
+    version: tuple[int, int], extra: bytes, payload: bytes, start: int | None = None, ip: int = 11
 ) -> bytes:
-    """An image: common header, type-specific header, payload at `start` or right behind."""
+    """An image: common header, type-specific header, payload at `start` or right behind. ip: major
+    version of the block."""
     head = COMMON.size + len(extra)
     start = head if start is None else start
     body = extra.ljust(start - COMMON.size, b"\0") + payload
     return (
-        COMMON.pack(COMMON.size + len(body), head, *version, 11, 0, 0x42, len(payload), start, 0)
+        COMMON.pack(COMMON.size + len(body), head, *version, ip, 0, 0x42, len(payload), start, 0)
         + body
     )
 
@@ -43,13 +43,13 @@ def sos(*parts: tuple[int, bytes]) -> bytes:
     for kind, content in parts:
         extra += words(kind, 1, len(payload), len(content))
         payload += content
-    return image((2, 0), extra, payload)
+    return image((2, 0), extra, payload, ip=13)
 
 
 A, B, C, D, E, F = (bytes([letter]) * 64 for letter in b"ABCDEF")
 # gfx v2.0: feature version, code size and offset, data size and offset, start address lo, hi
 MEC = image((2, 0), words(0, 64, 60, 64, 60 + 64, 0x3000, 0x1), A + B)
-SDMA = image((2, 0), words(0, 64, 0, 0, 64 + 64, 64, 0, 0), A + B)
+SDMA = image((2, 0), words(0, 64, 0, 0, 64 + 64, 64, 0, 0), A + B, ip=6)
 IMU = image((1, 0), words(64, 0, 64, 0), A + B)
 # rlc v2.3: 32 words of v2.0 and v2.1, then iram, dram, rlcp, rlcv
 _RLC_HEAD = 32 + 18 * 4 + 13 * 4 + 4 * 4 + 8 * 4
@@ -60,7 +60,7 @@ RLC = image(
     + words(0, 0, 64, _RLC_HEAD + 192, 0, 0, 64, _RLC_HEAD + 256),
     A + B + C + D + E,
 )
-SMU = image((2, 0), words(0, 0, 0), F)
+SMU = image((2, 0), words(0, 0, 0), F, ip=13)
 GOOD = {
     "psp_13_0_0_sos.bin": sos((1, A), (2, B), (3, C), (4, D)),
     "smu_13_0_0.bin": SMU,
@@ -173,14 +173,29 @@ def test_noise_is_refused(name: str, data: bytes) -> None:
         parsed(name, data)
 
 
-SYSTEM = Path("/lib/firmware")
+@pytest.mark.parametrize("name", sorted(GOOD))
+def test_an_image_for_another_generation_is_refused(name: str) -> None:
+    """The header has the major version of the block."""
+    head = bytearray(GOOD[name])
+    struct.pack_into("<H", head, 12, 10)
+    with pytest.raises(FirmwareInvalid, match=rf"{name}: expected an image .* found one .* 10"):
+        load_firmware(FirmwareSource(PACKAGE, GOOD | {name: bytes(head)}), NAVI31)
 
 
-@pytest.mark.parametrize("name", chips.names())
-def test_real_images(name: str) -> None:
-    facts = chips.facts_of(name)
-    if not any((SYSTEM / "amdgpu").glob(f"{facts.firmware_files[0]}*")):
-        pytest.skip("the real images are not installed")
-    found = load_firmware(FirmwareSource(PACKAGE, None, (SYSTEM,)), facts)
-    assert found.starts["mec"]
-    assert len(found.boot) >= 5
+@pytest.mark.parametrize("chip", chips.names())
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("psp_13_0_0_sos.bin", 0x1234), ("smu_13_0_0.bin", 0x7500), ("gc_11_0_0_imu.bin", 0x4B00)],
+)
+def test_an_image_for_another_chip_is_refused_by_its_version(
+    name: str, version: int, chip: str
+) -> None:
+    facts, head = chips.facts_of(chip), bytearray(GOOD[name])
+    stem = name.replace("_13_0_0", "_{}").replace("_11_0_0", "_{}")
+    struct.pack_into("<I", head, 16, facts.marks[stem] << 16 | version)
+    source = FirmwareSource(PACKAGE, GOOD | {name: bytes(head)})
+    if facts is NAVI31:
+        assert load_firmware(source, NAVI31).versions[name] >> 16 == facts.marks[stem]
+        return
+    with pytest.raises(FirmwareInvalid, match=f"expected an image for Navi31, .* {facts.title}"):
+        load_firmware(source, NAVI31)

@@ -95,6 +95,23 @@ def test_a_folder_says_what_is_asked_of_it(facts: ChipFacts) -> None:
     }
 
 
+def test_the_step_of_the_security_patch_level(chip: Any, facts: ChipFacts) -> None:
+    """Linux 6.12 amdgpu_psp.c leaves it out where the container has no such part, as MP0 13.0.10's
+    has none in linux-firmware (April 2025, September 2026)."""
+    commands: list[int] = []
+    load = chip.psp._loader_command
+
+    def note(command: int) -> None:
+        commands.append(command)
+        load(command)
+
+    chip.space.on_write("mp", chip.psp.mailbox(35), note)
+    with opened(chip):
+        pass
+    assert (0x10000000 in commands) == (facts.versions["MP0"] != (13, 0, 10))
+    assert commands[-1] == 0x20000 and chip.violations == []
+
+
 def test_cold_warm_and_reset(chip: Any, facts: ChipFacts) -> None:
     """From power-on, taken over, and reset as a whole, without a violation."""
     board = facts.board

@@ -11,7 +11,7 @@ import hashlib
 import random
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 from ugpu.am.chips.facts import ChipFacts
@@ -22,6 +22,11 @@ _MAGIC = b"$PS1"
 _KEY = b"virtual cards: the vendor's key"
 ARRAY = 256  # ucode_array_offset_bytes of all these files
 VERSION = 0x0013_0042  # of all images
+# Of GFX 11's MES. Bits 11:0 are the firmware's version, 23:12 the version of its interface
+# (amdgpu_mes.h). From 0x47 on it maps the kernel's queues itself. UNSURE: otherwise invented; from
+# interface 2 on write pointers are MC addresses.
+SCHEDULER = 2 << 12 | 0x4B
+_BLOCK = 12  # place of ip_version_major and ip_version_minor in a file
 MEC_START = 0x3000  # byte address at which the MEC's program begins (ucode_start_addr)
 # Bootloader components: (kind, fw_type in the SOS container, bytes of body).
 BOOT_PARTS = (
@@ -34,6 +39,9 @@ BOOT_PARTS = (
     ("RAS_DRV", 10, 0x3500),
     ("SOS", 1, 0xD500),
 )
+
+SPL = ("SPL", 5, 0x1C00)
+_WITHOUT_SPL = (13, 0, 10)  # MP0 whose container has none (linux-firmware, September 2026)
 
 # psp_gfx_fw_type -> kind of image.
 FIRMWARE_TYPES = {
@@ -65,7 +73,7 @@ FIRMWARE_TYPES = {
 }
 # All kinds that a fault plan can make the PSP refuse.
 FIRMWARE_KINDS = frozenset({
-    "ASD", "SPL", "IPKEYMGR_DRV", *FIRMWARE_TYPES.values(), *(kind for kind, _, _ in BOOT_PARTS),
+    "ASD", SPL[0], "IPKEYMGR_DRV", *FIRMWARE_TYPES.values(), *(kind for kind, _, _ in BOOT_PARTS),
 })  # fmt: skip
 
 
@@ -114,19 +122,20 @@ class Maker:
 
 def firmware_file(
     header_version: tuple[int, int],
-    ip: tuple[int, int],
     extension: bytes,
     payload: bytes,
     first: int,
     version: int = VERSION,
 ) -> bytes:
-    """Build a file: common header, extension, and payload at 256. first: ucode_size_bytes."""
+    """Build a file for no block yet (see `labelled`): common header, extension, and payload at 256.
+    first: ucode_size_bytes."""
     common = struct.pack(
         "<IIHHHHIIII",
         ARRAY + len(payload),
         32 + len(extension),
         *header_version,
-        *ip,
+        0,
+        0,
         version,
         first,
         ARRAY,
@@ -146,20 +155,20 @@ def psp(
         entries += struct.pack("<IIII", number, version, len(payload), len(image))
         payload += image
     return firmware_file(
-        (2, 0), (13, 0), struct.pack("<I", len(parts)) + entries, payload, len(payload)
+        (2, 0), struct.pack("<I", len(parts)) + entries, payload, len(payload), secure_os_version
     )
 
 
 def toc(maker: Maker) -> bytes:
     """Build the table of contents, header 1.0."""
     image = maker.image("TOC", 0x700)
-    return firmware_file((1, 0), (11, 0), struct.pack("<III", 1, 0, len(image)), image, len(image))
+    return firmware_file((1, 0), struct.pack("<III", 1, 0, len(image)), image, len(image))
 
 
 def smu(maker: Maker) -> bytes:
     """Build SMU, header 2.1, without power-play tables."""
     image = maker.image("SMU", 0x9300)
-    return firmware_file((2, 1), (13, 0), struct.pack("<III", 0, 0, ARRAY), image, len(image))
+    return firmware_file((2, 1), struct.pack("<III", 0, 0, ARRAY), image, len(image))
 
 
 def _sdma(maker: Maker) -> bytes:
@@ -169,7 +178,7 @@ def _sdma(maker: Maker) -> bytes:
         "<IIIIIIII", 60, len(context), 0, 0, ARRAY + len(context), len(control), 0, 0
     )
     payload = context + control
-    return firmware_file((2, 0), (6, 0), extension, payload, len(payload))
+    return firmware_file((2, 0), extension, payload, len(payload))
 
 
 def processor(maker: Maker, kind: str, code_size: int, step: int = 0x200) -> bytes:
@@ -182,7 +191,7 @@ def processor(maker: Maker, kind: str, code_size: int, step: int = 0x200) -> byt
         "<IIIIIII", 29, len(code), ARRAY, len(data), ARRAY + len(code), MEC_START, 0
     )
     # From version 509 on the MEC does not need PCIe atomics (Linux 6.12 kfd_device.c).
-    return firmware_file((2, 0), (11, 0), extension, code + data, len(code), VERSION + step)
+    return firmware_file((2, 0), extension, code + data, len(code), VERSION + step)
 
 
 def _rlc(maker: Maker) -> bytes:
@@ -207,44 +216,58 @@ def _rlc(maker: Maker) -> bytes:
     put(164, 2)
     put(180, 3)
     put(196, 4)
-    return firmware_file((2, 3), (11, 0), bytes(extension), b"".join(parts), len(parts[0]))
+    return firmware_file((2, 3), bytes(extension), b"".join(parts), len(parts[0]))
 
 
 def imu(maker: Maker) -> bytes:
     """Build IMU, header 1.0: instruction memory, then data memory."""
     code, data = maker.image("IMU_I", 0x2D00), maker.image("IMU_D", 0x1300)
     extension = struct.pack("<IIII", len(code), ARRAY, len(data), ARRAY + len(code))
-    return firmware_file((1, 0), (11, 0), extension, code + data, len(code) + len(data))
+    return firmware_file((1, 0), extension, code + data, len(code) + len(data))
 
 
 def trusted(maker: Maker) -> bytes:
     """Build trusted applications, header 2.0: only the driver that runs all others (ASD)."""
     image = maker.image("ASD", 0x4300)
     entry = struct.pack("<IIIII", 1, 1, VERSION, 0, len(image))
-    return firmware_file((2, 0), (13, 0), entry, image, len(image))
+    return firmware_file((2, 0), entry, image, len(image))
 
 
-def scheduler(maker: Maker, kind: str) -> bytes:
-    """Build MES, header 1.0: code, then data, and the start address of each."""
-    code, data = maker.image(kind, 0x4900), maker.image(kind + "_STACK", 0x1500)
+def scheduler(maker: Maker, kind: str, version: int) -> bytes:
+    """Build MES, header 1.0: code, then data, and the start address of each. The file's header has
+    no version (linux-firmware, September 2026); the code's has the firmware's."""
+    code = maker.image(kind, 0x4900, version & 0xFFF)
+    data = maker.image(kind + "_STACK", 0x1500)
     extension = struct.pack(
         "<10I", 0x54, len(code), ARRAY, 0x54, len(data), ARRAY + len(code), MEC_START, 0, 0, 0
     )
-    return firmware_file((1, 0), (11, 0), extension, code + data, len(code))
+    return firmware_file((1, 0), extension, code + data, len(code), version=0)
+
+
+def labelled(facts: ChipFacts, files: Iterable[tuple[str, str, bytes]]) -> dict[str, bytes]:
+    """Name files (pattern, block, content) after a chip's blocks, whose major versions their
+    headers get: those of linux-firmware have 0 as the minor one."""
+    named = {}
+    for pattern, block, image in files:
+        major = struct.pack("<HH", facts.versions[block][0], 0)
+        named[facts.image_name(pattern, block)] = image[:_BLOCK] + major + image[_BLOCK + 4 :]
+    return named
 
 
 def synthetic_set(facts: ChipFacts, seed: int = 0) -> dict[str, bytes]:
     """Build all files that a chip's bring-up needs, keyed by their linux-firmware names."""
-    files = _files(seed)
-    return {facts.image_name(pattern, block): image for pattern, block, image in files}
+    with_spl = facts.versions["MP0"] != _WITHOUT_SPL
+    return labelled(facts, _files(seed, (*BOOT_PARTS, SPL) if with_spl else BOOT_PARTS))
 
 
 @cache
-def _files(seed: int) -> tuple[tuple[str, str, bytes], ...]:
+def _files(
+    seed: int, container: tuple[tuple[str, int, int], ...]
+) -> tuple[tuple[str, str, bytes], ...]:
     """Build the files: the pattern of each one's name, the block that it is for, the content."""
     maker = Maker(seed)
     return (
-        ("psp_{}_sos.bin", "MP0", psp(maker, BOOT_PARTS)),
+        ("psp_{}_sos.bin", "MP0", psp(maker, container)),
         ("smu_{}.bin", "MP1", smu(maker)),
         ("sdma_{}.bin", "SDMA0", _sdma(maker)),
         ("gc_{}_toc.bin", "GC", toc(maker)),
@@ -254,6 +277,6 @@ def _files(seed: int) -> tuple[tuple[str, str, bytes], ...]:
         ("gc_{}_imu.bin", "GC", imu(maker)),
         ("gc_{}_rlc.bin", "GC", _rlc(maker)),
         ("psp_{}_ta.bin", "MP0", trusted(maker)),
-        ("gc_{}_mes_2.bin", "GC", scheduler(maker, "MES")),
-        ("gc_{}_mes1.bin", "GC", scheduler(maker, "MES_KIQ")),
+        ("gc_{}_mes_2.bin", "GC", scheduler(maker, "MES", SCHEDULER)),
+        ("gc_{}_mes1.bin", "GC", scheduler(maker, "MES_KIQ", SCHEDULER)),
     )

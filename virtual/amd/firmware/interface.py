@@ -23,7 +23,8 @@ class FirmwareInterface:
 
     loader: steps in their required order. types: kind of image by psp_gfx_fw_type. needed: kinds
     without which the autoload never completes. again: kinds that a driver loads again after a reset
-    of the graphics core. secure_os_version: of C2PMSG_58 and 81. files: builds a chip's files,
+    of the graphics core. secure_os_version: of C2PMSG_58 and 81; 0: the
+    first of a chip that reports reservations. files: builds a chip's files,
     keyed by their linux-firmware names. own_region: IFWI has set up the trusted memory region, in
     the reserved part of VRAM, so that SETUP_TMR is not needed and firmware loads in any order.
     """

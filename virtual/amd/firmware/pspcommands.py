@@ -107,7 +107,8 @@ class Commands:
     @property
     def version(self) -> int:
         """The version of the secure OS."""
-        return self._chip.options.secure_os_version or self._interface.secure_os_version
+        set_by = (self._chip.options.secure_os_version, self._interface.secure_os_version)
+        return next(filter(None, set_by), self._chip.facts.reservations_since)
 
     @property
     def reports_reservation(self) -> bool:

@@ -11,6 +11,7 @@ import pytest
 
 from ugpu.am.chips import facts_of
 from ugpu.virtual.amd.chip import FRAME_BUFFER_BASE, Chip
+from ugpu.virtual.amd.engines.cp import mes_frames
 from ugpu.virtual.amd.engines.cp.mes_frames import LAYOUT_11, LAYOUT_12, FrameExecutor, OwnResources
 from ugpu.virtual.amd.engines.cp.pm4.packets import BadPacket
 from ugpu.virtual.amd.engines.gfx import Gfx
@@ -111,6 +112,37 @@ def test_a_queue_is_mapped_and_removed(chip: Chip) -> None:
         slot.reset()  # nothing runs here that would drain it
     executor.run(frame(11, 2, {}))  # QUERY_SCHEDULER_STATUS
     assert len(queue.stored) == 4 and chip.violations == []
+
+
+@pytest.mark.parametrize("after_reset", [False, True])
+def test_a_queue_that_was_reset_is_dropped_without_unmapping(
+    chip: Chip, after_reset: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux 7.3 mes_v12_0.c, RESET_QUEUES: the kernel has reset the queue's slot itself."""
+    unmapped: list[Any] = []
+    monkeypatch.setattr(mes_frames, "unmapped", lambda *around, **how: unmapped.append(how))
+    described(chip)
+    queue, executor = run(chip, RESOURCES, added(1, 2))
+    executor.run(frame(3, 6, {1: DOORBELL, 4: 1 << 3 | after_reset << 4}))
+    assert unmapped == ([] if after_reset else [{"reset": False}])
+    assert queue.stored == [(FENCE, 7)] * 3
+    executor.run(frame(14, 2, {1: 9}))  # CHANGE_CONFIG: processes side by side
+    assert len(queue.stored) == 4
+    with pytest.raises(BadPacket, match="flags 0x20"):
+        executor.run(frame(3, 6, {1: DOORBELL, 4: 1 << 5}))
+    with chip.lock:
+        queue.mec.slots[1][2].reset()
+
+
+def test_a_bad_frame_hangs_the_scheduler_without_an_interrupt(chip: Chip) -> None:
+    """gc_12_0_0_offset.h has CP_ME1_PIPEn_INT_CNTL alone."""
+    assert isinstance(chip.gfx, Gfx)
+    mec = chip.gfx.mec
+    assert mec.scheduler.interrupt_control(0) == ""
+    slot: Any = SimpleNamespace(unit=mec.scheduler, pipe=0, ring_id=0)
+    queue: Any = SimpleNamespace(slot=slot, vmid=0)
+    with chip.lock:
+        mec.interrupt(queue, 183, "OPCODE_ERROR_INT", 0)
 
 
 def test_pipe_1_maps_the_ring_of_the_scheduler(chip: Chip) -> None:

@@ -399,7 +399,8 @@ def test_an_sdma_queue_of_a_process(machine: Scheduler) -> None:
         ({0: 1 | 8 << 4 | 64 << 12, 1: 1, 4: 0x777}, "no queue uses doorbell 0x777"),
         ({0: 1 | 99 << 4 | 64 << 12}, "unknown opcode 99"),
         ({0: 1 | 3 << 4 | 64 << 12, 1: 0x777}, "no process has a queue with doorbell 0x777"),
-        ({0: 1 | 14 << 4 | 64 << 12, 1: 9}, "MISC 9"),
+        ({0: 1 | 14 << 4 | 64 << 12, 1: 10}, "MISC 10"),
+        ({0: 1 | 14 << 4 | 64 << 12, 1: 9, 7: 1}, "MISC 9"),  # one process at a time
         ({0: 1 | 2 << 4 | 64 << 12, 27: 7}, "type 7"),
     ],
 )

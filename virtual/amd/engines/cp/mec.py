@@ -298,8 +298,8 @@ class Mec(MecState):
     def interrupt(self, queue: RunningQueue, source: int, enable: str, data: int) -> None:
         """Raise a CP interrupt if CP_ME1_PIPEn_INT_CNTL enables it; set its CPC_INT_STATUS bit."""
         self.set("CPC_INT_STATUS", **{f"{enable}_STATUS": 1})
-        control = self.fields(queue.slot.unit.interrupt_control(queue.slot.pipe))
-        if control[f"{enable}_ENABLE"]:
+        name = queue.slot.unit.interrupt_control(queue.slot.pipe)
+        if name and self.fields(name)[f"{enable}_ENABLE"]:
             self.chip.ih.raise_interrupt(
                 GRBM_CP, source, ring_id=queue.slot.ring_id, vmid=queue.vmid, data=(data, 0, 0, 0)
             )

@@ -70,8 +70,10 @@ class Mes(Block):
         return self._commands.kernel(queue)
 
     def interrupt_control(self, pipe: int) -> str:
-        """Return the name of the register that enables a pipe's interrupts."""
-        return f"CP_ME2_PIPE{pipe}_INT_CNTL"
+        """Return the name of the register that enables a pipe's interrupts; "" on GFX 12, which has
+        none (gc_12_0_0_offset.h)."""
+        name = f"CP_ME2_PIPE{pipe}_INT_CNTL"
+        return name if self.chip.space.has("gc", name) else ""
 
     def _start_address(self, value: int) -> None:
         select = self.mec.gfx.select

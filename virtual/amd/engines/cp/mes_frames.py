@@ -2,7 +2,8 @@
 
 Priorities and time slices of gangs are not modelled: see mes_processes.py. Facts: Linux 6.12
 mes_v11_api_def.h (layouts, packed to 4 bytes), mes_v12_api_def.h (packed to 8 bytes), mes_v11_0.c
-and mes_v12_0.c (which commands are sent; RESET, mes_v12_0_reset_legacy_queue).
+and mes_v12_0.c (which commands are sent; RESET, mes_v12_0_reset_legacy_queue); Linux 7.3 for
+REMOVE_QUEUE after a reset.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ NAMES = {
 }  # fmt: skip
 
 _MAP_LEGACY, _AQL = 1 << 13, 1 << 11
-_UNMAP_LEGACY = 1 << 3
+_UNMAP_LEGACY, _AFTER_RESET = 1 << 3, 1 << 4
 _EVERY_GANG = 1  # of SUSPEND and RESUME
 _RESET_QUEUE, _RESET_LEGACY_GRAPHICS = 1, 1 << 3
 # MISC.
 _MISC_OPCODE, _MISC_STATUS, _MISC_DATA = 1, 2, 6
-_WRITE_REG, _READ_REG, _WAIT_REG_MEM = 0, 3, 4
+_WRITE_REG, _READ_REG, _WAIT_REG_MEM, _CHANGE_CONFIG = 0, 3, 4, 9
 _WAIT, _WRITE_WAIT = 0, 1
 
 _QUEUE_KINDS = {0: Kind.GRAPHICS, 1: Kind.COMPUTE, 2: Kind.SDMA, 3: Kind.SCHEDULER}
@@ -193,7 +194,7 @@ class FrameExecutor:
 
     def _remove_queue(self, frame: Sequence[int], header: int) -> None:
         flags, doorbell = frame[_REMOVE_FLAGS], frame[_REMOVE_DOORBELL]
-        if flags & ~_UNMAP_LEGACY:
+        if flags & ~(_UNMAP_LEGACY | _AFTER_RESET):
             raise BadPacket(f"REMOVE_QUEUE with flags {flags:#x} is not modelled", header)
         slot: MappableSlot | None
         with self._queue.mec.chip.lock:
@@ -201,7 +202,8 @@ class FrameExecutor:
                 slot = by_doorbell(self._queue.mec, doorbell)
             else:
                 slot = self._processes().remove(doorbell)
-        if slot is not None:
+        # Linux 7.3 mes_v12_0.c: after a reset it drops what it knows of the queue, and no more.
+        if slot is not None and not flags & _AFTER_RESET:
             unmapped(self._queue, slot, reset=False)
 
     def _suspend(self, frame: Sequence[int], header: int) -> None:
@@ -256,6 +258,8 @@ class FrameExecutor:
                 register, reference = data[4], reference & mask
             while self._queue.read_register(register) & mask != reference:
                 self._queue.pause(POLL_S)
+        elif opcode == _CHANGE_CONFIG and not any(data[:2]):
+            pass  # CHANGE_CONFIG_OPTION_LIMIT_SINGLE_PROCESS: no
         else:
             raise BadPacket(f"MISC {opcode} of the scheduler is not modelled", header)
 

@@ -119,7 +119,7 @@ class Unit(Protocol):
         ...
 
     def interrupt_control(self, pipe: int) -> str:
-        """Return the name of the register that enables a pipe's interrupts."""
+        """Return the name of the register that enables a pipe's interrupts; "" if it has none."""
         ...
 
 

@@ -16,7 +16,7 @@ from ugpu.virtual.amd.engines.cp.pm4.graphics import GraphicsExecutor
 from ugpu.virtual.amd.engines.cp.pm4.kernel import KernelExecutor
 from ugpu.virtual.amd.engines.gfx import Gfx
 from ugpu.virtual.amd.engines.sdma.engine import Sdma
-from ugpu.virtual.amd.firmware.images import FIRMWARE_TYPES, MEC_START, synthetic_set
+from ugpu.virtual.amd.firmware.images import FIRMWARE_TYPES, MEC_START, SCHEDULER, synthetic_set
 from ugpu.virtual.amd.firmware.interface import FirmwareInterface, LoaderStep
 from ugpu.virtual.amd.firmware.psp import Psp
 from ugpu.virtual.amd.firmware.smu import Smu
@@ -60,10 +60,7 @@ COMMANDS = CommandSet(
     frames=FrameExecutor,
     launcher=Launcher,
     descriptors=DESCRIPTORS,
-    # Bits 11:0 are the firmware's version, 23:12 the version of its interface (amdgpu_mes.h). From
-    # 0x47 on it maps the kernel's queues itself. UNSURE: otherwise invented; from interface 2 on
-    # write pointers are MC addresses.
-    scheduler_versions=(2 << 12 | 0x4B, 2 << 12 | 0x4B),
+    scheduler_versions=(SCHEDULER, SCHEDULER),
     scheduler_firmware=("MES", "MES_KIQ"),
     program_start=MEC_START,
 )
@@ -73,9 +70,10 @@ FIRMWARE = FirmwareInterface(
         LoaderStep(0x80000, ("KDB",)),
         LoaderStep(0x1000_0000, ("SPL", "KDB"), optional=True),
         LoaderStep(0x10000, ("SYS_DRV",)),
-        LoaderStep(0xB0000, ("SOC_DRV",)),
-        LoaderStep(0xD0000, ("INTF_DRV",)),
-        LoaderStep(0xC0000, ("DBG_DRV",)),
+        # Not in the containers of MP0 13.0.0 and 13.0.7 (linux-firmware, September 2026).
+        LoaderStep(0xB0000, ("SOC_DRV",), optional=True),
+        LoaderStep(0xD0000, ("INTF_DRV",), optional=True),
+        LoaderStep(0xC0000, ("DBG_DRV",), optional=True),
         LoaderStep(0xE0000, ("RAS_DRV",), optional=True),
         LoaderStep(0x20000, ("SOS",)),
     ),

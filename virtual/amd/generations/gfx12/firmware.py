@@ -14,9 +14,11 @@ from ugpu.virtual.amd.firmware.images import (
     ARRAY,
     BOOT_PARTS,
     FIRMWARE_TYPES,
+    SPL,
     Maker,
     firmware_file,
     imu,
+    labelled,
     processor,
     psp,
     scheduler,
@@ -26,16 +28,18 @@ from ugpu.virtual.amd.firmware.images import (
 )
 from ugpu.virtual.amd.firmware.interface import FirmwareInterface, LoaderStep
 
-# From this version on, Navi44's and Navi48's report the firmware's own reservations (Linux 6.18).
-_SECURE_OS = 0x003B_0E0D
-_PARTS = (*BOOT_PARTS, ("SPL", 5, 0x1C00), ("IPKEYMGR_DRV", 11, 0x2100))
+# Of MES. From 0x5A on it takes REMOVE_QUEUE after a reset (mes_v12_0.c); linux-firmware had 0x76 in
+# April 2025 and 0x93 in September 2026. UNSURE: otherwise invented; from interface 2 on write
+# pointers are MC addresses.
+SCHEDULER = 2 << 12 | 0x6E
+_PARTS = (*BOOT_PARTS, SPL, ("IPKEYMGR_DRV", 11, 0x2100))
 
 
 def _sdma(maker: Maker) -> bytes:
     """Build SDMA, header 3.0: one image."""
     image = maker.image("SDMA_TH0", 0x5100)
     extension = struct.pack("<III", 60, ARRAY, len(image))
-    return firmware_file((3, 0), (7, 0), extension, image, len(image))
+    return firmware_file((3, 0), extension, image, len(image))
 
 
 def _rlc(maker: Maker) -> bytes:
@@ -50,15 +54,16 @@ def _rlc(maker: Maker) -> bytes:
         if field is not None:
             struct.pack_into("<II", extension, field - 32, len(part), place)
         place += len(part)
-    return firmware_file((2, 2), (12, 0), bytes(extension), b"".join(parts), len(parts[0]))
+    return firmware_file((2, 2), bytes(extension), b"".join(parts), len(parts[0]))
 
 
 @cache
-def _files(seed: int) -> tuple[tuple[str, str, bytes], ...]:
-    """Build the files: the pattern of each one's name, the block that it is for, the content."""
+def _files(seed: int, secure_os: int) -> tuple[tuple[str, str, bytes], ...]:
+    """Build the files: the pattern of each one's name, the block that it is for, the content.
+    secure_os: its version."""
     maker = Maker(seed)
     return (
-        ("psp_{}_sos.bin", "MP0", psp(maker, _PARTS, _SECURE_OS)),
+        ("psp_{}_sos.bin", "MP0", psp(maker, _PARTS, secure_os)),
         ("smu_{}.bin", "MP1", smu(maker)),
         ("sdma_{}.bin", "SDMA0", _sdma(maker)),
         ("gc_{}_toc.bin", "GC", toc(maker)),
@@ -69,13 +74,13 @@ def _files(seed: int) -> tuple[tuple[str, str, bytes], ...]:
         ("gc_{}_imu.bin", "GC", imu(maker)),
         ("gc_{}_rlc.bin", "GC", _rlc(maker)),
         ("psp_{}_ta.bin", "MP0", trusted(maker)),
-        ("gc_{}_uni_mes.bin", "GC", scheduler(maker, "MES")),
+        ("gc_{}_uni_mes.bin", "GC", scheduler(maker, "MES", SCHEDULER)),
     )
 
 
 def synthetic_set(facts: ChipFacts, seed: int = 0) -> dict[str, bytes]:
     """Build all files that a chip's bring-up needs, keyed by their linux-firmware names."""
-    return {facts.image_name(pattern, block): image for pattern, block, image in _files(seed)}
+    return labelled(facts, _files(seed, facts.reservations_since))
 
 
 FIRMWARE = FirmwareInterface(
@@ -99,7 +104,7 @@ FIRMWARE = FirmwareInterface(
         "RS64_MEC_STACK", "IMU_I", "IMU_D", "RLC_IRAM", "RLC_DRAM", "RLC_G",
     }),
     again=frozenset(),  # there is no mode2 (smu_v14_0_2_ppt.c)
-    secure_os_version=_SECURE_OS,
+    secure_os_version=0,
     files=synthetic_set,
     own_region=True,
 )  # fmt: skip

@@ -18,7 +18,7 @@ from ugpu.virtual.amd.firmware.images import MEC_START
 from ugpu.virtual.amd.generations.gfx11 import model as gfx11
 from ugpu.virtual.amd.generations.gfx12.blocks import Gfx12, Hub12, Nbif6, Psp14, Sdma7
 from ugpu.virtual.amd.generations.gfx12.copies import PACKETS
-from ugpu.virtual.amd.generations.gfx12.firmware import FIRMWARE
+from ugpu.virtual.amd.generations.gfx12.firmware import FIRMWARE, SCHEDULER
 from ugpu.virtual.amd.memory.entries import EntryFormat
 from ugpu.virtual.amd.shader import ShaderCore
 
@@ -65,9 +65,7 @@ COMMANDS = replace(
     gfx11.COMMANDS,
     frames=_scheduler_frames,
     kernel=_kernel_frames,
-    # From 0x5A on it takes REMOVE_QUEUE after a reset (mes_v12_0.c). UNSURE: otherwise invented;
-    # from interface 2 on write pointers are MC addresses.
-    scheduler_versions=(2 << 12 | 0x6E, 2 << 12 | 0x6E),
+    scheduler_versions=(SCHEDULER, SCHEDULER),
     scheduler_firmware=("MES", "MES"),
     program_start=MEC_START,
 )

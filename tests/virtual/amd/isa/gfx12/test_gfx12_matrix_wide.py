@@ -173,3 +173,44 @@ def test_four_products_are_added(machine: Machine, left: str, right: str) -> Non
     assert outcome.ending is Ending.DONE, outcome
     wanted = c.astype(np.float64) + (a.values[x].astype(np.float64) * b.values[y]).sum(1)
     np.testing.assert_allclose(views[0], wanted, rtol=1e-6, atol=1e-4)
+
+
+@pytest.mark.parametrize("bits", [16, 8])
+def test_tiles_are_transposed_by_the_lower_lanes(machine: Machine, bits: int) -> None:
+    """Addresses of lanes 0 to 31, and the rows that each lane gets, as in Mesa 26.0
+    (radv_nir_lower_cooperative_matrix.c): of its groups of 16 lanes, the rows from 0, 8, 4, 12."""
+    lanes = np.arange(64)
+    if bits == 16:
+        place = (8 * (lanes // 16) + lanes % 8) * 16 + 8 * (lanes // 8 % 2)
+        size, mark, kind, count = "b128", "v4i16", "<4 x i16>", 2
+    else:
+        place = (4 * (lanes // 8) + lanes % 4) * 16 + 8 * (lanes // 4 % 2)
+        size, mark, kind, count = "b64", "i32", "i32", 1
+    offsets = np.where(lanes < 32, place * bits // 8, 1 << 30)  # nobody reads these
+    tile = np.arange(256, dtype=f"u{bits // 8}").reshape(16, 16)
+    ir = f"""
+declare i32 @llvm.amdgcn.workitem.id.x()
+declare {kind} @llvm.amdgcn.global.load.tr.{size}.{mark}(ptr addrspace(1))
+define amdgpu_kernel void @k(
+    ptr addrspace(1) %out, ptr addrspace(1) %in, ptr addrspace(1) %at) #0 {{
+  %i = call i32 @llvm.amdgcn.workitem.id.x()
+  %q = getelementptr i32, ptr addrspace(1) %at, i32 %i
+  %offset = load i32, ptr addrspace(1) %q
+  %p = getelementptr i8, ptr addrspace(1) %in, i32 %offset
+  %r = call {kind} @llvm.amdgcn.global.load.tr.{size}.{mark}(ptr addrspace(1) %p)
+  %o = getelementptr {kind}, ptr addrspace(1) %out, i32 %i
+  store {kind} %r, ptr addrspace(1) %o
+  ret void
+}}
+attributes #0 = {{ "amdgpu-flat-work-group-size"="64,64" }}
+"""
+    compiled = compile_ir(ir, WAVE64, "gfx1201")
+    names = [line.text.split()[0] for line in compiled.listing]
+    assert f"global_load_tr_{size}" in names
+    arrays = [np.zeros(64 * count, np.uint32), tile, offsets.astype(np.uint32)]
+    outcome, views = machine.run(compiled.image, arrays, (1, 1, 1), 64)
+    assert outcome.ending is Ending.DONE, outcome
+    out = views[0].view(tile.dtype).reshape(64, 4)
+    rows = np.array([0, 8, 4, 12])[lanes // 16]
+    for number in range(4):
+        np.testing.assert_array_equal(out[:, number], tile[rows + number, lanes % 16])

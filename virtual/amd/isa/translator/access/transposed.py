@@ -1,9 +1,11 @@
-"""Loads of gfx12 that transpose tiles of 8 by 8 elements for matrix instructions, in waves of 32.
+"""Loads of gfx12 that transpose tiles of 8 by 8 elements for matrix instructions.
 
 Source: RDNA4 ISA document, 11.6.2; which lane gets which element, measured on gfx1201 boards by
 others (B128: documentation of the compiler "tessera", RDNA3/RDNA4 WMMA fragment layout; B64: a
-kernel of a fork of llama.cpp, rdna4_fp8_gemm). EXEC must be all ones or zero; otherwise the result
-is undefined, here that of the enabled lanes' loads.
+kernel of a fork of llama.cpp, rdna4_fp8_gemm). A wave of 64 uses the addresses of its lanes 0 to
+31, and its upper lanes get the upper half of what these would get in a wave of 32 (Mesa 26.0,
+radv_nir_lower_cooperative_matrix.c: addresses, and the rows of each lane). EXEC must be all ones or
+zero; otherwise the result is undefined, here that of the enabled lanes' loads.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ from ugpu.virtual.amd.isa.decoder.formats import Instruction
 from ugpu.virtual.amd.isa.translator.access.memory import (
     Address,
     arguments_of,
+    begin_pass,
     check_registers,
     io_column,
-    load_to_columns,
+    load_columns,
 )
 from ugpu.virtual.amd.isa.translator.arithmetic.scalar import Handler
-from ugpu.virtual.amd.isa.translator.registers import Registers, Unsupported
+from ugpu.virtual.amd.isa.translator.registers import Registers
+from ugpu.virtual.shader.lanes.every import PREFIX
 from ugpu.virtual.shader.text import PASS, VECTOR
 
 
@@ -50,18 +54,20 @@ def _transposed(registers: int, bits: int) -> Handler:
 
     def emit(e: Registers, i: Instruction) -> None:
         assert i.dst is not None
-        if e.wide:
-            raise Unsupported("a transposing load in a wave of 64 lanes")
         check_registers(e, i.dst, i.addr)
         e.exec_mask()
         reach, arguments = arguments_of(e, Address(e, i))
         e.note_access()
         column = ("ptr", io_column(e, 0))
         function = f"{reach}_load_{4 * registers}"
-        loaded = load_to_columns(e, registers, function, *arguments, column)
+        begin_pass(e, 0)
+        first, *_ = e.cut_arguments(arguments)
+        e.call("void", PREFIX + function, ("ptr", "%context"), *first, column)
+        loaded = load_columns(e, registers)
         kind, size = f"i{bits}", PASS * each
         cast = [e.value(f"bitcast {VECTOR} {word} to <{size} x {kind}>") for word in loaded]
         whole, total = _joined(e, kind, cast, size), size * registers
+        words = []
         for register in range(registers):
             order = []
             for lane in range(PASS):
@@ -73,8 +79,11 @@ def _transposed(registers: int, bits: int) -> Handler:
             picked = e.value(
                 f"shufflevector {vector} {whole}, {vector} poison, <{size} x i32> <{places}>"
             )
-            word = e.value(f"bitcast <{size} x {kind}> {picked} to {VECTOR}")
-            e.set_vector_register(i.dst.index + register, word)
+            words.append(e.value(f"bitcast <{size} x {kind}> {picked} to {VECTOR}"))
+        passes = len(e.passes)
+        for register in range(registers // passes):
+            parts = words[register :: registers // passes]
+            e.set_vector_register(i.dst.index + register, e.whole("i32", parts))
 
     return emit
 
