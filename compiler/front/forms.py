@@ -49,6 +49,18 @@ def mapped(value: Any, kind: type[Leaf], change: Callable[[Leaf], object]) -> An
     return value
 
 
+def leaves_of(value: Any, kind: type[Leaf]) -> list[Leaf]:
+    """Return the leaves of `kind` in nested containers."""
+    leaves: list[Leaf] = []
+
+    def note(leaf: Leaf) -> Leaf:
+        leaves.append(leaf)
+        return leaf
+
+    mapped(value, kind, note)
+    return leaves
+
+
 def difference(before: Any, after: Any, name: str) -> str | None:
     """Return the name of the first place where two forms differ, in their tensors' identity or in
     anything else; None if they are the same."""

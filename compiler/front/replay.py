@@ -12,10 +12,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from ugpu.compiler.dtype import DType
-from ugpu.compiler.front.forms import difference, mapped, tensors_of
+from ugpu.compiler.front.forms import difference, leaves_of, mapped, tensors_of
+from ugpu.compiler.front.ready import Expected, Held, Leaf, Memory, Ready
 from ugpu.compiler.front.touched import Captured, Touched, exclusive, stored
 from ugpu.compiler.graph.node import Node, Shape
 from ugpu.compiler.graph.origin import here
@@ -354,6 +356,41 @@ class Replay:
             tensor.device, tensor.node = leaf.device, node
         return tensor
 
+    def ready(self, tensors: Sequence[Tensor]) -> Ready | None:
+        """Return what replays it in few steps, for arguments that are tensors like these, each
+        once; None if a replay has to decide something."""
+        leaves = {id(leaf): leaf for leaf in leaves_of(self._result, _Result)}
+        if self._states or self._kept or not (self._places is None or self._places.empty):
+            return None
+        if any(leaf.where not in self._made or leaf.kind is not Tensor for leaf in leaves.values()):
+            return None
+        if any(each.node is not None or each.where in self._shared for each in self._captured):
+            return None
+        uses = [where in self._used for _, where in self._buffers]
+        inputs = [buffer for buffer, where in self._buffers if where in self._used]
+        inputs += [each.buffer for where, each in self._made.items() if where in self._used]
+        repetition = self.stages.repetition(inputs)
+        if repetition is None or any(where in self._written for _, where in self._buffers):
+            return None
+        memories = {
+            where: Memory(
+                runtime_of(each.pool.device).pool.placed(each.pool.placement),
+                each.size, where in self._used,
+            )
+            for where, each in self._made.items()
+        }  # fmt: skip
+        order = list(memories)
+        return Ready(
+            self.devices[0],
+            repetition,
+            [Expected(each.dtype, each.shape, used)
+             for each, used in zip(tensors, uses, strict=True)],
+            [Held(each.ref, each.where[1]) for each in self._captured],
+            list(memories.values()),
+            [Leaf(order.index(leaf.where), leaf.dtype, leaf.shape) for leaf in leaves.values()],
+            partial(_formed, self._result, {key: place for place, key in enumerate(leaves)}),
+        )  # fmt: skip
+
     def pending(self) -> list[TensorCore]:
         """Return the captured tensors that had no memory."""
         alive = [each.ref() for each in self._captured if each.node is not None]
@@ -366,6 +403,13 @@ class Replay:
     def close(self) -> None:
         """Free the graphs and their memory once the last replay has ended."""
         self.stages.close()
+
+
+def _formed(form: Any, places: Mapping[int, int], tensors: Sequence[Tensor]) -> Any:
+    """Return a result, whose leaves have their tensors at these places."""
+    if isinstance(form, _Result):  # the usual case
+        return tensors[0]
+    return mapped(form, _Result, lambda leaf: tensors[places[id(leaf)]])
 
 
 def call(name: str, function: Callable[..., Any], given: tuple[Any, Any]) -> Any:

@@ -36,28 +36,28 @@ def statement_lines(kernel: Kernel) -> dict[int, int]:
 
 def printed(kernel: Kernel) -> tuple[str, dict[int, int]]:
     """Return the results of `format_kernel` and `statement_lines`."""
-    found = _print(kernel)
-    return "\n".join(found.lines) + "\n", found.places
-
-
-def _print(kernel: Kernel) -> _Statements:
-    lines = [f"kernel {kernel.name} grid {kernel.grid} block {kernel.block}"]
+    head = [f"kernel {kernel.name} grid {kernel.grid} block {kernel.block}"]
     if kernel.cluster > 1:
-        lines.append(f"  cluster {kernel.cluster}")
+        head.append(f"  cluster {kernel.cluster}")
     if kernel.origin:
-        lines.append(f"  computes {kernel.origin}")
-    lines += [f"  {memory_text(memory)}" for memory in (*kernel.parameters, *kernel.locals)]
-    printer = _Statements(lines)
-    printer.statements(kernel.body, "  ")
-    return printer
+        head.append(f"  computes {kernel.origin}")
+    head += [f"  {memory_text(memory)}" for memory in (*kernel.parameters, *kernel.locals)]
+    body = _last_body[0]
+    if body.printed is not kernel.body:  # a kernel is printed for its name, then with its name
+        body = _Statements(kernel.body)
+        _last_body[0] = body
+    places = {number: line + len(head) for number, line in body.places.items()}
+    return "\n".join([*head, *body.lines]) + "\n", places
 
 
 class _Statements(Printer):
-    """places: the line of each statement, by its id."""
+    """printed: a kernel's body. places: the line of each statement, by its id."""
 
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__(lines)
+    def __init__(self, printed: tuple[Statement, ...]) -> None:
+        super().__init__([])
+        self.printed = printed
         self.places: dict[int, int] = {}
+        self.statements(printed, "  ")
 
     def _body(self, statement: If | Loop, indent: str) -> None:
         self.places[id(statement)] = len(self.lines)
@@ -130,3 +130,6 @@ def _asynchronous(statement: Asynchronous) -> str:
     )
     columns = f"64x{statement.columns}"
     return f"{statement.totals.name} += {statement.unit} {columns} ({parts})"
+
+
+_last_body = [_Statements(())]  # what was printed last

@@ -5,12 +5,15 @@ parts lie on a last axis of two, as in `torch.view_as_real`. Complex arrays of N
 A length is split into two factors close to each other, whose transforms are matrix products
 (J. Cooley, J. Tukey, 1965), down to factors of at most FACTOR; a longer prime length becomes a
 convolution by transforms of a power of two (L. Bluestein, 1970). Computed in float32.
+
+The axis is moved to the front: a matrix multiplies all columns, whose elements lie side by side.
+Matrices and turns are constants of a device, up to KEPT elements.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -22,7 +25,9 @@ from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument
 
 FACTOR = 64  # the longest transform that is one matrix product, where a length can be split
+HOST_FACTOR = 16  # the same on a host, where kernels cost less than products
 PRIME = 512  # the longest prime length that is one matrix product
+KEPT = 1 << 16  # elements of the largest constants that a device keeps
 Norm = Literal["backward", "ortho", "forward"]
 Parts = tuple[Tensor, Tensor]  # real and imaginary
 Parted = Tensor | NDArray[np.complexfloating]
@@ -49,41 +54,41 @@ def ifft(x: Parted, n: int | None = None, axis: int = -1, norm: Norm = "backward
 def rfft(x: Tensor, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """Return the first n // 2 + 1 elements of the transform of real numbers, [..., 2]."""
     real = x.cast(float32)
-    parts = _along("rfft", (real, real.zeros_like()), n, axis, norm, -1)
+    both = _along("rfft", Tensor.stack([real, real.zeros_like()], 0), n, axis, norm, -1)
     place = real._axis("rfft", axis)
-    kept = parts[0].shape[place] // 2 + 1
-    head = (*[slice(None)] * place, slice(kept))
-    return _joined((parts[0][head], parts[1][head]))
+    kept = both.shape[1 + place] // 2 + 1
+    return _joined(both[(*[slice(None)] * (1 + place), slice(kept))])
 
 
 def irfft(x: Parted, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """Return the real numbers whose `rfft` is x. n: their number, by default twice the elements
     less two."""
-    real, imaginary = _parts("irfft", x)
-    place = real._axis("irfft", axis)
-    count = 2 * (real.shape[place] - 1) if n is None else n
+    both = _parts("irfft", x)
+    place = both[0]._axis("irfft", axis)
+    count = 2 * (both.shape[1 + place] - 1) if n is None else n
     if count < 1:
         raise BadArgument(f"irfft: expected n >= 1, got {count}")
-    real, imaginary = (_sized(each, count // 2 + 1, place) for each in (real, imaginary))
+    sized = _sized(both, count // 2 + 1, 1 + place)
+    real, imaginary = sized[0], sized[1]
     rest = (*[slice(None)] * place, slice(1, count - count // 2))
-    whole = (
+    whole = [
         Tensor.cat([real, real[rest].flip(place)], place),
         Tensor.cat([_without_ends(imaginary, place, count), -imaginary[rest].flip(place)], place),
-    )
-    return _along("irfft", whole, count, place, norm, 1)[0]
+    ]
+    return _along("irfft", Tensor.stack(whole, 0), count, place, norm, 1)[0]
 
 
 def hfft(x: Parted, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """Return the transform of a signal that is Hermitian, given its first half: real numbers. n:
     their number, by default twice the elements less two."""
-    real, imaginary = _parts("hfft", x)
-    return irfft(_joined((real, -imaginary)), n, axis, REVERSED.get(norm, norm))
+    both = _parts("hfft", x)
+    return irfft(Tensor.stack([both[0], -both[1]], -1), n, axis, REVERSED.get(norm, norm))
 
 
 def ihfft(x: Tensor, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """Return the inverse of `hfft`."""
     parts = rfft(x, n, axis, REVERSED.get(norm, norm))
-    return _joined((parts[..., 0], -parts[..., 1]))
+    return Tensor.stack([parts[..., 0], -parts[..., 1]], -1)
 
 
 def fftn(x: Parted, s: Sizes = None, axes: Axes = None, norm: Norm = "backward") -> Tensor:
@@ -163,17 +168,17 @@ def rfftfreq(n: int, d: float = 1.0, device: str | None = None) -> Tensor:
     return Tensor.arange(n // 2 + 1, device=device).cast(float32) / (n * d)
 
 
-def _parts(operation: str, x: Parted) -> Parts:
+def _parts(operation: str, x: Parted) -> Tensor:
+    """Return real and imaginary parts on a first axis of two."""
     if isinstance(x, np.ndarray):
         wide = np.asarray(x, np.complex64)
-        return Tensor(np.ascontiguousarray(wide.real)), Tensor(np.ascontiguousarray(wide.imag))
+        return Tensor(np.stack([wide.real, wide.imag]))
     if not x.ndim or x.shape[-1] != 2 or x.ndim < 2:
         raise BadArgument(
             f"{operation}: expected real and imaginary parts on a last axis of two, got shape "
             f"{list(x.shape)}"
         )
-    single = x.cast(float32)
-    return single[..., 0], single[..., 1]
+    return x.cast(float32).permute(x.ndim - 1, *range(x.ndim - 1))
 
 
 def _pairs(operation: str, count: int, s: Sizes, axes: Axes) -> list[tuple[int, int | None]]:
@@ -189,8 +194,8 @@ def _pairs(operation: str, count: int, s: Sizes, axes: Axes) -> list[tuple[int, 
     return list(zip(chosen, lengths, strict=True))
 
 
-def _joined(parts: Parts) -> Tensor:
-    return Tensor.stack(list(parts), -1)
+def _joined(both: Tensor) -> Tensor:
+    return both.permute(*range(1, both.ndim), 0)
 
 
 def _sized(x: Tensor, count: int, place: int) -> Tensor:
@@ -214,22 +219,24 @@ def _without_ends(imaginary: Tensor, place: int, count: int) -> Tensor:
     return own.where(imaginary, 0.0)
 
 
-def _along(operation: str, parts: Parts, n: int | None, axis: int, norm: Norm, sign: int) -> Parts:
-    place = parts[0]._axis(operation, axis)
-    count = parts[0].shape[place] if n is None else n
+def _along(operation: str, both: Tensor, n: int | None, axis: int, norm: Norm, sign: int) -> Tensor:
+    place = 1 + both[0]._axis(operation, axis)
+    count = both.shape[place] if n is None else n
     if type(count) is not int or count < 1:
         raise BadArgument(f"{operation}: expected a length of at least 1, got {count}")
     scales = {"backward": 1.0 if sign < 0 else 1 / count, "ortho": count**-0.5,
               "forward": 1 / count if sign < 0 else 1.0}  # fmt: skip
     if norm not in scales:
         raise BadArgument(f"{operation}: norm must be one of {list(scales)}, got {norm!r}")
-    real, imaginary = (_sized(each, count, place).transpose(place, -1) for each in parts)
-    shape = real.shape
-    rows = math.prod(shape[:-1])
-    found = _transform(real.reshape((rows, count)), imaginary.reshape((rows, count)), sign)
-    scale = scales[norm]
-    results = [each.reshape(shape).transpose(place, -1) for each in found]
-    return (results[0], results[1]) if scale == 1 else (results[0] * scale, results[1] * scale)
+    sized = _sized(both, count, place)
+    if place != 1:  # parts apart first, then turned: each is a kernel of whole lines of memory
+        sized = sized.contiguous().transpose(place, 1)
+    columns = math.prod(sized.shape[2:])
+    found = _transform(sized.reshape((2, count, columns)).contiguous(), sign)
+    result = found.reshape(sized.shape)
+    if place != 1:
+        result = result.transpose(place, 1).contiguous()
+    return result if scales[norm] == 1 else result * scales[norm]
 
 
 def _turn(products: Tensor, n: int, sign: int) -> Parts:
@@ -242,27 +249,41 @@ def _times(one: Parts, two: Parts) -> Parts:
     return one[0] * two[0] - one[1] * two[1], one[0] * two[1] + one[1] * two[0]
 
 
-def _transform(real: Tensor, imaginary: Tensor, sign: int) -> Parts:
-    """Transform rows [rows, n]."""
-    n = real.shape[1]
+def _transform(both: Tensor, sign: int) -> Tensor:
+    """Transform columns [part, n, columns]."""
+    _, n, columns = both.shape
     factor = _factor(n)
-    if n <= FACTOR or (factor == 1 and n <= PRIME):
-        return _dense(real, imaginary, sign)
+    if n <= (HOST_FACTOR if both._serial else FACTOR) or (factor == 1 and n <= PRIME):
+        return _dense(both, sign)
     if factor == 1:
-        return _by_convolution(real, imaginary, sign)
-    rows, rest = real.shape[0], n // factor
+        return _by_convolution(both, sign)
+    rest = n // factor
     # element a * rest + b: over a first, then over b; result c + factor * d
-    split = [each.reshape((rows, factor, rest)).transpose(1, 2).reshape((rows * rest, factor))
-             for each in (real, imaginary)]  # fmt: skip
-    inner = [each.reshape((rows, rest, factor)) for each in _transform(split[0], split[1], sign)]
-    numbers = [Tensor.arange(size, device=real.device) for size in (rest, factor)]
-    twiddles = _turn(numbers[0].unsqueeze(1) * numbers[1].unsqueeze(0), n, sign)
-    turned = _times((inner[0], inner[1]), twiddles)
-    split = [each.transpose(1, 2).reshape((rows * factor, rest)) for each in turned]
-    outer = _transform(split[0], split[1], sign)
-    results = [each.reshape((rows, factor, rest)).transpose(1, 2).reshape((rows, n))
-               for each in outer]  # fmt: skip
-    return results[0], results[1]
+    inner = _dense(both.reshape((2, factor, rest * columns)), sign)
+    inner = inner.reshape((2, factor, rest, columns)).transpose(1, 2)
+    turns = [each.unsqueeze(-1) for each in _turns(both, rest, factor, sign)]
+    turned = Tensor.stack([*_times((inner[0], inner[1]), (turns[0], turns[1]))], 0).contiguous()
+    outer = _transform(turned.reshape((2, rest, factor * columns)), sign)
+    return outer.reshape((2, n, columns))
+
+
+def _constant(near: Tensor, name: str, make: Callable[[], NDArray[np.float64]]) -> Tensor | None:
+    return near._kept(f"fft {name}", lambda: make().astype(np.float32))
+
+
+def _turns(near: Tensor, rest: int, factor: int, sign: int) -> Parts:
+    """Return cosine and sine of 2 pi b c / n, [b, c], of n = rest * factor."""
+
+    def make() -> NDArray[np.float64]:
+        angles = np.outer(np.arange(rest), np.arange(factor)) * (sign * 2 * math.pi / n)
+        return np.stack([np.cos(angles), np.sin(angles)])
+
+    n = rest * factor
+    kept = _constant(near, f"turns {rest} {factor} {sign}", make) if 2 * n <= KEPT else None
+    if kept is not None:
+        return kept[0], kept[1]
+    numbers = [Tensor.arange(size, device=near.device) for size in (rest, factor)]
+    return _turn(numbers[0].unsqueeze(1) * numbers[1].unsqueeze(0), n, sign)
 
 
 def _factor(n: int) -> int:
@@ -274,35 +295,48 @@ def _factor(n: int) -> int:
     return 1
 
 
-def _dense(real: Tensor, imaginary: Tensor, sign: int) -> Parts:
-    """One matrix product of both parts side by side."""
-    n = real.shape[1]
-    numbers = Tensor.arange(n, device=real.device)
+def _dense(both: Tensor, sign: int) -> Tensor:
+    """Transform columns by one matrix product."""
+    _, n, columns = both.shape
+    found = _matrix(both, n, sign).matmul(both.reshape((2 * n, columns)))
+    return found.contiguous().reshape((2, n, columns))  # stored before it is turned
+
+
+def _matrix(near: Tensor, n: int, sign: int) -> Tensor:
+    """Return the matrix of a transform of parts, one below the other."""
+
+    def make() -> NDArray[np.float64]:
+        products = np.outer(np.arange(n), np.arange(n)) % n
+        angles = products * (sign * 2 * math.pi / n)
+        cosine, sine = np.cos(angles), np.sin(angles)
+        return np.block([[cosine, -sine], [sine, cosine]])
+
+    kept = _constant(near, f"matrix {n} {sign}", make) if 4 * n * n <= KEPT else None
+    if kept is not None:
+        return kept
+    numbers = Tensor.arange(n, device=near.device)
     cosine, sine = _turn(numbers.unsqueeze(1) * numbers.unsqueeze(0), n, sign)
-    upper = Tensor.cat([cosine, sine], 1)
-    lower = Tensor.cat([-sine, cosine], 1)
-    matrix = Tensor.cat([upper, lower], 0).contiguous()
-    found = Tensor.cat([real, imaginary], 1).matmul(matrix)
-    return found[:, :n], found[:, n:]
+    rows = [Tensor.cat([cosine, -sine], 1), Tensor.cat([sine, cosine], 1)]
+    return Tensor.cat(rows, 0).contiguous()
 
 
-def _by_convolution(real: Tensor, imaginary: Tensor, sign: int) -> Parts:
-    n = real.shape[1]
+def _by_convolution(both: Tensor, sign: int) -> Tensor:
+    _, n, _ = both.shape
     size = 1 << (2 * n - 2).bit_length()
-    numbers = Tensor.arange(n, device=real.device).cast(int64)
+    numbers = Tensor.arange(n, device=both.device).cast(int64)
     chirp = _turn(numbers * numbers, 2 * n, sign)
-    weighted = _times((real, imaginary), chirp)
-    padded = [each.pad([(0, 0), (0, size - n)]) for each in weighted]
+    turns = chirp[0].unsqueeze(-1), chirp[1].unsqueeze(-1)
+    weighted = Tensor.stack([*_times((both[0], both[1]), turns)], 0)
+    padded = weighted.pad([(0, 0), (0, size - n), (0, 0)])
     answer = [chirp[0], -chirp[1]]
     circular = [
-        Tensor.cat([part, part[1:].flip(0).pad([(size - 2 * n + 1, 0)])], 0).reshape((1, size))
-        for part in answer
+        Tensor.cat([part, part[1:].flip(0).pad([(size - 2 * n + 1, 0)])], 0) for part in answer
     ]
-    one = _transform(padded[0], padded[1], -1)
-    two = _transform(circular[0], circular[1], -1)
-    joined = _transform(*_times(one, two), 1)
-    results = _times((joined[0][:, :n], joined[1][:, :n]), chirp)
-    return results[0] * (1 / size), results[1] * (1 / size)
+    one = _transform(padded.contiguous(), -1)
+    two = _transform(Tensor.stack(circular, 0).unsqueeze(-1).contiguous(), -1)
+    product = Tensor.stack([*_times((one[0], one[1]), (two[0], two[1]))], 0)
+    joined = _transform(product.contiguous(), 1)[:, :n]
+    return Tensor.stack([*_times((joined[0], joined[1]), turns)], 0) * (1 / size)
 
 
 aliased_module(globals(), __name__)

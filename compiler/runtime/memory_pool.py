@@ -12,7 +12,7 @@ from collections import OrderedDict
 from ugpu.compiler.plan.sizes import round_up
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import OutOfMemory, UgpuError
-from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.state.memory import MemoryUse, Placement
 from ugpu.hcq.work.buffer import Buffer
 
 KEEP = 512 << 20  # bytes of unused buffers kept per device
@@ -74,6 +74,8 @@ class MemoryPool:
         self.keep = keep
         self.kept = 0
         self.poison: int | None = None
+        counted = self.core.memory_use if placement is Placement.DEVICE else MemoryUse()
+        self._use = counted.add
         self._free: OrderedDict[int, list[Buffer]] = OrderedDict()  # the last used size is last
         self._lock = threading.RLock()  # see give_back
         self._elsewhere: MemoryPool | None = None
@@ -112,10 +114,6 @@ class MemoryPool:
             self._use(buffer.size)
         return Storage(self, buffer, size)
 
-    def _use(self, size: int) -> None:
-        if self.placement is Placement.DEVICE:
-            self.core.memory_use.add(size)
-
     def give_back(self, buffer: Buffer) -> None:
         """Take a buffer back when a Storage dies, wherever the collector runs: even inside `take`
         and inside the driver. Never raises."""
@@ -128,6 +126,8 @@ class MemoryPool:
                 self.kept += buffer.size
                 self._free.setdefault(buffer.size, []).append(buffer)
                 self._free.move_to_end(buffer.size)
+                if self.kept <= self.keep:
+                    return
                 excess = self._excess()
         for each in excess:
             each.drop()

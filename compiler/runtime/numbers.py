@@ -39,6 +39,11 @@ class Places:
         self._counts.append(count)
         return len(self._counts) - 1
 
+    @property
+    def empty(self) -> bool:
+        """Whether the recording uses no random numbers."""
+        return not self._counts
+
     def memory(self, draw: int, pool: MemoryPool) -> Storage:
         """Return memory that will hold the first number of a draw, and the key."""
         memory = self._memories.setdefault(id(pool.device), _Memory(pool))

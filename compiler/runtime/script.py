@@ -53,13 +53,8 @@ class Script:
                 held = self.scratch.get(place)
                 addresses.append(0 if held is None else held.address)
         result = len(addresses) - 1 - len(steps[-1].inputs)
-        self.queue = pool.core.driver.hardware_queues(QueueKind.COMPUTE)[0]
-        self.prepared = prepared
-        self.addresses = addresses
-        self.slots = [(result,), *map(tuple, slots)]
-        self.repetition = None
-        if len(sources) == 1:
-            self.repetition = self.queue.repetition(prepared, addresses, [result], slots[0])
+        queue = pool.core.driver.hardware_queues(QueueKind.COMPUTE)[0]
+        self.repetition = queue.repetition(prepared, addresses, [[result], *slots])
 
     @staticmethod
     def fits(plan: Plan, nodes: Sequence[Node], recipe: Recipe) -> bool:
@@ -86,14 +81,9 @@ class Script:
                     return False
                 numbers.append(stored.address)
             result, self.next = self.next or self.pool.take(self.size), None
-            if self.repetition is not None:
-                self.repetition.submit(result.address, numbers[0])
-            else:
-                addresses = self.addresses.copy()
-                for slots, number in zip(self.slots, (result.address, *numbers), strict=True):
-                    for slot in slots:
-                        addresses[slot] = number
-                self.pool.core.submit_prepared(self.queue, self.prepared, addresses)
+            self.repetition.submit(result.address, *numbers)
+            if self.repetition.at_once and root.recipe is not None:
+                root.recipe.long = False  # no thread needs to be woken for it
             root.settle(result)
             if self.size <= SCRATCH:  # memory for the next result, while the device is working
                 self.next = self.pool.take(self.size)

@@ -10,7 +10,7 @@ devices of one process), otherwise through the host.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,8 @@ from ugpu.compiler.runtime.memory_pool import MemoryPool, Place, Storage, place_
 from ugpu.hcq.device.device import Device, core_of, owner_of
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.graph import Capture
+from ugpu.hcq.work.prepared import repetition_of
+from ugpu.hcq.work.queue import Repetition
 
 SHORT_S = 5e-4  # a wait of the host up to which the thread that a queue's wait takes costs more
 
@@ -112,6 +114,18 @@ class Stages:
             else:
                 source = _now(stage.source, current)[stage.start : stage.start + stage.size]
                 carry(source, _now(stage.target, current), stage.size)
+
+    def repetition(self, inputs: Sequence[Buffer]) -> Repetition | None:
+        """Return work that does what a replay does, in one step, with the addresses of other memory
+        for `inputs` as its numbers; None if that takes more. Closed if the graph is."""
+        if len(self._stages) != 1 or not isinstance(self._stages[0], Part):
+            return None
+        graph = self._stages[0].graph
+        graph.check()
+        if len(graph.recorded) != 1:
+            return None
+        repetition = repetition_of(*graph.recorded[0], inputs)
+        return repetition if repetition is not None and repetition.in_one_step else None
 
     def retire(self) -> None:
         """Close the graphs; memory stays valid."""

@@ -7,11 +7,11 @@ import math
 import pickle
 import time
 
-from ugpu.compiler.codegen.process.child import Ended, Process
 from ugpu.compiler.search import runner
 from ugpu.compiler.search.measure import Bench, Candidate, Outcome, Problem
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import UgpuError
+from ugpu.hcq.objects.child import Ended, Process
 
 OPEN_S = 60.0  # TIMEOUT: to open a device and fill its arrays, and for the default, without which
 # there is no search: seconds, of which a busy machine needs many

@@ -3,7 +3,7 @@ does not affect the user's process.
 
     python -m ugpu.compiler.search.runner SOCKET DEVICE OPTIONS
 
-Messages (compiler.codegen.process.child) are pickles, exchanged only with our own process: the
+Messages (hcq.objects.child) are pickles, exchanged only with our own process: the
 parameters of a computation, or a Candidate; the answer to each is an Outcome.
 """
 
@@ -16,10 +16,10 @@ import socket
 import sys
 
 from ugpu import hcq
-from ugpu.compiler.codegen.process.child import receive, send
 from ugpu.compiler.search.measure import Bench, Candidate, Outcome
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import UgpuError
+from ugpu.hcq.objects.child import receive, send
 
 
 def serve(channel: socket.socket, device: Device) -> None:

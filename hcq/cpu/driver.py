@@ -108,6 +108,7 @@ class CpuDriver(QueuesDriver, CodeDriver):
         self._timelines = compute, copy = (self._compute.timeline, self._copy.timeline)
         self._waiting = Words(4)
         self._waiting.words[:] = (self.bell.state.address, compute.address, copy.address, PAUSE_NS)
+        self._alarms = self.bell.state.cells
         self._settle, self._expect = native().settle, native().expect
         self._server = self._compute.server.state.address
         self.core.opened()
@@ -240,6 +241,10 @@ class CpuDriver(QueuesDriver, CodeDriver):
         """Wait a while, natively; return whether the queues are idle and met only valid
         commands."""
         compute, copy = self._timelines
+        first, second = compute.cells, copy.cells
+        idle = first[0] >= first[1] and second[0] >= second[1]
+        if idle and not self._alarms[ALARMS]:
+            return True
         return bool(self._settle(self._waiting.address, compute.last, copy.last))
 
     def poll(self) -> UgpuError | None:

@@ -23,6 +23,7 @@ from ugpu.hcq.errors import BadCodeObject, NotSupported
 from ugpu.hcq.objects.argument import Argument
 from ugpu.hcq.objects.elf import SHF_EXECINSTR, SHF_WRITE, ElfObject, read_object
 from ugpu.hcq.objects.linking import Layout, Rule, lay_out, link
+from ugpu.hcq.objects.stack import frame_at
 
 EM_X86_64 = 62
 MOST = 4096  # kernels of an object: their entries are near the words they jump through
@@ -87,6 +88,7 @@ class HostKernel:
         word: number of the word of its memory that holds that address.
         kernarg_size: bytes of its arguments.
         arguments: if the object declares them.
+        frame: bytes of stack that it takes; 0 for few, and where that is not known.
     """
 
     name: str
@@ -95,6 +97,7 @@ class HostKernel:
     word: int
     kernarg_size: int
     arguments: tuple[Argument, ...] | None
+    frame: int
 
 
 def load_object(image: bytes) -> tuple[CodeMemory, dict[str, HostKernel]]:
@@ -147,7 +150,8 @@ def _entered(
         code = memory.address + layout.offsets[symbol.section] + symbol.value
         entry = start + JUMP_SIZE * word
         entries += machine.jump_through(memory.words_at + 8 * word - entry).ljust(JUMP_SIZE, b"\0")
-        kernels[name] = HostKernel(name, memory.address + entry, code, word, size, arguments)
+        frame = frame_at(elf.sections[symbol.section].data, symbol.value)
+        kernels[name] = HostKernel(name, memory.address + entry, code, word, size, arguments, frame)
         memory.put_word(word, code)
     return kernels, entries
 

@@ -30,17 +30,20 @@ JOIN_LIMIT_S, LATE_LIMIT_S = 0.2, 20.0
 
 LAUNCH, COPY, FILL, WAIT, SIGNAL, TIMESTAMP = range(1, 7)  # operation words, see hcq.cpu.queue
 # Queue, in 64-bit words.
-HEAD, TAIL, STOP, FAULT, CURRENT, RING, MASK, BELL, POOL, DOOR, EXPECTED, LAST = range(12)
+HEAD, TAIL, STOP, FAULT, CURRENT, RING, MASK, BELL, POOL, DOOR, EXPECTED, LAST, BRIEF = range(13)
 # Pool, in 64-bit words behind its mutex and two conditions of 64 bytes each.
 POOL_WORKERS, POOL_SPIN = 24 + 3, 24 + 12
 ALARMS = 16  # of a bell, in 64-bit words: count of words that are not commands
-BELL_WORDS, QUEUE_WORDS, POOL_WORDS = 18, 12, 24 + 15 + 2 * 64 + 4 + 16
+BELL_WORDS, QUEUE_WORDS, POOL_WORDS = 18, 13, 24 + 15 + 2 * 1024 + 4 + 16
+# Work known to take less runs in the thread that submits it. Waking another takes 5 us of processor
+# time and longer to come up; where there is no second processor, it gains nothing.
+BRIEF_NS, BRIEF_ALONE_NS = 20_000, 100_000
 SPIN_NS = 50_000  # the time that waking a thread may take; polling for that long costs no more
 
 
 class Native:
     """The compiled processor's entry points. Calling one releases the interpreter lock, except for
-    those that take too little time: `repeat` and `expect`."""
+    those that take too little time: `submit`, `run`, `repeat` and `expect`."""
 
     def __init__(self, code: jit.Loaded) -> None:
         self.code = code
@@ -58,8 +61,9 @@ class Native:
         self.wait = entry("ugpu_await", None, pointer, pointer, word, word)
         self.settle = entry("ugpu_settle", ctypes.c_int, pointer, word, word)
         self.push = entry("ugpu_push", ctypes.c_int, pointer, pointer, word, word)
-        self.submit = entry("ugpu_submit", ctypes.c_int, pointer, pointer, pointer, word)
-        self.repeat = quick("ugpu_repeat", ctypes.c_int, pointer, word, word, word)
+        self.submit = quick("ugpu_submit", ctypes.c_int, pointer, pointer, pointer, word)
+        self.run = quick("ugpu_run", ctypes.c_int, pointer, pointer, word, word)
+        self.repeat = quick("ugpu_repeat", ctypes.c_int, pointer)
         self.expect = quick("ugpu_expect", None, pointer)
         self.serve = entry("ugpu_serve", None, pointer)
         self.halt = entry("ugpu_halt", None, pointer)
@@ -67,15 +71,41 @@ class Native:
 
 
 PARTS = ("types", "waiting", "submit", "queue", "pool")  # files of hcq/cpu/native, one module
-# The processor's instruction for wait loops.
-_RELAX = "define internal void @relax() { ret void }"
-_RELAX_X86 = """
+# By architecture: the processor's instruction for wait loops, and whether a thread rounds to the
+# nearest, keeps subnormal numbers and traps nothing, as new threads do. Elsewhere the latter is not
+# known.
+_ANY = """
+define internal void @relax() { ret void }
+define internal i1 @computes_as_usual() { ret i1 0 }
+"""
+# MXCSR: all but the flags. Intel SDM volume 1, 10.2.3.
+_X86 = """
 declare void @llvm.x86.sse2.pause()
+declare void @llvm.x86.sse.stmxcsr(ptr)
 define internal void @relax() {
   call void @llvm.x86.sse2.pause()
   ret void
 }
+define internal i1 @computes_as_usual() {
+  %at = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %at)
+  %value = load i32, ptr %at
+  %modes = and i32 %value, 65472
+  %usual = icmp eq i32 %modes, 8064
+  ret i1 %usual
+}
 """
+# FPCR: Arm Architecture Reference Manual (DDI 0487), C5.2.
+_AARCH64 = """
+declare i64 @llvm.aarch64.get.fpcr()
+define internal void @relax() { ret void }
+define internal i1 @computes_as_usual() {
+  %value = call i64 @llvm.aarch64.get.fpcr()
+  %usual = icmp eq i64 %value, 0
+  ret i1 %usual
+}
+"""
+_OF_ARCHITECTURE = {"x86_64": _X86, "aarch64": _AARCH64}
 
 _build_lock = ModuleLock()
 _native: Native | None = None
@@ -85,7 +115,7 @@ def source(triple: str) -> str:
     """Return the processor as one module of LLVM IR text, for a host of this target triple."""
     folder = Path(__file__).with_name("native")
     parts = [(folder / f"{part}.ll").read_text(encoding="utf-8") for part in PARTS]
-    return "\n".join([*parts, _RELAX_X86 if triple.startswith("x86_64") else _RELAX])
+    return "\n".join([*parts, _OF_ARCHITECTURE.get(triple.partition("-")[0], _ANY)])
 
 
 def native() -> Native:
@@ -162,6 +192,7 @@ class Pool:
     def __init__(self, workers: int, name: str) -> None:
         self.native = native()
         self.state = Words(POOL_WORDS)
+        self.workers = workers
         self.state[POOL_WORKERS] = workers
         alone = workers == 0 or workers >= len(os.sched_getaffinity(0))
         self.state[POOL_SPIN] = 0 if alone else SPIN_NS
@@ -200,6 +231,8 @@ class Server:
         self.state[BELL] = bell.state.address
         self.state[POOL] = pool.state.address
         self.state[DOOR] = self.door.state.address
+        alone = pool.workers == 0 and len(os.sched_getaffinity(0)) == 1
+        self.state[BRIEF] = BRIEF_ALONE_NS if alone else BRIEF_NS
         try:
             self.thread = _start(self, self.native.serve, name)
         except BaseException:  # a Ctrl-C: the thread may have been started
@@ -221,9 +254,15 @@ class Server:
         return bool(self.native.push(self.state.address, address, count, value))
 
     def submit(self, slots: int, prepared: int, signal: int) -> bool:
-        """Submit a prepared image (hcq.cpu.queue); return False if no slot is free or the ring is
-        full."""
+        """Submit a prepared image (hcq.cpu.queue), by `push` or, if it is bounded, by `run`; return
+        False if no slot is free or the ring is full."""
         return bool(self.native.submit(slots, self.state.address, prepared, signal))
+
+    def run(self, address: int, count: int, value: int) -> bool:
+        """Queue command words as `push` does, or execute them before returning, if nothing is
+        queued and they are known to take little time. Their kernels end, whatever they are
+        given."""
+        return bool(self.native.run(self.state.address, address, count, value))
 
     def expect(self) -> None:
         """Wake the thread: a push is about to follow. The thread polls for it for a while."""

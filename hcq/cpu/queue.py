@@ -11,11 +11,11 @@ Commands of one queue execute one after the other, so a barrier takes no words.
 
 from __future__ import annotations
 
-import functools
 import struct
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Collection, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 KERNARG_ALIGN = 64  # bytes; the image itself is aligned at least as much
 ARENA_SIZE = 1 << 20  # bytes of transient memory per queue
+SHALLOW = 64 << 10  # bytes of stack that any thread has left
 SLOTS, SLOT_SIZE = 256, 4096  # for prepared submissions; as in native/types.ll
 
 
@@ -69,8 +70,11 @@ class Image(CommandBuffer):
     """A command buffer that is fast to submit if all values that it refers to are 64-bit numbers.
 
     numbers: byte offsets of these values, and the values' symbols; None if some are narrower, or if
-    the image is larger than a slot.
+    the image is larger than a slot. bounded: whether its kernels end, whatever they are given, and
+    take little stack: they may run in any thread.
     """
+
+    bounded = False
 
     def __init__(
         self, words: NDArray[np.uint32], command_words: int, relocations: Sequence[Relocation]
@@ -82,7 +86,7 @@ class Image(CommandBuffer):
         if small and 2 * len(pairs) == len(relocations) and all(_is_number(*p) for p in pairs):
             self.numbers = [(4 * low.word, low.symbol) for low, _ in pairs]
 
-    @functools.cached_property
+    @cached_property
     def prepared(self) -> Prepared:
         """Return the data that the native side needs to submit the image."""
         return Prepared(self)
@@ -102,7 +106,7 @@ class Prepared:
         self.parameters = Words(max(1, count))
         self.pack = struct.Struct(f"<{count}Q").pack_into
         head = (self.template.address, image.words.nbytes, image.command_words)
-        numbers = [*head, len(image.numbers), self.parameters.address]
+        numbers = [*head, len(image.numbers), self.parameters.address, int(image.bounded)]
         for offset, symbol in image.numbers:
             base = symbol.addend if symbol.buffer is None else symbol.buffer.address + symbol.addend
             numbers += (offset, self.KINDS.get(symbol.kind, 0), base % (1 << 64), symbol.slot)
@@ -162,10 +166,11 @@ class Encoder:
 
 
 class CpuResident(Resident):
-    """A graph's image in its own memory."""
+    """A graph's image in its own memory. bounded: see Image."""
 
-    def __init__(self, driver: QueuesDriver, count: int) -> None:
+    def __init__(self, driver: QueuesDriver, count: int, bounded: bool) -> None:
         self.driver = driver
+        self.bounded = bounded
         self.memory = driver.take_memory(4 * count)
         self.words = self.memory.array.view(np.uint32)
         self.address = self.memory.address
@@ -220,45 +225,49 @@ class CpuTimeline(Timeline):
 
     def __init__(self, driver: QueuesDriver, memory: Buffer, name: str) -> None:
         assert memory.view is not None
-        self._cells = memory.view.cast("Q")
+        self.cells = memory.view.cast("Q")  # the value reached, and `last`
         super().__init__(driver.core, memory, name)
 
     @property
     def last(self) -> int:
-        return self._cells[1]
+        return self.cells[1]
 
     @last.setter
     def last(self, value: int) -> None:
-        self._cells[1] = value
+        self.cells[1] = value
 
 
 class CpuRepetition(Repetition):
     """The same in one call of the native side; only for images with numbers."""
+
+    in_one_step = True
 
     def __init__(
         self,
         queue: CpuQueue,
         image: Image,
         parameters: Sequence[int],
-        firsts: Collection[int],
-        seconds: Collection[int],
+        changing: Sequence[Collection[int]],
     ) -> None:
-        super().__init__(queue, image, parameters, firsts, seconds)
+        super().__init__(queue, image, parameters, changing)
         self.timeline = queue.timeline
         self._queue = queue
         self._own = own = Prepared(image)
         own.pack(own.view, 0, *parameters)
         self._native = native().repeat
         self._slots, self._server = queue.slots, queue.server
+        self._given = Words(1 + len(changing))  # the timeline's value, then the numbers
+        packer = struct.Struct(f"<{1 + len(changing)}Q")
+        self._pack = partial(packer.pack_into, self._given.memory.view, 0)
+        listed = [(slot, which) for which, slots in enumerate(changing) for slot in slots]
         head = (self._slots.state.address, self._server.state.address)
-        numbers = [*head, own.address, own.parameters.address, len(firsts) + len(seconds)]
-        numbers += [number for slot in firsts for number in (slot, 0)]
-        numbers += [number for slot in seconds for number in (slot, 1)]
+        numbers = [*head, own.address, own.parameters.address, self._given.address, len(listed)]
+        numbers += [number for pair in listed for number in pair]
         self._record = Words(len(numbers))
         self._record.words[:] = numbers
         self._address = self._record.address
 
-    def submit(self, first: int, second: int) -> int:
+    def submit(self, *numbers: int) -> int:
         core = self._queue.driver.core
         with core.lock:
             usable = not core.closed and core.failure is None and core.capturing is None
@@ -267,15 +276,22 @@ class CpuRepetition(Repetition):
                 if used.closed:
                     usable = False
             if usable and self._queue.server is self._server:  # else there was a reset
-                value = self.timeline.last + 1
-                if self._native(self._address, value, first, second):
+                timeline = self.timeline
+                value = timeline.last + 1
+                self._pack(value, *numbers)
+                if self._native(self._address):
+                    core.launches += self.prepared.launches
+                    self.at_once = timeline.cells[0] >= value
+                    if not self.at_once:
+                        core.losses.submitted(timeline, value)
                     return value
-            return super().submit(first, second)
+            return super().submit(*numbers)
 
 
 class CpuQueue(HardwareQueue):
     """A native thread that executes command words."""
 
+    timeline: CpuTimeline
     reuses_launches = True
 
     def __init__(self, driver: QueuesDriver, kind: QueueKind, server: Server) -> None:
@@ -309,7 +325,13 @@ class CpuQueue(HardwareQueue):
                     encoder.command(TIMESTAMP, destination)
                 case Barrier():
                     pass
-        return encoder.finish()
+        image = encoder.finish()
+        image.bounded = all(
+            command.kernel.program.bounded and command.kernel.details.frame <= SHALLOW
+            for command in commands
+            if isinstance(command, Launch)
+        )
+        return image
 
     def submit(self, buffer: CommandBuffer, values: NDArray[np.uint64]) -> None:
         words, address = self._transient(len(buffer.words))
@@ -334,12 +356,11 @@ class CpuQueue(HardwareQueue):
         self,
         prepared: CommandBuffer,
         parameters: Sequence[int],
-        firsts: Collection[int],
-        seconds: Collection[int],
+        changing: Sequence[Collection[int]],
     ) -> Repetition:
         if isinstance(prepared, Image) and prepared.numbers is not None:
-            return CpuRepetition(self, prepared, parameters, firsts, seconds)
-        return super().repetition(prepared, parameters, firsts, seconds)
+            return CpuRepetition(self, prepared, parameters, changing)
+        return super().repetition(prepared, parameters, changing)
 
     def _transient(self, count: int) -> tuple[NDArray[np.uint32], int]:
         """Return memory for the next submission, valid until that has ended, and its address."""
@@ -356,7 +377,8 @@ class CpuQueue(HardwareQueue):
         return len(self._alive) < before
 
     def place(self, buffer: CommandBuffer) -> Resident:
-        resident = CpuResident(self.driver, len(buffer.words))
+        bounded = isinstance(buffer, Image) and buffer.bounded
+        resident = CpuResident(self.driver, len(buffer.words), bounded)
         resident.words[:] = buffer.words
         return resident
 
@@ -370,7 +392,9 @@ class CpuQueue(HardwareQueue):
         return self.server.room  # if the arena is full, it returns fresh memory
 
     def submit_resident(self, resident: Resident, command_words: int, value: int) -> None:
-        self._push(resident.address, command_words, value)
+        bounded = isinstance(resident, CpuResident) and resident.bounded
+        if not (bounded and self.server.run(resident.address, command_words, value)):
+            self._push(resident.address, command_words, value)
 
     def _serve(self, server: Server) -> None:
         server.note_last(self.timeline.address + 8)

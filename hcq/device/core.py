@@ -278,16 +278,16 @@ class Core(Closing):
 
         limit_s applies to each queue. The lock is not held while waiting.
         """
-        # The usual case takes few steps, since memory is slow after a kernel that has read much
-        # of it. RACE: the device may fail or be reset meanwhile: the full path then reports it.
+        # RACE: the device may fail or be reset meanwhile: the full path then reports it.
         resets, losses = self.resets, self.losses
-        usual = limit_s is None and self.failure is None and not self.closed
-        usual = usual and self.replaying is None and not self.retired.closing
-        usual = usual and losses.mine.resets == resets and not losses.automatic
-        usual = usual and not self.followers.raising
         timelines = [hardware.timeline for hardware in self.driver.all_queues()]
         ends = [timeline.last for timeline in timelines]
-        if usual and self.driver.is_idle_fast() and self.resets == resets:
+        if (
+            limit_s is None and self.failure is None and not self.closed
+            and self.replaying is None and not self.retired.closing
+            and losses.mine.resets == resets and not losses.automatic
+            and not self.followers.raising and self.driver.is_idle_fast() and self.resets == resets
+        ):  # fmt: skip
             losses.found_clean(timelines, ends)
             return
         if limit_s is not None:

@@ -244,6 +244,13 @@ def read_object(image: bytes) -> ElfObject:
     )  # fmt: skip
 
 
+def undefined_names(image: bytes) -> list[str]:
+    """Return the names that a relocatable object uses and does not define; Raises BadCodeObject
+    with the defect."""
+    symbols = _read_symbols(read_sections(image, read_header(image)))
+    return [symbol.name for symbol in symbols if not symbol.is_defined and symbol.name]
+
+
 def read_sections(image: bytes, header: Header) -> tuple[Section, ...]:
     """Read the sections of a file; Raises BadCodeObject with the defect."""
     table, count, names = header.sections, header.section_count, header.names

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 
@@ -12,12 +13,14 @@ import llvmlite.binding as llvm
 
 from ugpu.hcq.disk.cache import DiskCache
 from ugpu.hcq.disk.objects import kept
+from ugpu.hcq.objects.elf import undefined_names
 from ugpu.hcq.state import host as processor
 
 LIMITED = 0  # promote registers to values, then plain code generation: compiles fast
 FULL = 2  # for the runtime functions, compiled once
 
 _LOCK = threading.RLock()
+_OFFERED: dict[str, Callable[[], int]] = {}
 
 
 @cache
@@ -91,6 +94,10 @@ class Loaded:
 
     def __init__(self, image: bytes) -> None:
         with _LOCK:
+            for name in undefined_names(image):
+                if name in _OFFERED:
+                    publish(name, _OFFERED[name]())
+                    del _OFFERED[name]
             empty = llvm.parse_assembly("")
             # The engine owns its target machine and frees it at the end.
             self._engine = llvm.create_mcjit_compiler(empty, _new_machine(0))
@@ -107,6 +114,20 @@ def publish(name: str, address: int) -> None:
     """Let objects that are loaded later refer to the function at `address` by name."""
     with _LOCK:
         llvm.add_symbol(name, address)
+
+
+def offer(name: str, make: Callable[[], int]) -> None:
+    """Publish a function when an object that calls it is loaded. make: returns its address; called
+    once, under the lock of `linking`. A later offer of the name counts from then on."""
+    with _LOCK:
+        _OFFERED[name] = make
+
+
+@contextmanager
+def linking() -> Iterator[None]:
+    """Exclude other threads from loading code in the block; may be nested."""
+    with _LOCK:
+        yield
 
 
 class ObjectCache(DiskCache):

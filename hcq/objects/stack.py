@@ -32,7 +32,12 @@ def frame_of(image: bytes, name: str) -> int:
     symbol = elf.find(name)
     if symbol is None or symbol.section is None:
         raise KeyError(name)
-    code = elf.sections[symbol.section].data[symbol.value : symbol.value + _PROLOGUE]
+    return frame_at(elf.sections[symbol.section].data, symbol.value)
+
+
+def frame_at(section: bytes, start: int) -> int:
+    """Return what `frame_of` does for the function that starts at a place in a section."""
+    code = section[start : start + _PROLOGUE]
     at = code.find(_SUB_RSP)
     return int.from_bytes(code[at + 3 : at + 7], "little") if at >= 0 else 0
 

@@ -8,8 +8,9 @@ UGPU_OBJECTS          folder that keeps compilers' output, below all other cache
 UGPU_LOG              level: error, warning, info, debug or trace
 UGPU_TRACE            file that receives trace events, one JSON object a line
 UGPU_WINOGRAD         0: do not use Winograd convolution, whose results are less precise
-UGPU_TIERS            0: compile each kernel of `cpu` for speed of execution before it first runs,
-                      not behind the program (docs/compiler-design.md)
+UGPU_TIERS            0: compile each kernel of `cpu`, and its translation on virtual AMD GPUs, for
+                      speed of execution before it first runs, not behind the program
+                      (docs/compiler-design.md)
 UGPU_RECORD           file that receives all accesses to a device behind a PCI transport
 UGPU_RECORD_STATES    1: record the states of the device's units after each stage of bring-up, too
 UGPU_CRASHES          folder for bundles of evidence, one for each failure of a device (default:
@@ -63,7 +64,8 @@ class Config:
         wait_limit_s: UGPU_WAIT_LIMIT: how long a wait may take if its caller gives no limit, in
             seconds.
         winograd: UGPU_WINOGRAD: whether convolutions may use Winograd tiles.
-        tiers: UGPU_TIERS: whether a kernel of `cpu` runs first in a version that compiles fast.
+        tiers: UGPU_TIERS: whether a kernel of `cpu` or a virtual AMD GPU runs first in a version
+            that compiles fast.
         record_file: UGPU_RECORD: a recording of the device that is opened.
         record_states: UGPU_RECORD_STATES: whether the recording has the chip's state after each
             stage.

@@ -20,7 +20,8 @@ class MemoryUse:
     def add(self, size: int) -> None:
         """Count memory that is taken, or, negative, given back."""
         self.bytes += size
-        self.peak = max(self.peak, self.bytes)
+        if self.bytes > self.peak:
+            self.peak = self.bytes
 
 
 class Placement(enum.Enum):

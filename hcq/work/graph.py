@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ugpu.hcq.work.buffer import Buffer
     from ugpu.hcq.work.state import OpenDevice
 
+FEW = 64  # commands that a graph keeps as they were recorded
 PARTS = 256  # number of input bindings whose patches are kept
 _serials = itertools.count(1)
 
@@ -100,6 +101,9 @@ class Capture:
     that it uses, but does not keep them open: after one is closed, `replay` raises Closed. Owned by
     the caller: `close` frees the images. The images of a dropped graph are freed some time after
     its last replay.
+
+    Attributes:
+        recorded: the commands of each queue, until it is closed; empty if they are more than FEW.
     """
 
     def __init__(self, core: GraphState) -> None:
@@ -111,6 +115,7 @@ class Capture:
         # again.
         self._lock = threading.RLock()
         self._thread: int | None = None
+        self.recorded: Sequence[tuple[HardwareQueue, Sequence[Command]]] = ()
         self._commands: dict[HardwareQueue, list[Command]] = {}
         self._submissions: dict[Timeline, int] = {}
         self._images: list[_Image] = []
@@ -348,10 +353,13 @@ class Capture:
             self.core.retired.release(partial(_close, self._images))
         self._images = []  # ORDER: `__del__` releases them if this is interrupted
         self._commands.clear()
+        self.recorded = ()
         self._roots.clear()
         self.core.graphs.discard(self)
 
     def _build(self) -> None:
+        if sum(map(len, self._commands.values())) <= FEW:
+            self.recorded = tuple(self._commands.items())
         points = self._number_points()
         for hardware, commands in self._commands.items():
             final = CAPTURED | self._serial << 32 | self._submissions[hardware.timeline]

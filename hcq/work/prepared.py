@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ugpu.hcq.work.command import Command, Launch, Signal, uses
+from ugpu.hcq.work.command import Barrier, Command, Launch, Signal, uses
 from ugpu.hcq.work.command_buffer import BufferReferences, CommandBuffer, Reference, Symbol
 
 if TYPE_CHECKING:
-    from ugpu.hcq.work.queue import HardwareQueue, Resident
+    from ugpu.hcq.work.buffer import Buffer
+    from ugpu.hcq.work.queue import HardwareQueue, Repetition, Resident
 
 _MOST_ARGUMENTS = 256  # bytes; longer ones take longer to fill in than to encode
 _MOST_SHAPES = 16  # of one kernel
@@ -50,6 +51,50 @@ def prepare(hardware: HardwareQueue, commands: Sequence[Command]) -> CommandBuff
     prepared.uses = uses(commands)
     prepared.launches = _launches_of(commands)
     return prepared
+
+
+def repetition_of(
+    hardware: HardwareQueue, commands: Sequence[Command], inputs: Sequence[Buffer]
+) -> Repetition | None:
+    """Return work that does what `commands` do; its numbers are the addresses of other memory for
+    `inputs`, in this order. None if other commands than launches are among them, or an input is
+    part of memory that they use."""
+    opened: list[Command] = []
+    for command in commands:
+        if isinstance(command, Launch):
+            references = [_opened(reference, inputs) for reference in command.references]
+            given = [reference for reference in references if reference is not None]
+            if len(given) < len(references):
+                return None
+            opened += [replace(command, references=tuple(given)), Barrier()]
+        elif not isinstance(command, Barrier) and not _ends(command, hardware):
+            return None
+    prepared = prepare(hardware, opened)
+    addresses = [int(buffer.address) for buffer in inputs]
+    return hardware.repetition(prepared, addresses, [[slot] for slot in range(len(inputs))])
+
+
+def _ends(command: Command, hardware: HardwareQueue) -> bool:
+    """Return whether a command is the end of a submission to a queue."""
+    return isinstance(command, Signal) and command.timeline is hardware.timeline
+
+
+def _opened(reference: Reference, inputs: Sequence[Buffer]) -> Reference | None:
+    """Return a reference to an input's address as one to a parameter; None if it is to memory
+    that lies in an input only in part."""
+    symbol, used = reference.symbol, reference.symbol.buffer
+    if used is None:
+        return reference
+    start, end = int(used.address), int(used.address) + used.size
+    for slot, buffer in enumerate(inputs):
+        low, high = int(buffer.address), int(buffer.address) + buffer.size
+        if (used.owner or used) is not (buffer.owner or buffer) or end <= low or start >= high:
+            continue
+        if start < low or end > high:
+            return None
+        number = Symbol("parameter", addend=symbol.addend + start - low, slot=slot)
+        return Reference(reference.offset, reference.width, number)
+    return reference
 
 
 def _launches_of(commands: Sequence[Command]) -> int:

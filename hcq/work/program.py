@@ -115,10 +115,12 @@ class Program(Mapping[str, Kernel]):
         source: returns the text that it was compiled from (kernel IR, LLVM IR, PTX), as evidence of
             a failure; None if unknown.
         work: of its kernels by name, for devices that count it (Driver.counts_work).
+        bounded: whether its kernels end, whatever they are given, as those of a compiler do.
     """
 
     source: Callable[[], str] | None = None
     work: Mapping[str, Work] = MappingProxyType({})
+    bounded = False
 
     def __init__(self, core: MemoryState, memory: Buffer | None) -> None:
         self.core = core

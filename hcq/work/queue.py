@@ -143,11 +143,10 @@ class HardwareQueue(ABC):
         self,
         prepared: CommandBuffer,
         parameters: Sequence[int],
-        firsts: Collection[int],
-        seconds: Collection[int],
+        changing: Sequence[Collection[int]],
     ) -> Repetition:
         """See Repetition. Does not touch hardware; any thread may call it."""
-        return Repetition(self, prepared, parameters, firsts, seconds)
+        return Repetition(self, prepared, parameters, changing)
 
     @abstractmethod
     def place(self, buffer: CommandBuffer) -> Resident:
@@ -160,34 +159,38 @@ class HardwareQueue(ABC):
 
 
 class Repetition:
-    """Prepared work (hcq.work.prepared) with its parameters, except those of the slots `firsts` and
-    `seconds`.
+    """Prepared work (hcq.work.prepared) with its parameters, except some that change: the i-th
+    number of each submission is for the slots changing[i].
 
     A driver may provide a faster one (HardwareQueue.repetition).
+
+    Attributes:
+        in_one_step: whether a submission is one call of native code.
+        at_once: whether the last submission had ended when it returned.
     """
+
+    in_one_step = False
+    at_once = False
 
     def __init__(
         self,
         hardware: HardwareQueue,
         prepared: CommandBuffer,
         parameters: Sequence[int],
-        firsts: Collection[int],
-        seconds: Collection[int],
+        changing: Sequence[Collection[int]],
     ) -> None:
         self.core = hardware.core
         self.hardware = hardware
         self.prepared = prepared
         self.parameters = list(parameters)
-        self.firsts = firsts
-        self.seconds = seconds
+        self.changing = changing
 
-    def submit(self, first: int, second: int) -> int:
-        """Run it with these two numbers; otherwise like Core.submit_prepared."""
+    def submit(self, *numbers: int) -> int:
+        """Run it with these numbers; otherwise like Core.submit_prepared."""
         given = self.parameters.copy()
-        for slot in self.firsts:
-            given[slot] = first
-        for slot in self.seconds:
-            given[slot] = second
+        for slots, number in zip(self.changing, numbers, strict=True):
+            for slot in slots:
+                given[slot] = number
         return self.core.submit_prepared(self.hardware, self.prepared, given)
 
 

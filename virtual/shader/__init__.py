@@ -3,6 +3,7 @@
 text, native     LLVM IR as text: bodies of vectors and masks of any number of lanes; functions
                  written as Python
 jit, library     IR to native code, kept on disk; the functions that kernels share
+versions         a translated kernel in a version that compiles fast, then in one that runs fast
 memory, table    the TLBs of native code: the page-table walker's interface, and filling of rows
 tlb              native code for TLB look-ups
 lanes            loads and stores of the lanes of a wave, PASS lanes at a time

@@ -1,9 +1,13 @@
-"""Compile the native functions that kernels share, and make their names known to the linker."""
+"""The native functions that kernels share: each is compiled when code that calls it is loaded.
+
+All functions of a core are 12,000 to 22,000 lines of IR, of which a kernel calls a few hundred.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from ugpu.hcq.objects import jit
@@ -12,32 +16,77 @@ from ugpu.virtual.shader.text import PROFILES
 # A function that returns the IR of some functions and their declarations; and which of them other
 # code may call.
 Part = tuple[Callable[[], tuple[str, set[str]]], Sequence[str]]
+
 # All code lives as long as the process: code loaded later refers to it by name. Two threads that
-# each make the first device load it twice, and both copies may be in use.
+# each make the first device have a library each, and both copies may be in use.
 _LOADED: list[jit.Loaded] = []
 
+_DEFINED = re.compile(r"^define (?:internal )?(?P<head>[^\n@]*@(?P<name>[\w.]+)\(.*?)\{\n.*?^\}\n",
+                      re.DOTALL | re.MULTILINE)  # fmt: skip
+_CONSTANT = re.compile(r"^@(?P<name>[\w.]+) = internal .*\n", re.MULTILINE)
+_USED = re.compile(r"@([\w.]+)")
 
-def compiled(
-    packages: tuple[Path, ...], folder: Path | None, title: str, parts: Iterable[Part]
-) -> jit.Loaded:
-    """Compile functions, or load them from the cache in `folder`; publish those that other code
-    calls.
 
-    packages: folders whose sources determine the result. The code stays as long as the process.
+class Library:
+    """The functions of one core, and their code once it is needed. Thread-safe.
+
+    packages: folders whose sources determine the code. folder: of cached code; None keeps it in
+    memory only. title: of the library in cache keys. Code stays as long as the process.
     """
-    texts: list[str] = []
-    declarations: set[str] = set()
-    names: list[str] = []
-    for make, public in parts:
-        text, needed = make()
-        texts.append(text)
-        declarations |= needed
-        names += public
-    ir = "\n".join([*texts, *sorted(declarations), PROFILES])
-    key = jit.key_of(packages, title, ir)
-    image = jit.ObjectCache(folder).made(key, partial(jit.compile_object, ir, jit.FULL, 1))
-    loaded = jit.Loaded(image)
-    _LOADED.append(loaded)
-    for name in names:
-        jit.publish(name, loaded.address(name))
-    return loaded
+
+    def __init__(
+        self, packages: tuple[Path, ...], folder: Path | None, title: str, parts: Iterable[Part]
+    ) -> None:
+        self._packages = packages
+        self._title = title
+        self._cache = jit.ObjectCache(folder)
+        self._parts = tuple(parts)
+        self._code: dict[str, jit.Loaded] = {}
+        for _, names in self._parts:
+            for name in names:
+                jit.offer(name, partial(self.address, name))
+
+    def address(self, name: str) -> int:
+        """Return the address of a function; compile it if it is not loaded."""
+        with jit.linking():
+            if name not in self._code:
+                ir = self._module(name)
+                key = jit.key_of(self._packages, self._title, ir)
+                make = partial(jit.compile_object, ir, jit.FULL, 1)
+                self._code[name] = jit.Loaded(self._cache.made(key, make))
+                _LOADED.append(self._code[name])
+            return self._code[name].address(name)
+
+    @cached_property
+    def _texts(self) -> tuple[dict[str, re.Match[str]], dict[str, str], list[str]]:
+        """The functions and constants by name, and the declarations of what others define."""
+        texts: list[str] = []
+        declarations: set[str] = set()
+        for make, _ in self._parts:
+            text, needed = make()
+            texts.append(text)
+            declarations |= needed
+        text = "\n".join([*texts, ""])
+        functions = {match["name"]: match for match in _DEFINED.finditer(text)}
+        constants = {match["name"]: match[0] for match in _CONSTANT.finditer(text)}
+        return functions, constants, sorted(declarations)
+
+    def _module(self, root: str) -> str:
+        """Return the IR of a function and of the internal ones that it calls; it gets the public
+        ones when its object is loaded."""
+        functions, constants, declarations = self._texts
+        public = {name for _, names in self._parts for name in names} - {root}
+        lines: dict[str, str] = {}
+        waiting = [root]
+        while waiting:
+            name = waiting.pop()
+            if name in lines:
+                continue
+            if name in constants:
+                lines[name] = constants[name]
+            elif name in functions and name in public:
+                lines[name] = f"declare {functions[name]['head']}\n"
+            elif name in functions:
+                lines[name] = functions[name][0]
+                waiting.extend(reversed(_USED.findall(functions[name][0])))
+        return "\n".join([*lines.values(), *declarations, PROFILES])

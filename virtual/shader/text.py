@@ -7,6 +7,7 @@ results are joined again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 PASS = 32  # lanes that the functions for memory take at a time
@@ -20,6 +21,7 @@ ELEMENT_BITS = {
     "i1": 1, "i8": 8, "i16": 16, "half": 16, "bfloat": 16, "i32": 32, "float": 32, "i64": 64,
     "double": 64, "i128": 128,
 }  # fmt: skip
+_CONSTANT = re.compile(r"splat \(\w+ bitcast \(i\d+ (\d+) to \w+\)\)")
 _INTEGER = {"half": "i16", "bfloat": "i16", "float": "i32", "double": "i64"}
 _SUFFIX = {"half": "f16", "bfloat": "bf16", "float": "f32", "double": "f64"}
 
@@ -41,6 +43,12 @@ def constant(element: str, bits: int) -> str:
     if integer == element:
         return f"splat ({integer} {bits})"
     return f"splat ({element} bitcast ({integer} {bits} to {element}))"
+
+
+def bits_of(value: str) -> int | None:
+    """Return the bits of a constant float vector, None for a value that is not constant."""
+    match = _CONSTANT.fullmatch(value)
+    return None if match is None else int(match[1])
 
 
 def lanes(values: list[int], element: str = "i32") -> str:

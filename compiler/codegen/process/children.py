@@ -24,10 +24,10 @@ from pathlib import Path
 import llvmlite  # only its version; this does not load LLVM
 
 from ugpu.compiler.codegen.adreno.version import adreno_version
-from ugpu.compiler.codegen.process.child import Ended, Process
 from ugpu.compiler.codegen.process.complaints import brief, locate
 from ugpu.hcq.disk import own_folder as ownfolder
 from ugpu.hcq.errors import CompileError, HostError, MissingDependency
+from ugpu.hcq.objects.child import Ended, Process
 from ugpu.hcq.state.target import TargetSpec
 
 # TIMEOUT: of processor time. The largest kernels of the tests take 2 s, the slowest known one 33 s;

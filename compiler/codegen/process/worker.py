@@ -3,7 +3,7 @@
 LLVM's back ends end the process on IR they cannot handle. To keep the user's process alive,
 compiler.codegen.process.children runs this one, and replaces it when it has ended.
 
-Messages are those of compiler.codegen.process.child; compiler.codegen.process.children describes
+Messages are those of hcq.objects.child; compiler.codegen.process.children describes
 their content.
 """
 
@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import select
 import socket
 import sys
 import time
 
-from ugpu.compiler.codegen.process.child import receive, send
 from ugpu.compiler.codegen.process.children import ANSWER, DONE, LIMIT_S, MISSING, REFUSED
 from ugpu.compiler.codegen.process.objects import compile_here
 from ugpu.hcq.errors import MissingDependency, UgpuError
+from ugpu.hcq.objects import child
 from ugpu.hcq.state.target import TargetSpec
 
 IDLE_S = 60.0  # TIMEOUT: an idle process ends; the next request starts another
@@ -43,22 +41,7 @@ def answer(message: bytes) -> bytes:
 
 def serve(channel: socket.socket) -> None:
     """Answer requests until the other side closes the connection, or sends none for a while."""
-    while select.select([channel], [], [], IDLE_S)[0]:
-        try:
-            message = receive(channel)
-        except (EOFError, ConnectionError):
-            return
-        _limit()
-        send(channel, answer(message))
-
-
-def _limit() -> None:
-    """Let the system end this process if LLVM does not, and the process that would end it is gone.
-    setrlimit(2): RLIMIT_CPU is in seconds of processor time, from the process's start."""
-    _, most = resource.getrlimit(resource.RLIMIT_CPU)
-    limit = int(time.process_time() + 2 * LIMIT_S)
-    if most == resource.RLIM_INFINITY or limit < most:
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, most))
+    child.serve(channel, answer, IDLE_S, LIMIT_S)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ where the line does, and writes some elements a second time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from ugpu.compiler.expression.algebra import Index, Range, Validity, at_least_zero
@@ -51,7 +52,10 @@ def copied(
         each = Range(f"{column.name}{phase}", -(-(column.size - phase) // phases))
         elements = substitute(image, {column: each.index() * phases + phase})
         copies += separated(elements, each, stage, first)
-    return tuple(copies)
+    if phases == 1:
+        return tuple(copies)
+    # else LLVM unrolls each to several KB in 50 ms, which gains nothing
+    return tuple(replace(copy, rolled=True) if isinstance(copy, Loop) else copy for copy in copies)
 
 
 def padding(image: Value, column: Range, moving: frozenset[Range]) -> Value | None:

@@ -1,7 +1,10 @@
 """Sorts on the host: rows of uint64 in order of their bits from 32 up. The lower halves rise along
 a row, so that no two elements are equal, and sorting by all bits is stable.
 
-Short rows: a key's place is the number of keys below it, counted for all keys of the row in
+Several rows of at most LONGEST keys: a network of exchanges (kernel.host.network), whose code does
+not depend on keys, for as many rows at a time as a vector has lanes.
+
+Few short rows: a key's place is the number of keys below it, counted for all keys of the row in
 vectors. Other rows are sorted by digits of eight bits, the lowest first (H. Seward, 1954): one pass
 counts the digits of all keys, then each pass moves keys to where those with their digit begin.
 Passes alternate between two arrays: on the stack, or, for long rows, the halves of the output, of
@@ -19,10 +22,12 @@ from ugpu.compiler.expression.computation import Computation, elements, places_a
 from ugpu.compiler.expression.lookup import lookup
 from ugpu.compiler.expression.value import Memory, Value, binary, cast, const, load, substitute
 from ugpu.compiler.kernel.host.loops import rows_of
+from ugpu.compiler.kernel.host.network import LONGEST, Network
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store
 from ugpu.compiler.kernel.shared.kernels import kernel_of
 from ugpu.hcq.state.target import TargetSpec
 
+LANES = 4  # minimum of a vector of keys for networks
 SHORT = 128  # keys of a row up to which every pair is compared
 TOGETHER = 4  # keys that all others are compared with at a time
 CHUNK = 16384  # keys that justify a separate group
@@ -40,6 +45,9 @@ def lower(computation: Computation, target: TargetSpec) -> Kernel:
     long = output.dtype is uint64
     outer = computation.ranges[: -2 if long else -1]
     body = ops.expand(computation.value.sources[0])
+    lanes = target.vector_bytes // uint64.itemsize
+    if size <= LONGEST and LANES <= lanes <= 2 * elements(outer):
+        return _side_by_side(computation, lanes, body)
     rows = max(1, CHUNK // size)
     grid, row, bound = rows_of(elements(outer), rows)
 
@@ -59,6 +67,26 @@ def lower(computation: Computation, target: TargetSpec) -> Kernel:
         steps.append(Loop(each, (Store(output, row * size + each.index(), low),)))
     loop = Loop(Range("r", rows), tuple(steps), bound)
     return kernel_of(computation, local, grid, 1, (loop,))
+
+
+def _side_by_side(computation: Computation, lanes: int, body: Value) -> Kernel:
+    """Sort rows by a network, `lanes` of them at a time. body: the keys."""
+    (*_, along), outer = computation.value.arg[2], computation.ranges[:-1]
+    count, size = elements(outer), along.size
+    network = Network(size, lanes)
+    grid, block, bound = rows_of(-(-count // lanes), max(1, CHUNK // (size * lanes)))
+
+    def read(row: Index, place: Index) -> Value:
+        return substitute(body, places_at(outer, block * lanes + row) | {along: place})
+
+    def place(row: Index, at: Index) -> Index:
+        first: Index = (block * lanes + row) * size
+        return first + at
+
+    left = constant(count) - block * lanes
+    steps = network.steps(read, computation.output, place, left)
+    loop = Loop(Range("r", max(1, CHUNK // (size * lanes))), tuple(steps), bound)
+    return kernel_of(computation, network.memories, grid, 1, (loop,))
 
 
 def _by_pairs(

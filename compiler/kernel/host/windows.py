@@ -38,9 +38,10 @@ from ugpu.compiler.expression.value import (
 )
 from ugpu.compiler.kernel.host.lines import chunks, copied, padding
 from ugpu.compiler.kernel.host.nest import Axis, Nest, nested, round_up, share
+from ugpu.compiler.kernel.host.products.packing import LINE
 from ugpu.compiler.kernel.host.products.results import in_lanes
 from ugpu.compiler.kernel.host.products.tiles import vector_registers
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement, Store
 from ugpu.compiler.kernel.shared.kernels import result
 from ugpu.compiler.pattern import cost
 from ugpu.compiler.pattern.contraction import ranges_of
@@ -147,6 +148,8 @@ class _Windows:
         self.nest = Nest(computation, outer, (row, tall), (image, images))
         self.rows, self.images = self.nest.sides
         self.image = self.images.steps("image")
+        size = elements(computation.ranges) * stride * stride * dtype.itemsize
+        self.far = size > target.caches.second // 2
         self.nest.batch |= self.image.places
         self.plane = (self.rows.count - 1 + -(-self.tall // stride)) * self.pitch
         # memory behind the last line is read for results that are not stored
@@ -220,7 +223,7 @@ class _Windows:
 
     def in_registers(self) -> tuple[list[Memory], list[Statement]] | None:
         """Return the statements that compute totals and results of an image as vectors, and their
-        memory; None if results are no vectors. A line that is shorter than a vector is stored with
+        memory; None if results do not fill vectors. A line that is shorter than a vector is stored with
         what is behind it, which the next line overwrites; the last one is stored in two parts."""
         size, dtype = self.window.last.size, self.totals.dtype
         lanes = self.vector_bytes // dtype.itemsize
@@ -258,7 +261,7 @@ class _Windows:
     def line(
         self, first: Index, count: int, start: Index, totals: Memory
     ) -> list[Statement] | None:
-        """Compute a vector of results of some rows; None if they are no vectors."""
+        """Compute a vector of results of some rows; None if they do not fill vectors."""
         size, stores = self.window.last.size, []
         for row in range(count):
             store = self.store(first + row, start, totals, row)
@@ -268,7 +271,23 @@ class _Windows:
                 return None  # it would read behind the end of an array
             stores.append(store)
         last = _in_parts(stores[-1], size) if size < totals.lanes else stores[-1:]
-        return [*self.totals_of(first, count, start, totals), *stores[:-1], *last]
+        ahead = self.ahead(first, count, start, totals.lanes) if self.far else ()
+        return [*ahead, *self.totals_of(first, count, start, totals), *stores[:-1], *last]
+
+    def ahead(self, first: Index, count: int, start: Index, lanes: int) -> Iterator[Prefetch]:
+        """Begin to bring the part of the image that the next block of rows, or the next image,
+        needs: while it is copied, nothing is computed."""
+        window, stride = self.window, self.window.stride
+        for node in walk(window.image):
+            if node.op != "load" or window.row is None or window.down is None:
+                continue
+            line = LINE // node.dtype.itemsize
+            for row, down in product(range(count), range(stride)):
+                places = {**self.around, window.last: start, window.down: constant(down)}
+                places |= self.rows.places(first + (self.rows.count + row))
+                for column in range(0, lanes * stride, line):
+                    here = {**places, window.across: constant(column)}
+                    yield Prefetch(node.arg.memory, node.arg.index.substitute(here))
 
     def store(self, row: Index, start: Index, totals: Memory, number: int) -> Store | None:
         """Return the store of a vector of results of a row."""

@@ -104,13 +104,17 @@ class Programs:
     def ready(self, groups: Sequence[Group]) -> tuple[Loaded, ...]:
         """Prepare the kernels of all groups. CompileError if LLVM fails on one of them."""
         pending: dict[str, _Pending] = {}
+        begun: dict[tuple[Any, ...], _Pending] = {}  # by the group's key
         known: dict[int, Loaded] = {}  # by id of the group
         once = {id(group): group for group in groups}  # calls of a function share groups
         for number, group in once.items():
-            there = self._groups.get(group.key) if active() is None else None
-            there = there or self._begin(group, pending)
-            if there is not None:
+            ready = self._groups.get(group.key) if active() is None else None
+            there = ready or begun.get(group.key) or self._begin(group, pending)
+            if isinstance(there, Loaded):
                 known[number] = there
+            else:
+                begun[group.key] = there
+                there.groups.append(group)
         firsts: list[tuple[_Pending, Program]] = []
         try:
             with Progress(len(pending)) as progress:
@@ -125,7 +129,7 @@ class Programs:
                 self.tiers.later(waiting.first, waiting.record, waiting.groups, program)
         return tuple([known[id(group)] for group in groups])
 
-    def _begin(self, group: Group, pending: dict[str, _Pending]) -> Loaded | None:
+    def _begin(self, group: Group, pending: dict[str, _Pending]) -> Loaded | _Pending:
         """Return a group's kernel if it is loaded; otherwise lower it and start compiling it."""
         start = time.perf_counter()
         record = self.known.get(group) if active() is None else None
@@ -134,8 +138,9 @@ class Programs:
             if loaded is not None:
                 self._groups[group.key] = loaded
                 return loaded
-            if self._recalled(group, record, pending, start):
-                return None
+            recalled = self._recalled(record, pending, start)
+            if recalled is not None:
+                return recalled
         target = self.device.target
         with interning:
             computation = computation_of(group)
@@ -160,8 +165,7 @@ class Programs:
                 self._compile(waiting, module.text, first)
                 self.places.keep(kernel, key, module)
             waiting.seconds = time.perf_counter() - start
-        waiting.groups.append(group)
-        return None
+        return waiting
 
     def _compile(self, waiting: _Pending, text: str, first: bool) -> None:
         """Start compiling a kernel, unless it is a first version that is on disk."""
@@ -174,18 +178,17 @@ class Programs:
             waiting.compiled = shared().submit(text, target, name, self.failed, first=first)
 
     def _recalled(
-        self, group: Group, record: Record, pending: dict[str, _Pending], start: float
-    ) -> bool:
+        self, record: Record, pending: dict[str, _Pending], start: float
+    ) -> _Pending | None:
         """Use a group's kernel as lowered and compiled by an earlier process, if it is stored."""
         waiting = pending.get(record.object)
         if waiting is None:
             image = self.disk.get(record.object)
             if image is None:
-                return False
+                return None
             seconds = time.perf_counter() - start
             waiting = pending[record.object] = _Pending(record, seconds, image, lowered=False)
-        waiting.groups.append(group)
-        return True
+        return waiting
 
     def packs(self, plain: Computation, forms: tuple[Computation, ...]) -> bool | None:
         """Return whether `forms` should replace a product; None unless a search has measured it."""
@@ -244,6 +247,7 @@ class Programs:
         start = time.perf_counter()
         program = self.device.load(image)
         program.source = functools.partial(self.places.source, record.object)
+        program.bounded = True
         if self.device.driver.counts_work:
             program.work = {record.name: _work(waiting.groups[0])}
         loaded = Loaded(

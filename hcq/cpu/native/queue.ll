@@ -182,3 +182,82 @@ timestamp:
   store i64 %ticks, ptr %timestamp.at
   br label %next
 }
+
+; Whether a command buffer is known to take less than `brief`: it has launches, whose kernels have all
+; run before, and at last a signal. The queue is idle.
+define internal i1 @is_brief(ptr %queue, ptr %words, i64 %count) {
+entry:
+  %brief.at = getelementptr %Queue, ptr %queue, i32 0, i32 12
+  %brief = load i64, ptr %brief.at
+  %pool.at = getelementptr %Queue, ptr %queue, i32 0, i32 8
+  %pool = load ptr, ptr %pool.at
+  br label %next
+next:
+  %i = phi i64 [ 0, %entry ], [ %i.launch, %recalled ]
+  %sum = phi i64 [ 0, %entry ], [ %sum.next, %recalled ]
+  %p = getelementptr i32, ptr %words, i64 %i
+  %operation = load i32, ptr %p
+  switch i32 %operation, label %unknown [ i32 1, label %launch
+                                          i32 5, label %signal ]
+launch:
+  %kernel.at = getelementptr i32, ptr %p, i64 1
+  %kernel = load ptr, ptr %kernel.at, align 4
+  %known = call ptr @known(ptr %pool, ptr %kernel)
+  %known.kernel = load ptr, ptr %known
+  %is.known = icmp eq ptr %known.kernel, %kernel
+  br i1 %is.known, label %recalled, label %unknown
+recalled:
+  %took.at = getelementptr %Known, ptr %known, i32 0, i32 1
+  %took = load i64, ptr %took.at
+  %shape = getelementptr i32, ptr %p, i64 5
+  %total = call i64 @count(ptr %shape)
+  %estimate = mul i64 %took, %total
+  %sum.next = add i64 %sum, %estimate
+  %i.launch = add i64 %i, 11
+  %more = icmp ult i64 %i.launch, %count
+  %still = icmp ult i64 %sum.next, %brief
+  %on = and i1 %more, %still
+  br i1 %on, label %next, label %unknown
+signal:
+  %i.signal = add i64 %i, 5
+  %last = icmp eq i64 %i.signal, %count
+  ret i1 %last
+unknown:
+  ret i1 0
+}
+
+; Run a command buffer in the thread that submits it, if nothing is before it, it is known to take less
+; than `brief`, and this thread computes as the queue's does; false if not. Its kernels end by
+; themselves. value: of the timeline, that marks the end.
+define internal i1 @at_once(ptr %queue, ptr %words, i64 %count, i64 %value) {
+  %tail.at = getelementptr %Queue, ptr %queue, i32 0, i32 1
+  %tail = load i64, ptr %tail.at
+  %head = load atomic i64, ptr %queue acquire, align 8
+  %idle = icmp eq i64 %tail, %head
+  br i1 %idle, label %look, label %no
+look:
+  %short = call i1 @is_brief(ptr %queue, ptr %words, i64 %count)
+  %usual = call i1 @computes_as_usual()
+  %may = and i1 %short, %usual
+  br i1 %may, label %run, label %no
+run:
+  %last.at = getelementptr %Queue, ptr %queue, i32 0, i32 11
+  %last = load ptr, ptr %last.at
+  store i64 %value, ptr %last
+  %fine = call i1 @execute(ptr %queue, ptr %words, i64 %count)
+  ret i1 1
+no:
+  ret i1 0
+}
+
+; Run a command buffer whose kernels end by themselves: at once, or as ugpu_push does. 0 when the ring
+; is full.
+define i32 @ugpu_run(ptr %queue, ptr %words, i64 %count, i64 %value) {
+  %ran = call i1 @at_once(ptr %queue, ptr %words, i64 %count, i64 %value)
+  br i1 %ran, label %yes, label %push
+yes:
+  ret i32 1
+push:
+  %pushed = call i32 @ugpu_push(ptr %queue, ptr %words, i64 %count, i64 %value)
+  ret i32 %pushed
+}

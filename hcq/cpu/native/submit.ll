@@ -96,9 +96,9 @@ publish:
   ret i32 1
 }
 
-; Submit what was prepared: copy its template to the next slot, fill in its numbers, push it. 0 when
-; the slot's last content is still in use, or the ring is full. value: of the queue's timeline, that
-; marks the end. One thread at a time.
+; Submit what was prepared: copy its template to the next slot, fill in its numbers, push it or run it.
+; 0 when the slot's last content is still in use, or the ring is full. value: of the queue's timeline,
+; that marks the end. One thread at a time.
 define i32 @ugpu_submit(ptr %slots, ptr %queue, ptr %prepared, i64 %value) {
 entry:
   %next.at = getelementptr %Slots, ptr %slots, i32 0, i32 2
@@ -123,7 +123,7 @@ write:
   call void @llvm.memcpy.p0.p0.i64(ptr align 64 %place, ptr align 64 %template, i64 %bytes, i1 0)
   %count.at = getelementptr %Prepared, ptr %prepared, i32 0, i32 3
   %count = load i64, ptr %count.at
-  %given = getelementptr %Prepared, ptr %prepared, i32 0, i32 5
+  %given = getelementptr %Prepared, ptr %prepared, i32 0, i32 6
   br label %look
 look:
   %i = phi i64 [ 0, %write ], [ %i.next, %put ]
@@ -166,13 +166,21 @@ push:
   store i64 %value, ptr %until.at
   %next.one = add i64 %next, 1
   store i64 %next.one, ptr %next.at
+  %bounded.at = getelementptr %Prepared, ptr %prepared, i32 0, i32 5
+  %bounded = load i64, ptr %bounded.at
+  %ends = icmp ne i64 %bounded, 0
+  br i1 %ends, label %run, label %queued
+run:
+  %ran = call i32 @ugpu_run(ptr %queue, ptr %place, i64 %words, i64 %value)
+  ret i32 %ran
+queued:
   %pushed = call i32 @ugpu_push(ptr %queue, ptr %place, i64 %words, i64 %value)
   ret i32 %pushed
 }
 
-; Submit what was prepared once more, with two numbers for those of its parameters that a %Repetition
-; lists. Otherwise as ugpu_submit.
-define i32 @ugpu_repeat(ptr %repetition, i64 %value, i64 %first, i64 %second) {
+; Submit what was prepared once more, with the given value and numbers for those of its parameters that
+; a %Repetition lists. Otherwise as ugpu_submit.
+define i32 @ugpu_repeat(ptr %repetition) {
 entry:
   %slots = load ptr, ptr %repetition
   %queue.at = getelementptr %Repetition, ptr %repetition, i32 0, i32 1
@@ -181,21 +189,25 @@ entry:
   %prepared = load ptr, ptr %prepared.at
   %parameters.at = getelementptr %Repetition, ptr %repetition, i32 0, i32 3
   %parameters = load ptr, ptr %parameters.at
-  %count.at = getelementptr %Repetition, ptr %repetition, i32 0, i32 4
+  %given.at = getelementptr %Repetition, ptr %repetition, i32 0, i32 4
+  %given = load ptr, ptr %given.at
+  %value = load i64, ptr %given
+  %count.at = getelementptr %Repetition, ptr %repetition, i32 0, i32 5
   %count = load i64, ptr %count.at
-  %given = getelementptr %Repetition, ptr %repetition, i32 0, i32 5
+  %listed = getelementptr %Repetition, ptr %repetition, i32 0, i32 6
   br label %look
 look:
   %i = phi i64 [ 0, %entry ], [ %i.next, %one ]
   %more = icmp ult i64 %i, %count
   br i1 %more, label %one, label %submit
 one:
-  %slot.at = getelementptr { i64, i64 }, ptr %given, i64 %i
+  %slot.at = getelementptr { i64, i64 }, ptr %listed, i64 %i
   %slot = load i64, ptr %slot.at
   %which.at = getelementptr { i64, i64 }, ptr %slot.at, i32 0, i32 1
   %which = load i64, ptr %which.at
-  %is.first = icmp eq i64 %which, 0
-  %number = select i1 %is.first, i64 %first, i64 %second
+  %after = add i64 %which, 1
+  %number.at = getelementptr i64, ptr %given, i64 %after
+  %number = load i64, ptr %number.at
   %to = getelementptr i64, ptr %parameters, i64 %slot
   store i64 %number, ptr %to
   %i.next = add i64 %i, 1

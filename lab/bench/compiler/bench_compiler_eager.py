@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ugpu import hcq
-from ugpu.compiler import Tensor
+from ugpu.compiler import Tensor, jit
 from ugpu.compiler.runtime.runtime import use_cache
 from ugpu.hcq.device.device import Device
 
@@ -52,10 +52,14 @@ def _ours(device: Device) -> Works:
     table = Tensor(rng.random((64, 64)).astype("f4"), device=device)
     array = rng.random(256).astype("f4")
     held = Tensor(array, device=device)
+    recorded = jit(lambda x, y: x @ y)
     return {
         "add of 16": lambda: (x + y).realize(),
         "softmax of 16": lambda: x.softmax().realize(),
         "4x4 matmul": lambda: (a @ b).realize(),
+        "4x4 matmul and its wait": lambda: ((a @ b).realize(), device.synchronize()),
+        "4x4 matmul, recorded, and its wait": lambda: (recorded(a, b), device.synchronize()),
+        "(x + 1).numpy() of 16": lambda: (x + 1).numpy(),
         "slice + number": lambda: (table[3:9] + 1.0).realize(),
         "times a new number": lambda: (x * random.random()).realize(),
         "tensor of a 1 KB array": lambda: Tensor(array, device=device),
@@ -75,6 +79,9 @@ def _theirs() -> Works:
         "add of 16": lambda: x + y,
         "softmax of 16": lambda: x.softmax(-1),
         "4x4 matmul": lambda: a @ b,
+        "4x4 matmul and its wait": lambda: a @ b,
+        "4x4 matmul, recorded, and its wait": lambda: a @ b,
+        "(x + 1).numpy() of 16": lambda: (x + 1).numpy(),
         "slice + number": lambda: table[3:9] + 1.0,
         "times a new number": lambda: x * random.random(),
         "tensor of a 1 KB array": lambda: torch.tensor(array),

@@ -19,11 +19,14 @@ import numpy as np
 from lab.bench.compiler.bench_compiler_peers import Work, _peer, _versus
 from ugpu import hcq
 from ugpu.compiler import Tensor, jit
+from ugpu.compiler.codegen.process.behind import behind
+from ugpu.compiler.numeric.fft import fft2
 from ugpu.compiler.runtime.runtime import use_cache
 from ugpu.hcq.device.device import Device
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Build = Callable[..., Any]  # of our tensors, or of PyTorch's
+RECORDED = 3  # calls after which a function is recorded
 TOLERANCE = 2.0**-12  # of the largest element: by how much results may differ
 
 
@@ -57,6 +60,9 @@ class _Works:
             recorded(*tensors).realize()
             self.device.synchronize()
 
+        for _ in range(RECORDED):
+            mine()
+        behind().wait()  # times are those of the second versions
         peers: dict[str, Work] = {}
         if self.torch is not None and theirs is not None:
             given = [self.torch.from_numpy(array) for array in arrays]
@@ -314,6 +320,17 @@ class _Works:
             )  # fmt: skip
         return results
 
+    def transforms(self) -> list[Any]:
+        """A Fourier transform, of parts on a last axis of two."""
+        torch = self.torch
+
+        def there(x: Any) -> Any:
+            return torch.view_as_real(torch.fft.fft2(torch.view_as_complex(x)))
+
+        return self.work(
+            "FFT 512^2", [self.floats(512, 512, 2)], fft2, None if torch is None else there
+        )
+
     def orders(self) -> list[Any]:
         """Sorts (NumPy's is not stable, and of values alone), the first of rows, medians."""
         results = []
@@ -384,5 +401,6 @@ def measure() -> list[dict[str, object]]:
             *works.elements(),
             *works.totals(),
             *works.small(),
+            *works.transforms(),
             *works.orders(),
         ]

@@ -18,6 +18,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 WIDTH, HEADS, LAYERS, HIDDEN, LENGTH, WORDS = 512, 8, 8, 1408, 256, 8192  # of the decoder
 STEPS, STATE = 64, 256  # of the LSTM
+MINILM = (32, 384)  # tokens and width of all-MiniLM-L6-v2, with 12 heads and 6 layers
 BOTTLENECKS = (3, 4, 6, 3)  # blocks of ResNet-50's stages
 # expansion, channels, blocks, stride: MobileNetV2 (M. Sandler et al., arXiv:1801.04381), table 2
 INVERTED = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1),
@@ -169,3 +170,20 @@ def decode(
         x = x + (gate.silu() * up) @ weights(HIDDEN, WIDTH, inputs=HIDDEN)
     found: Tensor = _normed(x, weights(WIDTH)) @ weights(WIDTH, WORDS, inputs=WIDTH)
     return found
+
+
+def minilm(weights: Weights, x: Tensor) -> Tensor:
+    """Six layers of BERT above its embeddings."""
+    tokens, width = MINILM
+    for _ in range(6):
+        heads = [
+            (x @ weights(width, width, inputs=width) + weights(width))
+            .reshape(tokens, 12, width // 12)
+            .transpose(0, 1)
+            for _ in range(3)
+        ]
+        mixed = Tensor.scaled_dot_product_attention(*heads).transpose(0, 1).reshape(tokens, width)
+        x = (x + mixed @ weights(width, width, inputs=width) + weights(width)).layernorm()
+        wide = (x @ weights(width, 4 * width, inputs=width) + weights(4 * width)).gelu()
+        x = (x + wide @ weights(4 * width, width, inputs=4 * width) + weights(width)).layernorm()
+    return x

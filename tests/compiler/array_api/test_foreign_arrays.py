@@ -90,7 +90,7 @@ def test_what_is_refused(cpu: Device) -> None:
         Tensor(Exported(encode_bfloat16(VALUES), code=5), device=cpu)  # complex, of 16 bits
     with pytest.raises(BadArgument, match="a Tensor, an array or a number, got dict"):
         tensor + {}
-    with pytest.raises(BadArgument, match=r"got tests\.compiler\.test_foreign_arrays\.Plain"):
+    with pytest.raises(BadArgument, match=r"got \S+\.test_foreign_arrays\.Plain$"):
         tensor + Plain()
     assert tensor != Plain()
 

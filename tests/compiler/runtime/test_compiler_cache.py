@@ -139,13 +139,14 @@ def test_a_poisoned_pool_gives_no_memory_that_was_written(cpu: Device) -> None:
 def test_the_pool_is_touched_under_its_lock(cpu: Device) -> None:
     """Storages die in any thread, wherever the collector runs."""
     pool = MemoryPool(cpu)
-    touched = []
+    touched, unlocked = [], []  # what a finaliser raises is not seen
 
     class Guarded(OrderedDict[int, list[Buffer]]):
         def __getattribute__(self, name: str) -> object:
             if not name.startswith("__"):
                 touched.append(name)
-                assert pool._lock._is_owned(), name
+                if not pool._lock._is_owned():
+                    unlocked.append(name)
             return super().__getattribute__(name)
 
     pool._free = Guarded()
@@ -156,6 +157,7 @@ def test_the_pool_is_touched_under_its_lock(cpu: Device) -> None:
     assert pool.kept > 0
     pool.clear()
     assert {"move_to_end", "setdefault", "values", "clear"} <= set(touched)
+    assert unlocked == []
 
 
 def test_the_pool_keeps_no_more_than_it_may(cpu: Device) -> None:

@@ -95,7 +95,7 @@ def test_submitting_what_was_prepared(device: Device, check: Check) -> None:
         lambda: values.append(device.driver.core.submit_prepared(queue.hardware, prepared, []))
     ):
         check.works(place)
-    repetition = queue.hardware.repetition(prepared, [], (), ())
+    repetition = queue.hardware.repetition(prepared, [], ((), ()))
     for place in interrupted(lambda: values.append(repetition.submit(1, 2))):
         check.works(place)
     assert len(set(values)) == len(values) == 2

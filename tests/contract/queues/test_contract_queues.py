@@ -274,7 +274,7 @@ def test_prepared_commands_run_with_other_buffers(device: Device, program: Progr
             )
             queue.timeline.wait(value)
             assert (result.numpy(np.uint32) == 3 * (x + 1)).all()
-        again = queue.hardware.repetition(prepared, [0, 0], [0], [1])
+        again = queue.hardware.repetition(prepared, [0, 0], [[0], [1]])
         for result, source in ((buffers[0], buffers[3]), (buffers[2], buffers[1])):
             source.copy_from(x + 2)
             queue.timeline.wait(again.submit(result.address, source.address))

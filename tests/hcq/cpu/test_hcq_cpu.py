@@ -177,10 +177,10 @@ def test_what_is_repeated_survives_full_slots_and_a_reset(cpu: CpuDevice) -> Non
         assert isinstance(launch, Launch)
         opened = replace(launch, references=(Reference(0, 8, Symbol("parameter", slot=0)),))
         prepared = prepare(queue.hardware, [opened])
-        again = queue.hardware.repetition(prepared, [0], [0], [])
+        again = queue.hardware.repetition(prepared, [0], [[0]])
         for turn in (1, 2):
             for number in range(count):
-                again.submit(int(cells.address) + 4 * number, 0)
+                again.submit(int(cells.address) + 4 * number)
             cpu.synchronize()
             assert (cells.numpy(np.uint32) == turn).all()
             cpu.reset()

@@ -25,8 +25,10 @@ from ugpu.hcq.errors import (
 )
 from ugpu.hcq.find.registry import Attachment
 from ugpu.nv import chips
+from ugpu.nv.gsp.boot import static, unload
 from ugpu.nv.gsp.boot.files import PACKAGE
 from ugpu.nv.gsp.boot.frts import protected_region
+from ugpu.nv.gsp.chip.falcon import Falcon
 from ugpu.nv.gsp.images.elf_sections import read_sections
 from ugpu.nv.gsp.rm.card import GspCard
 from ugpu.virtual.nvidia.gsp.bus.pci import VirtualTransport
@@ -288,3 +290,23 @@ def test_a_card_that_leaves_the_bus() -> None:
         with pytest.raises(DeviceLost):
             running.calls.call(65, b"")
         running.end(clean=True)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_only_firmware_that_runs_is_asked_to_leave(
+    runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a start that failed when its firmware was up: a core that stopped would not answer,
+    and the wait for it would be seconds."""
+    asked: list[object] = []
+
+    def fail(*_: object) -> None:
+        monkeypatch.setattr(Falcon, "riscv_active", property(lambda _: runs))
+        raise FirmwareError("no static information")
+
+    monkeypatch.setattr(static, "read_static", fail)
+    monkeypatch.setattr(unload, "leave", lambda start, *_: asked.append(start))
+    with powered() as card:
+        with pytest.raises(FirmwareError, match="no static information"):
+            booted(card)
+        assert len(asked) == runs

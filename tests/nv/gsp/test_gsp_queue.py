@@ -125,6 +125,19 @@ def test_messages_of_any_size_arrive_whole(sizes: list[int]) -> None:
     assert world.rings >= len(sizes)
 
 
+def test_numbers_are_handed_on_only_when_nothing_is_under_way(world: World) -> None:
+    """Another process cannot go on while either side has a message that it has not read."""
+    assert world.queues.indices() is not None
+    world.queues.send(CONTROL, b"work", 1)
+    assert world.queues.indices() is None, "the GSP has not read the command"
+    world.peer.take()
+    assert world.queues.indices() is not None
+    world.peer.send(PRINT, b"done", 0, 0)
+    assert world.queues.indices() is None, "the driver has not read the record"
+    assert world.queues.receive() is not None
+    assert world.queues.indices() is not None
+
+
 def test_a_gsp_that_does_not_read_is_named() -> None:
     world = World()
     for _ in range(3):

@@ -8,7 +8,7 @@ import weakref
 from pathlib import Path
 
 from ugpu.hcq.objects import jit
-from ugpu.virtual.shader.library import compiled
+from ugpu.virtual.shader.library import Library
 
 
 def test_several_loaded_objects_are_freed() -> None:
@@ -25,12 +25,12 @@ def test_several_loaded_objects_are_freed() -> None:
 
 
 def test_code_that_others_call_stays(tmp_path: Path) -> None:
-    """Two threads may each make the first device: both load the library, and one copy is dropped
-    while its functions are in use."""
+    """Two threads may each make the first device: each has a library, and one is dropped while its
+    functions are in use."""
     part = (lambda: ("define i32 @ugpu_stays() {\n ret i32 7\n}", set()), ["ugpu_stays"])
-    loaded = compiled((Path(__file__).parent,), tmp_path, "stays", [part])
-    address, alive = loaded.address("ugpu_stays"), weakref.ref(loaded)
-    del loaded
+    library = Library((Path(__file__).parent,), tmp_path, "stays", [part])
+    address, alive = library.address("ugpu_stays"), weakref.ref(library._code["ugpu_stays"])
+    del library
     gc.collect()
     assert alive() is not None
     assert ctypes.CFUNCTYPE(ctypes.c_int)(address)() == 7

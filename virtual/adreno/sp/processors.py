@@ -91,8 +91,7 @@ class Processors(Executor[Worker, Outcome]):
         self._private_slots = private_slots
         self._sources: Recent[tuple[object, ...], Source] = Recent()
         self._kernels: Recent[tuple[str, Shape], Kernel] = Recent()
-        self._runtime, address = launch_address(cache)
-        self._launch = _LAUNCH(address)
+        self._launch = _LAUNCH(launch_address(cache))
 
     def _worker(self, number: int) -> Worker:
         return Worker(self._keep)

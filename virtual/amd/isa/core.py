@@ -30,10 +30,11 @@ from ugpu.virtual.shader import atomics, context
 from ugpu.virtual.shader import math as emu_math
 from ugpu.virtual.shader.lanes.every import PREFIX
 from ugpu.virtual.shader.lanes.functions import LANE_MEMORY
-from ugpu.virtual.shader.library import compiled
+from ugpu.virtual.shader.library import Library
 from ugpu.virtual.shader.memory import Abort, place_of
 from ugpu.virtual.shader.threads import waves
 from ugpu.virtual.shader.threads.executor import Executor, Recent
+from ugpu.virtual.shader.versions import Code, Versions
 
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
 _SOURCES = (Path(__file__).parent, emu.PACKAGE)
@@ -48,8 +49,7 @@ class Kernel:
     """A program translated for one number of vector registers."""
 
     program: Program
-    code: jit.Loaded
-    address: int
+    code: Code
     violations: tuple[str, ...] = ()
 
     def shown(self, offset: int) -> list[int]:
@@ -58,9 +58,9 @@ class Kernel:
 
 
 @cache
-def _runtime(folder: Path | None) -> jit.Loaded:
-    """Compile the functions that all kernels share, and register their names with the linker."""
-    return compiled(_SOURCES, folder, "runtime", (
+def _runtime(folder: Path | None) -> Library:
+    """Return the functions that all kernels share, and offer them to the linker."""
+    return Library(_SOURCES, folder, "runtime", (
         *LANE_MEMORY, atomics.part(PREFIX, context.IO, flat.ATOMIC_SIZES),
         (flat.flat_ir, flat.names()), (scratch.scratch_ir, scratch.names()),
         (matrix.matrix_ir, matrix.names()), emu_math.part(PREFIX),
@@ -101,7 +101,8 @@ class GfxCore(Executor[Worker, Outcome]):
         self._target = target
         self._gfx12 = target.memory is Memory.GFX12
         self._kernels: Recent[_Key, Kernel] = Recent()
-        self._compiled: Recent[tuple[str, int, bool, int], Kernel] = Recent()
+        self._compiled: Recent[tuple[str, int, bool, int], Code] = Recent()
+        self._versions = Versions(_SOURCES, self._objects, _KERNEL)
         self._races: Recent[tuple[str, int, int], str] = Recent()
         self._extending = threading.Lock()
         self._launch = LAUNCH(_runtime(cache).address(wave.NAME))
@@ -120,10 +121,11 @@ class GfxCore(Executor[Worker, Outcome]):
         run = Run(dispatch, launch, memory, abort, self._target)
         with abort.translation():
             kernel = self._kernel(dispatch.code_address, launch, memory)
-        worst, _ = self._execute(
-            run, partial(self._work, kernel=kernel, run=run), kernel.address,
+        worst, spent = self._execute(
+            run, partial(self._work, kernel=kernel, run=run), kernel.code.mark,
             launch.total_groups, self._worker_count(dispatch, launch, kernel),
         )  # fmt: skip
+        kernel.code.launched(spent)
         return replace(worst, violations=tuple(run.violations)) if run.violations else worst
 
     def look(self, abort: Abort, limit_s: float) -> list[ShaderWave]:
@@ -143,7 +145,7 @@ class GfxCore(Executor[Worker, Outcome]):
 
     def _worker_count(self, dispatch: Dispatch, launch: Launch, kernel: Kernel) -> int:
         """Return how many threads to use; the scratch size limits the number of waves."""
-        if self._alone(kernel.address, launch.total_groups, launch.waves):
+        if self._alone(kernel.code.mark, launch.total_groups, launch.waves):
             return 1
         count = min(self._size, launch.total_groups)
         if launch.scratch:
@@ -165,7 +167,7 @@ class GfxCore(Executor[Worker, Outcome]):
         place = place_of(worker.context)
         run.note(self._placed(kernel.violations))
         while True:
-            code = self._launch(place, kernel.address)
+            code = self._launch(place, kernel.code.address)
             run.note(self._placed([self._raced(kernel.program, r) for r in worker.races()]))
             if code == waves.FINISHED:
                 return Outcome(Ending.DONE)
@@ -243,32 +245,26 @@ class GfxCore(Executor[Worker, Outcome]):
         modes = modes_of(program, launch.modes)
         stepped = self._stepping is not None
         mark = (program.digest, launch.vgprs, launch.full, modes)
-        known = self._compiled.get(mark)
-        if known is None:
-            key = jit.key_of(
-                _SOURCES, "stepped" if stepped else "kept" if self._keep else "kernel",
-                program.digest, launch.vgprs, int(launch.full), modes, int(self._check_waits),
+        code = self._compiled.get(mark)
+        if code is None:
+            kind = "stepped" if stepped else "kept" if self._keep else "kernel"
+            ir = partial(self._ir, program, launch.vgprs, launch.full, modes)
+            code = self._versions.code(
+                ir, kind, program.digest, launch.vgprs, int(launch.full), modes,
+                int(self._check_waits), both=not stepped,
             )  # fmt: skip
-
-            def make() -> bytes:
-                if not stepped:
-                    mark_full_blocks(program, launch.full)
-                ir = translate(
-                    program,
-                    launch.vgprs,
-                    _KERNEL,
-                    modes,
-                    stepped=stepped,
-                    keep=self._keep,
-                    races=self._check_waits,
-                )
-                return jit.compile_object(ir, jit.LIMITED, 1)
-
-            code = jit.Loaded(self._objects.made(key, make))
-            known = Kernel(program, code, code.address(_KERNEL))
-            self._compiled.put(mark, known)
+            self._compiled.put(mark, code)
         violations = tuple(check(program)) if self._check_waits else ()
-        return Kernel(program, known.code, known.address, violations)
+        return Kernel(program, code, violations)
+
+    def _ir(self, program: Program, vgprs: int, full: bool, modes: int) -> str:
+        stepped = self._stepping is not None
+        if not stepped:
+            mark_full_blocks(program, full)
+        return translate(
+            program, vgprs, _KERNEL, modes,
+            stepped=stepped, keep=self._keep, races=self._check_waits,
+        )  # fmt: skip
 
 
 def _key(address: int, launch: Launch) -> _Key:

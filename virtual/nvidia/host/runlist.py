@@ -272,6 +272,8 @@ class Runlist:
 
     def _idle(self, group: TimeSliceGroup) -> None:
         """Release the engine: the group has nothing to do now."""
+        # Idle groups would wake each other for ever, were it told each time.
+        news = self._owner is group or group in self._waiting
         self._release(group)
         if group in self._waiting:
             self._waiting.remove(group)
@@ -279,7 +281,8 @@ class Runlist:
         self._grant()
         if self._owner is None:
             self._idle_hook()
-        self._wake.notify_all()
+        if news:
+            self._wake.notify_all()
 
     # A group's thread
 

@@ -4,8 +4,8 @@
     after    total[row, column] += left[row, step ..] * right[step .., column], a vector of the
              depth, for the few columns behind the last whole panel; then sums of the lanes
 
-The left factor's memory runs along the depth. The right one is packed; a copy of these columns has
-the order of the depth.
+The left factor's memory runs along the depth. A copy of these columns of the right one has the
+order of the depth.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ugpu.compiler.expression.algebra import Index, Range, constant
 from ugpu.compiler.expression.value import Memory, Value, binary, broadcast, load, value
 from ugpu.compiler.kernel.host.nest import computed, share
 from ugpu.compiler.kernel.host.products.dots import sums
-from ugpu.compiler.kernel.host.products.packing import Direct, Packed
+from ugpu.compiler.kernel.host.products.packing import Direct, Lines, Packed
 from ugpu.compiler.kernel.ir import Loop, Statement, Store
 
 
@@ -28,7 +28,7 @@ class Ends:
     panels of `height` rows, as far as `tall`; steps: of a slice of the depth, whole vectors."""
 
     def __init__(
-        self, left: Packed | Direct, right: Packed, panel: int, sides: tuple[int, int, int],
+        self, left: Packed | Direct, right: Packed | Lines, panel: int, sides: tuple[int, int, int],
         steps: int, lanes: int, dtype: DType,
     ) -> None:  # fmt: skip
         self.left, self.right, self.panel = left, right, panel

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from math import gcd
 
 from ugpu.compiler.dtype import int8
@@ -61,10 +60,13 @@ from ugpu.compiler.kernel.host.products.packing import (
     LINE,
     PAIR,
     QUAD,
+    Direct,
+    Lines,
     Packed,
     Packing,
     along_depth,
     direct_height,
+    in_lines,
 )
 from ugpu.compiler.kernel.host.products.rates import rates_of
 from ugpu.compiler.kernel.host.products.results import in_lanes
@@ -142,6 +144,8 @@ class _Sides:
         self.slices = -(-main // steps)
         self.slice = Part(depth, Range("slice", self.slices).index() * steps, steps)
         self.once = self.slices == 1 and not self.outer
+        # whether the left factor comes from beyond the second-level cache
+        self.far = rows.size * depth.size * self.dtype.itemsize > target.caches.second // 4
         epilogue = with_reduction(computation.value, parts.reduce, const(0, self.dtype))
         self.results = known = epilogue, computation.position
         self.flat = rows.whole.is_flat(*known) and columns.whole.is_flat(*known)
@@ -164,7 +168,7 @@ class _Sides:
             rows, columns, elements(self.batch), steps, self.slice.whole // self.group,
             self.dtype.itemsize, self.lanes, vector_registers(target), target.compute_units,
             rates_of(target), *in_order, direct, amx.PANEL if self.in_tiles else None,
-            self.by_dots,
+            self.by_dots, self.group == 1 and in_lines(parts.right, columns, self.slice),
         )  # fmt: skip
 
     def in_order(self, factor: Value, axis: Axis) -> bool:
@@ -184,7 +188,7 @@ class _Blocked(_Sides):
         asked = self.problem(target)
         tile = tile or asked.best()
         assert not self.in_tiles or (tile.height, tile.vectors) == amx.PANEL, tile
-        self.apart = asked.apart(tile)
+        self.apart, self.in_place = asked.apart(tile), asked.in_place(tile)
         self.height, self.vectors = tile.height, tile.vectors
         self.width = tile.vectors * self.lanes
         rows, columns = self.sides
@@ -216,10 +220,14 @@ class _Blocked(_Sides):
         )  # fmt: skip
         left = unsigned(parts.left) if quads else parts.left
         self.left = packing.left(left, self.rows, self.height)
-        self.right = packing.right(parts.right, self.columns, self.width)
+        self.right: Packed | Lines = (
+            Lines(substitute(parts.right, self.nest.batch), self.columns, depth, self.width)
+            if self.in_place else packing.right(parts.right, self.columns, self.width)
+        )  # fmt: skip
         self.excess: Correction | None = None
         if quads and parts.left.dtype is int8:
             panels, count = self.wide // self.width, depth.whole // QUAD
+            assert isinstance(self.right, Packed)  # holds whenever steps are taken together
             self.excess = Correction(self.right, panels, self.vectors, count, self.steps_bound())
 
     def kernel(self) -> Kernel:
@@ -310,7 +318,11 @@ class _Blocked(_Sides):
             return self.product(self.repeated(left), right[number % vectors], total)
 
         count = self.height * vectors
-        loop = partial(Loop, step, bound=self.steps_bound())
+        ahead = self.next_rows(row, step)
+
+        def loop(inner: tuple[Statement, ...]) -> Loop:
+            return Loop(step, (*inner, *ahead), self.steps_bound())
+
         body = computed(self.totals, count, loop, start, term)
         slots = [load(self.totals, constant(number), lanes=lanes) for number in range(count)]
         kept = [Store(self.tile, place(number), slot) for number, slot in enumerate(slots)]
@@ -318,9 +330,9 @@ class _Blocked(_Sides):
             return (*body, *kept)
         down = self.rows.panel("row_ahead", row * self.height, self.height, self.tall)
         line = LINE // self.dtype.itemsize
-        ahead = self.columns.panel("ahead", column * self.width, self.width, self.wide, line)
+        across = self.columns.panel("ahead", column * self.width, self.width, self.wide, line)
         others = (*kept, *self.panel_finished(row, column))
-        return (*self.prefetched(down, ahead), *body, *self.lines(row, column, slots, others))
+        return (*self.prefetched(down, across), *body, *self.lines(row, column, slots, others))
 
     def lines(
         self, row: Index, column: Index, slots: Sequence[Value], others: tuple[Statement, ...]
@@ -346,6 +358,14 @@ class _Blocked(_Sides):
         short = bound - self.width
         return If(at_least_zero(short), tuple(stores)), If(at_least_zero(-short - 1), others)
 
+    def next_rows(self, row: Index, step: Range) -> tuple[Statement, ...]:
+        """Begin to bring a part of the next panel of a left factor that is read in place into the
+        caches, at each step: few steps of many rows are what no prefetcher foresees."""
+        if not isinstance(self.left, Direct) or not self.far:
+            return ()
+        each = max(1, step.size // self.height)
+        return (self.left.prefetch(row, step.index() // each, step.index() % each * self.height),)
+
     def prefetched(self, down: Walk, across: Walk) -> Iterator[Statement]:
         """Begin to bring what the panel's results need and where they go into the caches: parts of
         many rows, which no prefetcher foresees."""
@@ -365,6 +385,7 @@ class _Blocked(_Sides):
         block, bound = Range("block", self.slice.whole // amx.STEPS), self.slice.bound()
         bound = None if bound is None else bound // amx.STEPS
         assert isinstance(self.left, Packed)  # holds whenever tiles are used
+        assert isinstance(self.right, Packed)
         return amx.multiply(
             self.left, self.right, self.tile,
             self.place(row * self.height, column * self.width), self.pitch, self.once,

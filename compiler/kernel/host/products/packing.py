@@ -2,6 +2,8 @@
 
     direct      -                          left factors that are plain memory running along the
                                            depth: each panel reads them in place
+    lines       -                          right factors that are plain memory running along the
+                                           columns, for few panels of rows
     rows        [element][step]            other left factors whose memory runs along the depth;
                                            rows are padded so that they share no cache set
     panels      [panel][group][element][n] factors that are read along the other side
@@ -24,7 +26,7 @@ from math import gcd
 from ugpu.compiler.expression.algebra import Index, Range, constant, flatten
 from ugpu.compiler.expression.value import Memory, Value, const, load, substitute, value
 from ugpu.compiler.kernel.host.nest import Axis, Part, Walk, rolled, round_up
-from ugpu.compiler.kernel.ir import If, Loop, Statement, Store
+from ugpu.compiler.kernel.ir import If, Loop, Prefetch, Statement, Store
 from ugpu.compiler.kernel.shared.spread import runs_along
 
 LINE = 64  # bytes of a cache line
@@ -74,6 +76,41 @@ class Direct:
         inside = place - (place // main.size) * self.height
         access = substitute(self.value, {main: inside, **self.depth.places(step)}).arg
         return load(access.memory, access.index, (), lanes)
+
+    def prefetch(self, panel: Index, row: Index, step: Index) -> Prefetch:
+        """Begin to bring an element of the next panel near; of some row after the last one."""
+        main = self.across.axis.main
+        place = (self.across.start + (panel + 1) * self.height + row) % main.size
+        access = substitute(self.value, {main: place, **self.depth.places(step)}).arg
+        return Prefetch(access.memory, access.index)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A right factor that is read in place: plain memory that runs along the columns, of which all
+    panels of `width` are complete."""
+
+    value: Value
+    across: Part
+    depth: Part
+    width: int
+
+    memories: tuple[Memory, ...] = ()
+    statements: tuple[Statement, ...] = ()
+
+    def load(self, panel: Index, step: Index, element: int, lanes: int) -> Value:
+        places = self.across.places(panel * self.width + element)
+        access = substitute(self.value, {**places, **self.depth.places(step)}).arg
+        return load(access.memory, access.index, (), lanes)
+
+
+def in_lines(factor: Value, across: Axis, depth: Part) -> bool:
+    """Return whether a right factor may be read in place."""
+    if factor.op != "load" or factor.arg.conditions or not depth.is_flat(factor):
+        return False
+    walk = across.whole.walk("column", factor)
+    index = factor.arg.index.substitute(walk.places)
+    return across.whole.is_flat(factor) and index.linear(walk.last) == (1,)
 
 
 def direct_height(factor: Value, across: Axis, depth: Part) -> int:

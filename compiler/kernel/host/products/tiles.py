@@ -19,6 +19,8 @@ COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256
 HIDDEN = 0.7  # share of multiplication time in which loads from the second level cost nothing
 FEW = 4  # columns that are computed without panels: a vector would mostly be empty
 DOTS = 1.5  # cost of a vector of the depth of one row and one such column
+HIDING = 12  # rows from which on multiplications hide loads that are not in order of memory
+ONCE = 2  # panels of rows up to which a right factor is not packed
 UNEVEN = 0.4  # of a tile: time that threads wait for each other at the end
 
 
@@ -28,7 +30,8 @@ class Problem:
     registers: vector registers; threads: that share the work. rates: of a core. left_in_order,
     right_in_order: whether a factor is packed in order of memory. direct_height: height of panels
     up to which the left factor is not packed. panel: the only height and vectors of panels.
-    by_dots: whether a few last columns may be computed without panels."""
+    by_dots: whether a few last columns may be computed without panels. in_lines: whether complete
+    panels of columns may be read in place."""
 
     rows: Axis
     columns: Axis
@@ -45,6 +48,7 @@ class Problem:
     direct_height: int = 0
     panel: tuple[int, int] | None = None
     by_dots: bool = False
+    in_lines: bool = False
 
     @property
     def left_bytes(self) -> int:
@@ -95,6 +99,8 @@ class Problem:
         each = self.step_cost(tile.height, tile.vectors)
         multiply = panels * each + self.rows.size * apart * DOTS / self.lanes
         left_pack, right_pack = self.pack_costs(tile.height)
+        if self.in_place(tile):
+            right_pack = self.rates.direct * _ceil(tile.rows * self.rows.unit, tile.height)
         pack = across * self.rows.size * left_pack + down * self.columns.size * right_pack
         store = self.rows.size * self.columns.size * self.rates.finish
         total = self.batch * (self.steps * (multiply + pack) + store)
@@ -104,6 +110,17 @@ class Problem:
         if self.threads == 1:
             return total
         return max(total / self.threads, one) + UNEVEN * one
+
+    def in_place(self, tile: Tile) -> bool:
+        """Return whether panels of the right factor are read in place: complete ones, which are
+        read few times."""
+        width, columns = tile.vectors * self.lanes, self.columns
+        few = _ceil(tile.rows * self.rows.unit, tile.height) <= ONCE
+        if not (self.in_lines and few and self.rows.size >= HIDING):
+            return False
+        if tile.columns >= columns.main.size:
+            return self.apart(tile) > 0 or columns.size % width == 0
+        return columns.main.size % tile.columns == tile.columns * columns.unit % width == 0
 
     def wide(self, tile: Tile) -> int:
         """Return the columns of a tile's panels."""
@@ -125,7 +142,7 @@ class Problem:
         once = direct and alone  # each element is read once
         return (
             (once or tall * slice_bytes <= (self.direct_bytes if direct else self.left_bytes))
-            and wide * slice_bytes <= self.right_bytes
+            and (self.in_place(tile) or wide * slice_bytes <= self.right_bytes)
             and tall * wide * self.itemsize <= self.tile_bytes
         )
 

@@ -17,7 +17,6 @@ from tests.support.pci import descriptors
 from ugpu import hcq
 from ugpu.compiler import Tensor
 from ugpu.compiler.codegen.located import Emitted
-from ugpu.compiler.codegen.process import child as process
 from ugpu.compiler.codegen.process import children, worker
 from ugpu.compiler.codegen.process.children import Child, Children, shared
 from ugpu.compiler.codegen.process.complaints import brief, locate
@@ -25,6 +24,7 @@ from ugpu.compiler.codegen.process.objects import compile_text
 from ugpu.compiler.runtime.runtime import use_cache
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import CompileError
+from ugpu.hcq.objects import child as process
 from ugpu.hcq.state.target import ptx_target
 
 TARGET = ptx_target("sm_75")

@@ -78,7 +78,7 @@ class Held(Behind):
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     made = Held()
-    monkeypatch.setattr(queue, "_shared", made)
+    monkeypatch.setattr(queue.SHARED, "queue", made)
     return made
 
 
@@ -141,7 +141,7 @@ def test_a_child_that_dies_keeps_the_first_version(
             return super().compile(text, target, first=first)
 
     own = Behind(1)
-    monkeypatch.setattr(queue, "_shared", own)
+    monkeypatch.setattr(queue.SHARED, "queue", own)
     monkeypatch.setattr(queue, "Child", Dying)
     a, b = _arrays(cpu)
     before = _work(a, b).numpy()

@@ -3,6 +3,7 @@ here on `cpu` too."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.support.compiler.compiler_devices import device_fixture
+from ugpu import hcq
 from ugpu.compiler import Tensor, jit
 from ugpu.compiler.graph import along
 from ugpu.compiler.methods.order import sorting
+from ugpu.compiler.runtime.runtime import use_cache
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument
 
@@ -103,6 +106,24 @@ def test_rows_on_a_host(cpu: Device, dtype: str, size: int) -> None:
     assert np.array_equal(order.numpy(), wanted)
     found = values.cast("float32").numpy() if dtype == "bfloat16" else values.numpy()
     assert found.tobytes() == np.take_along_axis(array, wanted, 1).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "vector_bytes"),
+    [(13, 3, 64), (4, 16, 64), (9, 41, 32), pytest.param(21, 129, 64, marks=pytest.mark.slow)],
+)
+def test_rows_side_by_side(rows: int, size: int, vector_bytes: int) -> None:
+    """By networks, for whole vectors of rows and a part of one; equal keys keep their order."""
+    array = np.random.default_rng(size).integers(-4, 5, (rows, size)).astype(np.float32)
+    array[0, 1], array[-1, 0] = np.nan, -0.0
+    with hcq.open("cpu", threads=2) as device:
+        use_cache(device, None)
+        device.driver.target = replace(device.target, vector_bytes=vector_bytes)
+        values, order = Tensor(array, device=device).sort(1)
+        wanted = np.argsort(array, 1, kind="stable")
+        assert (order.numpy() == wanted).all()
+        sorted_ = np.take_along_axis(array, wanted, 1)
+        assert (values.numpy().view(np.uint32) == sorted_.view(np.uint32)).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "uint64"])

@@ -266,3 +266,16 @@ def test_a_grid_that_stands_aside_can_be_ended() -> None:
     found = bench.units.run(bench.description(COUNTING, address), bench.memory, attention)
     assert found.ending is SmEnding.ABORTED
     assert not attention.came  # to end comes before standing aside
+
+
+def test_idle_groups_do_not_wake_each_other() -> None:
+    """Once their work is over, the threads of two holders' groups sleep, all at once."""
+    with powered() as machine, opened(machine) as device, opened(machine) as other:
+        work(device)
+        work(other)
+        runlist = machine.gpu.runlists[0]
+        threads = [thread for thread in runlist._threads if thread.is_alive()]
+        assert len(threads) == 2
+        # A thread that was told to wake up is no longer among them (CPython's Condition).
+        asleep = vars(runlist._wake)["_waiters"]
+        until(lambda: len(asleep) == len(threads), "all threads to sleep")

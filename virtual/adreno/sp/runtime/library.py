@@ -12,7 +12,7 @@ from ugpu.virtual.shader import atomics, context
 from ugpu.virtual.shader import math as emu_math
 from ugpu.virtual.shader.lanes.every import PREFIX
 from ugpu.virtual.shader.lanes.functions import LANE_MEMORY
-from ugpu.virtual.shader.library import Part, compiled
+from ugpu.virtual.shader.library import Library, Part
 from ugpu.virtual.shader.native import Native, joined
 from ugpu.virtual.shader.text import PASS, field
 from ugpu.virtual.shader.threads.waves import Waves, launcher_ir
@@ -75,8 +75,6 @@ _PARTS: tuple[Part, ...] = (
 
 
 @cache
-def launch_address(folder: Path | None) -> tuple[jit.Loaded, int]:
-    """Compile the functions and make their names known to the linker; return the code and the
-    address of the launch function. The caller keeps the code."""
-    code = compiled(SOURCES, folder, "runtime", _PARTS)
-    return code, code.address(LAUNCH)
+def launch_address(folder: Path | None) -> int:
+    """Return the address of the launch function; offer the other functions to the linker."""
+    return Library(SOURCES, folder, "runtime", _PARTS).address(LAUNCH)

@@ -25,7 +25,7 @@ from ugpu.virtual.amd.isa.runtime.launch import (
     output_modifiers,
 )
 from ugpu.virtual.amd.isa.translator import saturation
-from ugpu.virtual.shader.text import ELEMENT_BITS, PASS, VECTOR, Text, constant, integer_of, lanes
+from ugpu.virtual.shader.text import ELEMENT_BITS, PASS, Text, constant, integer_of, lanes
 
 _BASE = {
     Kind.SGPR: 0, Kind.VCC: layout.SGPR_VCC, Kind.EXEC: layout.SGPR_EXEC, Kind.M0: layout.SGPR_M0,
@@ -81,7 +81,7 @@ class Registers(Text):
         self._exec_mask: str | None = None
         self.extra_mask: str | None = None  # DPP's mask for the current instruction
         self.override: tuple[Operand, str] | None = None  # its permuted first source
-        self.pending: list[tuple[int, str]] | None = None  # writes held back by a VOPD
+        self.pending: list[tuple[int, str, str]] | None = None  # writes held back by a VOPD
         self.uses_scratch_vector = False
         self.switches_mode = False  # the kernel changes the denormal mode
         self.stepped = False  # all registers are in the wave state, for a debugger
@@ -281,24 +281,26 @@ class Registers(Text):
             raise Unsupported(f"v{number} is beyond the {self.vector_limit} allocated")
         self.used_vectors.add(number)
 
-    def vector_register(self, number: int) -> str:
-        """Read a vector register."""
+    def vector_register(self, number: int, element: str = "i32") -> str:
+        """Read a vector register. element: of 32 bits."""
         self._use(number)
         if number not in self.pinned:
-            return self.value(f"load {self.vector}, ptr %v{number}, align 64")
-        return self.whole("i32", [
-            self.value(f"load {VECTOR}, ptr {self.pinned_at(number, n)}, align 64")
+            return self.value(f"load {self.vector_of(element)}, ptr %v{number}, align 64")
+        part = f"<{PASS} x {element}>"
+        return self.whole(element, [
+            self.value(f"load {part}, ptr {self.pinned_at(number, n)}, align 64")
             for n in self.passes
         ])  # fmt: skip
 
-    def store_vector(self, number: int, value: str) -> None:
+    def store_vector(self, number: int, value: str, element: str = "i32") -> None:
         """Write a vector register in all lanes, regardless of EXEC."""
         self._use(number)
         if number not in self.pinned:
-            self.do(f"store {self.vector} {value}, ptr %v{number}, align 64")
+            self.do(f"store {self.vector_of(element)} {value}, ptr %v{number}, align 64")
             return
-        for n, part in enumerate(self.cut("i32", value)):
-            self.do(f"store {VECTOR} {part}, ptr {self.pinned_at(number, n)}, align 64")
+        for n, part in enumerate(self.cut(element, value)):
+            at = self.pinned_at(number, n)
+            self.do(f"store <{PASS} x {element}> {part}, ptr {at}, align 64")
 
     def pinned_at(self, number: int, turn: int) -> str:
         """Return the address of one pass of a pinned register.
@@ -309,16 +311,16 @@ class Registers(Text):
         offset = layout.register_at(number, turn, self.vector_limit)
         return self.value(f"getelementptr i8, ptr %wave, i64 {offset}")
 
-    def set_vector_register(self, number: int, value: str) -> None:
-        """Write a vector register in the enabled lanes."""
+    def set_vector_register(self, number: int, value: str, element: str = "i32") -> None:
+        """Write a vector register in the enabled lanes. element: of 32 bits."""
         self._use(number)
         if self.pending is not None:
-            self.pending.append((number, value))
+            self.pending.append((number, value, element))
             return
         mask = self.write_mask()
         if mask is not None:
-            value = self.select(mask, "i32", value, self.vector_register(number))
-        self.store_vector(number, value)
+            value = self.select(mask, element, value, self.vector_register(number, element))
+        self.store_vector(number, value, element)
 
     def in_place(self, operand: Operand) -> list[str] | None:
         """Return the address of an operand's consecutive registers for each pass.
@@ -364,6 +366,8 @@ class Registers(Text):
         bits = ELEMENT_BITS[element]
         if operand.is_constant:
             value = constant(element, operand.value)
+        elif operand.kind is Kind.VGPR and element == "float" and self.override is None:
+            value = self.vector_register(operand.index, element)
         elif operand.kind is Kind.VGPR:
             value = self._vector_bits(operand, bits)
             value = self.convert("bitcast", integer, element, value)
@@ -458,6 +462,9 @@ class Registers(Text):
 
         A scalar destination, as of gfx12's v_s_exp_f32, gets lane 0 of what all lanes computed.
         """
+        if element == "float" and operand.kind is Kind.VGPR:
+            self.set_vector_register(operand.index, value, element)
+            return
         integer = integer_of(element)
         value = self.convert("bitcast", element, integer, value)
         bits = ELEMENT_BITS[element]

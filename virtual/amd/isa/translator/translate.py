@@ -171,7 +171,7 @@ def emit(e: Registers, instruction: Instruction) -> None:
 
 def _emit_pair(e: Registers, x: Instruction, y: Instruction) -> None:
     """Emit the two operations of a VOPD; both read their sources before either writes."""
-    held: list[tuple[int, str]] = []
+    held: list[tuple[int, str, str]] = []
     e.pending = held
     try:
         for half in (x, y):
@@ -182,8 +182,8 @@ def _emit_pair(e: Registers, x: Instruction, y: Instruction) -> None:
             handler(e, half)
     finally:
         e.pending = None
-    for number, value in held:
-        e.set_vector_register(number, value)
+    for number, value, element in held:
+        e.set_vector_register(number, value, element)
 
 
 def _module(e: Registers, program: Program, resumes: list[int], name: str, jumps: bool) -> str:

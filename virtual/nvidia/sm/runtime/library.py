@@ -22,7 +22,7 @@ from ugpu.virtual.nvidia.sm.runtime.flights import (
 from ugpu.virtual.nvidia.sm.runtime.launch import clusters, launcher, residents
 from ugpu.virtual.shader import atomics as shared_atomics
 from ugpu.virtual.shader import math as emu_math
-from ugpu.virtual.shader.library import compiled
+from ugpu.virtual.shader.library import Library
 
 _SOURCES = (Path(__file__).parent.parent, emu.PACKAGE)
 
@@ -31,7 +31,7 @@ _SOURCES = (Path(__file__).parent.parent, emu.PACKAGE)
 def launch_addresses(folder: Path | None) -> tuple[int, int]:
     """Return the addresses of the launchers, of groups and of clusters. Makes the functions for all
     kernels available."""
-    loaded = compiled(_SOURCES, folder, "runtime", (
+    functions = Library(_SOURCES, folder, "runtime", (
         (resolve.resolve_ir, resolve.names()), (access.access_ir, access.names()),
         (atomics.wide_ir, atomics.names()), shared_atomics.part(resolve.PREFIX, layout.IO),
         (tiles.tiles_ir, tiles.names()),
@@ -39,7 +39,7 @@ def launch_addresses(folder: Path | None) -> tuple[int, int]:
         (distributed.distributed_ir, distributed.names()),
         (clusters.clusters_ir, clusters.names()), (residents.residents_ir, []),
     ))  # fmt: skip
-    group, cluster = (loaded.address(resolve.PREFIX + name) for name in (
+    group, cluster = (functions.address(resolve.PREFIX + name) for name in (
         "launch", "launch_clusters"))  # fmt: skip
     return group, cluster
 
@@ -48,9 +48,9 @@ def launch_addresses(folder: Path | None) -> tuple[int, int]:
 def flight_hooks(folder: Path | None) -> tuple[int, ...]:
     """Return the launcher's hooks for asynchronous kernels; makes their functions available."""
     launch_addresses(folder)
-    loaded = compiled(_SOURCES, folder, "flights", (
+    functions = Library(_SOURCES, folder, "flights", (
         (mbarriers.mbarriers_ir, mbarriers.names()), (flights.flights_ir, flights.names()),
         (bulks.bulks_ir, bulks.names()), (proxies.proxies_ir, proxies.names()),
         (products.products_ir, products.names()), (factors.factors_ir, []),
     ))  # fmt: skip
-    return tuple(loaded.address(resolve.PREFIX + name) for name in layout.HOOKED)
+    return tuple(functions.address(resolve.PREFIX + name) for name in layout.HOOKED)

@@ -165,13 +165,29 @@ def test_batches_of_products_with_an_epilogue(cpu: Device, shape: tuple[int, ...
     assert np.allclose(((a @ b.permute(1, 0)) + c).relu().numpy(), wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("rows", [12, 16, 24])
+def test_right_factors_of_few_rows_are_not_packed(cpu: Device, rows: int) -> None:
+    """As 1 x 1 convolutions to few channels read images; the columns are whole panels."""
+    rng = np.random.default_rng(rows)
+    left, right = _array(rng, (rows, 48), "float32"), _array(rng, (48, 1024), "float32")
+    shape = (rows, 1024, 48)
+    a = graph.expand(graph.reshape(buffer(rows, 48, dtype=float32), (rows, 1, 48)), shape)
+    b = graph.permute(buffer(48, 1024, dtype=float32), (1, 0))
+    b = graph.expand(graph.reshape(b, (1, 1024, 48)), shape)
+    (kernel,) = kernels_of(graph.reduce("sum", graph.elementwise("mul", float32, a, b), (2,)), HOST)
+    assert "right" not in [memory.name for memory in kernel.locals]
+    found = Tensor(left, device=cpu) @ Tensor(right, device=cpu)
+    np.testing.assert_array_equal(found.numpy(), left @ right)
+
+
 def test_panels_are_not_unrolled_around_their_vectors() -> None:
-    """LLVM compares the addresses of all stores in an unrolled body with each other: 4 s for this
-    product of MobileNetV2, whose right factor has 17 panels."""
+    """LLVM compares the addresses of all stores in an unrolled body with each other: 4 s for a
+    product of MobileNetV2 whose right factor has 17 panels."""
     target = dataclasses.replace(HOST, cpu="znver4", features="+avx512f,+fma", vector_bytes=64)
-    left = graph.expand(graph.reshape(buffer(32, 144, dtype=float32), (32, 1, 144)), (32, 784, 144))
+    shape = (320, 784, 144)
+    left = graph.expand(graph.reshape(buffer(320, 144, dtype=float32), (320, 1, 144)), shape)
     right = graph.permute(buffer(144, 784, dtype=float32), (1, 0))
-    right = graph.expand(graph.reshape(right, (1, 784, 144)), (32, 784, 144))
+    right = graph.expand(graph.reshape(right, (1, 784, 144)), shape)
     product = graph.reduce("sum", graph.elementwise("mul", float32, left, right), (2,))
     (kernel,) = kernels_of(product, target)
     loops = {loop.range.name: loop.rolled for loop in _loops(kernel.body)}

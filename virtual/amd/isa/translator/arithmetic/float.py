@@ -12,13 +12,15 @@ from collections.abc import Callable
 from ugpu.virtual.amd.isa.decoder.formats import Instruction
 from ugpu.virtual.amd.isa.translator.arithmetic.scalar import Handler
 from ugpu.virtual.amd.isa.translator.registers import Registers
-from ugpu.virtual.shader.text import ELEMENT_BITS, constant, integer_of
+from ugpu.virtual.shader.text import ELEMENT_BITS, bits_of, constant, integer_of
 
 Function = Callable[[Registers, str, tuple[str, ...]], str]
 
 SUFFIXES = {"f16": "half", "f32": "float", "f64": "double"}
 _FRACTION_LIMIT = {"half": 0x3BFF, "float": 0x3F7FFFFF, "double": 0x3FEFFFFFFFFFFFFF}
 QUIET = {"half": 1 << 9, "float": 1 << 22, "double": 1 << 51}  # of a NaN
+_INFINITE = {"half": 0x7C00, "float": 0x7F800000, "double": 0x7FF0000000000000}
+_MASK = {"half": 0xFFFF, "float": 0xFFFFFFFF, "double": 0xFFFFFFFFFFFFFFFF}
 _ONE = {"half": 0x3C00, "float": 0x3F800000, "double": 0x3FF0000000000000}
 
 
@@ -125,6 +127,10 @@ def extreme(e: Registers, kind: str, name: str, a: str, b: str) -> str:
     name: "min" or "max".
     """
     integer = integer_of(kind)
+    for fixed, other in ((a, b), (b, a)):
+        limit = bits_of(fixed)
+        if limit is not None and limit << 1 & _MASK[kind] <= 2 * _INFINITE[kind]:
+            return _limited(e, kind, name, fixed, other)
     bits_a, bits_b = e.convert("bitcast", kind, integer, a), e.convert("bitcast", kind, integer, b)
     # Equal values can differ in bits only as +0 and -0: "and" of the bits gives +0, "or" gives -0.
     joined = e.binary("and" if name == "max" else "or", integer, bits_a, bits_b)
@@ -140,6 +146,21 @@ def extreme(e: Registers, kind: str, name: str, a: str, b: str) -> str:
             signalling = signals(e, kind, bits)
             chosen = e.select(signalling, integer, e.binary("or", integer, bits, quiet), chosen)
     return e.convert("bitcast", integer, kind, chosen)
+
+
+def _limited(e: Registers, kind: str, name: str, limit: str, value: str) -> str:
+    """Return `extreme` of a constant, which is not a NaN, and a value. Of two zeros the constant is
+    the result if the other cannot be: +0 of maxima, -0 of minima; else the value is."""
+    integer = integer_of(kind)
+    negative = bool((bits_of(limit) or 0) >> ELEMENT_BITS[kind] - 1)
+    relation = ("ug" if name == "max" else "ul") + ("t" if negative == (name == "max") else "e")
+    chosen = e.select(e.compare(relation, kind, limit, value), kind, limit, value)
+    if not e.ieee:
+        return chosen
+    bits = e.convert("bitcast", kind, integer, value)
+    quiet = e.binary("or", integer, bits, constant(integer, QUIET[kind]))
+    quiet = e.convert("bitcast", integer, kind, quiet)
+    return e.select(signals(e, kind, bits), kind, quiet, chosen)
 
 
 def signals(e: Registers, kind: str, bits: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -14,6 +15,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ugpu.hcq.errors import HostError
@@ -22,7 +24,7 @@ LENGTH = struct.Struct("<Q")
 IDLE = 10  # times its limit of processor time a process may take, on a busy host
 SLICES = 20  # of a limit, between looks at the processor time
 TAIL = 4096  # bytes kept of the end of a process's output
-ROOT = Path(__file__).parents[4]  # the folder that contains the package ugpu
+ROOT = Path(__file__).parents[3]  # the folder that contains the package ugpu
 START = "import runpy, sys; sys.path[:] = {path!r}; runpy.run_module({module!r}, None, '__main__')"
 
 
@@ -43,6 +45,30 @@ def _exactly(channel: socket.socket, count: int) -> bytes:
             raise EOFError
         parts += part
     return bytes(parts)
+
+
+def serve(
+    channel: socket.socket, answer: Callable[[bytes], bytes], idle_s: float, limit_s: float
+) -> None:
+    """Answer messages in the child until the other side closes the connection, or sends none for
+    `idle_s`. limit_s: of processor time for each; the system ends the process if it takes twice as
+    long."""
+    while select.select([channel], [], [], idle_s)[0]:
+        try:
+            message = receive(channel)
+        except (EOFError, ConnectionError):
+            return
+        _limit(limit_s)
+        send(channel, answer(message))
+
+
+def _limit(limit_s: float) -> None:
+    """Let the system end this process if LLVM does not, and the process that would end it is gone.
+    setrlimit(2): RLIMIT_CPU is in seconds of processor time, from the process's start."""
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    limit = int(time.process_time() + 2 * limit_s)
+    if most == resource.RLIM_INFINITY or limit < most:
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, most))
 
 
 class Ended(Exception):
