@@ -36,7 +36,7 @@ def _read(path: Path) -> None:
     with path.open("rb", buffering=0) as file:
         place = 0
         while place < len(array):
-            place += file.readinto(memoryview(array)[place:]) or 0
+            place += file.readinto(array.data[place:]) or 0
 
 
 def _seconds(work: Callable[[], object]) -> float:
