@@ -54,29 +54,32 @@ class Weight:
     """One tensor of a model, in device memory."""
 
     def __init__(self, values: Tensor | Scaled, shape: Shape, dtype: str) -> None:
-        """Store the values. dtype: of floats; vectors and groups are computed in float32."""
+        """Store the values. dtype: that floats are computed in; vectors and groups are computed in
+        float32. Floats of 16 bits stay so in memory where float32 is wanted."""
         self.shape = shape
+        self._dtype = dtype if len(shape) > 1 else "float32"
         self._floats: Tensor | None = None
         self._groups: Groups | None = None
         if isinstance(values, Scaled) and len(shape) > 1 and dtype == "float32":
             self._groups = _stored(values, shape)
             return
         floats = values.floats() if isinstance(values, Scaled) else values
-        kind = dtype if len(shape) > 1 else "float32"
-        self._floats = floats.reshape(shape).cast(kind).contiguous().realize()
+        narrow = len(shape) > 1 and self._dtype == "float32" and floats.dtype.itemsize == 2
+        kept = floats if narrow else floats.cast(self._dtype)
+        self._floats = kept.reshape(shape).contiguous().realize()
 
     def whole(self, rows: int = 1) -> Tensor:
         """Return all elements, lazily. rows: of the product that they are for."""
         if self._groups is None:
             assert self._floats is not None
-            return self._floats
+            return self._floats.cast(self._dtype)
         return self._groups.floats(rows).reshape(self.shape)
 
     def rows(self, places: Tensor) -> Tensor:
         """Return the parts at indices along the first axis, lazily."""
         if self._groups is None:
             assert self._floats is not None
-            return self._floats[places]
+            return self._floats[places].cast(self._dtype)
         return self._groups.rows(places).floats().reshape((*places.shape, *self.shape[1:]))
 
     @property

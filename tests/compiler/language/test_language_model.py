@@ -12,7 +12,7 @@ import pytest
 
 import ugpu
 from tests.support.compiler import language_models
-from ugpu.compiler import kernel_log
+from ugpu.compiler import Tensor, kernel_log
 from ugpu.compiler.files.blocks import BLOCKS, decoder, grouped
 from ugpu.compiler.language.architecture import architecture
 from ugpu.compiler.language.model import LanguageModel, Speed
@@ -81,6 +81,20 @@ def test_quantised_weights_stay_so_and_multiply_as_floats(kind: int, cpu: Device
 
 
 @needs_tokenizers
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_floats_of_16_bits_stay_so_and_are_computed_in_float32(kind: str, cpu: Device) -> None:
+    array = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
+    stored = Tensor(array, device=cpu).cast(kind)
+    weight = Weight(stored, (6, 8), "float32")
+    assert weight.nbytes == 2 * array.size
+    for found, expected in (
+        (weight.whole(), stored.float()),
+        (weight.rows(Tensor([4, 1], device=cpu)), stored[[4, 1]].float()),
+    ):
+        assert found.dtype.name == "float32" and found.tolist() == expected.tolist()
+    assert Weight(stored.float(), (6, 8), "float16").whole().dtype.name == "float16"
+
+
 def test_tokens_of_a_byte_level_vocabulary() -> None:
     tokenizer = Tokenizer(language_models.vocabulary(), "file")
     tokens = tokenizer.encode("hello world<|end|>é1")

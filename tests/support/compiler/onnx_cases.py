@@ -51,7 +51,11 @@ def cases() -> dict[str, Any]:
 
     with contextlib.redirect_stdout(io.StringIO()):
         collected = collect_testcases(None)
-    return {case.name: case for case in collected if all(map(_ours, _values(case.model.graph)))}
+    return {
+        case.name: case
+        for case in collected
+        if case.model is not None and all(map(_ours, _values(case.model.graph)))
+    }
 
 
 def _values(graph: Any) -> Iterator[Any]:
