@@ -249,14 +249,18 @@ class _Windows:
             inside = Loop(vector, tuple(made[0] or ()))
             return [inside, *(statement for rest in made[1:] for statement in rest or ())]
 
-        blocks, one = lines(block.index() * tall, tall), Range("rest", tall - 1)
-        last = lines(left // tall * tall + one.index(), 1)
-        if blocks is None or last is None:
+        blocks = lines(block.index() * tall, tall)
+        over = self.rows.axis.main.size % self.rows.count  # rows of the last group
+        rest = Range("rest", over % tall) if over % tall else None
+        if blocks is None:
             return None
         body: list[Statement] = [Loop(block, tuple(blocks), left // tall)]
-        if self.rows.bound() is not None and tall > 1:  # the last group's rows
-            rest = Loop(one, tuple(last), left % tall)
-            body.append(If(at_least_zero(constant(self.rows.count - 1) - left), (rest,)))
+        if rest is not None:
+            last = lines(constant(over - rest.size) + rest.index(), 1)
+            if last is None:
+                return None
+            alone = at_least_zero(constant(self.rows.count - 1) - left)
+            body.append(If(alone, (Loop(rest, tuple(last)),)))
         return [totals], body
 
     def line(

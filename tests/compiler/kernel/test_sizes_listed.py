@@ -28,7 +28,12 @@ ELSEWHERE = {
     "kernel.attention.matrix": ("TURNED KEPT STORED", "test_gpu_attention.py"),
     "kernel.gpu.join": ("READ", "test_gpu_rows.py"),
     "kernel.host.place": ("ABREAST STEPS", "test_host_place.py"),
+    "kernel.host.network": ("REGISTERS FEWER", "test_compiler_sorting.py"),
+    "kernel.host.sort": ("LANES", "test_compiler_sorting.py"),
+    "kernel.host.windows": ("GROUPS TALL MOST", "test_host_windows.py"),
     "kernel.host.products.along": ("VECTORS", "test_host_dots.py"),
+    "kernel.host.products.results": ("LONGEST", "test_compiler_products.py"),
+    "kernel.host.products.tiles": ("FEW ONCE HIDING", "test_compiler_products.py"),
     "kernel.host.rare": ("CHEAP", "test_host_rare.py"),
     "kernel.host.sections": ("LONG MOST", "test_host_sections.py"),
     "kernel.host.products.amx": ("HEIGHT VECTORS STEPS", "test_compiler_amx.py"),
@@ -66,7 +71,7 @@ NO_SIZES = {
     "kernel.host.products.grouped": "LANES OFFSET",
     "kernel.host.products.rates": "L3_BYTES ZEN4 FULL MESH HALF NEON WIDE_NEON",
     "kernel.host.sort": "LOW DIGIT DIGITS",
-    "kernel.host.products.tiles": "HIDDEN UNEVEN",
+    "kernel.host.products.tiles": "HIDDEN UNEVEN DOTS",
     "kernel.ir": "TILES TILE_ROWS TILE_BYTES",
     "kernel.matrix_units": (
         "_GFX11 _GFX12 _GFX942 _GFX950 _SM80 _TF32 _AMPERE ROW CORE MATRICES _WGMMA"

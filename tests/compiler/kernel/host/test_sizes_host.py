@@ -172,18 +172,29 @@ ROWS = (
     Rule(
         "kernel.host.sort", "TOGETHER", lambda x: x.argsort(1),
         lambda x: np.argsort(x, 1, kind="stable"), lambda found: found.has("ranks"),
-        [((3, 128),), ((3, 127),), ((2, 3),)], [((3, 129),)],
+        [((1, 128),), ((1, 127),), ((1, 3),)], [((1, 129),)],
     ),
     Rule(
         "kernel.host.sort", "SHORT", lambda x: x.argsort(1),
         lambda x: np.argsort(x, 1, kind="stable"), lambda found: found.has("even"),
-        [((2, 4096),), ((3, 129),), ((5, 1001),)], [((3, 128),), ((2, 4097),)],
+        [((1, 4096),), ((1, 129),), ((1, 1001),)], [((1, 128),), ((1, 4097),)],
     ),
     Rule(
         "kernel.host.sort", "CHUNK", lambda x: x.argsort(1),
         lambda x: np.argsort(x, 1, kind="stable"),
-        lambda found: found.has("ranks") and found.kernels[0].grid[0] > 1,
-        [((256, 128),), ((400, 100),)], [((163, 100),)],
+        lambda found: found.has("columns") and found.grid(0) > 1,
+        [((256, 128),), ((400, 100),)], [((100, 100),)],
+    ),
+    Rule(
+        "kernel.host.sort", "CHUNK of halves", lambda x: x.argsort(1),
+        lambda x: np.argsort(x, 1, kind="stable"),
+        lambda found: found.has("even") and found.grid(0) > 1,
+        [((9, 2048),), ((11, 1999),)], [((8, 2048),)],
+    ),
+    Rule(
+        "kernel.host.network", "LONGEST", lambda x: x.argsort(1),
+        lambda x: np.argsort(x, 1, kind="stable"), lambda found: found.has("columns"),
+        [((8, 1024),), ((9, 1001),)], [((8, 1025),), ((1, 1024),)],
     ),
     Rule(
         "graph.along", "HELD", lambda x: x.argsort(1), lambda x: np.argsort(x, 1, kind="stable"),
@@ -237,7 +248,7 @@ PRODUCTS = (
         "kernel.host.products.packing", "LINE SETS ABREAST",
         lambda x, y: x @ y, lambda x, y: x @ y,
         lambda found: found.has("tile", "left"),  # rows that share a set are packed
-        [((40, 1024), (1024, 48)), ((35, 2048), (2048, 65))], [((40, 1040), (1040, 48))],
+        [((40, 1024), (1024, 200)), ((35, 2048), (2048, 65))], [((40, 1040), (1040, 200))],
     ),
     Rule(
         "kernel.host.products.dots", "MOST_ROWS HIGH WIDE DEEP", lambda x, y: x @ y.permute(1, 0),
@@ -288,6 +299,11 @@ OTHERS = (
         lambda found: found.has("stage") and found.grid(0) == 3,
         [((1, 2, 72, 131), (2, 1, 3, 3)), ((1, 2, 70, 131), (2, 1, 3, 3))],
         [((1, 2, 27, 131), (2, 1, 3, 3))],
+    ),
+    Rule(
+        "kernel.host.windows", "FEWEST", lambda x, y: x.conv2d(y, padding=1, groups=2), depthwise,
+        lambda found: found.has("lines"),
+        [((1, 2, 9, 4), (2, 1, 3, 3)), ((1, 2, 9, 5), (2, 1, 3, 3))], [((1, 2, 9, 3), (2, 1, 3, 3))],
     ),
     Rule(
         "pattern.cost", "WINDOW_LINES", lambda x, y: x.conv2d(y, padding=1, groups=2), depthwise,

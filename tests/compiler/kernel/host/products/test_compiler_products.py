@@ -81,6 +81,19 @@ def test_last_columns_are_computed_along_the_depth(cpu: Device, depth: int, colu
     assert np.isnan(wanted[7]).all() and np.isfinite(np.delete(wanted, 7, 0)).all()
 
 
+@pytest.mark.parametrize("operations", [1, 4, 5, 6, 7, 12, 13])
+def test_epilogues_of_any_length(cpu: Device, operations: int) -> None:
+    """From some length on results are no longer computed as vectors from registers."""
+    rng = np.random.default_rng(operations)
+    left, right = _array(rng, (33, 40), "float32"), _array(rng, (40, 37), "float32")
+    found, wanted = Tensor(left, device=cpu) @ Tensor(right, device=cpu), left @ right
+    for number in range(operations):
+        more = _array(rng, (33, 37), "float32")
+        found = (found + Tensor(more, device=cpu)).maximum(-1.0 - number)
+        wanted = np.maximum(wanted + more, np.float32(-1.0 - number))
+    np.testing.assert_array_equal(found.numpy(), wanted)
+
+
 @given(st.integers(0, 1 << 30), SIZES, DEPTHS, SIZES, LAYOUTS, LAYOUTS, st.sampled_from(TYPES))
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
