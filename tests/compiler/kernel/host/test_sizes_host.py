@@ -303,7 +303,8 @@ OTHERS = (
     Rule(
         "kernel.host.windows", "FEWEST", lambda x, y: x.conv2d(y, padding=1, groups=2), depthwise,
         lambda found: found.has("lines"),
-        [((1, 2, 9, 4), (2, 1, 3, 3)), ((1, 2, 9, 5), (2, 1, 3, 3))], [((1, 2, 9, 3), (2, 1, 3, 3))],
+        [((1, 2, 9, 4), (2, 1, 3, 3)), ((1, 2, 9, 5), (2, 1, 3, 3))],
+        [((1, 2, 9, 3), (2, 1, 3, 3))],
     ),
     Rule(
         "pattern.cost", "WINDOW_LINES", lambda x, y: x.conv2d(y, padding=1, groups=2), depthwise,
