@@ -269,7 +269,6 @@ class UsbTransport(TransportLife):
             saved = pci_config.SavedConfig(self.card.function.read)
             self._pulse()
             self._await_card()
-            tree.resize(self.card.function)
             saved.restore(self.card.function.write)
         elif kind is ResetKind.POWER and self._switches:
             saved = pci_config.SavedConfig(self.card.function.read)
