@@ -11,8 +11,11 @@ import pytest
 from tests.support.usb.usb_script import IDENTITY
 from tests.support.usb.usb_streams import Answer, StreamUsb, sense
 from ugpu.hcq.errors import BadArgument, LinkDegraded, NotSupported, TransferTimeout, TransportError
+from ugpu.hcq.state.clock import Clock
+from ugpu.usbgpu.bridge.ina231 import read_power
 from ugpu.usbgpu.bridge.interface import Ability, Completion, Status, Tlp
 from ugpu.usbgpu.bridge.stock import StockBridge
+from ugpu.usbgpu.firmware.flash import Flash
 from ugpu.usbgpu.link.usb import Speed
 
 PRODUCT = "USB 3.2 PCIe TinyEnclosure"
@@ -71,6 +74,17 @@ def test_it_prepares_the_firmware() -> None:
         one.rstrip("0") for one in SETUP
     ]
     assert bridge.firmware == f"{PRODUCT} (0100)" and bridge.abilities == {Ability.FILL}
+
+
+def test_what_the_stock_firmware_lacks_is_refused_by_name() -> None:
+    board = Board()
+    with pytest.raises(
+        NotSupported, match="the flash part needs the open firmware, the bridge runs"
+    ):
+        Flash(board.bridge, Clock()).open()
+    with pytest.raises(NotSupported, match="the power sensor needs the open firmware"):
+        read_power(board.bridge)
+    assert board.commands == []
 
 
 def test_a_usb_2_link_has_no_streams() -> None:
