@@ -157,21 +157,6 @@ def test_clocks_are_gated(chip: Any) -> None:
     assert [note for note in chip.notes if "safe mode" in note] == []
 
 
-def test_the_last_page_of_the_address_space_is_translated(chip: Any) -> None:
-    """47 bits of addresses (Linux gmc_v11_0.c: 4 levels and max_pfn - 1 in gfxhub and mmhub), in
-    VMID 0 and in the holder's VMID."""
-    with opened(chip) as device:
-        own = device.driver.seat.vmid
-        assert own
-        registers = device.driver.chip.gc, device.driver.chip.mmhub
-        for vmid in (0, own):
-            for hub, name in zip(registers, ("GC", "MM"), strict=True):
-                low = getattr(hub, f"{name}VM_CONTEXT{vmid}_PAGE_TABLE_END_ADDR_LO32")
-                high = getattr(hub, f"{name}VM_CONTEXT{vmid}_PAGE_TABLE_END_ADDR_HI32")
-                last = int(low.read()) | int(high.read()) << 32
-                assert last == (1 << 47 >> 12) - 1, (vmid, name)
-
-
 def test_everything_in_vmid_0(chip: Any) -> None:
     for _ in ("cold", "warm"):
         with opened(chip, vmid=0) as device, device.load(faulty_object()) as program:

@@ -294,6 +294,16 @@ def tenant_of_tenant(device: Device) -> Iterator[Device]:
         yield made
 
 
+def test_the_last_page_of_a_tenants_address_space_is_translated(chip: Any) -> None:
+    """47 bits of addresses (Linux gmc_v11_0.c: 4 levels, and max_pfn - 1 in gfxhub_v3_0.c)."""
+    with shared(chip) as (device, tenants):
+        gc = device.driver.chip.gc
+        for vmid in [driver_of(each).seat.vmid for each in tenants]:
+            low = int(getattr(gc, f"GCVM_CONTEXT{vmid}_PAGE_TABLE_END_ADDR_LO32").read())
+            high = int(getattr(gc, f"GCVM_CONTEXT{vmid}_PAGE_TABLE_END_ADDR_HI32").read())
+            assert low | high << 32 == (1 << 47 >> 12) - 1, vmid
+
+
 def test_what_was_anothers_reads_as_zeros(chip: Any) -> None:
     """Scratch and the last page of code: the driver's own memory, which kernels can read."""
     with opened(chip) as device:

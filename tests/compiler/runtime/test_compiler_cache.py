@@ -184,6 +184,20 @@ def test_memory_of_sizes_no_longer_used_makes_room(cpu: Device) -> None:
     pool.clear()
 
 
+def test_a_size_that_was_taken_last_is_kept_longest(cpu: Device) -> None:
+    pool = MemoryPool(cpu, keep=6 << 12)
+    large = pool.take(3 << 12)
+    small, medium = ([pool.take(size << 12) for _ in range(2)] for size in (1, 2))
+    known = {storage.buffer for storage in small}
+    del small
+    del medium
+    held = pool.take(1 << 12)
+    del large  # one of the others makes room
+    assert pool.take(1 << 12).buffer in known
+    assert held.buffer in known and pool.kept <= 6 << 12
+    pool.clear()
+
+
 def test_size_classes_waste_little() -> None:
     sizes = [1, 255, 256, 257, 5000, 1 << 20, (1 << 20) + 1, 10**9]
     for size in sizes:
