@@ -27,7 +27,9 @@ class Waits:
         self.core = core
 
     def reach(self, timeline: Timeline, value: int, limit_s: float | None) -> None:
-        """Wait until the timeline has the value, without checking for failures once it has."""
+        """Wait until the timeline has the value, without checking for failures once it has.
+        limit_s: seconds from now on; None: the device's limit, each time from the end of the last
+        work before it, so that long work of others, or a slow host, is no hang."""
         core = self.core
         limit = seconds("limit_s", core.limit_s if limit_s is None else limit_s)
         if value >= CAPTURED:
@@ -36,7 +38,8 @@ class Waits:
             core.recover()
             core.check_alive()
         resets = core.resets
-        reached = timeline.value >= value
+        before = timeline.value
+        reached = before >= value
         if reached:
             return
         deadline = core.driver.clock.deadline(limit)
@@ -48,8 +51,11 @@ class Waits:
                 self._report_hang(timeline, value, limit)
                 return
             core.driver.pause_until(timeline, value, min(deadline.pause_s, _LONGEST_PAUSE_S))
-            reached = timeline.value >= value
+            now = timeline.value
+            reached = now >= value
             core.driver.clock.polled(reached)
+            if limit_s is None and now != before:
+                deadline, before = core.driver.clock.deadline(limit), now
 
     def await_room(self, hardware: HardwareQueue, words: int) -> None:
         """Block until `hardware` has room for an image of `words` words. DeviceHang if no work of

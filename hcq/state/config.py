@@ -19,7 +19,7 @@ UGPU_OBSERVE          folder for the sockets by which other processes of this us
                       open devices (default: $XDG_RUNTIME_DIR/ugpu-observe); 0: none
 UGPU_POWER_COMMAND    command that cycles the power of a card; "{device}" stands for its name: the
                       last rung of `ugpu reset` (default: none)
-UGPU_WAIT_LIMIT       seconds that a wait may take if its caller gives no limit
+UGPU_WAIT_LIMIT       seconds without the end of any work that a wait without a limit may take
 UGPU_HOST_WITHOUT     instruction sets of this processor that generated code must not use, as
                       prefixes of their LLVM names, separated by commas: avx512,amx
 UGPU_DAEMON           where ugpud listens: a socket's path, or tls://HOST:PORT (docs/daemon.md)
@@ -61,8 +61,8 @@ class Config:
         cache_folder: UGPU_CACHE: compiled kernels, search results.
         log_level: UGPU_LOG: one of LOG_LEVELS.
         trace_file: UGPU_TRACE: a file that gets events as JSON lines.
-        wait_limit_s: UGPU_WAIT_LIMIT: how long a wait may take if its caller gives no limit, in
-            seconds.
+        wait_limit_s: UGPU_WAIT_LIMIT: how long a wait may take if its caller gives no limit and no
+            work of the queue ends, in seconds.
         winograd: UGPU_WINOGRAD: whether convolutions may use Winograd tiles.
         tiers: UGPU_TIERS: whether a kernel of `cpu` or a virtual AMD GPU runs first in a version
             that compiles fast.
