@@ -2,9 +2,9 @@
 
 Other files plant what the driver must name: a queue that does not leave the hardware
 (ublue-os/bazzite#4464), a core that needs mode1, which loses memory (bazzite#5729, SteamOS#2802),
-and discovery tables that cannot be read (ROCm#4454, #5008). Not planted: clocks that stay low under
-load (ROCm#5849), and a scheduler's firmware that hangs (ROCm#5724), as ugpu's driver has no
-scheduler.
+and discovery tables that cannot be read (ROCm#4454, #5008). Clocks that stay low under load
+(ROCm#5849) are found by the self-test of a card (ugpu.tools.ci.health and its tests). Not planted:
+a scheduler's firmware that hangs (ROCm#5724), as ugpu's driver has no scheduler.
 """
 
 from __future__ import annotations
