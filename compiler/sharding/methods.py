@@ -26,7 +26,7 @@ masked_fill maximum minimum mish mul neg nextafter ones_like pow quick_gelu reci
 remainder round rsqrt selu sigmoid sign signbit silu sin sinh softplus softsign sqrt square sub
 swish tan tanh tf32 trunc where xlogy zeros_like"""
 ALONG = """argmax argmin argsort chunk count_nonzero cummax cummin cumprod cumsum layernorm
-log_softmax logcumsumexp logsumexp nanmean nansum norm normalize softmax softmin sort topk"""
+log_softmax logcumsumexp logsumexp nanmean nansum norm normalize softmax softmin sort split topk"""
 BATCHED = """avg_pool1d avg_pool2d avg_pool3d conv1d conv2d conv3d conv_transpose1d conv_transpose2d
 conv_transpose3d fold im2col interpolate max_pool1d max_pool2d max_pool3d"""
 LOSSES = """binary_cross_entropy binary_cross_entropy_with_logits cross_entropy l1_loss mse_loss

@@ -130,6 +130,6 @@ def joined(name: str, x: Sharded, *others: Any, axis: int = 0) -> Any:
         every = [each.replicated() for each in every]
         return Sharded(each_device(name, None, [every, axis], {}, len(first.parts)))
     assert like.axis is not None
-    every = [each.split(like.axis, like.sizes) for each in every]
+    every = [each.split_along(like.axis, like.sizes) for each in every]
     moved = like.axis + (name == "stack" and place <= like.axis)
     return Sharded(each_device(name, None, [every, axis], {}, len(first.parts)), moved)

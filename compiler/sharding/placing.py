@@ -96,7 +96,7 @@ def aligned(given: Sharded, axis: int, rank: int, sizes: Sequence[int]) -> Shard
     own = axis - (rank - given.ndim)
     if own < 0 or (given.shape[own] == 1 and sum(sizes) != 1):
         return given.replicated()
-    return given.split(own, sizes)
+    return given.split_along(own, sizes)
 
 
 def split_of(operands: Sequence[Any], rank: int) -> tuple[int, list[int]] | None:
@@ -148,4 +148,4 @@ def made(
         return Sharded(parts)
     place = parts[0]._axis(name, axis)
     wanted = sizes or collectives.sizes_of(parts[0].shape[place], len(parts))
-    return Sharded(parts).split(place, wanted)
+    return Sharded(parts).split_along(place, wanted)

@@ -34,7 +34,7 @@ def matmul(left: Sharded, right: Any) -> Any:
         kind = dtypes.promote(one.dtype, two.dtype)
         if is_narrow(kind):  # rounded once
             return matmul(one.cast(float32), two.cast(float32)).cast(kind)
-        one, two = one.split(last, sizes), two.split(second, sizes)
+        one, two = one.split_along(last, sizes), two.split_along(second, sizes)
         return Sharded(each_device("matmul", one, [two], {}, len(one.parts)), None, True)
     if one.axis == last - 1:
         axis, two = rank - 2, two.replicated()
@@ -114,7 +114,7 @@ def loss(name: str, x: Sharded, target: Any, *args: Any, **options: Any) -> Any:
         return gathered(name, x, wanted, *args, reduction=reduction, **options)
     assert x.axis is not None
     labels = classes and not wanted.dtype.is_float
-    wanted = wanted.split(x.axis, x.sizes)
+    wanted = wanted.split_along(x.axis, x.sizes)
     more = {key: _whole(name, x, value) for key, value in options.items()}
     each = each_device(name, x, [wanted], {**more, "reduction": "none"}, len(x.parts))
     total = Sharded(each, x.axis).sum()

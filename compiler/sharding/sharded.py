@@ -126,7 +126,7 @@ class Sharded:
             return self.reduced()
         return Sharded(collectives.all_gather(self.parts, self.axis))
 
-    def split(self, axis: int, sizes: Sequence[int] | None = None) -> Sharded:
+    def split_along(self, axis: int, sizes: Sequence[int] | None = None) -> Sharded:
         """Return this value split along an axis, by default evenly: a reduce-scatter of partial
         sums, an all-to-all from another axis, no copy of a replicated value."""
         wanted = list(sizes or collectives.sizes_of(self.shape[axis], len(self.parts)))
@@ -138,7 +138,7 @@ class Sharded:
         if self.axis == axis:
             if self.sizes == wanted:
                 return self
-            return self.replicated().split(axis, wanted)
+            return self.replicated().split_along(axis, wanted)
         if self.partial:
             return Sharded(collectives.reduce_scatter(self.parts, axis, "sum", wanted), axis)
         if self.axis is not None:
@@ -158,7 +158,7 @@ class Sharded:
                 f"shard: the tensor is on {named(self.devices)}, expected these devices, got "
                 f"{named(wanted)}; collect it with .to(device) first"
             )
-        return self.replicated() if axis is None else self.split(self._axis("shard", axis))
+        return self.replicated() if axis is None else self.split_along(self._axis("shard", axis))
 
     def to(self, target: Device | DType | str) -> Any:  # Tensor, or Sharded for a type
         """Return all elements as a Tensor on one device, or with another type."""
@@ -226,7 +226,8 @@ class Sharded:
             array = np.broadcast_to(np.asarray(value), self.shape)
             value = Sharded([Tensor(array, device=each, dtype=self.dtype) for each in self.devices])
         self._check_devices("assign", value)
-        placed = value.replicated() if self.axis is None else value.split(self.axis, self.sizes)
+        axis = self.axis
+        placed = value.replicated() if axis is None else value.split_along(axis, self.sizes)
         for part, given in zip(self.parts, placed.parts, strict=True):
             part.assign(given)
         return self
@@ -283,8 +284,9 @@ class Sharded:
         else:
             self._check_devices("backward", gradient)
             placed = gradient.replicated()
-            given = list((placed if self.axis is None else placed.split(self.axis, self.sizes))
-                         .parts)  # fmt: skip
+            if self.axis is not None:
+                placed = placed.split_along(self.axis, self.sizes)
+            given = list(placed.parts)
         pairs = [pair for pair in zip(self.parts, given, strict=True) if pair[0].requires_grad]
         if self.axis is None and not self.partial:
             pairs = pairs[:1]  # the replicas are one value

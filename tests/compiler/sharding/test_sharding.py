@@ -151,9 +151,21 @@ def test_placements_of_one_value(devices: list[Device]) -> None:
         assert (each.numpy() == X).all()
     assert (rows.to(devices[1]).numpy() == X).all()
     assert rows.to("int32").axis == 0
-    scattered = rows.sum(0).split(0)
+    scattered = rows.sum(0).split_along(0)
     assert scattered.axis == 0
     assert (scattered.numpy() == X.sum(0)).all()
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_split_is_a_tensors(devices: list[Device], axis: int) -> None:
+    """Along the split axis and along another one."""
+    rows = Tensor(X, device=devices[0]).shard(devices, 0)
+    last = X.shape[axis] - 1
+    one, other = rows.split([1, last], axis)
+    assert (one.numpy() == np.split(X, [1], axis)[0]).all()
+    assert (other.numpy() == np.split(X, [1], axis)[1]).all()
+    if axis:
+        assert one.axis == 0  # each device has split its own part
 
 
 @pytest.mark.parametrize("name", ["rand", "randn", "arange", "zeros", "eye"])
