@@ -14,7 +14,7 @@ import pytest
 
 MOST = {
     "virtual:navi31": {
-        "open": 35_800,
+        "open": 35_900,
         "launch": 145,
         "wait": 50,
         "copy in": 347,

@@ -18,7 +18,7 @@ from ugpu import Tensor, nn, optim
 CONTEXT, WIDTH, HEADS, LAYERS, BATCH, WRITTEN, BARS = 64, 64, 4, 2, 16, 160, " ▁▂▃▄▅▆▇█"
 SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1" width="640">
 <polyline fill="none" stroke="#06c" stroke-width="0.005" points="{}"/></svg>"""
-text = (Path(__file__).resolve().parents[1] / "README.md").read_text("utf-8")
+text = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8")
 letters, numbers = np.unique(list(text), return_inverse=True)
 
 

@@ -29,7 +29,7 @@ class Waits:
     def reach(self, timeline: Timeline, value: int, limit_s: float | None) -> None:
         """Wait until the timeline has the value, without checking for failures once it has.
         limit_s: seconds from now on; None: the device's limit, each time from the end of the last
-        work before it, so that long work of others, or a slow host, is no hang."""
+        work before it, so that long work of others, or a slow host, does not count."""
         core = self.core
         limit = seconds("limit_s", core.limit_s if limit_s is None else limit_s)
         if value >= CAPTURED:

@@ -1,7 +1,7 @@
 """`make test-foreign`: drivers and compilers of others, unmodified, on the virtual devices.
 
 Our drivers and our models could share a mistake; programs that were written for boards by others
-cannot. A test of this tier is a file tests/foreign/test_<whose>_<what>.py that
+cannot. A test of this tier is a file test_<whose>_<what>.py below tests/foreign that
 
 - has `pytestmark = pytest.mark.foreign`, so that `make test` leaves it out,
 - calls `require("package")` (client.py) at its top, which skips it where the package is missing,

@@ -25,7 +25,7 @@ RECOGNISERS = {
     ("pattern/contraction.py", "find_contraction"): "computation",
     ("host/windows.py", "find_window"): "computation",
     ("host/turned.py", "find_turned"): "computation",
-    ("products/dots.py", "find_dots"): "parts",
+    ("products/dots.py", "find_dots"): "computation",
     ("schedule/express.py", "express"): "group",
 }
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.kernel.guest.edu.edu import Edu, edu
+from lab.kernel.guest.edu import edu
+from lab.kernel.guest.edu.edu import Edu
 from ugpu import hcq
 from ugpu.hcq.errors import BadArgument, DeviceBusy, DeviceNotFound, GroupNotViable, UgpuError
 from ugpu.hcq.transport.attach import attach_pci

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.kernel.guest.edu.edu import Edu, edu
+from lab.kernel.guest.edu import edu
+from lab.kernel.guest.edu.edu import Edu
 from lab.kernel.guest.host import within
 from ugpu.hcq.errors import AccessDenied, Closed, DeviceBusy, HostError, OutOfMemory
 from ugpu.hcq.state.clock import Clock

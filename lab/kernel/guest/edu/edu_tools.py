@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.kernel.guest.edu.edu import Edu, edu
+from lab.kernel.guest.edu import edu
+from lab.kernel.guest.edu.edu import Edu
 from lab.kernel.guest.host import within
 from ugpu import hcq
 from ugpu.hcq.errors import DeviceBusy, DeviceNotFound

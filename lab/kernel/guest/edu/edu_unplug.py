@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.kernel.guest.edu.edu import Edu, edu
+from lab.kernel.guest.edu import edu
+from lab.kernel.guest.edu.edu import Edu
 from lab.kernel.guest.host import Host, within
 from ugpu.hcq.errors import DeviceNotFound
 from ugpu.hcq.state.clock import Clock

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.kernel.guest.edu.edu import Edu, edu
+from lab.kernel.guest.edu import edu
+from lab.kernel.guest.edu.edu import Edu
 from lab.kernel.guest.host import within
 from ugpu.hcq.errors import (
     BadArgument,

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from lab.kernel.guest.edu.edu import Edu, edu
+from lab.kernel.guest.edu import edu
+from lab.kernel.guest.edu.edu import Edu
 from lab.kernel.guest.host import within
 from ugpu.hcq.errors import DeviceBusy
 from ugpu.hcq.transport.attach import attach_pci

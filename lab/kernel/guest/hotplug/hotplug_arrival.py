@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from lab.kernel.guest.amd import navi31
-from lab.kernel.guest.edu.edu import slots
+from lab.kernel.guest.edu import slots
 from lab.kernel.guest.host import Host, within
 from ugpu import hcq
 from ugpu.hcq.device.device import Device

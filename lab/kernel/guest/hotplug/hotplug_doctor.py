@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lab.kernel.guest.amd import navi31
-from lab.kernel.guest.edu.edu import slots
+from lab.kernel.guest.edu import slots
 from lab.kernel.guest.host import Host, within
 from ugpu.hcq.errors import BarUnassigned, DeviceBusy
 from ugpu.hcq.transport.pci.binding import Binding

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.kernel.guest.amd import navi31
-from lab.kernel.guest.edu.edu import slots
+from lab.kernel.guest.edu import slots
 from lab.kernel.guest.host import Host
 from lab.kernel.guest.vfio_card import suspended
 from ugpu.hcq.errors import DeviceBusy, DeviceLost, NotSupported

@@ -39,6 +39,8 @@ def test_reductions(cpu: Device, name: str, data: st.DataObject) -> None:
     wide = array.astype(np.float64) if array.dtype.kind == "f" or name == "mean" else array
     with np.errstate(all="ignore"):
         expected = np.asarray(getattr(np, name)(wide, axis=axis, keepdims=keepdims))
+        if expected.dtype.kind == "f":
+            expected = expected.astype(found.dtype)  # infinite where the type ends
     assert found.shape == expected.shape
     if expected.dtype.kind == "f":
         coarse = array.dtype == np.float16

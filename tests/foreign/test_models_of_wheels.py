@@ -18,7 +18,7 @@ import pytest
 from tests.test_examples import NEEDS
 
 pytestmark = pytest.mark.foreign
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 PLACE = ROOT / "build" / "foreign"
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.foreign.client import require
-from tests.foreign.models.wheel_models import (
+from tests.foreign.wheel_models import (
     CAPTCHA,
     MODELS,
     OCR4,
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.foreign
 onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
 require("onnxruntime")
 JUDGE = Path(__file__).with_name("onnx_judge.py")
-WHEELS = Path(__file__).resolve().parents[3] / "build" / "foreign" / "wheels"
+WHEELS = Path(__file__).resolve().parents[2] / "build" / "foreign" / "wheels"
 SMALL = 1e-3  # largest elements below this would prove nothing
 
 

@@ -1,7 +1,7 @@
 """A card that rests under ugpud, and what may happen just then: the daemon dies, the client that
 wakes it dies, the SMU or the core does not come back, the card is pulled.
 
-    python -m tests.faults.daemon.daemon_rests --rounds 200 --seed 1
+    python -m tests.faults.daemon_rests --rounds 200 --seed 1
 
 The card is a virtual Navi31 in a process of its own on a made-up PCI bus; the daemon, in another
 one, lets it rest as soon as no lease is left. Each round draws what happens, and when: while the
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tests.faults.amd.kills import LIMIT_S, in_child, rest_of, wait
-from tests.faults.daemon.daemon_kills import check_card
+from tests.faults.daemon_kills import check_card
 from tests.support.pci.pci_machine import PciMachine
 from tests.support.service.daemon import Running, settings_text
 from tests.support.waiting import came, until

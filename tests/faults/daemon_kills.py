@@ -1,13 +1,13 @@
 """Random SIGKILLs of a ugpud and of its clients: what was acknowledged is there, every card works.
 
-    python -m tests.faults.daemon.daemon_kills --kills 500 --seed 1
+    python -m tests.faults.daemon_kills --kills 500 --seed 1
 
 Two virtual Navi31 are processes of their own (`ugpu serve`), which outlive the daemon that owns
 them. Each round starts six clients, which lease a card one after the other, copy and launch; then
 some of the clients or the daemon are killed. A client whose daemon lives reads back all that it was
 told is done; one whose daemon dies gets DeviceLost, or DeviceNotFound where it had not connected
 yet; the next holder of each card finds its memory clear, copies and launches. Two operators work
-beside the clients and are killed too (`tests.faults.daemon.daemon_operator`): tokens that were
+beside the clients and are killed too (`tests.faults.daemon_operator`): tokens that were
 created or revoked and quarantines that were ordered or lifted stay so. The seed decides who is
 killed, and after how long. The exit code is 1 unless all of that holds.
 """
@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tests.faults.amd.kills import LIMIT_S, card, in_child, rest_of, wait
-from tests.faults.daemon.daemon_operator import SPARE, Facts, operate
+from tests.faults.daemon_operator import SPARE, Facts, operate
 from tests.support.kernels import contract_object
 from tests.support.service.daemon import DaemonProcess
 from ugpu import hcq
