@@ -36,7 +36,7 @@ POOL_WORKERS, POOL_SPIN = 24 + 3, 24 + 12
 ALARMS = 16  # of a bell, in 64-bit words: count of words that are not commands
 BELL_WORDS, QUEUE_WORDS, POOL_WORDS = 18, 13, 24 + 15 + 2 * 1024 + 4 + 16
 # Work known to take less runs in the thread that submits it. Waking another takes 5 us of processor
-# time and longer to come up; where there is no second processor, it gains nothing.
+# time and longer to come up. With one processor, longer work is faster in the same thread too.
 BRIEF_NS, BRIEF_ALONE_NS = 20_000, 100_000
 SPIN_NS = 50_000  # the time that waking a thread may take; polling for that long costs no more
 

@@ -276,6 +276,6 @@ def test_idle_groups_do_not_wake_each_other() -> None:
         runlist = machine.gpu.runlists[0]
         threads = [thread for thread in runlist._threads if thread.is_alive()]
         assert len(threads) == 2
-        # A thread that was told to wake up is no longer among them (CPython's Condition).
+        # The threads that sleep, without those that were notified (CPython's Condition).
         asleep = vars(runlist._wake)["_waiters"]
         until(lambda: len(asleep) == len(threads), "all threads to sleep")

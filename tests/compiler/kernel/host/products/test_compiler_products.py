@@ -83,7 +83,7 @@ def test_last_columns_are_computed_along_the_depth(cpu: Device, depth: int, colu
 
 @pytest.mark.parametrize("operations", [1, 4, 5, 6, 7, 12, 13])
 def test_epilogues_of_any_length(cpu: Device, operations: int) -> None:
-    """From some length on results are no longer computed as vectors from registers."""
+    """Results of few operations are vectors in registers; longer ones go through memory."""
     rng = np.random.default_rng(operations)
     left, right = _array(rng, (33, 40), "float32"), _array(rng, (40, 37), "float32")
     found, wanted = Tensor(left, device=cpu) @ Tensor(right, device=cpu), left @ right

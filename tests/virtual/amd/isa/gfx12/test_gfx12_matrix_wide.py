@@ -186,7 +186,7 @@ def test_tiles_are_transposed_by_the_lower_lanes(machine: Machine, bits: int) ->
     else:
         place = (4 * (lanes // 8) + lanes % 4) * 16 + 8 * (lanes // 4 % 2)
         size, mark, kind, count = "b64", "i32", "i32", 1
-    offsets = np.where(lanes < 32, place * bits // 8, 1 << 30)  # nobody reads these
+    offsets = np.where(lanes < 32, place * bits // 8, 1 << 30)  # the other lanes have no address
     tile = np.arange(256, dtype=f"u{bits // 8}").reshape(16, 16)
     ir = f"""
 declare i32 @llvm.amdgcn.workitem.id.x()
