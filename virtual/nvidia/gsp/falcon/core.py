@@ -35,6 +35,7 @@ SIZE_OF_BLOCK = 2 * 0x1000  # registers of one falcon
 HALTED, STARTCPU, ACTIVE, RISCV_HALTED = 1 << 4, 1 << 1, 1 << 7, 1 << 4
 _RISCV_SELECTED, _VALID, _PHYSICAL_WITHOUT_CONTEXT = 1 << 4, 1 << 0, 1 << 7
 _INCREMENT_WRITE, _INCREMENT_READ, _SECURE = 1 << 24, 1 << 25, 1 << 28
+_TURING = Terms(0, programs.SEC2, 0xD)  # of the signatures of 16 bytes, which state none
 _PLAIN = frozenset(
     (IRQMSET, IRQMASK, IRQDEST, MAILBOX0, MAILBOX1, ITFEN, OS, RM, WAYFINDER, BOOTVEC, DMA_BASE,
      DMA_MEMORY, DMA_OFFSET, DMA_BASE_HIGH, FBIF_CTL, MOD_SEL, PROGRAM_ID, ENGINE_MASK,
@@ -374,15 +375,17 @@ class Falcon:
     def _code(self) -> tuple[Program, bytes, int] | None:
         """Return the program at the boot vector, its code, and how much of its data is signed."""
         by_tag = {block.tag: block for block in self.imem.values()}
-        tag = self.registers.get(BOOTVEC, 0) >> 8
-        if not self.kind.dma and tag in by_tag and not programs.parse(bytes(by_tag[tag].content)):
-            tag += 1  # a small unsigned part comes first
-        code = b""
-        while tag in by_tag and (not code or by_tag[tag].secure or not self.kind.dma):
-            code += by_tag[tag].content
-            tag += 1
-        found = programs.parse(code) or module.parse(code)
-        return (found[0], code, found[1]) if found is not None else None
+        start = self.registers.get(BOOTVEC, 0) >> 8
+        # Without a boot ROM a small part that is not secure may come first.
+        for tag in (start,) if self.kind.dma else (start, start + 1):
+            code = b""
+            while tag in by_tag and (not code or by_tag[tag].secure or not self.kind.dma):
+                code += by_tag[tag].content
+                tag += 1
+            found = programs.parse(code) or module.parse(code)
+            if found is not None:
+                return found[0], code, found[1]
+        return None
 
     def _boot_rom(self, code: bytes, covered: int) -> str:
         """Verify a program as the boot ROM does; return why it is refused, or ""."""
@@ -411,15 +414,16 @@ class Falcon:
         """Verify a program of Turing or GA100: its signature is in its data."""
         if not covered:
             return ""  # FWSEC and the loader carry their signature in the code
-        at = programs.OLD_PATCH_IN_DATA
-        data = bytes(self.dmem[:covered])
-        if self.kind.signed is not None:
-            content = programs.signed_content(code, data, at, SIZE)
-            return problem(bytes(self.dmem[at : at + SIZE]), self.kind.signed, content)
-        content = programs.signed_content(code, data, at, 16)
-        if bytes(self.dmem[at : at + 16]) != short(content):
-            return "the signature does not match the content"
-        return ""
+        at, terms = programs.OLD_PATCH_IN_DATA, self.kind.signed
+        size = 16 if terms is None else SIZE
+        field = bytes(self.dmem[at : at + size])
+        content = programs.signed_content(code, bytes(self.dmem[:covered]), at, size)
+        why = module.problem(field, terms or _TURING, code, content)
+        if why is not None:
+            return why
+        if terms is not None:
+            return problem(field, terms, content)
+        return "" if field == short(content) else "the signature does not match the content"
 
 
 _READS: dict[int, Callable[[Falcon], int | None]] = {
