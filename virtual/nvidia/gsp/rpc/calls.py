@@ -6,6 +6,7 @@ Source: open-gpu-kernel-modules 570.144 g_rpc-structures.h, rpc.c; sizes are the
 from __future__ import annotations
 
 import struct
+from functools import partial
 from typing import Any, Protocol
 
 from ugpu.virtual.nvidia.files import Program
@@ -22,7 +23,6 @@ from ugpu.virtual.nvidia.status import RmError, Status
 
 _ALLOC, _CONTROL, _FREE = struct.Struct("<7I4x"), struct.Struct("<6I"), struct.Struct("<4I")
 _DUPLICATE = struct.Struct("<7I")
-_SET_DIRECTORY = 0x10  # where the control's parameters are in SET_PAGE_DIRECTORY
 _EVENT_EX, _I2C, _UVM_SOFTWARE, _RETAINER = 0x7E, 0x402C, 0xC076, 0xC574
 _MOST_NAMES = 256
 _NO_PARAMETERS = "NV2080_CTRL_CE_GET_FAULT_METHOD_BUFFER_SIZE_PARAMS"  # stands for an empty block
@@ -208,19 +208,16 @@ def free(server: Server, body: bytes) -> bytes:
     return bytes(raw)
 
 
-def set_page_directory(server: Server, body: bytes) -> bytes:
-    """SET_PAGE_DIRECTORY: the control of the same name, as a function."""
+def page_directory(server: Server, body: bytes, *, command: int, at: int) -> bytes:
+    """SET_PAGE_DIRECTORY, UNSET_PAGE_DIRECTORY: the control of the same name, as a function; `at`:
+    where its parameters are."""
     client, device = unpack("<2I", body)
-    params = bytearray(body[_SET_DIRECTORY:])
-    _perform(server, (client, device, 0x00801813), memoryview(params))
+    _perform(server, (client, device, command), memoryview(bytearray(body[at:])))
     return body
 
 
-def unset_page_directory(server: Server, body: bytes) -> bytes:
-    """UNSET_PAGE_DIRECTORY: the control of the same name, as a function."""
-    client, device = unpack("<2I", body)
-    _perform(server, (client, device, 0x00801814), memoryview(bytearray(body[8:16])))
-    return body
+set_page_directory = partial(page_directory, command=0x00801813, at=0x10)
+unset_page_directory = partial(page_directory, command=0x00801814, at=8)
 
 
 def _client(server: Server, handle: int) -> Client:

@@ -167,7 +167,7 @@ class GspServer:
             return
         for name, address in self.arguments.logs.items():
             self.logs[name] = Log(self.board.bus_write, address, LOG_SIZE, self.gpu.time_ns)
-        self._log("LOGINIT", 1, self.meta.heap, self.meta.heap_size)
+        self._log("LOGINIT", 1, self.meta.gspFwHeapOffset, self.meta.gspFwHeapSize)
         self.doorbell()
 
     def _log(self, name: str, number: int, *arguments: int) -> None:
@@ -261,9 +261,9 @@ class GspServer:
 
     def _begin_rm(self) -> None:
         """Create the GSP's own objects and the apertures' directories."""
-        self.gpu.memory.place_tables(self.meta.heap, self.meta.heap_size)
+        self.gpu.memory.place_tables(self.meta.gspFwHeapOffset, self.meta.gspFwHeapSize)
         # The CPU writes entries of BAR1's directory: it is outside of the write-protected region.
-        self._directories = self.board.make_apertures(self.meta.other_heap)
+        self._directories = self.board.make_apertures(self.meta.nonWprHeapOffset)
         machine = self.machine
         client = Client(machine, INTERNAL[0], self, 0)
         machine.clients[client.handle] = client

@@ -36,7 +36,7 @@ def fill(
     block: Any = interface.structs.GspStaticConfigInfo.new(
         fb_length=gpu.memory.size, bar1PdeBase=made.bar1, bar2PdeBase=made.bar2
     )
-    _enter_regions(block.fbRegionInfoParams, meta.other_heap, gpu.memory.size, fault)
+    _enter_regions(block.fbRegionInfoParams, meta.nonWprHeapOffset, gpu.memory.size, fault)
     block.hInternalClient, block.hInternalDevice, block.hInternalSubdevice = handles
     gid, name = block.gidInfo, NAMES[gpu.facts.name].encode()
     gid.flags, gid.length = _GID_BINARY, len(gpu.uuid)
@@ -51,8 +51,8 @@ def fill(
             block.tpcInfo[gpc].gpcId = gpc
             block.tpcInfo[gpc].tpcMask = (1 << gpu.tpcs_per_gpc) - 1
     if "fwWprLayoutOffset" in fields:
-        block.fwWprLayoutOffset.nonWprHeapOffset = meta.other_heap
-        block.fwWprLayoutOffset.frtsOffset = meta.frts
+        block.fwWprLayoutOffset.nonWprHeapOffset = meta.nonWprHeapOffset
+        block.fwWprLayoutOffset.frtsOffset = meta.frtsOffset
     return bytes(block.raw[: len(block.raw) // 2] if fault is CardFault.STATIC_CUT else block.raw)
 
 
