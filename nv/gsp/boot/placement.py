@@ -144,7 +144,6 @@ def place_flush_page(start: Start, places: Mapping[str, int] | None = None) -> P
 
 def kept(start: Start, flush_page: Pages) -> dict[str, int]:
     """Return the bus addresses of the memory that the firmware uses while it runs, by name."""
-    assert start.queues is not None and start.manager is not None and start.arguments is not None
     pieces = {_QUEUES: start.queues, _MANAGER: start.manager, _REGIONS: start.arguments}
     pieces |= {_FLUSH: flush_page, **start.logs}
     return {name: pages.address for name, pages in pieces.items()}
