@@ -66,19 +66,11 @@ def open_device(
         Stages(on_stage),
         leave_warm=leave == "warm",
     )
-    if on_chip is not None:
-        _call(on_chip, card)
-    card.start(force_cold=force_cold)
     try:
+        if on_chip is not None:
+            on_chip(card.chip)
+        card.start(force_cold=force_cold)
         return BareDevice(BareDriver(name, card, 0, on_stage, card.stages.done))
-    except BaseException:
-        card.end(clean=False)
-        raise
-
-
-def _call(on_chip: ChipHook, card: GspCard[BareDriver]) -> None:
-    try:
-        on_chip(card.chip)
     except BaseException:
         card.end(clean=False)
         raise
@@ -88,9 +80,6 @@ class BareDevice(NvDevice):
     """One NVIDIA GPU without a kernel driver."""
 
     _driver: BareDriver
-
-    def __init__(self, driver: BareDriver) -> None:
-        super().__init__(driver)
 
     @property
     def chip(self) -> GspChip:
