@@ -40,6 +40,11 @@ class BooterError(enum.IntEnum):
     MEMORY = 0x11
 
 
+_PLANTED = {
+    CardFault.BOOTER_FAILS: BooterError.LAYOUT, CardFault.BOOTER_META: BooterError.META,
+}  # fmt: skip
+
+
 class Board(Protocol):
     """The card, as the booters and FWSEC use it."""
 
@@ -63,11 +68,9 @@ class Board(Protocol):
 
 def load(board: Board, falcon: Falcon) -> None:
     """Verify, copy, protect, and start the GSP's RISC-V core."""
-    if board.faults.take(CardFault.BOOTER_FAILS):
-        falcon.answer(int(BooterError.LAYOUT))
-        return
-    if board.faults.take(CardFault.BOOTER_META):
-        falcon.answer(int(BooterError.META))
+    fault = board.faults.take_any(tuple(_PLANTED))
+    if fault is not None:
+        falcon.answer(int(_PLANTED[fault]))
         return
     try:
         meta = _meta(board, falcon.mailbox)

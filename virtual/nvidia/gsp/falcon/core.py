@@ -124,7 +124,7 @@ class Falcon:
         self._clear()
 
     def _clear(self) -> None:
-        self.registers: dict[int, int] = {}
+        self.registers: dict[int, int] = {}  # as written
         self.imem: dict[int, Block] = {}
         self.dmem = bytearray(self.kind.dmem)
         self._selected = 0  # BCR_CTRL
@@ -184,29 +184,17 @@ class Falcon:
             return offset in _READS
         return True
 
+    def _scrubs(self, shown: bool) -> bool:
+        """Return whether its memory is being scrubbed, in the register that shows it."""
+        scrubbing = shown and self._scrubbing > 0
+        self._scrubbing -= scrubbing
+        return scrubbing
+
     def _hwcfg2(self) -> int:
-        scrubbing = self.kind.dma and self._scrubbing > 0
-        if scrubbing:
-            self._scrubbing -= 1
-        return 1 << 31 | self.lockdown << 13 | scrubbing << 12 | 1 << 10
+        return 1 << 31 | self.lockdown << 13 | self._scrubs(self.kind.dma) << 12 | 1 << 10
 
     def _dmactl(self) -> int:
-        scrubbing = not self.kind.dma and self._scrubbing > 0
-        if scrubbing:
-            self._scrubbing -= 1
-        return self.registers.get(DMACTL, 0) & 1 | (0b110 if scrubbing else 0)
-
-    def _set_dmactl(self, value: int) -> None:
-        self.registers[DMACTL] = value & 1
-
-    def _hwcfg(self) -> int:
-        return self.kind.imem // BLOCK | self.kind.dmem // BLOCK << 9
-
-    def _cpuctl(self) -> int:
-        return HALTED if self.halted else 0
-
-    def _bcr_read(self) -> int | None:
-        return self._selected | _VALID if self.kind.dma else None
+        return self.registers.get(DMACTL, 0) & 1 | self._scrubs(not self.kind.dma) * 0b110
 
     def _bcr_write(self, value: int) -> None:
         if self.kind.dma:
@@ -216,9 +204,6 @@ class Falcon:
         if not self.kind.dma:
             return None
         return (ACTIVE if self.active else 0) | (RISCV_HALTED if self.riscv_halted else 0)
-
-    def _clear_interrupts(self, value: int) -> None:
-        self.interrupts &= ~value
 
     def interrupt(self, bits: int) -> None:
         """Raise interrupts; the host is told when the first one becomes pending."""
@@ -428,13 +413,13 @@ class Falcon:
 
 _READS: dict[int, Callable[[Falcon], int | None]] = {
     HWCFG2: Falcon._hwcfg2,
-    HWCFG: Falcon._hwcfg,
+    HWCFG: lambda falcon: falcon.kind.imem // BLOCK | falcon.kind.dmem // BLOCK << 9,
     HWCFG1: lambda falcon: 6 | 3 << 4 | 1 << 8 | 1 << 12,
-    CPUCTL: Falcon._cpuctl,
+    CPUCTL: lambda falcon: HALTED if falcon.halted else 0,
     DMACTL: Falcon._dmactl,
     DMA_COMMAND: Falcon._dma_command,
     ENGINE: lambda falcon: int(falcon.in_reset),
-    BCR_CTRL: Falcon._bcr_read,
+    BCR_CTRL: lambda falcon: falcon._selected | _VALID if falcon.kind.dma else None,
     RISCV_CPUCTL: Falcon._riscv,
     RISCV_OLD_ACTIVE: lambda falcon: None if falcon.kind.dma else int(falcon.active),
     IRQSTAT: lambda falcon: falcon.interrupts,
@@ -445,11 +430,11 @@ _READS: dict[int, Callable[[Falcon], int | None]] = {
 _WRITES: dict[int, Callable[[Falcon, int], object]] = {
     CPUCTL: Falcon._start,
     CPUCTL_ALIAS: Falcon._start,
-    DMACTL: Falcon._set_dmactl,
+    DMACTL: lambda falcon, value: falcon.registers.__setitem__(DMACTL, value & 1),
     DMA_COMMAND: Falcon._start_dma,
     ENGINE: Falcon._engine,
     BCR_CTRL: Falcon._bcr_write,
-    IRQSCLR: Falcon._clear_interrupts,
+    IRQSCLR: lambda falcon, value: setattr(falcon, "interrupts", falcon.interrupts & ~value),
     RETRIGGER: Falcon._retrigger,
     IRQMCLR: lambda falcon, value: None,
 }

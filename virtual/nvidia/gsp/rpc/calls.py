@@ -6,6 +6,7 @@ Source: open-gpu-kernel-modules 570.144 g_rpc-structures.h, rpc.c; sizes are the
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -104,24 +105,38 @@ def registry(body: bytes) -> dict[str, int]:
 
 def allocate(server: Server, body: bytes) -> bytes:
     """GSP_RM_ALLOC."""
-    unpack(_ALLOC.format, body)
-    client, parent, handle, number, _, size, _ = _ALLOC.unpack_from(body)
-    raw = bytearray(body)
+    client, parent, handle, number, _, size, _ = unpack(_ALLOC.format, body)
+
+    def work(params: memoryview) -> None:
+        _create(server, params, (client, parent, handle, number))
+
+    return _answered(server, Function.GSP_RM_ALLOC, body, (_ALLOC.size, size, 16), work)
+
+
+def _answered(
+    server: Server,
+    function: Function,
+    body: bytes,
+    places: tuple[int, int, int],
+    work: Callable[[memoryview], None],
+) -> bytes:
+    """Have `work` done with the parameters, and enter its status. places: of the parameters, their
+    size, of the status."""
+    raw, status, (start, size, at) = bytearray(body), Status.OK, places
     try:
-        if len(body) < _ALLOC.size + size:
+        if len(body) < start + size:
             raise RmError(Status.INVALID_PARAM_STRUCT, f"{len(body)} bytes for {size} parameters")
-        _create(server, raw, (client, parent, handle, number, size))
-        status = Status.OK
+        work(memoryview(raw)[start : start + size])
     except RmError as error:
         status = error.status
-        server.refused(f"{describe(Function.GSP_RM_ALLOC, body)}: {error}")
-    struct.pack_into("<I", raw, 16, int(status))
+        server.refused(f"{describe(function, body)}: {error}")
+    struct.pack_into("<I", raw, at, int(status))
     return bytes(raw)
 
 
-def _create(server: Server, raw: bytearray, words: tuple[int, ...]) -> None:
-    client_handle, parent, handle, number, size = words
-    machine = server.machine
+def _create(server: Server, given: memoryview, words: tuple[int, ...]) -> None:
+    client_handle, parent, handle, number = words
+    machine, size = server.machine, len(given)
     if number == 0:
         expected = machine.abi.structs["NV0000_ALLOC_PARAMETERS"].size
         if size != expected:
@@ -145,7 +160,7 @@ def _create(server: Server, raw: bytearray, words: tuple[int, ...]) -> None:
                 Status.INVALID_PARAM_STRUCT,
                 f"{rule.name} must have {expected:#x} bytes in this version, got {size:#x}",
             )
-        params = layout.view(memoryview(raw)[_ALLOC.size : _ALLOC.size + size])
+        params = layout.view(given)
     elif rule.how == "REQUIRED":
         raise RmError(Status.INVALID_ARGUMENT, f"{rule.struct} is required")
     if not handle:
@@ -156,19 +171,12 @@ def _create(server: Server, raw: bytearray, words: tuple[int, ...]) -> None:
 
 def control(server: Server, body: bytes) -> bytes:
     """GSP_RM_CONTROL."""
-    unpack(_CONTROL.format, body)
-    client, handle, number, _, size, _ = _CONTROL.unpack_from(body)
-    raw = bytearray(body)
-    try:
-        if len(body) < _CONTROL.size + size:
-            raise RmError(Status.INVALID_PARAM_STRUCT, f"{len(body)} bytes for {size} parameters")
-        _perform(server, (client, handle, number), memoryview(raw)[_CONTROL.size :][:size])
-        status = Status.OK
-    except RmError as error:
-        status = error.status
-        server.refused(f"{describe(Function.GSP_RM_CONTROL, body)}: {error}")
-    struct.pack_into("<I", raw, 12, int(status))
-    return bytes(raw)
+    client, handle, number, _, size, _ = unpack(_CONTROL.format, body)
+
+    def work(params: memoryview) -> None:
+        _perform(server, (client, handle, number), params)
+
+    return _answered(server, Function.GSP_RM_CONTROL, body, (_CONTROL.size, size, 12), work)
 
 
 def _perform(server: Server, words: tuple[int, int, int], params: memoryview) -> None:
