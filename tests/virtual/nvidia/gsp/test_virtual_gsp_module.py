@@ -32,6 +32,15 @@ def test_the_firmware_directs_its_interrupts_to_the_host(chip: str) -> None:
     card.close()
 
 
+@pytest.mark.parametrize(("chip", "fuse"), [("tu102", 0x02174C), ("ga100", 0x82074C)])
+def test_no_part_is_one_for_development(chip: str, fuse: int) -> None:
+    """NV_FUSE_OPT_SECURE_GSP_DEBUG_DIS: the module would look for FWSEC's other signatures."""
+    card = build_card(chip, CardOptions(memory=256 << 20))
+    card.config.write(4, 6, 2)
+    assert card.read32(fuse) == 1
+    card.close()
+
+
 def test_a_message_interrupts_once_until_it_is_cleared() -> None:
     card = build_card("ad102", CardOptions(memory=256 << 20))
     card.config.write(4, 6, 2)
