@@ -123,8 +123,9 @@ def slogdet(x: Tensor, /) -> Slogdet:
 
 
 def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
-    """Return `ugpu.linalg.solve`."""
-    return linalg.solve(x1, array_of("solve", x2))
+    """Return `ugpu.linalg.solve`; only an x2 of one axis is a vector."""
+    right = array_of("solve", x2)
+    return linalg.solve(x1, right.unsqueeze(0) if 1 < right.ndim < x1.ndim else right)
 
 
 def svd(x: Tensor, /, *, full_matrices: bool = True) -> SVD:

@@ -37,7 +37,7 @@ SEVERAL = {
     "vec1": ("left",), "vec2": ("right", "other"), "batch1": ("left",), "batch2": ("right",),
     "num_samples": ("count",), "dimension": ("axis",), "test_elements": ("elements",),
     "scale_factor": ("scale",), "exponent": ("other",), "indices_or_sections": ("sections",),
-    "ddof": ("correction",),
+    "ddof": ("correction",), "end": ("stop",), "stop": ("end",), "num": ("steps",),
 }  # fmt: skip
 
 

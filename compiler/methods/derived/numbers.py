@@ -298,6 +298,12 @@ class Numbers(Groups):
             found = values.abs().pow(float(p)).sum(axis, keepdims).pow(1 / float(p))
         return found.cast(dtypes.float_dtype(self.dtype if dtype is None else values.dtype))
 
+    def normalize(self, axis: int = 1, epsilon: float = 1e-12, *, p: float = 2) -> Self:
+        """Divide by the p-norm along an axis, or by epsilon if that is larger."""
+        wide = self.cast(float32)
+        length = wide.norm(p, axis, True).maximum(epsilon)
+        return (wide / length).cast(dtypes.float_dtype(self.dtype))
+
     def dist(self, other: Any, p: float = 2) -> Self:
         """Return the norm of the difference."""
         return (self - self._tensor("dist", other)).norm(p)

@@ -17,9 +17,16 @@ F = torch.nn.functional
 X = np.linspace(-2, 3, 24, dtype=np.float32).reshape(2, 3, 4)
 Y = np.cos(X * 7)
 
+
+def _functional(x: Any) -> Any:
+    """Where functions are that PyTorch has not as methods."""
+    return Tensor if isinstance(x, Tensor) else F
+
+
 # Of both: a method of the first tensor, with the second.
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "max of two": lambda x, y: x.max(y),
+    "normalize": lambda x, y: _functional(x).normalize(x, p=1, dim=-1),
     "min of two": lambda x, y: x.min(y[0, 0]),
 }  # fmt: skip
 

@@ -105,27 +105,25 @@ def called(mine: Callable[..., Any] | str, op: Any, sample: Any, leaves: Leaves,
 
 def judged(mine: Callable[..., Any] | str, op: Any, sample: Any, dtype: torch.dtype,
            device: str | None = None) -> str:  # fmt: skip
-    """Return "right", "refused: ...", "wrong: ...", "crashed: ...", or "unjudged: ..." where PyTorch
-    itself fails."""
+    """Return "right", "refused: ...", "wrong: ...", "crashed: ...", or "unjudged: ..." where
+    PyTorch itself fails."""
     leaves: Leaves = []
     try:
         answer = op(sample.input, *sample.args, **sample.kwargs)
     except Exception as error:  # the judge's own, of any class
         return f"unjudged: {type(error).__name__} {error}"[:160]
-    stage = "result"
+    stages = ["result"]
     try:
         result = called(mine, op, sample, leaves, device)
         pairs = _compared(result, answer, sample, dtype)
         if pairs and leaves:
-            stage = "gradient"
-            for stage in _gradients(op, pairs, leaves, dtype):
-                pass
+            stages.extend(_gradients(op, pairs, leaves, dtype))
     except REFUSED as error:
-        return f"refused: {stage}: {type(error).__name__} {error}"[:240]
+        return f"refused: {stages[-1]}: {type(error).__name__} {error}"[:240]
     except Wrong as error:
         return f"wrong: {error}"[:240]
     except Exception as error:  # each sample is reported
-        return f"crashed: {stage}: {type(error).__name__} {error}"[:240]
+        return f"crashed: {stages[-1]}: {type(error).__name__} {error}"[:240]
     return "right"
 
 

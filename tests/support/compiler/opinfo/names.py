@@ -55,7 +55,7 @@ def ours_of(name: str) -> Callable[..., Any] | str | None:
     if name == "nn.functional.pad":
         return pad
     if name in CREATION:
-        return getattr(Tensor, name)  
+        return getattr(Tensor, name)
     if name in NAMES:
         return NAMES[name]
     if name.startswith("__r") or name in ("__getitem__",):
@@ -95,7 +95,8 @@ def _second(first: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
 
 
 ADAPTED: dict[str, Callable[[Any, tuple[Any, ...], dict[str, Any]], Given]] = {
-    "cummax": _indices, "cummin": _indices, "where": _second, "nn.functional.pad": _pad, "max": _indices, "min": _indices,
+    "cummax": _indices, "cummin": _indices, "where": _second, "nn.functional.pad": _pad,
+    "max": _indices, "min": _indices,
     "einsum": lambda first, args, kwargs: (args[0], tuple(first), kwargs),
 }  # fmt: skip
 
