@@ -61,7 +61,7 @@ def det(x: Tensor, /) -> Tensor:
 
 def diagonal(x: Tensor, /, *, offset: int = 0) -> Tensor:
     """Return `Tensor.diagonal`."""
-    return array_of("diagonal", x).diagonal(offset)
+    return array_of("diagonal", x).diagonal(offset, -2, -1)
 
 
 def eigh(x: Tensor, /) -> Eigh:
@@ -147,7 +147,7 @@ def tensordot(
 
 def trace(x: Tensor, /, *, offset: int = 0, dtype: DType | None = None) -> Tensor:
     """Return the sums of diagonals of matrices [..., rows, columns]."""
-    return array_of("trace", x).diagonal(offset).sum(-1, dtype=dtype)
+    return array_of("trace", x).diagonal(offset, -2, -1).sum(-1, dtype=dtype)
 
 
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:

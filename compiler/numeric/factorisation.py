@@ -156,7 +156,7 @@ def _orthonormal(left: Tensor) -> Tensor:
     """Complete columns of zeros, of singular values of zero, to an orthonormal base; the others
     stay."""
     base, triangle = qr(left)
-    signs = triangle.diagonal() < 0
+    signs = triangle.diagonal(0, -2, -1) < 0
     return signs.unsqueeze(-2).where(-base, base)
 
 

@@ -25,8 +25,6 @@ class Movement(TensorCore):
             )
         return self._new(graph.reshape(self.node, wanted))
 
-    view = reshape
-
     def flatten(self, start: int = 0, end: int = -1) -> Self:
         """Join the axes from `start` to `end`, inclusive."""
         if not self.ndim:
