@@ -11,11 +11,11 @@ from typing import Any
 # Values that are what a tensor does anyway, as text; an empty tuple: whatever the value.
 WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
     "out": ("None",), "where": ("True",), "generator": ("None",), "names": ("None",),
-    "memory_format": ("None", "torch.contiguous_format", "torch.preserve_format"),
     "layout": ("None", "torch.strided"), "order": ("None", "C", "K", "A"),
     "pin_memory": ("None", "False"), "sparse_grad": ("False",), "requires_grad": ("False",),
     "device": ("None",), "mode": ("None", "raise"), "casting": ("unsafe",),
     "copy": (), "kind": (), "stable": (), "non_blocking": (), "sorted": (), "subok": (),
+    "memory_format": (),  # elements have an order, and no places that a program can see
 }  # fmt: skip
 INSTEAD: dict[str, str] = {
     "out": "results are always tensors of their own: write out[...] = {call}",
@@ -24,7 +24,6 @@ INSTEAD: dict[str, str] = {
     "default": "combine the result with the number, such as x.max().maximum(default)",
     "mean": "write ((x - mean) ** 2).mean(axis)",
     "dtype": "write x.cast(dtype).{name}(...), or {call}.cast(dtype)",
-    "memory_format": "a tensor lies in row-major order: write x.permute(axes).contiguous()",
     "layout": "a tensor is dense and lies in row-major order: leave the layout out",
     "order": "a tensor lies in row-major order: write x.T.reshape(...).T for order 'F'",
     "pin_memory": "memory of a device is what its kernels can reach: leave the argument out",

@@ -31,7 +31,7 @@ COMPLEX = ("fft", "ifft", "irfft", "hfft", "fftn", "ifftn", "irfftn", "fft2", "i
 MISSING = (torch.float64, torch.complex32, torch.complex64, torch.complex128)
 # Keywords that have no counterpart, with the value that ours stands for.
 DROPPED = {
-    "memory_format": (torch.contiguous_format, torch.preserve_format), "device": ("cpu",),
+    "device": ("cpu",),
     "layout": (torch.strided,), "pin_memory": (False,), "requires_grad": (False,),
 }  # fmt: skip
 
@@ -50,10 +50,18 @@ def pad(x: Tensor, pairs: Any, value: Any) -> Tensor:
     return x.pad_with(pairs, value) if isinstance(value, str) else x.pad(pairs, value)
 
 
+def linear(x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
+    """Ours has a weight of [inputs, outputs]."""
+    return x.linear(weight.T, bias)
+
+
+OWN = {"nn.functional.pad": pad, "nn.functional.linear": linear}
+
+
 def ours_of(name: str) -> Callable[..., Any] | str | None:
     """Return ugpu's function, or the name of Tensor's member, for PyTorch's operation."""
-    if name == "nn.functional.pad":
-        return pad
+    if name in OWN:
+        return OWN[name]
     if name in CREATION:
         return getattr(Tensor, name)
     if name in NAMES:
