@@ -106,8 +106,9 @@ def _recurrence(g: Values, x: Values, axis: int) -> Values:
     each step joins twice as many elements (W. Hillis, G. Steele, 1986)."""
     sums, factors, reach = g, _moved(x, axis, -1, 0), 1
     while reach < x.shape[axis]:
-        sums = sums + factors * _moved(sums, axis, -reach, 0)
-        factors, reach = factors * _moved(factors, axis, -reach, 0), 2 * reach
+        sums = (sums + factors * _moved(sums, axis, -reach, 0)).contiguous()  # each is used twice
+        factors = (factors * _moved(factors, axis, -reach, 0)).contiguous()
+        reach *= 2
     return sums
 
 

@@ -113,7 +113,7 @@ class Counting(Groups):
         """Return the order of rows: by the last column first, each sort keeps the one before."""
         order = self._new(graph.iota(self.shape[0])).cast(int64)
         for column in reversed(range(self.shape[1])):
-            order = order.gather(0, self[order, column].argsort(0))
+            order = order.gather(0, self[order, column].argsort(0)).contiguous()  # used twice
         return order
 
     def _run_lengths(self, first: Self) -> Self:
