@@ -151,6 +151,8 @@ class Numbers(Groups):
             pairs[place] = (step, 0)
             cut = total[(*[slice(None)] * place, slice(None, size - step))]
             total = total.logaddexp(cut.pad(pairs, -math.inf))
+            if step.bit_length() % 3 == 0:  # stored: each step reads the one before twice
+                total = total.contiguous()
             step *= 2
         return self._rounded(total)
 

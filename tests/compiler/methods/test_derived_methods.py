@@ -33,6 +33,8 @@ CASES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "diff": (lambda x: x.diff(2, 0, prepend=x[:1]), lambda a: np.diff(a, 2, 0, prepend=a[:1])),
     "nonzero": (lambda x: x.nonzero(), lambda a: np.argwhere(a)),
     "unique": (lambda x: x.unique(), np.unique),
+    "parts": (lambda x: (x.repeat(2, 2, 1) % 2).reshape(2, 14, 5).unique(axis=2),
+              lambda a: np.unique(np.mod(np.tile(a, (2, 2, 1)), 2).reshape(2, 14, 5), axis=2)),
     "rows": (lambda x: x.repeat(2, 5).unique(axis=0),
              lambda a: np.unique(np.tile(a, (2, 5)), axis=0)),
     "inverse": (lambda x: x.unique(return_inverse=True)[1],

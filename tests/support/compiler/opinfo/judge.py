@@ -106,11 +106,28 @@ def called(mine: Callable[..., Any] | str, op: Any, sample: Any, leaves: Leaves,
 
 def judged(mine: Callable[..., Any] | str, op: Any, sample: Any, dtype: torch.dtype,
            device: str | None = None) -> str:  # fmt: skip
-    """Return "right", "refused: ...", "wrong: ...", "crashed: ...", or "unjudged: ..." where
-    PyTorch itself fails."""
+    """Return the outcome of `judged_by` PyTorch in the same type; where it differs, in float64."""
+    outcome = judged_by(mine, op, sample, sample, dtype, device)
+    if "differs by" in outcome and dtype in BOUNDS:
+        exact = judged_by(mine, op, sample, sample.transform(_doubled), dtype, device)
+        outcome = "right" if exact == "right" else outcome
+    return outcome
+
+
+def _doubled(given: Any) -> Any:
+    if isinstance(given, torch.Tensor) and given.is_floating_point():
+        return given.detach().double().requires_grad_(given.requires_grad)
+    return given
+
+
+def judged_by(mine: Callable[..., Any] | str, op: Any, sample: Any, judge: Any,
+              dtype: torch.dtype, device: str | None) -> str:  # fmt: skip
+    """Compare ours of a sample with PyTorch's of another, which has the same numbers. Return
+    "right", "refused: ...", "wrong: ...", "crashed: ...", or "unjudged: ..." where PyTorch itself
+    fails."""
     leaves: Leaves = []
     try:
-        answer = op(sample.input, *sample.args, **sample.kwargs)
+        answer = op(judge.input, *judge.args, **judge.kwargs)
     except Exception as error:  # the judge's own, of any class
         return f"unjudged: {type(error).__name__} {error}"[:160]
     stages = ["result"]
@@ -118,7 +135,9 @@ def judged(mine: Callable[..., Any] | str, op: Any, sample: Any, dtype: torch.dt
         result = called(mine, op, sample, leaves, device)
         pairs = _compared(result, answer, sample, dtype)
         if pairs and leaves:
-            stages.extend(_gradients(op, pairs, leaves, dtype))
+            theirs = _leaves(op, judge)
+            stages.extend(_gradients(op, pairs, [(t, m) for t, (_, m) in zip(
+                theirs, leaves, strict=True)], dtype))  # fmt: skip
     except REFUSED as error:
         return f"refused: {stages[-1]}: {type(error).__name__} {error}"[:240]
     except Wrong as error:
@@ -126,6 +145,24 @@ def judged(mine: Callable[..., Any] | str, op: Any, sample: Any, dtype: torch.dt
     except Exception as error:  # each sample is reported
         return f"crashed: {stages[-1]}: {type(error).__name__} {error}"[:240]
     return "right"
+
+
+def _leaves(op: Any, sample: Any) -> list[torch.Tensor]:
+    """Return the tensors of a sample that need gradients, in the order of `mine_of`."""
+    leaves: list[torch.Tensor] = []
+
+    def note(given: Any) -> None:
+        if isinstance(given, torch.Tensor):
+            if given.requires_grad:
+                leaves.append(given)
+        elif isinstance(given, dict):
+            note(list(given.values()))
+        elif isinstance(given, list | tuple):
+            for each in given:
+                note(each)
+
+    note(adapted(op.name, sample))
+    return leaves
 
 
 def _compared(result: Any, answer: Any, sample: Any, dtype: torch.dtype) -> list[tuple[Any, Any]]:
