@@ -89,7 +89,7 @@ def matrix_norm(
     ord: int | float | Literal["fro", "nuc"] | None = "fro",
 ) -> Tensor:  # fmt: skip
     """Return `ugpu.linalg.matrix_norm`."""
-    return linalg.matrix_norm(x, "fro" if ord is None else ord, keepdims)
+    return linalg.matrix_norm(x, "fro" if ord is None else ord, (-2, -1), keepdims)
 
 
 def matrix_power(x: Tensor, n: int, /) -> Tensor:

@@ -42,6 +42,8 @@ def solve(a: Tensor, b: Tensor) -> Tensor:
 def inv(a: Tensor) -> Tensor:
     """Return the inverse of square matrices."""
     matrix = square_of("inv", a)
+    if not matrix.numel():
+        return matrix
     return solve(matrix, Tensor.eye(matrix.shape[-1], device=matrix.device))
 
 
