@@ -80,6 +80,9 @@ class Reductions(Elementwise, Movement):
         return self._reduce("prod", node, self._axes("prod", axis), keepdims)
 
     @overload
+    def max(self, axis: Elementwise) -> Self: ...
+
+    @overload
     def max(
         self, axis: Axis = None, keepdims: bool = False, *, indices: Literal[False] = False
     ) -> Self: ...
@@ -90,11 +93,13 @@ class Reductions(Elementwise, Movement):
     ) -> tuple[Self, Self]: ...
 
     def max(
-        self, axis: Axis = None, keepdims: bool = False, *, indices: bool = False
+        self, axis: Axis | Elementwise = None, keepdims: bool = False, *, indices: bool = False
     ) -> Self | tuple[Self, Self]:
         """Return the largest element along the axes; NaN if any is NaN. indices: along one axis,
-        return also the place of the first of equals, as int64, as PyTorch's `max(dim)` does. Raises
-        BadArgument for empty axes."""
+        return also the place of the first of equals, as int64, as PyTorch's `max(dim)` does. With a
+        tensor instead of axes, the same as `maximum`. Raises BadArgument for empty axes."""
+        if isinstance(axis, Elementwise):
+            return self.maximum(axis)
         if not indices:
             return self._remembered("max", Reductions._max, axis, keepdims)
         return self._extreme_at("max", axis, keepdims)
@@ -104,6 +109,9 @@ class Reductions(Elementwise, Movement):
         return self._reduce("or" if self.dtype is bool_ else "max", self.node, axes, keepdims)
 
     @overload
+    def min(self, axis: Elementwise) -> Self: ...
+
+    @overload
     def min(
         self, axis: Axis = None, keepdims: bool = False, *, indices: Literal[False] = False
     ) -> Self: ...
@@ -114,11 +122,13 @@ class Reductions(Elementwise, Movement):
     ) -> tuple[Self, Self]: ...
 
     def min(
-        self, axis: Axis = None, keepdims: bool = False, *, indices: bool = False
+        self, axis: Axis | Elementwise = None, keepdims: bool = False, *, indices: bool = False
     ) -> Self | tuple[Self, Self]:
         """Return the smallest element along the axes; NaN if any is NaN. indices: along one axis,
-        return also the place of the first of equals, as int64, as PyTorch's `min(dim)` does. Raises
-        BadArgument for empty axes."""
+        return also the place of the first of equals, as int64, as PyTorch's `min(dim)` does. With a
+        tensor instead of axes, the same as `minimum`. Raises BadArgument for empty axes."""
+        if isinstance(axis, Elementwise):
+            return self.minimum(axis)
         if not indices:
             return self._remembered("min", Reductions._min, axis, keepdims)
         return self._extreme_at("min", axis, keepdims)

@@ -14,7 +14,7 @@ from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import bool_, float32, int32, uint8
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.convolution import Convolutions, Pair, biased, pair
-from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.errors import BadArgument, NotSupported
 
 LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}  # by number of axes
 ANY = ("nearest", "nearest-exact", "area")  # modes for any number of axes
@@ -37,7 +37,7 @@ class Resampling(Convolutions):
     __slots__ = ()
 
     def conv_transpose2d(
-        self, weight: Any, bias: Any = None, *, stride: Pair = 1, padding: Pair = 0,
+        self, weight: Any, bias: Any = None, stride: Pair = 1, padding: Pair = 0,
         output_padding: Pair = 0, groups: int = 1, dilation: Pair = 1,
     ) -> Self:  # fmt: skip
         """Spread each element over a window times `weight` [channels, out channels / groups,
@@ -145,8 +145,9 @@ class Resampling(Convolutions):
         return self._new(graph.reshape(graph.iota(count), shape))
 
     def interpolate(
-        self, size: int | Sequence[int] | None = None, *, scale: float | Sequence[float] | None =
-        None, mode: str = "nearest", align_corners: bool = False,
+        self, size: int | Sequence[int] | None = None, scale: float | Sequence[float] | None = None,
+        mode: str = "nearest", align_corners: bool | None = False,
+        recompute_scale_factor: bool | None = None, antialias: bool = False,
     ) -> Self:  # fmt: skip
         """Resize the axes after the first two to `size` or by `scale`.
 
@@ -155,8 +156,13 @@ class Resampling(Convolutions):
         along each axis), or for 4 "bicubic" (of four). align_corners: the first and last
         elements keep their positions; otherwise elements are areas, whose edges are aligned. Linear
         modes round uint8 to the nearest number (PyTorch rounds after each axis, so results may
-        differ by one); other integers give float32.
+        differ by one); other integers give float32. recompute_scale_factor: use the ratio of the
+        sizes instead of `scale`. antialias is not supported.
         """
+        if antialias:
+            raise NotSupported("interpolate: antialias is not supported; write mode='area'")
+        if recompute_scale_factor and scale is not None:
+            size, scale = [count for count, _ in self._wanted(None, scale)], None
         allowed = (*ANY, LINEAR.get(self.ndim), "bicubic" if self.ndim == 4 else None)
         if self.ndim < 3 or mode not in allowed:
             raise BadArgument(
