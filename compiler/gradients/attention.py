@@ -88,10 +88,8 @@ def _together(g: Values, y: Values, xs: Given, causal: bool, mask: Values | None
     whole = [each.cast(float32).expand((*batch, *each.shape[-2:])).node for each in (*xs[:3], y, g)]
     if mask is not None:
         mask = mask.expand((*batch, g.shape[-2], xs[1].shape[-2]))
-        mask = mask if mask.dtype is bool_ else mask.cast(float32)
-    parts = graph.attention_gradients(
-        *whole, None if mask is None else mask.node, causal, _scale(xs[0])
-    )
+        whole.append((mask if mask.dtype is bool_ else mask.cast(float32)).node)
+    parts = graph.attention_gradients(whole, causal, _scale(xs[0]))
     found = [fitted(g._new(part), x) for part, x in zip(parts, xs, strict=False)]
     return found if len(xs) < 4 else [*found, None]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ugpu.compiler.dtype import float32
@@ -77,16 +78,15 @@ class Axes:
         return str(self.sizes)
 
 
-def attention_gradients(
-    query: Node, key: Node, val: Node, result: Node, gradient: Node, mask: Node | None,
-    causal: bool, scale: float,
-) -> list[Node]:  # fmt: skip
-    """Return the gradients of query, key and value: float32, of one batch shape. Only hosts lower
-    the operation."""
+def attention_gradients(given: Sequence[Node], causal: bool, scale: float) -> list[Node]:
+    """Return the gradients of query, key and value, in float32. given: query, key, value, result,
+    its gradient, and a mask if there is one, all of one batch shape. Only hosts lower the
+    operation."""
+    query, key, *_ = given
+    mask = given[5] if len(given) > 5 else None
     *batch, rows, depth = query.shape
     kind = "" if mask is None else "added" if mask.dtype.is_float else "seen"
-    sizes = Sizes(rows, key.shape[-2], depth, val.shape[-1], scale, causal, kind)
-    given = (query, key, val, result, gradient, *([] if mask is None else [mask]))
+    sizes = Sizes(rows, key.shape[-2], depth, given[2].shape[-1], scale, causal, kind)
     sources = tuple([reshape(each, (math.prod(batch), *each.shape[-2:])) for each in given])
     packed = Node(
         "attention gradients", float32, (math.prod(batch), sum(sizes.parts)), sources, sizes

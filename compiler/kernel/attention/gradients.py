@@ -171,7 +171,8 @@ class _Gradients:
         varies."""
         if not self.sizes.causal:
             return None
-        return (self.first + (self.wide + UNIT - 1)) // UNIT * UNIT - first
+        units: Index = (self.first + (self.wide + UNIT - 1)) // UNIT
+        return units * UNIT - first
 
     def product(
         self, name: str, counts: tuple[int, int], steps: Range,

@@ -84,8 +84,8 @@ def vectors(request: pytest.FixtureRequest) -> Any:
 
 @pytest.mark.parametrize(("sizes", "kind"), [
     ((2, 1, 1, 1, 1), ""), ((2, 64, 128, 16, 16), ""), ((3, 37, 53, 20, 24), "floats"),
-    ((2, 130, 130, 64, 64), "causal"), ((2, 100, 50, 48, 33), "causal"), ((2, 3, 9, 5, 2), "causal"),
-    ((2, 50, 104, 8, 7), "bools"), ((2, 19, 72, 33, 16), "of keys"),
+    ((2, 130, 130, 64, 64), "causal"), ((2, 100, 50, 48, 33), "causal"),
+    ((2, 3, 9, 5, 2), "causal"), ((2, 50, 104, 8, 7), "bools"), ((2, 19, 72, 33, 16), "of keys"),
 ], ids=str)  # fmt: skip
 def test_sizes_and_masks(vectors: Device, sizes: tuple[int, ...], kind: str) -> None:
     check(vectors, *sizes, kind)
