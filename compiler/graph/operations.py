@@ -14,6 +14,7 @@ from ugpu.compiler.graph.elements import contiguous as contiguous
 from ugpu.compiler.graph.elements import elementwise as elementwise
 from ugpu.compiler.graph.elements import full as full
 from ugpu.compiler.graph.elements import in_host_memory as in_host_memory
+from ugpu.compiler.graph.elements import instead as instead
 from ugpu.compiler.graph.elements import iota as iota
 from ugpu.compiler.graph.movement import cat as cat
 from ugpu.compiler.graph.movement import detached as detached
