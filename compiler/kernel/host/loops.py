@@ -15,7 +15,7 @@ from ugpu.compiler.expression.computation import Computation, elements, places_a
 from ugpu.compiler.expression.lookup import Lookup, atoms
 from ugpu.compiler.expression.value import Memory, Value, indices_of, load, substitute, walk
 from ugpu.compiler.kernel.choices import Chunk, Space
-from ugpu.compiler.kernel.host.nest import Axis, Nest, Walk, nested
+from ugpu.compiler.kernel.host.nest import Axis, Nest, Walk, in_vectors, nested
 from ugpu.compiler.kernel.host.rare import FLAG, find_rare
 from ugpu.compiler.kernel.host.sections import inside, sections
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
@@ -148,7 +148,7 @@ def reduction(computation: Computation, target: TargetSpec, chosen: Chunk | None
         steps.append(Store(totals, at, advanced(operation, here, substitute(body, places))))
         total = ended(operation, reduce.dtype, here)
         after.append(result(computation, places, total, reduce))
-    loop = Loop(Range("r", rows), (*before, *nested(over, *steps), *after), bound)
+    loop = Loop(Range("r", rows), (*before, *in_vectors(over, *steps), *after), bound)
     return kernel_of(computation, (totals,), grid, 1, (loop,))
 
 

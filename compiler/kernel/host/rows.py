@@ -17,7 +17,7 @@ from ugpu.compiler.expression.algebra import Index, Range, constant, flatten
 from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.value import Memory, Value, load, rebuild, substitute
 from ugpu.compiler.kernel.host.loops import CHUNK, COLUMNS
-from ugpu.compiler.kernel.host.nest import Nest, nested
+from ugpu.compiler.kernel.host.nest import Nest, in_vectors, nested
 from ugpu.compiler.kernel.host.online import find_online
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
 from ugpu.compiler.kernel.shared.kernels import kernel_of
@@ -128,7 +128,8 @@ class _Rows:
             if online is not None and in_blocks:
                 statements.append(Loop(online.block, (online.around(*inside),)))
             else:
-                statements += nested(ranges, *self.across(inside))
+                loops = in_vectors if self.width == 1 else nested
+                statements += loops(ranges, *self.across(inside))
         return tuple(statements)
 
     def across(self, inside: list[Statement]) -> list[Statement]:

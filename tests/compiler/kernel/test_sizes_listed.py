@@ -68,7 +68,7 @@ NO_SIZES = {
     "schedule.precedence": "_OLD _NEW",
     "kernel.gpu.dots": "PADDING",
     "kernel.gpu.tiles": "PADDING UNROLL SIMDS BANKS COPY LATENCY",
-    "kernel.host.nest": "LONG",
+    "kernel.host.nest": "LONG UNROLLED",
     "kernel.host.products.grouped": "LANES OFFSET",
     "kernel.host.products.rates": "L3_BYTES ZEN4 FULL MESH HALF NEON WIDE_NEON",
     "kernel.host.sort": "LOW DIGIT DIGITS",
