@@ -33,7 +33,7 @@ class Reductions(Elementwise, Movement):
         target = self.device.target
         total = counted(wide, axes, target) if op == "sum" else None
         if total is None:
-            total = split.reduce(op, wide, axes, target.compute_units)
+            total = split.reduce(op, wide, axes, target.compute_units, target.abi == "host")
         result = graph.cast(total, node.dtype)
         if not keepdims:
             kept = tuple(size for i, size in enumerate(node.shape) if i not in axes)

@@ -19,6 +19,7 @@ from ugpu.hcq.errors import BadArgument, NotSupported
 LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}  # by number of axes
 ANY = ("nearest", "nearest-exact", "area")  # modes for any number of axes
 FILLED = 1.25  # by how much a window may grow to a whole number of strides
+ORDERED = 128  # windows of all images from which on a host puts weights in order first
 FINEST = 1 << 16  # a scale is a fraction whose parts are at most about this large
 
 
@@ -109,12 +110,15 @@ class Resampling(Convolutions):
         ends = [(0, taps[i] * steps[i] - window[i]) for i in range(2)]
         parts = kernel.pad([(0, 0), (0, 0), *ends])
         parts = parts.reshape((groups, channels // groups, each, tall, down, wide, across))
-        parts = parts.flip((3, 5)).permute((0, 4, 6, 2, 1, 3, 5))
-        parts = parts.reshape((groups * down * across * each, channels // groups, tall, wide))
+        parts = parts.flip((3, 5)).permute((0, 2, 4, 6, 1, 3, 5))
+        parts = parts.reshape((groups * each * down * across, channels // groups, tall, wide))
+        windows = batch * (self.shape[2] + tall - 1) * (self.shape[3] + wide - 1)
+        if windows >= ORDERED and self.device.target.abi == "host":
+            parts = parts.contiguous()
         found = self.conv2d(parts, padding=(tall - 1, wide - 1), groups=groups, winograd=False)
         rows, columns = found.shape[2:]
-        found = found.contiguous().reshape((batch, groups, down, across, each, rows, columns))
-        found = found.permute((0, 1, 4, 5, 2, 6, 3))
+        found = found.contiguous().reshape((batch, groups, each, down, across, rows, columns))
+        found = found.permute((0, 1, 2, 5, 3, 6, 4))
         return found.reshape((batch, groups * each, rows * down, columns * across))
 
     def _placed(
