@@ -129,12 +129,8 @@ class MemoryPool:
             self._used.bytes -= size
             if self.poison is None and size <= self.keep:
                 self.kept += size
-                free = self._free
-                if size in free:
-                    free[size].append(buffer)
-                else:
-                    free[size] = [buffer]
-                free.move_to_end(size)
+                self._free.setdefault(size, []).append(buffer)
+                self._free.move_to_end(size)
                 if self.kept <= self.keep:
                     return
                 excess = self._excess()
