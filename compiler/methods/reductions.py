@@ -45,13 +45,16 @@ class Reductions(Elementwise, Movement):
     ) -> Self:
         """Return the method's result; its recipe is built once for arrays of a type and shape."""
         node = self.node
-        if not (axis is None or type(axis) is int):
+        plain = axis is None or type(axis) is int
+        if not plain and not (type(axis) is tuple and all(type(each) is int for each in axis)):
             return method(self, axis, keepdims)
         whole = bool(keepdims)
         if node.recipes is not None:
             recipe = node.recipes.get((name, axis, whole))
             if recipe is not None:
-                return self._repeated(recipe, (node,))
+                recipe.repeats = True
+                given = (node,)
+                return self._repeated(recipe, given, given, ())
         made = self._again((name, axis, whole), (), lambda: method(self, axis, whole))
         recipe = made.node.recipe
         if recipe is not None and node.storage is not None:
@@ -166,6 +169,9 @@ class Reductions(Elementwise, Movement):
         convert to this type first."""
         if dtype is not None:
             return self.cast(dtype).mean(axis, keepdims)
+        return self._remembered("mean", Reductions._mean, axis, keepdims)
+
+    def _mean(self, axis: Axis, keepdims: bool) -> Self:
         axes = self._axes("mean", axis)
         count = prod(self.shape[i] for i in axes)
         kind = dtypes.float_dtype(self.dtype)

@@ -151,9 +151,8 @@ class _Sides:
         self.in_order_across = columns.whole.is_flat(*known)
         self.flat = rows.whole.is_flat(*known) and self.in_order_across
         self.mirrored = self.group == 1 and _is_symmetric(self.parts, rows, columns)
-        vectors = (
-            self.dtype.is_float and depth.size % self.lanes == self.slice.whole % self.lanes == 0
-        )
+        whole = depth.size % self.lanes == self.slice.whole % self.lanes == 0
+        vectors = self.dtype.is_float and (whole or (self.once and depth.size >= self.lanes))
         self.by_dots = (
             self.group == 1 and vectors and self.flat and not self.mirrored
             and along_depth(self.parts.left, rows.whole, self.slice)
