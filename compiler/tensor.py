@@ -25,10 +25,10 @@ from ugpu.compiler.graph.tracking import History, mode
 from ugpu.compiler.methods.core import Scalar, integer_of, number_of, shape_of, whole
 from ugpu.compiler.methods.derived.instead import missing
 from ugpu.compiler.plan.plan import MemoryPlan, memory_plan
-from ugpu.compiler.runtime.between import copy_between
 from ugpu.compiler.runtime.lent import lend
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import device_of, runtime_of
+from ugpu.compiler.runtime.several.between import copy_between
 from ugpu.compiler.runtime.sharing import adopted
 from ugpu.compiler.runtime.shown import facts
 from ugpu.compiler.runtime.upload import array_of, copied, host_array, upload
@@ -284,8 +284,8 @@ class Tensor(Values):
     ) -> Self:
         """Return the tensor on another device, or with another type, or both; a tensor as target
         names its own. The copy goes through the host, unless that device reaches this one's memory
-        (compiler.runtime.between). non_blocking, copy: PyTorch's, of no effect: operations never
-        wait, and the result is always another tensor."""
+        (compiler.runtime.several.between). non_blocking, copy: PyTorch's, of no effect: operations
+        never wait, and the result is always another tensor."""
         if isinstance(target, Tensor):
             dtype = target.dtype if dtype is None else dtype
             target = target.device

@@ -16,7 +16,7 @@ import pytest
 from tests.support.waiting import until
 from ugpu import hcq
 from ugpu.compiler import Tensor, jit
-from ugpu.compiler.runtime import stages
+from ugpu.compiler.runtime.several import stages
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.work.queue import QueueKind
 
