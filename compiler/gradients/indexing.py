@@ -54,9 +54,13 @@ def _only_axis(axes: Sequence[int], indices: Sequence[Node], shape: Shape) -> in
 
 
 def _counts(index: Node, axis: int) -> bool:
-    """Return whether an index is 0, 1 ... along one axis."""
+    """Return whether an index is 0, 1 ... along one axis, the same along the others."""
     size = index.shape[axis]
-    while index.op in ("expand", "reshape"):
+    while index.op == "expand":
+        index = index.sources[0]
+    if any(own != 1 for each, own in enumerate(index.shape) if each != axis):
+        return False
+    while index.op == "reshape":
         index = index.sources[0]
     return index.op == "iota" and index.shape == (size,)
 
