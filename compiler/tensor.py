@@ -140,6 +140,7 @@ class Tensor(Values):
         """Return start, start + step ... below stop; arange(n) counts from 0. Ints give int64.
         Raises BadArgument if an element is out of range for the type."""
         first, end = (0, start) if stop is None else (start, stop)
+        first, end, step = (int(n) if isinstance(n, bool) else n for n in (first, end, step))
         first = number_of("arange", "start", first)
         end, step = number_of("arange", "stop", end), number_of("arange", "step", step)
         if not all(math.isfinite(number) for number in (first, end, step)):
@@ -238,7 +239,10 @@ class Tensor(Values):
     def cat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         """Join tensors along an axis; the other sizes must be equal. On a tensor, that one is the
         first: `x.cat(y)`, `x.cat([y, z], axis)`."""
-        first = _tensors("cat", tensors)[0]
+        tensors = _tensors("cat", tensors)
+        if any(tensor.ndim != 1 for tensor in tensors):  # [0] joins with any shape, as in PyTorch
+            tensors = [tensor for tensor in tensors if tensor.shape != (0,)]
+        first = tensors[0]
         place = first._axis("cat", axis)
         kind = first.dtype
         for other in tensors[1:]:

@@ -85,10 +85,13 @@ class Functions(Elementwise):
 
     def logaddexp(self, other: Any) -> Self:
         """Return log(exp(self) + exp(other)) without overflow."""
-        most, least = self.maximum(other)._real(), self.minimum(other)._real()
+        kind = self._float_common("logaddexp", other)
+        _, (left, right) = self._operands("logaddexp", other, common=kind)
+        one, two = self._new(left)._real(), self._new(right)._real()
+        most, least = one.maximum(two), one.minimum(two)
         apart = (least._compare("eq", most)).where(0, least - most)
         total: Self = most + apart.exp().log1p()
-        return total.cast(self._float_common("logaddexp", other))
+        return total._ruled("logaddexp", [one, two]).cast(kind)
 
     def copysign(self, other: Any) -> Self:
         """Return the magnitude of self with the sign of other, including the sign of zero. Integers
@@ -191,14 +194,17 @@ class Functions(Elementwise):
         """Return log(1 + exp(beta x)) / beta, a smooth relu. threshold: x itself where beta x is
         above it; None never, since the result is right to rounding everywhere."""
         real = self._real() * beta
-        smooth = (real.maximum(0) + (-real.abs()).exp().log1p()) / beta
+        smooth = real._log1p_exp() / beta
         plain = smooth if threshold is None else (real > threshold).where(self._real(), smooth)
         return self._rounded(plain)
 
     def logsigmoid(self) -> Self:
         """Return the logarithm of `sigmoid`, without overflow."""
-        real = self._real()
-        return self._rounded(real.minimum(0) - (-real.abs()).exp().log1p())
+        return self._rounded(-(-self._real())._log1p_exp())
+
+    def _log1p_exp(self) -> Self:
+        total: Self = self.maximum(0) + (-self.abs()).exp().log1p()
+        return total._ruled("softplus", [self])
 
     def softsign(self) -> Self:
         """Return x / (1 + |x|)."""

@@ -44,7 +44,8 @@ def inv(a: Tensor) -> Tensor:
     matrix = square_of("inv", a)
     if not matrix.numel():
         return matrix
-    return solve(matrix, Tensor.eye(matrix.shape[-1], device=matrix.device))
+    one = Tensor.eye(matrix.shape[-1], device=matrix.device)
+    return solve(matrix, one.broadcast_to(matrix.shape))
 
 
 def det(a: Tensor) -> Tensor:

@@ -214,9 +214,10 @@ def solve_triangular(
     if unitriangular:
         one = Tensor.eye(matrix.shape[-1], device=matrix.device)
         matrix = matrix * (1 - one) + one
+    right = b.unsqueeze(0) if 1 < b.ndim < a.ndim else b  # not a vector for each matrix
     if left:
-        return solve(matrix, b)
-    return solve(matrix.transpose(-1, -2), b.transpose(-1, -2)).transpose(-1, -2)
+        return solve(matrix, right)
+    return solve(matrix.transpose(-1, -2), right.transpose(-1, -2)).transpose(-1, -2)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ class Counting(Groups):
         """Return the indices of the elements that are not zero, in rows of int64, in row-major
         order; as_tuple: a tensor for each axis. Waits for the device."""
         if as_tuple and not self.ndim:
-            raise BadArgument("nonzero: as_tuple expected at least one axis, got shape []")
+            return self.reshape(1).nonzero(as_tuple=True)
         flat = self.cast(bool_).reshape(self.numel())
         places = self._new(graph.iota(self.numel())).cast(int64).masked_select(flat)
         columns = []
