@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import product
 from math import prod
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}  # by number of axes
 ANY = ("nearest", "nearest-exact", "area")  # modes for any number of axes
 FILLED = 1.25  # by how much a window may grow to a whole number of strides
 ORDERED = 128  # windows of all images from which on a host puts weights in order first
+TERMS = 16  # most elements of windows that overlap at a place, which are written out
 FINEST = 1 << 16  # a scale is a fraction whose parts are at most about this large
 
 
@@ -126,6 +128,9 @@ class Resampling(Convolutions):
     ) -> Self:
         """Sum from [n, *window, *size] to [n, *out]: each window's elements at their places."""
         window, size = self.shape[1:3], self.shape[3:]
+        taps = [-(-window[i] // steps[i]) for i in range(2)]
+        if gaps == (1, 1) and prod(taps) <= TERMS:
+            return self._placed_by_taps(out, steps, cut, taps)
         shape = (*window, *out)
         inside, places = None, []
         for i in range(2):
@@ -142,6 +147,28 @@ class Resampling(Convolutions):
         kept = inside.unsqueeze(-1).where(found, 0)
         total = kept._reduce("sum", kept.node, (0, 1), False)
         return total.permute((2, 0, 1))
+
+    def _placed_by_taps(
+        self, out: Sequence[int], steps: Sequence[int], cut: Sequence[int], taps: Sequence[int]
+    ) -> Self:
+        """Do the same, where place q * step + p along an axis is the sum of element q - t of tap
+        t * step + p, for each t: of all p side by side, each t is one shift."""
+        count, *window = self.shape[:3]
+        (tall, wide), (down, across) = taps, steps
+        ends = [(0, taps[i] * steps[i] - window[i]) for i in range(2)]
+        parts = self.pad([(0, 0), *ends, (0, 0), (0, 0)])
+        parts = parts.reshape((count, tall, down, wide, across, *self.shape[3:]))
+        total = None
+        for y, x in product(range(tall), range(wide)):
+            around = [(0, 0)] * 3 + [(y, tall - 1 - y), (x, wide - 1 - x)]
+            term = parts[:, y, :, x].pad(around)
+            total = term if total is None else total + term
+        assert total is not None
+        rows, columns = total.shape[3:]
+        joined = total.permute((0, 3, 1, 4, 2)).reshape((count, rows * down, columns * across))
+        more = [(0, max(0, cut[i] + out[i] - joined.shape[1 + i])) for i in range(2)]
+        places = (slice(start, start + size) for start, size in zip(cut, out, strict=True))
+        return joined.pad([(0, 0), *more])[(slice(None), *places)]
 
     def _numbered(self, count: int, axis: int, axes: int) -> Self:
         """Return 0, 1 ... along one of `axes` axes, as int64."""
