@@ -20,7 +20,7 @@ from ugpu.hcq.errors import BadArgument
 LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}  # by number of axes
 ANY = ("nearest", "nearest-exact", "area")  # modes for any number of axes
 FILLED = 1.25  # by how much a window may grow to a whole number of strides
-ORDERED = 128  # windows of all images from which on a host puts weights in order first
+ORDERED = 512  # windows of all images up to which a host multiplies first, and sums after it
 TERMS = 16  # most elements of windows that overlap at a place, which are written out
 FINEST = 1 << 16  # a scale is a fraction whose parts are at most about this large
 
@@ -48,8 +48,8 @@ class Resampling(Convolutions):
 
         `padding` elements are removed at each side, `output_padding` added at the ends. Types as in
         matmul. Computed as a convolution whose channels are the places between two windows, or,
-        where such windows would mostly be zeros, as one matrix product of all windows, and a sum
-        that puts them in place.
+        where such windows would mostly be zeros, or are few on a host, as one matrix product of all
+        windows, and a sum that puts them in place.
         """
         kernel = self._tensor("conv_transpose2d", weight)
         shapes = f"shapes {self._shown} and {kernel._shown}"
@@ -82,7 +82,9 @@ class Resampling(Convolutions):
         inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
         taps = [-(-window[i] // steps[i]) for i in range(2)]
         filled = [taps[i] * steps[i] for i in range(2)]
-        if gaps == (1, 1) and prod(filled) <= FILLED * prod(window):
+        host = self.device.target.abi == "host"
+        few = host and batch * prod(n + t - 1 for n, t in zip(size, taps, strict=True)) < ORDERED
+        if gaps == (1, 1) and prod(filled) <= FILLED * prod(window) and not few:
             joined = self.cast(inner)._by_phases(kernel.cast(inner), steps, taps, groups)
             ends = [max(0, cut[i] + out[i] - joined.shape[2 + i]) for i in range(2)]
             joined = joined.pad([(0, 0), (0, 0), (0, ends[0]), (0, ends[1])])
@@ -114,8 +116,7 @@ class Resampling(Convolutions):
         parts = parts.reshape((groups, channels // groups, each, tall, down, wide, across))
         parts = parts.flip((3, 5)).permute((0, 2, 4, 6, 1, 3, 5))
         parts = parts.reshape((groups * each * down * across, channels // groups, tall, wide))
-        windows = batch * (self.shape[2] + tall - 1) * (self.shape[3] + wide - 1)
-        if windows >= ORDERED and self.device.target.abi == "host":
+        if self.device.target.abi == "host":
             parts = parts.contiguous()
         found = self.conv2d(parts, padding=(tall - 1, wide - 1), groups=groups, winograd=False)
         rows, columns = found.shape[2:]
