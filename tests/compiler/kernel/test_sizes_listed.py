@@ -51,7 +51,7 @@ ELSEWHERE = {
     "schedule.split": ("MOST EVEN", "test_host_online.py"),
     "methods.winograd": ("TILE WINDOW AROUND", "test_compiler_winograd.py"),
     "methods.order.sorting": ("BITS BLOCK ROUND", "test_compiler_sorting.py"),
-    "methods.shape.resampling": ("FINEST FILLED ORDERED", "test_compiler_resampling.py"),
+    "methods.shape.resampling": ("FINEST FILLED ORDERED TERMS", "test_compiler_resampling.py"),
     "pattern.cost": (
         "MEMORY NEAR HELD KERNEL PARALLEL CHOICE TILES_MOST TILES_GAIN REDUCE",
         "test_compiler_chain.py",
