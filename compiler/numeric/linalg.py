@@ -1,4 +1,5 @@
-"""Linear algebra, `ugpu.linalg`; names and results as in `torch.linalg`, computed in float32.
+"""Linear algebra, `ugpu.linalg`; names and results as in `torch.linalg`, computed in float32;
+of float64 in float64.
 
 Every function works on matrices [..., rows, columns] and runs on the device. An elimination or
 factorisation takes as many steps as the matrix has columns. The number of the step is data, so that
@@ -23,7 +24,7 @@ from ugpu.compiler.numeric.factorisation import cholesky as cholesky
 from ugpu.compiler.numeric.factorisation import eigh as eigh
 from ugpu.compiler.numeric.factorisation import qr as qr
 from ugpu.compiler.numeric.factorisation import svd as svd
-from ugpu.compiler.numeric.steps import matrix_of, square_of
+from ugpu.compiler.numeric.steps import matrix_of, nothing, square_of
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument
 
@@ -42,7 +43,8 @@ def svdvals(a: Tensor) -> Tensor:
 
 def _counted(values: Tensor, shape: Sequence[int], rtol: Tolerance) -> Tensor:
     """Return which singular values of matrices of a shape count, see `pinv`."""
-    share = max(shape[-2:]) * 2.0**-23 if rtol is None else rtol
+    precision = 2.0**-52 if values.dtype is dtypes.float64 else 2.0**-23
+    share = max(shape[-2:]) * precision if rtol is None else rtol
     limit = values.max(-1, keepdims=True)
     limit = limit * (share.unsqueeze(-1) if isinstance(share, Tensor) else share)
     return values > limit
@@ -79,7 +81,7 @@ def matrix_norm(a: Tensor, ord: float | str = "fro", keepdims: bool = False) -> 
 
 def pinv(a: Tensor, rtol: Tolerance = None) -> Tensor:
     """Return the pseudo-inverse. Singular values up to rtol times the largest count as zero
-    (default: the larger side times float32's precision); rtol: a number, or one for each matrix."""
+    (default: the larger side times the type's precision); rtol: a number, or one of each matrix."""
     matrix = matrix_of("pinv", a)
     left, values, right = svd(matrix)
     kept = _counted(values, matrix.shape, rtol)
@@ -99,7 +101,7 @@ def matrix_power(a: Tensor, n: int) -> Tensor:
             result = factor if result is None else result @ factor
         factor = factor @ factor
     if result is None:
-        return Tensor.eye(matrix.shape[-1], device=matrix.device).broadcast_to(matrix.shape)
+        return nothing(matrix, *matrix.shape[-2:])
     return result
 
 
@@ -164,7 +166,7 @@ def solve_triangular(
     matrix = square_of("solve_triangular", a)
     matrix = matrix.triu() if upper else matrix.tril()
     if unitriangular:
-        one = Tensor.eye(matrix.shape[-1], device=matrix.device)
+        one = Tensor.eye(matrix.shape[-1], device=matrix.device, dtype=matrix.dtype)
         matrix = matrix * (1 - one) + one
     if left:
         return solve(matrix, b)
