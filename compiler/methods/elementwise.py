@@ -80,6 +80,16 @@ class Elementwise(TensorCore):
         dtype = dtypes.float_dtype(self.dtype)
         return self._new(graph.elementwise(op, dtype, graph.cast(self.node, dtype)))
 
+    def _real(self) -> Self:
+        """Return it in the float type in which it is computed."""
+        return self.cast(dtypes.wide(self.dtype))
+
+    def _sign_bit(self) -> Self:
+        """Return whether the sign bit is set, of zeros too."""
+        real = self._real()
+        whole = dtypes.int64 if real.dtype is dtypes.float64 else dtypes.int32
+        return real.bitcast(whole)._compare("lt", 0)
+
     def _rounding(self, op: str) -> Self:
         return self._function(op) if self.dtype.is_float else self._new(self.node)
 
@@ -265,7 +275,7 @@ class Elementwise(TensorCore):
 
     def silu(self) -> Self:
         """Return x * sigmoid(x), rounded once."""
-        real = self.cast(float32)
+        real = self._real()
         return (real * real.sigmoid()).cast(dtypes.float_dtype(self.dtype))
 
     def relu(self) -> Self:
@@ -304,7 +314,7 @@ class Elementwise(TensorCore):
             return self._rounding("round")
         if not self.dtype.is_float:
             raise BadArgument(f"round: decimals needs floats, got {self.dtype.name}")
-        wide, scale = self.cast(float32), 10.0 ** abs(places)
+        wide, scale = self._real(), 10.0 ** abs(places)
         if places > 0:
             return ((wide * scale)._rounding("round") / scale).cast(self.dtype)
         return ((wide / scale)._rounding("round") * scale).cast(self.dtype)
@@ -384,6 +394,7 @@ class Elementwise(TensorCore):
         wanted = dtypes.as_dtype(dtype)
         if wanted is self.dtype:
             return self._new(self.node)
+        dtypes.require(wanted, self.device.target)
         return self._again(
             ("cast", wanted.name), (), lambda: self._new(graph.cast(self.node, wanted))
         )
@@ -398,6 +409,10 @@ class Elementwise(TensorCore):
         if wanted is self.dtype:
             return self._same()
         return self._new(graph.bitcast(self.node, wanted))
+
+    def double(self) -> Self:
+        """Convert to float64."""
+        return self.cast(dtypes.float64)
 
     def float(self) -> Self:
         """Convert to float32."""

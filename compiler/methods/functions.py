@@ -1,7 +1,7 @@
 """Tensor: further elementwise functions and activations, composed of those of Elementwise.
 
-They are computed in float32 and rounded once, so that a chain in float16 loses no precision in
-between. For error bounds see docs/accuracy.md.
+They are computed in float32 (float64 in its own type) and rounded once, so that a chain in float16
+loses no precision in between. For error bounds see docs/accuracy.md.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 from typing import Any, Literal, Self
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import float32
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.core import Scalar, TensorCore
 from ugpu.compiler.methods.elementwise import Elementwise
@@ -22,9 +21,6 @@ class Functions(Elementwise):
     """Further elementwise functions. Integers give float32."""
 
     __slots__ = ()
-
-    def _real(self) -> Self:
-        return self.cast(float32)
 
     def _rounded(self, result: Self) -> Self:
         return result.cast(dtypes.float_dtype(self.dtype))
@@ -99,7 +95,7 @@ class Functions(Elementwise):
         common, _ = self._operands("copysign", other)
         _, (left, right) = self._operands("copysign", other, common=dtypes.float_dtype(common))
         size = self._new(left).abs()
-        negative = self._new(right)._real().bitcast("int32")._compare("lt", 0)
+        negative = self._new(right)._sign_bit()
         return negative.where(-size, size)
 
     def lerp(self, end: Any, weight: Any) -> Self:

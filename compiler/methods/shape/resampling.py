@@ -12,7 +12,7 @@ from math import prod
 from typing import Any, Self
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import bool_, float32, int32, uint8
+from ugpu.compiler.dtype import uint8
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.convolution import Convolutions, Pair, biased, pair
 from ugpu.hcq.errors import BadArgument, NotSupported
@@ -79,7 +79,7 @@ class Resampling(Convolutions):
         if min(*out, *size) < 1:
             raise BadArgument(f"conv_transpose2d: {shapes} give {out[0]} x {out[1]} elements")
         dtype = dtypes.promote(self.dtype, kernel.dtype)
-        inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
+        inner = dtypes.inner(dtype)
         taps = [-(-window[i] // steps[i]) for i in range(2)]
         filled = [taps[i] * steps[i] for i in range(2)]
         host = self.device.target.abi == "host"
@@ -203,7 +203,7 @@ class Resampling(Convolutions):
         if align_corners and mode in ANY:
             raise BadArgument("interpolate: align_corners requires a linear or cubic mode")
         nearest = mode.startswith("nearest")
-        wide = self if nearest else self.cast(float32)
+        wide = self if nearest else self._real()
         for axis, (count, ratio) in enumerate(self._wanted(size, scale), 2):
             if mode == "area":
                 wide = wide._averaged(axis, count)
@@ -249,7 +249,7 @@ class Resampling(Convolutions):
             above = (counted * 2 + 1) * ratio.numerator - ratio.denominator
             below = 2 * ratio.denominator
         first = above.floor_divide(below)
-        part = above.remainder(below).cast(float32) / below
+        part = above.remainder(below).cast(dtypes.wide(self.dtype)) / below
         total: Self | None = None
         for tap, weight in zip(range(-1, 3), cubic_weights(part), strict=True):
             values = self._taken_along(axis, (first + tap).clamp(0, have - 1))
@@ -306,7 +306,7 @@ class Resampling(Convolutions):
             top, bottom = ratio.numerator, ratio.denominator
             above, below = ((counted * 2 + 1) * top - bottom).maximum(0), 2 * bottom
         first = (above // below).minimum(have - 1)
-        part = (above % below).cast(float32) / below
+        part = (above % below).cast(dtypes.wide(self.dtype)) / below
         part = part.reshape((count, *[1] * (self.ndim - axis - 1)))
         one = self._taken_along(axis, first)
         two = self._taken_along(axis, (first + 1).minimum(have - 1))
