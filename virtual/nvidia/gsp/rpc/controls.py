@@ -28,7 +28,7 @@ NONE = 0xFFFF_FFFF
 GSP_VECTOR = 160
 # Vectors of replayable faults and access counters, which one leaf must hold; of other faults.
 # UNSURE: all vectors are the model's own.
-_MEMORY = (64, 65, 192)
+_MEMORY = REPLAYABLE_VECTOR, _, FINAL_VECTOR = 64, 65, 192
 # The subtree (64 vectors) of each NV2080_INTR_CATEGORY: default, engines, their notifications,
 # runlists, their notifications, owned by UVM, shared with UVM
 _SUBTREES = (2, 2, 0, 2, 0, 1, 3)
