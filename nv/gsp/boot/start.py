@@ -54,6 +54,7 @@ class Start:
     metadata: Pages | None = None
     arguments: Pages | None = None
     manager: Pages | None = None
+    saved: Pages | None = None  # GspFwSRMeta, of firmware that was suspended
     fmc_arguments: Pages | None = None
     queues: Pages | None = None
     logs: dict[str, Pages] = field(default_factory=dict)

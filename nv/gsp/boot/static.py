@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ugpu.hcq.errors import FirmwareError
 from ugpu.nv.gsp.rpc.calls import REPLY_LIMIT_S, Calls
@@ -16,7 +17,8 @@ class StaticInfo:
 
     name: of the product. uuid: 16 bytes, or none. regions: begin and end of VRAM that the driver
     may use. subdevice: handle of the firmware's own subdevice object, with client. engines: bits
-    of RM_ENGINE_TYPE numbers that exist.
+    of RM_ENGINE_TYPE numbers that exist. saved_at: where the heap outside of the protected region,
+    and FRTS, are in VRAM; None where the release does not say.
     """
 
     name: str
@@ -26,6 +28,7 @@ class StaticInfo:
     device: int
     subdevice: int
     engines: int
+    saved_at: tuple[int, int] | None
 
 
 def read_static(calls: Calls, vram: int, limit_s: float = REPLY_LIMIT_S) -> StaticInfo:
@@ -65,5 +68,12 @@ def read_static(calls: Calls, vram: int, limit_s: float = REPLY_LIMIT_S) -> Stat
         client=int(info.hInternalClient),
         device=int(info.hInternalDevice),
         subdevice=int(info.hInternalSubdevice),
+        saved_at=_saved_at(info) if "fwWprLayoutOffset" in layout.fields else None,
         engines=sum(word << 32 * at for at, word in enumerate(words)),
     )
+
+
+def _saved_at(info: Any) -> tuple[int, int]:  # Any: a structure's fields are known at run time
+    """See StaticInfo."""
+    places = info.fwWprLayoutOffset
+    return int(places.nonWprHeapOffset), int(places.frtsOffset)

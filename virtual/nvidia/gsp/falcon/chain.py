@@ -11,7 +11,7 @@ import struct
 from typing import Protocol
 
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
-from ugpu.virtual.nvidia.gsp.falcon import booter
+from ugpu.virtual.nvidia.gsp.falcon import booter, sleep
 from ugpu.virtual.nvidia.gsp.falcon.core import Refused
 from ugpu.virtual.nvidia.gsp.falcon.wpr import FRTS_SIZE as FRTS_SIZE
 from ugpu.virtual.nvidia.gsp.falcon.wpr import MAGIC, MIB, REVISION, SIZE, WprMeta
@@ -46,6 +46,16 @@ def start(board: Board, arguments: int, frts: int) -> None:
     meta_raw = board.bus_read(where, SIZE)
     if meta_raw is None:
         raise Refused(0x04, f"cannot read the WPR metadata at {where:#x}")
+    if WprMeta.resume(meta_raw):
+        if frts != board.memory_size:
+            raise Refused(0x08, "firmware that resumes has its FRTS region")
+        firmware = sleep.restore(board, where)
+        board.gsp.answer(0)
+        board.release(lockdown=True)
+        board.resume_gsp(firmware, libos)
+        return
+    if frts == board.memory_size:
+        raise Refused(0x08, "no FRTS region")
     meta = laid_out(board.boot, WprMeta.parse(meta_raw), meta_raw, frts, board.memory_size)
     version = booter.place(board, meta)
     board.wpr.set(meta.start, meta.end)

@@ -35,8 +35,11 @@ class Arguments:
     queues: tuple[int, int, int, int]
 
     @classmethod
-    def read(cls, board: Board, address: int, interface: Interface) -> Arguments:
-        """Read and check the arguments. Raises QueueError."""
+    def read(
+        cls, board: Board, address: int, interface: Interface, *, resuming: bool = False
+    ) -> Arguments:
+        """Read and check the arguments. resuming: for firmware that was suspended. Raises
+        QueueError."""
         if not address or address % 0x1000:
             raise QueueError(f"libos arguments at {address:#x} must be page-aligned")
         raw = board.bus_read(address, 0x1000)
@@ -65,7 +68,8 @@ class Arguments:
             raise QueueError(f"RMARGS must have {least:#x} bytes, has {size:#x} at {where:#x}")
         shared, entries, command, status = struct.unpack_from("<QIxxxxQQ", block)
         level, flags, moving = struct.unpack_from("<IIB", block, interface.start_flags)
-        if level or flags or moving:
-            raise QueueError("srInit describes a suspended GSP; resuming is not modelled")
+        expected = (3, 0, 1) if resuming else (0, 0, 0)
+        if (level, flags, moving) != expected:
+            raise QueueError(f"srInit of a start must be {expected}, is {(level, flags, moving)}")
         addresses = {name: place[0] for name, place in logs.items()}
         return cls(addresses, (shared, entries, command, status))
