@@ -24,7 +24,9 @@ _ALLOC, _CONTROL, _FREE = struct.Struct("<7I4x"), struct.Struct("<6I"), struct.S
 _DUPLICATE = struct.Struct("<7I")
 _MEMORY = struct.Struct("<40xI12x")  # rpc_alloc_memory_v13_01: pageCount
 _SET_DIRECTORY = 0x10  # where the control's parameters are in SET_PAGE_DIRECTORY
-_EVENT_EX, _I2C, _UVM_SOFTWARE, _RETAINER = 0x7E, 0x402C, 0xC076, 0xC574
+#: NV01_EVENT_KERNEL_CALLBACK_EX, NV40_I2C, GP100_UVM_SW, UVM_CHANNEL_RETAINER, FERMI_TWOD_A,
+#: KEPLER_INLINE_TO_MEMORY_B: classes beside those of the ioctl interface
+_FURTHER = (0x7E, 0x402C, 0xC076, 0xC574, 0x902D, 0xA140)
 _MOST_NAMES = 256
 _NO_PARAMETERS = "NV2080_CTRL_CE_GET_FAULT_METHOD_BUFFER_SIZE_PARAMS"  # stands for an empty block
 
@@ -151,9 +153,7 @@ def _create(server: Server, raw: bytearray, words: tuple[int, ...]) -> None:
         params = layout.view(memoryview(raw)[_ALLOC.size : _ALLOC.size + size])
     elif rule.how == "REQUIRED":
         raise RmError(Status.INVALID_ARGUMENT, f"{rule.struct} is required")
-    if not handle:
-        raise RmError(Status.INVALID_OBJECT_HANDLE, "the CPU chooses handles")
-    further = (_EVENT_EX, _I2C, _UVM_SOFTWARE, _RETAINER, server.board.boot.graphics_class)
+    further = (*_FURTHER, server.board.boot.graphics_class)
     create(Place(client, parent, handle), rule, params, server.builders, further)
 
 
@@ -188,8 +188,6 @@ def duplicate(server: Server, body: bytes) -> bytes:
     number, parent, handle, source_client, shown, flags, _ = unpack(_DUPLICATE.format, body)
     source = Source(client_of(server, source_client), shown, flags)
     client = client_of(server, number)
-    if not handle:
-        raise RmError(Status.INVALID_OBJECT_HANDLE, "the CPU chooses handles")
     share(Place(client, parent, handle), source)
     raw = bytearray(body)
     struct.pack_into("<I", raw, _DUPLICATE.size - 4, 0)
