@@ -9,11 +9,10 @@ mailbox 0; those of the real programs are not public.
 from __future__ import annotations
 
 import enum
-import struct
 from typing import Protocol
 
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
-from ugpu.virtual.nvidia.gsp.falcon import radix3, sleep
+from ugpu.virtual.nvidia.gsp.falcon import radix3, sleep, wpr
 from ugpu.virtual.nvidia.gsp.falcon.core import Falcon, Refused
 from ugpu.virtual.nvidia.gsp.falcon.wpr import PRESCRUBBED, SIZE, VERIFIED, WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault
@@ -38,6 +37,11 @@ class BooterError(enum.IntEnum):
     MEMORY = 0x11
 
 
+_PLANTED = {
+    CardFault.BOOTER_FAILS: BooterError.LAYOUT, CardFault.BOOTER_META: BooterError.META,
+}  # fmt: skip
+
+
 class Board(sleep.Board, Protocol):
     """The card, as the booters and FWSEC use it."""
 
@@ -59,24 +63,22 @@ class Board(sleep.Board, Protocol):
 
 def load(board: Board, falcon: Falcon) -> None:
     """Verify, copy, protect, and start the GSP's RISC-V core."""
-    if board.faults.take(CardFault.BOOTER_FAILS):
-        falcon.answer(int(BooterError.LAYOUT))
-        return
-    if board.faults.take(CardFault.BOOTER_META):
-        falcon.answer(int(BooterError.META))
+    fault = board.faults.take_any(tuple(_PLANTED))
+    if fault is not None:
+        falcon.answer(int(_PLANTED[fault]))
         return
     try:
         raw = radix3.need(board, falcon.mailbox, SIZE, BooterError.META)
-        if WprMeta.resume(raw):
+        if wpr.resumes(raw):
             _check_state(board, resuming=True)
             firmware = sleep.restore(board, falcon.mailbox)
             falcon.answer(0)
             board.resume_gsp(firmware, board.gsp.mailbox)
             return
-        meta = WprMeta.parse(raw)
+        meta = wpr.read("GspFwWprMeta", raw)
         _check_state(board)
         frts = (board.wpr.start, board.wpr.end) if board.boot.way == "fwsec" else None
-        why = meta.problem(board.memory_size, board.boot.libos, frts, board.scrubbed)
+        why = wpr.problem(meta, board.memory_size, board.boot.libos, frts, board.scrubbed)
         if why:
             raise Refused(BooterError.LAYOUT, why)
         version = place(board, meta)
@@ -84,7 +86,7 @@ def load(board: Board, falcon: Falcon) -> None:
         board.violation(f"booter: {refusal}")
         falcon.answer(refusal.code)
         return
-    board.wpr.set(meta.start, meta.end)
+    board.wpr.set(meta.gspFwWprStart, meta.gspFwWprEnd)
     falcon.answer(0)
     board.start_gsp(meta, version, board.gsp.mailbox)
 
@@ -142,9 +144,14 @@ def _check_state(board: Board, *, resuming: bool = False) -> None:
 
 def place(board: Board, meta: WprMeta) -> str:
     """Verify the GSP's image and boot loader and copy them; return the firmware's version."""
-    image = radix3.read(board, meta.image, meta.image_size, BooterError.IMAGE)
-    loader = radix3.need(board, meta.bootloader, meta.bootloader_size, BooterError.BOOTLOADER)
-    field = radix3.need(board, meta.signature, meta.signature_size, BooterError.SIGNATURE)
+
+    def read(place: str, size: str, error: BooterError) -> bytes:
+        return radix3.need(board, meta[place], meta[size], error)
+
+    root, size = meta.sysmemAddrOfRadix3Elf, meta.sizeOfRadix3Elf
+    image = radix3.read(board, root, size, BooterError.IMAGE)
+    loader = read("sysmemAddrOfBootloader", "sizeOfBootloader", BooterError.BOOTLOADER)
+    field = read("sysmemAddrOfSignature", "sizeOfSignature", BooterError.SIGNATURE)
     content = board.boot.signature.encode() + image
     why = problem(field, images.IMAGE_TERMS, content)
     if why:
@@ -153,15 +160,16 @@ def place(board: Board, meta: WprMeta) -> str:
         raise Refused(BooterError.IMAGE, "the image is not one that the model can run")
     version = image[8:40].rstrip(b"\0").decode("ascii", "replace")
     loader_version, expected = _verified(loader)
-    offsets = (meta.bootloader_code, meta.bootloader_data, meta.bootloader_manifest)
+    parts = ("bootloaderCodeOffset", "bootloaderDataOffset", "bootloaderManifestOffset")
+    offsets = tuple(meta[name] for name in parts)
     if not board.boot.pio and offsets != expected:
         raise Refused(BooterError.BOOTLOADER, f"its parts are at {offsets}, not {expected}")
     if loader_version != version:
         raise Refused(BooterError.BOOTLOADER, f"the boot loader is not of {version}")
-    board.video_write(meta.firmware, image)
-    board.video_write(meta.boot, loader)
-    board.video_write(meta.start, struct.pack("<25Q", *meta).ljust(0xF8, b"\0"))
-    board.video_write(meta.start + 0xF8, struct.pack("<Q", VERIFIED))
+    meta.verified = VERIFIED
+    board.video_write(meta.gspFwOffset, image)
+    board.video_write(meta.bootBinOffset, loader)
+    board.video_write(meta.gspFwWprStart, bytes(meta.raw))
     return version
 
 

@@ -57,15 +57,13 @@ class Sleeper:
 
 def _region(meta: WprMeta) -> tuple[int, int]:
     """Return the start and size of what is saved, as kernel_gsp_gh100.c and nouveau compute it."""
-    start = meta.other_heap + meta.other_heap_size
-    return start, meta.frts + meta.frts_size - start
+    start = meta.nonWprHeapOffset + meta.nonWprHeapSize
+    return start, meta.frtsOffset + meta.frtsSize - start
 
 
 def _describes(board: Board, address: int) -> tuple[bytes, int, int]:
     """Read and check GspFwSRMeta; return it, its tables' root, and the size. Raises Refused."""
-    raw = board.bus_read(address, SIZE)
-    if raw is None:
-        raise Refused(_ERROR, f"cannot read GspFwSRMeta at {address:#x}")
+    raw = radix3.need(board, address, SIZE, _ERROR)
     magic, revision, root, size = _HEAD.unpack_from(raw)
     if (magic, revision) != (RESUME_MAGIC, REVISION):
         raise Refused(_ERROR, f"GspFwSRMeta: magic {magic:#x}, revision {revision}")
@@ -106,8 +104,8 @@ def restore(board: Board, address: int) -> Server:
         or hashlib.sha256(content).digest() != (sleeper.proof[32:64])
     ):
         raise Refused(_ERROR, "the saved region was changed")
-    start, _ = _region(sleeper.server.meta)
-    board.falcon_memory(start, size)[:] = content
-    board.wpr.set(sleeper.server.meta.start, sleeper.server.meta.end)
+    meta = sleeper.server.meta
+    board.falcon_memory(_region(meta)[0], size)[:] = content
+    board.wpr.set(meta.gspFwWprStart, meta.gspFwWprEnd)
     board.sleeper = None
     return sleeper.server

@@ -89,7 +89,7 @@ def handlers(server: Server) -> dict[str, Any]:
         known = "sysmemAddrOfSuspendResumeData" in params.layout.fields
         require(known, Status.NOT_SUPPORTED, "suspending is modelled for release 570")
         memory = calls.client_of(server, params.hClient).find(params.hSysMem)
-        need = server.meta.other_heap_size + server.meta.vga_size
+        need = server.meta.nonWprHeapSize + server.meta.vgaWorkspaceSize
         enough = isinstance(memory, MemoryList) and len(memory.pages) * _PAGE >= need
         require(enough, Status.INVALID_ARGUMENT, f"{need:#x} bytes are needed, got {memory!r}")
         assert isinstance(memory, MemoryList)
@@ -127,12 +127,12 @@ def wake(server: Server) -> None:
     """Take the firmware's memory back."""
     for page, memory in _own_pages(server):
         memory[:] = server.board.bus_read(page, _PAGE) or bytes(_PAGE)
-    server.board.make_apertures(server.meta.other_heap, fresh=False)
+    server.board.make_apertures(server.meta.nonWprHeapOffset, fresh=False)
     server.saved, server.asleep = (), False
 
 
 def _own_pages(server: Server) -> list[tuple[int, memoryview]]:
-    heap, size = server.meta.other_heap, server.meta.other_heap_size
+    heap, size = server.meta.nonWprHeapOffset, server.meta.nonWprHeapSize
     places = range(heap, heap + size, _PAGE)
     return [
         (page, server.board.falcon_memory(place, _PAGE))
