@@ -9,10 +9,10 @@ from typing import Any
 from ugpu.compiler.dtype import int32
 from ugpu.compiler.gradients.table import rule
 from ugpu.compiler.gradients.values import Values
-from ugpu.compiler.graph.tracking import mode
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node, Shape
 from ugpu.compiler.graph.region import Region, Scatter
+from ugpu.compiler.graph.tracking import mode
 
 Given = Sequence[Values]
 Results = Sequence[Values | None]

@@ -43,9 +43,7 @@ def svdvals(a: Tensor) -> Tensor:
     return svd(a)[1]
 
 
-def _counted(
-    values: Tensor, shape: Sequence[int], atol: Tolerance, rtol: Tolerance
-) -> Tensor:
+def _counted(values: Tensor, shape: Sequence[int], atol: Tolerance, rtol: Tolerance) -> Tensor:
     """Return which singular values of matrices of a shape count, see `pinv`."""
     if not values.shape[-1]:
         return values > 0
@@ -77,8 +75,8 @@ def matrix_norm(
 ) -> Tensor:  # fmt: skip
     """Return a norm of matrices, which lie on two axes: "fro", the root of the sum of squares;
     "nuc", the sum of the singular values; 2 and -2, the largest and smallest of them; 1 and -1, the
-    largest and smallest sum of magnitudes of a column; infinity and minus infinity, of a row. dtype:
-    convert to this type first, and return it."""
+    largest and smallest sum of magnitudes of a column; infinity and minus infinity, of a row.
+    dtype: convert to this type first, and return it."""
     given = matrix_of("matrix_norm", a if dtype is None else a.cast(dtype))
     axes = given._axes("matrix_norm", axis)
     if len(axes) != 2:
