@@ -43,6 +43,7 @@ _UNARY: dict[str, Callable[[Values, Values, Values], Values]] = {
     "erfc": lambda g, x, y: g * (-x * x).exp() * (-2 / math.sqrt(math.pi)),
     "erfinv": lambda g, x, y: g * (y * y).exp() * (math.sqrt(math.pi) / 2),
     "softplus": lambda g, x, y: g * x.sigmoid(),
+    "logsigmoid": lambda g, x, y: g * (-x).sigmoid(),
     "sigmoid": lambda g, x, y: g * y * (1 - y),
     "cast": lambda g, x, y: g,
     "contiguous": lambda g, x, y: g,

@@ -196,7 +196,9 @@ class Functions(Elementwise):
 
     def logsigmoid(self) -> Self:
         """Return the logarithm of `sigmoid`, without overflow."""
-        return self._rounded(-(-self._real())._log1p_exp())
+        real = self._real()
+        total: Self = real.minimum(0) - (-real.abs()).exp().log1p()
+        return self._rounded(total._ruled("logsigmoid", [real]))
 
     def _log1p_exp(self) -> Self:
         total: Self = self.maximum(0) + (-self.abs()).exp().log1p()

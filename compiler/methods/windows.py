@@ -208,8 +208,15 @@ class Windows(Resampling):
         ceil_mode: bool = False, count_include_pad: bool = True,
     ) -> Self:  # fmt: skip
         """Return the mean of each window; see `avg_pool2d`."""
-        return self._avg_pool("avg_pool1d", 1, size, stride=stride, padding=padding,
-                              ceil_mode=ceil_mode, count_include_pad=count_include_pad)
+        return self._avg_pool(
+            "avg_pool1d",
+            1,
+            size,
+            stride=stride,
+            padding=padding,
+            ceil_mode=ceil_mode,
+            count_include_pad=count_include_pad,
+        )
 
     def avg_pool2d(
         self, size: Pair, stride: Pair | None = None, padding: Pair = 0,

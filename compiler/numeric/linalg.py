@@ -44,9 +44,7 @@ def svdvals(a: Tensor) -> Tensor:
     return svd(a)[1]
 
 
-def _counted(
-    values: Tensor, shape: Sequence[int], atol: Tolerance, rtol: Tolerance
-) -> Tensor:
+def _counted(values: Tensor, shape: Sequence[int], atol: Tolerance, rtol: Tolerance) -> Tensor:
     """Return which singular values of matrices of a shape count, see `pinv`."""
     if not values.shape[-1]:
         return values > 0

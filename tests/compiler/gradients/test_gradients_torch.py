@@ -196,7 +196,7 @@ def test_second_derivative_of_sinc_at_zero() -> None:
     x.sinc().backward(create_graph=True)
     found, x.grad = x.grad, None
     found.backward()
-    np.testing.assert_allclose(x.grad.numpy(), [-np.pi**2 / 3], rtol=1e-6)
+    np.testing.assert_allclose(x.grad.numpy(), [-(np.pi**2) / 3], rtol=1e-6)
 
 
 @pytest.mark.slow
