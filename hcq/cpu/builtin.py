@@ -16,7 +16,7 @@ from ugpu.hcq.objects import jit
 METH_FASTCALL = 0x0080  # Include/methodobject.h
 USED = (
     "PyLong_AsUnsignedLongLong", "PyLong_FromUnsignedLongLong", "PyErr_Occurred",
-    "PyErr_BadArgument",
+    "PyErr_BadArgument", "PyEval_SaveThread", "PyEval_RestoreThread",
 )  # fmt: skip
 
 
