@@ -56,5 +56,5 @@ class Builtin:
 
     def of(self, record: int) -> Callable[..., int]:
         """Return the function for the record at an address, its `self`."""
-        made: Any = self._new(ctypes.addressof(self._definition), record, None)
-        return cast(Callable[..., int], made)
+        function: Any = self._new(ctypes.addressof(self._definition), record, None)
+        return cast(Callable[..., int], function)
