@@ -11,8 +11,9 @@ from typing import Any, Literal, Self
 
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.graph import operations as graph
-from ugpu.compiler.methods.core import Scalar, TensorCore
+from ugpu.compiler.methods.core import Scalar, TensorCore, integer_of
 from ugpu.compiler.methods.elementwise import Elementwise
+from ugpu.hcq.errors import BadArgument
 
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805  # arXiv:1706.02515
 
@@ -26,6 +27,51 @@ class Functions(Elementwise):
         return result.cast(dtypes.float_dtype(self.dtype))
 
     # ---- mathematics ---------------------------------------------------------------------------
+
+    def exp2(self) -> Self:
+        """Return 2 to the power of each element."""
+        return self._function("exp2")
+
+    def log2(self) -> Self:
+        """Return the base-2 logarithm."""
+        return self._function("log2")
+
+    def sin(self) -> Self:
+        """Return the sine of an angle in radians."""
+        return self._function("sin")
+
+    def cos(self) -> Self:
+        """Return the cosine of an angle in radians."""
+        return self._function("cos")
+
+    def reciprocal(self) -> Self:
+        """Return 1 / x."""
+        return self._function("reciprocal")
+
+    def sign(self) -> Self:
+        """Return -1, 0 or 1; NaN for NaN."""
+        if self.dtype.kind in "bu":
+            return self._compare("ne", 0).cast(self.dtype)
+        one, zero = (self._new(graph.full(number, self.dtype, self.shape)) for number in (1, 0))
+        signs = (self < 0).where(-one, (self > 0).where(one, zero))
+        return self.isnan().where(self, signs) if self.dtype.is_float else signs
+
+    def round(self, *, decimals: int = 0) -> Self:
+        """Round to the nearest integer, halves to even. decimals (floats only): number of places
+        to keep after the point; if negative, round to multiples of 10, 100 ..."""
+        places = integer_of("round", "decimals", decimals)
+        if not places:
+            return self._rounding("round")
+        if not self.dtype.is_float:
+            raise BadArgument(f"round: decimals needs floats, got {self.dtype.name}")
+        wide, scale = self._real(), 10.0 ** abs(places)
+        if places > 0:
+            return ((wide * scale)._rounding("round") / scale).cast(self.dtype)
+        return ((wide / scale)._rounding("round") * scale).cast(self.dtype)
+
+    def tanh(self) -> Self:
+        """Return the hyperbolic tangent."""
+        return self._function("tanh")
 
     def tan(self) -> Self:
         """Return the tangent of an angle in radians."""
