@@ -21,6 +21,7 @@ from ugpu import hcq
 from ugpu.compiler.codegen.process.behind import behind
 from ugpu.compiler.expression.value import interning
 from ugpu.compiler.graph.node import Node, Recipe, Repeated, stored_as
+from ugpu.compiler.graph.recipe import own_references
 from ugpu.compiler.plan.arrange import arrange
 from ugpu.compiler.plan.attention import PartGroup
 from ugpu.compiler.plan.packing import Derived
@@ -113,6 +114,7 @@ class Runtime:
                 recipe.script = script  # it may hold another device's script
                 return
             given = roots[0].given if roots and isinstance(roots[0], Repeated) else ()
+            own = own_references(roots[0]) if given and script is None else None
             bases = [stored_as(root) for root in roots]
             wanted = [base for base in bases if base.storage is None]
             if wanted:
@@ -124,8 +126,8 @@ class Runtime:
                 if told:
                     behind().wait()  # times are those of the second versions
                 self._run(ready, bases, nodes, told)
-                if given and recipe is not None and script is None:
-                    self._write(ready, nodes, recipe, given)
+                if own is not None and recipe is not None:
+                    self._write(ready, nodes, recipe, given, own)
             for root, base in zip(roots, bases, strict=True):
                 if root is not base:
                     root.settle(base.storage)
@@ -140,10 +142,15 @@ class Runtime:
         return self.opened.open(key, nodes, self.pool)
 
     def _write(
-        self, ready: _Ready, nodes: Sequence[Node], recipe: Recipe, given: Sequence[Node]
+        self,
+        ready: _Ready,
+        nodes: Sequence[Node],
+        recipe: Recipe,
+        given: Sequence[Node],
+        own: Sequence[int],
     ) -> None:
         """Compute the recipe's nodes by a script from now on, if possible. given: the sources of
-        the node that was computed."""
+        the node that was computed. own: see Script."""
         places = {id(node): place for place, node in enumerate(nodes)}
         sources = [places.get(id(node), -1) for node in given]
         if ready.prepared is None or min(sources) < 0 or len(given) != recipe.sources:
@@ -151,7 +158,7 @@ class Runtime:
         if Script.fits(ready.plan, nodes, recipe):
             if len(self._scripts) >= SCRIPTS:
                 self.forget()
-            script = Script(ready.plan, ready.prepared, sources, self.pool, self._lock)
+            script = Script(ready.plan, ready.prepared, sources, own, self.pool, self._lock)
             self._scripts[recipe] = recipe.script = script
 
     def forget(self) -> None:

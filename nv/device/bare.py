@@ -15,7 +15,6 @@ from ugpu.hcq.bare.space import AddressSpace
 from ugpu.hcq.bare.stages import StageHook, Stages
 from ugpu.hcq.errors import BadArgument, DeviceLost, FirmwareError, NotSupported
 from ugpu.hcq.find.registry import Attachment
-from ugpu.hcq.state.config import config
 from ugpu.hcq.state.ladder import Attempt, Diagnosis, Level, PlainRung, Planned
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.transport.base import Transport
@@ -57,28 +56,18 @@ def open_device(
     """
     if leave not in ("warm", "cold"):
         raise BadArgument("leave must be 'warm' or 'cold'", leave=leave)
-    folders = (Path(firmware),) if firmware is not None else config().firmware_folders
-    images = attachment.firmware if firmware is None else None
     card: GspCard[BareDriver] = GspCard(
         name,
         attachment,
-        FirmwareSource(PACKAGE, images, folders, attachment.on_image),
+        FirmwareSource.chosen(PACKAGE, firmware, attachment.firmware, attachment.on_image),
         Stages(on_stage),
         leave_warm=leave == "warm",
     )
-    if on_chip is not None:
-        _call(on_chip, card)
-    card.start(force_cold=force_cold)
     try:
+        if on_chip is not None:
+            on_chip(card.chip)
+        card.start(force_cold=force_cold)
         return BareDevice(BareDriver(name, card, 0, on_stage, card.stages.done))
-    except BaseException:
-        card.end(clean=False)
-        raise
-
-
-def _call(on_chip: ChipHook, card: GspCard[BareDriver]) -> None:
-    try:
-        on_chip(card.chip)
     except BaseException:
         card.end(clean=False)
         raise
@@ -88,9 +77,6 @@ class BareDevice(NvDevice):
     """One NVIDIA GPU without a kernel driver."""
 
     _driver: BareDriver
-
-    def __init__(self, driver: BareDriver) -> None:
-        super().__init__(driver)
 
     @property
     def chip(self) -> GspChip:

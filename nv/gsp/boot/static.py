@@ -15,17 +15,12 @@ class StaticInfo:
     """What the driver uses of GspStaticConfigInfo.
 
     name: of the product. uuid: 16 bytes, or none. regions: begin and end of VRAM that the driver
-    may use. subdevice: handle of the firmware's own subdevice object, with client. engines: bits
-    of RM_ENGINE_TYPE numbers that exist.
+    may use.
     """
 
     name: str
     uuid: bytes
     regions: tuple[tuple[int, int], ...]
-    client: int
-    device: int
-    subdevice: int
-    engines: int
 
 
 def read_static(calls: Calls, vram: int, limit_s: float = REPLY_LIMIT_S) -> StaticInfo:
@@ -57,13 +52,8 @@ def read_static(calls: Calls, vram: int, limit_s: float = REPLY_LIMIT_S) -> Stat
         raise FirmwareError("the GSP describes no memory that a driver may use", regions=count)
     gid = info.gidInfo
     text = bytes(info.gpuNameString).split(b"\0")[0].decode("ascii", "replace")
-    words = [int(word) for word in info.engineCaps]
     return StaticInfo(
         name=text,
         uuid=bytes(gid.data)[:16] if int(gid.length) >= 16 else b"",
         regions=tuple(sorted(usable)),
-        client=int(info.hInternalClient),
-        device=int(info.hInternalDevice),
-        subdevice=int(info.hInternalSubdevice),
-        engines=sum(word << 32 * at for at, word in enumerate(words)),
     )

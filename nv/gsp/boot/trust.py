@@ -26,7 +26,7 @@ def request_start(start: Start) -> None:
     """Send FSP the chain of trust; FirmwareError with FSP's status if it refuses."""
     files, abi, boot = start.files, start.files.abi, start.boot
     fmc = files.fmc
-    assert fmc is not None and start.metadata is not None and start.arguments is not None
+    assert fmc is not None
     image = start.memory.take(len(fmc.image), fmc.image)
     block = abi.structs.GSP_FMC_BOOT_PARAMS.new()
     block.bootGspRmParams.target = _COHERENT
@@ -63,7 +63,6 @@ def await_release(start: Start) -> None:
     """Wait until FSP and FMC have given the GSP's registers back; FirmwareRejected with FMC's
     error."""
     regs, clock = start.gsp.regs, start.chip.clock
-    assert start.fmc_arguments is not None
     own = start.fmc_arguments.address
 
     def reachable() -> bool:

@@ -76,31 +76,23 @@ def manager_arguments(abi: FirmwareAbi, shared: int, *, resuming: bool = False) 
 
 def wpr_metadata(
     abi: FirmwareAbi,
-    *,
-    radix3: int,
-    image_size: int,
+    parts: Mapping[str, tuple[int, int]],
     loader: BootLoader,
-    loader_at: int,
-    signature: tuple[int, int],
     places: Mapping[str, int],
 ) -> bytes:
-    """Return GspFwWprMeta. radix3, loader_at: addresses on the bus. signature: address and size.
-    places: of `placed` or `sized`."""
+    """Return GspFwWprMeta. parts: addresses on the bus, and sizes, of Radix3Elf (the tables and the
+    image), Bootloader and Signature. places: of `placed` or `sized`."""
     number = abi.constants
     block = abi.structs.GspFwWprMeta.new(
         magic=number.GSP_FW_WPR_META_MAGIC,
         revision=number.GSP_FW_WPR_META_REVISION,
-        sysmemAddrOfRadix3Elf=radix3,
-        sizeOfRadix3Elf=image_size,
-        sysmemAddrOfBootloader=loader_at,
-        sizeOfBootloader=len(loader.data),
         bootloaderCodeOffset=loader.code,
         bootloaderDataOffset=loader.data_at,
         bootloaderManifestOffset=loader.manifest,
-        sysmemAddrOfSignature=signature[0],
-        sizeOfSignature=signature[1],
         **places,
     )
+    for name, (address, size) in parts.items():
+        block[f"sysmemAddrOf{name}"], block[f"sizeOf{name}"] = address, size
     return bytes(block.raw)
 
 

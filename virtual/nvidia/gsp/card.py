@@ -26,14 +26,13 @@ from ugpu.virtual.nvidia.gsp.firmware.programs import GSP, SEC2, Program
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE, Terms
 from ugpu.virtual.nvidia.gsp.firmware.vbios import vbios
 from ugpu.virtual.nvidia.gsp.interrupts import InterruptTree
-from ugpu.virtual.nvidia.gsp.options import DEFAULT_FIRMWARE, CardOptions
+from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.gsp.registers import LOCKED, RegisterSpace
 from ugpu.virtual.nvidia.gsp.rpc.controls import GSP_VECTOR, vector_of
 from ugpu.virtual.nvidia.gsp.rpc.server import SUSPENDED, GspServer
 from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
 from ugpu.virtual.nvidia.gsp.strikes import AT_ONCE
 from ugpu.virtual.nvidia.machine import VirtualMachine
-from ugpu.virtual.nvidia.options import MachineOptions
 
 _GSP_FUSES, _SEC2_FUSES = 0x8241C0, 0x824140
 _NEVER = 1 << 60  # reads
@@ -56,15 +55,7 @@ class Card:
         self.options = chosen = options or CardOptions()
         self.boot = boot_facts(facts.name)
         self.lock = threading.RLock()
-        self.machine = VirtualMachine(
-            facts,
-            MachineOptions(
-                driver=DEFAULT_FIRMWARE, memory=chosen.memory, channels=chosen.channels,
-                copy_engines=chosen.copy_engines, coherence=chosen.coherence,
-                switch_limit_s=chosen.switch_limit_s, multiprocessors=chosen.multiprocessors,
-                shared_memory=chosen.shared_memory,
-            ),
-        )  # fmt: skip
+        self.machine = VirtualMachine(facts, chosen)
         self.gpu = self.machine.gpu
         self.clock = self.machine.clock
         self.lost = False

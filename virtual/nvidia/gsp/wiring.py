@@ -28,6 +28,7 @@ _ALL_DIRECTORIES, _TRIGGERED = 1 << 1, 1 << 31
 _SCRATCH = range(0x1400, 0x1480, 4)
 _COUNTERS, _COUNTER_ENTRIES = 0xB83100, 8192  # UNSURE: how many entries a board's buffer has
 _FUSES = (0x824100, 0x824140, 0x8241C0)
+_BEFORE_DISPLAY = 0x4B8  # NV_FUSE_OPT_SECURE_GSP_DEBUG_DIS, before the fuse of the display
 _REARM = 0x704  # in the mirror of configuration space
 _LOW_TIME, _HIGH_TIME = 0xFFFF_FFE0, 0x1FFF_FFFF
 
@@ -69,7 +70,7 @@ def _identity(card: Card) -> None:
     space.word(0xA00, boot.boot42)
     space.word(0x101000, 0)  # straps
     space.word(boot.display_fuse, 0 if card.options.display else 1)
-    space.word(0x82074C, 1)  # debugging of the GSP is disabled
+    space.word(boot.display_fuse - _BEFORE_DISPLAY, 1)  # debugging of the GSP is disabled
     space.word(0x625F04, 0)  # no VGA workspace
     if boot.boot_done:
         space.word(boot.boot_done, lambda: _progress(card))

@@ -13,6 +13,7 @@ import struct
 from typing import Protocol
 
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
+from ugpu.virtual.nvidia.gsp.falcon import wpr
 from ugpu.virtual.nvidia.gsp.falcon.core import Falcon, Refused
 from ugpu.virtual.nvidia.gsp.falcon.wpr import PRESCRUBBED, SIZE, VERIFIED, Wpr2, WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
@@ -39,6 +40,11 @@ class BooterError(enum.IntEnum):
     MEMORY = 0x11
 
 
+_PLANTED = {
+    CardFault.BOOTER_FAILS: BooterError.LAYOUT, CardFault.BOOTER_META: BooterError.META,
+}  # fmt: skip
+
+
 class Board(Protocol):
     """The card, as the booters and FWSEC use it."""
 
@@ -62,17 +68,15 @@ class Board(Protocol):
 
 def load(board: Board, falcon: Falcon) -> None:
     """Verify, copy, protect, and start the GSP's RISC-V core."""
-    if board.faults.take(CardFault.BOOTER_FAILS):
-        falcon.answer(int(BooterError.LAYOUT))
-        return
-    if board.faults.take(CardFault.BOOTER_META):
-        falcon.answer(int(BooterError.META))
+    fault = board.faults.take_any(tuple(_PLANTED))
+    if fault is not None:
+        falcon.answer(int(_PLANTED[fault]))
         return
     try:
         meta = _meta(board, falcon.mailbox)
         _check_state(board)
         frts = (board.wpr.start, board.wpr.end) if board.boot.way == "fwsec" else None
-        why = meta.problem(board.memory_size, board.boot.libos, frts, board.scrubbed)
+        why = wpr.problem(meta, board.memory_size, board.boot.libos, frts, board.scrubbed)
         if why:
             raise Refused(BooterError.LAYOUT, why)
         version = place(board, meta)
@@ -80,7 +84,7 @@ def load(board: Board, falcon: Falcon) -> None:
         board.violation(f"booter: {refusal}")
         falcon.answer(refusal.code)
         return
-    board.wpr.set(meta.start, meta.end)
+    board.wpr.set(meta.gspFwWprStart, meta.gspFwWprEnd)
     falcon.answer(0)
     board.start_gsp(meta, version, board.gsp.mailbox)
 
@@ -123,9 +127,9 @@ def _meta(board: Board, address: int) -> WprMeta:
     raw = board.bus_read(address, SIZE)
     if not address or raw is None:
         raise Refused(BooterError.META, f"cannot read the WPR metadata at {address:#x}")
-    if WprMeta.resume(raw):
+    if wpr.resumes(raw):
         raise Refused(BooterError.META, "resuming a suspended GSP is not modelled")
-    return WprMeta.parse(raw)
+    return wpr.read("GspFwWprMeta", raw)
 
 
 def _check_state(board: Board) -> None:
@@ -144,9 +148,13 @@ def _check_state(board: Board) -> None:
 
 def place(board: Board, meta: WprMeta) -> str:
     """Verify the GSP's image and boot loader and copy them; return the firmware's version."""
-    image = read_radix3(board, meta.image, meta.image_size)
-    loader = _read(board, meta.bootloader, meta.bootloader_size, BooterError.BOOTLOADER)
-    field = _read(board, meta.signature, meta.signature_size, BooterError.SIGNATURE)
+
+    def read(place: str, size: str, error: BooterError) -> bytes:
+        return _read(board, meta[place], meta[size], error)
+
+    image = read_radix3(board, meta.sysmemAddrOfRadix3Elf, meta.sizeOfRadix3Elf)
+    loader = read("sysmemAddrOfBootloader", "sizeOfBootloader", BooterError.BOOTLOADER)
+    field = read("sysmemAddrOfSignature", "sizeOfSignature", BooterError.SIGNATURE)
     content = board.boot.signature.encode() + image
     why = problem(field, images.IMAGE_TERMS, content)
     if why:
@@ -155,15 +163,16 @@ def place(board: Board, meta: WprMeta) -> str:
         raise Refused(BooterError.IMAGE, "the image is not one that the model can run")
     version = image[8:40].rstrip(b"\0").decode("ascii", "replace")
     loader_version, expected = _verified(loader)
-    offsets = (meta.bootloader_code, meta.bootloader_data, meta.bootloader_manifest)
+    parts = ("bootloaderCodeOffset", "bootloaderDataOffset", "bootloaderManifestOffset")
+    offsets = tuple(meta[name] for name in parts)
     if not board.boot.pio and offsets != expected:
         raise Refused(BooterError.BOOTLOADER, f"its parts are at {offsets}, not {expected}")
     if loader_version != version:
         raise Refused(BooterError.BOOTLOADER, f"the boot loader is not of {version}")
-    board.video_write(meta.firmware, image)
-    board.video_write(meta.boot, loader)
-    board.video_write(meta.start, struct.pack("<25Q", *meta).ljust(0xF8, b"\0"))
-    board.video_write(meta.start + 0xF8, struct.pack("<Q", VERIFIED))
+    meta.verified = VERIFIED
+    board.video_write(meta.gspFwOffset, image)
+    board.video_write(meta.bootBinOffset, loader)
+    board.video_write(meta.gspFwWprStart, bytes(meta.raw))
     return version
 
 

@@ -40,7 +40,7 @@ from ugpu.virtual.nvidia.gsp.rpc.channels import (
 )
 from ugpu.virtual.nvidia.gsp.rpc.crash import LOAD_PAGE_FAULT, crash
 from ugpu.virtual.nvidia.gsp.rpc.damage import DAMAGES, NONE
-from ugpu.virtual.nvidia.gsp.rpc.interface import Event, Function, interface_of
+from ugpu.virtual.nvidia.gsp.rpc.interface import Event, Function
 from ugpu.virtual.nvidia.gsp.rpc.logs import Log
 from ugpu.virtual.nvidia.gsp.rpc.queue import LARGEST, MessageQueues, QueueError, Record
 from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
@@ -114,7 +114,8 @@ class GspServer:
     def __init__(self, board: Board, version: str, meta: WprMeta) -> None:
         self.board = board
         self.meta = meta
-        self.interface = interface_of(version)
+        self.interface = firmware(version)
+        self._lockdown = self.interface.constants.NV_VGPU_MSG_EVENT_GSP_LOCKDOWN_NOTICE
         self.machine = board.machine
         self.machine.abi = abi.select(version)
         self.gpu: VirtualGpu = self.machine.gpu
@@ -166,7 +167,7 @@ class GspServer:
             return
         for name, address in self.arguments.logs.items():
             self.logs[name] = Log(self.board.bus_write, address, LOG_SIZE, self.gpu.time_ns)
-        self._log("LOGINIT", 1, self.meta.heap, self.meta.heap_size)
+        self._log("LOGINIT", 1, self.meta.gspFwHeapOffset, self.meta.gspFwHeapSize)
         self.doorbell()
 
     def _log(self, name: str, number: int, *arguments: int) -> None:
@@ -227,7 +228,7 @@ class GspServer:
             queues.spoil_index(read=False)
             self.dead = "planted"
         elif faults.take(CardFault.INIT_LOCKDOWN):
-            self.post(self.interface.lockdown, bytes((1, 0, 0, 0)))
+            self.post(self._lockdown, bytes((1, 0, 0, 0)))
             self.dead = "planted"
         elif faults.take(CardFault.INIT_NEVER):
             self.dead = "planted"
@@ -245,7 +246,7 @@ class GspServer:
             text = f"boot stage {index}\n".encode()
             self.post(Event.UCODE_LIBOS_PRINT, struct.pack("<II", 0xF3D722 << 8, len(text)) + text)
             for engaging in (1, 0):
-                self.post(self.interface.lockdown, bytes((engaging, 0, 0, 0)))
+                self.post(self._lockdown, bytes((engaging, 0, 0, 0)))
 
     def sequenced(self, scratch: int, done: int) -> None:
         """Handle the sequencer's last write. Wrong values keep the GSP waiting."""
@@ -260,9 +261,9 @@ class GspServer:
 
     def _begin_rm(self) -> None:
         """Create the GSP's own objects and the apertures' directories."""
-        self.gpu.memory.place_tables(self.meta.heap, self.meta.heap_size)
+        self.gpu.memory.place_tables(self.meta.gspFwHeapOffset, self.meta.gspFwHeapSize)
         # The CPU writes entries of BAR1's directory: it is outside of the write-protected region.
-        self._directories = self.board.make_apertures(self.meta.other_heap)
+        self._directories = self.board.make_apertures(self.meta.nonWprHeapOffset)
         machine = self.machine
         client = Client(machine, INTERNAL[0], self, 0)
         machine.clients[client.handle] = client
@@ -387,7 +388,7 @@ class GspServer:
 
     def _silent(self, number: int, body: bytes) -> None:
         if number == Function.GSP_SET_SYSTEM_INFO:
-            expected = self.interface.system_info
+            expected = self.interface.structs.GspSystemInfo.size
             if len(body) != expected:
                 raise QueueError(
                     f"GspSystemInfo must have {expected:#x} bytes in {self.interface.version}, "
@@ -400,7 +401,7 @@ class GspServer:
     # Calls that are not the resource manager's objects
 
     def _static_info(self, body: bytes) -> bytes:
-        size = self.interface.static.size
+        size = self.interface.structs.GspStaticConfigInfo.size
         if len(body) != size:
             raise RmError(
                 Status.INVALID_ARGUMENT,
@@ -485,7 +486,7 @@ class GspServer:
         number, xid = channel.channel.number, int(error.xid)
         text = f"Xid {xid}: Ch {number:08x}, {error.text}"
         self._log_error(xid, channel.runlist.number, number, text)
-        layout = firmware(self.interface.version).structs["rpc_rc_triggered_v17_02"]
+        layout = self.interface.structs.rpc_rc_triggered_v17_02
         event = layout.new(chid=number, exceptType=xid)
         event.nv2080EngineType = channel.channel.runlist_engine
         if error.fault is not None and "mmuFaultType" in layout.fields:
@@ -494,7 +495,7 @@ class GspServer:
         self.post(Event.RC_TRIGGERED, bytes(event.raw))
 
     def _log_error(self, xid: int, runlist: int, channel: int, text: str) -> None:
-        structs = firmware(self.interface.version).structs
-        log = structs.rpc_os_error_log_v17_00.new(exceptType=xid, runlistId=runlist, chid=channel)
+        layout = self.interface.structs.rpc_os_error_log_v17_00
+        log = layout.new(exceptType=xid, runlistId=runlist, chid=channel)
         set_text(log.errString, text)
         self.post(Event.OS_ERROR_LOG, bytes(log.raw))
