@@ -124,9 +124,13 @@ class Stages:
                 stage.graph.check()
         crossing = Crossing(tuple([lane.device for lane in self.lanes.values()]))
         left = self._stages
-        while left:
-            left = self._replay_some(left, crossing, bound, current)
-        crossing.end()
+        try:
+            while left:
+                left = self._replay_some(left, crossing, bound, current)
+            crossing.end()
+        except BaseException:
+            crossing.drop()
+            raise
 
     def _replay_some(
         self, stages: Sequence[Part | Move], crossing: Crossing, bound: Mapping[Buffer, Buffer],
