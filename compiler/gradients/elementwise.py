@@ -106,6 +106,14 @@ def _extreme(g: Values, y: Values, xs: Given, arg: Any) -> Results:
     return (first | either).where(half, 0), (second | either).where(half, 0)
 
 
+@rule("limit")
+def _limit(g: Values, y: Values, xs: Given, arg: Any) -> Results:
+    """To the second only where it is not the first, as PyTorch's clamp."""
+    one, two = xs
+    own = y._compare("eq", one) | one.isnan()
+    return own.where(g, 0), (own & ~two.isnan()).where(0, g)
+
+
 @rule("where")
 def _where(g: Values, y: Values, xs: Given, arg: Any) -> Results:
     return None, xs[0].where(g, 0), xs[0].where(0, g)

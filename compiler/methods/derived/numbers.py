@@ -350,7 +350,11 @@ class Numbers(Groups):
             among = total if counts[1] is None else (each * counts[1]).sum() / total
             divisor = total - less * among if counts[1] is not None else total - less
             found = (apart * each).matmul(apart.transpose(0, 1)) / divisor.clamp(min=0)
-        return self._rounded(found.reshape(()) if rows.shape[0] == 1 else found)
+        kind = self.dtype
+        if aweights is not None:
+            kind = dtypes.promote(kind, self._tensor("cov", aweights).dtype)
+        whole = found.reshape(()) if rows.shape[0] == 1 else found
+        return whole.cast(dtypes.float_dtype(kind))
 
     def _weights(self, given: Any, count: int) -> Self:
         weights = self._tensor("cov", given)

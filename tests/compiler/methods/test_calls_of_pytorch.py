@@ -27,6 +27,11 @@ def _functional(x: Any) -> Any:
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "max of two": lambda x, y: x.max(y),
     "normalize": lambda x, y: _functional(x).normalize(x, p=1, dim=-1),
+    "limits that are tensors": lambda x, y: x.clamp(y * 0 + x.detach(), y + 2),
+    "a limit that is a tensor": lambda x, y: x.clamp_max(y * 0 + x.detach()),
+    "ldexp of halves": lambda x, y: x.half().ldexp(y.int()),
+    "bools summed to a size": lambda x, y: (x > 0).sum_to_size(1, 4),
+    "cov of halves": lambda x, y: x[0].half().cov(aweights=y[0, 0].abs()),
     "min of two": lambda x, y: x.min(y[0, 0]),
 }  # fmt: skip
 
