@@ -12,6 +12,17 @@ import torch
 from ugpu.compiler import Tensor
 from ugpu.compiler.numeric import fft, linalg
 
+# Operations whose results of integers and bools differ from PyTorch's, and why: counted apart.
+_ROUNDED = "numbers are rounded, as in NumPy, where PyTorch rounds the limits and the step first"
+_FACTORS = "a factor that is a float makes integers float32, where PyTorch cuts it to an integer"
+DIFFERENT = {
+    **dict.fromkeys(("arange", "linspace", "logspace"), _ROUNDED),
+    **dict.fromkeys(("addmv", "addbmm", "baddbmm", "addmm", "addr"), _FACTORS),
+    **dict.fromkeys((f"nn.functional.avg_pool{n}d" for n in (1, 2, 3)),
+                    "means of integers are float32"),
+    "kthvalue": "the place of another of equals",
+}  # fmt: skip
+
 Given = tuple[Any, tuple[Any, ...], dict[str, Any]]  # input, arguments, keywords
 
 # PyTorch's name, where ours is another one; None: not compared, or not an operation.
