@@ -1,4 +1,5 @@
-"""Linear algebra, `ugpu.linalg`; names and results as in `torch.linalg`, computed in float32.
+"""Linear algebra, `ugpu.linalg`; names and results as in `torch.linalg`, computed in float32;
+of float64 in float64.
 
 Every function works on matrices [..., rows, columns] and runs on the device. An elimination or
 factorisation takes as many steps as the matrix has columns. The number of the step is data, so that
@@ -26,7 +27,7 @@ from ugpu.compiler.numeric.factorisation import cholesky as cholesky
 from ugpu.compiler.numeric.factorisation import eigh as eigh
 from ugpu.compiler.numeric.factorisation import qr as qr
 from ugpu.compiler.numeric.factorisation import svd as svd
-from ugpu.compiler.numeric.steps import matrix_of, ruled, square_of
+from ugpu.compiler.numeric.steps import matrix_of, nothing, ruled, square_of
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument
 
@@ -49,7 +50,7 @@ def _counted(values: Tensor, shape: Sequence[int], atol: Tolerance, rtol: Tolera
         return values > 0
     share: Tolerance = rtol
     if rtol is None:
-        share = max(shape[-2:]) * 2.0**-23
+        share = max(shape[-2:]) * (2.0**-52 if values.dtype is dtypes.float64 else 2.0**-23)
         if isinstance(atol, Tensor):
             share = (atol > 0).where(0.0, share)
         elif atol:
@@ -106,7 +107,7 @@ def pinv(
     a: Tensor, rtol: Tolerance = None, hermitian: bool = False, *, atol: Tolerance = None
 ) -> Tensor:
     """Return the pseudo-inverse. Singular values up to rtol times the largest, or up to atol, count
-    as zero (default for rtol: the larger side times float32's precision, or 0 with an atol); both
+    as zero (default for rtol: the larger side times the type's precision, or 0 with an atol); both
     are numbers, or one for each matrix. hermitian: compute them from `eigh`'s values."""
     matrix = matrix_of("pinv", a)
 
@@ -147,7 +148,7 @@ def matrix_power(a: Tensor, n: int) -> Tensor:
             result = factor if result is None else result @ factor
         factor = factor @ factor
     if result is None:
-        return Tensor.eye(matrix.shape[-1], device=matrix.device).broadcast_to(matrix.shape)
+        return nothing(matrix, *matrix.shape[-2:])
     return result
 
 
@@ -210,7 +211,7 @@ def solve_triangular(
     matrix = square_of("solve_triangular", a)
     matrix = matrix.triu() if upper else matrix.tril()
     if unitriangular:
-        one = Tensor.eye(matrix.shape[-1], device=matrix.device)
+        one = Tensor.eye(matrix.shape[-1], device=matrix.device, dtype=matrix.dtype)
         matrix = matrix * (1 - one) + one
     right = b.unsqueeze(0) if 1 < b.ndim < a.ndim else b  # not a vector for each matrix
     if left:

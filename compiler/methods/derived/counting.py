@@ -228,7 +228,7 @@ class Counting(Groups):
         range of the elements), in the elements' type; others are not counted."""
         if integer_of("histc", "bins", bins) <= 0:
             raise BadArgument(f"histc: expected bins > 0, got {bins}")
-        values = self.cast(float32).reshape(self.numel())
+        values = self._real().reshape(self.numel())
         if not min <= max:
             raise BadArgument(f"histc: expected min <= max, got {min} and {max}")
         zeros = self._new(self._constant("histc", 0, float32, ()))

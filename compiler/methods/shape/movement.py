@@ -23,7 +23,9 @@ class Movement(TensorCore):
             raise BadArgument(
                 f"reshape: shape {self._shown} has another number of elements than {list(wanted)}"
             )
-        return self._new(graph.reshape(self.node, wanted))
+        return self._again(
+            ("reshape", wanted), (), lambda: self._new(graph.reshape(self.node, wanted))
+        )
 
     def flatten(self, start: int = 0, end: int = -1) -> Self:
         """Join the axes from `start` to `end`, inclusive."""
@@ -57,7 +59,12 @@ class Movement(TensorCore):
                 f"permute: expected an order of the axes of shape {self._shown}, got "
                 f"{tuple(listed)}"
             )
-        return self._new(graph.permute(self.node, order))
+        return self._permuted(order)
+
+    def _permuted(self, order: tuple[int, ...]) -> Self:
+        return self._again(
+            ("permute", order), (), lambda: self._new(graph.permute(self.node, order))
+        )
 
     def transpose(self, first: int = 0, second: int = 1) -> Self:
         """Exchange two axes."""
@@ -67,12 +74,12 @@ class Movement(TensorCore):
         order = list(range(self.ndim))
         one, two = self._axis("transpose", first), self._axis("transpose", second)
         order[one], order[two] = order[two], order[one]
-        return self._new(graph.permute(self.node, tuple(order)))
+        return self._permuted(tuple(order))
 
     @property
     def T(self) -> Self:
         """The tensor with all axes in reverse order."""
-        return self._new(graph.permute(self.node, tuple(reversed(range(self.ndim)))))
+        return self._permuted(tuple(reversed(range(self.ndim))))
 
     @property
     def mT(self) -> Self:

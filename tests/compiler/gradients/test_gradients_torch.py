@@ -61,10 +61,16 @@ def test_edges(name: str) -> None:
     np.testing.assert_allclose(x.grad.numpy(), y.grad.numpy(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("scores", [1 << 22, 40], ids=["at once", "by blocks of rows"])
+@pytest.mark.parametrize(
+    ("scores", "by_products"), [(1 << 22, False), (1 << 22, True), (40, True)],
+    ids=["in one kernel", "at once", "by blocks of rows"],
+)  # fmt: skip
 @pytest.mark.parametrize("kind", ["plain", "causal", "bools", "floats", "shared"])
-def test_attention(kind: str, scores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention(
+    kind: str, scores: int, by_products: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attention, "SCORES", scores)
+    monkeypatch.setattr(attention, "KEYS", 0 if by_products else attention.KEYS)
     torch.manual_seed(0)
     heads = (1, 1) if kind == "shared" else (2, 3)
     shapes = [(2, 3, 5, 4), (*heads, 5, 4), (*heads, 5, 3)]
