@@ -45,7 +45,8 @@ class Named(Groups):
         return other // self, other % self
 
     def __contains__(self, value: Any) -> bool:
-        return bool(self._compare("eq", value).any().item())
+        found: Any = self._compare("eq", value).any()  # Tensor's item
+        return bool(found.item())
 
     # ---- arithmetic ----------------------------------------------------------------------------
 
@@ -337,7 +338,7 @@ class Named(Groups):
 
     def view(self, *shape: Any, dtype: Any = None) -> Self:
         """Return `reshape`; given a type instead of a shape, `bitcast`."""
-        sizes = int | np.integer | list | tuple
+        sizes = (int, np.integer, list, tuple)
         if dtype is None and len(shape) == 1 and not isinstance(shape[0], sizes):
             (dtype,), shape = shape, ()
         return self.reshape(*shape) if dtype is None else self.bitcast(dtype)

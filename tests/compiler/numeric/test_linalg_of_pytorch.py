@@ -1,4 +1,4 @@
-"""Calls of torch.linalg, written once for both: results and gradients, also of singular matrices."""
+"""Calls of torch.linalg, written once for both: results and gradients, also at singularities."""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ def _of_real(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def pad(x: Tensor, pairs: Any, value: Any) -> Tensor:
     """Pad by a value, or in a mode of another name."""
-    return x.pad_with(pairs, value) if isinstance(value, str) else x.pad(pairs, value)
+    mode: Any = value
+    return x.pad_with(pairs, mode) if isinstance(value, str) else x.pad(pairs, value)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
@@ -79,7 +80,8 @@ def ours_of(name: str) -> Callable[..., Any] | str | None:
     if name in OWN:
         return OWN[name]
     if name in CREATION:
-        return getattr(Tensor, name)
+        own: Callable[..., Any] = getattr(Tensor, name)
+        return own
     if name in NAMES:
         return NAMES[name]
     if name.startswith("__r") or name in ("__getitem__",):
