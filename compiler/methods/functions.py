@@ -250,6 +250,8 @@ class Functions(Elementwise):
 
     def hardtanh(self, low: float = -1, high: float = 1) -> Self:
         """Limit the elements to `low` to `high`, by default -1 to 1."""
+        if not self.dtype.is_float and float(low).is_integer() and float(high).is_integer():
+            return self._clamped(int(low), int(high), False)
         return self._clamped(low, high, False)
 
     def hardsigmoid(self) -> Self:

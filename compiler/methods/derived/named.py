@@ -97,11 +97,11 @@ class Named(Groups):
         return ((second | one.isnan()) if one.dtype.is_float else second).where(two, one)
 
     def float_power(self, exponent: Any) -> Self:
-        """Return the power of floats; integers become float32, the widest float type."""
+        """Return the power in float32; of float64 in that type."""
         given = self._lift("float_power", exponent)
         if isinstance(given, TensorCore):
-            given = self._new(graph.cast(given.node, dtypes.float_dtype(given.dtype)))
-        return self.cast(dtypes.float_dtype(self.dtype)).pow(given)
+            given = self._new(given.node)._real()
+        return self._real().pow(given)
 
     # ---- comparisons and bits ------------------------------------------------------------------
 
@@ -280,7 +280,8 @@ class Named(Groups):
     def new_full(self, size: Any, fill_value: Scalar, *, dtype: Any = None) -> Self:
         """Return a tensor of one value on the same device, by default of the same type."""
         kind = self.dtype if dtype is None else dtypes.as_dtype(dtype)
-        number = number_of("new_full", "fill_value", fill_value)
+        given = int(fill_value) if isinstance(fill_value, bool) else fill_value
+        number = number_of("new_full", "fill_value", given)
         return self._new(self._constant("new_full", number, kind, shape_of("new_full", [size])))
 
     def new_zeros(self, *size: Any, dtype: Any = None) -> Self:

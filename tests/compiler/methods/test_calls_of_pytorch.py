@@ -23,6 +23,10 @@ def _functional(x: Any) -> Any:
     return Tensor if isinstance(x, Tensor) else F
 
 
+def _hardtanh(x: Any) -> Any:
+    return x.hardtanh(-1, 1) if isinstance(x, Tensor) else F.hardtanh(x, -1, 1)
+
+
 # Of both: a method of the first tensor, with the second.
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "max of two": lambda x, y: x.max(y),
@@ -32,6 +36,9 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "ldexp of halves": lambda x, y: x.half().ldexp(y.int()),
     "bools summed to a size": lambda x, y: (x > 0).sum_to_size(1, 4),
     "cov of halves": lambda x, y: x[0].half().cov(aweights=y[0, 0].abs()),
+    "square of bools": lambda x, y: (x > 0).square(),
+    "full of bools": lambda x, y: (x > 0).new_full((2,), True),
+    "limits of integers": lambda x, y: _hardtanh((x * 3).int()),
     "min of two": lambda x, y: x.min(y[0, 0]),
 }  # fmt: skip
 
@@ -89,3 +96,10 @@ def test_one_equation_of_each_matrix() -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
     empty = linalg.solve(Tensor.zeros(0, 0, 0), Tensor.zeros(0, 0))
     assert empty.shape == (0, 0)
+
+
+@pytest.mark.parametrize("exponent", [-4.0, Tensor([-4.0], dtype="float16")])
+def test_a_factor_of_a_gradient_may_exceed_a_half(exponent: Any) -> None:
+    x = Tensor([0.1], dtype="float16").requires_grad_()
+    x.pow(exponent).backward(Tensor([0.05], dtype="float16"))
+    np.testing.assert_allclose(x.grad.float().numpy(), [-0.05 * 4 * 0.1**-5], rtol=5e-3)

@@ -20,7 +20,7 @@ DIFFERENT = {
     **dict.fromkeys(("addmv", "addbmm", "baddbmm", "addmm", "addr"), _FACTORS),
     **dict.fromkeys((f"nn.functional.avg_pool{n}d" for n in (1, 2, 3)),
                     "means of integers are float32"),
-    "kthvalue": "the place of another of equals",
+    **dict.fromkeys(("kthvalue", "topk", "mode", "sort"), "the place of another of equals"),
 }  # fmt: skip
 
 Given = tuple[Any, tuple[Any, ...], dict[str, Any]]  # input, arguments, keywords
