@@ -7,7 +7,6 @@ from typing import Any, Self
 import numpy as np
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.core import Scalar, TensorCore, number_of, shape_of
 from ugpu.compiler.methods.groups import Groups
 from ugpu.compiler.methods.reductions import Axis
