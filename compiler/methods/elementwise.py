@@ -250,8 +250,8 @@ class Elementwise(TensorCore):
         return self._function("sigmoid")
 
     def square(self) -> Self:
-        """Return x * x."""
-        return self * self
+        """Return x * x; of bools as int64."""
+        return self.cast(dtypes.int64) if self.dtype is bool_ else self * self
 
     # ---- comparisons and logic -----------------------------------------------------------------
 

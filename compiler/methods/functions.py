@@ -178,12 +178,20 @@ class Functions(Elementwise):
 
     def _clamped(self, low: Scalar | None, high: Scalar | None, edges: bool) -> Self:
         """Limit the elements. edges: whether one at a limit passes its gradient on."""
+        if isinstance(low, TensorCore) or isinstance(high, TensorCore):
+            return self._limited("maximum", low)._limited("minimum", high)
         bounded = self._same() if low is None else self.maximum(low)
         bounded = bounded if high is None else bounded.minimum(high)
-        limits = [each for each in (low, high) if each is not None]
-        if any(isinstance(each, TensorCore) for each in limits):
-            return bounded
         return bounded._ruled("clamp", [self], (low, high, edges))
+
+    def _limited(self, operation: str, limit: Any) -> Self:
+        """Return the maximum or minimum; of equals, the gradient is this tensor's."""
+        if limit is None:
+            return self
+        _, (left, right) = self._operands(operation, limit)
+        one, two = self._new(left), self._new(right)
+        bounded: Self = one.maximum(two) if operation == "maximum" else one.minimum(two)
+        return bounded._ruled("limit", [one, two])
 
     clip = clamp
 
@@ -242,6 +250,8 @@ class Functions(Elementwise):
 
     def hardtanh(self, low: float = -1, high: float = 1) -> Self:
         """Limit the elements to `low` to `high`, by default -1 to 1."""
+        if not self.dtype.is_float and float(low).is_integer() and float(high).is_integer():
+            return self._clamped(int(low), int(high), False)
         return self._clamped(low, high, False)
 
     def hardsigmoid(self) -> Self:
