@@ -12,10 +12,10 @@ from math import prod
 from typing import Any, Self
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import bool_, float32, int32, uint8
+from ugpu.compiler.dtype import uint8
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.convolution import Convolutions, Pair, biased, pair
-from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.errors import BadArgument, NotSupported
 
 LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}  # by number of axes
 ANY = ("nearest", "nearest-exact", "area")  # modes for any number of axes
@@ -40,7 +40,7 @@ class Resampling(Convolutions):
     __slots__ = ()
 
     def conv_transpose2d(
-        self, weight: Any, bias: Any = None, *, stride: Pair = 1, padding: Pair = 0,
+        self, weight: Any, bias: Any = None, stride: Pair = 1, padding: Pair = 0,
         output_padding: Pair = 0, groups: int = 1, dilation: Pair = 1,
     ) -> Self:  # fmt: skip
         """Spread each element over a window times `weight` [channels, out channels / groups,
@@ -79,7 +79,7 @@ class Resampling(Convolutions):
         if min(*out, *size) < 1:
             raise BadArgument(f"conv_transpose2d: {shapes} give {out[0]} x {out[1]} elements")
         dtype = dtypes.promote(self.dtype, kernel.dtype)
-        inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
+        inner = dtypes.inner(dtype)
         taps = [-(-window[i] // steps[i]) for i in range(2)]
         filled = [taps[i] * steps[i] for i in range(2)]
         host = self.device.target.abi == "host"
@@ -177,8 +177,9 @@ class Resampling(Convolutions):
         return self._new(graph.reshape(graph.iota(count), shape))
 
     def interpolate(
-        self, size: int | Sequence[int] | None = None, *, scale: float | Sequence[float] | None =
-        None, mode: str = "nearest", align_corners: bool = False,
+        self, size: int | Sequence[int] | None = None, scale: float | Sequence[float] | None = None,
+        mode: str = "nearest", align_corners: bool | None = False,
+        recompute_scale_factor: bool | None = None, antialias: bool = False,
     ) -> Self:  # fmt: skip
         """Resize the axes after the first two to `size` or by `scale`.
 
@@ -187,8 +188,13 @@ class Resampling(Convolutions):
         along each axis), or for 4 "bicubic" (of four). align_corners: the first and last
         elements keep their positions; otherwise elements are areas, whose edges are aligned. Linear
         modes round uint8 to the nearest number (PyTorch rounds after each axis, so results may
-        differ by one); other integers give float32.
+        differ by one); other integers give float32. recompute_scale_factor: use the ratio of the
+        sizes instead of `scale`. antialias is not supported.
         """
+        if antialias:
+            raise NotSupported("interpolate: antialias is not supported; write mode='area'")
+        if recompute_scale_factor and scale is not None:
+            size, scale = [count for count, _ in self._wanted(None, scale)], None
         allowed = (*ANY, LINEAR.get(self.ndim), "bicubic" if self.ndim == 4 else None)
         if self.ndim < 3 or mode not in allowed:
             raise BadArgument(
@@ -197,7 +203,7 @@ class Resampling(Convolutions):
         if align_corners and mode in ANY:
             raise BadArgument("interpolate: align_corners requires a linear or cubic mode")
         nearest = mode.startswith("nearest")
-        wide = self if nearest else self.cast(float32)
+        wide = self if nearest else self._real()
         for axis, (count, ratio) in enumerate(self._wanted(size, scale), 2):
             if mode == "area":
                 wide = wide._averaged(axis, count)
@@ -243,7 +249,7 @@ class Resampling(Convolutions):
             above = (counted * 2 + 1) * ratio.numerator - ratio.denominator
             below = 2 * ratio.denominator
         first = above.floor_divide(below)
-        part = above.remainder(below).cast(float32) / below
+        part = above.remainder(below).cast(dtypes.wide(self.dtype)) / below
         total: Self | None = None
         for tap, weight in zip(range(-1, 3), cubic_weights(part), strict=True):
             values = self._taken_along(axis, (first + tap).clamp(0, have - 1))
@@ -300,7 +306,7 @@ class Resampling(Convolutions):
             top, bottom = ratio.numerator, ratio.denominator
             above, below = ((counted * 2 + 1) * top - bottom).maximum(0), 2 * bottom
         first = (above // below).minimum(have - 1)
-        part = (above % below).cast(float32) / below
+        part = (above % below).cast(dtypes.wide(self.dtype)) / below
         part = part.reshape((count, *[1] * (self.ndim - axis - 1)))
         one = self._taken_along(axis, first)
         two = self._taken_along(axis, (first + 1).minimum(have - 1))

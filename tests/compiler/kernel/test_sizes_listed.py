@@ -58,7 +58,7 @@ ELSEWHERE = {
     ),
     "plan.packing": ("PER_BYTE PER_KERNEL FETCHING THROUGH_REGISTERS", "test_packing.py"),
     "plan.repeats": ("KEPT SHORTEST TRIES FAR MANY", "test_compiler_repeats.py"),
-    "graph.recipe": ("LONG MOST", "test_compiler_recipes.py"),
+    "graph.recipe": ("DEEPEST LONG MOST", "test_compiler_recipes.py"),
 }
 # module: constants that are facts, formats, weights of a cost model, or the limits of caches
 NO_SIZES = {

@@ -151,9 +151,8 @@ class _Sides:
         self.in_order_across = columns.whole.is_flat(*known)
         self.flat = rows.whole.is_flat(*known) and self.in_order_across
         self.mirrored = self.group == 1 and _is_symmetric(self.parts, rows, columns)
-        vectors = (
-            self.dtype.is_float and depth.size % self.lanes == self.slice.whole % self.lanes == 0
-        )
+        whole = depth.size % self.lanes == self.slice.whole % self.lanes == 0
+        vectors = self.dtype.is_float and (whole or (self.once and depth.size >= self.lanes))
         self.by_dots = (
             self.group == 1 and vectors and self.flat and not self.mirrored
             and along_depth(self.parts.left, rows.whole, self.slice)
@@ -170,6 +169,7 @@ class _Sides:
             self.dtype.itemsize, self.lanes, vector_registers(target), target.compute_units,
             rates_of(target), *in_order, direct, amx.PANEL if self.in_tiles else None,
             self.by_dots, self.group == 1 and in_lines(parts.right, columns, self.slice),
+            self.mirrored,
         )  # fmt: skip
 
     def in_order(self, factor: Value, axis: Axis) -> bool:

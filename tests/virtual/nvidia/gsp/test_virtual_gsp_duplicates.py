@@ -243,6 +243,19 @@ def test_the_gsp_chooses_a_handle_where_the_cpu_names_none(script: Script) -> No
     assert script.free(0) == Status.OBJECT_NOT_FOUND
 
 
+def test_objects_of_one_class_share_what_executes_its_methods(script: Script) -> None:
+    """As two copy objects of NVK on one channel of Turing: kfifoAddObject refuses nothing."""
+    assert script.allocate(0xC56F, DEVICE, CHANNEL, channel_params(script, 9))[0] == 0
+    for handle in (0x8001, 0x8002):
+        params = struct.pack("<II", 1, COPY_ENGINE)
+        assert script.allocate(0xC7B5, CHANNEL, handle, params)[0] == 0
+    owner = script.card.machine.clients[CLIENT].objects[CHANNEL]
+    assert isinstance(owner, ChannelObject)
+    engine = owner.channel.engines[0xC7B5]
+    assert script.free(0x8001) == 0 and owner.channel.engines == {0xC7B5: engine}
+    assert script.free(0x8002) == 0 and owner.channel.engines == {}
+
+
 @pytest.mark.parametrize("number", [0x902D, 0xA140, 0xC997])
 def test_graphics_classes_need_the_graphics_engine(script: Script, number: int) -> None:
     """FERMI_TWOD_A, KEPLER_INLINE_TO_MEMORY_B, ADA_A: objects that NVK makes of each channel."""
