@@ -390,8 +390,10 @@ def integer_of(operation: str, name: str, given: Any) -> int:  # Any: checked he
 
 
 def number_of(operation: str, name: str, given: Any) -> int | float:  # Any: checked here
-    """Return a parameter that must be a number, Python's or NumPy's, and not NaN."""
-    if isinstance(given, np.generic):
+    """Return a parameter that must be a number, Python's or NumPy's, or a tensor without axes and
+    gradients, which is read; and not NaN."""
+    read = isinstance(given, TensorCore) and not given.ndim and not given.node.tracked
+    if read or isinstance(given, np.generic):
         given = given.item()
     if isinstance(given, bool) or not isinstance(given, int | float) or given != given:
         raise BadArgument(f"{operation}: {name} must be a number, got {given!r}")

@@ -80,6 +80,16 @@ class Elementwise(TensorCore):
         dtype = dtypes.float_dtype(self.dtype)
         return self._new(graph.elementwise(op, dtype, graph.cast(self.node, dtype)))
 
+    def _real(self) -> Self:
+        """Return it in the float type in which it is computed."""
+        return self.cast(dtypes.wide(self.dtype))
+
+    def _sign_bit(self) -> Self:
+        """Return whether the sign bit is set, of zeros too."""
+        real = self._real()
+        whole = dtypes.int64 if real.dtype is dtypes.float64 else dtypes.int32
+        return real.bitcast(whole)._compare("lt", 0)
+
     def _rounding(self, op: str) -> Self:
         return self._function(op) if self.dtype.is_float else self._new(self.node)
 
@@ -134,7 +144,7 @@ class Elementwise(TensorCore):
         if down:
             return lower
         if lower.dtype.is_float:
-            return self.div(other, reverse).trunc()
+            return self.div(other, reverse)._rounding("trunc")
         # one more than the floor, where the quotient is negative and not exact
         rest = self._binary("mod", other, "div", reverse=reverse)
         return lower + (rest._compare("ne", 0) & (lower < 0)).cast(lower.dtype)
@@ -239,30 +249,9 @@ class Elementwise(TensorCore):
         """Return 1 / (1 + exp(-x))."""
         return self._function("sigmoid")
 
-    def silu(self) -> Self:
-        """Return x * sigmoid(x), rounded once."""
-        real = self.cast(float32)
-        return (real * real.sigmoid()).cast(dtypes.float_dtype(self.dtype))
-
-    def relu(self) -> Self:
-        """Return max(x, 0)."""
-        return self.maximum(0)._ruled("relu", [self])
-
     def square(self) -> Self:
         """Return x * x."""
         return self * self
-
-    def floor(self) -> Self:
-        """Round down to an integer."""
-        return self._rounding("floor")
-
-    def ceil(self) -> Self:
-        """Round up to an integer."""
-        return self._rounding("ceil")
-
-    def trunc(self) -> Self:
-        """Round towards 0 to an integer."""
-        return self._rounding("trunc")
 
     # ---- comparisons and logic -----------------------------------------------------------------
 
@@ -339,6 +328,7 @@ class Elementwise(TensorCore):
         wanted = dtypes.as_dtype(dtype)
         if wanted is self.dtype:
             return self._new(self.node)
+        dtypes.require(wanted, self.device.target)
         return self._again(
             ("cast", wanted.name), (), lambda: self._new(graph.cast(self.node, wanted))
         )
@@ -353,6 +343,10 @@ class Elementwise(TensorCore):
         if wanted is self.dtype:
             return self._same()
         return self._new(graph.bitcast(self.node, wanted))
+
+    def double(self) -> Self:
+        """Convert to float64."""
+        return self.cast(dtypes.float64)
 
     def float(self) -> Self:
         """Convert to float32."""

@@ -181,7 +181,7 @@ class Runtime:
     def _planned(self, key: Structure, roots: Sequence[Node], nodes: list[Node]) -> _Ready:
         """Return the plan for graphs of this structure, with its kernels loaded."""
         graph, ways = key, in_place(nodes, roots)
-        if ways.earlier:
+        if ways.earlier or ways.free:
             key = (*graph, ways.places(nodes))
         found = self._plans.get(key)
         if found is None or active() is not None:  # a search examines known kernels too
@@ -241,18 +241,18 @@ class Runtime:
             return [watcher.begins(run) for watcher in tuple(watchers)]
 
     def _timed(
-        self, loaded: Loaded, arguments: Sequence[Storage], written: Storage | None
+        self, loaded: Loaded, arguments: Sequence[Storage], written: Sequence[Storage]
     ) -> Times:
         """Run a kernel alone, several times. written: the memory it writes into; it is restored
         before each run, so that its final content is that of a single run."""
         queue, synchronize = self.device.queue(), self.device.synchronize
-        before = None if written is None else self.pool.take(written.size)
-        if written is not None and before is not None:
-            queue.copy(before.buffer, written.buffer, written.size).submit()
+        before = [(each, self.pool.take(each.size)) for each in written]
+        for each, kept in before:
+            queue.copy(kept.buffer, each.buffer, each.size).submit()
 
         def run(clock: Callable[[], float]) -> float:
-            if written is not None and before is not None:
-                queue.copy(written.buffer, before.buffer, written.size).submit()
+            for each, kept in before:
+                queue.copy(each.buffer, kept.buffer, each.size).submit()
             _launch(queue, loaded, arguments)
             synchronize()
             start = clock()
@@ -270,6 +270,7 @@ class Runtime:
         pool = self.pool if recording is None else recording.pool_for(self.pool)
         made: dict[int, Storage] = {place: pool.take(0) for place in plan.empty}
         assigned = {step.root for step in plan.steps if step.target not in (None, step.root)}
+        assigned |= {place for step in plan.steps for place, _ in step.over}
         wanted = wanted_later(plan, roots, nodes) if len(plan.steps) > 1 else None
         keep: dict[int, Storage] = dict(made)
         spare: dict[int, list[Storage]] = {}  # by size class: free for later results of this run
@@ -279,30 +280,35 @@ class Runtime:
         prepared = ready.prepared if plain else None
         addresses: list[int] = []
         for number, (step, loaded) in enumerate(zip(plan.steps, ready.loaded, strict=True)):
+            renewed = {place: _storage(nodes[old]) for place, old in step.over}
             if step.target == step.root:  # a scatter into the memory that the previous step filled
                 storage = made[step.root]
             elif step.target is not None:
                 storage = made.get(step.target) or _storage(nodes[step.target])
                 keep[step.target] = keep[step.root] = storage
             else:
-                storage = _take(spare, pool, step, step.root, step.size)
+                storage = renewed.get(step.root) or _take(spare, pool, step, step.root, step.size)
             made[step.root] = storage
             given = [made.get(place) or _storage(nodes[place]) for place in step.inputs]
             if step.others:
-                beside = [_take(spare, pool, step, *other) for other in step.others]
+                beside = [
+                    renewed.get(other[0]) or _take(spare, pool, step, *other)
+                    for other in step.others
+                ]
                 made.update(zip(step.results[1:], beside, strict=True))
                 given = [*beside, *given]
             if prepared is not None:
                 addresses += [held.buffer.address for held in (storage, *given)]
             elif told and (recording is None or recording.stages is None):
-                written = None if step.target is None else storage
+                written = [*renewed.values(), *([] if step.target is None else [storage])]
                 times = self._timed(loaded, [storage, *given], written)
                 for timed in told:
                     timed(number, times)
             else:
                 _launch(queue, loaded, [storage, *given])
             if recording is not None:
-                recording.launched(step.key, storage, given, step.target is not None)
+                written = [*renewed.values(), *([] if step.target is None else [storage])]
+                recording.launched(step.key, storage, given, written)
             for place in step.results:
                 if wanted is None or place in wanted:
                     keep[place] = made[place]

@@ -27,8 +27,6 @@ class Movement(TensorCore):
             ("reshape", wanted), (), lambda: self._new(graph.reshape(self.node, wanted))
         )
 
-    view = reshape
-
     def flatten(self, start: int = 0, end: int = -1) -> Self:
         """Join the axes from `start` to `end`, inclusive."""
         if not self.ndim:
@@ -112,14 +110,23 @@ class Movement(TensorCore):
         return self._new(broadcast(self.node, wanted))
 
     def pad(self, pairs: Sequence[tuple[int, int]], value: Scalar = 0) -> Self:
-        """Add `value` around the elements: (before, after) for each axis, as in numpy.pad."""
+        """Add `value` around the elements: (before, after) for each axis, as in numpy.pad. A
+        negative amount removes elements."""
         listed = self._pairs("pad", pairs)
-        if any(before < 0 or after < 0 for before, after in listed):
-            raise BadArgument(
-                f"pad: amounts must be at least 0, got {listed} for shape {self._shown}"
-            )
         checked = self._constant("pad", value, self.dtype, ()).arg
-        return self._new(graph.pad(self.node, listed, checked))
+        if all(before >= 0 and after >= 0 for before, after in listed):
+            return self._new(graph.pad(self.node, listed, checked))
+        if any(size + sum(pair) < 0 for size, pair in zip(self.shape, listed, strict=True)):
+            raise BadArgument(
+                f"pad: amounts {listed} remove more elements than shape {self._shown} has"
+            )
+        added = [(max(0, before), max(0, after)) for before, after in listed]
+        whole = graph.pad(self.node, added, checked)
+        kept = [
+            (max(0, -before), size + min(0, after))
+            for size, (before, after) in zip(whole.shape, listed, strict=True)
+        ]
+        return self._new(graph.shrink(whole, kept))
 
     def shrink(self, box: Sequence[tuple[int, int]]) -> Self:
         """Return the elements from start to stop along each axis."""
