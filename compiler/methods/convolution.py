@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import DType, bool_, float32, int32
+from ugpu.compiler.dtype import DType, bool_, float32
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.methods import winograd as winograd_tiles
@@ -38,8 +38,8 @@ class Convolutions(Operations):
     __slots__ = ()
 
     def conv2d(
-        self, weight: Any, bias: Any = None, *, stride: Pair = 1, padding: Pair | str = 0,
-        dilation: Pair = 1, groups: int = 1, winograd: bool | None = None,
+        self, weight: Any, bias: Any = None, stride: Pair = 1, padding: Pair | str = 0,
+        dilation: Pair = 1, groups: int = 1, *, winograd: bool | None = None,
     ) -> Self:  # fmt: skip
         """Correlate with `weight` [out channels, channels / groups, height, width], then add `bias`
         [out channels].
@@ -97,7 +97,7 @@ class Convolutions(Operations):
         the reduction."""
         batch, _, _, columns = self.shape
         out_channels, each, height, width = kernel.shape
-        inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
+        inner = dtypes.inner(dtype)
         host = self.device.target.abi == "host"
         # an image that only one channel reads is padded by the kernel that holds it, as are tiles
         held = cost.in_windows(height, width, columns + 2 * steps[1][1], prod(steps[0]))

@@ -7,8 +7,7 @@ from math import prod
 from typing import Any, Literal, Self, overload
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import bool_, float32, int32, int64
-from ugpu.compiler.expression.elementary import is_narrow
+from ugpu.compiler.dtype import bool_, float32, int32, int64, is_narrow
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.methods.core import broadcast_shape, number_of
@@ -33,7 +32,7 @@ class Reductions(Elementwise, Movement):
         target = self.device.target
         total = counted(wide, axes, target) if op == "sum" else None
         if total is None:
-            total = split.reduce(op, wide, axes, target.compute_units)
+            total = split.reduce(op, wide, axes, target.compute_units, target.abi == "host")
         result = graph.cast(total, node.dtype)
         if not keepdims:
             kept = tuple(size for i, size in enumerate(node.shape) if i not in axes)
@@ -45,13 +44,16 @@ class Reductions(Elementwise, Movement):
     ) -> Self:
         """Return the method's result; its recipe is built once for arrays of a type and shape."""
         node = self.node
-        if not (axis is None or type(axis) is int):
+        plain = axis is None or type(axis) is int
+        if not plain and not (type(axis) is tuple and all(type(each) is int for each in axis)):
             return method(self, axis, keepdims)
         whole = bool(keepdims)
         if node.recipes is not None:
             recipe = node.recipes.get((name, axis, whole))
             if recipe is not None:
-                return self._repeated(recipe, (node,))
+                recipe.repeats = True
+                given = (node,)
+                return self._repeated(recipe, given, given, ())
         made = self._again((name, axis, whole), (), lambda: method(self, axis, whole))
         recipe = made.node.recipe
         if recipe is not None and node.storage is not None:
@@ -80,6 +82,9 @@ class Reductions(Elementwise, Movement):
         return self._reduce("prod", node, self._axes("prod", axis), keepdims)
 
     @overload
+    def max(self, axis: Elementwise) -> Self: ...
+
+    @overload
     def max(
         self, axis: Axis = None, keepdims: bool = False, *, indices: Literal[False] = False
     ) -> Self: ...
@@ -90,11 +95,13 @@ class Reductions(Elementwise, Movement):
     ) -> tuple[Self, Self]: ...
 
     def max(
-        self, axis: Axis = None, keepdims: bool = False, *, indices: bool = False
+        self, axis: Axis | Elementwise = None, keepdims: bool = False, *, indices: bool = False
     ) -> Self | tuple[Self, Self]:
         """Return the largest element along the axes; NaN if any is NaN. indices: along one axis,
-        return also the place of the first of equals, as int64, as PyTorch's `max(dim)` does. Raises
-        BadArgument for empty axes."""
+        return also the place of the first of equals, as int64, as PyTorch's `max(dim)` does. With a
+        tensor instead of axes, the same as `maximum`. Raises BadArgument for empty axes."""
+        if isinstance(axis, Elementwise):
+            return self.maximum(axis)
         if not indices:
             return self._remembered("max", Reductions._max, axis, keepdims)
         return self._extreme_at("max", axis, keepdims)
@@ -104,6 +111,9 @@ class Reductions(Elementwise, Movement):
         return self._reduce("or" if self.dtype is bool_ else "max", self.node, axes, keepdims)
 
     @overload
+    def min(self, axis: Elementwise) -> Self: ...
+
+    @overload
     def min(
         self, axis: Axis = None, keepdims: bool = False, *, indices: Literal[False] = False
     ) -> Self: ...
@@ -114,11 +124,13 @@ class Reductions(Elementwise, Movement):
     ) -> tuple[Self, Self]: ...
 
     def min(
-        self, axis: Axis = None, keepdims: bool = False, *, indices: bool = False
+        self, axis: Axis | Elementwise = None, keepdims: bool = False, *, indices: bool = False
     ) -> Self | tuple[Self, Self]:
         """Return the smallest element along the axes; NaN if any is NaN. indices: along one axis,
-        return also the place of the first of equals, as int64, as PyTorch's `min(dim)` does. Raises
-        BadArgument for empty axes."""
+        return also the place of the first of equals, as int64, as PyTorch's `min(dim)` does. With a
+        tensor instead of axes, the same as `minimum`. Raises BadArgument for empty axes."""
+        if isinstance(axis, Elementwise):
+            return self.minimum(axis)
         if not indices:
             return self._remembered("min", Reductions._min, axis, keepdims)
         return self._extreme_at("min", axis, keepdims)
@@ -156,10 +168,13 @@ class Reductions(Elementwise, Movement):
         convert to this type first."""
         if dtype is not None:
             return self.cast(dtype).mean(axis, keepdims)
+        return self._remembered("mean", Reductions._mean, axis, keepdims)
+
+    def _mean(self, axis: Axis, keepdims: bool) -> Self:
         axes = self._axes("mean", axis)
         count = prod(self.shape[i] for i in axes)
         kind = dtypes.float_dtype(self.dtype)
-        total = self.cast(float32).sum(axes, keepdims)
+        total = self._real().sum(axes, keepdims)
         return (total / count).cast(kind)
 
     def var(
@@ -171,7 +186,7 @@ class Reductions(Elementwise, Movement):
         axis, less = correction_of(axis, correction, unbiased)
         axes = self._axes("var", axis)
         count = prod(self.shape[i] for i in axes)
-        wide = self.cast(float32)
+        wide = self._real()
         apart = wide - wide.mean(axes, keepdims=True)
         total = (apart * apart).sum(axes, keepdims)
         return (total / max(0, count - less)).cast(dtypes.float_dtype(self.dtype))
@@ -278,7 +293,7 @@ class Reductions(Elementwise, Movement):
 
     def _shifted(self, operation: str, axis: int) -> Self:
         self._axes(operation, axis)
-        wide = self.cast(float32)
+        wide = self._real()
         return wide if not self.numel() else wide - wide.detach().max(axis, keepdims=True)
 
     def matmul(self, other: Any) -> Self:
@@ -294,7 +309,7 @@ class Reductions(Elementwise, Movement):
             raise BadArgument("matmul: operands must have at least one axis")
         left: Reductions = self
         dtype = dtypes.promote(left.dtype, right.dtype)
-        inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
+        inner = dtypes.inner(dtype)
         one, two = left.cast(inner), right.cast(inner)
         if one.ndim == 1:
             one = one.unsqueeze(0)

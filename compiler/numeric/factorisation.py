@@ -67,8 +67,9 @@ def qr(a: Tensor, mode: Literal["reduced", "complete"] = "reduced") -> tuple[Ten
         rows = Tensor.arange(height, device=matrix.device)
         columns = Tensor.arange(width, device=matrix.device)
         right, power = scaled(matrix.reshape((-1, height, width)))
-        left = Tensor.eye(height, device=matrix.device).expand((right.shape[0], height, height))
-        left, step = left.contiguous(), first_step(matrix)
+        one = Tensor.eye(height, device=matrix.device, dtype=matrix.dtype)
+        left = one.expand((right.shape[0], height, height)).contiguous()
+        step = first_step(matrix)
         for _ in range(min(height - 1, width)):
             column = columns._compare("eq", step).where(right, 0.0).sum(2)
             column = (rows >= step).where(column, 0.0)
@@ -96,10 +97,12 @@ def qr(a: Tensor, mode: Literal["reduced", "complete"] = "reduced") -> tuple[Ten
     return results[0], results[1]
 
 
-def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
+def eigh(a: Tensor, UPLO: Literal["L", "U"] = "L") -> tuple[Tensor, Tensor]:
     """Return the eigenvalues [..., n] of symmetric matrices, smallest first, and the eigenvectors,
-    in columns. The lower triangle is read. By Jacobi rotations."""
-    matrix = square_of("eigh", a)
+    in columns. UPLO: the triangle that is read. By Jacobi rotations."""
+    if UPLO not in ("L", "U"):
+        raise BadArgument(f"eigh: UPLO must be 'L' or 'U', got {UPLO!r}")
+    matrix = square_of("eigh", a if UPLO == "L" else a.transpose(-1, -2))
     if not matrix.numel():
         return matrix.reshape(matrix.shape[:-1]), matrix
 
@@ -124,7 +127,7 @@ def svd(a: Tensor, full_matrices: bool = False) -> tuple[Tensor, Tensor, Tensor]
     height, width = matrix.shape[-2:]
     if not matrix.numel():
         size = min(height, width)
-        values = Tensor.zeros((*matrix.shape[:-2], size), device=matrix.device)
+        values = Tensor.zeros((*matrix.shape[:-2], size), device=matrix.device, dtype=matrix.dtype)
         return nothing(matrix, height, size), values, nothing(matrix, size, width)
 
     def compute() -> list[Tensor]:
@@ -156,7 +159,7 @@ def _orthonormal(left: Tensor) -> Tensor:
     """Complete columns of zeros, of singular values of zero, to an orthonormal base; the others
     stay."""
     base, triangle = qr(left)
-    signs = triangle.diagonal() < 0
+    signs = triangle.diagonal(0, -2, -1) < 0
     return signs.unsqueeze(-2).where(-base, base)
 
 

@@ -38,7 +38,7 @@ def eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
     vectors = _identity(count, size, matrices)
     columns = Tensor.arange(size, device=matrices.device)
     for partner in _schedule(size, matrices):
-        diagonal = current.diagonal()
+        diagonal = current.diagonal(0, -2, -1)
         shape = (count, size, 1)
         off = current.gather(2, partner.reshape((1, size, 1)).expand(shape)).squeeze(2)
         cosine, sine = _rotation(diagonal, diagonal[:, partner], off, columns, partner)
@@ -49,7 +49,7 @@ def eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
         turned.realize(vectors)
         current = _turned(turned.transpose(1, 2), partner, cosine, sine).contiguous()
         current.realize()
-    values, order = current.diagonal().sort(-1)
+    values, order = current.diagonal(0, -2, -1).sort(-1)
     return values, vectors.gather(2, order.unsqueeze(1).expand(vectors.shape))
 
 
@@ -88,7 +88,11 @@ def _schedule(size: int, like: Tensor) -> list[Tensor]:
 
 
 def _identity(count: int, size: int, like: Tensor) -> Tensor:
-    return Tensor.eye(size, device=like.device).expand((count, size, size)).contiguous()
+    return (
+        Tensor.eye(size, device=like.device, dtype=like.dtype)
+        .expand((count, size, size))
+        .contiguous()
+    )
 
 
 def _rotation(

@@ -1,4 +1,4 @@
-"""Limits of gradients, and scaling of losses for 16-bit floats."""
+"""Limits of gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument
 
 
-def _flat(parameters: Iterable[Parameter]) -> tuple[list[Parameter], Tensor]:
+def joined_gradients(parameters: Iterable[Parameter]) -> tuple[list[Parameter], Tensor]:
     """Return the parameters with gradients, and these as one array."""
     used = [each for each in parameters if each.grad is not None]
     if not used:
@@ -20,7 +20,8 @@ def _flat(parameters: Iterable[Parameter]) -> tuple[list[Parameter], Tensor]:
     return used, Tensor.cat([each.grad.reshape(each.numel()) for each in used]).contiguous()
 
 
-def _share(used: list[Parameter], flat: Tensor) -> None:
+def spread_gradients(used: list[Parameter], flat: Tensor) -> None:
+    """Make parts of one array the gradients of parameters."""
     start = 0
     for parameter in used:
         part = flat[start : start + parameter.numel()]
@@ -40,14 +41,14 @@ def clip_grad_norm_(
 
 def _clipped(parameters: list[Parameter], max_norm: float, norm_type: float) -> Tensor:
     with tracking(False):
-        used, flat = _flat(parameters)
+        used, flat = joined_gradients(parameters)
         if norm_type == math.inf:
             norm = flat.abs().max()
         elif norm_type == 2:
             norm = flat.square().sum().sqrt()
         else:
             norm = flat.abs().pow(norm_type).sum().pow(1 / norm_type)
-        _share(used, (flat * (max_norm / (norm + 1e-6)).minimum(1.0)).contiguous())
+        spread_gradients(used, (flat * (max_norm / (norm + 1e-6)).minimum(1.0)).contiguous())
         return norm
 
 
@@ -55,5 +56,5 @@ def clip_grad_value_(parameters: Iterable[Parameter], clip_value: float) -> None
     """Limit each element of the gradients to -clip_value to clip_value."""
     with tracking(False):
         for row in by_device("clip_grad_value_", parameters, True):
-            used, flat = _flat(row)
-            _share(used, flat.clamp(-clip_value, clip_value).contiguous())
+            used, flat = joined_gradients(row)
+            spread_gradients(used, flat.clamp(-clip_value, clip_value).contiguous())

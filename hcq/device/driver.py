@@ -33,6 +33,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ugpu.hcq.copies.transfer import Transfer
@@ -71,12 +72,14 @@ class Driver(ABC):
             (buffers, timelines) and queries (`core.failure`, `core.limit_s`,
             `core.check_failures`).
         counts_work: whether the compiler states the work of its kernels (Program.work).
+        kernels: a folder of compiled kernels from the owner of the device, e.g. ugpud (hcq.disk.cache).
     """
 
     target: TargetSpec
     clock_hertz: float
     clock: Clock
     counts_work = False
+    kernels: Path | None = None
 
     def __init__(self, name: str, lock: threading.RLock | None = None) -> None:
         """lock: the hardware's, if several drivers share it; otherwise the core makes its own."""

@@ -6,7 +6,8 @@ another's name is detected. It is written to a new file that is then renamed, so
 of it or nothing. An entry that does not match its hash is deleted. When a folder exceeds its limit,
 the least recently used entries are deleted. A cache that cannot be written is not an error: objects
 are then compiled again. Nor is a cache that others can write, which is not used
-(hcq.disk.own_folder).
+(hcq.disk.own_folder). A further folder, of another user, may be read for what this one lacks: only
+for objects that run with that user's rights anyway, such as kernels of a device that ugpud owns.
 """
 
 from __future__ import annotations
@@ -39,13 +40,22 @@ class DiskCache:
     """A folder of objects; with `folder` None nothing is kept. Keys are made by `key`.
 
     Attributes:
+        further: a folder that is only read, of any user.
         many: the folder has many writers of few entries each, and too many entries for every writer
             to check its size. One in CHECK_EVERY writes of all writers then checks the size;
             otherwise the first write of this writer does so, too.
     """
 
-    def __init__(self, folder: Path | None, limit: int = LIMIT, *, many: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        limit: int = LIMIT,
+        *,
+        many: bool = False,
+        further: Path | None = None,
+    ) -> None:
         self.folder = folder
+        self.further = further
         self.limit = limit
         self._many = many
         self._writes = 0
@@ -58,13 +68,20 @@ class DiskCache:
     def get(self, key: str) -> bytes | None:
         """Return the object, or None if there is none that can be trusted."""
         path = self._path(key)
-        if path is None:
-            return None
+        data = None
+        if path is not None:
+            with contextlib.suppress(OSError), ownfolder.opened(path.parent) as folder:
+                data = self._read(folder, key, path)
+        return data if data is not None or self.further is None else self._further(key)
+
+    def _further(self, key: str) -> bytes | None:
+        assert self.further is not None
         try:
-            with ownfolder.opened(path.parent) as folder:
-                return self._read(folder, key, path)
+            content = ownfolder.read_foreign(self.further / key, self.limit)
         except OSError:
             return None
+        data = content[HEAD:]
+        return data if content[:HEAD] == _head(key, data) else None
 
     def _read(self, folder: int, key: str, path: Path) -> bytes | None:
         try:

@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ugpu.hcq.copies.transfer import Transfer
@@ -51,6 +52,8 @@ class RemoteDriver(QueuesDriver):
         self.grant = grant
         self.target = grant.target
         self.clock_hertz = grant.clock_hertz
+        if grant.kernels and connection.address.path:
+            self.kernels = Path(grant.kernels)
         self.failed: UgpuError | None = None  # at the server, since the last reset
         self.resets = 0
         self._owned: WeakRegistry[Owned] = WeakRegistry()

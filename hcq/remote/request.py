@@ -103,6 +103,8 @@ class Grant:
         limit_s: seconds until it ends.
         socket: for kind "transport", the path.
         firmware: for kind "transport", the folder with the chip's images.
+        kernels: a folder of kernels that the daemon's machine has compiled for it (DiskCache), for
+            clients on that machine; empty: none.
     """
 
     lease: int
@@ -115,6 +117,7 @@ class Grant:
     limit_s: float = 0.0
     socket: str = ""
     firmware: str = ""
+    kernels: str = ""
 
     def to_map(self) -> dict[str, object]:
         """Return it as a reply."""

@@ -44,7 +44,8 @@ def structure_text(rows: Mapping[str, Row], aliases: Mapping[str, str]) -> str:
     return "".join(f"{line}\n" for line in sorted(lines, key=lambda line: line.split(" ", 1)[0]))
 
 
-def _number(value: int) -> str:
+def number_text(value: int) -> str:
+    """Return a number as tables write it."""
     return str(value) if value < 10 else hex(value)
 
 
@@ -52,6 +53,8 @@ def constant_text(
     constants: Mapping[str, tuple[int, str]], placements: Mapping[str, tuple[int, int]]
 ) -> str:
     """Return the table for hcq.registers.constants.Constants."""
-    lines = [f"{name} {_number(value)} {tag}".rstrip() for name, (value, tag) in constants.items()]
+    lines = [
+        f"{name} {number_text(value)} {tag}".rstrip() for name, (value, tag) in constants.items()
+    ]
     lines += [f"{name}() {lsb} {width}" for name, (lsb, width) in placements.items()]
     return "".join(f"{line}\n" for line in sorted(lines))

@@ -155,7 +155,8 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("sharding",),
         ("front",),
         ("files", "nn", "numeric"),
-        ("onnx", "optim", "language", "torch", "array_api"),
+        ("optim",),
+        ("onnx", "language", "torch", "array_api"),
     ),
     "compiler.kernel": (
         ("ir", "choices", "matrix_units"),

@@ -9,7 +9,7 @@ from typing import Literal
 from ugpu.nv.chips.facts import ChipFacts
 from ugpu.virtual.nvidia.sm_contract import Multiprocessors
 
-DRIVERS = ("535.183.01", "550.163.01", "570.144", "580.142", "595.45.04")
+DRIVERS = ("535.183.01", "550.163.01", "570.144", "580.142", "595.45.04", "610.43.03")
 
 GRAPHICS_COPY_ENGINES = 2
 # NV_REG_STR_RM_CTXSW_TIMEOUT_DEFAULT in nvrm_registry.h, ticks of 1024 ns (580.142)

@@ -7,7 +7,7 @@ from itertools import product
 from math import prod
 from typing import Any, Literal, Self
 
-from ugpu.compiler.dtype import float32, int64
+from ugpu.compiler.dtype import int64
 from ugpu.compiler.methods.groups import Groups
 from ugpu.compiler.methods.shape.resampling import cubic_weights
 from ugpu.hcq.errors import BadArgument
@@ -26,21 +26,23 @@ class Images(Groups):
         mode: Literal["reflect", "replicate", "circular"],
     ) -> Self:
         """Add elements of the tensor around it: (before, after) for each axis. mode: mirrored
-        without the edge, the edge repeated, or from the other end."""
+        without the edge, the edge repeated, or from the other end. A negative amount removes
+        elements."""
         listed = self._pairs("pad_with", pairs)
         if mode not in ("reflect", "replicate", "circular"):
             raise BadArgument(
                 f"pad_with: mode must be 'reflect', 'replicate' or 'circular', got {mode!r}"
             )
         result: Self = self
+        if mode == "circular":  # around what remains
+            result = self.pad([(min(0, before), min(0, after)) for before, after in listed])
+            listed = [(max(0, before), max(0, after)) for before, after in listed]
         for axis, (before, after) in enumerate(listed):
-            size = self.shape[axis]
+            size = result.shape[axis]
             most = {"reflect": size - 1, "circular": size, "replicate": max(before, after)}[mode]
-            if min(before, after) < 0 or (
-                (before or after) and (max(before, after) > most or not size)
-            ):
+            if before + size + after < 0 or max(before, after) > max(0, most if size else 0):
                 raise BadArgument(
-                    f"pad_with: {mode!r} of axis {axis} of shape {self._shown} can add 0 to "
+                    f"pad_with: {mode!r} of axis {axis} of shape {self._shown} can add {-size} to "
                     f"{most} elements, expected ({before}, {after}) to fit"
                 )
             if before or after:
@@ -88,7 +90,7 @@ class Images(Groups):
             raise BadArgument(f"grid_sample: the images are empty, shape {self._shown}")
         positions = []
         for axis, size in enumerate(sizes):
-            part = given[..., axes - 1 - axis].cast(float32)
+            part = given[..., axes - 1 - axis]._real()
             moved = (part + 1) * ((size - 1) / 2) if align_corners else ((part + 1) * size - 1) / 2
             # of cubic weights, each neighbour is moved inside by itself
             keep = padding_mode == "zeros" or mode == "bicubic"
@@ -123,7 +125,7 @@ class Images(Groups):
         batch, channels = self.shape[:2]
         index = flat.reshape((batch, 1, flat.numel() // max(1, batch)))
         index = index.expand((batch, channels, index.shape[2]))
-        rows = self.cast(float32).reshape((batch, channels, prod(sizes)))
+        rows = self._real().reshape((batch, channels, prod(sizes)))
         return rows.gather(2, index).reshape((batch, channels, *flat.shape[1:]))
 
 

@@ -91,7 +91,7 @@ class Programs:
 
     def __init__(self, device: Device, cache_folder: Path | None) -> None:
         self.device = device
-        self.disk = DiskCache(cache_folder)
+        self.disk = DiskCache(cache_folder, further=device.driver.kernels)
         self.failed = None if cache_folder is None else cache_folder.parent / "failed-kernels"
         self.tuned = Store(None if cache_folder is None else cache_folder.parent / "tuned")
         self.known = Known(device.target, self.disk, self.tuned)

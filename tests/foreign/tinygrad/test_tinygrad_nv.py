@@ -20,6 +20,7 @@ LIMIT_S = 150
         ("ga102", "570.144", "sm_86"),
         ("ad102", "580.142", "sm_89"),
         ("gb202", "580.142", "sm_120"),
+        ("gb202", "610.43.03", "sm_120"),
     ],
 )
 def test_its_operators_agree_with_numpy(chip: str, driver: str, arch: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ugpu.hcq.errors import BadArgument
 from ugpu.nv import abi
 from ugpu.nv.abi.interface import merge
 
-BRANCHES = ("535", "550", "570", "580", "595")
+BRANCHES = ("535", "550", "570", "580", "595", "610")
 
 SAME_IN_ALL = {
     "NVOS00_PARAMETERS": 16,
@@ -39,15 +39,15 @@ SAME_IN_ALL = {
     "UVM_REGISTER_GPU_PARAMS": 40,
 }
 DIFFERENT = {
-    "NVOS46_PARAMETERS": (56, 56, 56, 64, 64),
-    "NVOS47_PARAMETERS": (40, 48, 48, 48, 48),
-    "NV_MEMORY_ALLOCATION_PARAMS": (120, 128, 128, 128, 128),
-    "NV_VASPACE_ALLOCATION_PARAMETERS": (48, 48, 48, 56, 56),
-    "NV_CHANNEL_ALLOC_PARAMS": (360, 360, 368, 368, 368),
-    "NVA06F_CTRL_GPFIFO_SCHEDULE_PARAMS": (2, 2, 2, 3, 3),
-    "NV0000_CTRL_SYSTEM_GET_BUILD_VERSION_V2_PARAMS": (776, 776, 1032, 1032, 1032),
-    "UVM_MAP_EXTERNAL_ALLOCATION_PARAMS": (1200, 9264, 9264, 9264, 9264),
-    "UVM_FREE_PARAMS": (24, 24, 24, 24, 16),
+    "NVOS46_PARAMETERS": (56, 56, 56, 64, 64, 64),
+    "NVOS47_PARAMETERS": (40, 48, 48, 48, 48, 48),
+    "NV_MEMORY_ALLOCATION_PARAMS": (120, 128, 128, 128, 128, 128),
+    "NV_VASPACE_ALLOCATION_PARAMETERS": (48, 48, 48, 56, 56, 56),
+    "NV_CHANNEL_ALLOC_PARAMS": (360, 360, 368, 368, 368, 376),
+    "NVA06F_CTRL_GPFIFO_SCHEDULE_PARAMS": (2, 2, 2, 3, 3, 3),
+    "NV0000_CTRL_SYSTEM_GET_BUILD_VERSION_V2_PARAMS": (776, 776, 1032, 1032, 1032, 1032),
+    "UVM_MAP_EXTERNAL_ALLOCATION_PARAMS": (1200, 9264, 9264, 9264, 9264, 9264),
+    "UVM_FREE_PARAMS": (24, 24, 24, 24, 16, 16),
 }
 
 
@@ -162,7 +162,7 @@ def test_versions_without_a_branch_of_their_own_say_so() -> None:
     for version, near in (
         ("560.35.03", "550"),
         ("565.1", "570"),
-        ("610.3", "595"),
+        ("615.71.09", "610"),
         ("470.1", "535"),
         ("535.54.03", "535"),
     ):

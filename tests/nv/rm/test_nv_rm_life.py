@@ -39,6 +39,7 @@ BRANCHES = {
     "570.144": "570",
     "580.142": "580",
     "595.45.04": "595",
+    "610.43.03": "610",
 }
 
 
@@ -127,7 +128,7 @@ def test_every_branch_of_the_driver_works(version: str) -> None:
         assert device.sensors()
 
 
-@pytest.mark.parametrize(("version", "branch"), [("610.10", "595"), ("560.35.03", "550")])
+@pytest.mark.parametrize(("version", "branch"), [("615.71.09", "610"), ("560.35.03", "550")])
 def test_an_unknown_version_takes_the_nearest_branch_and_says_so(
     version: str, branch: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,6 +16,7 @@ from ugpu.nv.abi.interface import Abi
 from ugpu.tools.clang2py.cheaders import HeaderError
 from ugpu.tools.clang2py.manifest import complaints
 from ugpu.tools.clang2py.nvidia import catalogue, regen, rm, sources
+from ugpu.tools.clang2py.nvidia.bindings import Bindings, tables_of
 from ugpu.tools.clang2py.nvidia.sources import NvidiaSources
 
 if shutil.which("git") is None:
@@ -97,6 +98,28 @@ DOCUMENTS = {
     "classes/compute/clcbc0qmd.h": "#define NVCBC0_QMDV04_00_GRID_WIDTH MW(1055:1024)\n"
     "#define NVCBC0_QMDV04_00_CONSTANT_BUFFER_VALID(i) MW((416+(i)*4):(416+(i)*4))\n",
 }
+#: bindings of a branch without headers: a member more, a structure inside, a moved control
+_MEMBERS = (
+    "('hClient', NvU32, 0), ('two', c.Array[inner, Literal[2]], 8), "
+    "('dmaOffset', NvU64, 24), ('last', NvU32, 32)"
+)
+BINDINGS = f"""\
+NvU32: TypeAlias = ctypes.c_uint32
+NvU64: TypeAlias = ctypes.c_uint64
+class struct_inner(c.Struct):
+  SIZE = 8
+  low: int
+struct_inner.register_fields([('low', NvU32, 0), ('high', NvU32, 4, 1, 31)])
+@c.record
+class struct_NVOS46_PARAMETERS(c.Struct):
+  SIZE = 40
+struct_NVOS46_PARAMETERS.register_fields([{_MEMBERS}])
+NVOS46_PARAMETERS: TypeAlias = struct_NVOS46_PARAMETERS
+NV0080_CTRL_CMD_TOY = (0x800103)
+NV01_DEVICE_0 = NV_OTHER
+NV_OTHER = (0x80)
+ROBUST_CHANNEL_GR_EXCEPTION = lambda b: (13 + b) # type: ignore
+"""
 
 
 def _commit(repository: Path, files: dict[str, str], *tags: str) -> None:
@@ -121,7 +144,8 @@ def clones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of clones with two branches, of which the newer has one member more."""
     folder = tmp_path / "clones"
     driver, documents = folder / "open-gpu-kernel-modules", folder / "open-gpu-doc"
-    for repository in (driver, documents):
+    bindings = folder / "tinygrad"
+    for repository in (driver, documents, bindings):
         repository.mkdir(parents=True)
         _git(repository, "init", "-q")
     _commit(driver, {**COMMON, f"{SDK}/nvos.h": NVOS % ("", "")}, "570.1")
@@ -129,7 +153,10 @@ def clones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (driver / f"{SDK}/ctrl/ctrl0080.h").write_text("#define NV0080_CTRL_CMD_TOY (0x800101)\n")
     _commit(driver, newer, "580.1")
     _commit(documents, DOCUMENTS)
+    _commit(bindings, {f"{catalogue.BINDINGS_FOLDER}/nv_590.py": BINDINGS})
     monkeypatch.setattr(sources, "DOCUMENT_COMMIT", _git(documents, "rev-parse", "HEAD"))
+    monkeypatch.setattr(sources, "BINDINGS_COMMIT", _git(bindings, "rev-parse", "HEAD"))
+    monkeypatch.setattr(regen, "BINDINGS", {"590": ("580", "590.1")})
     monkeypatch.setattr(regen, "BRANCHES", {"570": "570.1", "580": "580.1"})
     monkeypatch.setattr(regen, "NEWEST", "580.1")
     monkeypatch.setattr(regen, "FIRMWARE", ())
@@ -160,6 +187,29 @@ def test_a_branch_is_whole_and_the_other_is_what_differs(written: Path) -> None:
     rows = [line for line in text.splitlines() if not line.startswith("#")]
     assert [row.split()[0] for row in rows] == ["NV0080_CTRL_TOY_PARAMS", "NVOS46_PARAMETERS"]
     assert rows[0] == "NV0080_CTRL_TOY_PARAMS -"
+
+
+def test_a_branch_without_headers_is_the_one_before_with_what_bindings_change(
+    written: Path,
+) -> None:
+    before = Abi(written, "580.1", "580", exact=True)
+    table = Abi(written, "590.1", "590", exact=True)
+    block = table.structs.NVOS46_PARAMETERS
+    assert (block.size, block.offset_of("dmaOffset"), block.offset_of("last")) == (40, 24, 32)
+    assert (block.fields["two"].offset, table.structs.inner.size) == (8, 8)
+    high = table.structs.inner.fields["high"]
+    assert (high.offset, high.bit, high.width) == (4, 31, 1)
+    assert table.structs.NVOS64_PARAMETERS.size == before.structs.NVOS64_PARAMETERS.size
+    assert table.controls == {0x800103: "NV0080_CTRL_TOY_PARAMS", 0x800102: None}
+    assert table.constants.NV01_DEVICE_0 == 0x80
+    assert "590.1" in (written / "rm_590.structs.txt").read_text(encoding="ascii")
+
+
+def test_bindings_with_a_type_that_no_table_has_are_refused() -> None:
+    text = BINDINGS.replace("'last', NvU32", "'last', NvUnheardOf")
+    base = {"structs": "NVOS46_PARAMETERS 8 hClient:u32:0\n", "constants": "", "calls": ""}
+    with pytest.raises(HeaderError, match="NvUnheardOf"):
+        tables_of(base, Bindings(text))
 
 
 def test_calls_are_read_from_the_sources(written: Path) -> None:

@@ -25,6 +25,13 @@ BRANCHES = {
     "595": "595.45.04",
 }
 BASE = "570"
+#: driver branch -> the branch before it, and the release from which bindings of others were made:
+#: for a branch whose headers the machine that generates these tables cannot have; the first row of
+#: BRANCHES with its number replaces it
+BINDINGS = {"610": ("595", "610.43.03")}
+BINDINGS_REPOSITORY = "https://github.com/tinygrad/tinygrad"
+BINDINGS_COMMIT = "43ad225d36168fc45394254f3eae421fd72adc2a"
+BINDINGS_FOLDER = "tinygrad/runtime/autogen"
 #: releases of the GSP's firmware that Linux distributions ship (linux-firmware, nvidia/*/gsp;
 #: 550.163.01 is Debian's, for NVIDIA's module alone); the interface of firmware has no stable part,
 #: so each has a folder of its own

@@ -10,9 +10,12 @@ from ugpu.tools.clang2py.cheaders import HeaderError
 from ugpu.tools.clang2py.emit import constant_text, structure_text
 from ugpu.tools.clang2py.manifest import Manifest, digest
 from ugpu.tools.clang2py.nvidia.abi_check import check
+from ugpu.tools.clang2py.nvidia.bindings import Bindings, tables_of
 from ugpu.tools.clang2py.nvidia.catalogue import (
     ABI_CHECK,
     BASE,
+    BINDINGS,
+    BINDINGS_COMMIT,
     BRANCHES,
     DESCRIPTORS,
     FIRMWARE,
@@ -108,9 +111,16 @@ def interface_tables(sources: NvidiaSources) -> tuple[Outputs, dict[str, str]]:
         inputs[f"{tag} ({len(interface.inputs)} files)"] = _digest_of(tree, interface.inputs)
         if tag == NEWEST:
             outputs |= _codes(interface)
+    labels = {branch: f"open-gpu-kernel-modules {tag}" for branch, tag in BRANCHES.items()}
+    for branch, (before, release) in BINDINGS.items():
+        text = sources.bindings(branch).read_text(encoding="utf-8")
+        texts[branch] = tables_of(texts[before], Bindings(text))
+        labels[branch] = f"tinygrad {BINDINGS_COMMIT[:12]} nv_{branch}.py"
+        inputs[labels[branch]] = digest(text.encode())
+        labels[branch] += f" (of {release}), else {BRANCHES[before]}"
     for branch, tables in texts.items():
         for kind, text in tables.items():
-            source, remark = f"open-gpu-kernel-modules {BRANCHES[branch]}", remarks[kind]
+            source, remark = labels[branch], remarks[kind]
             if branch != BASE:
                 remark = f"What differs from branch {BASE}: {remark}; NAME - is not there"
                 text = difference(texts[BASE][kind], text, words=2 if kind == "calls" else 1)

@@ -1,4 +1,4 @@
-"""Sources of NVIDIA's headers: clones of two public git repositories, or folders of clones.
+"""Sources of NVIDIA's headers: clones of public git repositories, or folders of clones.
 
 A clone holds no file contents until they are requested (`--filter=blob:none`), so fetching one
 release costs a few megabytes. Unpacked files stay in a cache folder.
@@ -14,6 +14,9 @@ from pathlib import Path
 
 from ugpu.hcq.errors import HostError, MissingDependency, UsageError
 from ugpu.tools.clang2py.nvidia.catalogue import (
+    BINDINGS_COMMIT,
+    BINDINGS_FOLDER,
+    BINDINGS_REPOSITORY,
     BRANCHES,
     DOCUMENT_COMMIT,
     DOCUMENT_FOLDERS,
@@ -70,8 +73,9 @@ def unpack(repository: Path, commit: str, folders: Iterable[str], place: Path) -
 class NvidiaSources:
     """The unpacked trees: `release(branch's release)` and `documents()`.
 
-    `clones` is a folder that holds clones named open-gpu-kernel-modules and open-gpu-doc; without
-    it, both are cloned into the cache. HostError if git fails, UsageError if a clone is missing.
+    `clones` is a folder that holds clones named open-gpu-kernel-modules, open-gpu-doc and tinygrad;
+    without it, they are cloned into the cache. HostError if git fails, UsageError if a clone is
+    missing.
     """
 
     def __init__(self, cache: Path, clones: Path | None = None) -> None:
@@ -97,6 +101,13 @@ class NvidiaSources:
         place = self.cache / f"nvidia-doc-{DOCUMENT_COMMIT[:12]}"
         repository = self._repository(DOCUMENT_REPOSITORY)
         return unpack(repository, DOCUMENT_COMMIT, DOCUMENT_FOLDERS, place)
+
+    def bindings(self, branch: str) -> Path:
+        """Return the file of bindings for a branch whose headers are not read."""
+        place = self.cache / f"nvidia-bindings-{BINDINGS_COMMIT[:12]}"
+        name = f"{BINDINGS_FOLDER}/nv_{branch}.py"
+        repository = self._repository(BINDINGS_REPOSITORY)
+        return unpack(repository, BINDINGS_COMMIT, [name], place / branch) / name
 
     @property
     def origin(self) -> str:

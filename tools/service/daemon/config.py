@@ -47,6 +47,11 @@ interval_s = 15
 headers = { authorization = "..." } # default: none
 certificate = "/etc/ugpud/ca.pem"   # of the collector's authority; default: the system's
 
+[cache]                             # kernels compiled before clients of this machine need them
+warm = ["/etc/ugpud/models/resnet.py"]  # programs, run once on each kind of device
+folder = "/var/cache/ugpud/served"  # default: ugpu-served, beside the cache of ugpud's user
+limit_s = 3600                      # of one run
+
 [[device]]
 name = "pci:0000:03:00.0"           # as for hcq.open
 count = 1                           # of virtual devices
@@ -72,6 +77,7 @@ from ugpu.hcq.errors import BadArgument, HostError
 from ugpu.hcq.remote.address import PORT, user_socket
 from ugpu.hcq.remote.request import byte_count
 from ugpu.hcq.state.checks import watts
+from ugpu.hcq.state.config import config
 from ugpu.hcq.state.text import is_plain, one_line
 from ugpu.tools.service.daemon.cards.recovery import RecoveryPolicy
 from ugpu.tools.service.daemon.clients.leases import Policy
@@ -142,6 +148,21 @@ class OtlpSettings:
 
 
 @dataclass(frozen=True)
+class CacheSettings:
+    """[cache]: programs whose kernels are compiled ahead, the folder that clients read them from,
+    and the seconds that one run may take."""
+
+    warm: tuple[Path, ...]
+    folder: Path
+    limit_s: float = 3600.0
+
+    @property
+    def kernels(self) -> Path:
+        """The compiler's folder below this cache (hcq.disk.cache.DiskCache)."""
+        return self.folder / "kernels"
+
+
+@dataclass(frozen=True)
 class Settings:
     """The whole configuration file."""
 
@@ -163,6 +184,7 @@ class Settings:
     page: PageSettings | None = None
     otlp: OtlpSettings | None = None
     user_clients: int = 256
+    cache: CacheSettings | None = None
 
 
 def read(path: Path | None) -> Settings:
@@ -199,8 +221,9 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
     recovery = _recovery(_Section(name, "[recovery] ", top.table("recovery")))
     page = _page(_Section(name, "[page] ", top.table("page"))) if "page" in content else None
     otlp = _otlp(_Section(name, "[otlp] ", top.table("otlp"))) if "otlp" in content else None
+    cache = _cache(_Section(name, "[cache] ", top.table("cache"))) if "cache" in content else None
     rows = top.take("device", list, [])
-    top.end(others=("page", "otlp"))
+    top.end(others=("page", "otlp", "cache"))
     usual = Policy()
     policy = Policy(
         lease.seconds("usual_s", usual.usual_s),
@@ -241,6 +264,7 @@ def parse(text: str, name: str = "ugpud.toml") -> Settings:
         page,
         otlp,
         daemon.number("user_clients", 256, 1, 1 << 16),
+        cache,
     )
     daemon.end()
     return settings
@@ -299,6 +323,23 @@ def _otlp(section: _Section) -> OtlpSettings:
     certificate = section.take("certificate", str, "")
     section.end()
     return OtlpSettings(endpoint, interval_s, headers, Path(certificate) if certificate else None)
+
+
+def _served() -> Path:
+    """Beside the cache, where the confined processes of virtual cards cannot write."""
+    return config().cache_folder.absolute().with_name("ugpu-served")
+
+
+def _cache(section: _Section) -> CacheSettings:
+    warm = section.take("warm", list, [])
+    if not warm or not all(isinstance(name, str) and Path(name).is_absolute() for name in warm):
+        raise section.bad("warm", "a list of programs, by absolute paths", warm)
+    folder = Path(section.take("folder", str, str(_served())))
+    if not folder.is_absolute():
+        raise section.bad("folder", "an absolute path", str(folder))
+    settings = CacheSettings(tuple(map(Path, warm)), folder, section.seconds("limit_s", 3600.0))
+    section.end()
+    return settings
 
 
 def _is_endpoint(text: str) -> bool:

@@ -15,11 +15,11 @@ from ugpu.hcq.errors import BadArgument, DeviceBusy, DeviceNotFound
 from ugpu.hcq.find.registry import Attachment, attach_virtual
 from ugpu.hcq.state.memory import BusAddr
 from ugpu.nv import abi
+from ugpu.nv.abi.firmware import firmware
 from ugpu.virtual.nvidia.gsp.bus.pci import ApertureWindow, VirtualTransport
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.gpu import attach, build_card
 from ugpu.virtual.nvidia.gsp.options import FIRMWARES, CardOptions
-from ugpu.virtual.nvidia.gsp.rpc.interface import interface_of
 from ugpu.virtual.nvidia.status import Status
 
 MEMORY = 1 << 30
@@ -254,7 +254,6 @@ def test_objects_follow_the_rules_of_the_ioctl_way(script: Script) -> None:
         "class of another chip": script.allocate(0xC6C0, DEVICE, 0x12)[0],
         "unknown class": script.allocate(0xABCD, DEVICE, 0x13)[0],
         "memory": script.allocate(0x3E, DEVICE, 0x14, bytes(sizes[0]))[0],
-        "handle 0": script.allocate(0x90F1, DEVICE, 0, bytes(0x30))[0],
         "root twice": script.allocate(0, 0, CLIENT, bytes(ROOT[script.version]))[0],
         "control of nobody": script.control(0x20800ABC, SUBDEVICE, b"")[0],
         "control's size": script.control(0x20800A5C, SUBDEVICE, bytes(8))[0],
@@ -268,7 +267,6 @@ def test_objects_follow_the_rules_of_the_ioctl_way(script: Script) -> None:
         "class of another chip": "INVALID_OBJECT_PARENT",
         "unknown class": "INVALID_CLASS",
         "memory": "NOT_SUPPORTED",
-        "handle 0": "INVALID_OBJECT_HANDLE",
         "root twice": "INSERT_DUPLICATE_NAME",
         "control of nobody": "NOT_SUPPORTED",
         "control's size": "INVALID_PARAM_STRUCT",
@@ -378,7 +376,7 @@ def test_a_channel_s_fault_reaches_the_host(request: pytest.FixtureRequest, vers
     assert script.control(0xA06F0103, CHANNEL, b"\1\0")[0] == 0
     video(script, INSTANCE + 0x2000 + 0x8C, struct.pack("<I", 1))
     assert script.card.server is not None
-    script.card.server.interface = interface_of(version)
+    script.card.server.interface = firmware(version)
     script.write(0xBB0090, 1 << 16 | 1)
     received: list[Message] = []
 

@@ -391,6 +391,7 @@ class Client:
                 if holder is None:
                     return  # the client has disconnected meanwhile
                 timelines = holder.timelines()
+            cache = self.daemon.settings.cache
             grant = Grant(
                 lease.number,
                 lease.card.name,
@@ -402,6 +403,7 @@ class Client:
                 lease.ends - self.daemon.now(),
                 socket,
                 firmware,
+                str(cache.kernels) if cache is not None and self.peer.local else "",
             )
             if timelines:
                 assert self.rights is not None

@@ -1,4 +1,4 @@
-"""The daemon's outputs beside its own protocol: the page, an OpenTelemetry collector."""
+"""The daemon's outputs beside its own protocol: the page, an OpenTelemetry collector, kernels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Protocol
 from ugpu.hcq.errors import MissingDependency
 from ugpu.tools.service.daemon.config import Settings
 from ugpu.tools.service.daemon.daemon import Daemon
+from ugpu.tools.service.daemon.outlets.warmer import Warmer
 
 
 class Outlet(Protocol):
@@ -36,6 +37,8 @@ def outlets(settings: Settings, daemon: Daemon) -> Iterator[Outlet]:
         with _needs("otlp", "opentelemetry", "opentelemetry-sdk and its exporter"):
             from ugpu.tools.service.metrics.otlp import Export
         yield Export(settings.otlp, daemon)
+    if settings.cache is not None:
+        yield Warmer(settings.cache, settings.socket, daemon)
 
 
 @contextlib.contextmanager
