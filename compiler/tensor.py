@@ -25,10 +25,10 @@ from ugpu.compiler.graph.tracking import History, mode
 from ugpu.compiler.methods.core import Scalar, integer_of, number_of, shape_of, whole
 from ugpu.compiler.methods.derived.instead import missing
 from ugpu.compiler.plan.plan import MemoryPlan, memory_plan
-from ugpu.compiler.runtime.between import copy_between
 from ugpu.compiler.runtime.lent import lend
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import device_of, runtime_of
+from ugpu.compiler.runtime.several.between import copy_between
 from ugpu.compiler.runtime.sharing import adopted
 from ugpu.compiler.runtime.shown import facts
 from ugpu.compiler.runtime.upload import array_of, copied, host_array, upload
@@ -141,6 +141,7 @@ class Tensor(Values):
         """Return start, start + step ... below stop; arange(n) counts from 0. Ints give int64.
         Raises BadArgument if an element is out of range for the type."""
         first, end = (0, start) if stop is None else (start, stop)
+        first, end, step = (int(n) if isinstance(n, bool) else n for n in (first, end, step))
         first = number_of("arange", "start", first)
         end, step = number_of("arange", "stop", end), number_of("arange", "step", step)
         if not all(math.isfinite(number) for number in (first, end, step)):
@@ -239,7 +240,10 @@ class Tensor(Values):
     def cat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         """Join tensors along an axis; the other sizes must be equal. On a tensor, that one is the
         first: `x.cat(y)`, `x.cat([y, z], axis)`."""
-        first = _tensors("cat", tensors)[0]
+        tensors = _tensors("cat", tensors)
+        if any(tensor.ndim != 1 for tensor in tensors):  # [0] joins with any shape, as in PyTorch
+            tensors = [tensor for tensor in tensors if tensor.shape != (0,)]
+        first = tensors[0]
         place = first._axis("cat", axis)
         kind = first.dtype
         for other in tensors[1:]:
@@ -285,8 +289,8 @@ class Tensor(Values):
     ) -> Self:
         """Return the tensor on another device, or with another type, or both; a tensor as target
         names its own. The copy goes through the host, unless that device reaches this one's memory
-        (compiler.runtime.between). non_blocking, copy: PyTorch's, of no effect: operations never
-        wait, and the result is always another tensor."""
+        (compiler.runtime.several.between). non_blocking, copy: PyTorch's, of no effect: operations
+        never wait, and the result is always another tensor."""
         if isinstance(target, Tensor):
             dtype = target.dtype if dtype is None else dtype
             target = target.device

@@ -16,7 +16,6 @@ from ugpu.hcq.bare.stages import StageHook, Stages
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.find.registry import Attachment
-from ugpu.hcq.state.config import config
 from ugpu.hcq.state.ladder import Attempt
 from ugpu.hcq.transport.base import Transport
 
@@ -45,12 +44,10 @@ def open_device(
         raise BadArgument("leave must be 'warm' or 'cold'", leave=leave)
     if vmid not in VMIDS:
         raise BadArgument(f"vmid must be {' or '.join(map(str, VMIDS))}, got {vmid!r}")
-    folders = (Path(firmware),) if firmware is not None else config().firmware_folders
-    images = attachment.firmware if firmware is None else None
     card = Card(
         name,
         attachment,
-        FirmwareSource(PACKAGE, images, folders, attachment.on_image),
+        FirmwareSource.chosen(PACKAGE, firmware, attachment.firmware, attachment.on_image),
         stages=Stages(on_stage),
         on_chip=on_chip,
         leave_warm=leave == "warm",

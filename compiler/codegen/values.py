@@ -233,6 +233,10 @@ class Values(Lines):
             result = self.new(f"insertelement {kind} {result}, {scalar} {text}, i32 {lane}")
         return result
 
+    def extreme(self, node: Value, sources: list[str], kind: str) -> str:
+        """Return the lesser or the greater of two floats, NaN if one of them is; -0 is below 0."""
+        return self.intrinsic({"min": "minimum", "max": "maximum"}[node.op], kind, sources)
+
     def _float(self, node: Value, sources: list[str], kind: str) -> str:
         op = node.op
         if op in ("lt", "le", "eq", "ne"):
@@ -241,7 +245,7 @@ class Values(Lines):
             flags = " reassoc contract" if node.arg == "reassoc" else ""
             return self.new(f"f{op}{flags} {kind} {sources[0]}, {sources[1]}")
         if op in ("min", "max"):
-            return self.intrinsic({"min": "minimum", "max": "maximum"}[op], kind, sources)
+            return self.extreme(node, sources, kind)
         if op == "neg":
             return self.new(f"fneg {kind} {sources[0]}")
         if op == "fma" and not self.has_fma:

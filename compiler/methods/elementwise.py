@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -10,8 +11,7 @@ from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import DType, bool_, float32
 from ugpu.compiler.expression.elementary import WHOLE_POWERS
 from ugpu.compiler.graph import operations as graph
-from ugpu.compiler.graph.tracking import mode
-from ugpu.compiler.methods.core import Scalar, TensorCore, broadcast, integer_of, number_of
+from ugpu.compiler.methods.core import Scalar, TensorCore, broadcast, number_of
 from ugpu.hcq.errors import BadArgument
 
 
@@ -23,12 +23,16 @@ class Elementwise(TensorCore):
 
     def _binary(self, op: str, other: Any, name: str = "", reverse: bool = False) -> Self:
         combined = partial(self._combined, op, other, name, reverse)
+        return self._again_with((op, reverse), other, combined)
+
+    def _again_with(self, name: tuple[object, ...], other: Any, method: Callable[[], Self]) -> Self:
+        """Return what `_again` does for a method of self and an operand of any kind."""
         if isinstance(other, TensorCore):
-            return self._again((op, reverse), (other,), combined)
+            return self._again(name, (other,), method)
         kind = type(other)
-        if (kind is float or kind is int) and other:  # 0.0 and -0.0 are equal
-            return self._again((op, reverse, kind, other), (), combined)
-        return combined()
+        if kind is int or (kind is float and other):  # 0.0 and -0.0 are equal
+            return self._again((*name, kind, other), (), method)
+        return method()
 
     def _combined(self, op: str, other: Any, name: str, reverse: bool) -> Self:
         dtype, (left, right) = self._operands(name or op, other)
@@ -41,6 +45,10 @@ class Elementwise(TensorCore):
         return self._new(graph.elementwise(op, dtype, left, right))
 
     def _compare(self, op: str, other: Any, swap: bool = False) -> Self:
+        compared = partial(self._compared, op, other, swap)
+        return self._again_with(("compare", op, swap), other, compared)
+
+    def _compared(self, op: str, other: Any, swap: bool) -> Self:
         if type(other) is int and self.dtype.is_integer:
             above = other > dtypes.highest(self.dtype)
             if above or other < dtypes.lowest(self.dtype):  # the result is the same for all
@@ -52,6 +60,10 @@ class Elementwise(TensorCore):
         return self._new(graph.elementwise(op, bool_, left, right))
 
     def _bitwise(self, op: str, other: Any, reverse: bool = False) -> Self:
+        combined = partial(self._of_bits, op, other, reverse)
+        return self._again_with(("bits", op, reverse), other, combined)
+
+    def _of_bits(self, op: str, other: Any, reverse: bool) -> Self:
         dtype, (left, right) = self._operands(op, other)
         if dtype.is_float or (op in ("shl", "shr") and dtype is bool_):
             raise BadArgument(f"{op}: expected integers, got {dtype.name}")
@@ -61,18 +73,15 @@ class Elementwise(TensorCore):
 
     def _function(self, op: str) -> Self:
         """Apply a real function: integers become float32."""
+        return self._again((op,), (), lambda: self._of_reals(op))
+
+    def _of_reals(self, op: str) -> Self:
         dtype = dtypes.float_dtype(self.dtype)
         return self._new(graph.elementwise(op, dtype, graph.cast(self.node, dtype)))
 
     def _real(self) -> Self:
         """Return it in the float type in which it is computed."""
         return self.cast(dtypes.wide(self.dtype))
-
-    def _sign_bit(self) -> Self:
-        """Return whether the sign bit is set, of zeros too."""
-        real = self._real()
-        whole = dtypes.int64 if real.dtype is dtypes.float64 else dtypes.int32
-        return real.bitcast(whole)._compare("lt", 0)
 
     def _rounding(self, op: str) -> Self:
         return self._function(op) if self.dtype.is_float else self._new(self.node)
@@ -113,6 +122,10 @@ class Elementwise(TensorCore):
             )
         if rounding_mode is not None:
             return self._whole_quotient(other, reverse, rounding_mode == "floor")
+        quotient = partial(self._quotient, other, reverse)
+        return self._again_with(("div", reverse), other, quotient)
+
+    def _quotient(self, other: Any, reverse: bool) -> Self:
         common, _ = self._operands("div", other)
         dtype, (left, right) = self._operands("div", other, common=dtypes.float_dtype(common))
         if reverse:
@@ -165,7 +178,7 @@ class Elementwise(TensorCore):
             found = ((self < 0) & (self > -math.inf)).where(math.nan, root)
             return found._ruled("power", [self], exponent)
         if exponent in (-1, -2):
-            inverse = self.reciprocal()
+            inverse = self._function("reciprocal")
             return inverse if exponent == -1 else inverse * inverse
         if exponent in (0, 1, 2):
             return self._whole_power(int(exponent))
@@ -194,11 +207,18 @@ class Elementwise(TensorCore):
         """Return `-self`."""
         if self.dtype is bool_:
             raise BadArgument("neg: bools are not supported; use logical_not")
-        return self._new(graph.elementwise("neg", self.dtype, self.node))
+        return self._of_same_type("neg")
 
     def abs(self) -> Self:
         """Return the absolute value. Unsigned integers are unchanged."""
-        return self._new(graph.elementwise("abs", self.dtype, self.node))
+        return self._of_same_type("abs")
+
+    def _of_same_type(self, op: str) -> Self:
+        return self._again(
+            ("same type", op),
+            (),
+            lambda: self._new(graph.elementwise(op, self.dtype, self.node)),
+        )
 
     # ---- functions -----------------------------------------------------------------------------
 
@@ -206,17 +226,9 @@ class Elementwise(TensorCore):
         """Return e to the power of each element."""
         return self._function("exp")
 
-    def exp2(self) -> Self:
-        """Return 2 to the power of each element."""
-        return self._function("exp2")
-
     def log(self) -> Self:
         """Return the natural logarithm."""
         return self._function("log")
-
-    def log2(self) -> Self:
-        """Return the base-2 logarithm."""
-        return self._function("log2")
 
     def sqrt(self) -> Self:
         """Return the square root; NaN for negative numbers."""
@@ -225,22 +237,6 @@ class Elementwise(TensorCore):
     def rsqrt(self) -> Self:
         """Return 1 / sqrt(x)."""
         return self._function("rsqrt")
-
-    def reciprocal(self) -> Self:
-        """Return 1 / x."""
-        return self._function("reciprocal")
-
-    def sin(self) -> Self:
-        """Return the sine of an angle in radians."""
-        return self._function("sin")
-
-    def cos(self) -> Self:
-        """Return the cosine of an angle in radians."""
-        return self._function("cos")
-
-    def tanh(self) -> Self:
-        """Return the hyperbolic tangent."""
-        return self._function("tanh")
 
     def sigmoid(self) -> Self:
         """Return 1 / (1 + exp(-x))."""
@@ -259,14 +255,6 @@ class Elementwise(TensorCore):
         """Return x * x."""
         return self * self
 
-    def sign(self) -> Self:
-        """Return -1, 0 or 1; NaN for NaN."""
-        if self.dtype.kind in "bu":
-            return self._compare("ne", 0).cast(self.dtype)
-        one, zero = (self._new(graph.full(number, self.dtype, self.shape)) for number in (1, 0))
-        signs = (self < 0).where(-one, (self > 0).where(one, zero))
-        return self.isnan().where(self, signs) if self.dtype.is_float else signs
-
     def floor(self) -> Self:
         """Round down to an integer."""
         return self._rounding("floor")
@@ -278,19 +266,6 @@ class Elementwise(TensorCore):
     def trunc(self) -> Self:
         """Round towards 0 to an integer."""
         return self._rounding("trunc")
-
-    def round(self, *, decimals: int = 0) -> Self:
-        """Round to the nearest integer, halves to even. decimals (floats only): number of places
-        to keep after the point; if negative, round to multiples of 10, 100 ..."""
-        places = integer_of("round", "decimals", decimals)
-        if not places:
-            return self._rounding("round")
-        if not self.dtype.is_float:
-            raise BadArgument(f"round: decimals needs floats, got {self.dtype.name}")
-        wide, scale = self._real(), 10.0 ** abs(places)
-        if places > 0:
-            return ((wide * scale)._rounding("round") / scale).cast(self.dtype)
-        return ((wide / scale)._rounding("round") * scale).cast(self.dtype)
 
     # ---- comparisons and logic -----------------------------------------------------------------
 
@@ -311,6 +286,18 @@ class Elementwise(TensorCore):
         condition)."""
         if self.dtype is not bool_:
             raise BadArgument(f"where: the condition must be bool, got {self.dtype.name}")
+        tensors = tuple([each for each in (input, other) if isinstance(each, TensorCore)])
+        numbers: list[object] = []
+        for each in (input, other):
+            if isinstance(each, int | float):
+                numbers += (type(each), each, math.copysign(1, each))
+        method = partial(self._chosen, input, other)
+        if 3 * len(tensors) + len(numbers) < 6:  # arrays
+            return method()
+        name = ("where", isinstance(input, TensorCore), *numbers)
+        return self._again(name, tensors, method)
+
+    def _chosen(self, input: Any, other: Any) -> Self:
         yes, no = self._lift("where", input), self._lift("where", other)
         if isinstance(yes, TensorCore):
             dtype = (
@@ -353,8 +340,12 @@ class Elementwise(TensorCore):
         """Convert to another type. Floats are rounded towards zero to integers; values out of range
         become the nearest limit, NaN becomes 0. Integers wrap."""
         wanted = dtypes.as_dtype(dtype)
+        if wanted is self.dtype:
+            return self._new(self.node)
         dtypes.require(wanted, self.device.target)
-        return self._new(graph.cast(self.node, wanted))
+        return self._again(
+            ("cast", wanted.name), (), lambda: self._new(graph.cast(self.node, wanted))
+        )
 
     def bitcast(self, dtype: Any) -> Self:
         """Reinterpret the bits as another type of the same size."""
@@ -382,18 +373,6 @@ class Elementwise(TensorCore):
     def bfloat16(self) -> Self:
         """Convert to bfloat16."""
         return self.cast(dtypes.bfloat16)
-
-    def tf32(self) -> Self:
-        """Round float32 to the 10 mantissa bits of TensorFloat-32, half to even.
-
-        Products of two such tensors use the matrix units that support it (NVIDIA, from sm_80 on).
-        """
-        single = self.cast(float32)
-        bits = single.bitcast(dtypes.int32)
-        rounded = single.isnan().where(0x7FC00000, bits + ((bits >> 13) & 1) + 0xFFF)
-        found = (rounded & -0x2000).bitcast(float32)
-        found.node.tracked = single.node.tracked and mode.on  # integers between are not
-        return found._ruled("straight", [single])
 
     def int(self) -> Self:
         """Convert to int32; floats are rounded towards 0."""
@@ -463,7 +442,7 @@ class Elementwise(TensorCore):
     def __invert__(self) -> Self:
         if self.dtype.is_float:
             raise BadArgument(f"invert: expected integers or bools, got {self.dtype.name}")
-        return self._new(graph.elementwise("invert", self.dtype, self.node))
+        return self._of_same_type("invert")
 
     def __and__(self, other: Any) -> Self:
         return self._bitwise("and", other)

@@ -16,10 +16,11 @@ Results = Sequence[Any]
 
 
 def solve(a: Tensor, b: Tensor) -> Tensor:
-    """Return x with a @ x = b. a: [..., n, n]; b: [..., n, columns], or [n] of one equation.
-    By Gauss-Jordan elimination with partial pivoting."""
+    """Return x with a @ x = b. a: [..., n, n]; b: [..., n, columns], [n] of one equation, or, as in
+    PyTorch, [..., n] with the same leading axes as a. By Gauss-Jordan elimination with partial
+    pivoting."""
     matrix = square_of("solve", a)
-    vector = b.ndim == 1
+    vector = b.ndim == 1 or b.shape == a.shape[:-1]
     kind = promote(matrix.dtype, wide(b.dtype))
     matrix, right = matrix.cast(kind), (b.unsqueeze(-1) if vector else b).cast(kind)
     if right.ndim < 2 or right.shape[-2] != matrix.shape[-1]:
@@ -42,7 +43,10 @@ def solve(a: Tensor, b: Tensor) -> Tensor:
 def inv(a: Tensor) -> Tensor:
     """Return the inverse of square matrices."""
     matrix = square_of("inv", a)
-    return solve(matrix, Tensor.eye(matrix.shape[-1], device=matrix.device, dtype=matrix.dtype))
+    if not matrix.numel():
+        return matrix
+    one = Tensor.eye(matrix.shape[-1], device=matrix.device, dtype=matrix.dtype)
+    return solve(matrix, one.broadcast_to(matrix.shape))
 
 
 def det(a: Tensor) -> Tensor:

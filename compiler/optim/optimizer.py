@@ -146,7 +146,8 @@ class Optimizer:
                     self._prepare(group)
                 if group.array is not None:
                     gradients = self._joined(group, group.array)
-                    before = self._stored(group, group.array)
+                    # without `skip` nothing refers to the old elements: they are replaced in place
+                    before = self._stored(group, group.array) if skip is not None else []
                     changed += [gradients, *self._update(group, group.array, gradients)]
                     if skip is not None:
                         self._keep(group, before, skip)

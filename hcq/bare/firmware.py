@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ugpu.hcq.errors import FirmwareInvalid, FirmwareNotFound, MissingDependency
+from ugpu.hcq.state.config import config
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,19 @@ class FirmwareSource:
         self.images = images
         self.folders = tuple(folders)
         self._on_image = on_image
+
+    @classmethod
+    def chosen(
+        cls,
+        package: FirmwarePackage,
+        folder: str | Path | None,
+        images: Mapping[str, bytes] | None,
+        on_image: Callable[[str, bytes], object] | None,
+    ) -> FirmwareSource:
+        """Return the source for an open: `folder` alone if it is given, else the attachment's
+        images or the configured folders."""
+        folders = (Path(folder),) if folder is not None else config().firmware_folders
+        return cls(package, images if folder is None else None, folders, on_image)
 
     def read(self, name: str) -> bytes:
         """Read image `name` ("psp_13_0_0_sos.bin"); FirmwareNotFound lists the places searched,

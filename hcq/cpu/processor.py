@@ -16,6 +16,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import numpy as np
 
+from ugpu.hcq.cpu.builtin import Builtin, publish_interface
 from ugpu.hcq.cpu.memory import HostMemory
 from ugpu.hcq.errors import HostError
 from ugpu.hcq.objects import jit
@@ -43,7 +44,8 @@ SPIN_NS = 50_000  # the time that waking a thread may take; polling for that lon
 
 class Native:
     """The compiled processor's entry points. Calling one releases the interpreter lock, except for
-    those that take too little time: `submit`, `run`, `repeat` and `expect`."""
+    those that take too little time: `submit`, `run`, `again` and `expect`. again, expect, settle:
+    functions to be made for the record of a repetition (hcq.cpu.queue), a queue, or a wait."""
 
     def __init__(self, code: jit.Loaded) -> None:
         self.code = code
@@ -59,18 +61,25 @@ class Native:
         pointer, word = ctypes.c_void_p, ctypes.c_uint64
         self.ring = entry("ugpu_ring", None, pointer)
         self.wait = entry("ugpu_await", None, pointer, pointer, word, word)
-        self.settle = entry("ugpu_settle", ctypes.c_int, pointer, word, word)
+        self.settle = Builtin("settle", code.address("ugpu_settled"))
         self.push = entry("ugpu_push", ctypes.c_int, pointer, pointer, word, word)
         self.submit = quick("ugpu_submit", ctypes.c_int, pointer, pointer, pointer, word)
         self.run = quick("ugpu_run", ctypes.c_int, pointer, pointer, word, word)
-        self.repeat = quick("ugpu_repeat", ctypes.c_int, pointer)
-        self.expect = quick("ugpu_expect", None, pointer)
+        self.again = Builtin("again", code.address("ugpu_again"))
+        self.expect = Builtin("expect", code.address("ugpu_expected"))
         self.serve = entry("ugpu_serve", None, pointer)
         self.halt = entry("ugpu_halt", None, pointer)
         self.work = entry("ugpu_work", None, pointer)
 
 
-PARTS = ("types", "waiting", "submit", "queue", "pool")  # files of hcq/cpu/native, one module
+PARTS = (
+    "types",
+    "waiting",
+    "submit",
+    "queue",
+    "pool",
+    "python",
+)  # files of hcq/cpu/native, one module
 # By architecture: the processor's instruction for wait loops, and whether a thread rounds to the
 # nearest, keeps subnormal numbers and traps nothing, as new threads do. Elsewhere the latter is not
 # known.
@@ -142,6 +151,7 @@ def _build() -> Native:
     ):
         if not hasattr(library, name):  # LLVM would end the process
             raise HostError(f"the C library of this process has no {name}")
+    publish_interface()
     objects = jit.ObjectCache(config().cache_folder / "cpu")
     text = source(llvm.get_process_triple())
     key = jit.key_of((Path(__file__).with_name("native"),), text)
@@ -231,6 +241,8 @@ class Server:
         self.state[BELL] = bell.state.address
         self.state[POOL] = pool.state.address
         self.state[DOOR] = self.door.state.address
+        # wakes the thread: a push is about to follow, for which it polls for a while
+        self.expect = self.native.expect.of(self.state.address)
         alone = pool.workers == 0 and len(os.sched_getaffinity(0)) == 1
         self.state[BRIEF] = BRIEF_ALONE_NS if alone else BRIEF_NS
         try:
@@ -263,10 +275,6 @@ class Server:
         queued and they are known to take little time. Their kernels end, whatever they are
         given."""
         return bool(self.native.run(self.state.address, address, count, value))
-
-    def expect(self) -> None:
-        """Wake the thread: a push is about to follow. The thread polls for it for a while."""
-        self.native.expect(self.state.address)
 
     def stop(self) -> bool:
         """End the thread; return False if it is still inside a kernel (it ends when the kernel

@@ -8,7 +8,6 @@ and connects them.
 from __future__ import annotations
 
 import copy
-import ctypes
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from ugpu.virtual.amd.options import ChipOptions
 from ugpu.virtual.amd.registers import RegisterSpace
 from ugpu.virtual.amd.scheduler import Scheduler
 from ugpu.virtual.amd.shader import ShaderMemory
-from ugpu.virtual.bus.dma import DmaPool, Iommu
+from ugpu.virtual.bus.dma import DmaPool, Iommu, read_bus, write_bus
 from ugpu.virtual.shader.load import Load
 from ugpu.virtual.shader.memory import Access
 
@@ -319,24 +318,11 @@ class Board(ABC):
 
     def dma_read(self, bus: int, size: int) -> bytes:
         """Read host memory; all ones from the first unmapped address on."""
-        parts = []
-        while size > 0:
-            found = self.dma_piece(bus, size)
-            if found is None:
-                parts.append(b"\xff" * size)
-                break
-            parts.append(ctypes.string_at(found[0], found[1]))
-            bus, size = bus + found[1], size - found[1]
-        return b"".join(parts)
+        return read_bus(self.dma_piece, bus, size).ljust(size, b"\xff")
 
     def dma_write(self, bus: int, data: bytes) -> None:
         """Write host memory; drop the data from the first unmapped address on."""
-        while data:
-            found = self.dma_piece(bus, len(data))
-            if found is None:
-                return
-            ctypes.memmove(found[0], data[: found[1]], found[1])
-            bus, data = bus + found[1], data[found[1] :]
+        write_bus(self.dma_piece, bus, data)
 
     def dma_host_address(self, bus: int) -> int | None:
         """Return the address in this process behind a bus address, or None."""

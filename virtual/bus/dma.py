@@ -19,6 +19,9 @@ _SLOT = 1 << _SLOT_SHIFT
 _FIRST_SLOT = (1 << 40) >> _SLOT_SHIFT
 _LAST_SLOT = (1 << 44) >> _SLOT_SHIFT  # gfx11 reaches 44 bits of bus address
 
+# Bus address and size to the address in this process and the bytes in one piece; None: refused.
+Translate = Callable[[int, int], tuple[int, int] | None]
+
 
 class Iommu:
     """Map bus addresses to host addresses of live memory. Bus addresses are synthetic and seeded.
@@ -105,6 +108,30 @@ class Iommu:
                 break
             end = following[0]
         return found, min(size, end - bus)
+
+
+def read_bus(translate: Translate, address: int, size: int) -> bytes:
+    """Read host memory, up to the first address that `translate` refuses."""
+    parts = []
+    while size > 0:
+        found = translate(address, size)
+        if found is None:
+            break
+        parts.append(ctypes.string_at(*found))
+        address, size = address + found[1], size - found[1]
+    return b"".join(parts)
+
+
+def write_bus(translate: Translate, address: int, content: bytes) -> bool:
+    """Write host memory, up to the first address that `translate` refuses; return whether there was
+    none."""
+    while content:
+        found = translate(address, len(content))
+        if found is None:
+            return False
+        ctypes.memmove(found[0], content[: found[1]], found[1])
+        address, content = address + found[1], content[found[1] :]
+    return True
 
 
 class HostMemory:

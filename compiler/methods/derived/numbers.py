@@ -151,6 +151,8 @@ class Numbers(Groups):
             pairs[place] = (step, 0)
             cut = total[(*[slice(None)] * place, slice(None, size - step))]
             total = total.logaddexp(cut.pad(pairs, -math.inf))
+            if step.bit_length() % 3 == 0:  # stored: each step reads the one before twice
+                total = total.contiguous()
             step *= 2
         return self._rounded(total)
 
@@ -295,8 +297,25 @@ class Numbers(Groups):
         elif p == 1:
             found = values.abs().sum(axis, keepdims)
         else:
-            found = values.abs().pow(float(p)).sum(axis, keepdims).pow(1 / float(p))
+            sizes, still = values.abs(), values._compare("eq", 0)
+            if values.node.tracked:  # a power of zero has no slope: it counts as zero
+                sizes = still.where(1, sizes) if p < 2 else sizes
+            powers = sizes.pow(float(p))
+            if values.node.tracked:
+                powers = still.where(0.0 if p > 0 else math.inf, powers)
+            total = powers.sum(axis, keepdims)
+            if values.node.tracked:
+                none = total._compare("eq", 0)
+                found = none.where(0, none.where(1, total).pow(1 / float(p)))
+            else:
+                found = total.pow(1 / float(p))
         return found.cast(dtypes.float_dtype(self.dtype if dtype is None else values.dtype))
+
+    def normalize(self, axis: int = 1, epsilon: float = 1e-12, *, p: float = 2) -> Self:
+        """Divide by the p-norm along an axis, or by epsilon if that is larger."""
+        wide = self._real()
+        length = wide.norm(p, axis, True).maximum(epsilon)
+        return (wide / length).cast(dtypes.float_dtype(self.dtype))
 
     def dist(self, other: Any, p: float = 2) -> Self:
         """Return the norm of the difference."""

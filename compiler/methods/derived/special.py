@@ -88,7 +88,8 @@ class Special(Groups):
         x = self._real()
         zero = x._compare("eq", 0)
         angle = zero.where(1, x) * math.pi
-        return self._rounded(zero.where(1, angle.sin() / angle))
+        curve = 1 - x * x * (math.pi**2 / 6)  # its derivatives at zero are those of the quotient
+        return self._rounded(zero.where(curve, angle.sin() / angle))
 
     def logit(self, epsilon: float | None = None) -> Self:
         """Return log(x / (1 - x)). epsilon: limit x to epsilon and 1 - epsilon first."""

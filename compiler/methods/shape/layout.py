@@ -26,17 +26,17 @@ class Layout(Operations):
 
     __slots__ = ()
 
-    def full_like(self, value: Scalar) -> Self:
-        """Return a tensor of one value with the same shape, type and device."""
-        return self._filled(value)
+    def full_like(self, value: Scalar, *, dtype: Any = None) -> Self:
+        """Return a tensor of one value with the same shape, device, and type unless given."""
+        return (self if dtype is None else self.cast(dtype))._filled(value)
 
-    def zeros_like(self) -> Self:
-        """Return zeros with the same shape, type and device."""
-        return self._filled(0)
+    def zeros_like(self, *, dtype: Any = None) -> Self:
+        """Return zeros with the same shape, device, and type unless given."""
+        return self.full_like(0, dtype=dtype)
 
-    def ones_like(self) -> Self:
-        """Return ones with the same shape, type and device."""
-        return self._filled(1)
+    def ones_like(self, *, dtype: Any = None) -> Self:
+        """Return ones with the same shape, device, and type unless given."""
+        return self.full_like(1, dtype=dtype)
 
     def tril(self, diagonal: int = 0) -> Self:
         """Keep the elements on or below a diagonal of the last two axes; set the others to zero."""
@@ -54,10 +54,9 @@ class Layout(Operations):
         kept = across <= down if below else across >= down
         return kept.where(self, 0).cast(self.dtype)
 
-    def diagonal(self, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Self:
+    def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Self:
         """Return a diagonal of two axes, as the last axis of the result. offset: its distance above
-        the main diagonal. dim1, dim2: the axes that count down and across, as in PyTorch, but by
-        default the last two."""
+        the main diagonal. dim1, dim2: the axes that count down and across."""
         if self.ndim < 2:
             raise BadArgument(f"diagonal: expected at least two axes, got shape {self._shown}")
         above = integer_of("diagonal", "offset", offset)

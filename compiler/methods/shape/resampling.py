@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import product
 from math import prod
 from typing import Any, Self
 
@@ -14,11 +15,13 @@ from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import uint8
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.convolution import Convolutions, Pair, biased, pair
-from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.errors import BadArgument, NotSupported
 
 LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}  # by number of axes
 ANY = ("nearest", "nearest-exact", "area")  # modes for any number of axes
 FILLED = 1.25  # by how much a window may grow to a whole number of strides
+ORDERED = 512  # windows of all images up to which a host multiplies first, and sums after it
+TERMS = 16  # most elements of windows that overlap at a place, which are written out
 FINEST = 1 << 16  # a scale is a fraction whose parts are at most about this large
 
 
@@ -37,7 +40,7 @@ class Resampling(Convolutions):
     __slots__ = ()
 
     def conv_transpose2d(
-        self, weight: Any, bias: Any = None, *, stride: Pair = 1, padding: Pair = 0,
+        self, weight: Any, bias: Any = None, stride: Pair = 1, padding: Pair = 0,
         output_padding: Pair = 0, groups: int = 1, dilation: Pair = 1,
     ) -> Self:  # fmt: skip
         """Spread each element over a window times `weight` [channels, out channels / groups,
@@ -45,8 +48,8 @@ class Resampling(Convolutions):
 
         `padding` elements are removed at each side, `output_padding` added at the ends. Types as in
         matmul. Computed as a convolution whose channels are the places between two windows, or,
-        where such windows would mostly be zeros, as one matrix product of all windows, and a sum
-        that puts them in place.
+        where such windows would mostly be zeros, or are few on a host, as one matrix product of all
+        windows, and a sum that puts them in place.
         """
         kernel = self._tensor("conv_transpose2d", weight)
         shapes = f"shapes {self._shown} and {kernel._shown}"
@@ -79,7 +82,9 @@ class Resampling(Convolutions):
         inner = dtypes.inner(dtype)
         taps = [-(-window[i] // steps[i]) for i in range(2)]
         filled = [taps[i] * steps[i] for i in range(2)]
-        if gaps == (1, 1) and prod(filled) <= FILLED * prod(window):
+        host = self.device.target.abi == "host"
+        few = host and batch * prod(n + t - 1 for n, t in zip(size, taps, strict=True)) < ORDERED
+        if gaps == (1, 1) and prod(filled) <= FILLED * prod(window) and not few:
             joined = self.cast(inner)._by_phases(kernel.cast(inner), steps, taps, groups)
             ends = [max(0, cut[i] + out[i] - joined.shape[2 + i]) for i in range(2)]
             joined = joined.pad([(0, 0), (0, 0), (0, ends[0]), (0, ends[1])])
@@ -109,12 +114,14 @@ class Resampling(Convolutions):
         ends = [(0, taps[i] * steps[i] - window[i]) for i in range(2)]
         parts = kernel.pad([(0, 0), (0, 0), *ends])
         parts = parts.reshape((groups, channels // groups, each, tall, down, wide, across))
-        parts = parts.flip((3, 5)).permute((0, 4, 6, 2, 1, 3, 5))
-        parts = parts.reshape((groups * down * across * each, channels // groups, tall, wide))
+        parts = parts.flip((3, 5)).permute((0, 2, 4, 6, 1, 3, 5))
+        parts = parts.reshape((groups * each * down * across, channels // groups, tall, wide))
+        if self.device.target.abi == "host":
+            parts = parts.contiguous()
         found = self.conv2d(parts, padding=(tall - 1, wide - 1), groups=groups, winograd=False)
         rows, columns = found.shape[2:]
-        found = found.contiguous().reshape((batch, groups, down, across, each, rows, columns))
-        found = found.permute((0, 1, 4, 5, 2, 6, 3))
+        found = found.contiguous().reshape((batch, groups, each, down, across, rows, columns))
+        found = found.permute((0, 1, 2, 5, 3, 6, 4))
         return found.reshape((batch, groups * each, rows * down, columns * across))
 
     def _placed(
@@ -122,6 +129,9 @@ class Resampling(Convolutions):
     ) -> Self:
         """Sum from [n, *window, *size] to [n, *out]: each window's elements at their places."""
         window, size = self.shape[1:3], self.shape[3:]
+        taps = [-(-window[i] // steps[i]) for i in range(2)]
+        if gaps == (1, 1) and prod(taps) <= TERMS:
+            return self._placed_by_taps(out, steps, cut, taps)
         shape = (*window, *out)
         inside, places = None, []
         for i in range(2):
@@ -139,14 +149,37 @@ class Resampling(Convolutions):
         total = kept._reduce("sum", kept.node, (0, 1), False)
         return total.permute((2, 0, 1))
 
+    def _placed_by_taps(
+        self, out: Sequence[int], steps: Sequence[int], cut: Sequence[int], taps: Sequence[int]
+    ) -> Self:
+        """Do the same, where place q * step + p along an axis is the sum of element q - t of tap
+        t * step + p, for each t: of all p side by side, each t is one shift."""
+        count, *window = self.shape[:3]
+        (tall, wide), (down, across) = taps, steps
+        ends = [(0, taps[i] * steps[i] - window[i]) for i in range(2)]
+        parts = self.pad([(0, 0), *ends, (0, 0), (0, 0)])
+        parts = parts.reshape((count, tall, down, wide, across, *self.shape[3:]))
+        total = None
+        for y, x in product(range(tall), range(wide)):
+            around = [(0, 0)] * 3 + [(y, tall - 1 - y), (x, wide - 1 - x)]
+            term = parts[:, y, :, x].pad(around)
+            total = term if total is None else total + term
+        assert total is not None
+        rows, columns = total.shape[3:]
+        joined = total.permute((0, 3, 1, 4, 2)).reshape((count, rows * down, columns * across))
+        more = [(0, max(0, cut[i] + out[i] - joined.shape[1 + i])) for i in range(2)]
+        places = (slice(start, start + size) for start, size in zip(cut, out, strict=True))
+        return joined.pad([(0, 0), *more])[(slice(None), *places)]
+
     def _numbered(self, count: int, axis: int, axes: int) -> Self:
         """Return 0, 1 ... along one of `axes` axes, as int64."""
         shape = tuple(count if place == axis else 1 for place in range(axes))
         return self._new(graph.reshape(graph.iota(count), shape))
 
     def interpolate(
-        self, size: int | Sequence[int] | None = None, *, scale: float | Sequence[float] | None =
-        None, mode: str = "nearest", align_corners: bool = False,
+        self, size: int | Sequence[int] | None = None, scale: float | Sequence[float] | None = None,
+        mode: str = "nearest", align_corners: bool | None = False,
+        recompute_scale_factor: bool | None = None, antialias: bool = False,
     ) -> Self:  # fmt: skip
         """Resize the axes after the first two to `size` or by `scale`.
 
@@ -155,8 +188,13 @@ class Resampling(Convolutions):
         along each axis), or for 4 "bicubic" (of four). align_corners: the first and last
         elements keep their positions; otherwise elements are areas, whose edges are aligned. Linear
         modes round uint8 to the nearest number (PyTorch rounds after each axis, so results may
-        differ by one); other integers give float32.
+        differ by one); other integers give float32. recompute_scale_factor: use the ratio of the
+        sizes instead of `scale`. antialias is not supported.
         """
+        if antialias:
+            raise NotSupported("interpolate: antialias is not supported; write mode='area'")
+        if recompute_scale_factor and scale is not None:
+            size, scale = [count for count, _ in self._wanted(None, scale)], None
         allowed = (*ANY, LINEAR.get(self.ndim), "bicubic" if self.ndim == 4 else None)
         if self.ndim < 3 or mode not in allowed:
             raise BadArgument(

@@ -15,14 +15,12 @@ RUN_LIMIT_S = 10.0  # TIMEOUT: our choice; it copies and checks 64 MB. nouveau: 
 def reset_gsp(start: Start) -> None:
     """Reset the GSP to its RISC-V core, with the arguments' address in its mailboxes. The core does
     not run yet: booter starts it."""
-    assert start.arguments is not None
     start.gsp.reset_to_riscv()
     set_arguments(start)
 
 
 def set_arguments(start: Start) -> None:
     """Write the address of libos's list of regions into the GSP's mailboxes."""
-    assert start.arguments is not None
     address = start.arguments.address
     start.gsp.regs.MAILBOX0.write(address & 0xFFFF_FFFF)
     start.gsp.regs.MAILBOX1.write(address >> 32)
@@ -76,9 +74,10 @@ def _by_dma(booter: HeavySecure, pages: Pages) -> Program:
 def load_firmware(start: Start) -> None:
     """Let booter verify the GSP's image, copy it into the protected region, and start it."""
     booter = start.files.load
-    assert booter is not None and start.metadata is not None
+    assert booter is not None
+    metadata = start.saved or start.metadata
     pages = place_booter(start, booter)
-    address = start.metadata.address
+    address = metadata.address
     start.running = True  # from here on the GSP may access memory
     run_booter(start, booter, pages, (address & 0xFFFF_FFFF, address >> 32))
     start.memory.close([pages])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from ugpu.hcq.bare.firmware import FirmwarePackage, FirmwareSource
@@ -38,35 +39,33 @@ class BootFiles:
 
 def find_release(source: FirmwareSource, boot: BootFacts) -> str:
     """Return the preferred release of which the source has the GSP's image."""
-    failure: FirmwareNotFound | None = None
+    failures: list[FirmwareNotFound] = []
     for release in boot.releases:
         try:
-            read_file(source, boot, "gsp", release)
+            read_first(source, file_names(boot, release)[0])
             return release
         except FirmwareNotFound as error:
-            failure = failure or error
-    assert failure is not None  # a chip has at least one release
-    raise failure
+            failures.append(error)
+    raise failures[0]
 
 
-def read_file(source: FirmwareSource, boot: BootFacts, name: str, release: str) -> bytes:
-    """Read a chip's file; the GSP's image may lie in the folder of the chip that it is named
-    after, as distributions link it."""
-    own = f"{boot.firmware}/gsp/{name}-{release}.bin"
+def read_first(source: FirmwareSource, names: tuple[str, ...]) -> tuple[str, bytes]:
+    """Read the file that the source has under one of `names`; return its name, too."""
+    *others, last = names
+    for name in others:
+        with contextlib.suppress(FirmwareNotFound):
+            return name, source.read(name)
     try:
-        return source.read(own)
-    except FirmwareNotFound:
-        if name != "gsp" or boot.image == boot.firmware:
-            raise
-        try:
-            return source.read(f"{boot.image}/gsp/{name}-{release}.bin")
-        except FirmwareNotFound as error:
-            error.add_facts(also=own)
-            raise
+        return last, source.read(last)
+    except FirmwareNotFound as error:
+        if others:
+            error.add_facts(also=others[0])
+        raise
 
 
 def file_names(boot: BootFacts, release: str) -> list[tuple[str, ...]]:
-    """Return the names of the files that a start needs; of each tuple, one is enough."""
+    """Return the names of the files that a start needs; of each tuple, one is enough: the GSP's
+    image may lie in the folder of the chip that it is named after, as distributions link it."""
     folders = (boot.firmware, boot.image)
     images = dict.fromkeys(f"{folder}/gsp/gsp-{release}.bin" for folder in folders)
     parts = ("fmc",) if boot.way is BootWay.FSP else ("booter_load", "booter_unload")
@@ -79,18 +78,11 @@ def file_names(boot: BootFacts, release: str) -> list[tuple[str, ...]]:
 def read_files(source: FirmwareSource, boot: BootFacts) -> BootFiles:
     """Read and check all files of a chip, of the newest release that is installed."""
     release = find_release(source, boot)
-
-    def read(name: str) -> tuple[str, bytes]:
-        return f"{boot.firmware}/gsp/{name}-{release}.bin", read_file(source, boot, name, release)
-
-    gsp = read_gsp(*read("gsp"), boot.family, release)
-    boot_loader = read_boot_loader(*read("bootloader"))
+    image, first, *programs = (read_first(source, names) for names in file_names(boot, release))
+    gsp, boot_loader = read_gsp(*image, boot.family, release), read_boot_loader(*first)
     abi = firmware(release)
     if boot.way is BootWay.FSP:
-        return BootFiles(abi, gsp, boot_loader, fmc=read_fmc(*read("fmc")))
-    load, unload = (read_heavy_secure(*read(f"booter_{way}")) for way in ("load", "unload"))
-    loader = None
-    if not boot.dma:
-        name = f"{boot.firmware}/acr/bl.bin"
-        loader = read_generic_loader(name, source.read(name))
+        return BootFiles(abi, gsp, boot_loader, fmc=read_fmc(*programs[0]))
+    load, unload = (read_heavy_secure(*program) for program in programs[:2])
+    loader = None if boot.dma else read_generic_loader(*programs[2])
     return BootFiles(abi, gsp, boot_loader, load, unload, loader)

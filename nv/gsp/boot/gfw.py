@@ -12,28 +12,19 @@ from ugpu.nv.gsp.chip.chip import GspChip
 
 _LIMIT_S = 4.0  # TIMEOUT: nouveau and nova-core; GFW takes 1 to 2 s after power-on
 _FSP_LIMIT_S = 5.0
-_DONE = 0xFF
+_DONE = (0xFF, 0xFF)  # mask and value
 
 
 def await_board_firmware(chip: GspChip) -> None:
     """Wait for the board's firmware; FirmwareSilent if it does not finish."""
+    nv, remedy = chip.nv, "power the card off and on"
     if chip.boot.way is BootWay.FSP:
-        name = f"NV_THERM_I2CS_SCRATCH_{chip.facts.family.upper()}"
-        with or_silent("FSP has not finished its start", remedy="power the card off and on"):
-            chip.wait_bits(
-                chip.nv[name], 0xFF, _DONE, unit="FSP", waiting_for="end of FSP's start",
-                limit_s=_FSP_LIMIT_S,
-            )  # fmt: skip
+        scratch = nv[f"NV_THERM_I2CS_SCRATCH_{chip.facts.family.upper()}"]
+        with or_silent("FSP has not finished its start", remedy=remedy):
+            chip.await_bits("FSP", scratch, _DONE, "end of FSP's start", _FSP_LIMIT_S)
         return
-    nv = chip.nv
-    with or_silent(
-        "the board's firmware (GFW) has not finished its start", remedy="power the card off and on"
-    ):
-        chip.wait_bits(
-            nv.NV_PGC6_AON_SECURE_SCRATCH_GROUP_05_PRIV_LEVEL_MASK, 1, 1,
-            unit="GFW", waiting_for="access to its progress", limit_s=_LIMIT_S,
-        )  # fmt: skip
-        chip.wait_bits(
-            nv.NV_PGC6_AON_SECURE_SCRATCH_GROUP_05_0_GFW_BOOT, 0xFF, _DONE,
-            unit="GFW", waiting_for="end of its start", limit_s=_LIMIT_S,
-        )  # fmt: skip
+    mask = nv.NV_PGC6_AON_SECURE_SCRATCH_GROUP_05_PRIV_LEVEL_MASK
+    progress = nv.NV_PGC6_AON_SECURE_SCRATCH_GROUP_05_0_GFW_BOOT
+    with or_silent("the board's firmware (GFW) has not finished its start", remedy=remedy):
+        chip.await_bits("GFW", mask, (1, 1), "access to its progress", _LIMIT_S)
+        chip.await_bits("GFW", progress, _DONE, "end of its start", _LIMIT_S)

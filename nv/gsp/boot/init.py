@@ -26,7 +26,6 @@ _MOST_REPORTS = 64
 def open_queues(start: Start, left: LeftCalls | None = None) -> Calls:
     """Create the queues. left: by an earlier process, whose firmware still runs."""
     chip, abi = start.chip, start.files.abi
-    assert start.queues is not None
     head = chip.nv.NV_PGSP_QUEUE_HEAD
     indices = left.indices if left is not None else None
     queues = MessageQueues(start.queues, chip.clock, partial(head.write, 0), indices)

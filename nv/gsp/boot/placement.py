@@ -97,26 +97,17 @@ def place_image(start: Start) -> None:
     pages = memory.take(tables + counts[3] * PAGE, contiguous=False)
     pages.put(radix3.tables(len(image), pages.pages))
     pages.put(image, tables)
-    signature = memory.take(len(files.gsp.signature), files.gsp.signature)
-    loader = memory.take(len(files.boot_loader.data), files.boot_loader.data)
+    parts = {"Radix3Elf": (pages.address, len(image))}
+    for name, data in ("Bootloader", files.boot_loader.data), ("Signature", files.gsp.signature):
+        parts[name] = (memory.take(len(data), data).address, len(data))
     if start.carveout is not None:
         places = placed(start.carveout)
     else:
         heap = HeapFacts.of(files.abi, libos=start.boot.libos, fsp=True)
         size = heap_size(heap, start.chip.memory_size)
         places = sized(size, start.boot.non_wpr, start.boot.pmu_reserved)
-    start.metadata = memory.take(
-        PAGE,
-        wpr_metadata(
-            files.abi,
-            radix3=pages.address,
-            image_size=len(image),
-            loader=files.boot_loader,
-            loader_at=loader.address,
-            signature=(signature.address, len(files.gsp.signature)),
-            places=places,
-        ),
-    )
+    content = wpr_metadata(files.abi, parts, files.boot_loader, places)
+    start.metadata = memory.take(PAGE, content)
 
 
 def place_arguments(start: Start, places: Mapping[str, int] | None = None) -> None:
@@ -144,7 +135,6 @@ def place_flush_page(start: Start, places: Mapping[str, int] | None = None) -> P
 
 def kept(start: Start, flush_page: Pages) -> dict[str, int]:
     """Return the bus addresses of the memory that the firmware uses while it runs, by name."""
-    assert start.queues is not None and start.manager is not None and start.arguments is not None
     pieces = {_QUEUES: start.queues, _MANAGER: start.manager, _REGIONS: start.arguments}
     pieces |= {_FLUSH: flush_page, **start.logs}
     return {name: pages.address for name, pages in pieces.items()}

@@ -24,7 +24,6 @@ from ugpu.nv.gsp.layout.arguments import LOGS
 from ugpu.nv.gsp.layout.framebuffer import Carveout
 from ugpu.nv.gsp.layout.memory import Keeper, Pages
 from ugpu.nv.gsp.rpc.crash import scratch_group
-from ugpu.nv.gsp.rpc.messages import MachineFacts
 
 _INSTANCE_BAR = 3
 _LOOK_S = 0.25  # between two looks whether the firmware has crashed, while waiting for it
@@ -48,14 +47,15 @@ class Start:
     memory: Keeper = field(init=False)
     gsp: Falcon = field(init=False)
     sec2: Falcon = field(init=False)
+    metadata: Pages = field(init=False)
+    arguments: Pages = field(init=False)
+    manager: Pages = field(init=False)
+    fmc_arguments: Pages = field(init=False)
+    queues: Pages = field(init=False)
     fwsec: Fwsec | None = None
     signature: bytes = b""
     carveout: Carveout | None = None
-    metadata: Pages | None = None
-    arguments: Pages | None = None
-    manager: Pages | None = None
-    fmc_arguments: Pages | None = None
-    queues: Pages | None = None
+    saved: Pages | None = None  # GspFwSRMeta, of firmware that was suspended
     logs: dict[str, Pages] = field(default_factory=dict)
     reported: list[str] = field(default_factory=list)  # texts of the firmware's reports
     locked_down: bool = False
@@ -102,23 +102,25 @@ class Start:
         return facts
 
 
-def machine_facts(transport: Transport, boot: BootFacts) -> MachineFacts:
-    """Return where the host placed the function, read from configuration space."""
+def machine_facts(transport: Transport, boot: BootFacts) -> dict[str, int]:
+    """Return where the host placed the function, read from configuration space, as fields of
+    GspSystemInfo."""
     identity = transport.identity
     match = _PLACE.search(transport.name)
     place = 0
     if match is not None:
         domain, bus, device, function = (int(part, 16) for part in match.groups())
         place = domain << 16 | bus << 8 | device << 3 | function
-    bars = tuple(bar_address(transport, bar) for bar in (REGISTER_BAR, MEMORY_BAR, _INSTANCE_BAR))
-    return MachineFacts(
-        bars=(bars[0], bars[1], bars[2]),
-        place=place,
-        vendor_device=identity.device << 16 | identity.vendor,
-        subsystem=identity.subsystem_device << 16 | identity.subsystem_vendor,
-        revision=identity.revision,
-        mirror=boot.mirror,
-    )
+    return {
+        "gpuPhysAddr": bar_address(transport, REGISTER_BAR),
+        "gpuPhysFbAddr": bar_address(transport, MEMORY_BAR),
+        "gpuPhysInstAddr": bar_address(transport, _INSTANCE_BAR),
+        "nvDomainBusDeviceFunc": place,
+        "PCIDeviceID": identity.device << 16 | identity.vendor,
+        "PCISubDeviceID": identity.subsystem_device << 16 | identity.subsystem_vendor,
+        "PCIRevisionID": identity.revision,
+        "pciConfigMirrorBase": boot.mirror,
+    }
 
 
 def bar_address(transport: Transport, index: int) -> int:

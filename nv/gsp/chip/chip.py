@@ -8,7 +8,7 @@ from ugpu.hcq.bare import remedies
 from ugpu.hcq.bare.bus import ALL_ONES
 from ugpu.hcq.bare.chip import BareChip
 from ugpu.hcq.errors import DeviceLost, NotSupported
-from ugpu.hcq.registers.fields import RegisterBlock
+from ugpu.hcq.registers.fields import BoundRegister, RegisterBlock
 from ugpu.hcq.transport.base import Transport
 from ugpu.nv import chips
 from ugpu.nv.chips.boot import BootFacts, FlushPage
@@ -19,6 +19,19 @@ from ugpu.nv.regs import block
 REGISTER_BAR, MEMORY_BAR = 0, 1
 GSP_BASE, SEC2_BASE, PMU_BASE = 0x11_0000, 0x84_0000, 0x10_A000  # falcons in BAR 0
 _LOCKED, _LOCKED_MASK = 0xBADF_0000, 0xFFFF_0000
+# Registers for the low and the high part of the flush page's address, and their lowest bits.
+_FLUSH_PAGES = {
+    FlushPage.LOW: ("NV_PFB_NISO_FLUSH_SYSMEM_ADDR", "", 8, 0),
+    FlushPage.NISO: (
+        "NV_PFB_NISO_FLUSH_SYSMEM_ADDR", "NV_PFB_NISO_FLUSH_SYSMEM_ADDR_HI", 8, 40
+    ),
+    FlushPage.FBHUB: (
+        "NV_PFB_FBHUB_PCIE_FLUSH_SYSMEM_ADDR_LO", "NV_PFB_FBHUB_PCIE_FLUSH_SYSMEM_ADDR_HI", 8, 40
+    ),
+    FlushPage.FBHUB0: (
+        "NV_PFB_FBHUB0_PCIE_FLUSH_SYSMEM_ADDR_LO", "NV_PFB_FBHUB0_PCIE_FLUSH_SYSMEM_ADDR_HI", 0, 32
+    ),
+}  # fmt: skip
 _FLUSH_LIMIT_S = 2.0  # TIMEOUT: as nouveau's for the TLB, which is the slower of the two
 
 
@@ -101,26 +114,16 @@ class GspChip(BareChip):
     def set_flush_page(self, address: int) -> None:
         """Give the GPU the page that it reads to flush its writes to host memory. ORDER: the low
         half takes effect with its write, so the high half comes first."""
-        nv, kind = self.nv, self.boot.flush_page
-        if kind is FlushPage.LOW:
-            nv.NV_PFB_NISO_FLUSH_SYSMEM_ADDR.write(address >> 8)
-        elif kind is FlushPage.NISO:
-            nv.NV_PFB_NISO_FLUSH_SYSMEM_ADDR_HI.write(address >> 40)
-            nv.NV_PFB_NISO_FLUSH_SYSMEM_ADDR.write(address >> 8 & ALL_ONES)
-        elif kind is FlushPage.FBHUB:
-            nv.NV_PFB_FBHUB_PCIE_FLUSH_SYSMEM_ADDR_HI.write(address >> 40)
-            nv.NV_PFB_FBHUB_PCIE_FLUSH_SYSMEM_ADDR_LO.write(address >> 8 & ALL_ONES)
-        else:
-            nv.NV_PFB_FBHUB0_PCIE_FLUSH_SYSMEM_ADDR_HI.write(address >> 32)
-            nv.NV_PFB_FBHUB0_PCIE_FLUSH_SYSMEM_ADDR_LO.write(address & ALL_ONES)
+        low, high, shift, high_shift = _FLUSH_PAGES[self.boot.flush_page]
+        if high:
+            self.nv[high].write(address >> high_shift)
+        self.nv[low].write(address >> shift & ALL_ONES)
 
     def flush_writes(self) -> None:
         """Let the host's writes to VRAM arrive."""
         register = self.nv.NV_UFLUSH_FB_FLUSH
         register.write(1)
-        self.wait_bits(
-            register, 3, 0, unit="FB", waiting_for="flush of writes to VRAM", limit_s=_FLUSH_LIMIT_S
-        )
+        self.await_bits("FB", register, (3, 0), "flush of writes to VRAM", _FLUSH_LIMIT_S)
 
     def flush_translations(self, root: int) -> None:
         """Drop the translations of one address space. root: address of its directory in VRAM."""
@@ -128,12 +131,13 @@ class GspChip(BareChip):
         self.flush_writes()
         nv.NV_VIRTUAL_FUNCTION_PRIV_MMU_INVALIDATE_PDB.write(root >> 8 & ALL_ONES)
         nv.NV_VIRTUAL_FUNCTION_PRIV_MMU_INVALIDATE_UPPER_PDB.write(root >> 40)
-        nv.NV_VIRTUAL_FUNCTION_PRIV_MMU_INVALIDATE.write(ALL_VA=1, TRIGGER=1)
-        self.wait_bits(
-            nv.NV_VIRTUAL_FUNCTION_PRIV_MMU_INVALIDATE,
-            1 << 31,
-            0,
-            unit="MMU",
-            waiting_for="end of an invalidation",
-            limit_s=_FLUSH_LIMIT_S,
-        )
+        register = nv.NV_VIRTUAL_FUNCTION_PRIV_MMU_INVALIDATE
+        register.write(ALL_VA=1, TRIGGER=1)
+        self.await_bits("MMU", register, (1 << 31, 0), "end of an invalidation", _FLUSH_LIMIT_S)
+
+    def await_bits(
+        self, unit: str, register: BoundRegister, bits: tuple[int, int], what: str, limit_s: float
+    ) -> None:
+        """Wait until a register has a value under a mask: bits. See wait_bits."""
+        mask, value = bits
+        self.wait_bits(register, mask, value, unit=unit, waiting_for=what, limit_s=limit_s)

@@ -14,13 +14,13 @@ import struct
 from dataclasses import dataclass
 
 from ugpu.hcq.errors import FirmwareInvalid, FirmwareRejected, UnitTimeout
-from ugpu.hcq.registers.fields import BoundRegister
 from ugpu.nv.gsp.chip.chip import GspChip
 from ugpu.nv.gsp.chip.ports import BLOCK, PortProgram, write_code, write_data
 from ugpu.nv.regs import block
 
-_SIZE_256, _IDLE = 6, 1 << 1  # in DMATRFCMD
-_VALID, _HALTED = 1 << 0, 1 << 4  # in RISCV_BCR_CTRL, CPUCTL
+_SIZE_256 = 6  # in DMATRFCMD
+# Mask and value to wait for, in DMATRFCMD, RISCV_BCR_CTRL, CPUCTL
+_IDLE, _VALID, _HALTED = (1 << 1, 1 << 1), (1 << 0, 1 << 0), (1 << 4, 1 << 4)
 _COHERENT, _PHYSICAL = 1, 1
 _RSA3K = 1
 _READY_LIMIT_S = 150e-6  # TIMEOUT: kernel_falcon_ga102.c; not an error
@@ -78,20 +78,17 @@ class Falcon:
         else:
             mark = regs.DMACTL
             bits = mark.register.encode(DMEM_SCRUBBING=1, IMEM_SCRUBBING=1)
-        self._await(mark, bits, 0, "end of memory scrubbing", _SCRUB_LIMIT_S)
+        what = "end of memory scrubbing"
+        self.chip.await_bits(self.name, mark, (bits, 0), what, _SCRUB_LIMIT_S)
 
     def reset_to_falcon(self) -> None:
         """Reset the unit; the next start means the falcon."""
         self.reset()
-        regs = self.regs
-        if (
-            self.chip.boot.dma
-            and regs.HWCFG2.read().RISCV
-            and regs.RISCV_BCR_CTRL.read().CORE_SELECT
-        ):
-            regs.RISCV_BCR_CTRL.write(0)
+        regs, choice = self.regs, self.regs.RISCV_BCR_CTRL
+        if self.chip.boot.dma and regs.HWCFG2.read().RISCV and choice.read().CORE_SELECT:
+            choice.write(0)
             what = "the choice of the falcon core"
-            self._await(regs.RISCV_BCR_CTRL, _VALID, _VALID, what, _SELECT_LIMIT_S)
+            self.chip.await_bits(self.name, choice, _VALID, what, _SELECT_LIMIT_S)
         regs.RM.write(self.chip_id)
 
     def reset_to_riscv(self) -> None:
@@ -150,7 +147,7 @@ class Falcon:
             regs.DMATRFFBOFFS.write(tag + done)
             regs.DMATRFCMD.write(command)
             what = f"DMA of block {done // BLOCK}"
-            self._await(regs.DMATRFCMD, _IDLE, _IDLE, what, _DMA_LIMIT_S)
+            self.chip.await_bits(self.name, regs.DMATRFCMD, _IDLE, what, _DMA_LIMIT_S)
 
     def read_data(self, offset: int, size: int) -> bytes:
         """Read from the data memory; both numbers are multiples of 4."""
@@ -167,13 +164,7 @@ class Falcon:
 
     def await_halt(self, limit_s: float = RUN_LIMIT_S) -> None:
         """Wait until the core has halted by itself."""
-        self._await(self.regs.CPUCTL, _HALTED, _HALTED, "end of its program", limit_s)
-
-    def _await(
-        self, register: BoundRegister, mask: int, value: int, what: str, limit_s: float
-    ) -> None:
-        chip, unit = self.chip, self.name
-        chip.wait_bits(register, mask, value, unit=unit, waiting_for=what, limit_s=limit_s)
+        self.chip.await_bits(self.name, self.regs.CPUCTL, _HALTED, "end of its program", limit_s)
 
     def run(
         self,

@@ -110,13 +110,10 @@ def read_heavy_secure(name: str, data: bytes) -> HeavySecure:
     if not 0 < apps <= _MOST_APPS or load_size < 20 + 8 * apps:
         raise image.invalid("the load header is invalid", applications=apps, size=load_size)
     secure, secure_size = image.unpack("2I", load_at + 20, "load header")
-    for start, length, what in (
-        (code, code_size, "code"),
-        (secure, secure_size, "secure code"),
-        (contents, contents_size, "data"),
-        (place, size, "signature"),
-    ):
-        blob.cut(start, length, what)
+    blob.cut(code, code_size, "code")
+    blob.cut(secure, secure_size, "secure code")
+    blob.cut(contents, contents_size, "data")
+    blob.cut(place, size, "signature")
     if place < contents or place + size > contents + contents_size:
         raise image.invalid("the signature must lie in the program's data", offset=place)
     return HeavySecure(
@@ -152,12 +149,9 @@ def read_boot_loader(name: str, data: bytes) -> BootLoader:
     if version == 4:  # the rest is not there: its place belongs to the code
         return BootLoader(bytes(blob.data), app_version, 0, 0, 0)
     manifest, manifest_size, data_at, data_size, code, code_size = fields[8:14]
-    for start, length, what in (
-        (manifest, manifest_size, "manifest"),
-        (data_at, data_size, "monitor's data"),
-        (code, code_size, "monitor's code"),
-    ):
-        blob.cut(start, length, what)
+    blob.cut(manifest, manifest_size, "manifest")
+    blob.cut(data_at, data_size, "monitor's data")
+    blob.cut(code, code_size, "monitor's code")
     return BootLoader(bytes(blob.data), app_version, code, data_at, manifest)
 
 

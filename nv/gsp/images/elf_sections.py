@@ -20,8 +20,6 @@ class ElfSection:
     """One section. info: a CRC-32 of the bytes in an FMC file."""
 
     name: str
-    kind: int
-    flags: int
     info: int
     data: memoryview
 
@@ -41,27 +39,26 @@ def read_sections(name: str, data: bytes) -> dict[str, ElfSection]:
     if not 0 < count <= _MOST_SECTIONS or entry < least or names >= count:
         raise image.invalid("the table of sections is invalid", count=count, entry=entry)
     rows = [_row(image, table + number * entry, wide=wide) for number in range(count)]
-    text = Image(name, image.cut(rows[names][3], rows[names][4], "names of sections"))
+    text = Image(name, image.cut(*rows[names][2:4], "names of sections"))
     found: dict[str, ElfSection] = {}
-    for title, row_kind, flags, at, size, info in rows:
+    for title, row_kind, at, size, info in rows:
         if row_kind != _PROGBITS:
             continue
         part = bytes(text.data[title : title + _MOST_NAME])
         if b"\0" not in part:
             raise image.invalid("a section's name has no end", offset=title)
         label = part.partition(b"\0")[0].decode("ascii", "replace")
-        section = ElfSection(label, row_kind, flags, info, image.cut(at, size, f"section {label}"))
         if label in found:
             raise image.invalid(f"two sections are named {label}")
-        found[label] = section
+        found[label] = ElfSection(label, info, image.cut(at, size, f"section {label}"))
     return found
 
 
-def _row(image: Image, at: int, *, wide: bool) -> tuple[int, int, int, int, int, int]:
-    """Return name, kind, flags, offset, size and info of a section."""
+def _row(image: Image, at: int, *, wide: bool) -> tuple[int, int, int, int, int]:
+    """Return name, kind, offset, size and info of a section."""
     fields = image.unpack("IIQQQQII" if wide else "8I", at, "table of sections")
-    name, kind, flags, _, offset, size, _, info = fields
-    return name, kind, flags, offset, size, info
+    name, kind, _, _, offset, size, _, info = fields
+    return name, kind, offset, size, info
 
 
 def check_sums(name: str, sections: dict[str, ElfSection]) -> None:

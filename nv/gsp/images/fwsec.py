@@ -12,6 +12,7 @@ import struct
 from dataclasses import dataclass
 
 from ugpu.hcq.errors import FirmwareInvalid, NotSupported
+from ugpu.nv.gsp.images.bounds import Image
 from ugpu.nv.gsp.images.rom import Vbios
 
 _FALCON_DATA, _FALCON_DATA_VERSION = 0x70, 2  # a token of BIT
@@ -129,25 +130,19 @@ class Fwsec:
 
     def _mapper(self) -> int:
         """Return the offset in DMEM of the structure through which commands are passed."""
-        dmem = memoryview(self.image)[self.descriptor.imem :]
+        data = Image("FWSEC's data", memoryview(self.image)[self.descriptor.imem :])
         at = self.descriptor.interface
-        if at + 4 > len(dmem):
-            raise FirmwareInvalid("FWSEC's interface table lies outside its data", offset=at)
-        version, header, width, count = struct.unpack_from("<4B", dmem, at)
+        version, header, width, count = data.unpack("4B", at, "interface table")
         if version != _INTERFACE_VERSION or width < 8 or not 0 < count <= _MOST_INTERFACES:
-            raise FirmwareInvalid(
-                "FWSEC's interface table is invalid", version=version, entry=width, count=count
+            raise data.invalid(
+                "the interface table is invalid", version=version, entry=width, count=count
             )
         for number in range(count):
-            place = at + header + number * width
-            if place + 8 > len(dmem):
-                break
-            kind, offset = struct.unpack_from("<II", dmem, place)
+            kind, offset = data.unpack("2I", at + header + number * width, "interface table")
             if kind == _MAPPER_ID:
-                if offset + _MAPPER_SIZE > len(dmem):
-                    raise FirmwareInvalid("FWSEC's DMEM mapper lies outside its data")
-                return int(offset)
-        raise FirmwareInvalid("FWSEC has no DMEM mapper (interface 4)")
+                data.cut(offset, _MAPPER_SIZE, "DMEM mapper")
+                return offset
+        raise data.invalid("there is no DMEM mapper (interface 4)")
 
     def signature(self, fuse: int) -> bytes:
         """Return the signature for a chip whose fuse register for this program reads `fuse`.

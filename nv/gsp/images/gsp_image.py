@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from ugpu.hcq.errors import FirmwareInvalid
+from ugpu.nv.gsp.images.bounds import Image
 from ugpu.nv.gsp.images.elf_sections import check_sums, read_sections
 
 SIGNATURE_SIZE = 0x1000
@@ -27,30 +28,30 @@ def read_gsp(name: str, data: bytes, family: str, version: str) -> GspImage:
 
     FirmwareInvalid if it is for other chips or another release: its interface would differ.
     """
-    sections = read_sections(name, data)
-    missing = [part for part in (".fwimage", ".fwversion") if part not in sections]
-    if missing:
-        raise FirmwareInvalid(f"{name}: section {missing[0]} is missing", image=name)
+    file, sections = Image(name, data), read_sections(name, data)
+    need(file, sections, (".fwimage", ".fwversion"))
     label = bytes(sections[".fwversion"].data[:64]).partition(b"\0")[0].decode("ascii", "replace")
     if label != version:
-        raise FirmwareInvalid(
-            f"{name}: expected firmware {version}, found {label!r}", image=name, found=label
-        )
+        raise file.invalid(f"expected firmware {version}, found {label!r}", found=label)
     wanted = f".fwsignature_{family}"
     if wanted not in sections:
         have = [part for part in sections if part.startswith(".fwsignature_")]
-        raise FirmwareInvalid(
-            f"{name}: not signed for this chip: expected section {wanted}",
-            image=name,
-            found=", ".join(have) or "none",
-        )
+        text = f"not signed for this chip: expected section {wanted}"
+        raise file.invalid(text, found=", ".join(have) or "none")
     signature = bytes(sections[wanted].data)
     if not 0 < len(signature) <= SIGNATURE_SIZE:
-        raise FirmwareInvalid(f"{name}: the signature has {len(signature)} bytes", image=name)
+        raise file.invalid(f"the signature has {len(signature)} bytes")
     image = sections[".fwimage"].data
     if not 0 < len(image) <= _MOST_IMAGE:
-        raise FirmwareInvalid(f"{name}: the firmware has {len(image)} bytes", image=name)
+        raise file.invalid(f"the firmware has {len(image)} bytes")
     return GspImage(image, label, signature)
+
+
+def need(file: Image, sections: Container[str], names: Sequence[str]) -> None:
+    """Raise FirmwareInvalid unless a file has all these sections."""
+    for name in names:
+        if name not in sections:
+            raise file.invalid(f"section {name} is missing")
 
 
 @dataclass(frozen=True)
@@ -65,16 +66,12 @@ class FmcImage:
 
 def read_fmc(name: str, data: bytes) -> FmcImage:
     """Read a file `fmc`; the CRC-32 of each section that states one is checked."""
-    sections = read_sections(name, data)
-    missing = [part for part in _SECTIONS if part not in sections]
-    if missing:
-        raise FirmwareInvalid(f"{name}: section {missing[0]} is missing", image=name)
+    file, sections = Image(name, data), read_sections(name, data)
+    need(file, sections, _SECTIONS)
     check_sums(name, sections)
     digest, key, signature, image = (bytes(sections[part].data) for part in _SECTIONS)
     if len(digest) != _HASH_SIZE or not 0 < len(key) <= _MOST_KEY:
-        raise FirmwareInvalid(
-            f"{name}: hash or key has an invalid size", image=name, hash=len(digest), key=len(key)
-        )
+        raise file.invalid("hash or key has an invalid size", hash=len(digest), key=len(key))
     if not 0 < len(signature) <= _MOST_KEY or not image:
-        raise FirmwareInvalid(f"{name}: signature or image has an invalid size", image=name)
+        raise file.invalid("signature or image has an invalid size")
     return FmcImage(image, digest, key, signature)

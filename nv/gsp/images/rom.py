@@ -21,7 +21,7 @@ _SIGNATURES = (0xAA55, 0x4E56)
 _PCIR = (b"PCIR", b"NPDS")
 _IFR, _DIRECTORY = 0x4947564E, 0x44524652  # "NVGI", "RFRD"
 _DIRECTORY_AT = 0x1000
-PC_AT, EFI, NBSI, SECURE = 0x00, 0x03, 0x70, 0xE0  # code types
+PC_AT, NBSI, SECURE = 0x00, 0x70, 0xE0  # code types
 _BIT = b"\xff\xb8BIT\0"
 _BIT_HEADER, _BIT_TOKEN, _MOST_TOKENS = 12, 6, 64
 
@@ -47,6 +47,10 @@ class Token:
     offset: int
 
 
+def _invalid(what: str, **facts: object) -> FirmwareInvalid:
+    return FirmwareInvalid(f"VBIOS: {what}", **facts)
+
+
 class _Window:
     """The ROM through `read`, as an Image that is read where it is needed."""
 
@@ -55,9 +59,7 @@ class _Window:
 
     def image(self, offset: int, size: int, what: str) -> Image:
         if offset < 0 or size < 0 or offset + size > SIZE:
-            raise FirmwareInvalid(
-                f"VBIOS: {what} extends past the ROM's window", offset=offset, length=size
-            )
+            raise _invalid(f"{what} extends past the ROM's window", offset=offset, length=size)
         start, end = offset & ~3, offset + size + 3 & ~3
         return Image("VBIOS", self._read(start, min(end, SIZE) - start)[offset - start :][:size])
 
@@ -72,16 +74,14 @@ def _start(window: _Window) -> int:
     if version in (1, 2):
         return window.image(fixed + 4, 4, "IFR header").word(0, "ROM address")
     if version != 3:
-        raise FirmwareInvalid(f"VBIOS: IFR version must be 1 to 3, got {version}")
+        raise _invalid(f"IFR version must be 1 to 3, got {version}")
     total = head.word(8, "IFR header") & 0xFFFFF
     flash = window.image(total, 4, "IFR header").word(0, "flash status")
     directory = window.image(flash + _DIRECTORY_AT, 12, "ROM directory")
-    if directory.word(0, "ROM directory") != _DIRECTORY:
-        raise FirmwareInvalid(
-            "VBIOS: the IFR header points to no ROM directory",
-            expected=_DIRECTORY,
-            found=directory.word(0, "ROM directory"),
-        )
+    found = directory.word(0, "ROM directory")
+    if found != _DIRECTORY:
+        text = "the IFR header points to no ROM directory"
+        raise _invalid(text, expected=_DIRECTORY, found=found)
     return directory.word(8, "ROM directory")
 
 
@@ -90,15 +90,13 @@ def _header(window: _Window, at: int) -> tuple[int, int, bool]:
     head = window.image(at, 0x1A, "ROM image header")
     signature = head.unpack("H", 0, "signature")[0]
     if signature not in _SIGNATURES:
-        raise FirmwareInvalid(
-            f"VBIOS: the image at {at:#x} has no ROM signature", expected=0xAA55, found=signature
-        )
+        text = f"the image at {at:#x} has no ROM signature"
+        raise _invalid(text, expected=0xAA55, found=signature)
     place = head.unpack("H", 0x18, "pointer to PCIR")[0]
     data = window.image(at + place, 0x18, "PCIR")
-    if bytes(data.cut(0, 4, "PCIR")) not in _PCIR:
-        raise FirmwareInvalid(
-            f"VBIOS: the image at {at:#x} has no PCIR", found=bytes(data.cut(0, 4, "PCIR"))
-        )
+    mark = bytes(data.cut(0, 4, "PCIR"))
+    if mark not in _PCIR:
+        raise _invalid(f"the image at {at:#x} has no PCIR", found=mark)
     length = data.unpack("H", 0xA, "PCIR")[0]
     blocks = data.unpack("H", 0x10, "PCIR")[0]
     kind, last = data.unpack("BB", 0x14, "PCIR")
@@ -122,12 +120,12 @@ def read_images(read: Read) -> Iterator[RomImage]:
     for _ in range(_MOST_IMAGES):
         kind, size, last = _header(window, at)
         if size == 0:
-            raise FirmwareInvalid(f"VBIOS: the image at {at:#x} states a size of 0")
+            raise _invalid(f"the image at {at:#x} states a size of 0")
         yield RomImage(kind, at, bytes(window.image(at, size, "ROM image").data))
         if last:
             return
         at += size
-    raise FirmwareInvalid(f"VBIOS: expected at most {_MOST_IMAGES} images, found more")
+    raise _invalid(f"expected at most {_MOST_IMAGES} images, found more")
 
 
 class Vbios:
@@ -150,11 +148,9 @@ class Vbios:
             elif image.kind == SECURE or block:
                 block += image.data
         if base is None:
-            raise FirmwareInvalid("VBIOS: expected an image of code type 0, found none")
+            raise _invalid("expected an image of code type 0, found none")
         if not block:
-            raise FirmwareInvalid(
-                "VBIOS: expected an image of code type 0xe0, which holds FWSEC, found none"
-            )
+            raise _invalid("expected an image of code type 0xe0, which holds FWSEC, found none")
         return cls(base, block)
 
     def beyond(self, pointer: int, what: str) -> int:

@@ -19,6 +19,7 @@ LOG_SIZE = 0x10000
 # In this order. The firmware of both releases takes the list without the logs of later releases.
 LOGS = ("LOGINIT", "LOGINTR", "LOGRM")
 QUEUE_SIZE = 0x40000
+SUSPEND_LEVEL = 3  # NV2080_CTRL_GPU_SET_POWER_STATE_GPU_LEVEL_3, as nouveau and RM say
 _PER_PAGE = 8
 _VGA_SIZE = 0x20000  # where FMC chooses the places
 
@@ -67,7 +68,7 @@ def manager_arguments(abi: FirmwareAbi, shared: int, *, resuming: bool = False) 
     queues.cmdQueueOffset = tables * PAGE
     queues.statQueueOffset = tables * PAGE + QUEUE_SIZE
     if resuming:
-        block.srInitArguments.oldLevel = 3
+        block.srInitArguments.oldLevel = SUSPEND_LEVEL
         block.srInitArguments.bInPMTransition = 1
     if "bDmemStack" in abi.structs.GSP_ARGUMENTS_CACHED.fields:
         block.bDmemStack = 1
@@ -76,31 +77,23 @@ def manager_arguments(abi: FirmwareAbi, shared: int, *, resuming: bool = False) 
 
 def wpr_metadata(
     abi: FirmwareAbi,
-    *,
-    radix3: int,
-    image_size: int,
+    parts: Mapping[str, tuple[int, int]],
     loader: BootLoader,
-    loader_at: int,
-    signature: tuple[int, int],
     places: Mapping[str, int],
 ) -> bytes:
-    """Return GspFwWprMeta. radix3, loader_at: addresses on the bus. signature: address and size.
-    places: of `placed` or `sized`."""
+    """Return GspFwWprMeta. parts: addresses on the bus, and sizes, of Radix3Elf (the tables and the
+    image), Bootloader and Signature. places: of `placed` or `sized`."""
     number = abi.constants
     block = abi.structs.GspFwWprMeta.new(
         magic=number.GSP_FW_WPR_META_MAGIC,
         revision=number.GSP_FW_WPR_META_REVISION,
-        sysmemAddrOfRadix3Elf=radix3,
-        sizeOfRadix3Elf=image_size,
-        sysmemAddrOfBootloader=loader_at,
-        sizeOfBootloader=len(loader.data),
         bootloaderCodeOffset=loader.code,
         bootloaderDataOffset=loader.data_at,
         bootloaderManifestOffset=loader.manifest,
-        sysmemAddrOfSignature=signature[0],
-        sizeOfSignature=signature[1],
         **places,
     )
+    for name, (address, size) in parts.items():
+        block[f"sysmemAddrOf{name}"], block[f"sizeOf{name}"] = address, size
     return bytes(block.raw)
 
 

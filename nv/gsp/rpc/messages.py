@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ugpu.nv.abi.firmware import FirmwareAbi
 
@@ -17,40 +16,13 @@ _PAGE = 4096
 _MIRROR_SIZE = 0x1000
 
 
-@dataclass(frozen=True)
-class MachineFacts:
-    """The function as the host places it. bars: bus addresses of BAR 0, 1 and 3. place: domain,
-    bus, device and function as one number. mirror: of configuration space in BAR 0."""
-
-    bars: tuple[int, int, int]
-    place: int
-    vendor_device: int
-    subsystem: int
-    revision: int
-    mirror: int
-
-
-def system_info(abi: FirmwareAbi, facts: MachineFacts) -> bytes:
-    """Return the payload of GSP_SET_SYSTEM_INFO. ACPI's methods are absent, as in a machine that
-    has none for the GPU."""
+def system_info(abi: FirmwareAbi, facts: Mapping[str, int]) -> bytes:
+    """Return the payload of GSP_SET_SYSTEM_INFO. facts: fields that describe the function; those
+    that the release lacks are left out. ACPI's methods are absent, as in a machine that has none
+    for the GPU."""
     layout = abi.structs.GspSystemInfo
-    block = layout.new(
-        gpuPhysAddr=facts.bars[0],
-        gpuPhysFbAddr=facts.bars[1],
-        gpuPhysInstAddr=facts.bars[2],
-        nvDomainBusDeviceFunc=facts.place,
-        maxUserVa=_MOST_VA,
-        pciConfigMirrorBase=facts.mirror,
-        pciConfigMirrorSize=_MIRROR_SIZE,
-        bIsPassthru=1,
-    )
-    newer = {
-        "PCIDeviceID": facts.vendor_device,
-        "PCISubDeviceID": facts.subsystem,
-        "PCIRevisionID": facts.revision,
-        "hostPageSize": _PAGE,
-    }
-    for name, value in newer.items():
+    block = layout.new(maxUserVa=_MOST_VA, pciConfigMirrorSize=_MIRROR_SIZE, bIsPassthru=1)
+    for name, value in {**facts, "hostPageSize": _PAGE}.items():
         if name in layout.fields:
             block[name] = value
     return bytes(block.raw)

@@ -71,28 +71,16 @@ def parse(text: bytes) -> Note:
     try:
         found = json.loads(text)
         calls = found["calls"]
-        left = LeftCalls(
-            Indices(*(_number(calls["indices"][name]) for name in _INDICES)),
-            _number(calls["sequence"]),
-            _number(calls["clients"]),
-        )
+        indices = Indices(**_numbers(calls["indices"]))
+        left = LeftCalls(indices, _number(calls["sequence"]), _number(calls["clients"]))
         contexts = {
-            str(kind): (_number(begin), _number(size))
+            kind: (_number(begin), _number(size))
             for kind, (begin, size) in _entries(found["contexts"])
         }
-        return Note(
-            str(found["chip"]),
-            str(found["release"]),
-            {str(name): _number(at) for name, at in _entries(found["memory"])},
-            left,
-            contexts,
-            {str(kind): _number(size) for kind, size in _entries(found["sizes"])},
-        )
+        memory, sizes = _numbers(found["memory"]), _numbers(found["sizes"])
+        return Note(str(found["chip"]), str(found["release"]), memory, left, contexts, sizes)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FirmwareInvalid(f"the note in VRAM is not one of ugpu: {error}") from error
-
-
-_INDICES = ("written", "read", "sent", "received")
 
 
 def _number(value: object) -> int:
@@ -101,7 +89,11 @@ def _number(value: object) -> int:
     return value
 
 
-def _entries(value: Any) -> list[tuple[Any, Any]]:  # of JSON: any type
+def _numbers(value: object) -> dict[str, int]:
+    return {name: _number(number) for name, number in _entries(value)}
+
+
+def _entries(value: object) -> list[tuple[str, Any]]:  # Any: of JSON
     if not isinstance(value, dict) or len(value) > _MOST_ENTRIES:
         raise ValueError(f"expected at most {_MOST_ENTRIES} entries")
     return list(value.items())

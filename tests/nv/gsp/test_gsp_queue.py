@@ -18,7 +18,7 @@ from ugpu.hcq.state.clock import Clock
 from ugpu.nv.abi.firmware import firmware
 from ugpu.nv.gsp.layout.memory import Pages
 from ugpu.nv.gsp.rpc.calls import Calls
-from ugpu.nv.gsp.rpc.messages import SETTINGS, MachineFacts, registry, system_info
+from ugpu.nv.gsp.rpc.messages import SETTINGS, registry, system_info
 from ugpu.nv.gsp.rpc.queue import MessageQueues
 from ugpu.nv.gsp.rpc.records import MOST_PAYLOAD, BadRecord, checksum
 
@@ -326,12 +326,14 @@ def test_settings_by_hand() -> None:
     ("release", "size", "mirror"), [("570.144", 0x3A0, 0x50), ("535.113.01", 0x298, 0x40)]
 )
 def test_the_machine_as_each_release_reads_it(release: str, size: int, mirror: int) -> None:
-    facts = MachineFacts(
-        (0xF000_0000, 0x40_0000_0000, 0x50_0000_0000), 0x300, 0x2684_10DE, 0, 0xA1, 0x88000
-    )
+    facts = {
+        "gpuPhysAddr": 0xF000_0000, "gpuPhysFbAddr": 0x40_0000_0000,
+        "gpuPhysInstAddr": 0x50_0000_0000, "nvDomainBusDeviceFunc": 0x300,
+        "PCIDeviceID": 0x2684_10DE, "PCIRevisionID": 0xA1, "pciConfigMirrorBase": 0x88000,
+    }  # fmt: skip
     raw = system_info(firmware(release), facts)
     assert len(raw) == size
-    assert struct.unpack_from("<3Q", raw) == facts.bars
+    assert struct.unpack_from("<3Q", raw) == (0xF000_0000, 0x40_0000_0000, 0x50_0000_0000)
     assert struct.unpack_from("<2I", raw, mirror) == (0x88000, 0x1000)
 
 

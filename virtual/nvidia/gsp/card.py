@@ -17,8 +17,8 @@ from ugpu.virtual.nvidia.gsp.apertures import PDB_IN_INSTANCE, Aperture
 from ugpu.virtual.nvidia.gsp.bus.config import ConfigSpace
 from ugpu.virtual.nvidia.gsp.bus.memory import BusMemory
 from ugpu.virtual.nvidia.gsp.facts import boot_facts
-from ugpu.virtual.nvidia.gsp.falcon import booter, fwsec, loader
-from ugpu.virtual.nvidia.gsp.falcon.core import HWCFG2, MAILBOX0, SWGEN0, Falcon, Kind
+from ugpu.virtual.nvidia.gsp.falcon import booter, fwsec, loader, sleep
+from ugpu.virtual.nvidia.gsp.falcon.core import HWCFG2, MAILBOX0, SWGEN0, Falcon, Kind, Refused
 from ugpu.virtual.nvidia.gsp.falcon.fsp import Fsp
 from ugpu.virtual.nvidia.gsp.falcon.wpr import Wpr2, WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
@@ -26,14 +26,14 @@ from ugpu.virtual.nvidia.gsp.firmware.programs import GSP, SEC2, Program
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE, Terms
 from ugpu.virtual.nvidia.gsp.firmware.vbios import vbios
 from ugpu.virtual.nvidia.gsp.interrupts import InterruptTree
-from ugpu.virtual.nvidia.gsp.options import DEFAULT_FIRMWARE, CardOptions
+from ugpu.virtual.nvidia.gsp.mmu_faults import REPLAYABLE, MmuFaults
+from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.gsp.registers import LOCKED, RegisterSpace
-from ugpu.virtual.nvidia.gsp.rpc.controls import GSP_VECTOR, vector_of
+from ugpu.virtual.nvidia.gsp.rpc.controls import GSP_VECTOR, MEMORY_VECTORS, vector_of
 from ugpu.virtual.nvidia.gsp.rpc.server import SUSPENDED, GspServer
 from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
 from ugpu.virtual.nvidia.gsp.strikes import AT_ONCE
 from ugpu.virtual.nvidia.machine import VirtualMachine
-from ugpu.virtual.nvidia.options import MachineOptions
 
 _GSP_FUSES, _SEC2_FUSES = 0x8241C0, 0x824140
 _NEVER = 1 << 60  # reads
@@ -56,15 +56,7 @@ class Card:
         self.options = chosen = options or CardOptions()
         self.boot = boot_facts(facts.name)
         self.lock = threading.RLock()
-        self.machine = VirtualMachine(
-            facts,
-            MachineOptions(
-                driver=DEFAULT_FIRMWARE, memory=chosen.memory, channels=chosen.channels,
-                copy_engines=chosen.copy_engines, coherence=chosen.coherence,
-                switch_limit_s=chosen.switch_limit_s, multiprocessors=chosen.multiprocessors,
-                shared_memory=chosen.shared_memory,
-            ),
-        )  # fmt: skip
+        self.machine = VirtualMachine(facts, chosen)
         self.gpu = self.machine.gpu
         self.clock = self.machine.clock
         self.lost = False
@@ -94,8 +86,11 @@ class Card:
         self.bar2 = Aperture("BAR2", self.gpu, self.note)
         for aperture in (self.bar1, self.bar2):
             aperture.protected = self.wpr.touches
+        self.mmu_faults = self.gpu.fault_unit = MmuFaults(self, self._signal_fault)
         self.fsp = Fsp(self) if self.boot.way == "fsp" else None
         self.server: GspServer | None = None
+        self.asleep: GspServer | None = None  # firmware that was suspended
+        self.sleeper: sleep.Sleeper | None = None  # and saved
         self.calls: deque[str] = deque(maxlen=_MOST_CALLS)  # what the GSP was asked, as text
         self.registers = RegisterSpace()
         self.status: dict[int, int] = {}  # scratch registers that programs of the card write
@@ -141,6 +136,8 @@ class Card:
 
     def _stop(self) -> None:
         self._end_server()
+        if self.sleeper is None:
+            self._forget_asleep()
         for falcon in (self.gsp, self.sec2):
             falcon.power_on()
         if self.fsp is not None:
@@ -148,15 +145,25 @@ class Card:
         if not self.keeps_wpr2:
             self.wpr.clear()
         self.interrupts.reset()
+        self.mmu_faults.reset()
         self._cold()
 
     def _end_server(self) -> None:
-        if self.server is not None:
+        server, self.server = self.server, None
+        if server is not None and server.asleep:
+            self.asleep = server
+        elif server is not None:
             with self.machine.lock:
-                self.server.close()
-            self.server = None
+                server.close()
         for aperture in (self.bar1, self.bar2):
             aperture.set_block(0)
+
+    def _forget_asleep(self) -> None:
+        """Free the objects of firmware that was suspended, and does not go on."""
+        server, self.asleep, self.sleeper = self.asleep, None, None
+        if server is not None:
+            with self.machine.lock:
+                server.close()
 
     def unplug(self) -> None:
         """Pull the card out: it answers no more, and its work ends."""
@@ -168,6 +175,7 @@ class Card:
         """Switch off for good. Idempotent."""
         with self.lock:
             self._end_server()
+            self._forget_asleep()
         self.machine.close()
 
     def inject_card(self, fault: CardFault | str, count: int = 1) -> None:
@@ -327,20 +335,45 @@ class Card:
 
     def start_gsp(self, meta: WprMeta, version: str, arguments: int) -> None:
         """Start the firmware of the GSP's RISC-V core."""
+        self._forget_asleep()
+        if self._starts():
+            self.server = GspServer(self, version, meta)
+            self.server.start(arguments)
+
+    def resume_gsp(self, firmware: sleep.Server, arguments: int) -> None:
+        """Let suspended firmware go on."""
+        assert isinstance(firmware, GspServer)
+        self.asleep = None
+        if self._starts():
+            self.server = firmware
+            firmware.resume(arguments)
+        else:
+            firmware.asleep = False
+            self.server = firmware  # a reset frees its objects
+
+    def _starts(self) -> bool:
+        """Start the RISC-V core; return whether no planted fault keeps its firmware silent."""
         if self.faults.take(CardFault.FALLS_OFF_AT_BOOT):
             self.unplug()
-            return
+            return False
         if self.faults.take(CardFault.GSP_NOT_STARTED):
-            return
+            return False
         if self.faults.take(CardFault.GSP_HALTS):
             self.gsp.riscv_halted = True
-            return
+            return False
         self.gsp.active = True
         self.handoff = True
-        if self.faults.take(CardFault.GSP_SILENT):
-            return
-        self.server = GspServer(self, version, meta)
-        self.server.start(arguments)
+        return not self.faults.take(CardFault.GSP_SILENT)
+
+    @property
+    def sleeping(self) -> GspServer | None:
+        """Return the firmware that was told to suspend, and has ended."""
+        running = self.server is not None and self.server.asleep
+        return self.server if running else self.asleep
+
+    def falcon_memory(self, address: int, size: int) -> memoryview:
+        """Return video memory, for programs of the card and its firmware."""
+        return self.gpu.memory.view[address : address + size]
 
     def release(self, *, lockdown: bool) -> None:
         """See falcon.chain.Board."""
@@ -371,11 +404,12 @@ class Card:
 
     # For the GSP's firmware
 
-    def make_apertures(self, start: int) -> Directories:
+    def make_apertures(self, start: int, *, fresh: bool = True) -> Directories:
         """See rpc.server.Board: directory and instance block of each aperture, a page each."""
         made = []
         words = self.gpu.memory.words
-        words[start // 8 : (start + 4 * _PAGE) // 8] = 0
+        if fresh:
+            words[start // 8 : (start + 4 * _PAGE) // 8] = 0
         for aperture in (self.bar1, self.bar2):
             directory, instance = start, start + _PAGE
             words[(instance + PDB_IN_INSTANCE) // 8] = directory
@@ -388,6 +422,13 @@ class Card:
         """See rpc.server.Board."""
         if self.faults.take(CardFault.UNLOAD_SILENT):
             return
+        if self.server is not None and self.server.asleep and self.boot.way == "fsp":
+            try:
+                sleep.save(self, self.server.sleep_at)
+            except Refused as refusal:
+                self.violation(f"GSP: {refusal}")
+                return
+            self.asleep, self.server = self.server, None
         self.gsp.registers[MAILBOX0] = SUSPENDED
         if self.boot.way == "fsp" and not self.faults.take(CardFault.HALT_NEVER):
             self.gsp.active, self.gsp.riscv_halted = False, True
@@ -406,6 +447,10 @@ class Card:
 
     def _non_stall(self, engine_type: int) -> None:
         self.interrupts.post(vector_of(engine_type))
+
+    def _signal_fault(self, buffer: int) -> None:
+        name = "REPLAYABLE_FAULT" if buffer == REPLAYABLE else "NON_REPLAYABLE_FAULT"
+        self.interrupts.post(MEMORY_VECTORS[name])
 
     def _send_message(self) -> None:
         if self.lost or self.faults.take(CardFault.MESSAGE_LOST):

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from ugpu.nv.chips.facts import ChipFacts
-from ugpu.virtual.nvidia.options import SWITCH_LIMIT_S
-from ugpu.virtual.nvidia.sm_contract import Multiprocessors
+from ugpu.virtual.nvidia.options import MachineOptions
 
 FIRMWARES = ("570.144", "535.113.01")
 DEFAULT_FIRMWARE = FIRMWARES[0]
 
 
 @dataclass(frozen=True)
-class CardOptions:
-    """Configuration of a card. Sizes are bytes.
+class CardOptions(MachineOptions):
+    """Configuration of a card. Sizes are bytes. For the GPU behind see MachineOptions; driver: the
+    version of the firmware's tables, until firmware runs.
 
-    memory: of the card. bar1: what BAR1 shows of it. platform: whether the platform has assigned
-    the BARs; else the bus model does. function_reset: whether the card offers FLR. seed: of the bus
-    addresses that the IOMMU deals.
+    bar1: what BAR1 shows of the memory. platform: whether the platform has assigned the BARs; else
+    the bus model does. function_reset: whether the card offers FLR. seed: of the bus addresses that
+    the IOMMU deals.
 
     How slow and talkative the card is, as boards are. power_on_reads: reads of the progress
     register before power-on has finished. scrub_reads: reads of a falcon's state before its memory
@@ -29,12 +27,11 @@ class CardOptions:
     before each reply after it. fuse: fuse versions burnt, of every program. display: whether there
     is a display engine. context, access_maps: bytes of a graphics context's own buffer, and of the
     maps of registers that it may access.
-
-    copy_engines, channels, coherence, switch_limit_s, shared_memory, multiprocessors: see
-    MachineOptions.
     """
 
-    memory: int = 4 << 30
+    driver: str = DEFAULT_FIRMWARE
+    memory: int | None = 4 << 30
+    channels: int = 2048
     bar1: int = 256 << 20
     platform: bool = True
     function_reset: bool = True
@@ -49,9 +46,3 @@ class CardOptions:
     display: bool = False
     context: int = 2 << 20
     access_maps: int = 512 << 10
-    copy_engines: int = 4
-    channels: int = 2048
-    coherence: bool = False
-    switch_limit_s: float = SWITCH_LIMIT_S
-    shared_memory: bool = False
-    multiprocessors: Callable[[ChipFacts], Multiprocessors] | None = None

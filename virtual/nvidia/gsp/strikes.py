@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
-from ugpu.virtual.nvidia.gsp.falcon.core import Falcon
+from ugpu.virtual.nvidia.gsp.falcon import booter
 from ugpu.virtual.nvidia.gsp.falcon.fsp import Fsp
-from ugpu.virtual.nvidia.gsp.falcon.wpr import MIB, Wpr2
+from ugpu.virtual.nvidia.gsp.falcon.wpr import MIB
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware import vbios
 from ugpu.virtual.nvidia.gsp.registers import RegisterSpace
@@ -17,7 +17,7 @@ _ONES = 0xFFFF_FFFF
 _GV100 = 0x140 << 20 | 0xA1 << 12
 
 
-class Board(Protocol):
+class Board(booter.Board, Protocol):
     """The card, as its damages use it."""
 
     rom: bytes
@@ -25,13 +25,9 @@ class Board(Protocol):
     shown_memory: int
     dark: bool
     keeps_wpr2: bool
-    wpr: Wpr2
-    gsp: Falcon
     fsp: Fsp | None
     registers: RegisterSpace
 
-    @property
-    def memory_size(self) -> int: ...
     def unplug(self) -> None: ...
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 
 from ugpu.virtual.bus.msix import MsixTable
+from ugpu.virtual.nvidia.gsp import mmu_faults
 from ugpu.virtual.nvidia.gsp.apertures import Aperture
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.falcon import fsp, fwsec
@@ -28,6 +29,7 @@ _ALL_DIRECTORIES, _TRIGGERED = 1 << 1, 1 << 31
 _SCRATCH = range(0x1400, 0x1480, 4)
 _COUNTERS, _COUNTER_ENTRIES = 0xB83100, 8192  # UNSURE: how many entries a board's buffer has
 _FUSES = (0x824100, 0x824140, 0x8241C0)
+_BEFORE_DISPLAY = 0x4B8  # NV_FUSE_OPT_SECURE_GSP_DEBUG_DIS, before the fuse of the display
 _REARM = 0x704  # in the mirror of configuration space
 _LOW_TIME, _HIGH_TIME = 0xFFFF_FFE0, 0x1FFF_FFFF
 
@@ -69,7 +71,7 @@ def _identity(card: Card) -> None:
     space.word(0xA00, boot.boot42)
     space.word(0x101000, 0)  # straps
     space.word(boot.display_fuse, 0 if card.options.display else 1)
-    space.word(0x82074C, 1)  # debugging of the GSP is disabled
+    space.word(boot.display_fuse - _BEFORE_DISPLAY, 1)  # debugging of the GSP is disabled
     space.word(0x625F04, 0)  # no VGA workspace
     if boot.boot_done:
         space.word(boot.boot_done, lambda: _progress(card))
@@ -130,8 +132,9 @@ def _memory(card: Card) -> None:
     for aperture, low in ((card.bar1, 0xB80F60), (card.bar2, 0xB80F70)):
         if card.fsp is not None:
             _wide_block(card, aperture, low)
-    # The replayable fault buffers: no fault of the model is replayable.
-    space.plain(card.plain, *range(0xB83000, 0xB83040, 4), *range(0xB83080, 0xB83098, 4), 0xB83070)
+    unit = card.mmu_faults
+    space.range(mmu_faults.BUFFERS, mmu_faults.BUFFER_SIZE, unit.read, unit.write)
+    space.plain(card.plain, *range(0xB83080, 0xB83098, 4), 0xB83070)
     _access_counters(card)
     space.word(0x1100, 0)  # errors of the bus
 
@@ -180,6 +183,7 @@ def _invalidate(card: Card, value: int) -> None:
     low, high = card.plain.get(_INVALIDATE_DIRECTORY, 0), card.plain.get(_INVALIDATE_HIGH, 0)
     directory = (low & ~0xF | high << 32) << 8
     card.gpu.invalidate(None if value & _ALL_DIRECTORIES else directory)
+    card.mmu_faults.replay(value >> 3 & 7)
 
 
 def _time(card: Card) -> None:

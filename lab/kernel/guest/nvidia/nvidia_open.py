@@ -223,8 +223,8 @@ def test_the_next_open_works_after_a_kill_with_work_in_flight(uvm: None, work_of
 
 @pytest.mark.timeout(LONGEST_S)
 def test_operations_come_out_right(device: Device, record_property: Note) -> None:
-    """Operations of the corpus from all of its parts, as many as the time allows; in a long run
-    without those that came out right in an earlier one."""
+    """Operations of the corpus from all of its parts, as many as the time allows, and a few in any
+    case; in a long run without those that came out right in an earlier one."""
     cases = corpus()
     names = [name for start in range(STEP) for name in list(cases)[start::STEP]]
     wrong: list[str] = []
@@ -242,8 +242,7 @@ def test_operations_come_out_right(device: Device, record_property: Note) -> Non
             else:
                 host.ask("right", name=name)
             ran += 1
-            if time.monotonic() > end:
+            if time.monotonic() > end and ran >= LEAST_OPERATIONS:
                 break
     record_property("operations of the corpus", f"{ran} of the {len(left)} left of {len(cases)}")
     assert not wrong, "\n".join(wrong)
-    assert ran >= min(LEAST_OPERATIONS, len(left))

@@ -64,6 +64,14 @@ def added_at(x: Array, index: Array, values: Array) -> Array:
     return result
 
 
+def raised(x: Tensor) -> Tensor:
+    return (x - x.mean(1, True)).exp()
+
+
+def raised_there(x: Array) -> Array:
+    return np.exp(x - x.mean(1, keepdims=True))
+
+
 def rolled(lowered: Lowered) -> bool:
     return any(" rolled" in line for line in lowered.text().splitlines())
 
@@ -88,6 +96,13 @@ LOOPS = (
         lambda x, i: np.take_along_axis(x, abs(i), 1),
         rolled, [((3, 4), (3, 16)), ((3, 4), (3, 37))], [((3, 4), (3, 15))],
         ("float32", "int32"),
+    ),
+    Rule(
+        "kernel.host.loops", "ABREAST ROLLED LINE",
+        lambda x: x.permute(0, 1, 3, 2).contiguous(), lambda x: x.transpose(0, 1, 3, 2),
+        lambda found: found.text().count("for ") == 3,
+        [((3, 5, 2, 33),), ((5, 3, 4, 15),), ((5, 3, 16, 9),), ((7, 5, 3, 37),)],
+        [((3, 5, 5, 9),), ((3, 5, 15, 9),), ((7, 5, 64, 9),)],
     ),
     Rule(
         "kernel.host.loops", "STREAMS MANY", lambda x: x.sum(1), lambda x: x.sum(1),
@@ -131,7 +146,8 @@ ROWS = (
         [((5, 2048),), ((5, 1025),), ((3, 2050),)], [((5, 1024),)], tolerance=1e-6,
     ),
     Rule(
-        "pattern.cost", "HELD_BYTES", lambda x: x.softmax(1), lambda x: softmax(x, 1),
+        "pattern.cost", "HELD_BYTES", lambda x: raised(x) / raised(x).sum(1, True),
+        lambda x: raised_there(x) / raised_there(x).sum(1, keepdims=True),
         lambda found: found.has("total1") and not found.has("held0"),
         [((64, 66560),), ((64, 65537),)], [((64, 65536),)], tolerance=1e-6, slow=("cpu",),
     ),

@@ -244,7 +244,7 @@ def test_the_gsp_chooses_a_handle_where_the_cpu_names_none(script: Script) -> No
 
 
 def test_objects_of_one_class_share_what_executes_its_methods(script: Script) -> None:
-    """As two copy objects of NVK on one channel of Turing; kfifoAddObject has no rule against it."""
+    """As two copy objects of NVK on one channel of Turing: kfifoAddObject refuses nothing."""
     assert script.allocate(0xC56F, DEVICE, CHANNEL, channel_params(script, 9))[0] == 0
     for handle in (0x8001, 0x8002):
         params = struct.pack("<II", 1, COPY_ENGINE)

@@ -15,11 +15,11 @@ from ugpu.hcq.errors import BadArgument, DeviceBusy, DeviceNotFound
 from ugpu.hcq.find.registry import Attachment, attach_virtual
 from ugpu.hcq.state.memory import BusAddr
 from ugpu.nv import abi
+from ugpu.nv.abi.firmware import firmware
 from ugpu.virtual.nvidia.gsp.bus.pci import ApertureWindow, VirtualTransport
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.gpu import attach, build_card
 from ugpu.virtual.nvidia.gsp.options import FIRMWARES, CardOptions
-from ugpu.virtual.nvidia.gsp.rpc.interface import interface_of
 from ugpu.virtual.nvidia.status import Status
 
 MEMORY = 1 << 30
@@ -376,7 +376,7 @@ def test_a_channel_s_fault_reaches_the_host(request: pytest.FixtureRequest, vers
     assert script.control(0xA06F0103, CHANNEL, b"\1\0")[0] == 0
     video(script, INSTANCE + 0x2000 + 0x8C, struct.pack("<I", 1))
     assert script.card.server is not None
-    script.card.server.interface = interface_of(version)
+    script.card.server.interface = firmware(version)
     script.write(0xBB0090, 1 << 16 | 1)
     received: list[Message] = []
 

@@ -8,6 +8,7 @@ import pytest
 from ugpu.virtual.nvidia.gsp.facts import boot_facts
 from ugpu.virtual.nvidia.gsp.falcon.core import RETRIGGER, SWGEN0
 from ugpu.virtual.nvidia.gsp.firmware import module
+from ugpu.virtual.nvidia.gsp.firmware.programs import Program
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE, Terms
 from ugpu.virtual.nvidia.gsp.gpu import build_card
 from ugpu.virtual.nvidia.gsp.options import CardOptions
@@ -28,6 +29,15 @@ def test_the_firmware_directs_its_interrupts_to_the_host(chip: str) -> None:
     assert all(read(at) & SWGEN0 for at in MASKS[chip])
     other = next(name for name in MASKS if name != chip)
     assert all(read(at) >> 16 == 0xBADF for at in MASKS[other])
+    card.close()
+
+
+@pytest.mark.parametrize(("chip", "fuse"), [("tu102", 0x02174C), ("ga100", 0x82074C)])
+def test_no_part_is_one_for_development(chip: str, fuse: int) -> None:
+    """NV_FUSE_OPT_SECURE_GSP_DEBUG_DIS: the module would look for FWSEC's other signatures."""
+    card = build_card(chip, CardOptions(memory=256 << 20))
+    card.config.write(4, 6, 2)
+    assert card.read32(fuse) == 1
     card.close()
 
 
@@ -55,10 +65,13 @@ def test_only_the_programs_inside_the_module_are_known() -> None:
     code = b"\x5a" * 0x100
     assert module.parse(code) is None and module.boot_loader_parts(code) is None
     assert module.problem(bytes(SIZE), Terms(1, 1, 3), code, code) is None, "the model's own rule"
-    assert len(module.PROGRAMS) == 4
-    for built in module.PROGRAMS.values():
-        assert (built.engine, built.number, sorted(built.signatures)) == (1, 3, [0, 1])
-        assert len(bytes.fromhex(built.content)) == 32
+    rows = [row for row in module.built_in().values() if row.program is not Program.LOADER]
+    assert len(rows) == len(module.built_in()) - 1 == 10
+    assert sorted((row.number, len(row.signatures)) for row in rows) == (
+        [(3, 1)] * 2 + [(3, 2)] * 4 + [(13, 1)] * 4
+    ), "GA100; AD102 and GA102, of two fuse versions; TU102 and TU116"
+    for row in rows:
+        assert all(len(bytes.fromhex(text)) == 32 for text in (row.content, *row.signatures))
 
 
 @pytest.mark.parametrize(("chip", "name"), [("ad102", "gsp_ga10x"), ("tu102", "gsp_tu10x")])

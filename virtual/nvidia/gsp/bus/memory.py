@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 
-from ugpu.virtual.bus.dma import DmaPool, Iommu
-
-_PAGE = 4096
+from ugpu.virtual.bus.dma import DmaPool, Iommu, read_bus, write_bus
 
 
 class BusMemory:
@@ -36,21 +33,9 @@ class BusMemory:
 
     def read(self, address: int, size: int) -> bytes | None:
         """Read; None if any part is refused."""
-        parts = []
-        while size:
-            found = self.translate(address, size)
-            if found is None:
-                return None
-            parts.append(ctypes.string_at(*found))
-            address, size = address + found[1], size - found[1]
-        return b"".join(parts)
+        content = read_bus(self.translate, address, size)
+        return content if len(content) == size else None
 
     def write(self, address: int, content: bytes) -> bool:
         """Write; return whether all parts were allowed."""
-        while content:
-            found = self.translate(address, len(content))
-            if found is None:
-                return False
-            ctypes.memmove(found[0], content[: found[1]], found[1])
-            address, content = address + found[1], content[found[1] :]
-        return True
+        return write_bus(self.translate, address, content)

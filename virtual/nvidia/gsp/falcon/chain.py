@@ -7,11 +7,10 @@ UNSURE: the codes in mailbox 0.
 
 from __future__ import annotations
 
-import struct
 from typing import Protocol
 
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
-from ugpu.virtual.nvidia.gsp.falcon import booter
+from ugpu.virtual.nvidia.gsp.falcon import booter, sleep, wpr
 from ugpu.virtual.nvidia.gsp.falcon.core import Refused
 from ugpu.virtual.nvidia.gsp.falcon.wpr import FRTS_SIZE as FRTS_SIZE
 from ugpu.virtual.nvidia.gsp.falcon.wpr import MAGIC, MIB, REVISION, SIZE, WprMeta
@@ -20,7 +19,10 @@ PARAMETERS = 0x50
 _SYSTEM = (1, 2)  # coherent and non-coherent memory of the host
 _OTHER_HEAP = {"gh100": 0x20_0000, "gb202": 0x22_0000}
 _PMU = {"gh100": 0, "gb202": 0x182_0000}
-_PMU_AT = 0xF4
+_PLACES = (
+    "gspFwWprStart", "gspFwHeapOffset", "gspFwOffset", "bootBinOffset", "frtsOffset", "gspFwWprEnd",
+    "nonWprHeapOffset",
+)  # fmt: skip
 
 
 class Board(booter.Board, Protocol):
@@ -36,51 +38,51 @@ def start(board: Board, arguments: int, frts: int) -> None:
     raw = board.bus_read(arguments, PARAMETERS)
     if raw is None:
         raise Refused(0x01, f"cannot read the boot parameters at {arguments:#x}")
-    target, size, where = _description(raw)
-    (is_rm,) = struct.unpack_from("<B", raw, 0x24)
-    rm_target, libos = struct.unpack_from("<I4xQ", raw, 0x28)
-    if target not in _SYSTEM or rm_target not in _SYSTEM:
-        raise Refused(0x02, f"targets must be 1 or 2, are {target} and {rm_target}")
+    params = wpr.read("GSP_FMC_BOOT_PARAMS", raw)
+    boot, rm = params.bootGspRmParams, params.gspRmParams
+    size, where, is_rm = boot.gspRmDescSize, boot.gspRmDescOffset, boot.bIsGspRmBoot
+    if boot.target not in _SYSTEM or rm.target not in _SYSTEM:
+        raise Refused(0x02, f"targets must be 1 or 2, are {boot.target} and {rm.target}")
     if size != SIZE or is_rm != 1:
         raise Refused(0x03, f"gspRmDescSize must be {SIZE:#x}, is {size:#x}; bIsGspRmBoot {is_rm}")
     meta_raw = board.bus_read(where, SIZE)
     if meta_raw is None:
         raise Refused(0x04, f"cannot read the WPR metadata at {where:#x}")
-    meta = laid_out(board.boot, WprMeta.parse(meta_raw), meta_raw, frts, board.memory_size)
+    resuming = wpr.resumes(meta_raw)
+    if resuming != (frts == board.memory_size):
+        raise Refused(0x08, "only firmware that resumes has its FRTS region")
+    if resuming:
+        firmware = sleep.restore(board, where)
+        board.gsp.answer(0)
+        board.release(lockdown=True)
+        board.resume_gsp(firmware, rm.bootArgsOffset)
+        return
+    meta = wpr.read("GspFwWprMeta", meta_raw)
+    lay_out(board.boot, meta, frts, board.memory_size)
     version = booter.place(board, meta)
-    board.wpr.set(meta.start, meta.end)
+    board.wpr.set(meta.gspFwWprStart, meta.gspFwWprEnd)
     board.gsp.answer(0)
     board.release(lockdown=True)
-    board.start_gsp(meta, version, libos)
+    board.start_gsp(meta, version, rm.bootArgsOffset)
 
 
-def _description(raw: bytes) -> tuple[int, int, int]:
-    target, size, where = struct.unpack_from("<IIQ", raw, 8)
-    return int(target), int(size), int(where)
-
-
-def laid_out(boot: BootFacts, meta: WprMeta, raw: bytes, frts: int, memory: int) -> WprMeta:
+def lay_out(boot: BootFacts, meta: WprMeta, frts: int, memory: int) -> None:
     """Check the sizes that the host gave, and place everything below FRTS. Raises Refused."""
-    (pmu,) = struct.unpack_from("<I", raw, _PMU_AT)
-    for name, value, expected in (
-        ("magic", meta.magic, MAGIC), ("revision", meta.revision, REVISION),
-        ("frtsSize", meta.frts_size, FRTS_SIZE),
-        ("nonWprHeapSize", meta.other_heap_size, _OTHER_HEAP[boot.name]),
-        ("pmuReservedSize", pmu, _PMU[boot.name]),
+    for name, expected in (
+        ("magic", MAGIC), ("revision", REVISION), ("frtsSize", FRTS_SIZE),
+        ("nonWprHeapSize", _OTHER_HEAP[boot.name]), ("pmuReservedSize", _PMU[boot.name]),
     ):  # fmt: skip
-        if value != expected:
-            raise Refused(0x05, f"{name} must be {expected:#x}, is {value:#x}")
-    given = (meta.start, meta.heap, meta.firmware, meta.boot, meta.frts, meta.end, meta.other_heap)
-    if any(given):
+        if meta[name] != expected:
+            raise Refused(0x05, f"{name} must be {expected:#x}, is {meta[name]:#x}")
+    if any(meta[name] for name in _PLACES):
         raise Refused(0x06, "offsets must be 0: the FMC places everything")
-    if meta.heap_size < 84 * MIB or meta.heap_size % MIB:
-        raise Refused(0x07, f"gspFwHeapSize {meta.heap_size:#x}")
-    binary = frts - meta.bootloader_size & ~0xFFF
-    firmware = binary - meta.image_size & ~0xFFFF
-    heap = firmware - meta.heap_size & ~(MIB - 1)
-    start = heap - SIZE & ~(MIB - 1)
-    other = start - meta.other_heap_size & ~(MIB - 1)
-    return meta._replace(
-        reserved_start=other, other_heap=other, start=start, heap=heap, firmware=firmware,
-        boot=binary, frts=frts, end=frts + FRTS_SIZE, memory=memory, vga=frts + FRTS_SIZE,
-    )  # fmt: skip
+    if meta.gspFwHeapSize < 84 * MIB or meta.gspFwHeapSize % MIB:
+        raise Refused(0x07, f"gspFwHeapSize {meta.gspFwHeapSize:#x}")
+    meta.frtsOffset, meta.fbSize = frts, memory
+    meta.gspFwWprEnd = meta.vgaWorkspaceOffset = frts + FRTS_SIZE
+    meta.bootBinOffset = frts - meta.sizeOfBootloader & ~0xFFF
+    meta.gspFwOffset = meta.bootBinOffset - meta.sizeOfRadix3Elf & ~0xFFFF
+    meta.gspFwHeapOffset = meta.gspFwOffset - meta.gspFwHeapSize & ~(MIB - 1)
+    meta.gspFwWprStart = meta.gspFwHeapOffset - SIZE & ~(MIB - 1)
+    other = meta.gspFwWprStart - meta.nonWprHeapSize & ~(MIB - 1)
+    meta.gspFwRsvdStart = meta.nonWprHeapOffset = other

@@ -35,6 +35,7 @@ SIZE_OF_BLOCK = 2 * 0x1000  # registers of one falcon
 HALTED, STARTCPU, ACTIVE, RISCV_HALTED = 1 << 4, 1 << 1, 1 << 7, 1 << 4
 _RISCV_SELECTED, _VALID, _PHYSICAL_WITHOUT_CONTEXT = 1 << 4, 1 << 0, 1 << 7
 _INCREMENT_WRITE, _INCREMENT_READ, _SECURE = 1 << 24, 1 << 25, 1 << 28
+_TURING = Terms(0, programs.SEC2, 0xD)  # of the signatures of 16 bytes, which state none
 _PLAIN = frozenset(
     (IRQMSET, IRQMASK, IRQDEST, MAILBOX0, MAILBOX1, ITFEN, OS, RM, WAYFINDER, BOOTVEC, DMA_BASE,
      DMA_MEMORY, DMA_OFFSET, DMA_BASE_HIGH, FBIF_CTL, MOD_SEL, PROGRAM_ID, ENGINE_MASK,
@@ -123,7 +124,7 @@ class Falcon:
         self._clear()
 
     def _clear(self) -> None:
-        self.registers: dict[int, int] = {}
+        self.registers: dict[int, int] = {}  # as written
         self.imem: dict[int, Block] = {}
         self.dmem = bytearray(self.kind.dmem)
         self._selected = 0  # BCR_CTRL
@@ -183,29 +184,17 @@ class Falcon:
             return offset in _READS
         return True
 
+    def _scrubs(self, shown: bool) -> bool:
+        """Return whether its memory is being scrubbed, in the register that shows it."""
+        scrubbing = shown and self._scrubbing > 0
+        self._scrubbing -= scrubbing
+        return scrubbing
+
     def _hwcfg2(self) -> int:
-        scrubbing = self.kind.dma and self._scrubbing > 0
-        if scrubbing:
-            self._scrubbing -= 1
-        return 1 << 31 | self.lockdown << 13 | scrubbing << 12 | 1 << 10
+        return 1 << 31 | self.lockdown << 13 | self._scrubs(self.kind.dma) << 12 | 1 << 10
 
     def _dmactl(self) -> int:
-        scrubbing = not self.kind.dma and self._scrubbing > 0
-        if scrubbing:
-            self._scrubbing -= 1
-        return self.registers.get(DMACTL, 0) & 1 | (0b110 if scrubbing else 0)
-
-    def _set_dmactl(self, value: int) -> None:
-        self.registers[DMACTL] = value & 1
-
-    def _hwcfg(self) -> int:
-        return self.kind.imem // BLOCK | self.kind.dmem // BLOCK << 9
-
-    def _cpuctl(self) -> int:
-        return HALTED if self.halted else 0
-
-    def _bcr_read(self) -> int | None:
-        return self._selected | _VALID if self.kind.dma else None
+        return self.registers.get(DMACTL, 0) & 1 | self._scrubs(not self.kind.dma) * 0b110
 
     def _bcr_write(self, value: int) -> None:
         if self.kind.dma:
@@ -215,9 +204,6 @@ class Falcon:
         if not self.kind.dma:
             return None
         return (ACTIVE if self.active else 0) | (RISCV_HALTED if self.riscv_halted else 0)
-
-    def _clear_interrupts(self, value: int) -> None:
-        self.interrupts &= ~value
 
     def interrupt(self, bits: int) -> None:
         """Raise interrupts; the host is told when the first one becomes pending."""
@@ -374,15 +360,17 @@ class Falcon:
     def _code(self) -> tuple[Program, bytes, int] | None:
         """Return the program at the boot vector, its code, and how much of its data is signed."""
         by_tag = {block.tag: block for block in self.imem.values()}
-        tag = self.registers.get(BOOTVEC, 0) >> 8
-        if not self.kind.dma and tag in by_tag and not programs.parse(bytes(by_tag[tag].content)):
-            tag += 1  # a small unsigned part comes first
-        code = b""
-        while tag in by_tag and (not code or by_tag[tag].secure or not self.kind.dma):
-            code += by_tag[tag].content
-            tag += 1
-        found = programs.parse(code) or module.parse(code)
-        return (found[0], code, found[1]) if found is not None else None
+        start = self.registers.get(BOOTVEC, 0) >> 8
+        # Without a boot ROM a small part that is not secure may come first.
+        for tag in (start,) if self.kind.dma else (start, start + 1):
+            code = b""
+            while tag in by_tag and (not code or by_tag[tag].secure or not self.kind.dma):
+                code += by_tag[tag].content
+                tag += 1
+            found = programs.parse(code) or module.parse(code)
+            if found is not None:
+                return found[0], code, found[1]
+        return None
 
     def _boot_rom(self, code: bytes, covered: int) -> str:
         """Verify a program as the boot ROM does; return why it is refused, or ""."""
@@ -411,26 +399,27 @@ class Falcon:
         """Verify a program of Turing or GA100: its signature is in its data."""
         if not covered:
             return ""  # FWSEC and the loader carry their signature in the code
-        at = programs.OLD_PATCH_IN_DATA
-        data = bytes(self.dmem[:covered])
-        if self.kind.signed is not None:
-            content = programs.signed_content(code, data, at, SIZE)
-            return problem(bytes(self.dmem[at : at + SIZE]), self.kind.signed, content)
-        content = programs.signed_content(code, data, at, 16)
-        if bytes(self.dmem[at : at + 16]) != short(content):
-            return "the signature does not match the content"
-        return ""
+        at, terms = programs.OLD_PATCH_IN_DATA, self.kind.signed
+        size = 16 if terms is None else SIZE
+        field = bytes(self.dmem[at : at + size])
+        content = programs.signed_content(code, bytes(self.dmem[:covered]), at, size)
+        why = module.problem(field, terms or _TURING, code, content)
+        if why is not None:
+            return why
+        if terms is not None:
+            return problem(field, terms, content)
+        return "" if field == short(content) else "the signature does not match the content"
 
 
 _READS: dict[int, Callable[[Falcon], int | None]] = {
     HWCFG2: Falcon._hwcfg2,
-    HWCFG: Falcon._hwcfg,
+    HWCFG: lambda falcon: falcon.kind.imem // BLOCK | falcon.kind.dmem // BLOCK << 9,
     HWCFG1: lambda falcon: 6 | 3 << 4 | 1 << 8 | 1 << 12,
-    CPUCTL: Falcon._cpuctl,
+    CPUCTL: lambda falcon: HALTED if falcon.halted else 0,
     DMACTL: Falcon._dmactl,
     DMA_COMMAND: Falcon._dma_command,
     ENGINE: lambda falcon: int(falcon.in_reset),
-    BCR_CTRL: Falcon._bcr_read,
+    BCR_CTRL: lambda falcon: falcon._selected | _VALID if falcon.kind.dma else None,
     RISCV_CPUCTL: Falcon._riscv,
     RISCV_OLD_ACTIVE: lambda falcon: None if falcon.kind.dma else int(falcon.active),
     IRQSTAT: lambda falcon: falcon.interrupts,
@@ -441,11 +430,11 @@ _READS: dict[int, Callable[[Falcon], int | None]] = {
 _WRITES: dict[int, Callable[[Falcon, int], object]] = {
     CPUCTL: Falcon._start,
     CPUCTL_ALIAS: Falcon._start,
-    DMACTL: Falcon._set_dmactl,
+    DMACTL: lambda falcon, value: falcon.registers.__setitem__(DMACTL, value & 1),
     DMA_COMMAND: Falcon._start_dma,
     ENGINE: Falcon._engine,
     BCR_CTRL: Falcon._bcr_write,
-    IRQSCLR: Falcon._clear_interrupts,
+    IRQSCLR: lambda falcon, value: setattr(falcon, "interrupts", falcon.interrupts & ~value),
     RETRIGGER: Falcon._retrigger,
     IRQMCLR: lambda falcon, value: None,
 }

@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import struct
 
-from ugpu.virtual.nvidia.gsp.falcon import chain
+from ugpu.virtual.nvidia.gsp.falcon import chain, wpr
 from ugpu.virtual.nvidia.gsp.falcon.core import Refused
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware import images
@@ -28,7 +28,6 @@ _START, _END = 1 << 31, 1 << 30
 _VENDOR = 0x7E | 0x10DE << 8
 COT, RESPONSE = 0x14, 0x15
 PAYLOAD = 860
-_HEAD = struct.Struct("<HHQQIQI48s384s384sQ")
 _FRTS_OFFSETS = {1: 0x20_0000, 2: 0x1C0_0000}  # from the end of memory, by version of the message
 
 
@@ -160,29 +159,31 @@ class Fsp:
         board = self._board
         if len(payload) < PAYLOAD:
             raise Refused(FspError.INVALID_DATA, f"a chain of trust of {len(payload)} bytes")
-        (version, size, fmc, _, sysmem, offset, length, digest, key, signature, arguments) = (
-            _HEAD.unpack_from(payload)
-        )
+        trust = wpr.read("NVDM_PAYLOAD_COT", payload)
+        version, offset, length = trust.version, trust.frtsVidmemOffset, trust.frtsVidmemSize
         if board.gsp.active or board.wpr.up:
             raise Refused(FspError.INVALID_STATE, "the GSP runs already, or WPR2 is set")
-        if (version, size) != (board.boot.cot, PAYLOAD):
+        if (version, trust.size) != (board.boot.cot, PAYLOAD):
             raise Refused(
                 FspError.INVALID_DATA,
-                f"version must be {board.boot.cot}, size {PAYLOAD}; are {version}, {size}",
+                f"version must be {board.boot.cot}, size {PAYLOAD}; are {version}, {trust.size}",
             )
-        if sysmem:
+        if trust.frtsSysmemSize:
             raise Refused(FspError.NOT_SUPPORTED, "FRTS in host memory is not modelled")
-        if (offset, length) != (_FRTS_OFFSETS[version], chain.FRTS_SIZE):
+        resuming = board.sleeper is not None and not length
+        if not resuming and (offset, length) != (_FRTS_OFFSETS[version], chain.FRTS_SIZE):
             raise Refused(
                 FspError.INVALID_DATA,
                 f"FRTS must be {_FRTS_OFFSETS[version]:#x} below the end of memory, with "
                 f"{chain.FRTS_SIZE:#x} bytes; is {offset:#x}, {length:#x}",
             )
-        self._verify(board.bus_read(fmc, images.FMC_SIZE), digest, key, signature)
+        fields = (bytes(trust[name]) for name in ("hash384", "publicKey", "signature"))
+        self._verify(board.bus_read(trust.gspFmcSysmemOffset, images.FMC_SIZE), *fields)
         try:
             if board.faults.take(CardFault.FMC_FAILS):
                 raise Refused(0x7F, "planted")
-            chain.start(board, arguments, board.memory_size - offset)
+            below = 0 if resuming else offset
+            chain.start(board, trust.gspBootArgsSysmemOffset, board.memory_size - below)
         except Refused as refusal:
             # The FMC refuses after the FSP has accepted it: its code is in the GSP's mailbox.
             if str(refusal) != "planted":

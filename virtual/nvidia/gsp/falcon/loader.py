@@ -8,9 +8,9 @@ Source: Linux 6.12 drivers/gpu/drm/nouveau/nvkm/falcon/fw.c, nvkm/subdev/gsp/fws
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from ugpu.virtual.nvidia.gsp.falcon.core import TRANSCFG, Block, Falcon
+from ugpu.virtual.nvidia.gsp.falcon.core import TRANSCFG, Block, Falcon, Port
 from ugpu.virtual.nvidia.gsp.firmware import programs
 from ugpu.virtual.nvidia.gsp.firmware.programs import BLOCK, Program
 
@@ -35,14 +35,7 @@ class Descriptor(NamedTuple):
     arguments: int
 
 
-class Board(Protocol):
-    """The card, as the loader uses it."""
-
-    def violation(self, text: str) -> None: ...
-    def falcon_read(self, target: int, address: int, size: int) -> bytes | None: ...
-
-
-def run(board: Board, falcon: Falcon) -> Program | None:
+def run(board: Port, falcon: Falcon) -> Program | None:
     """Fetch the program; return which it is, or None, and a violation, if that fails."""
     descriptor = Descriptor._make(_DESCRIPTOR.unpack_from(falcon.dmem))
     why = _problem(falcon, descriptor)

@@ -7,110 +7,85 @@ kernel_gsp_tu102.c (kgspCalculateFbLayout); Linux 7.3.4 nouveau nvkm/subdev/gsp/
 from __future__ import annotations
 
 import itertools
-import struct
-from typing import NamedTuple
+
+from ugpu.hcq.registers.layout import Struct
+from ugpu.nv.abi.firmware import firmware
 
 MAGIC, REVISION, VERIFIED = 0xDC3AAE21371A60B3, 1, 0xA0A0A0A0A0A0A0A0
 SIZE = 0x100
 RESUME_MAGIC = 0x8A3BB9E6C6C39D93
 MIB = 1 << 20
-_FIELDS = struct.Struct("<25Q")
 FRTS_SIZE = MIB
 _LEAST_HEAP = {2: 64 * MIB, 3: 84 * MIB}  # by libos; 88 MiB with 570's client part
 PRESCRUBBED = 256 * MIB
 
 
-class WprMeta(NamedTuple):
-    """GspFwWprMeta, in the order of its fields."""
+_TABLES = "570.144"  # releases before it lack pmuReservedSize, and are otherwise the same
+_EDGES = (
+    ("nonWprHeapOffset", "nonWprHeapSize"), ("gspFwWprStart", ""),
+    ("gspFwHeapOffset", "gspFwHeapSize"), ("gspFwOffset", "sizeOfRadix3Elf"),
+    ("bootBinOffset", "sizeOfBootloader"), ("frtsOffset", "frtsSize"), ("gspFwWprEnd", ""),
+    ("vgaWorkspaceOffset", ""),
+)  # fmt: skip
+_UNITS = {
+    "gspFwWprStart": MIB, "gspFwHeapOffset": MIB, "gspFwHeapSize": MIB, "gspFwOffset": 0x10000,
+    "bootBinOffset": 0x1000, "gspFwWprEnd": 0x20000, "nonWprHeapOffset": MIB, "nonWprHeapSize": MIB,
+}  # fmt: skip
+WprMeta = Struct  # GspFwWprMeta
 
-    magic: int
-    revision: int
-    image: int
-    image_size: int
-    bootloader: int
-    bootloader_size: int
-    bootloader_code: int
-    bootloader_data: int
-    bootloader_manifest: int
-    signature: int
-    signature_size: int
-    reserved_start: int
-    other_heap: int
-    other_heap_size: int
-    start: int
-    heap: int
-    heap_size: int
-    firmware: int
-    boot: int
-    frts: int
-    frts_size: int
-    end: int
-    memory: int
-    vga: int
-    vga_size: int
 
-    @classmethod
-    def parse(cls, raw: bytes) -> WprMeta:
-        """Read the first 0xc8 bytes of a block."""
-        return cls._make(_FIELDS.unpack_from(raw))
+def read(name: str, raw: bytes) -> Struct:
+    """Read a structure of the boot; what follows it in `raw` is ignored."""
+    block: Struct = firmware(_TABLES).structs[name].view(bytearray(raw))
+    return block
 
-    @classmethod
-    def resume(cls, raw: bytes) -> bool:
-        """Return whether a block describes a suspended GSP instead (GspFwSRMeta)."""
-        return int.from_bytes(raw[:8], "little") == RESUME_MAGIC
 
-    def problem(self, memory: int, libos: int, frts: tuple[int, int] | None, scrubbed: int) -> str:
-        """Return why a booter refuses the layout, or "".
+def resumes(raw: bytes) -> bool:
+    """Return whether a block describes a suspended GSP instead (GspFwSRMeta)."""
+    return int.from_bytes(raw[:8], "little") == RESUME_MAGIC
 
-        memory: bytes of the card. frts: the region that FWSEC made, as (start, end); None for a
-        chip without it. scrubbed: address from which memory is scrubbed.
-        """
-        if self.magic != MAGIC or self.revision != REVISION:
-            return f"magic {self.magic:#x}, revision {self.revision}"
-        if self.memory != memory:
-            return f"fbSize must be {memory:#x}, is {self.memory:#x}"
-        if frts is not None and (self.frts, self.frts + self.frts_size) != frts:
-            return (
-                f"frtsOffset and frtsSize say {self.frts:#x} + {self.frts_size:#x}, FWSEC made "
-                f"{frts[0]:#x} to {frts[1]:#x}"
-            )
-        if frts is None and self.frts_size:
-            return f"frtsSize must be 0 on this chip, is {self.frts_size:#x}"
-        return self._order(libos, scrubbed)
 
-    def _order(self, libos: int, scrubbed: int) -> str:
-        edges = (
-            ("nonWprHeapOffset", self.other_heap, self.other_heap_size),
-            ("gspFwWprStart", self.start, SIZE),
-            ("gspFwHeapOffset", self.heap, self.heap_size),
-            ("gspFwOffset", self.firmware, self.image_size),
-            ("bootBinOffset", self.boot, self.bootloader_size),
-            ("frtsOffset", self.frts, self.frts_size),
-            ("gspFwWprEnd", self.end, 0),
-            ("vgaWorkspaceOffset", self.vga, 0),
+def problem(
+    meta: WprMeta, memory: int, libos: int, frts: tuple[int, int] | None, scrubbed: int
+) -> str:
+    """Return why a booter refuses the layout, or "".
+
+    memory: bytes of the card. frts: the region that FWSEC made, as (start, end); None for a chip
+    without it. scrubbed: address from which memory is scrubbed.
+    """
+    start, size = meta.frtsOffset, meta.frtsSize
+    if meta.magic != MAGIC or meta.revision != REVISION:
+        return f"magic {meta.magic:#x}, revision {meta.revision}"
+    if meta.fbSize != memory:
+        return f"fbSize must be {memory:#x}, is {meta.fbSize:#x}"
+    if frts is not None and (start, start + size) != frts:
+        return (
+            f"frtsOffset and frtsSize say {start:#x} + {size:#x}, FWSEC made {frts[0]:#x} to "
+            f"{frts[1]:#x}"
         )
-        for (name, start, size), (after, following, _) in itertools.pairwise(edges):
-            if start + size > following:
-                return f"{name} {start:#x} + {size:#x} runs into {after} {following:#x}"
-        for name, value, unit in (
-            ("gspFwWprStart", self.start, MIB), ("gspFwHeapOffset", self.heap, MIB),
-            ("gspFwHeapSize", self.heap_size, MIB), ("gspFwOffset", self.firmware, 0x10000),
-            ("bootBinOffset", self.boot, 0x1000), ("gspFwWprEnd", self.end, 0x20000),
-            ("nonWprHeapOffset", self.other_heap, MIB),
-            ("nonWprHeapSize", self.other_heap_size, MIB),
-        ):  # fmt: skip
-            if value % unit:
-                return f"{name} must be a multiple of {unit:#x}, is {value:#x}"
-        if self.vga + self.vga_size > self.memory:
-            return "the VGA workspace is past the end of memory"
-        if self.heap_size < _LEAST_HEAP[libos]:
-            return f"gspFwHeapSize must be at least {_LEAST_HEAP[libos]:#x}, is {self.heap_size:#x}"
-        if self.reserved_start != self.other_heap:
-            return f"gspFwRsvdStart must be nonWprHeapOffset, is {self.reserved_start:#x}"
-        if self.other_heap < scrubbed:
-            start = self.other_heap
-            return f"memory below {scrubbed:#x} is not scrubbed; the layout starts at {start:#x}"
-        return ""
+    if frts is None and size:
+        return f"frtsSize must be 0 on this chip, is {size:#x}"
+    return _order(meta, libos, scrubbed)
+
+
+def _order(meta: WprMeta, libos: int, scrubbed: int) -> str:
+    for (name, size_name), (after, _) in itertools.pairwise(_EDGES):
+        size = meta[size_name] if size_name else SIZE if name == "gspFwWprStart" else 0
+        if meta[name] + size > meta[after]:
+            return f"{name} {meta[name]:#x} + {size:#x} runs into {after} {meta[after]:#x}"
+    for name, unit in _UNITS.items():
+        if meta[name] % unit:
+            return f"{name} must be a multiple of {unit:#x}, is {meta[name]:#x}"
+    if meta.vgaWorkspaceOffset + meta.vgaWorkspaceSize > meta.fbSize:
+        return "the VGA workspace is past the end of memory"
+    least, start = _LEAST_HEAP[libos], meta.nonWprHeapOffset
+    if meta.gspFwHeapSize < least:
+        return f"gspFwHeapSize must be at least {least:#x}, is {meta.gspFwHeapSize:#x}"
+    if meta.gspFwRsvdStart != start:
+        return f"gspFwRsvdStart must be nonWprHeapOffset, is {meta.gspFwRsvdStart:#x}"
+    if start < scrubbed:
+        return f"memory below {scrubbed:#x} is not scrubbed; the layout starts at {start:#x}"
+    return ""
 
 
 class Wpr2:

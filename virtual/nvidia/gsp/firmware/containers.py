@@ -78,27 +78,25 @@ def bootloader_file(version: int, image: bytes, parts: Sequence[tuple[int, int]]
 
 def gsp_file(sections: Sequence[tuple[str, bytes]]) -> bytes:
     """Return an ELF64 file, relocatable, of RISC-V, with these sections."""
-    names, body = b"\0", b""
-    heads = [bytes(64)]
-    for name, content in sections:
-        heads.append(
-            struct.pack(
-                "<IIQQQQIIQQ", len(names), 1, 3, 0, 64 + len(body), len(content), 0, 0, 1, 0
-            )
+    names, body, heads = b"\0", b"", bytes(64)
+
+    def head_of(kind: int, flags: int, content: bytes) -> bytes:
+        return struct.pack(
+            "<IIQQQQIIQQ", len(names), kind, flags, 0, 64 + len(body), len(content), 0, 0, 1, 0
         )
+
+    for name, content in sections:
+        heads += head_of(1, 3, content)
         names += name.encode() + b"\0"
         body += content
-    at_name = len(names)
+    heads += head_of(3, 0, names + b".shstrtab\0")
     names += b".shstrtab\0"
-    heads.append(
-        struct.pack("<IIQQQQIIQQ", at_name, 3, 0, 0, 64 + len(body), len(names), 0, 0, 1, 0)
-    )
     body = padded(body + names, 8)
-    count = len(heads)
+    count = len(sections) + 2
     head = struct.pack(
         "<HHIQQQI6H", 1, 0xF3, 1, 0, 0, 64 + len(body), 0, 64, 0, 0, 64, count, count - 1
     )
-    return b"\x7fELF\x02\x01\x01" + bytes(9) + head + body + b"".join(heads)
+    return b"\x7fELF\x02\x01\x01" + bytes(9) + head + body + heads
 
 
 def fmc_file(sections: Sequence[tuple[str, bytes]]) -> bytes:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Callable
 
-from ugpu.virtual.nvidia.gsp.firmware.containers import Signed, padded
+from ugpu.virtual.nvidia.gsp.firmware.containers import Signed
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE, Terms, short, sign
 
 SEC2, GSP = 1, 0x400  # engine masks
@@ -54,26 +55,32 @@ def secure_program(
     program: Program, terms: Terms, *, code_size: int, data_size: int, count: int = 2
 ) -> Signed:
     """Return a program for SEC2 with `count` signatures: for `terms.fuse` and versions below."""
-    code = padded(head(program, data_size) + program.name.encode(), BLOCK).ljust(code_size, b"\0")
-    data = bytearray(data_size)
-    data[:4] = b"DATA"
-    content = signed_content(code, bytes(data), PATCH_IN_DATA, SIZE)
-    signatures = [
-        sign(terms._replace(fuse=max(0, terms.fuse - index)), content) for index in range(count)
-    ]
-    system = b"os of " + program.name.encode()
-    image = system.ljust(BLOCK, b"\0") + code + bytes(data)
-    data_at = BLOCK + code_size
-    return Signed(image, BLOCK, code_size, data_at, data_at + PATCH_IN_DATA, signatures, terms)
+    fuses = [max(0, terms.fuse - index) for index in range(count)]
+    return _signed(
+        program, terms, (code_size, data_size), (PATCH_IN_DATA, SIZE),
+        lambda content: [sign(terms._replace(fuse=fuse), content) for fuse in fuses],
+    )  # fmt: skip
 
 
 def old_program(program: Program, terms: Terms, *, size: int) -> Signed:
     """Return a program as Turing (signature of 16 bytes) and GA100 (0x180) have it."""
-    code = padded(head(program, 0x400) + program.name.encode(), BLOCK)
-    data = bytearray(0x400)
-    content = signed_content(code, bytes(data), OLD_PATCH_IN_DATA, size)
-    signature = short(content) if size == 16 else sign(terms, content, size)
-    image = (b"os of " + program.name.encode()).ljust(BLOCK, b"\0") + code + bytes(data)
-    return Signed(
-        image, BLOCK, len(code), 2 * BLOCK, 2 * BLOCK + OLD_PATCH_IN_DATA, [signature], terms
-    )
+    return _signed(
+        program, terms, (BLOCK, 0x400), (OLD_PATCH_IN_DATA, size),
+        lambda content: [short(content) if size == 16 else sign(terms, content, size)],
+    )  # fmt: skip
+
+
+def _signed(
+    program: Program,
+    terms: Terms,
+    sizes: tuple[int, int],
+    field: tuple[int, int],
+    signatures: Callable[[bytes], list[bytes]],
+) -> Signed:
+    """sizes: of code and data. field: place and size of the signature in the data."""
+    name, (code_size, data_size) = program.name.encode(), sizes
+    code = (head(program, data_size) + name).ljust(code_size, b"\0")
+    data = b"DATA".ljust(data_size, b"\0")
+    image = (b"os of " + name).ljust(BLOCK, b"\0") + code + data
+    made, data_at = signatures(signed_content(code, data, *field)), BLOCK + code_size
+    return Signed(image, BLOCK, code_size, data_at, data_at + field[0], made, terms)

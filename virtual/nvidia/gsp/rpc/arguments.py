@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 from typing import Protocol
 
-from ugpu.virtual.nvidia.gsp.rpc.interface import Interface
+from ugpu.nv.abi.firmware import FirmwareAbi
 from ugpu.virtual.nvidia.gsp.rpc.queue import QueueError
 
 _ENTRY = struct.Struct("<QQQBB6x")
@@ -35,8 +35,11 @@ class Arguments:
     queues: tuple[int, int, int, int]
 
     @classmethod
-    def read(cls, board: Board, address: int, interface: Interface) -> Arguments:
-        """Read and check the arguments. Raises QueueError."""
+    def read(
+        cls, board: Board, address: int, interface: FirmwareAbi, *, resuming: bool = False
+    ) -> Arguments:
+        """Read and check the arguments. resuming: for firmware that was suspended. Raises
+        QueueError."""
         if not address or address % 0x1000:
             raise QueueError(f"libos arguments at {address:#x} must be page-aligned")
         raw = board.bus_read(address, 0x1000)
@@ -59,13 +62,17 @@ class Arguments:
             if size < LOG_SIZE or where % 0x1000:
                 raise QueueError(f"{name} has {size:#x} bytes at {where:#x}")
         where, size = regions["RMARGS"]
-        least = interface.arguments
+        layout = interface.structs.GSP_ARGUMENTS_CACHED
+        least = layout.size
         block = board.bus_read(where, least)
         if size < least or block is None:
             raise QueueError(f"RMARGS must have {least:#x} bytes, has {size:#x} at {where:#x}")
-        shared, entries, command, status = struct.unpack_from("<QIxxxxQQ", block)
-        level, flags, moving = struct.unpack_from("<IIB", block, interface.start_flags)
-        if level or flags or moving:
-            raise QueueError("srInit describes a suspended GSP; resuming is not modelled")
+        view = layout.view(block)
+        queues, resumed = view.messageQueueInitArguments, view.srInitArguments
+        state = (resumed.oldLevel, resumed.flags, resumed.bInPMTransition)
+        expected = (3, 0, 1) if resuming else (0, 0, 0)
+        if state != expected:
+            raise QueueError(f"srInit of a start must be {expected}, is {state}")
         addresses = {name: place[0] for name, place in logs.items()}
-        return cls(addresses, (shared, entries, command, status))
+        places = (queues.cmdQueueOffset, queues.statQueueOffset)
+        return cls(addresses, (queues.sharedMemPhysAddr, queues.pageTableEntryCount, *places))

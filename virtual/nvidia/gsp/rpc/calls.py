@@ -6,6 +6,8 @@ Source: open-gpu-kernel-modules 570.144 g_rpc-structures.h, rpc.c; sizes are the
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from ugpu.virtual.nvidia.files import Program
@@ -22,7 +24,7 @@ from ugpu.virtual.nvidia.status import RmError, Status
 
 _ALLOC, _CONTROL, _FREE = struct.Struct("<7I4x"), struct.Struct("<6I"), struct.Struct("<4I")
 _DUPLICATE = struct.Struct("<7I")
-_SET_DIRECTORY = 0x10  # where the control's parameters are in SET_PAGE_DIRECTORY
+_MEMORY = struct.Struct("<40xI12x")  # rpc_alloc_memory_v13_01: pageCount
 #: NV01_EVENT_KERNEL_CALLBACK_EX, NV40_I2C, GP100_UVM_SW, UVM_CHANNEL_RETAINER, FERMI_TWOD_A,
 #: KEPLER_INLINE_TO_MEMORY_B: classes beside those of the ioctl interface
 _FURTHER = (0x7E, 0x402C, 0xC076, 0xC574, 0x902D, 0xA140)
@@ -64,6 +66,8 @@ def expected_size(function: int, body: bytes) -> int:
         return _ALLOC.size + int(_ALLOC.unpack_from(body)[5])
     if function == Function.GSP_RM_CONTROL and len(body) >= _CONTROL.size:
         return _CONTROL.size + int(_CONTROL.unpack_from(body)[4])
+    if function == Function.ALLOC_MEMORY and len(body) >= _MEMORY.size:
+        return _MEMORY.size + 8 * int(_MEMORY.unpack_from(body)[0])
     if function == Function.SET_REGISTRY and len(body) >= 4:
         return int.from_bytes(body[:4], "little")
     return 0
@@ -106,24 +110,38 @@ def registry(body: bytes) -> dict[str, int]:
 
 def allocate(server: Server, body: bytes) -> bytes:
     """GSP_RM_ALLOC."""
-    unpack(_ALLOC.format, body)
-    client, parent, handle, number, _, size, _ = _ALLOC.unpack_from(body)
-    raw = bytearray(body)
+    client, parent, handle, number, _, size, _ = unpack(_ALLOC.format, body)
+
+    def work(params: memoryview) -> None:
+        _create(server, params, (client, parent, handle, number))
+
+    return _answered(server, Function.GSP_RM_ALLOC, body, (_ALLOC.size, size, 16), work)
+
+
+def _answered(
+    server: Server,
+    function: Function,
+    body: bytes,
+    places: tuple[int, int, int],
+    work: Callable[[memoryview], None],
+) -> bytes:
+    """Have `work` done with the parameters, and enter its status. places: of the parameters, their
+    size, of the status."""
+    raw, status, (start, size, at) = bytearray(body), Status.OK, places
     try:
-        if len(body) < _ALLOC.size + size:
+        if len(body) < start + size:
             raise RmError(Status.INVALID_PARAM_STRUCT, f"{len(body)} bytes for {size} parameters")
-        _create(server, raw, (client, parent, handle, number, size))
-        status = Status.OK
+        work(memoryview(raw)[start : start + size])
     except RmError as error:
         status = error.status
-        server.refused(f"{describe(Function.GSP_RM_ALLOC, body)}: {error}")
-    struct.pack_into("<I", raw, 16, int(status))
+        server.refused(f"{describe(function, body)}: {error}")
+    struct.pack_into("<I", raw, at, int(status))
     return bytes(raw)
 
 
-def _create(server: Server, raw: bytearray, words: tuple[int, ...]) -> None:
-    client_handle, parent, handle, number, size = words
-    machine = server.machine
+def _create(server: Server, given: memoryview, words: tuple[int, ...]) -> None:
+    client_handle, parent, handle, number = words
+    machine, size = server.machine, len(given)
     if number == 0:
         expected = machine.abi.structs["NV0000_ALLOC_PARAMETERS"].size
         if size != expected:
@@ -134,7 +152,7 @@ def _create(server: Server, raw: bytearray, words: tuple[int, ...]) -> None:
             raise RmError(Status.INSERT_DUPLICATE_NAME, f"client {client_handle:#x} exists")
         machine.clients[client_handle] = Client(machine, client_handle, server, 0)
         return
-    client = _client(server, client_handle)
+    client = client_of(server, client_handle)
     rule = rule_of(machine, number)
     params = None
     if size:
@@ -147,7 +165,7 @@ def _create(server: Server, raw: bytearray, words: tuple[int, ...]) -> None:
                 Status.INVALID_PARAM_STRUCT,
                 f"{rule.name} must have {expected:#x} bytes in this version, got {size:#x}",
             )
-        params = layout.view(memoryview(raw)[_ALLOC.size : _ALLOC.size + size])
+        params = layout.view(given)
     elif rule.how == "REQUIRED":
         raise RmError(Status.INVALID_ARGUMENT, f"{rule.struct} is required")
     further = (*_FURTHER, server.board.boot.graphics_class)
@@ -156,24 +174,17 @@ def _create(server: Server, raw: bytearray, words: tuple[int, ...]) -> None:
 
 def control(server: Server, body: bytes) -> bytes:
     """GSP_RM_CONTROL."""
-    unpack(_CONTROL.format, body)
-    client, handle, number, _, size, _ = _CONTROL.unpack_from(body)
-    raw = bytearray(body)
-    try:
-        if len(body) < _CONTROL.size + size:
-            raise RmError(Status.INVALID_PARAM_STRUCT, f"{len(body)} bytes for {size} parameters")
-        _perform(server, (client, handle, number), memoryview(raw)[_CONTROL.size :][:size])
-        status = Status.OK
-    except RmError as error:
-        status = error.status
-        server.refused(f"{describe(Function.GSP_RM_CONTROL, body)}: {error}")
-    struct.pack_into("<I", raw, 12, int(status))
-    return bytes(raw)
+    client, handle, number, _, size, _ = unpack(_CONTROL.format, body)
+
+    def work(params: memoryview) -> None:
+        _perform(server, (client, handle, number), params)
+
+    return _answered(server, Function.GSP_RM_CONTROL, body, (_CONTROL.size, size, 12), work)
 
 
 def _perform(server: Server, words: tuple[int, int, int], params: memoryview) -> None:
     client, handle, number = words
-    call = find(_client(server, client), handle, number, len(params), server.own_controls)
+    call = find(client_of(server, client), handle, number, len(params), server.own_controls)
     if call.name in POINTERS:
         raise RmError(Status.NOT_SUPPORTED, f"{call.name} has pointers of the CPU")
     layout = call.layout or server.machine.abi.structs[_NO_PARAMETERS]
@@ -183,8 +194,8 @@ def _perform(server: Server, words: tuple[int, int, int], params: memoryview) ->
 def duplicate(server: Server, body: bytes) -> bytes:
     """DUP_OBJECT: another handle to an object."""
     number, parent, handle, source_client, shown, flags, _ = unpack(_DUPLICATE.format, body)
-    source = Source(_client(server, source_client), shown, flags)
-    client = _client(server, number)
+    source = Source(client_of(server, source_client), shown, flags)
+    client = client_of(server, number)
     share(Place(client, parent, handle), source)
     raw = bytearray(body)
     struct.pack_into("<I", raw, _DUPLICATE.size - 4, 0)
@@ -195,7 +206,7 @@ def free(server: Server, body: bytes) -> bytes:
     """FREE: an object and all below it, or a client by its own handle."""
     root, _, handle, _ = unpack(_FREE.format, body)
     raw = bytearray(body)
-    client = _client(server, root)
+    client = client_of(server, root)
     found = client.objects.get(handle)
     if found is None:
         raise RmError(Status.OBJECT_NOT_FOUND, f"no object {handle:#x} to free")
@@ -206,22 +217,20 @@ def free(server: Server, body: bytes) -> bytes:
     return bytes(raw)
 
 
-def set_page_directory(server: Server, body: bytes) -> bytes:
-    """SET_PAGE_DIRECTORY: the control of the same name, as a function."""
+def page_directory(server: Server, body: bytes, *, command: int, at: int) -> bytes:
+    """SET_PAGE_DIRECTORY, UNSET_PAGE_DIRECTORY: the control of the same name, as a function; `at`:
+    where its parameters are."""
     client, device = unpack("<2I", body)
-    params = bytearray(body[_SET_DIRECTORY:])
-    _perform(server, (client, device, 0x00801813), memoryview(params))
+    _perform(server, (client, device, command), memoryview(bytearray(body[at:])))
     return body
 
 
-def unset_page_directory(server: Server, body: bytes) -> bytes:
-    """UNSET_PAGE_DIRECTORY: the control of the same name, as a function."""
-    client, device = unpack("<2I", body)
-    _perform(server, (client, device, 0x00801814), memoryview(bytearray(body[8:16])))
-    return body
+set_page_directory = partial(page_directory, command=0x00801813, at=0x10)
+unset_page_directory = partial(page_directory, command=0x00801814, at=8)
 
 
-def _client(server: Server, handle: int) -> Client:
+def client_of(server: Server, handle: int) -> Client:
+    """Return a client of the CPU. Raises RmError."""
     client = server.machine.clients.get(handle)
     if client is None or client.owner is not server:
         raise RmError(Status.INVALID_CLIENT, f"no client {handle:#x}")

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from ugpu.hcq.registers.layout import Struct
+from ugpu.nv.abi.firmware import FirmwareAbi
 from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0, VirtualGpu
 from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
 from ugpu.virtual.nvidia.gsp.rpc.channels import Server
-from ugpu.virtual.nvidia.gsp.rpc.interface import Interface
 from ugpu.virtual.nvidia.gsp.rpc.spaces import own_space, space_of
 from ugpu.virtual.nvidia.options import GRAPHICS_COPY_ENGINES
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
@@ -26,9 +26,8 @@ from ugpu.virtual.nvidia.status import RmError, Status, require
 
 NONE = 0xFFFF_FFFF
 GSP_VECTOR = 160
-# Vectors of replayable faults and access counters, which one leaf must hold; of other faults.
-# UNSURE: all vectors are the model's own.
-_MEMORY = (64, 65, 192)
+# Replayable faults and access counters share a leaf. UNSURE: the vectors are the model's own.
+MEMORY_VECTORS = {"REPLAYABLE_FAULT": 64, "ACCESS_CNTR": 65, "NON_REPLAYABLE_FAULT": 192}
 # The subtree (64 vectors) of each NV2080_INTR_CATEGORY: default, engines, their notifications,
 # runlists, their notifications, owned by UVM, shared with UVM
 _SUBTREES = (2, 2, 0, 2, 0, 1, 3)
@@ -83,15 +82,15 @@ def vector_of(engine_type: int) -> int:
     )
 
 
-def _kernel_table(sub: Subdevice, params: Struct, interface: Interface) -> None:
-    gpu = need_gpu(sub)
-    rows = [(interface.engine_gsp, GSP_VECTOR, NONE)]
+def _kernel_table(sub: Subdevice, params: Struct, interface: FirmwareAbi) -> None:
+    gpu, number = need_gpu(sub), interface.constants
+    rows = [(number.MC_ENGINE_IDX_GSP, GSP_VECTOR, NONE)]
     rows += [
-        (interface.engine_ce0 + number, NONE, NON_STALL_COPY + number)
-        for number in range(gpu.options.copy_engines)
+        (number.MC_ENGINE_IDX_CE0 + at, NONE, NON_STALL_COPY + at)
+        for at in range(gpu.options.copy_engines)
     ]
-    rows.append((interface.engine_gr0, NONE, NON_STALL_GR))
-    rows += [(interface.engine_fault + at, vector, NONE) for at, vector in enumerate(_MEMORY)]
+    rows.append((number.MC_ENGINE_IDX_GR0, NONE, NON_STALL_GR))
+    rows += [(number[f"MC_ENGINE_IDX_{name}"], at, NONE) for name, at in MEMORY_VECTORS.items()]
     for category, subtree in enumerate(_SUBTREES):
         params.subtreeMap[category].subtreeStart = subtree
         params.subtreeMap[category].subtreeEnd = subtree
@@ -261,7 +260,7 @@ def _set(space: VaSpace, address: int) -> None:
 
 
 def handlers(
-    interface: Interface, sizes: Sizes, faults: CardFaults
+    interface: FirmwareAbi, sizes: Sizes, faults: CardFaults
 ) -> dict[str, Any]:  # Any: see rm.controls.control.Handler
     """Return the handlers of a version, by the header's name."""
 

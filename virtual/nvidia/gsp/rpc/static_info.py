@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
+from typing import Any
 
+from ugpu.nv.abi.firmware import FirmwareAbi
 from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0, VirtualGpu
 from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault
-from ugpu.virtual.nvidia.gsp.rpc.interface import Interface
 from ugpu.virtual.nvidia.text_files import NAMES
 
-_GID, _GID_BINARY = 0x18, 2  # NV2080_CTRL_GPU_GET_GID_INFO_PARAMS
-_REGION = struct.Struct("<QQQIBBB16s")
+_GID_BINARY = 2  # NV2080_CTRL_GPU_GET_GID_INFO_PARAMS
 FAULTS = (CardFault.STATIC_CUT, CardFault.STATIC_OUTSIDE, CardFault.STATIC_NONE)
 
 
@@ -25,7 +24,7 @@ class Directories:
 
 
 def fill(
-    interface: Interface,
+    interface: FirmwareAbi,
     gpu: VirtualGpu,
     meta: WprMeta,
     made: Directories,
@@ -34,31 +33,38 @@ def fill(
 ) -> bytes:
     """Return the structure. handles: of the internal client, device and subdevice. fault: one of
     FAULTS that is planted in it."""
-    static = interface.static
-    raw = bytearray(static.size)
-    regions: tuple[tuple[int | bytes, ...], ...] = (
-        (0, meta.other_heap - 1, 0, 0, 1, 1, 0, b""),
-        (meta.other_heap, gpu.memory.size - 1, 1, 0, 0, 0, 0, b""),
+    block: Any = interface.structs.GspStaticConfigInfo.new(
+        fb_length=gpu.memory.size, bar1PdeBase=made.bar1, bar2PdeBase=made.bar2
     )
-    if fault is CardFault.STATIC_NONE:
-        regions = regions[1:]
-    elif fault is CardFault.STATIC_OUTSIDE:
-        regions = ((gpu.memory.size, 2 * gpu.memory.size - 1, *regions[0][2:]),)
-    struct.pack_into("<I", raw, static.regions, len(regions))
-    for index, region in enumerate(regions):
-        _REGION.pack_into(raw, static.regions + 8 + 0x30 * index, *region)
-    struct.pack_into("<QQ", raw, static.bar1_directory, made.bar1, made.bar2)
-    struct.pack_into("<3I", raw, static.handles, *handles)
-    struct.pack_into("<III16s", raw, _GID, 0, _GID_BINARY, len(gpu.uuid), gpu.uuid)
+    _enter_regions(block.fbRegionInfoParams, meta.nonWprHeapOffset, gpu.memory.size, fault)
+    block.hInternalClient, block.hInternalDevice, block.hInternalSubdevice = handles
+    gid, name = block.gidInfo, NAMES[gpu.facts.name].encode()
+    gid.flags, gid.length = _GID_BINARY, len(gpu.uuid)
+    gid.data[: len(gpu.uuid)] = gpu.uuid
+    block.gpuNameString[: len(name)] = name
     engines = 1 << ENGINE_GR0 | ((1 << gpu.options.copy_engines) - 1) << ENGINE_COPY0
-    struct.pack_into("<Q", raw, static.engines, engines)
-    struct.pack_into("<Q", raw, static.memory, gpu.memory.size)
-    struct.pack_into("64s", raw, static.name, NAMES[gpu.facts.name].encode())
-    if static.gpc_mask is not None and static.tpc_masks is not None:
-        struct.pack_into("<I", raw, static.gpc_mask, (1 << gpu.gpcs) - 1)
+    block.engineCaps[:2] = engines & 0xFFFF_FFFF, engines >> 32
+    fields = block.layout.fields
+    if "gpcInfo" in fields:  # later versions have controls for it
+        block.gpcInfo.gpcMask = (1 << gpu.gpcs) - 1
         for gpc in range(gpu.gpcs):
-            tpcs = (1 << gpu.tpcs_per_gpc) - 1
-            struct.pack_into("<II", raw, static.tpc_masks + 8 * gpc, gpc, tpcs)
-    if static.layout is not None:
-        struct.pack_into("<QQ", raw, static.layout, meta.other_heap, meta.frts)
-    return bytes(raw[: static.size // 2] if fault is CardFault.STATIC_CUT else raw)
+            block.tpcInfo[gpc].gpcId = gpc
+            block.tpcInfo[gpc].tpcMask = (1 << gpu.tpcs_per_gpc) - 1
+    if "fwWprLayoutOffset" in fields:
+        block.fwWprLayoutOffset.nonWprHeapOffset = meta.nonWprHeapOffset
+        block.fwWprLayoutOffset.frtsOffset = meta.frtsOffset
+    return bytes(block.raw[: len(block.raw) // 2] if fault is CardFault.STATIC_CUT else block.raw)
+
+
+def _enter_regions(params: Any, used: int, size: int, fault: CardFault | None) -> None:
+    """Describe video memory: usable below `used`, reserved from there on."""
+    rows = [(0, used, 0), (used, size, 1)]
+    if fault is CardFault.STATIC_NONE:
+        rows = rows[1:]
+    elif fault is CardFault.STATIC_OUTSIDE:
+        rows = [(size, 2 * size, 0)]
+    params.numFBRegions = len(rows)
+    for index, (base, end, reserved) in enumerate(rows):
+        region = params.fbRegion[index]
+        region.base, region.limit, region.reserved = base, end - 1, reserved
+        region.supportCompressed = region.supportISO = 1 - reserved
