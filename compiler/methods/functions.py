@@ -10,7 +10,9 @@ import math
 from typing import Any, Literal, Self
 
 from ugpu.compiler import dtype as dtypes
+from ugpu.compiler.dtype import float32
 from ugpu.compiler.graph import operations as graph
+from ugpu.compiler.graph.tracking import mode
 from ugpu.compiler.methods.core import Scalar, TensorCore, integer_of
 from ugpu.compiler.methods.elementwise import Elementwise
 from ugpu.hcq.errors import BadArgument
@@ -22,6 +24,12 @@ class Functions(Elementwise):
     """Further elementwise functions. Integers give float32."""
 
     __slots__ = ()
+
+    def _sign_bit(self) -> Self:
+        """Return whether the sign bit is set, of zeros too."""
+        real = self._real()
+        whole = dtypes.int64 if real.dtype is dtypes.float64 else dtypes.int32
+        return real.bitcast(whole)._compare("lt", 0)
 
     def _rounded(self, result: Self) -> Self:
         return result.cast(dtypes.float_dtype(self.dtype))
@@ -194,6 +202,18 @@ class Functions(Elementwise):
         return bounded._ruled("limit", [one, two])
 
     clip = clamp
+
+    def tf32(self) -> Self:
+        """Round float32 to the 10 mantissa bits of TensorFloat-32, half to even.
+
+        Products of two such tensors use the matrix units that support it (NVIDIA, from sm_80 on).
+        """
+        single = self.cast(float32)
+        bits = single.bitcast(dtypes.int32)
+        rounded = single.isnan().where(0x7FC00000, bits + ((bits >> 13) & 1) + 0xFFF)
+        found = (rounded & -0x2000).bitcast(float32)
+        found.node.tracked = single.node.tracked and mode.on  # integers between are not
+        return found._ruled("straight", [single])
 
     # ---- activations ---------------------------------------------------------------------------
 

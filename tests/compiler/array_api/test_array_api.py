@@ -203,7 +203,7 @@ def test_what_the_library_reports() -> None:
     info = xp.__array_namespace_info__()
     with ugpu.open("cpu") as device:
         assert info.default_device() is device and info.devices()[0] is device
-    assert set(info.dtypes(kind="real floating")) == {"float32"}
+    assert set(info.dtypes(kind="real floating")) == {"float32", "float64"}
     assert set(info.dtypes(kind=("bool", "signed integer"))) == {
         "bool", "int8", "int16", "int32", "int64",
     }  # fmt: skip
