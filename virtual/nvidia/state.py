@@ -23,6 +23,7 @@ from ugpu.virtual.faults import Plan
 from ugpu.virtual.nvidia.engines.caches import CacheWatch
 from ugpu.virtual.nvidia.engines.coherence import Coherence
 from ugpu.virtual.nvidia.faults import Fault, Xid, XidReport
+from ugpu.virtual.nvidia.memory.faults import FaultUnit
 from ugpu.virtual.nvidia.memory.formats import format_of
 from ugpu.virtual.nvidia.memory.physical import PAGE, Backing, VideoMemory
 from ugpu.virtual.nvidia.memory.space import AddressSpace, SystemMemory
@@ -140,6 +141,7 @@ class GpuState:
         self.ecc_corrected = 0  # set by tests
         self.link: tuple[int, int] | None = None  # generation and lanes, if set by tests
         self.system_memory: SystemMemory | None = None  # None: bus addresses are this process's
+        self.fault_unit: FaultUnit | None = None  # fault buffers, of a card with registers
         self.non_stall: Callable[[int], object] = lambda engine_type: None  # NON_STALL_INTERRUPT
         self._spaces: weakref.WeakSet[AddressSpace] = weakref.WeakSet()
         self.exceptions: list[SmException] = []

@@ -18,7 +18,7 @@ from ugpu.virtual.nvidia.faults import Fault, Xid
 from ugpu.virtual.nvidia.host.errors import Aborted, ChannelError
 from ugpu.virtual.nvidia.host.semaphore import reduce, store
 from ugpu.virtual.nvidia.host.state import ChannelState, Engine
-from ugpu.virtual.nvidia.memory.faults import Client, FaultAccess, FaultType, MmuFault
+from ugpu.virtual.nvidia.memory.faults import Client, FaultAccess, FaultType, MmuFault, Stall
 from ugpu.virtual.nvidia.memory.space import FaultError, GridMemory
 from ugpu.virtual.nvidia.memory.watched import PAGE, WatchedMemory
 from ugpu.virtual.nvidia.sm.ptx.source import instruction_in
@@ -70,9 +70,9 @@ class GridRunner:
         self._coherence = self._gpu.machine.coherence
         self._name = ""  # of the running grid
         space, stop = self._channel.space, self._channel.attention.set
-        self.memory = GridMemory(space, stop)
+        self.memory = GridMemory(space, stop, self._stall)
         if self._coherence is not None:
-            self.memory = WatchedMemory(space, stop, self._on_read)
+            self.memory = WatchedMemory(space, stop, self._stall, self._on_read)
         self._texts: dict[bytes, str] = {}
 
     def run(self, launch: LaunchDescriptor) -> None:
@@ -128,6 +128,13 @@ class GridRunner:
         stamp = self._gpu.time_ns() if release.words == 4 else None
         size = 8 if release.words == 2 or release.payload_size == 8 else 4
         store(space, Client.SKED, release.address, payload, size, stamp)
+
+    def _stall(self, fault: MmuFault) -> Stall:
+        """Let an access wait while its fault may be replayed."""
+        unit, space = self._gpu.fault_unit, self._channel.space
+        if unit is None or not space.replayable:
+            return Stall.FINAL
+        return unit.stall(self._channel, space.root, fault)
 
     def _on_read(self, page: int, host_page: int) -> None:
         """Record that a grid reads a page for the first time."""

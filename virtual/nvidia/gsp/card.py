@@ -26,9 +26,15 @@ from ugpu.virtual.nvidia.gsp.firmware.programs import GSP, SEC2, Program
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE, Terms
 from ugpu.virtual.nvidia.gsp.firmware.vbios import vbios
 from ugpu.virtual.nvidia.gsp.interrupts import InterruptTree
+from ugpu.virtual.nvidia.gsp.mmu_faults import REPLAYABLE, MmuFaults
 from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.gsp.registers import LOCKED, RegisterSpace
-from ugpu.virtual.nvidia.gsp.rpc.controls import GSP_VECTOR, vector_of
+from ugpu.virtual.nvidia.gsp.rpc.controls import (
+    FINAL_VECTOR,
+    GSP_VECTOR,
+    REPLAYABLE_VECTOR,
+    vector_of,
+)
 from ugpu.virtual.nvidia.gsp.rpc.server import SUSPENDED, GspServer
 from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
 from ugpu.virtual.nvidia.gsp.strikes import AT_ONCE
@@ -85,6 +91,7 @@ class Card:
         self.bar2 = Aperture("BAR2", self.gpu, self.note)
         for aperture in (self.bar1, self.bar2):
             aperture.protected = self.wpr.touches
+        self.mmu_faults = self.gpu.fault_unit = MmuFaults(self, self._signal_fault)
         self.fsp = Fsp(self) if self.boot.way == "fsp" else None
         self.server: GspServer | None = None
         self.calls: deque[str] = deque(maxlen=_MOST_CALLS)  # what the GSP was asked, as text
@@ -139,6 +146,7 @@ class Card:
         if not self.keeps_wpr2:
             self.wpr.clear()
         self.interrupts.reset()
+        self.mmu_faults.reset()
         self._cold()
 
     def _end_server(self) -> None:
@@ -397,6 +405,9 @@ class Card:
 
     def _non_stall(self, engine_type: int) -> None:
         self.interrupts.post(vector_of(engine_type))
+
+    def _signal_fault(self, buffer: int) -> None:
+        self.interrupts.post(REPLAYABLE_VECTOR if buffer == REPLAYABLE else FINAL_VECTOR)
 
     def _send_message(self) -> None:
         if self.lost or self.faults.take(CardFault.MESSAGE_LOST):

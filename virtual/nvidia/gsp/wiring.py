@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 
 from ugpu.virtual.bus.msix import MsixTable
+from ugpu.virtual.nvidia.gsp import mmu_faults
 from ugpu.virtual.nvidia.gsp.apertures import Aperture
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.falcon import fsp, fwsec
@@ -131,8 +132,9 @@ def _memory(card: Card) -> None:
     for aperture, low in ((card.bar1, 0xB80F60), (card.bar2, 0xB80F70)):
         if card.fsp is not None:
             _wide_block(card, aperture, low)
-    # The replayable fault buffers: no fault of the model is replayable.
-    space.plain(card.plain, *range(0xB83000, 0xB83040, 4), *range(0xB83080, 0xB83098, 4), 0xB83070)
+    unit = card.mmu_faults
+    space.range(mmu_faults.BUFFERS, mmu_faults.BUFFER_SIZE, unit.read, unit.write)
+    space.plain(card.plain, *range(0xB83080, 0xB83098, 4), 0xB83070)
     _access_counters(card)
     space.word(0x1100, 0)  # errors of the bus
 
@@ -181,6 +183,7 @@ def _invalidate(card: Card, value: int) -> None:
     low, high = card.plain.get(_INVALIDATE_DIRECTORY, 0), card.plain.get(_INVALIDATE_HIGH, 0)
     directory = (low & ~0xF | high << 32) << 8
     card.gpu.invalidate(None if value & _ALL_DIRECTORIES else directory)
+    card.mmu_faults.replay(value >> 3 & 7)
 
 
 def _time(card: Card) -> None:

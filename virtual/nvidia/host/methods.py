@@ -109,7 +109,11 @@ class HostMethods:
         if operation in _INVALIDATIONS and self._channel.privileged:
             self._values[self._offset["MEM_OP_D"]] = value
             # TLB_INVALIDATE_PDB: ONE names a directory, ALL means every space.
-            self._channel.gpu.invalidate(None if self._value("MEM_OP_C") & 1 else self._directory())
+            gpu, how = self._channel.gpu, self._value("MEM_OP_C")
+            gpu.invalidate(None if how & 1 else self._directory())
+            if gpu.fault_unit is not None:  # REPLAY, ACCESS_TYPE
+                address = self._value("MEM_OP_B") << 32 | self._value("MEM_OP_A") & ~0xFFF
+                gpu.fault_unit.replay(how >> 2 & 7, self._directory(), address, how >> 7 & 7)
         elif operation == _CLEAR_COUNTERS and self._channel.privileged:
             return
         elif operation not in _HARMLESS:

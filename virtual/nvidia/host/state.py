@@ -84,9 +84,15 @@ class ChannelState:
         self.engines: dict[int, Engine] = {}  # by class
         self.privileged = False  # may use physical addresses and invalidate translations
         self.runlist_engine = 0  # NV2080_ENGINE_TYPE, for its non-stall interrupt
+        self.instance = self.subcontext = 0  # see memory.faults.Faulting
         self.stopped = False
         self.attention = ChannelAttention()
         self._last: Engine | None = None  # the engine of the last method
+
+    @property
+    def ending(self) -> bool:
+        """Whether its grid must end."""
+        return self.attention.ending or self.gpu.lost
 
     def drain(self) -> None:
         """Finish all work that was submitted to the channel's engines."""

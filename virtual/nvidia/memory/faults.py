@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Protocol
 
 
 class FaultType(enum.IntEnum):
@@ -70,3 +71,33 @@ class MmuFault:
             f"MMU fault at {self.page:#x}: {self.kind.name}, {self.access.name},"
             f" {self.client.value}"
         )
+
+
+class Stall(enum.Enum):
+    """How the wait of an access that faulted has ended."""
+
+    RETRY = "its fault was replayed"
+    FINAL = "its fault is not replayable, or was cancelled"
+    ENDING = "its grid ends for another reason"
+
+
+class Faulting(Protocol):
+    """A channel, as reports of its faults need it. instance: address of its instance block in
+    video memory. subcontext: its number in its group. runlist_engine: NV2080_ENGINE_TYPE."""
+
+    instance: int
+    subcontext: int
+    runlist_engine: int
+
+    @property
+    def ending(self) -> bool:
+        """Whether its grid must end."""
+        ...
+
+
+class FaultUnit(Protocol):
+    """A chip's fault buffers; see gsp.mmu_faults."""
+
+    def report(self, channel: Faulting, fault: MmuFault) -> None: ...
+    def stall(self, channel: Faulting, directory: int, fault: MmuFault) -> Stall: ...
+    def replay(self, how: int, directory: int = 0, address: int = 0, access: int = 7) -> None: ...

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ugpu.virtual.nvidia.memory.faults import Client, FaultAccess, FaultType, MmuFault
+from ugpu.virtual.nvidia.memory.faults import Client, FaultAccess, FaultType, MmuFault, Stall
 from ugpu.virtual.nvidia.memory.formats import (
     KIND_GENERIC,
     KIND_PITCH,
@@ -81,6 +81,7 @@ class AddressSpace:
         self.walks = 0
         self.invalidations = 0
         self.frozen = False  # a planted fault: invalidations are lost
+        self.replayable = False  # faults of the GPCs in it may be replayed
         self._memory = memory
         self._peers = peers
         self._system = system
@@ -281,13 +282,19 @@ class GridMemory:
     `virtual.shader.memory.LaneMemory`.
 
     The first fault of a grid is stored in `fault` and `stop` is called. The lanes then read zeros
-    until they stop.
+    until they stop. stall: called with each fault before, waits while it may be replayed.
     """
 
-    def __init__(self, space: AddressSpace, stop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        space: AddressSpace,
+        stop: Callable[[], None],
+        stall: Callable[[MmuFault], Stall] = lambda fault: Stall.FINAL,
+    ) -> None:
         self.fault: MmuFault | None = None
         self._space = space
         self._stop = stop
+        self._stall = stall
         self._dummy = DummyPages()
         self._tables: list[NDArray[np.uint64]] = []
 
@@ -314,15 +321,28 @@ class GridMemory:
 
     def refill(self, tlb: NDArray[np.uint64], address: int, access: Access) -> int:
         wanted = FaultAccess.WRITE if access == Access.WRITE else FaultAccess.READ
+        stall = Stall.RETRY
+        while stall is Stall.RETRY:
+            with self._space.lock:
+                found = self._space.translate(address, wanted, Client.SM)
+                if not isinstance(found, MmuFault):
+                    readable, writable = (bool(found.permissions & x) for x in (READ, WRITE))
+                    fill(tlb, address, found.virtual, found.virtual + found.size, found.host,
+                         readable=readable, writable=writable)  # fmt: skip
+                    return found.host + address - found.virtual
+            stall = self._stall(found)
+            if stall is Stall.FINAL:
+                self._end(found)
+        return self._dummy_address(address, access)
+
+    def _end(self, fault: MmuFault) -> None:
+        """Keep a grid's first fault, and stop the grid."""
         with self._space.lock:
-            found = self._space.translate(address, wanted, Client.SM)
-            if isinstance(found, MmuFault):
-                if self.fault is None:
-                    self.fault = found
-                    self._stop()
-                page = self._dummy.sink if access == Access.WRITE else self._dummy.zeros
-                return page + (address & 0xFFF)
-            readable, writable = bool(found.permissions & READ), bool(found.permissions & WRITE)
-            fill(tlb, address, found.virtual, found.virtual + found.size, found.host,
-                 readable=readable, writable=writable)  # fmt: skip
-            return found.host + address - found.virtual
+            if self.fault is None:
+                self.fault = fault
+                self._stop()
+
+    def _dummy_address(self, address: int, access: Access) -> int:
+        """Return where an access goes that has faulted."""
+        page = self._dummy.sink if access == Access.WRITE else self._dummy.zeros
+        return page + (address & 0xFFF)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ugpu.virtual.nvidia.memory.faults import Client, FaultAccess, MmuFault
+from ugpu.virtual.nvidia.memory.faults import Client, FaultAccess, MmuFault, Stall
 from ugpu.virtual.nvidia.memory.space import AddressSpace, GridMemory
 from ugpu.virtual.shader.memory import (
     DELTA,
@@ -35,9 +35,13 @@ class WatchedMemory(GridMemory):
     """
 
     def __init__(
-        self, space: AddressSpace, stop: Callable[[], None], on_read: Callable[[int, int], None]
+        self,
+        space: AddressSpace,
+        stop: Callable[[], None],
+        stall: Callable[[MmuFault], Stall],
+        on_read: Callable[[int, int], None],
     ) -> None:
-        super().__init__(space, stop)
+        super().__init__(space, stop, stall)
         self.written: set[int] = set()
         self._read: set[int] = set()
         self._on_read = on_read
@@ -53,9 +57,13 @@ class WatchedMemory(GridMemory):
     def refill(self, tlb: NDArray[np.uint64], address: int, access: Access) -> int:
         wanted = FaultAccess.WRITE if access == Access.WRITE else FaultAccess.READ
         with self._space.lock:
+            fault = isinstance(self._space.translate(address, wanted, Client.SM), MmuFault)
+        if fault:
+            super().refill(tlb, address, access)
+        with self._space.lock:
             found = self._space.translate(address, wanted, Client.SM)
             if isinstance(found, MmuFault):
-                return super().refill(tlb, address, access)
+                return self._dummy_address(address, access)
             host = found.host + address - found.virtual
             page = address >> PAGE_SHIFT
             row = tlb[tlb_set(page)]

@@ -129,8 +129,9 @@ class ContextShare(RmObject):
         if params.flags == 2:  # SUBCONTEXT_SPECIFIED
             require(self.number not in taken, Status.STATE_IN_USE, "subctxId")
         else:  # 0 is for synchronous subcontexts, the rest for asynchronous ones
-            first = 1 if params.flags == 1 else 0
-            self.number = next(i for i in range(first, 65) if i not in taken)
+            # RM takes the highest free one for those (kernel_ctxshare.c).
+            order = (*range(63, -1, -1),) if params.flags == 1 else (0,)
+            self.number = next((i for i in order if i not in taken), 64)
         require(self.number < 64, Status.INSUFFICIENT_RESOURCES, "64 subcontexts")
         params.subctxId = self.number
         taken.add(self.number)
@@ -162,6 +163,7 @@ class ChannelObject(RmObject):
         self.gpu: VirtualGpu = need_gpu(request.parent)
         parent = request.parent
         self.group: Group | None = parent.group if isinstance(parent, ChannelGroup) else None
+        self.subcontext = 0
         self.vaspace = self._vaspace(params)
         self.runlist = self._runlist(params.engineType)
         self._check(params)
@@ -184,6 +186,7 @@ class ChannelObject(RmObject):
         )
         channel.ring_address, channel.ring_entries = params.gpFifoOffset, params.gpFifoEntries
         channel.runlist_engine = self._engine_type(params)
+        channel.subcontext = self.subcontext
         channel.copies_only = self.runlist.number != 0
         channel.on_error = self._recover
         channel.check_context = self._check_context
@@ -235,7 +238,7 @@ class ChannelObject(RmObject):
                 if not isinstance(share, ContextShare):
                     raise RmError(Status.INVALID_OBJECT, repr(share))
                 require(share.group is self.group, Status.INVALID_OBJECT_PARENT, repr(share))
-                space = share.space
+                space, self.subcontext = share.space, share.number
             elif self.group.space is None:
                 raise RmError(Status.INVALID_STATE, "the group has no address space")
             else:

@@ -12,7 +12,7 @@ from ugpu.virtual.nvidia.rm.objects import Allocation, RmObject
 from ugpu.virtual.nvidia.status import RmError, Status, require
 
 USERMODE_SIZE = 64 << 10  # NVC361_NV_USERMODE__SIZE
-EXTERNALLY_OWNED = 1 << 3
+EXTERNALLY_OWNED, _PAGE_FAULTING = 1 << 3, 1 << 6
 _KNOWN_VASPACE_FLAGS = (1 << 15) - 1
 _DEFAULT_VA_SIZE_BITS = 47
 
@@ -94,6 +94,7 @@ class VaSpace(RmObject):
         self.size = params.vaSize or 1 << _DEFAULT_VA_SIZE_BITS
         self.registered = False  # with UVM, which then owns the page directory
         self.space = gpu.new_space()
+        self.space.replayable = bool(params.flags & _PAGE_FAULTING)
         self.users = 1
         params.vaBase, params.vaSize = self.base, self.size
 

@@ -59,6 +59,7 @@ class GspChannel(ChannelObject):
         self._instance = int(params.instanceMem.base)
         super().__init__(request)
         self.channel.privileged = self.privileged
+        self.channel.instance = self._instance
 
     @property
     def token(self) -> int:
@@ -137,6 +138,8 @@ class GspChannel(ChannelObject):
             self._server.write_memory(kind, base, content + b"\0\0\xff\xff")
 
     def _recover(self, error: ChannelError) -> None:
+        if error.fault is not None and self.gpu.fault_unit is not None:
+            self.gpu.fault_unit.report(self.channel, error.fault)
         super()._recover(error)
         self._server.channel_failed(self, error)
 

@@ -27,7 +27,10 @@ from ugpu.virtual.nvidia.status import RmError, Status, require
 NONE = 0xFFFF_FFFF
 GSP_VECTOR = 160
 # Replayable faults and access counters share a leaf. UNSURE: the vectors are the model's own.
-_MEMORY = {"REPLAYABLE_FAULT": 64, "ACCESS_CNTR": 65, "NON_REPLAYABLE_FAULT": 192}
+REPLAYABLE_VECTOR, FINAL_VECTOR = 64, 192
+_MEMORY = {
+    "REPLAYABLE_FAULT": REPLAYABLE_VECTOR, "ACCESS_CNTR": 65, "NON_REPLAYABLE_FAULT": FINAL_VECTOR,
+}  # fmt: skip
 # The subtree (64 vectors) of each NV2080_INTR_CATEGORY: default, engines, their notifications,
 # runlists, their notifications, owned by UVM, shared with UVM
 _SUBTREES = (2, 2, 0, 2, 0, 1, 3)

@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 
 from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0
+from ugpu.virtual.nvidia.gsp.mmu_faults import DEFAULT_ENTRIES, ENTRY, REPLAYABLE, MmuFaults
 from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.gsp.rpc.controls import RUNLISTS, fixed, runlist_engine
 from ugpu.virtual.nvidia.rm.channels import ChannelGroup, ChannelObject
@@ -25,8 +26,7 @@ _ABSENT = 0xFFFF_FFFF
 _BASES = {1: 0x40_0000, 2: 0x9000, 3: 0, 4: 0xBB_0000}
 _GRAPHICS, _COPY = 0, 0x13  # DEVICE_TYPE of dev_top.h
 _COPY_REGISTERS = 0x10_4000
-_FAULT_BUFFER = 8192 * 32
-# UNSURE: of which chip; entries have 32 bytes.
+_FAULT_BUFFER = DEFAULT_ENTRIES * ENTRY
 _FAULT_BUFFERS = fixed(
     replayableFaultBufferSize=_FAULT_BUFFER, nonReplayableFaultBufferSize=_FAULT_BUFFER
 )
@@ -40,6 +40,7 @@ class Board(Protocol):
     """The card, as these controls use it."""
 
     options: CardOptions
+    mmu_faults: MmuFaults
 
     @property
     def config(self) -> Config: ...
@@ -82,22 +83,26 @@ def handlers(board: Board) -> Mapping[str, Any]:  # Any: see rm.controls.control
         reachable = not address or board.bus_address(address, _SHARED_DATA) is not None
         require(reachable, Status.INVALID_ADDRESS, f"shared data at {address:#x}")
 
-    def buffer(addresses: Sequence[int], size: int) -> None:
+    def buffer(addresses: Sequence[int], size: int) -> list[int]:
         pages = -(-size // _PAGE)
         require(0 < pages <= len(addresses), Status.INVALID_ARGUMENT, f"a buffer of {size} bytes")
         for index in range(pages):
             address = addresses[index]
             reached = board.bus_address(address, _PAGE) is not None
             require(reached, Status.INVALID_ADDRESS, f"page {index} at {address:#x}")
+        return [int(address) for address in addresses[:pages]]
 
     def fault_buffer(sub: Subdevice, params: Struct) -> None:
-        # No fault of the model is replayable: it stays empty.
         fits = params.faultBufferSize == _FAULT_BUFFER
         require(fits, Status.INVALID_ARGUMENT, f"faultBufferSize {params.faultBufferSize}")
-        buffer(params.faultBufferPteArray, params.faultBufferSize)
+        pages = buffer(params.faultBufferPteArray, params.faultBufferSize)
+        board.mmu_faults.place(REPLAYABLE, pages)
+
+    def no_fault_buffer(sub: Subdevice, params: Struct | None) -> None:
+        board.mmu_faults.place(REPLAYABLE, ())
 
     def shadow_buffer(sub: Subdevice, params: Struct) -> None:
-        # The model reports channels' faults by RC_TRIGGERED alone.
+        # The model reports faults that are not replayable by RC_TRIGGERED alone.
         buffer(params.shadowFaultBufferPteArray, params.shadowFaultBufferSize)
 
     def counter_buffer(sub: Subdevice, params: Struct) -> None:
@@ -108,6 +113,7 @@ def handlers(board: Board) -> Mapping[str, Any]:  # Any: see rm.controls.control
     own = dict(_HANDLERS)
     own["NV2080_CTRL_CMD_INTERNAL_UVM_REGISTER_ACCESS_CNTR_BUFFER"] = counter_buffer
     own["NV2080_CTRL_CMD_INTERNAL_GMMU_REGISTER_FAULT_BUFFER"] = fault_buffer
+    own["NV2080_CTRL_CMD_INTERNAL_GMMU_UNREGISTER_FAULT_BUFFER"] = no_fault_buffer
     own["NV2080_CTRL_CMD_INTERNAL_GMMU_REGISTER_CLIENT_SHADOW_FAULT_BUFFER"] = shadow_buffer
     own["NV2080_CTRL_CMD_INTERNAL_GPU_GET_CHIP_INFO"] = chip_info
     own["NV2080_CTRL_CMD_INTERNAL_GPU_GET_USER_REGISTER_ACCESS_MAP"] = access_map
@@ -248,7 +254,6 @@ _HANDLERS = cast(
         "NV2080_CTRL_CMD_CE_UPDATE_PCE_LCE_MAPPINGS": _map_copies,
         "NV2080_CTRL_CMD_INTERNAL_GPU_GET_SMC_MODE": _division,
         "NV2080_CTRL_CMD_INTERNAL_UVM_UNREGISTER_ACCESS_CNTR_BUFFER": fixed(),
-        "NV2080_CTRL_CMD_INTERNAL_GMMU_UNREGISTER_FAULT_BUFFER": fixed(),
         "NV2080_CTRL_CMD_INTERNAL_GMMU_UNREGISTER_CLIENT_SHADOW_FAULT_BUFFER": fixed(),
         # Confidential Computing is off.
         "NV2080_CTRL_CMD_INTERNAL_CONF_COMPUTE_GET_STATIC_INFO": fixed(),

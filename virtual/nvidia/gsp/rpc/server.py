@@ -22,6 +22,7 @@ from ugpu.virtual.nvidia.gsp.facts import BootFacts
 from ugpu.virtual.nvidia.gsp.falcon.core import Falcon
 from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
+from ugpu.virtual.nvidia.gsp.mmu_faults import MmuFaults
 from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.gsp.rpc import (
     calls,
@@ -75,6 +76,7 @@ class Board(Protocol):
     machine: VirtualMachine
     calls: deque[str]
     faults: CardFaults
+    mmu_faults: MmuFaults
     gsp: Falcon
 
     @property
@@ -132,10 +134,8 @@ class GspServer:
         self._parts: list[bytes] = []  # of a message that continues
         self._head: Record | None = None
         sizes = controls.buffer_sizes(board.options.context, board.options.access_maps)
-        self._controls = {
-            **module_controls.handlers(board),
-            **controls.handlers(self.interface, sizes, board.faults),
-        }
+        own = controls.handlers(self.interface, sizes, board.faults)
+        self._controls = {**module_controls.handlers(board), **own}
         self._queues: MessageQueues | None = None
         self._directories = Directories(0, 0)
         self.arguments: Arguments | None = None
