@@ -99,14 +99,6 @@ class Board(Protocol):
         ...
 
 
-class _Bus:
-    """The board's memory of the host, for the queues."""
-
-    def __init__(self, board: Board) -> None:
-        self.read = board.bus_read
-        self.write = board.bus_write
-
-
 class GspServer:
     """One run of the GSP's firmware. The card's lock protects it, except `channel_failed`.
 
@@ -159,7 +151,7 @@ class GspServer:
         try:
             self.arguments = Arguments.read(self.board, address, self.interface)
             queues = self.arguments.queues
-            self._queues = MessageQueues(_Bus(self.board), *queues)
+            self._queues = MessageQueues(self.board, *queues)
             if self.board.faults.take(CardFault.QUEUE_SHAPE):
                 self._queues.spoil_shape()
         except QueueError as error:
