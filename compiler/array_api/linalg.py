@@ -61,7 +61,7 @@ def det(x: Tensor, /) -> Tensor:
 
 def diagonal(x: Tensor, /, *, offset: int = 0) -> Tensor:
     """Return `Tensor.diagonal`."""
-    return array_of("diagonal", x).diagonal(offset)
+    return array_of("diagonal", x).diagonal(offset, -2, -1)
 
 
 def eigh(x: Tensor, /) -> Eigh:
@@ -89,7 +89,7 @@ def matrix_norm(
     ord: int | float | Literal["fro", "nuc"] | None = "fro",
 ) -> Tensor:  # fmt: skip
     """Return `ugpu.linalg.matrix_norm`."""
-    return linalg.matrix_norm(x, "fro" if ord is None else ord, keepdims)
+    return linalg.matrix_norm(x, "fro" if ord is None else ord, (-2, -1), keepdims)
 
 
 def matrix_power(x: Tensor, n: int, /) -> Tensor:
@@ -123,8 +123,9 @@ def slogdet(x: Tensor, /) -> Slogdet:
 
 
 def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
-    """Return `ugpu.linalg.solve`."""
-    return linalg.solve(x1, array_of("solve", x2))
+    """Return `ugpu.linalg.solve`; only an x2 of one axis is a vector."""
+    right = array_of("solve", x2)
+    return linalg.solve(x1, right.unsqueeze(0) if 1 < right.ndim < x1.ndim else right)
 
 
 def svd(x: Tensor, /, *, full_matrices: bool = True) -> SVD:
@@ -146,7 +147,7 @@ def tensordot(
 
 def trace(x: Tensor, /, *, offset: int = 0, dtype: DType | None = None) -> Tensor:
     """Return the sums of diagonals of matrices [..., rows, columns]."""
-    return array_of("trace", x).diagonal(offset).sum(-1, dtype=dtype)
+    return array_of("trace", x).diagonal(offset, -2, -1).sum(-1, dtype=dtype)
 
 
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:

@@ -25,6 +25,8 @@ def function(wrapped: Callable[Given, Result]) -> Callable[Given, Result]:
     tensors (a network's layers) share one schedule, one set of kernels and temporary memory.
     Different shapes, types or plain values create a new schedule. Results may be in lists, tuples
     and dicts. When one of its results is requested, a call computes all that are still referenced.
+    A call whose results have gradients is planned with everything else, as without the decorator:
+    the backward pass needs its inner values, which would be computed twice otherwise.
     Raises NotSupported for results on several devices.
     """
 
@@ -39,7 +41,8 @@ def function(wrapped: Callable[Given, Result]) -> Callable[Given, Result]:
             raise NotSupported(
                 f"function {calling.__qualname__}: all tensors must be on one device, got {names}"
             )
-        outline(calling.__qualname__, tensors, since)
+        if not any(tensor.node.tracked for tensor in tensors_of(result)):
+            outline(calling.__qualname__, tensors, since)
         return result
 
     return calling

@@ -11,12 +11,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ugpu.compiler.dtype import bool_, float32
 from ugpu.compiler.gradients.table import rule
 from ugpu.compiler.gradients.values import Values
 from ugpu.compiler.graph import operations as graph
+from ugpu.compiler.graph.tracking import mode
 
 Given = Sequence[Values]
 Results = Sequence[Values | None]
+KEYS = 8192  # most that one kernel takes: it keeps the weights of a block of rows
+WIDEST = 512  # its most columns of keys and values
 SCORES = 1 << 22  # of a block, at most, if it has more than one row
 
 
@@ -27,6 +31,8 @@ def _attention(g: Values, y: Values, xs: Given, arg: Any) -> Results:
     causal, seen = arg
     query, key, value = xs[:3]
     added = xs[3] if len(xs) > 3 else None
+    if _in_one_kernel(g, xs):
+        return _together(g, y, xs, causal, seen if added is None else added)
     rows, columns = g.shape[-2], key.shape[-2]
     height = max(1, min(rows, SCORES // max(1, math.prod(g.shape[:-2]) * columns)))
     parts: list[list[Values]] = [[], []]
@@ -61,6 +67,31 @@ def _attention(g: Values, y: Values, xs: Given, arg: Any) -> Results:
     )
     found = [fitted(of_query, query), fitted(sums[0], key), fitted(sums[1], value)]
     return found if added is None else [*found, fitted(of_mask, added)]
+
+
+def _in_one_kernel(g: Values, xs: Given) -> bool:
+    """Return whether a host computes all gradients in one kernel: not that of a mask, nor what has
+    gradients itself, and only if there is work for all threads."""
+    target = g.device.target
+    query, key, value = xs[:3]
+    batch = math.prod(g.shape[:-2])
+    fits = key.shape[-2] <= KEYS and max(query.shape[-1], value.shape[-1]) <= WIDEST
+    some = min(*g.shape, *query.shape, *key.shape, 1) > 0
+    alone = len(xs) < 4 or not xs[3].node.tracked
+    shared = batch >= max(1, target.compute_units)
+    return target.abi == "host" and not mode.on and fits and some and alone and shared
+
+
+def _together(g: Values, y: Values, xs: Given, causal: bool, mask: Values | None) -> Results:
+    """The same by one kernel. mask: of bools, or floats to add."""
+    batch = g.shape[:-2]
+    whole = [each.cast(float32).expand((*batch, *each.shape[-2:])).node for each in (*xs[:3], y, g)]
+    if mask is not None:
+        mask = mask.expand((*batch, g.shape[-2], xs[1].shape[-2]))
+        whole.append((mask if mask.dtype is bool_ else mask.cast(float32)).node)
+    parts = graph.attention_gradients(whole, causal, _scale(xs[0]))
+    found = [fitted(g._new(part), x) for part, x in zip(parts, xs, strict=False)]
+    return found if len(xs) < 4 else [*found, None]
 
 
 def _scale(query: Values) -> float:

@@ -73,6 +73,8 @@ class Differentiable(Values):
     def grad(self, value: Any) -> None:
         if value is not None and (not isinstance(value, Values) or value.shape != self.shape):
             raise BadArgument(f"grad: expected None or a Tensor of shape {self._shown}")
+        if value is not None:
+            self._lift("grad", value)
         given: Any = value
         self._grad = given
 

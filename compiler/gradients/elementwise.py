@@ -49,7 +49,7 @@ _UNARY: dict[str, Callable[[Values, Values, Values], Values]] = {
     "relu": lambda g, x, y: (y > 0).where(g, 0),
     "straight": lambda g, x, y: g,
     # a root whose result may be zero, where its gradient counts as zero
-    "root": lambda g, x, y: (y > 0).where(g / (y * 2), 0),
+    "root": lambda g, x, y: (y > 0).where(g / ((y > 0).where(y, 1) * 2), 0),
 }
 
 

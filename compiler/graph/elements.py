@@ -126,6 +126,21 @@ def contiguous(source: Node, where: str | None = None) -> Node:
     return Node("contiguous", source.dtype, source.shape, (source,), where)
 
 
+def instead(source: Node, old: Node) -> Node:
+    """Return the same elements, which may be stored in the memory of `old`, of the same shape and
+    type, if nothing else needs that: see compiler.schedule.renewal."""
+    assert (source.shape, source.dtype) == (old.shape, old.dtype)
+    return Node("instead", source.dtype, source.shape, (source, old))
+
+
+Kind(
+    "instead",
+    lambda trace, node, at, valid: trace.value(node.sources[0], at, valid),
+    aligned=True,
+    stored=True,
+)
+
+
 def in_host_memory(node: Node) -> bool:
     """Return whether a node's result is stored in host memory."""
     return node.op == "contiguous" and node.arg == HOST

@@ -159,15 +159,25 @@ class Repetition(Protocol):
 
 
 class Recipe:
-    """Operations on `sources` arrays; compared and hashed by identity. long: running it takes a
-    while. moves: it computes nothing, so each reader may repeat it."""
+    """Operations on `sources` arrays; compared and hashed by identity.
 
-    __slots__ = ("dtype", "long", "made", "moves", "script", "shape", "sources")
+    Attributes:
+        long: running it takes a while.
+        moves: it computes nothing, so each reader may repeat it.
+        last: of a chain, the operations on its operands; otherwise `made`.
+        repeats: whether it was repeated, or has no number and probably will be.
+    """
 
-    def __init__(self, sources: int, made: tuple[Made, ...], long: bool) -> None:
+    __slots__ = ("dtype", "last", "long", "made", "moves", "repeats", "script", "shape", "sources")
+
+    def __init__(
+        self, sources: int, made: tuple[Made, ...], long: bool, last: tuple[Made, ...] = ()
+    ) -> None:
         self.sources = sources
         self.made = made
+        self.last = last or made
         self.long = long
+        self.repeats = False
         self.moves = all(KINDS[op].moves for op, *_ in made)
         _, self.dtype, self.shape, *_ = made[-1]
         self.script: Repetition | None = None  # set by the runtime, for the last device that ran it
@@ -183,38 +193,50 @@ class Recipe:
     def apply(self, *sources: Node) -> Node:
         """Return a new node for the last operation; the nodes before it are made when they are
         read."""
-        return Repeated(self, sources, self.dtype, self.shape)
+        return Repeated(self, sources, sources, ())
 
 
 class Repeated(Node):
     """Result of a recipe for the `given` nodes, which are stored. This node stands for the whole
-    graph of the recipe until its operation is read."""
+    graph of the recipe until its operation is read.
 
-    __slots__ = ("given",)
+    Attributes:
+        given: the recipe's sources; empty once the graph or the result exists.
+        operands: what its last operations read: `given`, or for a chain also nodes of `inner`.
+        inner: the nodes between, which are not stored and were made by recipes; sources first.
+    """
 
-    given: tuple[Node, ...]  # empty once the graph or the result exists
+    __slots__ = ("given", "inner", "operands")
 
-    def __init__(self, recipe: Recipe, given: tuple[Node, ...], dtype: DType, shape: Shape) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        operands: tuple[Node, ...],
+        given: tuple[Node, ...],
+        inner: tuple[Node, ...],
+    ) -> None:
         # op, sources and arg stay unset: see __getattr__
-        self.dtype = dtype
-        self.shape = shape
+        self.dtype = dtype = recipe.dtype
+        self.shape = recipe.shape
         self.given = given
+        self.operands = operands
+        self.inner = inner
         self.recipe = recipe
         self.storage = self.origin = self.recipes = self.history = None
         self.made = _period
         self.tracked = False
-        for source in given:
+        for source in operands:
             if source.tracked:
                 self.tracked = mode.on and dtype.kind == "f"
 
     def __getattr__(self, name: str) -> Any:  # one of three types
         """Build the recipe's graph when an unset attribute is read."""
-        recipe, given = self.recipe, self.given
+        recipe, operands = self.recipe, self.operands
         if name not in ("op", "sources", "arg") or recipe is None:
             raise AttributeError(name)
-        if given:
-            nodes = list(given)
-            for op, dtype, shape, arg, places in recipe.made[:-1]:
+        if operands:
+            nodes = list(operands)
+            for op, dtype, shape, arg, places in recipe.last[:-1]:
                 node = Node(op, dtype, shape, tuple([nodes[place] for place in places]), arg)
                 node.made = self.made
                 if self.tracked and dtype.kind == "f":  # also if tracking is off by now
@@ -222,8 +244,9 @@ class Repeated(Node):
                 else:
                     node.tracked = False
                 nodes.append(node)
-            self.op, _, _, self.arg, places = recipe.made[-1]
-            self.sources, self.given = tuple([nodes[place] for place in places]), ()
+            self.op, _, _, self.arg, places = recipe.last[-1]
+            self.sources = tuple([nodes[place] for place in places])
+            self.given = self.operands = self.inner = ()
         # RACE: another thread may have settled it meanwhile; settling writes `storage` first.
         if self.storage is not None:
             self.settle(self.storage)
@@ -233,7 +256,8 @@ class Repeated(Node):
         if self.tracked and self.history is None and self.storage is None:
             self.history = History(self.op, self.sources, self.arg)
         self.storage = storage
-        self.op, self.sources, self.arg, self.given = "buffer", (), None, ()
+        self.op, self.sources, self.arg = "buffer", (), None
+        self.given = self.operands = self.inner = ()
 
 
 _period = 0

@@ -6,6 +6,7 @@ from ugpu.compiler.graph import call, region
 from ugpu.compiler.graph.along import reduce as reduce
 from ugpu.compiler.graph.along import scan as scan
 from ugpu.compiler.graph.along import sort as sort
+from ugpu.compiler.graph.attention import attention_gradients as attention_gradients
 from ugpu.compiler.graph.elements import HOST as HOST
 from ugpu.compiler.graph.elements import bitcast as bitcast
 from ugpu.compiler.graph.elements import cast as cast
@@ -13,6 +14,7 @@ from ugpu.compiler.graph.elements import contiguous as contiguous
 from ugpu.compiler.graph.elements import elementwise as elementwise
 from ugpu.compiler.graph.elements import full as full
 from ugpu.compiler.graph.elements import in_host_memory as in_host_memory
+from ugpu.compiler.graph.elements import instead as instead
 from ugpu.compiler.graph.elements import iota as iota
 from ugpu.compiler.graph.movement import cat as cat
 from ugpu.compiler.graph.movement import detached as detached

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import Counter
+from inspect import Parameter
 from types import FunctionType
 from typing import Any, cast
 
+from ugpu.compiler.methods.derived.arguments import accepted
 from ugpu.hcq.errors import BadArgument
 
 NAMES = {
@@ -37,14 +40,15 @@ SEVERAL = {
     "vec1": ("left",), "vec2": ("right", "other"), "batch1": ("left",), "batch2": ("right",),
     "num_samples": ("count",), "dimension": ("axis",), "test_elements": ("elements",),
     "scale_factor": ("scale",), "exponent": ("other",), "indices_or_sections": ("sections",),
-    "ddof": ("correction",),
+    "ddof": ("correction",), "end": ("stop",), "stop": ("end",), "num": ("steps",),
+    "axis1": ("dim1",), "axis2": ("dim2",),
 }  # fmt: skip
 
 
 def with_aliases(method: FunctionType) -> FunctionType:
-    """Return `method`, made to accept the other names of its arguments as well; `method` itself if
-    none of its arguments has another name. The result raises BadArgument if both names of one
-    argument are given."""
+    """Return `method`, made to accept the other names of its arguments as well. The result raises
+    BadArgument if both names of one argument are given, and a TypeError that says what to write
+    instead of arguments that it has not."""
     known = inspect.signature(method).parameters
     listed = known.get("axes")
     several = listed is not None and listed.kind is not listed.VAR_POSITIONAL
@@ -56,19 +60,23 @@ def with_aliases(method: FunctionType) -> FunctionType:
         own = [name for name in candidates if name in known]
         if own and alias not in known:
             taken[alias] = own[0]
-    if not taken:
-        return method
-    title = method.__qualname__
+    kinds = Counter(each.kind for each in known.values())
+    places = kinds[Parameter.POSITIONAL_ONLY] + kinds[Parameter.POSITIONAL_OR_KEYWORD]
+    most = 1 << 30 if kinds[Parameter.VAR_POSITIONAL] else places
+    closed = not kinds[Parameter.VAR_KEYWORD]
 
     @functools.wraps(method)
     def aliased(*args: Any, **kwargs: Any) -> Any:  # the method's own arguments
-        if not kwargs:
+        if not kwargs and len(args) <= most:
             return method(*args)
+        title = method.__qualname__
         for alias in taken.keys() & kwargs.keys():
             name = taken[alias]
             if name in kwargs:
                 raise BadArgument(f"{title} got both {name} and {alias}, expected one of them")
             kwargs[name] = kwargs.pop(alias)
+        if len(args) > most or (closed and kwargs.keys() - known.keys()):
+            kwargs = accepted(method, len(args) - most, kwargs)
         return method(*args, **kwargs)
 
     return cast(FunctionType, aliased)

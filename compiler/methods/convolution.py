@@ -38,8 +38,8 @@ class Convolutions(Operations):
     __slots__ = ()
 
     def conv2d(
-        self, weight: Any, bias: Any = None, *, stride: Pair = 1, padding: Pair | str = 0,
-        dilation: Pair = 1, groups: int = 1, winograd: bool | None = None,
+        self, weight: Any, bias: Any = None, stride: Pair = 1, padding: Pair | str = 0,
+        dilation: Pair = 1, groups: int = 1, *, winograd: bool | None = None,
     ) -> Self:  # fmt: skip
         """Correlate with `weight` [out channels, channels / groups, height, width], then add `bias`
         [out channels].

@@ -15,7 +15,7 @@ from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.forms import Makes
 from ugpu.compiler.graph.node import Node, Recipe, Repeated, Shape
 from ugpu.compiler.graph.origin import here, text
-from ugpu.compiler.graph.recipe import recipe_of
+from ugpu.compiler.graph.recipe import Sources, chained, recipe_of, sources_of
 from ugpu.compiler.graph.tracking import History, mode
 from ugpu.compiler.methods.aliases import with_aliases
 from ugpu.compiler.methods.ofclass import OfClass
@@ -26,7 +26,9 @@ Scalar = bool | int | float
 T = TypeVar("T", bound="TensorCore")
 RECIPES = 1024  # recipes kept
 
-_recipes: dict[tuple[object, ...], Recipe] = {}
+# None: the method's result cannot be made by a recipe.
+_recipes: dict[tuple[object, ...], Recipe | None] = {}
+_UNKNOWN: Any = object()  # no key's recipe
 
 
 class Count(int):
@@ -113,44 +115,60 @@ class TensorCore:
         self, name: tuple[object, ...], others: tuple[TensorCore, ...], method: Callable[[], Self]
     ) -> Self:
         """Return the result of `method` for this tensor and the others. The recipe is built once
-        for stored arrays of one type and shape, and for slices of them. name: what else the result
-        depends on. The method must be a function of these alone.
+        for stored arrays of one type and shape, for slices of them, and for results of recipes.
+        name: what else the result depends on, with the type of each Python number before it. The
+        method must be a function of these alone.
 
         The public method calls this directly: the recorded line is three calls up."""
-        device, node = self.device, self.node
-        key: tuple[object, ...]
-        given: tuple[Node, ...]
-        if not others:
-            if node.storage is None:
-                moved = node.recipe
-                given = node.given if isinstance(node, Repeated) else ()
-                if moved is None or not moved.moves or not given:
+        device = self.device
+        operands: tuple[Node, ...] = (self.node,)
+        if others:
+            for other in others:
+                if other.device is not device:
                     return method()
-                key = (name, moved, device.target.compute_units)
-            else:
-                given = (node,)
-                key = (name, node.dtype.name, node.shape, device.target.compute_units)
-        else:
-            other = others[0].node
-            if node.storage is None or other.storage is None or others[0].device is not device:
-                return method()
-            given = (node,) if other is node else (node, other)
-            key = (
-                name, node.dtype.name, node.shape, other.dtype.name, other.shape, len(given),
-                device.target.compute_units,
-            )  # fmt: skip
-        recipe = _recipes.get(key)
+                operands += (other.node,)
+        sources = sources_of(operands)
+        if sources is None:
+            return method()
+        key = (name, sources[0], device.target.compute_units)
+        recipe = _recipes.get(key, _UNKNOWN)
+        if recipe is _UNKNOWN:
+            return self._learnt(name, key, sources, method)
         if recipe is None:
-            result = method()
-            recipe = recipe_of(given, result.node)
-            if recipe is None:
-                return result
-            if len(_recipes) >= RECIPES:
-                _recipes.clear()
-            _recipes[key] = recipe
-        return self._repeated(recipe, given)
+            return method()
+        recipe.repeats = True
+        return self._repeated(recipe, *sources[1:])
 
-    def _repeated(self, recipe: Recipe, given: tuple[Node, ...]) -> Self:
+    def _learnt(
+        self,
+        name: tuple[object, ...],
+        key: tuple[object, ...],
+        sources: Sources,
+        method: Callable[[], Self],
+    ) -> Self:
+        """Return the result of `method`, and remember its recipe. One with a number may not be
+        needed again, until it is: nothing is learnt about what reads its result."""
+        _, operands, given, inner = sources
+        result = method()
+        recipe = recipe_of(operands, result.node)
+        if inner and recipe is not None:
+            recipe = chained(recipe, given, result.node)
+        if recipe is not None:
+            recipe.repeats = not any(isinstance(each, type) for each in name)
+        if len(_recipes) >= RECIPES:
+            _recipes.clear()
+        _recipes[key] = recipe
+        if recipe is None:
+            return result
+        return self._repeated(recipe, operands, given, inner)
+
+    def _repeated(
+        self,
+        recipe: Recipe,
+        operands: tuple[Node, ...],
+        given: tuple[Node, ...],
+        inner: tuple[Node, ...],
+    ) -> Self:
         """Repeat a recipe. Few steps, since memory is slow for a program that has just read much
         of it."""
         device = self.device
@@ -158,7 +176,7 @@ class TensorCore:
             core_of(device).driver.prefetch_wake()
         made: Self = object.__new__(self._kind)
         made.device = device
-        made.node = result = recipe.apply(*given)
+        made.node = result = Repeated(recipe, operands, given, inner)
         result.origin = here(4)  # above this, its caller and the public method
         return made
 
@@ -372,8 +390,10 @@ def integer_of(operation: str, name: str, given: Any) -> int:  # Any: checked he
 
 
 def number_of(operation: str, name: str, given: Any) -> int | float:  # Any: checked here
-    """Return a parameter that must be a number, Python's or NumPy's, and not NaN."""
-    if isinstance(given, np.generic):
+    """Return a parameter that must be a number, Python's or NumPy's, or a tensor without axes and
+    gradients, which is read; and not NaN."""
+    read = isinstance(given, TensorCore) and not given.ndim and not given.node.tracked
+    if read or isinstance(given, np.generic):
         given = given.item()
     if isinstance(given, bool) or not isinstance(given, int | float) or given != given:
         raise BadArgument(f"{operation}: {name} must be a number, got {given!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -23,12 +24,16 @@ class Elementwise(TensorCore):
 
     def _binary(self, op: str, other: Any, name: str = "", reverse: bool = False) -> Self:
         combined = partial(self._combined, op, other, name, reverse)
+        return self._again_with((op, reverse), other, combined)
+
+    def _again_with(self, name: tuple[object, ...], other: Any, method: Callable[[], Self]) -> Self:
+        """Return what `_again` does for a method of self and an operand of any kind."""
         if isinstance(other, TensorCore):
-            return self._again((op, reverse), (other,), combined)
+            return self._again(name, (other,), method)
         kind = type(other)
-        if (kind is float or kind is int) and other:  # 0.0 and -0.0 are equal
-            return self._again((op, reverse, kind, other), (), combined)
-        return combined()
+        if kind is int or (kind is float and other):  # 0.0 and -0.0 are equal
+            return self._again((*name, kind, other), (), method)
+        return method()
 
     def _combined(self, op: str, other: Any, name: str, reverse: bool) -> Self:
         dtype, (left, right) = self._operands(name or op, other)
@@ -41,6 +46,10 @@ class Elementwise(TensorCore):
         return self._new(graph.elementwise(op, dtype, left, right))
 
     def _compare(self, op: str, other: Any, swap: bool = False) -> Self:
+        compared = partial(self._compared, op, other, swap)
+        return self._again_with(("compare", op, swap), other, compared)
+
+    def _compared(self, op: str, other: Any, swap: bool) -> Self:
         if type(other) is int and self.dtype.is_integer:
             above = other > dtypes.highest(self.dtype)
             if above or other < dtypes.lowest(self.dtype):  # the result is the same for all
@@ -52,6 +61,10 @@ class Elementwise(TensorCore):
         return self._new(graph.elementwise(op, bool_, left, right))
 
     def _bitwise(self, op: str, other: Any, reverse: bool = False) -> Self:
+        combined = partial(self._of_bits, op, other, reverse)
+        return self._again_with(("bits", op, reverse), other, combined)
+
+    def _of_bits(self, op: str, other: Any, reverse: bool) -> Self:
         dtype, (left, right) = self._operands(op, other)
         if dtype.is_float or (op in ("shl", "shr") and dtype is bool_):
             raise BadArgument(f"{op}: expected integers, got {dtype.name}")
@@ -61,6 +74,9 @@ class Elementwise(TensorCore):
 
     def _function(self, op: str) -> Self:
         """Apply a real function: integers become float32."""
+        return self._again((op,), (), lambda: self._of_reals(op))
+
+    def _of_reals(self, op: str) -> Self:
         dtype = dtypes.float_dtype(self.dtype)
         return self._new(graph.elementwise(op, dtype, graph.cast(self.node, dtype)))
 
@@ -103,6 +119,10 @@ class Elementwise(TensorCore):
             )
         if rounding_mode is not None:
             return self._whole_quotient(other, reverse, rounding_mode == "floor")
+        quotient = partial(self._quotient, other, reverse)
+        return self._again_with(("div", reverse), other, quotient)
+
+    def _quotient(self, other: Any, reverse: bool) -> Self:
         common, _ = self._operands("div", other)
         dtype, (left, right) = self._operands("div", other, common=dtypes.float_dtype(common))
         if reverse:
@@ -184,11 +204,18 @@ class Elementwise(TensorCore):
         """Return `-self`."""
         if self.dtype is bool_:
             raise BadArgument("neg: bools are not supported; use logical_not")
-        return self._new(graph.elementwise("neg", self.dtype, self.node))
+        return self._of_same_type("neg")
 
     def abs(self) -> Self:
         """Return the absolute value. Unsigned integers are unchanged."""
-        return self._new(graph.elementwise("abs", self.dtype, self.node))
+        return self._of_same_type("abs")
+
+    def _of_same_type(self, op: str) -> Self:
+        return self._again(
+            ("same type", op),
+            (),
+            lambda: self._new(graph.elementwise(op, self.dtype, self.node)),
+        )
 
     # ---- functions -----------------------------------------------------------------------------
 
@@ -301,6 +328,18 @@ class Elementwise(TensorCore):
         condition)."""
         if self.dtype is not bool_:
             raise BadArgument(f"where: the condition must be bool, got {self.dtype.name}")
+        tensors = tuple([each for each in (input, other) if isinstance(each, TensorCore)])
+        numbers: list[object] = []
+        for each in (input, other):
+            if isinstance(each, int | float):
+                numbers += (type(each), each, math.copysign(1, each))
+        method = partial(self._chosen, input, other)
+        if 3 * len(tensors) + len(numbers) < 6:  # arrays
+            return method()
+        name = ("where", isinstance(input, TensorCore), *numbers)
+        return self._again(name, tensors, method)
+
+    def _chosen(self, input: Any, other: Any) -> Self:
         yes, no = self._lift("where", input), self._lift("where", other)
         if isinstance(yes, TensorCore):
             dtype = (
@@ -342,7 +381,12 @@ class Elementwise(TensorCore):
     def cast(self, dtype: Any) -> Self:
         """Convert to another type. Floats are rounded towards zero to integers; values out of range
         become the nearest limit, NaN becomes 0. Integers wrap."""
-        return self._new(graph.cast(self.node, dtypes.as_dtype(dtype)))
+        wanted = dtypes.as_dtype(dtype)
+        if wanted is self.dtype:
+            return self._new(self.node)
+        return self._again(
+            ("cast", wanted.name), (), lambda: self._new(graph.cast(self.node, wanted))
+        )
 
     def bitcast(self, dtype: Any) -> Self:
         """Reinterpret the bits as another type of the same size."""
@@ -447,7 +491,7 @@ class Elementwise(TensorCore):
     def __invert__(self) -> Self:
         if self.dtype.is_float:
             raise BadArgument(f"invert: expected integers or bools, got {self.dtype.name}")
-        return self._new(graph.elementwise("invert", self.dtype, self.node))
+        return self._of_same_type("invert")
 
     def __and__(self, other: Any) -> Self:
         return self._bitwise("and", other)

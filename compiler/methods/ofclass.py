@@ -19,8 +19,8 @@ class OfClass:
 
     def __init__(self, member: classmethod[Any, Any, Any] | staticmethod[Any, Any]) -> None:
         function = member.__func__
-        if isinstance(member, staticmethod) and isinstance(function, FunctionType):
-            member = staticmethod(with_aliases(function))
+        if isinstance(function, FunctionType):
+            member = type(member)(with_aliases(function))
         self.member = member
         self.__doc__ = function.__doc__
 

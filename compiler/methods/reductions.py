@@ -33,7 +33,7 @@ class Reductions(Elementwise, Movement):
         target = self.device.target
         total = counted(wide, axes, target) if op == "sum" else None
         if total is None:
-            total = split.reduce(op, wide, axes, target.compute_units)
+            total = split.reduce(op, wide, axes, target.compute_units, target.abi == "host")
         result = graph.cast(total, node.dtype)
         if not keepdims:
             kept = tuple(size for i, size in enumerate(node.shape) if i not in axes)
@@ -45,13 +45,16 @@ class Reductions(Elementwise, Movement):
     ) -> Self:
         """Return the method's result; its recipe is built once for arrays of a type and shape."""
         node = self.node
-        if not (axis is None or type(axis) is int):
+        plain = axis is None or type(axis) is int
+        if not plain and not (type(axis) is tuple and all(type(each) is int for each in axis)):
             return method(self, axis, keepdims)
         whole = bool(keepdims)
         if node.recipes is not None:
             recipe = node.recipes.get((name, axis, whole))
             if recipe is not None:
-                return self._repeated(recipe, (node,))
+                recipe.repeats = True
+                given = (node,)
+                return self._repeated(recipe, given, given, ())
         made = self._again((name, axis, whole), (), lambda: method(self, axis, whole))
         recipe = made.node.recipe
         if recipe is not None and node.storage is not None:
@@ -80,6 +83,9 @@ class Reductions(Elementwise, Movement):
         return self._reduce("prod", node, self._axes("prod", axis), keepdims)
 
     @overload
+    def max(self, axis: Elementwise) -> Self: ...
+
+    @overload
     def max(
         self, axis: Axis = None, keepdims: bool = False, *, indices: Literal[False] = False
     ) -> Self: ...
@@ -90,11 +96,13 @@ class Reductions(Elementwise, Movement):
     ) -> tuple[Self, Self]: ...
 
     def max(
-        self, axis: Axis = None, keepdims: bool = False, *, indices: bool = False
+        self, axis: Axis | Elementwise = None, keepdims: bool = False, *, indices: bool = False
     ) -> Self | tuple[Self, Self]:
         """Return the largest element along the axes; NaN if any is NaN. indices: along one axis,
-        return also the place of the first of equals, as int64, as PyTorch's `max(dim)` does. Raises
-        BadArgument for empty axes."""
+        return also the place of the first of equals, as int64, as PyTorch's `max(dim)` does. With a
+        tensor instead of axes, the same as `maximum`. Raises BadArgument for empty axes."""
+        if isinstance(axis, Elementwise):
+            return self.maximum(axis)
         if not indices:
             return self._remembered("max", Reductions._max, axis, keepdims)
         return self._extreme_at("max", axis, keepdims)
@@ -104,6 +112,9 @@ class Reductions(Elementwise, Movement):
         return self._reduce("or" if self.dtype is bool_ else "max", self.node, axes, keepdims)
 
     @overload
+    def min(self, axis: Elementwise) -> Self: ...
+
+    @overload
     def min(
         self, axis: Axis = None, keepdims: bool = False, *, indices: Literal[False] = False
     ) -> Self: ...
@@ -114,11 +125,13 @@ class Reductions(Elementwise, Movement):
     ) -> tuple[Self, Self]: ...
 
     def min(
-        self, axis: Axis = None, keepdims: bool = False, *, indices: bool = False
+        self, axis: Axis | Elementwise = None, keepdims: bool = False, *, indices: bool = False
     ) -> Self | tuple[Self, Self]:
         """Return the smallest element along the axes; NaN if any is NaN. indices: along one axis,
-        return also the place of the first of equals, as int64, as PyTorch's `min(dim)` does. Raises
-        BadArgument for empty axes."""
+        return also the place of the first of equals, as int64, as PyTorch's `min(dim)` does. With a
+        tensor instead of axes, the same as `minimum`. Raises BadArgument for empty axes."""
+        if isinstance(axis, Elementwise):
+            return self.minimum(axis)
         if not indices:
             return self._remembered("min", Reductions._min, axis, keepdims)
         return self._extreme_at("min", axis, keepdims)
@@ -156,6 +169,9 @@ class Reductions(Elementwise, Movement):
         convert to this type first."""
         if dtype is not None:
             return self.cast(dtype).mean(axis, keepdims)
+        return self._remembered("mean", Reductions._mean, axis, keepdims)
+
+    def _mean(self, axis: Axis, keepdims: bool) -> Self:
         axes = self._axes("mean", axis)
         count = prod(self.shape[i] for i in axes)
         kind = dtypes.float_dtype(self.dtype)

@@ -29,7 +29,7 @@ class Windows(Resampling):
     # ---- convolution ---------------------------------------------------------------------------
 
     def conv1d(
-        self, weight: Any, bias: Any = None, *, stride: Sizes = 1,
+        self, weight: Any, bias: Any = None, stride: Sizes = 1,
         padding: Sizes | str = 0, dilation: Sizes = 1, groups: int = 1,
     ) -> Self:  # fmt: skip
         """Correlate [batch, channels, length] with [out channels, channels / groups, length]; see
@@ -59,7 +59,7 @@ class Windows(Resampling):
         return wide.squeeze(2)
 
     def conv3d(
-        self, weight: Any, bias: Any = None, *, stride: Sizes = 1,
+        self, weight: Any, bias: Any = None, stride: Sizes = 1,
         padding: Sizes | str = 0, dilation: Sizes = 1, groups: int = 1,
     ) -> Self:  # fmt: skip
         """Correlate [batch, channels, depth, height, width] with [out channels, channels / groups,
@@ -98,7 +98,7 @@ class Windows(Resampling):
         return biased("conv3d", result.flatten(3, 4), bias).reshape(result.shape)
 
     def conv_transpose1d(
-        self, weight: Any, bias: Any = None, *, stride: Sizes = 1, padding: Sizes = 0,
+        self, weight: Any, bias: Any = None, stride: Sizes = 1, padding: Sizes = 0,
         output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
     ) -> Self:  # fmt: skip
         """Transposed convolution of [batch, channels, length]; see `conv_transpose2d`."""
@@ -121,7 +121,7 @@ class Windows(Resampling):
         return wide.squeeze(2)
 
     def conv_transpose3d(
-        self, weight: Any, bias: Any = None, *, stride: Sizes = 1, padding: Sizes = 0,
+        self, weight: Any, bias: Any = None, stride: Sizes = 1, padding: Sizes = 0,
         output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
     ) -> Self:  # fmt: skip
         """Transposed convolution of [batch, channels, depth, height, width]; see
@@ -170,12 +170,17 @@ class Windows(Resampling):
 
     # ---- pooling -------------------------------------------------------------------------------
 
-    def max_pool1d(self, size: Sizes, **options: Any) -> Any:
-        """Return the maximum of each window; options as in `max_pool2d`."""
-        return self._max_pool("max_pool1d", 1, size, **options)
+    def max_pool1d(
+        self, size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1,
+        ceil_mode: bool = False, return_indices: bool = False,
+    ) -> Any:  # fmt: skip
+        """Return the maximum of each window; see `max_pool2d`."""
+        return self._max_pool("max_pool1d", 1, size, stride=stride, padding=padding,
+                              dilation=dilation, ceil_mode=ceil_mode,
+                              return_indices=return_indices)  # fmt: skip
 
     def max_pool2d(
-        self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
+        self, size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
         ceil_mode: bool = False, return_indices: bool = False,
     ) -> Any:  # fmt: skip
         """Return the maximum of each window. stride: default the window's size; padding is ignored.
@@ -189,16 +194,25 @@ class Windows(Resampling):
                               dilation=dilation, ceil_mode=ceil_mode,
                               return_indices=return_indices)  # fmt: skip
 
-    def max_pool3d(self, size: Sizes, **options: Any) -> Any:
-        """Return the maximum of each window; options as in `max_pool2d`."""
-        return self._max_pool("max_pool3d", 3, size, **options)
+    def max_pool3d(
+        self, size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1,
+        ceil_mode: bool = False, return_indices: bool = False,
+    ) -> Any:  # fmt: skip
+        """Return the maximum of each window; see `max_pool2d`."""
+        return self._max_pool("max_pool3d", 3, size, stride=stride, padding=padding,
+                              dilation=dilation, ceil_mode=ceil_mode,
+                              return_indices=return_indices)  # fmt: skip
 
-    def avg_pool1d(self, size: Sizes, **options: Any) -> Self:
-        """Return the mean of each window; options as in `avg_pool2d`."""
-        return self._avg_pool("avg_pool1d", 1, size, **options)
+    def avg_pool1d(
+        self, size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
+        ceil_mode: bool = False, count_include_pad: bool = True,
+    ) -> Self:  # fmt: skip
+        """Return the mean of each window; see `avg_pool2d`."""
+        return self._avg_pool("avg_pool1d", 1, size, stride=stride, padding=padding,
+                              ceil_mode=ceil_mode, count_include_pad=count_include_pad)
 
     def avg_pool2d(
-        self, size: Pair, *, stride: Pair | None = None, padding: Pair = 0,
+        self, size: Pair, stride: Pair | None = None, padding: Pair = 0,
         ceil_mode: bool = False, count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Self:  # fmt: skip
@@ -211,9 +225,16 @@ class Windows(Resampling):
             count_include_pad=count_include_pad, divisor_override=divisor_override,
         )  # fmt: skip
 
-    def avg_pool3d(self, size: Sizes, **options: Any) -> Self:
-        """Return the mean of each window; options as in `avg_pool2d`."""
-        return self._avg_pool("avg_pool3d", 3, size, **options)
+    def avg_pool3d(
+        self, size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
+        ceil_mode: bool = False, count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Self:  # fmt: skip
+        """Return the mean of each window; see `avg_pool2d`."""
+        return self._avg_pool(
+            "avg_pool3d", 3, size, stride=stride, padding=padding, ceil_mode=ceil_mode,
+            count_include_pad=count_include_pad, divisor_override=divisor_override,
+        )  # fmt: skip
 
     def _max_pool(
         self, name: str, axes: int, size: Sizes, *, stride: Sizes | None = None,

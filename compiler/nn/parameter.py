@@ -159,11 +159,16 @@ def _moves(node: Node, source: Node) -> bool:
 
 
 def replace(tensor: Tensor | Sharded, value: Tensor | Sharded) -> None:
-    """Give a tensor new elements in memory of their own. An assignment in place would take a kernel
-    more: a value that depends on the array it replaces is computed before the array is written."""
+    """Give a tensor new elements: in its own memory if nothing else needs it and the kernel that
+    computes them reads each old element only where it writes the new one. An assignment would take
+    a kernel more: a value that depends on the array is computed before the array is written."""
     assert tensor.shape == value.shape
     for own, given in zip(parts_of(tensor), parts_of(value), strict=True):
-        own.node = given.node
+        old = own.node
+        node = given.node
+        if old.storage is not None and node.storage is None and node.op != "contiguous":
+            node = graph.instead(graph.cast(node, old.dtype), old)
+        own.node = node
 
 
 def sharded_parameter(parameter: Parameter, devices: Devices, axis: int | None) -> Sharded:

@@ -16,10 +16,11 @@ Results = Sequence[Any]
 
 
 def solve(a: Tensor, b: Tensor) -> Tensor:
-    """Return x with a @ x = b. a: [..., n, n]; b: [..., n, columns], or [n] of one equation.
-    By Gauss-Jordan elimination with partial pivoting."""
+    """Return x with a @ x = b. a: [..., n, n]; b: [..., n, columns], [n] of one equation, or, as in
+    PyTorch, [..., n] with the same leading axes as a. By Gauss-Jordan elimination with partial
+    pivoting."""
     matrix = square_of("solve", a)
-    vector = b.ndim == 1
+    vector = b.ndim == 1 or b.shape == a.shape[:-1]
     right = (b.unsqueeze(-1) if vector else b).cast(float32)
     if right.ndim < 2 or right.shape[-2] != matrix.shape[-1]:
         raise BadArgument(f"solve: shapes {list(a.shape)} and {list(b.shape)} do not match")
@@ -41,6 +42,8 @@ def solve(a: Tensor, b: Tensor) -> Tensor:
 def inv(a: Tensor) -> Tensor:
     """Return the inverse of square matrices."""
     matrix = square_of("inv", a)
+    if not matrix.numel():
+        return matrix
     return solve(matrix, Tensor.eye(matrix.shape[-1], device=matrix.device))
 
 

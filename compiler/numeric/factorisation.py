@@ -96,10 +96,12 @@ def qr(a: Tensor, mode: Literal["reduced", "complete"] = "reduced") -> tuple[Ten
     return results[0], results[1]
 
 
-def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
+def eigh(a: Tensor, UPLO: Literal["L", "U"] = "L") -> tuple[Tensor, Tensor]:
     """Return the eigenvalues [..., n] of symmetric matrices, smallest first, and the eigenvectors,
-    in columns. The lower triangle is read. By Jacobi rotations."""
-    matrix = square_of("eigh", a)
+    in columns. UPLO: the triangle that is read. By Jacobi rotations."""
+    if UPLO not in ("L", "U"):
+        raise BadArgument(f"eigh: UPLO must be 'L' or 'U', got {UPLO!r}")
+    matrix = square_of("eigh", a if UPLO == "L" else a.transpose(-1, -2))
     if not matrix.numel():
         return matrix.reshape(matrix.shape[:-1]), matrix
 
@@ -156,7 +158,7 @@ def _orthonormal(left: Tensor) -> Tensor:
     """Complete columns of zeros, of singular values of zero, to an orthonormal base; the others
     stay."""
     base, triangle = qr(left)
-    signs = triangle.diagonal() < 0
+    signs = triangle.diagonal(0, -2, -1) < 0
     return signs.unsqueeze(-2).where(-base, base)
 
 

@@ -4,7 +4,8 @@ parts lie on a last axis of two, as in `torch.view_as_real`. Complex arrays of N
 
 A length is split into two factors close to each other, whose transforms are matrix products
 (J. Cooley, J. Tukey, 1965), down to factors of at most FACTOR; a longer prime length becomes a
-convolution by transforms of a power of two (L. Bluestein, 1970). Computed in float32.
+convolution by transforms of a power of two (L. Bluestein, 1970). Computed in float32. On a host a
+length is split into factors of about eight, whose matrices have the turns between factors in them.
 
 The axis is moved to the front: a matrix multiplies all columns, whose elements lie side by side.
 Matrices and turns are constants of a device, up to KEPT elements.
@@ -26,6 +27,8 @@ from ugpu.hcq.errors import BadArgument
 
 FACTOR = 64  # the longest transform that is one matrix product, where a length can be split
 HOST_FACTOR = 16  # the same on a host, where kernels cost less than products
+RADIX, LEAST = 10, 4  # the largest and the least factor whose matrices have turns
+COLUMNS = 16  # from which on reading a matrix for each of the other factor's elements pays
 PRIME = 512  # the longest prime length that is one matrix product
 KEPT = 1 << 16  # elements of the largest constants that a device keeps
 Norm = Literal["backward", "ortho", "forward"]
@@ -93,18 +96,12 @@ def ihfft(x: Tensor, n: int | None = None, axis: int = -1, norm: Norm = "backwar
 
 def fftn(x: Parted, s: Sizes = None, axes: Axes = None, norm: Norm = "backward") -> Tensor:
     """Return `fft` along several axes, counted without the last of two; s: their lengths."""
-    given = _joined(_parts("fftn", x))
-    for axis, n in _pairs("fftn", given.ndim - 1, s, axes):
-        given = fft(given, n, axis, norm)
-    return given
+    return _along_each("fftn", x, s, axes, norm, -1)
 
 
 def ifftn(x: Parted, s: Sizes = None, axes: Axes = None, norm: Norm = "backward") -> Tensor:
     """Return `ifft` along several axes."""
-    given = _joined(_parts("ifftn", x))
-    for axis, n in _pairs("ifftn", given.ndim - 1, s, axes):
-        given = ifft(given, n, axis, norm)
-    return given
+    return _along_each("ifftn", x, s, axes, norm, 1)
 
 
 def rfftn(x: Tensor, s: Sizes = None, axes: Axes = None, norm: Norm = "backward") -> Tensor:
@@ -219,7 +216,18 @@ def _without_ends(imaginary: Tensor, place: int, count: int) -> Tensor:
     return own.where(imaginary, 0.0)
 
 
-def _along(operation: str, both: Tensor, n: int | None, axis: int, norm: Norm, sign: int) -> Tensor:
+def _along_each(operation: str, x: Parted, s: Sizes, axes: Axes, norm: Norm, sign: int) -> Tensor:
+    both = _parts(operation, x)
+    for number, (axis, n) in enumerate(_pairs(operation, both.ndim - 1, s, axes)):
+        both = _along(operation, both, n, axis, norm, sign, number > 0)
+    return _joined(both)
+
+
+def _along(
+    operation: str, both: Tensor, n: int | None, axis: int, norm: Norm, sign: int,
+    apart: bool = False,
+) -> Tensor:  # fmt: skip
+    """Transform along an axis. apart: whether real and imaginary parts are so in memory."""
     place = 1 + both[0]._axis(operation, axis)
     count = both.shape[place] if n is None else n
     if type(count) is not int or count < 1:
@@ -230,7 +238,7 @@ def _along(operation: str, both: Tensor, n: int | None, axis: int, norm: Norm, s
         raise BadArgument(f"{operation}: norm must be one of {list(scales)}, got {norm!r}")
     sized = _sized(both, count, place)
     if place != 1:  # parts apart first, then turned: each is a kernel of whole lines of memory
-        sized = sized.contiguous().transpose(place, 1)
+        sized = (sized if apart else sized.contiguous()).transpose(place, 1)
     columns = math.prod(sized.shape[2:])
     found = _transform(sized.reshape((2, count, columns)).contiguous(), sign)
     result = found.reshape(sized.shape)
@@ -252,6 +260,9 @@ def _times(one: Parts, two: Parts) -> Parts:
 def _transform(both: Tensor, sign: int) -> Tensor:
     """Transform columns [part, n, columns]."""
     _, n, columns = both.shape
+    found = _by_radix(both, sign) if both._serial and n > HOST_FACTOR else None
+    if found is not None:
+        return found
     factor = _factor(n)
     if n <= (HOST_FACTOR if both._serial else FACTOR) or (factor == 1 and n <= PRIME):
         return _dense(both, sign)
@@ -265,6 +276,37 @@ def _transform(both: Tensor, sign: int) -> Tensor:
     turned = Tensor.stack([*_times((inner[0], inner[1]), (turns[0], turns[1]))], 0).contiguous()
     outer = _transform(turned.reshape((2, rest, factor * columns)), sign)
     return outer.reshape((2, n, columns))
+
+
+def _by_radix(both: Tensor, sign: int) -> Tensor | None:
+    """Transform columns [part, n, columns] over a small factor first, element by element of the
+    other one, by matrices that also turn. None if there is no such factor, or too few columns."""
+    _, n, columns = both.shape
+    factor = next((each for each in range(RADIX, LEAST - 1, -1) if n % each == 0), 0)
+    if not factor or columns < COLUMNS or 4 * n * factor > KEPT:
+        return None
+    rest = n // factor
+
+    def make() -> NDArray[np.float64]:
+        b, c, a = (np.arange(size) for size in (rest, factor, factor))
+        products = np.multiply.outer(c, a) * rest + np.multiply.outer(b, c)[:, :, None]
+        return _in_parts(products % n, n, sign)
+
+    matrices = _constant(both, f"radix {factor} {rest} {sign}", make)
+    if matrices is None:
+        return None
+    parts = both.reshape((2, factor, rest, columns)).permute((2, 0, 1, 3))
+    turned = matrices.matmul(parts.reshape((rest, 2 * factor, columns)))
+    turned = turned.reshape((rest, 2, factor, columns)).transpose(0, 1).contiguous()
+    outer = _transform(turned.reshape((2, rest, factor * columns)), sign)
+    return outer.reshape((2, n, columns))
+
+
+def _in_parts(products: NDArray[np.int_], n: int, sign: int) -> NDArray[np.float64]:
+    """Return the matrices of real and imaginary parts of turns by 2 pi products / n."""
+    angles = products * (sign * 2 * math.pi / n)
+    cosine, sine = np.cos(angles), np.sin(angles)
+    return np.block([[cosine, -sine], [sine, cosine]])
 
 
 def _constant(near: Tensor, name: str, make: Callable[[], NDArray[np.float64]]) -> Tensor | None:
@@ -307,9 +349,7 @@ def _matrix(near: Tensor, n: int, sign: int) -> Tensor:
 
     def make() -> NDArray[np.float64]:
         products = np.outer(np.arange(n), np.arange(n)) % n
-        angles = products * (sign * 2 * math.pi / n)
-        cosine, sine = np.cos(angles), np.sin(angles)
-        return np.block([[cosine, -sine], [sine, cosine]])
+        return _in_parts(products, n, sign)
 
     kept = _constant(near, f"matrix {n} {sign}", make) if 4 * n * n <= KEPT else None
     if kept is not None:

@@ -11,8 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any, Literal
 
 from ugpu.compiler import dtype as dtypes
+from ugpu.compiler.dtype import DType
+from ugpu.compiler.gradients.table import rule
 from ugpu.compiler.methods.aliases import aliased_module
 from ugpu.compiler.methods.reductions import Axis
 from ugpu.compiler.numeric.elimination import det as det
@@ -23,16 +26,16 @@ from ugpu.compiler.numeric.factorisation import cholesky as cholesky
 from ugpu.compiler.numeric.factorisation import eigh as eigh
 from ugpu.compiler.numeric.factorisation import qr as qr
 from ugpu.compiler.numeric.factorisation import svd as svd
-from ugpu.compiler.numeric.steps import matrix_of, square_of
+from ugpu.compiler.numeric.steps import matrix_of, ruled, square_of
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument
 
 Tolerance = float | Tensor | None
 
 
-def eigvalsh(a: Tensor) -> Tensor:
+def eigvalsh(a: Tensor, UPLO: Literal["L", "U"] = "L") -> Tensor:
     """Return the eigenvalues of `eigh`."""
-    return eigh(a)[0]
+    return eigh(a, UPLO)[0]
 
 
 def svdvals(a: Tensor) -> Tensor:
@@ -40,25 +43,47 @@ def svdvals(a: Tensor) -> Tensor:
     return svd(a)[1]
 
 
-def _counted(values: Tensor, shape: Sequence[int], rtol: Tolerance) -> Tensor:
+def _counted(
+    values: Tensor, shape: Sequence[int], atol: Tolerance, rtol: Tolerance
+) -> Tensor:
     """Return which singular values of matrices of a shape count, see `pinv`."""
-    share = max(shape[-2:]) * 2.0**-23 if rtol is None else rtol
+    if not values.shape[-1]:
+        return values > 0
+    share: Tolerance = rtol
+    if rtol is None:
+        share = max(shape[-2:]) * 2.0**-23
+        if isinstance(atol, Tensor):
+            share = (atol > 0).where(0.0, share)
+        elif atol:
+            share = 0.0
+    least = 0.0 if atol is None else atol
     limit = values.max(-1, keepdims=True)
     limit = limit * (share.unsqueeze(-1) if isinstance(share, Tensor) else share)
-    return values > limit
+    return values > limit.maximum(least.unsqueeze(-1) if isinstance(least, Tensor) else least)
 
 
-def matrix_rank(a: Tensor, rtol: Tolerance = None) -> Tensor:
+def matrix_rank(
+    a: Tensor, rtol: Tolerance = None, hermitian: bool = False, *, atol: Tolerance = None
+) -> Tensor:
     """Return the number of singular values that count, see `pinv`, as int64."""
     matrix = matrix_of("matrix_rank", a)
-    return _counted(svdvals(matrix), matrix.shape, rtol).sum(-1)
+    values = eigvalsh(matrix).abs() if hermitian else svdvals(matrix)
+    return _counted(values, matrix.shape, atol, rtol).sum(-1)
 
 
-def matrix_norm(a: Tensor, ord: float | str = "fro", keepdims: bool = False) -> Tensor:
-    """Return a norm of matrices: "fro", the root of the sum of squares; "nuc", the sum of the
-    singular values; 2 and -2, the largest and smallest of them; 1 and -1, the largest and smallest
-    sum of magnitudes of a column; infinity and minus infinity, of a row."""
-    matrix = matrix_of("matrix_norm", a)
+def matrix_norm(
+    a: Tensor, ord: float | str = "fro", axis: Axis = (-2, -1), keepdims: bool = False, *,
+    dtype: DType | str | None = None,
+) -> Tensor:  # fmt: skip
+    """Return a norm of matrices, which lie on two axes: "fro", the root of the sum of squares;
+    "nuc", the sum of the singular values; 2 and -2, the largest and smallest of them; 1 and -1, the
+    largest and smallest sum of magnitudes of a column; infinity and minus infinity, of a row. dtype:
+    convert to this type first, and return it."""
+    given = matrix_of("matrix_norm", a if dtype is None else a.cast(dtype))
+    axes = given._axes("matrix_norm", axis)
+    if len(axes) != 2:
+        raise BadArgument(f"matrix_norm: expected two axes, got {axis!r}")
+    matrix = given.permute(*[each for each in range(a.ndim) if each not in axes], *axes)
     if ord == "fro":
         result = matrix.norm(2, (-2, -1))
     elif ord == "nuc":
@@ -73,23 +98,48 @@ def matrix_norm(a: Tensor, ord: float | str = "fro", keepdims: bool = False) -> 
         raise BadArgument(
             f"matrix_norm: ord must be 'fro', 'nuc', 1, 2, inf, -1, -2 or -inf, got {ord!r}"
         )
-    result = result.cast(dtypes.float_dtype(a.dtype))
-    return result.unsqueeze(-1).unsqueeze(-1) if keepdims else result
+    result = result.cast(dtypes.float_dtype(a.dtype if dtype is None else given.dtype))
+    for each in sorted(axes) if keepdims else ():
+        result = result.unsqueeze(each)
+    return result
 
 
-def pinv(a: Tensor, rtol: Tolerance = None) -> Tensor:
-    """Return the pseudo-inverse. Singular values up to rtol times the largest count as zero
-    (default: the larger side times float32's precision); rtol: a number, or one for each matrix."""
+def pinv(
+    a: Tensor, rtol: Tolerance = None, hermitian: bool = False, *, atol: Tolerance = None
+) -> Tensor:
+    """Return the pseudo-inverse. Singular values up to rtol times the largest, or up to atol, count
+    as zero (default for rtol: the larger side times float32's precision, or 0 with an atol); both
+    are numbers, or one for each matrix. hermitian: compute them from `eigh`'s values."""
     matrix = matrix_of("pinv", a)
-    left, values, right = svd(matrix)
-    kept = _counted(values, matrix.shape, rtol)
-    inverse = kept.where(1.0 / kept.where(values, 1.0), 0.0)
-    return (right.transpose(-1, -2) * inverse.unsqueeze(-2)) @ left.transpose(-1, -2)
+
+    def compute() -> list[Tensor]:
+        if hermitian:
+            signed, left = eigh(matrix)
+            values, right = signed.abs(), left.transpose(-1, -2)
+        else:
+            left, values, right = svd(matrix)
+            signed = values
+        kept = _counted(values, matrix.shape, atol, rtol)
+        inverse = kept.where(1.0 / kept.where(signed, 1.0), 0.0)
+        return [(right.transpose(-1, -2) * inverse.unsqueeze(-2)) @ left.transpose(-1, -2)]
+
+    return ruled(compute, ["pinv"], [matrix])[0]
+
+
+@rule("pinv")
+def _pinv(g: Any, y: Any, xs: Sequence[Any], arg: Any) -> Sequence[Any]:
+    """Of matrices whose rank stays (G. Golub, V. Pereyra, 1973)."""
+    turned, up, out = y.transpose(-1, -2), g.transpose(-1, -2), xs[0]
+    left = up - out @ (y @ up)
+    right = up - (up @ y) @ out
+    return (left @ (y @ turned) + (turned @ y) @ right - turned @ g @ turned,)
 
 
 def matrix_power(a: Tensor, n: int) -> Tensor:
     """Return the product of n factors; of the inverse for negative n."""
     matrix = square_of("matrix_power", a)
+    if not matrix.numel():
+        return matrix
     if type(n) is not int:
         raise BadArgument(f"matrix_power: expected an int, got {n!r}")
     factor = inv(matrix) if n < 0 else matrix
@@ -104,29 +154,27 @@ def matrix_power(a: Tensor, n: int) -> Tensor:
 
 
 def vector_norm(
-    a: Tensor, ord: float = 2, axis: Axis = None, keepdims: bool = False
+    a: Tensor, ord: float = 2, axis: Axis = None, keepdims: bool = False, *,
+    dtype: DType | str | None = None,
 ) -> Tensor:  # fmt: skip
     """Return the norm of vectors along axes (None: of all elements), see `Tensor.norm`."""
-    return a.norm(ord, axis, keepdims)
+    return a.norm(ord, axis, keepdims, dtype=dtype)
 
 
 def norm(
-    a: Tensor, ord: float | str | None = None, axis: Axis = None, keepdims: bool = False
+    a: Tensor, ord: float | str | None = None, axis: Axis = None, keepdims: bool = False, *,
+    dtype: DType | str | None = None,
 ) -> Tensor:  # fmt: skip
     """Return `matrix_norm` for two axes, or for an ord of matrices without axes, otherwise
     `vector_norm`; by default the root of the sum of squares."""
     if ord is None:
-        return a.norm(2, axis, keepdims)
+        return a.norm(2, axis, keepdims, dtype=dtype)
     axes = tuple(range(a.ndim)) if axis is None else a._axes("norm", axis)
     if len(axes) == 2:
-        rest = [each for each in range(a.ndim) if each not in axes]
-        result = matrix_norm(a.permute(*rest, *axes), ord)
-        for each in sorted(axes) if keepdims else ():
-            result = result.unsqueeze(each)
-        return result
+        return matrix_norm(a, ord, axes, keepdims, dtype=dtype)
     if isinstance(ord, str) or (axis is None and a.ndim != 1):
         raise BadArgument(f"norm: ord {ord!r} expected one or two axes, got {list(axes)}")
-    return a.norm(ord, axes, keepdims)
+    return a.norm(ord, axes, keepdims, dtype=dtype)
 
 
 def cond(a: Tensor, p: float | str | None = None) -> Tensor:

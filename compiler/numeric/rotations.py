@@ -38,7 +38,7 @@ def eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
     vectors = _identity(count, size, matrices)
     columns = Tensor.arange(size, device=matrices.device)
     for partner in _schedule(size, matrices):
-        diagonal = current.diagonal()
+        diagonal = current.diagonal(0, -2, -1)
         shape = (count, size, 1)
         off = current.gather(2, partner.reshape((1, size, 1)).expand(shape)).squeeze(2)
         cosine, sine = _rotation(diagonal, diagonal[:, partner], off, columns, partner)
@@ -49,7 +49,7 @@ def eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
         turned.realize(vectors)
         current = _turned(turned.transpose(1, 2), partner, cosine, sine).contiguous()
         current.realize()
-    values, order = current.diagonal().sort(-1)
+    values, order = current.diagonal(0, -2, -1).sort(-1)
     return values, vectors.gather(2, order.unsqueeze(1).expand(vectors.shape))
 
 

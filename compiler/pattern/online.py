@@ -136,7 +136,7 @@ def _parts(
     (product,) = inner
     largest, score = stages[0].total, stages[0].body
     totals = frozenset(stage.total for stage in stages)
-    split = [_split(stage.body, score, largest, totals, keys) for stage in stages[1:]]
+    split = [weighted(stage.body, score, largest, totals, keys) for stage in stages[1:]]
     if product.arg[0] != "sum" or product.sources[0].op != "mul" or product.dtype is not float32:
         return None
     if any(each is None for each in split) or _reads(score, totals):
@@ -170,18 +170,19 @@ def _parts(
     )  # fmt: skip
 
 
-def _split(
+def weight_of(score: Value, largest: Memory) -> Value:
+    """Return exp(score - largest)."""
+    below = binary("sub", score, load(largest, constant(0)))
+    return value("function", float32, (below,), "exp")
+
+
+def weighted(
     body: Value, score: Value, largest: Memory, totals: frozenset[Memory], keys: Range
 ) -> tuple[Value | None, Value | None] | None:
     """Return a term as exp(score - largest) * factor * scale, where the factor reads no total and
     the scale does not depend on the key; None in place of 1. None if it has another form."""
     above, below = _factors(body)
-    wanted = value(
-        "function",
-        float32,
-        (binary("sub", score, load(largest, constant(0))),),
-        "exp",
-    )
+    wanted = weight_of(score, largest)
     if above.count(wanted) != 1:
         return None
     above.remove(wanted)

@@ -38,6 +38,7 @@ class Step:
     size: int
     target: int | None = None  # place of the value whose memory it writes into; possibly its own
     others: tuple[tuple[int, int], ...] = ()  # further results: place, and bytes
+    over: tuple[tuple[int, int], ...] = ()  # results, and the inputs whose memory they are in
     hosted: frozenset[int] = frozenset()
 
     @property
@@ -163,7 +164,11 @@ def _step(group: Group, place: int, places: Mapping[int, int]) -> Step:
         target = place if group.stage else places[id(group.root.sources[0])]
     roots = (group.root, *group.others)
     hosted = frozenset([places[id(node)] for node in roots if in_host_memory(node)])
-    return Step(group.key, place, inputs, size, target, others, hosted)
+    over = tuple([
+        (places[id(node)], places[id(old)])
+        for node, old in zip(roots, group.over, strict=False) if old is not None
+    ])  # fmt: skip
+    return Step(group.key, place, inputs, size, target, others, over, hosted)
 
 
 # ---- calls of nested functions -----------------------------------------------------------------
@@ -231,6 +236,7 @@ def _moved(step: Step, there: Mapping[int, int]) -> Step:
         step.size,
         None if step.target is None else there[step.target],
         tuple([(there[place], size) for place, size in step.others]),
+        tuple([(there[result], there[old]) for result, old in step.over]),
         frozenset([there[place] for place in step.hosted]),
     )
 
@@ -289,6 +295,7 @@ def memory_plan(roots: Sequence[Node], target: TargetSpec | None = None) -> Memo
     sizes = {step.root: round_up(step.size) for step in plan.steps if step.target is None}
     sizes |= {place: round_up(size) for step in plan.steps for place, size in step.others}
     sizes |= {place: 0 for step in plan.steps for place in step.hosted}
+    sizes |= {place: 0 for step in plan.steps for place, _ in step.over}
     kept = sum(round_up(0) for _ in plan.empty)
     peak = kept
     spare: Counter[int] = Counter()  # by size class, as in compiler.runtime

@@ -335,5 +335,6 @@ def _moved(step: Step, first: int, by: int) -> Step:
     target = None if step.target is None else there(step.target)
     others = tuple([(there(place), size) for place, size in step.others])
     inputs = tuple([there(place) for place in step.inputs])
+    over = tuple([(there(place), there(old)) for place, old in step.over])
     hosted = frozenset(map(there, step.hosted))
-    return Step(step.key, there(step.root), inputs, step.size, target, others, hosted)
+    return Step(step.key, there(step.root), inputs, step.size, target, others, over, hosted)

@@ -75,7 +75,7 @@ class MemoryPool:
         self.kept = 0
         self.poison: int | None = None
         counted = self.core.memory_use if placement is Placement.DEVICE else MemoryUse()
-        self._use = counted.add
+        self._used = counted
         self._free: OrderedDict[int, list[Buffer]] = OrderedDict()  # the last used size is last
         self._lock = threading.RLock()  # see give_back
         self._elsewhere: MemoryPool | None = None
@@ -98,10 +98,14 @@ class MemoryPool:
         if self.core.inherited:  # the lock belongs to the parent
             self.core.check_open()
         with self._lock:
-            unused = self._unused(rounded)
+            try:  # without a check before: give_back may run in between
+                unused = self._free[rounded].pop()
+            except (KeyError, IndexError):
+                unused = None
             if unused is not None:
+                self.kept -= rounded
                 self._free.move_to_end(rounded)
-                self._use(rounded)
+                self._used.add(rounded)
                 return Storage(self, unused, size)
         try:
             buffer = self.core.alloc(rounded, placement=self.placement)
@@ -111,7 +115,7 @@ class MemoryPool:
         if self.poison is not None and self.core.capturing is None:
             buffer.fill(self.poison)
         with self._lock:
-            self._use(buffer.size)
+            self._used.add(buffer.size)
         return Storage(self, buffer, size)
 
     def give_back(self, buffer: Buffer) -> None:
@@ -120,33 +124,29 @@ class MemoryPool:
         if self.core.closed:
             return
         excess = [buffer]
+        size = buffer.size
         with self._lock:
-            self._use(-buffer.size)
-            if self.poison is None and buffer.size <= self.keep:
-                self.kept += buffer.size
-                self._free.setdefault(buffer.size, []).append(buffer)
-                self._free.move_to_end(buffer.size)
+            self._used.bytes -= size
+            if self.poison is None and size <= self.keep:
+                self.kept += size
+                self._free.setdefault(size, []).append(buffer)
+                self._free.move_to_end(size)
                 if self.kept <= self.keep:
                     return
                 excess = self._excess()
         for each in excess:
             each.drop()
 
-    def _unused(self, size: int) -> Buffer | None:
-        """Remove and return an unused buffer of a size."""
-        try:  # without a check before: give_back may run in between
-            buffer = self._free[size].pop()
-        except (KeyError, IndexError):
-            return None
-        self.kept -= size
-        return buffer
-
     def _excess(self) -> list[Buffer]:
         """Remove and return buffers beyond those to keep."""
         excess = []
-        for size in list(self._free):
-            while self.kept > self.keep and (buffer := self._unused(size)) is not None:
-                excess.append(buffer)
+        for size, free in list(self._free.items()):
+            while self.kept > self.keep:
+                try:  # as in `take`
+                    excess.append(free.pop())
+                except IndexError:
+                    break
+                self.kept -= size
         return excess
 
     def clear(self) -> None:

@@ -73,9 +73,9 @@ class Recording:
         return target
 
     def launched(
-        self, key: tuple[Any, ...], result: Storage, given: list[Storage], in_place: bool
+        self, key: tuple[Any, ...], result: Storage, given: list[Storage], written: list[Storage]
     ) -> None:
-        """Note a kernel. in_place: whether its result is in memory that was filled before."""
+        """Note a kernel. written: its results in memory that was filled before."""
         device = result.pool.device
         self.keys.append((self._number(device), key))
         self.kernels += 1
@@ -85,8 +85,7 @@ class Recording:
             part = self.stages.lane(device).part
             assert part is not None
             part.used |= used
-        if in_place:
-            self.written.add(place_of(result.buffer))
+        self.written.update(place_of(each.buffer) for each in written)
 
     def settling(self, node: Node, storage: Storage, new: bool) -> None:
         """Record a result that is about to be stored. new: in newly allocated memory."""

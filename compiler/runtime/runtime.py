@@ -21,6 +21,7 @@ from ugpu import hcq
 from ugpu.compiler.codegen.process.behind import behind
 from ugpu.compiler.expression.value import interning
 from ugpu.compiler.graph.node import Node, Recipe, Repeated, stored_as
+from ugpu.compiler.graph.recipe import own_references
 from ugpu.compiler.plan.arrange import arrange
 from ugpu.compiler.plan.attention import PartGroup
 from ugpu.compiler.plan.packing import Derived
@@ -113,6 +114,7 @@ class Runtime:
                 recipe.script = script  # it may hold another device's script
                 return
             given = roots[0].given if roots and isinstance(roots[0], Repeated) else ()
+            own = own_references(roots[0]) if given and script is None else None
             bases = [stored_as(root) for root in roots]
             wanted = [base for base in bases if base.storage is None]
             if wanted:
@@ -124,8 +126,8 @@ class Runtime:
                 if told:
                     behind().wait()  # times are those of the second versions
                 self._run(ready, bases, nodes, told)
-                if given and recipe is not None and script is None:
-                    self._write(ready, nodes, recipe, given)
+                if own is not None and recipe is not None:
+                    self._write(ready, nodes, recipe, given, own)
             for root, base in zip(roots, bases, strict=True):
                 if root is not base:
                     root.settle(base.storage)
@@ -140,10 +142,15 @@ class Runtime:
         return self.opened.open(key, nodes, self.pool)
 
     def _write(
-        self, ready: _Ready, nodes: Sequence[Node], recipe: Recipe, given: Sequence[Node]
+        self,
+        ready: _Ready,
+        nodes: Sequence[Node],
+        recipe: Recipe,
+        given: Sequence[Node],
+        own: Sequence[int],
     ) -> None:
         """Compute the recipe's nodes by a script from now on, if possible. given: the sources of
-        the node that was computed."""
+        the node that was computed. own: see Script."""
         places = {id(node): place for place, node in enumerate(nodes)}
         sources = [places.get(id(node), -1) for node in given]
         if ready.prepared is None or min(sources) < 0 or len(given) != recipe.sources:
@@ -151,7 +158,7 @@ class Runtime:
         if Script.fits(ready.plan, nodes, recipe):
             if len(self._scripts) >= SCRIPTS:
                 self.forget()
-            script = Script(ready.plan, ready.prepared, sources, self.pool, self._lock)
+            script = Script(ready.plan, ready.prepared, sources, own, self.pool, self._lock)
             self._scripts[recipe] = recipe.script = script
 
     def forget(self) -> None:
@@ -174,7 +181,7 @@ class Runtime:
     def _planned(self, key: Structure, roots: Sequence[Node], nodes: list[Node]) -> _Ready:
         """Return the plan for graphs of this structure, with its kernels loaded."""
         graph, ways = key, in_place(nodes, roots)
-        if ways.earlier:
+        if ways.earlier or ways.free:
             key = (*graph, ways.places(nodes))
         found = self._plans.get(key)
         if found is None or active() is not None:  # a search examines known kernels too
@@ -234,18 +241,18 @@ class Runtime:
             return [watcher.begins(run) for watcher in tuple(watchers)]
 
     def _timed(
-        self, loaded: Loaded, arguments: Sequence[Storage], written: Storage | None
+        self, loaded: Loaded, arguments: Sequence[Storage], written: Sequence[Storage]
     ) -> Times:
         """Run a kernel alone, several times. written: the memory it writes into; it is restored
         before each run, so that its final content is that of a single run."""
         queue, synchronize = self.device.queue(), self.device.synchronize
-        before = None if written is None else self.pool.take(written.size)
-        if written is not None and before is not None:
-            queue.copy(before.buffer, written.buffer, written.size).submit()
+        before = [(each, self.pool.take(each.size)) for each in written]
+        for each, kept in before:
+            queue.copy(kept.buffer, each.buffer, each.size).submit()
 
         def run(clock: Callable[[], float]) -> float:
-            if written is not None and before is not None:
-                queue.copy(written.buffer, before.buffer, written.size).submit()
+            for each, kept in before:
+                queue.copy(each.buffer, kept.buffer, each.size).submit()
             _launch(queue, loaded, arguments)
             synchronize()
             start = clock()
@@ -263,6 +270,7 @@ class Runtime:
         pool = self.pool if recording is None else recording.pool_for(self.pool)
         made: dict[int, Storage] = {place: pool.take(0) for place in plan.empty}
         assigned = {step.root for step in plan.steps if step.target not in (None, step.root)}
+        assigned |= {place for step in plan.steps for place, _ in step.over}
         wanted = wanted_later(plan, roots, nodes) if len(plan.steps) > 1 else None
         keep: dict[int, Storage] = dict(made)
         spare: dict[int, list[Storage]] = {}  # by size class: free for later results of this run
@@ -272,30 +280,35 @@ class Runtime:
         prepared = ready.prepared if plain else None
         addresses: list[int] = []
         for number, (step, loaded) in enumerate(zip(plan.steps, ready.loaded, strict=True)):
+            renewed = {place: _storage(nodes[old]) for place, old in step.over}
             if step.target == step.root:  # a scatter into the memory that the previous step filled
                 storage = made[step.root]
             elif step.target is not None:
                 storage = made.get(step.target) or _storage(nodes[step.target])
                 keep[step.target] = keep[step.root] = storage
             else:
-                storage = _take(spare, pool, step, step.root, step.size)
+                storage = renewed.get(step.root) or _take(spare, pool, step, step.root, step.size)
             made[step.root] = storage
             given = [made.get(place) or _storage(nodes[place]) for place in step.inputs]
             if step.others:
-                beside = [_take(spare, pool, step, *other) for other in step.others]
+                beside = [
+                    renewed.get(other[0]) or _take(spare, pool, step, *other)
+                    for other in step.others
+                ]
                 made.update(zip(step.results[1:], beside, strict=True))
                 given = [*beside, *given]
             if prepared is not None:
                 addresses += [held.buffer.address for held in (storage, *given)]
             elif told and (recording is None or recording.stages is None):
-                written = None if step.target is None else storage
+                written = [*renewed.values(), *([] if step.target is None else [storage])]
                 times = self._timed(loaded, [storage, *given], written)
                 for timed in told:
                     timed(number, times)
             else:
                 _launch(queue, loaded, [storage, *given])
             if recording is not None:
-                recording.launched(step.key, storage, given, step.target is not None)
+                written = [*renewed.values(), *([] if step.target is None else [storage])]
+                recording.launched(step.key, storage, given, written)
             for place in step.results:
                 if wanted is None or place in wanted:
                     keep[place] = made[place]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from operator import attrgetter
 
 from ugpu.compiler.graph.node import Node, Recipe, Repeated
+from ugpu.compiler.graph.recipe import references
 from ugpu.compiler.plan.plan import Plan
 from ugpu.compiler.runtime.kernels.tuners import tuners
 from ugpu.compiler.runtime.memory_pool import MemoryPool, Storage
@@ -19,12 +21,14 @@ from ugpu.hcq.device.device import Device
 from ugpu.hcq.work.command_buffer import CommandBuffer
 from ugpu.hcq.work.queue import QueueKind
 
+_storage = attrgetter("storage")
 SCRATCH = 64 << 10  # maximum bytes that a plan may keep for its intermediate results
 
 
 class Script:
     """Data needed to submit a plan again. sources: places of the recipe's sources in the plan.
-    lock: of the runtime that owns the plan.
+    own: the references that a chain's inner nodes have if nothing else reads them. lock: of the
+    runtime that owns the plan.
 
     Its intermediate results keep their memory permanently: runs on one queue follow each other.
     """
@@ -34,6 +38,7 @@ class Script:
         plan: Plan,
         prepared: CommandBuffer,
         sources: Sequence[int],
+        own: Sequence[int],
         pool: MemoryPool,
         lock: threading.RLock,
     ) -> None:
@@ -43,6 +48,8 @@ class Script:
         self.lock = lock
         self.size = steps[-1].size
         self.scratch = {step.root: pool.take(step.size) for step in steps[:-1]}
+        # a plan of one kernel stores its result alone, whoever else reads what it computes between
+        self.own = own if len(steps) > 1 else None
         self.next: Storage | None = None  # memory for the next result
         addresses: list[int] = []
         slots: list[list[int]] = [[] for _ in sources]  # where each source's address is
@@ -74,6 +81,8 @@ class Script:
             given = root.given
             if not given or self.pool.core.capturing is not None:
                 return False  # it is computed, or its graph has been built
+            if root.inner and not self._applies(root.inner):
+                return False
             numbers = []
             for source in given:
                 stored = source.storage
@@ -88,3 +97,9 @@ class Script:
             if self.size <= SCRATCH:  # memory for the next result, while the device is working
                 self.next = self.pool.take(self.size)
         return True
+
+    def _applies(self, inner: Sequence[Node]) -> bool:
+        """Return whether the inner nodes of a chain are not stored, and need not be."""
+        if self.own is not None and references(inner) != self.own:
+            return False
+        return not any(map(_storage, inner))

@@ -4,8 +4,9 @@ A graph begins with a device's first kernel after a copy, and ends at the next c
 device. Graphs and copies are replayed in the order in which they ended: a device's work is in its
 own order, and copies come after what they read and before what reads them.
 
-Copies are made by the queue of the target where it reaches the source's memory (peers, and `cpu`
-devices of one process), otherwise through the host.
+Copies are made by a queue of the target where it reaches the source's memory (peers, and `cpu`
+devices of one process), otherwise through the host. In a replay they are made beside kernels that
+need neither end: see compiler.runtime.crossing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ugpu.compiler.runtime.crossing import Crossing, Passage, Staging, staging_for, wait_for
 from ugpu.compiler.runtime.memory_pool import MemoryPool, Place, Storage, place_of
 from ugpu.hcq.device.device import Device, core_of, owner_of
 from ugpu.hcq.work.buffer import Buffer
@@ -22,25 +24,39 @@ from ugpu.hcq.work.graph import Capture
 from ugpu.hcq.work.prepared import repetition_of
 from ugpu.hcq.work.queue import Repetition
 
-SHORT_S = 5e-4  # a wait of the host up to which the thread that a queue's wait takes costs more
-
 
 @dataclass
 class Part:
     """A graph of one device. used: the memory that its kernels name."""
 
+    device: Device
     graph: Capture
     used: set[Place]
 
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return (self.device,)
 
-@dataclass(frozen=True)
+
+@dataclass
 class Move:
-    """A copy to another device. source, target: memory in the recording. start: the first byte."""
+    """A copy to another device. source, target: memory in the recording. start: the first byte.
+    staging: host memory that it passes through, once that was needed."""
 
     source: Buffer
     start: int
     target: Buffer
     size: int
+    staging: Staging | None = None
+
+    @property
+    def devices(self) -> tuple[Device, Device]:
+        """The source's, and the target's."""
+        return owner_of(self.source), owner_of(self.target)
+
+    @property
+    def used(self) -> set[Place]:
+        return {place_of(self.source), place_of(self.target)}
 
 
 class Lane:
@@ -68,7 +84,7 @@ class Stages:
         if lane.part is None:
             graph = device.capture()
             graph.__enter__()
-            lane.part = Part(graph, set())
+            lane.part = Part(device, graph, set())
         return lane
 
     def move(self, source: Storage, start: int, target: Storage, size: int) -> None:
@@ -106,14 +122,52 @@ class Stages:
         for stage in self._stages:
             if isinstance(stage, Part):
                 stage.graph.check()
-        for stage in self._stages:
-            if isinstance(stage, Part):
-                used = stage.used
-                named = {old: new for old, new in bound.items() if place_of(old) in used}
+        crossing = Crossing(tuple([lane.device for lane in self.lanes.values()]))
+        left = self._stages
+        while left:
+            left = self._replay_some(left, crossing, bound, current)
+        crossing.end()
+
+    def _replay_some(
+        self, stages: Sequence[Part | Move], crossing: Crossing, bound: Mapping[Buffer, Buffer],
+        current: Mapping[Place, Storage],
+    ) -> list[Part | Move]:  # fmt: skip
+        """Run the first stage, and others as long as the host need not wait for a copy; return
+        those left. What is behind one left on a device, or joined with it by a copy, is left
+        too."""
+        blocked: set[int] = set()
+        left: list[Part | Move] = []
+        for stage in stages:
+            devices, places = stage.devices, stage.used
+            waits = not blocked.isdisjoint(map(id, devices)) or crossing.holds(places)
+            if waits and stage is not stages[0]:
+                blocked.update(map(id, devices))
+                left.append(stage)
+            elif isinstance(stage, Part):
+                named = {old: new for old, new in bound.items() if place_of(old) in places}
+                crossing.before(stage.device, places)
                 stage.graph.replay(inputs=named)
-            else:
-                source = _now(stage.source, current)[stage.start : stage.start + stage.size]
-                carry(source, _now(stage.target, current), stage.size)
+                crossing.after(stage.device, places)
+            elif stage.size:
+                self._cross(crossing, stage, current)
+        return left
+
+    @staticmethod
+    def _cross(crossing: Crossing, move: Move, current: Mapping[Place, Storage]) -> None:
+        """Begin a copy of a replay, or make it if it passes through memory out of reach."""
+        source = _now(move.source, current)[move.start : move.start + move.size]
+        target = _now(move.target, current)[: move.size]
+        giver, taker = move.devices
+        near = taker.driver.reach_memory(source) is not None
+        if not near and move.staging is None:
+            move.staging = staging_for(giver, taker, move.size)
+            if move.staging is None:
+                crossing.end()
+                carry(source, target, move.size)
+                return
+        places = place_of(move.source), place_of(move.target)
+        staging = None if near else move.staging
+        crossing.copy(Passage((giver, taker), places, source, target, staging))
 
     def repetition(self, inputs: Sequence[Buffer]) -> Repetition | None:
         """Return work that does what a replay does, in one step, with the addresses of other memory
@@ -136,6 +190,9 @@ class Stages:
     def close(self) -> None:
         """Free graphs and memory once the last replay has ended."""
         self.retire()
+        for stage in self._stages:
+            for buffer in (stage.staging or ()) if isinstance(stage, Move) else ():
+                buffer.close()
         for lane in self.lanes.values():
             lane.pool.keep = 0
             lane.pool.clear()
@@ -158,16 +215,8 @@ def carry(source: Buffer, target: Buffer, size: int) -> None:
         core_of(giver).copies.download(source[:size], staging.data)
         core_of(taker).copies.upload(target, staging.data)
         return
-    _follow(taker, giver)
-    taker.queue().copy(target, near, size).submit()
-    _follow(giver, taker)  # until then, the source's memory must not be used again
-
-
-def _follow(later: Device, earlier: Device) -> None:
-    """Have the compute queue of a device wait for that of another, unless that ends shortly."""
-    timeline = earlier.queue().timeline
-    value = timeline.last
-    if not timeline.reached(value):
-        earlier.driver.pause_until(timeline, value, SHORT_S)
-    if not timeline.reached(value):
-        later.queue().wait(timeline, value).submit()
+    timeline = giver.queue().timeline
+    wait_for(taker.queue(), (timeline, timeline.last))
+    queue = taker.queue()
+    value = queue.copy(target, near, size).submit()
+    wait_for(giver.queue(), (queue.timeline, value))  # the source's memory may be used again then

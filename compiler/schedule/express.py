@@ -99,10 +99,11 @@ def trace(group: Group) -> Computation:
     """Express a group as `express` does, with a range for each axis."""
     if group.others:
         return _trace_together(group)[0]
+    output = Memory("out", group.root.dtype, max(1, group.root.size))
     if group.in_place and group.root.op == "scatter":
         return _trace_scatter(group)
     root = _base(group)
-    inputs, tracer = _inputs(group)
+    inputs, tracer = _inputs(group, (output,))
     chosen = None
     counts = root.arg.counts if group.in_place else root.shape
     ranges = tuple(Range(f"i{axis}", size) for axis, size in enumerate(counts))
@@ -115,7 +116,6 @@ def trace(group: Group) -> Computation:
             chosen = Chosen(_holds(tracer.value(root.sources[2], indices, ())))
     else:
         expression = tracer.value(root, indices, ())
-    output = Memory("out", root.dtype, max(1, root.size))
     return Computation(
         output, inputs, _kept(ranges), expression, describe(group), place, chosen=chosen
     )
@@ -167,14 +167,14 @@ def _kept(ranges: Sequence[Range]) -> tuple[Range, ...]:
 def _trace_together(group: Group) -> tuple[Computation, bool]:
     """Trace several roots of one shape; also return whether each root that another uses is used
     element for element."""
-    roots = (group.root, *group.others)
-    inputs, tracer = _inputs(group)
-    ranges = tuple(Range(f"i{axis}", size) for axis, size in enumerate(group.root.shape))
-    indices = tuple(r.index() for r in ranges)
-    values = [tracer.value(root, indices, ()) for root in roots]
+    roots = group.roots
     outputs = [
         Memory(f"out{i or ''}", root.dtype, max(1, root.size)) for i, root in enumerate(roots)
     ]
+    inputs, tracer = _inputs(group, outputs)
+    ranges = tuple(Range(f"i{axis}", size) for axis, size in enumerate(group.root.shape))
+    indices = tuple(r.index() for r in ranges)
+    values = [tracer.value(root, indices, ()) for root in roots]
     whole = value("results", values[0].dtype, values)
     known = {id(root) for root in roots}
     aligned = sum(key[0] in known for key in tracer.done) == len(roots)
@@ -190,11 +190,15 @@ def trace_aligned(group: Group) -> Computation | None:
     return computation if aligned else None
 
 
-def _inputs(group: Group) -> tuple[tuple[Memory, ...], Tracer]:
+def _inputs(group: Group, outputs: Sequence[Memory] = ()) -> tuple[tuple[Memory, ...], Tracer]:
+    """Return the inputs' memories; what a result overwrites is read from its output."""
     inputs = tuple(
         Memory(f"in{i}", node.dtype, max(1, node.size)) for i, node in enumerate(group.inputs)
     )
     places = {id(node): memory for node, memory in zip(group.inputs, inputs, strict=True)}
+    for old, output in zip(group.over, outputs, strict=bool(group.over)):
+        if old is not None:
+            places[id(old)] = output
     return inputs, Tracer(places)
 
 

@@ -20,8 +20,9 @@ from ugpu.compiler.expression.value import interning, walk
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.graph.operations import KINDS
 from ugpu.compiler.pattern import cost
-from ugpu.compiler.pattern.chain import find_chain, in_step
+from ugpu.compiler.pattern.chain import Stage, find_chain, in_step
 from ugpu.compiler.pattern.online import find_online
+from ugpu.compiler.schedule import split
 from ugpu.compiler.schedule.express import in_pieces, trace
 from ugpu.compiler.schedule.group import make_group, members
 
@@ -136,6 +137,13 @@ def _is_good_chain(computation: Computation) -> bool:
         or sum(1 for _ in walk(computation.value)) > cost.LONGEST
     ):
         return False
+    if split.is_long(chain.rows, chain.length) and all(map(_stayed_whole, chain.stages)):
+        return True  # other rows were split: these keep all threads busy
     price = sum(ops.cost(node) for node in walk(chain.result))
     dtype = computation.output.dtype
     return cost.keep_inside(chain.rows, elements(chain.inner), price, dtype)
+
+
+def _stayed_whole(stage: Stage) -> bool:
+    """Return whether `split` keeps the rows of such a reduction whole."""
+    return stage.operation in ("max", "min") or stage.body.arg == "exp"

@@ -16,7 +16,8 @@ class Group(Answers):
     """One kernel to run: computes `root` from `inputs`. key: equal for groups that do the same.
     in_place: the root is an assignment into the memory of its first source. others: further nodes
     of the root's shape that the same kernel computes. stage: for a scatter into separate memory,
-    "begin" copies its first source there, then "end" (also in_place) writes the chosen elements."""
+    "begin" copies its first source there, then "end" (also in_place) writes the chosen elements.
+    over: for each root the input whose memory it is written into, element by element."""
 
     root: Node
     inputs: tuple[Node, ...]
@@ -24,6 +25,7 @@ class Group(Answers):
     in_place: bool = False
     others: tuple[Node, ...] = ()
     stage: str = ""
+    over: tuple[Node | None, ...] = ()
 
     @property
     def roots(self) -> tuple[Node, ...]:

@@ -29,6 +29,7 @@ from ugpu.compiler.schedule.calls import make_call_group
 from ugpu.compiler.schedule.fusion import fuse
 from ugpu.compiler.schedule.group import Group, make_group
 from ugpu.compiler.schedule.hazards import NONE, InPlace
+from ugpu.compiler.schedule.renewal import renew
 from ugpu.compiler.schedule.siblings import join
 
 
@@ -50,7 +51,9 @@ def schedule(roots: Sequence[Node], in_place: InPlace = NONE) -> list[Group]:
                 continue
             groups.append(make_group(node, stored, id(node) in in_place.earlier))
     # assignments order reads and writes of memory in ways that groups do not express
-    return groups if in_place.earlier else join(groups, stored)
+    if not in_place.earlier:
+        groups = join(groups, stored)
+    return renew(groups, in_place.free, stored) if in_place.free else groups
 
 
 def _choose(

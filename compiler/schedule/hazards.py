@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ugpu.compiler.graph.call import Body
 from ugpu.compiler.graph.node import Node
@@ -38,19 +38,27 @@ class InPlace:
     """Writes into existing memory. earlier: by id of an assignment, or of a call, the reads that go
     before it. granted: by id of a call, the arguments that it may overwrite. moved: by id of a
     value that is in another's memory, the id of that other. stored: ids of nodes to store, since
-    values that depend on them after a write must not read the old value again."""
+    values that depend on them after a write must not read the old value again. free: ids of values
+    in memory that only this graph refers to, and that others may replace there
+    (compiler.graph.elements.instead)."""
 
     earlier: Earlier = field(default_factory=dict)
     granted: dict[int, frozenset[int]] = field(default_factory=dict)
     moved: dict[int, int] = field(default_factory=dict)
     stored: set[int] = field(default_factory=set)
+    free: frozenset[int] = frozenset()
 
     def places(self, nodes: Sequence[Node]) -> tuple[object, ...]:
         """Return the same by places, comparable."""
         earlier, granted, stored = self.earlier, self.granted, self.stored
         found = [(place, id(node)) for place, node in enumerate(nodes) if id(node) in earlier]
         kept = [place for place, node in enumerate(nodes) if id(node) in stored] if stored else ()
-        return (tuple([(place, granted.get(key)) for place, key in found]), tuple(kept))
+        free = [place for place, node in enumerate(nodes) if id(node) in self.free]
+        return (
+            tuple([(place, granted.get(key)) for place, key in found]),
+            tuple(kept),
+            tuple(free),
+        )
 
 
 NONE = InPlace()
@@ -59,13 +67,20 @@ NONE = InPlace()
 def in_place(nodes: list[Node], roots: Sequence[Node]) -> InPlace:
     """Return the assignments among `nodes` (sources first) to be done in place. The caller holds no
     references to nodes besides `nodes` and, once each, `roots`."""
+    renewed = [place for place, node in enumerate(nodes) if node.op == "instead"]
     at_a_glance = _alone(nodes)
-    if at_a_glance is not None:
+    if at_a_glance is not None and not renewed:
         return at_a_glance
     users = _users(nodes)
     outside = _outside(nodes, users)
     shared = {id(node) for node in nodes if node.storage is not None and _shared(node)}
-    return _found(nodes, roots, users, outside, shared)
+    free = {
+        id(old) for place in renewed
+        if (old := nodes[place].sources[1]).storage is not None
+        and outside[id(old)] <= 0 and id(old) not in shared
+    }  # fmt: skip
+    found = at_a_glance or _found(nodes, roots, users, outside, shared)
+    return replace(found, free=frozenset(free))
 
 
 def inside(body: Body, roots: Sequence[Node], granted: Set[int]) -> InPlace:

@@ -4,6 +4,9 @@ before: reduce over n elements into at most FEW results.
 after: reduce pieces of about PIECE elements each, then the pieces' results. Elements that do not
 fill the pieces evenly are reduced separately and joined at the end.
 
+Rows that keep all threads of a host busy stay whole where a later pass over them gains by it: those
+whose largest or smallest element is found, and whose weights, exp(x - largest), are summed.
+
 A matrix product with a long depth and an output too small for the whole device is split along its
 depth likewise: the pieces are a batch of products, whose results are added.
 """
@@ -20,6 +23,7 @@ FEW = 64  # results; from this number on there is a group for each
 PIECE = 16384  # elements one group reduces
 LONG = 4 * PIECE  # below this, one group is faster than two kernels
 MOST = 1024  # pieces per result
+EVEN = 4  # whole rows for each thread of a host, from which on they end nearly together
 
 SIDE = 64  # approximate side of a product's output that one group computes
 SHORTEST = 8  # a side of a product below this is not a matrix (compiler.pattern.contraction)
@@ -30,9 +34,14 @@ SHARES = 2  # groups for each part of a device that runs one, so that they end t
 _JOIN = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "or": "or", "and": "and"}
 
 
-def reduce(op: str, source: Node, axes: tuple[int, ...], units: int = 1) -> Node:
-    """Reduce as graph.reduce, in two steps if that pays. units: groups that run at a time."""
+def reduce(
+    op: str, source: Node, axes: tuple[int, ...], units: int = 1, threads: bool = False
+) -> Node:
+    """Reduce as graph.reduce, in two steps if that pays. units: groups that run at a time. threads:
+    whether these are a host's threads."""
     found = decide(source.shape, axes)
+    if found is not None and threads and _stays_whole(op, source, axes, units):
+        return graph.reduce(op, source, axes)
     if found is None:
         factors = [each for each in source.sources if each.op == "expand"]
         if op == "sum" and source.op == "mul" and len(factors) == 2:
@@ -51,12 +60,30 @@ def reduce(op: str, source: Node, axes: tuple[int, ...], units: int = 1) -> Node
     return graph.elementwise(_JOIN[op], source.dtype, total, rest)
 
 
+def is_long(rows: int, length: int) -> bool:
+    """Return whether few rows are so long that they are split, unless they must stay whole."""
+    return length >= LONG and rows < FEW
+
+
+def _stays_whole(op: str, source: Node, axes: tuple[int, ...], units: int) -> bool:
+    rows = prod(size for axis, size in enumerate(source.shape) if axis not in axes)
+    if rows % units and rows < EVEN * units:
+        return False
+    if op != "sum" or source.op != "exp":
+        return op in ("max", "min")
+    below = source.sources[0]
+    if below.op != "sub" or below.sources[1].op != "expand":
+        return False
+    largest = below.sources[1].sources[0]
+    return largest.op == "reduce" and largest.arg == ("max", tuple(sorted(axes)))
+
+
 @functools.lru_cache(1024)
 def decide(shape: Shape, axes: tuple[int, ...]) -> tuple[tuple[int, ...], int, int] | None:
     """Return the reduced axes, the axis to cut and the number of pieces; or None."""
     used = tuple(axis for axis in sorted(axes) if shape[axis] != 1)
     length = prod(shape[axis] for axis in used)
-    if length < LONG or prod(shape) // length >= FEW:
+    if not is_long(prod(shape) // length, length):
         return None
     axis = max(used, key=lambda each: (min(shape[each], MOST), -each))
     return used, axis, _pieces(shape[axis], min(MOST, length // PIECE))

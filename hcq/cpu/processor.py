@@ -16,6 +16,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import numpy as np
 
+from ugpu.hcq.cpu.builtin import Builtin, publish_interface
 from ugpu.hcq.cpu.memory import HostMemory
 from ugpu.hcq.errors import HostError
 from ugpu.hcq.objects import jit
@@ -43,7 +44,8 @@ SPIN_NS = 50_000  # the time that waking a thread may take; polling for that lon
 
 class Native:
     """The compiled processor's entry points. Calling one releases the interpreter lock, except for
-    those that take too little time: `submit`, `run`, `repeat` and `expect`."""
+    those that take too little time: `submit`, `run`, `again` and `expect`. again: submits a
+    repetition once more (hcq.cpu.queue)."""
 
     def __init__(self, code: jit.Loaded) -> None:
         self.code = code
@@ -63,14 +65,21 @@ class Native:
         self.push = entry("ugpu_push", ctypes.c_int, pointer, pointer, word, word)
         self.submit = quick("ugpu_submit", ctypes.c_int, pointer, pointer, pointer, word)
         self.run = quick("ugpu_run", ctypes.c_int, pointer, pointer, word, word)
-        self.repeat = quick("ugpu_repeat", ctypes.c_int, pointer)
+        self.again = Builtin("again", code.address("ugpu_again"))
         self.expect = quick("ugpu_expect", None, pointer)
         self.serve = entry("ugpu_serve", None, pointer)
         self.halt = entry("ugpu_halt", None, pointer)
         self.work = entry("ugpu_work", None, pointer)
 
 
-PARTS = ("types", "waiting", "submit", "queue", "pool")  # files of hcq/cpu/native, one module
+PARTS = (
+    "types",
+    "waiting",
+    "submit",
+    "queue",
+    "pool",
+    "python",
+)  # files of hcq/cpu/native, one module
 # By architecture: the processor's instruction for wait loops, and whether a thread rounds to the
 # nearest, keeps subnormal numbers and traps nothing, as new threads do. Elsewhere the latter is not
 # known.
@@ -142,6 +151,7 @@ def _build() -> Native:
     ):
         if not hasattr(library, name):  # LLVM would end the process
             raise HostError(f"the C library of this process has no {name}")
+    publish_interface()
     objects = jit.ObjectCache(config().cache_folder / "cpu")
     text = source(llvm.get_process_triple())
     key = jit.key_of((Path(__file__).with_name("native"),), text)

@@ -15,7 +15,7 @@ import struct
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Collection, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -250,25 +250,22 @@ class CpuRepetition(Repetition):
         changing: Sequence[Collection[int]],
     ) -> None:
         super().__init__(queue, image, parameters, changing)
-        self.timeline = queue.timeline
+        self._core, self._cells = queue.driver.core, queue.timeline.cells
         self._queue = queue
         self._own = own = Prepared(image)
         own.pack(own.view, 0, *parameters)
-        self._native = native().repeat
         self._slots, self._server = queue.slots, queue.server
         self._given = Words(1 + len(changing))  # the timeline's value, then the numbers
-        packer = struct.Struct(f"<{1 + len(changing)}Q")
-        self._pack = partial(packer.pack_into, self._given.memory.view, 0)
         listed = [(slot, which) for which, slots in enumerate(changing) for slot in slots]
         head = (self._slots.state.address, self._server.state.address)
-        numbers = [*head, own.address, own.parameters.address, self._given.address, len(listed)]
-        numbers += [number for pair in listed for number in pair]
+        numbers = [*head, own.address, own.parameters.address, self._given.address]
+        numbers += [len(listed), len(changing), *(number for pair in listed for number in pair)]
         self._record = Words(len(numbers))
         self._record.words[:] = numbers
-        self._address = self._record.address
+        self._again = native().again.of(self._record.address)
 
     def submit(self, *numbers: int) -> int:
-        core = self._queue.driver.core
+        core = self._core
         with core.lock:
             usable = not core.closed and core.failure is None and core.capturing is None
             usable = usable and core.replaying is None and core.closer is None
@@ -276,14 +273,12 @@ class CpuRepetition(Repetition):
                 if used.closed:
                     usable = False
             if usable and self._queue.server is self._server:  # else there was a reset
-                timeline = self.timeline
-                value = timeline.last + 1
-                self._pack(value, *numbers)
-                if self._native(self._address):
+                value = self._again(*numbers)
+                if value:
                     core.launches += self.prepared.launches
-                    self.at_once = timeline.cells[0] >= value
+                    self.at_once = self._cells[0] >= value
                     if not self.at_once:
-                        core.losses.submitted(timeline, value)
+                        core.losses.submitted(self._queue.timeline, value)
                     return value
             return super().submit(*numbers)
 

@@ -279,24 +279,24 @@ class Core(Closing):
         limit_s applies to each queue. The lock is not held while waiting.
         """
         # RACE: the device may fail or be reset meanwhile: the full path then reports it.
-        resets, losses = self.resets, self.losses
-        timelines = [hardware.timeline for hardware in self.driver.all_queues()]
-        ends = [timeline.last for timeline in timelines]
+        resets, losses, driver = self.resets, self.losses, self.driver
+        queues = driver.all_queues()
+        ends = [hardware.timeline.last for hardware in queues]
         if (
             limit_s is None and self.failure is None and not self.closed
             and self.replaying is None and not self.retired.closing
             and losses.mine.resets == resets and not losses.automatic
-            and not self.followers.raising and self.driver.is_idle_fast() and self.resets == resets
+            and not self.followers.raising and driver.is_idle_fast() and self.resets == resets
         ):  # fmt: skip
-            losses.found_clean(timelines, ends)
+            losses.found_clean(queues, ends)
             return
         if limit_s is not None:
             seconds("limit_s", limit_s)
         with self._told():
             self._drain(limit_s)
-            losses.tell(timelines)
+            losses.tell([hardware.timeline for hardware in queues])
         losses.mine.resets = resets
-        losses.found_clean(timelines, ends)
+        losses.found_clean(queues, ends)
         self.driver.flush_output()
 
     def _drain(self, limit_s: float | None) -> None:

@@ -25,7 +25,7 @@ from ugpu.hcq.errors import DeviceHang, UgpuError
 from ugpu.hcq.work.command import Command, Wait
 
 if TYPE_CHECKING:
-    from ugpu.hcq.work.queue import QueueState
+    from ugpu.hcq.work.queue import HardwareQueue, QueueState
     from ugpu.hcq.work.timeline import Timeline
 
 _ERRORS = 16  # resets whose error is kept; waits for work of earlier ones get a general one
@@ -79,13 +79,17 @@ class Losses:
         if last is not None and last <= value and self._own(timeline) is None:
             del mine.last[timeline], mine.first[timeline]
 
-    def found_clean(self, timelines: Sequence[Timeline], ends: Sequence[int]) -> None:
-        """Note that a wait has found all work up to these values ended and free of failures."""
-        for timeline, end in zip(timelines, ends, strict=True):
+    def found_clean(self, queues: Sequence[HardwareQueue], ends: Sequence[int]) -> None:
+        """Note that a wait has found all work of all queues up to these values ended and free of
+        failures."""
+        for place, end in enumerate(ends):  # zip(strict=True) takes 0.2 us
+            timeline = queues[place].timeline
             if end > timeline.clean:
                 timeline.clean = end
-        if self.mine.first:
-            self._forget_all()
+        mine = self.mine
+        if mine.first:
+            mine.first.clear()
+            mine.last.clear()
 
     # ---- resets ------------------------------------------------------------------------------
 

@@ -145,12 +145,14 @@ def unpack_kernel(suite: str, target: Path, folder: Path) -> None:
         shutil.rmtree(folder / "apt", ignore_errors=True)
 
 
-def unpack_whole(names: tuple[str, ...], target: Path, folder: Path) -> None:
-    """Download packages of the release with all that they depend on, and unpack them."""
+def unpack_whole(
+    names: tuple[str, ...], target: Path, folder: Path, suite: str = SUITES[0]
+) -> None:
+    """Download packages of a suite with all that they depend on, and unpack them."""
     apt = _Apt(folder / "apt", MIRROR, KEYRING)
     try:
         apt.update()
-        for package in apt.download_with_dependencies(names, SUITES[0]):
+        for package in apt.download_with_dependencies(names, suite):
             apt.unpack(package, target)
     finally:
         shutil.rmtree(folder / "apt", ignore_errors=True)

@@ -253,9 +253,9 @@ class Machine:
         elif name in ("stg", "stl"):
             self._store(line)
         elif name == "alias":
-            alias(self, line)
+            alias(self, line.operands)
         elif name in ("isam", "isaml"):
-            fetch(self, line)
+            fetch(self, name, line.operands)
         elif name == "shfl":
             self._exchange(line)
         else:

@@ -8,15 +8,13 @@ category.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from lab.oracles.ir3_operations import U16, U32
-
-if TYPE_CHECKING:
-    from lab.oracles.ir3 import Line, Machine
 
 _TARGET = re.compile(r"^\((\w)(\d+)\)\(([xyzw]+)\)(h?r\d+)\.([xyzw])$")
 
@@ -31,21 +29,36 @@ class Buffer:
     texels: int
 
 
-def alias(machine: Machine, line: Line) -> None:
+class Machine(Protocol):
+    """Registers, memory and textures of the threads. aliases: registers, and what stands for them
+    in the next fetch."""
+
+    aliases: dict[str, str]
+    textures: Any  # of Buffer, by number
+    memory: Any
+
+    def read(self, operand: str, kind: Any) -> Any:
+        """Return the elements of an operand, one for each thread."""
+
+    def write(self, operand: str, value: Any, step: int = 0) -> None:
+        """Set a register of the active threads."""
+
+
+def alias(machine: Machine, operands: Sequence[str]) -> None:
     """Note what stands for a register."""
-    machine.aliases[line.operands[0]] = line.operands[1].strip("()")
+    machine.aliases[operands[0]] = operands[1].strip("()")
 
 
-def fetch(machine: Machine, line: Line) -> None:
+def fetch(machine: Machine, name: str, operands: Sequence[str]) -> None:
     """One texel for each active thread."""
-    target, at, *rest = line.operands
+    target, at, *rest = operands
     found = _TARGET.match(target)
-    assert found is not None and "s#0" in rest, line
+    assert found is not None and "s#0" in rest, operands
     buffer = machine.textures[int(rest[-1].removeprefix("t#"))]
     assert int(found[2]) == buffer.bits, "a descriptor of other components"
     x, y = _source(machine, at), _source(machine, _next(at))
     assert not y.any(), "a buffer has one row"
-    if line.name == "isaml":
+    if name == "isaml":
         assert not _source(machine, rest[0]).any(), "a buffer has one level"
     size = buffer.bits // 8
     inside = x < buffer.texels

@@ -15,7 +15,7 @@ from ugpu.compiler.expression.computation import Computation, elements, places_a
 from ugpu.compiler.expression.lookup import Lookup, atoms
 from ugpu.compiler.expression.value import Memory, Value, indices_of, load, substitute, walk
 from ugpu.compiler.kernel.choices import Chunk, Space
-from ugpu.compiler.kernel.host.nest import Axis, Nest, Walk, nested
+from ugpu.compiler.kernel.host.nest import Axis, Nest, Walk, in_vectors, nested
 from ugpu.compiler.kernel.host.rare import FLAG, find_rare
 from ugpu.compiler.kernel.host.sections import inside, sections
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
@@ -31,6 +31,7 @@ OPERATIONS = 64  # maximum operations of these steps together
 COLUMNS = 1024  # results of a row that a group accumulates side by side
 LINE = 64  # minimum of these
 ROLLED = 16  # elements of a row from which on vectors run along it, if each is looked up
+ABREAST = 4  # elements of a row up to which LLVM's vectors hold elements of several rows
 ROWS = 3  # maximum size of a range whose steps all use the same elements of a row
 
 
@@ -54,9 +55,11 @@ def elementwise(
         nest = Nest(computation, outer, (last, min(most, last.size)))
         (side,) = nest.sides
         return nest.kernel(memories, _line(computation, nest.batch, side.steps, bool(memories)))
-    rows = max(1, most // last.size)
-    grid, row, bound = rows_of(elements(outer), rows)
-    places = places_at(outer, row)
+    counted = _counted(outer, last)
+    between = outer[len(counted) :]
+    rows = max(1, most // (last.size * elements(between)))
+    grid, row, bound = rows_of(elements(counted), rows)
+    places = {**places_at(counted, row), **{each: each.index() for each in between}}
     inner: list[Statement] = []
     for section, root in sections(computation.value, computation.ranges):
         part = replace(computation, value=root)
@@ -66,7 +69,20 @@ def elementwise(
         loops = _line(part, places, named, bool(memories) and stop - start >= LINE)
         where = substitute_all(inside(section), places)
         inner += [If(where, tuple(loops))] if where else loops
-    return kernel_of(computation, memories, grid, 1, (Loop(Range("r", rows), tuple(inner), bound),))
+    rows_loop = Loop(Range("r", rows), nested(between, *inner), bound)
+    return kernel_of(computation, memories, grid, 1, (rows_loop,))
+
+
+def _counted(outer: tuple[Range, ...], last: Range) -> tuple[Range, ...]:
+    """Return the ranges that one counter of rows walks, with divisions: without those whose loops
+    are around a short row of some vectors, or of so few elements that vectors go across rows."""
+    length = last.size
+    if ABREAST < length < ROLLED:
+        return outer
+    while len(outer) > 1 and length < LINE:
+        length *= outer[-1].size
+        outer = outer[:-1]
+    return outer
 
 
 def _named(line: Callable[[str], Walk], start: int, name: str) -> Walk:
@@ -132,7 +148,7 @@ def reduction(computation: Computation, target: TargetSpec, chosen: Chunk | None
         steps.append(Store(totals, at, advanced(operation, here, substitute(body, places))))
         total = ended(operation, reduce.dtype, here)
         after.append(result(computation, places, total, reduce))
-    loop = Loop(Range("r", rows), (*before, *nested(over, *steps), *after), bound)
+    loop = Loop(Range("r", rows), (*before, *in_vectors(over, *steps), *after), bound)
     return kernel_of(computation, (totals,), grid, 1, (loop,))
 
 

@@ -31,6 +31,7 @@ from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_ra
 from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of, result
 
 LONG = 16  # elements of a loop that LLVM takes in vectors; loops around it need not be unrolled
+UNROLLED = 256  # elements from which on LLVM does not unroll a loop completely
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,14 @@ def nested(ranges: Sequence[Range], *body: Statement) -> tuple[Statement, ...]:
     for counter in reversed(ranges):
         body = (Loop(counter, body),)
     return body
+
+
+def in_vectors(ranges: Sequence[Range], *body: Statement) -> tuple[Statement, ...]:
+    """Return the same, for elements that LLVM takes in vectors: otherwise it unrolls a loop over a
+    few of them, which takes longer to compile and to run."""
+    if not ranges or not LONG <= ranges[-1].size < UNROLLED:
+        return nested(ranges, *body)
+    return nested(ranges[:-1], Loop(ranges[-1], body, rolled=True))
 
 
 def rolled(statement: Statement) -> Statement:

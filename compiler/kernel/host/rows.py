@@ -1,7 +1,8 @@
 """Chains of reductions on the host: one row after the other, each pass over it a loop.
 
 Values that a later pass uses again are held in local memory (on the stack, so in the first caches).
-For rows too long for that, one value is held in the result, whose elements the last pass replaces.
+For rows too long for that, one value is held in the result, whose elements the last pass replaces;
+a softmax has one pass less (kernel.host.online).
 If memory runs across the rows, COLUMNS of them are processed side by side.
 """
 
@@ -9,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ugpu.compiler.dtype import float32
 from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.accumulate import advanced, ended, identity, total_type
 from ugpu.compiler.expression.algebra import Index, Range, constant, flatten
 from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.value import Memory, Value, load, rebuild, substitute
 from ugpu.compiler.kernel.host.loops import CHUNK, COLUMNS
-from ugpu.compiler.kernel.host.nest import Nest, nested
+from ugpu.compiler.kernel.host.nest import Nest, in_vectors, nested
+from ugpu.compiler.kernel.host.online import find_online
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
 from ugpu.compiler.kernel.shared.kernels import kernel_of
 from ugpu.compiler.kernel.shared.spread import runs_along
@@ -45,8 +48,11 @@ class _Rows:
         self.lane = Range("lane", width)
         self.held: dict[Value, tuple[int, Memory]] = {}
         self.base = self.result_base()  # of a row in the result, if that can hold a value
+        holds = self.base is not None and computation.output.dtype is float32
+        held_in = computation.output if holds else None
+        self.online = find_online(chain, held_in) if width == 1 else None
         left = HELD_BYTES
-        for held in held_values(chain, loads=False):
+        for held in held_values(chain, loads=False) if self.online is None else ():
             count = elements(chain.passes()[held.made][0]) * width
             left -= count * held.value.dtype.itemsize
             if left < 0:
@@ -84,14 +90,23 @@ class _Rows:
             body = self.passes(nest.batch | lanes.places(self.lane.index()))
         outputs = self.computation.outputs
         own = (memory for _, memory in self.held.values() if memory not in outputs)
-        memories = (*self.totals, *own)
+        online = () if self.online is None else self.online.memories
+        memories = (*self.totals, *own, *online)
         return kernel_of(self.computation, memories, grid, 1, body)
 
     def passes(self, places: Mapping[Range, Index]) -> tuple[Statement, ...]:
         """Return all passes over the rows at `places`."""
         statements: list[Statement] = []
-        here = self.lane.index()
+        here, online = self.lane.index(), self.online
+        if online is not None:
+            kept = self.place((online.along,), self.computation.output)
+            statements += online.totals(self.totals[0], self.totals[1], kept, places)
+        outer = places
         for number, (ranges, root) in enumerate(self.chain.passes()):
+            if online is not None and number < 2:
+                continue
+            in_blocks = online is not None and ranges == (online.along,)
+            places = online.here(outer) if online is not None and in_blocks else outer
             inside: list[Statement] = []
             # values that an expensive one is made of may be held too: these come first
             for value, (made, memory) in reversed(self.held.items()):
@@ -110,7 +125,11 @@ class _Rows:
                 for memory, part in self.computation.results(root):
                     result = self.finished(part, number, places, False)
                     inside.append(Store(memory, position, result))
-            statements += nested(ranges, *self.across(inside))
+            if online is not None and in_blocks:
+                statements.append(Loop(online.block, (online.around(*inside),)))
+            else:
+                loops = in_vectors if self.width == 1 else nested
+                statements += loops(ranges, *self.across(inside))
         return tuple(statements)
 
     def across(self, inside: list[Statement]) -> list[Statement]:
@@ -146,6 +165,9 @@ class _Rows:
             found = self.held.get(node)
             if found is not None and not (whole and node is root):
                 return load(found[1], self.place(ranges, found[1]))
+            if self.online is not None and node is self.online.weight:
+                place = self.place(ranges, self.computation.output)
+                return self.online.again(sources[0], place)
             return self.ended.get(node.arg.memory) if node.op == "load" else None
 
         return substitute(ops.expand(rebuild(root, change)), places)

@@ -49,8 +49,7 @@ from ugpu.hcq.state.target import TargetSpec
 
 GROUPS = 4  # minimum groups for each thread
 FEWEST = 4  # columns from which on lines are vectors
-MOST = 160  # operations written out for a block of rows, about
-TALL = 2  # minimum rows of a block
+TALL, MOST = 2, 4  # rows of a block: totals that registers have room for; more gain nothing
 SPARE = 4  # registers that do not hold weights
 WHOLE = 64  # elements: whole vectors, as many as loops take at once
 STAGED = 16 << 10  # approximate image bytes that a group holds: half of a first-level cache
@@ -152,8 +151,8 @@ class _Windows:
         self.far = size > target.caches.second // 2
         self.nest.batch |= self.image.places
         self.plane = (self.rows.count - 1 + -(-self.tall // stride)) * self.pitch
-        # memory behind the last line is read for results that are not stored
-        spare = -(-window.across.size // stride) + WHOLE
+        # memory behind the last line is read for results that are not stored, or seems to be
+        spare = -(-window.across.size // stride) + window.last.size + WHOLE
         self.stage = Memory("stage", dtype, self.plane * phases + spare, "local")
         count = round_up((self.rows.count - 1) * self.pitch + window.last.size, WHOLE)
         self.totals = Memory("totals", window.reduce.dtype, count, "local")
@@ -235,19 +234,18 @@ class _Windows:
             width, starts = 1 << (size - 1).bit_length(), [0]
         whole = max(1, size // width)  # vectors of a line but an overlapping last one
         places = self.tall * self.window.across.size
-        most = max(TALL, min(self.abreast - places, MOST // places))
+        most = max(TALL, min(self.abreast - places, MOST))
         tall = max(n for n in range(1, most + 1) if self.rows.count % n == 0)
         totals = Memory("lines", dtype, tall, "register", width)
         block, left = Range("block", self.rows.count // tall), self.rows.left
-        vector = Range("vector", whole)
+        vector = Range("vector", max(whole, len(starts)))
+        start = vector.index() * width
+        if whole < vector.size:  # the last one overlaps
+            start = vector.index() % whole * width + vector.index() // whole * starts[-1]
 
         def lines(first: Index, count: int) -> list[Statement] | None:
-            each = [vector.index() * width, *map(constant, starts[whole:])]
-            made = [self.line(first, count, start, totals) for start in each]
-            if None in made:
-                return None
-            inside = Loop(vector, tuple(made[0] or ()))
-            return [inside, *(statement for rest in made[1:] for statement in rest or ())]
+            made = self.line(first, count, start, totals)
+            return None if made is None else [Loop(vector, tuple(made))]
 
         blocks = lines(block.index() * tall, tall)
         over = self.rows.axis.main.size % self.rows.count  # rows of the last group

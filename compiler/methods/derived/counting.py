@@ -97,7 +97,7 @@ class Counting(Groups):
             return self.reshape((self.numel(), 1))
         place = self._axis(operation, axis)
         size = self.shape[place]
-        return self.transpose(0, place).reshape((size, self.numel() // max(1, size)))
+        return self.movedim(place, 0).reshape((size, self.numel() // max(1, size)))
 
     def _parts_back(self, rows: Self, first: Self, axis: int | None) -> Self:
         """Return the chosen rows of `_parts_along` in the form of this tensor."""
@@ -106,14 +106,14 @@ class Counting(Groups):
         if axis is None:
             return chosen.reshape((chosen.shape[0],))
         place = self._axis("unique", axis)
-        turned = self.transpose(0, place).shape
-        return chosen.reshape((chosen.shape[0], *turned[1:])).transpose(0, place)
+        others = self.shape[:place] + self.shape[place + 1 :]
+        return chosen.reshape((chosen.shape[0], *others)).movedim(0, place)
 
     def _lexicographic(self) -> Self:
         """Return the order of rows: by the last column first, each sort keeps the one before."""
         order = self._new(graph.iota(self.shape[0])).cast(int64)
         for column in reversed(range(self.shape[1])):
-            order = order.gather(0, self[order, column].argsort(0))
+            order = order.gather(0, self[order, column].argsort(0)).contiguous()  # used twice
         return order
 
     def _run_lengths(self, first: Self) -> Self:

@@ -26,21 +26,23 @@ class Images(Groups):
         mode: Literal["reflect", "replicate", "circular"],
     ) -> Self:
         """Add elements of the tensor around it: (before, after) for each axis. mode: mirrored
-        without the edge, the edge repeated, or from the other end."""
+        without the edge, the edge repeated, or from the other end. A negative amount removes
+        elements."""
         listed = self._pairs("pad_with", pairs)
         if mode not in ("reflect", "replicate", "circular"):
             raise BadArgument(
                 f"pad_with: mode must be 'reflect', 'replicate' or 'circular', got {mode!r}"
             )
         result: Self = self
+        if mode == "circular":  # around what remains
+            result = self.pad([(min(0, before), min(0, after)) for before, after in listed])
+            listed = [(max(0, before), max(0, after)) for before, after in listed]
         for axis, (before, after) in enumerate(listed):
-            size = self.shape[axis]
+            size = result.shape[axis]
             most = {"reflect": size - 1, "circular": size, "replicate": max(before, after)}[mode]
-            if min(before, after) < 0 or (
-                (before or after) and (max(before, after) > most or not size)
-            ):
+            if before + size + after < 0 or max(before, after) > max(0, most if size else 0):
                 raise BadArgument(
-                    f"pad_with: {mode!r} of axis {axis} of shape {self._shown} can add 0 to "
+                    f"pad_with: {mode!r} of axis {axis} of shape {self._shown} can add {-size} to "
                     f"{most} elements, expected ({before}, {after}) to fit"
                 )
             if before or after:

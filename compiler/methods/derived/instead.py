@@ -43,6 +43,7 @@ FAMILIES: tuple[tuple[str, str], ...] = (
     ("write x[indices]", "index"),
     ("write x.detach()", "data"),
     ("write x.flatten()", "flat"),
+    ("write x.max() - x.min()", "ptp"),
     ("write x.argsort(axis), or x.topk(count, axis) for the first", "argpartition"),
     ("write x.sort(axis)[0], or x.topk(count, axis) for the first", "partition"),
     ("write x.max(axis, indices=True), which returns values and places; other methods return a "

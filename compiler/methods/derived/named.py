@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+import numpy as np
+
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.core import Scalar, TensorCore, number_of, shape_of
@@ -33,6 +35,17 @@ class Named(Groups):
     swapaxes = Groups.transpose
     swapdims = Groups.transpose
     unbind = Groups.unstack
+
+    # ---- Python's operators --------------------------------------------------------------------
+
+    def __divmod__(self, other: Any) -> tuple[Self, Self]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> tuple[Self, Self]:
+        return other // self, other % self
+
+    def __contains__(self, value: Any) -> bool:
+        return bool(self._compare("eq", value).any().item())
 
     # ---- arithmetic ----------------------------------------------------------------------------
 
@@ -321,6 +334,13 @@ class Named(Groups):
         return self.reshape(self._tensor("reshape_as", other).shape)
 
     view_as = reshape_as
+
+    def view(self, *shape: Any, dtype: Any = None) -> Self:
+        """Return `reshape`; given a type instead of a shape, `bitcast`."""
+        sizes = int | np.integer | list | tuple
+        if dtype is None and len(shape) == 1 and not isinstance(shape[0], sizes):
+            (dtype,), shape = shape, ()
+        return self.reshape(*shape) if dtype is None else self.bitcast(dtype)
 
     def fliplr(self) -> Self:
         """Reverse the order along the second axis."""

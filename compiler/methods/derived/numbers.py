@@ -151,6 +151,8 @@ class Numbers(Groups):
             pairs[place] = (step, 0)
             cut = total[(*[slice(None)] * place, slice(None, size - step))]
             total = total.logaddexp(cut.pad(pairs, -math.inf))
+            if step.bit_length() % 3 == 0:  # stored: each step reads the one before twice
+                total = total.contiguous()
             step *= 2
         return self._rounded(total)
 
@@ -297,6 +299,12 @@ class Numbers(Groups):
         else:
             found = values.abs().pow(float(p)).sum(axis, keepdims).pow(1 / float(p))
         return found.cast(dtypes.float_dtype(self.dtype if dtype is None else values.dtype))
+
+    def normalize(self, axis: int = 1, epsilon: float = 1e-12, *, p: float = 2) -> Self:
+        """Divide by the p-norm along an axis, or by epsilon if that is larger."""
+        wide = self.cast(float32)
+        length = wide.norm(p, axis, True).maximum(epsilon)
+        return (wide / length).cast(dtypes.float_dtype(self.dtype))
 
     def dist(self, other: Any, p: float = 2) -> Self:
         """Return the norm of the difference."""

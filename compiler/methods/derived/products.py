@@ -198,11 +198,11 @@ class Products(Groups):
             return self * right
         return self.tensordot(right, [[-1], [-1]])
 
-    def trace(self) -> Self:
-        """Return the sum of the diagonal of a matrix."""
+    def trace(self, offset: int = 0) -> Self:
+        """Return the sum of a diagonal of a matrix. offset: its distance above the main one."""
         if self.ndim != 2:
             raise BadArgument(f"trace: expected a matrix, got shape {self._shown}")
-        return self.diagonal().sum()
+        return self.diagonal(offset).sum()
 
     def cdist(self, other: Any, p: float = 2.0, compute_mode: str | None = None) -> Self:
         """Return the distances between the rows of two tensors [..., rows, columns]: the p-norm of
@@ -316,10 +316,12 @@ class Products(Groups):
         return windows.movedim(place + 1, -1)
 
     def im2col(
-        self, size: Pair, *, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1
+        self, size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1
     ) -> Self:
         """Return the windows of images [batch, channels, height, width] as columns, [batch,
-        channels * window, places]; `torch.nn.functional.unfold`."""
+        channels * window, places]; `torch.nn.functional.unfold`. Of one image, without a batch."""
+        if self.ndim == 3:
+            return self.unsqueeze(0).im2col(size, dilation, padding, stride).squeeze(0)
         if self.ndim != 4:
             raise BadArgument(f"im2col: expected 4 axes, got shape {self._shown}")
         window, steps = pair("im2col", size, 1), pair("im2col", stride, 1)
@@ -334,13 +336,15 @@ class Products(Groups):
         self,
         output_size: Pair,
         size: Pair,
-        *,
         dilation: Pair = 1,
         padding: Pair = 0,
         stride: Pair = 1,
     ) -> Self:
         """Sum columns [batch, channels * window, places] at their places in images of
-        `output_size`: the counterpart of `im2col`."""
+        `output_size`: the counterpart of `im2col`. Of one image, without a batch."""
+        if self.ndim == 2:
+            one = self.unsqueeze(0).fold(output_size, size, dilation, padding, stride)
+            return one.squeeze(0)
         out, window = pair("fold", output_size, 1), pair("fold", size, 1)
         steps, gaps = pair("fold", stride, 1), pair("fold", dilation, 1)
         around = pair("fold", padding, 0)

@@ -108,14 +108,6 @@ class Scans(Running):
         scale = (apart.square().mean(axis, keepdims=True) + epsilon).rsqrt()
         return (apart * scale).cast(dtypes.float_dtype(self.dtype))
 
-    def normalize(self, axis: int = 1, epsilon: float = 1e-12) -> Self:
-        """Divide by the root of the sum of squares along an axis, or by epsilon if that is
-        larger."""
-        wide = self.cast(float32)
-        squares = wide.square().sum(axis, keepdims=True)
-        length = squares.sqrt()._ruled("root", [squares]).maximum(epsilon)
-        return (wide / length).cast(dtypes.float_dtype(self.dtype))
-
     def linear(self, weight: Any, bias: Any = None) -> Self:
         """Return self @ weight (of [inputs, outputs]) + bias."""
         result = self.matmul(weight)

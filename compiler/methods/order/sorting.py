@@ -68,9 +68,14 @@ class Sorting(Running):
         order = last._in_rows(descending)
         return last._at(order).transpose(place, -1), order.transpose(place, -1)
 
-    def topk(self, count: int, axis: int = -1, largest: bool = True) -> tuple[Self, Self]:
-        """Return the first elements of `sort` and their indices, the largest (or smallest)
-        first."""
+    def topk(
+        self, count: int, axis: int = -1, largest: bool = True, sorted: bool = True
+    ) -> tuple[Self, Self]:
+        """Return the first elements of `sort` and their indices, the largest (or smallest) first;
+        in this order also if `sorted` is False."""
+        if not self.ndim:
+            value, index = self.reshape(1).topk(count, axis, largest)
+            return (value, index) if not count else (value.reshape(()), index.reshape(()))
         place = self._axis("topk", axis)
         if not 0 <= integer_of("topk", "count", count) <= self.shape[place]:
             raise BadArgument(

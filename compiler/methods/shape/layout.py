@@ -54,10 +54,9 @@ class Layout(Operations):
         kept = across <= down if below else across >= down
         return kept.where(self, 0).cast(self.dtype)
 
-    def diagonal(self, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Self:
+    def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Self:
         """Return a diagonal of two axes, as the last axis of the result. offset: its distance above
-        the main diagonal. dim1, dim2: the axes that count down and across, as in PyTorch, but by
-        default the last two."""
+        the main diagonal. dim1, dim2: the axes that count down and across."""
         if self.ndim < 2:
             raise BadArgument(f"diagonal: expected at least two axes, got shape {self._shown}")
         above = integer_of("diagonal", "offset", offset)

@@ -23,9 +23,9 @@ class Movement(TensorCore):
             raise BadArgument(
                 f"reshape: shape {self._shown} has another number of elements than {list(wanted)}"
             )
-        return self._new(graph.reshape(self.node, wanted))
-
-    view = reshape
+        return self._again(
+            ("reshape", wanted), (), lambda: self._new(graph.reshape(self.node, wanted))
+        )
 
     def flatten(self, start: int = 0, end: int = -1) -> Self:
         """Join the axes from `start` to `end`, inclusive."""
@@ -59,7 +59,12 @@ class Movement(TensorCore):
                 f"permute: expected an order of the axes of shape {self._shown}, got "
                 f"{tuple(listed)}"
             )
-        return self._new(graph.permute(self.node, order))
+        return self._permuted(order)
+
+    def _permuted(self, order: tuple[int, ...]) -> Self:
+        return self._again(
+            ("permute", order), (), lambda: self._new(graph.permute(self.node, order))
+        )
 
     def transpose(self, first: int = 0, second: int = 1) -> Self:
         """Exchange two axes."""
@@ -69,12 +74,12 @@ class Movement(TensorCore):
         order = list(range(self.ndim))
         one, two = self._axis("transpose", first), self._axis("transpose", second)
         order[one], order[two] = order[two], order[one]
-        return self._new(graph.permute(self.node, tuple(order)))
+        return self._permuted(tuple(order))
 
     @property
     def T(self) -> Self:
         """The tensor with all axes in reverse order."""
-        return self._new(graph.permute(self.node, tuple(reversed(range(self.ndim)))))
+        return self._permuted(tuple(reversed(range(self.ndim))))
 
     @property
     def mT(self) -> Self:
@@ -105,14 +110,23 @@ class Movement(TensorCore):
         return self._new(broadcast(self.node, wanted))
 
     def pad(self, pairs: Sequence[tuple[int, int]], value: Scalar = 0) -> Self:
-        """Add `value` around the elements: (before, after) for each axis, as in numpy.pad."""
+        """Add `value` around the elements: (before, after) for each axis, as in numpy.pad. A
+        negative amount removes elements."""
         listed = self._pairs("pad", pairs)
-        if any(before < 0 or after < 0 for before, after in listed):
-            raise BadArgument(
-                f"pad: amounts must be at least 0, got {listed} for shape {self._shown}"
-            )
         checked = self._constant("pad", value, self.dtype, ()).arg
-        return self._new(graph.pad(self.node, listed, checked))
+        if all(before >= 0 and after >= 0 for before, after in listed):
+            return self._new(graph.pad(self.node, listed, checked))
+        if any(size + sum(pair) < 0 for size, pair in zip(self.shape, listed, strict=True)):
+            raise BadArgument(
+                f"pad: amounts {listed} remove more elements than shape {self._shown} has"
+            )
+        added = [(max(0, before), max(0, after)) for before, after in listed]
+        whole = graph.pad(self.node, added, checked)
+        kept = [
+            (max(0, -before), size + min(0, after))
+            for size, (before, after) in zip(whole.shape, listed, strict=True)
+        ]
+        return self._new(graph.shrink(whole, kept))
 
     def shrink(self, box: Sequence[tuple[int, int]]) -> Self:
         """Return the elements from start to stop along each axis."""

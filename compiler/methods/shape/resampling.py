@@ -14,11 +14,12 @@ from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import bool_, float32, int32, uint8
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.convolution import Convolutions, Pair, biased, pair
-from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.errors import BadArgument, NotSupported
 
 LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}  # by number of axes
 ANY = ("nearest", "nearest-exact", "area")  # modes for any number of axes
 FILLED = 1.25  # by how much a window may grow to a whole number of strides
+ORDERED = 128  # windows of all images from which on a host puts weights in order first
 FINEST = 1 << 16  # a scale is a fraction whose parts are at most about this large
 
 
@@ -37,7 +38,7 @@ class Resampling(Convolutions):
     __slots__ = ()
 
     def conv_transpose2d(
-        self, weight: Any, bias: Any = None, *, stride: Pair = 1, padding: Pair = 0,
+        self, weight: Any, bias: Any = None, stride: Pair = 1, padding: Pair = 0,
         output_padding: Pair = 0, groups: int = 1, dilation: Pair = 1,
     ) -> Self:  # fmt: skip
         """Spread each element over a window times `weight` [channels, out channels / groups,
@@ -109,12 +110,15 @@ class Resampling(Convolutions):
         ends = [(0, taps[i] * steps[i] - window[i]) for i in range(2)]
         parts = kernel.pad([(0, 0), (0, 0), *ends])
         parts = parts.reshape((groups, channels // groups, each, tall, down, wide, across))
-        parts = parts.flip((3, 5)).permute((0, 4, 6, 2, 1, 3, 5))
-        parts = parts.reshape((groups * down * across * each, channels // groups, tall, wide))
+        parts = parts.flip((3, 5)).permute((0, 2, 4, 6, 1, 3, 5))
+        parts = parts.reshape((groups * each * down * across, channels // groups, tall, wide))
+        windows = batch * (self.shape[2] + tall - 1) * (self.shape[3] + wide - 1)
+        if windows >= ORDERED and self.device.target.abi == "host":
+            parts = parts.contiguous()
         found = self.conv2d(parts, padding=(tall - 1, wide - 1), groups=groups, winograd=False)
         rows, columns = found.shape[2:]
-        found = found.contiguous().reshape((batch, groups, down, across, each, rows, columns))
-        found = found.permute((0, 1, 4, 5, 2, 6, 3))
+        found = found.contiguous().reshape((batch, groups, each, down, across, rows, columns))
+        found = found.permute((0, 1, 2, 5, 3, 6, 4))
         return found.reshape((batch, groups * each, rows * down, columns * across))
 
     def _placed(
@@ -145,8 +149,9 @@ class Resampling(Convolutions):
         return self._new(graph.reshape(graph.iota(count), shape))
 
     def interpolate(
-        self, size: int | Sequence[int] | None = None, *, scale: float | Sequence[float] | None =
-        None, mode: str = "nearest", align_corners: bool = False,
+        self, size: int | Sequence[int] | None = None, scale: float | Sequence[float] | None = None,
+        mode: str = "nearest", align_corners: bool | None = False,
+        recompute_scale_factor: bool | None = None, antialias: bool = False,
     ) -> Self:  # fmt: skip
         """Resize the axes after the first two to `size` or by `scale`.
 
@@ -155,8 +160,13 @@ class Resampling(Convolutions):
         along each axis), or for 4 "bicubic" (of four). align_corners: the first and last
         elements keep their positions; otherwise elements are areas, whose edges are aligned. Linear
         modes round uint8 to the nearest number (PyTorch rounds after each axis, so results may
-        differ by one); other integers give float32.
+        differ by one); other integers give float32. recompute_scale_factor: use the ratio of the
+        sizes instead of `scale`. antialias is not supported.
         """
+        if antialias:
+            raise NotSupported("interpolate: antialias is not supported; write mode='area'")
+        if recompute_scale_factor and scale is not None:
+            size, scale = [count for count, _ in self._wanted(None, scale)], None
         allowed = (*ANY, LINEAR.get(self.ndim), "bicubic" if self.ndim == 4 else None)
         if self.ndim < 3 or mode not in allowed:
             raise BadArgument(

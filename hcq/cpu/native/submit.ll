@@ -180,7 +180,7 @@ queued:
 
 ; Submit what was prepared once more, with the given value and numbers for those of its parameters that
 ; a %Repetition lists. Otherwise as ugpu_submit.
-define i32 @ugpu_repeat(ptr %repetition) {
+define internal i32 @ugpu_repeat(ptr %repetition) {
 entry:
   %slots = load ptr, ptr %repetition
   %queue.at = getelementptr %Repetition, ptr %repetition, i32 0, i32 1
@@ -194,7 +194,7 @@ entry:
   %value = load i64, ptr %given
   %count.at = getelementptr %Repetition, ptr %repetition, i32 0, i32 5
   %count = load i64, ptr %count.at
-  %listed = getelementptr %Repetition, ptr %repetition, i32 0, i32 6
+  %listed = getelementptr %Repetition, ptr %repetition, i32 0, i32 7
   br label %look
 look:
   %i = phi i64 [ 0, %entry ], [ %i.next, %one ]

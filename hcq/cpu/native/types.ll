@@ -30,9 +30,9 @@
 %Number = type { i64, i64, i64, i64 }                     ; offset kind base slot
 ; A 64-bit number in an image: base, plus by kind nothing (0), parameters[slot] (1), the image's own
 ; address (2), or the timeline's value (3).
-%Repetition = type { ptr, ptr, ptr, ptr, ptr, i64, [0 x { i64, i64 }] }
-;                    slots queue prepared parameters given count (parameter, which of the given)
-; given: the value that marks the end, then the numbers that change.
+%Repetition = type { ptr, ptr, ptr, ptr, ptr, i64, i64, [0 x { i64, i64 }] }
+;                    slots queue prepared parameters given count numbers (parameter, which of the given)
+; given: the value that marks the end, then the numbers that change, so many.
 %Launch = type { i64, i64, [6 x i32] }                    ; first group, last group, grid and block
 %Time = type { i64, i64 }
 

@@ -240,13 +240,19 @@ def test_a_nested_function_has_gradients() -> None:
     def layer(x: Tensor) -> Tensor:
         return (x @ weight).tanh()
 
-    found = []
+    found, kernels = [], []
     for wrapped in (layer, ugpu.function(layer)):
         weight.grad = None
         x = Tensor(signed(2, 3))
-        wrapped(wrapped(x)).sum().backward()
-        found.append(weight.grad.numpy())
-    assert np.allclose(found[0], found[1], atol=1e-6)
+        with ugpu.watch() as runs:
+            wrapped(wrapped(x)).sum().backward()
+            found.append(weight.grad.numpy())
+        kernels.append([kernel.name for run in runs for kernel in run.kernels])
+    assert np.array_equal(found[0], found[1])
+    assert kernels[0] == kernels[1]  # inner values are computed once
+    with no_grad(), ugpu.watch() as runs:
+        wrapped(x).numpy()
+    assert runs[0].calls  # without gradients it is a call
 
 
 def test_a_used_graph_is_dropped() -> None:

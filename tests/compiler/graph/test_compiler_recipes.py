@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ugpu import hcq
-from ugpu.compiler import Tensor, jit
+from ugpu.compiler import Tensor, jit, no_grad
 from ugpu.compiler.front import explain
 from ugpu.compiler.graph import recipe
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.graph.recipe import recipe_of
+from ugpu.compiler.methods import core
 from ugpu.compiler.runtime.runtime import runtime_of, use_cache
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, BadIndex, Closed
@@ -112,6 +113,127 @@ def test_operations_on_stored_arrays_look_at_no_graph(
             chained = work(tensors[a] + 0, tensors[b] + 0)  # built anew
             assert np.allclose(result.numpy(), chained.numpy(), rtol=1e-6)
         assert np.array_equal(found[0].numpy(), first)
+
+
+CHAINS: dict[str, Callable[[Any, Any], Any]] = {
+    "sum of a sum": lambda x, y: (x + 1).sum(0),
+    "of two": lambda x, y: (x + 1) * (y - 2),
+    "with itself": lambda x, y: (x + y) * (x + y),  # two nodes
+    "twice": lambda x, y: twice(x + y),  # one
+    "crossed": lambda x, y: (x - y) * (y - x),
+    "several kernels": lambda x, y: ((x @ y) * 2).softmax(),
+    "statistics": lambda x, y: (x - x.mean()) / x.std(),
+    "turned": lambda x, y: x.T @ (y + 1),
+    "turned between": lambda x, y: (x @ y).T.reshape(-1) * 2,
+    "chosen": lambda x, y: (x > y).where(x, -0.0) * 2,
+    "activation": lambda x, y: ((x + 1) * 2 - y).relu().sqrt(),
+    "bits": lambda x, y: (((x * 8).cast("int32") & 3) == 2).sum(1),
+}
+
+
+def twice(x: Tensor) -> Tensor:
+    return x * x
+
+
+@pytest.mark.parametrize("name", sorted(CHAINS))
+def test_chains_are_planned_once(name: str, cpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the full path computes them, whichever of the sources is the same array."""
+    rng, chain = np.random.default_rng(2), CHAINS[name]
+    arrays = [rng.random((8, 8)).astype("f4") for _ in range(4)]
+    tensors = [Tensor(array, device=cpu) for array in arrays]
+
+    def without_recipes(a: int, b: int) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(core, "_recipes", dict[Any, Any]())
+            one = Tensor(arrays[a], device=cpu)
+            other = one if a == b else Tensor(arrays[b], device=cpu)
+            return chain(one, other).numpy()
+
+    wanted = {(a, b): without_recipes(a, b) for a, b in ((0, 1), (1, 0), (2, 3), (2, 2))}
+    for _ in range(12):  # one more run for each number
+        assert np.array_equal(chain(tensors[0], tensors[1]).numpy(), wanted[0, 1])
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime_of(cpu), "_planned", None)
+        for a, b in ((0, 1), (1, 0), (2, 3)):
+            assert np.array_equal(chain(tensors[a], tensors[b]).numpy(), wanted[a, b])
+    same = chain(tensors[2], tensors[2]).numpy()  # another structure
+    assert np.array_equal(same, wanted[2, 2])
+
+
+@pytest.fixture
+def learnt(cpu: Device) -> tuple[Tensor, Callable[[], tuple[Tensor, Tensor]]]:
+    """An array, and a chain whose inner value takes a kernel of its own: both, when it is known."""
+    x = Tensor(np.random.default_rng(3).random((8, 8)).astype("f4"), device=cpu)
+
+    def chain() -> tuple[Tensor, Tensor]:
+        inner = x @ x
+        return inner, inner.softmax()
+
+    for _ in range(8):
+        chain()[1].realize()
+    return x, chain
+
+
+def test_what_the_program_keeps_of_a_chain_is_stored(
+    cpu: Device, planned: list[int], learnt: tuple[Tensor, Callable[[], tuple[Tensor, Tensor]]]
+) -> None:
+    _, chain = learnt
+    planned.clear()  # what learning took
+    chain()[1].realize()
+    assert not planned
+    inner, outer = chain()
+    assert np.allclose(outer.numpy().sum(1), 1) and planned
+    assert inner.node.storage is not None, "it would be computed twice"
+
+
+def test_an_inner_value_that_is_computed_meanwhile_is_read(
+    planned: list[int], learnt: tuple[Tensor, Callable[[], tuple[Tensor, Tensor]]]
+) -> None:
+    _, chain = learnt
+    inner, outer = chain()
+    inner.realize()
+    planned.clear()
+    before = outer.node.recipe
+    assert before is not None and np.allclose(outer.numpy().sum(1), 1)
+    assert planned and outer.node.op == "buffer"
+
+
+def test_a_chain_reads_what_its_sources_were(
+    learnt: tuple[Tensor, Callable[[], tuple[Tensor, Tensor]]],
+) -> None:
+    x, chain = learnt
+    expected = chain()[1].numpy()
+    waiting = chain()[1]
+    x[:] = 0.0
+    assert np.array_equal(waiting.numpy(), expected)
+    assert np.allclose(chain()[1].numpy(), 1 / 8)
+
+
+def test_changing_numbers_are_not_learnt(cpu: Device) -> None:
+    x = Tensor(np.ones(4, "f4"), device=cpu)
+    for _ in range(4):
+        (x + 1).realize()
+    for n in range(2, 6):
+        before = len(core._recipes)
+        assert (x * float(n) + 1).sum().item() == 4 * (n + 1)
+        assert len(core._recipes) <= before + 1
+
+
+def test_gradients_of_chains(cpu: Device) -> None:
+    x = Tensor(np.arange(1, 5, dtype=np.float32), device=cpu).requires_grad_()
+    array = np.arange(1, 5, dtype=np.float32)
+    expected = (2 * array + 1) / np.sqrt(array * array + array)
+    for _ in range(8):
+        x.grad = None
+        inner = x * x
+        ((inner + x).sqrt() * 2).sum().backward()
+        assert x.grad is not None and np.allclose(x.grad.numpy(), expected, rtol=1e-5)
+    for _ in range(4):  # an inner value without gradients
+        x.grad = None
+        with no_grad():
+            inner = x * x
+        (inner * x).sum().backward()
+        assert x.grad is not None and np.allclose(x.grad.numpy(), array * array)
 
 
 def test_equal_numbers_of_other_kinds_are_other_recipes(cpu: Device) -> None:

@@ -80,7 +80,7 @@ def test_a_decoder_layer(cpu: Device) -> None:
     found = Tensor(image, device=cpu).conv_transpose2d(
         Tensor(weight, device=cpu), Tensor(bias, device=cpu), stride=2, padding=1
     )
-    assert found.shape == (2, 10, 18, 14) and found.memory_plan().kernels <= 3
+    assert found.shape == (2, 10, 18, 14) and found.memory_plan().kernels <= 4
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4, atol=1e-5)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any, cast
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -122,6 +123,25 @@ def test_kernels_with_large_frames_do_not() -> None:
     """They might not fit the stack of a thread that is not ours."""
     with submitting(1, True, 1, 2 * SHALLOW) as parts:
         assert not any(runs_here(*parts) for _ in range(20))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "error"),
+    [((), TypeError), ((1, 2), TypeError), (("1",), TypeError), ((-1,), OverflowError),
+     ((1 << 64,), OverflowError)],
+)  # fmt: skip
+def test_wrong_numbers_are_refused_and_nothing_is_submitted(
+    numbers: tuple[object, ...], error: type[Exception]
+) -> None:
+    with submitting(1, True, 1) as (device, out, submit):
+        submit()
+        last, submit_these = device.queue().timeline.last, cast(Any, submit).func
+        with pytest.raises(error):
+            submit_these(*numbers)
+        assert device.queue().timeline.last == last
+        submit()
+        device.synchronize()
+        assert int(out.numpy(np.uint64)[1]) == 2
 
 
 def test_short_work_keeps_its_place_in_the_queue() -> None:

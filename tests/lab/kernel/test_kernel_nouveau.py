@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.kernel import newer_kernel
+from lab.kernel import newer_kernel, nvk
 from lab.kernel.lab import Lab
 from lab.kernel.packages import Programs
 from lab.kernel.tiers import nouveau
@@ -47,6 +47,7 @@ def test_a_driver_boots_the_chips_whose_firmware_it_lists(tmp_path: Path) -> Non
         ("", [], set()),
         ("WARNING: CPU: 0", [], {"it warns of nothing"}),
         ("", ["alloc 0xc86f"], {"the GSP refuses nothing"}),
+        ("", ["free 0xc1d00003/0x0: OBJECT_NOT_FOUND: no object 0x0 to free"], set()),
     ],
 )
 def test_what_it_said_is_judged(more: str, refused: list[str], wrong: set[str]) -> None:
@@ -54,3 +55,18 @@ def test_what_it_said_is_judged(more: str, refused: list[str], wrong: set[str]) 
     said = "\n".join([load, nouveau.UNLOADED, load, more])
     results = nouveau.judge(said, "ga100", {"violations": [], "refused": refused})
     assert {name for name, well in results.items() if not well} == wrong
+
+
+def test_what_nvk_said_is_judged(tmp_path: Path) -> None:
+    said = "right device X\nright logical device\nright memory of type 0, flags 0x1\nright end\n"
+    assert all(nvk.judge(said).values())
+    wrong = nvk.judge(said.replace("right memory", "wrong memory"))
+    assert [name for name, well in wrong.items() if not well] == [
+        "NVK: memory of type",
+        "NVK: nothing wrong",
+    ]
+    assert not any(well for name, well in nvk.judge("").items() if "nothing" not in name)
+    assert nvk.tree(tmp_path) is None
+    (tmp_path / "nvk" / nvk.PROGRAM).parent.mkdir(parents=True)
+    (tmp_path / "nvk" / nvk.PROGRAM).touch()
+    assert nvk.tree(tmp_path) == tmp_path / "nvk"

@@ -8,6 +8,7 @@ gr/kernel_sm_debugger_session.c; src/common/sdk/nvidia/inc/alloc/alloc_channel.h
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Callable
 from typing import cast
 
@@ -20,6 +21,7 @@ from ugpu.virtual.nvidia.host.channel import USERD_SIZE, Channel
 from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.host.group import DEFAULT_TIMESLICE_US, TimeSliceGroup
 from ugpu.virtual.nvidia.host.runlist import Runlist
+from ugpu.virtual.nvidia.host.state import Engine
 from ugpu.virtual.nvidia.memory.faults import Client, FaultAccess, FaultType, MmuFault
 from ugpu.virtual.nvidia.memory.physical import Backing
 from ugpu.virtual.nvidia.rm.memory import Memory
@@ -170,6 +172,7 @@ class ChannelObject(RmObject):
         self._userd = self._userd_backing(params)
         self._notifier = self._notifier_backing(params)
         self.bound = self.gpu.facts.family != "turing"
+        self.users: Counter[int] = Counter()  # objects of each class that has methods
         self.contexts_mapped = False  # UVM has mapped the buffers of its graphics context
         self.mmu_fault: MmuFault | None = None
         self.on_fault: Callable[[MmuFault], None] | None = None  # UVM's, once it is registered
@@ -368,21 +371,27 @@ class ChannelObject(RmObject):
 
 
 class EngineObject(RmObject):
-    """A compute or copy object on a channel."""
+    """A compute or copy object on a channel. Several of a class share what executes its methods."""
 
     def __init__(self, request: Allocation) -> None:
         super().__init__(request)
         self.owner = cast(ChannelObject, request.parent)
-        engines = self.owner.channel.engines
-        if request.class_id in engines:
-            raise RmError(
-                Status.STATE_IN_USE, f"class {request.class_id:#x} is already on the channel"
-            )
         self.owner.bound = True  # an object puts its channel on the engine's runlist
 
+    def execute(self, engine: Callable[[Channel, int], Engine]) -> None:
+        """Give the channel what executes methods of this class, if no earlier object did."""
+        channel = self.owner.channel
+        if self.class_id not in channel.engines:
+            channel.engines[self.class_id] = engine(channel, self.class_id)
+        self.owner.users[self.class_id] += 1
+
     def release(self) -> None:
-        engine = self.owner.channel.engines.pop(self.class_id, None)
-        if engine is not None:
+        users = self.owner.users
+        if not users[self.class_id]:
+            return
+        users[self.class_id] -= 1
+        if not users[self.class_id]:
+            engine = self.owner.channel.engines.pop(self.class_id)
             self.owner.gpu.remove_engine(self.owner.runlist, self.owner.channel, engine)
 
 
@@ -398,8 +407,7 @@ class ComputeObject(EngineObject):
             Status.INVALID_ARGUMENT,
             "a compute object on a channel of a copy engine",
         )
-        channel = self.owner.channel
-        channel.engines[self.class_id] = ComputeEngine(channel, self.class_id)
+        self.execute(ComputeEngine)
 
 
 class CopyObject(EngineObject):
@@ -422,8 +430,7 @@ class CopyObject(EngineObject):
                     f"copy engine of type {params.engineType:#x} does not match the channel's "
                     "engine",
                 )
-        channel = owner.channel
-        channel.engines[self.class_id] = CopyEngine(channel, self.class_id)
+        self.execute(CopyEngine)
 
 
 class Debugger(RmObject):

@@ -5,7 +5,7 @@
              depth, for the few columns behind the last whole panel; then sums of the lanes
 
 The left factor's memory runs along the depth. A copy of these columns of the right one has the
-order of the depth.
+order of the depth. Steps of the depth behind its last whole vector are added one by one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ugpu.compiler.dtype import DType
 from ugpu.compiler.expression.accumulate import identity, multiply_add
 from ugpu.compiler.expression.algebra import Index, Range, constant
 from ugpu.compiler.expression.value import Memory, Value, binary, broadcast, load, value
-from ugpu.compiler.kernel.host.nest import computed, share
+from ugpu.compiler.kernel.host.nest import computed, round_up, share
 from ugpu.compiler.kernel.host.products.dots import sums
 from ugpu.compiler.kernel.host.products.packing import Direct, Lines, Packed
 from ugpu.compiler.kernel.ir import Loop, Statement, Store
@@ -25,7 +25,8 @@ from ugpu.compiler.kernel.ir import Loop, Statement, Store
 
 class Ends:
     """`count` columns, of which the packed right factor has the first element in `panel`. left: in
-    panels of `height` rows, as far as `tall`; steps: of a slice of the depth, whole vectors."""
+    panels of `height` rows, as far as `tall`; steps: of a slice of the depth, whole vectors unless
+    it is the only slice."""
 
     def __init__(
         self, left: Packed | Direct, right: Packed | Lines, panel: int, sides: tuple[int, int, int],
@@ -35,7 +36,8 @@ class Ends:
         tall, self.height, self.count = sides
         self.steps, self.lanes = steps, lanes
         self.rows = share(self.height, max(1, lanes // self.count))  # whose lanes are added at once
-        self.columns = Memory("ends", dtype, self.count * steps, "local")
+        self.pitch = round_up(steps, lanes)
+        self.columns = Memory("ends", dtype, self.count * self.pitch, "local")
         self.sums = Memory("end_sums", dtype, tall * self.count + lanes, "local")
         self.totals = Memory("end_totals", dtype, self.rows * self.count, "register", lanes)
 
@@ -51,7 +53,7 @@ class Ends:
         """Copy the columns of a slice of the depth, whose bound is `steps`."""
         step = Range("end_step", self.steps)
         copies = [
-            Store(self.columns, step.index() + column * self.steps,
+            Store(self.columns, step.index() + column * self.pitch,
                   self.right.load(constant(self.panel), step.index(), column, 1))
             for column in range(self.count)
         ]  # fmt: skip
@@ -67,18 +69,35 @@ class Ends:
             place = (panel * self.height + first) * self.count
             if once:  # what is behind the last sum is overwritten by those of the next rows
                 yield Store(self.sums, place, vector)
+                yield from self.rest(panel, first, rows)
                 continue
             for slot in slots:
                 total = load(self.sums, place + slot)
                 one = value("extract", self.sums.dtype, (vector,), slot.constant)
                 yield Store(self.sums, place + slot, binary("add", total, one))
 
+    def rest(self, panel: Index, first: int, rows: int) -> Iterator[Statement]:
+        """Add the products of the steps behind the last whole vector to the sums of some rows."""
+        count = self.steps % self.lanes
+        if not count:
+            return
+        step = Range(f"end_rest{first}", count)
+        at, stores = step.index() + (self.steps - count), list[Statement]()
+        for number in range(rows * self.count):
+            down, column = divmod(number, self.count)
+            place = (panel * self.height + first) * self.count + number
+            left = self.left.load(panel, at, first + down, 1)
+            right = load(self.columns, at + column * self.pitch)
+            total = multiply_add(left, right, load(self.sums, place))
+            stores.append(Store(self.sums, place, total))
+        yield Loop(step, tuple(stores))
+
     def lanes_of(self, panel: Index, first: int, rows: int, steps: Index | None) -> list[Statement]:
         """Compute totals of some rows of a panel, a vector each."""
         lanes, count = self.lanes, self.count
         block = Range(f"end_block{first}", self.steps // lanes)
         at = block.index() * lanes
-        ends = [load(self.columns, at + n * self.steps, lanes=lanes) for n in range(count)]
+        ends = [load(self.columns, at + n * self.pitch, lanes=lanes) for n in range(count)]
         zero = broadcast(identity("sum", self.sums.dtype), lanes)
 
         def term(number: int, total: Value) -> Value:

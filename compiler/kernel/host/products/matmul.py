@@ -148,11 +148,11 @@ class _Sides:
         self.far = rows.size * depth.size * self.dtype.itemsize > target.caches.second // 16
         epilogue = with_reduction(computation.value, parts.reduce, const(0, self.dtype))
         self.results = known = epilogue, computation.position
-        self.flat = rows.whole.is_flat(*known) and columns.whole.is_flat(*known)
+        self.in_order_across = columns.whole.is_flat(*known)
+        self.flat = rows.whole.is_flat(*known) and self.in_order_across
         self.mirrored = self.group == 1 and _is_symmetric(self.parts, rows, columns)
-        vectors = (
-            self.dtype.is_float and depth.size % self.lanes == self.slice.whole % self.lanes == 0
-        )
+        whole = depth.size % self.lanes == self.slice.whole % self.lanes == 0
+        vectors = self.dtype.is_float and (whole or (self.once and depth.size >= self.lanes))
         self.by_dots = (
             self.group == 1 and vectors and self.flat and not self.mirrored
             and along_depth(self.parts.left, rows.whole, self.slice)
@@ -199,7 +199,9 @@ class _Blocked(_Sides):
         self.wide = round_up(self.columns.whole - self.apart, self.width)
         self.pack()
         # whether to compute results from a panel's totals while these are in the first-level cache
-        self.by_panels = self.once and self.flat and not self.in_tiles
+        alone = self.tall == self.height and rows.main.size == tile.rows  # rows are constants then
+        flat = self.flat or (alone and self.in_order_across)
+        self.by_panels = self.once and flat and not self.in_tiles
         self.pitch = self.width if self.by_panels else self.wide
         tall = self.height if self.by_panels else self.tall
         self.tile = Memory("tile", self.dtype, tall * self.pitch, "local")

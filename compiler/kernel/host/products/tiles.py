@@ -97,7 +97,8 @@ class Problem:
         else:
             panels *= _panels(self.columns, tile.columns, width)
         each = self.step_cost(tile.height, tile.vectors)
-        multiply = panels * each + self.rows.size * apart * DOTS / self.lanes
+        singly = self.slice_steps % self.lanes / self.slice_steps  # of the depth, by `apart`
+        multiply = panels * each + self.rows.size * apart * (DOTS / self.lanes + singly)
         left_pack, right_pack = self.pack_costs(tile.height)
         if self.in_place(tile):
             right_pack = self.rates.direct * _ceil(tile.rows * self.rows.unit, tile.height)

@@ -90,6 +90,13 @@ LOOPS = (
         ("float32", "int32"),
     ),
     Rule(
+        "kernel.host.loops", "ABREAST ROLLED LINE",
+        lambda x: x.permute(0, 1, 3, 2).contiguous(), lambda x: x.transpose(0, 1, 3, 2),
+        lambda found: found.text().count("for ") == 3,
+        [((3, 5, 2, 33),), ((5, 3, 4, 15),), ((5, 3, 16, 9),), ((7, 5, 3, 37),)],
+        [((3, 5, 5, 9),), ((3, 5, 15, 9),), ((7, 5, 64, 9),)],
+    ),
+    Rule(
         "kernel.host.loops", "STREAMS MANY", lambda x: x.sum(1), lambda x: x.sum(1),
         lambda found: found.count("total") == 2,
         [((64, 8193),), ((66, 8200),)], [((62, 8193),), ((65, 8193),), ((64, 8192),)],

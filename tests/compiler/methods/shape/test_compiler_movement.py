@@ -151,7 +151,7 @@ def test_made_of_nothing(cpu: Device) -> None:
         (lambda t: t.permute(0, 2), "axis 2 is out of range for shape"),
         (lambda t: t.expand(4, 3), r"expand: shape \[2, 3\] .* to \[4, 3\]"),
         (lambda t: t.pad([(1, 1)]), "pad: "),
-        (lambda t: t.pad([(0, -1), (0, 0)]), "pad: "),
+        (lambda t: t.pad([(0, -9), (0, 0)]), "pad: "),
         (lambda t: t.shrink([(0, 3), (0, 3)]), "shrink: "),
         (lambda t: t[2], r"index 2 is outside axis 0 of shape \[2, 3\]"),
         (lambda t: t[0, 0, 0], "too many indices: got 3 for shape"),

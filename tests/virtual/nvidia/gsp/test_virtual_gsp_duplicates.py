@@ -95,7 +95,6 @@ def test_the_rules_of_a_duplicate(script: Script) -> None:
         "no such parent": duplicate(script, GROUP, parent=0x4242),
         "a parent of another kind": duplicate(script, GROUP, parent=SECOND),
         "a handle that is taken": duplicate(script, GROUP, handle=DEVICE),
-        "no handle": duplicate(script, GROUP, handle=0),
         "unknown flags": duplicate(script, GROUP, flags=2),
         "rights that nobody gave": duplicate(script, GROUP, flags=1),
         "a channel": duplicate(script, CHANNEL),
@@ -111,7 +110,6 @@ def test_the_rules_of_a_duplicate(script: Script) -> None:
         "no such parent": "OBJECT_NOT_FOUND",
         "a parent of another kind": "INVALID_OBJECT_PARENT",
         "a handle that is taken": "INSERT_DUPLICATE_NAME",
-        "no handle": "INVALID_OBJECT_HANDLE",
         "unknown flags": "INVALID_ARGUMENT",
         "rights that nobody gave": "INSUFFICIENT_PERMISSIONS",
         "a channel": "INVALID_ARGUMENT",
@@ -226,3 +224,44 @@ def test_a_class_whose_block_no_header_has_is_refused(script: Script) -> None:
     number = next(number for number, block in blocks.items() if block not in table.structs)
     assert script.allocate(number, DEVICE, GROUP, bytes(12))[0] == Status.NOT_SUPPORTED
     assert script.free(0x4242) == Status.OBJECT_NOT_FOUND
+
+
+def test_the_gsp_chooses_a_handle_where_the_cpu_names_none(script: Script) -> None:
+    """As NVK's copy objects by nouveau; rs_client.c, clientAssignResourceHandle."""
+    assert script.allocate(0xC56F, DEVICE, CHANNEL, channel_params(script, 9))[0] == 0
+    group(script)
+    before = dict(script.card.machine.clients[CLIENT].objects)
+    assert script.allocate(0xC7B5, CHANNEL, 0, struct.pack("<II", 1, COPY_ENGINE))[0] == 0
+    assert duplicate(script, GROUP, handle=0) == 0
+    made = [
+        handle
+        for client in (CLIENT, OTHER)
+        for handle in script.card.machine.clients[client].objects
+        if handle not in before
+    ]
+    assert len(made) == 2 + 1 and 0 not in made  # and the other client itself
+    assert script.free(0) == Status.OBJECT_NOT_FOUND
+
+
+def test_objects_of_one_class_share_what_executes_its_methods(script: Script) -> None:
+    """As two copy objects of NVK on one channel of Turing: kfifoAddObject refuses nothing."""
+    assert script.allocate(0xC56F, DEVICE, CHANNEL, channel_params(script, 9))[0] == 0
+    for handle in (0x8001, 0x8002):
+        params = struct.pack("<II", 1, COPY_ENGINE)
+        assert script.allocate(0xC7B5, CHANNEL, handle, params)[0] == 0
+    owner = script.card.machine.clients[CLIENT].objects[CHANNEL]
+    assert isinstance(owner, ChannelObject)
+    engine = owner.channel.engines[0xC7B5]
+    assert script.free(0x8001) == 0 and owner.channel.engines == {0xC7B5: engine}
+    assert script.free(0x8002) == 0 and owner.channel.engines == {}
+
+
+@pytest.mark.parametrize("number", [0x902D, 0xA140, 0xC997])
+def test_graphics_classes_need_the_graphics_engine(script: Script, number: int) -> None:
+    """FERMI_TWOD_A, KEPLER_INLINE_TO_MEMORY_B, ADA_A: objects that NVK makes of each channel."""
+    params = channel_params(script, 9, engine=GRAPHICS)
+    assert script.allocate(0xC56F, DEVICE, CHANNEL, params)[0] == 0
+    assert script.allocate(number, CHANNEL, 0x8001)[0] == 0
+    params = channel_params(script, 10, instance=0x1A00000, userd=0x1A02000)
+    assert script.allocate(0xC56F, DEVICE, CHANNEL + 1, params)[0] == 0
+    assert script.allocate(number, CHANNEL + 1, 0x8002)[0] == Status.INVALID_ARGUMENT

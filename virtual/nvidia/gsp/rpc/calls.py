@@ -24,7 +24,9 @@ from ugpu.virtual.nvidia.status import RmError, Status
 
 _ALLOC, _CONTROL, _FREE = struct.Struct("<7I4x"), struct.Struct("<6I"), struct.Struct("<4I")
 _DUPLICATE = struct.Struct("<7I")
-_EVENT_EX, _I2C, _UVM_SOFTWARE, _RETAINER = 0x7E, 0x402C, 0xC076, 0xC574
+#: NV01_EVENT_KERNEL_CALLBACK_EX, NV40_I2C, GP100_UVM_SW, UVM_CHANNEL_RETAINER, FERMI_TWOD_A,
+#: KEPLER_INLINE_TO_MEMORY_B: classes beside those of the ioctl interface
+_FURTHER = (0x7E, 0x402C, 0xC076, 0xC574, 0x902D, 0xA140)
 _MOST_NAMES = 256
 _NO_PARAMETERS = "NV2080_CTRL_CE_GET_FAULT_METHOD_BUFFER_SIZE_PARAMS"  # stands for an empty block
 
@@ -163,9 +165,7 @@ def _create(server: Server, given: memoryview, words: tuple[int, ...]) -> None:
         params = layout.view(given)
     elif rule.how == "REQUIRED":
         raise RmError(Status.INVALID_ARGUMENT, f"{rule.struct} is required")
-    if not handle:
-        raise RmError(Status.INVALID_OBJECT_HANDLE, "the CPU chooses handles")
-    further = (_EVENT_EX, _I2C, _UVM_SOFTWARE, _RETAINER, server.board.boot.graphics_class)
+    further = (*_FURTHER, server.board.boot.graphics_class)
     create(Place(client, parent, handle), rule, params, server.builders, further)
 
 
@@ -193,8 +193,6 @@ def duplicate(server: Server, body: bytes) -> bytes:
     number, parent, handle, source_client, shown, flags, _ = unpack(_DUPLICATE.format, body)
     source = Source(_client(server, source_client), shown, flags)
     client = _client(server, number)
-    if not handle:
-        raise RmError(Status.INVALID_OBJECT_HANDLE, "the CPU chooses handles")
     share(Place(client, parent, handle), source)
     raw = bytearray(body)
     struct.pack_into("<I", raw, _DUPLICATE.size - 4, 0)

@@ -192,7 +192,7 @@ class UvmSoftware(EngineObject):
 
     def __init__(self, request: Allocation) -> None:
         super().__init__(request)
-        self.owner.channel.engines[self.class_id] = SoftwareMethods(self.class_id)
+        self.execute(lambda channel, number: SoftwareMethods(number))
 
 
 def graphics_object(request: Allocation) -> RmObject:

@@ -65,8 +65,8 @@ def _laid(rng: np.random.Generator, rows: int, columns: int, how: str, name: str
 LAYOUTS = st.sampled_from(["plain", "transposed", "strided", "flipped", "expanded"])
 
 
-@pytest.mark.parametrize("depth", [32, 512, 2048])
-@pytest.mark.parametrize("columns", [33, 49, 196])
+@pytest.mark.parametrize("depth", [17, 32, 65, 127, 512, 513, 2048])
+@pytest.mark.parametrize("columns", [17, 33, 49, 196])
 def test_last_columns_are_computed_along_the_depth(cpu: Device, depth: int, columns: int) -> None:
     """Columns that would leave a vector mostly empty, with an epilogue that reads other arrays; a
     row with NaN and infinities leaves the others alone."""
