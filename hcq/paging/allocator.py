@@ -112,6 +112,10 @@ class RangeAllocator:
             raise BadArgument(f"{self.name}: no allocation starts at this address", address=address)
         return self._taken[address][0]
 
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return the address and size of each range that is taken."""
+        return sorted((address, size) for address, (size, _) in self._taken.items())
+
     @property
     def used(self) -> int:
         return self.size - self.free_size

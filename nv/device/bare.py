@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ugpu.hcq.bare import rungs
+from ugpu.hcq.bare import remedies, rungs
 from ugpu.hcq.bare.firmware import FirmwareSource
 from ugpu.hcq.bare.holder import LONGEST_SLEEP_S, SHARED_SLEEP_S
 from ugpu.hcq.bare.rungs import Rungs
 from ugpu.hcq.bare.space import AddressSpace
 from ugpu.hcq.bare.stages import StageHook, Stages
-from ugpu.hcq.errors import BadArgument, DeviceLost, FirmwareError, NotSupported
+from ugpu.hcq.errors import BadArgument, ChipError, DeviceLost, FirmwareError, NotSupported
 from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.state.ladder import Attempt, Diagnosis, Level, PlainRung, Planned
 from ugpu.hcq.state.memory import Placement
@@ -28,6 +28,7 @@ from ugpu.nv.gsp.chip.chip import GspChip
 from ugpu.nv.gsp.rm.card import GspCard
 from ugpu.nv.gsp.rm.gpu import GspGpu
 from ugpu.nv.gsp.rm.memory import GspMemory
+from ugpu.nv.gsp.rm.saving import Objects
 from ugpu.nv.gsp.rm.session import GspSession
 from ugpu.nv.rm.session import Session
 from ugpu.nv.work.queue import ChannelQueue
@@ -88,6 +89,19 @@ class BareDevice(NvDevice):
         """The transport to the chip."""
         return self._driver.card.transport
 
+    def suspend(self) -> None:
+        """Wait for all work, then save memory and the firmware's state in host memory, so that the
+        card may lose its power: the host may be suspended. Until `resume` the device refuses work.
+        NotSupported with several holders, or by older firmware. After an error `reset` may be
+        needed."""
+        self.synchronize()
+        self._driver.suspend()
+
+    def resume(self) -> None:
+        """Go on after `suspend`: memory, programs and queues are as they were. After an error the
+        device has failed; `reset` boots the card, without the content of DEVICE memory."""
+        self._driver.resume()
+
     @property
     def warm(self) -> bool:
         """Return whether the driver goes on with firmware that an earlier ugpu process left."""
@@ -120,6 +134,7 @@ class BareDriver(NvDriver):
         self.unfinished: Level | None = None
         self.vram_lost = self.spoiled = False
         self.reset_report: list[Attempt] = []
+        self._asleep: ChipError | None = None  # the failure of a suspended device
         self.transport = card.transport
         super().__init__(
             name,
@@ -153,10 +168,47 @@ class BareDriver(NvDriver):
                 if not self.card.holders:
                     self.card.end(clean=clean)
 
+    # ---- suspend -----------------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """See BareDevice."""
+        with self.card.lock:
+            self.core.check_usable()
+            if not self.card.is_alone(self):
+                raise NotSupported(f"{self.name} cannot be suspended while others hold its card")
+            try:
+                self.card.suspend(self._objects())
+            except BaseException:
+                if not self.card.calls.works:
+                    self.core.failure = ChipError(
+                        f"{self.name}: a suspend was cut off", remedy=remedies.RESET
+                    )
+                raise
+            self._asleep = self.core.failure = ChipError(
+                f"{self.name} is suspended", remedy="device.resume()"
+            )
+
+    def resume(self) -> None:
+        """See BareDevice."""
+        with self.card.lock:
+            if self._asleep is None:
+                raise BadArgument(f"{self.name} is not suspended")
+            self._asleep = None
+            self.core.failure = ChipError(
+                f"{self.name}: a resume was cut off", remedy=remedies.RESET
+            )
+            self.card.wake(self._objects())
+            self.core.failure = None
+
+    def _objects(self) -> Objects:
+        return Objects(self.session.client, self.gpu.device, self.gpu.subdevice)
+
     # ---- resets ------------------------------------------------------------------------------
 
     def recover(self, only: Level | None = None) -> Recovery:
         """See Driver. Beyond channels, the card is reset by its slot and booted again."""
+        if self._asleep is not None:
+            raise self._asleep
         self.card.resume()
         return rungs.recover(BareRungs(self), only)
 

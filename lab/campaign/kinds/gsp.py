@@ -11,6 +11,7 @@ from ugpu.hcq.errors import (
     ChipError,
     DeviceBusy,
     DeviceLost,
+    DriverRefused,
     FirmwareError,
     FirmwareInvalid,
     FirmwareRejected,
@@ -220,4 +221,11 @@ _MESSAGES = [
     kind(_F.INVALIDATE_NEVER, _HW, "open", UnitTimeout, step="-", lasts=True,
          facts={"unit": "MMU"}),
 ]  # fmt: skip
-KINDS = [*_LINKS, *_BOARD, *_PROGRAMS, *_FSP, *_INIT, *_MESSAGES]
+_SUSPEND = [
+    kind(_F.FBSR_FAILS, _FW, "suspend", DriverRefused, step="-", devices=(*FWSEC, *FSP),
+         facts={"status": "NV_ERR_INVALID_STATE"}, recovery=Recovery.GO_ON),
+    kind(_F.SLEEP_DAMAGED, _FW, "resume", FirmwareRejected, step="booter", devices=BY_BOOTER,
+         facts={"status": 0x12}, recovery=Recovery.RESET, lost=True,
+         objections=("the saved region was changed",)),
+]  # fmt: skip
+KINDS = [*_LINKS, *_BOARD, *_PROGRAMS, *_FSP, *_INIT, *_MESSAGES, *_SUSPEND]

@@ -58,6 +58,19 @@ class GspStand(NvStand):
         self._opened = True
         self.device.limit_s = LONG_S
 
+    def do(self, stage: str, plant: Callable[[], object]) -> None:
+        """See Stand. The host cuts the power between "suspend" and "resume"."""
+        if stage not in ("suspend", "resume"):
+            super().do(stage, plant)
+            return
+        if stage == "suspend":
+            plant()
+        self.device.suspend()
+        self.card.power_cycle()
+        if stage == "resume":
+            plant()
+        self.device.resume()
+
     def _state(self) -> dict[str, int]:
         """What a closed device leaves as it was."""
         card = self.card

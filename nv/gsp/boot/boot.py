@@ -36,6 +36,7 @@ from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.boot.static import StaticInfo
 from ugpu.nv.gsp.boot.unload import WayBack
 from ugpu.nv.gsp.chip.chip import GspChip, is_locked
+from ugpu.nv.gsp.layout.arguments import manager_arguments
 from ugpu.nv.gsp.layout.memory import Pages
 from ugpu.nv.gsp.rpc.calls import Calls
 from ugpu.nv.gsp.rpc.note import Note
@@ -155,6 +156,28 @@ def rejoin(start: Start, note: Note) -> Firmware:
         raise
 
 
+def suspend(firmware: Firmware, saved: Pages) -> None:
+    """Let firmware that is prepared save itself, and end. saved: GspFwSRMeta."""
+    start = firmware.start
+    unload.leave(start, firmware.calls, suspending=True)
+    unload.hand_back(start, firmware.way, saved.address)
+    start.saved = saved
+
+
+def resume(firmware: Firmware, stages: Stages) -> None:
+    """Let suspended firmware go on, after first contact with the chip."""
+    start, calls = firmware.start, firmware.calls
+    assert start.manager is not None and start.queues is not None
+    start.manager.put(manager_arguments(calls.abi, start.queues.address, resuming=True))
+    start.chip.set_flush_page(firmware.flush_page.address)
+    enable_master(start.chip)
+    calls.begin_again()
+    _start_core(start, stages.stage)
+    with stages.stage("init-done"):
+        init.await_init(start, calls)
+    start.saved = None
+
+
 def explain(error: UgpuError, start: Start, calls: Calls | None, keep: KeepEvidence | None) -> None:
     """Keep what explains a failed start, before anything of it is undone."""
     error.add_facts(**evidence.crash_fact(start))
@@ -179,7 +202,7 @@ def _start_core(start: Start, stage: Callable[[str], AbstractContextManager[None
         with stage("riscv"):
             riscv.await_core(start)
         return
-    if start.boot.way is BootWay.FWSEC:
+    if start.boot.way is BootWay.FWSEC and start.saved is None:
         with stage("frts"):
             frts.run_frts(start)
     with stage("gsp-reset"):

@@ -75,8 +75,9 @@ def load_firmware(start: Start) -> None:
     """Let booter verify the GSP's image, copy it into the protected region, and start it."""
     booter = start.files.load
     assert booter is not None
+    metadata = start.saved or start.metadata
     pages = place_booter(start, booter)
-    address = start.metadata.address
+    address = metadata.address
     start.running = True  # from here on the GSP may access memory
     run_booter(start, booter, pages, (address & 0xFFFF_FFFF, address >> 32))
     start.memory.close([pages])

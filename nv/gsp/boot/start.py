@@ -55,6 +55,7 @@ class Start:
     fwsec: Fwsec | None = None
     signature: bytes = b""
     carveout: Carveout | None = None
+    saved: Pages | None = None  # GspFwSRMeta, of firmware that was suspended
     logs: dict[str, Pages] = field(default_factory=dict)
     reported: list[str] = field(default_factory=list)  # texts of the firmware's reports
     locked_down: bool = False

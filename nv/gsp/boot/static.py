@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ugpu.hcq.errors import FirmwareError
 from ugpu.nv.gsp.rpc.calls import REPLY_LIMIT_S, Calls
@@ -15,12 +16,14 @@ class StaticInfo:
     """What the driver uses of GspStaticConfigInfo.
 
     name: of the product. uuid: 16 bytes, or none. regions: begin and end of VRAM that the driver
-    may use.
+    may use. saved_at: where the heap outside of the protected region, and FRTS, are in VRAM; None
+    where the release does not say.
     """
 
     name: str
     uuid: bytes
     regions: tuple[tuple[int, int], ...]
+    saved_at: tuple[int, int] | None
 
 
 def read_static(calls: Calls, vram: int, limit_s: float = REPLY_LIMIT_S) -> StaticInfo:
@@ -56,4 +59,11 @@ def read_static(calls: Calls, vram: int, limit_s: float = REPLY_LIMIT_S) -> Stat
         name=text,
         uuid=bytes(gid.data)[:16] if int(gid.length) >= 16 else b"",
         regions=tuple(sorted(usable)),
+        saved_at=_saved_at(info) if "fwWprLayoutOffset" in layout.fields else None,
     )
+
+
+def _saved_at(info: Any) -> tuple[int, int]:  # Any: a structure's fields are known at run time
+    """See StaticInfo."""
+    places = info.fwWprLayoutOffset
+    return int(places.nonWprHeapOffset), int(places.frtsOffset)

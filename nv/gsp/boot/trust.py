@@ -27,22 +27,24 @@ def request_start(start: Start) -> None:
     files, abi, boot = start.files, start.files.abi, start.boot
     fmc = files.fmc
     assert fmc is not None
+    metadata = start.saved or start.metadata
     image = start.memory.take(len(fmc.image), fmc.image)
     block = abi.structs.GSP_FMC_BOOT_PARAMS.new()
     block.bootGspRmParams.target = _COHERENT
     block.bootGspRmParams.gspRmDescSize = _META_SIZE
-    block.bootGspRmParams.gspRmDescOffset = start.metadata.address
+    block.bootGspRmParams.gspRmDescOffset = metadata.address
     block.bootGspRmParams.bIsGspRmBoot = 1
     block.gspRmParams.target = _COHERENT
     block.gspRmParams.bootArgsOffset = start.arguments.address
     start.fmc_arguments = start.memory.take(PAGE, bytes(block.raw))
     layout = abi.structs.NVDM_PAYLOAD_COT
+    resumes = start.saved is not None  # what was saved has the FRTS region
     message = layout.new(
         version=boot.trust_version,
         size=layout.size,
         gspFmcSysmemOffset=image.address,
-        frtsVidmemOffset=boot.frts_from_end,
-        frtsVidmemSize=FRTS_SIZE,
+        frtsVidmemOffset=0 if resumes else boot.frts_from_end,
+        frtsVidmemSize=0 if resumes else FRTS_SIZE,
         gspBootArgsSysmemOffset=start.fmc_arguments.address,
     )
     for name, content in (

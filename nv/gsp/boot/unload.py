@@ -18,6 +18,7 @@ from ugpu.nv.gsp.boot.booter import place_booter, run_booter
 from ugpu.nv.gsp.boot.frts import place_fwsec, program, protected_region
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.images.fwsec import RETURN, return_arguments
+from ugpu.nv.gsp.layout.arguments import SUSPEND_LEVEL
 from ugpu.nv.gsp.layout.memory import Pages
 from ugpu.nv.gsp.rpc.calls import REPLY_LIMIT_S, Calls
 
@@ -49,13 +50,17 @@ def prepare(start: Start) -> WayBack:
     return way
 
 
-def leave(start: Start, calls: Calls, limit_s: float = REPLY_LIMIT_S) -> None:
+def leave(
+    start: Start, calls: Calls, limit_s: float = REPLY_LIMIT_S, *, suspending: bool = False
+) -> None:
     """Tell the firmware that its driver unloads, and wait until it has stopped. limit_s: for its
-    answer."""
+    answer. suspending: it is to save itself, and to go on later."""
     abi = calls.abi
-    layout = abi.structs.rpc_unloading_guest_driver_v1F_07
+    block = abi.structs.rpc_unloading_guest_driver_v1F_07.new()
+    if suspending:
+        block.bInPMTransition, block.newLevel = 1, SUSPEND_LEVEL
     function = abi.constants.NV_VGPU_MSG_FUNCTION_UNLOADING_GUEST_DRIVER
-    calls.call(function, bytes(layout.new().raw), limit_s=limit_s)
+    calls.call(function, bytes(block.raw), limit_s=limit_s)
     with or_silent("the GSP's firmware has not stopped", start.state):
         start.chip.wait_bits(
             start.gsp.regs.MAILBOX0,
@@ -67,8 +72,9 @@ def leave(start: Start, calls: Calls, limit_s: float = REPLY_LIMIT_S) -> None:
         )
 
 
-def hand_back(start: Start, way: WayBack) -> None:
+def hand_back(start: Start, way: WayBack, saved: int | None = None) -> None:
     """Undo a start whose firmware has stopped or never ran: the protected region is given up.
+    saved: address of GspFwSRMeta; booter saves the region first.
 
     FirmwareRejected if a program of the way back fails; the chip then needs a reset.
     """
@@ -97,7 +103,8 @@ def hand_back(start: Start, way: WayBack) -> None:
             )
     if protected_region(chip)[1] and way.booter is not None:
         assert start.files.unload is not None
-        run_booter(start, start.files.unload, way.booter, (_PLAIN, _PLAIN))
+        mailboxes = (_PLAIN, _PLAIN) if saved is None else (saved & 0xFFFF_FFFF, saved >> 32)
+        run_booter(start, start.files.unload, way.booter, mailboxes)
         low, high = protected_region(chip)
         if high:
             raise FirmwareRejected(

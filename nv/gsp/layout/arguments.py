@@ -19,6 +19,7 @@ LOG_SIZE = 0x10000
 # In this order. The firmware of both releases takes the list without the logs of later releases.
 LOGS = ("LOGINIT", "LOGINTR", "LOGRM")
 QUEUE_SIZE = 0x40000
+SUSPEND_LEVEL = 3  # NV2080_CTRL_GPU_SET_POWER_STATE_GPU_LEVEL_3, as nouveau and RM say
 _PER_PAGE = 8
 _VGA_SIZE = 0x20000  # where FMC chooses the places
 
@@ -67,7 +68,7 @@ def manager_arguments(abi: FirmwareAbi, shared: int, *, resuming: bool = False) 
     queues.cmdQueueOffset = tables * PAGE
     queues.statQueueOffset = tables * PAGE + QUEUE_SIZE
     if resuming:
-        block.srInitArguments.oldLevel = 3
+        block.srInitArguments.oldLevel = SUSPEND_LEVEL
         block.srInitArguments.bInPMTransition = 1
     if "bDmemStack" in abi.structs.GSP_ARGUMENTS_CACHED.fields:
         block.bDmemStack = 1

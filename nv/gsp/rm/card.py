@@ -40,6 +40,7 @@ from ugpu.nv.gsp.boot.frts import check_unprotected
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.chip.chip import GspChip, chip_behind
 from ugpu.nv.gsp.chip.interrupts import LEAVES, InterruptTree
+from ugpu.nv.gsp.rm import saving
 from ugpu.nv.gsp.rm.client import GspClient
 from ugpu.nv.gsp.rm.contexts import Contexts
 from ugpu.nv.gsp.rm.space import GspSpace, memory_map
@@ -107,6 +108,7 @@ class GspCard(BareCard[H]):
         self.found = ""
         self.closed = False
         self._slept = False  # the host was suspended, and the card was not yet booted again
+        self.saved: saving.Saved | None = None  # what a suspended card goes on from
 
     def _keep(self, error: UgpuError, gather: Callable[[UgpuError], Evidence]) -> None:
         """Write a bundle of a start that failed."""
@@ -150,13 +152,49 @@ class GspCard(BareCard[H]):
 
     def lost(self) -> bool:
         """Return whether the card no longer answers, or has lost its state in a suspend."""
-        return self._slept or self.chip.lost()
+        return self._slept or self.saved is not None or self.chip.lost()
 
     def resume(self) -> None:
         """Take up a card whose host was suspended; a reset is to boot it."""
         if end_absence(self.transport):
             self._slept = True
             self.calls.end(FirmwareError("the host was suspended, and the GSP lost its power"))
+
+    def suspend(self, objects: saving.Objects) -> None:
+        """Save everything in host memory; the card may lose its power then. No channel has work.
+        If this fails early the card goes on, if it fails late `calls` do not work."""
+        saved = saving.save(self, objects)
+        try:
+            if self.interrupts is not None:
+                self.interrupts.disable()
+                self.interrupts = None
+            steps.suspend(self.firmware, saved.pages[0])
+            self.saved, self._runs = saved, False
+            disable_master(self.transport)
+        except BaseException:
+            self.calls.end(FirmwareError("a suspend was cut off"))
+            raise
+        self.calls.end(FirmwareError("the card is suspended"))
+
+    def wake(self, objects: saving.Objects) -> None:
+        """Go on after `suspend`. If this fails, only a reset helps."""
+        saved = self.saved
+        assert saved is not None
+        try:
+            restore_function(self.chip)
+            steps.contact(self.chip)
+            self.chip.vram.forget()
+            steps.resume(self.firmware, Stages())
+            self._open_memory()
+            saving.restore(self, saved)
+            self.saved, self._runs = None, True
+            for memory in dict.fromkeys((self.memory, *(each.memory for each in self.holders))):
+                memory.own()
+            saving.schedule(objects, on=True)
+            self.enable_interrupts(objects.client, objects.subdevice)
+        except BaseException:
+            self.calls.end(FirmwareError("a resume was cut off"))
+            raise
 
     # ---- start -------------------------------------------------------------------------------
 
@@ -321,7 +359,7 @@ class GspCard(BareCard[H]):
     def after_power_loss(self) -> None:
         """See BareCard. A suspend may leave the card its power: its GSP is reset then."""
         restore_function(self.chip)
-        self._slept = False
+        self._slept, self.saved = False, None
         with self.stages.stage("gfw-boot"):
             self.after_reset()
             if self._occupied():

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import struct
 import threading
+from collections.abc import Sequence
 
 from ugpu.hcq.errors import FirmwareError, UgpuError
 from ugpu.hcq.registers.layout import Struct
@@ -17,6 +19,9 @@ from ugpu.nv.gsp.rpc.calls import Calls
 from ugpu.nv.rm.requests import Requests
 
 _FIRST_ROOT = 0xC1D0_0000  # of clients; nouveau's base
+_MEMORY_LIST = 0x81  # NV01_MEMORY_LIST_SYSTEM
+_SCATTERED = 1 << 30 | 1 << 4  # NVOS02_FLAGS: not mapped, not contiguous, of the host
+_PAGE = 4096
 _FIRST_OBJECT = 0xCAF0_0000  # of other objects; handles of a client are the driver's to choose
 
 
@@ -87,6 +92,20 @@ class GspClient(Requests):
                 )
             parameters.raw[:] = reply[size : size + len(parameters)]
         return status
+
+    def list_memory(self, device: int, pages: Sequence[int]) -> int:
+        """Describe pages of host memory to the firmware; return the object's handle."""
+        with self._lock:
+            handle = next(self._handles)
+        block = self.structs.rpc_alloc_memory_v13_01.new(
+            hClient=self.root, hDevice=device, hMemory=handle, hClass=_MEMORY_LIST,
+            flags=_SCATTERED, length=len(pages) * _PAGE, pageCount=len(pages),
+        )  # fmt: skip
+        block.pteDesc.length = len(pages)
+        numbers = struct.pack(f"<{len(pages)}Q", *(page // _PAGE for page in pages))
+        function = self.constants.NV_VGPU_MSG_FUNCTION_ALLOC_MEMORY
+        self.calls.call(function, bytes(block.raw) + numbers, what="allocate a memory list")
+        return handle
 
     def _free(self, parent: int, handle: int) -> int:
         block = self.structs.rpc_free_v03_00.new()

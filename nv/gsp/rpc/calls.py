@@ -141,6 +141,11 @@ class Calls:
         with self._lock:
             self._failure = self._failure or reason
 
+    def begin_again(self) -> None:
+        """Send again: firmware that was suspended goes on, with the numbers of its messages."""
+        with self._lock:
+            self._failure = None
+
     def next_client(self) -> int:
         """Return a number for a client that this run of the firmware has not had, from 1 on."""
         with self._lock:

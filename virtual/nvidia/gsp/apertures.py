@@ -76,13 +76,13 @@ class Aperture:
 
     def read(self, offset: int, size: int) -> bytes:
         """Read; what faults reads as all ones."""
-        out = b""
+        out = []
         while size:
             part = min(size, _PAGE - offset % _PAGE)
             found = self.place(offset, part, FaultAccess.READ)
-            out += ctypes.string_at(*found) if found is not None else b"\xff" * part
+            out.append(ctypes.string_at(*found) if found is not None else b"\xff" * part)
             offset, size = offset + part, size - part
-        return out
+        return b"".join(out)
 
     def write(self, offset: int, content: bytes) -> None:
         """Write; what faults is dropped."""

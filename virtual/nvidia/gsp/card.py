@@ -17,8 +17,8 @@ from ugpu.virtual.nvidia.gsp.apertures import PDB_IN_INSTANCE, Aperture
 from ugpu.virtual.nvidia.gsp.bus.config import ConfigSpace
 from ugpu.virtual.nvidia.gsp.bus.memory import BusMemory
 from ugpu.virtual.nvidia.gsp.facts import boot_facts
-from ugpu.virtual.nvidia.gsp.falcon import booter, fwsec, loader
-from ugpu.virtual.nvidia.gsp.falcon.core import HWCFG2, MAILBOX0, SWGEN0, Falcon, Kind
+from ugpu.virtual.nvidia.gsp.falcon import booter, fwsec, loader, sleep
+from ugpu.virtual.nvidia.gsp.falcon.core import HWCFG2, MAILBOX0, SWGEN0, Falcon, Kind, Refused
 from ugpu.virtual.nvidia.gsp.falcon.fsp import Fsp
 from ugpu.virtual.nvidia.gsp.falcon.wpr import Wpr2, WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
@@ -29,12 +29,7 @@ from ugpu.virtual.nvidia.gsp.interrupts import InterruptTree
 from ugpu.virtual.nvidia.gsp.mmu_faults import REPLAYABLE, MmuFaults
 from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.gsp.registers import LOCKED, RegisterSpace
-from ugpu.virtual.nvidia.gsp.rpc.controls import (
-    FINAL_VECTOR,
-    GSP_VECTOR,
-    REPLAYABLE_VECTOR,
-    vector_of,
-)
+from ugpu.virtual.nvidia.gsp.rpc.controls import GSP_VECTOR, MEMORY_VECTORS, vector_of
 from ugpu.virtual.nvidia.gsp.rpc.server import SUSPENDED, GspServer
 from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
 from ugpu.virtual.nvidia.gsp.strikes import AT_ONCE
@@ -94,6 +89,8 @@ class Card:
         self.mmu_faults = self.gpu.fault_unit = MmuFaults(self, self._signal_fault)
         self.fsp = Fsp(self) if self.boot.way == "fsp" else None
         self.server: GspServer | None = None
+        self.asleep: GspServer | None = None  # firmware that was suspended
+        self.sleeper: sleep.Sleeper | None = None  # and saved
         self.calls: deque[str] = deque(maxlen=_MOST_CALLS)  # what the GSP was asked, as text
         self.registers = RegisterSpace()
         self.status: dict[int, int] = {}  # scratch registers that programs of the card write
@@ -139,6 +136,8 @@ class Card:
 
     def _stop(self) -> None:
         self._end_server()
+        if self.sleeper is None:
+            self._forget_asleep()
         for falcon in (self.gsp, self.sec2):
             falcon.power_on()
         if self.fsp is not None:
@@ -150,12 +149,21 @@ class Card:
         self._cold()
 
     def _end_server(self) -> None:
-        if self.server is not None:
+        server, self.server = self.server, None
+        if server is not None and server.asleep:
+            self.asleep = server
+        elif server is not None:
             with self.machine.lock:
-                self.server.close()
-            self.server = None
+                server.close()
         for aperture in (self.bar1, self.bar2):
             aperture.set_block(0)
+
+    def _forget_asleep(self) -> None:
+        """Free the objects of firmware that was suspended, and does not go on."""
+        server, self.asleep, self.sleeper = self.asleep, None, None
+        if server is not None:
+            with self.machine.lock:
+                server.close()
 
     def unplug(self) -> None:
         """Pull the card out: it answers no more, and its work ends."""
@@ -167,6 +175,7 @@ class Card:
         """Switch off for good. Idempotent."""
         with self.lock:
             self._end_server()
+            self._forget_asleep()
         self.machine.close()
 
     def inject_card(self, fault: CardFault | str, count: int = 1) -> None:
@@ -326,20 +335,45 @@ class Card:
 
     def start_gsp(self, meta: WprMeta, version: str, arguments: int) -> None:
         """Start the firmware of the GSP's RISC-V core."""
+        self._forget_asleep()
+        if self._starts():
+            self.server = GspServer(self, version, meta)
+            self.server.start(arguments)
+
+    def resume_gsp(self, firmware: sleep.Server, arguments: int) -> None:
+        """Let suspended firmware go on."""
+        assert isinstance(firmware, GspServer)
+        self.asleep = None
+        if self._starts():
+            self.server = firmware
+            firmware.resume(arguments)
+        else:
+            firmware.asleep = False
+            self.server = firmware  # a reset frees its objects
+
+    def _starts(self) -> bool:
+        """Start the RISC-V core; return whether no planted fault keeps its firmware silent."""
         if self.faults.take(CardFault.FALLS_OFF_AT_BOOT):
             self.unplug()
-            return
+            return False
         if self.faults.take(CardFault.GSP_NOT_STARTED):
-            return
+            return False
         if self.faults.take(CardFault.GSP_HALTS):
             self.gsp.riscv_halted = True
-            return
+            return False
         self.gsp.active = True
         self.handoff = True
-        if self.faults.take(CardFault.GSP_SILENT):
-            return
-        self.server = GspServer(self, version, meta)
-        self.server.start(arguments)
+        return not self.faults.take(CardFault.GSP_SILENT)
+
+    @property
+    def sleeping(self) -> GspServer | None:
+        """Return the firmware that was told to suspend, and has ended."""
+        running = self.server is not None and self.server.asleep
+        return self.server if running else self.asleep
+
+    def falcon_memory(self, address: int, size: int) -> memoryview:
+        """Return video memory, for programs of the card and its firmware."""
+        return self.gpu.memory.view[address : address + size]
 
     def release(self, *, lockdown: bool) -> None:
         """See falcon.chain.Board."""
@@ -370,11 +404,12 @@ class Card:
 
     # For the GSP's firmware
 
-    def make_apertures(self, start: int) -> Directories:
+    def make_apertures(self, start: int, *, fresh: bool = True) -> Directories:
         """See rpc.server.Board: directory and instance block of each aperture, a page each."""
         made = []
         words = self.gpu.memory.words
-        words[start // 8 : (start + 4 * _PAGE) // 8] = 0
+        if fresh:
+            words[start // 8 : (start + 4 * _PAGE) // 8] = 0
         for aperture in (self.bar1, self.bar2):
             directory, instance = start, start + _PAGE
             words[(instance + PDB_IN_INSTANCE) // 8] = directory
@@ -387,6 +422,13 @@ class Card:
         """See rpc.server.Board."""
         if self.faults.take(CardFault.UNLOAD_SILENT):
             return
+        if self.server is not None and self.server.asleep and self.boot.way == "fsp":
+            try:
+                sleep.save(self, self.server.sleep_at)
+            except Refused as refusal:
+                self.violation(f"GSP: {refusal}")
+                return
+            self.asleep, self.server = self.server, None
         self.gsp.registers[MAILBOX0] = SUSPENDED
         if self.boot.way == "fsp" and not self.faults.take(CardFault.HALT_NEVER):
             self.gsp.active, self.gsp.riscv_halted = False, True
@@ -407,7 +449,8 @@ class Card:
         self.interrupts.post(vector_of(engine_type))
 
     def _signal_fault(self, buffer: int) -> None:
-        self.interrupts.post(REPLAYABLE_VECTOR if buffer == REPLAYABLE else FINAL_VECTOR)
+        name = "REPLAYABLE_FAULT" if buffer == REPLAYABLE else "NON_REPLAYABLE_FAULT"
+        self.interrupts.post(MEMORY_VECTORS[name])
 
     def _send_message(self) -> None:
         if self.lost or self.faults.take(CardFault.MESSAGE_LOST):

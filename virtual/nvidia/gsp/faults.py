@@ -106,6 +106,8 @@ class CardFault(enum.Enum):
     CRASH_UNREADABLE = "the next call halts the GSP, with a report in no known memory"
     GSP_DIES = "the next call of the CPU halts the GSP, without a report"
     UNLOAD_SILENT = "the next unload is answered, but the GSP never reports its end"
+    FBSR_FAILS = "the GSP cannot prepare the next suspend"
+    SLEEP_DAMAGED = "what the GSP saved in host memory is damaged when it resumes next"
     # Memory of the card at work
     FLUSH_NEVER = "a flush of the CPU's writes to video memory never ends; at once"
     INVALIDATE_NEVER = "an invalidation of translations never ends; at once"

@@ -9,22 +9,19 @@ mailbox 0; those of the real programs are not public.
 from __future__ import annotations
 
 import enum
-import struct
 from typing import Protocol
 
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
-from ugpu.virtual.nvidia.gsp.falcon import wpr
+from ugpu.virtual.nvidia.gsp.falcon import radix3, sleep, wpr
 from ugpu.virtual.nvidia.gsp.falcon.core import Falcon, Refused
-from ugpu.virtual.nvidia.gsp.falcon.wpr import PRESCRUBBED, SIZE, VERIFIED, Wpr2, WprMeta
-from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
+from ugpu.virtual.nvidia.gsp.falcon.wpr import PRESCRUBBED, SIZE, VERIFIED, WprMeta
+from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware import images, module
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE as SIGNATURE
 from ugpu.virtual.nvidia.gsp.firmware.sign import problem
 
 UNLOAD = 0xFF_0000_00FF
 SUSPENDED = 0x8000_0000
-_LARGEST_IMAGE = 128 << 20
-_PAGE = 4096
 
 
 class BooterError(enum.IntEnum):
@@ -45,24 +42,22 @@ _PLANTED = {
 }  # fmt: skip
 
 
-class Board(Protocol):
+class Board(sleep.Board, Protocol):
     """The card, as the booters and FWSEC use it."""
 
     boot: BootFacts
-    wpr: Wpr2
     gsp: Falcon
     sb_done: bool
     status: dict[int, int]
     scrubbed: int
     scrub_stage: int
-    faults: CardFaults
 
     @property
     def memory_size(self) -> int: ...
     def violation(self, text: str) -> None: ...
-    def bus_read(self, address: int, size: int) -> bytes | None: ...
     def video_write(self, address: int, content: bytes) -> None: ...
     def start_gsp(self, meta: WprMeta, version: str, arguments: int) -> None: ...
+    def resume_gsp(self, firmware: sleep.Server, arguments: int) -> None: ...
     def gsp_stopped(self) -> None: ...
 
 
@@ -73,7 +68,14 @@ def load(board: Board, falcon: Falcon) -> None:
         falcon.answer(int(_PLANTED[fault]))
         return
     try:
-        meta = _meta(board, falcon.mailbox)
+        raw = radix3.need(board, falcon.mailbox, SIZE, BooterError.META)
+        if wpr.resumes(raw):
+            _check_state(board, resuming=True)
+            firmware = sleep.restore(board, falcon.mailbox)
+            falcon.answer(0)
+            board.resume_gsp(firmware, board.gsp.mailbox)
+            return
+        meta = wpr.read("GspFwWprMeta", raw)
         _check_state(board)
         frts = (board.wpr.start, board.wpr.end) if board.boot.way == "fwsec" else None
         why = wpr.problem(meta, board.memory_size, board.boot.libos, frts, board.scrubbed)
@@ -95,12 +97,15 @@ def unload(board: Board, falcon: Falcon) -> None:
     if board.faults.take(CardFault.UNLOADER_FAILS):
         falcon.answer(int(BooterError.GSP_STATE))
         return
-    if falcon.mailbox != UNLOAD:
-        why = f"mailboxes must be 0xff, 0xff, are {falcon.mailbox:#x}"
-    elif board.gsp.active:
+    if board.gsp.active:
         why = "the GSP runs"
     elif not board.sb_done:
         why = "FWSEC has not executed SB"
+    if not why and falcon.mailbox != UNLOAD:
+        try:
+            sleep.save(board, falcon.mailbox)
+        except Refused as refusal:
+            why = f"mailboxes must be 0xff, 0xff, are {falcon.mailbox:#x}: {refusal}"
     if why:
         board.violation(f"booter unload: {why}")
         falcon.answer(int(BooterError.GSP_STATE))
@@ -123,16 +128,7 @@ def prescrubbed(facts: BootFacts, memory: int) -> int:
     return max(0, memory - PRESCRUBBED) if facts.way == "fwsec" else 0
 
 
-def _meta(board: Board, address: int) -> WprMeta:
-    raw = board.bus_read(address, SIZE)
-    if not address or raw is None:
-        raise Refused(BooterError.META, f"cannot read the WPR metadata at {address:#x}")
-    if wpr.resumes(raw):
-        raise Refused(BooterError.META, "resuming a suspended GSP is not modelled")
-    return wpr.read("GspFwWprMeta", raw)
-
-
-def _check_state(board: Board) -> None:
+def _check_state(board: Board, *, resuming: bool = False) -> None:
     gsp = board.gsp
     if gsp.active:
         raise Refused(BooterError.GSP_STATE, "the GSP runs already")
@@ -140,9 +136,9 @@ def _check_state(board: Board) -> None:
         raise Refused(BooterError.GSP_STATE, "the GSP is not reset into its RISC-V core")
     if not gsp.mailbox:
         raise Refused(BooterError.GSP_STATE, "the GSP's mailboxes hold no libos arguments")
-    if board.boot.way == "fwsec" and not board.wpr.up:
+    if board.boot.way == "fwsec" and not board.wpr.up and not resuming:
         raise Refused(BooterError.WPR_STATE, "FWSEC has not made the FRTS region")
-    if board.boot.way == "booter" and board.wpr.up:
+    if (board.boot.way == "booter" or resuming) and board.wpr.up:
         raise Refused(BooterError.WPR_STATE, "WPR2 is already set")
 
 
@@ -150,9 +146,10 @@ def place(board: Board, meta: WprMeta) -> str:
     """Verify the GSP's image and boot loader and copy them; return the firmware's version."""
 
     def read(place: str, size: str, error: BooterError) -> bytes:
-        return _read(board, meta[place], meta[size], error)
+        return radix3.need(board, meta[place], meta[size], error)
 
-    image = read_radix3(board, meta.sysmemAddrOfRadix3Elf, meta.sizeOfRadix3Elf)
+    root, size = meta.sysmemAddrOfRadix3Elf, meta.sizeOfRadix3Elf
+    image = radix3.read(board, root, size, BooterError.IMAGE)
     loader = read("sysmemAddrOfBootloader", "sizeOfBootloader", BooterError.BOOTLOADER)
     field = read("sysmemAddrOfSignature", "sizeOfSignature", BooterError.SIGNATURE)
     content = board.boot.signature.encode() + image
@@ -186,34 +183,3 @@ def _verified(loader: bytes) -> tuple[str, tuple[int, int, int]]:
         raise Refused(BooterError.BOOTLOADER, f"the GSP's boot loader: {why}")
     version = loader[8:40].rstrip(b"\0").decode("ascii", "replace")
     return version, (images.MONITOR_CODE[0], images.MONITOR_DATA[0], images.MANIFEST[0])
-
-
-def read_radix3(board: Board, root: int, size: int) -> bytes:
-    """Read an image by its page tables: three levels of 4 KiB pages of 512 addresses."""
-    if not 0 < size <= _LARGEST_IMAGE:
-        raise Refused(BooterError.IMAGE, f"an image of {size} bytes")
-    pages = -(-size // _PAGE)
-    addresses = [root]
-    for level in range(3):
-        count = -(-pages // 512 ** (2 - level))
-        following: list[int] = []
-        for address in addresses:
-            raw = _read(board, address, _PAGE, BooterError.IMAGE)
-            following += struct.unpack("<512Q", raw)
-        addresses = following[:count]
-        if not all(addresses) or any(address % _PAGE for address in addresses):
-            raise Refused(BooterError.IMAGE, f"level {level} of its tables has a bad address")
-    parts = [
-        _read(board, address, min(_PAGE, size - _PAGE * index), BooterError.IMAGE)
-        for index, address in enumerate(addresses)
-    ]
-    return b"".join(parts)
-
-
-def _read(board: Board, address: int, size: int, error: BooterError) -> bytes:
-    if not 0 < size <= _LARGEST_IMAGE:
-        raise Refused(error, f"{size} bytes at {address:#x}")
-    raw = board.bus_read(address, size)
-    if raw is None:
-        raise Refused(error, f"cannot read {size} bytes at {address:#x}")
-    return raw

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
-from ugpu.virtual.nvidia.gsp.falcon import booter, wpr
+from ugpu.virtual.nvidia.gsp.falcon import booter, sleep, wpr
 from ugpu.virtual.nvidia.gsp.falcon.core import Refused
 from ugpu.virtual.nvidia.gsp.falcon.wpr import FRTS_SIZE as FRTS_SIZE
 from ugpu.virtual.nvidia.gsp.falcon.wpr import MAGIC, MIB, REVISION, SIZE, WprMeta
@@ -48,6 +48,15 @@ def start(board: Board, arguments: int, frts: int) -> None:
     meta_raw = board.bus_read(where, SIZE)
     if meta_raw is None:
         raise Refused(0x04, f"cannot read the WPR metadata at {where:#x}")
+    resuming = wpr.resumes(meta_raw)
+    if resuming != (frts == board.memory_size):
+        raise Refused(0x08, "only firmware that resumes has its FRTS region")
+    if resuming:
+        firmware = sleep.restore(board, where)
+        board.gsp.answer(0)
+        board.release(lockdown=True)
+        board.resume_gsp(firmware, rm.bootArgsOffset)
+        return
     meta = wpr.read("GspFwWprMeta", meta_raw)
     lay_out(board.boot, meta, frts, board.memory_size)
     version = booter.place(board, meta)

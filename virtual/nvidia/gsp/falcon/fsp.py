@@ -170,7 +170,8 @@ class Fsp:
             )
         if trust.frtsSysmemSize:
             raise Refused(FspError.NOT_SUPPORTED, "FRTS in host memory is not modelled")
-        if (offset, length) != (_FRTS_OFFSETS[version], chain.FRTS_SIZE):
+        resuming = board.sleeper is not None and not length
+        if not resuming and (offset, length) != (_FRTS_OFFSETS[version], chain.FRTS_SIZE):
             raise Refused(
                 FspError.INVALID_DATA,
                 f"FRTS must be {_FRTS_OFFSETS[version]:#x} below the end of memory, with "
@@ -181,7 +182,8 @@ class Fsp:
         try:
             if board.faults.take(CardFault.FMC_FAILS):
                 raise Refused(0x7F, "planted")
-            chain.start(board, trust.gspBootArgsSysmemOffset, board.memory_size - offset)
+            below = 0 if resuming else offset
+            chain.start(board, trust.gspBootArgsSysmemOffset, board.memory_size - below)
         except Refused as refusal:
             # The FMC refuses after the FSP has accepted it: its code is in the GSP's mailbox.
             if str(refusal) != "planted":

@@ -28,8 +28,11 @@ class Arguments:
     queues: tuple[int, int, int, int]
 
     @classmethod
-    def read(cls, board: Board, address: int, interface: FirmwareAbi) -> Arguments:
-        """Read and check the arguments. Raises QueueError."""
+    def read(
+        cls, board: Board, address: int, interface: FirmwareAbi, *, resuming: bool = False
+    ) -> Arguments:
+        """Read and check the arguments. resuming: for firmware that was suspended. Raises
+        QueueError."""
         if not address or address % 0x1000:
             raise QueueError(f"libos arguments at {address:#x} must be page-aligned")
         raw = board.bus_read(address, 0x1000)
@@ -59,8 +62,10 @@ class Arguments:
             raise QueueError(f"RMARGS must have {least:#x} bytes, has {size:#x} at {where:#x}")
         view = layout.view(block)
         queues, resumed = view.messageQueueInitArguments, view.srInitArguments
-        if resumed.oldLevel or resumed.flags or resumed.bInPMTransition:
-            raise QueueError("srInit describes a suspended GSP; resuming is not modelled")
+        state = (resumed.oldLevel, resumed.flags, resumed.bInPMTransition)
+        expected = (3, 0, 1) if resuming else (0, 0, 0)
+        if state != expected:
+            raise QueueError(f"srInit of a start must be {expected}, is {state}")
         addresses = {name: place[0] for name, place in logs.items()}
         places = (queues.cmdQueueOffset, queues.statQueueOffset)
         return cls(addresses, (queues.sharedMemPhysAddr, queues.pageTableEntryCount, *places))

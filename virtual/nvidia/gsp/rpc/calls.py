@@ -24,6 +24,7 @@ from ugpu.virtual.nvidia.status import RmError, Status
 
 _ALLOC, _CONTROL, _FREE = struct.Struct("<7I4x"), struct.Struct("<6I"), struct.Struct("<4I")
 _DUPLICATE = struct.Struct("<7I")
+_MEMORY = struct.Struct("<40xI12x")  # rpc_alloc_memory_v13_01: pageCount
 #: NV01_EVENT_KERNEL_CALLBACK_EX, NV40_I2C, GP100_UVM_SW, UVM_CHANNEL_RETAINER, FERMI_TWOD_A,
 #: KEPLER_INLINE_TO_MEMORY_B: classes beside those of the ioctl interface
 _FURTHER = (0x7E, 0x402C, 0xC076, 0xC574, 0x902D, 0xA140)
@@ -65,6 +66,8 @@ def expected_size(function: int, body: bytes) -> int:
         return _ALLOC.size + int(_ALLOC.unpack_from(body)[5])
     if function == Function.GSP_RM_CONTROL and len(body) >= _CONTROL.size:
         return _CONTROL.size + int(_CONTROL.unpack_from(body)[4])
+    if function == Function.ALLOC_MEMORY and len(body) >= _MEMORY.size:
+        return _MEMORY.size + 8 * int(_MEMORY.unpack_from(body)[0])
     if function == Function.SET_REGISTRY and len(body) >= 4:
         return int.from_bytes(body[:4], "little")
     return 0
@@ -149,7 +152,7 @@ def _create(server: Server, given: memoryview, words: tuple[int, ...]) -> None:
             raise RmError(Status.INSERT_DUPLICATE_NAME, f"client {client_handle:#x} exists")
         machine.clients[client_handle] = Client(machine, client_handle, server, 0)
         return
-    client = _client(server, client_handle)
+    client = client_of(server, client_handle)
     rule = rule_of(machine, number)
     params = None
     if size:
@@ -181,7 +184,7 @@ def control(server: Server, body: bytes) -> bytes:
 
 def _perform(server: Server, words: tuple[int, int, int], params: memoryview) -> None:
     client, handle, number = words
-    call = find(_client(server, client), handle, number, len(params), server.own_controls)
+    call = find(client_of(server, client), handle, number, len(params), server.own_controls)
     if call.name in POINTERS:
         raise RmError(Status.NOT_SUPPORTED, f"{call.name} has pointers of the CPU")
     layout = call.layout or server.machine.abi.structs[_NO_PARAMETERS]
@@ -191,8 +194,8 @@ def _perform(server: Server, words: tuple[int, int, int], params: memoryview) ->
 def duplicate(server: Server, body: bytes) -> bytes:
     """DUP_OBJECT: another handle to an object."""
     number, parent, handle, source_client, shown, flags, _ = unpack(_DUPLICATE.format, body)
-    source = Source(_client(server, source_client), shown, flags)
-    client = _client(server, number)
+    source = Source(client_of(server, source_client), shown, flags)
+    client = client_of(server, number)
     share(Place(client, parent, handle), source)
     raw = bytearray(body)
     struct.pack_into("<I", raw, _DUPLICATE.size - 4, 0)
@@ -203,7 +206,7 @@ def free(server: Server, body: bytes) -> bytes:
     """FREE: an object and all below it, or a client by its own handle."""
     root, _, handle, _ = unpack(_FREE.format, body)
     raw = bytearray(body)
-    client = _client(server, root)
+    client = client_of(server, root)
     found = client.objects.get(handle)
     if found is None:
         raise RmError(Status.OBJECT_NOT_FOUND, f"no object {handle:#x} to free")
@@ -226,7 +229,8 @@ set_page_directory = partial(page_directory, command=0x00801813, at=0x10)
 unset_page_directory = partial(page_directory, command=0x00801814, at=8)
 
 
-def _client(server: Server, handle: int) -> Client:
+def client_of(server: Server, handle: int) -> Client:
+    """Return a client of the CPU. Raises RmError."""
     client = server.machine.clients.get(handle)
     if client is None or client.owner is not server:
         raise RmError(Status.INVALID_CLIENT, f"no client {handle:#x}")

@@ -27,10 +27,7 @@ from ugpu.virtual.nvidia.status import RmError, Status, require
 NONE = 0xFFFF_FFFF
 GSP_VECTOR = 160
 # Replayable faults and access counters share a leaf. UNSURE: the vectors are the model's own.
-REPLAYABLE_VECTOR, FINAL_VECTOR = 64, 192
-_MEMORY = {
-    "REPLAYABLE_FAULT": REPLAYABLE_VECTOR, "ACCESS_CNTR": 65, "NON_REPLAYABLE_FAULT": FINAL_VECTOR,
-}  # fmt: skip
+MEMORY_VECTORS = {"REPLAYABLE_FAULT": 64, "ACCESS_CNTR": 65, "NON_REPLAYABLE_FAULT": 192}
 # The subtree (64 vectors) of each NV2080_INTR_CATEGORY: default, engines, their notifications,
 # runlists, their notifications, owned by UVM, shared with UVM
 _SUBTREES = (2, 2, 0, 2, 0, 1, 3)
@@ -93,7 +90,7 @@ def _kernel_table(sub: Subdevice, params: Struct, interface: FirmwareAbi) -> Non
         for at in range(gpu.options.copy_engines)
     ]
     rows.append((number.MC_ENGINE_IDX_GR0, NONE, NON_STALL_GR))
-    rows += [(number[f"MC_ENGINE_IDX_{name}"], vector, NONE) for name, vector in _MEMORY.items()]
+    rows += [(number[f"MC_ENGINE_IDX_{name}"], at, NONE) for name, at in MEMORY_VECTORS.items()]
     for category, subtree in enumerate(_SUBTREES):
         params.subtreeMap[category].subtreeStart = subtree
         params.subtreeMap[category].subtreeEnd = subtree

@@ -13,6 +13,7 @@ class Function(enum.IntEnum):
     """Calls of the CPU, the same in every version."""
 
     SET_GUEST_SYSTEM_INFO = 1
+    ALLOC_MEMORY = 4
     FREE = 10
     DUP_OBJECT = 21
     UNLOADING_GUEST_DRIVER = 47

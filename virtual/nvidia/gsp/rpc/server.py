@@ -18,6 +18,7 @@ from ugpu.nv import abi
 from ugpu.nv.abi.firmware import firmware
 from ugpu.virtual.nvidia.chip import VirtualGpu
 from ugpu.virtual.nvidia.files import OpenFile
+from ugpu.virtual.nvidia.gsp.bus.physical import PhysicalMemory
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
 from ugpu.virtual.nvidia.gsp.falcon.core import Falcon
 from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
@@ -31,6 +32,7 @@ from ugpu.virtual.nvidia.gsp.rpc import (
     sequencer,
     spaces,
     static_info,
+    suspend,
 )
 from ugpu.virtual.nvidia.gsp.rpc.arguments import LOG_SIZE, Arguments
 from ugpu.virtual.nvidia.gsp.rpc.channels import (
@@ -57,7 +59,6 @@ from ugpu.virtual.nvidia.status import RmError, Status
 # same name space (RS_CLIENT_INTERNAL_HANDLE_BASE). UNSURE: the client; the others are gpu.h's.
 INTERNAL = (0xC200_0001, 0xABCD_0080, 0xABCD_2080)
 _SILENT = (Function.GSP_SET_SYSTEM_INFO, Function.SET_REGISTRY)
-_PAGE = 4096
 _MOST_BYTES = 1 << 20  # of a message in several records
 SUSPENDED = 0x8000_0000
 _INIT_RESULTS = {
@@ -90,8 +91,10 @@ class Board(Protocol):
         """Raise the GSP's interrupt: there are messages."""
         ...
 
-    def make_apertures(self, start: int) -> Directories:
-        """Turn BAR1 and BAR2 virtual; return the page directories, which are from `start` on."""
+    def falcon_memory(self, address: int, size: int) -> memoryview: ...
+    def make_apertures(self, start: int, *, fresh: bool = True) -> Directories:
+        """Turn BAR1 and BAR2 virtual; return the page directories, which are from `start` on.
+        fresh: they are empty."""
         ...
 
     def gsp_suspended(self) -> None:
@@ -99,20 +102,20 @@ class Board(Protocol):
         ...
 
 
-class GspServer:
+class GspServer(PhysicalMemory):
     """One run of the GSP's firmware. The card's lock protects it, except `channel_failed`.
 
     dead: why the firmware has stopped; "" while it runs.
     """
 
     def __init__(self, board: Board, version: str, meta: WprMeta) -> None:
+        super().__init__(board.machine.gpu, board)
         self.board = board
         self.meta = meta
         self.interface = firmware(version)
         self._lockdown = self.interface.constants.NV_VGPU_MSG_EVENT_GSP_LOCKDOWN_NOTICE
         self.machine = board.machine
         self.machine.abi = abi.select(version)
-        self.gpu: VirtualGpu = self.machine.gpu
         self.gaps: list[NotSupported] = []
         self.culprits = Culprits()
         self.files: dict[int, OpenFile] = {}  # none: the CPU's programs are unknown here
@@ -120,6 +123,9 @@ class GspServer:
         self.done = False  # INIT_DONE was sent
         self.unloaded = False
         self.registry: dict[str, int] = {}
+        self.asleep = False
+        self.saved: tuple[int, ...] = ()
+        self.sleep_at = 0
         self._seen: set[int] = set()
         self._sequenced = board.boot.way == "fsp"  # no sequencer on those chips
         self._started = False
@@ -127,7 +133,7 @@ class GspServer:
         self._head: Record | None = None
         sizes = controls.buffer_sizes(board.options.context, board.options.access_maps)
         own = controls.handlers(self.interface, sizes, board.faults)
-        self._controls = {**module_controls.handlers(board), **own}
+        self._controls = {**module_controls.handlers(board), **own, **suspend.handlers(self)}
         self._queues: MessageQueues | None = None
         self._directories = Directories(0, 0)
         self.arguments: Arguments | None = None
@@ -140,6 +146,7 @@ class GspServer:
             Function.GSP_RM_CONTROL: calls.control,
             Function.FREE: calls.free,
             Function.DUP_OBJECT: calls.duplicate,
+            Function.ALLOC_MEMORY: suspend.allocate_memory,
             Function.SET_PAGE_DIRECTORY: calls.set_page_directory,
             Function.UNSET_PAGE_DIRECTORY: calls.unset_page_directory,
         }
@@ -160,6 +167,20 @@ class GspServer:
         for name, address in self.arguments.logs.items():
             self.logs[name] = Log(self.board.bus_write, address, LOG_SIZE, self.gpu.time_ns)
         self._log("LOGINIT", 1, self.meta.gspFwHeapOffset, self.meta.gspFwHeapSize)
+        self.doorbell()
+
+    def resume(self, address: int) -> None:
+        """Go on after a suspend: as at a start, but with the queues and objects that there were."""
+        try:
+            arguments = Arguments.read(self.board, address, self.interface, resuming=True)
+            if arguments != self.arguments:
+                raise QueueError("the arguments are not those before the suspend")
+        except QueueError as error:
+            self._die(str(error))
+            return
+        suspend.wake(self)
+        self.unloaded = self.done = self._started = False
+        self._sequenced = self.board.boot.way == "fsp"
         self.doorbell()
 
     def _log(self, name: str, number: int, *arguments: int) -> None:
@@ -208,7 +229,8 @@ class GspServer:
                 if self.board.faults.take(fault):
                     self._fail_init(status)
                     return
-            self._begin_rm()
+            if not self._directories.bar1:
+                self._begin_rm()
             self._log("LOGRM", 2, len(self.registry))
             self.post(Event.INIT_DONE, b"")
 
@@ -414,12 +436,15 @@ class GspServer:
         return body
 
     def _unloading(self, body: bytes) -> bytes:
-        suspend, gc6, _, level = calls.unpack("<BBHI", body)
-        if suspend or gc6:
-            raise RmError(Status.NOT_SUPPORTED, "suspending is not modelled")
-        if level & ~0x40:
+        moving, gc6, _, level = calls.unpack("<BBHI", body)
+        if gc6:
+            raise RmError(Status.NOT_SUPPORTED, "GC6 is not modelled")
+        if moving:
+            suspend.begin(self, level)
+        elif level & ~0x40:
             raise RmError(Status.INVALID_ARGUMENT, f"newLevel {level:#x}")
-        self.close()
+        else:
+            self.close()
         self.unloaded = True
         return body
 
@@ -452,26 +477,6 @@ class GspServer:
     def has_open(self, gpu: VirtualGpu) -> bool:
         """Return whether the GPU is attached: it is the firmware's own."""
         return gpu is self.gpu
-
-    def address_of(self, kind: int, base: int, size: int) -> int | None:
-        """Return the address in this process of physical memory: kind 1 system, 2 video."""
-        if kind == 2:
-            inside = base + size <= self.gpu.memory.size
-            return self.gpu.memory.base + base if inside else None
-        return self.board.bus_address(base, size) if kind == 1 else None
-
-    def reaches(self, kind: int, base: int, size: int) -> bool:
-        """Return whether all pages of physical memory can be accessed."""
-        pages = range(base, base + size, _PAGE) if kind == 1 else range(base, base + 1)
-        step = 1 if kind == 1 else size
-        return all(self.address_of(kind, page, step) is not None for page in pages)
-
-    def write_memory(self, kind: int, base: int, content: bytes) -> None:
-        """Write physical memory; what cannot be accessed is recorded."""
-        if kind == 2 and base + len(content) <= self.gpu.memory.size:
-            self.gpu.memory.view[base : base + len(content)] = content
-        elif kind == 1:
-            self.board.bus_write(base, content)
 
     def channel_failed(self, channel: ChannelObject, error: ChannelError) -> None:
         """Tell the CPU of a channel's error: its text, then RC_TRIGGERED."""

@@ -1,0 +1,208 @@
+"""Suspend of a card without a kernel driver: the firmware saves itself, the driver its memory; the
+card may lose its power, and work goes on with the same objects, programs and content."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from tests.support.nvidia.nv_machine import LIMIT_S, work
+from ugpu import hcq
+from ugpu.hcq.errors import (
+    BadArgument,
+    ChipError,
+    DriverRefused,
+    FirmwareError,
+    FirmwareRejected,
+    NotSupported,
+    UgpuError,
+)
+from ugpu.nv.device.bare import BareDevice
+from ugpu.virtual.nvidia.gsp.card import Card
+from ugpu.virtual.nvidia.gsp.faults import CardFault
+from ugpu.virtual.nvidia.gsp.gpu import build_card
+from ugpu.virtual.nvidia.gsp.options import CardOptions
+
+CHIPS = ["ad102", "ga102", "tu102", "ga100", "gh100", "gb202"]
+
+
+@contextlib.contextmanager
+def powered(chip: str = "ad102") -> Iterator[Card]:
+    card = build_card(chip, CardOptions(memory=1 << 30))
+    try:
+        yield card
+    finally:
+        card.close()
+
+
+def opened(card: Card) -> BareDevice:
+    device = hcq.open(f"virtual:{card.facts.name}+gsp", chip=card)
+    assert isinstance(device, BareDevice)
+    device.limit_s = LIMIT_S
+    return device
+
+
+def s2idle(card: Card) -> None:
+    """The card keeps its power."""
+
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("chip", "host"),
+    [*((chip, Card.power_cycle) for chip in CHIPS), ("ad102", s2idle), ("gh100", s2idle)],
+)
+def test_work_goes_on_with_the_same_memory(chip: str, host: Callable[[Card], None]) -> None:
+    values = np.arange(1 << 18, dtype=np.uint32)
+    with powered(chip) as card, opened(card) as device, device.alloc(values.nbytes) as buffer:
+        work(device)
+        buffer.copy_from(values)
+        for _ in range(2):
+            clients = len(card.machine.clients)
+            device.suspend()
+            host(card)
+            device.resume()
+            assert len(card.machine.clients) == clients, "the firmware has kept its objects"
+            assert (buffer.numpy(np.uint32) == values).all()
+            work(device)
+        assert card.violations == []
+
+
+def test_a_suspended_device_refuses_work_until_it_resumes() -> None:
+    with powered() as card, opened(card) as device:
+        work(device)
+        device.suspend()
+        assert not card.config.bus_master and not card.wpr.up and not card.gsp.active
+        with pytest.raises(ChipError, match="suspended") as caught:
+            work(device)
+        assert caught.value.facts["remedy"] == "device.resume()"
+        with pytest.raises(ChipError, match="suspended"):
+            device.reset()
+        card.power_cycle()
+        device.resume()
+        with pytest.raises(BadArgument, match="not suspended"):
+            device.resume()
+        work(device)
+        assert card.violations == []
+
+
+def test_a_buffer_may_be_closed_while_suspended() -> None:
+    with powered() as card, opened(card) as device, device.alloc(1 << 16) as other:
+        other.fill(0x5A)
+        gone = device.alloc(1 << 16)
+        device.suspend()
+        gone.close()
+        card.power_cycle()
+        device.resume()
+        assert (other.numpy(np.uint32) == 0x5A).all()
+        with device.alloc(1 << 20) as new:
+            new.fill(0x77)
+            assert (new.numpy(np.uint32) == 0x77).all()
+        assert (other.numpy(np.uint32) == 0x5A).all()
+        work(device)
+
+
+@pytest.mark.parametrize("chip", ["ad102", "gh100"])
+def test_a_device_that_is_closed_while_suspended_leaves_a_card_that_boots(chip: str) -> None:
+    with powered(chip) as card:
+        with opened(card) as device:
+            work(device)
+            device.suspend()
+            device.close()
+        with opened(card) as device:
+            work(device)
+        assert card.machine.clients == {} and card.violations == []
+
+
+def test_older_firmware_and_a_shared_card_are_refused_before_anything_changes() -> None:
+    with powered() as card, hcq.open("virtual:ad102+gsp", chip=card) as device:
+        assert isinstance(device, BareDevice)
+        tenant = device._driver.open_tenant("tenant")
+        with pytest.raises(NotSupported, match="while others hold its card"):
+            device.suspend()
+        tenant.shutdown()
+        work(device)
+
+
+# A fault at each step, what is raised, and whether the device then needs a reset.
+LATE = [
+    (CardFault.FBSR_FAILS, DriverRefused, "suspend", False),
+    (CardFault.UNLOADER_FAILS, FirmwareRejected, "suspend", True),
+    (CardFault.SLEEP_DAMAGED, FirmwareRejected, "resume", True),
+    (CardFault.BOOTER_FAILS, FirmwareRejected, "resume", True),
+    (CardFault.INIT_CRASHES, FirmwareError, "resume", True),
+]
+
+
+@pytest.mark.parametrize(("fault", "kind", "at", "harmed"), LATE, ids=lambda each: str(each))
+@pytest.mark.parametrize("then", ["reset"])
+def test_a_step_that_fails_leaves_a_card_that_boots(
+    fault: CardFault, kind: type[UgpuError], at: str, harmed: bool, then: str
+) -> None:
+    with powered() as card:
+        with opened(card) as device:
+            work(device)
+            if at == "resume":
+                device.suspend()
+                card.power_cycle()
+            card.inject_card(fault)
+            with pytest.raises(kind):
+                device.suspend() if at == "suspend" else device.resume()
+            if harmed:
+                assert device.failure is not None
+            if then == "reset" and harmed:
+                device.reset()
+            if then == "reset":
+                work(device)
+                device.suspend()
+                card.power_cycle()
+                device.resume()
+                work(device)
+        with opened(card) as device:
+            work(device)
+
+
+def test_any_exception_at_any_access_leaves_a_card_that_boots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A Ctrl-C at steps of a suspend and a resume, spread over all register writes."""
+    counted = _writes(monkeypatch, None)
+    for at in range(1, counted, max(1, counted // 6)):
+        _writes(monkeypatch, at)
+
+
+def _writes(monkeypatch: pytest.MonkeyPatch, stop: int | None) -> int:
+    """Suspend and resume; raise at a write. Return how many there were."""
+    count = 0
+    with powered() as card:
+        with opened(card) as device:
+            work(device)
+            write, armed = card.write32, True
+
+            def interrupted(offset: int, value: int) -> None:
+                nonlocal count
+                count += armed
+                if armed and count == stop:
+                    raise KeyboardInterrupt
+                write(offset, value)
+
+            monkeypatch.setattr(card, "write32", interrupted)
+            try:
+                device.suspend()
+                card.power_cycle()
+                device.resume()
+            except KeyboardInterrupt:
+                armed = False
+                if device.failure is not None and "resume()" in str(device.failure.facts):
+                    device.resume()
+                elif device.failure is not None:
+                    device.reset()
+            armed = False
+            work(device)
+        with opened(card) as device:
+            work(device)
+    return count

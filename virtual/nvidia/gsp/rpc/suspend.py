@@ -1,0 +1,140 @@
+"""Suspend of the GSP's resource manager: what it saves of its own memory (FBSR), and its objects,
+which stay until it resumes.
+
+Sources: open-gpu-kernel-modules 570.144 ctrl2080internal.h, ctrl2080fifo.h, g_rpc-structures.h;
+Linux 7.3 nouveau rm/r570/fbsr.c, rm/r535/fbsr.c.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Protocol
+
+from ugpu.hcq.registers.layout import Struct
+from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
+from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
+from ugpu.virtual.nvidia.gsp.rpc import calls
+from ugpu.virtual.nvidia.rm.channels import ChannelObject
+from ugpu.virtual.nvidia.rm.objects import Allocation, RmObject
+from ugpu.virtual.nvidia.rm.resources import Subdevice
+from ugpu.virtual.nvidia.status import Status, require
+
+_ALLOC = struct.Struct("<7I4xQI4xHH4x")  # rpc_alloc_memory_v13_01, up to its pages
+_LIST_SYSTEM = 0x81  # NV01_MEMORY_LIST_SYSTEM
+_PAGE = 4096
+LEVEL = 3  # NV2080_CTRL_GPU_SET_POWER_STATE_GPU_LEVEL_3
+
+
+class MemoryList(RmObject):
+    """Pages of the host that the CPU describes to the firmware. pages: their addresses."""
+
+    internal = "Memory"
+
+    def __init__(self, request: Allocation, pages: tuple[int, ...]) -> None:
+        super().__init__(request)
+        self.pages = pages
+
+
+class Board(calls.Board, Protocol):
+    """The card, as a suspend uses it."""
+
+    faults: CardFaults
+
+    def bus_address(self, address: int, size: int) -> int | None: ...
+    def bus_read(self, address: int, size: int) -> bytes | None: ...
+    def bus_write(self, address: int, content: bytes) -> bool: ...
+    def falcon_memory(self, address: int, size: int) -> memoryview: ...
+    def make_apertures(self, start: int, *, fresh: bool = True) -> object: ...
+    def violation(self, text: str) -> None: ...
+
+
+class Server(calls.Server, Protocol):
+    """The RPC server. saved: pages for its own memory, once FBSR_INIT came. sleep_at: GspFwSRMeta's
+    address, as FBSR_INIT says it."""
+
+    meta: WprMeta
+    asleep: bool
+    saved: tuple[int, ...]
+    sleep_at: int
+
+    @property
+    def board(self) -> Board: ...
+
+
+def allocate_memory(server: Server, body: bytes) -> bytes:
+    """ALLOC_MEMORY of a list of pages."""
+    client, device, handle, kind, _, _, _, size, count, first, listed = calls.unpack(
+        _ALLOC.format, body
+    )
+    del first
+    owner = calls.client_of(server, client)
+    require(kind == _LIST_SYSTEM, Status.NOT_SUPPORTED, f"memory of class {kind:#x}")
+    fits = count == listed == -(-size // _PAGE) and len(body) >= _ALLOC.size + 8 * count
+    require(fits and handle, Status.INVALID_ARGUMENT, f"{count} pages of {size} bytes")
+    pages = tuple(page * _PAGE for page in struct.unpack_from(f"<{count}Q", body, _ALLOC.size))
+    for page in pages:
+        reached = server.board.bus_address(page, _PAGE) is not None
+        require(reached, Status.INVALID_ADDRESS, f"a page at {page:#x}")
+    request = Allocation(server.machine, owner, owner.find(device), handle, kind, None)
+    owner.add(MemoryList(request, pages))
+    return body
+
+
+def handlers(server: Server) -> dict[str, Any]:
+    """Return the handlers of the controls before a suspend, by the header's name."""
+
+    def prepare(sub: Subdevice, params: Struct) -> None:
+        planted = server.board.faults.take(CardFault.FBSR_FAILS)
+        require(not planted, Status.INVALID_STATE, "planted")
+        known = "sysmemAddrOfSuspendResumeData" in params.layout.fields
+        require(known, Status.NOT_SUPPORTED, "suspending is modelled for release 570")
+        memory = calls.client_of(server, params.hClient).find(params.hSysMem)
+        need = server.meta.nonWprHeapSize + server.meta.vgaWorkspaceSize
+        enough = isinstance(memory, MemoryList) and len(memory.pages) * _PAGE >= need
+        require(enough, Status.INVALID_ARGUMENT, f"{need:#x} bytes are needed, got {memory!r}")
+        assert isinstance(memory, MemoryList)
+        server.saved, server.sleep_at = memory.pages, params.sysmemAddrOfSuspendResumeData
+
+    def schedule(sub: Subdevice, params: Struct) -> None:
+        for channel in _channels(server):
+            enabled = channel.group.scheduled if channel.group is not None else True
+            channel.channel.enabled = enabled and not params.bDisableActiveChannels
+
+    return {
+        "NV2080_CTRL_CMD_INTERNAL_FBSR_INIT": prepare,
+        "NV2080_CTRL_CMD_INTERNAL_FIFO_TOGGLE_ACTIVE_CHANNEL_SCHEDULING": schedule,
+    }
+
+
+def _channels(server: Server) -> list[ChannelObject]:
+    clients = [each for each in server.machine.clients.values() if each.owner is server]
+    objects = [each for client in clients for each in client.objects.values()]
+    return [each for each in objects if isinstance(each, ChannelObject)]
+
+
+def begin(server: Server, level: int) -> None:
+    """Save the firmware's memory outside of the write-protected region; it ends after this."""
+    require(level == LEVEL, Status.INVALID_ARGUMENT, f"newLevel {level:#x}")
+    require(server.saved, Status.INVALID_STATE, "FBSR_INIT did not come before")
+    if any(channel.channel.enabled for channel in _channels(server)):
+        server.board.violation("the GSP was suspended with channels scheduled")
+    for page, memory in _own_pages(server):
+        server.board.bus_write(page, bytes(memory))
+    server.asleep = True
+
+
+def wake(server: Server) -> None:
+    """Take the firmware's memory back."""
+    for page, memory in _own_pages(server):
+        memory[:] = server.board.bus_read(page, _PAGE) or bytes(_PAGE)
+    server.board.make_apertures(server.meta.nonWprHeapOffset, fresh=False)
+    server.saved, server.asleep = (), False
+
+
+def _own_pages(server: Server) -> list[tuple[int, memoryview]]:
+    heap, size = server.meta.nonWprHeapOffset, server.meta.nonWprHeapSize
+    places = range(heap, heap + size, _PAGE)
+    return [
+        (page, server.board.falcon_memory(place, _PAGE))
+        for place, page in zip(places, server.saved, strict=False)
+    ]
