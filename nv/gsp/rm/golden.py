@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 _PAGE = 4096
 _RESERVED, _RESERVED_SIZE = 0x1_0000_0000, 0x2000_0000  # addresses of the resource manager's own
 _VIDEO_MEMORY = 1  # in levels[].aperture
-_LEVELS = 3
 _CHANNEL = 1  # nouveau's: the resource manager of release 570 refuses number 0
 _ENTRIES = 256  # of the ring, in the first half of a page; USERD is at its end
 

@@ -12,17 +12,8 @@ _PAGE = 4096
 class Board(Protocol):
     """The card's way to memory of the host."""
 
-    def bus_read(self, address: int, size: int) -> bytes | None: ...
     def bus_write(self, address: int, content: bytes) -> bool: ...
     def bus_address(self, address: int, size: int) -> int | None: ...
-
-
-class Bus:
-    """Memory of the host, for the queues."""
-
-    def __init__(self, board: Board) -> None:
-        self.read = board.bus_read
-        self.write = board.bus_write
 
 
 class PhysicalMemory:

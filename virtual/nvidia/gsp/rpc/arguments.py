@@ -8,22 +8,15 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Protocol
 
 from ugpu.nv.abi.firmware import FirmwareAbi
-from ugpu.virtual.nvidia.gsp.rpc.queue import QueueError
+from ugpu.virtual.nvidia.gsp.rpc.queue import Board, QueueError
 
 _ENTRY = struct.Struct("<QQQBB6x")
 _ORDER = ("LOGINIT", "LOGINTR", "LOGRM", "LOGMNOC", "LOGKRNL", "RMARGS")
 _OPTIONAL = ("LOGMNOC", "LOGKRNL")
 _CONTIGUOUS, _SYSTEM = 1, 1
 LOG_SIZE = 0x10000
-
-
-class Board(Protocol):
-    """Memory of the host."""
-
-    def bus_read(self, address: int, size: int) -> bytes | None: ...
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,11 @@ class QueueError(Exception):
     """What the host wrote cannot be used."""
 
 
-class Bus(Protocol):
+class Board(Protocol):
     """Memory of the host."""
 
-    def read(self, address: int, size: int) -> bytes | None: ...
-    def write(self, address: int, content: bytes) -> bool: ...
+    def bus_read(self, address: int, size: int) -> bytes | None: ...
+    def bus_write(self, address: int, content: bytes) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ def fold(content: bytes) -> int:
 class MessageQueues:
     """Both queues. Raises QueueError for what the host set up or wrote wrongly."""
 
-    def __init__(self, bus: Bus, shared: int, entries: int, command: int, status: int) -> None:
+    def __init__(self, board: Board, shared: int, entries: int, command: int, status: int) -> None:
         """Check the page table and the command queue's header; initialise the status queue's."""
-        self._bus = bus
+        self._board = board
         if entries != _PAGES:
             raise QueueError(f"pageTableEntryCount must be {_PAGES}, is {entries}")
         if shared % PAGE or (command, status) != (PAGE, PAGE + QUEUE):
@@ -69,7 +69,7 @@ class MessageQueues:
                 f"the region at {shared:#x} must be page-aligned, with queues at {PAGE:#x} and "
                 f"{PAGE + QUEUE:#x}, not {command:#x} and {status:#x}"
             )
-        table = self._need(self._bus.read(shared, 8 * entries), shared)
+        table = self._need(self._board.bus_read(shared, 8 * entries), shared)
         self._pages = struct.unpack(f"<{entries}Q", table)
         if self._pages[0] != shared or any(page % PAGE for page in self._pages):
             raise QueueError("the page table does not start with its own page, or is not aligned")
@@ -95,11 +95,11 @@ class MessageQueues:
 
     def _read(self, offset: int, size: int) -> bytes:
         address = self._pages[offset // PAGE] + offset % PAGE
-        return self._need(self._bus.read(address, size), address)
+        return self._need(self._board.bus_read(address, size), address)
 
     def _write(self, offset: int, content: bytes) -> None:
         address = self._pages[offset // PAGE] + offset % PAGE
-        if not self._bus.write(address, content):
+        if not self._board.bus_write(address, content):
             raise QueueError(f"cannot write the queues at {address:#x}")
 
     def _word(self, offset: int) -> int:

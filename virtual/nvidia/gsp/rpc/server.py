@@ -18,7 +18,7 @@ from ugpu.nv import abi
 from ugpu.nv.abi.firmware import firmware
 from ugpu.virtual.nvidia.chip import VirtualGpu
 from ugpu.virtual.nvidia.files import OpenFile
-from ugpu.virtual.nvidia.gsp.bus.physical import Bus, PhysicalMemory
+from ugpu.virtual.nvidia.gsp.bus.physical import PhysicalMemory
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
 from ugpu.virtual.nvidia.gsp.falcon.core import Falcon
 from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
@@ -158,7 +158,7 @@ class GspServer(PhysicalMemory):
         try:
             self.arguments = Arguments.read(self.board, address, self.interface)
             queues = self.arguments.queues
-            self._queues = MessageQueues(Bus(self.board), *queues)
+            self._queues = MessageQueues(self.board, *queues)
             if self.board.faults.take(CardFault.QUEUE_SHAPE):
                 self._queues.spoil_shape()
         except QueueError as error:
