@@ -4,10 +4,11 @@ Promotion follows NumPy between integers and between floats, and PyTorch between
 
 - bool with anything gives the other type.
 - Two signed or two unsigned integers give the wider one. Signed with unsigned gives the narrowest
-  signed type that holds both. uint64 with a signed type has no such type and gives float32, our
-  widest float (NumPy: float64).
+  signed type that holds both. uint64 with a signed type has no such type and gives float32, the
+  default float (NumPy: float64).
 - An integer with a float gives that float, whatever the integer's width.
-- float16 with bfloat16 gives float32, the narrowest type that holds both.
+- float16 with bfloat16 gives float32, the narrowest type that holds both. float64 with any other
+  float but float8 gives float64.
 - float8 types are not converted: a tensor of one with a tensor of another type is refused, as in
   PyTorch. `cast` one of them.
 - A real-valued method (a quotient, a logarithm, a loss, attention) of integers or bools gives
@@ -18,12 +19,14 @@ Promotion follows NumPy between integers and between floats, and PyTorch between
 - A Python scalar is weak (NumPy's NEP 50): it takes the tensor's type, except that a float makes an
   integer tensor float32 and an int makes a bool tensor int64.
 
-There is no float64 and no complex type: arrays of float64 are stored as float32, a request for the
-type raises an error.
+float32 is the default: an array of float64 becomes float32, and float64 only where that type is
+asked for (`dtype="float64"`, a float64 tensor as the other operand, DLPack, files). Not every
+device has it, see `require`. There is no complex type.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +34,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ugpu.compiler import float8
-from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.errors import BadArgument, NotSupported
+from ugpu.hcq.state.target import TargetSpec
 
 
 @dataclass(frozen=True)
@@ -74,14 +78,18 @@ uint8, uint16, uint32, uint64 = (DType(f"uint{8 * size}", "u", size) for size in
 float16 = DType("float16", "f", 2)
 bfloat16 = DType("bfloat16", "f", 2)
 float32 = DType("float32", "f", 4)
+float64 = DType("float64", "f", 8)
 float8_e4m3fn, float8_e5m2, float8_e4m3fnuz, float8_e5m2fnuz = FLOAT8 = tuple(
     DType(name, "f", 1) for name in float8.FORMATS
 )
 
 ALL = (
     bool_, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float16, bfloat16, float32,
-    *FLOAT8,
+    float64, *FLOAT8,
 )  # fmt: skip
+# The element types that targets lack, by the ABI of their kernels (hcq.state.target); a target that
+# is not listed has all. Adreno: ir3 has no arithmetic of 64-bit floats (Mesa, ir3_compiler_nir.c).
+LACKING: Mapping[str, tuple[DType, ...]] = {"ir3": (float64,)}
 COMPLEX = (
     "complex numbers are not supported; expected real and imaginary parts on a last axis of two, "
     "as ugpu.fft has them (np.stack([z.real, z.imag], -1))"
@@ -107,12 +115,7 @@ def as_dtype(given: DType | DTypeLike) -> DType:
         return float32
     try:
         wanted = np.dtype(given)
-        if wanted == np.float64:
-            raise BadArgument(
-                "float64 is not supported; expected float32, the widest float type, to which "
-                "arrays of float64 are converted"
-            )
-        return from_numpy(wanted)
+        return float64 if wanted == np.float64 else from_numpy(wanted)
     except TypeError:
         raise BadArgument(
             f"{given!r} is not an element type; expected one of {', '.join(_BY_NAME)}"
@@ -120,7 +123,8 @@ def as_dtype(given: DType | DTypeLike) -> DType:
 
 
 def from_numpy(given: np.dtype[Any]) -> DType:
-    """Return the type that stores a NumPy array: its own, or float32 for float64."""
+    """Return the type that stores a NumPy array of which no type is asked for: its own, or float32
+    for float64."""
     found = _FROM_NUMPY.get(given)  # NumPy takes four microseconds for a dtype's name
     if found is None:
         found = _FROM_NUMPY[given] = _named(given)
@@ -136,6 +140,15 @@ def _named(given: np.dtype[Any]) -> DType:
             f"arrays of {given.name} are not supported; expected one of {', '.join(_BY_NAME)}"
         )
     return _BY_NAME[name]
+
+
+def require(dtype: DType, target: TargetSpec) -> None:
+    """Raise NotSupported if a target does not have a type."""
+    if dtype in LACKING.get(target.abi, ()):
+        raise NotSupported(
+            f"{target.name} has no {dtype.name}; expected another type, such as float32",
+            target=target.name,
+        )
 
 
 def to_numpy(dtype: DType) -> np.dtype[np.generic]:
@@ -159,7 +172,7 @@ def promote(left: DType, right: DType) -> DType:
         return right
     if left.is_float or right.is_float:
         if left.is_float and right.is_float:
-            return float32
+            return float64 if float64 in (left, right) else float32
         return left if left.is_float else right
     if left.kind == right.kind:
         return left if left.itemsize >= right.itemsize else right
@@ -193,6 +206,23 @@ def sum_dtype(dtype: DType) -> DType:
 def float_dtype(dtype: DType) -> DType:
     """Return the type of a real-valued function: floats keep theirs, others give float32."""
     return dtype if dtype.is_float else float32
+
+
+def wide(dtype: DType) -> DType:
+    """Return the float type in which elements are computed: float64 of float64, else float32."""
+    return float64 if dtype is float64 else float32
+
+
+def is_narrow(dtype: DType) -> bool:
+    """Return whether a float is stored in 16 or 8 bits and computed in 32."""
+    return dtype.is_float and dtype.itemsize < 4
+
+
+def inner(dtype: DType) -> DType:
+    """Return the type in which products of elements are summed."""
+    if dtype.is_float:
+        return wide(dtype)
+    return int32 if dtype is bool_ else dtype
 
 
 def lowest(dtype: DType) -> bool | int | float:
@@ -269,7 +299,8 @@ def decode(stored: NDArray[Any], dtype: DType) -> NDArray[Any]:
 
 
 def rounded(number: bool | int | float, dtype: DType) -> float:
-    """Return a number as a float type has it; of float32, where every user rounds, unchanged."""
-    if dtype is float32:
+    """Return a number as a float type has it; of float32, where every user rounds, and of float64
+    unchanged."""
+    if dtype.itemsize > 2:
         return number
     return float(decode(encode(np.array([number], np.float64), dtype), dtype)[0])

@@ -60,6 +60,12 @@ class Random(Differentiable):
         return squares(numbers, taken[1]).reshape(shape)
 
     @classmethod
+    def _doubles(cls, shape: Shape, device: Device | str | None) -> Self:
+        """Return 53 random bits for each element, as uint64."""
+        pairs = cls._bits((2, *shape), device)
+        return (pairs[0] << 21) | (pairs[1] >> 11)
+
+    @classmethod
     def _taken(cls, device: Device, count: int) -> Self:
         """Return the number of the first of the next `count` random numbers, and the key. In a
         recorded function, both are in memory that each replay fills."""
@@ -85,9 +91,12 @@ class Random(Differentiable):
 
     @classmethod
     def rand(cls, *shape: Any, device: Device | str | None = None, dtype: Any = float32) -> Self:
-        """Return uniform random numbers in [0, 1), in steps of 2^-24 (float16 2^-11, bfloat16
-        2^-8, float8 2^-4 and 2^-3)."""
-        bits = cls._bits(shape_of("rand", shape), device)
+        """Return uniform random numbers in [0, 1), in steps of 2^-24 (float64 2^-53, float16
+        2^-11, bfloat16 2^-8, float8 2^-4 and 2^-3)."""
+        wanted = shape_of("rand", shape)
+        if dtypes.as_dtype(dtype) is dtypes.float64:
+            return cls._doubles(wanted, device).cast(dtypes.float64) * 2.0**-53
+        bits = cls._bits(wanted, device)
         kept = _STEPS.get(dtypes.as_dtype(dtype), 24)
         return ((bits >> (32 - kept)).cast(float32) * 2.0**-kept).cast(dtype)
 
@@ -106,9 +115,16 @@ class Random(Differentiable):
         """Return normally distributed random numbers with mean 0 and variance 1 (G. Box, M. Muller,
         1958)."""
         wanted = shape_of("randn", shape)
-        pairs = cls._bits((2, *wanted), device) >> 8
-        radius = (pairs[0].cast(float32) + 1) * 2.0**-24  # in (0, 1]
-        angle = pairs[1].cast(float32) * (2 * math.pi * 2.0**-24)
+        kind, count = (dtypes.float64, 53) if dtypes.as_dtype(dtype) is dtypes.float64 else (
+            float32, 24
+        )  # fmt: skip
+        pairs = (
+            cls._bits((2, *wanted), device) >> 8
+            if count == 24
+            else cls._doubles((2, *wanted), device)
+        )
+        radius = (pairs[0].cast(kind) + 1) * 2.0**-count  # in (0, 1]
+        angle = pairs[1].cast(kind) * (2 * math.pi * 2.0**-count)
         return ((radius.log() * -2).sqrt() * angle.cos()).cast(dtype)
 
     @classmethod

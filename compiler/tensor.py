@@ -25,10 +25,10 @@ from ugpu.compiler.graph.tracking import History, mode
 from ugpu.compiler.methods.core import Scalar, integer_of, number_of, shape_of, whole
 from ugpu.compiler.methods.derived.instead import missing
 from ugpu.compiler.plan.plan import MemoryPlan, memory_plan
-from ugpu.compiler.runtime.between import copy_between
 from ugpu.compiler.runtime.lent import lend
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import device_of, runtime_of
+from ugpu.compiler.runtime.several.between import copy_between
 from ugpu.compiler.runtime.sharing import adopted
 from ugpu.compiler.runtime.shown import facts
 from ugpu.compiler.runtime.upload import array_of, copied, host_array, upload
@@ -46,7 +46,8 @@ class Tensor(Values):
 
     Args:
         data: a Python number, nested lists of them, or an array, of NumPy or of another library
-            (`__array__`, DLPack; bfloat16 too), copied at once; float64 is stored as float32.
+            (`__array__`, DLPack; bfloat16 too), copied at once; float64 is stored as
+            float32, unless `dtype` is float64.
         dtype: the type to store it with; numbers must fit it.
         device: a Device, a name to open (shared, closed at exit), or None for the default.
 
@@ -140,6 +141,7 @@ class Tensor(Values):
         """Return start, start + step ... below stop; arange(n) counts from 0. Ints give int64.
         Raises BadArgument if an element is out of range for the type."""
         first, end = (0, start) if stop is None else (start, stop)
+        first, end, step = (int(n) if isinstance(n, bool) else n for n in (first, end, step))
         first = number_of("arange", "start", first)
         end, step = number_of("arange", "stop", end), number_of("arange", "step", step)
         if not all(math.isfinite(number) for number in (first, end, step)):
@@ -238,7 +240,10 @@ class Tensor(Values):
     def cat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         """Join tensors along an axis; the other sizes must be equal. On a tensor, that one is the
         first: `x.cat(y)`, `x.cat([y, z], axis)`."""
-        first = _tensors("cat", tensors)[0]
+        tensors = _tensors("cat", tensors)
+        if any(tensor.ndim != 1 for tensor in tensors):  # [0] joins with any shape, as in PyTorch
+            tensors = [tensor for tensor in tensors if tensor.shape != (0,)]
+        first = tensors[0]
         place = first._axis("cat", axis)
         kind = first.dtype
         for other in tensors[1:]:
@@ -284,8 +289,8 @@ class Tensor(Values):
     ) -> Self:
         """Return the tensor on another device, or with another type, or both; a tensor as target
         names its own. The copy goes through the host, unless that device reaches this one's memory
-        (compiler.runtime.between). non_blocking, copy: PyTorch's, of no effect: operations never
-        wait, and the result is always another tensor."""
+        (compiler.runtime.several.between). non_blocking, copy: PyTorch's, of no effect: operations
+        never wait, and the result is always another tensor."""
         if isinstance(target, Tensor):
             dtype = target.dtype if dtype is None else dtype
             target = target.device
@@ -329,6 +334,10 @@ class Tensor(Values):
         return methods.shard(self, devices, axis)
 
     def _from_array(self, array: Any) -> Tensor:
+        kind = "float64" if self.dtype is dtypes.float64 else None
+        elements = array_of(array, None)[0] if kind else array
+        if kind and elements.dtype == np.float64:  # else it would lose precision
+            return Tensor(elements, device=self.device, dtype=kind)
         return Tensor(array, device=self.device)
 
     def _picked(self, mask: Tensor) -> NDArray[Any]:
@@ -347,7 +356,8 @@ class Tensor(Values):
             captured = recording is not None and recording.stages is not None
             if captured or core_of(self.device).capturing is not None:
                 return None
-            kept[name] = copied(self.device, make(), None)
+            array = make()
+            kept[name] = copied(self.device, array, dtypes.as_dtype(array.dtype))
         return self._new(kept[name])
 
     def _preferred(self, what: str, forms: Mapping[str, Makes]) -> str | None:
@@ -373,7 +383,7 @@ class Tensor(Values):
 
         Memory is shared where kernels of the device can read it: on `cpu`, of elements in row-major
         order at a multiple of 256 bytes; then later writes of the other library show. Otherwise,
-        and for copy=True, the elements are copied, as `Tensor(data)` does. NotShared (a
+        and for copy=True, the elements are copied. float64 stays float64. NotShared (a
         BufferError) if copy=False and they have to be copied, or for memory that is not the host's.
         """
         if isinstance(data, Tensor):
@@ -392,7 +402,9 @@ class Tensor(Values):
                     "from_dlpack: elements of a type that NumPy lacks have to be copied, expected "
                     "copy=None or True"
                 )
-            return cls(data if array is None else array, device=target)
+            if array is None:
+                return cls(data, device=target)
+            return cls(array, device=target, dtype=dtypes.as_dtype(array.dtype))
         made = object.__new__(cls)
         made.node, made.device, node.origin = node, target, here()
         return made
@@ -427,7 +439,7 @@ class Tensor(Values):
 def _is_type(given: Any) -> bool:
     """Return whether an argument of `to` is a type; the name of a device is not a type."""
     if isinstance(given, str):
-        return given in {*(dtype.name for dtype in dtypes.ALL), "float64", "complex64"}
+        return given in {*(dtype.name for dtype in dtypes.ALL), "complex64"}
     return isinstance(given, DType | type | np.dtype)
 
 

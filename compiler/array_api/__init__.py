@@ -1,7 +1,7 @@
 """The array API standard, version 2024.12, as `ugpu.xp` and `tensor.__array_namespace__()`.
 
 https://data-apis.org/array-api/2024.12. Functions call the methods of Tensor of the same meaning.
-There are no float64 and complex types, and no extension `fft`, whose arrays are complex (ugpu.fft).
+There are no complex types, and no extension `fft`, whose arrays are complex (ugpu.fft).
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ from ugpu.compiler.array_api.types import (
 )
 from ugpu.compiler.dtype import (
     bool_ as bool_,
-    float32 as float32, int8 as int8, int16 as int16, int32 as int32, int64 as int64,
+    float32 as float32, float64 as float64,
+    int8 as int8, int16 as int16, int32 as int32, int64 as int64,
     uint8 as uint8, uint16 as uint16, uint32 as uint32, uint64 as uint64,
 )
 # fmt: on
@@ -79,7 +80,6 @@ e, inf, nan, newaxis, pi = math.e, math.inf, math.nan, None, math.pi
 bool = bool_
 _MISSING = {
     "fft": "its arrays are complex; ugpu.fft has real and imaginary parts on a last axis of two",
-    "float64": "float32 is the widest float type",
     "complex64": dtypes.COMPLEX,
     "complex128": dtypes.COMPLEX,
 }

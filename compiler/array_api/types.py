@@ -17,7 +17,7 @@ from ugpu.hcq.errors import BadArgument
 
 Kind = DType | str | tuple[DType | str, ...]
 
-STANDARD = tuple(each for each in dtypes.ALL if not each.is_float or each is dtypes.float32)
+STANDARD = tuple(each for each in dtypes.ALL if not each.is_float or each.itemsize >= 4)
 KINDS = {
     "bool": "b", "signed integer": "i", "unsigned integer": "u", "integral": "iu",
     "real floating": "f", "complex floating": "", "numeric": "iuf",

@@ -7,14 +7,16 @@ calling convention, in the names of thread and group numbers, and in the impleme
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from ugpu.compiler.codegen.instructions.exchange import Word, amd
-from ugpu.compiler.codegen.lines import stored_type
+from ugpu.compiler.codegen.lines import element_type, stored_type
 from ugpu.compiler.codegen.shell import Shell
 from ugpu.compiler.codegen.values import Values
+from ugpu.compiler.dtype import bool_
 from ugpu.compiler.expression.algebra import Index
-from ugpu.compiler.expression.value import Memory
+from ugpu.compiler.expression.value import Memory, Value
 from ugpu.compiler.kernel.ir import Kernel
 from ugpu.hcq.errors import NotSupported
 from ugpu.hcq.state.target import TargetSpec
@@ -115,7 +117,21 @@ class Gpu(Shell):
 
 
 class AmdValues(Values):
-    """Values of AMD's GPUs."""
+    """Values of AMD's GPUs. extremes: whether one instruction is `extreme`; where it is not, LLVM
+    has three for it (v_max_f32, v_cmp_o_f32, v_cndmask_b32)."""
+
+    extremes = False
+
+    def extreme(self, node: Value, sources: list[str], kind: str) -> str:
+        for which, number in enumerate(node.sources):
+            if self.extremes or number.op != "const" or not _above(number.arg, node.op == "max"):
+                continue
+            constant, other = sources[which], sources[1 - which]
+            test = "ole" if node.op == "max" else "oge"  # of zeros, the constant is the right one
+            chosen = self.new(f"fcmp {test} {kind} {other}, {constant}")
+            tests = element_type(bool_, node.lanes)
+            return self.new(f"select {tests} {chosen}, {kind} {constant}, {kind} {other}")
+        return super().extreme(node, sources, kind)
 
     def other_lane(self, mask: int) -> Word:
         return amd(self, mask, self.wave_size)
@@ -133,6 +149,13 @@ class AmdValues(Values):
         return self.new(f"load {kind}, ptr addrspace(4) {at}, align 8, !invariant.load !0")
 
 
+def _above(constant: float, greater: bool) -> bool:
+    """Return whether a constant equal to a number is their maximum (else minimum): not of zeros."""
+    if math.isnan(constant):
+        return False
+    return constant != 0 or (math.copysign(1, constant) > 0) == greater
+
+
 class Amd(Gpu):
     """An AMD HSA kernel (LLVM AMDGPUUsage)."""
 
@@ -146,6 +169,12 @@ class Amd(Gpu):
     thread = "llvm.amdgcn.workitem.id.x"
     group = "llvm.amdgcn.workgroup.id.{}"
     separator = "."
+    lines: AmdValues
+
+    def __init__(self, kernel: Kernel, target: TargetSpec, bits: int) -> None:
+        super().__init__(kernel, target, bits)
+        # V_MAXIMUM_F32 of the RDNA4 ISA document, V_MAXIMUM3_F32 of the CDNA4 ISA document.
+        self.lines.extremes = target.cpu == "gfx950" or target.cpu.startswith("gfx12")
 
     def barrier(self) -> None:
         # only local memory is shared between the threads of a group

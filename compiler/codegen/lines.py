@@ -12,13 +12,14 @@ from ugpu.compiler.expression.value import Memory, Value
 _SWIZZLED = 1024  # bytes of eight rows of swizzled memory
 _CHUNK_BITS = 0x70
 SUFFIX = {"i1": "i1", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64", "half": "f16",
-           "float": "f32"}  # fmt: skip
+           "float": "f32", "double": "f64"}  # fmt: skip
 
 
 def element_type(dtype: DType, lanes: int = 1) -> str:
     """Return the LLVM type of a value."""
     if dtype.is_float:
-        name = {4: "float", 2: "i16", 1: "i8"}[dtype.itemsize] if dtype is not float16 else "half"
+        width = {8: "double", 4: "float", 2: "i16", 1: "i8"}
+        name = "half" if dtype is float16 else width[dtype.itemsize]
     else:
         name = "i1" if dtype is bool_ else f"i{dtype.bits}"
     return name if lanes == 1 else f"<{lanes} x {name}>"

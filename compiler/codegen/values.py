@@ -14,7 +14,7 @@ from ugpu.compiler.codegen.instructions.exchange import Word, exchange
 from ugpu.compiler.codegen.instructions.float8 import from_float8, to_float8
 from ugpu.compiler.codegen.instructions.matrix import matrix_product, shared_matrices
 from ugpu.compiler.codegen.lines import SUFFIX, Lines, alignment, element_type, stored_type
-from ugpu.compiler.dtype import DType, bfloat16, bool_, float16, float32
+from ugpu.compiler.dtype import DType, bfloat16, bool_, float16, float32, float64
 from ugpu.compiler.expression.algebra import Index, Opaque
 from ugpu.compiler.expression.lookup import Lookup
 from ugpu.compiler.expression.table import Table
@@ -29,6 +29,7 @@ _COMPARE = {
 }
 # memory that a value reads: constant; local; registers, or memory that the kernel writes
 PURE, SHARED, PRIVATE = 0, 1, 2
+_REAL = ("half", "float", "double")
 _SPACES = {"global": PURE, "local": SHARED, "register": PRIVATE}
 
 
@@ -60,9 +61,7 @@ class Values(Lines):
         align = alignment(memory, access.index, lanes)
         result = self.new(f"load {stored}, {space} {pointer}, align {align}{marks}")
         if allowed:
-            zero = (
-                "zeroinitializer" if lanes > 1 else ("0.0" if stored in ("float", "half") else "0")
-            )
+            zero = "zeroinitializer" if lanes > 1 else ("0.0" if stored in _REAL else "0")
             result = self.new(f"select i1 {allowed}, {stored} {result}, {stored} {zero}")
         if memory.dtype is bool_:
             zero = "zeroinitializer" if lanes > 1 else "0"
@@ -234,6 +233,10 @@ class Values(Lines):
             result = self.new(f"insertelement {kind} {result}, {scalar} {text}, i32 {lane}")
         return result
 
+    def extreme(self, node: Value, sources: list[str], kind: str) -> str:
+        """Return the lesser or the greater of two floats, NaN if one of them is; -0 is below 0."""
+        return self.intrinsic({"min": "minimum", "max": "maximum"}[node.op], kind, sources)
+
     def _float(self, node: Value, sources: list[str], kind: str) -> str:
         op = node.op
         if op in ("lt", "le", "eq", "ne"):
@@ -242,7 +245,7 @@ class Values(Lines):
             flags = " reassoc contract" if node.arg == "reassoc" else ""
             return self.new(f"f{op}{flags} {kind} {sources[0]}, {sources[1]}")
         if op in ("min", "max"):
-            return self.intrinsic({"min": "minimum", "max": "maximum"}[op], kind, sources)
+            return self.extreme(node, sources, kind)
         if op == "neg":
             return self.new(f"fneg {kind} {sources[0]}")
         if op == "fma" and not self.has_fma:
@@ -348,7 +351,10 @@ class Values(Lines):
         if target is bfloat16:
             text = self._cast(text, source, float32, lanes)
             return self._to_bfloat16(text, lanes)
-        if source is float16 and target is not float32:
+        through = (source is float16 and target is not float32) or {source, target} == {
+            float16, float64
+        }  # fmt: skip
+        if through:  # a conversion between float16 and float64 is a call of a library on a host
             return self._cast(self._cast(text, source, float32, lanes), float32, target, lanes)
         if target is bool_:
             if source.is_float:
@@ -426,7 +432,7 @@ def literal(number: bool | int | float, dtype: DType) -> str:
         return f"0xH{short:04X}"
     # LLVM writes a float as the double that equals it
     try:
-        single = struct.unpack("<f", struct.pack("<f", number))[0]
+        single = number if dtype is float64 else struct.unpack("<f", struct.pack("<f", number))[0]
     except OverflowError:
         single = float("inf") if number > 0 else float("-inf")
     whole: int = struct.unpack("<Q", struct.pack("<d", single))[0]

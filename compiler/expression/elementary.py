@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from ugpu.compiler.dtype import DType, bool_, float32
+from ugpu.compiler.dtype import DType, bool_, float32, float64, is_narrow
 from ugpu.compiler.expression import functions, inverse, power, remainders
+from ugpu.compiler.expression.doubles import exponential, trigonometric
+from ugpu.compiler.expression.doubles import inverse as doubles_inverse
 from ugpu.compiler.expression.value import Value, binary, cast, const, rebuild, value
 
 Build = Callable[..., Value]
@@ -42,11 +44,11 @@ def _remainder(left: Value, right: Value) -> Value:
 
 
 def _reciprocal(source: Value) -> Value:
-    return binary("div", functions.real(1.0), source)
+    return binary("div", const(1.0, source.dtype), source)
 
 
 def _rsqrt(source: Value) -> Value:
-    return binary("div", functions.real(1.0), value("sqrt", source.dtype, (source,)))
+    return binary("div", const(1.0, source.dtype), value("sqrt", source.dtype, (source,)))
 
 
 def _power(left: Value, right: Value) -> Value:
@@ -56,18 +58,24 @@ def _power(left: Value, right: Value) -> Value:
 
 
 WHOLE_POWERS = range(3, 9)  # operations "pow_3" to "pow_8"
+_EXPONENTIAL = (
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sinh", "cosh", "tanh", "sigmoid",
+)  # fmt: skip
+_TRIGONOMETRIC = ("sin", "cos", "tan")
+_INVERSE = ("asin", "acos", "atan", "asinh", "acosh", "atanh", "erf")
+
+
+def _by_width(name: str, single: object, double: object) -> Build:
+    """Return the builder of a function that is another one on float64."""
+    of_single: Build = getattr(single, name)
+    of_double: Build = getattr(double, name)
+    return lambda x: (of_double if x.dtype is float64 else of_single)(x)
+
+
 _ELEMENTARY: Mapping[str, Build] = {
-    **{
-        name: getattr(functions, name)
-        for name in (
-            "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan",
-            "sinh", "cosh", "tanh", "sigmoid",
-        )
-    },
-    **{
-        name: getattr(inverse, name)
-        for name in ("asin", "acos", "atan", "asinh", "acosh", "atanh", "erf")
-    },
+    **{name: _by_width(name, functions, exponential) for name in _EXPONENTIAL},
+    **{name: _by_width(name, functions, trigonometric) for name in _TRIGONOMETRIC},
+    **{name: _by_width(name, inverse, doubles_inverse) for name in _INVERSE},
     **{f"pow_{exponent}": partial(power.whole_power, exponent) for exponent in WHOLE_POWERS},
     "fmod": remainders.fmod,
 }  # fmt: skip
@@ -108,11 +116,6 @@ def price(op: str, dtype: DType) -> int:
     return (
         COSTS["fmod" if dtype.is_float and op in ("mod", "floordiv") else op] if op in COSTS else 1
     )
-
-
-def is_narrow(dtype: DType) -> bool:
-    """Return whether a float is stored in 16 or 8 bits and computed in 32."""
-    return dtype.is_float and dtype is not float32
 
 
 def build(op: str, dtype: DType, sources: list[Value]) -> Value:

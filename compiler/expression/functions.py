@@ -1,4 +1,5 @@
-"""Elementary functions on float32, composed of the IR's own operations.
+"""Elementary functions on float32, composed of the IR's own operations; those on float64
+(`doubles`) share the steps that are not tied to a width.
 
 LLVM's intrinsics for these are library calls on the host and differ in accuracy between GPUs (and
 some abort the back end), so each is a range reduction and a polynomial, the same on every target.
@@ -13,8 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ugpu.compiler.dtype import bool_, float32, int32, uint32, uint64
+from ugpu.compiler.dtype import DType, bool_, float32, float64, int32, int64, uint32, uint64
 from ugpu.compiler.expression.value import Value, binary, cast, const, value
 
 LOG2_E = 1.4426950408889634
@@ -28,7 +30,38 @@ HALF_PI = (1.57079637050628662109375, -4.37113882867379055824e-8, -1.71512488608
 TWO_OVER_PI = (
     0x00A2F983, 0x6E4E4415, 0x29FC2757, 0xD1F534DD, 0xC0DB6295, 0x993C4390, 0x41FE5163,
 )  # fmt: skip
-SIGN = -0x80000000  # the sign bit of an int32
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a float is stored.
+
+    Attributes:
+        bits: the integer of its width.
+        fraction: bits of the mantissa that are stored.
+        bias: of the exponent.
+        root_half: the bits of the root of 1/2.
+    """
+
+    bits: DType
+    fraction: int
+    bias: int
+    root_half: int
+
+    @property
+    def sign(self) -> int:
+        """The sign bit, as a signed integer."""
+        return -1 << self.bits.bits - 1
+
+    @property
+    def least(self) -> float:
+        """The least normal number."""
+        return 2.0 ** (1 - self.bias)
+
+
+SINGLE = Layout(int32, 23, 127, 0x3F3504F3)
+DOUBLE = Layout(int64, 52, 1023, 0x3FE6A09E667F3BCD)
+SIGN = SINGLE.sign
 SHIFTER = 12582912.0  # 1.5 * 2**23: adding it rounds to a whole number, left in the lowest bits
 RARE = "rare"  # arg of a "where"
 HUGE_ANGLE = 131072.0  # larger angles are reduced by integer arithmetic
@@ -86,24 +119,33 @@ def unary(op: str, source: Value) -> Value:
 
 def absolute(source: Value) -> Value:
     """The magnitude: for floats by clearing the sign bit."""
-    if source.dtype is float32:
-        return as_float(binary("and", as_bits(source), const(0x7FFFFFFF, int32)))
+    if source.dtype.is_float:
+        bits = as_bits(source)
+        return as_float(binary("and", bits, const(~layout(source).sign, bits.dtype)))
     if source.dtype.kind in "bu":
         return source
     return where(less(source, 0), unary("neg", source), source)
 
 
+def layout(x: Value) -> Layout:
+    """Return the layout of a float32 or a float64."""
+    return DOUBLE if x.dtype is float64 else SINGLE
+
+
 def as_bits(source: Value) -> Value:
-    return value("bitcast", int32, (source,))
+    """The bits of a float32 as int32, of a float64 as int64."""
+    return value("bitcast", layout(source).bits, (source,))
 
 
 def as_float(bits: Value) -> Value:
-    return value("bitcast", float32, (bits,))
+    """The float32 or float64 of `as_bits`."""
+    return value("bitcast", float64 if bits.dtype is int64 else float32, (bits,))
 
 
 def with_sign(size: Value, source: Value) -> Value:
     """Return `size`, which is not negative, with the sign of `source`; zeros have one too."""
-    sign = binary("and", as_bits(source), const(SIGN, int32))
+    bits = as_bits(source)
+    sign = binary("and", bits, const(layout(source).sign, bits.dtype))
     return as_float(binary("or", as_bits(size), sign))
 
 
@@ -113,21 +155,22 @@ def _like(left: Value, right: Value | float) -> Value:
 
 def polynomial(x: Value, coefficients: Sequence[float]) -> Value:
     """Horner's rule; the highest power's coefficient first."""
-    total = real(coefficients[0])
+    total = const(coefficients[0], x.dtype)
     for coefficient in coefficients[1:]:
         total = fma(total, x, coefficient)
     return total
 
 
 def clamp(x: Value, low: float, high: float) -> Value:
-    return binary("min", binary("max", x, real(low)), real(high))
+    return binary("min", binary("max", x, const(low, x.dtype)), const(high, x.dtype))
 
 
 def scale(x: Value, exponent: Value) -> Value:
-    """Return x * 2**exponent, |exponent| < 250: in two steps, so that results may be subnormal."""
-    half = binary("shr", exponent, const(1, int32))
+    """Return x * 2**exponent, |exponent| < 250 (float64: 2000): in two steps, so that results may
+    be subnormal. exponent: an integer of the float's width."""
+    form, half = layout(x), binary("shr", exponent, const(1, exponent.dtype))
     for part in (half, sub(exponent, half)):
-        x = mul(x, as_float(binary("shl", add(part, 127), const(23, int32))))
+        x = mul(x, as_float(binary("shl", add(part, form.bias), const(form.fraction, form.bits))))
     return x
 
 
@@ -189,12 +232,14 @@ def exp2(x: Value) -> Value:
 
 def mantissa_of(x: Value) -> tuple[Value, Value]:
     """Return e as an integer, and m: x = 2**e * m with sqrt(1/2) <= m < sqrt(2). For x > 0."""
-    tiny = less(x, 2.0**-126)
-    bits = as_bits(where(tiny, mul(x, 2.0**24), x))
-    offset = sub(bits, 0x3F3504F3)  # the bits of sqrt(1/2)
-    exponent = binary("shr", offset, const(23, int32))
-    mantissa = as_float(sub(bits, binary("shl", exponent, const(23, int32))))
-    return sub(exponent, where(tiny, const(24, int32), const(0, int32))), mantissa
+    form = layout(x)
+    raised, place = form.fraction + 1, const(form.fraction, form.bits)
+    tiny = less(x, form.least)
+    bits = as_bits(where(tiny, mul(x, 2.0**raised), x))
+    exponent = binary("shr", sub(bits, form.root_half), place)
+    mantissa = as_float(sub(bits, binary("shl", exponent, place)))
+    lowered = where(tiny, const(raised, form.bits), const(0, form.bits))
+    return sub(exponent, lowered), mantissa
 
 
 def _log_of(f: Value) -> Value:
@@ -216,9 +261,10 @@ def _log_parts(x: Value) -> tuple[Value, Value]:
     return cast(exponent, float32), _log_of(sub(mantissa, 1.0))
 
 
-def _log_specials(x: Value, result: Value) -> Value:
-    result = where(equal(x, 0.0), real(-math.inf), result)
-    result = where(less(x, 0.0), real(math.nan), result)
+def log_specials(x: Value, result: Value) -> Value:
+    """Return a logarithm's result for a positive x, or its limit for any other."""
+    result = where(equal(x, 0.0), const(-math.inf, x.dtype), result)
+    result = where(less(x, 0.0), const(math.nan, x.dtype), result)
     passed = binary("or", equal(x, math.inf), unequal(x, x))
     return where(passed, x, result)
 
@@ -226,20 +272,20 @@ def _log_specials(x: Value, result: Value) -> Value:
 def log(x: Value) -> Value:
     """Natural logarithm."""
     exponent, rest = _log_parts(x)
-    return _log_specials(x, fma(exponent, LN2_HIGH, fma(exponent, LN2_LOW, rest)))
+    return log_specials(x, fma(exponent, LN2_HIGH, fma(exponent, LN2_LOW, rest)))
 
 
 def log2(x: Value) -> Value:
     """Logarithm to base 2; exact for powers of two."""
     exponent, rest = _log_parts(x)
-    return _log_specials(x, fma(rest, LOG2_E, fma(rest, LOG2_E_LOW, exponent)))
+    return log_specials(x, fma(rest, LOG2_E, fma(rest, LOG2_E_LOW, exponent)))
 
 
 def log10(x: Value) -> Value:
     """Logarithm to base 10; exact for powers of ten."""
     exponent, rest = _log_parts(x)
     low = fma(exponent, LOG10_2_LOW, mul(rest, LOG10_E_LOW))
-    return _log_specials(x, fma(exponent, LOG10_2_HIGH, fma(rest, LOG10_E, low)))
+    return log_specials(x, fma(exponent, LOG10_2_HIGH, fma(rest, LOG10_E, low)))
 
 
 def log_of_sum(base: Value, more: Value) -> Value:
@@ -253,7 +299,7 @@ def log_of_sum(base: Value, more: Value) -> Value:
     rest = _log_of(fma(lost, inverse, sub(mantissa, 1.0)))
     count = cast(exponent, float32)
     result = fma(count, LN2_HIGH, fma(count, LN2_LOW, rest))
-    return _log_specials(total, result)
+    return log_specials(total, result)
 
 
 def log1p(x: Value) -> Value:

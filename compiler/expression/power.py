@@ -1,4 +1,4 @@
-"""Powers on float32 and on integers, composed of the IR's own operations (see `functions`).
+"""Powers on floats and on integers, composed of the IR's own operations (see `functions`).
 
 x**y = 2**(y * log2(x)), with the logarithm as a sum of two float32, as an error of 2**-24 in it
 would be multiplied by up to 128. Sums and products of two terms: T. Dekker, "A floating-point
@@ -9,8 +9,12 @@ multiply-add.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from ugpu.compiler.dtype import float32, int32
+from ugpu.compiler.dtype import float32, float64, int32
+from ugpu.compiler.expression.doubles import coefficients as doubles
+from ugpu.compiler.expression.doubles.exponential import exp2_of
 from ugpu.compiler.expression.functions import (
     absolute,
     add,
@@ -23,7 +27,6 @@ from ugpu.compiler.expression.functions import (
     mantissa_of,
     mul,
     polynomial,
-    real,
     scale,
     sub,
     unary,
@@ -34,8 +37,25 @@ from ugpu.compiler.expression.functions import (
 from ugpu.compiler.expression.value import Value, binary, cast, const
 
 Pair = tuple[Value, Value | None]  # a number as a sum: rounded, and the rest, if any
-# 2/3 of log2(e)
-FACTOR, FACTOR_LOW = 0.96179670095443725586, -7.02846165e-9
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What differs between the floats.
+
+    Attributes:
+        factor: 2/3 of log2(e).
+        tail: the series of `_log2` from s^4 on.
+        exp2: 2 to the power of a sum.
+        largest: an exponent of 2 whose result is infinite.
+        most: an exponent whose power of any number but 1 is infinite or zero.
+    """
+
+    factor: tuple[float, float]
+    tail: tuple[float, ...]
+    exp2: Callable[[Value, Value], Value]
+    largest: float
+    most: float
 
 
 def _product(one: Pair, two: Pair) -> tuple[Value, Value]:
@@ -58,28 +78,30 @@ def whole_power(exponent: int, x: Value) -> Value:
     rounded, error = total
     assert error is not None
     size = absolute(rounded)  # for zero and infinity the error is not known
-    usable = binary("and", less(real(0.0), size), less(size, math.inf))
+    usable = binary("and", less(const(0.0, x.dtype), size), less(size, math.inf))
     return where(usable, add(rounded, error), rounded)
 
 
 def _log2(x: Value) -> tuple[Value, Value]:
-    """log2(x) for x > 0: an error of some 2**-35, of the logarithm and of 2**-41."""
+    """log2(x) for x > 0: an error of some 2**-35, of the logarithm and of 2**-41; of float64 of
+    2**-65."""
     exponent, mantissa = mantissa_of(x)
-    count = cast(exponent, float32)
+    form, count = _FORMS[x.dtype], cast(exponent, x.dtype)
     # log(m) = 2 atanh(s) = 2/3 * s * (3 + s^2 + 3/5 s^4 + ...), s = (m - 1) / (m + 1)
     below, above = sub(mantissa, 1.0), add(mantissa, 1.0)
     above_low = sub(mantissa, sub(above, 1.0))
-    inverse = div(real(1.0), above)
+    inverse = div(const(1.0, x.dtype), above)
     s = mul(below, inverse)
     minus = unary("neg", s)
     s_low = mul(fma(minus, above_low, fma(minus, above, below)), inverse)
     square, square_low = _product((s, s_low), (s, s_low))
-    series = polynomial(square, [3.51297289e-1, 4.28206265e-1, 6.00002289e-1])
+    series = polynomial(square, form.tail)
     total = add(square, 3.0)
     left = fma(mul(square, square), series, square_low)
     total_low = add(sub(square, sub(total, 3.0)), left)
     natural = _product((s, s_low), (total, total_low))
-    part, part_low = _product(natural, (real(FACTOR), real(FACTOR_LOW)))
+    factor = const(form.factor[0], x.dtype), const(form.factor[1], x.dtype)
+    part, part_low = _product(natural, factor)
     result = add(count, part)
     return result, add(sub(part, sub(result, count)), part_low)
 
@@ -98,14 +120,29 @@ def _exp2(high: Value, low: Value) -> Value:
     return scale(add(more, 1.0), cast(count, int32))
 
 
+_FORMS = {
+    float32: _Form(
+        (0.96179670095443725586, -7.02846165e-9), (3.51297289e-1, 4.28206265e-1, 6.00002289e-1),
+        _exp2, 180.0, 1e10,
+    ),
+    float64: _Form(doubles.FACTOR, doubles.LOG_TAIL, exp2_of, 1100.0, 1e20),
+}  # fmt: skip
+
+
 def power(x: Value, y: Value) -> Value:
-    """x**y as C's powf."""
+    """x**y as C's powf and pow."""
+    form = _FORMS[x.dtype]
+
+    def real(number: float) -> Value:
+        return const(number, x.dtype)
+
     high, low = _log2(absolute(x))
-    bounded = clamp(y, -1e10, 1e10)
+    bounded = clamp(y, -form.most, form.most)
     product = mul(bounded, high)
     product_low = fma(bounded, low, fma(bounded, high, unary("neg", product)))
-    near = less(absolute(product), 180.0)
-    result = _exp2(clamp(product, -180.0, 180.0), where(near, product_low, real(0.0)))
+    most = form.largest
+    near = less(absolute(product), most)
+    result = form.exp2(clamp(product, -most, most), where(near, product_low, real(0.0)))
     finite = unequal(absolute(x), math.inf)
     whole = equal(y, unary("floor", y))
     half = mul(y, 0.5)
@@ -113,7 +150,7 @@ def power(x: Value, y: Value) -> Value:
     sinking, nothing, endless = less(y, 0.0), real(0.0), real(math.inf)
     result = where(equal(x, 0.0), where(sinking, endless, nothing), result)
     result = where(finite, result, where(sinking, nothing, endless))
-    negative = binary("lt", as_bits(x), const(0, int32))
+    negative = less(as_bits(x), 0)
     result = where(binary("and", negative, odd), unary("neg", result), result)
     root = binary("and", binary("and", less(x, 0.0), finite), unary_not(whole))
     result = where(root, real(math.nan), result)

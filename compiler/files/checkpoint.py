@@ -35,7 +35,7 @@ _NAMES = {
     "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool", "Double": "float64",
     "ComplexFloat": "complex64", "ComplexDouble": "complex128",
 }  # fmt: skip
-_WIDTH = {"float64": 8, "complex64": 8, "complex128": 16}
+_WIDTH = {"complex64": 8, "complex128": 16}
 
 
 def _itemsize(kind: str) -> int | None:
@@ -231,11 +231,6 @@ def _entry(source: Source, name: str, view: View, place: Place) -> Entry:
         source.refuse(f"tensor {name!r} does not fit the file, which has {source.size} bytes")
     if own is not None:
         return Entry(name, view.shape, kind, start, span * width, own, (span,), layout.decoded)
-    if kind == "float64":
-        return Entry(
-            name, view.shape, kind, start, span * 8, dtypes.float32, (span,),
-            layout.decoded, lambda data: np.frombuffer(data, "<f8"),
-        )  # fmt: skip
 
     def refuse(raw: Tensor) -> Tensor:
         raise NotSupported(f"tensor {name!r}: tensors of {kind} are not supported")

@@ -43,9 +43,9 @@ class Entry:
 
     shape: the tensor's. kind: its element type in the words of the file's format. start, size: its
     bytes. stored, stored_shape: the array that these bytes are on the device. decode: makes the
-    tensor from that array, lazily and on the device. host: where the device cannot represent the
-    bytes (float64): makes an array from them on the host instead. groups: makes the quantised
-    groups of elements from that array, if the type has them.
+    tensor from that array, lazily and on the device. host: where the bytes are packed or in another
+    order: makes an array from them on the host instead. groups: makes the quantised groups of
+    elements from that array, if the type has them.
     """
 
     name: str

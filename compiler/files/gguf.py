@@ -43,9 +43,8 @@ _TEXT, _ARRAY = 8, 9
 PLAIN = {
     0: ("F32", dtypes.float32), 1: ("F16", dtypes.float16), 24: ("I8", dtypes.int8),
     25: ("I16", dtypes.int16), 26: ("I32", dtypes.int32), 27: ("I64", dtypes.int64),
-    30: ("BF16", dtypes.bfloat16),
+    28: ("F64", dtypes.float64), 30: ("BF16", dtypes.bfloat16),
 }  # fmt: skip
-_FLOAT64 = 28
 
 
 class _Reader:
@@ -180,12 +179,6 @@ def _entry(source: Source, name: str, shape: tuple[int, ...], kind: int, start: 
         word, dtype = PLAIN[kind]
         checked(dtype.itemsize, shape)
         return plain(name, shape, word, start, dtype)
-    if kind == _FLOAT64:
-        size = checked(8, shape)
-        return Entry(
-            name, shape, "F64", start, size, dtypes.float32, shape,
-            host=lambda data: np.frombuffer(data, "<f8").reshape(shape),
-        )  # fmt: skip
     block = BLOCKS.get(kind)
     if block is None:
         source.refuse(f"tensor {name!r}: unknown type {kind}")

@@ -62,19 +62,20 @@ def array_entry(source: Source, member: Member, name: str) -> Entry:
         source.refuse(f"{what}: {kind}{list(shape)} does not fit {member.size - start} bytes")
     order = shape[::-1] if fortran else shape
     native = kind.newbyteorder("=")
+    own = dtypes.as_dtype(native)
     if member.packed is not None:
         return Entry(
-            name, shape, kind.str, member.start, member.packed, dtypes.from_numpy(native), shape,
+            name, shape, kind.str, member.start, member.packed, own, shape,
             host=_unpacked(source, member, kind, shape, start, fortran),
         )  # fmt: skip
     turned = _turned if fortran and len(shape) > 1 else None
-    if native == np.float64 or kind != native:
+    if kind != native:
         return Entry(
-            name, shape, kind.str, member.start + start, count, dtypes.float32, shape,
+            name, shape, kind.str, member.start + start, count, own, shape,
             host=lambda data: _array(data, kind, shape, fortran),
         )  # fmt: skip
     return Entry(
-        name, shape, kind.str, member.start + start, count, dtypes.from_numpy(native), order,
+        name, shape, kind.str, member.start + start, count, own, order,
         turned,
     )  # fmt: skip
 

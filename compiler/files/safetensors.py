@@ -24,7 +24,7 @@ HEADER = 100_000_000  # bytes: the limit of the format's own reader
 _NAMED = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32",
     "I32": "int32", "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": "bfloat16",
-    "F32": "float32", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+    "F32": "float32", "F64": "float64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
 TYPES: Mapping[str, DType] = {
@@ -98,7 +98,7 @@ def _entry(source: Source, name: str, fields: object, base: int) -> Entry:
     if len(offsets) != 2:
         source.refuse(f"tensor {name!r}: data_offsets must be two numbers, got {offsets}")
     stored = TYPES.get(kind) if isinstance(kind, str) else None
-    bits = 64 if kind == "F64" else stored.bits if stored else _OTHER.get(str(kind))
+    bits = stored.bits if stored else _OTHER.get(str(kind))
     if bits is None:
         source.refuse(f"tensor {name!r}: unknown dtype {kind!r:.80}")
     size, own = offsets[1] - offsets[0], tuple(shape)
@@ -108,11 +108,6 @@ def _entry(source: Source, name: str, fields: object, base: int) -> Entry:
     if stored is not None:
         return plain(name, own, str(kind), base + offsets[0], stored)
     start = base + offsets[0]
-    if kind == "F64":
-        return Entry(
-            name, own, "F64", start, size, dtypes.float32, own,
-            host=lambda data: np.frombuffer(data, "<f8").reshape(own),
-        )  # fmt: skip
     return Entry(name, own, str(kind), start, size, dtypes.uint8, (size,), _refusal(name, kind))
 
 

@@ -135,7 +135,7 @@ def load(path: str | os.PathLike[str], *, device: Device | str | None = None) ->
 
     Returns the tensors by name; for .npy one tensor; for a PyTorch checkpoint the object that it
     holds. For `model.safetensors.index.json`, the tensors of all its files. Nothing in the file is
-    executed. float64 becomes float32. Raises BadFile for an invalid file, NotSupported for element
+    executed. Raises BadFile for an invalid file, NotSupported for element
     types that tensors do not have, OutOfMemory, OSError.
     """
     if str(path).endswith(INDEX):

@@ -26,7 +26,7 @@ from ugpu.compiler.runtime.memory_pool import Part, Place, Storage, place_of
 from ugpu.compiler.runtime.numbers import Places
 from ugpu.compiler.runtime.recording import Recording
 from ugpu.compiler.runtime.runtime import runtime_of
-from ugpu.compiler.runtime.stages import Stages
+from ugpu.compiler.runtime.several.stages import Stages
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, Closed

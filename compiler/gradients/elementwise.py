@@ -42,6 +42,8 @@ _UNARY: dict[str, Callable[[Values, Values, Values], Values]] = {
     "erf": lambda g, x, y: g * (-x * x).exp() * (2 / math.sqrt(math.pi)),
     "erfc": lambda g, x, y: g * (-x * x).exp() * (-2 / math.sqrt(math.pi)),
     "erfinv": lambda g, x, y: g * (y * y).exp() * (math.sqrt(math.pi) / 2),
+    "softplus": lambda g, x, y: g * x.sigmoid(),
+    "logsigmoid": lambda g, x, y: g * (-x).sigmoid(),
     "sigmoid": lambda g, x, y: g * y * (1 - y),
     "cast": lambda g, x, y: g,
     "contiguous": lambda g, x, y: g,
@@ -129,6 +131,14 @@ def _atan2(g: Values, y: Values, xs: Given, arg: Any) -> Results:
     up, right = xs
     share = g / (up * up + right * right)
     return share * right, -share * up
+
+
+@rule("logaddexp")
+def _logaddexp(g: Values, y: Values, xs: Given, arg: Any) -> Results:
+    """Shares of the sum; of two equal infinities, half each."""
+    one, two = (x._compare("eq", y).where(0, x - y).exp() for x in xs)
+    total = one + two
+    return g * one / total, g * two / total
 
 
 @rule("nextafter")

@@ -12,6 +12,7 @@ from ugpu.compiler.gradients.values import Values
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node, Shape
 from ugpu.compiler.graph.region import Region, Scatter
+from ugpu.compiler.graph.tracking import mode
 
 Given = Sequence[Values]
 Results = Sequence[Values | None]
@@ -53,9 +54,13 @@ def _only_axis(axes: Sequence[int], indices: Sequence[Node], shape: Shape) -> in
 
 
 def _counts(index: Node, axis: int) -> bool:
-    """Return whether an index is 0, 1 ... along one axis."""
+    """Return whether an index is 0, 1 ... along one axis, the same along the others."""
     size = index.shape[axis]
-    while index.op in ("expand", "reshape"):
+    while index.op == "expand":
+        index = index.sources[0]
+    if any(own != 1 for each, own in enumerate(index.shape) if each != axis):
+        return False
+    while index.op == "reshape":
         index = index.sources[0]
     return index.op == "iota" and index.shape == (size,)
 
@@ -125,6 +130,11 @@ def _of_factors(
     count = _scattered(own.cast(int32), adding, zero.cast(int32).node, nodes)
     rest = _scattered(own.where(1, base), choice, zero.where(1, values).node, nodes)
     others = g * rest
+    if mode.on:
+        total = _scattered(own.where(base, 0), adding, zero.where(values, 0).node, nodes)
+        parts = (g * y, others, others * total, count)
+        read = [_read(each, choice, values.shape, indices) for each in parts]
+        return _again(base, own, *parts), _again(values, zero, *read)
     alone = count._compare("eq", 1)
     none = count._compare("eq", 0)
 
@@ -133,6 +143,17 @@ def _of_factors(
 
     read = [_read(each, choice, values.shape, indices) for each in (others, none, alone)]
     return share(others, base, own, none, alone), share(read[0], values, zero, read[1], read[2])
+
+
+def _again(
+    x: Values, zero: Values, whole: Values, others: Values, times: Values, count: Values
+) -> Values:
+    """The products of the others, to be derived once more: of two zeros, each is the factor of the
+    other's. whole: g times the product; others: without zeros; times: others times the sum of
+    zeros."""
+    one, two = count._compare("eq", 1), count._compare("eq", 2)
+    at = one.where(others, two.where(times - others * x, 0))
+    return zero.where(at, whole / zero.where(1, x))
 
 
 def _read(source: Values, choice: Scatter, shape: Shape, indices: Given) -> Values:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from math import prod
 from operator import itemgetter
 
 from ugpu.compiler.expression.algebra import (
@@ -50,7 +52,27 @@ def reshape(source: Node, shape: Shape) -> Node:
 
 
 def _reshaped(node: Node, at: tuple[Index, ...]) -> tuple[Index, ...]:
-    return tuple(unflatten(flatten(at, node.shape), node.sources[0].shape))
+    """Axes that stay as they are, or become others together, keep their own indices: those of a pad
+    around the node may lie outside, where divisions of the whole position would not cancel."""
+    found: list[Index] = []
+    for axes, others in _regrouped(node.shape, node.sources[0].shape):
+        found += unflatten(flatten(at[axes], node.shape[axes]), node.sources[0].shape[others])
+    return tuple(found)
+
+
+@lru_cache(4096)
+def _regrouped(shape: Shape, other: Shape) -> tuple[tuple[slice, slice], ...]:
+    """Return the shortest parts of two shapes with equal numbers of elements, pair by pair."""
+    if not prod(shape):
+        return ((slice(None), slice(None)),)
+    pairs, first, second = [], 0, 0
+    while first < len(shape) or second < len(other):
+        here, there = first + 1, second + 1
+        while (count := prod(shape[first:here])) != (more := prod(other[second:there])):
+            here, there = here + (count < more), there + (count > more)
+        pairs.append((slice(first, here), slice(second, there)))
+        first, second = here, there
+    return tuple(pairs)
 
 
 Kind("reshape", moving(_reshaped), moves=True, once=True)

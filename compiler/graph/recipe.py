@@ -87,11 +87,10 @@ def _chain(operands: tuple[Node, ...]) -> Sources | None:
 
 def _passes_on(moved: Repeated) -> bool:
     """Return whether a result of movements may be read as if its source were the operand. It may
-    not if gradients end at it."""
-    for source in moved.given:
-        if source.tracked:
-            return moved.tracked
-    return True
+    not if gradients end at it, begin at it, or follow a rule of its own."""
+    if moved.history is not None:
+        return False
+    return moved.tracked == any(source.tracked for source in moved.given)
 
 
 def chained(last: Recipe, given: Sequence[Node], result: Node) -> Recipe | None:

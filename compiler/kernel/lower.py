@@ -14,9 +14,10 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from ugpu.compiler.dtype import LACKING, require
 from ugpu.compiler.expression.computation import Computation
 from ugpu.compiler.expression.once import once
-from ugpu.compiler.expression.value import Value, rebuild, value
+from ugpu.compiler.expression.value import Value, rebuild, value, walk
 from ugpu.compiler.graph.operations import KINDS
 from ugpu.compiler.kernel import scatter
 from ugpu.compiler.kernel.attention import gpu as gpu_attention
@@ -66,6 +67,10 @@ def lower(computation: Computation, target: TargetSpec, choices: Choices | None 
         raise NotSupported(
             f"no code generator for targets of ABI {target.abi!r}", target=target.name
         )
+    if target.abi in LACKING:
+        for each in (computation, *computation.pieces):
+            for node in walk(each.value):
+                require(node.dtype, target)
     kernel = within_limits(_shape(computation, target).build(choices), target.max_grid)
     return verify(_named(kernel, computation))
 

@@ -13,12 +13,12 @@ from ugpu.compiler.dtype import (
     float32,
     int8,
     int32,
+    is_narrow,
     uint8,
     uint32,
     uint64,
 )
 from ugpu.compiler.expression.algebra import Index, Range, Validity
-from ugpu.compiler.expression.elementary import is_narrow
 from ugpu.compiler.expression.lookup import Lookup, atoms
 from ugpu.compiler.expression.value import OPS, Load, Memory, Value, unseen, walk
 from ugpu.compiler.kernel.ir import (

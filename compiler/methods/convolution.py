@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import DType, bool_, float32, int32
+from ugpu.compiler.dtype import DType, bool_, float32
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.methods import winograd as winograd_tiles
@@ -97,7 +97,7 @@ class Convolutions(Operations):
         the reduction."""
         batch, _, _, columns = self.shape
         out_channels, each, height, width = kernel.shape
-        inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
+        inner = dtypes.inner(dtype)
         host = self.device.target.abi == "host"
         # an image that only one channel reads is padded by the kernel that holds it, as are tiles
         held = cost.in_windows(height, width, columns + 2 * steps[1][1], prod(steps[0]))

@@ -15,7 +15,7 @@ from math import prod
 from typing import Self
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import DType, bool_, float32, int32
+from ugpu.compiler.dtype import DType
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.methods.core import TensorCore
@@ -59,7 +59,7 @@ class Einsum(Operations):
         dtype = operands[0].dtype
         for operand in operands[1:]:
             dtype = dtypes.promote(dtype, operand.dtype)
-        inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
+        inner = dtypes.inner(dtype)
         names, kept = _parsed(equation, operands)
         factors = [
             self._diagonal(equation, _Factor(operand.node, each))

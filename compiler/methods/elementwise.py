@@ -12,7 +12,7 @@ from ugpu.compiler.dtype import DType, bool_, float32
 from ugpu.compiler.expression.elementary import WHOLE_POWERS
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.tracking import mode
-from ugpu.compiler.methods.core import Scalar, TensorCore, broadcast, integer_of, number_of
+from ugpu.compiler.methods.core import Scalar, TensorCore, broadcast, number_of
 from ugpu.hcq.errors import BadArgument
 
 
@@ -80,6 +80,16 @@ class Elementwise(TensorCore):
         dtype = dtypes.float_dtype(self.dtype)
         return self._new(graph.elementwise(op, dtype, graph.cast(self.node, dtype)))
 
+    def _real(self) -> Self:
+        """Return it in the float type in which it is computed."""
+        return self.cast(dtypes.wide(self.dtype))
+
+    def _sign_bit(self) -> Self:
+        """Return whether the sign bit is set, of zeros too."""
+        real = self._real()
+        whole = dtypes.int64 if real.dtype is dtypes.float64 else dtypes.int32
+        return real.bitcast(whole)._compare("lt", 0)
+
     def _rounding(self, op: str) -> Self:
         return self._function(op) if self.dtype.is_float else self._new(self.node)
 
@@ -134,7 +144,7 @@ class Elementwise(TensorCore):
         if down:
             return lower
         if lower.dtype.is_float:
-            return self.div(other, reverse).trunc()
+            return self.div(other, reverse)._rounding("trunc")
         # one more than the floor, where the quotient is negative and not exact
         rest = self._binary("mod", other, "div", reverse=reverse)
         return lower + (rest._compare("ne", 0) & (lower < 0)).cast(lower.dtype)
@@ -175,7 +185,7 @@ class Elementwise(TensorCore):
             found = ((self < 0) & (self > -math.inf)).where(math.nan, root)
             return found._ruled("power", [self], exponent)
         if exponent in (-1, -2):
-            inverse = self.reciprocal()
+            inverse = self._function("reciprocal")
             return inverse if exponent == -1 else inverse * inverse
         if exponent in (0, 1, 2):
             return self._whole_power(int(exponent))
@@ -223,17 +233,9 @@ class Elementwise(TensorCore):
         """Return e to the power of each element."""
         return self._function("exp")
 
-    def exp2(self) -> Self:
-        """Return 2 to the power of each element."""
-        return self._function("exp2")
-
     def log(self) -> Self:
         """Return the natural logarithm."""
         return self._function("log")
-
-    def log2(self) -> Self:
-        """Return the base-2 logarithm."""
-        return self._function("log2")
 
     def sqrt(self) -> Self:
         """Return the square root; NaN for negative numbers."""
@@ -243,71 +245,13 @@ class Elementwise(TensorCore):
         """Return 1 / sqrt(x)."""
         return self._function("rsqrt")
 
-    def reciprocal(self) -> Self:
-        """Return 1 / x."""
-        return self._function("reciprocal")
-
-    def sin(self) -> Self:
-        """Return the sine of an angle in radians."""
-        return self._function("sin")
-
-    def cos(self) -> Self:
-        """Return the cosine of an angle in radians."""
-        return self._function("cos")
-
-    def tanh(self) -> Self:
-        """Return the hyperbolic tangent."""
-        return self._function("tanh")
-
     def sigmoid(self) -> Self:
         """Return 1 / (1 + exp(-x))."""
         return self._function("sigmoid")
 
-    def silu(self) -> Self:
-        """Return x * sigmoid(x), rounded once."""
-        real = self.cast(float32)
-        return (real * real.sigmoid()).cast(dtypes.float_dtype(self.dtype))
-
-    def relu(self) -> Self:
-        """Return max(x, 0)."""
-        return self.maximum(0)._ruled("relu", [self])
-
     def square(self) -> Self:
         """Return x * x."""
         return self * self
-
-    def sign(self) -> Self:
-        """Return -1, 0 or 1; NaN for NaN."""
-        if self.dtype.kind in "bu":
-            return self._compare("ne", 0).cast(self.dtype)
-        one, zero = (self._new(graph.full(number, self.dtype, self.shape)) for number in (1, 0))
-        signs = (self < 0).where(-one, (self > 0).where(one, zero))
-        return self.isnan().where(self, signs) if self.dtype.is_float else signs
-
-    def floor(self) -> Self:
-        """Round down to an integer."""
-        return self._rounding("floor")
-
-    def ceil(self) -> Self:
-        """Round up to an integer."""
-        return self._rounding("ceil")
-
-    def trunc(self) -> Self:
-        """Round towards 0 to an integer."""
-        return self._rounding("trunc")
-
-    def round(self, *, decimals: int = 0) -> Self:
-        """Round to the nearest integer, halves to even. decimals (floats only): number of places
-        to keep after the point; if negative, round to multiples of 10, 100 ..."""
-        places = integer_of("round", "decimals", decimals)
-        if not places:
-            return self._rounding("round")
-        if not self.dtype.is_float:
-            raise BadArgument(f"round: decimals needs floats, got {self.dtype.name}")
-        wide, scale = self.cast(float32), 10.0 ** abs(places)
-        if places > 0:
-            return ((wide * scale)._rounding("round") / scale).cast(self.dtype)
-        return ((wide / scale)._rounding("round") * scale).cast(self.dtype)
 
     # ---- comparisons and logic -----------------------------------------------------------------
 
@@ -384,6 +328,7 @@ class Elementwise(TensorCore):
         wanted = dtypes.as_dtype(dtype)
         if wanted is self.dtype:
             return self._new(self.node)
+        dtypes.require(wanted, self.device.target)
         return self._again(
             ("cast", wanted.name), (), lambda: self._new(graph.cast(self.node, wanted))
         )
@@ -398,6 +343,10 @@ class Elementwise(TensorCore):
         if wanted is self.dtype:
             return self._same()
         return self._new(graph.bitcast(self.node, wanted))
+
+    def double(self) -> Self:
+        """Convert to float64."""
+        return self.cast(dtypes.float64)
 
     def float(self) -> Self:
         """Convert to float32."""

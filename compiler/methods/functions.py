@@ -1,7 +1,7 @@
 """Tensor: further elementwise functions and activations, composed of those of Elementwise.
 
-They are computed in float32 and rounded once, so that a chain in float16 loses no precision in
-between. For error bounds see docs/accuracy.md.
+They are computed in float32 (float64 in its own type) and rounded once, so that a chain in float16
+loses no precision in between. For error bounds see docs/accuracy.md.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import math
 from typing import Any, Literal, Self
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import float32
 from ugpu.compiler.graph import operations as graph
-from ugpu.compiler.methods.core import Scalar, TensorCore
+from ugpu.compiler.methods.core import Scalar, TensorCore, integer_of
 from ugpu.compiler.methods.elementwise import Elementwise
+from ugpu.hcq.errors import BadArgument
 
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805  # arXiv:1706.02515
 
@@ -23,13 +23,67 @@ class Functions(Elementwise):
 
     __slots__ = ()
 
-    def _real(self) -> Self:
-        return self.cast(float32)
-
     def _rounded(self, result: Self) -> Self:
         return result.cast(dtypes.float_dtype(self.dtype))
 
     # ---- mathematics ---------------------------------------------------------------------------
+
+    def exp2(self) -> Self:
+        """Return 2 to the power of each element."""
+        return self._function("exp2")
+
+    def log2(self) -> Self:
+        """Return the base-2 logarithm."""
+        return self._function("log2")
+
+    def sin(self) -> Self:
+        """Return the sine of an angle in radians."""
+        return self._function("sin")
+
+    def cos(self) -> Self:
+        """Return the cosine of an angle in radians."""
+        return self._function("cos")
+
+    def reciprocal(self) -> Self:
+        """Return 1 / x."""
+        return self._function("reciprocal")
+
+    def sign(self) -> Self:
+        """Return -1, 0 or 1; NaN for NaN."""
+        if self.dtype.kind in "bu":
+            return self._compare("ne", 0).cast(self.dtype)
+        one, zero = (self._new(graph.full(number, self.dtype, self.shape)) for number in (1, 0))
+        signs = (self < 0).where(-one, (self > 0).where(one, zero))
+        return self.isnan().where(self, signs) if self.dtype.is_float else signs
+
+    def floor(self) -> Self:
+        """Round down to an integer."""
+        return self._rounding("floor")
+
+    def ceil(self) -> Self:
+        """Round up to an integer."""
+        return self._rounding("ceil")
+
+    def trunc(self) -> Self:
+        """Round towards 0 to an integer."""
+        return self._rounding("trunc")
+
+    def round(self, *, decimals: int = 0) -> Self:
+        """Round to the nearest integer, halves to even. decimals (floats only): number of places
+        to keep after the point; if negative, round to multiples of 10, 100 ..."""
+        places = integer_of("round", "decimals", decimals)
+        if not places:
+            return self._rounding("round")
+        if not self.dtype.is_float:
+            raise BadArgument(f"round: decimals needs floats, got {self.dtype.name}")
+        wide, scale = self._real(), 10.0 ** abs(places)
+        if places > 0:
+            return ((wide * scale)._rounding("round") / scale).cast(self.dtype)
+        return ((wide / scale)._rounding("round") * scale).cast(self.dtype)
+
+    def tanh(self) -> Self:
+        """Return the hyperbolic tangent."""
+        return self._function("tanh")
 
     def tan(self) -> Self:
         """Return the tangent of an angle in radians."""
@@ -85,10 +139,13 @@ class Functions(Elementwise):
 
     def logaddexp(self, other: Any) -> Self:
         """Return log(exp(self) + exp(other)) without overflow."""
-        most, least = self.maximum(other)._real(), self.minimum(other)._real()
+        kind = self._float_common("logaddexp", other)
+        _, (left, right) = self._operands("logaddexp", other, common=kind)
+        one, two = self._new(left)._real(), self._new(right)._real()
+        most, least = one.maximum(two), one.minimum(two)
         apart = (least._compare("eq", most)).where(0, least - most)
         total: Self = most + apart.exp().log1p()
-        return total.cast(self._float_common("logaddexp", other))
+        return total._ruled("logaddexp", [one, two]).cast(kind)
 
     def copysign(self, other: Any) -> Self:
         """Return the magnitude of self with the sign of other, including the sign of zero. Integers
@@ -96,7 +153,7 @@ class Functions(Elementwise):
         common, _ = self._operands("copysign", other)
         _, (left, right) = self._operands("copysign", other, common=dtypes.float_dtype(common))
         size = self._new(left).abs()
-        negative = self._new(right)._real().bitcast("int32")._compare("lt", 0)
+        negative = self._new(right)._sign_bit()
         return negative.where(-size, size)
 
     def lerp(self, end: Any, weight: Any) -> Self:
@@ -131,6 +188,15 @@ class Functions(Elementwise):
     clip = clamp
 
     # ---- activations ---------------------------------------------------------------------------
+
+    def silu(self) -> Self:
+        """Return x * sigmoid(x), rounded once."""
+        real = self._real()
+        return self._rounded(real * real.sigmoid())
+
+    def relu(self) -> Self:
+        """Return max(x, 0)."""
+        return self.maximum(0)._ruled("relu", [self])
 
     def gelu(self, approximate: Literal["tanh", "none"] = "none") -> Self:
         """Return x times the normal distribution's cumulative probability at x (arXiv:1606.08415),
@@ -191,14 +257,19 @@ class Functions(Elementwise):
         """Return log(1 + exp(beta x)) / beta, a smooth relu. threshold: x itself where beta x is
         above it; None never, since the result is right to rounding everywhere."""
         real = self._real() * beta
-        smooth = (real.maximum(0) + (-real.abs()).exp().log1p()) / beta
+        smooth = real._log1p_exp() / beta
         plain = smooth if threshold is None else (real > threshold).where(self._real(), smooth)
         return self._rounded(plain)
 
     def logsigmoid(self) -> Self:
         """Return the logarithm of `sigmoid`, without overflow."""
         real = self._real()
-        return self._rounded(real.minimum(0) - (-real.abs()).exp().log1p())
+        total: Self = real.minimum(0) - (-real.abs()).exp().log1p()
+        return self._rounded(total._ruled("logsigmoid", [real]))
+
+    def _log1p_exp(self) -> Self:
+        total: Self = self.maximum(0) + (-self.abs()).exp().log1p()
+        return total._ruled("softplus", [self])
 
     def softsign(self) -> Self:
         """Return x / (1 + |x|)."""

@@ -109,7 +109,7 @@ class Losses(Operations):
         if given.dtype.is_float:
             if given.shape != self.shape:
                 raise BadArgument(f"{name}: shapes {self._shown} and {given._shown} do not match")
-            terms = (total - shifted) * (given.cast(float32) * (1 - label_smoothing) + share)
+            terms = (total - shifted) * (given._real() * (1 - label_smoothing) + share)
             loss = (terms if factors is None else terms * factors).sum(axis)
             if reduction != "mean":
                 return self._collected(name, loss, reduction, given, weight)
@@ -131,7 +131,7 @@ class Losses(Operations):
         given = self._tensor(name, target)
         if given.shape != self.shape:
             raise BadArgument(f"{name}: shapes {self._shown} and {given._shown} do not match")
-        return given.cast(float32)
+        return given._real()
 
     def _classes(self, name: str) -> int:
         if not self.ndim or not self.shape[min(1, self.ndim - 1)]:
@@ -147,7 +147,7 @@ class Losses(Operations):
                 f"{name}: the weights' shape {given._shown} does not match the classes of shape "
                 f"{self._shown}"
             )
-        return given.cast(float32).reshape(
+        return given._real().reshape(
             tuple(size if place == axis else 1 for place, size in enumerate(self.shape))
         )
 

@@ -7,8 +7,7 @@ from math import prod
 from typing import Any, Literal, Self, overload
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import bool_, float32, int32, int64
-from ugpu.compiler.expression.elementary import is_narrow
+from ugpu.compiler.dtype import bool_, float32, int32, int64, is_narrow
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.methods.core import broadcast_shape, number_of
@@ -175,7 +174,7 @@ class Reductions(Elementwise, Movement):
         axes = self._axes("mean", axis)
         count = prod(self.shape[i] for i in axes)
         kind = dtypes.float_dtype(self.dtype)
-        total = self.cast(float32).sum(axes, keepdims)
+        total = self._real().sum(axes, keepdims)
         return (total / count).cast(kind)
 
     def var(
@@ -187,7 +186,7 @@ class Reductions(Elementwise, Movement):
         axis, less = correction_of(axis, correction, unbiased)
         axes = self._axes("var", axis)
         count = prod(self.shape[i] for i in axes)
-        wide = self.cast(float32)
+        wide = self._real()
         apart = wide - wide.mean(axes, keepdims=True)
         total = (apart * apart).sum(axes, keepdims)
         return (total / max(0, count - less)).cast(dtypes.float_dtype(self.dtype))
@@ -294,7 +293,7 @@ class Reductions(Elementwise, Movement):
 
     def _shifted(self, operation: str, axis: int) -> Self:
         self._axes(operation, axis)
-        wide = self.cast(float32)
+        wide = self._real()
         return wide if not self.numel() else wide - wide.detach().max(axis, keepdims=True)
 
     def matmul(self, other: Any) -> Self:
@@ -310,7 +309,7 @@ class Reductions(Elementwise, Movement):
             raise BadArgument("matmul: operands must have at least one axis")
         left: Reductions = self
         dtype = dtypes.promote(left.dtype, right.dtype)
-        inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
+        inner = dtypes.inner(dtype)
         one, two = left.cast(inner), right.cast(inner)
         if one.ndim == 1:
             one = one.unsqueeze(0)

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any, Self
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import bool_, float32, int32, int64
+from ugpu.compiler.dtype import bool_, int64
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.convolution import Pair, biased, places_of
 from ugpu.compiler.methods.core import Scalar, broadcast, integer_of
@@ -80,7 +80,7 @@ class Windows(Resampling):
         if groups < 1 or self.shape[1] != each * groups or out % groups or not kernel.numel():
             raise BadArgument(f"conv3d: {shapes} do not match in {groups} groups")
         dtype = dtypes.promote(self.dtype, kernel.dtype)
-        inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
+        inner = dtypes.inner(dtype)
         pairs = [(n, n) for n in numbers("conv3d", padding, 3, 0)]
         windows = self.cast(inner)._over("conv3d", window, stride, pairs, dilation, 0)
         batch, _, *size = windows.shape[:5]
@@ -208,8 +208,15 @@ class Windows(Resampling):
         ceil_mode: bool = False, count_include_pad: bool = True,
     ) -> Self:  # fmt: skip
         """Return the mean of each window; see `avg_pool2d`."""
-        return self._avg_pool("avg_pool1d", 1, size, stride=stride, padding=padding,
-                              ceil_mode=ceil_mode, count_include_pad=count_include_pad)
+        return self._avg_pool(
+            "avg_pool1d",
+            1,
+            size,
+            stride=stride,
+            padding=padding,
+            ceil_mode=ceil_mode,
+            count_include_pad=count_include_pad,
+        )
 
     def avg_pool2d(
         self, size: Pair, stride: Pair | None = None, padding: Pair = 0,
@@ -295,7 +302,7 @@ class Windows(Resampling):
                 raise BadArgument(f"{name}: divisor_override must not be 0")
             around = [(n, n) for n in numbers(name, padding, axes, 0)]
             step = sizes if stride in (None, (), []) else stride
-            windows = self.cast(float32)._over(name, sizes, step, around, 1, 0, ceil_mode)
+            windows = self._real()._over(name, sizes, step, around, 1, 0, ceil_mode)
             total = windows.sum(tuple(range(axes + 2, windows.ndim)))
             return (total / divisor_override).cast(dtypes.float_dtype(self.dtype))
         pairs = [(n, n) for n in numbers(name, padding, axes, 0)]
@@ -308,7 +315,7 @@ class Windows(Resampling):
     ) -> Self:  # fmt: skip
         """Return the means of windows, with padding of its own for each end of each axis."""
         axes = len(pairs)
-        windows = self.cast(float32)._over(name, size, stride, pairs, dilation, 0, ceil_mode)
+        windows = self._real()._over(name, size, stride, pairs, dilation, 0, ceil_mode)
         total = windows.sum(tuple(range(axes + 2, windows.ndim)))
         sizes, steps, gaps = (numbers(name, n, axes, 1) for n in (size, stride, dilation))
         for axis in range(axes):

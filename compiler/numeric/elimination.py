@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ugpu.compiler.dtype import float32
+from ugpu.compiler.dtype import promote, wide
 from ugpu.compiler.gradients.table import rule
 from ugpu.compiler.numeric.steps import batch_of, computed, first_step, ruled, square_of
 from ugpu.compiler.tensor import Tensor
@@ -21,7 +21,8 @@ def solve(a: Tensor, b: Tensor) -> Tensor:
     pivoting."""
     matrix = square_of("solve", a)
     vector = b.ndim == 1 or b.shape == a.shape[:-1]
-    right = (b.unsqueeze(-1) if vector else b).cast(float32)
+    kind = promote(matrix.dtype, wide(b.dtype))
+    matrix, right = matrix.cast(kind), (b.unsqueeze(-1) if vector else b).cast(kind)
     if right.ndim < 2 or right.shape[-2] != matrix.shape[-1]:
         raise BadArgument(f"solve: shapes {list(a.shape)} and {list(b.shape)} do not match")
     batch = batch_of("solve", matrix, right)
@@ -44,14 +45,15 @@ def inv(a: Tensor) -> Tensor:
     matrix = square_of("inv", a)
     if not matrix.numel():
         return matrix
-    return solve(matrix, Tensor.eye(matrix.shape[-1], device=matrix.device))
+    one = Tensor.eye(matrix.shape[-1], device=matrix.device, dtype=matrix.dtype)
+    return solve(matrix, one.broadcast_to(matrix.shape))
 
 
 def det(a: Tensor) -> Tensor:
     """Return the determinant of square matrices."""
     matrix = square_of("det", a)
     if not matrix.numel():
-        return Tensor.ones(matrix.shape[:-2], device=matrix.device)
+        return Tensor.ones(matrix.shape[:-2], device=matrix.device, dtype=matrix.dtype)
 
     def compute() -> list[Tensor]:
         pivots, sign = _pivots(matrix)
@@ -64,7 +66,7 @@ def slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sign of the determinant, and the logarithm of its magnitude."""
     matrix = square_of("slogdet", a)
     if not matrix.numel():
-        ones = Tensor.ones(matrix.shape[:-2], device=matrix.device)
+        ones = Tensor.ones(matrix.shape[:-2], device=matrix.device, dtype=matrix.dtype)
         return ones, ones.zeros_like()
 
     def compute() -> list[Tensor]:
@@ -82,8 +84,8 @@ def _eliminated(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows = Tensor.arange(size, device=a.device)
     joined, step = Tensor.cat([a, b], 2).contiguous(), first_step(a)
     columns = Tensor.arange(joined.shape[2], device=a.device)
-    pivots = Tensor.zeros(count, size, device=a.device).contiguous()
-    sign = Tensor.ones(count, device=a.device).contiguous()
+    pivots = Tensor.zeros(count, size, device=a.device, dtype=a.dtype).contiguous()
+    sign = Tensor.ones(count, device=a.device, dtype=a.dtype).contiguous()
     for _ in range(size):
         column = columns._compare("eq", step).where(joined, 0.0).sum(2)
         chosen = (rows >= step).where(column.abs(), -1.0).argmax(1, keepdims=True)

@@ -67,8 +67,9 @@ def qr(a: Tensor, mode: Literal["reduced", "complete"] = "reduced") -> tuple[Ten
         rows = Tensor.arange(height, device=matrix.device)
         columns = Tensor.arange(width, device=matrix.device)
         right, power = scaled(matrix.reshape((-1, height, width)))
-        left = Tensor.eye(height, device=matrix.device).expand((right.shape[0], height, height))
-        left, step = left.contiguous(), first_step(matrix)
+        one = Tensor.eye(height, device=matrix.device, dtype=matrix.dtype)
+        left = one.expand((right.shape[0], height, height)).contiguous()
+        step = first_step(matrix)
         for _ in range(min(height - 1, width)):
             column = columns._compare("eq", step).where(right, 0.0).sum(2)
             column = (rows >= step).where(column, 0.0)
@@ -126,7 +127,7 @@ def svd(a: Tensor, full_matrices: bool = False) -> tuple[Tensor, Tensor, Tensor]
     height, width = matrix.shape[-2:]
     if not matrix.numel():
         size = min(height, width)
-        values = Tensor.zeros((*matrix.shape[:-2], size), device=matrix.device)
+        values = Tensor.zeros((*matrix.shape[:-2], size), device=matrix.device, dtype=matrix.dtype)
         return nothing(matrix, height, size), values, nothing(matrix, size, width)
 
     def compute() -> list[Tensor]:

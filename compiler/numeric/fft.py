@@ -4,8 +4,9 @@ parts lie on a last axis of two, as in `torch.view_as_real`. Complex arrays of N
 
 A length is split into two factors close to each other, whose transforms are matrix products
 (J. Cooley, J. Tukey, 1965), down to factors of at most FACTOR; a longer prime length becomes a
-convolution by transforms of a power of two (L. Bluestein, 1970). Computed in float32. On a host a
-length is split into factors of about eight, whose matrices have the turns between factors in them.
+convolution by transforms of a power of two (L. Bluestein, 1970). Computed in float32; of float64 in
+float64. On a host a length is split into factors of about eight, whose matrices have the turns
+between factors in them.
 
 The axis is moved to the front: a matrix multiplies all columns, whose elements lie side by side.
 Matrices and turns are constants of a device, up to KEPT elements.
@@ -20,7 +21,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ugpu.compiler.dtype import float32, int64
+from ugpu.compiler.dtype import DType, float32, int64, to_numpy
+from ugpu.compiler.dtype import wide as wide_type
 from ugpu.compiler.methods.aliases import aliased_module
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument
@@ -56,7 +58,7 @@ def ifft(x: Parted, n: int | None = None, axis: int = -1, norm: Norm = "backward
 
 def rfft(x: Tensor, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """Return the first n // 2 + 1 elements of the transform of real numbers, [..., 2]."""
-    real = x.cast(float32)
+    real = x.cast(wide_type(x.dtype))
     both = _along("rfft", Tensor.stack([real, real.zeros_like()], 0), n, axis, norm, -1)
     place = real._axis("rfft", axis)
     kept = both.shape[1 + place] // 2 + 1
@@ -175,7 +177,7 @@ def _parts(operation: str, x: Parted) -> Tensor:
             f"{operation}: expected real and imaginary parts on a last axis of two, got shape "
             f"{list(x.shape)}"
         )
-    return x.cast(float32).permute(x.ndim - 1, *range(x.ndim - 1))
+    return x.cast(wide_type(x.dtype)).permute(x.ndim - 1, *range(x.ndim - 1))
 
 
 def _pairs(operation: str, count: int, s: Sizes, axes: Axes) -> list[tuple[int, int | None]]:
@@ -247,9 +249,9 @@ def _along(
     return result if scales[norm] == 1 else result * scales[norm]
 
 
-def _turn(products: Tensor, n: int, sign: int) -> Parts:
+def _turn(products: Tensor, n: int, sign: int, kind: DType) -> Parts:
     """Return cosine and sine of 2 pi products / n; the products are reduced as integers."""
-    angle = products.remainder(n).cast(float32) * (sign * 2 * math.pi / n)
+    angle = products.remainder(n).cast(kind) * (sign * 2 * math.pi / n)
     return angle.cos(), angle.sin()
 
 
@@ -310,7 +312,8 @@ def _in_parts(products: NDArray[np.int_], n: int, sign: int) -> NDArray[np.float
 
 
 def _constant(near: Tensor, name: str, make: Callable[[], NDArray[np.float64]]) -> Tensor | None:
-    return near._kept(f"fft {name}", lambda: make().astype(np.float32))
+    own = to_numpy(near.dtype)
+    return near._kept(f"fft {near.dtype.name} {name}", lambda: make().astype(own))
 
 
 def _turns(near: Tensor, rest: int, factor: int, sign: int) -> Parts:
@@ -325,7 +328,7 @@ def _turns(near: Tensor, rest: int, factor: int, sign: int) -> Parts:
     if kept is not None:
         return kept[0], kept[1]
     numbers = [Tensor.arange(size, device=near.device) for size in (rest, factor)]
-    return _turn(numbers[0].unsqueeze(1) * numbers[1].unsqueeze(0), n, sign)
+    return _turn(numbers[0].unsqueeze(1) * numbers[1].unsqueeze(0), n, sign, near.dtype)
 
 
 def _factor(n: int) -> int:
@@ -355,7 +358,7 @@ def _matrix(near: Tensor, n: int, sign: int) -> Tensor:
     if kept is not None:
         return kept
     numbers = Tensor.arange(n, device=near.device)
-    cosine, sine = _turn(numbers.unsqueeze(1) * numbers.unsqueeze(0), n, sign)
+    cosine, sine = _turn(numbers.unsqueeze(1) * numbers.unsqueeze(0), n, sign, near.dtype)
     rows = [Tensor.cat([cosine, -sine], 1), Tensor.cat([sine, cosine], 1)]
     return Tensor.cat(rows, 0).contiguous()
 
@@ -364,7 +367,7 @@ def _by_convolution(both: Tensor, sign: int) -> Tensor:
     _, n, _ = both.shape
     size = 1 << (2 * n - 2).bit_length()
     numbers = Tensor.arange(n, device=both.device).cast(int64)
-    chirp = _turn(numbers * numbers, 2 * n, sign)
+    chirp = _turn(numbers * numbers, 2 * n, sign, both.dtype)
     turns = chirp[0].unsqueeze(-1), chirp[1].unsqueeze(-1)
     weighted = Tensor.stack([*_times((both[0], both[1]), turns)], 0)
     padded = weighted.pad([(0, 0), (0, size - n), (0, 0)])

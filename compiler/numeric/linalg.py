@@ -1,4 +1,5 @@
-"""Linear algebra, `ugpu.linalg`; names and results as in `torch.linalg`, computed in float32.
+"""Linear algebra, `ugpu.linalg`; names and results as in `torch.linalg`, computed in float32;
+of float64 in float64.
 
 Every function works on matrices [..., rows, columns] and runs on the device. An elimination or
 factorisation takes as many steps as the matrix has columns. The number of the step is data, so that
@@ -26,7 +27,7 @@ from ugpu.compiler.numeric.factorisation import cholesky as cholesky
 from ugpu.compiler.numeric.factorisation import eigh as eigh
 from ugpu.compiler.numeric.factorisation import qr as qr
 from ugpu.compiler.numeric.factorisation import svd as svd
-from ugpu.compiler.numeric.steps import matrix_of, ruled, square_of
+from ugpu.compiler.numeric.steps import matrix_of, nothing, ruled, square_of
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument
 
@@ -43,15 +44,13 @@ def svdvals(a: Tensor) -> Tensor:
     return svd(a)[1]
 
 
-def _counted(
-    values: Tensor, shape: Sequence[int], atol: Tolerance, rtol: Tolerance
-) -> Tensor:
+def _counted(values: Tensor, shape: Sequence[int], atol: Tolerance, rtol: Tolerance) -> Tensor:
     """Return which singular values of matrices of a shape count, see `pinv`."""
     if not values.shape[-1]:
         return values > 0
     share: Tolerance = rtol
     if rtol is None:
-        share = max(shape[-2:]) * 2.0**-23
+        share = max(shape[-2:]) * (2.0**-52 if values.dtype is dtypes.float64 else 2.0**-23)
         if isinstance(atol, Tensor):
             share = (atol > 0).where(0.0, share)
         elif atol:
@@ -77,8 +76,8 @@ def matrix_norm(
 ) -> Tensor:  # fmt: skip
     """Return a norm of matrices, which lie on two axes: "fro", the root of the sum of squares;
     "nuc", the sum of the singular values; 2 and -2, the largest and smallest of them; 1 and -1, the
-    largest and smallest sum of magnitudes of a column; infinity and minus infinity, of a row. dtype:
-    convert to this type first, and return it."""
+    largest and smallest sum of magnitudes of a column; infinity and minus infinity, of a row.
+    dtype: convert to this type first, and return it."""
     given = matrix_of("matrix_norm", a if dtype is None else a.cast(dtype))
     axes = given._axes("matrix_norm", axis)
     if len(axes) != 2:
@@ -108,7 +107,7 @@ def pinv(
     a: Tensor, rtol: Tolerance = None, hermitian: bool = False, *, atol: Tolerance = None
 ) -> Tensor:
     """Return the pseudo-inverse. Singular values up to rtol times the largest, or up to atol, count
-    as zero (default for rtol: the larger side times float32's precision, or 0 with an atol); both
+    as zero (default for rtol: the larger side times the type's precision, or 0 with an atol); both
     are numbers, or one for each matrix. hermitian: compute them from `eigh`'s values."""
     matrix = matrix_of("pinv", a)
 
@@ -149,7 +148,7 @@ def matrix_power(a: Tensor, n: int) -> Tensor:
             result = factor if result is None else result @ factor
         factor = factor @ factor
     if result is None:
-        return Tensor.eye(matrix.shape[-1], device=matrix.device).broadcast_to(matrix.shape)
+        return nothing(matrix, *matrix.shape[-2:])
     return result
 
 
@@ -212,11 +211,12 @@ def solve_triangular(
     matrix = square_of("solve_triangular", a)
     matrix = matrix.triu() if upper else matrix.tril()
     if unitriangular:
-        one = Tensor.eye(matrix.shape[-1], device=matrix.device)
+        one = Tensor.eye(matrix.shape[-1], device=matrix.device, dtype=matrix.dtype)
         matrix = matrix * (1 - one) + one
+    right = b.unsqueeze(0) if 1 < b.ndim < a.ndim else b  # not a vector for each matrix
     if left:
-        return solve(matrix, b)
-    return solve(matrix.transpose(-1, -2), b.transpose(-1, -2)).transpose(-1, -2)
+        return solve(matrix, right)
+    return solve(matrix.transpose(-1, -2), right.transpose(-1, -2)).transpose(-1, -2)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:

@@ -88,7 +88,11 @@ def _schedule(size: int, like: Tensor) -> list[Tensor]:
 
 
 def _identity(count: int, size: int, like: Tensor) -> Tensor:
-    return Tensor.eye(size, device=like.device).expand((count, size, size)).contiguous()
+    return (
+        Tensor.eye(size, device=like.device, dtype=like.dtype)
+        .expand((count, size, size))
+        .contiguous()
+    )
 
 
 def _rotation(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ugpu.compiler.dtype import float32, int64
+from ugpu.compiler.dtype import int64, wide
 from ugpu.compiler.gradients.reverse import tracking
 from ugpu.compiler.graph.tracking import History, mode
 from ugpu.compiler.tensor import Tensor
@@ -13,21 +13,21 @@ from ugpu.hcq.errors import BadArgument
 
 
 def matrix_of(operation: str, a: Tensor) -> Tensor:
-    """Return a matrix [..., rows, columns] as float32; BadArgument for another argument."""
+    """Return a matrix [..., rows, columns] of floats; BadArgument for another argument."""
     if not isinstance(a, Tensor) or a.ndim < 2:
         shown = list(a.shape) if isinstance(a, Tensor) else repr(a)
         raise BadArgument(f"{operation}: expected a matrix [..., rows, columns], got {shown}")
-    return a.cast(float32)
+    return a.cast(wide(a.dtype))
 
 
 def nothing(like: Tensor, *shape: int) -> Tensor:
     """Return the result for matrices without elements: ones on a diagonal of the last two axes."""
-    eye = Tensor.eye(*shape[-2:], device=like.device)
+    eye = Tensor.eye(*shape[-2:], device=like.device, dtype=like.dtype)
     return eye.broadcast_to((*like.shape[:-2], *shape))
 
 
 def square_of(operation: str, a: Tensor) -> Tensor:
-    """Return a square matrix as float32; BadArgument for another argument."""
+    """Return a square matrix of floats; BadArgument for another argument."""
     matrix = matrix_of(operation, a)
     if matrix.shape[-1] != matrix.shape[-2]:
         raise BadArgument(f"{operation}: expected a square matrix, got shape {list(a.shape)}")

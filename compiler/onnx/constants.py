@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ugpu.compiler.dtype import has_numpy
+from ugpu.compiler.dtype import float64, has_numpy
 from ugpu.compiler.onnx.package import module
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.upload import copied
@@ -69,13 +69,15 @@ class Constants:
             and array.dtype.kind in "biuf"
             and array.tobytes() == first.tobytes() * array.size
         ):
-            number = Tensor(first[0].item(), device=self.device, dtype=_dtype(array))
+            number = Tensor(first[0].item(), device=self.device, dtype=array.dtype.name)
             return number.expand(array.shape) if array.shape else number
+        kind = float64 if array.dtype == np.float64 else None  # a model means the types it has
         recording = current_recording()
         if recording is None or recording.stages is not None:
-            return Tensor(array, device=self.device)  # refused while work is captured
+            # refused while work is captured
+            return Tensor(array, device=self.device, dtype=kind)
         tensor = Tensor(0.0, device=self.device)  # the first call of a function of @jit
-        return tensor._new(copied(self.device, array, None))
+        return tensor._new(copied(self.device, array, kind))
 
     def array(self, value: Any) -> Any:
         """Return a value as an array of the host; a tensor is computed and read."""
@@ -106,7 +108,3 @@ class Constants:
         if isinstance(value, list):
             return [self.result(each) for each in value]
         return self.tensor(value)
-
-
-def _dtype(array: NDArray[Any]) -> str:
-    return "float32" if array.dtype == np.float64 else array.dtype.name

@@ -9,7 +9,7 @@ from typing import Any
 from ugpu.compiler.onnx.package import DTYPES, module
 from ugpu.compiler.tensor import Tensor
 
-_NUMBERS = {name: number for number, name in DTYPES.items() if number != 11}
+_NUMBERS = {name: number for number, name in DTYPES.items()}
 
 
 @dataclass(frozen=True)

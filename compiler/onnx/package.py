@@ -22,10 +22,10 @@ def module(name: str = "onnx") -> Any:  # the package has no complete types
                                 install=INSTALL) from None  # fmt: skip
 
 
-# TensorProto.DataType; float64 is stored as float32, as everywhere
+# TensorProto.DataType
 DTYPES = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
-    9: "bool", 10: "float16", 11: "float32", 12: "uint32", 13: "uint64", 16: "bfloat16",
+    9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
     17: "float8_e4m3fn", 18: "float8_e4m3fnuz", 19: "float8_e5m2", 20: "float8_e5m2fnuz",
 }  # fmt: skip
 STRING = 8

@@ -1,4 +1,4 @@
-"""Optimisers, schedules of learning rates and limits of gradients: `ugpu.optim`."""
+"""Optimisers, schedules of learning rates, limits of gradients, scaling of losses: `ugpu.optim`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ugpu.compiler.optim.descent import Adam as Adam
 from ugpu.compiler.optim.descent import AdamW as AdamW
 from ugpu.compiler.optim.muon import Muon as Muon
 from ugpu.compiler.optim.optimizer import Optimizer as Optimizer
+from ugpu.compiler.optim.scaling import GradScaler as GradScaler
 from ugpu.compiler.optim.schedules import CosineAnnealingLR as CosineAnnealingLR
 from ugpu.compiler.optim.schedules import ExponentialLR as ExponentialLR
 from ugpu.compiler.optim.schedules import LambdaLR as LambdaLR

@@ -1,4 +1,4 @@
-"""Limits of gradients, and scaling of losses for 16-bit floats."""
+"""Limits of gradients."""
 
 from __future__ import annotations
 

@@ -135,6 +135,10 @@ class Optimizer:
         The first step moves the parameters that have gradients into one array for each group;
         later steps need the gradients of the same ones, else BadArgument.
         """
+        self._step(None)
+
+    def _step(self, skip: Tensor | None) -> None:
+        """Take a step; where `skip`, a bool on the device, is true, everything keeps its value."""
         with tracking(False):
             changed: list[Tensor] = []
             for group in self._groups():
@@ -142,7 +146,11 @@ class Optimizer:
                     self._prepare(group)
                 if group.array is not None:
                     gradients = self._joined(group, group.array)
+                    # without `skip` nothing refers to the old elements: they are replaced in place
+                    before = self._stored(group, group.array) if skip is not None else []
                     changed += [gradients, *self._update(group, group.array, gradients)]
+                    if skip is not None:
+                        self._keep(group, before, skip)
             for device in {id(each.device): each.device for each in changed}.values():
                 first, *others = [each for each in changed if each.device is device]
                 first.realize(*others, *pending.take(device))
@@ -150,6 +158,20 @@ class Optimizer:
                 self._agree()
         if current_recording() is not None:
             self.zero_grad()
+
+    def _stored(self, group: Group, array: Array) -> list[tuple[Tensor, Tensor]]:
+        """Return the arrays that a step may replace, each with its present elements."""
+        return [
+            (each, each._same()) for each in (array.tensor, group.clock, *group.states.values())
+        ]
+
+    def _keep(self, group: Group, before: list[tuple[Tensor, Tensor]], skip: Tensor) -> None:
+        """Give the arrays that a step has replaced their old elements where `skip` is true."""
+        states = {id(each) for each in group.states.values()}
+        for each, old in before:
+            if each.node is not old.node:
+                kept = skip.where(old, each)
+                replace(each, self._placed(kept) if id(each) in states and self.offload else kept)
 
     def _agree(self) -> None:
         """Copy the parameters to replicas on devices of another kind, which round differently."""

@@ -21,11 +21,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ugpu.compiler.dtype import DType, float32
+from ugpu.compiler.dtype import DType, float32, is_narrow
 from ugpu.compiler.expression.accumulate import replace
 from ugpu.compiler.expression.algebra import Range, at_least_zero, constant
 from ugpu.compiler.expression.computation import Computation
-from ugpu.compiler.expression.elementary import is_narrow
 from ugpu.compiler.expression.lookup import guard
 from ugpu.compiler.expression.once import once
 from ugpu.compiler.expression.value import (

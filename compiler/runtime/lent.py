@@ -5,9 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import numpy as np
-
-from ugpu.compiler.dtype import DType, as_dtype
+from ugpu.compiler.dtype import DType, as_dtype, require
 from ugpu.compiler.graph.node import Node, Shape
 from ugpu.compiler.runtime.memory_pool import MemoryPool, Storage
 from ugpu.compiler.runtime.recording import current_recording
@@ -52,13 +50,12 @@ class Lent(Storage):
 def lend(buffer: Any, shape: Shape, dtype: DType | str) -> Node:  # Any: checked here
     """Return a node whose elements are the start of a buffer. BadArgument if not possible."""
     kind = as_dtype(dtype)
-    if not isinstance(dtype, DType) and dtype != kind.name and np.dtype(dtype) == np.float64:
-        raise BadArgument(f"from_buffer: tensors of {dtype} are not supported; expected float32")
     if not isinstance(buffer, Buffer):
         raise BadArgument(f"from_buffer: expected a Buffer, got {type(buffer).__name__}")
     owner = buffer.owner or buffer
     if buffer.closed or owner.closed:
         raise Closed("buffer used after close", address=int(buffer.address))
+    require(kind, owner_of(buffer).target)
     recording = current_recording()
     if recording is not None:
         raise BadArgument(

@@ -9,7 +9,7 @@ from typing import Any
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.runtime.memory_pool import MemoryPool, Place, Storage, place_of
 from ugpu.compiler.runtime.numbers import Places
-from ugpu.compiler.runtime.stages import Stages, carry
+from ugpu.compiler.runtime.several.stages import Stages, carry
 from ugpu.hcq.device.device import Device
 
 _thread = threading.local()

@@ -48,7 +48,7 @@ class Script:
         self.lock = lock
         self.size = steps[-1].size
         self.scratch = {step.root: pool.take(step.size) for step in steps[:-1]}
-        # a plan of one kernel stores its result alone, whoever else reads what it computes between
+        # a plan of one kernel stores its result alone, whatever else reads an intermediate value
         self.own = own if len(steps) > 1 else None
         self.next: Storage | None = None  # memory for the next result
         addresses: list[int] = []

@@ -84,15 +84,13 @@ def adopted(device: Device, array: NDArray[Any], copy: bool | None) -> Node | No
         return None
     view = array.reshape(-1).view(np.uint8).data
     buffer = core_of(device).driver.host_buffer(array.ctypes.data, view)
-    return lend(buffer, array.shape, dtypes.from_numpy(array.dtype))
+    return lend(buffer, array.shape, dtypes.as_dtype(array.dtype))
 
 
 def _hindrance(device: Device, array: NDArray[Any]) -> str | None:
     """Return why kernels of a device cannot read an array where it lies."""
     if not core_of(device).driver.reads_host_memory:
         return f"kernels of {device.name} cannot read memory of another library"
-    if dtypes.to_numpy(dtypes.from_numpy(array.dtype)) != array.dtype:
-        return f"elements of {array.dtype.name} have to be converted"
     if not array.flags.c_contiguous or not array.size:
         return f"strides {array.strides} of shape {array.shape} are not those of a row-major array"
     if array.ctypes.data % ALIGN:

@@ -89,6 +89,7 @@ def copied(device: Device, array: NDArray[Any], wanted: DType | None) -> Node:
     """Return a node with the elements of an array, as its own type or the wanted one. BadArgument
     if they do not fit the wanted one."""
     kind = wanted or dtypes.from_numpy(array.dtype)
+    dtypes.require(kind, device.target)
     outside = None if wanted is None else dtypes.misfit(array, kind)
     if outside is not None:
         raise BadArgument(f"Tensor: {outside} is out of range for {kind.name}")

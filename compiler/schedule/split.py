@@ -83,7 +83,7 @@ def decide(shape: Shape, axes: tuple[int, ...]) -> tuple[tuple[int, ...], int, i
     """Return the reduced axes, the axis to cut and the number of pieces; or None."""
     used = tuple(axis for axis in sorted(axes) if shape[axis] != 1)
     length = prod(shape[axis] for axis in used)
-    if not is_long(prod(shape) // length, length):
+    if length < LONG or not is_long(prod(shape) // length, length):
         return None
     axis = max(used, key=lambda each: (min(shape[each], MOST), -each))
     return used, axis, _pieces(shape[axis], min(MOST, length // PIECE))

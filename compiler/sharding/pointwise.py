@@ -6,8 +6,7 @@ import inspect
 from typing import Any
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import float32
-from ugpu.compiler.expression.elementary import is_narrow
+from ugpu.compiler.dtype import float32, is_narrow
 from ugpu.compiler.methods.aliases import NAMES
 from ugpu.compiler.methods.core import broadcast_shape
 from ugpu.compiler.methods.reductions import correction_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import float32
-from ugpu.compiler.expression.elementary import is_narrow
+from ugpu.compiler.dtype import float32, is_narrow
 from ugpu.compiler.methods.losses import IGNORED
 from ugpu.compiler.sharding.placing import (
     aligned,

@@ -15,7 +15,6 @@ from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, MissingDependency, NotSupported
 
 INSTALL = "pip install 'ugpu[torch]'"
-_OTHER = {"float64": "float32"}  # as everywhere
 
 
 def module(name: str = "torch") -> Any:  # the package's types are not read
@@ -31,7 +30,6 @@ def module(name: str = "torch") -> Any:  # the package's types are not read
 def _types() -> dict[Any, DType]:
     torch = module()
     names = {each.name: each for each in dtypes.ALL}
-    names |= {name: names[stored] for name, stored in _OTHER.items()}
     return {getattr(torch, name): dtype for name, dtype in names.items()}
 
 
@@ -41,7 +39,7 @@ def has_type(kind: Any) -> bool:
 
 
 def dtype_of(kind: Any) -> DType:
-    """Return the element type for one of PyTorch; float32 for float64. NotSupported if none."""
+    """Return the element type for one of PyTorch. NotSupported if none."""
     try:
         return _types()[kind]
     except KeyError:
@@ -52,7 +50,7 @@ def from_torch(value: Any, device: Device) -> Tensor:
     """Copy a tensor of PyTorch to a device."""
     dtype, host = dtype_of(value.dtype), value.detach().cpu().contiguous()
     if dtypes.has_numpy(dtype):
-        return Tensor(host.numpy(), device=device)
+        return Tensor(host.numpy(), device=device, dtype=dtype)
     bits = module().uint8 if dtype.itemsize == 1 else module().int16
     words = Tensor(host.view(bits).numpy().view(f"u{dtype.itemsize}"), device=device)
     return words.bitcast(dtype).realize()

@@ -16,7 +16,7 @@ from ugpu.hcq.objects import jit
 METH_FASTCALL = 0x0080  # Include/methodobject.h
 USED = (
     "PyLong_AsUnsignedLongLong", "PyLong_FromUnsignedLongLong", "PyErr_Occurred",
-    "PyErr_BadArgument",
+    "PyErr_BadArgument", "PyEval_SaveThread", "PyEval_RestoreThread",
 )  # fmt: skip
 
 
@@ -56,5 +56,5 @@ class Builtin:
 
     def of(self, record: int) -> Callable[..., int]:
         """Return the function for the record at an address, its `self`."""
-        made: Any = self._new(ctypes.addressof(self._definition), record, None)
-        return cast(Callable[..., int], made)
+        function: Any = self._new(ctypes.addressof(self._definition), record, None)
+        return cast(Callable[..., int], function)

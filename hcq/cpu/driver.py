@@ -109,8 +109,7 @@ class CpuDriver(QueuesDriver, CodeDriver):
         self._waiting = Words(4)
         self._waiting.words[:] = (self.bell.state.address, compute.address, copy.address, PAUSE_NS)
         self._alarms = self.bell.state.cells
-        self._settle, self._expect = native().settle, native().expect
-        self._server = self._compute.server.state.address
+        self._settle = native().settle.of(self._waiting.address)
         self.core.opened()
 
     def _serve(self, kind: QueueKind) -> Server:
@@ -245,7 +244,7 @@ class CpuDriver(QueuesDriver, CodeDriver):
         idle = first[0] >= first[1] and second[0] >= second[1]
         if idle and not self._alarms[ALARMS]:
             return True
-        return bool(self._settle(self._waiting.address, compute.last, copy.last))
+        return bool(self._settle(compute.last, copy.last))
 
     def poll(self) -> UgpuError | None:
         if not self.bell.state.cells[ALARMS]:  # only valid commands
@@ -269,7 +268,7 @@ class CpuDriver(QueuesDriver, CodeDriver):
 
     def prefetch_wake(self) -> None:
         if not self.core.closed:
-            self._expect(self._server)
+            self._compute.server.expect()
 
     def notify_memory_written(self) -> None:
         self.bell.ring()
@@ -313,7 +312,6 @@ class CpuDriver(QueuesDriver, CodeDriver):
         self._pool = Pool(self.threads - 1, self.name)
         for queue in (self._compute, self._copy):
             queue.restart(self._serve(queue.kind))
-        self._server = self._compute.server.state.address
 
     def sole_holder(self) -> str:
         return "kernels of the cpu device run in its process and reach all of that process's memory"

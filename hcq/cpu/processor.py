@@ -44,8 +44,8 @@ SPIN_NS = 50_000  # the time that waking a thread may take; polling for that lon
 
 class Native:
     """The compiled processor's entry points. Calling one releases the interpreter lock, except for
-    those that take too little time: `submit`, `run`, `again` and `expect`. again: submits a
-    repetition once more (hcq.cpu.queue)."""
+    those that take too little time: `submit`, `run`, `again` and `expect`. again, expect, settle:
+    functions to be made for the record of a repetition (hcq.cpu.queue), a queue, or a wait."""
 
     def __init__(self, code: jit.Loaded) -> None:
         self.code = code
@@ -61,12 +61,12 @@ class Native:
         pointer, word = ctypes.c_void_p, ctypes.c_uint64
         self.ring = entry("ugpu_ring", None, pointer)
         self.wait = entry("ugpu_await", None, pointer, pointer, word, word)
-        self.settle = entry("ugpu_settle", ctypes.c_int, pointer, word, word)
+        self.settle = Builtin("settle", code.address("ugpu_settled"))
         self.push = entry("ugpu_push", ctypes.c_int, pointer, pointer, word, word)
         self.submit = quick("ugpu_submit", ctypes.c_int, pointer, pointer, pointer, word)
         self.run = quick("ugpu_run", ctypes.c_int, pointer, pointer, word, word)
         self.again = Builtin("again", code.address("ugpu_again"))
-        self.expect = quick("ugpu_expect", None, pointer)
+        self.expect = Builtin("expect", code.address("ugpu_expected"))
         self.serve = entry("ugpu_serve", None, pointer)
         self.halt = entry("ugpu_halt", None, pointer)
         self.work = entry("ugpu_work", None, pointer)
@@ -241,6 +241,8 @@ class Server:
         self.state[BELL] = bell.state.address
         self.state[POOL] = pool.state.address
         self.state[DOOR] = self.door.state.address
+        # wakes the thread: a push is about to follow, for which it polls for a while
+        self.expect = self.native.expect.of(self.state.address)
         alone = pool.workers == 0 and len(os.sched_getaffinity(0)) == 1
         self.state[BRIEF] = BRIEF_ALONE_NS if alone else BRIEF_NS
         try:
@@ -273,10 +275,6 @@ class Server:
         queued and they are known to take little time. Their kernels end, whatever they are
         given."""
         return bool(self.native.run(self.state.address, address, count, value))
-
-    def expect(self) -> None:
-        """Wake the thread: a push is about to follow. The thread polls for it for a while."""
-        self.native.expect(self.state.address)
 
     def stop(self) -> bool:
         """End the thread; return False if it is still inside a kernel (it ends when the kernel

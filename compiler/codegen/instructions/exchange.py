@@ -64,6 +64,9 @@ def nvidia(lines: Lines, mask: int) -> Word:
 
 def exchange(lines: Lines, word: Word, text: str, kind: str, bits: int) -> str:
     """Return the other lane's scalar of LLVM type `kind` and `bits` bits."""
+    if kind == "double":
+        whole = lines.new(f"bitcast double {text} to i64")
+        return lines.new(f"bitcast i64 {exchange(lines, word, whole, 'i64', bits)} to double")
     if bits == 64:
         low = word(lines.new(f"trunc i64 {text} to i32"))
         upper = lines.new(f"lshr i64 {text}, 32")

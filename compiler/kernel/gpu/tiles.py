@@ -7,12 +7,15 @@ larger block of a thread needs fewer reads for a multiplication. Tiles determine
 factor is read from memory, how many groups share the work, and how much work is outside the output.
 
 The estimates are cycles of the busiest compute unit, and of all together. A kernel that ends before
-the next one could begin gains nothing from being shorter. Among tiles below LAUNCH, or CLOSE to the
-fastest, the model chooses those that leave most of the machine to other kernels.
+the next one could begin gains nothing from being shorter: among tiles below LAUNCH, those with the
+smallest block are chosen, since code grows with the block and takes as long to compile as thousands
+of launches. Otherwise, among tiles CLOSE to the fastest, those that leave most of the machine to
+other kernels.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ugpu.compiler.kernel.choices import Tiles
@@ -60,7 +63,8 @@ def tiles_fit(tiles: Tiles, width: int, target: TargetSpec) -> bool:
 
 
 def best_tiles(product: Product, target: TargetSpec) -> Tiles:
-    """Return the tiles with the least total work among those that are about the fastest."""
+    """Return the tiles with the smallest block among those that take less than a launch, else with
+    the least total work among those that are about the fastest."""
     candidates = (
         Tiles((tall, wide), (rows, columns), DEPTH, UNROLL)
         for tall in SIDES
@@ -73,6 +77,9 @@ def best_tiles(product: Product, target: TargetSpec) -> Tiles:
     costs = {tiles: cost(tiles, product, target) for tiles in fitting}
     enough = max(LAUNCH, CLOSE * min(path for path, _ in costs.values()))
     good = [tiles for tiles in fitting if costs[tiles][0] <= enough]
+    if enough == LAUNCH:
+        least = min(math.prod(tiles.block) for tiles in good)
+        good = [tiles for tiles in good if math.prod(tiles.block) == least]
     return min(good, key=lambda tiles: costs[tiles][1])
 
 

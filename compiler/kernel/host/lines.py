@@ -68,6 +68,11 @@ def padding(image: Value, column: Range, moving: frozenset[Range]) -> Value | No
     return line.outside
 
 
+def first_inside(image: Value, column: Range) -> int:
+    """Return the first column of a line that is not padding."""
+    return _parted(image, column).low
+
+
 def _adjacent(line: Value, column: Range) -> bool:
     plain = line.op == "load" and not line.arg.conditions
     return plain and line.arg.index.linear(column) == (1,)

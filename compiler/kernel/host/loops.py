@@ -125,7 +125,7 @@ def reduction(computation: Computation, target: TargetSpec, chosen: Chunk | None
     body = reduce.sources[0]
     if ranges and runs_along([body], ranges[-1], over[-1]):
         columns = COLUMNS
-        if elements(ranges[:-1]) < 2 * target.compute_units:
+        if target.compute_units > 1 and elements(ranges[:-1]) < 2 * target.compute_units:
             share = -(-ranges[-1].size // (2 * target.compute_units))
             columns = min(columns, -(-share // LINE) * LINE)
         columns = max(1, columns * (chosen or Chunk(CHUNK)).size // CHUNK)

@@ -29,7 +29,7 @@ from ugpu.compiler.expression.value import (
     walk,
 )
 from ugpu.compiler.kernel.ir import Loop, Statement, Store
-from ugpu.compiler.pattern.chain import Chain
+from ugpu.compiler.pattern.chain import Chain, held_values
 from ugpu.compiler.pattern.cost import HELD_BYTES
 from ugpu.compiler.pattern.online import FINITE_LOWEST, weight_of, weighted
 
@@ -112,14 +112,19 @@ class Online:
 
 
 def find_online(chain: Chain, held: Memory | None) -> Online | None:
-    """Return the pass, if rows are too long to be held on the stack, and their first two totals are
-    a maximum and a sum of weights. held: the result, if it may hold them."""
-    if len(chain.stages) < 2 or chain.length * float32.itemsize <= HELD_BYTES:
+    """Return the pass, if rows are longer than a block, and their first two totals are a maximum
+    and a sum of weights. Not if they are held on the stack with other values. held: the result, if
+    it may hold the weights."""
+    fits = chain.length * float32.itemsize <= HELD_BYTES
+    if len(chain.stages) < 2 or (fits and chain.length <= BLOCK):
         return None
     best, total, *_ = chain.stages
     if (best.operation, total.operation) != ("max", "sum") or best.ranges != total.ranges:
         return None
     if len(best.ranges) != 1 or best.body.dtype is not float32 or total.body.dtype is not float32:
+        return None
+    weight = weight_of(best.body, best.total)
+    if fits and any(each.value is not weight for each in held_values(chain, loads=False)):
         return None
     totals = frozenset(stage.total for stage in chain.stages)
     split = weighted(total.body, best.body, best.total, totals, best.ranges[0])

@@ -36,7 +36,7 @@ from ugpu.compiler.expression.value import (
     value,
     walk,
 )
-from ugpu.compiler.kernel.host.lines import chunks, copied, padding
+from ugpu.compiler.kernel.host.lines import chunks, copied, first_inside, padding
 from ugpu.compiler.kernel.host.nest import Axis, Nest, nested, round_up, share
 from ugpu.compiler.kernel.host.products.packing import LINE
 from ugpu.compiler.kernel.host.products.results import in_lanes
@@ -122,21 +122,28 @@ def _step(index: Index, out: Range, over: Range) -> int:
 
 def reduction(computation: Computation, window: Window, target: TargetSpec) -> Kernel:
     """Return a kernel whose groups compute blocks of rows of an image."""
-    return _Windows(computation, window, target).kernel()
+    by_vectors = _Windows(computation, window, target, True).kernel()
+    return by_vectors or _Windows(computation, window, target, False).whole_lines()
 
 
 class _Windows:
-    """Sizes and memories of one kernel."""
+    """Sizes and memories of one kernel. aligned: whether copies of lines are to begin where vectors
+    do, with room between them; if not, lines follow each other."""
 
-    def __init__(self, computation: Computation, window: Window, target: TargetSpec) -> None:
+    def __init__(
+        self, computation: Computation, window: Window, target: TargetSpec, aligned: bool
+    ) -> None:
         self.abreast = vector_registers(target) - SPARE
         self.vector_bytes = target.vector_bytes
         self.window, stride = window, window.stride
         row = window.row or Range("row", 1)
         self.tall = 1 if window.down is None else window.down.size
-        self.pitch = window.last.size + -(-window.across.size // stride) - 1
-        phases = stride * (1 if window.row is None else stride)
         dtype = window.image.dtype
+        self.pitch = window.last.size + -(-window.across.size // stride) - 1
+        lanes = target.vector_bytes // dtype.itemsize
+        self.lanes = min(lanes, 1 << (window.last.size.bit_length() - 1)) if aligned else 1
+        self.pitch = round_up(self.pitch, self.lanes)
+        phases = stride * (1 if window.row is None else stride)
         most = STAGED // (self.pitch * phases * dtype.itemsize) - self.tall // stride
         outer = [r for r in computation.ranges if r not in (window.last, row)]
         image = outer.pop() if outer else Range("image", 1)
@@ -150,7 +157,9 @@ class _Windows:
         size = elements(computation.ranges) * stride * stride * dtype.itemsize
         self.far = size > target.caches.second // 2
         self.nest.batch |= self.image.places
-        self.plane = (self.rows.count - 1 + -(-self.tall // stride)) * self.pitch
+        self.plane = (self.rows.count - 1 + -(-self.tall // stride)) * self.pitch + self.lanes - 1
+        self.plane = round_up(self.plane, self.lanes)
+        self.starts = self.line_starts()
         # memory behind the last line is read for results that are not stored, or seems to be
         spare = -(-window.across.size // stride) + window.last.size + WHOLE
         self.stage = Memory("stage", dtype, self.plane * phases + spare, "local")
@@ -164,17 +173,36 @@ class _Windows:
         alike = computation.value.dtype is self.totals.dtype
         self.early = alike and not self.others and rest.isdisjoint({window.last, window.row})
 
-    def kernel(self) -> Kernel:
-        padding = self.padding()
-        fill = tuple(self.fill(padding is not None))
+    def line_starts(self) -> list[int]:
+        """Return for each phase of columns where a line begins, so that what is not padding begins
+        at a whole vector."""
+        window, stride = self.window, self.window.stride
+        column = Range("column", (window.last.size - 1) * stride + window.across.size)
+        here = {window.last: constant(0), window.across: column.index()}
+        low = first_inside(substitute(window.image, here), column)
+        places = [(low + (phase - low) % stride) // stride for phase in range(stride)]
+        return [-place % self.lanes for place in places]
+
+    def kernel(self) -> Kernel | None:
+        """Return the kernel whose totals stay in registers, if results fill vectors."""
         registers = None if self.others else self.in_registers()
         if registers is None:
-            # one image after the other, if several are summed
-            body = nested(self.others, *fill, *self.add())
-            body = (*((self.clear(),) if self.others else ()), *body, self.finish())
-            memories = [self.stage, self.totals]
-        else:
-            memories, body = [self.stage, *registers[0]], (*fill, *registers[1])
+            return None
+        padding = self.padding()
+        fill = self.fill(padding is not None)
+        return self.around_images((*fill, *registers[1]), [self.stage, *registers[0]], padding)
+
+    def whole_lines(self) -> Kernel:
+        """Return the kernel whose totals are in memory."""
+        padding = self.padding()
+        # one image after the other, if several are summed
+        body = nested(self.others, *self.fill(padding is not None), *self.add())
+        body = (*((self.clear(),) if self.others else ()), *body, self.finish())
+        return self.around_images(body, [self.stage, self.totals], padding)
+
+    def around_images(
+        self, body: tuple[Statement, ...], memories: list[Memory], padding: Value | None
+    ) -> Kernel:
         whole = [self.image.around(*body)]
         if padding is not None:
             counter = Range("around", self.stage.count)
@@ -212,7 +240,10 @@ class _Windows:
             here = {**self.around, window.last: constant(0), window.across: column.index()}
             if window.row is not None and window.down is not None:
                 here |= {window.row: rows.start, window.down: line.index() * stride + vertical}
-            planes = [(vertical * stride + phase) * self.plane for phase in range(stride)]
+            planes = [
+                (vertical * stride + phase) * self.plane + self.starts[phase]
+                for phase in range(stride)
+            ]
             firsts = [line.index() * self.pitch + plane for plane in planes]
             image = substitute(window.image, here)
             body = copied(image, column, self.stage, firsts, self.vectors, padded)
@@ -310,6 +341,7 @@ class _Windows:
             for across in range(window.across.size):
                 place = (first + line // stride) * self.pitch + across // stride + start
                 place += (line % stride * stride + across % stride) * self.plane
+                place += self.starts[across % stride]
                 term = load(self.stage, place, lanes=lanes)
                 for row in range(count):
                     down = line - row * stride

@@ -48,7 +48,8 @@ def accepted(method: FunctionType, excess: int, kwargs: Mapping[str, Any]) -> di
     arguments there are more than the method takes. Raises a TypeError that says what to write."""
     known = inspect.signature(method).parameters
     if excess > 0:
-        raise TypeError(f"{method.__qualname__}: too many arguments, by {excess}: {_form(method)}")
+        raise TypeError(f"{method.__qualname__}() takes fewer arguments, by {excess}: "
+                        f"{_form(method)}")  # fmt: skip
     kept = {}
     for key, value in kwargs.items():
         if key in known:
@@ -60,7 +61,9 @@ def accepted(method: FunctionType, excess: int, kwargs: Mapping[str, Any]) -> di
         text = INSTEAD.get(key, _form(method))
         name = method.__name__
         text = text.format(name=name, call=f"x.{name}(...)")
-        raise TypeError(f"{method.__qualname__} has no argument {key!r}: {text}")
+        raise TypeError(
+            f"{method.__qualname__}() got an unexpected keyword argument {key!r}: {text}"
+        )
     return kept
 
 

@@ -28,7 +28,7 @@ class Counting(Groups):
         """Return the indices of the elements that are not zero, in rows of int64, in row-major
         order; as_tuple: a tensor for each axis. Waits for the device."""
         if as_tuple and not self.ndim:
-            raise BadArgument("nonzero: as_tuple expected at least one axis, got shape []")
+            return self.reshape(1).nonzero(as_tuple=True)
         flat = self.cast(bool_).reshape(self.numel())
         places = self._new(graph.iota(self.numel())).cast(int64).masked_select(flat)
         columns = []
@@ -228,7 +228,7 @@ class Counting(Groups):
         range of the elements), in the elements' type; others are not counted."""
         if integer_of("histc", "bins", bins) <= 0:
             raise BadArgument(f"histc: expected bins > 0, got {bins}")
-        values = self.cast(float32).reshape(self.numel())
+        values = self._real().reshape(self.numel())
         if not min <= max:
             raise BadArgument(f"histc: expected min <= max, got {min} and {max}")
         zeros = self._new(self._constant("histc", 0, float32, ()))

@@ -7,7 +7,7 @@ from itertools import product
 from math import prod
 from typing import Any, Literal, Self
 
-from ugpu.compiler.dtype import float32, int64
+from ugpu.compiler.dtype import int64
 from ugpu.compiler.methods.groups import Groups
 from ugpu.compiler.methods.shape.resampling import cubic_weights
 from ugpu.hcq.errors import BadArgument
@@ -90,7 +90,7 @@ class Images(Groups):
             raise BadArgument(f"grid_sample: the images are empty, shape {self._shown}")
         positions = []
         for axis, size in enumerate(sizes):
-            part = given[..., axes - 1 - axis].cast(float32)
+            part = given[..., axes - 1 - axis]._real()
             moved = (part + 1) * ((size - 1) / 2) if align_corners else ((part + 1) * size - 1) / 2
             # of cubic weights, each neighbour is moved inside by itself
             keep = padding_mode == "zeros" or mode == "bicubic"
@@ -125,7 +125,7 @@ class Images(Groups):
         batch, channels = self.shape[:2]
         index = flat.reshape((batch, 1, flat.numel() // max(1, batch)))
         index = index.expand((batch, channels, index.shape[2]))
-        rows = self.cast(float32).reshape((batch, channels, prod(sizes)))
+        rows = self._real().reshape((batch, channels, prod(sizes)))
         return rows.gather(2, index).reshape((batch, channels, *flat.shape[1:]))
 
 

@@ -58,7 +58,6 @@ FAMILIES: tuple[tuple[str, str], ...] = (
      "data_ptr const_data_ptr storage untyped_storage storage_type ctypes is_shared is_pinned "
      "share_memory_ pin_memory record_stream getfield new"),
     ("write x.numpy().{name}(...)", "tobytes tofile dumps dump byteswap"),
-    ("write x.cast(dtype) and x.dtype; float32 is the widest float type", "double"),
     ("complex numbers are not supported: write real and imaginary parts on a last axis of two",
      "cdouble cfloat chalf is_conj is_neg"),
     ("a tensor is dense: write x.numpy() for scipy.sparse", "coalesce is_coalesced col_indices "

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import bool_, float32, int32
+from ugpu.compiler.dtype import bool_
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.core import Scalar, TensorCore, integer_of, number_of
 from ugpu.compiler.methods.groups import Groups
@@ -38,10 +38,10 @@ class Numbers(Groups):
         y, x = up._real(), right._real()
         corner = y.isinf() & x.isinf()
         angle = (corner.where(y.sign(), y) / corner.where(x.sign(), x)).atan()
-        half = self._new(self._constant("atan2", math.pi, float32, ())).copysign(y)
+        half = self._new(self._constant("atan2", math.pi, y.dtype, ())).copysign(y)
         left = x.signbit()
         turned = left.where(angle + half, angle)
-        origin = left.where(half, self._new(self._constant("atan2", 0, float32, ())).copysign(y))
+        origin = left.where(half, self._new(self._constant("atan2", 0, y.dtype, ())).copysign(y))
         upright = y._compare("eq", 0).where(origin, half / 2)
         upright = y.isnan().where(math.nan, upright)
         result = x._compare("eq", 0).where(upright, turned).cast(up.dtype)
@@ -66,12 +66,12 @@ class Numbers(Groups):
             return self._compare("lt", 0) if self.dtype is not bool_ else self._new(
                 self._constant("signbit", False, bool_, self.shape)
             )  # fmt: skip
-        return self._real().bitcast(int32)._compare("lt", 0)
+        return self._sign_bit()
 
     def nextafter(self, other: Any) -> Self:
         """Return the next number of the type towards `other`."""
         one, two = self._pair("nextafter", other)
-        bits = one.bitcast("int32" if one.dtype.bits == 32 else "int16")
+        bits = one.bitcast(f"int{one.dtype.bits}")
         outwards = one._compare("lt", two)._compare("eq", one._compare("lt", 0, swap=True))
         moved = outwards.where(bits + 1, bits - 1).bitcast(one.dtype)
         smallest = (bits * 0 + 1).bitcast(one.dtype)
@@ -244,7 +244,7 @@ class Numbers(Groups):
         """Return quantiles at places that are computed on the device: q may have a gradient, and
         rows may have different numbers of elements."""
         if not isinstance(q, TensorCore):
-            q = np.asarray(_quantiles(q)[0] if isinstance(q, list | tuple) else q, np.float32)
+            q = np.asarray(_quantiles(q)[0] if isinstance(q, list | tuple) else q, np.float64)
         parts = self._tensor(name, q)._real()
         whole = axis is None or not self.ndim
         values = self.reshape(self.numel()) if whole else self
@@ -293,16 +293,27 @@ class Numbers(Groups):
         elif p == -math.inf:
             found = values.abs().min(axis, keepdims)
         elif number_of("norm", "p", p) == 0:
-            found = values._compare("ne", 0).cast(float32).sum(axis, keepdims)
+            found = values._compare("ne", 0).cast(values.dtype).sum(axis, keepdims)
         elif p == 1:
             found = values.abs().sum(axis, keepdims)
         else:
-            found = values.abs().pow(float(p)).sum(axis, keepdims).pow(1 / float(p))
+            sizes, still = values.abs(), values._compare("eq", 0)
+            if values.node.tracked:  # a power of zero has no slope: it counts as zero
+                sizes = still.where(1, sizes) if p < 2 else sizes
+            powers = sizes.pow(float(p))
+            if values.node.tracked:
+                powers = still.where(0.0 if p > 0 else math.inf, powers)
+            total = powers.sum(axis, keepdims)
+            if values.node.tracked:
+                none = total._compare("eq", 0)
+                found = none.where(0, none.where(1, total).pow(1 / float(p)))
+            else:
+                found = total.pow(1 / float(p))
         return found.cast(dtypes.float_dtype(self.dtype if dtype is None else values.dtype))
 
     def normalize(self, axis: int = 1, epsilon: float = 1e-12, *, p: float = 2) -> Self:
         """Divide by the p-norm along an axis, or by epsilon if that is larger."""
-        wide = self.cast(float32)
+        wide = self._real()
         length = wide.norm(p, axis, True).maximum(epsilon)
         return (wide / length).cast(dtypes.float_dtype(self.dtype))
 

@@ -315,9 +315,7 @@ class Products(Groups):
         windows = self[(*[slice(None)] * place, places)]
         return windows.movedim(place + 1, -1)
 
-    def im2col(
-        self, size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1
-    ) -> Self:
+    def im2col(self, size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1) -> Self:
         """Return the windows of images [batch, channels, height, width] as columns, [batch,
         channels * window, places]; `torch.nn.functional.unfold`. Of one image, without a batch."""
         if self.ndim == 3:

@@ -6,13 +6,14 @@ from __future__ import annotations
 import math
 from typing import Any, Self
 
-from ugpu.compiler.dtype import float32, int32
+from ugpu.compiler.dtype import float32, float64, int32
 from ugpu.compiler.methods.core import Scalar, number_of
 from ugpu.compiler.methods.groups import Groups
-from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.errors import BadArgument, NotSupported
 
 LARGEST = {  # finite numbers
     "float16": 65504.0, "bfloat16": (2 - 2.0**-7) * 2.0**127, "float32": (2 - 2.0**-23) * 2.0**127,
+    "float64": (2 - 2.0**-52) * 2.0**1023,
 }  # fmt: skip
 ERFC = (
     -1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398,
@@ -43,12 +44,18 @@ class Special(Groups):
         """Convert angles from radians to degrees."""
         return self._rounded(self._real() * (180 / math.pi))
 
+    def _single(self, name: str) -> Self:
+        """Return it as float32; NotSupported for float64, for which the coefficients are not."""
+        if self.dtype is float64:
+            raise NotSupported(f"{name}: computed in float32 only, got float64; expected x.float()")
+        return self.cast(float32)
+
     def erfc(self) -> Self:
         """Return 1 - erf(x), with a relative error below 3e-6 where it is close to zero.
 
         Above 1/2 by exp(-x^2) times a polynomial of 1 / (1 + x / 2) (W. Press et al., "Numerical
         Recipes", 2nd edition, 6.2)."""
-        x = self._real()
+        x = self._single("erfc")
         size = x.abs()
         t = (size * 0.5 + 1).reciprocal()
         series = t * ERFC[-1]
@@ -66,7 +73,7 @@ class Special(Groups):
     def erfinv(self) -> Self:
         """Return the inverse of `erf`: infinite at -1 and 1, NaN outside. By two polynomials of the
         logarithm of 1 - x^2 (M. Giles, "Approximating the erfinv function", 2010)."""
-        x = self._real()
+        x = self._single("erfinv")
         w = -((1 - x) * (1 + x)).log()
         near, far = w - 2.5, w.sqrt() - 3
         one, two = (near * 0 + number for number in (ERFINV_NEAR[0], ERFINV_FAR[0]))
@@ -81,7 +88,8 @@ class Special(Groups):
         x = self._real()
         zero = x._compare("eq", 0)
         angle = zero.where(1, x) * math.pi
-        return self._rounded(zero.where(1, angle.sin() / angle))
+        curve = 1 - x * x * (math.pi**2 / 6)  # its derivatives at zero are those of the quotient
+        return self._rounded(zero.where(curve, angle.sin() / angle))
 
     def logit(self, epsilon: float | None = None) -> Self:
         """Return log(x / (1 - x)). epsilon: limit x to epsilon and 1 - epsilon first."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from ugpu.compiler.dtype import DType, float32
-from ugpu.compiler.expression.elementary import is_narrow
+from ugpu.compiler.dtype import DType, float32, is_narrow
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.methods.operations import Operations

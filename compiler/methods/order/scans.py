@@ -6,7 +6,7 @@ import math
 from typing import Any, Literal, Self, overload
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import bool_, float32, int64
+from ugpu.compiler.dtype import bool_, int64
 from ugpu.compiler.methods.core import number_of
 from ugpu.compiler.methods.order.running import Running
 from ugpu.compiler.methods.reductions import Axis
@@ -88,7 +88,7 @@ class Scans(Running):
     def logsumexp(self, axis: Axis = None, keepdims: bool = False) -> Self:
         """Return log(sum(exp(x))) without overflow; minus infinity for empty axes."""
         axes = self._axes("logsumexp", axis)
-        wide = self.cast(float32)
+        wide = self._real()
         if any(not self.shape[place] for place in axes):
             return wide.sum(axes, keepdims).log().cast(dtypes.float_dtype(self.dtype))
         most = wide.detach().max(axes, keepdims=True)
@@ -103,7 +103,7 @@ class Scans(Running):
 
     def layernorm(self, axis: Axis = -1, epsilon: float = 1e-5) -> Self:
         """Normalise to mean 0 and variance 1 along axes; 16-bit floats are computed in float32."""
-        wide = self.cast(float32)
+        wide = self._real()
         apart = wide - wide.mean(axis, keepdims=True)
         scale = (apart.square().mean(axis, keepdims=True) + epsilon).rsqrt()
         return (apart * scale).cast(dtypes.float_dtype(self.dtype))

@@ -126,8 +126,14 @@ class Scattering(Operations):
     def _scattered(
         self, operation: str, axis: int, index: TensorCore, source: Any, mode: str
     ) -> Self:
-        place, node = self._indices(operation, axis, index)
         given = self._lift(operation, source)
+        if not self.ndim:  # counts as having one axis, as in PyTorch
+            self._axes(operation, axis)
+            line = self._tensor(operation, index).reshape((self._tensor(operation, index).numel(),))
+            if isinstance(given, TensorCore):
+                given = self._new(given.node).reshape((given.numel(),))
+            return self.reshape(1)._scattered(operation, 0, line, given, mode).reshape(())
+        place, node = self._indices(operation, axis, index)
         if isinstance(given, TensorCore):
             if given.ndim != self.ndim or any(
                 own < size for own, size in zip(given.shape, node.shape, strict=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any, Self
 
-from ugpu.compiler.dtype import DType, bool_, float32, int32, int64, uint32, uint64
+from ugpu.compiler.dtype import DType, bool_, float64, int32, int64, uint32, uint64
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.graph.region import Region, Scatter
@@ -47,7 +47,7 @@ class Sorting(Running):
             return self.cast(int64)
         if self._serial:
             return last._stored_along(place)._in_rows(descending).transpose(place, -1)
-        bits = 32 if self.dtype.is_float else self.dtype.bits
+        bits = max(32, self.dtype.bits) if self.dtype.is_float else self.dtype.bits
         saved = self.numel() * (last.shape[-1] - EACH * bits)
         long = last.shape[-1] > SHORT and saved > START
         order = last._by_digits(descending) if long else last._by_pairs(descending)
@@ -210,11 +210,12 @@ class Sorting(Running):
     def _ordered(self, descending: bool) -> tuple[Self, int]:
         """Return unsigned integers of the same order, and the number of their significant bits."""
         if self.dtype.is_float:
-            wide = self.cast(float32)
-            found = wide._compare("eq", 0).where(0.0, wide).bitcast(uint32)  # -0 is 0
-            negative = (found >> 31)._compare("ne", 0)
-            keys = found ^ negative.where(0xFFFFFFFF, 0x80000000).cast(uint32)
-            keys, bits = wide.isnan().where(0xFFFFFFFF, keys).cast(uint32), 32
+            wide = self._real()
+            kind, bits = (uint64, 64) if wide.dtype is float64 else (uint32, 32)
+            found = wide._compare("eq", 0).where(0.0, wide).bitcast(kind)  # -0 is 0
+            negative = (found >> bits - 1)._compare("ne", 0)
+            most, sign = (1 << bits) - 1, self._new(graph.full(1 << bits - 1, kind, ()))
+            keys = wide.isnan().where(most, found ^ negative.where(most, sign))
         else:
             bits = 1 if self.dtype is bool_ else self.dtype.bits
             kind = uint64 if bits == 64 else uint32

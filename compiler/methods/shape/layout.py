@@ -26,17 +26,17 @@ class Layout(Operations):
 
     __slots__ = ()
 
-    def full_like(self, value: Scalar) -> Self:
-        """Return a tensor of one value with the same shape, type and device."""
-        return self._filled(value)
+    def full_like(self, value: Scalar, *, dtype: Any = None) -> Self:
+        """Return a tensor of one value with the same shape, device, and type unless given."""
+        return (self if dtype is None else self.cast(dtype))._filled(value)
 
-    def zeros_like(self) -> Self:
-        """Return zeros with the same shape, type and device."""
-        return self._filled(0)
+    def zeros_like(self, *, dtype: Any = None) -> Self:
+        """Return zeros with the same shape, device, and type unless given."""
+        return self.full_like(0, dtype=dtype)
 
-    def ones_like(self) -> Self:
-        """Return ones with the same shape, type and device."""
-        return self._filled(1)
+    def ones_like(self, *, dtype: Any = None) -> Self:
+        """Return ones with the same shape, device, and type unless given."""
+        return self.full_like(1, dtype=dtype)
 
     def tril(self, diagonal: int = 0) -> Self:
         """Keep the elements on or below a diagonal of the last two axes; set the others to zero."""

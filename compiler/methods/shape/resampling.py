@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import product
 from math import prod
 from typing import Any, Self
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import bool_, float32, int32, uint8
+from ugpu.compiler.dtype import uint8
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.convolution import Convolutions, Pair, biased, pair
 from ugpu.hcq.errors import BadArgument, NotSupported
@@ -19,7 +20,8 @@ from ugpu.hcq.errors import BadArgument, NotSupported
 LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}  # by number of axes
 ANY = ("nearest", "nearest-exact", "area")  # modes for any number of axes
 FILLED = 1.25  # by how much a window may grow to a whole number of strides
-ORDERED = 128  # windows of all images from which on a host puts weights in order first
+ORDERED = 512  # windows of all images up to which a host multiplies first, and sums after it
+TERMS = 16  # most elements of windows that overlap at a place, which are written out
 FINEST = 1 << 16  # a scale is a fraction whose parts are at most about this large
 
 
@@ -46,8 +48,8 @@ class Resampling(Convolutions):
 
         `padding` elements are removed at each side, `output_padding` added at the ends. Types as in
         matmul. Computed as a convolution whose channels are the places between two windows, or,
-        where such windows would mostly be zeros, as one matrix product of all windows, and a sum
-        that puts them in place.
+        where such windows would mostly be zeros, or are few on a host, as one matrix product of all
+        windows, and a sum that puts them in place.
         """
         kernel = self._tensor("conv_transpose2d", weight)
         shapes = f"shapes {self._shown} and {kernel._shown}"
@@ -77,10 +79,12 @@ class Resampling(Convolutions):
         if min(*out, *size) < 1:
             raise BadArgument(f"conv_transpose2d: {shapes} give {out[0]} x {out[1]} elements")
         dtype = dtypes.promote(self.dtype, kernel.dtype)
-        inner = dtype if dtype.is_integer else int32 if dtype is bool_ else float32
+        inner = dtypes.inner(dtype)
         taps = [-(-window[i] // steps[i]) for i in range(2)]
         filled = [taps[i] * steps[i] for i in range(2)]
-        if gaps == (1, 1) and prod(filled) <= FILLED * prod(window):
+        host = self.device.target.abi == "host"
+        few = host and batch * prod(n + t - 1 for n, t in zip(size, taps, strict=True)) < ORDERED
+        if gaps == (1, 1) and prod(filled) <= FILLED * prod(window) and not few:
             joined = self.cast(inner)._by_phases(kernel.cast(inner), steps, taps, groups)
             ends = [max(0, cut[i] + out[i] - joined.shape[2 + i]) for i in range(2)]
             joined = joined.pad([(0, 0), (0, 0), (0, ends[0]), (0, ends[1])])
@@ -112,8 +116,7 @@ class Resampling(Convolutions):
         parts = parts.reshape((groups, channels // groups, each, tall, down, wide, across))
         parts = parts.flip((3, 5)).permute((0, 2, 4, 6, 1, 3, 5))
         parts = parts.reshape((groups * each * down * across, channels // groups, tall, wide))
-        windows = batch * (self.shape[2] + tall - 1) * (self.shape[3] + wide - 1)
-        if windows >= ORDERED and self.device.target.abi == "host":
+        if self.device.target.abi == "host":
             parts = parts.contiguous()
         found = self.conv2d(parts, padding=(tall - 1, wide - 1), groups=groups, winograd=False)
         rows, columns = found.shape[2:]
@@ -126,6 +129,9 @@ class Resampling(Convolutions):
     ) -> Self:
         """Sum from [n, *window, *size] to [n, *out]: each window's elements at their places."""
         window, size = self.shape[1:3], self.shape[3:]
+        taps = [-(-window[i] // steps[i]) for i in range(2)]
+        if gaps == (1, 1) and prod(taps) <= TERMS:
+            return self._placed_by_taps(out, steps, cut, taps)
         shape = (*window, *out)
         inside, places = None, []
         for i in range(2):
@@ -142,6 +148,28 @@ class Resampling(Convolutions):
         kept = inside.unsqueeze(-1).where(found, 0)
         total = kept._reduce("sum", kept.node, (0, 1), False)
         return total.permute((2, 0, 1))
+
+    def _placed_by_taps(
+        self, out: Sequence[int], steps: Sequence[int], cut: Sequence[int], taps: Sequence[int]
+    ) -> Self:
+        """Do the same, where place q * step + p along an axis is the sum of element q - t of tap
+        t * step + p, for each t: of all p side by side, each t is one shift."""
+        count, *window = self.shape[:3]
+        (tall, wide), (down, across) = taps, steps
+        ends = [(0, taps[i] * steps[i] - window[i]) for i in range(2)]
+        parts = self.pad([(0, 0), *ends, (0, 0), (0, 0)])
+        parts = parts.reshape((count, tall, down, wide, across, *self.shape[3:]))
+        total = None
+        for y, x in product(range(tall), range(wide)):
+            around = [(0, 0)] * 3 + [(y, tall - 1 - y), (x, wide - 1 - x)]
+            term = parts[:, y, :, x].pad(around)
+            total = term if total is None else total + term
+        assert total is not None
+        rows, columns = total.shape[3:]
+        joined = total.permute((0, 3, 1, 4, 2)).reshape((count, rows * down, columns * across))
+        more = [(0, max(0, cut[i] + out[i] - joined.shape[1 + i])) for i in range(2)]
+        places = (slice(start, start + size) for start, size in zip(cut, out, strict=True))
+        return joined.pad([(0, 0), *more])[(slice(None), *places)]
 
     def _numbered(self, count: int, axis: int, axes: int) -> Self:
         """Return 0, 1 ... along one of `axes` axes, as int64."""
@@ -175,7 +203,7 @@ class Resampling(Convolutions):
         if align_corners and mode in ANY:
             raise BadArgument("interpolate: align_corners requires a linear or cubic mode")
         nearest = mode.startswith("nearest")
-        wide = self if nearest else self.cast(float32)
+        wide = self if nearest else self._real()
         for axis, (count, ratio) in enumerate(self._wanted(size, scale), 2):
             if mode == "area":
                 wide = wide._averaged(axis, count)
@@ -221,7 +249,7 @@ class Resampling(Convolutions):
             above = (counted * 2 + 1) * ratio.numerator - ratio.denominator
             below = 2 * ratio.denominator
         first = above.floor_divide(below)
-        part = above.remainder(below).cast(float32) / below
+        part = above.remainder(below).cast(dtypes.wide(self.dtype)) / below
         total: Self | None = None
         for tap, weight in zip(range(-1, 3), cubic_weights(part), strict=True):
             values = self._taken_along(axis, (first + tap).clamp(0, have - 1))
@@ -278,7 +306,7 @@ class Resampling(Convolutions):
             top, bottom = ratio.numerator, ratio.denominator
             above, below = ((counted * 2 + 1) * top - bottom).maximum(0), 2 * bottom
         first = (above // below).minimum(have - 1)
-        part = (above % below).cast(float32) / below
+        part = (above % below).cast(dtypes.wide(self.dtype)) / below
         part = part.reshape((count, *[1] * (self.ndim - axis - 1)))
         one = self._taken_along(axis, first)
         two = self._taken_along(axis, (first + 1).minimum(have - 1))

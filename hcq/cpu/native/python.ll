@@ -1,13 +1,53 @@
-; Functions that Python calls without ctypes. They use functions of CPython's stable interface alone,
-; and keep the interpreter lock.
+; Functions that Python calls without ctypes (METH_FASTCALL). They use functions of CPython's stable
+; interface alone. self: the address of their record, a Python integer.
 
 declare i64 @PyLong_AsUnsignedLongLong(ptr)
 declare ptr @PyLong_FromUnsignedLongLong(i64)
 declare ptr @PyErr_Occurred()
 declare i32 @PyErr_BadArgument()
+declare ptr @PyEval_SaveThread()
+declare void @PyEval_RestoreThread(ptr)
 
-; Submit once more what a %Repetition names, with these numbers (METH_FASTCALL); self: its address, a
-; Python integer. Return the value that marks the end, or 0 as ugpu_repeat does.
+; ugpu_expect of a %Queue; returns 0.
+define ptr @ugpu_expected(ptr %self, ptr %arguments, i64 %count) {
+  %address = call i64 @PyLong_AsUnsignedLongLong(ptr %self)
+  %queue = inttoptr i64 %address to ptr
+  call void @ugpu_expect(ptr %queue)
+  %object = call ptr @PyLong_FromUnsignedLongLong(i64 0)
+  ret ptr %object
+}
+
+; ugpu_settle of its record and two values; without the interpreter lock.
+define ptr @ugpu_settled(ptr %self, ptr %arguments, i64 %count) {
+  %address = call i64 @PyLong_AsUnsignedLongLong(ptr %self)
+  %waiting = inttoptr i64 %address to ptr
+  %fits = icmp eq i64 %count, 2
+  br i1 %fits, label %read, label %wrong
+wrong:
+  %bad = call i32 @PyErr_BadArgument()
+  ret ptr null
+read:
+  %one.object = load ptr, ptr %arguments
+  %two.at = getelementptr ptr, ptr %arguments, i64 1
+  %two.object = load ptr, ptr %two.at
+  %one = call i64 @PyLong_AsUnsignedLongLong(ptr %one.object)
+  %two = call i64 @PyLong_AsUnsignedLongLong(ptr %two.object)
+  %error = call ptr @PyErr_Occurred()
+  %fine = icmp eq ptr %error, null
+  br i1 %fine, label %wait, label %failed
+failed:
+  ret ptr null
+wait:
+  %thread = call ptr @PyEval_SaveThread()
+  %settled = call i32 @ugpu_settle(ptr %waiting, i64 %one, i64 %two)
+  call void @PyEval_RestoreThread(ptr %thread)
+  %result = zext i32 %settled to i64
+  %object = call ptr @PyLong_FromUnsignedLongLong(i64 %result)
+  ret ptr %object
+}
+
+; Submit once more what a %Repetition names, with these numbers; keeps the interpreter lock. Return the
+; value that marks the end, or 0 as ugpu_repeat does.
 define ptr @ugpu_again(ptr %self, ptr %arguments, i64 %count) {
 entry:
   %address = call i64 @PyLong_AsUnsignedLongLong(ptr %self)

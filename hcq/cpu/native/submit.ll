@@ -1,7 +1,7 @@
 ; How work gets into a queue's ring, called by the thread that submits.
 
 ; Wake those who will work before something is pushed: they come up while that is being prepared.
-define void @ugpu_expect(ptr %queue) {
+define internal void @ugpu_expect(ptr %queue) {
 entry:
   %pool.at = getelementptr %Queue, ptr %queue, i32 0, i32 8
   %pool = load ptr, ptr %pool.at

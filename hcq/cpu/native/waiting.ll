@@ -121,7 +121,7 @@ leave:
 
 ; Wait as ugpu_await does until two timelines have reached their values; 1 if both have, and no alarm
 ; was ever raised. waiting: bell, the timelines, and nanoseconds.
-define i32 @ugpu_settle(ptr %waiting, i64 %first, i64 %second) {
+define internal i32 @ugpu_settle(ptr %waiting, i64 %first, i64 %second) {
 entry:
   %bell = load ptr, ptr %waiting
   %one.at = getelementptr ptr, ptr %waiting, i64 1

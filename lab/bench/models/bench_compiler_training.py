@@ -33,6 +33,7 @@ def measure() -> list[dict[str, object]]:
             torch.set_num_threads(len(os.sched_getaffinity(0)))
         for name, shapes, function, theirs in _operations(torch):
             results += _operation(device, torch, name, shapes, function, theirs)
+        results += _lookups(device, torch)
         results += _optimiser(device, torch)
         results += _digits(device, torch)
         results += _transformer(device, torch, MINILM)
@@ -95,6 +96,35 @@ def _operation(
         back = torch.from_numpy(cotangent)
         peers["PyTorch"] = lambda: torch.autograd.grad(theirs(*leaves), leaves, back)
     return _named(_versus(f"forward and backward of {name}", _warm(ours), peers))
+
+
+def _lookups(device: Device, torch: Any, count: int = 4096) -> list[dict[str, object]]:
+    """The gradient of the table of an embedding."""
+    rng = np.random.default_rng(0)
+    table = rng.standard_normal((30_000, 384), np.float32)
+    index, back = rng.integers(0, len(table), count), rng.standard_normal((count, 384), np.float32)
+    given = [Tensor(array, device=device) for array in (table, index, back)]
+
+    @jit
+    def gradient(table: Tensor, index: Tensor, back: Tensor) -> Any:
+        return grad(lambda table: (table[index] * back).sum())(table)
+
+    def ours() -> None:
+        gradient(*given)
+        device.synchronize()
+
+    peers: dict[str, Work] = {}
+    if torch is not None:
+        leaf = torch.from_numpy(table).requires_grad_()
+        places, cotangent = torch.from_numpy(index), torch.from_numpy(back)
+
+        def work() -> None:
+            found = torch.nn.functional.embedding(places, leaf)
+            torch.autograd.grad(found, leaf, cotangent)
+
+        peers["PyTorch"] = work
+    name = f"gradient of {count} lookups in a table of 30,000 x 384"
+    return _named(_versus(name, _warm(ours), peers))
 
 
 def _warm(work: Work) -> Work:

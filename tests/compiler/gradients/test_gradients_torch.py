@@ -140,6 +140,65 @@ def test_second_derivatives_of_products_at_zeros(name: str, zeros: int) -> None:
     np.testing.assert_allclose(x.grad.numpy(), again.numpy(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("zeros", [0, 1])
+@pytest.mark.parametrize("rows", [4, 5], ids=["oblong", "square"])
+@pytest.mark.parametrize("reduce", ["sum", "mean", "prod", "amax"])
+def test_second_derivatives_of_scatters(reduce: str, rows: int, zeros: int) -> None:
+    """The gradient reads by indices of which one counts, along another axis than its own."""
+    random = np.random.default_rng(0)
+    source = random.uniform(1, 2, (rows, 5)).astype(np.float32)
+    source[0, :zeros] = 0
+    index = random.integers(0, 5, (rows, 5))
+    weight = random.uniform(1, 2, (rows, 5)).astype(np.float32)
+    y = torch.tensor(source, requires_grad=True)
+    value = torch.ones(rows, 5).scatter_reduce(1, torch.from_numpy(index), y, reduce).square()
+    (first,) = torch.autograd.grad(value.sum(), y, create_graph=True)
+    (wanted,) = torch.autograd.grad((first * torch.from_numpy(weight)).sum(), y)
+    x = Tensor(source).requires_grad_()
+    total = Tensor.ones(rows, 5).scatter_reduce(1, Tensor(index), x, reduce).square().sum()
+    total.backward(create_graph=True)
+    found, x.grad = x.grad, None
+    (found * Tensor(weight)).sum().backward()
+    np.testing.assert_allclose(found.numpy(), first.detach().numpy(), rtol=1e-4)
+    np.testing.assert_allclose(x.grad.numpy(), wanted.numpy(), rtol=1e-4, atol=1e-5)
+
+
+AT_ZERO: dict[str, Callable[[Any], Any]] = {
+    "softplus": lambda x: F.softplus(x) if isinstance(x, torch.Tensor) else x.softplus(),
+    "logsigmoid": lambda x: F.logsigmoid(x) if isinstance(x, torch.Tensor) else x.logsigmoid(),
+    "logaddexp": lambda x: x.logaddexp(x.flip(0)),
+    "logcumsumexp": lambda x: x.logcumsumexp(0),
+    "mish": lambda x: F.mish(x) if isinstance(x, torch.Tensor) else x.mish(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AT_ZERO)
+def test_second_derivatives_at_zero_and_ties(name: str) -> None:
+    """Where a formula without overflow has an edge, the function has none."""
+    given = np.array([0, 0, 1, 1, -1, 2, 0], np.float32)
+    weight = np.linspace(0.5, 1.5, 7, dtype=np.float32)
+    y = torch.tensor(given, dtype=torch.float64, requires_grad=True)
+    value = AT_ZERO[name](y)
+    own = weight[: value.numel()].reshape(tuple(value.shape))
+    (first,) = torch.autograd.grad((value * torch.from_numpy(own)).sum(), y, create_graph=True)
+    (wanted,) = torch.autograd.grad((first * torch.from_numpy(weight)).sum(), y)
+    x = Tensor(given).requires_grad_()
+    (AT_ZERO[name](x) * Tensor(own)).sum().backward(create_graph=True)
+    found, x.grad = x.grad, None
+    (found * Tensor(weight)).sum().backward()
+    np.testing.assert_allclose(found.numpy(), first.detach().numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(x.grad.numpy(), wanted.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_second_derivative_of_sinc_at_zero() -> None:
+    """PyTorch's is NaN there: -pi^2 / 3."""
+    x = Tensor([0.0]).requires_grad_()
+    x.sinc().backward(create_graph=True)
+    found, x.grad = x.grad, None
+    found.backward()
+    np.testing.assert_allclose(x.grad.numpy(), [-(np.pi**2) / 3], rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_opinfo() -> None:
     """PyTorch's own samples: at most one of each operation that Tensor has under the same name. No

@@ -160,6 +160,25 @@ def test_chains_are_planned_once(name: str, cpu: Device, monkeypatch: pytest.Mon
     assert np.array_equal(same, wanted[2, 2])
 
 
+@pytest.mark.parametrize("count", [recipe.DEEPEST, recipe.DEEPEST + 1, recipe.MOST + 1])
+def test_chains_end_at_their_longest(cpu: Device, planned: list[int], count: int) -> None:
+    """What follows is built upon their graph."""
+    array = np.linspace(0, 1, 8, dtype=np.float32)
+    x = Tensor(array, device=cpu)
+
+    def chain() -> Tensor:
+        result = x
+        for _ in range(count + 1):  # the last reads `count` others
+            result = -result
+        return result
+
+    for _ in range(4):
+        assert np.array_equal(chain().numpy(), array if count % 2 else -array)
+    planned.clear()
+    chain().realize()
+    assert bool(planned) == (count > recipe.DEEPEST)
+
+
 @pytest.fixture
 def learnt(cpu: Device) -> tuple[Tensor, Callable[[], tuple[Tensor, Tensor]]]:
     """An array, and a chain whose inner value takes a kernel of its own: both, when it is known."""

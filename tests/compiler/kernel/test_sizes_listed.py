@@ -51,14 +51,14 @@ ELSEWHERE = {
     "schedule.split": ("MOST EVEN", "test_host_online.py"),
     "methods.winograd": ("TILE WINDOW AROUND", "test_compiler_winograd.py"),
     "methods.order.sorting": ("BITS BLOCK ROUND", "test_compiler_sorting.py"),
-    "methods.shape.resampling": ("FINEST FILLED ORDERED", "test_compiler_resampling.py"),
+    "methods.shape.resampling": ("FINEST FILLED ORDERED TERMS", "test_compiler_resampling.py"),
     "pattern.cost": (
         "MEMORY NEAR HELD KERNEL PARALLEL CHOICE TILES_MOST TILES_GAIN REDUCE",
         "test_compiler_chain.py",
     ),
     "plan.packing": ("PER_BYTE PER_KERNEL FETCHING THROUGH_REGISTERS", "test_packing.py"),
     "plan.repeats": ("KEPT SHORTEST TRIES FAR MANY", "test_compiler_repeats.py"),
-    "graph.recipe": ("LONG MOST", "test_compiler_recipes.py"),
+    "graph.recipe": ("DEEPEST LONG MOST", "test_compiler_recipes.py"),
 }
 # module: constants that are facts, formats, weights of a cost model, or the limits of caches
 NO_SIZES = {

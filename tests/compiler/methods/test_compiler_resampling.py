@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ugpu.compiler import Tensor
+from ugpu.compiler.methods.shape import resampling
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument
 
@@ -74,13 +75,38 @@ def test_spread_windows(cpu: Device, data: st.DataObject) -> None:
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("way", ["phases", "shifted", "looked up"])
+@pytest.mark.parametrize(
+    ("shape", "weights", "stride", "padding", "more"),
+    [
+        ((2, 8, 9, 7), (8, 10, 4, 4), (2, 2), (1, 1), (0, 0)),
+        ((1, 3, 5, 6), (3, 2, 3, 3), (2, 2), (1, 1), (1, 1)),
+        ((1, 3, 4, 6), (3, 2, 5, 2), (3, 1), (0, 1), (2, 0)),
+        ((1, 2, 3, 4), (2, 3, 2, 3), (3, 4), (1, 0), (2, 3)),  # places that no window has
+    ],
+)
+def test_each_way(
+    cpu: Device, monkeypatch: pytest.MonkeyPatch, way: str, shape: tuple[int, ...],
+    weights: tuple[int, ...], stride: Pair, padding: Pair, more: Pair,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(resampling, "ORDERED", 0 if way == "phases" else 1 << 20)
+    monkeypatch.setattr(resampling, "FILLED", 100)
+    monkeypatch.setattr(resampling, "TERMS", 0 if way == "looked up" else 16)
+    image, weight = numbers(9, shape), numbers(10, weights)
+    wanted = spread(image, weight, stride, padding, more, 1, (1, 1))
+    found = Tensor(image, device=cpu).conv_transpose2d(
+        Tensor(weight, device=cpu), stride=stride, padding=padding, output_padding=more
+    )
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_a_decoder_layer(cpu: Device) -> None:
     image, weight, bias = numbers(3, (2, 8, 9, 7)), numbers(4, (8, 10, 4, 4)), numbers(5, (10,))
     wanted = spread(image, weight, (2, 2), (1, 1), (0, 0), 1, (1, 1)) + bias[:, None, None]
     found = Tensor(image, device=cpu).conv_transpose2d(
         Tensor(weight, device=cpu), Tensor(bias, device=cpu), stride=2, padding=1
     )
-    assert found.shape == (2, 10, 18, 14) and found.memory_plan().kernels <= 4
+    assert found.shape == (2, 10, 18, 14) and found.memory_plan().kernels <= 2
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4, atol=1e-5)
 
 

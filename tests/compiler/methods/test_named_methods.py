@@ -127,8 +127,7 @@ def test_moving_and_types(cpu: Device) -> None:
     assert x.to(dtype=float).dtype.name == "float32" and x.cpu().device is cpu
     assert x.astype(int).dtype.name == "int64" and x.new_ones(2, 3).shape == (2, 3)
     for kind in ("float64", np.float64, np.dtype("float64")):
-        with pytest.raises(BadArgument, match="float64 is not supported; expected float32"):
-            x.to(kind)
+        assert x.to(kind).dtype.name == "float64"
     with pytest.raises(BadArgument, match="expected one device"):
         x.to(cpu, device="cpu")
     with pytest.raises(BadIndex, match="narrow: 3 parts from 2 are outside"):

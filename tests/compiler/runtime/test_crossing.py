@@ -16,7 +16,9 @@ import pytest
 from tests.support.waiting import until
 from ugpu import hcq
 from ugpu.compiler import Tensor, jit
-from ugpu.compiler.runtime import stages
+from ugpu.compiler.runtime.memory_pool import Storage
+from ugpu.compiler.runtime.several import stages
+from ugpu.compiler.runtime.several.crossing import Crossing, Passage, Point
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.work.queue import QueueKind
 
@@ -56,9 +58,10 @@ def test_kernels_run_while_a_copy_is_held_up(pair: tuple[Device, Device]) -> Non
     given = inputs(7)
     for device in pair:
         device.synchronize()
-    near = taker.driver.reach_memory(given[0].node.storage.buffer) is not None
-    copies = (taker if near else giver).queue(QueueKind.COPY)
-    gate = copies.device.timeline("gate")
+    storage = given[0].node.storage
+    assert isinstance(storage, Storage)
+    copying = giver if taker.driver.reach_memory(storage.buffer) is None else taker
+    copies, gate = copying.queue(QueueKind.COPY), copying.timeline("gate")
     copies.wait(gate, 1).submit()
     lines = [device.queue().timeline for device in pair]
     before = [line.last for line in lines]
@@ -108,6 +111,43 @@ def test_memory_that_a_copy_reads_or_writes_is_not_used_meanwhile(
     for seed in range(6):
         array = np.arange(20000, dtype=np.float32) % 50 + seed
         assert (work(Tensor(array, device=one)).numpy() == exact(array)).all(), seed
+
+
+def test_an_interrupted_replay_is_followed_by_right_ones(
+    pair: tuple[Device, Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted while the host waits for a copy, or before the last of what waits for one."""
+    one, two = pair
+    monkeypatch.setattr(two.driver, "reach_memory", lambda _: None)
+
+    @jit
+    def work(x: Tensor) -> Tensor:
+        there = (x * 3).realize().to(two)
+        return (there + 1).realize().to(one) - x
+
+    def check(seed: int) -> None:
+        array = np.arange(3000, dtype=np.float32) + seed
+        assert (work(Tensor(array, device=one)).numpy() == array * 2 + 1).all()
+
+    for seed in range(3):
+        check(seed)
+    sent = Crossing._sent
+    left = 0
+
+    def interrupted(self: Crossing, copy: Passage) -> Point:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise KeyboardInterrupt
+        return sent(self, copy)
+
+    for place in range(1, 4):
+        left = place
+        with monkeypatch.context() as patch:
+            patch.setattr(Crossing, "_sent", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                work(Tensor(np.ones(3000, np.float32), device=one))
+        check(place)
 
 
 def test_host_memory_out_of_reach(

@@ -33,7 +33,7 @@ MODULE = "tests.support.compiler.array_api"
 SETTINGS = {
     "ARRAY_API_TESTS_MODULE": f"exec('from {MODULE} import namespace as xp')",
     "ARRAY_API_TESTS_VERSION": "2024.12",
-    "ARRAY_API_TESTS_SKIP_DTYPES": "float64,complex64,complex128",
+    "ARRAY_API_TESTS_SKIP_DTYPES": "complex64,complex128",
 }
 
 # Tests that fail, and why.
@@ -61,11 +61,10 @@ DIFFERENT: dict[str, str] = {
 
 
 def _namespace() -> types.ModuleType:
-    """Return ugpu.xp, with its widest float type as `float64`, which the suite reads although it is
-    left out of the samples."""
+    """Return ugpu.xp as a module of its own name."""
     module = types.ModuleType("ugpu.xp")
     given = {name: each for name, each in vars(array_api).items() if name != "__getattr__"}
-    vars(module).update(given, __name__="ugpu.xp", float64=array_api.float32)
+    vars(module).update(given, __name__="ugpu.xp")
     return module
 
 
@@ -79,8 +78,7 @@ class Outcomes:
         self.outcomes: dict[str, str] = {}
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        """Leave out tests of the extension `fft`, special cases of complex numbers, and those that
-        draw float64 integers, which float32 may not hold."""
+        """Leave out tests of the extension `fft` and special cases of complex numbers."""
         items[:] = [item for item in items if not _is_left_out(item)]
 
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -93,7 +91,7 @@ def _is_left_out(item: Any) -> bool:
     values = getattr(item, "callspec", None)
     case = values.params.get("case") if values else None
     name = item.nodeid.rpartition("::")[2]
-    named = "[fft-" in name or "(x_i.is_integer())" in name or name == "test_vecdot_conj"
+    named = "[fft-" in name or name == "test_vecdot_conj"
     return named or getattr(case, "is_complex", False)
 
 

@@ -15,7 +15,7 @@ from ugpu.compiler.onnx import Model
 from ugpu.compiler.onnx.package import DTYPES
 from ugpu.hcq.device.device import Device
 
-OURS = frozenset(DTYPES) - {11}  # float64 is stored as float32
+OURS = frozenset(DTYPES)
 # Cases that are not expected to pass, and why.
 UNSUPPORTED = {
     **dict.fromkeys(

@@ -169,6 +169,7 @@ class _Sides:
             self.dtype.itemsize, self.lanes, vector_registers(target), target.compute_units,
             rates_of(target), *in_order, direct, amx.PANEL if self.in_tiles else None,
             self.by_dots, self.group == 1 and in_lines(parts.right, columns, self.slice),
+            self.mirrored,
         )  # fmt: skip
 
     def in_order(self, factor: Value, axis: Axis) -> bool:

@@ -31,7 +31,8 @@ class Problem:
     right_in_order: whether a factor is packed in order of memory. direct_height: height of panels
     up to which the left factor is not packed. panel: the only height and vectors of panels.
     by_dots: whether a few last columns may be computed without panels. in_lines: whether complete
-    panels of columns may be read in place."""
+    panels of columns may be read in place. mirrored: whether panels below the diagonal are not
+    computed."""
 
     rows: Axis
     columns: Axis
@@ -49,6 +50,7 @@ class Problem:
     panel: tuple[int, int] | None = None
     by_dots: bool = False
     in_lines: bool = False
+    mirrored: bool = False
 
     @property
     def left_bytes(self) -> int:
@@ -96,7 +98,7 @@ class Problem:
             panels *= self.columns.size // width
         else:
             panels *= _panels(self.columns, tile.columns, width)
-        each = self.step_cost(tile.height, tile.vectors)
+        each = self.step_cost(tile.height, tile.vectors) * self.computed(tile.height, width)
         singly = self.slice_steps % self.lanes / self.slice_steps  # of the depth, by `apart`
         multiply = panels * each + self.rows.size * apart * (DOTS / self.lanes + singly)
         left_pack, right_pack = self.pack_costs(tile.height)
@@ -111,6 +113,14 @@ class Problem:
         if self.threads == 1:
             return total
         return max(total / self.threads, one) + UNEVEN * one
+
+    def computed(self, height: int, width: int) -> float:
+        """Return the share of all panels that are computed."""
+        if not self.mirrored:
+            return 1.0
+        down, across = _ceil(self.rows.size, height), _ceil(self.columns.size, width)
+        above = sum(min(down, _ceil((panel + 1) * width, height)) for panel in range(across))
+        return above / (down * across)
 
     def in_place(self, tile: Tile) -> bool:
         """Return whether panels of the right factor are read in place: complete ones, which are

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.compiler.compiler_cases import GFX1100
-from ugpu.compiler.kernel.gpu.tiles import Product, best_tiles, cost, tiles_fit
+from ugpu.compiler.kernel.gpu.tiles import LAUNCH, Product, best_tiles, cost, tiles_fit
 from ugpu.hcq.state.target import ptx_target
 
 SM_90 = ptx_target("sm_90", compute_units=132)
@@ -49,6 +49,14 @@ def test_tiles_do_not_reach_far_beyond_the_output() -> None:
     tiles = best_tiles(product(5000, 20, 512), GFX1100)
     assert tiles.size[1] == 32
     assert best_tiles(product(20, 5000, 512), GFX1100).size[0] == 32
+
+
+def test_what_takes_less_than_a_launch_has_the_least_code() -> None:
+    small = product(96, 1024, 16)
+    tiles = best_tiles(small, GFX1100)
+    assert tiles.block == (4, 4)
+    larger = replace(tiles, block=(8, 8))
+    assert cost(tiles, small, GFX1100)[0] < cost(larger, small, GFX1100)[0] < LAUNCH
 
 
 def test_a_long_depth_on_a_small_output_is_shared_by_more_groups() -> None:

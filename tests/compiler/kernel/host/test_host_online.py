@@ -75,6 +75,22 @@ def test_as_numpy(cpu: Device, name: str, size: int) -> None:
     np.testing.assert_allclose(result.numpy(), wanted, 3e-6, 3e-6)
 
 
+def test_rows_longer_than_a_block(cpu: Device) -> None:
+    """Shorter ones are held on the stack, as are those with other values worth it."""
+    for size, function, passes in (
+        (online.BLOCK, Tensor.softmax, 3), (online.BLOCK + 1, Tensor.softmax, 2),
+        (online.BLOCK + 1, lambda x: (x * 0.5 - x.abs()).softmax(), 3),
+    ):  # fmt: skip
+        x = _rows(size)[:2] / 300
+        result = function(Tensor(x, device=cpu))
+        kernel = kernels_of(result.node, cpu.target)[-1]
+        held = {memory.name for memory in kernel.locals}
+        assert ("before" in held) == (passes == 2), held
+        wide = x.astype(np.float64)
+        wide = wide * 0.5 - abs(wide) if function is not Tensor.softmax else wide
+        np.testing.assert_allclose(result.numpy(), _weights(wide) / _total(wide), 3e-6)
+
+
 @pytest.mark.usefixtures("short")
 def test_infinities_and_not_numbers(cpu: Device) -> None:
     x = np.zeros((9, 100), np.float32)

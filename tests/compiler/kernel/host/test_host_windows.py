@@ -116,7 +116,7 @@ def test_a_padded_depthwise_convolution_is_one_kernel(cpu: Device, size: int, st
     assert len(groups) == 1
     kernel = lower(express(groups[0]), HOST)
     sizes = {memory.name: memory.count for memory in kernel.locals}
-    assert size * 30 <= sizes["stage"] <= 36 * 36 + 128
+    assert size * 30 <= sizes["stage"] <= 36 * 48 + 128  # lines of whole vectors
 
 
 def test_rows_too_long_to_hold_are_no_window(cpu: Device) -> None:

@@ -55,6 +55,11 @@ def linear(x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
     return x.linear(weight.T, bias)
 
 
+def pinv_of_product(a: Tensor, b: Tensor, **kwargs: Any) -> Tensor:
+    """PyTorch's sample of matrices of lower rank is a product."""
+    return linalg.pinv(a @ b.mT, **kwargs)
+
+
 OWN = {"nn.functional.pad": pad, "nn.functional.linear": linear}
 
 
@@ -125,6 +130,8 @@ def operations() -> Iterator[tuple[str, Callable[..., Any] | str, Any]]:
         from torch.testing._internal.common_methods_invocations import op_db
     for op in op_db:
         mine = ours_of(op.name)
+        if (op.name, op.variant_test_name) == ("linalg.pinv", "singular"):
+            mine = pinv_of_product
         if mine is not None:
             variant = op.variant_test_name
             yield f"{op.name}/{variant}" if variant else op.name, mine, op

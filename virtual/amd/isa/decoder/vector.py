@@ -318,20 +318,15 @@ def decode_vopd(words: Words) -> Instruction:
     row_x, row_y = words.look_up("VOPDX", opcode_x), words.look_up("VOPDY", opcode_y)
     words.check(row_x.fixed & _FIELDS_X, 0)
     words.check(row_y.fixed & _FIELDS_Y, 0)
-    x = _decode_half(words, row_x, dst_x, first & 0x1FF, first >> 9 & 0xFF)
-    y = _decode_half(words, row_y, dst_y, second & 0x1FF, second >> 9 & 0xFF)
-    size, taken = 4 * len(words.taken), tuple(words.taken)
-    return words.made(
-        Format.VOPD,
-        f"{x.name}::{y.name}",
-        "",
-        opcode_x,
-        x=replace(x, size=size, words=taken),
-        y=replace(y, size=size, words=taken),
-    )
+    # The sources of both first: they may read the literal that the halves share.
+    sources_x = _half_sources(words, row_x, first & 0x1FF, first >> 9 & 0xFF)
+    sources_y = _half_sources(words, row_y, second & 0x1FF, second >> 9 & 0xFF)
+    x = _half(words, row_x, dst_x, sources_x)
+    y = _half(words, row_y, dst_y, sources_y)
+    return words.made(Format.VOPD, f"{x.name}::{y.name}", "", opcode_x, x=x, y=y)
 
 
-def _decode_half(words: Words, shape: Row, dst: int, src0: int, src1: int) -> Instruction:
+def _half_sources(words: Words, shape: Row, src0: int, src1: int) -> tuple[Operand, ...]:
     sources: list[Operand] = []
     for name in shape.srcs:
         if name == "literal":
@@ -342,12 +337,9 @@ def _decode_half(words: Words, shape: Row, dst: int, src0: int, src1: int) -> In
             sources.append(words.vector(src1, 1, sized(name)))
     if shape.name == "v_dual_cndmask_b32":
         sources.append(_mask(words, Kind.VCC))
-    dst_type = sized(shape.dst)
-    return words.made(
-        Format.VOPD,
-        shape.operation,
-        shape.name,
-        0,
-        dst=words.vector(dst, 1, dst_type),
-        srcs=tuple(sources),
-    )
+    return tuple(sources)
+
+
+def _half(words: Words, shape: Row, dst: int, sources: tuple[Operand, ...]) -> Instruction:
+    target = words.vector(dst, 1, sized(shape.dst))
+    return words.made(Format.VOPD, shape.operation, shape.name, 0, dst=target, srcs=sources)

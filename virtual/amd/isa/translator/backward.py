@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ugpu.virtual.amd.isa.decoder.formats import Instruction
 from ugpu.virtual.amd.isa.translator.program import Block, Program, Stop, exec_registers, ones_after
 
-# (instruction, set read after it, whether EXEC is all ones) -> set read from the instruction on.
-Before = Callable[[Instruction, int, bool], int]
+# (instruction, whether EXEC is all ones) -> sets of what it overwrites, and of what it reads.
+Effect = Callable[[Instruction, bool], tuple[int, int]]
 
 
 class Backward:
     """Sets of registers, as bit masks, that are read from points of a program on.
 
-    before: effect of one instruction. stopped: set read after a block where execution cannot go on.
+    effect: of one instruction. stopped: set read after a block where execution cannot go on.
     """
 
-    def __init__(self, program: Program, before: Before, stopped: int) -> None:
-        self._before, self._stopped = before, stopped
+    def __init__(self, program: Program, effect: Effect, stopped: int) -> None:
+        self._stopped = stopped
         whole = exec_registers(program)
-        self._fulls = {start: _fulls(block, whole) for start, block in program.blocks.items()}
+        self._effects = {
+            start: list(map(effect, block.instructions, _fulls(block, whole)))
+            for start, block in program.blocks.items()
+        }
         self._entering = dict.fromkeys(program.blocks, 0)
         self._settle(program)
 
@@ -29,13 +32,12 @@ class Backward:
         for start, block in program.blocks.items():
             for target in block.successors:
                 sources.setdefault(target, []).append(start)
+        whole = {start: _joined(effects) for start, effects in self._effects.items()}
         waiting = sorted(program.blocks)
         while waiting:
             start = waiting.pop()
-            block = program.blocks[start]
-            live = self.leaving(block)
-            for instruction, full in self.backward(block):
-                live = self._before(instruction, live, full)
+            written, read = whole[start]
+            live = self.leaving(program.blocks[start]) & ~written | read
             if live != self._entering[start]:
                 self._entering[start] = live
                 waiting += sources.get(start, [])
@@ -47,10 +49,24 @@ class Backward:
             live |= self._entering[target]
         return live
 
-    def backward(self, block: Block) -> list[tuple[Instruction, bool]]:
-        """Return a block's instructions, last first, each with whether EXEC is all ones there."""
-        fulls = self._fulls[block.start]
-        return list(zip(reversed(block.instructions), reversed(fulls), strict=True))
+    def backward(self, block: Block) -> Iterator[tuple[Instruction, int]]:
+        """Yield a block's instructions, last first, each with the registers read after it."""
+        live = self.leaving(block)
+        effects = self._effects[block.start]
+        for instruction, (written, read) in zip(
+            reversed(block.instructions), reversed(effects), strict=True
+        ):
+            yield instruction, live
+            live = live & ~written | read
+
+
+def _joined(effects: list[tuple[int, int]]) -> tuple[int, int]:
+    """Return the effect of instructions one after the other."""
+    all_written, all_read = 0, 0
+    for written, read in reversed(effects):
+        all_written |= written
+        all_read = all_read & ~written | read
+    return all_written, all_read
 
 
 def _fulls(block: Block, whole: frozenset[int]) -> list[bool]:

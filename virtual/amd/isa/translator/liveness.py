@@ -56,9 +56,9 @@ def _read(i: Instruction, written: int) -> int:
     return found
 
 
-def _before(i: Instruction, live: int, full: bool) -> int:
+def _effect(i: Instruction, full: bool) -> tuple[int, int]:
     written = _written(i) if full else 0
-    return live & ~written | _read(i, written)
+    return written, _read(i, written)
 
 
 def read_after(program: Program) -> dict[int, int]:
@@ -67,21 +67,15 @@ def read_after(program: Program) -> dict[int, int]:
     Empty if control may pass to unknown code, if registers are selected by number at run time, or
     for programs of 64 lanes.
     """
-    if program.lanes > PASS:
+    if program.lanes > PASS or any(
+        name in NOWHERE or "movrel" in name or name.startswith("v_swaprel")
+        for name in program.names()
+    ):
         return {}
-    for block in program.blocks.values():
-        for instruction in block.instructions:
-            if (
-                instruction.name in NOWHERE
-                or "movrel" in instruction.name
-                or (instruction.name.startswith("v_swaprel"))
-            ):
-                return {}
-    analysis, found = Backward(program, _before, ALL), {}
-    for block in program.blocks.values():
-        live = analysis.leaving(block)
-        for instruction, full in analysis.backward(block):
-            if instruction.name == "ds_load_b128":
-                found[instruction.pc] = live
-            live = _before(instruction, live, full)
-    return found
+    analysis = Backward(program, _effect, ALL)
+    return {
+        instruction.pc: live
+        for block in program.blocks.values()
+        for instruction, live in analysis.backward(block)
+        if instruction.name == "ds_load_b128"
+    }

@@ -7,6 +7,8 @@ a register completely counts as reading it, so that the result may be too large 
 
 from __future__ import annotations
 
+from functools import cache
+
 from ugpu.virtual.amd.isa.decoder.formats import Instruction
 from ugpu.virtual.amd.isa.decoder.operands import Operand
 from ugpu.virtual.amd.isa.translator.backward import Backward
@@ -25,25 +27,22 @@ def _registers(operand: Operand | None) -> int:
     return ((1 << operand.width) - 1) << operand.index
 
 
-def _writes_whole(i: Instruction) -> bool:
-    return i.dpp is None and i.name.startswith(_WHOLE) and not any(p in i.name for p in _PARTLY)
+@cache
+def _writes_whole(name: str) -> bool:
+    return name.startswith(_WHOLE) and not any(part in name for part in _PARTLY)
 
 
-def _halves(i: Instruction) -> list[Instruction]:
-    return [i.x, i.y] if i.x is not None and i.y is not None else [i]
-
-
-def _before(i: Instruction, live: int, full: bool) -> int:
-    halves = _halves(i)
-    for half in halves:
-        if full and _writes_whole(half):
-            live &= ~_registers(half.dst)
-    for half in halves:
+def _effect(i: Instruction, full: bool) -> tuple[int, int]:
+    """Return the registers that an instruction overwrites, and those that it reads."""
+    written, read = 0, 0
+    for half in (i.x, i.y) if i.x is not None and i.y is not None else (i,):
         for operand in (half.addr, half.data, half.data1, half.saddr, *half.srcs):
-            live |= _registers(operand)
-        if not (full and _writes_whole(half)):
-            live |= _registers(half.dst)
-    return live
+            read |= _registers(operand)
+        if full and half.dpp is None and _writes_whole(half.name):
+            written |= _registers(half.dst)
+        else:
+            read |= _registers(half.dst)
+    return written, read
 
 
 def needed(program: Program) -> dict[int, int]:
@@ -58,7 +57,7 @@ def needed(program: Program) -> dict[int, int]:
         return {}
     if program.roots or any(i.name in NOWHERE for _, i in lasts):
         return dict.fromkeys(ends, EVERY)
-    analysis = Backward(program, _before, stopped=0)
+    analysis = Backward(program, _effect, stopped=0)
     return {pc: analysis.leaving(block) for pc, block in ends.items()}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import cache
 
 from ugpu.virtual.amd.isa.decoder.decode import GFX11, LONGEST, decode
 from ugpu.virtual.amd.isa.decoder.formats import Instruction, UnknownInstruction
@@ -89,6 +90,10 @@ class Program:
                     return False
                 start = end
         return True
+
+    def names(self) -> set[str]:
+        """Return the names of the instructions."""
+        return {i.name for block in self.blocks.values() for i in block.instructions}
 
     def words_at(self, offset: int) -> tuple[tuple[int, ...], str]:
         """Return the encoding at an offset and why it cannot run, as far as it was decoded."""
@@ -315,9 +320,18 @@ def _is_ones(operand: Operand, word: int, ones: set[int]) -> bool:
     return operand.kind in _BASES and _BASES[operand.kind] + operand.index + word in ones
 
 
+@cache
+def _changes_vectors(name: str) -> bool:
+    """Return whether an instruction changes scalar registers only by its destinations."""
+    vectors = name.startswith(("v_", "ds_", "global_", "flat_"))
+    return vectors and "exec" not in name and not name.startswith("v_cmpx")
+
+
 def ones_after(instruction: Instruction, ones: set[int]) -> None:
     """Apply one instruction's effect to the set of scalar registers known to be all ones."""
-    name = instruction.name
+    name, dst = instruction.name, instruction.dst
+    if _changes_vectors(name) and instruction.sdst is None and (dst is None or dst.is_vector):
+        return
     words = range(2 if name.endswith("_b64") else 1)
     stem = name.removesuffix("_b64").removesuffix("_b32")
     result: list[int] = []  # words of the destination that are all ones

@@ -35,6 +35,9 @@ def expanded(
     """
     found: list[str] = []
     for number, line in enumerate(lines):
+        if not line.startswith("  ;"):
+            found.append(line)
+            continue
         kept = line.strip()
         if kept.startswith(NOTE):
             noted = [k for k in numbers(int(kept.removeprefix(NOTE), 16)) if k in vectors]

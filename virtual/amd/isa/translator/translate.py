@@ -96,7 +96,9 @@ def translate(
         e.used_vectors |= every
     resumes: set[int] = set(program.roots)
     jumps = False
-    live = read_after(program)
+    # Without matrix instructions, all lanes of what is loaded are read.
+    matrices = any(name.startswith("v_wmma_") for name in program.names())
+    live = read_after(program) if matrices else {}
     if len(pinned) < vector_limit:
         e.needed = needed(program)
     for start in sorted(program.blocks):

@@ -6,7 +6,7 @@ own order, and copies come after what they read and before what reads them.
 
 Copies are made by a queue of the target where it reaches the source's memory (peers, and `cpu`
 devices of one process), otherwise through the host. In a replay they are made beside kernels that
-need neither end: see compiler.runtime.crossing.
+need neither end: see compiler.runtime.several.crossing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ugpu.compiler.runtime.crossing import Crossing, Passage, Staging, staging_for, wait_for
 from ugpu.compiler.runtime.memory_pool import MemoryPool, Place, Storage, place_of
+from ugpu.compiler.runtime.several.crossing import Crossing, Passage, Staging, staging_for, wait_for
 from ugpu.hcq.device.device import Device, core_of, owner_of
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.graph import Capture
@@ -124,9 +124,13 @@ class Stages:
                 stage.graph.check()
         crossing = Crossing(tuple([lane.device for lane in self.lanes.values()]))
         left = self._stages
-        while left:
-            left = self._replay_some(left, crossing, bound, current)
-        crossing.end()
+        try:
+            while left:
+                left = self._replay_some(left, crossing, bound, current)
+            crossing.end()
+        except BaseException:
+            crossing.drop()
+            raise
 
     def _replay_some(
         self, stages: Sequence[Part | Move], crossing: Crossing, bound: Mapping[Buffer, Buffer],

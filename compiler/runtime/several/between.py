@@ -7,7 +7,7 @@ from ugpu.compiler.graph.node import Node
 from ugpu.compiler.runtime.memory_pool import Storage
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.runtime import runtime_of
-from ugpu.compiler.runtime.stages import carry
+from ugpu.compiler.runtime.several.stages import carry
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import NotSupported
 

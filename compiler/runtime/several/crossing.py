@@ -12,11 +12,13 @@ queue waits for all copies that it took part in, so that what follows needs to k
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Set
 from dataclasses import dataclass, field
 
 from ugpu.compiler.runtime.memory_pool import Place
 from ugpu.hcq.device.device import Device
+from ugpu.hcq.errors import UgpuError
 from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.queue import Queue, QueueKind
@@ -86,6 +88,17 @@ class Crossing:
             done = self._sent(each)
             for device in each.devices:
                 wait_for(device.queue(), done)
+        self.copies.clear()
+
+    def drop(self) -> None:
+        """Do the same after an error, without waiting: of a copy whose elements are still in host
+        memory nothing more is done."""
+        for each in self.copies:
+            point = each.done or each.full
+            assert point is not None, each
+            for device in each.devices:
+                with contextlib.suppress(UgpuError):  # it has failed, and runs nothing more
+                    device.queue().wait(*point).submit()
         self.copies.clear()
 
     def _of(self, places: Set[Place]) -> list[Passage]:

@@ -1,0 +1,1 @@
+"""Elementary functions on float64."""

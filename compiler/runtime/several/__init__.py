@@ -1,0 +1,1 @@
+"""Work on several devices: recorded graphs, and copies between them."""
