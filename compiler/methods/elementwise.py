@@ -137,7 +137,7 @@ class Elementwise(TensorCore):
         if down:
             return lower
         if lower.dtype.is_float:
-            return self.div(other, reverse).trunc()
+            return self.div(other, reverse)._rounding("trunc")
         # one more than the floor, where the quotient is negative and not exact
         rest = self._binary("mod", other, "div", reverse=reverse)
         return lower + (rest._compare("ne", 0) & (lower < 0)).cast(lower.dtype)
@@ -242,30 +242,9 @@ class Elementwise(TensorCore):
         """Return 1 / (1 + exp(-x))."""
         return self._function("sigmoid")
 
-    def silu(self) -> Self:
-        """Return x * sigmoid(x), rounded once."""
-        real = self._real()
-        return (real * real.sigmoid()).cast(dtypes.float_dtype(self.dtype))
-
-    def relu(self) -> Self:
-        """Return max(x, 0)."""
-        return self.maximum(0)._ruled("relu", [self])
-
     def square(self) -> Self:
         """Return x * x."""
         return self * self
-
-    def floor(self) -> Self:
-        """Round down to an integer."""
-        return self._rounding("floor")
-
-    def ceil(self) -> Self:
-        """Round up to an integer."""
-        return self._rounding("ceil")
-
-    def trunc(self) -> Self:
-        """Round towards 0 to an integer."""
-        return self._rounding("trunc")
 
     # ---- comparisons and logic -----------------------------------------------------------------
 

@@ -64,6 +64,18 @@ class Functions(Elementwise):
         signs = (self < 0).where(-one, (self > 0).where(one, zero))
         return self.isnan().where(self, signs) if self.dtype.is_float else signs
 
+    def floor(self) -> Self:
+        """Round down to an integer."""
+        return self._rounding("floor")
+
+    def ceil(self) -> Self:
+        """Round up to an integer."""
+        return self._rounding("ceil")
+
+    def trunc(self) -> Self:
+        """Round towards 0 to an integer."""
+        return self._rounding("trunc")
+
     def round(self, *, decimals: int = 0) -> Self:
         """Round to the nearest integer, halves to even. decimals (floats only): number of places
         to keep after the point; if negative, round to multiples of 10, 100 ..."""
@@ -196,6 +208,15 @@ class Functions(Elementwise):
         return found._ruled("straight", [single])
 
     # ---- activations ---------------------------------------------------------------------------
+
+    def silu(self) -> Self:
+        """Return x * sigmoid(x), rounded once."""
+        real = self._real()
+        return self._rounded(real * real.sigmoid())
+
+    def relu(self) -> Self:
+        """Return max(x, 0)."""
+        return self.maximum(0)._ruled("relu", [self])
 
     def gelu(self, approximate: Literal["tanh", "none"] = "none") -> Self:
         """Return x times the normal distribution's cumulative probability at x (arXiv:1606.08415),
