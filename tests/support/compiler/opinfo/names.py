@@ -12,7 +12,7 @@ import torch
 from ugpu.compiler import Tensor
 from ugpu.compiler.numeric import fft, linalg
 
-# Operations whose results of integers and bools differ from PyTorch's, and why: counted apart.
+# Operations whose results of integers, bools and halves differ from PyTorch's: counted apart.
 _ROUNDED = "numbers are rounded, as in NumPy, where PyTorch rounds the limits and the step first"
 _FACTORS = "a factor that is a float makes integers float32, where PyTorch cuts it to an integer"
 DIFFERENT = {
@@ -20,7 +20,8 @@ DIFFERENT = {
     **dict.fromkeys(("addmv", "addbmm", "baddbmm", "addmm", "addr"), _FACTORS),
     **dict.fromkeys((f"nn.functional.avg_pool{n}d" for n in (1, 2, 3)),
                     "means of integers are float32"),
-    **dict.fromkeys(("kthvalue", "topk", "mode", "sort"), "the place of another of equals"),
+    **dict.fromkeys(("kthvalue", "topk", "mode", "sort", "argsort", "msort"),
+                    "the place of another of equals"),
 }  # fmt: skip
 
 Given = tuple[Any, tuple[Any, ...], dict[str, Any]]  # input, arguments, keywords
