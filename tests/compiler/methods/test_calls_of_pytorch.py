@@ -101,5 +101,7 @@ def test_one_equation_of_each_matrix() -> None:
 @pytest.mark.parametrize("tensor", [False, True], ids=["a number", "a tensor"])
 def test_a_factor_of_a_gradient_may_exceed_a_half(tensor: bool) -> None:
     x = Tensor([0.1], dtype="float16").requires_grad_()
-    x.pow(Tensor([-4.0], dtype="float16") if tensor else -4.0).backward(Tensor([0.05], dtype="float16"))
+    x.pow(Tensor([-4.0], dtype="float16") if tensor else -4.0).backward(
+        Tensor([0.05], dtype="float16")
+    )
     np.testing.assert_allclose(x.grad.float().numpy(), [-0.05 * 4 * 0.1**-5], rtol=5e-3)
