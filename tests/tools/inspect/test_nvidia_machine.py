@@ -132,10 +132,10 @@ def test_what_is_broken_is_named_with_a_remedy(machine: NvMachine) -> None:
 
 
 def test_an_unknown_release_is_a_note(machine: NvMachine) -> None:
-    machine.add_driver("610.10")
+    machine.add_driver("615.71.09")
     machine.add_gpu()
     notes = [each for each in _findings(machine) if each.state == "note"]
-    assert any("treated as branch 595 (nearest)" in each.detail for each in notes)
+    assert any("treated as branch 610 (nearest)" in each.detail for each in notes)
 
 
 def test_a_node_that_may_not_be_opened(machine: NvMachine, monkeypatch: pytest.MonkeyPatch) -> None:
