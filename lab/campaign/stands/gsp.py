@@ -71,6 +71,10 @@ class GspStand(NvStand):
             plant()
         self.device.resume()
 
+    @property
+    def memory_lost(self) -> bool:
+        return bool(self.device._driver.vram_lost)
+
     def _state(self) -> dict[str, int]:
         """What a closed device leaves as it was."""
         card = self.card

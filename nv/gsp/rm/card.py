@@ -181,6 +181,7 @@ class GspCard(BareCard[H]):
         saved = self.saved
         assert saved is not None
         try:
+            end_absence(self.transport)  # of a host that was suspended meanwhile
             restore_function(self.chip)
             steps.contact(self.chip)
             self.chip.vram.forget()

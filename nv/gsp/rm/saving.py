@@ -58,18 +58,17 @@ def save(card: Card, objects: Objects) -> Saved:
     fails; no channel has work. NotSupported for a release whose firmware is asked otherwise."""
     if "sysmemAddrOfSuspendResumeData" not in objects.client.structs[_PARAMETERS].fields:
         raise NotSupported("the firmware of release 570 or newer can be suspended")
-    vram = card.chip.vram
-    content = [
-        (at, vram.read(at, min(_PIECE, start + size - at)))
-        for start, size in card.heap.ranges()
-        for at in range(start, start + size, _PIECE)
-    ]
-    memory = card.firmware.start.memory
+    vram, memory = card.chip.vram, card.firmware.start.memory
     pages: list[Pages] = []
     try:
+        schedule(objects, on=False)  # ORDER: first, since a context that is put aside is written
+        content = [
+            (at, vram.read(at, min(_PIECE, start + size - at)))
+            for start, size in card.heap.ranges()
+            for at in range(start, start + size, _PIECE)
+        ]
         pages += _place(card)
         _prepare(objects, pages)
-        schedule(objects, on=False)
     except BaseException:
         with contextlib.suppress(UgpuError):
             schedule(objects, on=True)

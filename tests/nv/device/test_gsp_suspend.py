@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.nv.gsp.test_gsp_life import Slept
 from tests.support.nvidia.nv_machine import LIMIT_S, work
 from ugpu import hcq
 from ugpu.hcq.errors import (
@@ -20,9 +22,11 @@ from ugpu.hcq.errors import (
     NotSupported,
     UgpuError,
 )
+from ugpu.hcq.transport.pci import suspend
 from ugpu.nv.device.bare import BareDevice
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.faults import CardFault
+from ugpu.virtual.nvidia.gsp.firmware.images import whole_set
 from ugpu.virtual.nvidia.gsp.gpu import build_card
 from ugpu.virtual.nvidia.gsp.options import CardOptions
 
@@ -90,6 +94,21 @@ def test_a_suspended_device_refuses_work_until_it_resumes() -> None:
         assert card.violations == []
 
 
+def test_a_host_that_was_suspended_meanwhile_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The transport reports the function as absent, until it is taken up again."""
+    with powered() as card, opened(card) as device, device.alloc(4096) as buffer:
+        buffer.fill(0x33)
+        device.suspend()
+        transport, present, slept = device.transport, device.transport.present, Slept()
+        monkeypatch.setattr(transport, "suspends", slept, raising=False)
+        monkeypatch.setattr(transport, "present", lambda: not slept.happened and present())
+        monkeypatch.setattr(transport, "absence", suspend.REASON)
+        card.power_cycle()
+        device.resume()
+        assert (buffer.numpy(np.uint32) == 0x33).all()
+        work(device)
+
+
 def test_a_buffer_may_be_closed_while_suspended() -> None:
     with powered() as card, opened(card) as device, device.alloc(1 << 16) as other:
         other.fill(0x5A)
@@ -118,7 +137,24 @@ def test_a_device_that_is_closed_while_suspended_leaves_a_card_that_boots(chip: 
         assert card.machine.clients == {} and card.violations == []
 
 
-def test_older_firmware_and_a_shared_card_are_refused_before_anything_changes() -> None:
+def test_older_firmware_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    for name, image in whole_set("ad102").items():
+        if "535.113.01" in name or "acr" in name:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(image)
+    with (
+        powered() as card,
+        hcq.open("virtual:ad102+gsp", chip=card, firmware=tmp_path) as device,
+    ):
+        assert isinstance(device, BareDevice) and device.info()["firmware"] == "535.113.01"
+        calls = len(card.calls)
+        with pytest.raises(NotSupported, match="570"):
+            device.suspend()
+        assert len(card.calls) == calls
+        work(device)
+
+
+def test_a_shared_card_is_refused_before_anything_changes() -> None:
     with powered() as card, hcq.open("virtual:ad102+gsp", chip=card) as device:
         assert isinstance(device, BareDevice)
         tenant = device._driver.open_tenant("tenant")

@@ -26,7 +26,6 @@ from ugpu.virtual.nvidia.gsp.firmware.programs import GSP, SEC2, Program
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE, Terms
 from ugpu.virtual.nvidia.gsp.firmware.vbios import vbios
 from ugpu.virtual.nvidia.gsp.interrupts import InterruptTree
-from ugpu.virtual.nvidia.gsp.mmu_faults import REPLAYABLE, MmuFaults
 from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.gsp.registers import LOCKED, RegisterSpace
 from ugpu.virtual.nvidia.gsp.rpc.controls import GSP_VECTOR, MEMORY_VECTORS, vector_of
@@ -34,6 +33,7 @@ from ugpu.virtual.nvidia.gsp.rpc.server import SUSPENDED, GspServer
 from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
 from ugpu.virtual.nvidia.gsp.strikes import AT_ONCE
 from ugpu.virtual.nvidia.machine import VirtualMachine
+from ugpu.virtual.nvidia.memory.fault_buffers import REPLAYABLE, MmuFaults
 
 _GSP_FUSES, _SEC2_FUSES = 0x8241C0, 0x824140
 _NEVER = 1 << 60  # reads

@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 
 from ugpu.virtual.bus.msix import MsixTable
-from ugpu.virtual.nvidia.gsp import mmu_faults
 from ugpu.virtual.nvidia.gsp.apertures import Aperture
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.falcon import fsp, fwsec
@@ -18,6 +17,7 @@ from ugpu.virtual.nvidia.gsp.falcon.core import SIZE_OF_BLOCK
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.interrupts import LEAF, TRIGGER
 from ugpu.virtual.nvidia.gsp.rpc import sequencer
+from ugpu.virtual.nvidia.memory.fault_buffers import BUFFER_SIZE, BUFFERS
 
 GSP_BASE, SEC2_BASE = 0x110000, 0x840000
 PROM, PROM_SIZE, PRAMIN, PRAMIN_SIZE = 0x300000, 1 << 20, 0x700000, 1 << 20
@@ -133,7 +133,7 @@ def _memory(card: Card) -> None:
         if card.fsp is not None:
             _wide_block(card, aperture, low)
     unit = card.mmu_faults
-    space.range(mmu_faults.BUFFERS, mmu_faults.BUFFER_SIZE, unit.read, unit.write)
+    space.range(BUFFERS, BUFFER_SIZE, unit.read, unit.write)
     space.plain(card.plain, *range(0xB83080, 0xB83098, 4), 0xB83070)
     _access_counters(card)
     space.word(0x1100, 0)  # errors of the bus

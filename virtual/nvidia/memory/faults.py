@@ -96,7 +96,7 @@ class Faulting(Protocol):
 
 
 class FaultUnit(Protocol):
-    """A chip's fault buffers; see gsp.mmu_faults."""
+    """A chip's fault buffers; see memory.fault_buffers."""
 
     def report(self, channel: Faulting, fault: MmuFault) -> None: ...
     def stall(self, channel: Faulting, directory: int, fault: MmuFault) -> Stall: ...

@@ -13,9 +13,9 @@ from typing import Any, Protocol, cast
 
 from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0
-from ugpu.virtual.nvidia.gsp.mmu_faults import DEFAULT_ENTRIES, ENTRY, REPLAYABLE, MmuFaults
 from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.gsp.rpc.controls import RUNLISTS, fixed, runlist_engine
+from ugpu.virtual.nvidia.memory.fault_buffers import DEFAULT_ENTRIES, ENTRY, REPLAYABLE, MmuFaults
 from ugpu.virtual.nvidia.rm.channels import ChannelGroup, ChannelObject
 from ugpu.virtual.nvidia.rm.controls.control_gpu import HANDLERS, smc_mode
 from ugpu.virtual.nvidia.rm.resources import Subdevice, need_gpu

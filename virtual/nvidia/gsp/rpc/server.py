@@ -23,7 +23,6 @@ from ugpu.virtual.nvidia.gsp.facts import BootFacts
 from ugpu.virtual.nvidia.gsp.falcon.core import Falcon
 from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
-from ugpu.virtual.nvidia.gsp.mmu_faults import MmuFaults
 from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.gsp.rpc import (
     calls,
@@ -49,6 +48,7 @@ from ugpu.virtual.nvidia.gsp.rpc.queue import LARGEST, MessageQueues, QueueError
 from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
 from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.machine import VirtualMachine
+from ugpu.virtual.nvidia.memory.fault_buffers import MmuFaults
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
 from ugpu.virtual.nvidia.rm.controls.text import set_text
 from ugpu.virtual.nvidia.rm.objects import Allocation, Builder, Client

@@ -63,10 +63,9 @@ class Server(calls.Server, Protocol):
 
 def allocate_memory(server: Server, body: bytes) -> bytes:
     """ALLOC_MEMORY of a list of pages."""
-    client, device, handle, kind, _, _, _, size, count, first, listed = calls.unpack(
-        _ALLOC.format, body
-    )
-    del first
+    words = calls.unpack(_ALLOC.format, body)
+    client, device, handle, kind = words[:4]
+    size, count, _, listed = words[7:]
     owner = calls.client_of(server, client)
     require(kind == _LIST_SYSTEM, Status.NOT_SUPPORTED, f"memory of class {kind:#x}")
     fits = count == listed == -(-size // _PAGE) and len(body) >= _ALLOC.size + 8 * count

@@ -21,7 +21,6 @@ from typing import Protocol
 
 from ugpu.nv import abi
 from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0, VirtualGpu
-from ugpu.virtual.nvidia.gsp.apertures import Aperture
 from ugpu.virtual.nvidia.memory.faults import (
     Client,
     FaultAccess,
@@ -72,12 +71,19 @@ _CANCELLED: dict[int, tuple[FaultAccess, ...]] = {
 }  # fmt: skip
 
 
+class Bar2(Protocol):
+    """The aperture through which the MMU reaches a buffer in video memory."""
+
+    def write(self, offset: int, content: bytes) -> None: ...
+
+
 class Board(Protocol):
     """The card, as its fault buffers use it."""
 
-    gpu: VirtualGpu
-    bar2: Aperture
-
+    @property
+    def gpu(self) -> VirtualGpu: ...
+    @property
+    def bar2(self) -> Bar2: ...
     def violation(self, text: str) -> None: ...
     def bus_write(self, address: int, content: bytes) -> bool: ...
 
@@ -243,7 +249,7 @@ class MmuFaults:
         info |= _REPLAYABLE if replayable else 0
         info |= 0 if fault.client is Client.SM else _HUB
         return struct.pack(
-            "<QQQII", channel.instance, fault.page, self._board.gpu.time_ns(), engine, info
+            "<QQQII", channel.instance & -_PAGE, fault.page, self._board.gpu.time_ns(), engine, info
         )
 
     def _put(self, number: int, entry: bytes) -> None:

@@ -26,8 +26,8 @@ from ugpu.nv.gsp.rm.gpu import GspGpu
 from ugpu.nv.gsp.rm.space import GspSpace
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.gpu import build_card
-from ugpu.virtual.nvidia.gsp.mmu_faults import Replay
 from ugpu.virtual.nvidia.gsp.options import CardOptions
+from ugpu.virtual.nvidia.memory.fault_buffers import Replay
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
 
 FINAL, REPLAYABLE = 0xB83000, 0xB83020
