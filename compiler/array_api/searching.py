@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 from ugpu.compiler.array_api.elementwise import Operand
 from ugpu.compiler.array_api.operands import array_of
 from ugpu.compiler.tensor import Tensor
+from ugpu.hcq.errors import BadArgument
 
 Axes = int | tuple[int, ...] | None
 
@@ -58,7 +59,10 @@ def count_nonzero(x: Tensor, /, *, axis: Axes = None, keepdims: bool = False) ->
 
 def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
     """Return `Tensor.nonzero`, an array of indices for each axis."""
-    indices: tuple[Tensor, ...] = array_of("nonzero", x).nonzero(as_tuple=True)
+    given = array_of("nonzero", x)
+    if not given.ndim:
+        raise BadArgument("nonzero: expected at least one axis, got shape []")
+    indices: tuple[Tensor, ...] = given.nonzero(as_tuple=True)
     return indices
 
 

@@ -169,9 +169,11 @@ class NamespaceInfo:
     def dtypes(
         self, *, device: Device | str | None = None, kind: str | tuple[str, ...] | None = None
     ) -> dict[str, DType]:
-        """Return the standard's types by name, of a kind (see `isdtype`). Floats of 16 and 8 bits
-        are not in the standard."""
-        chosen = [each for each in STANDARD if kind is None or isdtype(each, kind)]
+        """Return the standard's types by name that a device has, of a kind (see `isdtype`). Floats
+        of 16 and 8 bits are not in the standard."""
+        lacking = dtypes.LACKING.get(device_of(device).target.abi, ())
+        own = [each for each in STANDARD if each not in lacking]
+        chosen = [each for each in own if kind is None or isdtype(each, kind)]
         return {each.name: each for each in chosen}
 
 

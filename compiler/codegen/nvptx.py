@@ -27,7 +27,8 @@ ALIGNED = 8 * ROW  # alignment of swizzled memory: bytes after which the exchang
 _LEADING, _STRIDE, _SWIZZLE_128 = 16, 32, 1 << 62
 _UNIT = 16
 _ADDRESS = 0x3FFF
-_KINDS = {"float16": "f16", "bfloat16": "bf16", "tf32": "tf32", "int8": "s8"}
+_KINDS = {"float16": "f16", "bfloat16": "bf16", "tf32": "tf32", "int8": "s8",
+          "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}  # fmt: skip
 
 
 def descriptor(turned: bool, length: int) -> int:

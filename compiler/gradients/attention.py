@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ugpu.compiler.dtype import bool_, float32
+from ugpu.compiler.dtype import bool_, float32, float64
 from ugpu.compiler.gradients.table import rule
 from ugpu.compiler.gradients.values import Values
 from ugpu.compiler.graph import operations as graph
@@ -71,7 +71,7 @@ def _attention(g: Values, y: Values, xs: Given, arg: Any) -> Results:
 
 def _in_one_kernel(g: Values, xs: Given) -> bool:
     """Return whether a host computes all gradients in one kernel: not that of a mask, nor what has
-    gradients itself, and only if there is work for all threads."""
+    gradients itself, nor float64, and only if there is work for all threads."""
     target = g.device.target
     query, key, value = xs[:3]
     batch = math.prod(g.shape[:-2])
@@ -79,7 +79,8 @@ def _in_one_kernel(g: Values, xs: Given) -> bool:
     some = min(*g.shape, *query.shape, *key.shape, 1) > 0
     alone = len(xs) < 4 or not xs[3].node.tracked
     shared = batch >= max(1, target.compute_units)
-    return target.abi == "host" and not mode.on and fits and some and alone and shared
+    single = all(each.dtype is not float64 for each in (g, *xs))
+    return target.abi == "host" and not mode.on and fits and some and alone and shared and single
 
 
 def _together(g: Values, y: Values, xs: Given, causal: bool, mask: Values | None) -> Results:

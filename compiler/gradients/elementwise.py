@@ -106,6 +106,14 @@ def _extreme(g: Values, y: Values, xs: Given, arg: Any) -> Results:
     return (first | either).where(half, 0), (second | either).where(half, 0)
 
 
+@rule("limit")
+def _limit(g: Values, y: Values, xs: Given, arg: Any) -> Results:
+    """To the second only where it is not the first, as PyTorch's clamp."""
+    one, two = xs
+    own = y._compare("eq", one) | one.isnan()
+    return own.where(g, 0), (own & ~two.isnan()).where(0, g)
+
+
 @rule("where")
 def _where(g: Values, y: Values, xs: Given, arg: Any) -> Results:
     return None, xs[0].where(g, 0), xs[0].where(0, g)
@@ -113,7 +121,7 @@ def _where(g: Values, y: Values, xs: Given, arg: Any) -> Results:
 
 @rule("pow")
 def _pow(g: Values, y: Values, xs: Given, arg: Any) -> Results:
-    base, exponent = xs
+    base, exponent = xs[0]._real(), xs[1]._real()  # a factor may exceed what a half can hold
     power = exponent._compare("eq", 0).where(0, g * exponent * base.pow(exponent - 1))
     known = base._compare("eq", 0) & (exponent >= 0)
     # the logarithm of one where it is not used: its gradient stays finite
@@ -123,7 +131,7 @@ def _pow(g: Values, y: Values, xs: Given, arg: Any) -> Results:
 @rule("power")
 def _power(g: Values, y: Values, xs: Given, arg: Any) -> Results:
     """Of a number as exponent."""
-    return (g * (xs[0].pow(arg - 1) * arg),)
+    return (g * (xs[0]._real().pow(arg - 1) * arg),)
 
 
 @rule("atan2")

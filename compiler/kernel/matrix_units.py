@@ -17,8 +17,8 @@ columns of one row, which are neighbours in memory.
 
 Sources: RDNA3 ISA, "Wave Matrix Multiply Accumulate" (gfx11); RDNA4 ISA, the same section (gfx12);
 CDNA3 and CDNA4 ISA, "Matrix Arithmetic Instructions" (gfx942, gfx950); PTX ISA, "Matrix Fragments
-for mma.m16n8k16", "... m16n8k32", "... m16n8k8" (sm_80, tf32), and "Asynchronous Warpgroup Level
-Matrix Multiply-Accumulate Instructions" (sm_90a).
+for mma.m16n8k16", "... m16n8k32", "... m16n8k8" (sm_80, tf32; float8: sm_89), and "Asynchronous
+Warpgroup Level Matrix Multiply-Accumulate Instructions" (sm_90a).
 """
 
 from __future__ import annotations
@@ -138,6 +138,8 @@ _SM80 = MatrixUnit(
 _TF32 = replace(_SM80, name="sm_80.tf32", element=float32, depth=8)
 
 _AMPERE = (_SM80, _typed(_SM80, bfloat16, 16), _typed(_SM80, int8, 32), _TF32)
+_SM89 = replace(_SM80, name="sm_89.float16")
+_ADA = (*_AMPERE, _typed(_SM89, float8_e4m3fn, 32), _typed(_SM89, float8_e5m2, 32))
 ROW = 128  # bytes of a row of swizzled local memory, and of a slice of the depth
 CORE = 128  # bytes of a core matrix, of 8 rows of 16 bytes (PTX ISA, "Core matrices")
 MATRICES = 16  # bytes that a lane receives from four matrices
@@ -158,7 +160,8 @@ FAMILIES: Mapping[str, tuple[MatrixUnit, ...]] = {
         _typed(_GFX950, float8_e4m3fn, 32), _typed(_GFX950, float8_e5m2, 32),
     ),
     "sm_80": _AMPERE,
-    "sm_90a": _AMPERE,
+    "sm_89": _ADA,
+    "sm_90a": _ADA,
 }  # fmt: skip
 UNITS: Mapping[str, MatrixUnit] = {u.name: u for units in FAMILIES.values() for u in units}
 
@@ -188,6 +191,10 @@ GROUP_FAMILIES: Mapping[str, tuple[GroupUnit, ...]] = {
         replace(_WGMMA, name="sm_90a.bfloat16", element=bfloat16),
         replace(_WGMMA, name="sm_90a.tf32", element=float32, depth=8, turns=False),
         replace(_WGMMA, name="sm_90a.int8", element=int8, total=int32, depth=32, turns=False),
+        *(
+            replace(_WGMMA, name=f"sm_90a.{each.name}", element=each, depth=32, turns=False)
+            for each in (float8_e4m3fn, float8_e5m2)
+        ),
     ),
 }
 GROUP_UNITS: Mapping[str, GroupUnit] = {

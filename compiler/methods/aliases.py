@@ -47,7 +47,7 @@ SEVERAL = {
 
 def with_aliases(method: FunctionType) -> FunctionType:
     """Return `method`, made to accept the other names of its arguments as well. The result raises
-    BadArgument if both names of one argument are given, and a TypeError that says what to write
+    BadArgument if both names of one argument are given, and a TypeError that names what to write
     instead of arguments that it has not."""
     known = inspect.signature(method).parameters
     listed = known.get("axes")

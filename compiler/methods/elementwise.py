@@ -11,7 +11,6 @@ from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import DType, bool_, float32
 from ugpu.compiler.expression.elementary import WHOLE_POWERS
 from ugpu.compiler.graph import operations as graph
-from ugpu.compiler.graph.tracking import mode
 from ugpu.compiler.methods.core import Scalar, TensorCore, broadcast, number_of
 from ugpu.hcq.errors import BadArgument
 
@@ -83,12 +82,6 @@ class Elementwise(TensorCore):
     def _real(self) -> Self:
         """Return it in the float type in which it is computed."""
         return self.cast(dtypes.wide(self.dtype))
-
-    def _sign_bit(self) -> Self:
-        """Return whether the sign bit is set, of zeros too."""
-        real = self._real()
-        whole = dtypes.int64 if real.dtype is dtypes.float64 else dtypes.int32
-        return real.bitcast(whole)._compare("lt", 0)
 
     def _rounding(self, op: str) -> Self:
         return self._function(op) if self.dtype.is_float else self._new(self.node)
@@ -250,8 +243,8 @@ class Elementwise(TensorCore):
         return self._function("sigmoid")
 
     def square(self) -> Self:
-        """Return x * x."""
-        return self * self
+        """Return x * x; of bools as int64."""
+        return self.cast(dtypes.int64) if self.dtype is bool_ else self * self
 
     # ---- comparisons and logic -----------------------------------------------------------------
 
@@ -359,18 +352,6 @@ class Elementwise(TensorCore):
     def bfloat16(self) -> Self:
         """Convert to bfloat16."""
         return self.cast(dtypes.bfloat16)
-
-    def tf32(self) -> Self:
-        """Round float32 to the 10 mantissa bits of TensorFloat-32, half to even.
-
-        Products of two such tensors use the matrix units that support it (NVIDIA, from sm_80 on).
-        """
-        single = self.cast(float32)
-        bits = single.bitcast(dtypes.int32)
-        rounded = single.isnan().where(0x7FC00000, bits + ((bits >> 13) & 1) + 0xFFF)
-        found = (rounded & -0x2000).bitcast(float32)
-        found.node.tracked = single.node.tracked and mode.on  # integers between are not
-        return found._ruled("straight", [single])
 
     def int(self) -> Self:
         """Convert to int32; floats are rounded towards 0."""

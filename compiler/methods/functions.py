@@ -10,7 +10,9 @@ import math
 from typing import Any, Literal, Self
 
 from ugpu.compiler import dtype as dtypes
+from ugpu.compiler.dtype import float32
 from ugpu.compiler.graph import operations as graph
+from ugpu.compiler.graph.tracking import mode
 from ugpu.compiler.methods.core import Scalar, TensorCore, integer_of
 from ugpu.compiler.methods.elementwise import Elementwise
 from ugpu.hcq.errors import BadArgument
@@ -22,6 +24,12 @@ class Functions(Elementwise):
     """Further elementwise functions. Integers give float32."""
 
     __slots__ = ()
+
+    def _sign_bit(self) -> Self:
+        """Return whether the sign bit is set, of zeros too."""
+        real = self._real()
+        whole = dtypes.int64 if real.dtype is dtypes.float64 else dtypes.int32
+        return real.bitcast(whole)._compare("lt", 0)
 
     def _rounded(self, result: Self) -> Self:
         return result.cast(dtypes.float_dtype(self.dtype))
@@ -178,14 +186,34 @@ class Functions(Elementwise):
 
     def _clamped(self, low: Scalar | None, high: Scalar | None, edges: bool) -> Self:
         """Limit the elements. edges: whether one at a limit passes its gradient on."""
+        if isinstance(low, TensorCore) or isinstance(high, TensorCore):
+            return self._limited("maximum", low)._limited("minimum", high)
         bounded = self._same() if low is None else self.maximum(low)
         bounded = bounded if high is None else bounded.minimum(high)
-        limits = [each for each in (low, high) if each is not None]
-        if any(isinstance(each, TensorCore) for each in limits):
-            return bounded
         return bounded._ruled("clamp", [self], (low, high, edges))
 
+    def _limited(self, operation: str, limit: Any) -> Self:
+        """Return the maximum or minimum; of equals, the gradient is this tensor's."""
+        if limit is None:
+            return self
+        _, (left, right) = self._operands(operation, limit)
+        one, two = self._new(left), self._new(right)
+        bounded: Self = one.maximum(two) if operation == "maximum" else one.minimum(two)
+        return bounded._ruled("limit", [one, two])
+
     clip = clamp
+
+    def tf32(self) -> Self:
+        """Round float32 to the 10 mantissa bits of TensorFloat-32, half to even.
+
+        Products of two such tensors use the matrix units that support it (NVIDIA, from sm_80 on).
+        """
+        single = self.cast(float32)
+        bits = single.bitcast(dtypes.int32)
+        rounded = single.isnan().where(0x7FC00000, bits + ((bits >> 13) & 1) + 0xFFF)
+        found = (rounded & -0x2000).bitcast(float32)
+        found.node.tracked = single.node.tracked and mode.on  # integers between are not
+        return found._ruled("straight", [single])
 
     # ---- activations ---------------------------------------------------------------------------
 
@@ -242,6 +270,8 @@ class Functions(Elementwise):
 
     def hardtanh(self, low: float = -1, high: float = 1) -> Self:
         """Limit the elements to `low` to `high`, by default -1 to 1."""
+        if not self.dtype.is_float and float(low).is_integer() and float(high).is_integer():
+            return self._clamped(int(low), int(high), False)
         return self._clamped(low, high, False)
 
     def hardsigmoid(self) -> Self:

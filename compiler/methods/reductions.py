@@ -54,7 +54,8 @@ class Reductions(Elementwise, Movement):
                 recipe.repeats = True
                 given = (node,)
                 return self._repeated(recipe, given, given, ())
-        made = self._again((name, axis, whole), (), lambda: method(self, axis, whole))
+        key = name, axis, whole, self.device.target.abi  # a host's rows may stay whole
+        made = self._again(key, (), lambda: method(self, axis, whole))
         recipe = made.node.recipe
         if recipe is not None and node.storage is not None:
             if node.recipes is None:
@@ -276,7 +277,8 @@ class Reductions(Elementwise, Movement):
             return self.cast(dtype).softmax(axis)
         if type(axis) is not int or self.node.tracked:  # a recipe keeps no rule of gradients
             return self._softmax(axis)
-        return self._again(("softmax", axis), (), lambda: self._softmax(axis))
+        key = "softmax", axis, self.device.target.abi  # a host's rows may stay whole
+        return self._again(key, (), lambda: self._softmax(axis))
 
     def _softmax(self, axis: int) -> Self:
         dtype = dtypes.float_dtype(self.dtype)

@@ -92,10 +92,14 @@ def _read_from_memory(node: Node, pool: MemoryPool) -> None:
     """Turn a number's node into one that repeats an element of memory."""
     words = _words(node)
     storage: Storage = pool.take(words.nbytes)
-    queue = pool.device.queue()
-    for place, word in enumerate(words.tolist()):
-        queue.fill(storage.buffer[4 * place : 4 * place + 4], word)
-    queue.submit()
+    core = pool.core
+    if core.driver.reads_host_memory and core.idle and core.capturing is None:
+        core.copies.upload(storage.buffer, words.data.cast("B"))
+    else:  # without waiting for work before it
+        queue = pool.device.queue()
+        for place, word in enumerate(words.tolist()):
+            queue.fill(storage.buffer[4 * place : 4 * place + 4], word)
+        queue.submit()
     held = Node("buffer", node.dtype, ())
     held.storage = storage
     ones = (1,) * len(node.shape)

@@ -72,7 +72,7 @@ class Driver(ABC):
             (buffers, timelines) and queries (`core.failure`, `core.limit_s`,
             `core.check_failures`).
         counts_work: whether the compiler states the work of its kernels (Program.work).
-        kernels: a folder of compiled kernels from the owner of the device, e.g. ugpud (hcq.disk.cache).
+        kernels: a folder of compiled kernels from the owner of the device (hcq.disk.cache).
     """
 
     target: TargetSpec

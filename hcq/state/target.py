@@ -80,7 +80,8 @@ class TargetSpec:
 
 
 # Processors, and the first one that has the same matrix instructions. RDNA3 and RDNA4 ISA
-# documents; CDNA3 and CDNA4 ISA documents; PTX ISA, "mma" (m16n8k16 of 16-bit floats needs sm_80).
+# documents; CDNA3 and CDNA4 ISA documents; PTX ISA, "mma" (m16n8k16 of 16-bit floats needs sm_80,
+# m16n8k32 of float8 sm_89).
 MATRIX_FAMILIES = {
     "gfx1100": "gfx11", "gfx1101": "gfx11", "gfx1102": "gfx11",
     "gfx1200": "gfx12", "gfx1201": "gfx12",
@@ -91,9 +92,10 @@ MATRIX_FAMILIES = {
 def matrix_family(cpu: str) -> str:
     """Return the family of matrix instructions of a processor, as LLVM names it; "" if unknown."""
     if cpu == "sm_90a":
-        return "sm_90a"  # and sm_80's
+        return "sm_90a"  # and sm_89's
     if cpu.startswith("sm_"):
-        return "sm_80" if int(cpu[3:].rstrip("af")) >= 80 else ""
+        number = int(cpu[3:].rstrip("af"))
+        return "sm_89" if number >= 89 else "sm_80" if number >= 80 else ""
     return MATRIX_FAMILIES.get(cpu, "")
 
 

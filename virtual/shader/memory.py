@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 
 from ugpu.hcq.state.clock import Work
 
-TLB_SETS = 4096  # entries of a native TLB, one for each value of `tlb_set`
+# Entries of a native TLB, one for each value of `tlb_set`: 64 MB, more than the weights of most
+# networks, which evict the pages of small arrays in every run.
+TLB_SETS = 16384
 PAGE_SHIFT = 12
 INVALID_TAG = 0xFFFF_FFFF_FFFF_FFFF
 # Columns of a native TLB row (uint64). A row translates page p for reading iff row[READ_TAG] == p,
@@ -33,7 +35,7 @@ TLB_COLUMNS = 4  # the fourth column pads a row to 32 bytes
 def tlb_set(page: int) -> int:
     """Return the row of a native TLB that may hold a virtual page.
 
-    Runs of 64 pages use consecutive rows. Pages of arrays whose distance is a multiple of 16 MB use
+    Runs of 64 pages use consecutive rows. Pages of arrays whose distance is a multiple of 64 MB use
     different rows, so that walking them side by side does not thrash.
     """
     return (page ^ page >> 6 & ~63) % TLB_SETS

@@ -32,14 +32,19 @@ _DUMMY = 4 << PAGE_SHIFT
 
 
 def new_table() -> NDArray[np.uint64]:
-    """Make an empty table."""
-    return np.full((TLB_SETS, TLB_COLUMNS), INVALID_TAG, np.uint64)
+    """Make an empty table. Zero is the tag of page 0, which only the first row can hold: so the
+    other rows are zeros, which take no memory before they are filled."""
+    table = np.zeros((TLB_SETS, TLB_COLUMNS), np.uint64)
+    table[tlb_set(0), READ_TAG : WRITE_TAG + 1] = INVALID_TAG
+    return table
 
 
 def clear(tables: Iterable[NDArray[np.uint64]]) -> None:
     """Clear all translations of tables."""
     for table in tables:
-        table[:, READ_TAG : WRITE_TAG + 1] = INVALID_TAG
+        filled = np.flatnonzero(table[:, READ_TAG] | table[:, WRITE_TAG])
+        for rows in (filled, tlb_set(0)):
+            table[rows, READ_TAG : WRITE_TAG + 1] = INVALID_TAG
 
 
 def fill(

@@ -55,12 +55,17 @@ class Nvidia:
             taken = lines.new(f"extractelement {vector} {total}, i32 {lane}")
             arguments.append((kind, taken))
         result = "{ " + ", ".join([kind] * unit.total_lanes) + " }"
-        given = lines.call(f"llvm.nvvm.mma.{self.name}", result, arguments)
+        given = self._called(lines, unit, result, arguments)
         joined = "poison"
         for lane in range(unit.total_lanes):
             part = lines.new(f"extractvalue {result} {given}, {lane}")
             joined = lines.new(f"insertelement {vector} {joined}, {kind} {part}, i32 {lane}")
         return joined
+
+    def _called(
+        self, lines: Lines, unit: MatrixUnit, result: str, arguments: list[tuple[str, str]]
+    ) -> str:
+        return lines.call(f"llvm.nvvm.mma.{self.name}", result, arguments)
 
     def _registers(
         self, lines: Lines, unit: MatrixUnit, text: str, lanes: int
@@ -70,6 +75,27 @@ class Nvidia:
         whole = _as(lines, text, element_type(unit.element, lanes), words)
         parts = [lines.new(f"extractelement {words} {whole}, i32 {i}") for i in range(count)]
         return [(self.register, _as(lines, part, "i32", self.register)) for part in parts]
+
+
+NEWER = "mma.sync.aligned.m16n8k32.row.col.f32.e"  # in a module: its PTX needs VERSION
+VERSION = "+ptx84"  # LLVM's feature; PTX ISA, "mma", "PTX ISA Notes"
+
+
+class Ptx(Nvidia):
+    """An instruction for which LLVM has no intrinsic, in the words of PTX; totals in float32."""
+
+    def _called(
+        self, lines: Lines, unit: MatrixUnit, result: str, arguments: list[tuple[str, str]]
+    ) -> str:
+        totals = unit.total_lanes
+        names = [f"${place}" for place in range(totals + len(arguments))]
+        left = totals + unit.left_lanes * unit.element.itemsize // 4
+        right = left + unit.held * unit.element.itemsize // 4
+        parts = (names[:totals], names[totals:left], names[left:right], names[right:])
+        text = f"mma.sync.aligned.{self.name} " + ", ".join(f"{{{', '.join(p)}}}" for p in parts)
+        kinds = ["=f"] * totals + ["r"] * (right - totals) + ["f"] * totals
+        given = ", ".join(f"{kind} {text}" for kind, text in arguments)
+        return lines.new(f'call {result} asm sideeffect "{text};", "{",".join(kinds)}"({given})')
 
 
 def _as(lines: Lines, text: str, source: str, target: str) -> str:
@@ -101,6 +127,8 @@ CALLS: Mapping[str, Amd | Nvidia] = {
     "sm_80.bfloat16": Nvidia("m16n8k16.row.col.bf16", "i32"),
     "sm_80.int8": Nvidia("m16n8k32.row.col.s8", "i32"),
     "sm_80.tf32": Nvidia("m16n8k8.row.col.tf32", "i32"),
+    "sm_89.float8_e4m3fn": Ptx("m16n8k32.row.col.f32.e4m3.e4m3.f32", "i32"),
+    "sm_89.float8_e5m2": Ptx("m16n8k32.row.col.f32.e5m2.e5m2.f32", "i32"),
 }
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 
 from ugpu.compiler.codegen.adreno.build import compile_adreno
+from ugpu.compiler.codegen.instructions.matrix import NEWER, VERSION
 from ugpu.compiler.codegen.process.children import shared, version
 from ugpu.hcq.disk.objects import kept
 from ugpu.hcq.state.target import TargetSpec
@@ -51,7 +52,10 @@ def _compile(text: str, target: TargetSpec, first: bool) -> bytes:
         with _lock:
             return compile_adreno(text, target, _host_machine)
     with _lock:
-        machine = _machine(target.triple, target.cpu, target.features, FIRST if first else 3)
+        features = target.features
+        if target.abi == "ptx" and NEWER in text:
+            features = f"{features},{VERSION}" if features else VERSION
+        machine = _machine(target.triple, target.cpu, features, FIRST if first else 3)
         module = llvm.parse_assembly(text)
         module.triple = target.triple
         module.data_layout = str(machine.target_data)

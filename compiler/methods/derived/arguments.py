@@ -1,5 +1,5 @@
 """Arguments of PyTorch's and NumPy's methods that Tensor's lack: those without effect are accepted,
-for the others an error says what to write."""
+for the others an error names what to write."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ METHODS = {
 
 def accepted(method: FunctionType, excess: int, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords of a call without those that have no effect. excess: how many positional
-    arguments there are more than the method takes. Raises a TypeError that says what to write."""
+    arguments there are more than the method takes. Raises a TypeError that names what to write."""
     known = inspect.signature(method).parameters
     if excess > 0:
         raise TypeError(f"{method.__qualname__}() takes fewer arguments, by {excess}: "

@@ -97,7 +97,8 @@ class Counting(Groups):
             return self.reshape((self.numel(), 1))
         place = self._axis(operation, axis)
         size = self.shape[place]
-        return self.movedim(place, 0).reshape((size, self.numel() // max(1, size)))
+        order = [place, *(each for each in range(self.ndim) if each != place)]
+        return self.permute(order).reshape((size, self.numel() // max(1, size)))
 
     def _parts_back(self, rows: Self, first: Self, axis: int | None) -> Self:
         """Return the chosen rows of `_parts_along` in the form of this tensor."""
@@ -107,7 +108,8 @@ class Counting(Groups):
             return chosen.reshape((chosen.shape[0],))
         place = self._axis("unique", axis)
         others = self.shape[:place] + self.shape[place + 1 :]
-        return chosen.reshape((chosen.shape[0], *others)).movedim(0, place)
+        order = [*range(1, place + 1), 0, *range(place + 1, self.ndim)]
+        return chosen.reshape((chosen.shape[0], *others)).permute(order)
 
     def _lexicographic(self) -> Self:
         """Return the order of rows: by the last column first, each sort keeps the one before."""

@@ -7,7 +7,6 @@ from typing import Any, Self
 import numpy as np
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.core import Scalar, TensorCore, number_of, shape_of
 from ugpu.compiler.methods.groups import Groups
 from ugpu.compiler.methods.reductions import Axis
@@ -45,7 +44,8 @@ class Named(Groups):
         return other // self, other % self
 
     def __contains__(self, value: Any) -> bool:
-        return bool(self._compare("eq", value).any().item())
+        found: Any = self._compare("eq", value).any()  # Tensor's item
+        return bool(found.item())
 
     # ---- arithmetic ----------------------------------------------------------------------------
 
@@ -96,11 +96,11 @@ class Named(Groups):
         return ((second | one.isnan()) if one.dtype.is_float else second).where(two, one)
 
     def float_power(self, exponent: Any) -> Self:
-        """Return the power of floats; integers become float32, the widest float type."""
+        """Return the power in float32; of float64 in that type."""
         given = self._lift("float_power", exponent)
         if isinstance(given, TensorCore):
-            given = self._new(graph.cast(given.node, dtypes.float_dtype(given.dtype)))
-        return self.cast(dtypes.float_dtype(self.dtype)).pow(given)
+            given = self._new(given.node)._real()
+        return self._real().pow(given)
 
     # ---- comparisons and bits ------------------------------------------------------------------
 
@@ -279,7 +279,8 @@ class Named(Groups):
     def new_full(self, size: Any, fill_value: Scalar, *, dtype: Any = None) -> Self:
         """Return a tensor of one value on the same device, by default of the same type."""
         kind = self.dtype if dtype is None else dtypes.as_dtype(dtype)
-        number = number_of("new_full", "fill_value", fill_value)
+        given = int(fill_value) if isinstance(fill_value, bool) else fill_value
+        number = number_of("new_full", "fill_value", given)
         return self._new(self._constant("new_full", number, kind, shape_of("new_full", [size])))
 
     def new_zeros(self, *size: Any, dtype: Any = None) -> Self:
@@ -337,7 +338,7 @@ class Named(Groups):
 
     def view(self, *shape: Any, dtype: Any = None) -> Self:
         """Return `reshape`; given a type instead of a shape, `bitcast`."""
-        sizes = int | np.integer | list | tuple
+        sizes = (int, np.integer, list, tuple)
         if dtype is None and len(shape) == 1 and not isinstance(shape[0], sizes):
             (dtype,), shape = shape, ()
         return self.reshape(*shape) if dtype is None else self.bitcast(dtype)

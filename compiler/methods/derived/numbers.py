@@ -276,7 +276,7 @@ class Numbers(Groups):
 
     def norm(
         self,
-        p: float | Literal["fro"] = 2,
+        p: float | Literal["fro", "nuc"] = 2,
         axis: Axis = None,
         keepdims: bool = False,
         *,
@@ -284,6 +284,8 @@ class Numbers(Groups):
     ) -> Self:
         """Return the norm of the elements along axes: (sum |x|^p)^(1/p); the largest or smallest
         magnitude for infinities, the count of elements that are not zero for p = 0."""
+        if p == "nuc":
+            raise BadArgument("norm: 'nuc' is a norm of matrices; write ugpu.linalg.norm(x, 'nuc')")
         values = (self if dtype is None else self.cast(dtype))._real()
         if p in ("fro", 2):
             squares = values.square().sum(axis, keepdims)
@@ -297,19 +299,19 @@ class Numbers(Groups):
         elif p == 1:
             found = values.abs().sum(axis, keepdims)
         else:
-            sizes, still = values.abs(), values._compare("eq", 0)
-            if values.node.tracked:  # a power of zero has no slope: it counts as zero
-                sizes = still.where(1, sizes) if p < 2 else sizes
-            powers = sizes.pow(float(p))
-            if values.node.tracked:
-                powers = still.where(0.0 if p > 0 else math.inf, powers)
-            total = powers.sum(axis, keepdims)
-            if values.node.tracked:
-                none = total._compare("eq", 0)
-                found = none.where(0, none.where(1, total).pow(1 / float(p)))
-            else:
-                found = total.pow(1 / float(p))
+            found = values._of_powers(float(p), axis, keepdims)
         return found.cast(dtypes.float_dtype(self.dtype if dtype is None else values.dtype))
+
+    def _of_powers(self, p: float, axis: Axis, keepdims: bool) -> Self:
+        """Return (sum |x|^p)^(1/p). A power of zero has no slope: its gradient is zero."""
+        sizes = self.abs()
+        if not self.node.tracked:
+            return sizes.pow(p).sum(axis, keepdims).pow(1 / p)
+        still = self._compare("eq", 0)
+        powers = (still.where(1, sizes) if p < 2 else sizes).pow(p)
+        total = still.where(0.0 if p > 0 else math.inf, powers).sum(axis, keepdims)
+        none = total._compare("eq", 0)
+        return none.where(0, none.where(1, total).pow(1 / p))
 
     def normalize(self, axis: int = 1, epsilon: float = 1e-12, *, p: float = 2) -> Self:
         """Divide by the p-norm along an axis, or by epsilon if that is larger."""
@@ -350,7 +352,11 @@ class Numbers(Groups):
             among = total if counts[1] is None else (each * counts[1]).sum() / total
             divisor = total - less * among if counts[1] is not None else total - less
             found = (apart * each).matmul(apart.transpose(0, 1)) / divisor.clamp(min=0)
-        return self._rounded(found.reshape(()) if rows.shape[0] == 1 else found)
+        kind = self.dtype
+        if aweights is not None:
+            kind = dtypes.promote(kind, self._tensor("cov", aweights).dtype)
+        whole = found.reshape(()) if rows.shape[0] == 1 else found
+        return whole.cast(dtypes.float_dtype(kind))
 
     def _weights(self, given: Any, count: int) -> Self:
         weights = self._tensor("cov", given)

@@ -255,7 +255,8 @@ class Parts(Groups):
     # ---- sums ----------------------------------------------------------------------------------
 
     def sum_to_size(self, *size: Any) -> Self:
-        """Sum broadcast axes, so that the result has a shape that broadcasts to this one."""
+        """Sum broadcast axes, so that the result has a shape that broadcasts to this one; types as
+        in `sum`."""
         wanted = shape_of("sum_to_size", size)
         if broadcast_shape("sum_to_size", self.node, wanted) != self.shape:
             raise BadArgument(
@@ -264,4 +265,4 @@ class Parts(Groups):
         front = self.ndim - len(wanted)
         axes = [*range(front), *(front + i for i, n in enumerate(wanted)
                                  if n == 1 != self.shape[front + i])]  # fmt: skip
-        return self.sum(axes, dtype=self.dtype).reshape(wanted) if axes else self._same()
+        return self.sum(axes).reshape(wanted) if axes else self._same()

@@ -142,8 +142,9 @@ class Special(Groups):
 
     def ldexp(self, exponent: Any) -> Self:
         """Return self * 2^exponent."""
+        kind = self._float_common("ldexp", exponent)
         power = self._tensor("ldexp", exponent)._real().exp2()
-        return self * power
+        return (self * power).cast(kind)
 
     # ---- activations ---------------------------------------------------------------------------
 

@@ -208,9 +208,9 @@ class Resampling(Convolutions):
             if mode == "area":
                 wide = wide._averaged(axis, count)
             elif mode == "bicubic":
-                wide = wide._cubic(axis, count, ratio, align_corners)
+                wide = wide._cubic(axis, count, ratio, bool(align_corners))
             elif not nearest:
-                wide = wide._between(axis, count, ratio, align_corners)
+                wide = wide._between(axis, count, ratio, bool(align_corners))
             elif count != self.shape[axis] or ratio != 1:
                 exact = mode == "nearest-exact"
                 top, bottom = ratio.numerator, ratio.denominator

@@ -62,6 +62,12 @@ def _operations(torch: Any) -> list[Case]:
             lambda q, k, v: functional.scaled_dot_product_attention(q, k, v),
         ),
         (
+            "causal attention 1 x 8 x 2048 x 64",
+            [(1, 8, 2048, 64)] * 3,
+            lambda q, k, v: q.scaled_dot_product_attention(k, v, is_causal=True),
+            lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True),
+        ),
+        (
             "layer norm 4096 x 512",
             [(4096, 512), (512,), (512,)],
             lambda x, w, b: x.layernorm() * w + b,

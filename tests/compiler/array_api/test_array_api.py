@@ -203,7 +203,7 @@ def test_what_the_library_reports() -> None:
     info = xp.__array_namespace_info__()
     with ugpu.open("cpu") as device:
         assert info.default_device() is device and info.devices()[0] is device
-    assert set(info.dtypes(kind="real floating")) == {"float32"}
+    assert set(info.dtypes(kind="real floating")) == {"float32", "float64"}
     assert set(info.dtypes(kind=("bool", "signed integer"))) == {
         "bool", "int8", "int16", "int32", "int64",
     }  # fmt: skip
@@ -250,7 +250,7 @@ def test_attributes_of_arrays(cpu: Device) -> None:
     (lambda x: xp.cumulative_sum(x), "cumulative_sum: expected an axis"),
     (lambda x: xp.add(1, 2), "expected a Tensor and a Tensor or a number, got int and int"),
     (lambda x: xp.sin([1.0]), "sin: expected a Tensor, got list"),
-    (lambda x: xp.nonzero(x.sum()), "nonzero: as_tuple expected at least one axis"),
+    (lambda x: xp.nonzero(x.sum()), "nonzero: expected at least one axis"),
     (lambda x: xp.repeat(x, x.cast("int32"), axis=0), "expected 2 counts, ints on one axis"),
     (lambda x: xp.repeat(x, Tensor([1, -1], device=x.device), axis=0), "must not be negative"),
     (lambda x: xp.linalg.matrix_norm(x, ord=3), "matrix_norm: ord must be"),

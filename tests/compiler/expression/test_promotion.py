@@ -106,7 +106,7 @@ def check(device: Device, method: Method, rule: Callable[[DType, DType], DType])
             refused.add((a.dtype.name, b.dtype.name))
             continue
         assert found is rule(a.dtype, b.dtype), (a.dtype, b.dtype)
-    assert len(refused) <= len(ALL) ** 2 / 2
+    assert len(refused) <= len(ALL) ** 2 * 0.6  # of floats and of shifts of bools
 
 
 @pytest.mark.parametrize("name", PLAIN)

@@ -15,6 +15,8 @@ import ugpu
 from ugpu.compiler import Tensor, checkpoint, custom_gradient, dtypes, grad, no_grad, value_and_grad
 from ugpu.hcq.errors import BadArgument
 
+NULL = "null:gfx1100"
+
 Function = Callable[..., Any]
 
 
@@ -223,6 +225,16 @@ def test_errors() -> None:
         grad(lambda x: Tensor(x.sum().item()))(x)
     with pytest.raises(BadArgument, match="must be a Tensor of floats"):
         grad(lambda x: x.sum())(Tensor([1]))
+
+
+def test_a_gradient_of_another_device_is_refused() -> None:
+    x, other = Tensor([1.0, 2.0], device="cpu").requires_grad_(), Tensor.ones(2, device=NULL)
+    with pytest.raises(BadArgument, match=f"grad: tensors on cpu and {NULL}"):
+        x.grad = other
+    with pytest.raises(BadArgument, match=f"backward: tensors on cpu and {NULL}"):
+        (x * 2).backward(other)
+    with pytest.raises(BadArgument, match=f"mul: tensors on cpu and {NULL}"):
+        x * other
 
 
 def test_a_leaf_is_assigned_without_tracking() -> None:

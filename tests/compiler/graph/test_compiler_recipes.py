@@ -238,6 +238,22 @@ def test_changing_numbers_are_not_learnt(cpu: Device) -> None:
         assert len(core._recipes) <= before + 1
 
 
+@pytest.mark.parametrize("kind", ["float32", "float16", "int8", "int64"])
+@pytest.mark.parametrize("busy", [False, True])
+def test_changing_numbers_come_from_memory(cpu: Device, kind: str, busy: bool) -> None:
+    """Whether the device is idle, so that the host writes them, or at work."""
+    array, long = np.arange(5).astype(kind), Tensor(np.ones(LONG * 8, np.float32), device=cpu)
+    x, results = Tensor(array, device=cpu), {}
+    for n in range(2, 9):
+        if busy:
+            long.sum().realize()
+        else:
+            cpu.synchronize()
+        results[n] = (x * n).realize()
+    for n, result in results.items():
+        assert np.array_equal(result.numpy(), array * n)
+
+
 def test_gradients_of_chains(cpu: Device) -> None:
     x = Tensor(np.arange(1, 5, dtype=np.float32), device=cpu).requires_grad_()
     array = np.arange(1, 5, dtype=np.float32)

@@ -308,10 +308,11 @@ def count(text: str, word: str) -> int:
 
 
 def test_matmul_uses_wide_loads_and_fused_multiplies() -> None:
-    (kernel,) = kernels_of(matmul(256, 256, 256), GFX1100)
+    # more than a launch takes: the smallest blocks are for less
+    (kernel,) = kernels_of(matmul(1024, 1024, 1024), GFX1100)
     text = disassembly(kernel)
     # a thread's block is 8 x 8: 4 vectors a step for 64 multiplications, two at a time
-    assert count(text, "global_load_b128") == 6 and count(text, "global_store_b128") == 16
+    assert count(text, "global_load_b128") == 4 and count(text, "global_store_b128") == 16
     steps = count(text, "ds_load_b128") // 4
     assert steps >= 4 and count(text, "s_barrier") == 2
     assert 2 * count(text, "v_dual_fmac_f32") >= 60 * steps  # two multiplications in one

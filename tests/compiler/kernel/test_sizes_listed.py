@@ -21,6 +21,8 @@ RULES = (*HOST, *NARROW, *GPU)
 
 # module: constants, the test file that crosses them
 ELSEWHERE = {
+    "graph.attention": ("KEYS LANES UNIT", "test_gradients_attention.py"),
+    "kernel.attention.gradients": ("VECTORS", "test_gradients_attention.py"),
     "kernel.attention.gpu": (
         "TILE_WORDS STAGED_WORDS WAVES WORTH PART_BYTES PART_KEYS",
         "test_attention_parts.py",

@@ -23,10 +23,22 @@ def _functional(x: Any) -> Any:
     return Tensor if isinstance(x, Tensor) else F
 
 
+def _hardtanh(x: Any) -> Any:
+    return x.hardtanh(-1, 1) if isinstance(x, Tensor) else F.hardtanh(x, -1, 1)
+
+
 # Of both: a method of the first tensor, with the second.
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "max of two": lambda x, y: x.max(y),
     "normalize": lambda x, y: _functional(x).normalize(x, p=1, dim=-1),
+    "limits that are tensors": lambda x, y: x.clamp(y * 0 + x.detach(), y + 2),
+    "a limit that is a tensor": lambda x, y: x.clamp_max(y * 0 + x.detach()),
+    "ldexp of halves": lambda x, y: x.half().ldexp(y.int()),
+    "bools summed to a size": lambda x, y: (x > 0).sum_to_size(1, 4),
+    "cov of halves": lambda x, y: x[0].half().cov(aweights=y[0, 0].abs()),
+    "square of bools": lambda x, y: (x > 0).square(),
+    "full of bools": lambda x, y: (x > 0).new_full((2,), True),
+    "limits of integers": lambda x, y: _hardtanh((x * 3).int()),
     "min of two": lambda x, y: x.min(y[0, 0]),
 }  # fmt: skip
 
@@ -49,7 +61,7 @@ def test_calls(name: str) -> None:
 
 @pytest.mark.parametrize("pairs", [[(0, 0), (1, -2), (-1, 3)], [(0, -1), (-3, 0), (0, 0)]])
 @pytest.mark.parametrize("mode", ["constant", "reflect", "replicate", "circular"])
-def test_negative_padding_removes(mode: str, pairs: list[tuple[int, int]]) -> None:
+def test_negative_padding_removes(mode: Any, pairs: list[tuple[int, int]]) -> None:
     flat = [amount for pair in reversed(pairs) for amount in pair]
     try:
         wanted = F.pad(torch.from_numpy(X[None]), flat, mode)[0].numpy()
@@ -66,13 +78,14 @@ def test_negative_padding_removes(mode: str, pairs: list[tuple[int, int]]) -> No
 
 
 def test_numbers_may_be_tensors_without_axes() -> None:
+    create: Any = Tensor
     start, end = Tensor(-1), Tensor(2.5)
-    assert np.array_equal(Tensor.linspace(start, end, 5).numpy(), np.linspace(-1, 2.5, 5))
-    assert Tensor.arange(start, end=end).tolist() == [-1, 0, 1, 2]
+    assert np.array_equal(create.linspace(start, end, 5).numpy(), np.linspace(-1, 2.5, 5))
+    assert create.arange(start, end=end).tolist() == [-1, 0, 1, 2]
     with pytest.raises(BadArgument, match="end must be a number"):
-        Tensor.linspace(start, end.requires_grad_(), 5)
+        create.linspace(start, end.requires_grad_(), 5)
     with pytest.raises(BadArgument, match="end must be a number"):
-        Tensor.linspace(start, Tensor([2.5]), 5)
+        create.linspace(start, Tensor([2.5]), 5)
 
 
 def test_one_equation_of_each_matrix() -> None:
@@ -83,3 +96,10 @@ def test_one_equation_of_each_matrix() -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
     empty = linalg.solve(Tensor.zeros(0, 0, 0), Tensor.zeros(0, 0))
     assert empty.shape == (0, 0)
+
+
+@pytest.mark.parametrize("tensor", [False, True], ids=["a number", "a tensor"])
+def test_a_factor_of_a_gradient_may_exceed_a_half(tensor: bool) -> None:
+    x = Tensor([0.1], dtype="float16").requires_grad_()
+    x.pow(Tensor([-4.0], dtype="float16") if tensor else -4.0).backward(Tensor([0.05], dtype="float16"))
+    np.testing.assert_allclose(x.grad.float().numpy(), [-0.05 * 4 * 0.1**-5], rtol=5e-3)

@@ -285,6 +285,9 @@ GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "product": lambda x: (x @ x.transpose(0, 1)).square().sum(),
     "softmax": lambda x: (x.softmax(1) * x.log_softmax(1)).sum(),
     "norm": lambda x: x.layernorm().cumsum(0).max(1).sum() + x.norm(),
+    "attention": lambda x: (
+        x.expand((4, 4, 5)).scaled_dot_product_attention(x.expand((4, 4, 5)), x).square().sum()
+    ),
     "power": lambda x: (x.abs() ** 2.5 + x.pow(3)).mean() + x.sigmoid().prod(),
 }
 

@@ -114,17 +114,20 @@ def test_arithmetic_is_that_of_float32_rounded_once(kind: str, device: Device) -
 
 
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2"])
-def test_products_use_the_matrix_units_of_rdna4(kind: str, device: Device) -> None:
-    if device.target.matrix != "gfx12":
+@pytest.mark.parametrize("size", [64, 128])
+def test_products_use_the_matrix_units(kind: str, size: int, device: Device) -> None:
+    """Of RDNA 4; of Ada and Hopper one wave's, and from 128 on those of four waves."""
+    units = {"gfx12": "gfx12", "sm_90a": "sm_89" if size == 64 else "sm_90a"}
+    if device.target.matrix not in units:
         pytest.skip("other families have no such units, or no model here")
     random = np.random.default_rng(4)
-    left, right = (random.normal(size=(64, 64)).astype(np.float32) for _ in range(2))
+    left, right = (random.normal(size=(size, size)).astype(np.float32) for _ in range(2))
     given = [Tensor(array, device=device, dtype=kind) for array in (left, right)]
-    product = given[0].float() @ given[1].float()
+    product = given[0].float() @ given[1].float().transpose(0, 1)
     (group,) = schedule([product.node])
     kernel = lower(express(group), device.target)
-    assert f"gfx12.{kind}" in format_kernel(kernel)
-    exact = given[0].numpy().astype(np.float64) @ given[1].numpy()
+    assert f"{units[device.target.matrix]}.{kind}" in format_kernel(kernel)
+    exact = given[0].numpy().astype(np.float64) @ given[1].numpy().T
     found = product.numpy()
     np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-5)
 

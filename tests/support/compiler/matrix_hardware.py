@@ -87,7 +87,7 @@ def hardware(name: str, left: Array, right: Array, total: Array) -> Array:
     parts = []
     for first in range(0, left.shape[0], wave):
         lanes = slice(first, first + wave)
-        if family == "sm_80":
+        if family.startswith("sm_"):
             parts.append(mma_m16n8(left[lanes], right[lanes], total[lanes]))
         else:
             instruction = {"gfx11": wmma_gfx11, "gfx12": wmma_gfx12}.get(family, mfma)

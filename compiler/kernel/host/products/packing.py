@@ -167,12 +167,16 @@ class Packing:
         panel = Range(name + "_panel", whole // width if flat else 1)
         if flat:
             pitch, panel_step = width, steps * width
+            if together == 1 and width * factor.dtype.itemsize % LINE:
+                # a line of each panel is written several times: panels share no cache set
+                panel_step = self.pitch(factor, panel_step)
             first = panel.index() * width
             element = across.panel(name + "_element", first, width, whole)
         else:
             pitch, panel_step = self.pitch(factor, whole), width
             element = across.walk(name, factor)
-        memory = Memory(name, factor.dtype, panel.size * self.depth.whole * pitch, "local")
+        each = panel_step if flat and together == 1 else self.depth.whole * pitch
+        memory = Memory(name, factor.dtype, panel.size * each, "local")
 
         def stores(groups: Walk, count: int) -> Statement:
             place = panel.index() * panel_step + groups.position * pitch + element.position

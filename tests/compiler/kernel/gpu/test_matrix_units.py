@@ -50,6 +50,7 @@ TARGETS = {
     "gfx942": amd("gfx942", 64),
     "gfx950": amd("gfx950", 64),
     "sm_80": ptx_target("sm_80", 64),
+    "sm_89": ptx_target("sm_89", 64),
 }
 
 
@@ -156,6 +157,8 @@ INSTRUCTIONS = {
     "sm_80.bfloat16": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
     "sm_80.int8": "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32",
     "sm_80.tf32": "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
+    "sm_89.float8_e4m3fn": "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32",
+    "sm_89.float8_e5m2": "mma.sync.aligned.m16n8k32.row.col.f32.e5m2.e5m2.f32",
 }
 
 

@@ -71,6 +71,8 @@ def compare(what: str, mine: Any, theirs: torch.Tensor, dtype: torch.dtype) -> N
     kind = str(theirs.dtype).removeprefix("torch.")
     if kind != "float64" and mine.dtype.name != kind:
         raise Wrong(f"{what}: type {mine.dtype.name}, expected {kind}")
+    if mine.dtype.name in ("float16", "bfloat16") and theirs.dtype is torch.float64:
+        theirs = theirs.to(getattr(torch, mine.dtype.name))  # infinite where a half is
     found = np.asarray(mine.cast("float32").numpy() if mine.dtype.is_float else mine.numpy())
     wanted = (theirs.double() if theirs.is_floating_point() else theirs).numpy(force=True)
     if not theirs.is_floating_point():

@@ -12,6 +12,18 @@ import torch
 from ugpu.compiler import Tensor
 from ugpu.compiler.numeric import fft, linalg
 
+# Operations whose results of integers, bools and halves differ from PyTorch's: counted apart.
+_ROUNDED = "numbers are rounded, as in NumPy, where PyTorch rounds the limits and the step first"
+_FACTORS = "a factor that is a float makes integers float32, where PyTorch cuts it to an integer"
+DIFFERENT = {
+    **dict.fromkeys(("arange", "linspace", "logspace"), _ROUNDED),
+    **dict.fromkeys(("addmv", "addbmm", "baddbmm", "addmm", "addr"), _FACTORS),
+    **dict.fromkeys((f"nn.functional.avg_pool{n}d" for n in (1, 2, 3)),
+                    "means of integers are float32"),
+    **dict.fromkeys(("kthvalue", "topk", "mode", "sort", "argsort", "msort"),
+                    "the place of another of equals"),
+}  # fmt: skip
+
 Given = tuple[Any, tuple[Any, ...], dict[str, Any]]  # input, arguments, keywords
 
 # PyTorch's name, where ours is another one; None: not compared, or not an operation.
@@ -47,7 +59,8 @@ def _of_real(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def pad(x: Tensor, pairs: Any, value: Any) -> Tensor:
     """Pad by a value, or in a mode of another name."""
-    return x.pad_with(pairs, value) if isinstance(value, str) else x.pad(pairs, value)
+    mode: Any = value
+    return x.pad_with(pairs, mode) if isinstance(value, str) else x.pad(pairs, value)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
@@ -68,7 +81,8 @@ def ours_of(name: str) -> Callable[..., Any] | str | None:
     if name in OWN:
         return OWN[name]
     if name in CREATION:
-        return getattr(Tensor, name)
+        own: Callable[..., Any] = getattr(Tensor, name)
+        return own
     if name in NAMES:
         return NAMES[name]
     if name.startswith("__r") or name in ("__getitem__",):
