@@ -52,6 +52,8 @@ NEVER = ("WARNING:", "*ERROR*", "failed to idle channel", "gsp: Timeout", "Oops"
 OPTIONS = (
     "modeset=2 runpm=0 debug=gsp=debug,falcon=debug,fifo=debug config=NvEnableUnsupportedChipsets=1"
 )
+# The driver polls without yielding, which is no lockup on a slow host.
+KERNEL_COMMAND = "loglevel=7 nosoftlockup"
 PROM, PRAMIN = range(0x300000, 0x400000), range(0x700000, 0x800000)
 
 
@@ -167,7 +169,7 @@ def boot(driver: Driver, socket: Path, chip: str) -> Run:
             command=command,
             devices=slot(socket),
             modules=driver.modules,
-            kernel_command="loglevel=7",
+            kernel_command=KERNEL_COMMAND,
             limit_s=150 if above is None else 250,
         )
         facts = {
