@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ugpu.compiler.dtype import float64
 from ugpu.compiler.onnx.constants import Constants
 from ugpu.compiler.onnx.graphs import Graphs, missing_operators
 from ugpu.compiler.onnx.package import DTYPES, STRING, array_of, module
@@ -95,7 +96,16 @@ class Model:
         if isinstance(value, list) or value is None:
             return [self._given(name, each) for each in value] if value is not None else None
         array = np.asarray(value)
-        return Tensor(array, device=self.device) if array.dtype.kind in "biufV" else array
+        if array.dtype.kind not in "biufV":
+            return array
+        double = array.dtype == np.float64 and self._takes_doubles(name)
+        return Tensor(array, device=self.device, dtype=float64 if double else None)
+
+    def _takes_doubles(self, name: str) -> bool:
+        """Return whether the model has an input's doubles as they are: sequences are not typed."""
+        if name in self.input_types:
+            return self.input_types[name][0] in ("float64", "no tensor")
+        return getattr(self._weights[name], "dtype", None) is float64
 
     def __repr__(self) -> str:
         return (

@@ -31,8 +31,9 @@ UNSUPPORTED = {
     **dict.fromkeys(
         ("test_training_dropout", "test_training_dropout_default",
          "test_training_dropout_default_mask", "test_training_dropout_mask",
-         "test_bernoulli_seed", "test_bernoulli_seed_expanded"),
-        "a node's own seed: the expected values are of NumPy's generator",
+         "test_bernoulli", "test_bernoulli_expanded", "test_bernoulli_double",
+         "test_bernoulli_double_expanded", "test_bernoulli_seed", "test_bernoulli_seed_expanded"),
+        "random: the expected values are of NumPy's generator",
     ),
     "test_roialign_mode_max": "regions by maximum",
     "test_scan_sum": "Scan of opset 8 works on batches",
