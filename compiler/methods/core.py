@@ -19,6 +19,7 @@ from ugpu.compiler.graph.recipe import Sources, chained, recipe_of, sources_of
 from ugpu.compiler.graph.tracking import History, mode
 from ugpu.compiler.methods.aliases import with_aliases
 from ugpu.compiler.methods.ofclass import OfClass
+from ugpu.compiler.runtime.watch import watchers
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import BadArgument, BadIndex
 
@@ -128,7 +129,7 @@ class TensorCore:
                     return method()
                 operands += (other.node,)
         sources = sources_of(operands)
-        if sources is None:
+        if sources is None or (sources[3] and watchers):  # which show the line of each operation
             return method()
         key = (name, sources[0], device.target.compute_units)
         recipe = _recipes.get(key, _UNKNOWN)

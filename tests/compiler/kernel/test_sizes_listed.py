@@ -77,7 +77,7 @@ NO_SIZES = {
     "kernel.host.products.tiles": "HIDDEN UNEVEN DOTS",
     "kernel.ir": "TILES TILE_ROWS TILE_BYTES",
     "kernel.matrix_units": (
-        "_GFX11 _GFX12 _GFX942 _GFX950 _SM80 _TF32 _AMPERE ROW CORE MATRICES _WGMMA"
+        "_GFX11 _GFX12 _GFX942 _GFX950 _SM80 _TF32 _AMPERE _ADA ROW CORE MATRICES _WGMMA"
     ),
     "kernel.nvidia.bulk": "SIGNALS",
     "kernel.nvidia.ring": "WAVE",

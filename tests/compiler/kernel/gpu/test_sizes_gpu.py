@@ -157,14 +157,16 @@ PRODUCTS = (
     Rule(
         "kernel.gpu.tiles", "SIDES BLOCKS DEPTH MOVED", lambda x, y: x @ y, lambda x, y: x @ y,
         lambda found: isinstance(found.choices[0], Tiles),
-        [((8, 4), (4, 8)), ((33, 17), (17, 65)), ((128, 32), (32, 128)), ((600, 17), (17, 601))],
+        [((8, 4), (4, 8)), ((33, 17), (17, 65)), ((128, 32), (32, 128)), ((600, 17), (17, 601)),
+         ((520, 300), (300, 523))],
         [((7, 16), (16, 8)), ((8, 3), (3, 8))], devices=ALL, slow=ALL,
     ),
     Rule(
         "kernel.gpu.tiles", "SIDES BLOCKS DEPTH MOVED, turned",
         lambda x, y: x.permute(1, 0) @ y.permute(1, 0), lambda x, y: x.T @ y.T,
         lambda found: isinstance(found.choices[0], Tiles),
-        [((32, 64), (64, 32)), ((17, 131), (67, 17))], devices=ALL, slow=ALL,
+        [((32, 64), (64, 32)), ((17, 131), (67, 17)), ((300, 521), (523, 300))], devices=ALL,
+        slow=ALL,
     ),
     Rule(
         "kernel.gpu.matrix", "VECTOR TURNED LONGEST SHARE", lambda x, y: x @ y, lambda x, y: x @ y,
