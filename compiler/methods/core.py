@@ -129,7 +129,7 @@ class TensorCore:
                     return method()
                 operands += (other.node,)
         sources = sources_of(operands)
-        if sources is None or (sources[3] and watchers):  # which show the line of each operation
+        if sources is None or watchers:  # watchers show the line of each operation
             return method()
         key = (name, sources[0], device.target.compute_units)
         recipe = _recipes.get(key, _UNKNOWN)

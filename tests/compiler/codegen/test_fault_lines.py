@@ -75,12 +75,13 @@ def test_directives_change_no_line_of_ptx_and_name_the_statements() -> None:
 
 
 def faulted(gpu: hcq.Device) -> PageFault:
-    values = Tensor(np.ones((64, 64), np.float32), device=gpu).contiguous().realize()
-    (values @ values + 1).relu().numpy()
+    # much larger than the results, whose memory may come to lie where this was
+    values = Tensor(np.ones((64, 1024), np.float32), device=gpu).contiguous().realize()
+    (values @ values.T + 1).relu().numpy()
     values.node.storage.buffer.close()
     gpu.synchronize()
     with pytest.raises(PageFault) as caught:
-        (values @ values + 1).relu().numpy()
+        (values @ values.T + 1).relu().numpy()
     return caught.value
 
 
