@@ -21,7 +21,7 @@ Promotion follows NumPy between integers and between floats, and PyTorch between
 
 float32 is the default: an array of float64 becomes float32, and float64 only where that type is
 asked for (`dtype="float64"`, a float64 tensor as the other operand, DLPack, files). Not every
-device has it, see `require`. There is no complex type.
+device has it, see `require`. Complex types are missing.
 """
 
 from __future__ import annotations

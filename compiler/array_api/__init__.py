@@ -1,7 +1,7 @@
 """The array API standard, version 2024.12, as `ugpu.xp` and `tensor.__array_namespace__()`.
 
 https://data-apis.org/array-api/2024.12. Functions call the methods of Tensor of the same meaning.
-There are no complex types, and no extension `fft`, whose arrays are complex (ugpu.fft).
+Complex types, and with them the extension `fft`, are missing (see ugpu.fft).
 """
 
 from __future__ import annotations

@@ -282,7 +282,7 @@ def _transform(both: Tensor, sign: int) -> Tensor:
 
 def _by_radix(both: Tensor, sign: int) -> Tensor | None:
     """Transform columns [part, n, columns] over a small factor first, element by element of the
-    other one, by matrices that also turn. None if there is no such factor, or too few columns."""
+    other one, by matrices that also turn. None without such a factor, or for too few columns."""
     _, n, columns = both.shape
     factor = next((each for each in range(RADIX, LEAST - 1, -1) if n % each == 0), 0)
     if not factor or columns < COLUMNS or 4 * n * factor > KEPT:

@@ -52,7 +52,7 @@ NEVER = ("WARNING:", "*ERROR*", "failed to idle channel", "gsp: Timeout", "Oops"
 OPTIONS = (
     "modeset=2 runpm=0 debug=gsp=debug,falcon=debug,fifo=debug config=NvEnableUnsupportedChipsets=1"
 )
-# The driver polls without yielding, which is no lockup on a slow host.
+# The driver polls without yielding: on a slow host the kernel would report a lockup.
 KERNEL_COMMAND = "loglevel=7 nosoftlockup"
 PROM, PRAMIN = range(0x300000, 0x400000), range(0x700000, 0x800000)
 

@@ -33,7 +33,7 @@ CHIPS = ("ad102", "ga102")
 REACHED = ("RmInitAdapter succeeded!",)
 CORPUS_S, LONG_CORPUS_S, LIMIT_S = 60, 900, 300  # at the usual pace
 # The module says much: a console would take most of the time, an ordinary buffer lose the start.
-# It waits without yielding, which is no lockup on a slow host.
+# It waits without yielding: on a slow host the kernel would report a lockup.
 KERNEL_COMMAND = "loglevel=4 log_buf_len=32M nosoftlockup"
 NEVER = ("WARNING:", "Oops", "BUG:", "Assertion failed")
 
