@@ -9,12 +9,7 @@ from dataclasses import asdict
 from ugpu.hcq.bare import remedies
 from ugpu.hcq.bare.function import enable_function, looked_into
 from ugpu.hcq.bare.stages import State, mildest, needs
-from ugpu.hcq.errors import (
-    DeviceLost,
-    DeviceNotFound,
-    FirmwareSilent,
-    NotSupported,
-)
+from ugpu.hcq.errors import DeviceLost, DeviceNotFound, FirmwareSilent, NotSupported
 from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.registers.fields import RegisterBlock
 from ugpu.hcq.registers.nowhere import Nowhere
@@ -45,15 +40,6 @@ _NO_PARTS = {
 }
 
 
-def _chip_of(transport: Transport) -> GspChip:
-    if not transport.present():
-        raise DeviceLost("the card does not answer: it left the bus", remedy=remedies.LINK)
-    chip = chip_behind(transport)
-    if chip is None:
-        raise DeviceNotFound(f"ugpu does not support PCI id {transport.identity}")
-    return chip
-
-
 @contextmanager
 def open_window(attachment: Attachment) -> Iterator[GspChip]:
     """Open a chip's registers in whatever state the chip is; the transport is closed at the end.
@@ -63,7 +49,7 @@ def open_window(attachment: Attachment) -> Iterator[GspChip]:
     """
     transport = attachment.transport
     with looked_into(transport):
-        chip = _chip_of(transport)
+        chip = chip_behind(transport)
         enable_function(transport)
         chip.link.keep_awake()
         try:
@@ -80,7 +66,7 @@ def open_recorded(transport: RecordedTransport) -> Iterator[GspChip]:
     """Open the chip of a recording at one moment, from recorded accesses alone; the transport is
     closed at the end."""
     with transport:
-        yield _chip_of(transport)
+        yield chip_behind(transport)
 
 
 def banks(recording: Recording) -> Banks:
@@ -91,7 +77,7 @@ def banks(recording: Recording) -> Banks:
 
 def observer(transport: Transport) -> Callable[[], None]:
     """Return a function that reads what `look` shows while a driver boots the chip."""
-    chip = _chip_of(transport)
+    chip = chip_behind(transport)
 
     def observe() -> None:
         for part in ("states", "registers"):

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from ugpu.hcq.bare.function import disable_master, enable_function, enable_master
 from ugpu.hcq.bare.stages import Stages
-from ugpu.hcq.disk.bundle import Evidence
 from ugpu.hcq.errors import ChipError, DeviceBusy, NotSupported, OutOfMemory, UgpuError
 from ugpu.nv.chips.boot import BootWay
 from ugpu.nv.gsp.boot import (
@@ -45,7 +44,7 @@ log = logging.getLogger(__name__)
 
 # TIMEOUT: for the first answer of firmware that an earlier process left; our choice.
 _ANSWER_LIMIT_S = 2.0
-KeepEvidence = Callable[[UgpuError, Callable[[UgpuError], Evidence]], None]
+KeepEvidence = Callable[[UgpuError, Start, Calls | None], None]
 
 
 @dataclass
@@ -94,7 +93,7 @@ def boot(start: Start, stages: Stages, keep: KeepEvidence | None = None) -> Firm
     """Start the GSP of a chip after first contact that no earlier start has left in use.
 
     An error carries the stage's name, and the firmware's crash report if there is one; the chip is
-    handed back as far as that works. keep(error, gather): called before that, to write a bundle.
+    handed back as far as that works. keep: called before that, to write a bundle.
     """
     chip = start.chip
     way = WayBack()
@@ -136,6 +135,7 @@ def rejoin(start: Start, note: Note) -> Firmware:
     """
     chip, transport = start.chip, start.chip.transport
     try:
+        placement.plan(start)
         flush_page = placement.place_flush_page(start, note.memory)
         placement.place_arguments(start, note.memory)
         if chip.boot.way is not BootWay.FSP:
@@ -181,15 +181,8 @@ def resume(firmware: Firmware, stages: Stages) -> None:
 def explain(error: UgpuError, start: Start, calls: Calls | None, keep: KeepEvidence | None) -> None:
     """Keep what explains a failed start, before anything of it is undone."""
     error.add_facts(**evidence.crash_fact(start))
-    if keep is None or isinstance(error, DeviceBusy | NotSupported):
-        return
-
-    def gather(_: UgpuError) -> Evidence:
-        found = Evidence()
-        evidence.gather(found, start, calls)
-        return found
-
-    keep(error, gather)
+    if keep is not None and not isinstance(error, DeviceBusy | NotSupported):
+        keep(error, start, calls)
 
 
 def _start_core(start: Start, stage: Callable[[str], AbstractContextManager[None]]) -> None:

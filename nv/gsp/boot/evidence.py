@@ -93,12 +93,11 @@ def crash_fact(start: Start) -> dict[str, object]:
 
 
 def _firmware(start: Start) -> dict[str, object]:
-    carveout = start.carveout
     return {
         "chip": start.chip.facts.name,
         "release": start.files.abi.version,
         "vram": start.chip.memory_size,
-        "carveout": None if carveout is None else str(carveout),
+        "places": start.places,
         "reported": start.reported,
         "locked_down": start.locked_down,
         "running": start.running,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from ugpu.hcq.bare import remedies
 from ugpu.hcq.bare.bus import ALL_ONES
 from ugpu.hcq.bare.chip import BareChip
-from ugpu.hcq.errors import DeviceLost, NotSupported
+from ugpu.hcq.errors import DeviceLost, DeviceNotFound, NotSupported
 from ugpu.hcq.registers.fields import BoundRegister, RegisterBlock
 from ugpu.hcq.transport.base import Transport
 from ugpu.nv import chips
@@ -40,12 +40,17 @@ def is_locked(value: int) -> bool:
     return value & _LOCKED_MASK == _LOCKED
 
 
-def chip_behind(transport: Transport) -> GspChip | None:
-    """Return the chip that the PCI id names; None if ugpu boots none with this id."""
+def chip_behind(transport: Transport) -> GspChip:
+    """Return the chip that the PCI id names. DeviceLost if it does not answer on the bus,
+    DeviceNotFound if ugpu boots none with this id."""
+    if not transport.present():
+        raise DeviceLost(f"{transport.name} does not answer on the bus", remedy=remedies.LINK)
     identity = transport.identity
     facts = chips.find(identity.vendor, identity.device)
     boot = chips.boot_facts(facts.name) if facts is not None else None
-    return GspChip(transport, facts, boot) if facts is not None and boot is not None else None
+    if facts is None or boot is None:
+        raise DeviceNotFound(f"PCI id {identity} is not a chip that ugpu boots")
+    return GspChip(transport, facts, boot)
 
 
 class GspChip(BareChip):

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 
 from ugpu.nv.abi.firmware import FirmwareAbi
 from ugpu.nv.gsp.images.containers import BootLoader
-from ugpu.nv.gsp.layout.framebuffer import FRTS_SIZE, Carveout
 from ugpu.nv.gsp.layout.memory import PAGE
 
 LOG_SIZE = 0x10000
@@ -21,7 +20,6 @@ LOGS = ("LOGINIT", "LOGINTR", "LOGRM")
 QUEUE_SIZE = 0x40000
 SUSPEND_LEVEL = 3  # NV2080_CTRL_GPU_SET_POWER_STATE_GPU_LEVEL_3, as nouveau and RM say
 _PER_PAGE = 8
-_VGA_SIZE = 0x20000  # where FMC chooses the places
 
 
 def name_of(text: str) -> int:
@@ -82,7 +80,7 @@ def wpr_metadata(
     places: Mapping[str, int],
 ) -> bytes:
     """Return GspFwWprMeta. parts: addresses on the bus, and sizes, of Radix3Elf (the tables and the
-    image), Bootloader and Signature. places: of `placed` or `sized`."""
+    image), Bootloader and Signature. places: of layout.framebuffer."""
     number = abi.constants
     block = abi.structs.GspFwWprMeta.new(
         magic=number.GSP_FW_WPR_META_MAGIC,
@@ -95,34 +93,3 @@ def wpr_metadata(
     for name, (address, size) in parts.items():
         block[f"sysmemAddrOf{name}"], block[f"sizeOf{name}"] = address, size
     return bytes(block.raw)
-
-
-def placed(carveout: Carveout) -> dict[str, int]:
-    """Return the fields of GspFwWprMeta where booter places the firmware as the driver says."""
-    return {
-        "gspFwRsvdStart": carveout.non_wpr,
-        "nonWprHeapOffset": carveout.non_wpr,
-        "nonWprHeapSize": carveout.non_wpr_size,
-        "gspFwWprStart": carveout.wpr_start,
-        "gspFwHeapOffset": carveout.heap,
-        "gspFwHeapSize": carveout.heap_size,
-        "gspFwOffset": carveout.image,
-        "bootBinOffset": carveout.boot,
-        "frtsOffset": carveout.frts,
-        "frtsSize": carveout.frts_size,
-        "gspFwWprEnd": carveout.wpr_end,
-        "fbSize": carveout.vram,
-        "vgaWorkspaceOffset": carveout.vga,
-        "vgaWorkspaceSize": carveout.vram - carveout.vga,
-    }
-
-
-def sized(heap: int, non_wpr: int, pmu_reserved: int) -> dict[str, int]:
-    """Return the fields of GspFwWprMeta where FMC chooses the places: sizes alone."""
-    return {
-        "gspFwHeapSize": heap,
-        "nonWprHeapSize": non_wpr,
-        "pmuReservedSize": pmu_reserved,
-        "frtsSize": FRTS_SIZE,
-        "vgaWorkspaceSize": _VGA_SIZE,
-    }

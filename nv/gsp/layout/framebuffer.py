@@ -18,6 +18,7 @@ NON_WPR_HEAP_SIZE = MIB
 _WPR_ALIGN = 128 * KIB
 _META_SIZE = 0x100
 _LEAST_VRAM = 256 * MIB
+_VGA_SIZE = 128 * KIB  # where FMC chooses the places
 
 
 @dataclass(frozen=True)
@@ -54,34 +55,6 @@ def heap_size(facts: HeapFacts, vram: int) -> int:
     return min(max(size, facts.least), facts.most)
 
 
-@dataclass(frozen=True)
-class Carveout:
-    """Places in VRAM, in bytes; each lies below the one before it.
-
-    vga: workspace of the VGA BIOS. wpr_end: end of the region that firmware protects (WPR2).
-    frts, boot, image, heap: of the region FRTS, the boot loader, the firmware's image and its heap.
-    wpr_start: begin of WPR2. non_wpr: a heap outside of it; the driver's memory ends there.
-    """
-
-    vram: int
-    vga: int
-    wpr_end: int
-    frts: int
-    frts_size: int
-    boot: int
-    image: int
-    heap: int
-    heap_size: int
-    wpr_start: int
-    non_wpr: int
-    non_wpr_size: int
-
-    @property
-    def size(self) -> int:
-        """Bytes of VRAM that the firmware takes."""
-        return self.vram - self.non_wpr
-
-
 def vga_workspace(vram: int, base: int | None) -> int:
     """Return where the VGA workspace begins. base: as the display's register states it; None if
     there is no display, or the register holds none."""
@@ -98,8 +71,9 @@ def carve_out(
     image_size: int,
     heap: HeapFacts,
     frts_size: int = FRTS_SIZE,
-) -> Carveout:
-    """Compute the carve-out. top: where the VGA workspace, or memory that is locked, begins.
+) -> dict[str, int]:
+    """Return the fields of GspFwWprMeta that say where booter places the firmware, each below the
+    one after it. top: where the VGA workspace, or memory that is locked, begins.
 
     NotSupported if VRAM is too small for it.
     """
@@ -110,18 +84,39 @@ def carve_out(
     boot = _down(frts - boot_size, 4 * KIB)
     image = _down(boot - image_size, 64 * KIB)
     start = _down(image - heap_size(heap, vram), MIB)
-    size = _down(image - start, MIB)
     wpr_start = _down(start - _META_SIZE, MIB)
     non_wpr = wpr_start - NON_WPR_HEAP_SIZE
     if vram < _LEAST_VRAM or non_wpr < vram // 8:
         raise NotSupported(
             "the card has too little memory for the GSP's firmware", vram=vram, need=vram - non_wpr
         )
-    return Carveout(
-        vram=vram, vga=top, wpr_end=wpr_end, frts=frts, frts_size=frts_size, boot=boot,
-        image=image, heap=start, heap_size=size, wpr_start=wpr_start, non_wpr=non_wpr,
-        non_wpr_size=NON_WPR_HEAP_SIZE,
-    )  # fmt: skip
+    return {
+        "gspFwRsvdStart": non_wpr,
+        "nonWprHeapOffset": non_wpr,
+        "nonWprHeapSize": NON_WPR_HEAP_SIZE,
+        "gspFwWprStart": wpr_start,
+        "gspFwHeapOffset": start,
+        "gspFwHeapSize": _down(image - start, MIB),
+        "gspFwOffset": image,
+        "bootBinOffset": boot,
+        "frtsOffset": frts,
+        "frtsSize": frts_size,
+        "gspFwWprEnd": wpr_end,
+        "vgaWorkspaceOffset": top,
+        "vgaWorkspaceSize": vram - top,
+        "fbSize": vram,
+    }
+
+
+def sized(heap: int, non_wpr: int, pmu_reserved: int) -> dict[str, int]:
+    """Return the fields of GspFwWprMeta where FMC chooses the places: sizes alone."""
+    return {
+        "gspFwHeapSize": heap,
+        "nonWprHeapSize": non_wpr,
+        "pmuReservedSize": pmu_reserved,
+        "frtsSize": FRTS_SIZE,
+        "vgaWorkspaceSize": _VGA_SIZE,
+    }
 
 
 def _down(value: int, granule: int) -> int:

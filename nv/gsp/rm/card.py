@@ -34,9 +34,9 @@ from ugpu.hcq.transport.pci.config import SavedConfig
 from ugpu.nv.gsp.boot import boot as steps
 from ugpu.nv.gsp.boot import placement
 from ugpu.nv.gsp.boot.boot import Firmware
-from ugpu.nv.gsp.boot.evidence import log_words
+from ugpu.nv.gsp.boot.evidence import gather, log_words
 from ugpu.nv.gsp.boot.files import BootFiles, read_files
-from ugpu.nv.gsp.boot.frts import check_unprotected
+from ugpu.nv.gsp.boot.frts import protected_region
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.chip.chip import GspChip, chip_behind
 from ugpu.nv.gsp.chip.interrupts import LEAVES, InterruptTree
@@ -54,7 +54,6 @@ log = logging.getLogger(__name__)
 _PAGE = 4096
 _MOST_VECTORS = 256  # rows of the table of interrupts
 _VECTORS = 32 * LEAVES
-_NO_VENDOR = 0xFFFF  # what a bus reads where nothing answers
 # Below it lies what the board's firmware and the VGA BIOS use before a driver runs; RM leaves the
 # same size alone (open-gpu-kernel-modules 570.144 mem_mgr_gm107.c, VGA emulation).
 _LEAST_ADDRESS = 1 << 20
@@ -110,23 +109,19 @@ class GspCard(BareCard[H]):
         self._slept = False  # the host was suspended, and the card was not yet booted again
         self.saved: saving.Saved | None = None  # what a suspended card goes on from
 
-    def _keep(self, error: UgpuError, gather: Callable[[UgpuError], Evidence]) -> None:
+    def _keep(self, error: UgpuError, start: Start, calls: Calls | None) -> None:
         """Write a bundle of a start that failed."""
+        crash.Keeper(self.transport.name).keep(error, lambda _: self.evidence(start, calls))
 
-        def complete(error: UgpuError) -> Evidence:
-            found = gather(error)
-            found.take("states.json", partial(as_json, self.chip))
-            return found
-
-        crash.Keeper(self.transport.name).keep(error, complete)
+    def evidence(self, start: Start, calls: Calls | None) -> Evidence:
+        """Return what explains a failure of the firmware."""
+        found = Evidence()
+        gather(found, start, calls)
+        found.take("states.json", partial(as_json, self.chip))
+        return found
 
     def _identify(self, transport: Transport, *, leave_warm: bool) -> GspChip:
-        identity = transport.identity
-        if identity.vendor == _NO_VENDOR:
-            raise DeviceLost(f"{transport.name} does not answer on the bus", remedy=remedies.LINK)
         chip = chip_behind(transport)
-        if chip is None:
-            raise NotSupported(f"PCI id {identity} is not a chip that ugpu boots")
         if leave_warm and not isinstance(transport, Placing):
             raise NotSupported(
                 f"{transport.name} cannot be left warm: the firmware's memory must be placed where "
@@ -315,13 +310,12 @@ class GspCard(BareCard[H]):
                 continue
             if not self._occupied():
                 return kind
-        check_unprotected(self.chip)
+        low, high = protected_region(self.chip)
         raise DeviceBusy(
-            "the GSP still runs: an earlier start failed, or its driver died, and no reset of the "
-            "slot has ended it",
-            holder="GSP firmware",
-            remedy="power the card off and on",
-        )
+            "the GSP still owns its memory (WPR2 is set), or runs: an earlier start failed, or its "
+            "driver died, and no reset of the slot has ended it",
+            holder="GSP firmware", region=f"{low:#x}-{high:#x}", remedy=remedies.POWER_CYCLE,
+        )  # fmt: skip
 
     def reset_by(self, kind: ResetKind) -> None:
         """Reset the chip by its slot, and make first contact again."""
