@@ -60,7 +60,7 @@ def gather(found: Evidence, start: Start, calls: Calls | None) -> None:
     found.take("accesses.txt", lambda: "\n".join(chip.recent_accesses()) + "\n")
     found.take("firmware.json", lambda: _firmware(start))
     if calls is not None:
-        found.take("calls.txt", lambda: "\n".join(map(str, calls.history)) + "\n")
+        found.take("calls.txt", lambda: "\n".join(map(str, tuple(calls.history))) + "\n")
     for name, pages in start.logs.items():
         kept = log_words(pages)
         if kept:

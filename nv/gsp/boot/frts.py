@@ -76,13 +76,14 @@ def _up(size: int) -> int:
 
 def run_frts(start: Start) -> None:
     """Run FWSEC's command FRTS; FirmwareRejected if it fails or protects another region."""
-    chip, falcon, begin = start.chip, start.gsp, start.places["frtsOffset"]
-    pages = place_fwsec(start, FRTS, frts_arguments(begin))
+    chip, falcon = start.chip, start.gsp
+    begin, size = start.places["frtsOffset"], start.places["frtsSize"]
+    pages = place_fwsec(start, FRTS, frts_arguments(begin, size))
     falcon.reset_to_falcon()
     result = falcon.run(program(start, pages, "FWSEC-FRTS"), (0, 0))
     falcon.check("FWSEC-FRTS", result)
     error = chip.nv.NV_PBUS_SW_SCRATCH_0E.read().FRTS_ERROR
-    expected = (begin, begin + start.places["frtsSize"])
+    expected = (begin, begin + size)
     found = protected_region(chip)
     if error or found != expected:
         what = "protected another region than requested"

@@ -139,13 +139,8 @@ class SequencerMachine:
         start.gsp.reset_to_riscv()
         set_arguments(start)
         start.sec2.start()
-        chip.wait(
-            chip.nv.NV_PGC6_BSI_SECURE_SCRATCH_14,
-            lambda value: bool(value.BOOT_STAGE_3_HANDOFF),
-            unit="SEC2",
-            waiting_for="hand-off to the GSP",
-            limit_s=_RESUME_LIMIT_S,
-        )
+        stage, what = chip.nv.NV_PGC6_BSI_SECURE_SCRATCH_14, "hand-off to the GSP"
+        chip.await_fields("SEC2", stage, what, _RESUME_LIMIT_S, BOOT_STAGE_3_HANDOFF=1)
         start.sec2.check("booter", int(start.sec2.regs.MAILBOX0.read()))
         if chip.boot.dma:
             start.gsp.regs.OS.write(start.files.boot_loader.app_version)

@@ -126,9 +126,9 @@ class GspChip(BareChip):
 
     def flush_writes(self) -> None:
         """Let the host's writes to VRAM arrive."""
-        register = self.nv.NV_UFLUSH_FB_FLUSH
-        register.write(1)
-        self.await_bits("FB", register, (3, 0), "flush of writes to VRAM", _FLUSH_LIMIT_S)
+        flush, what = self.nv.NV_UFLUSH_FB_FLUSH, "flush of writes to VRAM"
+        flush.write(1)
+        self.await_fields("FB", flush, what, _FLUSH_LIMIT_S, PENDING=0, OUTSTANDING=0)
 
     def flush_translations(self, root: int) -> None:
         """Drop the translations of one address space. root: address of its directory in VRAM."""
@@ -138,11 +138,12 @@ class GspChip(BareChip):
         nv.NV_VIRTUAL_FUNCTION_PRIV_MMU_INVALIDATE_UPPER_PDB.write(root >> 40)
         register = nv.NV_VIRTUAL_FUNCTION_PRIV_MMU_INVALIDATE
         register.write(ALL_VA=1, TRIGGER=1)
-        self.await_bits("MMU", register, (1 << 31, 0), "end of an invalidation", _FLUSH_LIMIT_S)
+        self.await_fields("MMU", register, "end of an invalidation", _FLUSH_LIMIT_S, TRIGGER=0)
 
-    def await_bits(
-        self, unit: str, register: BoundRegister, bits: tuple[int, int], what: str, limit_s: float
+    def await_fields(
+        self, unit: str, register: BoundRegister, what: str, limit_s: float, **fields: int
     ) -> None:
-        """Wait until a register has a value under a mask: bits. See wait_bits."""
-        mask, value = bits
+        """Wait until fields of a register have these values. See wait_bits."""
+        mask = sum(register.register.field(name).mask for name in fields)
+        value = register.register.encode(**fields)
         self.wait_bits(register, mask, value, unit=unit, waiting_for=what, limit_s=limit_s)

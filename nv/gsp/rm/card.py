@@ -266,11 +266,10 @@ class GspCard(BareCard[H]):
         self._runs = True
         self._open_memory()
         if left.contexts:
-            for begin, size in left.contexts.values():
-                self.heap.reserve(begin, size)
+            for kind, begin in left.contexts.items():
+                self.heap.reserve(begin, left.sizes[kind])
             self.contexts = Contexts(self)
-            self.contexts.shared = dict(left.contexts)
-            self.contexts.sizes = dict(left.sizes)
+            self.contexts.shared, self.contexts.sizes = dict(left.contexts), dict(left.sizes)
 
     def make_fresh(self, stages: Stages) -> None:
         """See BareCard. Firmware that an earlier process left is unloaded if it answers; any other

@@ -63,12 +63,12 @@ class CardMemory(Protocol):
 
 
 class Contexts:
-    """The graphics contexts of a card. shared: VRAM of shared buffers, by kind: begin and size."""
+    """The graphics contexts of a card. shared: begin in VRAM of shared buffers, by kind."""
 
     def __init__(self, card: CardMemory) -> None:
         self.card = card
         self.sizes: dict[str, int] = {}
-        self.shared: dict[str, tuple[int, int]] = {}
+        self.shared: dict[str, int] = {}
 
     def read_sizes(self, client: GspClient, subdevice: int) -> None:
         """Ask for the sizes of the buffers."""
@@ -140,11 +140,11 @@ class ChannelContext:
             owner: object = contexts if kind.shared else self
             start = contexts.take(size, owner)
             if kind.shared:
-                contexts.shared[kind.name] = start, size
+                contexts.shared[kind.name] = start
             else:
                 self._own.append(start)
         else:
-            start, _ = contexts.shared[kind.name]
+            start = contexts.shared[kind.name]
         if new and kind.cleared:
             contexts.clear(start, size)
             entry.gpuPhysAddr, entry.size = start, size

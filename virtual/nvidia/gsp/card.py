@@ -70,21 +70,23 @@ class Card:
         # Above the BARs; Turing's register of the flush page has 40 bits.
         first = 1 << 38 if self.boot.pio else 1 << 40
         self.bus = BusMemory(
-            chosen.seed, self._may_access, self.violation, self._revoked, first=first
+            chosen.seed, self._may_access, self.violation, self.bus_changed, first=first
         )
         self.gpu.system_memory = self._system_memory
         self.gpu.non_stall = self._non_stall
         pio = self.boot.pio
-        self.gsp = self._falcon(Kind("GSP", GSP, not pio))
         number, size = self.boot.booter
         signed = Terms(0, SEC2, number) if pio and size == SIZE else None
-        self.sec2 = self._falcon(Kind("SEC2", SEC2, not pio, signed=signed))
+        self.gsp, self.sec2 = (
+            Falcon(self, kind, scrub_reads=chosen.scrub_reads, dma_reads=chosen.dma_reads)
+            for kind in (Kind("GSP", GSP, not pio), Kind("SEC2", SEC2, not pio, signed=signed))
+        )
         self.wpr = Wpr2()
         self.interrupts = InterruptTree(self._send_message, rearm=self.boot.way != "fsp")
-        self.bar1 = Aperture("BAR1", self.gpu, self.note)
-        self.bar2 = Aperture("BAR2", self.gpu, self.note)
-        for aperture in (self.bar1, self.bar2):
-            aperture.protected = self.wpr.touches
+        self.bar1, self.bar2, self.pramin = (
+            Aperture(name, self.gpu, self.note, self.wpr.touches)
+            for name in ("BAR1", "BAR2", "PRAMIN")
+        )
         self.mmu_faults = self.gpu.fault_unit = MmuFaults(self, self._signal_fault)
         self.fsp = Fsp(self) if self.boot.way == "fsp" else None
         self.server: GspServer | None = None
@@ -99,10 +101,6 @@ class Card:
             self, facts.pci_device, chosen.bar1, platform=chosen.platform,
             function_reset=chosen.function_reset, table_size=self.boot.table_size,
         )  # fmt: skip
-
-    def _falcon(self, kind: Kind) -> Falcon:
-        chosen = self.options
-        return Falcon(self, kind, scrub_reads=chosen.scrub_reads, dma_reads=chosen.dma_reads)
 
     def _cold(self) -> None:
         """Enter the state after power-on, of everything but configuration space."""
@@ -226,12 +224,8 @@ class Card:
     def _may_access(self) -> bool:
         return self.config.bus_master and not self.lost
 
-    def bus_changed(self) -> None:
-        """Drop translations: bus mastering may be off now."""
-        self.gpu.invalidate(None)
-
-    def _revoked(self, host: int, size: int) -> None:
-        """Drop translations: memory of the host was taken back."""
+    def bus_changed(self, *revoked: int) -> None:
+        """Drop translations: bus mastering may be off now, or memory of the host was taken back."""
         self.gpu.invalidate(None)
 
     def map_dma(self, address: int, size: int, host: int | None) -> None:
@@ -250,15 +244,11 @@ class Card:
         answers, once it has an address."""
         bar1 = self.config.bar_address(1)
         inside = address - bar1
-        if (
-            bar1
-            and 0 <= inside < self.config.bar_size(1)
-            and self.config.memory_enabled
-            and self.bus.iommu.translate(address, size) is None
-        ):
-            memory = self.gpu.memory
-            return (memory.base + inside, size) if inside + size <= memory.size else None
-        return self.bus.translate(address, size)
+        decoded = bar1 and self.config.memory_enabled and 0 <= inside < self.config.bar_size(1)
+        if not decoded or self.bus.iommu.translate(address, size) is not None:
+            return self.bus.translate(address, size)
+        memory = self.gpu.memory
+        return (memory.base + inside, size) if inside + size <= memory.size else None
 
     def bus_read(self, address: int, size: int) -> bytes | None:
         """See bus.memory.BusMaster."""

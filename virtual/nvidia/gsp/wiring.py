@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 
-from ugpu.virtual.bus.msix import MsixTable
 from ugpu.virtual.nvidia.gsp.apertures import Aperture
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.falcon import fsp, fwsec
@@ -49,19 +48,11 @@ def wire(card: Card) -> None:
     )  # fmt: skip
     table = card.config.messages
     if table is not None:
-        _messages(card, table)
+        facts, size = table.facts, 16 * table.facts.vectors
+        space.range(facts.table, size, table.read_table, table.write_table)
+        space.range(facts.pending, 8, table.read_pending, lambda at, value: None)
     space.range(PROM, PROM_SIZE, lambda at: _rom(card, at), lambda at, value: None)
-    space.range(
-        PRAMIN, PRAMIN_SIZE, lambda at: _window_read(card, at),
-        lambda at, value: _window_write(card, at, value),
-    )  # fmt: skip
-
-
-def _messages(card: Card, table: MsixTable) -> None:
-    facts = table.facts
-    size = 16 * facts.vectors
-    card.registers.range(facts.table, size, table.read_table, table.write_table)
-    card.registers.range(facts.pending, 8, table.read_pending, lambda at, value: None)
+    _window(card)
 
 
 def _identity(card: Card) -> None:
@@ -143,11 +134,7 @@ def _access_counters(card: Card) -> None:
     """Define the registers of access counters, which count nothing: no notification ever comes."""
     space = card.registers
     space.plain(card.plain, *(_COUNTERS + at for at in (8, 0xC, 0x14)))
-    space.word(
-        _COUNTERS,
-        lambda: card.plain.get(_COUNTERS, 0x80),
-        lambda value: card.plain.__setitem__(_COUNTERS, value),
-    )
+    space.plain(card.plain, _COUNTERS, start=0x80)
     space.word(_COUNTERS + 0x10, _COUNTER_ENTRIES)
     space.word(_COUNTERS + 0x18, 0)
     space.word(_COUNTERS + 0x1C, 1 << 1)  # all were pushed, none was lost
@@ -257,26 +244,17 @@ def _rom(card: Card, at: int) -> int:
     return int(struct.unpack_from("<I", card.rom, at)[0])
 
 
-def _window_place(card: Card, at: int) -> int | None:
-    address = (card.plain.get(card.boot.window, 0) & 0xFF_FFFF) << 16
-    address += at
-    if address + 4 > card.memory_size:
-        card.note(f"PRAMIN: {address:#x} is past the end of video memory")
-        return None
-    if card.wpr.touches(address, 4):
-        card.note(f"PRAMIN: {address:#x} lies in the write-protected region")
-        return None
-    return address
+def _window(card: Card) -> None:
+    """Define the window of 1 MiB that a register aims at video memory."""
+    shown = card.pramin
 
+    def place(at: int) -> int:
+        return ((card.plain.get(card.boot.window, 0) & 0xFF_FFFF) << 16) + at
 
-def _window_read(card: Card, at: int) -> int:
-    address = _window_place(card, at)
-    if address is None:
-        return 0xFFFF_FFFF
-    return int(struct.unpack_from("<I", card.gpu.memory.view, address)[0])
+    def read(at: int) -> int:
+        return int.from_bytes(shown.read(place(at), 4), "little")
 
+    def write(at: int, value: int) -> None:
+        shown.write(place(at), value.to_bytes(4, "little"))
 
-def _window_write(card: Card, at: int, value: int) -> None:
-    address = _window_place(card, at)
-    if address is not None:
-        struct.pack_into("<I", card.gpu.memory.view, address, value)
+    card.registers.range(PRAMIN, PRAMIN_SIZE, read, write)

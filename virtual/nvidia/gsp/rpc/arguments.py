@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ugpu.nv.abi.firmware import FirmwareAbi
 from ugpu.virtual.nvidia.gsp.bus.memory import BusMaster
-from ugpu.virtual.nvidia.gsp.rpc.queue import QueueError, usable
+from ugpu.virtual.nvidia.gsp.rpc.queue import needed, usable
 
 _ENTRY = struct.Struct("<QQQBB6x")
 _ORDER = ("LOGINIT", "LOGINTR", "LOGRM", "LOGMNOC", "LOGKRNL", "RMARGS")
@@ -36,9 +36,7 @@ class Arguments:
         QueueError."""
         aligned = address and not address % 0x1000
         usable(aligned, f"libos arguments at {address:#x} must be page-aligned")
-        raw = board.bus_read(address, 0x1000)
-        if raw is None:
-            raise QueueError(f"cannot read the libos arguments at {address:#x}")
+        raw = needed(board.bus_read(address, 0x1000), f"libos arguments at {address:#x}")
         regions: dict[str, tuple[int, int]] = {}
         for at in range(0, 0x1000, _ENTRY.size):
             number, where, size, kind, place = _ENTRY.unpack_from(raw, at)
@@ -58,10 +56,8 @@ class Arguments:
         where, size = regions["RMARGS"]
         layout = interface.structs.GSP_ARGUMENTS_CACHED
         least = layout.size
-        block = board.bus_read(where, least)
-        if size < least or block is None:
-            raise QueueError(f"RMARGS must have {least:#x} bytes, has {size:#x} at {where:#x}")
-        view = layout.view(block)
+        usable(size >= least, f"RMARGS must have {least:#x} bytes, has {size:#x} at {where:#x}")
+        view = layout.view(needed(board.bus_read(where, least), f"RMARGS at {where:#x}"))
         queues, resumed = view.messageQueueInitArguments, view.srInitArguments
         state = (resumed.oldLevel, resumed.flags, resumed.bInPMTransition)
         expected = (3, 0, 1) if resuming else (0, 0, 0)

@@ -45,12 +45,11 @@ _PLACES = {
 # PM; the page pool of one context, which Linux takes for the shared one; GFXP; FECS events
 _FURTHER = {0x09: 0x10000, 0x0D: 4 << 20, 0x15: 0x10000, 0x16: 0x10000, 0x17: 0x10000}
 _GR_INFO = "NV2080_CTRL_GR_INFO_INDEX_"
-# buffer id of PROMOTE_CTX -> name
-_PROMOTED = {
-    0: "MAIN", 1: "PM", 2: "PATCH", 3: "BUFFER_BUNDLE_CB", 4: "PAGEPOOL", 5: "ATTRIBUTE_CB",
-    6: "RTV_CB_GLOBAL", 7: "GFXP_POOL", 8: "GFXP_CTRL_BLK", 9: "FECS_EVENT", 10: "PRIV_ACCESS_MAP",
-    11: "UNRESTRICTED_PRIV_ACCESS_MAP",
-}  # fmt: skip
+# names by buffer id of PROMOTE_CTX
+_PROMOTED = (
+    "MAIN", "PM", "PATCH", "BUFFER_BUNDLE_CB", "PAGEPOOL", "ATTRIBUTE_CB", "RTV_CB_GLOBAL",
+    "GFXP_POOL", "GFXP_CTRL_BLK", "FECS_EVENT", "PRIV_ACCESS_MAP", "UNRESTRICTED_PRIV_ACCESS_MAP",
+)  # fmt: skip
 Sizes = Mapping[str, int]  # bytes of each context buffer, by name
 _TABLE_PAGE = 32  # entries of one FIFO_GET_DEVICE_INFO_TABLE
 
@@ -129,12 +128,9 @@ def _device_info(sub: Subdevice, params: Struct) -> None:
             0 if engine == ENGINE_GR0 else 0x13, max(0, copy), RUNLISTS + 0x1000 * number, 1,
             runlist_engine(engine), _CHANNEL_RAM + 0x1000 * number, 0,
         )  # fmt: skip
-        for at, value in enumerate(data):
-            entry.engineData[at] = value
+        entry.engineData[: len(data)] = data
         entry.pbdmaIds[0], entry.pbdmaFaultIds[0], entry.numPbdmas = number, 0x20 + number, 1
-        raw = name.encode()
-        for at, value in enumerate(raw):
-            entry.engineName[at] = value
+        entry.engineName[: len(name)] = name.encode()
 
 
 def _gpcs(sub: Subdevice, params: Struct) -> None:
@@ -196,9 +192,9 @@ def _promote(sub: Subdevice, params: Struct, sizes: Sizes) -> None:
     reaches = cast("Server", client.owner).reaches
     for index in range(params.entryCount):
         entry = params.promoteEntry[index]
-        name = _PROMOTED.get(entry.bufferId)
-        if name is None:
-            raise RmError(Status.INVALID_ARGUMENT, f"no context buffer {entry.bufferId}")
+        known = entry.bufferId < len(_PROMOTED)
+        require(known, Status.INVALID_ARGUMENT, f"no context buffer {entry.bufferId}")
+        name = _PROMOTED[entry.bufferId]
         if entry.gpuPhysAddr or entry.size:
             least = sizes.get(name, 0)
             require(entry.size >= least, Status.INVALID_ARGUMENT, f"{name}: {entry.size} bytes")

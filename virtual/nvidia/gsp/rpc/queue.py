@@ -35,6 +35,13 @@ def usable(fits: object, why: str) -> None:
         raise QueueError(why)
 
 
+def needed(raw: bytes | None, what: str) -> bytes:
+    """Return what was read of the host. Raises QueueError for None."""
+    if raw is None:
+        raise QueueError(f"cannot read the {what}")
+    return raw
+
+
 @dataclass(frozen=True)
 class Record:
     """A message of the host. tail: the bytes of its elements behind `body`, which a record's length
@@ -69,7 +76,7 @@ class MessageQueues:
             f"expected queues at {PAGE:#x} and {PAGE + QUEUE:#x}, found {command:#x}, {status:#x}"
         )
         usable((command, status) == (PAGE, PAGE + QUEUE), text)
-        table = self._need(self._board.bus_read(shared, 8 * entries), shared)
+        table = needed(board.bus_read(shared, 8 * entries), f"queues at {shared:#x}")
         self._pages = struct.unpack(f"<{entries}Q", table)
         fits = self._pages[0] == shared and not any(page % PAGE for page in self._pages)
         usable(fits, "the page table does not start with its own page, or is not aligned")
@@ -88,14 +95,9 @@ class MessageQueues:
             text = f"the command queue's {name} must be {expected:#x}, is {value:#x}"
             usable(value == expected, text)
 
-    def _need(self, raw: bytes | None, address: int) -> bytes:
-        if raw is None:
-            raise QueueError(f"cannot read the queues at {address:#x}")
-        return raw
-
     def _read(self, offset: int, size: int) -> bytes:
         address = self._pages[offset // PAGE] + offset % PAGE
-        return self._need(self._board.bus_read(address, size), address)
+        return needed(self._board.bus_read(address, size), f"queues at {address:#x}")
 
     def _write(self, offset: int, content: bytes) -> None:
         address = self._pages[offset // PAGE] + offset % PAGE
