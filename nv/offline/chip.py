@@ -10,6 +10,7 @@ from ugpu.hcq.bare import remedies
 from ugpu.hcq.bare.function import enable_function, looked_into
 from ugpu.hcq.bare.stages import State, mildest, needs
 from ugpu.hcq.errors import DeviceLost, DeviceNotFound, FirmwareSilent, NotSupported
+from ugpu.hcq.find.reached import reached
 from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.registers.fields import RegisterBlock
 from ugpu.hcq.registers.nowhere import Nowhere
@@ -80,7 +81,7 @@ def observer(transport: Transport) -> Callable[[], None]:
     chip = chip_behind(transport)
 
     def observe() -> None:
-        for part in ("states", "registers"):
+        for part in _LOOKS:
             look(chip, part)
 
     return observe
@@ -117,23 +118,19 @@ def registers(chip: GspChip) -> dict[str, int]:
 
 def look(chip: GspChip, part: str) -> object:
     """Return one part of a bundle, read without a boot: states, registers."""
-    if part == "states":
-        return as_json(chip)
-    if part == "registers":
-        return registers(chip)
-    raise NotSupported(f"a bare NVIDIA card shows no {part}: {_NO_PARTS[part]}")
+    if part in _NO_PARTS:
+        raise NotSupported(f"a bare NVIDIA card shows no {part}: {_NO_PARTS[part]}")
+    return _LOOKS[part](chip)
+
+
+_LOOKS: dict[str, Callable[[GspChip], object]] = {"states": as_json, "registers": registers}
 
 
 def named_states(attachment: Attachment) -> list[dict[str, object]]:
     """Return each unit's state. If the chip cannot be reached, the one state that gives the reason.
     The transport is closed at the end."""
-    transport = attachment.transport
-    if isinstance(transport, RecordedTransport):
-        reached = open_recorded(transport)
-    else:
-        reached = open_window(attachment)
     try:
-        with reached as chip:
+        with reached(attachment, open_window, open_recorded) as chip:
             return as_json(chip)
     except DeviceLost as error:
         remedy = str(error.facts.get("remedy", remedies.LINK))

@@ -12,6 +12,7 @@ from ugpu.nv.gsp.layout import radix3
 from ugpu.nv.gsp.layout.arguments import (
     LOG_SIZE,
     LOGS,
+    REGION_SIZE,
     log_header,
     manager_arguments,
     region_list,
@@ -26,7 +27,6 @@ from ugpu.nv.gsp.layout.framebuffer import (
     vga_workspace,
 )
 from ugpu.nv.gsp.layout.memory import PAGE, Pages
-from ugpu.nv.gsp.rpc.queue import REGION_SIZE
 
 MIB = 1 << 20
 _QUEUES, _MANAGER, _REGIONS, _FLUSH = "queues", "manager", "regions", "flush"  # pieces of memory

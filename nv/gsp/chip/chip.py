@@ -11,7 +11,7 @@ from ugpu.hcq.errors import DeviceLost, DeviceNotFound, NotSupported
 from ugpu.hcq.registers.fields import BoundRegister, RegisterBlock
 from ugpu.hcq.transport.base import Transport
 from ugpu.nv import chips
-from ugpu.nv.chips.boot import BootFacts, FlushPage
+from ugpu.nv.chips.boot import BootFacts
 from ugpu.nv.chips.facts import ChipFacts
 from ugpu.nv.gsp.chip.vram import FbVram
 from ugpu.nv.regs import block
@@ -19,19 +19,6 @@ from ugpu.nv.regs import block
 REGISTER_BAR, MEMORY_BAR = 0, 1
 GSP_BASE, SEC2_BASE, PMU_BASE = 0x11_0000, 0x84_0000, 0x10_A000  # falcons in BAR 0
 _LOCKED, _LOCKED_MASK = 0xBADF_0000, 0xFFFF_0000
-# Registers for the low and the high part of the flush page's address, and their lowest bits.
-_FLUSH_PAGES = {
-    FlushPage.LOW: ("NV_PFB_NISO_FLUSH_SYSMEM_ADDR", "", 8, 0),
-    FlushPage.NISO: (
-        "NV_PFB_NISO_FLUSH_SYSMEM_ADDR", "NV_PFB_NISO_FLUSH_SYSMEM_ADDR_HI", 8, 40
-    ),
-    FlushPage.FBHUB: (
-        "NV_PFB_FBHUB_PCIE_FLUSH_SYSMEM_ADDR_LO", "NV_PFB_FBHUB_PCIE_FLUSH_SYSMEM_ADDR_HI", 8, 40
-    ),
-    FlushPage.FBHUB0: (
-        "NV_PFB_FBHUB0_PCIE_FLUSH_SYSMEM_ADDR_LO", "NV_PFB_FBHUB0_PCIE_FLUSH_SYSMEM_ADDR_HI", 0, 32
-    ),
-}  # fmt: skip
 _FLUSH_LIMIT_S = 2.0  # TIMEOUT: as nouveau's for the TLB, which is the slower of the two
 
 
@@ -114,15 +101,16 @@ class GspChip(BareChip):
     @property
     def flush_bits(self) -> int:
         """The bits of the address that `set_flush_page` takes."""
-        return 40 if self.boot.flush_page is FlushPage.LOW else self.boot.bus_bits
+        page = self.boot.flush_page
+        return self.boot.bus_bits if page.high else 32 + page.shift
 
     def set_flush_page(self, address: int) -> None:
         """Give the GPU the page that it reads to flush its writes to host memory. ORDER: the low
         half takes effect with its write, so the high half comes first."""
-        low, high, shift, high_shift = _FLUSH_PAGES[self.boot.flush_page]
-        if high:
-            self.nv[high].write(address >> high_shift)
-        self.nv[low].write(address >> shift & ALL_ONES)
+        page, value = self.boot.flush_page, address >> self.boot.flush_page.shift
+        if page.high:
+            self.nv[page.high].write(value >> 32)
+        self.nv[page.low].write(value & ALL_ONES)
 
     def flush_writes(self) -> None:
         """Let the host's writes to VRAM arrive."""

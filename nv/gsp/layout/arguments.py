@@ -18,8 +18,8 @@ LOG_SIZE = 0x10000
 # In this order. The firmware of both releases takes the list without the logs of later releases.
 LOGS = ("LOGINIT", "LOGINTR", "LOGRM")
 QUEUE_SIZE = 0x40000
+REGION_SIZE = PAGE + 2 * QUEUE_SIZE  # of both queues, and of the table of the region's pages
 SUSPEND_LEVEL = 3  # NV2080_CTRL_GPU_SET_POWER_STATE_GPU_LEVEL_3, as nouveau and RM say
-_PER_PAGE = 8
 
 
 def name_of(text: str) -> int:
@@ -47,24 +47,14 @@ def log_header(pages: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(pages) + 1}Q", 0, *pages)
 
 
-def table_pages() -> int:
-    """Return the number of pages of the table in front of the two queues; it names itself too."""
-    queues = 2 * QUEUE_SIZE // PAGE
-    count = 1
-    while (queues + count) * _PER_PAGE > count * PAGE:
-        count += 1
-    return count
-
-
 def manager_arguments(abi: FirmwareAbi, shared: int, *, resuming: bool = False) -> bytes:
     """Return GSP_ARGUMENTS_CACHED. shared: address of the table of pages and the queues."""
     block = abi.structs.GSP_ARGUMENTS_CACHED.new()
     queues = block.messageQueueInitArguments
-    tables = table_pages()
     queues.sharedMemPhysAddr = shared
-    queues.pageTableEntryCount = tables + 2 * QUEUE_SIZE // PAGE
-    queues.cmdQueueOffset = tables * PAGE
-    queues.statQueueOffset = tables * PAGE + QUEUE_SIZE
+    queues.pageTableEntryCount = REGION_SIZE // PAGE
+    queues.cmdQueueOffset = PAGE
+    queues.statQueueOffset = PAGE + QUEUE_SIZE
     if resuming:
         block.srInitArguments.oldLevel = SUSPEND_LEVEL
         block.srInitArguments.bInPMTransition = 1

@@ -75,6 +75,8 @@ class GspCard(BareCard[H]):
 
     firmware: Firmware
     heap: RangeAllocator
+    _files: BootFiles
+    _start_state: Start  # since `take_over`
     seats = 32  # our choice; RM has room for more clients and channels
 
     def __init__(
@@ -95,8 +97,6 @@ class GspCard(BareCard[H]):
             self.transport.close()
             raise
         self._source = source
-        self._files: BootFiles | None = None
-        self._start_state: Start | None = None
         self._left: Note | None = None
         self._memory: GspSpace | None = None
         self._runs = False
@@ -208,7 +208,7 @@ class GspCard(BareCard[H]):
 
     def find_firmware(self) -> None:
         """See BareCard."""
-        if self._files is None:
+        if not self._has_images:
             self._files = read_files(self._source, self.chip.boot)
 
     def take_over(self) -> bool:
@@ -223,7 +223,6 @@ class GspCard(BareCard[H]):
         return self._busy
 
     def _contact(self) -> Start:
-        assert self._files is not None
         chip = self.chip
         start = self._start_state = Start(chip, self._files)
         try:
@@ -234,7 +233,6 @@ class GspCard(BareCard[H]):
         return start
 
     def _occupied(self) -> bool:
-        assert self._start_state is not None
         return steps.occupied(self.chip, self._start_state)
 
     def is_warm(self) -> bool:
@@ -248,7 +246,6 @@ class GspCard(BareCard[H]):
             return None
         chip.open_memory(placement.memory_size(chip))
         found = note.read(chip.vram)
-        assert self._files is not None
         expected = (chip.facts.name, self._files.abi.version)
         return found if found is not None and (found.chip, found.release) == expected else None
 
@@ -260,7 +257,7 @@ class GspCard(BareCard[H]):
 
     def _rejoin(self) -> None:
         left, start = self._left, self._start_state
-        assert left is not None and start is not None
+        assert left is not None
         self._left = None
         self.firmware = steps.rejoin(start, left)
         self._runs = True
@@ -323,7 +320,6 @@ class GspCard(BareCard[H]):
 
     def cold_boot(self, stages: Stages) -> None:
         """See BareCard."""
-        assert self._start_state is not None
         self.firmware = steps.boot(self._start_state, stages, self._keep)
         self._runs = True
         self._open_memory()
@@ -340,9 +336,8 @@ class GspCard(BareCard[H]):
             self._memory = GspSpace(self.chip, self.places, self.heap, self)
         if self.chip.memory_size:
             self.chip.vram.forget()
-        if self._start_state is not None:
-            self._start_state.running = False
-            self._start_state.memory.close()
+        self._start_state.running = False
+        self._start_state.memory.close()
         self._contact()
 
     def boot_again(self) -> None:

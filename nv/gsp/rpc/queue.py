@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from ugpu.hcq.bare.stages import or_silent
 from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.state.clock import Clock
-from ugpu.nv.gsp.layout.arguments import QUEUE_SIZE, table_pages
+from ugpu.nv.gsp.layout.arguments import QUEUE_SIZE, REGION_SIZE
 from ugpu.nv.gsp.layout.memory import PAGE, Pages
 from ugpu.nv.gsp.rpc.records import BadRecord, Record, decode, encode_message, pages_of, read_length
 
 log = logging.getLogger(__name__)
 
 SLOTS = QUEUE_SIZE // PAGE - 1
-REGION_SIZE = table_pages() * PAGE + 2 * QUEUE_SIZE
 _HEADER = struct.Struct("<8I")  # version, size, msgSize, msgCount, writePtr, flags, rxHdrOff, ...
 _WRITE_AT, _READ_AT = 0x10, 0x20
 _SWAPPED = 1
@@ -90,7 +89,7 @@ class MessageQueues:
         self._view = pages.view
         self._clock = clock
         self._ring = ring
-        self._commands = table_pages() * PAGE
+        self._commands = PAGE
         self._statuses = self._commands + QUEUE_SIZE
         at = left or Indices()
         self._sent = _Numbers(at.written, at.sent)

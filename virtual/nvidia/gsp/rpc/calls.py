@@ -40,17 +40,16 @@ class Board(Protocol):
 
 
 class Server(Program, Protocol):
-    """The RPC server."""
+    """The RPC server. builders: instead of those of the ioctl interface. own_controls: handlers of
+    internal controls, by name."""
 
     @property
     def board(self) -> Board: ...
 
     machine: VirtualMachine
+    builders: dict[str, Builder]
+    own_controls: dict[str, Any]
 
-    @property
-    def builders(self) -> dict[str, Builder]: ...
-    @property
-    def own_controls(self) -> dict[str, Any]: ...
     def refused(self, text: str) -> None: ...
 
 

@@ -8,6 +8,7 @@ nvkm/subdev/gsp/rm/{r535,r570}.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from ugpu.hcq.registers.layout import Struct
@@ -159,7 +160,7 @@ def buffer_sizes(main: int, maps: int) -> Sizes:
     return {buffer.name: buffer.size for buffer in BUFFERS} | own
 
 
-def _context_buffers(params: Struct, sizes: Sizes) -> None:
+def _context_buffers(sub: Subdevice, params: Struct, sizes: Sizes) -> None:
     engine = params.engineContextBuffersInfo[0].engine
     wanted = {index: sizes[name] for name, index in _PLACES.items()} | _FURTHER
     for index, size in wanted.items():
@@ -265,12 +266,6 @@ def handlers(
         if faults.take(CardFault.INTERRUPT_TABLE):
             params.table[0].engineIdx = 0
 
-    def context_buffers(sub: Subdevice, params: Struct) -> None:
-        _context_buffers(params, sizes)
-
-    def promote(sub: Subdevice, params: Struct) -> None:
-        _promote(sub, params, sizes)
-
     return cast(
         "dict[str, Any]",
         {
@@ -285,8 +280,10 @@ def handlers(
                 l2CacheSize=72 << 20, ltcCount=12, ltsPerLtcCount=4, bFbpaPresent=1
             ),
             "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_INFO": _static_gr_info,
-            "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CONTEXT_BUFFERS_INFO": context_buffers,
-            "NV2080_CTRL_CMD_GPU_PROMOTE_CTX": promote,
+            "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CONTEXT_BUFFERS_INFO": partial(
+                _context_buffers, sizes=sizes
+            ),
+            "NV2080_CTRL_CMD_GPU_PROMOTE_CTX": partial(_promote, sizes=sizes),
             "NV2080_CTRL_CMD_GPU_EVICT_CTX": _evict,
             "NV2080_CTRL_CMD_GR_GET_ZCULL_INFO": _ZCULL,
             "NV90F1_CTRL_CMD_VASPACE_COPY_SERVER_RESERVED_PDES": _reserved_directories,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from ugpu.hcq.errors import NotSupported
 from ugpu.hcq.state.instruction import Culprits
@@ -114,7 +114,15 @@ class GspServer(Server):
         self._head: Record | None = None
         sizes = controls.buffer_sizes(board.options.context, board.options.access_maps)
         own = controls.handlers(self.interface, sizes, board.faults)
-        self._controls = {**module_controls.handlers(board), **own, **suspend.handlers(self)}
+        self.own_controls = {**module_controls.handlers(board), **own, **suspend.handlers(self)}
+        self.builders: dict[str, Builder] = {
+            "KernelChannel": GspChannel,
+            "KernelGraphicsObject": graphics_object,
+            "VaSpaceApi": spaces.build,
+            "I2cApi": I2c,
+            "UvmSwObject": UvmSoftware,
+            **dict.fromkeys(("OsDescMemory", "SystemMemory", "VideoMemory"), cpu_memory),
+        }
         self._queues: MessageQueues | None = None
         self._directories = Directories(0, 0)
         self.arguments: Arguments | None = None
@@ -205,10 +213,10 @@ class GspServer(Server):
                 self._crash()
                 return
             self.done = True
-            for fault, status in _INIT_RESULTS.items():
-                if self.board.faults.take(fault):
-                    self._fail_init(status)
-                    return
+            fails = self.board.faults.take_any(tuple(_INIT_RESULTS))
+            if fails is not None:
+                self._fail_init(_INIT_RESULTS[fails])
+                return
             if not self._directories.bar1:
                 self._begin_rm()
             self._log("LOGRM", 2, len(self.registry))
@@ -220,13 +228,12 @@ class GspServer(Server):
         assert queues is not None
         if faults.take(CardFault.WRITE_INDEX):
             queues.spoil_index(read=False)
-            self.dead = "planted"
         elif faults.take(CardFault.INIT_LOCKDOWN):
             self.post(self._lockdown, bytes((1, 0, 0, 0)))
-            self.dead = "planted"
-        elif faults.take(CardFault.INIT_NEVER):
-            self.dead = "planted"
-        return bool(self.dead)
+        elif not faults.take(CardFault.INIT_NEVER):
+            return False
+        self.dead = "planted"
+        return True
 
     def _crash(self, *, readable: bool = True) -> None:
         self.dead = "planted"
@@ -423,23 +430,6 @@ class GspServer(Server):
             del machine.clients[client.handle]
 
     # For the resource manager's objects
-
-    @property
-    def builders(self) -> dict[str, Builder]:
-        """Return builders instead of those of the ioctl interface."""
-        return {
-            "KernelChannel": GspChannel,
-            "KernelGraphicsObject": graphics_object,
-            "VaSpaceApi": spaces.build,
-            "I2cApi": I2c,
-            "UvmSwObject": UvmSoftware,
-            **dict.fromkeys(("OsDescMemory", "SystemMemory", "VideoMemory"), cpu_memory),
-        }
-
-    @property
-    def own_controls(self) -> dict[str, Any]:
-        """Return the handlers of internal controls, by name."""
-        return self._controls
 
     def has_open(self, gpu: VirtualGpu) -> bool:
         """Return whether the GPU is attached: it is the firmware's own."""
