@@ -9,7 +9,6 @@ Sources: open-gpu-kernel-modules 570.144 kernel_gsp.c (kgspInitRm), kernel_gsp_t
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -39,8 +38,6 @@ from ugpu.nv.gsp.layout.arguments import manager_arguments
 from ugpu.nv.gsp.layout.memory import Pages
 from ugpu.nv.gsp.rpc.calls import Calls
 from ugpu.nv.gsp.rpc.note import Note
-
-log = logging.getLogger(__name__)
 
 # TIMEOUT: for the first answer of firmware that an earlier process left; our choice.
 _ANSWER_LIMIT_S = 2.0
@@ -187,20 +184,13 @@ def explain(error: UgpuError, start: Start, calls: Calls | None, keep: KeepEvide
 
 def _start_core(start: Start, stage: Callable[[str], AbstractContextManager[None]]) -> None:
     """Run the signed programs that load and start the firmware."""
+    steps: dict[str, Callable[[Start], None]] = {}
     if start.boot.way is BootWay.FSP:
-        with stage("chain-of-trust"):
-            trust.request_start(start)
-        with stage("lockdown"):
-            trust.await_release(start)
-        with stage("riscv"):
-            riscv.await_core(start)
-        return
-    if start.boot.way is BootWay.FWSEC and start.saved is None:
-        with stage("frts"):
-            frts.run_frts(start)
-    with stage("gsp-reset"):
-        booter.reset_gsp(start)
-    with stage("booter"):
-        booter.load_firmware(start)
-    with stage("riscv"):
-        riscv.await_core(start)
+        steps |= {"chain-of-trust": trust.request_start, "lockdown": trust.await_release}
+    else:
+        if start.boot.way is BootWay.FWSEC and start.saved is None:
+            steps["frts"] = frts.run_frts
+        steps |= {"gsp-reset": booter.reset_gsp, "booter": booter.load_firmware}
+    for name, step in (steps | {"riscv": riscv.await_core}).items():
+        with stage(name):
+            step(start)

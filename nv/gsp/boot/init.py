@@ -29,9 +29,7 @@ def open_queues(start: Start, left: LeftCalls | None = None) -> Calls:
     head = chip.nv.NV_PGSP_QUEUE_HEAD
     indices = left.indices if left is not None else None
     queues = MessageQueues(start.queues, chip.clock, partial(head.write, 0), indices)
-    calls = Calls(
-        queues, abi, chip.clock, check=start.check, state=partial(evidence.explain, start)
-    )
+    calls = Calls(queues, abi, check=start.check, state=partial(evidence.explain, start))
     number = abi.constants
     calls.on_event |= {
         number.NV_VGPU_MSG_EVENT_GSP_RUN_CPU_SEQUENCER: partial(_run_sequencer, start),

@@ -20,7 +20,6 @@ from ugpu.nv.gsp.layout.arguments import (
 )
 from ugpu.nv.gsp.layout.framebuffer import (
     FRTS_SIZE,
-    HeapFacts,
     carve_out,
     heap_size,
     sized,
@@ -68,10 +67,9 @@ def plan(start: Start) -> None:
     chip, files = start.chip, start.files
     boot, by_fsp = chip.boot, chip.boot.way is BootWay.FSP
     chip.open_memory(memory_size(chip))
-    heap = HeapFacts.of(files.abi, libos=boot.libos, fsp=by_fsp)
+    heap = heap_size(files.abi, chip.memory_size, libos=boot.libos, fsp=by_fsp)
     if by_fsp:
-        size = heap_size(heap, chip.memory_size)
-        start.places = sized(size, boot.non_wpr, boot.pmu_reserved)
+        start.places = sized(heap, boot.non_wpr, boot.pmu_reserved)
         return
     start.places = carve_out(
         chip.memory_size,

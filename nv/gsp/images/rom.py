@@ -97,15 +97,12 @@ def _header(window: _Window, at: int) -> tuple[int, int, bool]:
     mark = bytes(data.cut(0, 4, "PCIR"))
     if mark not in _PCIR:
         raise _invalid(f"the image at {at:#x} has no PCIR", found=mark)
-    length = data.unpack("H", 0xA, "PCIR")[0]
-    blocks = data.unpack("H", 0x10, "PCIR")[0]
-    kind, last = data.unpack("BB", 0x14, "PCIR")
+    length, blocks, kind, last = data.unpack("H4xH2xBB", 0xA, "PCIR")
     more = at + (place + length + 15 & ~15)
     if more + 12 <= SIZE:
         extra = window.image(more, 12, "NPDE")
         if bytes(extra.cut(0, 4, "NPDE")) == b"NPDE":
-            blocks = extra.unpack("H", 8, "NPDE")[0]
-            last = extra.unpack("B", 10, "NPDE")[0]
+            blocks, last = extra.unpack("HB", 8, "NPDE")
     return kind, blocks * _BLOCK, bool(last & 0x80) or kind == NBSI
 
 

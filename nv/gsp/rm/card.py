@@ -16,6 +16,7 @@ from ugpu.hcq.bare.function import disable_master, reset_function, restore_funct
 from ugpu.hcq.bare.rungs import check_kind
 from ugpu.hcq.bare.space import AddressSpace
 from ugpu.hcq.bare.stages import Stages
+from ugpu.hcq.bare.vram import MemoryMap
 from ugpu.hcq.device import crash
 from ugpu.hcq.disk.bundle import Evidence
 from ugpu.hcq.errors import (
@@ -75,6 +76,7 @@ class GspCard(BareCard[H]):
 
     firmware: Firmware
     heap: RangeAllocator
+    places: MemoryMap
     _files: BootFiles
     _start_state: Start  # since `take_over`
     seats = 32  # our choice; RM has room for more clients and channels
@@ -333,7 +335,7 @@ class GspCard(BareCard[H]):
             self.heap.free_all(self.contexts)
             self.contexts = None
         if self._memory is not None:
-            self._memory = GspSpace(self.chip, self.places, self.heap, self)
+            self._memory = GspSpace(self, self)
         if self.chip.memory_size:
             self.chip.vram.forget()
         self._start_state.running = False
@@ -385,7 +387,7 @@ class GspCard(BareCard[H]):
         if begin != note.PLACE:
             raise ChipError("the place of ugpu's note is not usable VRAM", begin=begin)
         self.heap.reserve(note.PLACE, note.SIZE)
-        self._memory = GspSpace(chip, self.places, self.heap, self)
+        self._memory = GspSpace(self, self)
 
     def _tell_ended(self, payload: bytes) -> None:
         for take in list(self.on_channel_end):

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.errors import FirmwareError, UgpuError
-from ugpu.hcq.paging.allocator import RangeAllocator
-from ugpu.nv.gsp.chip.chip import GspChip
 from ugpu.nv.gsp.rm.client import GspClient
-from ugpu.nv.gsp.rm.space import GspSpace
+from ugpu.nv.gsp.rm.space import CardMemory, GspSpace
 
 _PAGE = 4096
 _SUBCONTEXT_HEADERS = 64 * _PAGE  # behind the main buffer
@@ -51,15 +49,6 @@ KINDS = (
     Kind(_PRIV_MAP, ("GRAPHICS_PRIV_ACCESS_MAP",), shared=True, cleared=True, read_only=True),
     Kind(_OPEN_PRIV_MAP, ("GRAPHICS_PRIV_ACCESS_MAP",), shared=True, cleared=True, read_only=True),
 )
-
-
-class CardMemory(Protocol):
-    """What contexts use of a card (nv.gsp.rm.card)."""
-
-    heap: RangeAllocator
-
-    @property
-    def chip(self) -> GspChip: ...
 
 
 class Contexts:

@@ -13,12 +13,11 @@ import contextlib
 from typing import NamedTuple, Protocol
 
 from ugpu.hcq.errors import NotSupported, UgpuError
-from ugpu.hcq.paging.allocator import RangeAllocator
 from ugpu.nv.gsp.boot.boot import Firmware
-from ugpu.nv.gsp.chip.chip import GspChip
 from ugpu.nv.gsp.layout import radix3
 from ugpu.nv.gsp.layout.memory import PAGE, Pages
 from ugpu.nv.gsp.rm.client import GspClient
+from ugpu.nv.gsp.rm.space import CardMemory
 
 _PREPARE = "NV2080_CTRL_CMD_INTERNAL_FBSR_INIT"
 _PARAMETERS = "NV2080_CTRL_INTERNAL_FBSR_INIT_PARAMS"
@@ -34,14 +33,10 @@ class Objects(NamedTuple):
     subdevice: int
 
 
-class Card(Protocol):
+class Card(CardMemory, Protocol):
     """What is saved of a card."""
 
-    heap: RangeAllocator
     firmware: Firmware
-
-    @property
-    def chip(self) -> GspChip: ...
 
 
 class Saved(NamedTuple):

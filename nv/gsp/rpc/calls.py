@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from ugpu.hcq.bare.stages import or_silent
 from ugpu.hcq.errors import FirmwareError, FirmwareSilent
-from ugpu.hcq.state.clock import Clock
 from ugpu.nv.abi import status_name
 from ugpu.nv.abi.firmware import FirmwareAbi
 from ugpu.nv.gsp.rpc.queue import Indices, MessageQueues
@@ -81,13 +80,12 @@ class Calls:
         self,
         queues: MessageQueues,
         abi: FirmwareAbi,
-        clock: Clock,
         *,
         check: Callable[[], None],
         state: Callable[[], dict[str, object]],
     ) -> None:
         self._queues = queues
-        self._clock = clock
+        self._clock = queues.clock
         self._check = check
         self._state = state
         self._lock = threading.RLock()

@@ -21,8 +21,6 @@ class Board(booter.Board, Protocol):
     """The card, as its damages use it."""
 
     rom: bytes
-    shown_memory: int
-    dark: bool
     keeps_wpr2: bool
     fsp: Fsp | None
     registers: RegisterSpace

@@ -28,6 +28,12 @@ _ALL_DIRECTORIES, _TRIGGERED = 1 << 1, 1 << 31
 _SCRATCH = range(0x1400, 0x1480, 4)
 _COUNTERS, _COUNTER_ENTRIES = 0xB83100, 8192  # UNSURE: how many entries a board's buffer has
 _FUSES = (0x824100, 0x824140, 0x8241C0)
+# Straps; no VGA workspace; no bind is pending, no error of the bus; level 0 may set the time; of
+# access counters, all entries were pushed, none was lost.
+_CONSTANT = {
+    0x4: 0, 0x101000: 0, 0x625F04: 0, 0xB80F50: 0, 0x1100: 0, 0x9430: 0x10,
+    _COUNTERS + 0x10: _COUNTER_ENTRIES, _COUNTERS + 0x18: 0, _COUNTERS + 0x1C: 1 << 1,
+}  # fmt: skip
 _BEFORE_DISPLAY = 0x4B8  # NV_FUSE_OPT_SECURE_GSP_DEBUG_DIS, before the fuse of the display
 _REARM = 0x704  # in the mirror of configuration space
 _LOW_TIME, _HIGH_TIME = 0xFFFF_FFE0, 0x1FFF_FFFF
@@ -40,8 +46,9 @@ def wire(card: Card) -> None:
     _time(card)
     _falcons(card)
     _mirror(card)
-    space = card.registers
-    tree = card.interrupts
+    space, tree = card.registers, card.interrupts
+    for offset, value in _CONSTANT.items():
+        space.word(offset, value)
     space.range(
         LEAF, TRIGGER + 4 - LEAF,
         lambda at: tree.read(LEAF + at), lambda at, value: tree.write(LEAF + at, value),
@@ -58,12 +65,9 @@ def wire(card: Card) -> None:
 def _identity(card: Card) -> None:
     space, boot = card.registers, card.boot
     space.word(0x0, boot.boot0)
-    space.word(0x4, 0)
     space.word(0xA00, boot.boot42)
-    space.word(0x101000, 0)  # straps
     space.word(boot.display_fuse, 0 if card.options.display else 1)
     space.word(boot.display_fuse - _BEFORE_DISPLAY, 1)  # debugging of the GSP is disabled
-    space.word(0x625F04, 0)  # no VGA workspace
     if boot.boot_done:
         space.word(boot.boot_done, lambda: _progress(card))
     else:
@@ -119,25 +123,15 @@ def _memory(card: Card) -> None:
     for aperture, offsets in ((card.bar1, (0x1704, 0xB80F40)), (card.bar2, (0x1714, 0xB80F48))):
         for offset in offsets:
             _block(card, aperture, offset)
-    space.word(0xB80F50, 0)  # no bind is pending
     for aperture, low in ((card.bar1, 0xB80F60), (card.bar2, 0xB80F70)):
         if card.fsp is not None:
             _wide_block(card, aperture, low)
     unit = card.mmu_faults
     space.range(BUFFERS, BUFFER_SIZE, unit.read, unit.write)
     space.plain(card.plain, *range(0xB83080, 0xB83098, 4), 0xB83070)
-    _access_counters(card)
-    space.word(0x1100, 0)  # errors of the bus
-
-
-def _access_counters(card: Card) -> None:
-    """Define the registers of access counters, which count nothing: no notification ever comes."""
-    space = card.registers
+    # Access counters count nothing: no notification ever comes.
     space.plain(card.plain, *(_COUNTERS + at for at in (8, 0xC, 0x14)))
     space.plain(card.plain, _COUNTERS, start=0x80)
-    space.word(_COUNTERS + 0x10, _COUNTER_ENTRIES)
-    space.word(_COUNTERS + 0x18, 0)
-    space.word(_COUNTERS + 0x1C, 1 << 1)  # all were pushed, none was lost
 
 
 def _scaled_size(card: Card) -> int:
@@ -189,7 +183,6 @@ def _time(card: Card) -> None:
         lambda: now() >> 32 & _HIGH_TIME,
         lambda value: card.plain.__setitem__(0x9410, value),
     )
-    space.word(0x9430, 0x10)  # level 0 may set the time
     space.plain(card.plain, 0x9140)
 
     def read(at: int) -> int | None:

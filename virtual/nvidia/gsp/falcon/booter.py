@@ -76,8 +76,8 @@ def load(board: Board, falcon: Falcon) -> None:
         meta = wpr.read("GspFwWprMeta", raw)
         _check_state(board)
         frts = (board.wpr.start, board.wpr.end) if board.boot.way == "fwsec" else None
-        why = wpr.problem(meta, board.memory_size, board.boot.libos, frts, board.scrubbed)
-        require(not why, BooterError.LAYOUT, why)
+        facts = (board.memory_size, board.boot.libos, frts, board.scrubbed)
+        wpr.check(meta, *facts, BooterError.LAYOUT)
         version = place(board, meta)
     except Refused as refusal:
         board.violation(f"booter: {refusal}")
