@@ -25,7 +25,7 @@ from ugpu.virtual.amd.options import ChipOptions
 from ugpu.virtual.amd.registers import RegisterSpace
 from ugpu.virtual.amd.scheduler import Scheduler
 from ugpu.virtual.amd.shader import ShaderMemory
-from ugpu.virtual.bus.dma import DmaPool, Iommu, read_bus, write_bus
+from ugpu.virtual.bus.dma import DmaPool, DmaPort, Iommu, read_bus, write_bus
 from ugpu.virtual.shader.load import Load
 from ugpu.virtual.shader.memory import Access
 
@@ -257,6 +257,7 @@ class Board(ABC):
         self.vram = Vram(self.options.vram, shared=self.options.shared_vram)
         self.iommu = Iommu(self.options.seed)
         self.dma = DmaPool(self.iommu, self.revoked)
+        self._port = DmaPort(self._mapped, lambda: self.config.bus_master, self.fault)
 
     # ---- actions that blocks trigger -----------------------------------------------------------
 
@@ -306,15 +307,10 @@ class Board(ABC):
 
     def dma_piece(self, bus: int, size: int) -> tuple[int, int] | None:
         """Translate a bus address: (host address, bytes in one piece); None if it is unmapped."""
-        if self.lost:
-            return None
-        if not self.config.bus_master:
-            self.fault(f"DMA to {bus:#x} with bus mastering off")
-            return None
-        found = None if self.faults.dma_refused else self.iommu.translate(bus, size)
-        if found is None:
-            self.fault(f"DMA to {bus:#x}: the IOMMU refuses")
-        return found
+        return None if self.lost else self._port.translate(bus, size)
+
+    def _mapped(self, bus: int, size: int) -> tuple[int, int] | None:
+        return None if self.faults.dma_refused else self.iommu.translate(bus, size)
 
     def dma_read(self, bus: int, size: int) -> bytes:
         """Read host memory; all ones from the first unmapped address on."""

@@ -134,6 +134,37 @@ def write_bus(translate: Translate, address: int, content: bytes) -> bool:
     return True
 
 
+class DmaPort:
+    """A card's accesses to host memory. Any thread may call."""
+
+    def __init__(
+        self, mapped: Translate, masters: Callable[[], bool], refused: Callable[[str], object]
+    ) -> None:
+        """mapped: the IOMMU's translation. masters: whether the card may access the bus. refused:
+        hears why an access was refused."""
+        self._mapped = mapped
+        self._masters = masters
+        self._refused = refused
+
+    def translate(self, address: int, size: int) -> tuple[int, int] | None:
+        """See Translate; a refusal is recorded."""
+        if not self._masters():
+            self._refused(f"DMA to {address:#x} with bus mastering off")
+            return None
+        found = self._mapped(address, size)
+        if found is None:
+            self._refused(f"DMA to {address:#x}: the IOMMU refuses")
+        return found
+
+    def read(self, address: int, size: int) -> bytes:
+        """See read_bus."""
+        return read_bus(self.translate, address, size)
+
+    def write(self, address: int, content: bytes) -> bool:
+        """See write_bus."""
+        return write_bus(self.translate, address, content)
+
+
 class HostMemory:
     """One allocation of device-accessible memory; implements `hcq.transport.base.DmaMemory`."""
 

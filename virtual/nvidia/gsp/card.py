@@ -12,10 +12,10 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from ugpu.nv.chips.facts import ChipFacts
+from ugpu.virtual.bus.dma import DmaPool, DmaPort, Iommu
 from ugpu.virtual.faults import named
 from ugpu.virtual.nvidia.gsp.apertures import PDB_IN_INSTANCE, Aperture
 from ugpu.virtual.nvidia.gsp.bus.config import ConfigSpace
-from ugpu.virtual.nvidia.gsp.bus.memory import BusMemory
 from ugpu.virtual.nvidia.gsp.facts import boot_facts
 from ugpu.virtual.nvidia.gsp.falcon import booter, fwsec, loader, sleep
 from ugpu.virtual.nvidia.gsp.falcon.core import HWCFG2, MAILBOX0, Falcon, Kind, Refused
@@ -69,9 +69,9 @@ class Card:
         self.rom = vbios(facts.pci_device, self.boot.descriptor).ljust(_ROM_SIZE, b"\xff")
         # Above the BARs; Turing's register of the flush page has 40 bits.
         first = 1 << 38 if self.boot.pio else 1 << 40
-        self.bus = BusMemory(
-            chosen.seed, self._may_access, self.violation, self.bus_changed, first=first
-        )
+        self.iommu = Iommu(chosen.seed, first)
+        self.pool = DmaPool(self.iommu, self.bus_changed)
+        self.bus = DmaPort(self.iommu.translate, self._may_access, self.violation)
         self.gpu.system_memory = self._system_memory
         self.gpu.non_stall = self._non_stall
         pio = self.boot.pio
@@ -231,12 +231,12 @@ class Card:
     def map_dma(self, address: int, size: int, host: int | None) -> None:
         """Map memory of a client at a bus address that it chose."""
         with self.lock:
-            self.bus.iommu.add(address, size, host)
+            self.iommu.add(address, size, host)
 
     def unmap_dma(self, address: int, size: int) -> None:
         """Remove a mapping of `map_dma`."""
         with self.lock:
-            self.bus.iommu.remove(address)
+            self.iommu.remove(address)
             self.gpu.invalidate(None)
 
     def _system_memory(self, address: int, size: int) -> tuple[int, int] | None:
@@ -245,7 +245,7 @@ class Card:
         bar1 = self.config.bar_address(1)
         inside = address - bar1
         decoded = bar1 and self.config.memory_enabled and 0 <= inside < self.config.bar_size(1)
-        if not decoded or self.bus.iommu.translate(address, size) is not None:
+        if not decoded or self.iommu.translate(address, size) is not None:
             return self.bus.translate(address, size)
         memory = self.gpu.memory
         return (memory.base + inside, size) if inside + size <= memory.size else None
@@ -253,7 +253,10 @@ class Card:
     def bus_read(self, address: int, size: int) -> bytes | None:
         """See bus.memory.BusMaster."""
         found = self.bus_address(address, size)
-        return ctypes.string_at(found, size) if found is not None else self.bus.read(address, size)
+        if found is not None:
+            return ctypes.string_at(found, size)
+        content = self.bus.read(address, size)
+        return content if len(content) == size else None
 
     def bus_write(self, address: int, content: bytes) -> bool:
         """See bus.memory.BusMaster."""
