@@ -16,7 +16,7 @@ from ugpu.hcq.transport.base import DmaSegment
 PAGE = 4096
 _SLOT_SHIFT = 21  # bus address space is allocated in slots of 2 MiB
 _SLOT = 1 << _SLOT_SHIFT
-_FIRST_SLOT = (1 << 40) >> _SLOT_SHIFT
+FIRST_ADDRESS = 1 << 40  # of the bus addresses, if a card names no other
 _LAST_SLOT = (1 << 44) >> _SLOT_SHIFT  # gfx11 reaches 44 bits of bus address
 
 # Bus address and size to the address in this process and the bytes in one piece; None: refused.
@@ -29,7 +29,7 @@ class Iommu:
     Slots are never reused, so that a stale bus address is always detected.
     """
 
-    def __init__(self, seed: int, first: int = _FIRST_SLOT << _SLOT_SHIFT) -> None:
+    def __init__(self, seed: int, first: int = FIRST_ADDRESS) -> None:
         """first: the least bus address."""
         self._random = random.Random(seed)
         self._slots: dict[int, tuple[int, int, int]] = {}  # slot -> (bus start, bus end, host)
@@ -132,37 +132,6 @@ def write_bus(translate: Translate, address: int, content: bytes) -> bool:
         ctypes.memmove(found[0], content[: found[1]], found[1])
         address, content = address + found[1], content[found[1] :]
     return True
-
-
-class DmaPort:
-    """A card's accesses to host memory. Any thread may call."""
-
-    def __init__(
-        self, mapped: Translate, masters: Callable[[], bool], refused: Callable[[str], object]
-    ) -> None:
-        """mapped: the IOMMU's translation. masters: whether the card may access the bus. refused:
-        hears why an access was refused."""
-        self._mapped = mapped
-        self._masters = masters
-        self._refused = refused
-
-    def translate(self, address: int, size: int) -> tuple[int, int] | None:
-        """See Translate; a refusal is recorded."""
-        if not self._masters():
-            self._refused(f"DMA to {address:#x} with bus mastering off")
-            return None
-        found = self._mapped(address, size)
-        if found is None:
-            self._refused(f"DMA to {address:#x}: the IOMMU refuses")
-        return found
-
-    def read(self, address: int, size: int) -> bytes:
-        """See read_bus."""
-        return read_bus(self.translate, address, size)
-
-    def write(self, address: int, content: bytes) -> bool:
-        """See write_bus."""
-        return write_bus(self.translate, address, content)
 
 
 class HostMemory:

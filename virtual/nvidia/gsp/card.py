@@ -12,7 +12,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from ugpu.nv.chips.facts import ChipFacts
-from ugpu.virtual.bus.dma import DmaPool, DmaPort, Iommu
+from ugpu.virtual.bus.dma import read_bus, write_bus
+from ugpu.virtual.bus.master import BusMaster
 from ugpu.virtual.faults import named
 from ugpu.virtual.nvidia.gsp.apertures import PDB_IN_INSTANCE, Aperture
 from ugpu.virtual.nvidia.gsp.bus.config import ConfigSpace
@@ -45,10 +46,12 @@ _EFFECTS: dict[Program, Callable[[Card, Falcon], None]] = {
 }  # fmt: skip
 
 
-class Card:
+class Card(BusMaster):
     """One card. `lock` protects all but the GPU behind. violations: uses that a board would punish
     silently; notes: what is unusual but allowed,
     with how often it happened."""
+
+    config: ConfigSpace
 
     def __init__(self, facts: ChipFacts, options: CardOptions | None = None) -> None:
         self.facts = facts
@@ -58,10 +61,8 @@ class Card:
         self.machine = VirtualMachine(facts, chosen)
         self.gpu = self.machine.gpu
         self.clock = self.machine.clock
-        self.lost = False
         self.dark = False  # its registers read as ones, though it is on the bus: a planted fault
         self.keeps_wpr2 = False  # resets do not take WPR2 down: a planted fault
-        self.msi: Callable[[int], object] | None = None
         self.notes: Counter[str] = Counter()
         self.faults = CardFaults()
         self.burnt = chosen.fuse if self.boot.fused else 0  # fuse version of every program
@@ -69,9 +70,7 @@ class Card:
         self.rom = vbios(facts.pci_device, self.boot.descriptor).ljust(_ROM_SIZE, b"\xff")
         # Above the BARs; Turing's register of the flush page has 40 bits.
         first = 1 << 38 if self.boot.pio else 1 << 40
-        self.iommu = Iommu(chosen.seed, first)
-        self.pool = DmaPool(self.iommu, self.bus_changed)
-        self.bus = DmaPort(self.iommu.translate, self._may_access, self.violation)
+        super().__init__(chosen.seed, first)
         self.gpu.system_memory = self._system_memory
         self.gpu.non_stall = self._non_stall
         pio = self.boot.pio
@@ -191,6 +190,8 @@ class Card:
         if len(self.gpu.violations) < _MOST_NOTES:
             self.gpu.violations.append(text)
 
+    refused = violation
+
     def note(self, text: str) -> None:
         """Record something unusual."""
         if text in self.notes or len(self.notes) < _MOST_NOTES:
@@ -221,23 +222,13 @@ class Card:
 
     # Memory of the host
 
-    def _may_access(self) -> bool:
-        return self.config.bus_master and not self.lost
-
-    def bus_changed(self, *revoked: int) -> None:
-        """Drop translations: bus mastering may be off now, or memory of the host was taken back."""
+    def bus_changed(self) -> None:
+        """Drop translations: bus mastering may be off now."""
         self.gpu.invalidate(None)
 
-    def map_dma(self, address: int, size: int, host: int | None) -> None:
-        """Map memory of a client at a bus address that it chose."""
-        with self.lock:
-            self.iommu.add(address, size, host)
-
-    def unmap_dma(self, address: int, size: int) -> None:
-        """Remove a mapping of `map_dma`."""
-        with self.lock:
-            self.iommu.remove(address)
-            self.gpu.invalidate(None)
+    def revoked(self, host: int, size: int) -> None:
+        """See BusMaster."""
+        self.gpu.invalidate(None)
 
     def _system_memory(self, address: int, size: int) -> tuple[int, int] | None:
         """Translate a bus address for an engine. Where the IOMMU maps nothing, the card's own BAR1
@@ -246,7 +237,7 @@ class Card:
         inside = address - bar1
         decoded = bar1 and self.config.memory_enabled and 0 <= inside < self.config.bar_size(1)
         if not decoded or self.iommu.translate(address, size) is not None:
-            return self.bus.translate(address, size)
+            return self.dma_piece(address, size)
         memory = self.gpu.memory
         return (memory.base + inside, size) if inside + size <= memory.size else None
 
@@ -255,12 +246,12 @@ class Card:
         found = self.bus_address(address, size)
         if found is not None:
             return ctypes.string_at(found, size)
-        content = self.bus.read(address, size)
+        content = read_bus(self.dma_piece, address, size)
         return content if len(content) == size else None
 
     def bus_write(self, address: int, content: bytes) -> bool:
         """See bus.memory.BusMaster."""
-        return self.bus.write(address, content)
+        return write_bus(self.dma_piece, address, content)
 
     def bus_address(self, address: int, size: int) -> int | None:
         """See bus.memory.BusMaster."""
@@ -424,19 +415,5 @@ class Card:
         self.interrupts.post(MEMORY_VECTORS[name])
 
     def _send_message(self) -> None:
-        if self.lost or self.faults.take(CardFault.MESSAGE_LOST):
-            return
-        if not self.config.bus_master:
-            self.violation("MSI with bus mastering off")
-            return
-        table = self.config.messages
-        if table is not None and table.enabled:
-            table.signal(_VECTOR)
-        else:
-            self.message(0)
-
-    def message(self, vector: int) -> None:
-        """Send a message to the attached transport, if any."""
-        send = self.msi
-        if send is not None:
-            send(vector)
+        if not self.faults.take(CardFault.MESSAGE_LOST):
+            self.send_message(_VECTOR)

@@ -49,4 +49,4 @@ class VirtualTransport(PciFunction[Card]):
             3: ApertureWindow(card, 3, card.bar2),
         }
         name = name or f"virtual:{card.facts.name}+gsp"
-        super().__init__(name, card, windows, card.pool, owns_card=owns_card)
+        super().__init__(name, card, windows, card.dma, owns_card=owns_card)
