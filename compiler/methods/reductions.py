@@ -306,7 +306,8 @@ class Reductions(Elementwise, Movement):
             raise BadArgument("matmul: operands must have at least one axis")
         return self._again(("matmul",), (right,), lambda: self._matmul(right))
 
-    def _matmul(self, right: Reductions) -> Self:
+    def _matmul(self, right: Reductions, wide: bool = False) -> Self:
+        """wide: the totals in the type in which they were summed."""
         if not self.ndim or not right.ndim:
             raise BadArgument("matmul: operands must have at least one axis")
         left: Reductions = self
@@ -325,8 +326,8 @@ class Reductions(Elementwise, Movement):
         products = one.unsqueeze(-2) * two.transpose(-1, -2).unsqueeze(-3)
         total = products._reduce("sum", products.node, (products.ndim - 1,), False)
         kept = [rows] * (left.ndim > 1) + [columns] * (right.ndim > 1)
-        node = graph.reshape(graph.cast(total.node, dtype), (*batch, *kept))
-        return self._new(node)
+        node = total.node if wide else graph.cast(total.node, dtype)
+        return self._new(graph.reshape(node, (*batch, *kept)))
 
     def __matmul__(self, other: Any) -> Self:
         return self.matmul(other)

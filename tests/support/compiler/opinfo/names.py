@@ -22,6 +22,7 @@ DIFFERENT = {
                     "means of integers are float32"),
     **dict.fromkeys(("kthvalue", "topk", "mode", "sort", "argsort", "msort"),
                     "the place of another of equals"),
+    **dict.fromkeys(("pow", "__rpow__"), "gradients that no half holds, before they are summed"),
 }  # fmt: skip
 
 Given = tuple[Any, tuple[Any, ...], dict[str, Any]]  # input, arguments, keywords
