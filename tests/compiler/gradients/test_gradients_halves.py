@@ -1,4 +1,4 @@
-"""Results and gradients of 16-bit floats beside float64 in NumPy: what is between is not rounded."""
+"""16-bit floats beside float64 in NumPy: nothing between is rounded."""
 
 from __future__ import annotations
 
