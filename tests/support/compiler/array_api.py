@@ -8,8 +8,6 @@ folder:
     python -m tests.support.compiler.array_api [EXAMPLES [SELECTION ...]]
 
 EXAMPLES: of each property, by default 10. SELECTION: tests of the suite, or options of pytest.
-Types that ugpu.xp does not have are left out of the samples by the suite's own setting; special
-cases of complex numbers and tests of the extension `fft`, whose arrays are complex, are not run.
 `DIFFERENT` has the tests that fail, each with its reason. Prints the share that passes, and what is
 not as listed there; then the exit status is 1.
 """
@@ -33,7 +31,6 @@ MODULE = "tests.support.compiler.array_api"
 SETTINGS = {
     "ARRAY_API_TESTS_MODULE": f"exec('from {MODULE} import namespace as xp')",
     "ARRAY_API_TESTS_VERSION": "2024.12",
-    "ARRAY_API_TESTS_SKIP_DTYPES": "complex64,complex128",
 }
 
 # Tests that fail, and why.
@@ -72,27 +69,15 @@ namespace = _namespace()
 
 
 class Outcomes:
-    """A plugin of pytest that leaves complex cases out and notes the outcome of each test."""
+    """A plugin of pytest that notes the outcome of each test."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, str] = {}
-
-    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        """Leave out tests of the extension `fft` and special cases of complex numbers."""
-        items[:] = [item for item in items if not _is_left_out(item)]
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Note an outcome: of the call, or a skip before it."""
         if report.when == "call" or report.outcome != "passed":
             self.outcomes[report.nodeid] = report.outcome
-
-
-def _is_left_out(item: Any) -> bool:
-    values = getattr(item, "callspec", None)
-    case = values.params.get("case") if values else None
-    name = item.nodeid.rpartition("::")[2]
-    named = "[fft-" in name or name == "test_vecdot_conj"
-    return named or getattr(case, "is_complex", False)
 
 
 def run(examples: int, selection: list[str]) -> dict[str, str]:
