@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, cast
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.array_api.operands import array_of
+from ugpu.compiler.array_api.operands import any_complex, array_of
 from ugpu.compiler.array_api.types import astype, converted
 from ugpu.compiler.complex.tensor import ComplexTensor
 from ugpu.compiler.dtype import DType
@@ -154,7 +154,14 @@ def linspace(
 
 def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> list[Tensor]:
     """Return `Tensor.meshgrid`."""
-    return list(Tensor.meshgrid(*arrays, indexing=indexing)) if arrays else []
+    if not arrays:
+        return []
+    first = any_complex(*arrays)
+    if first is None:
+        return list(Tensor.meshgrid(*arrays, indexing=indexing))
+    pairs = zip(*(first._lifted("meshgrid", each).parts for each in arrays), strict=True)
+    real, imag = (Tensor.meshgrid(*each, indexing=indexing) for each in pairs)
+    return [cast("Tensor", ComplexTensor.of(*both)) for both in zip(real, imag, strict=True)]
 
 
 def ones(shape: Shape, *, dtype: DType | None = None, device: OnDevice = None) -> Tensor:

@@ -51,9 +51,20 @@ class Arithmetic(ComplexCore):
         a, b = self.real, self.imag
         return self.of((a * c + b * d) / square, (b * c - a * d) / square)
 
+    divide = true_divide = div
+    multiply, subtract = mul, sub
+
+    def positive(self) -> Self:
+        """Return the same elements."""
+        return +self
+
+    resolve_conj = resolve_neg = positive
+
     def neg(self) -> Self:
         """Return `-self`."""
         return self.of(-self.real, -self.imag)
+
+    negative = neg
 
     def conj(self) -> Self:
         """Return the conjugate."""
@@ -96,6 +107,20 @@ class Arithmetic(ComplexCore):
             square = square * square if exponent else square
         return result.reciprocal() if inverse else result
 
+    float_power = pow
+
+    def lerp(self, end: Any, weight: Any) -> Self:
+        """Return `self + weight * (end - self)`."""
+        return self.add(self._lifted("lerp", end).sub(self).mul(weight))
+
+    def addcmul(self, one: Any, two: Any, *, value: Any = 1) -> Self:
+        """Return `self + value * one * two`."""
+        return self.add(self._lifted("addcmul", one).mul(two).mul(value))
+
+    def addcdiv(self, one: Any, two: Any, *, value: Any = 1) -> Self:
+        """Return `self + value * one / two`."""
+        return self.add(self._lifted("addcdiv", one).div(two).mul(value))
+
     def exp(self) -> Self:
         """Return the exponential."""
         raise NotImplementedError
@@ -131,16 +156,26 @@ class Arithmetic(ComplexCore):
         """Return whether the imaginary part is zero."""
         return self.imag.eq(0)
 
+    def isclose(
+        self, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+    ) -> Tensor:
+        """Return whether |self - other| <= atol + rtol |other|, or both are equal. equal_nan: or
+        both are NaN."""
+        right = self._lifted("isclose", other)
+        near = right.isfinite() & ((self - right).abs() <= right.abs() * rtol + atol)
+        near = near | self.eq(right)
+        return near | (self.isnan() & right.isnan()) if equal_nan else near
+
     def allclose(
         self, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
     ) -> bool:
-        """Return whether |self - other| <= atol + rtol |other| for all elements."""
-        right = self._lifted("allclose", other)
-        near = (self - right).abs() <= right.abs() * rtol + atol
-        near = near | self.eq(right)
-        if equal_nan:
-            near = near | (self.isnan() & right.isnan())
-        return bool(near.all())
+        """Return whether all elements are close, see `isclose`."""
+        return bool(self.isclose(other, rtol, atol, equal_nan).all())
+
+    def equal(self, other: Any) -> bool:
+        """Return whether shapes and all elements are equal."""
+        right = self._lifted("equal", other)
+        return self.shape == right.shape and bool(self.eq(right).all())
 
     def abs(self) -> Tensor:
         """Return the absolute value, a real tensor."""

@@ -178,6 +178,6 @@ def parts_of(
     if array.dtype.kind not in "biufc":
         raise BadArgument(f"{operation}: expected numbers, got an array of {array.dtype.name}")
     part = kind or dtypes.float32
-    pair = (np.ascontiguousarray(each) for each in (array.real, array.imag))
+    pair = (np.array(each, order="C") for each in (array.real, array.imag))
     one, two = (Tensor(each, device=device, dtype=part) for each in pair)
     return one, two

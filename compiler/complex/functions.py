@@ -28,6 +28,10 @@ class Functions(Arithmetic):
             flat.where(size, size * self.imag.cos()), flat.where(self.imag, size * self.imag.sin())
         )
 
+    def exp2(self) -> Self:
+        """Return 2 to the power of each element."""
+        return (self * math.log(2)).exp()
+
     def expm1(self) -> Self:
         """Return exp(x) - 1."""
         half = (self.imag * 0.5).sin()
@@ -156,8 +160,9 @@ class Functions(Arithmetic):
     def atanh(self) -> Self:
         """Return the inverse hyperbolic tangent."""
         x, y = self.real, self.imag
-        away = (1 - x) * (1 - x) + y * y
-        real = 0.25 * (4 * x / away).log1p()
+        side = (x < 0).where(-1.0, 1.0)
+        size = x * side
+        real = 0.25 * side * (4 * size / ((1 - size) * (1 - size) + y * y)).log1p()
         return self.of(real, 0.5 * (2 * y).atan2((1 - x) * (1 + x) - y * y))
 
     def atan(self) -> Self:

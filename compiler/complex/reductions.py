@@ -49,7 +49,7 @@ class Reductions(Shapes):
             rest = self.cat([both, *odd], place) if odd else both
         return rest
 
-    def cumprod(self, axis: int, *, dtype: Any = None) -> Self:
+    def cumprod(self, axis: int = 0, *, dtype: Any = None) -> Self:
         """Return the products of the first elements along an axis."""
         place, distance = self._axis("cumprod", axis), 1
         result: Self = self if dtype is None else self._each(_converter(dtype))
@@ -82,6 +82,21 @@ class Reductions(Shapes):
         """Return whether an element differs from zero."""
         return self.ne(0).any(axis, keepdims)
 
+    def count_nonzero(self, axis: Axis = None) -> Tensor:
+        """Return how many elements differ from zero."""
+        return self.ne(0).count_nonzero(axis)
+
+    def nonzero(self) -> Tensor:
+        """Return the places of elements that differ from zero, as rows of indices."""
+        places: Tensor = self.ne(0).nonzero()
+        return places
+
+    argwhere = nonzero
+
+    def dist(self, other: Any, p: float = 2) -> Tensor:
+        """Return the norm of the difference."""
+        return self.sub(other).norm(p)
+
     def logical_not(self) -> Tensor:
         """Return whether each element is zero."""
         return self.eq(0)
@@ -103,7 +118,19 @@ class Reductions(Shapes):
         """Return the matrix product, see `Tensor.matmul`."""
         return self._bilinear("matmul", other)
 
-    dot = matmul
+    dot = mm = mv = bmm = matmul
+
+    def inner(self, other: Any) -> Self:
+        """Return the sums of products along the last axes."""
+        return self._bilinear("inner", other)
+
+    def kron(self, other: Any) -> Self:
+        """Return the Kronecker product."""
+        return self._bilinear("kron", other)
+
+    def vdot(self, other: Any) -> Self:
+        """Return the sum of conjugates times elements of `other`, of two vectors."""
+        return self.conj().matmul(other)
 
     def __matmul__(self, other: Any) -> Self:
         return self.matmul(other)

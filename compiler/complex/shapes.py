@@ -25,12 +25,22 @@ def alike(name: str) -> Method:
     return _described(method, name)
 
 
+def like(name: str) -> Method:
+    """Return a method that calls Tensor's with a tensor of the wanted shape for both parts."""
+
+    def method(self: ComplexCore, other: Tensor | ComplexCore) -> Any:
+        shown = other.real if isinstance(other, ComplexCore) else other
+        return self._each(lambda part: getattr(part, name)(shown))
+
+    return _described(method, name)
+
+
 def in_pieces(name: str) -> Method:
     """Return a method that calls Tensor's, which gives several tensors, for both parts."""
 
     def method(self: ComplexCore, *args: Any, **kwargs: Any) -> Any:
         pieces = zip(*(getattr(part, name)(*args, **kwargs) for part in self.parts), strict=True)
-        return [self.of(one, two) for one, two in pieces]
+        return tuple(self.of(one, two) for one, two in pieces)
 
     return _described(method, name)
 
@@ -56,9 +66,15 @@ class Shapes(Arithmetic):
     take_along_dim, repeat_interleave = alike("take_along_dim"), alike("repeat_interleave")
     diag, diagonal, tril, triu = map(alike, ("diag", "diagonal", "tril", "triu"))
     narrow, select, pad = alike("narrow"), alike("select"), alike("pad")
+    flipud, fliplr = alike("flipud"), alike("fliplr")
+    diagflat, diag_embed = alike("diagflat"), alike("diag_embed")
+    zeros_like, unfold, sum_to_size = map(alike, ("zeros_like", "unfold", "sum_to_size"))
+    expand_as, view_as, reshape_as = map(like, ("expand_as", "view_as", "reshape_as"))
     clone, contiguous, detach = alike("clone"), alike("contiguous"), alike("detach")
     chunk, split, tensor_split = map(in_pieces, ("chunk", "split", "tensor_split"))
     unbind, unstack = in_pieces("unbind"), in_pieces("unstack")
+    hsplit, vsplit, dsplit = map(in_pieces, ("hsplit", "vsplit", "dsplit"))
+    split_with_sizes = in_pieces("split_with_sizes")
 
     @property
     def T(self) -> Self:
@@ -86,6 +102,20 @@ class Shapes(Arithmetic):
 
     def __len__(self) -> int:
         return len(self.real)
+
+    def masked_fill(self, mask: Tensor, value: Any) -> Self:
+        """Return the elements, with one number where the mask is True."""
+        filled: Self = self.where(mask, value, self)
+        return filled
+
+    def ones_like(self) -> Self:
+        """Return ones of this shape."""
+        return self.of(self.real.ones_like(), self.imag.zeros_like())
+
+    def full_like(self, value: Any) -> Self:
+        """Return one number in all elements of this shape."""
+        number = self._lifted("full_like", value)
+        return number._each(lambda part: part.expand(self.shape))
 
     @classmethod
     def _joined(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Self
+from types import FunctionType
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +14,26 @@ from ugpu.compiler.complex.core import complex_dtype, parts_of
 from ugpu.compiler.complex.functions import Functions
 from ugpu.compiler.complex.reductions import Reductions
 from ugpu.compiler.dtype import PART_OF, DType
+from ugpu.compiler.methods.aliases import with_aliases
 from ugpu.compiler.runtime.upload import array_of
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument
 
+Kind = TypeVar("Kind")
 
+
+def _aliased(kind: type[Kind]) -> type[Kind]:
+    """Let public methods accept PyTorch's names of arguments, as Tensor's do."""
+    for group in kind.__mro__[:-1]:
+        for name, member in list(vars(group).items()):
+            if isinstance(member, FunctionType) and not name.startswith("_"):
+                member.__qualname__ = f"{kind.__name__}.{member.__name__}"
+                setattr(group, name, with_aliases(member))
+    return kind
+
+
+@_aliased
 class ComplexTensor(Reductions, Functions):
     """An array of complex64 or complex128 on a device, as two real tensors, `real` and `imag`.
 
@@ -107,6 +122,11 @@ class ComplexTensor(Reductions, Functions):
         zeros = self.real.detach().zeros_like()
         return self.of(zeros if one is None else one, zeros if two is None else two)
 
+    @grad.setter
+    def grad(self, value: Self | None) -> None:
+        self.real.grad = None if value is None else value.real
+        self.imag.grad = None if value is None else value.imag
+
     def backward(self, gradient: Any) -> None:
         """Add gradients to the leaves. gradient: of a real result with regard to this tensor, as
         `grad` has it."""
@@ -166,7 +186,7 @@ def combined(tensor: Tensor, name: tuple[Any, ...], other: Any) -> Any:
     for a comparison behind "compare", and whether the operands are swapped."""
     operation, reverse = (name[1], False) if name[0] == "compare" else (name[0], name[-1])
     left = ComplexTensor(tensor)
-    if operation not in ("add", "sub", "mul", "div", "pow", "eq", "ne"):
+    if operation not in ("add", "sub", "mul", "div", "pow", "matmul", "eq", "ne"):
         raise BadArgument(f"{operation}: {dtypes.COMPLEX}, which has no such operation")
     pair = (left._lifted(operation, other), left) if reverse else (left, other)
     return getattr(pair[0], operation)(pair[1])

@@ -33,7 +33,8 @@ class Elementwise(TensorCore):
         if kind is int or (kind is float and other):  # 0.0 and -0.0 are equal
             return self._again((*name, kind, other), (), method)
         if is_complex(other):
-            return self._with_complex(name, other)
+            combined: Self = self._with_complex(name, other)
+            return combined
         return method()
 
     def _combined(self, op: str, other: Any, name: str, reverse: bool) -> Self:

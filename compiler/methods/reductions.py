@@ -10,7 +10,7 @@ from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import bool_, float32, int32, int64, is_narrow
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
-from ugpu.compiler.methods.core import broadcast_shape, number_of
+from ugpu.compiler.methods.core import TensorCore, broadcast_shape, is_complex, number_of
 from ugpu.compiler.methods.elementwise import Elementwise
 from ugpu.compiler.methods.shape.movement import Movement
 from ugpu.compiler.schedule import split
@@ -301,6 +301,9 @@ class Reductions(Elementwise, Movement):
     def matmul(self, other: Any) -> Self:
         """Return the matrix product as in numpy.matmul: 1-D operands are vectors, leading axes
         broadcast. 16-bit floats are accumulated in float32; bools give whether any pair is true."""
+        if not isinstance(other, TensorCore) and is_complex(other):
+            complex_product: Self = self._with_complex(("matmul", False), other)
+            return complex_product
         right = self._lift("matmul", other)
         if not isinstance(right, Reductions):
             raise BadArgument("matmul: operands must have at least one axis")

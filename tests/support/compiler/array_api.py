@@ -44,6 +44,21 @@ _QUOTIENTS = (
     "isfinite(x1_i) and x1_i > 0 and x2_i is -infinity) -> -0",
     "isfinite(x1_i) and x1_i < 0 and x2_i is +infinity) -> -0",
 )
+# Complex numbers with infinite parts or NaN: functions are composed of those of the parts, so that
+# infinity times zero is NaN where C gives one of the two.
+COMPLEX = (
+    "acos",
+    "acosh",
+    "asinh",
+    "atanh",
+    "cosh",
+    "exp",
+    "expm1",
+    "sign",
+    "sinh",
+    "sqrt",
+    "tanh",
+)
 DIFFERENT: dict[str, str] = {
     f"array_api_tests/test_special_cases.py::{test}({case}]": _QUOTIENT
     for test in (
@@ -54,6 +69,8 @@ DIFFERENT: dict[str, str] = {
     f"array_api_tests/test_special_cases.py::{test}({case}]": _REMAINDER
     for test in ("test_binary[__mod__", "test_iop[__imod__")
     for case in ("x1_i is -0 and x2_i > 0) -> +0", "x1_i is +0 and x2_i < 0) -> -0")
+} | {
+    "array_api_tests/test_linalg.py::test_pinv": "matrices of complex numbers are refused",
 }  # fmt: skip
 
 
@@ -100,13 +117,18 @@ def report(outcomes: dict[str, str]) -> int:
     judged = count["passed"] + count["failed"]
     print(f"{count['passed']} of {judged} pass ({count['passed'] / max(1, judged):.1%}); "
           f"{count['skipped']} skipped")  # fmt: skip
-    new = [name for name, each in outcomes.items() if each == "failed" and name not in DIFFERENT]
+    new = [name for name, each in outcomes.items() if each == "failed" and not _is_listed(name)]
     mended = [name for name in DIFFERENT if outcomes.get(name) == "passed"]
     for name in new:
         print(f"fails, and is not listed: {name}")
     for name in mended:
         print(f"passes, and is listed: {name}")
     return len(new) + len(mended)
+
+
+def _is_listed(name: str) -> bool:
+    case = name.removeprefix("array_api_tests/test_special_cases.py::test_unary[")
+    return name in DIFFERENT or ("imag(x_i)" in case and case.partition("(")[0] in COMPLEX)
 
 
 if __name__ == "__main__":
