@@ -262,7 +262,7 @@ def test_bad_arguments(cpu: Device, call: Callable[[Any], Any], message: str) ->
 
 
 def test_a_name_that_is_missing() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'nothing'$"):
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
         _ = xp.nothing
 
 
