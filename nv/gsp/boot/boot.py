@@ -77,11 +77,11 @@ def contact(chip: GspChip) -> int:
     return boot_0
 
 
-def occupied(chip: GspChip, start: Start) -> bool:
+def occupied(start: Start) -> bool:
     """Return whether the GSP of an earlier start still owns its region, or runs."""
-    if frts.protected_region(chip)[1]:
+    if frts.protected_region(start.chip)[1]:
         return True
-    if chip.boot.way is not BootWay.FSP:
+    if start.boot.way is not BootWay.FSP:
         return False
     return not is_locked(int(start.gsp.regs.RISCV_CPUCTL.read())) and start.gsp.riscv_active
 

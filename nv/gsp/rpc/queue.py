@@ -19,15 +19,7 @@ from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.state.clock import Clock
 from ugpu.nv.gsp.layout.arguments import QUEUE_SIZE, REGION_SIZE
 from ugpu.nv.gsp.layout.memory import PAGE, Pages
-from ugpu.nv.gsp.rpc.records import (
-    BadRecord,
-    Record,
-    decode,
-    encode_message,
-    pages_of,
-    read_length,
-    same,
-)
+from ugpu.nv.gsp.rpc.records import BadRecord, Record, decode, encode_message, pages_of, read_length
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +170,7 @@ class MessageQueues:
         if not (size or page or slots):
             return False
         expected, text = (QUEUE_SIZE, PAGE, SLOTS), "the GSP's status queue has another shape"
-        same(expected, (size, page, slots), text)
+        BadRecord.unless_same(expected, (size, page, slots), text)
         return True
 
     def _available(self) -> int:

@@ -83,8 +83,7 @@ class Card(BusMaster):
         self.wpr = Wpr2()
         self.interrupts = InterruptTree(self._send_message, rearm=self.boot.way != "fsp")
         self.bar1, self.bar2, self.pramin = (
-            Aperture(name, self.gpu, self.note, self.wpr.touches)
-            for name in ("BAR1", "BAR2", "PRAMIN")
+            Aperture(name, self.gpu, self.note, self.wpr) for name in ("BAR1", "BAR2", "PRAMIN")
         )
         self.mmu_faults = self.gpu.fault_unit = MmuFaults(self, self._signal_fault)
         self.fsp = Fsp(self) if self.boot.way == "fsp" else None

@@ -18,10 +18,9 @@ from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
 from ugpu.virtual.nvidia.gsp.rpc.channels import Server
 from ugpu.virtual.nvidia.gsp.rpc.spaces import own_space, space_of
 from ugpu.virtual.nvidia.options import GRAPHICS_COPY_ENGINES
-from ugpu.virtual.nvidia.rm.channels import ChannelObject
+from ugpu.virtual.nvidia.rm.channels import ChannelObject, space_of_handle
 from ugpu.virtual.nvidia.rm.contexts import BUFFERS
 from ugpu.virtual.nvidia.rm.controls.control_gpu import gr_info
-from ugpu.virtual.nvidia.rm.objects import RmObject
 from ugpu.virtual.nvidia.rm.resources import Device, Subdevice, VaSpace, need_gpu
 from ugpu.virtual.nvidia.status import RmError, Status, require
 
@@ -241,12 +240,7 @@ def _unset_directory(device: Device, params: Struct) -> None:
 
 
 def _space_of(device: Device, handle: int) -> VaSpace:
-    if not handle:
-        return space_of(device)
-    found: RmObject = device.client.find(handle, Status.INVALID_OBJECT_HANDLE)
-    if not isinstance(found, VaSpace):
-        raise RmError(Status.INVALID_OBJECT, f"expected an address space, got {found!r}")
-    return found
+    return space_of_handle(device, handle) if handle else space_of(device)
 
 
 def _set(space: VaSpace, address: int) -> None:
