@@ -6,7 +6,6 @@ is the port through which its units call each other. Registers: gsp.wiring.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
@@ -221,10 +220,6 @@ class Card(BusMaster):
 
     # Memory of the host
 
-    def bus_changed(self) -> None:
-        """Drop translations: bus mastering may be off now."""
-        self.gpu.invalidate(None)
-
     def revoked(self, host: int, size: int) -> None:
         """See BusMaster."""
         self.gpu.invalidate(None)
@@ -242,10 +237,7 @@ class Card(BusMaster):
 
     def bus_read(self, address: int, size: int) -> bytes | None:
         """See bus.memory.BusMaster."""
-        found = self.bus_address(address, size)
-        if found is not None:
-            return ctypes.string_at(found, size)
-        content = read_bus(self.dma_piece, address, size)
+        content = read_bus(self._system_memory, address, size)
         return content if len(content) == size else None
 
     def bus_write(self, address: int, content: bytes) -> bool:

@@ -17,16 +17,11 @@ _IO = 128
 
 
 class Owner(config.Owner, Protocol):
-    """The card, as its configuration space uses it."""
+    """The card, as its configuration space uses it; see virtual.bus.master.BusMaster."""
 
     def function_reset(self) -> None: ...
-    def message(self, vector: int) -> None:
-        """Send a message."""
-        ...
-
-    def bus_changed(self) -> None:
-        """Hear that the command register or a BAR changed."""
-        ...
+    def message(self, vector: int) -> None: ...
+    def revoked(self, host: int, size: int) -> None: ...
 
 
 class ConfigSpace(config.ConfigSpace):
@@ -71,4 +66,4 @@ class ConfigSpace(config.ConfigSpace):
 
     def _update(self) -> None:
         super()._update()
-        self._card.bus_changed()
+        self._card.revoked(0, 0)  # bus mastering may be off now

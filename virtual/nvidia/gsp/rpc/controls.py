@@ -260,31 +260,28 @@ def handlers(
         if faults.take(CardFault.INTERRUPT_TABLE):
             params.table[0].engineIdx = 0
 
-    return cast(
-        "dict[str, Any]",
-        {
-            "NV2080_CTRL_CMD_INTERNAL_INTR_GET_KERNEL_TABLE": kernel_table,
-            "NV2080_CTRL_CMD_FIFO_GET_DEVICE_INFO_TABLE": _device_info,
-            "NV2080_CTRL_CMD_CE_GET_FAULT_METHOD_BUFFER_SIZE": fixed(size=0x5000),
-            "NV2080_CTRL_CMD_INTERNAL_GET_CONSTRUCTED_FALCON_INFO": _NO_FALCONS,
-            "NV2080_CTRL_CMD_GPU_GET_CONSTRUCTED_FALCON_INFO": _NO_FALCONS,
-            "NV2080_CTRL_CMD_GPU_GET_FERMI_GPC_INFO": _gpcs,
-            "NV2080_CTRL_CMD_GPU_GET_FERMI_TPC_INFO": _tpcs,
-            "NV2080_CTRL_CMD_INTERNAL_MEMSYS_GET_STATIC_CONFIG": fixed(
-                l2CacheSize=72 << 20, ltcCount=12, ltsPerLtcCount=4, bFbpaPresent=1
-            ),
-            "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_INFO": _static_gr_info,
-            "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CONTEXT_BUFFERS_INFO": partial(
-                _context_buffers, sizes=sizes
-            ),
-            "NV2080_CTRL_CMD_GPU_PROMOTE_CTX": partial(_promote, sizes=sizes),
-            "NV2080_CTRL_CMD_GPU_EVICT_CTX": _evict,
-            "NV2080_CTRL_CMD_GR_GET_ZCULL_INFO": _ZCULL,
-            "NV90F1_CTRL_CMD_VASPACE_COPY_SERVER_RESERVED_PDES": _reserved_directories,
-            "NV2080_CTRL_CMD_INTERNAL_GMMU_COPY_RESERVED_SPLIT_GVASPACE_PDES_TO_SERVER": (
-                _global_directories
-            ),
-            "NV0080_CTRL_CMD_DMA_SET_PAGE_DIRECTORY": _set_directory,
-            "NV0080_CTRL_CMD_DMA_UNSET_PAGE_DIRECTORY": _unset_directory,
-        },
-    )
+    return {
+        "NV2080_CTRL_CMD_INTERNAL_INTR_GET_KERNEL_TABLE": kernel_table,
+        "NV2080_CTRL_CMD_FIFO_GET_DEVICE_INFO_TABLE": _device_info,
+        "NV2080_CTRL_CMD_CE_GET_FAULT_METHOD_BUFFER_SIZE": fixed(size=0x5000),
+        "NV2080_CTRL_CMD_INTERNAL_GET_CONSTRUCTED_FALCON_INFO": _NO_FALCONS,
+        "NV2080_CTRL_CMD_GPU_GET_CONSTRUCTED_FALCON_INFO": _NO_FALCONS,
+        "NV2080_CTRL_CMD_GPU_GET_FERMI_GPC_INFO": _gpcs,
+        "NV2080_CTRL_CMD_GPU_GET_FERMI_TPC_INFO": _tpcs,
+        "NV2080_CTRL_CMD_INTERNAL_MEMSYS_GET_STATIC_CONFIG": fixed(
+            l2CacheSize=72 << 20, ltcCount=12, ltsPerLtcCount=4, bFbpaPresent=1
+        ),
+        "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_INFO": _static_gr_info,
+        "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CONTEXT_BUFFERS_INFO": partial(
+            _context_buffers, sizes=sizes
+        ),
+        "NV2080_CTRL_CMD_GPU_PROMOTE_CTX": partial(_promote, sizes=sizes),
+        "NV2080_CTRL_CMD_GPU_EVICT_CTX": _evict,
+        "NV2080_CTRL_CMD_GR_GET_ZCULL_INFO": _ZCULL,
+        "NV90F1_CTRL_CMD_VASPACE_COPY_SERVER_RESERVED_PDES": _reserved_directories,
+        "NV2080_CTRL_CMD_INTERNAL_GMMU_COPY_RESERVED_SPLIT_GVASPACE_PDES_TO_SERVER": (
+            _global_directories
+        ),
+        "NV0080_CTRL_CMD_DMA_SET_PAGE_DIRECTORY": _set_directory,
+        "NV0080_CTRL_CMD_DMA_UNSET_PAGE_DIRECTORY": _unset_directory,
+    }
