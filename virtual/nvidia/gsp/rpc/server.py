@@ -49,6 +49,7 @@ from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
 from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.machine import VirtualMachine
 from ugpu.virtual.nvidia.memory.fault_buffers import MmuFaults
+from ugpu.virtual.nvidia.memory.shadow_buffer import ShadowBuffer
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
 from ugpu.virtual.nvidia.rm.controls.text import set_text
 from ugpu.virtual.nvidia.rm.objects import Allocation, Builder, Client
@@ -132,8 +133,9 @@ class GspServer(PhysicalMemory):
         self._parts: list[bytes] = []  # of a message that continues
         self._head: Record | None = None
         sizes = controls.buffer_sizes(board.options.context, board.options.access_maps)
-        own = controls.handlers(self.interface, sizes, board.faults)
-        self._controls = {**module_controls.handlers(board), **own, **suspend.handlers(self)}
+        own = controls.handlers(self.interface, sizes, board.faults) | suspend.handlers(self)
+        self.shadow = ShadowBuffer(board, lambda: self.post(Event.MMU_FAULT_QUEUED, b""))
+        self._controls = {**module_controls.handlers(board, self.shadow), **own}
         self._queues: MessageQueues | None = None
         self._directories = Directories(0, 0)
         self.arguments: Arguments | None = None
