@@ -18,7 +18,9 @@ from ugpu.virtual.nvidia.gsp.bus.physical import PhysicalMemory
 from ugpu.virtual.nvidia.gsp.rpc.spaces import space_of
 from ugpu.virtual.nvidia.host.channel import USERD_SIZE
 from ugpu.virtual.nvidia.host.errors import ChannelError
+from ugpu.virtual.nvidia.memory.faults import Client
 from ugpu.virtual.nvidia.memory.physical import Backing
+from ugpu.virtual.nvidia.memory.shadow_buffer import ShadowBuffer
 from ugpu.virtual.nvidia.rm.channels import ChannelObject, ComputeObject, EngineObject
 from ugpu.virtual.nvidia.rm.objects import Allocation, RmObject
 from ugpu.virtual.nvidia.rm.resources import Device, VaSpace
@@ -33,6 +35,8 @@ _KERNEL_LEVELS = (1, 2)  # NV_KERNELCHANNEL_ALLOC_INTERNALFLAGS_PRIVILEGE: ADMIN
 
 class Server(PhysicalMemory, ABC):
     """The RPC server, as its channels use it."""
+
+    shadow: ShadowBuffer
 
     @abstractmethod
     def channel_failed(self, channel: ChannelObject, error: ChannelError) -> None:
@@ -131,10 +135,18 @@ class GspChannel(ChannelObject):
             self._server.write_memory(kind, base, content + b"\0\0\xff\xff")
 
     def _recover(self, error: ChannelError) -> None:
-        if error.fault is not None and self.gpu.fault_unit is not None:
-            self.gpu.fault_unit.report(self.channel, error.fault)
-        super()._recover(error)
-        self._server.channel_failed(self, error)
+        fault = error.fault
+        if fault is not None and self.gpu.fault_unit is not None:
+            entry = self.gpu.fault_unit.report(self.channel, fault)
+            served = fault.client in (Client.COPY, Client.HOST) and self.channel.space.replayable
+            if served and self._server.shadow.ask(entry, lambda: self._end(error)):
+                return
+        self._end(error)
+
+    def _end(self, error: ChannelError) -> None:
+        if not self.channel.stopped:
+            super()._recover(error)
+            self._server.channel_failed(self, error)
 
 
 def _missing(memory: Struct, name: str) -> RmError:

@@ -46,6 +46,7 @@ from ugpu.virtual.nvidia.gsp.rpc.queue import LARGEST, MessageQueues, QueueError
 from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
 from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.machine import VirtualMachine
+from ugpu.virtual.nvidia.memory.shadow_buffer import ShadowBuffer
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
 from ugpu.virtual.nvidia.rm.controls.text import set_text
 from ugpu.virtual.nvidia.rm.objects import Allocation, Builder, Client
@@ -113,8 +114,9 @@ class GspServer(Server):
         self._parts: list[bytes] = []  # of a message that continues
         self._head: Record | None = None
         sizes = controls.buffer_sizes(board.options.context, board.options.access_maps)
-        own = controls.handlers(self.interface, sizes, board.faults)
-        self.own_controls = {**module_controls.handlers(board), **own, **suspend.handlers(self)}
+        own = controls.handlers(self.interface, sizes, board.faults) | suspend.handlers(self)
+        self.shadow = ShadowBuffer(board, lambda: self.post(Event.MMU_FAULT_QUEUED, b""))
+        self.own_controls = {**module_controls.handlers(board, self.shadow), **own}
         self.builders: dict[str, Builder] = {
             "KernelChannel": GspChannel,
             "KernelGraphicsObject": graphics_object,
