@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from types import FunctionType
 from typing import Any, ClassVar, Self, TypeVar
@@ -30,6 +31,35 @@ RECIPES = 1024  # recipes kept
 # None: the method's result cannot be made by a recipe.
 _recipes: dict[tuple[object, ...], Recipe | None] = {}
 _UNKNOWN: Any = object()  # no key's recipe
+# The numbers that came first, by what they were used for.
+_numbers: dict[tuple[object, ...], tuple[int | float, ...]] = {}
+HELD_FROM = 8  # numbers that recipes contain, of each kind
+
+
+class HeldInt(int):
+    """A number that its operation reads from memory."""
+
+    def __new__(cls, number: int, node: Node) -> Self:
+        made = super().__new__(cls, number)
+        made.node = node
+        return made
+
+    node: Node
+
+
+class HeldFloat(float):
+    """A number that its operation reads from memory."""
+
+    def __new__(cls, number: float, node: Node) -> Self:
+        made = super().__new__(cls, number)
+        made.node = node
+        return made
+
+    node: Node
+
+
+def _with_held(method: Callable[[Any], T], number: int | float, node: Node) -> T:
+    return method(HeldInt(number, node) if isinstance(number, int) else HeldFloat(number, node))
 
 
 class Count(int):
@@ -140,6 +170,59 @@ class TensorCore:
         recipe.repeats = True
         return self._repeated(recipe, *sources[1:])
 
+    def _again_with_number(
+        self,
+        name: tuple[object, ...],
+        number: int | float,
+        method: Callable[[Any], Self],
+        holds: bool,
+    ) -> Self:
+        """Return what `_again` does for a method of self and a Python number, which is part of the
+        recipe. holds: the recipe may read it from memory instead; it does from the HELD_FROM-th
+        number on that comes for arrays like these."""
+        sources = sources_of((self.node,))
+        if sources is None or watchers:
+            return method(number)
+        kind, units = type(number), self.device.target.compute_units
+        if holds:
+            like = (*name, kind, sources[0], units)
+            seen = _numbers.get(like, ())
+            if len(seen) >= HELD_FROM and number not in seen:
+                node = self._held(number, name[0] == "div")
+                if node is not None:
+                    made: Self = object.__new__(self._kind)
+                    made.device, made.node = self.device, node
+                    held = partial(_with_held, method, number, node)
+                    return self._again((*name, "held"), (made,), held)
+            elif number not in seen:
+                if len(_numbers) >= RECIPES:
+                    _numbers.clear()
+                _numbers[like] = (*seen, number)
+        if kind is float and not number:  # 0.0 and -0.0 are equal
+            return method(number)
+        own = (*name, kind, number)
+        key = (own, sources[0], units)
+        recipe = _recipes.get(key, _UNKNOWN)
+        if recipe is _UNKNOWN:
+            return self._learnt(own, key, sources, partial(method, number))
+        if recipe is None:
+            return method(number)
+        recipe.repeats = True
+        return self._repeated(recipe, *sources[1:])
+
+    def _held(self, number: int | float, real: bool) -> Node | None:
+        """Return a node of memory that contains the number of an operation; None if it has to be
+        part of the kernel. real: the result is a float."""
+        dtype = dtypes.promote_scalar(self.dtype, number)
+        dtype = dtypes.float_dtype(dtype) if real else dtype
+        if dtype.is_integer and not dtypes.lowest(dtype) <= number <= dtypes.highest(dtype):
+            return None  # the method has an error, or an answer
+        return self._stored_number(dtype, number)
+
+    def _stored_number(self, dtype: DType, number: int | float) -> Node | None:
+        """Return a node of new memory that contains a number; None if that cannot be done now."""
+        return None
+
     def _learnt(
         self,
         name: tuple[object, ...],
@@ -239,6 +322,8 @@ class TensorCore:
         """Return a Python scalar as a node; BadArgument if the type cannot hold it."""
         if not isinstance(number, bool | int | float):
             raise BadArgument(f"{operation}: expected a number, got {number!r}")
+        if isinstance(number, HeldInt | HeldFloat) and number.node.dtype is dtype:
+            return broadcast(number.node, shape)
         if dtype.is_integer and not dtypes.lowest(dtype) <= number <= dtypes.highest(dtype):
             raise BadArgument(f"{operation}: {number} is out of range for {dtype.name}")
         try:
