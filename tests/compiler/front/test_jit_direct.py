@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 import threading
 import weakref
@@ -299,3 +300,36 @@ def test_where_slots_are() -> None:
     assert derived is not None, "this CPython is not known: recorded calls are slower"
     assert [derived[2], derived[0]] == base
     assert len({*base, *derived}) == 3
+
+
+def test_interrupts_at_any_time(device: Device, python: list[Any]) -> None:
+    """A signal's handler raises KeyboardInterrupt again and again, wherever the program is."""
+    x = vector(device, 1, 2)
+    made = recorded(lambda x: x + 1, python, x)
+    before = counts(device, x)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    usual = signal.signal(signal.SIGALRM, interrupt)
+    interrupts = results = 0
+    try:
+        while interrupts < WARM:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-4)
+                while True:
+                    made(x)
+                    results += 1
+            except KeyboardInterrupt:
+                interrupts += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, usual)
+    python.clear()
+    device.synchronize()
+    assert results
+    assert close_to(before, counts(device, x))
+    core = core_of(device)
+    assert core.lock.acquire(blocking=False)
+    core.lock.release()
+    assert made(x).tolist() == [2, 3]
