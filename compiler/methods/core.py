@@ -16,7 +16,16 @@ from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.forms import Makes
 from ugpu.compiler.graph.node import Node, Recipe, Repeated, Shape
 from ugpu.compiler.graph.origin import here, text
-from ugpu.compiler.graph.recipe import Sources, chained, recipe_of, sources_of
+from ugpu.compiler.graph.recipe import (
+    HeldFloat,
+    HeldInt,
+    Series,
+    Sources,
+    chained,
+    recipe_of,
+    sources_of,
+    with_held,
+)
 from ugpu.compiler.graph.tracking import History, mode
 from ugpu.compiler.methods.aliases import with_aliases
 from ugpu.compiler.methods.ofclass import OfClass
@@ -31,35 +40,7 @@ RECIPES = 1024  # recipes kept
 # None: the method's result cannot be made by a recipe.
 _recipes: dict[tuple[object, ...], Recipe | None] = {}
 _UNKNOWN: Any = object()  # no key's recipe
-# The numbers that came first, by what they were used for.
-_numbers: dict[tuple[object, ...], tuple[int | float, ...]] = {}
-HELD_FROM = 8  # numbers that recipes contain, of each kind
-
-
-class HeldInt(int):
-    """A number that its operation reads from memory."""
-
-    def __new__(cls, number: int, node: Node) -> Self:
-        made = super().__new__(cls, number)
-        made.node = node
-        return made
-
-    node: Node
-
-
-class HeldFloat(float):
-    """A number that its operation reads from memory."""
-
-    def __new__(cls, number: float, node: Node) -> Self:
-        made = super().__new__(cls, number)
-        made.node = node
-        return made
-
-    node: Node
-
-
-def _with_held(method: Callable[[Any], T], number: int | float, node: Node) -> T:
-    return method(HeldInt(number, node) if isinstance(number, int) else HeldFloat(number, node))
+_series: dict[tuple[object, ...], Series] = {}  # by operation and operands
 
 
 class Count(int):
@@ -178,26 +159,23 @@ class TensorCore:
         holds: bool,
     ) -> Self:
         """Return what `_again` does for a method of self and a Python number, which is part of the
-        recipe. holds: the recipe may read it from memory instead; it does from the HELD_FROM-th
-        number on that comes for arrays like these."""
+        recipe. holds: the recipe may read it from memory instead, and does for all but the first
+        HELD_FROM numbers that come for arrays like these."""
         sources = sources_of((self.node,))
         if sources is None or watchers:
             return method(number)
         kind, units = type(number), self.device.target.compute_units
         if holds:
             like = (*name, kind, sources[0], units)
-            seen = _numbers.get(like, ())
-            if len(seen) >= HELD_FROM and number not in seen:
-                node = self._held(number, name[0] == "div")
-                if node is not None:
-                    made: Self = object.__new__(self._kind)
-                    made.device, made.node = self.device, node
-                    held = partial(_with_held, method, number, node)
-                    return self._again((*name, "held"), (made,), held)
-            elif number not in seen:
-                if len(_numbers) >= RECIPES:
-                    _numbers.clear()
-                _numbers[like] = (*seen, number)
+            series = _series.get(like)
+            if series is None:
+                if len(_series) >= RECIPES:
+                    _series.clear()
+                series = _series[like] = Series(self.dtype, number, name[0] == "div")
+            if number not in series.first and not series.began(number):
+                result = self._with_memory(series, name, number, method)
+                if result is not None:
+                    return result
         if kind is float and not number:  # 0.0 and -0.0 are equal
             return method(number)
         own = (*name, kind, number)
@@ -210,14 +188,31 @@ class TensorCore:
         recipe.repeats = True
         return self._repeated(recipe, *sources[1:])
 
-    def _held(self, number: int | float, real: bool) -> Node | None:
-        """Return a node of memory that contains the number of an operation; None if it has to be
-        part of the kernel. real: the result is a float."""
-        dtype = dtypes.promote_scalar(self.dtype, number)
-        dtype = dtypes.float_dtype(dtype) if real else dtype
+    def _with_memory(
+        self,
+        series: Series,
+        name: tuple[object, ...],
+        number: int | float,
+        method: Callable[[Any], Self],
+    ) -> Self | None:
+        """Return the result of a method with a number that it reads from memory; None if the number
+        has to be part of the kernel."""
+        dtype = series.dtype
         if dtype.is_integer and not dtypes.lowest(dtype) <= number <= dtypes.highest(dtype):
             return None  # the method has an error, or an answer
-        return self._stored_number(dtype, number)
+        node = self._stored_number(dtype, number)
+        if node is None:
+            return None
+        own = self.node
+        if series.recipe is not None and own.storage is not None:
+            return self._repeated(series.recipe, (own, node), (own, node), ())
+        made: Self = object.__new__(self._kind)
+        made.device, made.node = self.device, node
+        result = self._again((*name, "held"), (made,), partial(with_held, method, number, node))
+        last = result.node
+        if own.storage is not None and isinstance(last, Repeated) and last.given == (own, node):
+            series.recipe = last.recipe
+        return result
 
     def _stored_number(self, dtype: DType, number: int | float) -> Node | None:
         """Return a node of new memory that contains a number; None if that cannot be done now."""

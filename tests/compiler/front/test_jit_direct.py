@@ -22,7 +22,7 @@ from ugpu.compiler.runtime.memory_pool import MemoryPool, Reused
 from ugpu.compiler.runtime.runtime import runtime_of, use_cache
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import BadArgument, Closed
-from ugpu.hcq.objects.builtin import slot_offsets
+from ugpu.hcq.objects.builtin import TRIED, slot_offsets
 from ugpu.hcq.state.clock import Clock
 
 WARM = (
@@ -288,6 +288,7 @@ def test_an_unknown_interpreter_or_poisoned_memory_leaves_all_to_python(
     assert made.direct is None
 
 
+@pytest.mark.skipif(sys.version_info[:2] > TRIED, reason="native code has not run on this Python")
 def test_where_slots_are() -> None:
     class Base:
         __slots__ = ("a", "b")

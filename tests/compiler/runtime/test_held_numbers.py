@@ -12,18 +12,19 @@ import pytest
 
 from ugpu import hcq
 from ugpu.compiler import Tensor, jit
+from ugpu.compiler.graph.recipe import HELD_FROM
 from ugpu.compiler.methods import core
 from ugpu.compiler.runtime.opened import CELLS
 from ugpu.compiler.runtime.runtime import Runtime, use_cache
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import BadArgument
 
-COUNT = 4 * core.HELD_FROM
+COUNT = 4 * HELD_FROM
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
-    monkeypatch.setattr(core, "_numbers", {})
+    monkeypatch.setattr(core, "_series", {})
     with hcq.open("cpu", threads=1) as opened:
         use_cache(opened, None)
         yield opened
