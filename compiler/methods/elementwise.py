@@ -11,7 +11,7 @@ from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import DType, bool_, float32
 from ugpu.compiler.expression.elementary import WHOLE_POWERS
 from ugpu.compiler.graph import operations as graph
-from ugpu.compiler.methods.core import Scalar, TensorCore, broadcast, number_of
+from ugpu.compiler.methods.core import Scalar, TensorCore, broadcast, is_complex, number_of
 from ugpu.hcq.errors import BadArgument
 
 HELD = frozenset(("add", "sub", "mul", "max", "min"))  # no number decides how they are computed
@@ -37,6 +37,9 @@ class Elementwise(TensorCore):
         kind = type(other)
         if kind is float or kind is int:
             return self._again_with_number(name, other, method, holds)
+        if is_complex(other):
+            combined: Self = self._with_complex(name, other)
+            return combined
         return method(other)
 
     def _combined(self, op: str, name: str, reverse: bool, other: Any) -> Self:
