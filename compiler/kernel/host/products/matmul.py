@@ -60,6 +60,7 @@ from ugpu.compiler.kernel.host.products.packing import (
     LINE,
     PAIR,
     QUAD,
+    Again,
     Direct,
     Lines,
     Packed,
@@ -190,6 +191,7 @@ class _Blocked(_Sides):
         tile = tile or asked.best()
         assert not self.in_tiles or (tile.height, tile.vectors) == amx.PANEL, tile
         self.apart, self.in_place = asked.apart(tile), asked.in_place(tile)
+        self.again = asked.again(tile)
         self.height, self.vectors = tile.height, tile.vectors
         self.width = tile.vectors * self.lanes
         rows, columns = self.sides
@@ -221,12 +223,16 @@ class _Blocked(_Sides):
             self.lanes, depth, self.nest.batch, self.group, depth.axis.main.size,
             (self.slices - 1) * depth.count, self.plain, in_rows=self.in_tiles or quads,
         )  # fmt: skip
-        left = unsigned(parts.left) if quads else parts.left
-        self.left = packing.left(left, self.rows, self.height)
         self.right: Packed | Lines = (
             Lines(substitute(parts.right, self.nest.batch), self.columns, depth, self.width)
             if self.in_place else packing.right(parts.right, self.columns, self.width)
         )  # fmt: skip
+        left = unsigned(parts.left) if quads else parts.left
+        self.left: Packed | Direct | Again = (
+            Again(self.right, self.rows.start, self.height, self.width)
+            if self.again and isinstance(self.right, Packed)
+            else packing.left(left, self.rows, self.height)
+        )
         self.excess: Correction | None = None
         if quads and parts.left.dtype is int8:
             panels, count = self.wide // self.width, depth.whole // QUAD

@@ -4,6 +4,8 @@
                                            depth: each panel reads them in place
     lines       -                          right factors that are plain memory running along the
                                            columns, for few panels of rows
+    again       -                          left factors that are the right one transposed, all of
+                                           which is packed
     rows        [element][step]            other left factors whose memory runs along the depth;
                                            rows are padded so that they share no cache set
     panels      [panel][group][element][n] factors that are read along the other side
@@ -49,9 +51,27 @@ class Packed:
     step_step: int
     element_step: int
 
-    def load(self, panel: Index, step: Index, element: int, lanes: int) -> Value:
+    def load(self, panel: Index, step: Index, element: Index | int, lanes: int) -> Value:
         at = panel * self.panel_step + step * self.step_step + element * self.element_step
         return load(self.memory, at, lanes=lanes)
+
+
+@dataclass(frozen=True)
+class Again:
+    """A left factor of panels of `height` rows, the first at `start`, that is read from the packed
+    right factor, whose panels have `width` columns, a multiple."""
+
+    right: Packed
+    start: Index
+    height: int
+    width: int
+
+    memories: tuple[Memory, ...] = ()
+    statements: tuple[Statement, ...] = ()
+
+    def load(self, panel: Index, step: Index, element: int, lanes: int) -> Value:
+        first = self.start + panel * self.height
+        return self.right.load(first // self.width, step, first % self.width + element, lanes)
 
 
 @dataclass(frozen=True)
