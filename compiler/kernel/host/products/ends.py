@@ -29,8 +29,8 @@ class Ends:
     it is the only slice."""
 
     def __init__(
-        self, left: Packed | Direct | Again, right: Packed | Lines, panel: int, sides: tuple[int, int, int],
-        steps: int, lanes: int, dtype: DType,
+        self, left: Packed | Direct | Again, right: Packed | Lines, panel: int,
+        sides: tuple[int, int, int], steps: int, lanes: int, dtype: DType,
     ) -> None:  # fmt: skip
         self.left, self.right, self.panel = left, right, panel
         tall, self.height, self.count = sides
