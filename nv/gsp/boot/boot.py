@@ -205,8 +205,9 @@ def _start_core(start: Start, stage: Callable[[str], AbstractContextManager[None
     if start.boot.way is BootWay.FWSEC and start.saved is None:
         with stage("frts"):
             frts.run_frts(start)
-    with stage("gsp-reset"):
-        booter.reset_gsp(start)
+    if start.saved is None:  # else booter does it, and the firmware has its arguments
+        with stage("gsp-reset"):
+            booter.reset_gsp(start)
     with stage("booter"):
         booter.load_firmware(start)
     with stage("riscv"):

@@ -20,6 +20,7 @@ LOG_SIZE = 0x10000
 LOGS = ("LOGINIT", "LOGINTR", "LOGRM")
 QUEUE_SIZE = 0x40000
 SUSPEND_LEVEL = 3  # NV2080_CTRL_GPU_SET_POWER_STATE_GPU_LEVEL_3, as nouveau and RM say
+PM_SUSPEND = 1 << 3  # GPU_STATE_FLAGS_PM_SUSPEND, as gpu_suspend.c has it
 _PER_PAGE = 8
 _VGA_SIZE = 0x20000  # where FMC chooses the places
 
@@ -69,6 +70,7 @@ def manager_arguments(abi: FirmwareAbi, shared: int, *, resuming: bool = False) 
     queues.statQueueOffset = tables * PAGE + QUEUE_SIZE
     if resuming:
         block.srInitArguments.oldLevel = SUSPEND_LEVEL
+        block.srInitArguments.flags = PM_SUSPEND
         block.srInitArguments.bInPMTransition = 1
     if "bDmemStack" in abi.structs.GSP_ARGUMENTS_CACHED.fields:
         block.bDmemStack = 1

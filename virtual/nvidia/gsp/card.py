@@ -99,6 +99,7 @@ class Card:
         self.config = ConfigSpace(
             self, facts.pci_device, chosen.bar1, platform=chosen.platform,
             function_reset=chosen.function_reset, table_size=self.boot.table_size,
+            cut_in_d3=chosen.cut_in_d3,
         )  # fmt: skip
 
     def _falcon(self, kind: Kind) -> Falcon:
@@ -340,13 +341,13 @@ class Card:
             self.server = GspServer(self, version, meta)
             self.server.start(arguments)
 
-    def resume_gsp(self, firmware: sleep.Server, arguments: int) -> None:
+    def resume_gsp(self, firmware: sleep.Server) -> None:
         """Let suspended firmware go on."""
         assert isinstance(firmware, GspServer)
         self.asleep = None
         if self._starts():
             self.server = firmware
-            firmware.resume(arguments)
+            firmware.resume()
         else:
             firmware.asleep = False
             self.server = firmware  # a reset frees its objects

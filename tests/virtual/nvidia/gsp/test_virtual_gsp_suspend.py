@@ -24,7 +24,7 @@ from ugpu.virtual.nvidia.status import Status
 LIST = 0xCAF00003
 PREPARE, SCHEDULE = 0x20800AC2, 0x20800AC3
 MAGIC, REVISION = 0x8A3BB9E6C6C39D93, 2
-RESUMED = struct.pack("<IIB", 3, 0, 1)  # srInit
+RESUMED = struct.pack("<IIB", 3, 5, 1)  # srInit
 
 
 @pytest.fixture
@@ -75,9 +75,8 @@ def suspend(script: Script, address: int) -> int:
 
 
 def resume(script: Script, address: int) -> int:
-    """Booter's load, without FWSEC-FRTS; its result."""
+    """Booter's load, without FWSEC-FRTS and a reset of the GSP; its result."""
     script.rm_arguments.view[0x20 : 0x20 + len(RESUMED)] = RESUMED
-    script.to_riscv()
     return script.booter("booter_load", address)
 
 

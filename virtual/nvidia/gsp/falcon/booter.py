@@ -57,7 +57,7 @@ class Board(sleep.Board, Protocol):
     def violation(self, text: str) -> None: ...
     def video_write(self, address: int, content: bytes) -> None: ...
     def start_gsp(self, meta: WprMeta, version: str, arguments: int) -> None: ...
-    def resume_gsp(self, firmware: sleep.Server, arguments: int) -> None: ...
+    def resume_gsp(self, firmware: sleep.Server) -> None: ...
     def gsp_stopped(self) -> None: ...
 
 
@@ -73,7 +73,7 @@ def load(board: Board, falcon: Falcon) -> None:
             _check_state(board, resuming=True)
             firmware = sleep.restore(board, falcon.mailbox)
             falcon.answer(0)
-            board.resume_gsp(firmware, board.gsp.mailbox)
+            board.resume_gsp(firmware)
             return
         meta = wpr.read("GspFwWprMeta", raw)
         _check_state(board)
@@ -132,9 +132,11 @@ def _check_state(board: Board, *, resuming: bool = False) -> None:
     gsp = board.gsp
     if gsp.active:
         raise Refused(BooterError.GSP_STATE, "the GSP runs already")
-    if gsp.in_reset or not gsp.selects_riscv:
+    # To resume, booter selects the core, and the firmware has its arguments (kernel_gsp_tu102.c,
+    # kgspBootstrap).
+    if gsp.in_reset or not (gsp.selects_riscv or resuming):
         raise Refused(BooterError.GSP_STATE, "the GSP is not reset into its RISC-V core")
-    if not gsp.mailbox:
+    if not gsp.mailbox and not resuming:
         raise Refused(BooterError.GSP_STATE, "the GSP's mailboxes hold no libos arguments")
     if board.boot.way == "fwsec" and not board.wpr.up and not resuming:
         raise Refused(BooterError.WPR_STATE, "FWSEC has not made the FRTS region")
