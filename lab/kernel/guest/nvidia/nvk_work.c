@@ -1,6 +1,5 @@
-// A Vulkan program for NVK: a device, and memory of each type, written and read by the host.
-// Prints "right NAME" or "wrong NAME" for each step. It submits nothing: the driver's only queue
-// family draws too, and begins with methods of a 3D class, which the virtual cards do not execute.
+// A Vulkan program for NVK: a device, memory of each type, written and read by the host, and
+// transfers by its queue. Prints "right NAME" or "wrong NAME" for each step.
 #define VK_NO_PROTOTYPES
 #include <dlfcn.h>
 #include <stdint.h>
@@ -13,7 +12,10 @@
   X(vkEnumeratePhysicalDevices) X(vkGetPhysicalDeviceProperties) X(vkGetPhysicalDeviceMemoryProperties) \
   X(vkGetPhysicalDeviceQueueFamilyProperties) X(vkCreateDevice) X(vkCreateBuffer) \
   X(vkGetBufferMemoryRequirements) X(vkAllocateMemory) X(vkBindBufferMemory) X(vkFreeMemory) X(vkDestroyBuffer) \
-  X(vkMapMemory) X(vkUnmapMemory) X(vkDestroyDevice) X(vkDestroyInstance)
+  X(vkMapMemory) X(vkUnmapMemory) X(vkDestroyDevice) X(vkDestroyInstance) X(vkGetDeviceQueue) \
+  X(vkCreateCommandPool) X(vkAllocateCommandBuffers) X(vkBeginCommandBuffer) X(vkEndCommandBuffer) \
+  X(vkCmdFillBuffer) X(vkCmdUpdateBuffer) X(vkCmdCopyBuffer) X(vkCmdPipelineBarrier) X(vkQueueSubmit) \
+  X(vkCreateFence) X(vkWaitForFences) X(vkDestroyFence) X(vkDestroyCommandPool)
 #define DECLARE(name) static PFN_##name name;
 CALLS(DECLARE)
 
@@ -56,6 +58,83 @@ static void every_memory(VkPhysicalDevice gpu, VkDevice device) {
   }
 }
 
+enum { PART = 16 << 10, UPDATED = 1 << 10 };  // words of a transfer, and of an update
+
+// A buffer with memory of its own, of the first type with these properties.
+static VkBuffer buffer_in(VkPhysicalDevice gpu, VkDevice device, VkMemoryPropertyFlags flags, uint32_t **words) {
+  VkBufferCreateInfo info = {VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO, .size = 4 * PART,
+                             .usage = VK_BUFFER_USAGE_TRANSFER_SRC_BIT | VK_BUFFER_USAGE_TRANSFER_DST_BIT};
+  VkPhysicalDeviceMemoryProperties types;
+  VkMemoryRequirements needed;
+  VkBuffer buffer;
+  VkDeviceMemory memory;
+  uint32_t type = 0;
+  TRY(vkCreateBuffer(device, &info, 0, &buffer));
+  vkGetBufferMemoryRequirements(device, buffer, &needed);
+  vkGetPhysicalDeviceMemoryProperties(gpu, &types);
+  while (type < types.memoryTypeCount &&
+         ((types.memoryTypes[type].propertyFlags & flags) != flags || !(needed.memoryTypeBits >> type & 1))) type++;
+  if (type == types.memoryTypeCount) printf("wrong no memory with flags %#x\n", flags), exit(1);
+  VkMemoryAllocateInfo ask = {VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, .allocationSize = needed.size, .memoryTypeIndex = type};
+  TRY(vkAllocateMemory(device, &ask, 0, &memory));
+  TRY(vkBindBufferMemory(device, buffer, memory, 0));
+  if (words) TRY(vkMapMemory(device, memory, 0, 4 * PART, 0, (void **)words));
+  return buffer;
+}
+
+// Host to video memory, an update and a fill there, and back.
+static void transfers(VkPhysicalDevice gpu, VkDevice device) {
+  static uint32_t update[UPDATED];
+  uint32_t *source, *target;
+  VkMemoryPropertyFlags visible = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_CACHED_BIT;
+  VkBuffer from = buffer_in(gpu, device, visible, &source), to = buffer_in(gpu, device, visible, &target);
+  VkBuffer video = buffer_in(gpu, device, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, 0);
+  for (uint32_t i = 0; i < PART; i++) source[i] = pattern(i, 3), target[i] = 0;
+  for (uint32_t i = 0; i < UPDATED; i++) update[i] = pattern(i, 5);
+  VkQueue queue;
+  vkGetDeviceQueue(device, 0, 0, &queue);
+  VkCommandPoolCreateInfo pooled = {VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO};
+  VkCommandPool pool;
+  TRY(vkCreateCommandPool(device, &pooled, 0, &pool));
+  VkCommandBufferAllocateInfo one = {VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO, .commandPool = pool, .commandBufferCount = 1};
+  VkCommandBuffer commands;
+  TRY(vkAllocateCommandBuffers(device, &one, &commands));
+  VkCommandBufferBeginInfo begin = {VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO};
+  VkMemoryBarrier barrier = {VK_STRUCTURE_TYPE_MEMORY_BARRIER, .srcAccessMask = VK_ACCESS_TRANSFER_WRITE_BIT,
+                             .dstAccessMask = VK_ACCESS_TRANSFER_READ_BIT | VK_ACCESS_TRANSFER_WRITE_BIT | VK_ACCESS_HOST_READ_BIT};
+#define WAIT() vkCmdPipelineBarrier(commands, VK_PIPELINE_STAGE_TRANSFER_BIT, \
+    VK_PIPELINE_STAGE_TRANSFER_BIT | VK_PIPELINE_STAGE_HOST_BIT, 0, 1, &barrier, 0, 0, 0, 0)
+  VkBufferCopy whole = {0, 0, 4 * PART};
+  TRY(vkBeginCommandBuffer(commands, &begin));
+  vkCmdCopyBuffer(commands, from, video, 1, &whole);
+  WAIT();
+  vkCmdFillBuffer(commands, video, 4 * 4096, 4 * 4096, 0xC0FFEE11);
+  vkCmdUpdateBuffer(commands, video, 4 * 8192, 4 * UPDATED, update);
+  WAIT();
+  vkCmdCopyBuffer(commands, video, to, 1, &whole);
+  WAIT();
+  TRY(vkEndCommandBuffer(commands));
+  printf("right commands\n");
+  VkFenceCreateInfo fenced = {VK_STRUCTURE_TYPE_FENCE_CREATE_INFO};
+  VkFence fence;
+  TRY(vkCreateFence(device, &fenced, 0, &fence));
+  VkSubmitInfo submit = {VK_STRUCTURE_TYPE_SUBMIT_INFO, .commandBufferCount = 1, .pCommandBuffers = &commands};
+  TRY(vkQueueSubmit(queue, 1, &submit, fence));
+  printf("right submission\n");
+  TRY(vkWaitForFences(device, 1, &fence, 1, 100000000000ull));
+  int copied = 1, filled = 1, updated = 1;
+  for (uint32_t i = 0; i < PART; i++) {
+    if (i >= 4096 && i < 8192) filled &= target[i] == 0xC0FFEE11;
+    else if (i >= 8192 && i < 8192 + UPDATED) updated &= target[i] == update[i - 8192];
+    else copied &= target[i] == source[i];
+  }
+  printf("%s vkCmdCopyBuffer\n", copied ? "right" : "wrong");
+  printf("%s vkCmdFillBuffer\n", filled ? "right" : "wrong");
+  printf("%s vkCmdUpdateBuffer\n", updated ? "right" : "wrong");
+  vkDestroyFence(device, fence, 0);
+  vkDestroyCommandPool(device, pool, 0);
+}
+
 int main(void) {
   setvbuf(stdout, 0, _IONBF, 0);
   void *loader = dlopen("libvulkan.so.1", RTLD_NOW);
@@ -84,6 +163,7 @@ int main(void) {
   TRY(vkCreateDevice(gpu, &ask, 0, &device));
   printf("right logical device\n");
   every_memory(gpu, device);
+  transfers(gpu, device);
   vkDestroyDevice(device, 0);
   vkDestroyInstance(instance, 0);
   printf("right end\n");

@@ -94,6 +94,7 @@ def test_objects_and_queues_outlast_a_loss_of_power(script: Script) -> None:
     lose_power(script)
     script.power_on()
     assert resume(script, address) == 0 and script.card.wpr.up
+    assert script.read(GSP + 0x1388) == 0x80, "the core runs; its messages follow"
     script.until(0x1001)
     assert script.control(SCHEDULE, SUBDEVICE, b"\0")[0] == 0
     assert script.free(SPACE) == 0, "made before the suspend"
