@@ -48,7 +48,7 @@ CHIPS = {
     "tu116": "NVIDIA TU116 (168000a1)",
 }
 # Chips on which the newer kernel suspends; firmware 535.113.01 is asked otherwise to.
-SLEEPERS = ("ad102",)
+SLEEPERS = ("ad102", "ga102", "tu102", "ga100", "tu116")
 # Words of the driver, in the order in which it says them on a board.
 REACHED = ("drm: VRAM: ", "drm: MM: using COPY for buffer copies", "[drm] Initialized nouveau 1.4.")
 UNLOADED = "the module is gone"

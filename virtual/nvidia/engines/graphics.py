@@ -29,7 +29,7 @@ _HARMLESS = (
     "NO_OPERATION", "WAIT_FOR_IDLE", "INVALIDATE_", "CHECK_", "PIPE_NOP", "SEND_GO_IDLE", "FLUSH_",
     "FE_ATOMIC_SEQUENCE_", "PIXEL_SHADER_BARRIER", "MME_DMA_SYSMEMBAR", "MME_DMA_SYNC",
     "MME_DMA_WRITE_METHOD_BARRIER", "THROTTLE_SM", "OGL_SET_", "D3D_SET_", "LOAD_ROOT_TABLE",
-    "LOAD_CONSTANT_BUFFER_OFFSET", "BIND_GROUP_", "LOAD_ITERATED_BLEND_INSTRUCTION",
+    "LOAD_CONSTANT_BUFFER_OFFSET", "BIND_GROUP_", "UNBIND_ALL", "LOAD_ITERATED_BLEND_INSTRUCTION",
 )  # fmt: skip
 _SCRATCH = 3  # words of the message to the firmware: done, value, mask
 _MOST_FETCHED = 1024  # words. Source: Mesa's simulator
@@ -66,6 +66,8 @@ class GraphicsEngine:
             for name in (
                 "SET_MME_SHADOW_SCRATCH", "SET_MME_MEM_ADDRESS_A", "SET_MME_MEM_ADDRESS_B",
                 "SET_REPORT_SEMAPHORE_A", "SET_REPORT_SEMAPHORE_B", "SET_REPORT_SEMAPHORE_C",
+                "SET_CONSTANT_BUFFER_SELECTOR_A", "SET_CONSTANT_BUFFER_SELECTOR_B",
+                "SET_CONSTANT_BUFFER_SELECTOR_C", "LOAD_CONSTANT_BUFFER_OFFSET",
             )
         }  # fmt: skip
         mme = self.mme
@@ -74,7 +76,7 @@ class GraphicsEngine:
             "LOAD_MME_START_ADDRESS_RAM_POINTER": mme.point_start,
             "LOAD_MME_START_ADDRESS_RAM": mme.load_start, "CALL_MME_DATA": mme.parameter,
             "MME_DMA_READ_FIFOED": self._fetch, "SET_REPORT_SEMAPHORE_D": self._report,
-            "SET_FALCON04": self._change_register, "SET_OBJECT": self._nothing,
+            "SET_FALCON04": self._change_register, "LOAD_CONSTANT_BUFFER": self._load_constant,
         }  # fmt: skip
 
     def close(self) -> None:
@@ -149,9 +151,6 @@ class GraphicsEngine:
         text = f"class {self.class_id:04x} has no method {address:#06x}"
         return ChannelError(Xid.CLASS_ERROR, text)
 
-    def _nothing(self, value: int) -> None:
-        return None
-
     def _pair(self, high: str, low: str) -> int:
         values, at = self._values, self._offset
         return values.get(at[high], 0) << 32 | values.get(at[low], 0)
@@ -169,6 +168,19 @@ class GraphicsEngine:
         address = self._pair("SET_MME_MEM_ADDRESS_A", "SET_MME_MEM_ADDRESS_B")
         raw = self._channel.space.read(address, 4 * count, Client.FRONT_END)
         self._fetched += [int.from_bytes(raw[i : i + 4], "little") for i in range(0, len(raw), 4)]
+
+    def _load_constant(self, value: int) -> None:
+        """Write the next word of the selected constant buffer."""
+        at = self._offset["LOAD_CONSTANT_BUFFER_OFFSET"]
+        offset = self._values.get(at, 0)
+        size = self._values.get(self._offset["SET_CONSTANT_BUFFER_SELECTOR_A"], 0)
+        if offset + 4 > size:
+            raise ChannelError(
+                Xid.GR_EXCEPTION, f"LOAD_CONSTANT_BUFFER at {offset:#x} of {size:#x} bytes"
+            )
+        base = self._pair("SET_CONSTANT_BUFFER_SELECTOR_B", "SET_CONSTANT_BUFFER_SELECTOR_C")
+        self._channel.space.write(base + offset, value.to_bytes(4, "little"), Client.FRONT_END)
+        self._values[at] = offset + 4
 
     def _report(self, value: int) -> None:
         """SET_REPORT_SEMAPHORE_D: a release of the payload. Counters are of drawings."""

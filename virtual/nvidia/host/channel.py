@@ -26,6 +26,10 @@ _LONGEST_TURN = 256  # ring entries before the next channel has its turn
 Waiting = Callable[[], bool]
 
 
+def _copies(engine: Engine) -> bool:
+    return engine.class_id & 0xFF == _COPY
+
+
 class Channel(ChannelState):
     """One channel. Its runlist's thread calls `advance`; the kernel driver calls the rest."""
 
@@ -211,13 +215,22 @@ class Channel(ChannelState):
             # Such a runlist has one kind of engine. NVIDIA's UVM sends SET_OBJECT on subchannel 0
             # and methods on 4 (open-gpu-kernel-modules 550.163.01 uvm_maxwell_ce.c).
             bound = self._bound.values()
-            engine = next((each for each in bound if each.class_id & 0xFF == _COPY), None)
+            engine = next((each for each in bound if _copies(each)), None)
         if engine is None:
             raise ChannelError(
                 Xid.PBDMA_ERROR, f"method {address:#x} on subchannel {subchannel} without an object"
             )
-        self._last = engine
+        self._aim(engine)
         return engine
+
+    def _aim(self, engine: Engine) -> None:
+        """Make an engine the one that methods go to. Between copies and the other classes of a
+        graphics runlist the host waits for the first one (dev_ram.ref.txt). It also sends a system
+        barrier, on which the check of visibility does not rely."""
+        last = self._last
+        if last is not None and (_copies(last) != _copies(engine)):
+            self.wait_idle()
+        self._last = engine
 
     def _one(self, subchannel: int, address: int, value: int) -> Generator[Waiting, None, None]:
         if address >= 0x100:
@@ -238,4 +251,5 @@ class Channel(ChannelState):
             raise ChannelError(
                 Xid.CLASS_ERROR, f"SET_OBJECT {value:#x}: the channel has no object of this class"
             )
-        self._bound[subchannel] = self._last = engine
+        self._bound[subchannel] = engine
+        self._aim(engine)

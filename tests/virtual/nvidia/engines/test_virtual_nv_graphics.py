@@ -98,6 +98,16 @@ def test_a_report_releases_its_payload(script: Script, engine: GraphicsEngine) -
     assert bytes(script.card.gpu.memory.view[PHYSICAL + 0x100 :][:4]) == b"\xce\xfa\0\0"
 
 
+def test_constants_are_written_one_after_the_other(script: Script, engine: GraphicsEngine) -> None:
+    video(script, PHYSICAL + 0x300, bytes(64))
+    engine.burst(0x2380, (16, 0, VIRTUAL + 0x300, 8))  # selector A to C, offset
+    engine.burst(0x2390, (7, 9))
+    memory = script.card.gpu.memory.view[PHYSICAL + 0x300 :][:20]
+    assert struct.unpack("<5I", memory) == (0, 0, 7, 9, 0)
+    with pytest.raises(ChannelError, match="LOAD_CONSTANT_BUFFER at 0x10 of 0x10 bytes"):
+        engine.method(0x2390, 1)
+
+
 def test_a_macro_reads_memory_by_the_fifo(script: Script, engine: GraphicsEngine) -> None:
     video(script, PHYSICAL + 0x200, struct.pack("<2I", 11, 22))
     load(
