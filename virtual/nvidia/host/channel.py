@@ -20,6 +20,7 @@ from ugpu.virtual.nvidia.memory.space import AddressSpace, FaultError
 from ugpu.virtual.nvidia.state import GpuState
 
 _COPY = 0xB5  # low byte of all copy classes
+_COPIES = 4  # subchannel
 GP_GET, GP_PUT, USERD_SIZE = 0x88, 0x8C, 512
 _ENTRY = struct.Struct("<II")
 _LONGEST_TURN = 256  # ring entries before the next channel has its turn
@@ -211,11 +212,11 @@ class Channel(ChannelState):
 
     def _engine(self, subchannel: int, address: int) -> Engine:
         engine = self._bound.get(subchannel)
-        if engine is None and self.copies_only:
-            # Such a runlist has one kind of engine. NVIDIA's UVM sends SET_OBJECT on subchannel 0
-            # and methods on 4 (open-gpu-kernel-modules 550.163.01 uvm_maxwell_ce.c).
-            bound = self._bound.values()
-            engine = next((each for each in bound if _copies(each)), None)
+        if engine is None and (subchannel == _COPIES or self.copies_only):
+            # The mapping is fixed (dev_ram.ref.txt): a runlist of copy engines has one kind, and
+            # this subchannel of a graphics runlist is for copies. NVK sends no SET_OBJECT there,
+            # NVIDIA's UVM one on subchannel 0 (550.163.01 uvm_maxwell_ce.c).
+            engine = next((each for each in self.engines.values() if _copies(each)), None)
         if engine is None:
             raise ChannelError(
                 Xid.PBDMA_ERROR, f"method {address:#x} on subchannel {subchannel} without an object"

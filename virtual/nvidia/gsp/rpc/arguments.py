@@ -10,7 +10,8 @@ import struct
 from dataclasses import dataclass
 
 from ugpu.nv.abi.firmware import FirmwareAbi
-from ugpu.virtual.nvidia.gsp.rpc.queue import Board, QueueError
+from ugpu.virtual.nvidia.gsp.bus.memory import BusMaster
+from ugpu.virtual.nvidia.gsp.rpc.queue import needed, usable
 
 _ENTRY = struct.Struct("<QQQBB6x")
 _ORDER = ("LOGINIT", "LOGINTR", "LOGRM", "LOGMNOC", "LOGKRNL", "RMARGS")
@@ -33,56 +34,49 @@ class Arguments:
     queues: tuple[int, int, int, int]
 
     @classmethod
-    def read(cls, board: Board, address: int, interface: FirmwareAbi) -> Arguments:
+    def read(cls, board: BusMaster, address: int, interface: FirmwareAbi) -> Arguments:
         """Read and check the arguments of a start. Raises QueueError."""
-        if not address or address % 0x1000:
-            raise QueueError(f"libos arguments at {address:#x} must be page-aligned")
-        raw = board.bus_read(address, 0x1000)
-        if raw is None:
-            raise QueueError(f"cannot read the libos arguments at {address:#x}")
+        aligned = address and not address % 0x1000
+        usable(aligned, f"libos arguments at {address:#x} must be page-aligned")
+        raw = needed(board.bus_read(address, 0x1000), f"libos arguments at {address:#x}")
         regions: dict[str, tuple[int, int]] = {}
         for at in range(0, 0x1000, _ENTRY.size):
             number, where, size, kind, place = _ENTRY.unpack_from(raw, at)
             if not number:
                 break
             name = number.to_bytes(8, "big").lstrip(b"\0").decode("latin-1")
-            if (kind, place) != (_CONTIGUOUS, _SYSTEM):
-                raise QueueError(f"libos argument {name}: kind {kind}, location {place}")
+            known = (kind, place) == (_CONTIGUOUS, _SYSTEM)
+            usable(known, f"libos argument {name}: kind {kind}, location {place}")
             regions[name] = (where, size)
         wanted = [name for name in _ORDER if name in regions or name not in _OPTIONAL]
-        if list(regions) != wanted:
-            raise QueueError(f"libos arguments must be {wanted}, are {list(regions)}")
+        given = list(regions)
+        usable(given == wanted, f"libos arguments must be {wanted}, are {given}")
         logs = {name: regions[name] for name in wanted[:-1]}
         for name, (where, size) in logs.items():
-            if size < LOG_SIZE or where % 0x1000:
-                raise QueueError(f"{name} has {size:#x} bytes at {where:#x}")
+            fits = size >= LOG_SIZE and not where % 0x1000
+            usable(fits, f"{name} has {size:#x} bytes at {where:#x}")
         addresses = {name: place[0] for name, place in logs.items()}
         where, size = regions["RMARGS"]
         least = interface.structs.GSP_ARGUMENTS_CACHED.size
-        if size < least:
-            raise QueueError(f"RMARGS must have {least:#x} bytes, has {size:#x} at {where:#x}")
+        usable(size >= least, f"RMARGS must have {least:#x} bytes, has {size:#x} at {where:#x}")
         return cls(addresses, where, _queues(board, where, interface, _STARTED))
 
-    def read_again(self, board: Board, interface: FirmwareAbi) -> None:
+    def read_again(self, board: BusMaster, interface: FirmwareAbi) -> None:
         """Check the resource manager's arguments after a suspend, all that is read then: nouveau
         has freed libos's by INIT_DONE (r535_gsp_init). Raises QueueError."""
-        if _queues(board, self.manager, interface, _RESUMED) != self.queues:
-            raise QueueError("the queues are not those before the suspend")
+        queues = _queues(board, self.manager, interface, _RESUMED)
+        usable(queues == self.queues, "the queues are not those before the suspend")
 
 
 def _queues(
-    board: Board, where: int, interface: FirmwareAbi, expected: tuple[int, int]
+    board: BusMaster, where: int, interface: FirmwareAbi, expected: tuple[int, int]
 ) -> tuple[int, int, int, int]:
     """Read RMARGS; return the queues. expected: its srInit. Raises QueueError."""
     layout = interface.structs.GSP_ARGUMENTS_CACHED
-    block = board.bus_read(where, layout.size)
-    if block is None:
-        raise QueueError(f"cannot read RMARGS at {where:#x}")
-    view = layout.view(block)
+    view = layout.view(needed(board.bus_read(where, layout.size), f"RMARGS at {where:#x}"))
     queues, resumed = view.messageQueueInitArguments, view.srInitArguments
     state = (resumed.oldLevel, resumed.bInPMTransition)
-    flags = _FLAGS if expected == _RESUMED else 0
-    if state != expected or resumed.flags & ~flags:
-        raise QueueError(f"srInit must be {expected}, is {state}, with flags {resumed.flags:#x}")
+    known = state == expected and not resumed.flags & ~(_FLAGS if expected == _RESUMED else 0)
+    usable(known, f"srInit must be {expected}, is {state}, with flags {resumed.flags:#x}")
     places = (queues.cmdQueueOffset, queues.statQueueOffset)
     return (queues.sharedMemPhysAddr, queues.pageTableEntryCount, *places)
