@@ -160,11 +160,11 @@ class GspServer(Server):
         self._log("LOGINIT", 1, self.meta.gspFwHeapOffset, self.meta.gspFwHeapSize)
         self.doorbell()
 
-    def resume(self, address: int) -> None:
+    def resume(self) -> None:
         """Go on after a suspend: as at a start, but with the queues and objects that there were."""
+        assert self.arguments is not None
         try:
-            arguments = Arguments.read(self.board, address, self.interface, resuming=True)
-            usable(arguments == self.arguments, "the arguments are not those before the suspend")
+            self.arguments.read_again(self.board, self.interface)
         except QueueError as error:
             self._die(str(error))
             return
