@@ -31,6 +31,7 @@ from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.kernel.host.fourier import turns
 from ugpu.compiler.methods.aliases import aliased_module
 from ugpu.compiler.tensor import Tensor
+from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument
 
 FACTOR = 64  # the longest transform that is one matrix product, where a length can be split
@@ -170,13 +171,13 @@ def ifftshift(x: Tensor, axes: Axes = None) -> Tensor:
     return x.roll([-(x.shape[axis] // 2) for axis in chosen], chosen)
 
 
-def fftfreq(n: int, d: float = 1.0, device: str | None = None) -> Tensor:
+def fftfreq(n: int, d: float = 1.0, device: Device | str | None = None) -> Tensor:
     """Return the frequency of each element of a transform of n samples at distances d."""
     numbers = Tensor.arange(n, device=device)
     return (numbers >= (n + 1) // 2).where(numbers - n, numbers).cast(float32) / (n * d)
 
 
-def rfftfreq(n: int, d: float = 1.0, device: str | None = None) -> Tensor:
+def rfftfreq(n: int, d: float = 1.0, device: Device | str | None = None) -> Tensor:
     """Return the frequency of each element of `rfft` of n samples at distances d."""
     return Tensor.arange(n // 2 + 1, device=device).cast(float32) / (n * d)
 
@@ -186,6 +187,8 @@ def _parts(operation: str, x: Parted) -> Tensor:
     if isinstance(x, np.ndarray):
         wide = np.asarray(x, np.complex64)
         return Tensor(np.stack([wide.real, wide.imag]))
+    if not isinstance(x, Tensor):
+        raise BadArgument(f"{operation}: expected a Tensor of pairs, got {x!r}; see ugpu.xp.fft")
     if not x.ndim or x.shape[-1] != 2 or x.ndim < 2:
         raise BadArgument(
             f"{operation}: expected real and imaginary parts on a last axis of two, got shape "

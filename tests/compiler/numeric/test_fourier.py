@@ -106,7 +106,7 @@ def test_two_axes() -> None:
 def test_the_gradient_is_the_transform_backwards() -> None:
     x = Tensor(random.standard_normal((2, 6, 2)).astype(np.float32)).requires_grad_()
     fft.fft(x).square().sum().backward()
-    np.testing.assert_allclose(x.grad.numpy(), 12 * x.numpy(), rtol=1e-5)  # Parseval
+    np.testing.assert_allclose(x.grad.numpy(), 12 * x.numpy(), rtol=1e-5, atol=1e-5)  # Parseval
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_frequencies_and_refusals() -> None:
     near(fft.rfftfreq(9, 0.5).numpy(), np.fft.rfftfreq(9, 0.5))
     with pytest.raises(BadArgument, match="expected a length for each axis"):
         fft.fftn(Tensor(parts(SIGNAL)), (2,), (0, 1))
-    for operation in (lambda: Tensor([1.0]) + 1j, lambda: Tensor(SIGNAL), lambda: Tensor([1j]),
+    for operation in (lambda: Tensor(SIGNAL), lambda: Tensor([1j]),
                       lambda: Tensor([1.0]).cast("complex64")):  # fmt: skip
-        with pytest.raises(BadArgument, match="complex numbers are not supported; expected real"):
+        with pytest.raises(BadArgument, match=r"complex numbers are in a ugpu\.ComplexTensor"):
             operation()
