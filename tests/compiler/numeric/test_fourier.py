@@ -106,7 +106,7 @@ def test_two_axes() -> None:
 def test_the_gradient_is_the_transform_backwards() -> None:
     x = Tensor(random.standard_normal((2, 6, 2)).astype(np.float32)).requires_grad_()
     fft.fft(x).square().sum().backward()
-    np.testing.assert_allclose(x.grad.numpy(), 12 * x.numpy(), rtol=1e-5)  # Parseval
+    np.testing.assert_allclose(x.grad.numpy(), 12 * x.numpy(), rtol=1e-5, atol=1e-5)  # Parseval
 
 
 @pytest.mark.parametrize(
