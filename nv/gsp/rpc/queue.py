@@ -169,8 +169,11 @@ class MessageQueues:
         _, size, page, slots, *_ = _HEADER.unpack_from(self._view, self._statuses)
         if not (size or page or slots):
             return False
-        expected, text = (QUEUE_SIZE, PAGE, SLOTS), "the GSP's status queue has another shape"
-        BadRecord.unless_same(expected, (size, page, slots), text)
+        expected, found = (
+            f"{shape[0]:#x} {shape[1]:#x} {shape[2]}"
+            for shape in ((QUEUE_SIZE, PAGE, SLOTS), (size, page, slots))
+        )
+        BadRecord.unless_same(expected, found, "the GSP's status queue has another shape")
         return True
 
     def _available(self) -> int:

@@ -97,7 +97,8 @@ def read_length(first: bytes | memoryview) -> int:
     """Return the length that the RPC header in a group's first page states."""
     version, signature, length = struct.unpack_from("<3I", first, ELEMENT_SIZE)
     text = "the GSP's queue contains no RPC header where a record begins"
-    BadRecord.unless_same((_VERSION, _SIGNATURE), (version, signature), text)
+    BadRecord.unless_same(_VERSION, version, text)
+    BadRecord.unless_same(_SIGNATURE, signature, text)
     if not RPC_SIZE <= length <= _MOST_RECORD:
         raise BadRecord("the GSP's record has an invalid length", length=length)
     return int(length)
