@@ -192,15 +192,20 @@ def sleep(driver: Driver, socket: Path, chip: str) -> Run:
     done, said, facts = _boot(driver, socket, chip, command, 150, sleeps=True)
     if done.lack:
         return done
-    steps = _text(done.console.parent / "exchange/suspend.txt").splitlines()
+    results = judge_sleep(_text(done.console.parent / "exchange/suspend.txt"))
+    return _with(done, results | objections(said, facts))
+
+
+def judge_sleep(said: str) -> dict[str, bool]:
+    """Return what the program that outlives suspends said, as named results."""
+    steps = said.splitlines()
     wanted = (
         f"{step} after suspend {number}"
         for number in range(SUSPENDS)
         for step in ("memory", "copy")
     )
     results = {step: f"right {step}" in steps for step in (*wanted, "end")}
-    results["nothing is wrong"] = not any(step.startswith("wrong") for step in steps)
-    return _with(done, results | objections(said, facts))
+    return results | {"nothing is wrong": not any(step.startswith("wrong") for step in steps)}
 
 
 def _insert(driver: Driver) -> str:

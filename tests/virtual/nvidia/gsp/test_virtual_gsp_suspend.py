@@ -87,6 +87,20 @@ def lose_power(script: Script) -> None:
     script.card.config.restore(saved)
 
 
+def test_a_platform_takes_the_power_away_in_d3() -> None:
+    """PCI Bus Power Management 1.2: PMCSR at 4 behind the capability, PowerState 1:0; D3cold."""
+    for cut in (False, True):
+        card = build_card("ad102", CardOptions(memory=1 << 28, platform=False, cut_in_d3=cut))
+        card.config.write(4, 6, 2)
+        card.gpu.memory.view[:4] = b"kept"
+        card.config.write(0x64, 3, 2)
+        assert not card.decodes and card.config.read(0x64, 2) == 3
+        card.config.write(0x64, 0, 2)
+        assert card.config.read(4, 2) == (0 if cut else 6)
+        assert bytes(card.gpu.memory.view[:4]) == (bytes(4) if cut else b"kept")
+        card.close()
+
+
 @pytest.mark.slow
 def test_objects_and_queues_outlast_a_loss_of_power(script: Script) -> None:
     address = describe(script)

@@ -323,6 +323,19 @@ def test_copies_that_are_refused(program: RmProgram, flags: int, text: str) -> N
     fails(program, Xid.CLASS_ERROR, text)
 
 
+def test_subchannel_4_is_for_copies_without_set_object(program: RmProgram) -> None:
+    """dev_ram.ref.txt: the mapping is fixed. NVK relies on it."""
+    view = program.work_map.view
+    assert view is not None
+    view[SOURCE : SOURCE + 8] = bytes(range(8))
+    program.words = []  # drops SET_OBJECT of each subchannel
+    copy(program, at(program, SOURCE), at(program, TARGET), 8, 2 | 3 << 7 | 1 << 2)
+    program.release(at(program, SEMAPHORE), 1)
+    program.submit()
+    program.wait(SEMAPHORE, 1)
+    assert bytes(view[TARGET : TARGET + 8]) == bytes(range(8))
+
+
 @pytest.mark.parametrize("last", ["copy", "compute"])
 def test_a_release_with_wait_comes_after_copies(program: RmProgram, last: str) -> None:
     """dev_pbdma.ref.txt, "WFI": it waits for the engine that methods went to last; dev_ram.ref.txt:

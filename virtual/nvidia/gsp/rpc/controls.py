@@ -266,6 +266,8 @@ def handlers(
         "NV2080_CTRL_CMD_INTERNAL_INTR_GET_KERNEL_TABLE": kernel_table,
         "NV2080_CTRL_CMD_FIFO_GET_DEVICE_INFO_TABLE": _device_info,
         "NV2080_CTRL_CMD_CE_GET_FAULT_METHOD_BUFFER_SIZE": fixed(size=0x5000),
+        # Works around a defect of Turing that the model does not have (kgraphics_tu102.c).
+        "NV2080_CTRL_CMD_INTERNAL_KGR_INIT_BUG4208224_WAR": fixed(),
         "NV2080_CTRL_CMD_INTERNAL_GET_CONSTRUCTED_FALCON_INFO": _NO_FALCONS,
         "NV2080_CTRL_CMD_GPU_GET_CONSTRUCTED_FALCON_INFO": _NO_FALCONS,
         "NV2080_CTRL_CMD_GPU_GET_FERMI_GPC_INFO": _gpcs,
