@@ -190,7 +190,9 @@ def _start_core(start: Start, stage: Callable[[str], AbstractContextManager[None
     else:
         if start.boot.way is BootWay.FWSEC and start.saved is None:
             steps["frts"] = frts.run_frts
-        steps |= {"gsp-reset": booter.reset_gsp, "booter": booter.load_firmware}
+        if start.saved is None:  # else booter does it, and the firmware has its arguments
+            steps["gsp-reset"] = booter.reset_gsp
+        steps["booter"] = booter.load_firmware
     for name, step in (steps | {"riscv": riscv.await_core}).items():
         with stage(name):
             step(start)

@@ -18,7 +18,15 @@ from ugpu.virtual.nvidia.gsp.apertures import PDB_IN_INSTANCE, Aperture
 from ugpu.virtual.nvidia.gsp.bus.config import ConfigSpace
 from ugpu.virtual.nvidia.gsp.facts import boot_facts
 from ugpu.virtual.nvidia.gsp.falcon import booter, fwsec, loader, sleep
-from ugpu.virtual.nvidia.gsp.falcon.core import HWCFG2, MAILBOX0, Falcon, Kind, Refused
+from ugpu.virtual.nvidia.gsp.falcon.core import (
+    HWCFG2,
+    MAILBOX0,
+    RISCV_CPUCTL,
+    RISCV_OLD_ACTIVE,
+    Falcon,
+    Kind,
+    Refused,
+)
 from ugpu.virtual.nvidia.gsp.falcon.fsp import Fsp
 from ugpu.virtual.nvidia.gsp.falcon.wpr import Wpr2, WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
@@ -88,6 +96,7 @@ class Card(BusMaster):
         self.fsp = Fsp(self) if self.boot.way == "fsp" else None
         self.server: GspServer | None = None
         self.asleep: GspServer | None = None  # firmware that was suspended
+        self.waking: GspServer | None = None  # and goes on once the CPU has seen its core run
         self.sleeper: sleep.Sleeper | None = None  # and saved
         self.calls: deque[str] = deque(maxlen=_MOST_CALLS)  # what the GSP was asked, as text
         self.registers = RegisterSpace()
@@ -97,6 +106,7 @@ class Card(BusMaster):
         self.config = ConfigSpace(
             self, facts.pci_device, chosen.bar1, platform=chosen.platform,
             function_reset=chosen.function_reset, table_size=self.boot.table_size,
+            cut_in_d3=chosen.cut_in_d3,
         )  # fmt: skip
 
     def _cold(self) -> None:
@@ -143,7 +153,7 @@ class Card(BusMaster):
         self._cold()
 
     def _end_server(self) -> None:
-        server, self.server = self.server, None
+        server, self.server, self.waking = self.server, None, None
         if server is not None and server.asleep:
             self.asleep = server
         elif server is not None:
@@ -301,13 +311,12 @@ class Card(BusMaster):
             self.server = GspServer(self, version, meta)
             self.server.start(arguments)
 
-    def resume_gsp(self, firmware: sleep.Server, arguments: int) -> None:
+    def resume_gsp(self, firmware: sleep.Server) -> None:
         """Let suspended firmware go on."""
         assert isinstance(firmware, GspServer)
         self.asleep = None
         if self._starts():
-            self.server = firmware
-            firmware.resume(arguments)
+            self.server = self.waking = firmware
         else:
             firmware.asleep = False
             self.server = firmware  # a reset frees its objects
@@ -353,7 +362,13 @@ class Card(BusMaster):
         if offset == HWCFG2 and self.locked_reads > 0:
             self.locked_reads -= 1
             self.gsp.lockdown = self.locked_reads > 0
-        return self.gsp.read(offset)
+        value = self.gsp.read(offset)
+        if self.waking is not None and offset in (RISCV_CPUCTL, RISCV_OLD_ACTIVE):
+            # A board takes longer. Linux allows the GSP's interrupt already, and a message that
+            # came before it waits for INIT_DONE would be taken by another thread.
+            firmware, self.waking = self.waking, None
+            firmware.resume()
+        return value
 
     def gsp_write(self, offset: int, value: int) -> bool:
         """Write a register of the GSP; while they are locked nothing happens."""

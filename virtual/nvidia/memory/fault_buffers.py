@@ -183,9 +183,11 @@ class MmuFaults:
 
     # Faults
 
-    def report(self, channel: Faulting, fault: MmuFault) -> None:
-        """Report a fault that ends its channel."""
-        self._put(NON_REPLAYABLE, self._entry(channel, fault, replayable=False))
+    def report(self, channel: Faulting, fault: MmuFault) -> bytes:
+        """Report a fault that ends its channel; return its entry."""
+        entry = self._entry(channel, fault, replayable=False)
+        self._put(NON_REPLAYABLE, entry)
+        return entry
 
     def stall(self, channel: Faulting, directory: int, fault: MmuFault) -> Stall:
         """Report a fault of a channel in an address space that allows page faults, and wait for

@@ -25,12 +25,14 @@ from ugpu.virtual.nvidia.rm.resources import Device, Subdevice, VaSpace, need_gp
 from ugpu.virtual.nvidia.status import RmError, Status, require
 
 NONE = 0xFFFF_FFFF
-GSP_VECTOR = 160
-# Replayable faults and access counters share a leaf. UNSURE: the vectors are the model's own.
-MEMORY_VECTORS = {"REPLAYABLE_FAULT": 64, "ACCESS_CNTR": 65, "NON_REPLAYABLE_FAULT": 192}
+# As the GSP of a GA106 answers (recorded in github.com/reindertpelsma/kayfabe, GA106_INTR_TABLE).
+# Turing's CPU half reads even leaves alone: these are. UNSURE: other chips' vectors.
+GSP_VECTOR = 155
+MEMORY_VECTORS = {"REPLAYABLE_FAULT": 64, "ACCESS_CNTR": 72, "NON_REPLAYABLE_FAULT": 131}
+_NO_SUBTREE = 0xFF  # NV2080_INTR_INVALID_SUBTREE
 # The subtree (64 vectors) of each NV2080_INTR_CATEGORY: default, engines, their notifications,
-# runlists, their notifications, owned by UVM, shared with UVM
-_SUBTREES = (2, 2, 0, 2, 0, 1, 3)
+# runlists, their notifications, owned by UVM, shared with UVM (dev_vm_addendum.h of Turing, Ampere)
+_SUBTREES = (_NO_SUBTREE, 3, 0, _NO_SUBTREE, _NO_SUBTREE, 1, 2)
 NON_STALL_GR, NON_STALL_COPY = 8, 0  # copy engine n: vector n
 _VIDEO = 1  # aperture of a directory
 _SYSTEM_MEMORY, _VIDEO_MEMORY = 1, 2  # kinds of memory

@@ -16,10 +16,17 @@ from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0
 from ugpu.virtual.nvidia.gsp.bus.memory import BusMaster
 from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.gsp.rpc.controls import RUNLISTS, fixed, runlist_engine
-from ugpu.virtual.nvidia.memory.fault_buffers import DEFAULT_ENTRIES, ENTRY, REPLAYABLE, MmuFaults
+from ugpu.virtual.nvidia.memory.fault_buffers import (
+    DEFAULT_ENTRIES,
+    ENTRY,
+    NON_REPLAYABLE,
+    REPLAYABLE,
+    MmuFaults,
+)
+from ugpu.virtual.nvidia.memory.shadow_buffer import ShadowBuffer
 from ugpu.virtual.nvidia.rm.channels import ChannelGroup, ChannelObject
 from ugpu.virtual.nvidia.rm.controls.control_gpu import HANDLERS, smc_mode
-from ugpu.virtual.nvidia.rm.resources import Subdevice, need_gpu
+from ugpu.virtual.nvidia.rm.resources import Device, Subdevice, need_gpu
 from ugpu.virtual.nvidia.status import Status, require
 
 _ABSENT = 0xFFFF_FFFF
@@ -55,7 +62,9 @@ class Config(Protocol):
     def bar_address(self, index: int) -> int: ...
 
 
-def handlers(board: Board) -> Mapping[str, Any]:  # Any: see rm.controls.control.Handler
+def handlers(
+    board: Board, shadow: ShadowBuffer
+) -> Mapping[str, Any]:  # Any: see rm.controls.control.Handler
     """Return the handlers by the header's name."""
 
     def chip_info(sub: Subdevice, params: Struct) -> None:
@@ -102,8 +111,16 @@ def handlers(board: Board) -> Mapping[str, Any]:  # Any: see rm.controls.control
         board.mmu_faults.place(REPLAYABLE, ())
 
     def shadow_buffer(sub: Subdevice, params: Struct) -> None:
-        # The model reports faults that are not replayable by RC_TRIGGERED alone.
-        buffer(params.shadowFaultBufferPteArray, params.shadowFaultBufferSize)
+        kind, size = params.shadowFaultBufferType, params.shadowFaultBufferSize
+        require(kind == NON_REPLAYABLE, Status.NOT_SUPPORTED, f"shadowFaultBufferType {kind}")
+        (queue,) = buffer([params.shadowFaultBufferQueuePhysAddr], 1)
+        shadow.place(queue, buffer(params.shadowFaultBufferPteArray, size))
+
+    def no_shadow_buffer(sub: Subdevice, params: Struct) -> None:
+        shadow.place(0, ())
+
+    def report_fault(sub: Subdevice, params: Struct) -> None:
+        shadow.end(bytes(params.faultPacket.raw))
 
     def counter_buffer(sub: Subdevice, params: Struct) -> None:
         # No access is counted.
@@ -115,6 +132,8 @@ def handlers(board: Board) -> Mapping[str, Any]:  # Any: see rm.controls.control
     own["NV2080_CTRL_CMD_INTERNAL_GMMU_REGISTER_FAULT_BUFFER"] = fault_buffer
     own["NV2080_CTRL_CMD_INTERNAL_GMMU_UNREGISTER_FAULT_BUFFER"] = no_fault_buffer
     own["NV2080_CTRL_CMD_INTERNAL_GMMU_REGISTER_CLIENT_SHADOW_FAULT_BUFFER"] = shadow_buffer
+    own["NV2080_CTRL_CMD_INTERNAL_GMMU_UNREGISTER_CLIENT_SHADOW_FAULT_BUFFER"] = no_shadow_buffer
+    own["NV2080_CTRL_CMD_GPU_REPORT_NON_REPLAYABLE_FAULT"] = report_fault
     own["NV2080_CTRL_CMD_INTERNAL_GPU_GET_CHIP_INFO"] = chip_info
     own["NV2080_CTRL_CMD_INTERNAL_GPU_GET_USER_REGISTER_ACCESS_MAP"] = access_map
     own["NV2080_CTRL_CMD_INTERNAL_INIT_USER_SHARED_DATA"] = shared_data
@@ -214,6 +233,13 @@ def _map_copies(sub: Subdevice, params: Struct) -> None:
     require(known, Status.INVALID_ARGUMENT, f"copy engines of {count}: {logical}")
 
 
+def _workaround(device: Device, params: Struct) -> None:
+    """Accept a channel for bug 4208224 of Turing's graphics engine, which the model's lacks."""
+    channels = [each for each in device.children.values() if isinstance(each, ChannelObject)]
+    graphics = any(channel.runlist.number == 0 for channel in channels)
+    require(graphics, Status.INVALID_STATE, "bug 4208224: the device has no graphics channel")
+
+
 def _flush(sub: Subdevice, params: Struct) -> None:
     need_gpu(sub).settle()
 
@@ -243,6 +269,7 @@ _HANDLERS = cast(
         # Boost is not synchronised with other cards; the card is not a module of a baseboard.
         "NV2080_CTRL_CMD_INTERNAL_PERF_GPU_BOOST_SYNC_GET_INFO": fixed(),
         "NV2080_CTRL_CMD_PMGR_GET_MODULE_INFO": fixed(),
+        "NV0080_CTRL_CMD_INTERNAL_KGR_INIT_BUG4208224_WAR": _workaround,
         "NV402C_CTRL_CMD_I2C_GET_PORT_INFO": fixed(),
         "NV2080_CTRL_CMD_EVENT_SET_NOTIFICATION": _notification,
         "NV2080_CTRL_CMD_CE_UPDATE_CLASS_DB": fixed(stubbedCeMask=0),
@@ -254,7 +281,6 @@ _HANDLERS = cast(
         "NV2080_CTRL_CMD_CE_UPDATE_PCE_LCE_MAPPINGS": _map_copies,
         "NV2080_CTRL_CMD_INTERNAL_GPU_GET_SMC_MODE": _division,
         "NV2080_CTRL_CMD_INTERNAL_UVM_UNREGISTER_ACCESS_CNTR_BUFFER": fixed(),
-        "NV2080_CTRL_CMD_INTERNAL_GMMU_UNREGISTER_CLIENT_SHADOW_FAULT_BUFFER": fixed(),
         # Confidential Computing is off.
         "NV2080_CTRL_CMD_INTERNAL_CONF_COMPUTE_GET_STATIC_INFO": fixed(),
     },
