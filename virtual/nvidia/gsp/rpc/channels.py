@@ -7,6 +7,7 @@ rpc.c (rpcRmApiAlloc_GSP); Linux 7.3.4 nouveau nvkm/subdev/gsp/rm/r535/fifo.c.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol, cast
 
 from ugpu.hcq.registers.layout import Struct
@@ -138,8 +139,14 @@ class GspChannel(ChannelObject):
             self._server.write_memory(kind, base, content + b"\0\0\xff\xff")
 
     def _recover(self, error: ChannelError) -> None:
-        if error.fault is not None and self.gpu.fault_unit is not None:
-            self.gpu.fault_unit.report(self.channel, error.fault)
+        unit = self.gpu.fault_unit
+        if error.fault is not None and unit is not None:
+            unit.report(self.channel, error.fault)
+            if unit.hand_over(self.channel, error.fault, partial(self._end, error)):
+                return
+        self._end(error)
+
+    def _end(self, error: ChannelError) -> None:
         super()._recover(error)
         self._server.channel_failed(self, error)
 

@@ -15,7 +15,13 @@ from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0
 from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.gsp.rpc.controls import RUNLISTS, fixed, runlist_engine
-from ugpu.virtual.nvidia.memory.fault_buffers import DEFAULT_ENTRIES, ENTRY, REPLAYABLE, MmuFaults
+from ugpu.virtual.nvidia.memory.fault_buffers import (
+    DEFAULT_ENTRIES,
+    ENTRY,
+    NON_REPLAYABLE,
+    REPLAYABLE,
+    MmuFaults,
+)
 from ugpu.virtual.nvidia.rm.channels import ChannelGroup, ChannelObject
 from ugpu.virtual.nvidia.rm.controls.control_gpu import HANDLERS, smc_mode
 from ugpu.virtual.nvidia.rm.resources import Subdevice, need_gpu
@@ -102,8 +108,22 @@ def handlers(board: Board) -> Mapping[str, Any]:  # Any: see rm.controls.control
         board.mmu_faults.place(REPLAYABLE, ())
 
     def shadow_buffer(sub: Subdevice, params: Struct) -> None:
-        # The model reports faults that are not replayable by RC_TRIGGERED alone.
-        buffer(params.shadowFaultBufferPteArray, params.shadowFaultBufferSize)
+        fits = params.shadowFaultBufferSize == _FAULT_BUFFER
+        require(fits, Status.INVALID_ARGUMENT, f"size {params.shadowFaultBufferSize}")
+        pages = buffer(params.shadowFaultBufferPteArray, params.shadowFaultBufferSize)
+        queue = int(params.shadowFaultBufferQueuePhysAddr)
+        reached = board.bus_address(queue, _PAGE) is not None
+        require(reached, Status.INVALID_ADDRESS, f"a queue at {queue:#x}")
+        if params.shadowFaultBufferType == NON_REPLAYABLE:  # the other is not filled
+            board.mmu_faults.place_shadow(queue, pages)
+
+    def no_shadow_buffer(sub: Subdevice, params: Struct) -> None:
+        if params.shadowFaultBufferType == NON_REPLAYABLE:
+            board.mmu_faults.place_shadow(0, ())
+
+    def report_fault(sub: Subdevice, params: Struct) -> None:
+        known = board.mmu_faults.reported(bytes(params.faultPacket.data))
+        require(known, Status.INVALID_ARGUMENT, "a fault of no channel")
 
     def counter_buffer(sub: Subdevice, params: Struct) -> None:
         # No access is counted.
@@ -115,6 +135,8 @@ def handlers(board: Board) -> Mapping[str, Any]:  # Any: see rm.controls.control
     own["NV2080_CTRL_CMD_INTERNAL_GMMU_REGISTER_FAULT_BUFFER"] = fault_buffer
     own["NV2080_CTRL_CMD_INTERNAL_GMMU_UNREGISTER_FAULT_BUFFER"] = no_fault_buffer
     own["NV2080_CTRL_CMD_INTERNAL_GMMU_REGISTER_CLIENT_SHADOW_FAULT_BUFFER"] = shadow_buffer
+    own["NV2080_CTRL_CMD_INTERNAL_GMMU_UNREGISTER_CLIENT_SHADOW_FAULT_BUFFER"] = no_shadow_buffer
+    own["NV2080_CTRL_CMD_GPU_REPORT_NON_REPLAYABLE_FAULT"] = report_fault
     own["NV2080_CTRL_CMD_INTERNAL_GPU_GET_CHIP_INFO"] = chip_info
     own["NV2080_CTRL_CMD_INTERNAL_GPU_GET_USER_REGISTER_ACCESS_MAP"] = access_map
     own["NV2080_CTRL_CMD_INTERNAL_INIT_USER_SHARED_DATA"] = shared_data
@@ -254,7 +276,6 @@ _HANDLERS = cast(
         "NV2080_CTRL_CMD_CE_UPDATE_PCE_LCE_MAPPINGS": _map_copies,
         "NV2080_CTRL_CMD_INTERNAL_GPU_GET_SMC_MODE": _division,
         "NV2080_CTRL_CMD_INTERNAL_UVM_UNREGISTER_ACCESS_CNTR_BUFFER": fixed(),
-        "NV2080_CTRL_CMD_INTERNAL_GMMU_UNREGISTER_CLIENT_SHADOW_FAULT_BUFFER": fixed(),
         # Confidential Computing is off.
         "NV2080_CTRL_CMD_INTERNAL_CONF_COMPUTE_GET_STATIC_INFO": fixed(),
     },
