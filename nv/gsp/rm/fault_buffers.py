@@ -16,7 +16,6 @@ uvm_gpu_replayable_faults.c, uvm_turing_fault_buffer.c.
 from __future__ import annotations
 
 import contextlib
-import logging
 import struct
 import threading
 from collections import deque
@@ -30,8 +29,6 @@ from ugpu.nv.gsp.chip.chip import GspChip
 from ugpu.nv.gsp.layout.memory import PAGE, Pages
 from ugpu.nv.gsp.rm.client import GspClient
 from ugpu.nv.gsp.rm.engines import Engine, engine_behind
-
-log = logging.getLogger(__name__)
 
 ENTRY = 32
 _LAST, _VALID = 31, 0x80  # an entry's last byte, and its bit
@@ -65,29 +62,24 @@ def decode(raw: bytes, family: str, engines: Sequence[Engine]) -> MmuFault:
     """Return what an entry says. raw: 32 bytes; codes without a name are given as numbers."""
     entry: Any = abi.fault_entry().decode(raw)
     codes = abi.fault_codes(abi.FAULT_TABLES[family])
-    hub = bool(entry["MMU_CLIENT_TYPE"])
-    prefix, client = "HUB_" if hub else "GPC_", entry["CLIENT"]
+    prefix, client = "HUB_" if entry["MMU_CLIENT_TYPE"] else "GPC_", entry["CLIENT"]
     named = (name for name, number in codes.field("CLIENT").values.items() if number == client)
     unit = next((name for name in named if name.startswith(prefix)), f"{prefix}{client:#x}")
-    if not hub:
+    if prefix == "GPC_":
         unit = f"GPC{entry['GPC_ID']}_{unit.removeprefix(prefix)}"
     kind, access = entry["FAULT_TYPE"], entry["ACCESS_TYPE"]
-    return MmuFault(
-        entry["INST"] << 12,
-        entry["ADDR"] << 12,
-        abi.access_name(codes.field("ACCESS_TYPE").name_of(access), access),
-        codes.field("FAULT_TYPE").name_of(kind) or f"type {kind}",
-        unit,
-        engine_behind(engines, entry["ENGINE_ID"]),
-        entry["TIMESTAMP"],
-    )
+    access = abi.access_name(codes.field("ACCESS_TYPE").name_of(access), access)
+    kind = codes.field("FAULT_TYPE").name_of(kind) or f"type {kind}"
+    engine = engine_behind(engines, entry["ENGINE_ID"])
+    instance, address = entry["INST"] << 12, entry["ADDR"] << 12
+    return MmuFault(instance, address, access, kind, unit, engine, entry["TIMESTAMP"])
 
 
 class FaultBuffers:
     """Both buffers of a card, which its holders share. lock: of the card.
 
-    seen: the last entries. lost: overflows, after which the entry of a fault may be missing. late:
-    entries that did not become valid in time.
+    engines: to name in entries. seen: the last entries. lost: overflows, after which the entry of a
+    fault may be missing. late: entries that did not become valid in time.
     """
 
     def __init__(self, chip: GspChip, lock: threading.RLock) -> None:
@@ -95,8 +87,8 @@ class FaultBuffers:
         self.lost = self.late = 0
         self._chip = chip
         self._lock = lock
+        self.engines: Sequence[Engine] = ()
         self._users: list[object] = []
-        self._engines: Sequence[Engine] = ()
         self._held = contextlib.ExitStack()  # the memory, while it is the GSP's
         self._works = False
         self._given: list[str] = []  # what the GSP has, by the name of the control
@@ -105,12 +97,9 @@ class FaultBuffers:
 
     # ---- begin and end -----------------------------------------------------------------------
 
-    def enter(
-        self, user: object, engines: Sequence[Engine], client: GspClient, subdevice: int
-    ) -> None:
+    def enter(self, user: object, client: GspClient, subdevice: int) -> None:
         """Register the buffers for the first user."""
         with self._lock:
-            self._engines = engines
             if not self._users:
                 self.register(client, subdevice)
             self._users.append(user)
@@ -207,10 +196,8 @@ class FaultBuffers:
                 "late": self.late}  # fmt: skip
 
     def _note(self, raw: bytes) -> MmuFault:
-        fault = decode(raw, self._chip.facts.family, self._engines)
-        log.debug("%s: %s", self._chip.transport.name, fault)
-        self.seen.append(fault)
-        return fault
+        self.seen.append(decode(raw, self._chip.facts.family, self.engines))
+        return self.seen[-1]
 
     def _take_replayable(self) -> None:
         """Take the entries up to PUT, in order, then let the accesses go: as faults, except
@@ -240,14 +227,12 @@ class FaultBuffers:
             self._owed = 0
 
     def _is_valid(self, at: int, limit_s: float) -> bool:
-        try:
+        with contextlib.suppress(UnitTimeout):
             return self._chip.transport.clock.wait_until(
                 lambda: bool(self._ring.view[at + _LAST] & _VALID),
-                unit="MMU", waiting_for="a valid entry of the fault buffer", limit_s=limit_s,
+                unit="MMU", waiting_for="a valid entry of a fault", limit_s=limit_s,
             )  # fmt: skip
-        except UnitTimeout as error:
-            log.warning("%s: %s", self._chip.transport.name, error)
-            return False
+        return False
 
     def _take_shadow(self, client: GspClient, subdevice: int) -> None:
         queue, entries = self._queue.view, self._shadow.size // ENTRY

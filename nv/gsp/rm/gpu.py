@@ -85,7 +85,8 @@ class GspGpu(Gpu):
         self._methods = method_buffer_size(client, self.subdevice)
         self._read_shape()
         self.engines = read_engines(client, self.subdevice)
-        card.faults.enter(self, self.engines, client, self.subdevice)
+        card.faults.engines = self.engines
+        card.faults.enter(self, client, self.subdevice)
         self._make_address_space()
         card.enable_interrupts(client, self.subdevice)
         self.session.on_report.append(self._note_end)
