@@ -165,12 +165,16 @@ class GspCard(BareCard[H]):
     def suspend(self, objects: saving.Objects) -> None:
         """Save everything in host memory; the card may lose its power then. No channel has work.
         If this fails early the card goes on, if it fails late `calls` do not work."""
-        saved = saving.save(self, objects)
+        self.faults.unregister(objects.client, objects.subdevice)
+        try:
+            saved = saving.save(self, objects)
+        except BaseException:
+            self.faults.register(objects.client, objects.subdevice)
+            raise
         try:
             if self.interrupts is not None:
                 self.interrupts.disable()
                 self.interrupts = None
-            self.faults.unregister(objects.client, objects.subdevice)
             steps.suspend(self.firmware, saved.pages[0])
             self.saved, self._runs = saved, False
             disable_master(self.transport)

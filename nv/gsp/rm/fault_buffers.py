@@ -151,13 +151,14 @@ class FaultBuffers:
         self._given.append(name.replace("REGISTER", "UNREGISTER"))
 
     def unregister(self, client: GspClient, subdevice: int) -> None:
-        """Take the memory back. If the GSP refuses that, the transport frees it at its end."""
-        self._works = False
-        while self._given:
-            shadow = "SHADOW" in self._given[-1]  # which has parameters
-            (client.ask if shadow else client.control)(subdevice, self._given[-1])
-            self._given.pop()
-        self._held.close()
+        """Take the memory back. If the GSP refuses that, the buffers stay as they are."""
+        with self._lock:
+            while self._given:
+                shadow = "SHADOW" in self._given[-1]  # which has parameters
+                (client.ask if shadow else client.control)(subdevice, self._given[-1])
+                self._given.pop()
+            self._works = False
+            self._held.close()
 
     def forget(self) -> None:
         """Free the memory after a reset, and forget the users."""

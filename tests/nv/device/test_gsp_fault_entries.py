@@ -336,6 +336,32 @@ def test_the_buffers_stay_until_the_last_holder() -> None:
         device.reset()
 
 
+@pytest.mark.parametrize("refused", ["FBSR_INIT", "UNREGISTER_FAULT_BUFFER", ""])
+def test_entries_after_a_suspend(refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    control = GspClient.control
+
+    def refuse(self: GspClient, handle: int, command: str, parameters: Any = None) -> None:
+        if refused and command.endswith(f"_{refused}"):
+            raise FirmwareError(f"the GSP refuses {command}")
+        control(self, handle, command, parameters)
+
+    with opened() as (_, device):
+        work(device)
+        with monkeypatch.context() as patch:
+            patch.setattr(GspClient, "control", refuse)
+            if refused:
+                with pytest.raises(FirmwareError, match=refused):
+                    device.suspend()
+            else:
+                device.suspend()
+                device.resume()
+        assert caught(launch, device, "stray_read")["unit"] == "GPC0_T1_0"
+        device.reset()
+        if refused != "UNREGISTER_FAULT_BUFFER":  # the shadow buffer is gone, and its faults end
+            assert caught(copy, device, "read")["unit"] == "HUB_CE0"
+            device.reset()
+
+
 @given(st.binary(min_size=ENTRY, max_size=ENTRY), st.sampled_from(sorted(abi.FAULT_TABLES)))
 def test_any_entry_is_decoded(raw: bytes, family: str) -> None:
     """By the layout of clc369.h, read here by words."""
