@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ugpu.compiler import onnx as onnx
     from ugpu.compiler import optim as optim
     from ugpu.compiler import torch as torch
+    from ugpu.compiler.complex.tensor import ComplexTensor as ComplexTensor
     from ugpu.compiler.files.tensor_file import TensorFile as TensorFile
     from ugpu.compiler.files.tensor_file import load as load
     from ugpu.compiler.files.tensor_file import save as save
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ugpu.compiler.tensor import Tensor as Tensor
 
 _HOMES = {
+    "ComplexTensor": "ugpu.compiler.complex.tensor",
     "Tensor": "ugpu.compiler.tensor",
     **dict.fromkeys(
         ("checkpoint", "custom_gradient", "enable_grad", "grad", "no_grad", "value_and_grad"),
@@ -63,6 +65,7 @@ _HOMES = {
 WHOLE = ("dtypes", "fft", "linalg", "nn", "onnx", "optim", "torch", "xp")  # names of modules
 
 __all__ = [
+    "ComplexTensor",
     "Tensor",
     "TensorFile",
     "checkpoint",

@@ -21,7 +21,7 @@ Promotion follows NumPy between integers and between floats, and PyTorch between
 
 float32 is the default: an array of float64 becomes float32, and float64 only where that type is
 asked for (`dtype="float64"`, a float64 tensor as the other operand, DLPack, files). Not every
-device has it, see `require`. Complex types are missing.
+device has it, see `require`. Complex types are those of ComplexTensor (compiler.complex) alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class DType:
 
     Attributes:
         name: as in `dtypes`, such as "float32".
-        kind: "b" bool, "i" signed, "u" unsigned, "f" float.
+        kind: "b" bool, "i" signed, "u" unsigned, "f" float, "c" complex.
         itemsize: in bytes.
     """
 
@@ -79,9 +79,12 @@ float16 = DType("float16", "f", 2)
 bfloat16 = DType("bfloat16", "f", 2)
 float32 = DType("float32", "f", 4)
 float64 = DType("float64", "f", 8)
+complex64, complex128 = DType("complex64", "c", 8), DType("complex128", "c", 16)  # ComplexTensor's
 float8_e4m3fn, float8_e5m2, float8_e4m3fnuz, float8_e5m2fnuz = FLOAT8 = tuple(
     DType(name, "f", 1) for name in float8.FORMATS
 )
+
+PART_OF = {complex64: float32, complex128: float64}
 
 ALL = (
     bool_, int8, int16, int32, int64, uint8, uint16, uint32, uint64, float16, bfloat16, float32,
@@ -90,10 +93,7 @@ ALL = (
 # The element types that targets lack, by the ABI of their kernels (hcq.state.target); a target that
 # is not listed has all. Adreno: ir3 has no arithmetic of 64-bit floats (Mesa, ir3_compiler_nir.c).
 LACKING: Mapping[str, tuple[DType, ...]] = {"ir3": (float64,)}
-COMPLEX = (
-    "complex numbers are not supported; expected real and imaginary parts on a last axis of two, "
-    "as ugpu.fft has them (np.stack([z.real, z.imag], -1))"
-)
+COMPLEX = "a Tensor is real; complex numbers are in a ugpu.ComplexTensor"
 _BITS: dict[DType, type[np.generic]] = {bfloat16: np.uint16, **dict.fromkeys(FLOAT8, np.uint8)}
 _BY_NAME = {dtype.name: dtype for dtype in ALL}
 _TO_NUMPY: dict[str, np.dtype[np.generic]] = {
@@ -161,6 +161,9 @@ def promote(left: DType, right: DType) -> DType:
     """Return the type of an operation on two tensors; see the module docstring for the rules."""
     if left is right:
         return left
+    if "c" in (left.kind, right.kind):
+        parts = [PART_OF.get(each, each) for each in (left, right)]
+        return complex128 if float64 in parts else complex64
     if left.is_float8 or right.is_float8:
         raise BadArgument(
             f"float8 types are not converted implicitly: got {left.name} and {right.name}; "
@@ -182,7 +185,7 @@ def promote(left: DType, right: DType) -> DType:
 
 def promote_scalar(dtype: DType, scalar: bool | int | float) -> DType:
     """Return the type of an operation on a tensor and a Python scalar."""
-    if isinstance(scalar, bool) or dtype.is_float:
+    if isinstance(scalar, bool) or dtype.kind in "fc":
         return dtype
     if isinstance(scalar, float):
         return float32

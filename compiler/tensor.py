@@ -99,6 +99,10 @@ class Tensor(Values):
         made.node.origin = here()
         return made
 
+    def _with_complex(self, name: tuple[object, ...], other: Any) -> Any:
+        module = importlib.import_module("ugpu.compiler.complex.tensor")  # made of tensors itself
+        return module.combined(self, name, other)
+
     # ---- creation ------------------------------------------------------------------------------
 
     @classmethod

@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ugpu.compiler import ComplexTensor as ComplexTensor
     from ugpu.compiler import Tensor as Tensor
     from ugpu.compiler import TensorFile as TensorFile
     from ugpu.compiler import checkpoint as checkpoint
@@ -62,7 +63,8 @@ _HOMES = {
         "QueueKind", "Sensor", "UgpuError", "errors", "list_devices", "open",
     ),
     "ugpu.compiler": (
-        "Tensor", "TensorFile", "checkpoint", "custom_gradient", "dtypes", "enable_grad",
+        "ComplexTensor", "Tensor", "TensorFile", "checkpoint", "custom_gradient", "dtypes",
+        "enable_grad",
         "fft", "function", "grad", "jit", "kernel_log", "linalg", "load", "nn", "no_grad",
         "onnx", "optim", "save", "set_default_device", "torch", "tuning", "value_and_grad", "watch",
         "xp",

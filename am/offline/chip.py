@@ -25,6 +25,7 @@ from ugpu.hcq.bare.bus import ALL_ONES
 from ugpu.hcq.bare.function import looked_into
 from ugpu.hcq.bare.stages import Stages, mildest
 from ugpu.hcq.errors import DeviceNotFound, FirmwareSilent, NotRecorded, UgpuError
+from ugpu.hcq.find.reached import reached
 from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.registers.fields import RegisterBlock
 from ugpu.hcq.registers.nowhere import Nowhere
@@ -172,13 +173,8 @@ _LOOKS: dict[str, Callable[[Chip], object]] = {
 def named_states(attachment: Attachment) -> list[dict[str, object]]:
     """Each unit's state. If the chip cannot be reached, the one state that gives the reason. The
     transport is closed at the end. A recording gives the states of its moment."""
-    transport = attachment.transport
-    if isinstance(transport, RecordedTransport):
-        reached = open_recorded(transport)
-    else:
-        reached = open_window(attachment)
     try:
-        with reached as chip:
+        with reached(attachment, open_window, open_recorded) as chip:
             return states.as_json(chip)
     except UgpuError as error:
         found = states.unreached(error)

@@ -1,19 +1,17 @@
 """The array API standard, version 2024.12, as `ugpu.xp` and `tensor.__array_namespace__()`.
 
 https://data-apis.org/array-api/2024.12. Functions call the methods of Tensor of the same meaning.
-Complex types, and with them the extension `fft`, are missing (see ugpu.fft).
+Complex arrays are ComplexTensors (ugpu.compiler.complex).
 """
 
 from __future__ import annotations
 
 import math
 
-from ugpu.compiler import dtype as dtypes
-
 # isort: off
 # fmt: off
 from ugpu.compiler.array_api import (
-    linalg as linalg,
+    fft as fft, linalg as linalg,
 )
 from ugpu.compiler.array_api.creation import (
     arange as arange, asarray as asarray, empty as empty, empty_like as empty_like,
@@ -67,7 +65,7 @@ from ugpu.compiler.array_api.types import (
     result_type as result_type,
 )
 from ugpu.compiler.dtype import (
-    bool_ as bool_,
+    bool_ as bool_, complex64 as complex64, complex128 as complex128,
     float32 as float32, float64 as float64,
     int8 as int8, int16 as int16, int32 as int32, int64 as int64,
     uint8 as uint8, uint16 as uint16, uint32 as uint32, uint64 as uint64,
@@ -78,13 +76,3 @@ from ugpu.compiler.dtype import (
 __array_api_version__ = "2024.12"
 e, inf, nan, newaxis, pi = math.e, math.inf, math.nan, None, math.pi
 bool = bool_
-_MISSING = {
-    "fft": "its arrays are complex; ugpu.fft has real and imaginary parts on a last axis of two",
-    "complex64": dtypes.COMPLEX,
-    "complex128": dtypes.COMPLEX,
-}
-
-
-def __getattr__(name: str) -> object:
-    reason = f": {_MISSING[name]}" if name in _MISSING else ""
-    raise AttributeError(f"ugpu.xp has no attribute {name!r}{reason}")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.array_api.operands import array_of
+from ugpu.compiler.array_api.operands import any_complex, array_of
+from ugpu.compiler.array_api.types import astype, converted
+from ugpu.compiler.complex.tensor import ComplexTensor
 from ugpu.compiler.dtype import DType
+from ugpu.compiler.methods.core import is_complex
 from ugpu.compiler.runtime.runtime import device_of
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument
 
 Shape = int | tuple[int, ...]
-Number = bool | int | float
+Number = bool | int | float | complex
 OnDevice = Device | str | None
 
 
@@ -32,19 +35,31 @@ def asarray(
     """Return numbers, nested lists, an array or a tensor as a Tensor. A tensor of that type on that
     device is returned itself unless `copy`; BadArgument if `copy` is False and it has to be
     copied."""
-    if isinstance(obj, Tensor):
-        kind = obj.dtype if dtype is None else dtypes.as_dtype(dtype)
+    if isinstance(obj, Tensor | ComplexTensor):
+        kind = obj.dtype if dtype is None else dtype
         target = obj.device if device is None else device_of(device)
         if kind is obj.dtype and target is obj.device:
-            return obj._same() if copy else obj
+            return cast("Tensor", +obj if copy else obj)
     if copy is False:
         raise BadArgument(
             f"asarray: {type(obj).__name__} has to be copied, expected copy=None or True; "
             "from_dlpack shares memory"
         )
-    if isinstance(obj, Tensor):
-        return obj.to(target).cast(kind)
-    return Tensor(_gathered(obj), dtype=dtype, device=device)
+    if isinstance(obj, Tensor | ComplexTensor):
+        return astype(cast("Tensor", obj), kind, device=target)
+    gathered = _gathered(obj)
+    if (dtype is not None and dtype.kind == "c") or _has_complex(gathered):
+        if dtype is not None and dtype.kind != "c":
+            raise BadArgument(f"asarray: expected a complex type, got {dtype.name}")
+        return cast("Tensor", ComplexTensor(gathered, dtype=dtype, device=device))
+    return Tensor(gathered, dtype=dtype, device=device)
+
+
+def _has_complex(obj: Any) -> bool:
+    """Return whether numbers, nested lists of them or an array are complex."""
+    if isinstance(obj, list | tuple):
+        return any(_has_complex(each) for each in obj)
+    return is_complex(obj) or getattr(getattr(obj, "dtype", None), "kind", "") == "c"
 
 
 def _gathered(obj: Any) -> Any:
@@ -56,6 +71,8 @@ def _gathered(obj: Any) -> Any:
 
 
 def _tensors_in(obj: Any) -> Iterator[Tensor]:
+    if isinstance(obj, ComplexTensor):
+        yield from obj.parts
     if isinstance(obj, list | tuple):
         for each in obj:
             yield from _tensors_in(each)
@@ -66,7 +83,7 @@ def _tensors_in(obj: Any) -> Iterator[Tensor]:
 def _numbers(obj: Any) -> Any:
     if isinstance(obj, list | tuple):
         return [_numbers(each) for each in obj]
-    return obj.tolist() if isinstance(obj, Tensor) else obj
+    return obj.tolist() if isinstance(obj, Tensor | ComplexTensor) else obj
 
 
 def empty(shape: Shape, *, dtype: DType | None = None, device: OnDevice = None) -> Tensor:
@@ -84,7 +101,9 @@ def eye(
     device: OnDevice = None,
 ) -> Tensor:  # fmt: skip
     """Return `Tensor.eye`, with ones on the diagonal k above the main one."""
-    return Tensor.eye(n_rows, n_cols, k, dtype=dtype or dtypes.float32, device=device)
+    kind = dtype or dtypes.float32
+    part = dtypes.PART_OF.get(kind, kind)
+    return converted(Tensor.eye(n_rows, n_cols, k, dtype=part, device=device), kind)
 
 
 def from_dlpack(x: Any, /, *, device: OnDevice = None, copy: bool | None = None) -> Tensor:
@@ -96,7 +115,13 @@ def full(
     shape: Shape, fill_value: Number, *, dtype: DType | None = None, device: OnDevice = None
 ) -> Tensor:
     """Return `Tensor.full`."""
-    return Tensor.full(shape, fill_value, dtype=dtype, device=device)
+    kind = dtypes.complex64 if dtype is None and isinstance(fill_value, complex) else dtype
+    if kind is not None and kind.kind == "c":
+        made = ComplexTensor(fill_value, dtype=kind, device=device)
+        return cast("Tensor", made.expand((shape,) if isinstance(shape, int) else shape))
+    if isinstance(fill_value, complex):
+        raise BadArgument(f"full: expected a complex type for {fill_value}, got {dtype}")
+    return Tensor.full(shape, fill_value, dtype=kind, device=device)
 
 
 def full_like(
@@ -105,26 +130,43 @@ def full_like(
     """Return one value in the shape of x, and its type and device unless given."""
     given = array_of("full_like", x)
     kind, target = dtype or given.dtype, given.device if device is None else device
-    return Tensor.full(given.shape, fill_value, dtype=kind, device=target)
+    return full(given.shape, fill_value, dtype=kind, device=target)
 
 
 def linspace(
-    start: int | float, stop: int | float, /, num: int, *, dtype: DType | None = None,
+    start: Number, stop: Number, /, num: int, *, dtype: DType | None = None,
     device: OnDevice = None, endpoint: bool = True,
 ) -> Tensor:  # fmt: skip
     """Return `Tensor.linspace`."""
-    kind = dtype or dtypes.float32
-    return Tensor.linspace(start, stop, num, endpoint, dtype=kind, device=device)
+    whole = isinstance(start, complex) or isinstance(stop, complex)
+    kind = dtype or (dtypes.complex64 if whole else dtypes.float32)
+    if kind.kind != "c":
+        if isinstance(start, complex) or isinstance(stop, complex):
+            raise BadArgument(f"linspace: expected a complex type, got {kind.name}")
+        return Tensor.linspace(start, stop, num, endpoint, dtype=kind, device=device)
+    one, two, part = complex(start), complex(stop), dtypes.PART_OF[kind]
+    real, imag = (
+        Tensor.linspace(first, last, num, endpoint, dtype=part, device=device)
+        for first, last in ((one.real, two.real), (one.imag, two.imag))
+    )
+    return cast("Tensor", ComplexTensor.of(real, imag))
 
 
 def meshgrid(*arrays: Tensor, indexing: Literal["xy", "ij"] = "xy") -> list[Tensor]:
     """Return `Tensor.meshgrid`."""
-    return list(Tensor.meshgrid(*arrays, indexing=indexing)) if arrays else []
+    if not arrays:
+        return []
+    first = any_complex(*arrays)
+    if first is None:
+        return list(Tensor.meshgrid(*arrays, indexing=indexing))
+    pairs = zip(*(first._lifted("meshgrid", each).parts for each in arrays), strict=True)
+    real, imag = (Tensor.meshgrid(*each, indexing=indexing) for each in pairs)
+    return [cast("Tensor", ComplexTensor.of(*both)) for both in zip(real, imag, strict=True)]
 
 
 def ones(shape: Shape, *, dtype: DType | None = None, device: OnDevice = None) -> Tensor:
     """Return `Tensor.ones`."""
-    return Tensor.full(shape, 1, dtype=dtype or dtypes.float32, device=device)
+    return full(shape, 1, dtype=dtype or dtypes.float32, device=device)
 
 
 def ones_like(x: Tensor, /, *, dtype: DType | None = None, device: OnDevice = None) -> Tensor:
@@ -144,7 +186,7 @@ def triu(x: Tensor, /, *, k: int = 0) -> Tensor:
 
 def zeros(shape: Shape, *, dtype: DType | None = None, device: OnDevice = None) -> Tensor:
     """Return `Tensor.zeros`."""
-    return Tensor.full(shape, 0, dtype=dtype or dtypes.float32, device=device)
+    return full(shape, 0, dtype=dtype or dtypes.float32, device=device)
 
 
 def zeros_like(x: Tensor, /, *, dtype: DType | None = None, device: OnDevice = None) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ugpu.compiler.array_api.operands import array_of, pair_of
+from ugpu.compiler.array_api.operands import array_of, pair_of, real_of
 from ugpu.compiler.tensor import Tensor
 
 Operand = Tensor | bool | int | float
@@ -16,7 +16,8 @@ F = TypeVar("F", bound=Callable[..., Tensor])
 
 def _unary(name: str, method: Callable[..., Any]) -> Unary:
     def function(x: Tensor, /) -> Tensor:
-        result: Tensor = method(array_of(name, x))
+        given = array_of(name, x)
+        result: Tensor = getattr(given, method.__name__)()
         return result
 
     return _named(function, name, method)
@@ -25,7 +26,7 @@ def _unary(name: str, method: Callable[..., Any]) -> Unary:
 def _binary(name: str, method: Callable[..., Any]) -> Binary:
     def function(x1: Operand, x2: Operand, /) -> Tensor:
         left, right = pair_of(name, x1, x2)
-        result: Tensor = method(left, right)
+        result: Tensor = getattr(left, method.__name__)(right)
         return result
 
     return _named(function, name, method)
@@ -46,7 +47,7 @@ atan = _unary("atan", Tensor.atan)
 atanh = _unary("atanh", Tensor.atanh)
 bitwise_invert = _unary("bitwise_invert", Tensor.__invert__)
 ceil = _unary("ceil", Tensor.ceil)
-conj = _unary("conj", Tensor.__pos__)
+conj = _unary("conj", Tensor.conj)
 cos = _unary("cos", Tensor.cos)
 cosh = _unary("cosh", Tensor.cosh)
 exp = _unary("exp", Tensor.exp)
@@ -62,7 +63,6 @@ log2 = _unary("log2", Tensor.log2)
 logical_not = _unary("logical_not", Tensor.logical_not)
 negative = _unary("negative", Tensor.neg)
 positive = _unary("positive", Tensor.__pos__)
-real = _unary("real", Tensor.__pos__)
 reciprocal = _unary("reciprocal", Tensor.reciprocal)
 round = _unary("round", Tensor.round)
 sign = _unary("sign", Tensor.sign)
@@ -114,9 +114,14 @@ def remainder(x1: Operand, x2: Operand, /) -> Tensor:
 
 def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -> Tensor:
     """Limit the elements to `min` and `max`, in the type of x; None means no limit."""
-    return array_of("clip", x).clip(min, max).cast(x.dtype)
+    return real_of("clip", x).clip(min, max).cast(x.dtype)
+
+
+def real(x: Tensor, /) -> Tensor:
+    """Return the real parts."""
+    return array_of("real", x).real
 
 
 def imag(x: Tensor, /) -> Tensor:
-    """Return zeros: all elements are real."""
-    return array_of("imag", x).zeros_like()
+    """Return the imaginary parts, of a real tensor zeros."""
+    return array_of("imag", x).imag

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ugpu.compiler.array_api.operands import array_of
+from typing import cast
+
+from ugpu.compiler.array_api.operands import any_complex, array_of
+from ugpu.compiler.complex.tensor import ComplexTensor
 from ugpu.compiler.methods.core import broadcast_shape
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument
@@ -15,8 +18,8 @@ def broadcast_arrays(*arrays: Tensor) -> list[Tensor]:
     """Return all with one shape, see `broadcast_to`."""
     if not arrays:
         return []
-    nodes = [array_of("broadcast_arrays", each).node for each in arrays]
-    shape = broadcast_shape("broadcast_arrays", *nodes)
+    shapes = [array_of("broadcast_arrays", each).shape for each in arrays]
+    shape = broadcast_shape("broadcast_arrays", *shapes)
     return [each.broadcast_to(shape) for each in arrays]
 
 
@@ -28,8 +31,13 @@ def broadcast_to(x: Tensor, /, shape: tuple[int, ...]) -> Tensor:
 def concat(arrays: Arrays, /, *, axis: int | None = 0) -> Tensor:
     """Return `Tensor.cat`; axis None: of the flattened arrays."""
     if axis is None:
-        return Tensor.cat([array_of("concat", each).flatten() for each in arrays])
-    return Tensor.cat(list(arrays), axis)
+        return concat([array_of("concat", each).flatten() for each in arrays])
+    return _home(arrays).cat(list(arrays), axis)
+
+
+def _home(arrays: Arrays) -> type[Tensor]:
+    """Return the class whose functions join arrays."""
+    return cast("type[Tensor]", Tensor if any_complex(*arrays) is None else ComplexTensor)
 
 
 def expand_dims(x: Tensor, /, axis: int) -> Tensor:
@@ -84,7 +92,7 @@ def squeeze(x: Tensor, /, axis: Axes) -> Tensor:
 
 def stack(arrays: Arrays, /, *, axis: int = 0) -> Tensor:
     """Return `Tensor.stack`."""
-    return Tensor.stack(list(arrays), axis)
+    return _home(arrays).stack(list(arrays), axis)
 
 
 def take(x: Tensor, indices: Tensor, /, *, axis: int | None = None) -> Tensor:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from ugpu.compiler.array_api.elementwise import Operand
-from ugpu.compiler.array_api.operands import array_of
+from ugpu.compiler.array_api.operands import any_complex, array_of, real_of
+from ugpu.compiler.complex.tensor import ComplexTensor
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument
 
@@ -110,4 +111,7 @@ def unique_values(x: Tensor, /) -> Tensor:
 
 def where(condition: Tensor, x1: Operand, x2: Operand, /) -> Tensor:
     """Return `Tensor.where`."""
-    return array_of("where", condition).where(x1, x2)
+    chosen = real_of("where", condition)
+    if any_complex(x1, x2) is not None:
+        return cast("Tensor", ComplexTensor.where(chosen, x1, x2))
+    return chosen.where(x1, x2)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler import float8
 from ugpu.compiler.array_api.operands import array_of
+from ugpu.compiler.complex.tensor import ComplexTensor
 from ugpu.compiler.dtype import DType
 from ugpu.compiler.runtime.runtime import device_of
 from ugpu.compiler.tensor import Tensor
@@ -17,10 +19,13 @@ from ugpu.hcq.errors import BadArgument
 
 Kind = DType | str | tuple[DType | str, ...]
 
-STANDARD = tuple(each for each in dtypes.ALL if not each.is_float or each.itemsize >= 4)
+STANDARD = (
+    *(each for each in dtypes.ALL if not each.is_float or each.itemsize >= 4),
+    *dtypes.PART_OF,
+)
 KINDS = {
     "bool": "b", "signed integer": "i", "unsigned integer": "u", "integral": "iu",
-    "real floating": "f", "complex floating": "", "numeric": "iuf",
+    "real floating": "f", "complex floating": "c", "numeric": "iufc",
 }  # fmt: skip
 
 
@@ -68,9 +73,18 @@ def astype(
     """Return `Tensor.cast`. copy: whether to return a new tensor even if nothing changes."""
     given = array_of("astype", x)
     moved = given if device is None else given.to(device_of(device))
-    if moved.dtype is dtypes.as_dtype(dtype) and moved.device is given.device:
-        return given._same() if copy else given
-    return moved.cast(dtype)
+    if moved.dtype is dtype and moved.device is given.device:
+        return +given if copy else given
+    if isinstance(given, ComplexTensor) and dtype.kind != "c":
+        raise BadArgument(f"astype: expected a complex type, got {dtype.name}; take real or imag")
+    return converted(moved, dtype)
+
+
+def converted(x: Tensor, dtype: DType) -> Tensor:
+    """Return a tensor in another type, a real one as a ComplexTensor where that is complex."""
+    if dtype.kind == "c" and not isinstance(x, ComplexTensor):
+        return cast("Tensor", ComplexTensor(x, dtype=dtype))
+    return x.cast(dtype)
 
 
 def can_cast(from_: DType | Tensor, to: DType, /) -> bool:
@@ -80,8 +94,10 @@ def can_cast(from_: DType | Tensor, to: DType, /) -> bool:
 
 
 def finfo(type: DType | Tensor, /) -> FloatInfo:
-    """Return the limits of a float type; BadArgument for another type."""
+    """Return the limits of a float type, or of the parts of a complex one; BadArgument for another
+    type."""
     kind = _type_of("finfo", type)
+    kind = dtypes.PART_OF.get(kind, kind)
     if not kind.is_float:
         raise BadArgument(f"finfo: expected a float type, got {kind.name}")
     if kind is dtypes.bfloat16:  # float32's exponents and 8 bits of precision
@@ -118,13 +134,13 @@ def isdtype(dtype: DType, kind: Kind) -> bool:
     return own is _type_of("isdtype", kind)
 
 
-def result_type(*arrays_and_dtypes: Tensor | DType | bool | int | float) -> DType:
+def result_type(*arrays_and_dtypes: Tensor | DType | bool | int | float | complex) -> DType:
     """Return the type of an operation on all of these, see compiler.dtype."""
-    scalars = [each for each in arrays_and_dtypes if isinstance(each, bool | int | float)]
+    scalars = [each for each in arrays_and_dtypes if isinstance(each, bool | int | float | complex)]
     kinds = [
         _type_of("result_type", each)
         for each in arrays_and_dtypes
-        if not isinstance(each, bool | int | float)
+        if not isinstance(each, bool | int | float | complex)
     ]
     if not kinds:
         raise BadArgument(f"result_type: expected a Tensor or a type, got {arrays_and_dtypes}")
@@ -132,12 +148,15 @@ def result_type(*arrays_and_dtypes: Tensor | DType | bool | int | float) -> DTyp
     for kind in kinds[1:]:
         result = dtypes.promote(result, kind)
     for scalar in scalars:
-        result = dtypes.promote_scalar(result, scalar)
+        if isinstance(scalar, complex):
+            result = dtypes.promote(result, dtypes.complex64)
+        else:
+            result = dtypes.promote_scalar(result, scalar)
     return result
 
 
 def _type_of(operation: str, given: DType | Tensor) -> DType:
-    if isinstance(given, Tensor):
+    if isinstance(given, Tensor | ComplexTensor):
         return given.dtype
     if isinstance(given, DType):
         return given
@@ -157,9 +176,10 @@ class NamespaceInfo:
         return device_of(None)
 
     def default_dtypes(self, *, device: Device | str | None = None) -> dict[str, DType]:
-        """Return the types of Python numbers and of indices. Complex types are not supported."""
+        """Return the types of Python numbers and of indices."""
         return {
-            "real floating": dtypes.float32, "integral": dtypes.int64, "indexing": dtypes.int64,
+            "real floating": dtypes.float32, "complex floating": dtypes.complex64,
+            "integral": dtypes.int64, "indexing": dtypes.int64,
         }  # fmt: skip
 
     def devices(self) -> list[Device]:
@@ -172,7 +192,7 @@ class NamespaceInfo:
         """Return the standard's types by name that a device has, of a kind (see `isdtype`). Floats
         of 16 and 8 bits are not in the standard."""
         lacking = dtypes.LACKING.get(device_of(device).target.abi, ())
-        own = [each for each in STANDARD if each not in lacking]
+        own = [each for each in STANDARD if dtypes.PART_OF.get(each, each) not in lacking]
         chosen = [each for each in own if kind is None or isdtype(each, kind)]
         return {each.name: each for each in chosen}
 

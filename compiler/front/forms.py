@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ugpu.compiler.complex.tensor import ComplexTensor
 from ugpu.compiler.sharding.sharded import Sharded
 from ugpu.compiler.tensor import Tensor
 
@@ -19,6 +20,8 @@ def flatten(value: Any, tensors: list[Tensor]) -> Any:
     if isinstance(value, Sharded):
         parts = [flatten(part, tensors) for part in value.parts]
         return ("sharded", value.axis, value.partial, *parts)
+    if isinstance(value, ComplexTensor):
+        return ("complex", *(flatten(part, tensors) for part in value.parts))
     if isinstance(value, list | tuple):
         return (type(value).__name__, *(flatten(each, tensors) for each in value))
     if isinstance(value, dict):
@@ -38,7 +41,7 @@ def mapped(value: Any, kind: type[Leaf], change: Callable[[Leaf], object]) -> An
     returns for it."""
     if isinstance(value, kind):
         return change(value)
-    if isinstance(value, Sharded):
+    if isinstance(value, Sharded | ComplexTensor):
         return value.with_parts([mapped(part, kind, change) for part in value.parts])
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple
         return type(value)(*(mapped(each, kind, change) for each in value))
@@ -72,6 +75,11 @@ def difference(before: Any, after: Any, name: str) -> str | None:
         ]
         if (before.placement, len(before.parts)) != (after.placement, len(after.parts)):
             return name
+    elif isinstance(before, ComplexTensor) and isinstance(after, ComplexTensor):
+        pairs = [
+            (".real", before.real, after.real),
+            (".imag", before.imag, after.imag),
+        ]
     elif isinstance(before, dict) and isinstance(after, dict):
         keys = [*before, *(key for key in after if key not in before)]
         pairs = [(repr(key), before.get(key), after.get(key)) for key in keys]

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
+from ugpu.compiler.front.direct import Direct, Recorded, direct_of
 from ugpu.compiler.front.forms import flatten, tensors_of, text
 from ugpu.compiler.front.ready import MISSED, Ready
 from ugpu.compiler.front.replay import Outdated, Replay, call, move, realize
@@ -46,8 +47,9 @@ def jit(function: Callable[Given, Result]) -> Jit[Given, Result]:
     return Jit(function)
 
 
-class Jit(Generic[Given, Result]):
-    """A recorded function, created by `jit`. Only one thread may call it at a time."""
+class Jit(Recorded, Generic[Given, Result]):
+    """A recorded function, created by `jit`. Only one thread may call it at a time. Once there is a
+    Direct, native code takes the place of `__call__`, which it calls for all that it leaves."""
 
     def __init__(self, function: Callable[Given, Result]) -> None:
         functools.update_wrapper(self, function)
@@ -59,6 +61,7 @@ class Jit(Generic[Given, Result]):
         self._left = ""
         self._replay: Replay | None = None
         self._ready: Ready | None = None  # the same in few steps
+        self.direct: Direct | None = None  # the same in native code
         self._devices: Sequence[Device] = ()  # none until a call has a kernel
 
     def __call__(self, *args: Given.args, **kwargs: Given.kwargs) -> Result:
@@ -90,7 +93,7 @@ class Jit(Generic[Given, Result]):
         """Discard the recording; the next call is a first call."""
         if self._replay is not None:
             self._replay.close()
-        self._replay = self._ready = self._identity = None
+        self._replay = self._ready = self.direct = self._identity = None
         self._calls = 0
 
     @property
@@ -151,6 +154,8 @@ class Jit(Generic[Given, Result]):
             self._replay = replay
             if not kwargs and [*map(id, args)] == [*map(id, tensors)]:
                 self._ready = replay.ready(tensors)
+                if self._ready is not None:
+                    self.direct = direct_of(self._ready, Jit)
         else:
             replay.retire()
         self._identity = identity

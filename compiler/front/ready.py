@@ -78,7 +78,8 @@ class Leaf(NamedTuple):
 
 
 class Ready:
-    """All that such a replay needs. form: makes the result from its new tensors."""
+    """All that such a replay needs. form: makes the result from its new tensors. alone: it is a
+    single tensor."""
 
     def __init__(
         self,
@@ -89,20 +90,22 @@ class Ready:
         memories: Sequence[Memory],
         leaves: Sequence[Leaf],
         form: Callable[[Sequence[Tensor]], Any],
+        alone: bool,
     ) -> None:
         self.device = device
+        self.alone = alone
         self._core = core_of(device)
-        self._repetition = repetition
+        self.repetition = repetition
         # plain tuples are unpacked faster
-        self._arguments = [(each.dtype, each.shape, each.used) for each in arguments]
-        self._held = [(each.ref, each.address) for each in held]
-        self._memories = [(each.pool, each.size, each.used) for each in memories]
-        self._leaves = [(each.memory, each.dtype, each.shape) for each in leaves]
+        self.arguments = [(each.dtype, each.shape, each.used) for each in arguments]
+        self.held = [(each.ref, each.address) for each in held]
+        self.memories = [(each.pool, each.size, each.used) for each in memories]
+        self.leaves = [(each.memory, each.dtype, each.shape) for each in leaves]
         self._form = form
 
     def run(self, args: Sequence[object]) -> Any:
         """Replay with these arguments; return the result, or MISSED if nothing was done."""
-        device, numbers, expected = self.device, [], self._arguments
+        device, numbers, expected = self.device, [], self.arguments
         count = len(args)
         if count != len(expected) or self._core.capturing is not None:
             return MISSED
@@ -117,23 +120,23 @@ class Ready:
                 numbers.append(storage.address)
         if count > 1 and (args[0] is args[1] or (count > 2 and len(set(map(id, args))) != count)):
             return MISSED
-        for ref, address in self._held:
+        for ref, address in self.held:
             tensor = ref()
             storage = None if tensor is None else tensor.node.storage
             if not isinstance(storage, Storage) or storage.address != address:
                 return MISSED
         storages = []
-        for pool, size, used in self._memories:
+        for pool, size, used in self.memories:
             storage = pool.take(size)
             storages.append(storage)
             if used:
                 numbers.append(storage.address)
         try:
-            self._repetition.submit(*numbers)
+            self.repetition.submit(*numbers)
         except Closed:  # the full replay knows what is
             return MISSED
         tensors, origin = [], here(2)
-        for memory, dtype, shape in self._leaves:
+        for memory, dtype, shape in self.leaves:
             node = Node("buffer", dtype, shape)
             node.storage, node.origin = storages[memory], origin
             tensor = object.__new__(Tensor)

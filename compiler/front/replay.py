@@ -389,6 +389,7 @@ class Replay:
             list(memories.values()),
             [Leaf(order.index(leaf.where), leaf.dtype, leaf.shape) for leaf in leaves.values()],
             partial(_formed, self._result, {key: place for place, key in enumerate(leaves)}),
+            isinstance(self._result, _Result),
         )  # fmt: skip
 
     def pending(self) -> list[TensorCore]:

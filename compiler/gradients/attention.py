@@ -30,6 +30,7 @@ def _attention(g: Values, y: Values, xs: Given, arg: Any) -> Results:
     added."""
     causal, seen = arg
     query, key, value = xs[:3]
+    g = g.cast(query.dtype)  # from which it came; y is not rounded to it
     added = xs[3] if len(xs) > 3 else None
     if _in_one_kernel(g, xs):
         return _together(g, y, xs, causal, seen if added is None else added)
@@ -40,7 +41,7 @@ def _attention(g: Values, y: Values, xs: Given, arg: Any) -> Results:
     for start in range(0, rows, height):
         stop = min(rows, start + height)
         q, gb, yb = (_rows(each, start, stop) for each in (query, g, y))
-        scores = q.matmul(key.transpose(-2, -1)) * _scale(query)
+        scores = q._matmul(key.transpose(-2, -1), wide=True) * _scale(query)
         visible = _visible(seen, added, causal, start, stop, scores)
         if added is not None:
             scores = scores + _rows(added, start, stop)
@@ -48,8 +49,10 @@ def _attention(g: Values, y: Values, xs: Given, arg: Any) -> Results:
             scores = visible.where(scores, -math.inf)
         weights = scores.softmax(-1)
         weights = weights if visible is None else visible.where(weights, 0)
-        apart = gb.matmul(value.transpose(-2, -1)) - (gb * yb).sum(-1, keepdims=True)
-        of_scores = (weights * apart).contiguous()
+        apart = gb._matmul(value.transpose(-2, -1), wide=True)
+        apart = apart - (gb._real() * yb).sum(-1, keepdims=True)
+        weights, of_scores = weights.cast(query.dtype), (weights * apart).cast(query.dtype)
+        of_scores = of_scores.contiguous()
         parts[0].append(of_scores.matmul(key) * _scale(query))
         parts[1].append(of_scores)
         more = (

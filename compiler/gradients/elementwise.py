@@ -124,8 +124,9 @@ def _pow(g: Values, y: Values, xs: Given, arg: Any) -> Results:
     base, exponent = xs[0]._real(), xs[1]._real()  # a factor may exceed what a half can hold
     power = exponent._compare("eq", 0).where(0, g * exponent * base.pow(exponent - 1))
     known = base._compare("eq", 0) & (exponent >= 0)
+    whole = y if y.dtype is base.dtype else base.pow(exponent)  # y may be beyond a half's range
     # the logarithm of one where it is not used: its gradient stays finite
-    return power, known.where(0, g * y * known.where(1, base).log())
+    return power, known.where(0, g * whole * known.where(1, base).log())
 
 
 @rule("power")

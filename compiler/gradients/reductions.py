@@ -1,19 +1,22 @@
-"""Rules of reductions and running totals."""
+"""Rules of reductions, running totals and Fourier transforms."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ugpu.compiler.dtype import int32
 from ugpu.compiler.gradients.table import rule
 from ugpu.compiler.gradients.values import Values
+from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.tracking import mode
 from ugpu.compiler.pattern.cost import TILED
 
 Given = Sequence[Values]
 Results = Sequence[Values | None]
+OPPOSITE = {"": "", "forward": "back", "back": "forward"}  # kinds of real Fourier transforms
 
 
 @rule("reduce")
@@ -117,3 +120,22 @@ def _cumextreme(g: Values, y: Values, xs: Given, arg: Any) -> Results:
     """To the latest element that is the extreme so far."""
     (x,) = xs
     return (g._filled(0).scatter_add(arg, x._places_so_far(y, arg), g),)
+
+
+@rule("fourier")
+def _fourier(g: Values, y: Values, xs: Given, arg: Any) -> Results:
+    """Its transpose is such a transform again, of the other sign. Of real signals, the inverse
+    counts each element twice but those at the ends."""
+    signals = replace(arg, sign=-arg.sign, real=OPPOSITE[arg.real])
+    if arg.real == "forward":
+        g = g * _weights(g, arg.size, 0.5)
+    found = g._new(graph.fourier(g.node, xs[1].node, signals))
+    if arg.real == "back":
+        found = found * _weights(found, arg.size, 2.0)
+    return found, None
+
+
+def _weights(near: Values, size: int, inside: float) -> Values:
+    place = near._counted(size + 1, 1)
+    ends = place._compare("eq", 0) | place._compare("eq", size)
+    return ends.where(1.0, inside).cast(near.dtype)

@@ -46,10 +46,10 @@ class Convolutions(Operations):
 
         A tensor of three axes is one image, and so is the result. Outside the image, `padding`
         zeros are read; "same": as many as make the result as large as the image, for strides of 1;
-        "valid": none. Types as in matmul. winograd: whether to compute a 3 x 3 window of float32
-        with Winograd tiles, less precisely (compiler.methods.winograd.TOLERANCE); by default if
-        that is faster, unless the setting UGPU_WINOGRAD is 0. Raises BadArgument if it is requested
-        but not possible.
+        "valid": none. Types as in matmul. winograd: whether to compute a 3 x 3 or 4 x 4 window of
+        float32 with Winograd tiles, less precisely (compiler.methods.winograd.TOLERANCE); by
+        default if that is faster, unless the setting UGPU_WINOGRAD is 0. Raises BadArgument if it
+        is requested but not possible.
         """
         kernel = self._tensor("conv2d", weight)
         if isinstance(padding, str):
@@ -73,20 +73,18 @@ class Convolutions(Operations):
                 f"conv2d: shapes {self._shown} and {kernel._shown} do not match in {groups} groups"
             )
         dtype = dtypes.promote(self.dtype, kernel.dtype)
-        shaped = (height, width) == (3, 3) and groups == 1 and dtype is float32
         steps = pair("conv2d", stride, 1), pair("conv2d", padding, 0), pair("conv2d", dilation, 1)
-        tiles = shaped and steps[0] == steps[2] == (1, 1)
-        tiles = tiles and self._by_tiles(kernel, padding, winograd)
+        tiles = self._by_tiles(kernel, steps, groups, winograd)
         found = None
         if not tiles or self._tiles_held(kernel, steps[1]):
             found = self._over_windows(kernel, dtype, steps, groups, cost.TILED if tiles else "sum")
         else:
-            found = self._tiled(kernel, padding)
+            found = self._tiled(kernel, steps[1])
         if found is None or (winograd and not tiles):
             raise BadArgument(
                 f"conv2d: shapes {self._shown} and {kernel._shown} do not support "
-                "winograd=True, which requires float32, 3 x 3 windows, stride, dilation "
-                "and groups of 1, and a first use outside of capture()"
+                "winograd=True, which requires float32, 3 x 3 or 4 x 4 windows, stride, "
+                "dilation and groups of 1, and a first use outside of capture()"
             )
         return biased("conv2d", found._ruled("conv2d", [self, kernel], (*steps, groups)), bias)
 
@@ -148,57 +146,74 @@ class Convolutions(Operations):
     def _tiles_held(self, kernel: Self, around: tuple[int, int]) -> bool:
         """Return whether one kernel of a host computes a convolution with Winograd tiles."""
         out, channels = kernel.shape[:2]
-        sizes = (self.shape[2] + 2 * around[0] - 2, self.shape[3] + 2 * around[1] - 2)
         host = self.device.target.abi == "host"
-        return host and min(out, channels, *sizes) > 1 and channels <= cost.TILES_MOST
+        fewest = min(out, channels, *self._results(kernel, around))
+        return host and fewest > 1 and channels <= cost.TILES_MOST
 
-    def _by_tiles(self, kernel: Self, padding: Pair, wanted: bool | None) -> bool:
-        """Return whether to convolve with Winograd tiles: if requested or cheaper."""
-        batch, channels, height, width = self.shape
-        out, around = kernel.shape[0], pair("conv2d", padding, 0)
-        rows, columns = height + 2 * around[0] - 2, width + 2 * around[1] - 2
+    def _results(self, kernel: Self, around: tuple[int, int]) -> tuple[int, int]:
+        """Return the rows and columns of results of a stride of 1."""
+        rows, columns = (
+            self.shape[axis] + 2 * around[axis - 2] - kernel.shape[axis] + 1 for axis in (2, 3)
+        )
+        return rows, columns
+
+    def _by_tiles(self, kernel: Self, steps: Steps, groups: int, wanted: bool | None) -> bool:
+        """Return whether to convolve with Winograd tiles: if possible, and requested or cheaper.
+        steps: stride, padding and dilation."""
+        batch, channels = self.shape[:2]
+        out, _, window, width = kernel.shape
+        stride, around, dilation = steps
+        dtype = dtypes.promote(self.dtype, kernel.dtype)
+        if window not in winograd_tiles.WINDOWS or width != window or dtype is not float32:
+            return False
+        if groups > 1 or not stride == dilation == (1, 1):
+            return False
+        rows, columns = self._results(kernel, around)
         if rows < 1 or columns < 1 or not self.numel() or not out:
             return False
         if wanted is not None or not config().winograd:
             return bool(wanted)
-        found = self._form(kernel, padding)
+        found = self._form(kernel, around)
         if found is not None:
             return found == "tiles"
-        down, across = winograd_tiles.tiles(rows), winograd_tiles.tiles(columns)
+        tiles = winograd_tiles.tiles(rows, window) * winograd_tiles.tiles(columns, window)
         lanes = self.device.target.vector_bytes // float32.itemsize
-        held = self._tiles_held(kernel, around)
-        return held and cost.winograd((batch, out, rows, columns), channels, down * across, lanes)
+        held, results = self._tiles_held(kernel, around), (batch, out, rows, columns)
+        return held and cost.winograd(results, channels, window, tiles, lanes)
 
-    def _tiled(self, kernel: Self, padding: Pair) -> Self | None:
+    def _tiled(self, kernel: Self, around: tuple[int, int]) -> Self | None:
         """Convolve with Winograd tiles by products with matrices (compiler.methods.winograd); None
         if these are not on the device, and cannot be copied now."""
         batch, channels, height, width = self.shape
-        out, around = kernel.shape[0], pair("conv2d", padding, 0)
-        rows, columns = height + 2 * around[0] - 2, width + 2 * around[1] - 2
-        down, across = winograd_tiles.tiles(rows), winograd_tiles.tiles(columns)
-        size = winograd_tiles.AROUND
-        constants = {name: self._kept(f"winograd {name}", partial(_matrix, name)) for name in (
-            "image", "weight", "result")}  # fmt: skip
+        out, window = kernel.shape[0], kernel.shape[2]
+        rows, columns = self._results(kernel, around)
+        down, across = (winograd_tiles.tiles(count, window) for count in (rows, columns))
+        size, step = winograd_tiles.AROUND, winograd_tiles.tile(window)
+        constants = {
+            name: self._kept(f"winograd {name} {window}", partial(_matrix, name, window))
+            for name in ("image", "weight", "result")
+        }
         if any(each is None for each in constants.values()):
             return None
         image, weight, result = (self._tensor("conv2d", each) for each in constants.values())
         # the image with its edges, as large as the tiles need it, then all windows stored
-        ends = (4 * down + 2 - height - around[0], 4 * across + 2 - width - around[1])
+        more = window - 1
+        ends = step * down + more - height - around[0], step * across + more - width - around[1]
         pairs = [(0, 0), (0, 0), (around[0], ends[0]), (around[1], ends[1])]
         padded = self._new(graph.pad(graph.cast(self.node, float32), pairs, 0)).contiguous()
-        windows = self._new(padded._windows("conv2d", (size, size), 4, 0, 1, 0))
+        windows = self._new(padded._windows("conv2d", (size, size), step, 0, 1, 0))
         places, count = size * size, batch * down * across
         elements = windows.permute((4, 5, 1, 0, 2, 3)).reshape((places, channels * count))
-        filters = kernel.cast(float32).permute((2, 3, 0, 1)).reshape((9, out * channels))
+        filters = kernel.cast(float32).permute((2, 3, 0, 1)).reshape((window**2, out * channels))
         left = (weight @ filters).reshape((places, out, channels)).contiguous()
         right = (image @ elements.contiguous()).reshape((places, channels, count)).contiguous()
         products = (left @ right).reshape((places, out * count)).contiguous()
-        tile = (result @ products).reshape((4, 4, out, batch, down, across))
-        joined = tile.permute((3, 2, 4, 0, 5, 1)).reshape((batch, out, 4 * down, 4 * across))
+        tile = (result @ products).reshape((step, step, out, batch, down, across))
+        joined = tile.permute((3, 2, 4, 0, 5, 1)).reshape((batch, out, step * down, step * across))
         box = [(0, batch), (0, out), (0, rows), (0, columns)]
         return self._new(graph.shrink(joined.node, box))
 
-    def _form(self, kernel: Self, padding: Pair) -> str | None:
+    def _form(self, kernel: Self, around: tuple[int, int]) -> str | None:
         """Return "tiles" or "windows", as a search measured them on this device; None if none
         did."""
         shapes = (self.shape, kernel.shape)
@@ -208,11 +223,11 @@ class Convolutions(Operations):
 
             def build(sources: Sequence[Node]) -> Node:
                 image, weight = (self._new(source) for source in sources)
-                return image.conv2d(weight, padding=padding, winograd=tiles).node
+                return image.conv2d(weight, padding=around, winograd=tiles).node
 
             return ones, build
 
-        what = f"conv2d {self.shape} {kernel.shape} {pair('conv2d', padding, 0)}"
+        what = f"conv2d {self.shape} {kernel.shape} {around}"
         forms = {"windows": partial(form, False), "tiles": partial(form, True)}
         return self._preferred(what, forms)
 
@@ -295,8 +310,8 @@ def biased(operation: str, images: T, bias: Any) -> T:
     return images + images._new(graph.reshape(added.node, (channels, 1, 1)))
 
 
-def _matrix(name: str) -> NDArray[np.float32]:
-    return winograd_tiles.matrices()[name]
+def _matrix(name: str, window: int) -> NDArray[np.float32]:
+    return winograd_tiles.matrices(window)[name]
 
 
 def places_of(count: int, step: int, length: int, gap: int) -> Node:

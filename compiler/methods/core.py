@@ -202,9 +202,9 @@ class TensorCore:
             return self._new(Node("const", made, (), (), other.item()))
         if _is_array(other):
             return self._from_array(other)
-        if isinstance(other, complex):
-            raise BadArgument(f"{operation}: {dtypes.COMPLEX}, got {other!r}")
         kind = type(other)
+        if is_complex(other):
+            raise BadArgument(f"{operation}: {dtypes.COMPLEX}, got {other!r}")
         if hasattr(kind, "placement"):
             raise BadArgument(
                 f"{operation}: a tensor on {self.device.name} and {other!r}; place it with "
@@ -220,10 +220,15 @@ class TensorCore:
     @staticmethod
     def _is_operand(other: object) -> bool:
         """Return whether `_lift` accepts it as an operand."""
-        return isinstance(other, TensorCore | bool | int | float | np.generic) or _is_array(other)
+        numbers = TensorCore | bool | int | float | complex | np.generic
+        return isinstance(other, numbers) or _is_array(other)
 
     def _from_array(self, array: Any) -> TensorCore:  # Any: see _is_array
         """Return an array from outside as a tensor on this device."""
+        raise NotImplementedError
+
+    def _with_complex(self, name: tuple[object, ...], other: Any) -> Any:
+        """Return the operation `name` of this tensor and an operand that is complex."""
         raise NotImplementedError
 
     def _kept(self, name: str, make: Callable[[], np.ndarray[Any, Any]]) -> TensorCore | None:
@@ -342,6 +347,13 @@ def shown(given: Node | Shape) -> str:
         return str(list(given))
     place = text(given.origin)
     return f"{list(given.shape)} (built at {place})" if place else str(list(given.shape))
+
+
+def is_complex(other: object) -> bool:
+    """Return whether an operand is complex: a number, an array, or a ComplexTensor."""
+    if isinstance(other, np.ndarray | np.generic):
+        return other.dtype.kind == "c"
+    return isinstance(other, complex) or hasattr(type(other), "from_pairs")
 
 
 def broadcast_shape(operation: str, *operands: Node | Shape) -> Shape:

@@ -11,7 +11,7 @@ from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import DType, bool_, float32
 from ugpu.compiler.expression.elementary import WHOLE_POWERS
 from ugpu.compiler.graph import operations as graph
-from ugpu.compiler.methods.core import Scalar, TensorCore, broadcast, number_of
+from ugpu.compiler.methods.core import Scalar, TensorCore, broadcast, is_complex, number_of
 from ugpu.hcq.errors import BadArgument
 
 
@@ -32,6 +32,9 @@ class Elementwise(TensorCore):
         kind = type(other)
         if kind is int or (kind is float and other):  # 0.0 and -0.0 are equal
             return self._again((*name, kind, other), (), method)
+        if is_complex(other):
+            combined: Self = self._with_complex(name, other)
+            return combined
         return method()
 
     def _combined(self, op: str, other: Any, name: str, reverse: bool) -> Self:

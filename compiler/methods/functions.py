@@ -269,8 +269,9 @@ class Functions(Elementwise):
         return self._clamped(0, 6, False)
 
     def hardtanh(self, low: float = -1, high: float = 1) -> Self:
-        """Limit the elements to `low` to `high`, by default -1 to 1."""
-        if not self.dtype.is_float and float(low).is_integer() and float(high).is_integer():
+        """Limit the elements to `low` to `high`, by default -1 to 1; of integers, to what these
+        are without their fraction, as PyTorch."""
+        if not self.dtype.is_float and math.isfinite(low) and math.isfinite(high):
             return self._clamped(int(low), int(high), False)
         return self._clamped(low, high, False)
 

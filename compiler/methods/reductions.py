@@ -10,7 +10,7 @@ from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import bool_, float32, int32, int64, is_narrow
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
-from ugpu.compiler.methods.core import broadcast_shape, number_of
+from ugpu.compiler.methods.core import TensorCore, broadcast_shape, is_complex, number_of
 from ugpu.compiler.methods.elementwise import Elementwise
 from ugpu.compiler.methods.shape.movement import Movement
 from ugpu.compiler.schedule import split
@@ -301,12 +301,16 @@ class Reductions(Elementwise, Movement):
     def matmul(self, other: Any) -> Self:
         """Return the matrix product as in numpy.matmul: 1-D operands are vectors, leading axes
         broadcast. 16-bit floats are accumulated in float32; bools give whether any pair is true."""
+        if not isinstance(other, TensorCore) and is_complex(other):
+            complex_product: Self = self._with_complex(("matmul", False), other)
+            return complex_product
         right = self._lift("matmul", other)
         if not isinstance(right, Reductions):
             raise BadArgument("matmul: operands must have at least one axis")
         return self._again(("matmul",), (right,), lambda: self._matmul(right))
 
-    def _matmul(self, right: Reductions) -> Self:
+    def _matmul(self, right: Reductions, wide: bool = False) -> Self:
+        """wide: the totals in the type in which they were summed."""
         if not self.ndim or not right.ndim:
             raise BadArgument("matmul: operands must have at least one axis")
         left: Reductions = self
@@ -325,8 +329,8 @@ class Reductions(Elementwise, Movement):
         products = one.unsqueeze(-2) * two.transpose(-1, -2).unsqueeze(-3)
         total = products._reduce("sum", products.node, (products.ndim - 1,), False)
         kept = [rows] * (left.ndim > 1) + [columns] * (right.ndim > 1)
-        node = graph.reshape(graph.cast(total.node, dtype), (*batch, *kept))
-        return self._new(node)
+        node = total.node if wide else graph.cast(total.node, dtype)
+        return self._new(graph.reshape(node, (*batch, *kept)))
 
     def __matmul__(self, other: Any) -> Self:
         return self.matmul(other)

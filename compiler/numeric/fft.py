@@ -5,8 +5,12 @@ parts lie on a last axis of two, as in `torch.view_as_real`. Complex arrays of N
 A length is split into two factors close to each other, whose transforms are matrix products
 (J. Cooley, J. Tukey, 1965), down to factors of at most FACTOR; a longer prime length becomes a
 convolution by transforms of a power of two (L. Bluestein, 1970). Computed in float32; of float64 in
-float64. On a host a length is split into factors of about eight, whose matrices have the turns
-between factors in them.
+float64.
+
+On a host one kernel transforms signals whose length has no prime factor above 13
+(compiler.kernel.host.fourier); an even number of real ones as half as many complex ones. Long
+signals are split into two factors, for each of which it runs. Other lengths are split into factors
+of about eight, whose matrices have the turns between factors in them.
 
 The axis is moved to the front: a matrix multiplies all columns, whose elements lie side by side.
 Matrices and turns are constants of a device, up to KEPT elements.
@@ -23,14 +27,19 @@ from numpy.typing import NDArray
 
 from ugpu.compiler.dtype import DType, float32, int64, to_numpy
 from ugpu.compiler.dtype import wide as wide_type
+from ugpu.compiler.graph import operations as graph
+from ugpu.compiler.kernel.host.fourier import turns
 from ugpu.compiler.methods.aliases import aliased_module
 from ugpu.compiler.tensor import Tensor
+from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument
 
 FACTOR = 64  # the longest transform that is one matrix product, where a length can be split
 HOST_FACTOR = 16  # the same on a host, where kernels cost less than products
 RADIX, LEAST = 10, 4  # the largest and the least factor whose matrices have turns
 COLUMNS = 16  # from which on reading a matrix for each of the other factor's elements pays
+FEW = 16  # neighbours from which on a host's vector has signals side by side in memory
+SPLIT = 256  # from which length on few signals of a host are split, so that vectors have signals
 PRIME = 512  # the longest prime length that is one matrix product
 KEPT = 1 << 16  # elements of the largest constants that a device keeps
 Norm = Literal["backward", "ortho", "forward"]
@@ -59,6 +68,9 @@ def ifft(x: Parted, n: int | None = None, axis: int = -1, norm: Norm = "backward
 def rfft(x: Tensor, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """Return the first n // 2 + 1 elements of the transform of real numbers, [..., 2]."""
     real = x.cast(wide_type(x.dtype))
+    whole = _real_forward(real, n, axis, norm)
+    if whole is not None:
+        return whole
     both = _along("rfft", Tensor.stack([real, real.zeros_like()], 0), n, axis, norm, -1)
     place = real._axis("rfft", axis)
     kept = both.shape[1 + place] // 2 + 1
@@ -74,6 +86,9 @@ def irfft(x: Parted, n: int | None = None, axis: int = -1, norm: Norm = "backwar
     if count < 1:
         raise BadArgument(f"irfft: expected n >= 1, got {count}")
     sized = _sized(both, count // 2 + 1, 1 + place)
+    found = _real_back(sized, count, place, norm)
+    if found is not None:
+        return found
     real, imaginary = sized[0], sized[1]
     rest = (*[slice(None)] * place, slice(1, count - count // 2))
     whole = [
@@ -156,13 +171,13 @@ def ifftshift(x: Tensor, axes: Axes = None) -> Tensor:
     return x.roll([-(x.shape[axis] // 2) for axis in chosen], chosen)
 
 
-def fftfreq(n: int, d: float = 1.0, device: str | None = None) -> Tensor:
+def fftfreq(n: int, d: float = 1.0, device: Device | str | None = None) -> Tensor:
     """Return the frequency of each element of a transform of n samples at distances d."""
     numbers = Tensor.arange(n, device=device)
     return (numbers >= (n + 1) // 2).where(numbers - n, numbers).cast(float32) / (n * d)
 
 
-def rfftfreq(n: int, d: float = 1.0, device: str | None = None) -> Tensor:
+def rfftfreq(n: int, d: float = 1.0, device: Device | str | None = None) -> Tensor:
     """Return the frequency of each element of `rfft` of n samples at distances d."""
     return Tensor.arange(n // 2 + 1, device=device).cast(float32) / (n * d)
 
@@ -172,6 +187,8 @@ def _parts(operation: str, x: Parted) -> Tensor:
     if isinstance(x, np.ndarray):
         wide = np.asarray(x, np.complex64)
         return Tensor(np.stack([wide.real, wide.imag]))
+    if not isinstance(x, Tensor):
+        raise BadArgument(f"{operation}: expected a Tensor of pairs, got {x!r}; see ugpu.xp.fft")
     if not x.ndim or x.shape[-1] != 2 or x.ndim < 2:
         raise BadArgument(
             f"{operation}: expected real and imaginary parts on a last axis of two, got shape "
@@ -234,11 +251,11 @@ def _along(
     count = both.shape[place] if n is None else n
     if type(count) is not int or count < 1:
         raise BadArgument(f"{operation}: expected a length of at least 1, got {count}")
-    scales = {"backward": 1.0 if sign < 0 else 1 / count, "ortho": count**-0.5,
-              "forward": 1 / count if sign < 0 else 1.0}  # fmt: skip
-    if norm not in scales:
-        raise BadArgument(f"{operation}: norm must be one of {list(scales)}, got {norm!r}")
+    scale = _scale(operation, norm, count, sign)
     sized = _sized(both, count, place)
+    found = _by_kernel(sized, place, sign, scale)
+    if found is not None:
+        return found
     if place != 1:  # parts apart first, then turned: each is a kernel of whole lines of memory
         sized = (sized if apart else sized.contiguous()).transpose(place, 1)
     columns = math.prod(sized.shape[2:])
@@ -246,7 +263,94 @@ def _along(
     result = found.reshape(sized.shape)
     if place != 1:
         result = result.transpose(place, 1).contiguous()
-    return result if scales[norm] == 1 else result * scales[norm]
+    return result if scale == 1 else result * scale
+
+
+def _scale(operation: str, norm: str, count: int, sign: int) -> float:
+    whole = 1 / count
+    scales = {"backward": 1.0 if sign < 0 else whole, "ortho": math.sqrt(whole),
+              "forward": whole if sign < 0 else 1.0}  # fmt: skip
+    if norm not in scales:
+        raise BadArgument(f"{operation}: norm must be one of {list(scales)}, got {norm!r}")
+    return scales[norm]
+
+
+# ---- kernels of a host -------------------------------------------------------------------------
+
+
+def _signals(x: Tensor, place: int, size: int, sign: int, real: str, scale: float) -> Tensor | None:
+    """Transform complex numbers [..., 2] along an axis by kernels, or return None."""
+    if not x._serial or not x.numel():
+        return None
+    before, inner = math.prod(x.shape[:place]), math.prod(x.shape[place + 1 : -1])
+    if size > turns.LONGEST or (size >= SPLIT and before * inner < FEW and not real):
+        return None if real else _split(x, place, size, sign, scale)
+    if not turns.fits(size):
+        return None
+    if 1 < inner < FEW:  # too few neighbours for a vector: each signal along memory
+        turned = _signals(x.transpose(place, -2), x.ndim - 2, size, sign, real, scale)
+        return None if turned is None else turned.transpose(place, -2)
+    signals = graph.Signals(before, size, inner, sign, real, scale)
+    name = f"fourier {x.dtype.name} {size} {bool(real)}"
+    table = x._kept(name, lambda: turns.table(signals).astype(to_numpy(x.dtype)))
+    if table is None:
+        return None
+    given = graph.reshape(x.node, (before, signals.given, inner, 2))
+    found = x._new(graph.fourier(given, table.node, signals))
+    return found.reshape((*x.shape[:place], signals.wanted, *x.shape[place + 1 :]))
+
+
+def _split(x: Tensor, place: int, size: int, sign: int, scale: float) -> Tensor | None:
+    """Transform a long signal, or one of few, over two factors of its length: element a * rest + b
+    over a first, then over b, for which all a and all b are signals side by side."""
+    factor = _factor(size)
+    rest = size // factor
+    if factor < FEW:
+        return None
+    before, behind = x.shape[:place], x.shape[place + 1 : -1]
+    inner = _signals(x.reshape((*before, factor, rest, *behind, 2)), place, factor, sign, "", 1.0)
+    if inner is None:
+        return None
+    angles = [each.permute(1, 0) for each in _turns(x, rest, factor, sign)]
+    cosine, sine = (each.reshape((factor, rest, *[1] * len(behind))) for each in angles)
+    real, imaginary = _times((inner[..., 0], inner[..., 1]), (cosine, sine))
+    turned = Tensor.stack([real, imaginary], -1).contiguous()
+    outer = _signals(turned, place + 1, rest, sign, "", scale)
+    return None if outer is None else outer.transpose(place, place + 1).reshape(x.shape)
+
+
+def _by_kernel(both: Tensor, place: int, sign: int, scale: float) -> Tensor | None:
+    """Transform [part, ...] along an axis."""
+    count = both.shape[place]
+    found = _signals(_joined(both), place - 1, count, sign, "", scale)
+    return None if found is None else found.permute(found.ndim - 1, *range(found.ndim - 1))
+
+
+def _real_forward(real: Tensor, n: int | None, axis: int, norm: Norm) -> Tensor | None:
+    """Transform an even number of real numbers as half as many complex ones."""
+    place = real._axis("rfft", axis)
+    count = real.shape[place] if n is None else n
+    if type(count) is not int or count < 4 or count % 2:
+        return None
+    pairs = _sized(real, count, place).reshape(
+        (*real.shape[:place], count // 2, 2, *real.shape[place + 1 :])
+    )
+    order = (*range(place + 1), *range(place + 2, pairs.ndim), place + 1)
+    scale = _scale("rfft", norm, count, -1)
+    return _signals(pairs.permute(*order), place, count // 2, -1, "forward", scale)
+
+
+def _real_back(both: Tensor, count: int, place: int, norm: Norm) -> Tensor | None:
+    """The inverse of that. both: [part, ...]."""
+    if count < 4 or count % 2:
+        return None
+    scale = _scale("irfft", norm, count, 1)
+    pairs = _signals(_joined(both), place, count // 2, 1, "back", scale)
+    if pairs is None:
+        return None
+    last = pairs.ndim - 1
+    pairs = pairs.permute(*range(place + 1), last, *range(place + 1, last))
+    return pairs.reshape((*pairs.shape[:place], count, *pairs.shape[place + 2 :]))
 
 
 def _turn(products: Tensor, n: int, sign: int, kind: DType) -> Parts:

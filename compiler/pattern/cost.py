@@ -102,12 +102,14 @@ def in_windows(down: int, across: int, columns: int, phases: int) -> bool:
     return fits and phases <= PHASES
 
 
-def winograd(results: tuple[int, int, int, int], channels: int, tiles: int, lanes: int) -> bool:
-    """Return whether a convolution of 3 x 3 is cheaper by Winograd's tiles, on a host. results:
-    batch, channels, height, width; tiles: in an image; lanes: tiles of a vector."""
+def winograd(
+    results: tuple[int, int, int, int], channels: int, window: int, tiles: int, lanes: int
+) -> bool:
+    """Return whether a convolution is cheaper by Winograd's tiles, on a host. results: batch,
+    channels, height, width; window: its side; tiles: in an image; lanes: tiles of a vector."""
     batch, out, _, _ = results
     places = 36 * -(-tiles // lanes) * lanes  # products of a pair of channels
-    plain = prod(results) * channels * 9 * WINDOWS_EACH
+    plain = prod(results) * channels * window**2 * WINDOWS_EACH
     multiply = batch * places * out * channels * TILES_EACH
     transform = batch * places * (channels * TILES_IMAGE + out * TILES_RESULT)
     weights = 36 * out * channels * TILES_WEIGHT

@@ -54,6 +54,14 @@ class Part(Storage):
         """Do nothing: the whole storage returns to the pool by itself."""
 
 
+class Reused(Storage):
+    """The memory of a result that its owner keeps for another one, which gets it once nothing else
+    refers to this object. An assignment copies first, since more refer to it than its tensor."""
+
+    __slots__ = ()
+    writable = False
+
+
 class MemoryPool:
     """Unused buffers of one device, by size. Thread-safe.
 
@@ -117,6 +125,13 @@ class MemoryPool:
         with self._lock:
             self._used.add(buffer.size)
         return Storage(self, buffer, size)
+
+    def reused(self, size: int) -> Reused:
+        """Return memory like `take`, for several results one after the other."""
+        storage = self.take(size)
+        storage.__class__ = Reused
+        assert isinstance(storage, Reused)
+        return storage
 
     def give_back(self, buffer: Buffer) -> None:
         """Take a buffer back when a Storage dies, wherever the collector runs: even inside `take`

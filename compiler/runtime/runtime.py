@@ -27,7 +27,6 @@ from ugpu.compiler.plan.attention import PartGroup
 from ugpu.compiler.plan.packing import Derived
 from ugpu.compiler.plan.plan import (
     Plan,
-    Step,
     Structure,
     kernels,
     make_plan,
@@ -47,13 +46,13 @@ from ugpu.compiler.plan.repeats import (
     ways_of,
     written,
 )
-from ugpu.compiler.plan.sizes import round_up
 from ugpu.compiler.runtime.kernels.ahead import planners
 from ugpu.compiler.runtime.kernels.programs import KernelRecord, Loaded, Programs, listeners
 from ugpu.compiler.runtime.kernels.tuners import active
 from ugpu.compiler.runtime.memory_pool import MemoryPool, Storage
 from ugpu.compiler.runtime.opened import Opened
 from ugpu.compiler.runtime.recording import current_recording
+from ugpu.compiler.runtime.scratch import Scratch
 from ugpu.compiler.runtime.script import Script
 from ugpu.compiler.runtime.watch import Run, Timed, Times, measure, watchers
 from ugpu.compiler.schedule.group import Group
@@ -61,7 +60,6 @@ from ugpu.compiler.schedule.hazards import InPlace, in_place
 from ugpu.hcq.device.device import Device, core_of, entered
 from ugpu.hcq.errors import BadArgument, Closed
 from ugpu.hcq.state.config import config
-from ugpu.hcq.state.memory import Placement
 from ugpu.hcq.work.command import Command, Launch
 from ugpu.hcq.work.command_buffer import CommandBuffer, Reference, Symbol
 from ugpu.hcq.work.prepared import prepare
@@ -273,7 +271,8 @@ class Runtime:
         assigned |= {place for step in plan.steps for place, _ in step.over}
         wanted = wanted_later(plan, roots, nodes) if len(plan.steps) > 1 else None
         keep: dict[int, Storage] = dict(made)
-        spare: dict[int, list[Storage]] = {}  # by size class: free for later results of this run
+        recorded = recording is not None and recording.stages is not None
+        scratch = Scratch(pool, plan, wanted, recorded)
         queue = self.device.queue()
         capturing = self.core.capturing
         plain = recording is None and not told and (capturing is None or not capturing.is_mine)
@@ -287,19 +286,18 @@ class Runtime:
                 storage = made.get(step.target) or _storage(nodes[step.target])
                 keep[step.target] = keep[step.root] = storage
             else:
-                storage = renewed.get(step.root) or _take(spare, pool, step, step.root, step.size)
+                storage = renewed.get(step.root) or scratch.take(step, step.root, step.size)
             made[step.root] = storage
             given = [made.get(place) or _storage(nodes[place]) for place in step.inputs]
             if step.others:
                 beside = [
-                    renewed.get(other[0]) or _take(spare, pool, step, *other)
-                    for other in step.others
+                    renewed.get(other[0]) or scratch.take(step, *other) for other in step.others
                 ]
                 made.update(zip(step.results[1:], beside, strict=True))
                 given = [*beside, *given]
             if prepared is not None:
                 addresses += [held.buffer.address for held in (storage, *given)]
-            elif told and (recording is None or recording.stages is None):
+            elif told and not recorded:
                 written = [*renewed.values(), *([] if step.target is None else [storage])]
                 times = self._timed(loaded, [storage, *given], written)
                 for timed in told:
@@ -314,9 +312,7 @@ class Runtime:
                     keep[place] = made[place]
             for place in step.inputs:
                 if plan.last_use[place] == number and place in made and place not in keep:
-                    unread = made.pop(place)
-                    if unread.pool.placement is Placement.DEVICE:
-                        spare.setdefault(round_up(unread.size), []).append(unread)
+                    scratch.end(made.pop(place))
         if prepared is not None:
             self.core.submit_prepared(queue.hardware, prepared, addresses)
         elif plan.steps:
@@ -330,18 +326,6 @@ class Runtime:
             if recording is not None and nodes[place].storage is None:
                 recording.settling(nodes[place], storage, new=place not in assigned)
             nodes[place].settle(storage)
-
-
-def _take(
-    spare: dict[int, list[Storage]], pool: MemoryPool, step: Step, place: int, size: int
-) -> Storage:
-    """Return memory for a result of a step: spare memory of its class, or the pool's."""
-    if place in step.hosted:
-        return pool.placed(Placement.HOST).take(size)
-    free = spare.get(round_up(size))
-    storage = free.pop() if free else pool.take(size)
-    storage.size = size
-    return storage
 
 
 def _launch(queue: Queue, loaded: Loaded, arguments: Sequence[Storage]) -> None:

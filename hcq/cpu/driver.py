@@ -20,6 +20,7 @@ import numpy as np
 
 from ugpu.hcq.cpu import tiles
 from ugpu.hcq.cpu.caches import caches
+from ugpu.hcq.cpu.direct import Quiet
 from ugpu.hcq.cpu.memory import CodeMemory, HostMemory, total_memory
 from ugpu.hcq.cpu.object import load_object
 from ugpu.hcq.cpu.processor import (
@@ -110,6 +111,9 @@ class CpuDriver(QueuesDriver, CodeDriver):
         self._waiting.words[:] = (self.bell.state.address, compute.address, copy.address, PAUSE_NS)
         self._alarms = self.bell.state.cells
         self._settle = native().settle.of(self._waiting.address)
+        words = [(timeline.address, timeline.cleaned) for timeline in self._timelines]
+        self._quiet = Quiet(self.core, self.bell.state.address, words)
+        self.core.quiet = self._quiet.look or bool
         self.core.opened()
 
     def _serve(self, kind: QueueKind) -> Server:

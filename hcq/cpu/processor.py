@@ -16,10 +16,10 @@ from pathlib import Path
 import llvmlite.binding as llvm
 import numpy as np
 
-from ugpu.hcq.cpu.builtin import Builtin, publish_interface
 from ugpu.hcq.cpu.memory import HostMemory
 from ugpu.hcq.errors import HostError
 from ugpu.hcq.objects import jit
+from ugpu.hcq.objects.builtin import Builtin, publish_interface
 from ugpu.hcq.state.config import config
 from ugpu.hcq.state.life import ModuleLock
 from ugpu.hcq.state.threads import start
@@ -44,8 +44,10 @@ SPIN_NS = 50_000  # the time that waking a thread may take; polling for that lon
 
 class Native:
     """The compiled processor's entry points. Calling one releases the interpreter lock, except for
-    those that take too little time: `submit`, `run`, `again` and `expect`. again, expect, settle:
-    functions to be made for the record of a repetition (hcq.cpu.queue), a queue, or a wait."""
+    those that take too little time: `submit`, `run`, `again`, `quiet` and `expect`. again, expect,
+    settle, quiet: functions to be made for the record of a repetition (hcq.cpu.queue), a queue, a
+    wait, or a device's state (hcq.cpu.direct). Native code that is loaded later may call
+    `ugpu_now` by this name."""
 
     def __init__(self, code: jit.Loaded) -> None:
         self.code = code
@@ -66,6 +68,8 @@ class Native:
         self.submit = quick("ugpu_submit", ctypes.c_int, pointer, pointer, pointer, word)
         self.run = quick("ugpu_run", ctypes.c_int, pointer, pointer, word, word)
         self.again = Builtin("again", code.address("ugpu_again"))
+        self.quiet = Builtin("quiet", code.address("ugpu_quiet"))
+        jit.publish("ugpu_now", code.address("ugpu_now"))
         self.expect = Builtin("expect", code.address("ugpu_expected"))
         self.serve = entry("ugpu_serve", None, pointer)
         self.halt = entry("ugpu_halt", None, pointer)
@@ -79,6 +83,7 @@ PARTS = (
     "queue",
     "pool",
     "python",
+    "direct",
 )  # files of hcq/cpu/native, one module
 # By architecture: the processor's instruction for wait loops, and whether a thread rounds to the
 # nearest, keeps subnormal numbers and traps nothing, as new threads do. Elsewhere the latter is not
@@ -116,6 +121,14 @@ define internal i1 @computes_as_usual() {
 """
 _OF_ARCHITECTURE = {"x86_64": _X86, "aarch64": _AARCH64}
 
+# Functions of Python that the native code calls.
+USED = (
+    "PyLong_AsUnsignedLongLong", "PyLong_FromUnsignedLongLong", "PyErr_Occurred", "PyErr_Fetch",
+    "PyErr_Restore", "PyErr_BadArgument", "PyEval_SaveThread", "PyEval_RestoreThread",
+    "PyObject_Vectorcall", "PyObject_GetAttr", "PyObject_Size", "PyNumber_Add", "Py_IncRef",
+    "Py_DecRef",
+)  # fmt: skip
+
 _build_lock = ModuleLock()
 _native: Native | None = None
 
@@ -151,7 +164,7 @@ def _build() -> Native:
     ):
         if not hasattr(library, name):  # LLVM would end the process
             raise HostError(f"the C library of this process has no {name}")
-    publish_interface()
+    publish_interface(USED)
     objects = jit.ObjectCache(config().cache_folder / "cpu")
     text = source(llvm.get_process_triple())
     key = jit.key_of((Path(__file__).with_name("native"),), text)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ugpu.hcq.cpu.direct import direct
 from ugpu.hcq.cpu.memory import HostMemory
 from ugpu.hcq.cpu.processor import (
     COPY,
@@ -37,7 +38,7 @@ from ugpu.hcq.device.driver import Driver
 from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.work.command import Barrier, Command, Copy, Fill, Launch, Signal, Timestamp, Wait
 from ugpu.hcq.work.command_buffer import CommandBuffer, Relocation, Symbol
-from ugpu.hcq.work.queue import HardwareQueue, QueueKind, Repetition, Resident
+from ugpu.hcq.work.queue import HardwareQueue, NativeWork, QueueKind, Repetition, Resident
 from ugpu.hcq.work.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -221,12 +222,22 @@ class Slots:
 
 class CpuTimeline(Timeline):
     """A queue's timeline. `last` is a word that the native side writes together with the ring, so
-    that an exception cannot come between an entry and its value."""
+    that an exception cannot come between an entry and its value; `clean` is in the word
+    `cleaned`."""
 
     def __init__(self, driver: QueuesDriver, memory: Buffer, name: str) -> None:
         assert memory.view is not None
         self.cells = memory.view.cast("Q")  # the value reached, and `last`
+        self.cleaned = Words(1)
         super().__init__(driver.core, memory, name)
+
+    @property
+    def clean(self) -> int:
+        return self.cleaned[0]
+
+    @clean.setter
+    def clean(self, value: int) -> None:
+        self.cleaned[0] = value
 
     @property
     def last(self) -> int:
@@ -264,6 +275,11 @@ class CpuRepetition(Repetition):
         self._record.words[:] = numbers
         self._again = native().again.of(self._record.address)
 
+    def native(self) -> NativeWork | None:
+        """See Repetition."""
+        core = self._queue.driver.core
+        return direct(self, core, self._record.address, self._given.address + 8)
+
     def submit(self, *numbers: int) -> int:
         core = self._core
         with core.lock:
@@ -273,7 +289,7 @@ class CpuRepetition(Repetition):
                 if used.closed:
                     usable = False
             if usable and self._queue.server is self._server:  # else there was a reset
-                value = self._again(*numbers)
+                value: int = self._again(*numbers)
                 if value:
                     core.launches += self.prepared.launches
                     self.at_once = self._cells[0] >= value

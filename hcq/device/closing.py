@@ -11,12 +11,21 @@ from ugpu.hcq.errors import Closed, UgpuError
 from ugpu.hcq.state import life, trace
 
 
-class Closing(ABC):
+class Gate:
+    """State that decides whether a device may be given work now, in slots, which native code of a
+    driver may read (hcq.cpu.direct)."""
+
+    __slots__ = ("capturing", "closed", "closer", "failure", "launches", "replaying", "resets")
+
+
+class Closing(Gate, ABC):
     """Closing of hcq.Device, and the errors of threads that use it meanwhile.
 
     Attributes:
         closer: the thread that is in `close`.
         inherited: the device belongs to a parent process.
+        quiet: returns whether the device works and a wait for all its work would do nothing; False
+            if this is unknown. A driver may set it.
         at_end: called once when the device has ended, by the thread that closed it, without the
             lock.
     """
@@ -31,6 +40,7 @@ class Closing(ABC):
         self.inherited = False
         self.closer: int | None = None
         self.failure: UgpuError | None = None
+        self.quiet: Callable[[], bool] = bool  # False
         self.at_end: list[Callable[[], None]] = []
 
     def opened(self) -> None:

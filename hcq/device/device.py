@@ -196,7 +196,8 @@ class Device:
         DeviceHang, with the device's diagnosis, for a queue that is not idle within `limit_s`
         (default: the device's).
         """
-        self._core.synchronize(limit_s)
+        if limit_s is not None or not self._core.quiet():
+            self._core.synchronize(limit_s)
 
     @property
     def idle(self) -> bool:

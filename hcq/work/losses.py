@@ -67,7 +67,11 @@ class Losses:
     def submitted(self, timeline: Timeline, value: int) -> None:
         """Note that the calling thread has submitted work that `value` marks the end of."""
         mine = self.mine
-        mine.first.setdefault(timeline, value)
+        last = mine.last.get(timeline)
+        if last is not None and last <= timeline.clean:  # found so by a wait that did not note it
+            mine.first[timeline] = value
+        else:
+            mine.first.setdefault(timeline, value)
         mine.last[timeline] = value
 
     def waited(self, timeline: Timeline, value: int) -> None:

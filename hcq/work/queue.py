@@ -158,6 +158,18 @@ class HardwareQueue(ABC):
         entry, one doorbell. Allocates nothing. `last` rises to `value`."""
 
 
+class NativeWork(Protocol):
+    """A repetition that native code can submit, with the interpreter lock (hcq.cpu.direct).
+
+    Attributes:
+        address: of the record that `ugpu_now` takes.
+        given: the address of its numbers, 64-bit words, which are to be written before.
+    """
+
+    address: int
+    given: int
+
+
 class Repetition:
     """Prepared work (hcq.work.prepared) with its parameters, except some that change: the i-th
     number of each submission is for the slots changing[i].
@@ -192,6 +204,11 @@ class Repetition:
             for slot in slots:
                 given[slot] = number
         return self.core.submit_prepared(self.hardware, self.prepared, given)
+
+    def native(self) -> NativeWork | None:
+        """Return what native code needs to submit it, where a driver has that. It must be kept as
+        long as its addresses are used."""
+        return None
 
 
 class Queue:

@@ -20,14 +20,18 @@ class BootWay(enum.Enum):
     FSP = "fsp"
 
 
-class FlushPage(enum.Enum):
-    """Registers for the page of host memory that the GPU reads to flush its writes: one with the
-    address >> 8; two with it, high half first; a pair with bytes or with the address >> 8."""
+@dataclass(frozen=True)
+class FlushPage:
+    """Registers for the page of host memory that the GPU reads to flush its writes. low: for the
+    address >> shift; high: for the bits above those 32, "" if there is none."""
 
-    LOW = "low"
-    NISO = "niso"
-    FBHUB = "fbhub"
-    FBHUB0 = "fbhub0"
+    low: str
+    high: str = ""
+    shift: int = 8
+
+
+_NISO = "NV_PFB_NISO_FLUSH_SYSMEM_ADDR"
+NISO_LOW = FlushPage(_NISO)
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class BootFacts:
     core: str = "RISCV_CPUCTL"
     memory_mib: bool = True
     display_fuse: str = "NV_FUSE_STATUS_OPT_DISPLAY"
-    flush_page: FlushPage = FlushPage.NISO
+    flush_page: FlushPage = FlushPage(_NISO, f"{_NISO}_HI")
     mirror: int = 0x88000
     bus_bits: int = 47
     wide_window: bool = False

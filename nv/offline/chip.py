@@ -9,12 +9,8 @@ from dataclasses import asdict
 from ugpu.hcq.bare import remedies
 from ugpu.hcq.bare.function import enable_function, looked_into
 from ugpu.hcq.bare.stages import State, mildest, needs
-from ugpu.hcq.errors import (
-    DeviceLost,
-    DeviceNotFound,
-    FirmwareSilent,
-    NotSupported,
-)
+from ugpu.hcq.errors import DeviceLost, DeviceNotFound, FirmwareSilent, NotSupported
+from ugpu.hcq.find.reached import reached
 from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.registers.fields import RegisterBlock
 from ugpu.hcq.registers.nowhere import Nowhere
@@ -45,15 +41,6 @@ _NO_PARTS = {
 }
 
 
-def _chip_of(transport: Transport) -> GspChip:
-    if not transport.present():
-        raise DeviceLost("the card does not answer: it left the bus", remedy=remedies.LINK)
-    chip = chip_behind(transport)
-    if chip is None:
-        raise DeviceNotFound(f"ugpu does not support PCI id {transport.identity}")
-    return chip
-
-
 @contextmanager
 def open_window(attachment: Attachment) -> Iterator[GspChip]:
     """Open a chip's registers in whatever state the chip is; the transport is closed at the end.
@@ -63,7 +50,7 @@ def open_window(attachment: Attachment) -> Iterator[GspChip]:
     """
     transport = attachment.transport
     with looked_into(transport):
-        chip = _chip_of(transport)
+        chip = chip_behind(transport)
         enable_function(transport)
         chip.link.keep_awake()
         try:
@@ -80,7 +67,7 @@ def open_recorded(transport: RecordedTransport) -> Iterator[GspChip]:
     """Open the chip of a recording at one moment, from recorded accesses alone; the transport is
     closed at the end."""
     with transport:
-        yield _chip_of(transport)
+        yield chip_behind(transport)
 
 
 def banks(recording: Recording) -> Banks:
@@ -91,10 +78,10 @@ def banks(recording: Recording) -> Banks:
 
 def observer(transport: Transport) -> Callable[[], None]:
     """Return a function that reads what `look` shows while a driver boots the chip."""
-    chip = _chip_of(transport)
+    chip = chip_behind(transport)
 
     def observe() -> None:
-        for part in ("states", "registers"):
+        for part in _LOOKS:
             look(chip, part)
 
     return observe
@@ -131,23 +118,19 @@ def registers(chip: GspChip) -> dict[str, int]:
 
 def look(chip: GspChip, part: str) -> object:
     """Return one part of a bundle, read without a boot: states, registers."""
-    if part == "states":
-        return as_json(chip)
-    if part == "registers":
-        return registers(chip)
-    raise NotSupported(f"a bare NVIDIA card shows no {part}: {_NO_PARTS[part]}")
+    if part in _NO_PARTS:
+        raise NotSupported(f"a bare NVIDIA card shows no {part}: {_NO_PARTS[part]}")
+    return _LOOKS[part](chip)
+
+
+_LOOKS: dict[str, Callable[[GspChip], object]] = {"states": as_json, "registers": registers}
 
 
 def named_states(attachment: Attachment) -> list[dict[str, object]]:
     """Return each unit's state. If the chip cannot be reached, the one state that gives the reason.
     The transport is closed at the end."""
-    transport = attachment.transport
-    if isinstance(transport, RecordedTransport):
-        reached = open_recorded(transport)
-    else:
-        reached = open_window(attachment)
     try:
-        with reached as chip:
+        with reached(attachment, open_window, open_recorded) as chip:
             return as_json(chip)
     except DeviceLost as error:
         remedy = str(error.facts.get("remedy", remedies.LINK))

@@ -152,7 +152,7 @@ FLOORS: Mapping[str, Sequence[Sequence[str]]] = {
         ("random",),
         ("values",),
         ("tensor",),
-        ("sharding",),
+        ("complex", "sharding"),
         ("front",),
         ("files", "nn", "numeric"),
         ("optim",),

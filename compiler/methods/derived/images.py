@@ -149,4 +149,5 @@ def _inside(position: Any, size: int, padding: str, align_corners: bool) -> Any:
             return position * 0
         away = (position - low).abs().fmod(2 * span)
         position = low + (away > span).where(2 * span - away, away)
-    return position.clamp(0, size - 1)
+    within = (position > 0) & (position < size - 1)  # elsewhere it has no gradient, as in PyTorch
+    return within.where(position, position.detach().clamp(0, size - 1))

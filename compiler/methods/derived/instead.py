@@ -58,7 +58,7 @@ FAMILIES: tuple[tuple[str, str], ...] = (
      "data_ptr const_data_ptr storage untyped_storage storage_type ctypes is_shared is_pinned "
      "share_memory_ pin_memory record_stream getfield new"),
     ("write x.numpy().{name}(...)", "tobytes tofile dumps dump byteswap"),
-    ("complex numbers are not supported: write real and imaginary parts on a last axis of two",
+    ("a Tensor is real: write ugpu.ComplexTensor(x)",
      "cdouble cfloat chalf is_conj is_neg"),
     ("a tensor is dense: write x.numpy() for scipy.sparse", "coalesce is_coalesced col_indices "
      "crow_indices row_indices ccol_indices dense_dim sparse_dim smm sspaddmm to_dense to_mkldnn "

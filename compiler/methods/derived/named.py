@@ -205,7 +205,7 @@ class Named(Groups):
         return self.dtype.is_float
 
     def is_complex(self) -> bool:
-        """Return False, as complex types are not supported."""
+        """Return False: complex numbers are in a ComplexTensor."""
         return False
 
     def is_signed(self) -> bool:

@@ -265,4 +265,6 @@ class Parts(Groups):
         front = self.ndim - len(wanted)
         axes = [*range(front), *(front + i for i, n in enumerate(wanted)
                                  if n == 1 != self.shape[front + i])]  # fmt: skip
+        if not wanted:
+            return self.sum()
         return self.sum(axes).reshape(wanted) if axes else self._same()

@@ -147,7 +147,7 @@ class Scans(Running):
         factor = 1 / math.sqrt(max(1, self.shape[-1]))
         usual = (scale is None or scale == factor) and not dropout_p
         factor = factor if scale is None else number_of(name, "scale", scale)
-        scores = query.matmul(key.transpose(-2, -1)) * factor
+        scores = query._matmul(key.transpose(-2, -1), wide=True) * factor
         seen: Any = None
         if is_causal:
             if mask is not None:
@@ -161,16 +161,16 @@ class Scans(Running):
         elif mask is not None:
             seen = self._tensor(name, mask)
             scores = seen.where(scores, float("-inf"))
-        weights = scores.softmax(-1)
-        result: Self = (weights._dropped(dropout_p) if dropout_p else weights).matmul(value)
+        weights = scores.softmax(-1).cast(kind)
+        kept = weights._dropped(dropout_p) if dropout_p else weights
+        result: Self = kept._matmul(value, wide=True)  # gradients need it unrounded
         if seen is not None and seen.ndim:
             result = seen.any(-1, keepdims=True).where(result, 0)
-        if not usual:  # the gradients follow from the operations
-            return result
-        sources = [query, key, value]
-        if additive and isinstance(mask, Scans):
-            return result._ruled("attention", [*sources, mask], (False, None))
-        return result if additive else result._ruled("attention", sources, (is_causal, seen))
+        if usual and not additive:  # otherwise the gradients follow from the operations
+            result = result._ruled("attention", [query, key, value], (is_causal, seen))
+        elif usual and isinstance(mask, Scans):
+            result = result._ruled("attention", [query, key, value, mask], (False, None))
+        return result.cast(kind)
 
     def _dropped(self, probability: float) -> Self:
         """Zero elements with a probability and scale the others, see `dropout`."""

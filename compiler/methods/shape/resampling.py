@@ -47,9 +47,10 @@ class Resampling(Convolutions):
         height, width], with windows `stride` apart, and sum where they overlap; then add `bias`.
 
         `padding` elements are removed at each side, `output_padding` added at the ends. Types as in
-        matmul. Computed as a convolution whose channels are the places between two windows, or,
-        where such windows would mostly be zeros, or are few on a host, as one matrix product of all
-        windows, and a sum that puts them in place.
+        matmul. Computed as a convolution, with a stride of 1 as `conv2d` computes it (with Winograd
+        tiles too), otherwise with the places between two windows as channels; or, where such
+        windows would mostly be zeros, or are few on a host, as one matrix product of all windows,
+        and a sum that puts them in place.
         """
         kernel = self._tensor("conv_transpose2d", weight)
         shapes = f"shapes {self._shown} and {kernel._shown}"
@@ -84,23 +85,38 @@ class Resampling(Convolutions):
         filled = [taps[i] * steps[i] for i in range(2)]
         host = self.device.target.abi == "host"
         few = host and batch * prod(n + t - 1 for n, t in zip(size, taps, strict=True)) < ORDERED
-        if gaps == (1, 1) and prod(filled) <= FILLED * prod(window) and not few:
+        inside = cut[0] < window[0] and cut[1] < window[1]
+        if gaps == steps == (1, 1) and inside and not few:
+            result = self._as_windows(kernel, cut, groups)
+        elif gaps == (1, 1) and prod(filled) <= FILLED * prod(window) and not few:
             joined = self.cast(inner)._by_phases(kernel.cast(inner), steps, taps, groups)
             ends = [max(0, cut[i] + out[i] - joined.shape[2 + i]) for i in range(2)]
             joined = joined.pad([(0, 0), (0, 0), (0, ends[0]), (0, ends[1])])
             places = (slice(start, start + count) for start, count in zip(cut, out, strict=True))
             result = joined[(slice(None), slice(None), *places)].cast(dtype)
-            result = result._ruled("conv_transpose2d", [self, kernel], (steps, cut, gaps, groups))
-            return biased("conv_transpose2d", result, bias)
-        per_group = channels // groups
-        left = kernel.cast(inner).reshape((groups, per_group, each * window[0] * window[1]))
-        right = self.cast(inner).reshape((batch, groups, per_group, size[0] * size[1]))
-        spread = left.transpose(-2, -1).matmul(right).contiguous()
-        spread = spread.reshape((batch * groups * each, *window, *size))
-        placed = spread._placed(out, steps, cut, gaps)
-        result = placed.reshape((batch, groups * each, *out)).cast(dtype)
+        else:
+            per_group = channels // groups
+            left = kernel.cast(inner).reshape((groups, per_group, each * window[0] * window[1]))
+            right = self.cast(inner).reshape((batch, groups, per_group, size[0] * size[1]))
+            spread = left.transpose(-2, -1).matmul(right).contiguous()
+            spread = spread.reshape((batch * groups * each, *window, *size))
+            placed = spread._placed(out, steps, cut, gaps)
+            result = placed.reshape((batch, groups * each, *out)).cast(dtype)
         result = result._ruled("conv_transpose2d", [self, kernel], (steps, cut, gaps, groups))
         return biased("conv_transpose2d", result, bias)
+
+    def _as_windows(self, kernel: Self, cut: tuple[int, int], groups: int) -> Self:
+        """Return a transposed convolution with a stride of 1: a convolution whose windows are
+        turned, of an image with as many zeros around it as windows reach beyond."""
+        channels, each, *window = kernel.shape
+        turned = kernel.reshape((groups, channels // groups, each, *window)).flip((3, 4))
+        turned = turned.permute((0, 2, 1, 3, 4))
+        turned = turned.reshape((groups * each, channels // groups, *window))
+        around = window[0] - 1 - cut[0], window[1] - 1 - cut[1]
+        host, steps = self.device.target.abi == "host", ((1, 1), around, (1, 1))
+        if host and not self._by_tiles(turned, steps, groups, None):
+            turned = turned.contiguous()
+        return self.conv2d(turned, padding=around, groups=groups)
 
     def _by_phases(
         self, kernel: Self, steps: Sequence[int], taps: Sequence[int], groups: int

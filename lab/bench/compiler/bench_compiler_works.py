@@ -288,7 +288,8 @@ class _Works:
         results = []
         for name, left, right in (
             ("16^3", (16, 16), (16, 16)), ("65^3", (65, 65), (65, 65)),
-            ("64 x 33x65x17", (64, 33, 65), (64, 65, 17)),
+            ("64 x 33x65x17", (64, 33, 65), (64, 65, 17)), ("1 x 512^2", (1, 512), (512, 512)),
+            ("1 x 1024^2", (1, 1024), (1024, 1024)),
         ):  # fmt: skip
             arrays = self.floats(*left), self.floats(*right)
             results += self.work(

@@ -13,6 +13,8 @@ _GB205 = (0x2F04, 0x2F18, 0x2F38, 0x2F58)
 _GB206 = (0x2D04, 0x2D05, 0x2D18, 0x2D19, 0x2D30, 0x2D39, 0x2D58, 0x2D59, 0x2D79)
 _GB207 = (0x2D83, 0x2D98, 0x2DB8, 0x2DD8)
 
+_FLUSH = "NV_PFB_FBHUB0_PCIE_FLUSH_SYSMEM_ADDR"
+
 BOOT = BootFacts(
     BootWay.FSP,
     chip_ids=(0x1B2, 0x1B3, 0x1B5, 0x1B6, 0x1B7),
@@ -21,7 +23,7 @@ BOOT = BootFacts(
     image="ga102",
     family="gb20x",
     display_fuse="",
-    flush_page=FlushPage.FBHUB0,
+    flush_page=FlushPage(f"{_FLUSH}_LO", f"{_FLUSH}_HI", shift=0),
     mirror=0x92000,
     bus_bits=52,
     wide_window=True,

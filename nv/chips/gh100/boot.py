@@ -11,6 +11,8 @@ _IDS = (
     0x230E, 0x2321, 0x2322, 0x2324, 0x2329, 0x232C, 0x2330, 0x2331, 0x2335, 0x2339, 0x233A, 0x233B,
 )  # fmt: skip
 
+_FLUSH = "NV_PFB_FBHUB_PCIE_FLUSH_SYSMEM_ADDR"
+
 BOOT = BootFacts(
     BootWay.FSP,
     chip_ids=(0x180,),
@@ -19,7 +21,7 @@ BOOT = BootFacts(
     image="ga102",
     family="gh100",
     display_fuse="",
-    flush_page=FlushPage.FBHUB,
+    flush_page=FlushPage(f"{_FLUSH}_LO", f"{_FLUSH}_HI"),
     mirror=0x92000,
     bus_bits=52,
     wide_window=True,

@@ -5,7 +5,7 @@ Source of the PCI ids: open-gpu-kernel-modules 595.45.04 README.md.
 
 from __future__ import annotations
 
-from ugpu.nv.chips.boot import BootFacts, BootWay, FlushPage
+from ugpu.nv.chips.boot import NISO_LOW, BootFacts, BootWay
 
 _TU102 = (0x1E02, 0x1E04, 0x1E07, 0x1E09, 0x1E30, 0x1E36, 0x1E78)
 _TU104 = (
@@ -30,5 +30,5 @@ BOOT = BootFacts(
     core="RISCV_CORE_SWITCH_STATUS",
     memory_mib=False,
     display_fuse="NV_FUSE_STATUS_OPT_DISPLAY_TURING",
-    flush_page=FlushPage.LOW,
+    flush_page=NISO_LOW,
 )

@@ -9,14 +9,12 @@ Sources: open-gpu-kernel-modules 570.144 kernel_gsp.c (kgspInitRm), kernel_gsp_t
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from ugpu.hcq.bare.function import disable_master, enable_function, enable_master
 from ugpu.hcq.bare.stages import Stages
-from ugpu.hcq.disk.bundle import Evidence
 from ugpu.hcq.errors import ChipError, DeviceBusy, NotSupported, OutOfMemory, UgpuError
 from ugpu.nv.chips.boot import BootWay
 from ugpu.nv.gsp.boot import (
@@ -41,11 +39,9 @@ from ugpu.nv.gsp.layout.memory import Pages
 from ugpu.nv.gsp.rpc.calls import Calls
 from ugpu.nv.gsp.rpc.note import Note
 
-log = logging.getLogger(__name__)
-
 # TIMEOUT: for the first answer of firmware that an earlier process left; our choice.
 _ANSWER_LIMIT_S = 2.0
-KeepEvidence = Callable[[UgpuError, Callable[[UgpuError], Evidence]], None]
+KeepEvidence = Callable[[UgpuError, Start, Calls | None], None]
 
 
 @dataclass
@@ -94,7 +90,7 @@ def boot(start: Start, stages: Stages, keep: KeepEvidence | None = None) -> Firm
     """Start the GSP of a chip after first contact that no earlier start has left in use.
 
     An error carries the stage's name, and the firmware's crash report if there is one; the chip is
-    handed back as far as that works. keep(error, gather): called before that, to write a bundle.
+    handed back as far as that works. keep: called before that, to write a bundle.
     """
     chip = start.chip
     way = WayBack()
@@ -136,6 +132,7 @@ def rejoin(start: Start, note: Note) -> Firmware:
     """
     chip, transport = start.chip, start.chip.transport
     try:
+        placement.plan(start)
         flush_page = placement.place_flush_page(start, note.memory)
         placement.place_arguments(start, note.memory)
         if chip.boot.way is not BootWay.FSP:
@@ -181,33 +178,19 @@ def resume(firmware: Firmware, stages: Stages) -> None:
 def explain(error: UgpuError, start: Start, calls: Calls | None, keep: KeepEvidence | None) -> None:
     """Keep what explains a failed start, before anything of it is undone."""
     error.add_facts(**evidence.crash_fact(start))
-    if keep is None or isinstance(error, DeviceBusy | NotSupported):
-        return
-
-    def gather(_: UgpuError) -> Evidence:
-        found = Evidence()
-        evidence.gather(found, start, calls)
-        return found
-
-    keep(error, gather)
+    if keep is not None and not isinstance(error, DeviceBusy | NotSupported):
+        keep(error, start, calls)
 
 
 def _start_core(start: Start, stage: Callable[[str], AbstractContextManager[None]]) -> None:
     """Run the signed programs that load and start the firmware."""
+    steps: dict[str, Callable[[Start], None]] = {}
     if start.boot.way is BootWay.FSP:
-        with stage("chain-of-trust"):
-            trust.request_start(start)
-        with stage("lockdown"):
-            trust.await_release(start)
-        with stage("riscv"):
-            riscv.await_core(start)
-        return
-    if start.boot.way is BootWay.FWSEC and start.saved is None:
-        with stage("frts"):
-            frts.run_frts(start)
-    with stage("gsp-reset"):
-        booter.reset_gsp(start)
-    with stage("booter"):
-        booter.load_firmware(start)
-    with stage("riscv"):
-        riscv.await_core(start)
+        steps |= {"chain-of-trust": trust.request_start, "lockdown": trust.await_release}
+    else:
+        if start.boot.way is BootWay.FWSEC and start.saved is None:
+            steps["frts"] = frts.run_frts
+        steps |= {"gsp-reset": booter.reset_gsp, "booter": booter.load_firmware}
+    for name, step in (steps | {"riscv": riscv.await_core}).items():
+        with stage(name):
+            step(start)

@@ -60,7 +60,7 @@ def gather(found: Evidence, start: Start, calls: Calls | None) -> None:
     found.take("accesses.txt", lambda: "\n".join(chip.recent_accesses()) + "\n")
     found.take("firmware.json", lambda: _firmware(start))
     if calls is not None:
-        found.take("calls.txt", lambda: "\n".join(map(str, calls.history)) + "\n")
+        found.take("calls.txt", lambda: "\n".join(map(str, tuple(calls.history))) + "\n")
     for name, pages in start.logs.items():
         kept = log_words(pages)
         if kept:
@@ -93,12 +93,11 @@ def crash_fact(start: Start) -> dict[str, object]:
 
 
 def _firmware(start: Start) -> dict[str, object]:
-    carveout = start.carveout
     return {
         "chip": start.chip.facts.name,
         "release": start.files.abi.version,
         "vram": start.chip.memory_size,
-        "carveout": None if carveout is None else str(carveout),
+        "places": start.places,
         "reported": start.reported,
         "locked_down": start.locked_down,
         "running": start.running,

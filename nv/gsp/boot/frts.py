@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ugpu.hcq.errors import DeviceBusy, FirmwareRejected, NotSupported
+from ugpu.hcq.errors import FirmwareRejected, NotSupported
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.chip.chip import GspChip, is_locked
 from ugpu.nv.gsp.chip.falcon import Program
@@ -20,19 +20,6 @@ def protected_region(chip: GspChip) -> tuple[int, int]:
     if not high:
         return 0, 0
     return chip.nv.NV_PFB_PRI_MMU_WPR2_ADDR_LO.read().VAL << 12, high
-
-
-def check_unprotected(chip: GspChip) -> None:
-    """Raise DeviceBusy if the GSP of an earlier start still owns its region."""
-    low, high = protected_region(chip)
-    if high:
-        raise DeviceBusy(
-            "the GSP still owns its memory (WPR2 is set): an earlier start failed, or its driver "
-            "died",
-            holder="GSP firmware",
-            region=f"{low:#x}-{high:#x}",
-            remedy="reset the slot, or power the card off and on",
-        )
 
 
 def place_fwsec(start: Start, command: int, arguments: bytes) -> Pages:
@@ -89,14 +76,14 @@ def _up(size: int) -> int:
 
 def run_frts(start: Start) -> None:
     """Run FWSEC's command FRTS; FirmwareRejected if it fails or protects another region."""
-    assert start.fwsec is not None and start.carveout is not None
-    chip, falcon, carveout = start.chip, start.gsp, start.carveout
-    pages = place_fwsec(start, FRTS, frts_arguments(carveout.frts))
+    chip, falcon = start.chip, start.gsp
+    begin, size = start.places["frtsOffset"], start.places["frtsSize"]
+    pages = place_fwsec(start, FRTS, frts_arguments(begin, size))
     falcon.reset_to_falcon()
     result = falcon.run(program(start, pages, "FWSEC-FRTS"), (0, 0))
     falcon.check("FWSEC-FRTS", result)
     error = chip.nv.NV_PBUS_SW_SCRATCH_0E.read().FRTS_ERROR
-    expected = (carveout.frts, carveout.frts + carveout.frts_size)
+    expected = (begin, begin + size)
     found = protected_region(chip)
     if error or found != expected:
         what = "protected another region than requested"

@@ -12,7 +12,7 @@ from ugpu.nv.gsp.chip.chip import GspChip
 
 _LIMIT_S = 4.0  # TIMEOUT: nouveau and nova-core; GFW takes 1 to 2 s after power-on
 _FSP_LIMIT_S = 5.0
-_DONE = (0xFF, 0xFF)  # mask and value
+_DONE = 0xFF
 
 
 def await_board_firmware(chip: GspChip) -> None:
@@ -21,10 +21,12 @@ def await_board_firmware(chip: GspChip) -> None:
     if chip.boot.way is BootWay.FSP:
         scratch = nv[f"NV_THERM_I2CS_SCRATCH_{chip.facts.family.upper()}"]
         with or_silent("FSP has not finished its start", remedy=remedy):
-            chip.await_bits("FSP", scratch, _DONE, "end of FSP's start", _FSP_LIMIT_S)
+            what = "end of FSP's start"
+            chip.await_fields("FSP", scratch, what, _FSP_LIMIT_S, FSP_BOOT_COMPLETE=_DONE)
         return
     mask = nv.NV_PGC6_AON_SECURE_SCRATCH_GROUP_05_PRIV_LEVEL_MASK
     progress = nv.NV_PGC6_AON_SECURE_SCRATCH_GROUP_05_0_GFW_BOOT
     with or_silent("the board's firmware (GFW) has not finished its start", remedy=remedy):
-        chip.await_bits("GFW", mask, (1, 1), "access to its progress", _LIMIT_S)
-        chip.await_bits("GFW", progress, _DONE, "end of its start", _LIMIT_S)
+        what = "access to its progress"
+        chip.await_fields("GFW", mask, what, _LIMIT_S, READ_PROTECTION_LEVEL0=1)
+        chip.await_fields("GFW", progress, "end of its start", _LIMIT_S, PROGRESS=_DONE)

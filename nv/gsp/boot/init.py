@@ -29,9 +29,7 @@ def open_queues(start: Start, left: LeftCalls | None = None) -> Calls:
     head = chip.nv.NV_PGSP_QUEUE_HEAD
     indices = left.indices if left is not None else None
     queues = MessageQueues(start.queues, chip.clock, partial(head.write, 0), indices)
-    calls = Calls(
-        queues, abi, chip.clock, check=start.check, state=partial(evidence.explain, start)
-    )
+    calls = Calls(queues, abi, check=start.check, state=partial(evidence.explain, start))
     number = abi.constants
     calls.on_event |= {
         number.NV_VGPU_MSG_EVENT_GSP_RUN_CPU_SEQUENCER: partial(_run_sequencer, start),
@@ -139,13 +137,8 @@ class SequencerMachine:
         start.gsp.reset_to_riscv()
         set_arguments(start)
         start.sec2.start()
-        chip.wait(
-            chip.nv.NV_PGC6_BSI_SECURE_SCRATCH_14,
-            lambda value: bool(value.BOOT_STAGE_3_HANDOFF),
-            unit="SEC2",
-            waiting_for="hand-off to the GSP",
-            limit_s=_RESUME_LIMIT_S,
-        )
+        stage, what = chip.nv.NV_PGC6_BSI_SECURE_SCRATCH_14, "hand-off to the GSP"
+        chip.await_fields("SEC2", stage, what, _RESUME_LIMIT_S, BOOT_STAGE_3_HANDOFF=1)
         start.sec2.check("booter", int(start.sec2.regs.MAILBOX0.read()))
         if chip.boot.dma:
             start.gsp.regs.OS.write(start.files.boot_loader.app_version)

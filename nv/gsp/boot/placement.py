@@ -12,22 +12,20 @@ from ugpu.nv.gsp.layout import radix3
 from ugpu.nv.gsp.layout.arguments import (
     LOG_SIZE,
     LOGS,
+    REGION_SIZE,
     log_header,
     manager_arguments,
-    placed,
     region_list,
-    sized,
     wpr_metadata,
 )
 from ugpu.nv.gsp.layout.framebuffer import (
     FRTS_SIZE,
-    HeapFacts,
     carve_out,
     heap_size,
+    sized,
     vga_workspace,
 )
 from ugpu.nv.gsp.layout.memory import PAGE, Pages
-from ugpu.nv.gsp.rpc.queue import REGION_SIZE
 
 MIB = 1 << 20
 _QUEUES, _MANAGER, _REGIONS, _FLUSH = "queues", "manager", "regions", "flush"  # pieces of memory
@@ -67,23 +65,26 @@ def _top(chip: GspChip) -> int:
 def plan(start: Start) -> None:
     """Compute the carve-out. Nothing of the chip is changed."""
     chip, files = start.chip, start.files
-    boot = chip.boot
+    boot, by_fsp = chip.boot, chip.boot.way is BootWay.FSP
     chip.open_memory(memory_size(chip))
-    if boot.way is BootWay.FSP:
+    heap = heap_size(files.abi, chip.memory_size, libos=boot.libos, fsp=by_fsp)
+    if by_fsp:
+        start.places = sized(heap, boot.non_wpr, boot.pmu_reserved)
         return
-    start.carveout = carve_out(
+    start.places = carve_out(
         chip.memory_size,
         _top(chip),
         boot_size=len(files.boot_loader.data),
         image_size=len(files.gsp.image),
-        heap=HeapFacts.of(files.abi, libos=boot.libos, fsp=False),
+        heap=heap,
         frts_size=FRTS_SIZE if boot.way is BootWay.FWSEC else 0,
     )
-    if boot.prescrubbed and start.carveout.size > boot.prescrubbed:
+    need = chip.memory_size - start.places["nonWprHeapOffset"]
+    if boot.prescrubbed and need > boot.prescrubbed:
         raise NotSupported(
             "the firmware needs more memory at the end of VRAM than the board's firmware has "
             "cleared, and the program that clears more (scrubber) is not implemented",
-            need=start.carveout.size,
+            need=need,
             have=boot.prescrubbed,
         )
 
@@ -100,13 +101,7 @@ def place_image(start: Start) -> None:
     parts = {"Radix3Elf": (pages.address, len(image))}
     for name, data in ("Bootloader", files.boot_loader.data), ("Signature", files.gsp.signature):
         parts[name] = (memory.take(len(data), data).address, len(data))
-    if start.carveout is not None:
-        places = placed(start.carveout)
-    else:
-        heap = HeapFacts.of(files.abi, libos=start.boot.libos, fsp=True)
-        size = heap_size(heap, start.chip.memory_size)
-        places = sized(size, start.boot.non_wpr, start.boot.pmu_reserved)
-    content = wpr_metadata(files.abi, parts, files.boot_loader, places)
+    content = wpr_metadata(files.abi, parts, files.boot_loader, start.places)
     start.metadata = memory.take(PAGE, content)
 
 

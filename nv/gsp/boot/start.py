@@ -21,7 +21,6 @@ from ugpu.nv.gsp.chip.chip import (
 from ugpu.nv.gsp.chip.falcon import Falcon
 from ugpu.nv.gsp.images.fwsec import Fwsec
 from ugpu.nv.gsp.layout.arguments import LOGS
-from ugpu.nv.gsp.layout.framebuffer import Carveout
 from ugpu.nv.gsp.layout.memory import Keeper, Pages
 from ugpu.nv.gsp.rpc.crash import scratch_group
 
@@ -35,8 +34,8 @@ class Start:
     """One start. The steps fill it in; `memory` owns what the GSP reads and writes until it no
     longer runs.
 
-    fwsec, signature: the VBIOS's program, None where FSP starts the GSP. carveout: of VRAM, None
-    where the firmware chooses it. arguments: libos's list of regions. manager: the
+    fwsec, signature: the VBIOS's program, None where FSP starts the GSP. places: of the
+    firmware in VRAM, fields of GspFwWprMeta. arguments: libos's list of regions. manager: the
     resource manager's arguments. fmc_arguments: of
     the first program that FSP starts. logs: buffers by name.
     locked_down: the GSP said that its registers must not be accessed.
@@ -54,7 +53,7 @@ class Start:
     queues: Pages = field(init=False)
     fwsec: Fwsec | None = None
     signature: bytes = b""
-    carveout: Carveout | None = None
+    places: dict[str, int] = field(default_factory=dict)
     saved: Pages | None = None  # GspFwSRMeta, of firmware that was suspended
     logs: dict[str, Pages] = field(default_factory=dict)
     reported: list[str] = field(default_factory=list)  # texts of the firmware's reports

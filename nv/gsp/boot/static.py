@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ugpu.hcq.errors import FirmwareError
 from ugpu.nv.gsp.rpc.calls import REPLY_LIMIT_S, Calls
@@ -53,17 +52,14 @@ def read_static(calls: Calls, vram: int, limit_s: float = REPLY_LIMIT_S) -> Stat
         usable.append((begin, end))
     if not usable:
         raise FirmwareError("the GSP describes no memory that a driver may use", regions=count)
-    gid = info.gidInfo
+    saved_at, gid = None, info.gidInfo
+    if "fwWprLayoutOffset" in layout.fields:
+        places = info.fwWprLayoutOffset
+        saved_at = int(places.nonWprHeapOffset), int(places.frtsOffset)
     text = bytes(info.gpuNameString).split(b"\0")[0].decode("ascii", "replace")
     return StaticInfo(
         name=text,
         uuid=bytes(gid.data)[:16] if int(gid.length) >= 16 else b"",
         regions=tuple(sorted(usable)),
-        saved_at=_saved_at(info) if "fwWprLayoutOffset" in layout.fields else None,
+        saved_at=saved_at,
     )
-
-
-def _saved_at(info: Any) -> tuple[int, int]:  # Any: a structure's fields are known at run time
-    """See StaticInfo."""
-    places = info.fwWprLayoutOffset
-    return int(places.nonWprHeapOffset), int(places.frtsOffset)

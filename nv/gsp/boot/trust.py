@@ -17,7 +17,6 @@ from ugpu.nv.gsp.layout.memory import PAGE
 _CHAIN_OF_TRUST = 0x14
 _COHERENT = 1  # GSP_DMA_TARGET_COHERENT_SYSTEM
 _META_SIZE = 0x100
-_FIELD = 384  # bytes of key and signature in the message; shorter ones are padded with zeros
 _LOCKED, _LOCKED_MASK = 0xBADF_4100, 0xFFFF_FF00  # while FSP has the registers
 _LIMIT_S = 30.0  # TIMEOUT: nova-core; nouveau 4 s
 

@@ -17,7 +17,7 @@ from ugpu.nv.chips.boot import BootWay
 from ugpu.nv.gsp.boot.booter import place_booter, run_booter
 from ugpu.nv.gsp.boot.frts import place_fwsec, program, protected_region
 from ugpu.nv.gsp.boot.start import Start
-from ugpu.nv.gsp.images.fwsec import RETURN, return_arguments
+from ugpu.nv.gsp.images.fwsec import READ_VBIOS, RETURN
 from ugpu.nv.gsp.layout.arguments import SUSPEND_LEVEL
 from ugpu.nv.gsp.layout.memory import Pages
 from ugpu.nv.gsp.rpc.calls import REPLY_LIMIT_S, Calls
@@ -44,7 +44,7 @@ def prepare(start: Start) -> WayBack:
     if start.boot.way is BootWay.FSP:
         return way
     if start.fwsec is not None:
-        way.fwsec = place_fwsec(start, RETURN, return_arguments())
+        way.fwsec = place_fwsec(start, RETURN, READ_VBIOS)
     assert start.files.unload is not None
     way.booter = place_booter(start, start.files.unload)
     return way
@@ -80,16 +80,10 @@ def hand_back(start: Start, way: WayBack, saved: int | None = None) -> None:
     """
     chip = start.chip
     if start.boot.way is BootWay.FSP:
-        if not start.running:
-            return
+        control, what = start.gsp.regs.RISCV_CPUCTL, "halt of its core"
         with or_silent("the GSP has not halted", start.state):
-            chip.wait(
-                start.gsp.regs.RISCV_CPUCTL,
-                lambda value: bool(value.HALTED),
-                unit="GSP",
-                waiting_for="halt of its core",
-                limit_s=_HALT_LIMIT_S,
-            )
+            if start.running:
+                chip.await_fields("GSP", control, what, _HALT_LIMIT_S, HALTED=1)
         start.running = False
         return
     if way.fwsec is not None and start.fwsec is not None:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from ugpu.hcq.bare import remedies
 from ugpu.hcq.bare.bus import ALL_ONES
 from ugpu.hcq.bare.chip import BareChip
-from ugpu.hcq.errors import DeviceLost, NotSupported
+from ugpu.hcq.errors import DeviceLost, DeviceNotFound, NotSupported
 from ugpu.hcq.registers.fields import BoundRegister, RegisterBlock
 from ugpu.hcq.transport.base import Transport
 from ugpu.nv import chips
-from ugpu.nv.chips.boot import BootFacts, FlushPage
+from ugpu.nv.chips.boot import BootFacts
 from ugpu.nv.chips.facts import ChipFacts
 from ugpu.nv.gsp.chip.vram import FbVram
 from ugpu.nv.regs import block
@@ -19,19 +19,6 @@ from ugpu.nv.regs import block
 REGISTER_BAR, MEMORY_BAR = 0, 1
 GSP_BASE, SEC2_BASE, PMU_BASE = 0x11_0000, 0x84_0000, 0x10_A000  # falcons in BAR 0
 _LOCKED, _LOCKED_MASK = 0xBADF_0000, 0xFFFF_0000
-# Registers for the low and the high part of the flush page's address, and their lowest bits.
-_FLUSH_PAGES = {
-    FlushPage.LOW: ("NV_PFB_NISO_FLUSH_SYSMEM_ADDR", "", 8, 0),
-    FlushPage.NISO: (
-        "NV_PFB_NISO_FLUSH_SYSMEM_ADDR", "NV_PFB_NISO_FLUSH_SYSMEM_ADDR_HI", 8, 40
-    ),
-    FlushPage.FBHUB: (
-        "NV_PFB_FBHUB_PCIE_FLUSH_SYSMEM_ADDR_LO", "NV_PFB_FBHUB_PCIE_FLUSH_SYSMEM_ADDR_HI", 8, 40
-    ),
-    FlushPage.FBHUB0: (
-        "NV_PFB_FBHUB0_PCIE_FLUSH_SYSMEM_ADDR_LO", "NV_PFB_FBHUB0_PCIE_FLUSH_SYSMEM_ADDR_HI", 0, 32
-    ),
-}  # fmt: skip
 _FLUSH_LIMIT_S = 2.0  # TIMEOUT: as nouveau's for the TLB, which is the slower of the two
 
 
@@ -40,12 +27,17 @@ def is_locked(value: int) -> bool:
     return value & _LOCKED_MASK == _LOCKED
 
 
-def chip_behind(transport: Transport) -> GspChip | None:
-    """Return the chip that the PCI id names; None if ugpu boots none with this id."""
+def chip_behind(transport: Transport) -> GspChip:
+    """Return the chip that the PCI id names. DeviceLost if it does not answer on the bus,
+    DeviceNotFound if ugpu boots none with this id."""
+    if not transport.present():
+        raise DeviceLost(f"{transport.name} does not answer on the bus", remedy=remedies.LINK)
     identity = transport.identity
     facts = chips.find(identity.vendor, identity.device)
     boot = chips.boot_facts(facts.name) if facts is not None else None
-    return GspChip(transport, facts, boot) if facts is not None and boot is not None else None
+    if facts is None or boot is None:
+        raise DeviceNotFound(f"PCI id {identity} is not a chip that ugpu boots")
+    return GspChip(transport, facts, boot)
 
 
 class GspChip(BareChip):
@@ -109,21 +101,22 @@ class GspChip(BareChip):
     @property
     def flush_bits(self) -> int:
         """The bits of the address that `set_flush_page` takes."""
-        return 40 if self.boot.flush_page is FlushPage.LOW else self.boot.bus_bits
+        page = self.boot.flush_page
+        return self.boot.bus_bits if page.high else 32 + page.shift
 
     def set_flush_page(self, address: int) -> None:
         """Give the GPU the page that it reads to flush its writes to host memory. ORDER: the low
         half takes effect with its write, so the high half comes first."""
-        low, high, shift, high_shift = _FLUSH_PAGES[self.boot.flush_page]
-        if high:
-            self.nv[high].write(address >> high_shift)
-        self.nv[low].write(address >> shift & ALL_ONES)
+        page, value = self.boot.flush_page, address >> self.boot.flush_page.shift
+        if page.high:
+            self.nv[page.high].write(value >> 32)
+        self.nv[page.low].write(value & ALL_ONES)
 
     def flush_writes(self) -> None:
         """Let the host's writes to VRAM arrive."""
-        register = self.nv.NV_UFLUSH_FB_FLUSH
-        register.write(1)
-        self.await_bits("FB", register, (3, 0), "flush of writes to VRAM", _FLUSH_LIMIT_S)
+        flush, what = self.nv.NV_UFLUSH_FB_FLUSH, "flush of writes to VRAM"
+        flush.write(1)
+        self.await_fields("FB", flush, what, _FLUSH_LIMIT_S, PENDING=0, OUTSTANDING=0)
 
     def flush_translations(self, root: int) -> None:
         """Drop the translations of one address space. root: address of its directory in VRAM."""
@@ -140,11 +133,12 @@ class GspChip(BareChip):
     def _invalidate(self, **fields: int) -> None:
         register = self.nv.NV_VIRTUAL_FUNCTION_PRIV_MMU_INVALIDATE
         register.write(ALL_VA=1, TRIGGER=1, **fields)
-        self.await_bits("MMU", register, (1 << 31, 0), "end of an invalidation", _FLUSH_LIMIT_S)
+        self.await_fields("MMU", register, "end of an invalidation", _FLUSH_LIMIT_S, TRIGGER=0)
 
-    def await_bits(
-        self, unit: str, register: BoundRegister, bits: tuple[int, int], what: str, limit_s: float
+    def await_fields(
+        self, unit: str, register: BoundRegister, what: str, limit_s: float, **fields: int
     ) -> None:
-        """Wait until a register has a value under a mask: bits. See wait_bits."""
-        mask, value = bits
+        """Wait until fields of a register have these values. See wait_bits."""
+        mask = sum(register.register.field(name).mask for name in fields)
+        value = register.register.encode(**fields)
         self.wait_bits(register, mask, value, unit=unit, waiting_for=what, limit_s=limit_s)

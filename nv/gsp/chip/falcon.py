@@ -14,13 +14,12 @@ import struct
 from dataclasses import dataclass
 
 from ugpu.hcq.errors import FirmwareInvalid, FirmwareRejected, UnitTimeout
+from ugpu.hcq.registers.fields import BoundRegister
 from ugpu.nv.gsp.chip.chip import GspChip
 from ugpu.nv.gsp.chip.ports import BLOCK, PortProgram, write_code, write_data
 from ugpu.nv.regs import block
 
 _SIZE_256 = 6  # in DMATRFCMD
-# Mask and value to wait for, in DMATRFCMD, RISCV_BCR_CTRL, CPUCTL
-_IDLE, _VALID, _HALTED = (1 << 1, 1 << 1), (1 << 0, 1 << 0), (1 << 4, 1 << 4)
 _COHERENT, _PHYSICAL = 1, 1
 _RSA3K = 1
 _READY_LIMIT_S = 150e-6  # TIMEOUT: kernel_falcon_ga102.c; not an error
@@ -61,25 +60,21 @@ class Falcon:
 
     def reset(self) -> None:
         """Reset the unit and wait until its memories are cleared."""
-        regs, clock, by_dma = self.regs, self.chip.clock, self.chip.boot.dma
+        regs, by_dma = self.regs, self.chip.boot.dma
         if by_dma:
             with contextlib.suppress(UnitTimeout):
-                clock.wait_until(
-                    lambda: bool(regs.HWCFG2.read().RESET_READY),
-                    unit=self.name,
-                    waiting_for="readiness for a reset",
-                    limit_s=_READY_LIMIT_S,
-                )
+                self._await(regs.HWCFG2, "readiness for a reset", _READY_LIMIT_S, RESET_READY=1)
         regs.ENGINE.write(RESET=1)
-        clock.sleep(_RESET_PAUSE_S)
+        self.chip.clock.sleep(_RESET_PAUSE_S)
         regs.ENGINE.write(RESET=0)
+        what, limit_s = "end of memory scrubbing", _SCRUB_LIMIT_S
         if by_dma:
-            mark, bits = regs.HWCFG2, regs.HWCFG2.register.encode(MEM_SCRUBBING=1)
+            self._await(regs.HWCFG2, what, limit_s, MEM_SCRUBBING=0)
         else:
-            mark = regs.DMACTL
-            bits = mark.register.encode(DMEM_SCRUBBING=1, IMEM_SCRUBBING=1)
-        what = "end of memory scrubbing"
-        self.chip.await_bits(self.name, mark, (bits, 0), what, _SCRUB_LIMIT_S)
+            self._await(regs.DMACTL, what, limit_s, DMEM_SCRUBBING=0, IMEM_SCRUBBING=0)
+
+    def _await(self, register: BoundRegister, what: str, limit_s: float, **fields: int) -> None:
+        self.chip.await_fields(self.name, register, what, limit_s, **fields)
 
     def reset_to_falcon(self) -> None:
         """Reset the unit; the next start means the falcon."""
@@ -87,8 +82,7 @@ class Falcon:
         regs, choice = self.regs, self.regs.RISCV_BCR_CTRL
         if self.chip.boot.dma and regs.HWCFG2.read().RISCV and choice.read().CORE_SELECT:
             choice.write(0)
-            what = "the choice of the falcon core"
-            self.chip.await_bits(self.name, choice, _VALID, what, _SELECT_LIMIT_S)
+            self._await(choice, "the choice of the falcon core", _SELECT_LIMIT_S, VALID=1)
         regs.RM.write(self.chip_id)
 
     def reset_to_riscv(self) -> None:
@@ -123,9 +117,9 @@ class Falcon:
         self.allow_physical()
         regs.FBIF_TRANSCFG0.update(TARGET=_COHERENT, MEM_TYPE=_PHYSICAL)
         source, size = program.code
-        self._transfer(program.address + source - program.tag, 0, program.tag, size, imem=True)
+        self._transfer(program.address + source - program.tag, program.tag, size, imem=True)
         source, size = program.data
-        self._transfer(program.address + source, 0, 0, size, imem=False)
+        self._transfer(program.address + source, 0, size, imem=False)
         regs.BROM_PARAADDR0.write(program.parameters)
         regs.BROM_ENGIDMASK.write(program.engines)
         regs.BROM_CURR_UCODE_ID.write(program.ucode)
@@ -136,18 +130,19 @@ class Falcon:
         self.regs.FBIF_CTL.update(ALLOW_PHYS_NO_CTX=1)
         self.regs.DMACTL.write(0)
 
-    def _transfer(self, base: int, target: int, tag: int, size: int, *, imem: bool) -> None:
-        """Copy blocks of 256 bytes from the bus. tag: offset from `base`, which code remembers."""
+    def _transfer(self, base: int, tag: int, size: int, *, imem: bool) -> None:
+        """Copy blocks of 256 bytes from the bus to the start of a memory. tag: offset from `base`,
+        which code remembers."""
         regs = self.regs
         command = regs.DMATRFCMD.register.encode(SIZE=_SIZE_256, IMEM=imem, SEC=imem, CTXDMA=0)
         regs.DMATRFBASE.write(base >> 8 & 0xFFFF_FFFF)
         regs.DMATRFBASE1.write(base >> 40)
         for done in range(0, size, BLOCK):
-            regs.DMATRFMOFFS.write(target + done)
+            regs.DMATRFMOFFS.write(done)
             regs.DMATRFFBOFFS.write(tag + done)
             regs.DMATRFCMD.write(command)
             what = f"DMA of block {done // BLOCK}"
-            self.chip.await_bits(self.name, regs.DMATRFCMD, _IDLE, what, _DMA_LIMIT_S)
+            self._await(regs.DMATRFCMD, what, _DMA_LIMIT_S, IDLE=1)
 
     def read_data(self, offset: int, size: int) -> bytes:
         """Read from the data memory; both numbers are multiples of 4."""
@@ -164,7 +159,7 @@ class Falcon:
 
     def await_halt(self, limit_s: float = RUN_LIMIT_S) -> None:
         """Wait until the core has halted by itself."""
-        self.chip.await_bits(self.name, self.regs.CPUCTL, _HALTED, "end of its program", limit_s)
+        self._await(self.regs.CPUCTL, "end of its program", limit_s, HALTED=1)
 
     def run(
         self,

@@ -34,9 +34,8 @@ class Fsp:
 
         DeviceBusy if another message is under way, FirmwareSilent if no reply comes.
         """
-        regs = self.regs
-        head, tail = regs.NV_PFSP_QUEUE_HEAD0.read(), regs.NV_PFSP_QUEUE_TAIL0.read()
-        if int(head) != int(tail):
+        head, tail = self._queue("QUEUE")
+        if head != tail:
             raise DeviceBusy("FSP has a message that it has not read", holder="FSP")
         self._write(struct.pack("<II", _WHOLE, _VENDOR | kind << 24) + payload)
         with or_silent("FSP does not answer", self.state):
@@ -56,14 +55,18 @@ class Fsp:
         regs.NV_PFSP_QUEUE_TAIL0.write(len(packet) - 4)
         regs.NV_PFSP_QUEUE_HEAD0.write(0)
 
+    def _queue(self, name: str) -> tuple[int, int]:
+        """Read head and tail of a queue."""
+        head, tail = (int(self.regs[f"NV_PFSP_{name}_{end}0"].read()) for end in ("HEAD", "TAIL"))
+        return head, tail
+
     def _has_reply(self) -> bool:
-        regs = self.regs
-        return int(regs.NV_PFSP_MSGQ_HEAD0.read()) != int(regs.NV_PFSP_MSGQ_TAIL0.read())
+        head, tail = self._queue("MSGQ")
+        return head != tail
 
     def _read(self) -> tuple[int, ...]:
         """Take the reply out of the mailbox, as words."""
-        regs = self.regs
-        head, tail = int(regs.NV_PFSP_MSGQ_HEAD0.read()), int(regs.NV_PFSP_MSGQ_TAIL0.read())
+        regs, (head, tail) = self.regs, self._queue("MSGQ")
         size = tail - head + 4
         if size < 4 * _REPLY_WORDS or size > _MOST_BYTES:
             raise FirmwareError("FSP's reply has an impossible size", size=size)

@@ -9,7 +9,6 @@ s_prepareHsFalconWithLoader), rmflcnbl.h; Linux 7.3 nouveau nvkm/falcon/gm200.c.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ugpu.hcq.registers.fields import RegisterBlock
@@ -50,9 +49,10 @@ def loader_descriptor(
 def write_code(regs: RegisterBlock, part: Part) -> None:
     """Write code into IMEM, with a tag for each block."""
     regs.IMEMC0.write(BLK=part.place // BLOCK, AINCW=1, SECURE=part.secure)
-    for number, (_, words) in enumerate(_blocks(part.content)):
-        regs.IMEMT0.write(part.tag // BLOCK + number)
-        for word in words:
+    for at in range(0, len(part.content), BLOCK):
+        regs.IMEMT0.write((part.tag + at) // BLOCK)
+        block = part.content[at : at + BLOCK].ljust(BLOCK, b"\0")
+        for (word,) in struct.iter_unpack("<I", block):
             regs.IMEMD0.write(word)
 
 
@@ -61,9 +61,3 @@ def write_data(regs: RegisterBlock, content: bytes) -> None:
     regs.DMEMC0.write(AINCW=1)
     for (word,) in struct.iter_unpack("<I", content.ljust(-(-len(content) // 4) * 4, b"\0")):
         regs.DMEMD0.write(word)
-
-
-def _blocks(content: bytes) -> Iterable[tuple[int, tuple[int, ...]]]:
-    for at in range(0, len(content), BLOCK):
-        block = content[at : at + BLOCK].ljust(BLOCK, b"\0")
-        yield at, struct.unpack(f"<{BLOCK // 4}I", block)

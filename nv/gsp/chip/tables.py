@@ -31,12 +31,21 @@ class _Format:
     privileged: int
     _kind: int
     _shift: int  # of a page's address in an entry
+    _address: int  # bits of an entry
+    _directory = 0  # flags of an entry that points to a table
 
     def leaf(self, level: int, physical: Pages, flags: int, fragment: Pages) -> Pages:
         """Entries for pages at `physical`."""
         if flags & ~(self.code_flags | self.host_flags | self.privileged):
             raise BadArgument("the value contains bits that are not page flags", flags=flags)
         return (physical >> np.uint64(self._shift)) | np.uint64(_VALID | flags | self._kind)
+
+    def table(self, level: int, physical: int) -> int:
+        """The entry that points to the next level's table, in video memory."""
+        return physical >> self._shift | _VIDEO_TABLE | self._directory
+
+    def physical(self, level: int, entry: int) -> int:
+        return (entry & self._address) << self._shift
 
     def is_table(self, level: int, entry: int) -> bool:
         last = level == len(self.levels) - 1
@@ -63,13 +72,6 @@ class Mmu2Format(_Format):
     host_flags = _COHERENT | shared_flags
     privileged = 1 << 5
 
-    def table(self, level: int, physical: int) -> int:
-        """The entry that points to the next level's table, in video memory."""
-        return physical >> self._shift | _VIDEO_TABLE
-
-    def physical(self, level: int, entry: int) -> int:
-        return (entry & self._address) << self._shift
-
 
 class Mmu3Format(_Format):
     """Version 3: 57 bits of addresses."""
@@ -83,13 +85,6 @@ class Mmu3Format(_Format):
     _kind = 6 << 8
     _shift = 0
     _address = ((1 << 40) - 1) << 12
-    _directory_pcf = 2 << 3  # valid, cached, ATS not allowed
+    _directory = 2 << 3  # PCF: valid, cached, ATS not allowed
     code_flags = _read_only | _atomic_off
     host_flags = _COHERENT | shared_flags
-
-    def table(self, level: int, physical: int) -> int:
-        """The entry that points to the next level's table, in video memory."""
-        return physical | _VIDEO_TABLE | self._directory_pcf
-
-    def physical(self, level: int, entry: int) -> int:
-        return entry & self._address

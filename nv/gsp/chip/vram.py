@@ -8,6 +8,7 @@ tinygrad 0.14 does the same on boards). The window: Linux 7.3 nouveau subdev/ins
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 from ugpu.hcq.bare.vram import WindowVram
 from ugpu.hcq.registers.fields import RegisterBlock
@@ -35,27 +36,24 @@ class FbVram(WindowVram):
         """Aim the window; return the address's place in BAR 0."""
         base = address >> _SHIFT << _SHIFT
         if self._aimed != base:
-            if self._boot.wide_window:
-                self._nv.NV_XAL_EP_BAR0_WINDOW_BASE.write(base >> _SHIFT)
-            else:
-                self._nv.NV_PBUS_BAR0_WINDOW.write(base >> _SHIFT)
+            name = "NV_XAL_EP_BAR0_WINDOW_BASE" if self._boot.wide_window else "NV_PBUS_BAR0_WINDOW"
+            self._nv[name].write(base >> _SHIFT)
             self._aimed = base
         return _PRAMIN + address - base
 
+    def _places(self, address: int, size: int) -> Iterator[int]:
+        """Aim the window along a range; yield the register index of each word."""
+        while size:
+            place = self._aim(address)
+            count = min(size, _PRAMIN + _SPAN - place)
+            yield from range(place // 4, (place + count) // 4)
+            address, size = address + count, size - count
+
     def read_beyond(self, address: int, size: int) -> bytes:
-        out = bytearray()
-        while len(out) < size:
-            place = self._aim(address + len(out))
-            count = min(size - len(out), _PRAMIN + _SPAN - place)
-            words = (self._nv.bus.read32(place + 4 * n >> 2) for n in range(count // 4))
-            out += b"".join(struct.pack("<I", word) for word in words)
-        return bytes(out)
+        words = [self._nv.bus.read32(place) for place in self._places(address, size)]
+        return struct.pack(f"<{len(words)}I", *words)
 
     def write_beyond(self, address: int, data: memoryview) -> None:
-        done = 0
-        while done < len(data):
-            place = self._aim(address + done)
-            count = min(len(data) - done, _PRAMIN + _SPAN - place)
-            for number, (word,) in enumerate(struct.iter_unpack("<I", data[done : done + count])):
-                self._nv.bus.write32(place + 4 * number >> 2, word)
-            done += count
+        words = struct.iter_unpack("<I", data)
+        for place, (word,) in zip(self._places(address, len(data)), words, strict=True):
+            self._nv.bus.write32(place, word)

@@ -23,12 +23,16 @@ class Image:
         """Return the error for a fault of this image."""
         return FirmwareInvalid(f"{self.name}: {what}", image=self.name, **facts)
 
+    def check(self, valid: object, what: str, **facts: object) -> None:
+        """Raise the error for a fault of this image unless it is `valid`."""
+        if not valid:
+            raise self.invalid(what, **facts)
+
     def cut(self, offset: int, size: int, what: str) -> memoryview:
         """Return `size` bytes at `offset`, which are the image's `what`."""
-        if offset < 0 or size < 0 or offset + size > len(self.data):
-            raise self.invalid(
-                f"{what} extends past the end", offset=offset, length=size, size=len(self.data)
-            )
+        whole, text = len(self.data), f"{what} extends past the end"
+        inside = 0 <= offset <= offset + size <= whole
+        self.check(inside, text, offset=offset, length=size, size=whole)
         return self.data[offset : offset + size]
 
     def unpack(self, form: str, offset: int, what: str) -> tuple[int, ...]:

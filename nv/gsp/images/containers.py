@@ -18,26 +18,17 @@ _META_SIZE = 12
 _RISCV_V4, _RISCV_V5 = 76, 84
 
 
-@dataclass(frozen=True)
-class Container:
-    """A file with NVIDIA's header. header: place of the content's own header. data: the content."""
-
-    image: Image
-    header: int
-    data: memoryview
-
-
-def read_container(name: str, data: bytes) -> Container:
-    """Check a file's header."""
+def read_container(name: str, data: bytes) -> tuple[Image, int, Image]:
+    """Check a file's header; return the file, the place of the content's own header, and the
+    content."""
     image = Image(name, data)
     magic, version, _, header, at, size = image.unpack("6I", 0, "header")
-    if magic != _MAGIC or version != 1:
-        raise image.invalid(
-            "not a firmware container", expected="0x10de version 1", found=f"{magic:#x} {version}"
-        )
-    if header < _HEADER_SIZE:
-        raise image.invalid("the content's header overlaps the file's", offset=header)
-    return Container(image, header, image.cut(at, size, "data"))
+    image.check(
+        (magic, version) == (_MAGIC, 1), "not a firmware container",
+        expected="0x10de version 1", found=f"{magic:#x} {version}",
+    )  # fmt: skip
+    image.check(header >= _HEADER_SIZE, "the content's header overlaps the file's", offset=header)
+    return image, header, Image(name, image.cut(at, size, "data"))
 
 
 @dataclass(frozen=True)
@@ -68,14 +59,12 @@ class HeavySecure:
         """
         index = self.fuse_version - hardware if hardware else len(self.signatures) - 1
         image = Image(self.name, self.data)
-        if not 0 <= index < len(self.signatures):
-            raise image.invalid(
-                "not signed for this chip: its fuses require another version",
-                fuse_version=hardware,
-                file_version=self.fuse_version,
-                signatures=len(self.signatures),
-                remedy="install a newer firmware package",
-            )
+        image.check(
+            0 <= index < len(self.signatures),
+            "not signed for this chip: its fuses require another version",
+            fuse_version=hardware, file_version=self.fuse_version,
+            signatures=len(self.signatures), remedy="install a newer firmware package",
+        )  # fmt: skip
         signature = self.signatures[index]
         image.cut(self.signature_at, len(signature), "signature")
         out = bytearray(self.data)
@@ -90,34 +79,33 @@ class HeavySecure:
 
 def read_heavy_secure(name: str, data: bytes) -> HeavySecure:
     """Read a file of a program with signatures (header HS version 2, load header version 2)."""
-    container = read_container(name, data)
-    image, blob = container.image, Image(name, container.data)
-    fields = image.unpack("9I", container.header, "HS header")
+    image, header, blob = read_container(name, data)
+    fields = image.unpack("9I", header, "HS header")
     at, total, patch_at, base_at, meta_at, meta_size, count_at, load_at, load_size = fields
     count = image.word(count_at, "number of signatures")
-    if not 0 < count <= _MOST_SIGNATURES or total % count:
-        raise image.invalid("the number of signatures is invalid", count=count, size=total)
+    valid = 0 < count <= _MOST_SIGNATURES and not total % count
+    image.check(valid, "the number of signatures is invalid", count=count, size=total)
     size = total // count
     place = image.word(patch_at, "place of the signature")
     first = at + image.word(base_at, "first signature")
     signatures = tuple(
         bytes(image.cut(first + number * size, size, "signature")) for number in range(count)
     )
-    if meta_size < _META_SIZE:
-        raise image.invalid("the metadata are too short", size=meta_size, need=_META_SIZE)
+    enough = meta_size >= _META_SIZE
+    image.check(enough, "the metadata are too short", size=meta_size, need=_META_SIZE)
     fuse, engines, ucode = image.unpack("3I", meta_at, "metadata")
     code, code_size, contents, contents_size, apps = image.unpack("5I", load_at, "load header")
-    if not 0 < apps <= _MOST_APPS or load_size < 20 + 8 * apps:
-        raise image.invalid("the load header is invalid", applications=apps, size=load_size)
+    valid = 0 < apps <= _MOST_APPS and load_size >= 20 + 8 * apps
+    image.check(valid, "the load header is invalid", applications=apps, size=load_size)
     secure, secure_size = image.unpack("2I", load_at + 20, "load header")
     blob.cut(code, code_size, "code")
     blob.cut(secure, secure_size, "secure code")
     blob.cut(contents, contents_size, "data")
     blob.cut(place, size, "signature")
-    if place < contents or place + size > contents + contents_size:
-        raise image.invalid("the signature must lie in the program's data", offset=place)
+    inside = contents <= place <= contents + contents_size - size
+    image.check(inside, "the signature must lie in the program's data", offset=place)
     return HeavySecure(
-        name, bytes(container.data), (code, code_size), (secure, secure_size),
+        name, bytes(blob.data), (code, code_size), (secure, secure_size),
         (contents, contents_size), place, signatures, fuse, engines, ucode,
     )  # fmt: skip
 
@@ -138,13 +126,11 @@ class BootLoader:
 
 def read_boot_loader(name: str, data: bytes) -> BootLoader:
     """Read a file `bootloader`: RM_RISCV_UCODE_DESC of version 4 or 5 and its data."""
-    container = read_container(name, data)
-    image, blob = container.image, Image(name, container.data)
-    version = image.word(container.header, "descriptor")
-    if version not in (4, 5):
-        raise image.invalid("the descriptor must have version 4 or 5", found=version)
+    image, header, blob = read_container(name, data)
+    version = image.word(header, "descriptor")
+    image.check(version in (4, 5), "the descriptor must have version 4 or 5", found=version)
     size = _RISCV_V4 if version == 4 else _RISCV_V5
-    fields = struct.unpack_from("<14I", image.cut(container.header, size, "descriptor"))
+    fields = struct.unpack_from("<14I", image.cut(header, size, "descriptor"))
     app_version = fields[7]
     if version == 4:  # the rest is not there: its place belongs to the code
         return BootLoader(bytes(blob.data), app_version, 0, 0, 0)
@@ -165,9 +151,7 @@ class GenericLoader:
 
 def read_generic_loader(name: str, data: bytes) -> GenericLoader:
     """Read `gen_bootloader` or `acr/bl`."""
-    container = read_container(name, data)
-    start, _, at, size = container.image.unpack("4I", container.header, "loader header")
-    blob = Image(name, container.data)
-    if size % 256 or size == 0:
-        raise container.image.invalid("the code must be blocks of 256 bytes", size=size)
+    image, header, blob = read_container(name, data)
+    start, _, at, size = image.unpack("4I", header, "loader header")
+    image.check(size and not size % 256, "the code must be blocks of 256 bytes", size=size)
     return GenericLoader(start, bytes(blob.cut(at, size, "code")))

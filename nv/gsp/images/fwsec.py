@@ -26,9 +26,8 @@ _INTERFACE_VERSION, _MAPPER_ID, _MOST_INTERFACES = 1, 4, 16
 _MAPPER_SIZE = 0x40
 _COMMAND_BUFFER, _COMMAND = 8, 0x2C  # offsets in the mapper
 FRTS, RETURN = 0x15, 0x19  # commands: make the region; "SB", leave the chip as after power-on
-_READ_VBIOS = struct.pack("<IIQII", 1, 24, 0, 0, 2)
+READ_VBIOS = struct.pack("<IIQII", 1, 24, 0, 0, 2)
 _FRAMEBUFFER = 2
-FRTS_SIZE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,9 @@ def _find(vbios: Vbios) -> int:
     """Return the offset in the secure block of the descriptor of FWSEC."""
     at, block = _table(vbios), vbios.block
     version, header, width, count = block.unpack("4B", at, "table of falcon programs")
-    if version != 1 or header < _TABLE_HEADER or width < _TABLE_ENTRY or count > _MOST_ENTRIES:
-        raise block.invalid(
-            "the table of falcon programs is invalid", version=version, entry=width, count=count
-        )
+    valid = version == 1 and header >= _TABLE_HEADER and width >= _TABLE_ENTRY
+    text = "the table of falcon programs is invalid"
+    block.check(valid and count <= _MOST_ENTRIES, text, version=version, entry=width, count=count)
     kinds = []
     for number in range(count):
         place = at + header + number * width
@@ -97,46 +95,34 @@ class Fwsec:
         at, block = _find(vbios), vbios.block
         head = block.word(at, "descriptor of FWSEC")
         version, size = head >> 8 & 0xFF, head >> 16
-        if not head & 1 or version not in (2, 3):
-            raise block.invalid("FWSEC's descriptor must have version 2 or 3", found=version)
+        known = head & 1 and version in (2, 3)
+        block.check(known, "FWSEC's descriptor must have version 2 or 3", found=version)
         least = _V2_SIZE if version == 2 else _V3_SIZE
-        if size < least:
-            raise block.invalid("FWSEC's descriptor is too short", stated=size, need=least)
+        block.check(size >= least, "FWSEC's descriptor is too short", stated=size, need=least)
         descriptor = (_version2 if version == 2 else _version3)(vbios, at, size)
         total = descriptor.imem + descriptor.dmem
-        if total > _MOST_SIZE:
-            raise block.invalid("FWSEC is larger than a falcon's memory", size=total)
+        block.check(total <= _MOST_SIZE, "FWSEC is larger than a falcon's memory", size=total)
         return cls(descriptor, bytes(block.cut(at + size, total, "FWSEC")))
 
     def with_command(self, command: int, arguments: bytes, signature: bytes = b"") -> bytes:
         """Return the image with a command, and a signature if the descriptor has any."""
         image = bytearray(self.image)
-        dmem = memoryview(image)[self.descriptor.imem :]
-        mapper = self._mapper()
-        struct.pack_into("<I", dmem, mapper + _COMMAND, command)
-        (buffer, size) = struct.unpack_from("<II", dmem, mapper + _COMMAND_BUFFER)
-        if size < len(arguments) or buffer + len(arguments) > len(dmem):
-            raise FirmwareInvalid(
-                "FWSEC's command buffer is too small", size=size, need=len(arguments)
-            )
-        dmem[buffer : buffer + len(arguments)] = arguments
-        place = self.descriptor.signature_at
-        if signature:
-            if place + len(signature) > len(dmem):
-                raise FirmwareInvalid("FWSEC's signature lies outside its data", offset=place)
-            dmem[place : place + len(signature)] = signature
-        dmem.release()
+        data = Image("FWSEC's data", memoryview(image)[self.descriptor.imem :])
+        mapper, place, need = self._mapper(data), self.descriptor.signature_at, len(arguments)
+        struct.pack_into("<I", data.data, mapper + _COMMAND, command)
+        (buffer, size) = data.unpack("II", mapper + _COMMAND_BUFFER, "DMEM mapper")
+        data.check(size >= need, "FWSEC's command buffer is too small", size=size, need=need)
+        data.cut(buffer, need, "command buffer")[:] = arguments
+        data.cut(place, len(signature), "signature")[:] = signature
         return bytes(image)
 
-    def _mapper(self) -> int:
+    def _mapper(self, data: Image) -> int:
         """Return the offset in DMEM of the structure through which commands are passed."""
-        data = Image("FWSEC's data", memoryview(self.image)[self.descriptor.imem :])
         at = self.descriptor.interface
         version, header, width, count = data.unpack("4B", at, "interface table")
-        if version != _INTERFACE_VERSION or width < 8 or not 0 < count <= _MOST_INTERFACES:
-            raise data.invalid(
-                "the interface table is invalid", version=version, entry=width, count=count
-            )
+        valid = version == _INTERFACE_VERSION and width >= 8 and 0 < count <= _MOST_INTERFACES
+        text = "the interface table is invalid"
+        data.check(valid, text, version=version, entry=width, count=count)
         for number in range(count):
             kind, offset = data.unpack("2I", at + header + number * width, "interface table")
             if kind == _MAPPER_ID:
@@ -154,34 +140,22 @@ class Fwsec:
         if descriptor.version == 2:
             return b""
         version = fuse.bit_length()
-        if not descriptor.versions >> version & 1:
+        index = (descriptor.versions & (1 << version) - 1).bit_count()
+        if not descriptor.versions >> version & 1 or index >= len(descriptor.signatures):
             raise FirmwareInvalid(
                 "the VBIOS's FWSEC is not signed for this chip: its fuses require a version that "
                 "the VBIOS does not have",
-                fuse_version=version,
-                versions=descriptor.versions,
-                remedy="update the board's VBIOS",
-            )
-        index = (descriptor.versions & (1 << version) - 1).bit_count()
-        if index >= len(descriptor.signatures):
-            raise FirmwareInvalid(
-                "FWSEC's descriptor has fewer signatures than it states",
-                expected=index + 1,
-                found=len(descriptor.signatures),
-            )
+                fuse_version=version, versions=descriptor.versions,
+                signatures=len(descriptor.signatures), remedy="update the board's VBIOS",
+            )  # fmt: skip
         return descriptor.signatures[index]
 
 
 def _version2(vbios: Vbios, at: int, size: int) -> Descriptor:
     fields = vbios.block.unpack("14I", at + 4, "FWSEC's descriptor")
     (_, _, _, interface, _, imem, virtual, base, secure, dmem_at, _, dmem, _, _) = fields
-    if base + secure > imem or dmem_at < imem:
-        raise vbios.block.invalid(
-            "FWSEC's descriptor contradicts itself",
-            imem=imem,
-            secure=base + secure,
-            dmem_at=dmem_at,
-        )
+    fits, text = base + secure <= imem <= dmem_at, "FWSEC's descriptor contradicts itself"
+    vbios.block.check(fits, text, imem=imem, secure=base + secure, dmem_at=dmem_at)
     if dmem_at != imem:
         raise NotSupported("FWSEC with a gap between code and data", imem=imem, dmem_at=dmem_at)
     return Descriptor(2, imem, virtual, base, secure, dmem, interface)
@@ -192,8 +166,8 @@ def _version3(vbios: Vbios, at: int, size: int) -> Descriptor:
     fields = block.unpack("8I", at + 4, "FWSEC's descriptor")
     _, signature_at, interface, _, imem, virtual, _, dmem = fields
     engines, ucode, count, versions = block.unpack("HBBH", at + 36, "FWSEC's descriptor")
-    if size < _V3_SIZE + count * SIGNATURE_SIZE:
-        raise block.invalid("FWSEC's descriptor has no room for its signatures", count=count)
+    fits = size >= _V3_SIZE + count * SIGNATURE_SIZE
+    block.check(fits, "FWSEC's descriptor has no room for its signatures", count=count)
     signatures = tuple(
         bytes(block.cut(at + _V3_SIZE + n * SIGNATURE_SIZE, SIGNATURE_SIZE, "FWSEC's signature"))
         for n in range(count)
@@ -204,12 +178,7 @@ def _version3(vbios: Vbios, at: int, size: int) -> Descriptor:
     )
 
 
-def frts_arguments(offset: int) -> bytes:
-    """Return the argument of FRTS: the region of 1 MiB at `offset` of VRAM."""
-    region = struct.pack("<5I", 1, 20, offset >> 12, FRTS_SIZE >> 12, _FRAMEBUFFER)
-    return _READ_VBIOS + region
-
-
-def return_arguments() -> bytes:
-    """Return the argument of RETURN."""
-    return _READ_VBIOS
+def frts_arguments(offset: int, size: int) -> bytes:
+    """Return the argument of FRTS: the region of VRAM."""
+    region = struct.pack("<5I", 1, 20, offset >> 12, size >> 12, _FRAMEBUFFER)
+    return READ_VBIOS + region

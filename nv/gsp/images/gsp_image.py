@@ -16,10 +16,9 @@ _SECTIONS = ("hash", "publickey", "signature", "image")
 
 @dataclass(frozen=True)
 class GspImage:
-    """image: the firmware, copied page by page. version: as its file states it."""
+    """image: the firmware, copied page by page."""
 
     image: memoryview
-    version: str
     signature: bytes
 
 
@@ -31,27 +30,23 @@ def read_gsp(name: str, data: bytes, family: str, version: str) -> GspImage:
     file, sections = Image(name, data), read_sections(name, data)
     need(file, sections, (".fwimage", ".fwversion"))
     label = bytes(sections[".fwversion"].data[:64]).partition(b"\0")[0].decode("ascii", "replace")
-    if label != version:
-        raise file.invalid(f"expected firmware {version}, found {label!r}", found=label)
+    text = f"expected firmware {version}, found {label!r}"
+    file.check(label == version, text, found=label)
     wanted = f".fwsignature_{family}"
-    if wanted not in sections:
-        have = [part for part in sections if part.startswith(".fwsignature_")]
-        text = f"not signed for this chip: expected section {wanted}"
-        raise file.invalid(text, found=", ".join(have) or "none")
-    signature = bytes(sections[wanted].data)
-    if not 0 < len(signature) <= SIGNATURE_SIZE:
-        raise file.invalid(f"the signature has {len(signature)} bytes")
-    image = sections[".fwimage"].data
-    if not 0 < len(image) <= _MOST_IMAGE:
-        raise file.invalid(f"the firmware has {len(image)} bytes")
-    return GspImage(image, label, signature)
+    have = [part for part in sections if part.startswith(".fwsignature_")]
+    text = f"not signed for this chip: expected section {wanted}"
+    file.check(wanted in have, text, found=", ".join(have) or "none")
+    image, signature = sections[".fwimage"].data, bytes(sections[wanted].data)
+    fits = 0 < len(signature) <= SIGNATURE_SIZE
+    file.check(fits, f"the signature has {len(signature)} bytes")
+    file.check(0 < len(image) <= _MOST_IMAGE, f"the firmware has {len(image)} bytes")
+    return GspImage(image, signature)
 
 
 def need(file: Image, sections: Container[str], names: Sequence[str]) -> None:
     """Raise FirmwareInvalid unless a file has all these sections."""
     for name in names:
-        if name not in sections:
-            raise file.invalid(f"section {name} is missing")
+        file.check(name in sections, f"section {name} is missing")
 
 
 @dataclass(frozen=True)
@@ -70,8 +65,7 @@ def read_fmc(name: str, data: bytes) -> FmcImage:
     need(file, sections, _SECTIONS)
     check_sums(name, sections)
     digest, key, signature, image = (bytes(sections[part].data) for part in _SECTIONS)
-    if len(digest) != _HASH_SIZE or not 0 < len(key) <= _MOST_KEY:
-        raise file.invalid("hash or key has an invalid size", hash=len(digest), key=len(key))
-    if not 0 < len(signature) <= _MOST_KEY or not image:
-        raise file.invalid("signature or image has an invalid size")
+    valid = len(digest) == _HASH_SIZE and 0 < len(key) <= _MOST_KEY
+    file.check(valid, "hash or key has an invalid size", hash=len(digest), key=len(key))
+    file.check(image and 0 < len(signature) <= _MOST_KEY, "signature or image has an invalid size")
     return FmcImage(image, digest, key, signature)

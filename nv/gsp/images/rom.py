@@ -97,15 +97,12 @@ def _header(window: _Window, at: int) -> tuple[int, int, bool]:
     mark = bytes(data.cut(0, 4, "PCIR"))
     if mark not in _PCIR:
         raise _invalid(f"the image at {at:#x} has no PCIR", found=mark)
-    length = data.unpack("H", 0xA, "PCIR")[0]
-    blocks = data.unpack("H", 0x10, "PCIR")[0]
-    kind, last = data.unpack("BB", 0x14, "PCIR")
+    length, blocks, kind, last = data.unpack("H4xH2xBB", 0xA, "PCIR")
     more = at + (place + length + 15 & ~15)
     if more + 12 <= SIZE:
         extra = window.image(more, 12, "NPDE")
         if bytes(extra.cut(0, 4, "NPDE")) == b"NPDE":
-            blocks = extra.unpack("H", 8, "NPDE")[0]
-            last = extra.unpack("B", 10, "NPDE")[0]
+            blocks, last = extra.unpack("HB", 8, "NPDE")
     return kind, blocks * _BLOCK, bool(last & 0x80) or kind == NBSI
 
 
@@ -147,32 +144,25 @@ class Vbios:
                 base = image.data
             elif image.kind == SECURE or block:
                 block += image.data
-        if base is None:
-            raise _invalid("expected an image of code type 0, found none")
-        if not block:
-            raise _invalid("expected an image of code type 0xe0, which holds FWSEC, found none")
+        if base is None or not block:
+            kind = "0" if base is None else "0xe0, which holds FWSEC"
+            raise _invalid(f"expected an image of code type {kind}, found none")
         return cls(base, block)
 
     def beyond(self, pointer: int, what: str) -> int:
         """Return the offset in `block` of a pointer that leads there."""
-        if pointer < len(self.base):
-            raise self.base.invalid(
-                f"the pointer to {what} must lie behind the first image",
-                pointer=pointer,
-                size=len(self.base),
-            )
-        return pointer - len(self.base)
+        size, text = len(self.base), f"the pointer to {what} must lie behind the first image"
+        self.base.check(pointer >= size, text, pointer=pointer, size=size)
+        return pointer - size
 
     def tokens(self) -> Iterator[Token]:
         """Return the entries of BIT."""
         place = bytes(self.base.data).find(_BIT)
-        if place < 0:
-            raise self.base.invalid("BIT header not found")
+        self.base.check(place >= 0, "BIT header not found")
         header, width, count = self.base.unpack("3B", place + 8, "BIT header")
-        if header < _BIT_HEADER or width < _BIT_TOKEN or count > _MOST_TOKENS:
-            raise self.base.invalid(
-                "BIT header is invalid", header=header, token=width, count=count
-            )
+        valid = header >= _BIT_HEADER and width >= _BIT_TOKEN and count <= _MOST_TOKENS
+        text = "BIT header is invalid"
+        self.base.check(valid, text, header=header, token=width, count=count)
         for number in range(count):
             at = place + header + number * width
             yield Token(*self.base.unpack("BBHH", at, "BIT token"))

@@ -12,16 +12,14 @@ from collections.abc import Mapping, Sequence
 
 from ugpu.nv.abi.firmware import FirmwareAbi
 from ugpu.nv.gsp.images.containers import BootLoader
-from ugpu.nv.gsp.layout.framebuffer import FRTS_SIZE, Carveout
 from ugpu.nv.gsp.layout.memory import PAGE
 
 LOG_SIZE = 0x10000
 # In this order. The firmware of both releases takes the list without the logs of later releases.
 LOGS = ("LOGINIT", "LOGINTR", "LOGRM")
 QUEUE_SIZE = 0x40000
+REGION_SIZE = PAGE + 2 * QUEUE_SIZE  # of both queues, and of the table of the region's pages
 SUSPEND_LEVEL = 3  # NV2080_CTRL_GPU_SET_POWER_STATE_GPU_LEVEL_3, as nouveau and RM say
-_PER_PAGE = 8
-_VGA_SIZE = 0x20000  # where FMC chooses the places
 
 
 def name_of(text: str) -> int:
@@ -49,24 +47,14 @@ def log_header(pages: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(pages) + 1}Q", 0, *pages)
 
 
-def table_pages() -> int:
-    """Return the number of pages of the table in front of the two queues; it names itself too."""
-    queues = 2 * QUEUE_SIZE // PAGE
-    count = 1
-    while (queues + count) * _PER_PAGE > count * PAGE:
-        count += 1
-    return count
-
-
 def manager_arguments(abi: FirmwareAbi, shared: int, *, resuming: bool = False) -> bytes:
     """Return GSP_ARGUMENTS_CACHED. shared: address of the table of pages and the queues."""
     block = abi.structs.GSP_ARGUMENTS_CACHED.new()
     queues = block.messageQueueInitArguments
-    tables = table_pages()
     queues.sharedMemPhysAddr = shared
-    queues.pageTableEntryCount = tables + 2 * QUEUE_SIZE // PAGE
-    queues.cmdQueueOffset = tables * PAGE
-    queues.statQueueOffset = tables * PAGE + QUEUE_SIZE
+    queues.pageTableEntryCount = REGION_SIZE // PAGE
+    queues.cmdQueueOffset = PAGE
+    queues.statQueueOffset = PAGE + QUEUE_SIZE
     if resuming:
         block.srInitArguments.oldLevel = SUSPEND_LEVEL
         block.srInitArguments.bInPMTransition = 1
@@ -82,7 +70,7 @@ def wpr_metadata(
     places: Mapping[str, int],
 ) -> bytes:
     """Return GspFwWprMeta. parts: addresses on the bus, and sizes, of Radix3Elf (the tables and the
-    image), Bootloader and Signature. places: of `placed` or `sized`."""
+    image), Bootloader and Signature. places: of layout.framebuffer."""
     number = abi.constants
     block = abi.structs.GspFwWprMeta.new(
         magic=number.GSP_FW_WPR_META_MAGIC,
@@ -95,34 +83,3 @@ def wpr_metadata(
     for name, (address, size) in parts.items():
         block[f"sysmemAddrOf{name}"], block[f"sizeOf{name}"] = address, size
     return bytes(block.raw)
-
-
-def placed(carveout: Carveout) -> dict[str, int]:
-    """Return the fields of GspFwWprMeta where booter places the firmware as the driver says."""
-    return {
-        "gspFwRsvdStart": carveout.non_wpr,
-        "nonWprHeapOffset": carveout.non_wpr,
-        "nonWprHeapSize": carveout.non_wpr_size,
-        "gspFwWprStart": carveout.wpr_start,
-        "gspFwHeapOffset": carveout.heap,
-        "gspFwHeapSize": carveout.heap_size,
-        "gspFwOffset": carveout.image,
-        "bootBinOffset": carveout.boot,
-        "frtsOffset": carveout.frts,
-        "frtsSize": carveout.frts_size,
-        "gspFwWprEnd": carveout.wpr_end,
-        "fbSize": carveout.vram,
-        "vgaWorkspaceOffset": carveout.vga,
-        "vgaWorkspaceSize": carveout.vram - carveout.vga,
-    }
-
-
-def sized(heap: int, non_wpr: int, pmu_reserved: int) -> dict[str, int]:
-    """Return the fields of GspFwWprMeta where FMC chooses the places: sizes alone."""
-    return {
-        "gspFwHeapSize": heap,
-        "nonWprHeapSize": non_wpr,
-        "pmuReservedSize": pmu_reserved,
-        "frtsSize": FRTS_SIZE,
-        "vgaWorkspaceSize": _VGA_SIZE,
-    }

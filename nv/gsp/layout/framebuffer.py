@@ -7,8 +7,6 @@ and firmware refuse others without saying why (docs/nv-bringup.md), so they equa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ugpu.hcq.errors import BadArgument, NotSupported
 from ugpu.nv.abi.firmware import FirmwareAbi
 
@@ -18,68 +16,27 @@ NON_WPR_HEAP_SIZE = MIB
 _WPR_ALIGN = 128 * KIB
 _META_SIZE = 0x100
 _LEAST_VRAM = 256 * MIB
+_VGA_SIZE = 128 * KIB  # where FMC chooses the places
 
 
-@dataclass(frozen=True)
-class HeapFacts:
-    """Sizes of the firmware's heap, in bytes: fixed, per GiB of VRAM, and limits. Source:
-    gsp_fw_heap.h of the firmware's release."""
-
-    fixed: int
-    per_gib: int
-    least: int
-    most: int
-
-    @classmethod
-    def of(cls, abi: FirmwareAbi, *, libos: int, fsp: bool) -> HeapFacts:
-        """Return the facts of a release. libos: 2 or 3, the firmware's operating system."""
-        number, kind = abi.constants, f"LIBOS{libos}"
-        own = kind if libos == 2 else f"{kind}_BAREMETAL"
-        system = f"GSP_FW_HEAP_PARAM_OS_SIZE_{own}"
-        if system not in number:  # release 535 has one for both
-            system = f"GSP_FW_HEAP_PARAM_OS_SIZE_{kind}"
-        return cls(
-            number[system]
-            + number[f"GSP_FW_HEAP_PARAM_BASE_RM_SIZE_{'GH100' if fsp else 'TU10X'}"]
-            + number.GSP_FW_HEAP_PARAM_CLIENT_ALLOC_SIZE,
-            number.GSP_FW_HEAP_PARAM_SIZE_PER_GB_FB,
-            number[f"GSP_FW_HEAP_SIZE_OVERRIDE_{own}_MIN_MB"] * MIB,
-            number[f"GSP_FW_HEAP_SIZE_OVERRIDE_{own}_MAX_MB"] * MIB,
-        )
-
-
-def heap_size(facts: HeapFacts, vram: int) -> int:
-    """Return the size of the firmware's heap for a card with `vram` bytes."""
-    size = facts.fixed + _up(facts.per_gib * -(-vram // GIB), MIB)
-    return min(max(size, facts.least), facts.most)
-
-
-@dataclass(frozen=True)
-class Carveout:
-    """Places in VRAM, in bytes; each lies below the one before it.
-
-    vga: workspace of the VGA BIOS. wpr_end: end of the region that firmware protects (WPR2).
-    frts, boot, image, heap: of the region FRTS, the boot loader, the firmware's image and its heap.
-    wpr_start: begin of WPR2. non_wpr: a heap outside of it; the driver's memory ends there.
-    """
-
-    vram: int
-    vga: int
-    wpr_end: int
-    frts: int
-    frts_size: int
-    boot: int
-    image: int
-    heap: int
-    heap_size: int
-    wpr_start: int
-    non_wpr: int
-    non_wpr_size: int
-
-    @property
-    def size(self) -> int:
-        """Bytes of VRAM that the firmware takes."""
-        return self.vram - self.non_wpr
+def heap_size(abi: FirmwareAbi, vram: int, *, libos: int, fsp: bool) -> int:
+    """Return the size of the firmware's heap for a card with `vram` bytes. libos: 2 or 3, the
+    firmware's operating system. Source: gsp_fw_heap.h of the firmware's release."""
+    number, kind = abi.constants, f"LIBOS{libos}"
+    own = kind if libos == 2 else f"{kind}_BAREMETAL"
+    system = f"GSP_FW_HEAP_PARAM_OS_SIZE_{own}"
+    if system not in number:  # release 535 has one for both
+        system = f"GSP_FW_HEAP_PARAM_OS_SIZE_{kind}"
+    size = (
+        number[system]
+        + number[f"GSP_FW_HEAP_PARAM_BASE_RM_SIZE_{'GH100' if fsp else 'TU10X'}"]
+        + number.GSP_FW_HEAP_PARAM_CLIENT_ALLOC_SIZE
+        + _up(number.GSP_FW_HEAP_PARAM_SIZE_PER_GB_FB * -(-vram // GIB), MIB)
+    )
+    least, most = (
+        number[f"GSP_FW_HEAP_SIZE_OVERRIDE_{own}_{limit}_MB"] * MIB for limit in ("MIN", "MAX")
+    )
+    return min(max(size, least), most)
 
 
 def vga_workspace(vram: int, base: int | None) -> int:
@@ -96,10 +53,11 @@ def carve_out(
     *,
     boot_size: int,
     image_size: int,
-    heap: HeapFacts,
+    heap: int,
     frts_size: int = FRTS_SIZE,
-) -> Carveout:
-    """Compute the carve-out. top: where the VGA workspace, or memory that is locked, begins.
+) -> dict[str, int]:
+    """Return the fields of GspFwWprMeta that say where booter places the firmware, each below the
+    one after it. top: where the VGA workspace, or memory that is locked, begins. heap: bytes.
 
     NotSupported if VRAM is too small for it.
     """
@@ -109,19 +67,40 @@ def carve_out(
     frts = wpr_end - frts_size
     boot = _down(frts - boot_size, 4 * KIB)
     image = _down(boot - image_size, 64 * KIB)
-    start = _down(image - heap_size(heap, vram), MIB)
-    size = _down(image - start, MIB)
+    start = _down(image - heap, MIB)
     wpr_start = _down(start - _META_SIZE, MIB)
     non_wpr = wpr_start - NON_WPR_HEAP_SIZE
     if vram < _LEAST_VRAM or non_wpr < vram // 8:
         raise NotSupported(
             "the card has too little memory for the GSP's firmware", vram=vram, need=vram - non_wpr
         )
-    return Carveout(
-        vram=vram, vga=top, wpr_end=wpr_end, frts=frts, frts_size=frts_size, boot=boot,
-        image=image, heap=start, heap_size=size, wpr_start=wpr_start, non_wpr=non_wpr,
-        non_wpr_size=NON_WPR_HEAP_SIZE,
-    )  # fmt: skip
+    return {
+        "gspFwRsvdStart": non_wpr,
+        "nonWprHeapOffset": non_wpr,
+        "nonWprHeapSize": NON_WPR_HEAP_SIZE,
+        "gspFwWprStart": wpr_start,
+        "gspFwHeapOffset": start,
+        "gspFwHeapSize": _down(image - start, MIB),
+        "gspFwOffset": image,
+        "bootBinOffset": boot,
+        "frtsOffset": frts,
+        "frtsSize": frts_size,
+        "gspFwWprEnd": wpr_end,
+        "vgaWorkspaceOffset": top,
+        "vgaWorkspaceSize": vram - top,
+        "fbSize": vram,
+    }
+
+
+def sized(heap: int, non_wpr: int, pmu_reserved: int) -> dict[str, int]:
+    """Return the fields of GspFwWprMeta where FMC chooses the places: sizes alone."""
+    return {
+        "gspFwHeapSize": heap,
+        "nonWprHeapSize": non_wpr,
+        "pmuReservedSize": pmu_reserved,
+        "frtsSize": FRTS_SIZE,
+        "vgaWorkspaceSize": _VGA_SIZE,
+    }
 
 
 def _down(value: int, granule: int) -> int:

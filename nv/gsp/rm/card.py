@@ -16,6 +16,7 @@ from ugpu.hcq.bare.function import disable_master, reset_function, restore_funct
 from ugpu.hcq.bare.rungs import check_kind
 from ugpu.hcq.bare.space import AddressSpace
 from ugpu.hcq.bare.stages import Stages
+from ugpu.hcq.bare.vram import MemoryMap
 from ugpu.hcq.device import crash
 from ugpu.hcq.disk.bundle import Evidence
 from ugpu.hcq.errors import (
@@ -34,9 +35,9 @@ from ugpu.hcq.transport.pci.config import SavedConfig
 from ugpu.nv.gsp.boot import boot as steps
 from ugpu.nv.gsp.boot import placement
 from ugpu.nv.gsp.boot.boot import Firmware
-from ugpu.nv.gsp.boot.evidence import log_words
+from ugpu.nv.gsp.boot.evidence import gather, log_words
 from ugpu.nv.gsp.boot.files import BootFiles, read_files
-from ugpu.nv.gsp.boot.frts import check_unprotected
+from ugpu.nv.gsp.boot.frts import protected_region
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.chip.chip import GspChip, chip_behind
 from ugpu.nv.gsp.chip.interrupts import LEAVES, InterruptTree
@@ -55,7 +56,6 @@ log = logging.getLogger(__name__)
 _PAGE = 4096
 _MOST_VECTORS = 256  # rows of the table of interrupts
 _VECTORS = 32 * LEAVES
-_NO_VENDOR = 0xFFFF  # what a bus reads where nothing answers
 # Below it lies what the board's firmware and the VGA BIOS use before a driver runs; RM leaves the
 # same size alone (open-gpu-kernel-modules 570.144 mem_mgr_gm107.c, VGA emulation).
 _LEAST_ADDRESS = 1 << 20
@@ -77,6 +77,9 @@ class GspCard(BareCard[H]):
 
     firmware: Firmware
     heap: RangeAllocator
+    places: MemoryMap
+    _files: BootFiles
+    _start_state: Start  # since `take_over`
     seats = 32  # our choice; RM has room for more clients and channels
 
     def __init__(
@@ -97,8 +100,6 @@ class GspCard(BareCard[H]):
             self.transport.close()
             raise
         self._source = source
-        self._files: BootFiles | None = None
-        self._start_state: Start | None = None
         self._left: Note | None = None
         self._memory: GspSpace | None = None
         self._runs = False
@@ -112,23 +113,19 @@ class GspCard(BareCard[H]):
         self._slept = False  # the host was suspended, and the card was not yet booted again
         self.saved: saving.Saved | None = None  # what a suspended card goes on from
 
-    def _keep(self, error: UgpuError, gather: Callable[[UgpuError], Evidence]) -> None:
+    def _keep(self, error: UgpuError, start: Start, calls: Calls | None) -> None:
         """Write a bundle of a start that failed."""
+        crash.Keeper(self.transport.name).keep(error, lambda _: self.evidence(start, calls))
 
-        def complete(error: UgpuError) -> Evidence:
-            found = gather(error)
-            found.take("states.json", partial(as_json, self.chip))
-            return found
-
-        crash.Keeper(self.transport.name).keep(error, complete)
+    def evidence(self, start: Start, calls: Calls | None) -> Evidence:
+        """Return what explains a failure of the firmware."""
+        found = Evidence()
+        gather(found, start, calls)
+        found.take("states.json", partial(as_json, self.chip))
+        return found
 
     def _identify(self, transport: Transport, *, leave_warm: bool) -> GspChip:
-        identity = transport.identity
-        if identity.vendor == _NO_VENDOR:
-            raise DeviceLost(f"{transport.name} does not answer on the bus", remedy=remedies.LINK)
         chip = chip_behind(transport)
-        if chip is None:
-            raise NotSupported(f"PCI id {identity} is not a chip that ugpu boots")
         if leave_warm and not isinstance(transport, Placing):
             raise NotSupported(
                 f"{transport.name} cannot be left warm: the firmware's memory must be placed where "
@@ -221,7 +218,7 @@ class GspCard(BareCard[H]):
 
     def find_firmware(self) -> None:
         """See BareCard."""
-        if self._files is None:
+        if not self._has_images:
             self._files = read_files(self._source, self.chip.boot)
 
     def take_over(self) -> bool:
@@ -236,7 +233,6 @@ class GspCard(BareCard[H]):
         return self._busy
 
     def _contact(self) -> Start:
-        assert self._files is not None
         chip = self.chip
         start = self._start_state = Start(chip, self._files)
         try:
@@ -247,7 +243,6 @@ class GspCard(BareCard[H]):
         return start
 
     def _occupied(self) -> bool:
-        assert self._start_state is not None
         return steps.occupied(self.chip, self._start_state)
 
     def is_warm(self) -> bool:
@@ -261,7 +256,6 @@ class GspCard(BareCard[H]):
             return None
         chip.open_memory(placement.memory_size(chip))
         found = note.read(chip.vram)
-        assert self._files is not None
         expected = (chip.facts.name, self._files.abi.version)
         return found if found is not None and (found.chip, found.release) == expected else None
 
@@ -273,17 +267,16 @@ class GspCard(BareCard[H]):
 
     def _rejoin(self) -> None:
         left, start = self._left, self._start_state
-        assert left is not None and start is not None
+        assert left is not None
         self._left = None
         self.firmware = steps.rejoin(start, left)
         self._runs = True
         self._open_memory()
         if left.contexts:
-            for begin, size in left.contexts.values():
-                self.heap.reserve(begin, size)
+            for kind, begin in left.contexts.items():
+                self.heap.reserve(begin, left.sizes[kind])
             self.contexts = Contexts(self)
-            self.contexts.shared = dict(left.contexts)
-            self.contexts.sizes = dict(left.sizes)
+            self.contexts.shared, self.contexts.sizes = dict(left.contexts), dict(left.sizes)
 
     def make_fresh(self, stages: Stages) -> None:
         """See BareCard. Firmware that an earlier process left is unloaded if it answers; any other
@@ -323,13 +316,12 @@ class GspCard(BareCard[H]):
                 continue
             if not self._occupied():
                 return kind
-        check_unprotected(self.chip)
+        low, high = protected_region(self.chip)
         raise DeviceBusy(
-            "the GSP still runs: an earlier start failed, or its driver died, and no reset of the "
-            "slot has ended it",
-            holder="GSP firmware",
-            remedy="power the card off and on",
-        )
+            "the GSP still owns its memory (WPR2 is set), or runs: an earlier start failed, or its "
+            "driver died, and no reset of the slot has ended it",
+            holder="GSP firmware", region=f"{low:#x}-{high:#x}", remedy=remedies.POWER_CYCLE,
+        )  # fmt: skip
 
     def reset_by(self, kind: ResetKind) -> None:
         """Reset the chip by its slot, and make first contact again."""
@@ -338,7 +330,6 @@ class GspCard(BareCard[H]):
 
     def cold_boot(self, stages: Stages) -> None:
         """See BareCard."""
-        assert self._start_state is not None
         self.firmware = steps.boot(self._start_state, stages, self._keep)
         self._runs = True
         self._open_memory()
@@ -353,12 +344,11 @@ class GspCard(BareCard[H]):
             self.heap.free_all(self.contexts)
             self.contexts = None
         if self._memory is not None:
-            self._memory = GspSpace(self.chip, self.places, self.heap, self)
+            self._memory = GspSpace(self, self)
         if self.chip.memory_size:
             self.chip.vram.forget()
-        if self._start_state is not None:
-            self._start_state.running = False
-            self._start_state.memory.close()
+        self._start_state.running = False
+        self._start_state.memory.close()
         self._contact()
 
     def boot_again(self) -> None:
@@ -406,7 +396,7 @@ class GspCard(BareCard[H]):
         if begin != note.PLACE:
             raise ChipError("the place of ugpu's note is not usable VRAM", begin=begin)
         self.heap.reserve(note.PLACE, note.SIZE)
-        self._memory = GspSpace(chip, self.places, self.heap, self)
+        self._memory = GspSpace(self, self)
 
     def _tell_ended(self, payload: bytes) -> None:
         for take in list(self.on_channel_end):

@@ -14,7 +14,7 @@ from ugpu.hcq.registers.layout import Struct
 from ugpu.hcq.transport.base import Transport
 from ugpu.nv.gsp.layout.memory import Pages
 from ugpu.nv.gsp.rm.client import GspClient
-from ugpu.nv.gsp.rm.contexts import CardMemory
+from ugpu.nv.gsp.rm.space import CardMemory
 
 _PAGE = 4096
 _RAMFC_SIZE = 0x200

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.errors import FirmwareError, UgpuError
-from ugpu.hcq.paging.allocator import RangeAllocator
-from ugpu.nv.gsp.chip.chip import GspChip
 from ugpu.nv.gsp.rm.client import GspClient
-from ugpu.nv.gsp.rm.space import GspSpace
+from ugpu.nv.gsp.rm.space import CardMemory, GspSpace
 
 _PAGE = 4096
 _SUBCONTEXT_HEADERS = 64 * _PAGE  # behind the main buffer
@@ -53,22 +51,13 @@ KINDS = (
 )
 
 
-class CardMemory(Protocol):
-    """What contexts use of a card (nv.gsp.rm.card)."""
-
-    heap: RangeAllocator
-
-    @property
-    def chip(self) -> GspChip: ...
-
-
 class Contexts:
-    """The graphics contexts of a card. shared: VRAM of shared buffers, by kind: begin and size."""
+    """The graphics contexts of a card. shared: begin in VRAM of shared buffers, by kind."""
 
     def __init__(self, card: CardMemory) -> None:
         self.card = card
         self.sizes: dict[str, int] = {}
-        self.shared: dict[str, tuple[int, int]] = {}
+        self.shared: dict[str, int] = {}
 
     def read_sizes(self, client: GspClient, subdevice: int) -> None:
         """Ask for the sizes of the buffers."""
@@ -140,11 +129,11 @@ class ChannelContext:
             owner: object = contexts if kind.shared else self
             start = contexts.take(size, owner)
             if kind.shared:
-                contexts.shared[kind.name] = start, size
+                contexts.shared[kind.name] = start
             else:
                 self._own.append(start)
         else:
-            start, _ = contexts.shared[kind.name]
+            start = contexts.shared[kind.name]
         if new and kind.cleared:
             contexts.clear(start, size)
             entry.gpuPhysAddr, entry.size = start, size

@@ -144,9 +144,7 @@ class FaultBuffers:
         name = f"{_CONTROL}_REGISTER{kind}_FAULT_BUFFER"
         parameters = f"{name.replace('CMD_', '')}_PARAMS"
         block = client.structs[parameters].new(**{f"{member}Size": pages.size}, **values)
-        addresses = getattr(block, f"{member}PteArray")
-        for place, address in enumerate(pages.pages):
-            addresses[place] = address
+        getattr(block, f"{member}PteArray")[: len(pages.pages)] = pages.pages
         client.control(subdevice, name, block)
         self._given.append(name.replace("REGISTER", "UNREGISTER"))
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
-from ugpu.hcq.errors import UgpuError
 from ugpu.nv.gsp.rm.channels import USERD_SIZE, describe, own_parameters, take_parts
 from ugpu.nv.gsp.rm.client import GspClient
 from ugpu.nv.gsp.rm.contexts import ChannelContext, Contexts
@@ -24,55 +23,36 @@ _ENTRIES = 256  # of the ring, in the first half of a page; USERD is at its end
 def make_first_context(card: GspCard[Any], methods: int) -> Contexts:
     """Make the first context. methods: bytes of a channel's method buffer. The card's lock is
     held."""
-    contexts = Contexts(card)
-    client = GspClient(card.calls, card.transport.clock)
-    space = card.memory
+    contexts, facts, clock = Contexts(card), card.chip.facts, card.transport.clock
+    space, owner = card.memory, object()
     assert isinstance(space, GspSpace)
-    held = contextlib.ExitStack()
-    try:
+    # The client frees the channel, before what it used.
+    with closing(space), ExitStack() as held, closing(GspClient(card.calls, clock)) as client:
         space.own()
-        _make(card, contexts, client, space, methods, held)
-    finally:
-        with contextlib.suppress(UgpuError):
-            client.close()  # frees the channel, before what it used
-        held.close()
-        space.close()
+        device, subdevice = client.open_device()
+        parameters = client.structs.NV_VASPACE_ALLOCATION_PARAMETERS.new()
+        vaspace = client.allocate(device, "FERMI_VASPACE_A", parameters)
+        scratch = card.heap.allocate(_PAGE, _PAGE, owner)
+        held.callback(card.heap.free, scratch, owner)
+        card.chip.vram.write(scratch, bytes(_PAGE))
+        # This mapping creates the directories of the resource manager's own addresses.
+        anchor = space.map_vram(scratch, _PAGE, space.format.data_flags, _PAGE)
+        held.callback(space.release, anchor)
+        _hand_over(client, vaspace, space)
+        parts = take_parts(card, methods)
+        held.callback(parts.close)
+        block: Any = own_parameters(client, _CHANNEL)
+        block.gpFifoOffset, block.gpFifoEntries = int(anchor.address), _ENTRIES
+        block.hVASpace = vaspace
+        block.engineType = client.constants.NV2080_ENGINE_TYPE_GRAPHICS
+        describe(block, parts, scratch + _PAGE - USERD_SIZE)
+        channel = client.allocate(device, facts.gpfifo_class, block)
+        contexts.read_sizes(client, subdevice)
+        context = ChannelContext(contexts, space)
+        held.callback(context.close)
+        context.promote(client, subdevice, channel, first=True)
+        client.allocate(channel, facts.compute_class)
     return contexts
-
-
-def _make(
-    card: GspCard[Any],
-    contexts: Contexts,
-    client: GspClient,
-    space: GspSpace,
-    methods: int,
-    held: contextlib.ExitStack,
-) -> None:
-    facts = card.chip.facts
-    device, subdevice = client.open_device()
-    parameters = client.structs.NV_VASPACE_ALLOCATION_PARAMETERS.new()
-    vaspace = client.allocate(device, "FERMI_VASPACE_A", parameters)
-    owner = object()
-    scratch = card.heap.allocate(_PAGE, _PAGE, owner)
-    held.callback(card.heap.free, scratch, owner)
-    card.chip.vram.write(scratch, bytes(_PAGE))
-    # This mapping creates the directories of the resource manager's own addresses.
-    anchor = space.map_vram(scratch, _PAGE, space.format.data_flags, _PAGE)
-    held.callback(space.release, anchor)
-    _hand_over(client, vaspace, space)
-    parts = take_parts(card, methods)
-    held.callback(parts.close)
-    block: Any = own_parameters(client, _CHANNEL)
-    block.gpFifoOffset, block.gpFifoEntries = int(anchor.address), _ENTRIES
-    block.hVASpace = vaspace
-    block.engineType = client.constants.NV2080_ENGINE_TYPE_GRAPHICS
-    describe(block, parts, scratch + _PAGE - USERD_SIZE)
-    channel = client.allocate(device, facts.gpfifo_class, block)
-    contexts.read_sizes(client, subdevice)
-    context = ChannelContext(contexts, space)
-    held.callback(context.close)
-    context.promote(client, subdevice, channel, first=True)
-    client.allocate(channel, facts.compute_class)
 
 
 def _hand_over(client: GspClient, vaspace: int, space: GspSpace) -> None:

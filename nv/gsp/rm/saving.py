@@ -13,13 +13,11 @@ import contextlib
 from typing import NamedTuple, Protocol
 
 from ugpu.hcq.errors import NotSupported, UgpuError
-from ugpu.hcq.paging.allocator import RangeAllocator
 from ugpu.nv.gsp.boot.boot import Firmware
-from ugpu.nv.gsp.chip.chip import GspChip
 from ugpu.nv.gsp.layout import radix3
-from ugpu.nv.gsp.layout.framebuffer import FRTS_SIZE
 from ugpu.nv.gsp.layout.memory import PAGE, Pages
 from ugpu.nv.gsp.rm.client import GspClient
+from ugpu.nv.gsp.rm.space import CardMemory
 
 _PREPARE = "NV2080_CTRL_CMD_INTERNAL_FBSR_INIT"
 _PARAMETERS = "NV2080_CTRL_INTERNAL_FBSR_INIT_PARAMS"
@@ -35,14 +33,10 @@ class Objects(NamedTuple):
     subdevice: int
 
 
-class Card(Protocol):
+class Card(CardMemory, Protocol):
     """What is saved of a card."""
 
-    heap: RangeAllocator
     firmware: Firmware
-
-    @property
-    def chip(self) -> GspChip: ...
 
 
 class Saved(NamedTuple):
@@ -81,9 +75,8 @@ def _place(card: Card) -> list[Pages]:
     """Allocate the memory that the firmware saves itself in, with its tables and description."""
     start, static = card.firmware.start, card.firmware.static
     assert static.saved_at is not None
-    carveout, abi = start.carveout, card.firmware.calls.abi
-    heap = start.boot.non_wpr if carveout is None else carveout.non_wpr_size
-    frts = FRTS_SIZE if carveout is None else carveout.frts_size
+    places, abi = start.places, card.firmware.calls.abi
+    heap, frts = places["nonWprHeapSize"], places["frtsSize"]
     size = static.saved_at[1] + frts - static.saved_at[0] - heap
     counts = radix3.level_pages(size)
     tables = sum(counts[:3]) * PAGE

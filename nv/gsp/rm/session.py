@@ -75,7 +75,7 @@ class GspSession(Session):
         self.events = GspFaults()
         self.on_report: list[Callable[[ChannelReport], None]] = []
         self.client = GspClient(card.calls, card.transport.clock)
-        self.space = GspSpace(card.chip, card.places, card.heap, self)
+        self.space = GspSpace(card, self)
         with card.lock:
             self.space.own()
         card.on_channel_end.append(self._note_report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from ugpu.hcq.bare.space import AddressSpace, Mapping
 from ugpu.hcq.bare.tables import TableFormat
@@ -28,19 +29,23 @@ def memory_map(chip: GspChip, begin: int, end: int) -> MemoryMap:
     return MemoryMap(begin, end, 0, chip.boot.bus_bits, VIRTUAL, VIRTUAL_END)
 
 
+class CardMemory(Protocol):
+    """The memory of a card (nv.gsp.rm.card)."""
+
+    heap: RangeAllocator
+    places: MemoryMap
+
+    @property
+    def chip(self) -> GspChip: ...
+
+
 class GspSpace(AddressSpace):
     """An address space whose allocations lie in a region. Not thread-safe; see AddressSpace."""
 
     chip: GspChip
 
-    def __init__(
-        self,
-        chip: GspChip,
-        places: MemoryMap,
-        heap: RangeAllocator,
-        owner: object,
-    ) -> None:
-        super().__init__(chip, places, format_of(chip), heap=heap, owner=owner)
+    def __init__(self, card: CardMemory, owner: object) -> None:
+        super().__init__(card.chip, card.places, format_of(card.chip), heap=card.heap, owner=owner)
         self._region: Region | None = None
 
     @contextmanager

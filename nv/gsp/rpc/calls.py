@@ -11,12 +11,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ugpu.hcq.bare.stages import or_silent
 from ugpu.hcq.errors import FirmwareError, FirmwareSilent
-from ugpu.hcq.state.clock import Clock
 from ugpu.nv.abi import status_name
 from ugpu.nv.abi.firmware import FirmwareAbi
 from ugpu.nv.gsp.rpc.queue import Indices, MessageQueues
@@ -48,26 +47,6 @@ class Trace:
         return f"{self.at:.6f} {self.name} {self.size} bytes{took} {self.result}".rstrip()
 
 
-class History:
-    """The last calls and events."""
-
-    def __init__(self) -> None:
-        self._traces: deque[Trace] = deque(maxlen=_KEPT)
-
-    def note(self, name: str, at: float, size: int, result: str = "") -> Trace:
-        """Add a record."""
-        trace = Trace(name, at, size, result)
-        self._traces.append(trace)
-        return trace
-
-    def __iter__(self) -> Iterator[Trace]:
-        return iter(list(self._traces))
-
-    def last(self) -> list[str]:
-        """Return the last eight as texts, for an error."""
-        return [str(trace) for trace in self][-8:]
-
-
 @dataclass
 class _Message:
     """A message as its records arrive."""
@@ -92,22 +71,21 @@ class LeftCalls:
 class Calls:
     """See the module. Any thread may call.
 
-    on_event: functions by number, called with the payload of each event, in the thread that looks.
-    check: raises if the chip is gone or the GSP stopped; called while waiting. state: facts for
-    the error of a call that is not answered.
+    history: the last calls and events. on_event: functions by number, called with the payload of
+    each event, in the thread that looks. check: raises if the chip is gone or the GSP stopped;
+    called while waiting. state: facts for the error of a call that is not answered.
     """
 
     def __init__(
         self,
         queues: MessageQueues,
         abi: FirmwareAbi,
-        clock: Clock,
         *,
         check: Callable[[], None],
         state: Callable[[], dict[str, object]],
     ) -> None:
         self._queues = queues
-        self._clock = clock
+        self._clock = queues.clock
         self._check = check
         self._state = state
         self._lock = threading.RLock()
@@ -116,9 +94,10 @@ class Calls:
         self._message: _Message | None = None
         self._failure: FirmwareError | None = None
         self._clients = 0
+        self._handled: set[int] = set()  # events that came
         self.abi = abi
         self.on_event: dict[int, Handler] = {}
-        self.history = History()
+        self.history: deque[Trace] = deque(maxlen=_KEPT)
         number = abi.constants.values()
         self._names = {
             value: name.removeprefix("NV_VGPU_MSG_").removeprefix("FUNCTION_")
@@ -169,7 +148,7 @@ class Calls:
         """Send a message that has no reply. The GSP may not run yet."""
         with self._lock:
             self._queues.send(function, payload, 0)
-            self.history.note(self.name_of(function), self._clock.now(), len(payload))
+            self._note(self.name_of(function), len(payload))
 
     def call(
         self, function: int, payload: bytes, *, what: str = "", limit_s: float = REPLY_LIMIT_S
@@ -187,7 +166,7 @@ class Calls:
                 )
             name = what or self.name_of(function)
             self._sequence += 1
-            trace = self.history.note(name, self._clock.now(), len(payload))
+            trace = self._note(name, len(payload))
             written = self._queues.written
             try:
                 self._queues.send(function, payload, self._sequence)
@@ -223,35 +202,27 @@ class Calls:
                 probe, unit="GSP", waiting_for=f"reply to {name}", limit_s=limit_s
             )
 
+    def _note(self, name: str, size: int, result: str = "") -> Trace:
+        trace = Trace(name, self._clock.now(), size, result)
+        self.history.append(trace)
+        return trace
+
     def _silence(self) -> dict[str, object]:
-        return {**self._state(), "history": self.history.last()}
+        return {**self._state(), "history": [str(trace) for trace in tuple(self.history)[-8:]]}
 
     def await_event(self, function: int, limit_s: float) -> None:
         """Wait until an event has been handled. The handler raises if it reports a failure."""
-        seen: list[bytes] = []
         name = self.name_of(function)
 
         def probe() -> bool:
             self._check()
             self._look()
-            return bool(seen)
+            return function in self._handled
 
         with self._lock:
-            handler = self.on_event.get(function)
-
-            def note(payload: bytes) -> None:
-                seen.append(payload)
-                if handler is not None:
-                    handler(payload)
-
-            self.on_event[function] = note
-            try:
-                with or_silent(f"the GSP does not report {name} within {limit_s} s", self._silence):
-                    self._clock.wait_until(probe, unit="GSP", waiting_for=name, limit_s=limit_s)
-            finally:
-                self.on_event.pop(function)
-                if handler is not None:
-                    self.on_event[function] = handler
+            self._handled.discard(function)
+            with or_silent(f"the GSP does not report {name} within {limit_s} s", self._silence):
+                self._clock.wait_until(probe, unit="GSP", waiting_for=name, limit_s=limit_s)
 
     def drain(self) -> None:
         """Handle the events that have arrived; does nothing while another thread calls."""
@@ -319,15 +290,11 @@ class Calls:
         self._message = None
         result = status_name(message.result) if message.result else ""
         name, size = self.name_of(message.function), len(message.payload)
-        trace = self.history.note(name, self._clock.now(), size, result)
+        trace = self._note(name, size, result)
         handler = self.on_event.get(message.function)
         if message.result:
-            raise FirmwareError(
-                f"the GSP reports {trace.name} with {trace.result}",
-                status=trace.result,
-                event=trace.name,
-            )
-        if handler is None:
-            log.debug("event of the GSP: %s, %d bytes", trace.name, len(message.payload))
-            return
-        handler(bytes(message.payload))
+            text = f"the GSP reports {trace.name} with {trace.result}"
+            raise FirmwareError(text, status=trace.result, event=trace.name)
+        if handler is not None:
+            handler(bytes(message.payload))
+        self._handled.add(message.function)

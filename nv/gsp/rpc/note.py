@@ -12,7 +12,6 @@ import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from ugpu.hcq.errors import FirmwareInvalid
 from ugpu.nv.gsp.chip.vram import FbVram
@@ -21,20 +20,20 @@ from ugpu.nv.gsp.rpc.queue import Indices
 
 PLACE, SIZE = 1 << 20, 16 << 10
 _HEAD = struct.Struct("<8sII")  # magic, bytes of text, their CRC-32
-_MAGIC = b"ugpuGSP1"
+_MAGIC = b"ugpuGSP2"
 _MOST_ENTRIES = 64
 
 
 @dataclass(frozen=True)
 class Note:
-    """What one process leaves. memory: bus address of each piece, by name. contexts: begin and size
-    in VRAM of the buffers that all graphics contexts share, by kind; sizes: of every kind."""
+    """What one process leaves. memory: bus address of each piece, by name. contexts: begin in
+    VRAM of the buffers that all graphics contexts share, by kind; sizes: of every kind."""
 
     chip: str
     release: str
     memory: Mapping[str, int]
     calls: LeftCalls
-    contexts: Mapping[str, tuple[int, int]]
+    contexts: Mapping[str, int]
     sizes: Mapping[str, int]
 
 
@@ -73,11 +72,11 @@ def parse(text: bytes) -> Note:
         calls = found["calls"]
         indices = Indices(**_numbers(calls["indices"]))
         left = LeftCalls(indices, _number(calls["sequence"]), _number(calls["clients"]))
-        contexts = {
-            kind: (_number(begin), _number(size))
-            for kind, (begin, size) in _entries(found["contexts"])
-        }
-        memory, sizes = _numbers(found["memory"]), _numbers(found["sizes"])
+        memory, contexts, sizes = (
+            _numbers(found[name]) for name in ("memory", "contexts", "sizes")
+        )
+        if not contexts.keys() <= sizes.keys():
+            raise ValueError("a context's buffer without a size")
         return Note(str(found["chip"]), str(found["release"]), memory, left, contexts, sizes)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FirmwareInvalid(f"the note in VRAM is not one of ugpu: {error}") from error
@@ -90,10 +89,6 @@ def _number(value: object) -> int:
 
 
 def _numbers(value: object) -> dict[str, int]:
-    return {name: _number(number) for name, number in _entries(value)}
-
-
-def _entries(value: object) -> list[tuple[str, Any]]:  # Any: of JSON
     if not isinstance(value, dict) or len(value) > _MOST_ENTRIES:
         raise ValueError(f"expected at most {_MOST_ENTRIES} entries")
-    return list(value.items())
+    return {name: _number(number) for name, number in value.items()}

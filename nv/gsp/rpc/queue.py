@@ -8,6 +8,7 @@ Source: open-gpu-kernel-modules 570.144 message_queue_cpu.c, msgq.c.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import struct
 from collections.abc import Callable
@@ -16,14 +17,21 @@ from dataclasses import dataclass
 from ugpu.hcq.bare.stages import or_silent
 from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.state.clock import Clock
-from ugpu.nv.gsp.layout.arguments import QUEUE_SIZE, table_pages
+from ugpu.nv.gsp.layout.arguments import QUEUE_SIZE, REGION_SIZE
 from ugpu.nv.gsp.layout.memory import PAGE, Pages
-from ugpu.nv.gsp.rpc.records import BadRecord, Record, decode, encode_message, pages_of, read_length
+from ugpu.nv.gsp.rpc.records import (
+    BadRecord,
+    Record,
+    decode,
+    encode_message,
+    pages_of,
+    read_length,
+    same,
+)
 
 log = logging.getLogger(__name__)
 
 SLOTS = QUEUE_SIZE // PAGE - 1
-REGION_SIZE = table_pages() * PAGE + 2 * QUEUE_SIZE
 _HEADER = struct.Struct("<8I")  # version, size, msgSize, msgCount, writePtr, flags, rxHdrOff, ...
 _WRITE_AT, _READ_AT = 0x10, 0x20
 _SWAPPED = 1
@@ -88,9 +96,9 @@ class MessageQueues:
         if pages.size < REGION_SIZE:
             raise BadArgument("the region of the queues is too small", size=pages.size)
         self._view = pages.view
-        self._clock = clock
+        self.clock = clock
         self._ring = ring
-        self._commands = table_pages() * PAGE
+        self._commands = PAGE
         self._statuses = self._commands + QUEUE_SIZE
         at = left or Indices()
         self._sent = _Numbers(at.written, at.sent)
@@ -140,7 +148,7 @@ class MessageQueues:
 
     def _await_room(self, pages: int) -> None:
         with or_silent("the GSP does not read its command queue"):
-            self._clock.wait_until(
+            self.clock.wait_until(
                 lambda: self._room() >= pages,
                 unit="GSP",
                 waiting_for=f"room for {pages} pages in its command queue",
@@ -169,12 +177,8 @@ class MessageQueues:
         _, size, page, slots, *_ = _HEADER.unpack_from(self._view, self._statuses)
         if not (size or page or slots):
             return False
-        if (size, page, slots) != (QUEUE_SIZE, PAGE, SLOTS):
-            raise BadRecord(
-                "the GSP's status queue has another shape",
-                expected=f"{QUEUE_SIZE:#x} {PAGE:#x} {SLOTS}",
-                found=f"{size:#x} {page:#x} {slots}",
-            )
+        expected, text = (QUEUE_SIZE, PAGE, SLOTS), "the GSP's status queue has another shape"
+        same(expected, (size, page, slots), text)
         return True
 
     def _available(self) -> int:
@@ -186,15 +190,11 @@ class MessageQueues:
         available = self._available()
         if not available:
             return None
-        error: BadRecord | None = None
-        for _ in range(_REREADS):
-            try:
+        for _ in range(_REREADS - 1):
+            with contextlib.suppress(BadRecord):
                 return self._take(available)
-            except BadRecord as fault:
-                error = fault
-                self._clock.sleep(0)
-        assert error is not None
-        raise error
+            self.clock.sleep(0)
+        return self._take(available)
 
     def _take(self, available: int) -> Record | None:
         read = self._word(self._commands + _READ_AT)
@@ -202,9 +202,8 @@ class MessageQueues:
         start = first + read * PAGE
         count = pages_of(read_length(self._view[start : start + PAGE]))
         if count > available:
-            raise BadRecord(
-                "the GSP's record is longer than what it wrote", expected=count, found=available
-            )
+            text = "the GSP's record is longer than what it wrote"
+            raise BadRecord(text, expected=count, found=available)
         group = b"".join(
             bytes(self._view[place : place + PAGE])
             for place in (first + (read + number) % SLOTS * PAGE for number in range(count))

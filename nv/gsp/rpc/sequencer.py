@@ -7,7 +7,7 @@ It comes as an event while the GSP starts, on chips before Hopper. Source: open-
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from ugpu.hcq.errors import FirmwareError, FirmwareSilent, UnitTimeout
@@ -40,35 +40,37 @@ class BadProgram(FirmwareError):
     """The GSP's program for the CPU is not well-formed; nothing of it after that place was run."""
 
 
-def _modify(machine: Machine, saved: list[int], address: int, mask: int, value: int) -> None:
-    machine.write(address, machine.read(address) & ~mask & 0xFFFF_FFFF | value)
+# Operations by name: the number of their operands.
+_OPERANDS = {
+    "REG_WRITE": 2, "REG_MODIFY": 3, "REG_POLL": 5, "DELAY_US": 1, "REG_STORE": 2, "CORE_RESET": 0,
+    "CORE_START": 0, "CORE_WAIT_FOR_HALT": 0, "CORE_RESUME": 0,
+}  # fmt: skip
 
 
-def _poll(
-    machine: Machine, saved: list[int], address: int, mask: int, value: int, limit_us: int, _: int
-) -> None:
-    limit_s = min(limit_us / 1e6, _MOST_POLL_S) if limit_us else _DEFAULT_POLL_S
-    machine.poll(address, mask, value, limit_s)
+class _Run:
+    """One run of a program: its operations as methods, by name in lower case."""
 
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.saved = [0] * _SAVED
+        self.reg_write = machine.write
+        self.core_reset, self.core_start = machine.reset_core, machine.start_core
+        self.core_wait_for_halt, self.core_resume = machine.await_halt, machine.resume_core
 
-def _store(machine: Machine, saved: list[int], address: int, index: int) -> None:
-    if index >= _SAVED:
-        raise BadProgram("a register is saved outside of the area", index=index)
-    saved[index] = machine.read(address)
+    def reg_modify(self, address: int, mask: int, value: int) -> None:
+        self.machine.write(address, self.machine.read(address) & ~mask & 0xFFFF_FFFF | value)
 
+    def reg_poll(self, address: int, mask: int, value: int, limit_us: int, _: int) -> None:
+        limit_s = min(limit_us / 1e6, _MOST_POLL_S) if limit_us else _DEFAULT_POLL_S
+        self.machine.poll(address, mask, value, limit_s)
 
-# Operations by opcode: the number of their operands, and what carries them out.
-_OPERATIONS: dict[str, tuple[int, Callable[..., None]]] = {
-    "REG_WRITE": (2, lambda machine, saved, address, value: machine.write(address, value)),
-    "REG_MODIFY": (3, _modify),
-    "REG_POLL": (5, _poll),
-    "DELAY_US": (1, lambda machine, saved, time: machine.delay(min(time / 1e6, _MOST_DELAY_S))),
-    "REG_STORE": (2, _store),
-    "CORE_RESET": (0, lambda machine, saved: machine.reset_core()),
-    "CORE_START": (0, lambda machine, saved: machine.start_core()),
-    "CORE_WAIT_FOR_HALT": (0, lambda machine, saved: machine.await_halt()),
-    "CORE_RESUME": (0, lambda machine, saved: machine.resume_core()),
-}
+    def delay_us(self, time: int) -> None:
+        self.machine.delay(min(time / 1e6, _MOST_DELAY_S))
+
+    def reg_store(self, address: int, index: int) -> None:
+        if index >= _SAVED:
+            raise BadProgram("a register is saved outside of the area", index=index)
+        self.saved[index] = self.machine.read(address)
 
 
 def parse(abi: FirmwareAbi, payload: bytes) -> list[tuple[str, Sequence[int]]]:
@@ -81,14 +83,14 @@ def parse(abi: FirmwareAbi, payload: bytes) -> list[tuple[str, Sequence[int]]]:
     if count > min(room, _MOST_WORDS):
         raise BadProgram("the program is longer than its message", words=count, have=room)
     words = struct.unpack_from(f"<{count}I", payload, layout.size)
-    names = {number[f"GSP_SEQ_BUF_OPCODE_{name}"]: name for name in _OPERATIONS}
+    names = {number[f"GSP_SEQ_BUF_OPCODE_{name}"]: name for name in _OPERANDS}
     commands: list[tuple[str, Sequence[int]]] = []
     at = 0
     while at < count:
         name = names.get(words[at])
         if name is None:
             raise BadProgram("unknown operation", operation=words[at], position=at)
-        end = at + 1 + _OPERATIONS[name][0]
+        end = at + 1 + _OPERANDS[name]
         if end > count:
             raise BadProgram("the last operation is cut short", operation=name, position=at)
         commands.append((name, words[at + 1 : end]))
@@ -98,18 +100,16 @@ def parse(abi: FirmwareAbi, payload: bytes) -> list[tuple[str, Sequence[int]]]:
 
 def run(commands: Sequence[tuple[str, Sequence[int]]], machine: Machine) -> None:
     """Run a program. An error carries the position of the operation that failed."""
-    saved = [0] * _SAVED
+    state = _Run(machine)
     for position, (name, operands) in enumerate(commands):
+        place = f"operation {position} of {len(commands)}, {name}"
         try:
-            _OPERATIONS[name][1](machine, saved, *operands)
+            getattr(state, name.lower())(*operands)
         except FirmwareError:
             raise
         except UnitTimeout as error:
-            raise FirmwareSilent(
-                f"the GSP's program for the CPU timed out: operation {position} of "
-                f"{len(commands)}, {name}",
-                **error.facts,
-            ) from error
+            text = f"the GSP's program for the CPU timed out: {place}"
+            raise FirmwareSilent(text, **error.facts) from error
         except Exception as error:
-            error.add_note(f"CPU sequencer: operation {position} of {len(commands)}, {name}")
+            error.add_note(f"CPU sequencer: {place}")
             raise

@@ -261,14 +261,9 @@ def test_bad_arguments(cpu: Device, call: Callable[[Any], Any], message: str) ->
         call(Tensor(NUMBERS, device=cpu))
 
 
-@pytest.mark.parametrize(("name", "reason"), [
-    ("fft", "its arrays are complex; ugpu.fft has"),
-    ("complex64", "complex numbers are not supported; expected real and imaginary parts"),
-    ("nothing", "no attribute 'nothing'$"),
-])  # fmt: skip
-def test_what_is_missing_says_why(name: str, reason: str) -> None:
-    with pytest.raises(AttributeError, match=reason):
-        getattr(xp, name)
+def test_a_name_that_is_missing() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
+        _ = xp.nothing
 
 
 def test_sizes_that_depend_on_data_are_refused_in_recorded_functions(cpu: Device) -> None:

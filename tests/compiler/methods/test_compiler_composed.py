@@ -122,3 +122,20 @@ def test_refusals(cpu: Device) -> None:
     ):
         with pytest.raises(BadArgument, match=words):
             call()
+
+
+def test_limits_of_integers_and_sums_of_all(cpu: Device) -> None:
+    whole = Tensor([-3, -1, 0, 2, 5], device=cpu)
+    assert whole.hardtanh(-1.5, 2.5).tolist() == [-1, -1, 0, 2, 2]  # as PyTorch: -1 and 2
+    assert whole.hardtanh(-1.5, 2.5).dtype is whole.dtype
+    assert Tensor(True, device=cpu).sum_to_size(()).dtype.name == "int64"
+
+
+def test_borders_have_no_gradient(cpu: Device) -> None:
+    """A position on the border of an image counts as outside, as in PyTorch."""
+    image = Tensor(np.arange(9, dtype=np.float32).reshape(1, 1, 3, 3), device=cpu)
+    grid = Tensor(np.array([[[[-1.0, 0.5], [1.0, 1.0], [0.5, -0.5]]]], np.float32), device=cpu)
+    grid.requires_grad_()
+    image.grid_sample(grid, "bilinear", "border", True).sum().backward()
+    assert grid.grad is not None
+    np.testing.assert_allclose(grid.grad.numpy(), [[[[0, 3], [0, 0], [1, 3]]]])

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ugpu.compiler import Tensor
+from ugpu.compiler.methods import convolution
 from ugpu.compiler.methods.shape import resampling
+from ugpu.compiler.methods.winograd import TOLERANCE
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument
+from ugpu.hcq.state.config import Config
 
 Array = NDArray[Any]
 Pair = tuple[int, int]
@@ -37,16 +40,16 @@ def spread(
     ]
     result = np.zeros((batch, groups * each, *size))
     share = channels // groups
-    for channel in range(channels):
-        first = channel // share * each
-        for y in range(height):
-            for x in range(width):
-                for i in range(rows):
-                    for j in range(columns):
-                        at = y * stride[0] + i * gaps[0], x * stride[1] + j * gaps[1]
-                        result[:, first : first + each, at[0], at[1]] += (
-                            image[:, channel, y, x, None] * weight[channel, :, i, j]
-                        )
+    for group, i, j in np.ndindex(groups, rows, columns):
+        inputs = image[:, group * share : (group + 1) * share].astype(np.float64)
+        tap = weight[group * share : (group + 1) * share, :, i, j].astype(np.float64)
+        ends = [
+            (n - 1) * s + k * g + 1
+            for n, s, k, g in zip((height, width), stride, (i, j), gaps, strict=True)
+        ]
+        places = (slice(i * gaps[0], ends[0], stride[0]), slice(j * gaps[1], ends[1], stride[1]))
+        part = result[:, group * each : (group + 1) * each]
+        part[(..., *places)] += np.einsum("ncyx,co->noyx", inputs, tap)
     (top, left), (down, across) = padding, size
     return result[:, :, top : down - top, left : across - left]
 
@@ -108,6 +111,37 @@ def test_a_decoder_layer(cpu: Device) -> None:
     )
     assert found.shape == (2, 10, 18, 14) and found.memory_plan().kernels <= 2
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("channels", "each", "window", "padding", "groups"),
+    [
+        (16, 24, (4, 4), (0, 0), 1),
+        (16, 24, (4, 4), (3, 1), 1),
+        (16, 24, (3, 3), (1, 1), 1),
+        (4, 3, (4, 4), (1, 2), 2),
+        (3, 2, (3, 4), (2, 0), 1),
+        (2, 2, (2, 3), (2, 1), 1),  # cut by more than windows reach beyond
+    ],
+)
+def test_a_stride_of_one(
+    cpu: Device, channels: int, each: int, window: Pair, padding: Pair, groups: int
+) -> None:
+    image, weight = numbers(6, (1, channels, 24, 23)), numbers(7, (channels, each, *window))
+    wanted = spread(image, weight, (1, 1), padding, (0, 0), groups, (1, 1))
+    scale = np.sqrt(spread(image**2, weight**2, (1, 1), padding, (0, 0), groups, (1, 1)))
+    found = Tensor(image, device=cpu).conv_transpose2d(weight, padding=padding, groups=groups)
+    assert (np.abs(found.numpy() - wanted) <= TOLERANCE * scale).all()
+
+
+def test_a_stride_of_one_is_a_kernel_with_winograd_tiles(
+    cpu: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = Tensor.zeros(1, 64, 32, 32, device=cpu).realize()
+    weight = Tensor.zeros(64, 32, 4, 4, device=cpu).realize()
+    assert image.conv_transpose2d(weight).memory_plan().kernels == 1
+    monkeypatch.setattr(convolution, "config", lambda: Config(winograd=False))
+    assert image.conv_transpose2d(weight).memory_plan().kernels == 3, "weights, padding, product"
 
 
 def test_it_turns_a_convolution_round(cpu: Device) -> None:

@@ -55,7 +55,7 @@ def test_the_boot_loaders_descriptor_ends_early_in_version_4() -> None:
 
 def test_the_gsps_image_is_for_a_chip_and_a_release() -> None:
     found = read_gsp("gsp", made.gsp("570.144", "ad10x"), "ad10x", "570.144")
-    assert (len(found.image), found.version) == (0x3456, "570.144")
+    assert len(found.image) == 0x3456
     assert found.signature.startswith(b"ad10x")
     with pytest.raises(FirmwareInvalid, match=r"expected firmware 570\.144, found '570\.999'"):
         read_gsp("gsp", made.gsp("570.999"), "ad10x", "570.144")
@@ -100,7 +100,7 @@ def test_the_files_of_every_chip(chip: str) -> None:
     assert boot is not None
     for release in boot.releases:
         found = read_files(FirmwareSource(PACKAGE, files(chip, release)), boot)
-        assert found.abi.version == found.gsp.version == release
+        assert found.abi.version == release
         assert (found.fmc is None) == (found.load is not None)
 
 

@@ -57,9 +57,8 @@ class World:
         self.peer = Peer(self.pages.view)
         self.gone = False
         self.calls = Calls(
-            self.queues, firmware("570.144"), self.clock, check=self._check,
-            state=lambda: {"mailbox0": 7},
-        )  # fmt: skip
+            self.queues, firmware("570.144"), check=self._check, state=lambda: {"mailbox0": 7}
+        )
 
     def _ring(self) -> None:
         self.rings += 1

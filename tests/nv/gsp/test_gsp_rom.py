@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.nvidia.gsp import gsp_files as made
 from ugpu.hcq.errors import FirmwareInvalid, NotSupported
-from ugpu.nv.gsp.images.fwsec import FRTS, RETURN, Fwsec, frts_arguments, return_arguments
+from ugpu.nv.gsp.images.fwsec import FRTS, READ_VBIOS, RETURN, Fwsec, frts_arguments
 from ugpu.nv.gsp.images.rom import SIZE, Vbios, read_images
 
 
@@ -61,7 +61,7 @@ def test_a_rom_is_read_only_as_far_as_it_is_used() -> None:
 
 def test_the_command_and_the_region_are_where_fwsec_looks() -> None:
     found = program(made.vbios())
-    image = found.with_command(FRTS, frts_arguments(0xFC00_0000), b"S" * 384)
+    image = found.with_command(FRTS, frts_arguments(0xFC00_0000, 1 << 20), b"S" * 384)
     dmem = image[made.IMEM :]
     assert struct.unpack_from("<I", dmem, made.MAPPER + 0x2C) == (0x15,)
     # By hand: read_vbios {1, 24, 0, 0, 2}, frts {1, 20, address >> 12, 1 MiB >> 12, framebuffer}
@@ -69,7 +69,7 @@ def test_the_command_and_the_region_are_where_fwsec_looks() -> None:
         "010000001800000000000000000000000000000002000000010000001400000000c00f000001000002000000"
     )
     assert dmem[made.SIGNATURE : made.SIGNATURE + 384] == b"S" * 384
-    back = found.with_command(RETURN, return_arguments())
+    back = found.with_command(RETURN, READ_VBIOS)
     assert struct.unpack_from("<I", back, made.IMEM + made.MAPPER + 0x2C) == (0x19,)
     assert found.image[made.IMEM + made.BUFFER] == 0, "the program itself is not changed"
 
@@ -129,6 +129,6 @@ def test_no_byte_of_a_rom_breaks_the_parser(data: st.DataObject) -> None:
         rom[at] = data.draw(st.integers(0, 255))
     try:
         found = program(bytes(rom))
-        found.with_command(FRTS, frts_arguments(0x1000_0000), found.signature(1))
+        found.with_command(FRTS, frts_arguments(0x1000_0000, 1 << 20), found.signature(1))
     except (FirmwareInvalid, NotSupported):
         return

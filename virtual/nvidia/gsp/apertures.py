@@ -21,14 +21,21 @@ _PAGE = 4096
 
 
 class Aperture:
-    """BAR1 or BAR2. block: as its register was last written."""
+    """BAR1, BAR2 or PRAMIN. block: as its register was last written; PRAMIN stays physical."""
 
-    def __init__(self, name: str, gpu: VirtualGpu, noted: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        gpu: VirtualGpu,
+        noted: Callable[[str], None],
+        protected: Callable[[int, int], bool],
+    ) -> None:
+        """protected: whether an address and size in video memory are write-protected."""
         self.name = name
         self._gpu = gpu
         self._noted = noted
         self._space: AddressSpace | None = None
-        self.protected: Callable[[int, int], bool] = lambda address, size: False
+        self._protected = protected
         self.block = 0
 
     def set_block(self, block: int) -> None:
@@ -69,7 +76,7 @@ class Aperture:
                 return None
         if found is None:
             self._noted(f"{self.name}: {offset:#x} is past the end of video memory")
-        elif self.protected(found[0] - memory.base, found[1]):
+        elif self._protected(found[0] - memory.base, found[1]):
             self._noted(f"{self.name}: {offset:#x} lies in the write-protected region")
             return None
         return found

@@ -33,9 +33,8 @@ from ugpu.virtual.nvidia.gsp.rpc.server import SUSPENDED, GspServer
 from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
 from ugpu.virtual.nvidia.gsp.strikes import AT_ONCE
 from ugpu.virtual.nvidia.machine import VirtualMachine
-from ugpu.virtual.nvidia.memory.fault_buffers import REPLAYABLE, MmuFaults
+from ugpu.virtual.nvidia.memory.fault_buffers import REPLAYABLE, SHADOW, MmuFaults
 
-_GSP_FUSES, _SEC2_FUSES = 0x8241C0, 0x824140
 _NEVER = 1 << 60  # reads
 _MOST_NOTES, _MOST_CALLS, _PAGE = 4096, 4096, 4096
 _VECTOR = 0  # of MSI-X. UNSURE: whether boards divide the tree among their vectors
@@ -71,21 +70,23 @@ class Card:
         # Above the BARs; Turing's register of the flush page has 40 bits.
         first = 1 << 38 if self.boot.pio else 1 << 40
         self.bus = BusMemory(
-            chosen.seed, self._may_access, self.violation, self._revoked, first=first
+            chosen.seed, self._may_access, self.violation, self.bus_changed, first=first
         )
         self.gpu.system_memory = self._system_memory
         self.gpu.non_stall = self._non_stall
         pio = self.boot.pio
-        self.gsp = self._falcon(Kind("GSP", GSP, _GSP_FUSES, not pio))
         number, size = self.boot.booter
         signed = Terms(0, SEC2, number) if pio and size == SIZE else None
-        self.sec2 = self._falcon(Kind("SEC2", SEC2, _SEC2_FUSES, not pio, signed=signed))
+        self.gsp, self.sec2 = (
+            Falcon(self, kind, scrub_reads=chosen.scrub_reads, dma_reads=chosen.dma_reads)
+            for kind in (Kind("GSP", GSP, not pio), Kind("SEC2", SEC2, not pio, signed=signed))
+        )
         self.wpr = Wpr2()
         self.interrupts = InterruptTree(self._send_message, rearm=self.boot.way != "fsp")
-        self.bar1 = Aperture("BAR1", self.gpu, self.note)
-        self.bar2 = Aperture("BAR2", self.gpu, self.note)
-        for aperture in (self.bar1, self.bar2):
-            aperture.protected = self.wpr.touches
+        self.bar1, self.bar2, self.pramin = (
+            Aperture(name, self.gpu, self.note, self.wpr.touches)
+            for name in ("BAR1", "BAR2", "PRAMIN")
+        )
         self.mmu_faults = self.gpu.fault_unit = MmuFaults(self, self._signal_fault)
         self.fsp = Fsp(self) if self.boot.way == "fsp" else None
         self.server: GspServer | None = None
@@ -100,10 +101,6 @@ class Card:
             self, facts.pci_device, chosen.bar1, platform=chosen.platform,
             function_reset=chosen.function_reset, table_size=self.boot.table_size,
         )  # fmt: skip
-
-    def _falcon(self, kind: Kind) -> Falcon:
-        chosen = self.options
-        return Falcon(self, kind, scrub_reads=chosen.scrub_reads, dma_reads=chosen.dma_reads)
 
     def _cold(self) -> None:
         """Enter the state after power-on, of everything but configuration space."""
@@ -227,12 +224,8 @@ class Card:
     def _may_access(self) -> bool:
         return self.config.bus_master and not self.lost
 
-    def bus_changed(self) -> None:
-        """Drop translations: bus mastering may be off now."""
-        self.gpu.invalidate(None)
-
-    def _revoked(self, host: int, size: int) -> None:
-        """Drop translations: memory of the host was taken back."""
+    def bus_changed(self, *revoked: int) -> None:
+        """Drop translations: bus mastering may be off now, or memory of the host was taken back."""
         self.gpu.invalidate(None)
 
     def map_dma(self, address: int, size: int, host: int | None) -> None:
@@ -251,28 +244,23 @@ class Card:
         answers, once it has an address."""
         bar1 = self.config.bar_address(1)
         inside = address - bar1
-        if (
-            bar1
-            and 0 <= inside < self.config.bar_size(1)
-            and self.config.memory_enabled
-            and self.bus.iommu.translate(address, size) is None
-        ):
-            memory = self.gpu.memory
-            return (memory.base + inside, size) if inside + size <= memory.size else None
-        return self.bus.translate(address, size)
+        decoded = bar1 and self.config.memory_enabled and 0 <= inside < self.config.bar_size(1)
+        if not decoded or self.bus.iommu.translate(address, size) is not None:
+            return self.bus.translate(address, size)
+        memory = self.gpu.memory
+        return (memory.base + inside, size) if inside + size <= memory.size else None
 
     def bus_read(self, address: int, size: int) -> bytes | None:
-        """Read memory of the host; None if it is refused."""
+        """See bus.memory.BusMaster."""
         found = self.bus_address(address, size)
         return ctypes.string_at(found, size) if found is not None else self.bus.read(address, size)
 
     def bus_write(self, address: int, content: bytes) -> bool:
-        """Write memory of the host; return whether it was allowed."""
+        """See bus.memory.BusMaster."""
         return self.bus.write(address, content)
 
     def bus_address(self, address: int, size: int) -> int | None:
-        """Return the address in this process of memory that is contiguous there; None if it is not,
-        or is refused."""
+        """See bus.memory.BusMaster."""
         found = self._system_memory(address, size)
         return found[0] if found is not None and found[1] >= size else None
 
@@ -291,14 +279,6 @@ class Card:
         if address + size > memory.size or self.wpr.touches(address, size):
             return None
         return bytes(memory.view[address : address + size])
-
-    def fuse_version(self, register: int) -> int:
-        """Return the version that a fuse register says: the highest bit that is set, from 1."""
-        return self.fuse(register).bit_length()
-
-    def fuse(self, register: int) -> int:
-        """Return a fuse register: one bit for each version that was burnt."""
-        return (1 << self.burnt) - 1
 
     def run_program(self, falcon: Falcon, program: Program) -> None:
         """See falcon.core.Port."""
@@ -328,10 +308,6 @@ class Card:
             if self.server.done and not self.server.unloaded and not self.server.dead:
                 self.violation("the GSP was reset while its firmware ran")
             self._end_server()
-
-    def video_write(self, address: int, content: bytes) -> None:
-        """Write video memory."""
-        self.gpu.memory.view[address : address + len(content)] = content
 
     def start_gsp(self, meta: WprMeta, version: str, arguments: int) -> None:
         """Start the firmware of the GSP's RISC-V core."""
@@ -372,7 +348,7 @@ class Card:
         return self.server if running else self.asleep
 
     def falcon_memory(self, address: int, size: int) -> memoryview:
-        """Return video memory, for programs of the card and its firmware."""
+        """See bus.memory.BusMaster."""
         return self.gpu.memory.view[address : address + size]
 
     def release(self, *, lockdown: bool) -> None:
@@ -397,10 +373,6 @@ class Card:
     def gsp_write(self, offset: int, value: int) -> bool:
         """Write a register of the GSP; while they are locked nothing happens."""
         return True if self.masked_reads else self.gsp.write(offset, value)
-
-    def gsp_stopped(self) -> None:
-        """Handle the end of the booter's unload."""
-        self.handoff = False
 
     # For the GSP's firmware
 
@@ -436,10 +408,6 @@ class Card:
         for aperture in (self.bar1, self.bar2):
             aperture.set_block(0)
 
-    def signal_gsp(self) -> None:
-        """See rpc.server.Board."""
-        self.gsp.interrupt(SWGEN0)
-
     def falcon_interrupts(self, falcon: Falcon) -> None:
         """See falcon.core.Port."""
         if falcon is self.gsp:
@@ -449,8 +417,11 @@ class Card:
         self.interrupts.post(vector_of(engine_type))
 
     def _signal_fault(self, buffer: int) -> None:
-        name = "REPLAYABLE_FAULT" if buffer == REPLAYABLE else "NON_REPLAYABLE_FAULT"
-        self.interrupts.post(MEMORY_VECTORS[name])
+        if buffer == SHADOW:
+            self.gsp.interrupt(SWGEN0)
+        else:
+            name = "REPLAYABLE_FAULT" if buffer == REPLAYABLE else "NON_REPLAYABLE_FAULT"
+            self.interrupts.post(MEMORY_VECTORS[name])
 
     def _send_message(self) -> None:
         if self.lost or self.faults.take(CardFault.MESSAGE_LOST):

@@ -46,7 +46,6 @@ class BootFacts:
     flush: tuple[int, ...] = (0x100C10, 0x100C40)
     window: int = 0x1700
     mirror: int = 0x88000
-    address_bits: int = 47
     libos: int = 3
     table_size: int = 0
     fused: bool = True
@@ -82,12 +81,12 @@ CHIPS = {
         ),
         BootFacts(
             "gh100", 0x180, "fsp", "gh100", "ga102", "gh100", 0xCB97, cot=1, boot_done=0x200BC,
-            flush=(0x100A34, 0x100A38), window=0x10FD40, mirror=0x92000, address_bits=52,
+            flush=(0x100A34, 0x100A38), window=0x10FD40, mirror=0x92000,
             table_size=9,
         ),
         BootFacts(
             "gb202", 0x1B2, "fsp", "gb202", "ga102", "gb20x", 0xCE97, cot=2, boot_done=0xAD00BC,
-            flush=(0x8A1D58, 0x8A1D5C), window=0x10FD40, mirror=0x92000, address_bits=52,
+            flush=(0x8A1D58, 0x8A1D5C), window=0x10FD40, mirror=0x92000,
         ),
     )
 }  # fmt: skip

@@ -18,8 +18,8 @@ Read = Callable[[int], int | None]
 Write = Callable[[int, int], object]
 
 
-def _kept(store: dict[int, int], offset: int) -> int:
-    return store.get(offset, 0)
+def _kept(store: dict[int, int], offset: int, start: int) -> int:
+    return store.get(offset, start)
 
 
 class RegisterSpace:
@@ -41,17 +41,13 @@ class RegisterSpace:
         write: Callable[[int], object] | None = None,
     ) -> None:
         """Define a register. read: its value, or a function; write: None if it is read-only."""
-        if isinstance(read, int):
-            constant = read
-            self._reads[offset] = lambda: constant
-        else:
-            self._reads[offset] = read
-        self._writes[offset] = write if write is not None else lambda value: None
+        self._reads[offset] = read if callable(read) else functools.partial(int, read)
+        self._writes[offset] = write or (lambda value: None)
 
-    def plain(self, store: dict[int, int], *offsets: int) -> None:
-        """Define registers that keep what was written, in `store`."""
+    def plain(self, store: dict[int, int], *offsets: int, start: int = 0) -> None:
+        """Define registers that keep what was written, in `store`. start: their first value."""
         for offset in offsets:
-            self._reads[offset] = functools.partial(_kept, store, offset)
+            self._reads[offset] = functools.partial(_kept, store, offset, start)
             self._writes[offset] = functools.partial(store.__setitem__, offset)
 
     def range(self, start: int, size: int, read: Read, write: Write) -> None:

@@ -21,9 +21,6 @@ class Board(booter.Board, Protocol):
     """The card, as its damages use it."""
 
     rom: bytes
-    burnt: int
-    shown_memory: int
-    dark: bool
     keeps_wpr2: bool
     fsp: Fsp | None
     registers: RegisterSpace

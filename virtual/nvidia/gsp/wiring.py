@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 
-from ugpu.virtual.bus.msix import MsixTable
 from ugpu.virtual.nvidia.gsp.apertures import Aperture
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.falcon import fsp, fwsec
@@ -29,6 +28,12 @@ _ALL_DIRECTORIES, _TRIGGERED = 1 << 1, 1 << 31
 _SCRATCH = range(0x1400, 0x1480, 4)
 _COUNTERS, _COUNTER_ENTRIES = 0xB83100, 8192  # UNSURE: how many entries a board's buffer has
 _FUSES = (0x824100, 0x824140, 0x8241C0)
+# Straps; no VGA workspace; no bind is pending, no error of the bus; level 0 may set the time; of
+# access counters, all entries were pushed, none was lost.
+_CONSTANT = {
+    0x4: 0, 0x101000: 0, 0x625F04: 0, 0xB80F50: 0, 0x1100: 0, 0x9430: 0x10,
+    _COUNTERS + 0x10: _COUNTER_ENTRIES, _COUNTERS + 0x18: 0, _COUNTERS + 0x1C: 1 << 1,
+}  # fmt: skip
 _BEFORE_DISPLAY = 0x4B8  # NV_FUSE_OPT_SECURE_GSP_DEBUG_DIS, before the fuse of the display
 _REARM = 0x704  # in the mirror of configuration space
 _LOW_TIME, _HIGH_TIME = 0xFFFF_FFE0, 0x1FFF_FFFF
@@ -41,38 +46,28 @@ def wire(card: Card) -> None:
     _time(card)
     _falcons(card)
     _mirror(card)
-    space = card.registers
-    tree = card.interrupts
+    space, tree = card.registers, card.interrupts
+    for offset, value in _CONSTANT.items():
+        space.word(offset, value)
     space.range(
         LEAF, TRIGGER + 4 - LEAF,
         lambda at: tree.read(LEAF + at), lambda at, value: tree.write(LEAF + at, value),
     )  # fmt: skip
     table = card.config.messages
     if table is not None:
-        _messages(card, table)
+        facts, size = table.facts, 16 * table.facts.vectors
+        space.range(facts.table, size, table.read_table, table.write_table)
+        space.range(facts.pending, 8, table.read_pending, lambda at, value: None)
     space.range(PROM, PROM_SIZE, lambda at: _rom(card, at), lambda at, value: None)
-    space.range(
-        PRAMIN, PRAMIN_SIZE, lambda at: _window_read(card, at),
-        lambda at, value: _window_write(card, at, value),
-    )  # fmt: skip
-
-
-def _messages(card: Card, table: MsixTable) -> None:
-    facts = table.facts
-    size = 16 * facts.vectors
-    card.registers.range(facts.table, size, table.read_table, table.write_table)
-    card.registers.range(facts.pending, 8, table.read_pending, lambda at, value: None)
+    _window(card)
 
 
 def _identity(card: Card) -> None:
     space, boot = card.registers, card.boot
     space.word(0x0, boot.boot0)
-    space.word(0x4, 0)
     space.word(0xA00, boot.boot42)
-    space.word(0x101000, 0)  # straps
     space.word(boot.display_fuse, 0 if card.options.display else 1)
     space.word(boot.display_fuse - _BEFORE_DISPLAY, 1)  # debugging of the GSP is disabled
-    space.word(0x625F04, 0)  # no VGA workspace
     if boot.boot_done:
         space.word(boot.boot_done, lambda: _progress(card))
     else:
@@ -80,7 +75,7 @@ def _identity(card: Card) -> None:
         space.word(0x118234, lambda: _progress(card))
     for bank in _FUSES:
         for index in range(16):
-            space.word(bank + 4 * index, lambda: card.fuse(0))
+            space.word(bank + 4 * index, lambda: (1 << card.burnt) - 1)  # a bit a version
     space.word(0x1180F8, lambda: card.handoff << 26)
     space.word(0x1180FC, lambda: card.scrub_stage << 29)
     for offset in _SCRATCH:
@@ -128,29 +123,15 @@ def _memory(card: Card) -> None:
     for aperture, offsets in ((card.bar1, (0x1704, 0xB80F40)), (card.bar2, (0x1714, 0xB80F48))):
         for offset in offsets:
             _block(card, aperture, offset)
-    space.word(0xB80F50, 0)  # no bind is pending
     for aperture, low in ((card.bar1, 0xB80F60), (card.bar2, 0xB80F70)):
         if card.fsp is not None:
             _wide_block(card, aperture, low)
     unit = card.mmu_faults
     space.range(BUFFERS, BUFFER_SIZE, unit.read, unit.write)
     space.plain(card.plain, *range(0xB83080, 0xB83098, 4), 0xB83070)
-    _access_counters(card)
-    space.word(0x1100, 0)  # errors of the bus
-
-
-def _access_counters(card: Card) -> None:
-    """Define the registers of access counters, which count nothing: no notification ever comes."""
-    space = card.registers
+    # Access counters count nothing: no notification ever comes.
     space.plain(card.plain, *(_COUNTERS + at for at in (8, 0xC, 0x14)))
-    space.word(
-        _COUNTERS,
-        lambda: card.plain.get(_COUNTERS, 0x80),
-        lambda value: card.plain.__setitem__(_COUNTERS, value),
-    )
-    space.word(_COUNTERS + 0x10, _COUNTER_ENTRIES)
-    space.word(_COUNTERS + 0x18, 0)
-    space.word(_COUNTERS + 0x1C, 1 << 1)  # all were pushed, none was lost
+    space.plain(card.plain, _COUNTERS, start=0x80)
 
 
 def _scaled_size(card: Card) -> int:
@@ -202,7 +183,6 @@ def _time(card: Card) -> None:
         lambda: now() >> 32 & _HIGH_TIME,
         lambda value: card.plain.__setitem__(0x9410, value),
     )
-    space.word(0x9430, 0x10)  # level 0 may set the time
     space.plain(card.plain, 0x9140)
 
     def read(at: int) -> int | None:
@@ -257,26 +237,17 @@ def _rom(card: Card, at: int) -> int:
     return int(struct.unpack_from("<I", card.rom, at)[0])
 
 
-def _window_place(card: Card, at: int) -> int | None:
-    address = (card.plain.get(card.boot.window, 0) & 0xFF_FFFF) << 16
-    address += at
-    if address + 4 > card.memory_size:
-        card.note(f"PRAMIN: {address:#x} is past the end of video memory")
-        return None
-    if card.wpr.touches(address, 4):
-        card.note(f"PRAMIN: {address:#x} lies in the write-protected region")
-        return None
-    return address
+def _window(card: Card) -> None:
+    """Define the window of 1 MiB that a register aims at video memory."""
+    shown = card.pramin
 
+    def place(at: int) -> int:
+        return ((card.plain.get(card.boot.window, 0) & 0xFF_FFFF) << 16) + at
 
-def _window_read(card: Card, at: int) -> int:
-    address = _window_place(card, at)
-    if address is None:
-        return 0xFFFF_FFFF
-    return int(struct.unpack_from("<I", card.gpu.memory.view, address)[0])
+    def read(at: int) -> int:
+        return int.from_bytes(shown.read(place(at), 4), "little")
 
+    def write(at: int, value: int) -> None:
+        shown.write(place(at), value.to_bytes(4, "little"))
 
-def _window_write(card: Card, at: int, value: int) -> None:
-    address = _window_place(card, at)
-    if address is not None:
-        struct.pack_into("<I", card.gpu.memory.view, address, value)
+    card.registers.range(PRAMIN, PRAMIN_SIZE, read, write)

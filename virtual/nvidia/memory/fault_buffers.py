@@ -34,7 +34,7 @@ from ugpu.virtual.nvidia.memory.faults import (
 )
 
 BUFFERS, BUFFER_SIZE = 0xB83000, 0x40  # registers: 0x20 bytes for each buffer
-NON_REPLAYABLE, REPLAYABLE = 0, 1
+NON_REPLAYABLE, REPLAYABLE, SHADOW = range(3)  # the last: the client's copy of the first
 ENTRY = 32
 DEFAULT_ENTRIES = 8192  # UNSURE: of which chip
 _LOW, _HIGH, _GET, _PUT, _SIZE = range(0, 20, 4)
@@ -90,7 +90,6 @@ class Board(Protocol):
     @property
     def bar2(self) -> Bar2: ...
     def violation(self, text: str) -> None: ...
-    def signal_gsp(self) -> None: ...
     def bus_read(self, address: int, size: int) -> bytes | None: ...
     def bus_write(self, address: int, content: bytes) -> bool: ...
 
@@ -216,7 +215,7 @@ class MmuFaults:
             after = (put + 1) % count
             self._board.bus_write(queue + _QUEUE_PUT, struct.pack("<Q", after))
         # UNSURE: what tells the CPU; UVM looks into the queue after any interrupt (kern_gmmu.c).
-        self._board.signal_gsp()
+        self._signal(SHADOW)
         return True
 
     def _index(self, address: int) -> int:

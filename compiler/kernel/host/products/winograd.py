@@ -1,14 +1,15 @@
-"""Convolutions of 3 x 3 windows by Winograd's F(4x4, 3x3) on the host, in one kernel.
+"""Convolutions of 3 x 3 and 4 x 4 windows by Winograd's tiles on the host, in one kernel.
 
     before   out[o, y, x] = "tiled sum" over c, i, j of w[o, c, i, j] * image[c, y + i, x + j]
-    after    for some rows of tiles (of 4 x 4 results, from 6 x 6 elements of the image):
-             image    for each c: stage[j][r % 4][tile] = image[c, 4 * down + r, 4 * across + j],
+    after    for some rows of tiles (of n x n results, from 6 x 6 elements of the image; n is 4, or
+             3 for windows of 4 x 4):
+             image    for each c: stage[j][r % n][tile] = image[c, n * down + r, n * across + j],
                       its padding too; tiles[k][c][tile], k: 36 places, by sums along both axes
              for a panel of o:
              weights  weights[k][o][c], by sums along both axes
              products[k][o][tile] = sum over c of weights[k][o][c] * tiles[k][c][tile], in panels
                       whose totals stay in registers
-             results  16 of each tile from 36 products, then the epilogue, in order of memory
+             results  n * n of each tile from 36 products, then the epilogue, in order of memory
 
 All transforms compute a vector of tiles (or of channels) at a time. What a group holds
 stays in the second-level cache. The sums are those of compiler.methods.winograd's matrices (Lavin
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 from ugpu.compiler.dtype import float32
@@ -49,8 +51,9 @@ from ugpu.compiler.pattern import cost
 from ugpu.compiler.pattern.contraction import ranges_of
 from ugpu.hcq.state.target import TargetSpec
 
-TILE, WINDOW = 4, 3
-AROUND = TILE + WINDOW - 1
+WINDOWS = (3, 4)
+AROUND = 6  # elements of the image in a row of a tile
+LEAST = 4  # rows of a panel, however large its weights
 PLACES = AROUND * AROUND
 APART = LINE // float32.itemsize  # elements between planes, which thus share no cache set
 
@@ -72,6 +75,15 @@ class Tiled:
     down: Range
     across: Range
 
+    @property
+    def window(self) -> int:
+        return self.down.size
+
+    @property
+    def tile(self) -> int:
+        """Results in a row of a tile."""
+        return AROUND + 1 - self.window
+
 
 def find_tiled(computation: Computation) -> Tiled | None:
     """Return the convolution of a computation that requests tiles, or None."""
@@ -87,11 +99,13 @@ def find_tiled(computation: Computation) -> Tiled | None:
     for image, weight in (factors, factors[::-1]):
         inside = [
             (r, each) for r in computation.ranges for each, stride in coupled(image, r, over)
-            if stride == 1 and each.size == WINDOW
+            if stride == 1 and each.size in WINDOWS
         ]  # fmt: skip
         if len(inside) != 2 or len({each for _, each in inside}) != 2 or len(over) != 3:
             continue
         (row, down), (column, across) = inside
+        if down.size != across.size:
+            continue
         rest = [r for r in over if r not in (down, across)]
         used = ranges_of(weight)
         outs = [r for r in computation.ranges if r in used]
@@ -113,7 +127,8 @@ class _Convolution:
 
     def __init__(self, computation: Computation, tiled: Tiled, target: TargetSpec) -> None:
         self.parts, self.lanes = tiled, target.vector_bytes // float32.itemsize
-        self.wide, tall = -(-tiled.column.size // TILE), -(-tiled.row.size // TILE)
+        self.tile, self.window = tiled.tile, tiled.window
+        self.wide, tall = -(-tiled.column.size // self.tile), -(-tiled.row.size // self.tile)
         depth, out = tiled.channel.size, tiled.out.size
         batch = [r for r in computation.ranges if r not in (tiled.out, tiled.row, tiled.column)]
         room = target.caches.second * 9 // 16 // (PLACES * depth * float32.itemsize)
@@ -127,13 +142,13 @@ class _Convolution:
         self.height, self.vectors = self.panel(target)
         self.pitch = round_up(depth, self.lanes) | APART
         self.plane = (count + 1) * self.wide
-        self.stage = self.memory("stage", AROUND * TILE * self.plane + self.across)
-        self.kept = self.memory("kept", WINDOW * WINDOW * round_up(depth, self.lanes))
+        self.stage = self.memory("stage", AROUND * self.tile * self.plane + self.across)
+        self.kept = self.memory("kept", self.window**2 * round_up(depth, self.lanes))
         self.apart = depth * self.across + APART, self.height * self.across + APART
         self.image = self.memory("tiles", PLACES * self.apart[0])
         self.weights = self.memory("weights", PLACES * self.height * self.pitch)
         self.products = self.memory("products", PLACES * self.apart[1])
-        self.results = self.memory("results", TILE * TILE * self.across)
+        self.results = self.memory("results", self.tile**2 * self.across)
         self.middle = Memory("middle", float32, PLACES, "register", self.lanes)
         count = self.height * self.vectors
         self.totals = Memory("totals", float32, count, "register", self.lanes)
@@ -147,7 +162,7 @@ class _Convolution:
         the cheapest, whose weights have at most a quarter of the second-level cache."""
         rates, registers = rates_of(target), vector_registers(target)
         width = PLACES * self.parts.channel.size * float32.itemsize
-        room = max(TILE, rates.second // 4 // width)
+        room = max(LEAST, rates.second // 4 // width)
         blocks = self.across // self.lanes
         sizes = []
         for vectors in range(1, min(4, blocks) + 1):
@@ -175,35 +190,35 @@ class _Convolution:
     # ---- factors -------------------------------------------------------------------------------
 
     def staged(self, channel: Index) -> Statement:
-        """Copy the elements of all tiles of a channel: [column % 6][row % 4][tile]."""
-        parts, more = self.parts, AROUND - TILE
-        line = Range("line", self.tiles.count * TILE + more)
-        row = self.tiles.start * TILE + line.index()
-        at = line.index() % TILE * self.plane + line.index() // TILE * self.wide
+        """Copy the elements of all tiles of a channel: [column % 6][row % n][tile]."""
+        parts, step, more = self.parts, self.tile, self.window - 1
+        line = Range("line", self.tiles.count * step + more)
+        row = self.tiles.start * step + line.index()
+        at = line.index() % step * self.plane + line.index() // step * self.wide
         body: list[Statement] = []
         for across in range(AROUND):
             tile = Range(f"tile{across}", self.wide)
-            column = tile.index() * TILE + across
+            column = tile.index() * step + across
             places = {**self.nest.batch, parts.channel: channel}
             places |= {parts.row: row, parts.down: constant(0)}
             places |= {parts.column: column, parts.across: constant(0)}
             # beyond the image's last window there is nothing
             last = [(row, parts.row.size), (column, parts.column.size)]
             inside = tuple(
-                end for place, size in last if (end := constant(size + WINDOW - 2) - place).low < 0
+                end for place, size in last if (end := constant(size + more - 1) - place).low < 0
             )
             image = substitute(parts.image, places)
             image = gate(inside, guard(image, inside), const(0, float32))
-            body += separated(image, tile, self.stage, at + across * TILE * self.plane)
-        return Loop(line, tuple(body), self.tiles.left * TILE + more, rolled=True)
+            body += separated(image, tile, self.stage, at + across * step * self.plane)
+        return Loop(line, tuple(body), self.tiles.left * step + more, rolled=True)
 
     def in_tiles(self, channel: Index) -> Statement:
         """Transform the tiles of a channel, a vector of them at a time."""
         block = Range("block", self.across // self.lanes)
-        at = block.index() * self.lanes
+        at, step = block.index() * self.lanes, self.tile
         loads = []
         for down, across in product(range(AROUND), range(AROUND)):
-            place = (across * TILE + down % TILE) * self.plane + down // TILE * self.wide
+            place = (across * step + down % step) * self.plane + down // step * self.wide
             loads.append(load(self.stage, at + place, lanes=self.lanes))
         first = channel * self.across + at
         body = self.both(loads, AROUND, _of_image, self.image, lambda k: first + k * self.apart[0])
@@ -211,21 +226,21 @@ class _Convolution:
 
     def weighted(self, first: Index, rows: Index) -> Statement:
         """Transform the weights of a panel, a vector of channels at a time."""
-        parts, window = self.parts, WINDOW * WINDOW
+        parts, side = self.parts, self.window
         row, channel = Range("row", self.height), Range("weight", parts.channel.size)
         whole = round_up(parts.channel.size, self.lanes)
         places = {parts.out: first + row.index(), parts.channel: channel.index()}
         copies = []
-        for k in range(window):
-            here = {parts.down: constant(k // WINDOW), parts.across: constant(k % WINDOW)}
+        for k in range(side**2):
+            here = {parts.down: constant(k // side), parts.across: constant(k % side)}
             weight = substitute(parts.weight, {**self.nest.batch, **places, **here})
             copies.append(Store(self.kept, channel.index() + k * whole, weight))
         block = Range("block", whole // self.lanes)
         at = block.index() * self.lanes
-        loads = [load(self.kept, at + k * whole, lanes=self.lanes) for k in range(window)]
+        loads = [load(self.kept, at + k * whole, lanes=self.lanes) for k in range(side**2)]
         to = row.index() * self.pitch + at
         body = self.both(
-            loads, WINDOW, _of_weights, self.weights, lambda k: to + k * self.height * self.pitch
+            loads, side, _of_weights, self.weights, lambda k: to + k * self.height * self.pitch
         )
         inside = (Loop(channel, tuple(copies)), Loop(block, tuple(body), rolled=True))
         return Loop(row, inside, rows, rolled=True)
@@ -297,23 +312,25 @@ class _Convolution:
         line = row.index() * self.across + at
         loads = [load(self.products, line + k * self.apart[1], lanes=self.lanes)
                  for k in range(PLACES)]  # fmt: skip
-        body = self.both(loads, AROUND, _of_results, self.results, lambda k: at + k * self.across)
-        tile_row, down = Range("tile_line", self.tiles.count), Range("down", TILE)
-        tile = Range("tile", max(1, parts.column.size // TILE))
-        y = (self.tiles.start + tile_row.index()) * TILE + down.index()
+        step = self.tile
+        body = self.both(loads, AROUND, partial(_of_results, step), self.results,
+                         lambda k: at + k * self.across)  # fmt: skip
+        tile_row, down = Range("tile_line", self.tiles.count), Range("down", step)
+        tile = Range("tile", max(1, parts.column.size // step))
+        y = (self.tiles.start + tile_row.index()) * step + down.index()
 
         def store(number: Index, across: int) -> Statement:
-            place = down.index() * (TILE * self.across) + tile_row.index() * self.wide + number
+            place = down.index() * (step * self.across) + tile_row.index() * self.wide + number
             total = load(self.results, place + across * self.across)
-            x = number * TILE + across
+            x = number * step + across
             places = {parts.out: first + row.index(), parts.row: y, parts.column: x}
             return result(self.nest.computation, {**self.nest.batch, **places}, total, parts.reduce)
 
-        whole, rest = divmod(parts.column.size, TILE)
+        whole, rest = divmod(parts.column.size, step)
         lines: list[Statement] = [store(constant(whole), across) for across in range(rest)]
         if whole:
-            lines.append(Loop(tile, tuple(store(tile.index(), across) for across in range(TILE))))
-        left = constant(parts.row.size) - (self.tiles.start + tile_row.index()) * TILE
+            lines.append(Loop(tile, tuple(store(tile.index(), across) for across in range(step))))
+        left = constant(parts.row.size) - (self.tiles.start + tile_row.index()) * step
         inside = Loop(tile_row, (Loop(down, tuple(lines), left),), self.tiles.left, rolled=True)
         transform = Loop(block, tuple(body), self.bound(self.lanes), rolled=True)
         return Loop(row, (transform, inside), rows, rolled=True)
@@ -345,16 +362,20 @@ def _of_image(d: Sequence[Value]) -> list[Value]:
 
 
 def _of_weights(g: Sequence[Value]) -> list[Value]:
-    """Transform three weights to six places of a tile."""
-    ends = _times(-1 / 6, binary("add", g[0], g[2]))
-    near = _add(1 / 24, g[0], _times(1 / 6, g[2]))
-    pairs = [*_pair(ends, _times(-1 / 6, g[1])), *_pair(near, _times(1 / 12, g[1]))]
-    return [_times(1 / 4, g[0]), *pairs, g[2]]
+    """Transform three or four weights to six places of a tile."""
+    ends, near = _times(-1 / 6, binary("add", g[0], g[2])), _add(1 / 24, g[0], _times(1 / 6, g[2]))
+    middle, far = _times(-1 / 6, g[1]), _times(1 / 12, g[1])
+    if len(g) == 4:
+        middle, far = _add(-1 / 6, g[3], middle), _add(1 / 3, g[3], far)
+    return [_times(1 / 4, g[0]), *_pair(ends, middle), *_pair(near, far), g[-1]]
 
 
-def _of_results(m: Sequence[Value]) -> list[Value]:
-    """Transform six places of a tile to four results."""
-    (one, other), (two, four) = _pair(m[1], m[2]), _pair(m[3], m[4])
-    first = binary("add", binary("add", m[0], one), two)
-    last = _add(8, four, binary("add", m[5], other))
-    return [first, _add(2, four, other), _add(4, two, one), last]
+def _of_results(count: int, m: Sequence[Value]) -> list[Value]:
+    """Transform six places of a tile to three or four results."""
+    near, far = _pair(m[1], m[2]), _pair(m[3], m[4])
+    results = [binary("add", binary("add", m[0], near[0]), far[0])]
+    for power in range(1, count):
+        base, more = near[power % 2], far[power % 2]
+        base = binary("add", m[5], base) if power == count - 1 else base
+        results.append(_add(2**power, more, base))
+    return results

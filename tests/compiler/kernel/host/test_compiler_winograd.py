@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from ugpu import hcq
 from ugpu.compiler import Tensor, jit
 from ugpu.compiler.methods import convolution
-from ugpu.compiler.methods.winograd import TOLERANCE, matrices
+from ugpu.compiler.methods.winograd import TOLERANCE, WINDOWS, matrices
 from ugpu.compiler.pattern import cost
 from ugpu.compiler.runtime.runtime import use_cache
 from ugpu.hcq.device.device import Device
@@ -23,24 +24,26 @@ from ugpu.hcq.state.config import Config
 def plain(x: np.ndarray, weight: np.ndarray, around: int) -> np.ndarray:
     """In float64."""
     x = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (around, around), (around, around)))
-    rows, columns = x.shape[2] - 2, x.shape[3] - 2
+    window = weight.shape[2]
+    rows, columns = x.shape[2] + 1 - window, x.shape[3] + 1 - window
     total = np.zeros((x.shape[0], weight.shape[0], rows, columns))
-    for i in range(3):
-        for j in range(3):
+    for i in range(window):
+        for j in range(window):
             part = x[:, :, i : i + rows, j : j + columns]
             total += np.einsum("ncyx,oc->noyx", part, weight[:, :, i, j].astype(np.float64))
     return total
 
 
-def test_the_matrices_convolve_exactly() -> None:
+@pytest.mark.parametrize("window", WINDOWS)
+def test_the_matrices_convolve_exactly(window: int) -> None:
     """One tile, in fractions: RESULT ((WEIGHT g) (IMAGE d)) is the correlation."""
     exact = {
         name: [[Fraction(float(x)).limit_denominator(600) for x in row] for row in matrix]
-        for name, matrix in matrices().items()
+        for name, matrix in matrices(window).items()
     }
     random = np.random.default_rng(0)
     image = [Fraction(int(x)) for x in random.integers(-9, 9, 36)]
-    weight = [Fraction(int(x)) for x in random.integers(-9, 9, 9)]
+    weight = [Fraction(int(x)) for x in random.integers(-9, 9, window**2)]
 
     def times(matrix: list[list[Fraction]], flat: list[Fraction]) -> list[Fraction]:
         return [sum((a * b for a, b in zip(row, flat, strict=True)), Fraction(0)) for row in matrix]
@@ -48,14 +51,15 @@ def test_the_matrices_convolve_exactly() -> None:
     left = times(exact["weight"], weight)
     right = times(exact["image"], image)
     results = times(exact["result"], [a * b for a, b in zip(left, right, strict=True)])
+    places, results_of = list(product(range(window), repeat=2)), range(7 - window)
     expected = [
-        sum(weight[3 * i + j] * image[6 * (y + i) + x + j] for i in range(3) for j in range(3))
-        for y in range(4)
-        for x in range(4)
+        sum(weight[window * i + j] * image[6 * (y + i) + x + j] for i, j in places)
+        for y, x in product(results_of, repeat=2)
     ]
     assert results == expected
 
 
+@pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize(
     ("batch", "channels", "size", "out", "around"),
     [
@@ -71,11 +75,14 @@ def test_the_matrices_convolve_exactly() -> None:
     ],
 )
 def test_within_the_tolerance(
-    cpu: Device, batch: int, channels: int, size: tuple[int, int], out: int, around: int
-) -> None:
+    cpu: Device, batch: int, channels: int, size: tuple[int, int], out: int, around: int,
+    window: int,
+) -> None:  # fmt: skip
+    """size: of an image for windows of 3; for others as many results."""
     random = np.random.default_rng(0)
-    x = random.standard_normal((batch, channels, *size)).astype(np.float32)
-    weight = random.standard_normal((out, channels, 3, 3)).astype(np.float32)
+    tall, wide = (each + window - 3 for each in size)
+    x = random.standard_normal((batch, channels, tall, wide)).astype(np.float32)
+    weight = random.standard_normal((out, channels, window, window)).astype(np.float32)
     bias = random.standard_normal(out).astype(np.float32)
     image = Tensor(x, device=cpu)
     result = image.conv2d(weight, bias, padding=around, winograd=True).relu().numpy()
@@ -89,10 +96,10 @@ def test_within_the_tolerance(
 def test_chosen_where_it_pays_and_not_where_it_is_forbidden(
     cpu: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert cost.winograd((8, 128, 28, 28), 128, 49, 16)
-    assert cost.winograd((1, 64, 56, 56), 64, 196, 16)
-    assert not cost.winograd((8, 512, 7, 7), 512, 4, 16)
-    assert cost.winograd((8, 512, 7, 7), 512, 4, 4)
+    assert cost.winograd((8, 128, 28, 28), 128, 3, 49, 16)
+    assert cost.winograd((1, 64, 56, 56), 64, 3, 196, 16)
+    assert not cost.winograd((8, 512, 7, 7), 512, 3, 4, 16)
+    assert cost.winograd((8, 512, 7, 7), 512, 3, 4, 4)
     image = Tensor.zeros(2, 256, 16, 16, device=cpu).realize()
     weight = Tensor.zeros(256, 256, 3, 3, device=cpu).realize()
 

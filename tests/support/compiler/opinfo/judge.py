@@ -9,15 +9,17 @@ import numpy as np
 import torch
 
 from tests.support.compiler.opinfo.names import adapted
-from ugpu.compiler import Tensor
+from ugpu.compiler import ComplexTensor, Tensor
 from ugpu.hcq.errors import UgpuError
 
 # Relative and absolute differences. The absolute one is of the largest magnitude of the result.
 BOUNDS = {
-    torch.float32: (1e-4, 2e-5), torch.float16: (4e-3, 4e-3), torch.bfloat16: (3e-2, 3e-2),
+    torch.float32: (1e-4, 2e-5), torch.complex64: (1e-4, 2e-5),
+    torch.float16: (4e-3, 4e-3), torch.bfloat16: (3e-2, 3e-2),
 }  # fmt: skip
+MINE = (Tensor, ComplexTensor)
 REFUSED = (UgpuError, TypeError, AttributeError, ValueError)
-Leaves = list[tuple[torch.Tensor, Tensor]]
+Leaves = list[tuple[torch.Tensor, Any]]  # a Tensor or a ComplexTensor
 
 
 class Wrong(Exception):
@@ -43,13 +45,15 @@ def mine_of(given: Any, leaves: Leaves, device: str | None) -> Any:
     return given
 
 
-def _tensor(given: torch.Tensor, device: str | None) -> Tensor:
+def _tensor(given: torch.Tensor, device: str | None) -> Any:
+    if given.is_complex():
+        return ComplexTensor(given.numpy(force=True).copy(), device=device)
     if given.dtype is torch.bfloat16:
         return Tensor(given.float().numpy(), device=device).cast("bfloat16")
     return Tensor(given.numpy(force=True).copy(), device=device)
 
 
-def tensors_in(result: Any, kind: type) -> list[Any]:
+def tensors_in(result: Any, kind: Any) -> list[Any]:
     """Return the tensors in a result."""
     if isinstance(result, kind):
         return [result]
@@ -59,13 +63,19 @@ def tensors_in(result: Any, kind: type) -> list[Any]:
 
 
 def _theirs(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach().resolve_conj().resolve_neg()
+    return _real(tensor.detach())
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return real and imaginary parts on a last axis of two, of a real tensor itself."""
+    tensor = tensor.resolve_conj().resolve_neg()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def compare(what: str, mine: Any, theirs: torch.Tensor, dtype: torch.dtype) -> None:
     """Raise Wrong where shapes, types or elements differ. dtype: that of the computation."""
     theirs = _theirs(theirs)
+    mine = mine.pairs() if isinstance(mine, ComplexTensor) else mine
     if tuple(mine.shape) != tuple(theirs.shape):
         raise Wrong(f"{what}: shape {tuple(mine.shape)}, expected {tuple(theirs.shape)}")
     kind = str(theirs.dtype).removeprefix("torch.")
@@ -101,7 +111,7 @@ def called(mine: Callable[..., Any] | str, op: Any, sample: Any, leaves: Leaves,
         return Tensor.einsum(first, *args)
     if callable(mine):
         return mine(first, *args, **kwargs)
-    if isinstance(first, Tensor):
+    if isinstance(first, MINE):
         member = getattr(first, mine)
         return member(*args, **kwargs) if callable(member) else member
     return getattr(Tensor, mine)(first, *args, **kwargs)
@@ -118,6 +128,8 @@ def judged(mine: Callable[..., Any] | str, op: Any, sample: Any, dtype: torch.dt
 
 
 def _doubled(given: Any) -> Any:
+    if isinstance(given, torch.Tensor) and given.is_complex():
+        return given.detach().cdouble().requires_grad_(given.requires_grad)
     if isinstance(given, torch.Tensor) and given.is_floating_point():
         return given.detach().double().requires_grad_(given.requires_grad)
     return given
@@ -177,17 +189,17 @@ def _compared(result: Any, answer: Any, sample: Any, dtype: torch.dtype) -> list
             raise Wrong(f"result: {result}, expected {answer}")
         return []
     theirs = tensors_in(answer, torch.Tensor)
-    mine = tensors_in(result, Tensor)
+    mine = tensors_in(result, MINE)
     if len(mine) != len(theirs):
         raise Wrong(f"result: {len(mine)} tensors, expected {len(theirs)}")
     process = sample.output_process_fn_grad
     if process is not None and theirs:
         theirs = tensors_in(process(answer), torch.Tensor)
-        mine = tensors_in(process(result), Tensor)
+        mine = tensors_in(process(result), MINE)
     for place, (found, wanted) in enumerate(zip(mine, theirs, strict=True)):
         compare(f"result {place}" if place else "result", found, wanted, dtype)
     return [(m, t) for m, t in zip(mine, theirs, strict=True)
-            if t.requires_grad and not t.is_complex()]  # fmt: skip
+            if t.requires_grad]  # fmt: skip
 
 
 def _weighted(tensors: Sequence[Any], make: Callable[[Any], Any], seed: int) -> Any:
@@ -195,6 +207,10 @@ def _weighted(tensors: Sequence[Any], make: Callable[[Any], Any], seed: int) -> 
     terms = []
     for place, each in enumerate(tensors):
         if each is not None:
+            if isinstance(each, ComplexTensor):
+                each = each.pairs()
+            elif isinstance(each, torch.Tensor):
+                each = _real(each)
             random = np.random.default_rng((seed, place))
             weight = random.uniform(-1, 1, tuple(each.shape)).astype(np.float32)
             terms.append((each * make(weight)).sum())

@@ -45,10 +45,10 @@ def test_a_message_interrupts_once_until_it_is_cleared() -> None:
     card = build_card("ad102", CardOptions(memory=256 << 20))
     card.config.write(4, 6, 2)
     leaf, bit = 0xB81000 + 4 * (GSP_VECTOR // 32), 1 << GSP_VECTOR % 32
-    card.signal_gsp()
+    card.gsp.interrupt(SWGEN0)
     assert card.read32(leaf) & bit and card.read32(IRQSTAT) & SWGEN0
     card.write32(leaf, bit)
-    card.signal_gsp()
+    card.gsp.interrupt(SWGEN0)
     assert not card.read32(leaf) & bit, "it is pending already"
     card.write32(0x110000 + RETRIGGER, 1)
     assert card.read32(leaf) & bit, "asked to send it again"
@@ -56,7 +56,7 @@ def test_a_message_interrupts_once_until_it_is_cleared() -> None:
     card.write32(IRQSCLR, SWGEN0)
     card.write32(0x110000 + RETRIGGER, 1)
     assert not card.read32(leaf) & bit, "nothing is pending"
-    card.signal_gsp()
+    card.gsp.interrupt(SWGEN0)
     assert card.read32(leaf) & bit
     card.close()
 

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from ugpu.virtual.nvidia.chip import VirtualGpu
+from ugpu.virtual.nvidia.gsp.bus.memory import BusMaster
 
 _PAGE = 4096
-
-
-class Board(Protocol):
-    """The card's way to memory of the host."""
-
-    def bus_write(self, address: int, content: bytes) -> bool: ...
-    def bus_address(self, address: int, size: int) -> int | None: ...
 
 
 class PhysicalMemory:
     """Both kinds of one card."""
 
-    def __init__(self, gpu: VirtualGpu, bus: Board) -> None:
+    def __init__(self, gpu: VirtualGpu, bus: BusMaster) -> None:
         self.gpu = gpu
         self._board = bus
 

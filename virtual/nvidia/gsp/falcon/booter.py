@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
 from ugpu.virtual.nvidia.gsp.falcon import radix3, sleep, wpr
-from ugpu.virtual.nvidia.gsp.falcon.core import Falcon, Refused
+from ugpu.virtual.nvidia.gsp.falcon.core import Falcon, Refused, require
 from ugpu.virtual.nvidia.gsp.falcon.wpr import PRESCRUBBED, SIZE, VERIFIED, WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware import images, module
@@ -51,14 +51,12 @@ class Board(sleep.Board, Protocol):
     status: dict[int, int]
     scrubbed: int
     scrub_stage: int
+    handoff: bool
 
     @property
     def memory_size(self) -> int: ...
-    def violation(self, text: str) -> None: ...
-    def video_write(self, address: int, content: bytes) -> None: ...
     def start_gsp(self, meta: WprMeta, version: str, arguments: int) -> None: ...
     def resume_gsp(self, firmware: sleep.Server, arguments: int) -> None: ...
-    def gsp_stopped(self) -> None: ...
 
 
 def load(board: Board, falcon: Falcon) -> None:
@@ -78,9 +76,8 @@ def load(board: Board, falcon: Falcon) -> None:
         meta = wpr.read("GspFwWprMeta", raw)
         _check_state(board)
         frts = (board.wpr.start, board.wpr.end) if board.boot.way == "fwsec" else None
-        why = wpr.problem(meta, board.memory_size, board.boot.libos, frts, board.scrubbed)
-        if why:
-            raise Refused(BooterError.LAYOUT, why)
+        facts = (board.memory_size, board.boot.libos, frts, board.scrubbed)
+        wpr.check(meta, *facts, BooterError.LAYOUT)
         version = place(board, meta)
     except Refused as refusal:
         board.violation(f"booter: {refusal}")
@@ -113,7 +110,7 @@ def unload(board: Board, falcon: Falcon) -> None:
     if not board.faults.take(CardFault.WPR2_STAYS):
         board.wpr.clear()
     board.sb_done = False
-    board.gsp_stopped()
+    board.handoff = False
     falcon.answer(0)
 
 
@@ -129,17 +126,15 @@ def prescrubbed(facts: BootFacts, memory: int) -> int:
 
 
 def _check_state(board: Board, *, resuming: bool = False) -> None:
-    gsp = board.gsp
-    if gsp.active:
-        raise Refused(BooterError.GSP_STATE, "the GSP runs already")
-    if gsp.in_reset or not gsp.selects_riscv:
-        raise Refused(BooterError.GSP_STATE, "the GSP is not reset into its RISC-V core")
-    if not gsp.mailbox:
-        raise Refused(BooterError.GSP_STATE, "the GSP's mailboxes hold no libos arguments")
-    if board.boot.way == "fwsec" and not board.wpr.up and not resuming:
-        raise Refused(BooterError.WPR_STATE, "FWSEC has not made the FRTS region")
-    if (board.boot.way == "booter" or resuming) and board.wpr.up:
-        raise Refused(BooterError.WPR_STATE, "WPR2 is already set")
+    gsp, bad_gsp, bad_wpr = board.gsp, BooterError.GSP_STATE, BooterError.WPR_STATE
+    require(not gsp.active, bad_gsp, "the GSP runs already")
+    ready = gsp.selects_riscv and not gsp.in_reset
+    require(ready, bad_gsp, "the GSP is not reset into its RISC-V core")
+    require(gsp.mailbox, bad_gsp, "the GSP's mailboxes hold no libos arguments")
+    if board.boot.way == "booter" or resuming:
+        require(not board.wpr.up, bad_wpr, "WPR2 is already set")
+    else:
+        require(board.wpr.up, bad_wpr, "FWSEC has not made the FRTS region")
 
 
 def place(board: Board, meta: WprMeta) -> str:
@@ -154,22 +149,21 @@ def place(board: Board, meta: WprMeta) -> str:
     field = read("sysmemAddrOfSignature", "sizeOfSignature", BooterError.SIGNATURE)
     content = board.boot.signature.encode() + image
     why = problem(field, images.IMAGE_TERMS, content)
-    if why:
-        raise Refused(BooterError.SIGNATURE, f"the GSP's image: {why}")
-    if not image.startswith(images.GSP_MAGIC):
-        raise Refused(BooterError.IMAGE, "the image is not one that the model can run")
+    require(not why, BooterError.SIGNATURE, f"the GSP's image: {why}")
+    known = image.startswith(images.GSP_MAGIC)
+    require(known, BooterError.IMAGE, "the image is not one that the model can run")
     version = image[8:40].rstrip(b"\0").decode("ascii", "replace")
     loader_version, expected = _verified(loader)
     parts = ("bootloaderCodeOffset", "bootloaderDataOffset", "bootloaderManifestOffset")
     offsets = tuple(meta[name] for name in parts)
-    if not board.boot.pio and offsets != expected:
-        raise Refused(BooterError.BOOTLOADER, f"its parts are at {offsets}, not {expected}")
-    if loader_version != version:
-        raise Refused(BooterError.BOOTLOADER, f"the boot loader is not of {version}")
+    fits, same = board.boot.pio or offsets == expected, loader_version == version
+    require(fits, BooterError.BOOTLOADER, f"its parts are at {offsets}, not {expected}")
+    require(same, BooterError.BOOTLOADER, f"the boot loader is not of {version}")
     meta.verified = VERIFIED
-    board.video_write(meta.gspFwOffset, image)
-    board.video_write(meta.bootBinOffset, loader)
-    board.video_write(meta.gspFwWprStart, bytes(meta.raw))
+    for at, content in (
+        (meta.gspFwOffset, image), (meta.bootBinOffset, loader), (meta.gspFwWprStart, bytes(meta))
+    ):  # fmt: skip
+        board.falcon_memory(at, len(content))[:] = content
     return version
 
 
@@ -179,7 +173,6 @@ def _verified(loader: bytes) -> tuple[str, tuple[int, int, int]]:
     if parts is not None:
         return module.VERSION, parts
     why = problem(loader[-SIGNATURE:], images.IMAGE_TERMS, loader[:-SIGNATURE])
-    if why:
-        raise Refused(BooterError.BOOTLOADER, f"the GSP's boot loader: {why}")
+    require(not why, BooterError.BOOTLOADER, f"the GSP's boot loader: {why}")
     version = loader[8:40].rstrip(b"\0").decode("ascii", "replace")
     return version, (images.MONITOR_CODE[0], images.MONITOR_DATA[0], images.MANIFEST[0])

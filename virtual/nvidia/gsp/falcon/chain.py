@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import Protocol
 
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
-from ugpu.virtual.nvidia.gsp.falcon import booter, sleep, wpr
-from ugpu.virtual.nvidia.gsp.falcon.core import Refused
+from ugpu.virtual.nvidia.gsp.falcon import booter, radix3, sleep, wpr
+from ugpu.virtual.nvidia.gsp.falcon.core import require
 from ugpu.virtual.nvidia.gsp.falcon.wpr import FRTS_SIZE as FRTS_SIZE
 from ugpu.virtual.nvidia.gsp.falcon.wpr import MAGIC, MIB, REVISION, SIZE, WprMeta
 
 PARAMETERS = 0x50
-_SYSTEM = (1, 2)  # coherent and non-coherent memory of the host
+_SYSTEM = {1, 2}  # coherent and non-coherent memory of the host
 _OTHER_HEAP = {"gh100": 0x20_0000, "gb202": 0x22_0000}
 _PMU = {"gh100": 0, "gb202": 0x182_0000}
 _PLACES = (
@@ -35,22 +35,16 @@ class Board(booter.Board, Protocol):
 
 def start(board: Board, arguments: int, frts: int) -> None:
     """Verify the parameters and start the firmware. Raises Refused."""
-    raw = board.bus_read(arguments, PARAMETERS)
-    if raw is None:
-        raise Refused(0x01, f"cannot read the boot parameters at {arguments:#x}")
+    raw = radix3.need(board, arguments, PARAMETERS, 0x01)
     params = wpr.read("GSP_FMC_BOOT_PARAMS", raw)
     boot, rm = params.bootGspRmParams, params.gspRmParams
     size, where, is_rm = boot.gspRmDescSize, boot.gspRmDescOffset, boot.bIsGspRmBoot
-    if boot.target not in _SYSTEM or rm.target not in _SYSTEM:
-        raise Refused(0x02, f"targets must be 1 or 2, are {boot.target} and {rm.target}")
-    if size != SIZE or is_rm != 1:
-        raise Refused(0x03, f"gspRmDescSize must be {SIZE:#x}, is {size:#x}; bIsGspRmBoot {is_rm}")
-    meta_raw = board.bus_read(where, SIZE)
-    if meta_raw is None:
-        raise Refused(0x04, f"cannot read the WPR metadata at {where:#x}")
-    resuming = wpr.resumes(meta_raw)
-    if resuming != (frts == board.memory_size):
-        raise Refused(0x08, "only firmware that resumes has its FRTS region")
+    of_host, fits = {boot.target, rm.target} <= _SYSTEM, size == SIZE and is_rm == 1
+    require(of_host, 0x02, f"targets must be 1 or 2, are {boot.target} and {rm.target}")
+    require(fits, 0x03, f"gspRmDescSize must be {SIZE:#x}, is {size:#x}; bIsGspRmBoot {is_rm}")
+    meta_raw = radix3.need(board, where, SIZE, 0x04)
+    resuming, has_region = wpr.resumes(meta_raw), frts == board.memory_size
+    require(resuming == has_region, 0x08, "only firmware that resumes has its FRTS region")
     if resuming:
         firmware = sleep.restore(board, where)
         board.gsp.answer(0)
@@ -72,12 +66,12 @@ def lay_out(boot: BootFacts, meta: WprMeta, frts: int, memory: int) -> None:
         ("magic", MAGIC), ("revision", REVISION), ("frtsSize", FRTS_SIZE),
         ("nonWprHeapSize", _OTHER_HEAP[boot.name]), ("pmuReservedSize", _PMU[boot.name]),
     ):  # fmt: skip
-        if meta[name] != expected:
-            raise Refused(0x05, f"{name} must be {expected:#x}, is {meta[name]:#x}")
-    if any(meta[name] for name in _PLACES):
-        raise Refused(0x06, "offsets must be 0: the FMC places everything")
-    if meta.gspFwHeapSize < 84 * MIB or meta.gspFwHeapSize % MIB:
-        raise Refused(0x07, f"gspFwHeapSize {meta.gspFwHeapSize:#x}")
+        fits = meta[name] == expected
+        require(fits, 0x05, f"{name} must be {expected:#x}, is {meta[name]:#x}")
+    unplaced = not any(meta[name] for name in _PLACES)
+    require(unplaced, 0x06, "offsets must be 0: the FMC places everything")
+    enough = meta.gspFwHeapSize >= 84 * MIB and not meta.gspFwHeapSize % MIB
+    require(enough, 0x07, f"gspFwHeapSize {meta.gspFwHeapSize:#x}")
     meta.frtsOffset, meta.fbSize = frts, memory
     meta.gspFwWprEnd = meta.vgaWorkspaceOffset = frts + FRTS_SIZE
     meta.bootBinOffset = frts - meta.sizeOfBootloader & ~0xFFF

@@ -46,14 +46,13 @@ _PLAIN = frozenset(
 
 @dataclass(frozen=True)
 class Kind:
-    """What distinguishes one falcon from another. engine: its mask in signatures. fuses: register
-    of the first program's fuse version. dma: whether it loads by DMA and has a boot ROM and a core
-    selector; else by its ports (Turing, GA100). signed: what a signature in data must be for,
-    without a boot ROM; None for one of 16 bytes without terms (Turing)."""
+    """What distinguishes one falcon from another. engine: its mask in signatures. dma: whether it
+    loads by DMA and has a boot ROM and a core selector; else by its ports (Turing, GA100). signed:
+    what a signature in data must be for, without a boot ROM; None for one of 16 bytes without terms
+    (Turing)."""
 
     name: str
     engine: int
-    fuses: int
     dma: bool
     imem: int = 0x10000
     dmem: int = 0x10000
@@ -61,15 +60,13 @@ class Kind:
 
 
 class Port(Protocol):
-    """The card, as its falcons use it."""
+    """The card, as its falcons use it. burnt: fuse version of every program."""
+
+    burnt: int
 
     def violation(self, text: str) -> None: ...
     def falcon_read(self, target: int, address: int, size: int) -> bytes | None:
         """Read for a falcon's DMA: target 0 video memory, 1, 2 system memory; None if refused."""
-        ...
-
-    def fuse_version(self, register: int) -> int:
-        """Return the version that a program's fuse register says."""
         ...
 
     def run_program(self, falcon: Falcon, program: Program) -> None:
@@ -91,6 +88,12 @@ class Refused(Exception):
     def __init__(self, code: int, why: str) -> None:
         super().__init__(why)
         self.code = int(code)
+
+
+def require(fits: object, code: int, why: str) -> None:
+    """Raise Refused unless `fits`."""
+    if not fits:
+        raise Refused(code, why)
 
 
 @dataclass
@@ -388,10 +391,9 @@ class Falcon:
         at = where.get(SIGNATURE_AT, 0)
         if at + SIZE > len(self.dmem):
             return f"its signature at {at:#x} is past the memory"
-        fuse = self._card.fuse_version(self.kind.fuses + 4 * (number - 1))
         data = bytes(self.dmem[:covered])
         content = programs.signed_content(code, data, at, SIZE)
-        field, terms = bytes(self.dmem[at : at + SIZE]), Terms(fuse, engine, number)
+        field, terms = bytes(self.dmem[at : at + SIZE]), Terms(self._card.burnt, engine, number)
         why = module.problem(field, terms, code, content)
         return problem(field, terms, content) if why is None else why
 

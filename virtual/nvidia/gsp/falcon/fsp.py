@@ -13,7 +13,7 @@ import hmac
 import struct
 
 from ugpu.virtual.nvidia.gsp.falcon import chain, wpr
-from ugpu.virtual.nvidia.gsp.falcon.core import Refused
+from ugpu.virtual.nvidia.gsp.falcon.core import Refused, require
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware import images
 from ugpu.virtual.nvidia.gsp.firmware.sign import problem
@@ -124,24 +124,22 @@ class Fsp:
 
     def _join(self, packet: bytes) -> bytes | None:
         """Collect a message's packets; return it, from its NVDM header on, once it is whole."""
-        if len(packet) < 8:
-            raise Refused(FspError.INVALID_DATA, f"a packet of {len(packet)} bytes")
+        require(len(packet) >= 8, FspError.INVALID_DATA, f"a packet of {len(packet)} bytes")
         (head,) = struct.unpack_from("<I", packet)
         number = head >> 28 & 3
         if head & _START:
             self._packets, self._next = b"", 0
-        if number != self._next:
-            raise Refused(FspError.INVALID_DATA, f"packet {number}, expected {self._next}")
+        follows = number == self._next
+        require(follows, FspError.INVALID_DATA, f"packet {number}, expected {self._next}")
         self._packets += packet[4:]
         self._next = number + 1 & 3
         return self._packets if head & _END else None
 
     def _dispatch(self, message: bytes) -> int:
         (head,) = struct.unpack_from("<I", message)
-        if head & 0x00FF_FFFF != _VENDOR:
-            raise Refused(FspError.INVALID_DATA, f"NVDM header {head:#x}")
-        if head >> 24 != COT:
-            raise Refused(FspError.NOT_SUPPORTED, f"NVDM type {head >> 24:#x} is not modelled")
+        vendor, kind = head & 0x00FF_FFFF, head >> 24
+        require(vendor == _VENDOR, FspError.INVALID_DATA, f"NVDM header {head:#x}")
+        require(kind == COT, FspError.NOT_SUPPORTED, f"NVDM type {kind:#x} is not modelled")
         self._chain_of_trust(message[4:])
         return COT
 
@@ -156,32 +154,24 @@ class Fsp:
     # Chain of trust
 
     def _chain_of_trust(self, payload: bytes) -> None:
-        board = self._board
-        if len(payload) < PAYLOAD:
-            raise Refused(FspError.INVALID_DATA, f"a chain of trust of {len(payload)} bytes")
+        board, bad, size = self._board, FspError.INVALID_DATA, len(payload)
+        require(size >= PAYLOAD, bad, f"a chain of trust of {size} bytes")
         trust = wpr.read("NVDM_PAYLOAD_COT", payload)
         version, offset, length = trust.version, trust.frtsVidmemOffset, trust.frtsVidmemSize
-        if board.gsp.active or board.wpr.up:
-            raise Refused(FspError.INVALID_STATE, "the GSP runs already, or WPR2 is set")
-        if (version, trust.size) != (board.boot.cot, PAYLOAD):
-            raise Refused(
-                FspError.INVALID_DATA,
-                f"version must be {board.boot.cot}, size {PAYLOAD}; are {version}, {trust.size}",
-            )
-        if trust.frtsSysmemSize:
-            raise Refused(FspError.NOT_SUPPORTED, "FRTS in host memory is not modelled")
+        stopped = not board.gsp.active and not board.wpr.up
+        require(stopped, FspError.INVALID_STATE, "the GSP runs already, or WPR2 is set")
+        text = f"version must be {board.boot.cot}, size {PAYLOAD}; are {version}, {trust.size}"
+        require((version, trust.size) == (board.boot.cot, PAYLOAD), bad, text)
+        on_card = not trust.frtsSysmemSize
+        require(on_card, FspError.NOT_SUPPORTED, "FRTS in host memory is not modelled")
         resuming = board.sleeper is not None and not length
-        if not resuming and (offset, length) != (_FRTS_OFFSETS[version], chain.FRTS_SIZE):
-            raise Refused(
-                FspError.INVALID_DATA,
-                f"FRTS must be {_FRTS_OFFSETS[version]:#x} below the end of memory, with "
-                f"{chain.FRTS_SIZE:#x} bytes; is {offset:#x}, {length:#x}",
-            )
+        below, given = _FRTS_OFFSETS[version], f"is {offset:#x}, {length:#x}"
+        text = f"FRTS must be {below:#x} below the end of memory, with 0x100000 bytes; {given}"
+        require(resuming or (offset, length) == (below, chain.FRTS_SIZE), bad, text)
         fields = (bytes(trust[name]) for name in ("hash384", "publicKey", "signature"))
         self._verify(board.bus_read(trust.gspFmcSysmemOffset, images.FMC_SIZE), *fields)
         try:
-            if board.faults.take(CardFault.FMC_FAILS):
-                raise Refused(0x7F, "planted")
+            require(not board.faults.take(CardFault.FMC_FAILS), 0x7F, "planted")
             below = 0 if resuming else offset
             chain.start(board, trust.gspBootArgsSysmemOffset, board.memory_size - below)
         except Refused as refusal:
@@ -196,10 +186,9 @@ class Fsp:
         if fmc is None:
             raise Refused(FspError.NOT_FOUND, "the FMC cannot be read")
         expected, size = images.fmc_key(facts)
-        if key.rstrip(b"\0") != expected.rstrip(b"\0"):
-            raise Refused(FspError.INVALID_DATA, "the public key is not this chip's")
-        if not hmac.compare_digest(hashlib.sha384(fmc).digest(), digest):
-            raise Refused(FspError.INVALID_DATA, "the hash does not match the FMC")
+        bad, same = FspError.INVALID_DATA, key.rstrip(b"\0") == expected.rstrip(b"\0")
+        require(same, bad, "the public key is not this chip's")
+        matches = hmac.compare_digest(hashlib.sha384(fmc).digest(), digest)
+        require(matches, bad, "the hash does not match the FMC")
         why = problem(signature[:size], images.FMC_TERMS, fmc)
-        if why:
-            raise Refused(FspError.INVALID_DATA, f"the FMC: {why}")
+        require(not why, bad, f"the FMC: {why}")

@@ -12,7 +12,7 @@ import enum
 import struct
 
 from ugpu.virtual.nvidia.gsp.falcon.booter import Board
-from ugpu.virtual.nvidia.gsp.falcon.core import Falcon, Refused
+from ugpu.virtual.nvidia.gsp.falcon.core import Falcon, Refused, require
 from ugpu.virtual.nvidia.gsp.falcon.wpr import FRTS_SIZE
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware import vbios
@@ -42,20 +42,18 @@ def run(board: Board, falcon: Falcon) -> None:
     faults = board.faults
     try:
         command = _command(falcon)
-        if faults.take(CardFault.FWSEC_FAILS) or (
-            command == SB and faults.take(CardFault.SB_FAILS)
-        ):
-            raise Refused(FwsecError.REGION, "planted")
+        fails = command == SB and faults.take(CardFault.SB_FAILS)
+        require(not fails and not faults.take(CardFault.FWSEC_FAILS), FwsecError.REGION, "planted")
         if command == FRTS:
             start, end = _region(board, falcon)
             if faults.take(CardFault.FWSEC_ELSEWHERE):
                 start, end = start - FRTS_SIZE, end - FRTS_SIZE
             if not faults.take(CardFault.FWSEC_NOTHING):
                 board.wpr.set(start, end)
-        elif command == SB:
-            board.sb_done = True
         else:
-            raise Refused(FwsecError.COMMAND, f"init_cmd {command:#x} is not FRTS or SB")
+            known = command == SB
+            require(known, FwsecError.COMMAND, f"init_cmd {command:#x} is not FRTS or SB")
+            board.sb_done = True
     except Refused as refusal:
         code = refusal.code
         if str(refusal) != "planted":
@@ -70,39 +68,31 @@ def run(board: Board, falcon: Falcon) -> None:
 def _command(falcon: Falcon) -> int:
     data = falcon.dmem
     version, header, size, count = struct.unpack_from("<4B", data, vbios.INTERFACE)
-    if (version, size) != (1, 8) or not count:
-        raise Refused(FwsecError.INTERFACE, "its interface table is gone from its data")
+    there = (version, size) == (1, 8) and count
+    require(there, FwsecError.INTERFACE, "its interface table is gone from its data")
     entries = [
         struct.unpack_from("<2I", data, vbios.INTERFACE + header + size * index)
         for index in range(count)
     ]
     at = dict(entries).get(vbios.MAPPER_ID)
-    if at != vbios.MAPPER or struct.unpack_from("<I", data, at)[0] != vbios.MAPPER_MAGIC:
-        raise Refused(FwsecError.INTERFACE, "its DMEM mapper is gone from its data")
+    there = at == vbios.MAPPER and data[at : at + 4] == vbios.MAPPER_MAGIC.to_bytes(4, "little")
+    require(there, FwsecError.INTERFACE, "its DMEM mapper is gone from its data")
     return int(struct.unpack_from("<I", data, vbios.MAPPER + 0x2C)[0])
 
 
 def _region(board: Board, falcon: Falcon) -> tuple[int, int]:
-    if board.wpr.up:
-        raise Refused(FwsecError.ALREADY_UP, "WPR2 is already set")
-    if falcon.active:
-        raise Refused(FwsecError.GSP_RUNS, "the GSP runs")
+    require(not board.wpr.up, FwsecError.ALREADY_UP, "WPR2 is already set")
+    require(not falcon.active, FwsecError.GSP_RUNS, "the GSP runs")
     version, size, _, _, _ = struct.unpack_from("<2IQ2I", falcon.dmem, vbios.COMMAND)
-    if (version, size) != (1, 24):
-        raise Refused(FwsecError.DESCRIPTION, f"read_vbios: version {version}, {size} bytes")
+    known, bad = (version, size) == (1, 24), FwsecError.DESCRIPTION
+    require(known, bad, f"read_vbios: version {version}, {size} bytes")
     words = struct.unpack_from("<5I", falcon.dmem, vbios.COMMAND + size)
     version, size, page, pages, media = words
-    if (version, size, media) != (1, 20, _VIDEO_MEMORY):
-        raise Refused(
-            FwsecError.DESCRIPTION, f"frts: version {version}, {size} bytes, media {media}"
-        )
-    start, length = page << 12, pages << 12
-    if length != FRTS_SIZE or (start + length) % _REGION_UNIT:
-        raise Refused(
-            FwsecError.REGION,
-            f"the region must have {FRTS_SIZE:#x} bytes and end at a multiple of "
-            f"{_REGION_UNIT:#x}, is {start:#x} + {length:#x}",
-        )
-    if start + length > board.memory_size:
-        raise Refused(FwsecError.REGION, f"the region {start:#x} is past the end of memory")
-    return start, start + length
+    known = (version, size, media) == (1, 20, _VIDEO_MEMORY)
+    require(known, bad, f"frts: version {version}, {size} bytes, media {media}")
+    start, end, bad = page << 12, page + pages << 12, FwsecError.REGION
+    fits = end - start == FRTS_SIZE and not end % _REGION_UNIT
+    text = f"{FRTS_SIZE:#x} bytes and end at a multiple of {_REGION_UNIT:#x}"
+    require(fits, bad, f"the region must have {text}, is {start:#x} to {end:#x}")
+    require(end <= board.memory_size, bad, f"the region {start:#x} is past the end of memory")
+    return start, end

@@ -4,21 +4,15 @@ what is saved of it."""
 from __future__ import annotations
 
 import struct
-from typing import Protocol
 
-from ugpu.virtual.nvidia.gsp.falcon.core import Refused
+from ugpu.virtual.nvidia.gsp.bus.memory import BusMaster
+from ugpu.virtual.nvidia.gsp.falcon.core import Refused, require
 
 PAGE = 4096
 LARGEST = 512 << 20
 
 
-class Board(Protocol):
-    """The card."""
-
-    def bus_read(self, address: int, size: int) -> bytes | None: ...
-
-
-def need(board: Board, address: int, size: int, error: int) -> bytes:
+def need(board: BusMaster, address: int, size: int, error: int) -> bytes:
     """Read memory of the host. Raises Refused with `error`."""
     raw = board.bus_read(address, size) if 0 < size <= LARGEST else None
     if raw is None:
@@ -26,22 +20,21 @@ def need(board: Board, address: int, size: int, error: int) -> bytes:
     return raw
 
 
-def pages(board: Board, root: int, size: int, error: int = 0x0C) -> list[int]:
+def pages(board: BusMaster, root: int, size: int, error: int = 0x0C) -> list[int]:
     """Return the addresses of the pages of `size` bytes. Raises Refused with `error`."""
-    if not 0 < size <= LARGEST:
-        raise Refused(error, f"an image of {size} bytes")
+    require(0 < size <= LARGEST, error, f"an image of {size} bytes")
     count, addresses = -(-size // PAGE), [root]
     for level in range(3):
         following: list[int] = []
         for address in addresses:
             following += struct.unpack("<512Q", need(board, address, PAGE, error))
         addresses = following[: -(-count // 512 ** (2 - level))]
-        if not all(addresses) or any(address % PAGE for address in addresses):
-            raise Refused(error, f"level {level} of its tables has a bad address")
+        valid = all(address and not address % PAGE for address in addresses)
+        require(valid, error, f"level {level} of its tables has a bad address")
     return addresses
 
 
-def read(board: Board, root: int, size: int, error: int = 0x0C) -> bytes:
+def read(board: BusMaster, root: int, size: int, error: int = 0x0C) -> bytes:
     """Read `size` bytes. Raises Refused with `error`."""
     parts = [
         need(board, address, min(PAGE, size - PAGE * index), error)

@@ -14,8 +14,9 @@ import struct
 from dataclasses import dataclass
 from typing import Protocol
 
+from ugpu.virtual.nvidia.gsp.bus.memory import BusMaster
 from ugpu.virtual.nvidia.gsp.falcon import radix3
-from ugpu.virtual.nvidia.gsp.falcon.core import Refused
+from ugpu.virtual.nvidia.gsp.falcon.core import Refused, require
 from ugpu.virtual.nvidia.gsp.falcon.wpr import RESUME_MAGIC, SIZE, Wpr2, WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
 
@@ -33,7 +34,7 @@ class Server(Protocol):
     asleep: bool
 
 
-class Board(Protocol):
+class Board(BusMaster, Protocol):
     """The card."""
 
     wpr: Wpr2
@@ -42,9 +43,6 @@ class Board(Protocol):
 
     @property
     def sleeping(self) -> Server | None: ...
-    def bus_read(self, address: int, size: int) -> bytes | None: ...
-    def bus_write(self, address: int, content: bytes) -> bool: ...
-    def falcon_memory(self, address: int, size: int) -> memoryview: ...
 
 
 @dataclass
@@ -65,8 +63,8 @@ def _describes(board: Board, address: int) -> tuple[bytes, int, int]:
     """Read and check GspFwSRMeta; return it, its tables' root, and the size. Raises Refused."""
     raw = radix3.need(board, address, SIZE, _ERROR)
     magic, revision, root, size = _HEAD.unpack_from(raw)
-    if (magic, revision) != (RESUME_MAGIC, REVISION):
-        raise Refused(_ERROR, f"GspFwSRMeta: magic {magic:#x}, revision {revision}")
+    known = (magic, revision) == (RESUME_MAGIC, REVISION)
+    require(known, _ERROR, f"GspFwSRMeta: magic {magic:#x}, revision {revision}")
     return raw, root, size
 
 
@@ -78,13 +76,12 @@ def save(board: Board, address: int) -> None:
         raise Refused(_ERROR, "the firmware was not told to suspend")
     raw, root, size = _describes(board, address)
     start, expected = _region(server.meta)
-    if size != expected or any(raw[_INTERNAL]):
-        raise Refused(_ERROR, f"GspFwSRMeta: {size:#x} bytes, not {expected:#x}; or not cleared")
+    fresh = size == expected and not any(raw[_INTERNAL])
+    require(fresh, _ERROR, f"GspFwSRMeta: {size:#x} bytes, not {expected:#x}; or not cleared")
     content = bytes(board.falcon_memory(start, size))
     for number, page in enumerate(radix3.pages(board, root, size)):
         part = content[number * radix3.PAGE : (number + 1) * radix3.PAGE]
-        if not board.bus_write(page, part):
-            raise Refused(_ERROR, f"cannot write page {number} at {page:#x}")
+        require(board.bus_write(page, part), _ERROR, f"cannot write page {number} at {page:#x}")
     digest = hashlib.sha256(content).digest()
     seal = hmac.digest(_SECRET, raw[: _INTERNAL.start] + digest, "sha256")
     proof = (seal + digest).ljust(_INTERNAL.stop - _INTERNAL.start, b"\0")
@@ -99,11 +96,9 @@ def restore(board: Board, address: int) -> Server:
     if sleeper is None or not hmac.compare_digest(raw[_INTERNAL], sleeper.proof):
         raise Refused(_ERROR, "GspFwSRMeta is not that of the last suspend")
     content = radix3.read(board, root, size)
-    if (
-        board.faults.take(CardFault.SLEEP_DAMAGED)
-        or hashlib.sha256(content).digest() != (sleeper.proof[32:64])
-    ):
-        raise Refused(_ERROR, "the saved region was changed")
+    damaged = board.faults.take(CardFault.SLEEP_DAMAGED)
+    kept = hashlib.sha256(content).digest() == sleeper.proof[32:64]
+    require(kept and not damaged, _ERROR, "the saved region was changed")
     meta = sleeper.server.meta
     board.falcon_memory(_region(meta)[0], size)[:] = content
     board.wpr.set(meta.gspFwWprStart, meta.gspFwWprEnd)

@@ -10,6 +10,7 @@ import itertools
 
 from ugpu.hcq.registers.layout import Struct
 from ugpu.nv.abi.firmware import firmware
+from ugpu.virtual.nvidia.gsp.falcon.core import require
 
 MAGIC, REVISION, VERIFIED = 0xDC3AAE21371A60B3, 1, 0xA0A0A0A0A0A0A0A0
 SIZE = 0x100
@@ -45,47 +46,43 @@ def resumes(raw: bytes) -> bool:
     return int.from_bytes(raw[:8], "little") == RESUME_MAGIC
 
 
-def problem(
-    meta: WprMeta, memory: int, libos: int, frts: tuple[int, int] | None, scrubbed: int
-) -> str:
-    """Return why a booter refuses the layout, or "".
+def check(
+    meta: WprMeta, memory: int, libos: int, frts: tuple[int, int] | None, scrubbed: int, code: int
+) -> None:
+    """Raise Refused with `code` for a layout that a booter refuses.
 
     memory: bytes of the card. frts: the region that FWSEC made, as (start, end); None for a chip
     without it. scrubbed: address from which memory is scrubbed.
     """
     start, size = meta.frtsOffset, meta.frtsSize
-    if meta.magic != MAGIC or meta.revision != REVISION:
-        return f"magic {meta.magic:#x}, revision {meta.revision}"
-    if meta.fbSize != memory:
-        return f"fbSize must be {memory:#x}, is {meta.fbSize:#x}"
-    if frts is not None and (start, start + size) != frts:
-        return (
-            f"frtsOffset and frtsSize say {start:#x} + {size:#x}, FWSEC made {frts[0]:#x} to "
-            f"{frts[1]:#x}"
-        )
-    if frts is None and size:
-        return f"frtsSize must be 0 on this chip, is {size:#x}"
-    return _order(meta, libos, scrubbed)
+    known = (meta.magic, meta.revision) == (MAGIC, REVISION)
+    require(known, code, f"magic {meta.magic:#x}, revision {meta.revision}")
+    require(meta.fbSize == memory, code, f"fbSize must be {memory:#x}, is {meta.fbSize:#x}")
+    if frts is None:
+        require(not size, code, f"frtsSize must be 0 on this chip, is {size:#x}")
+    else:
+        text = f"FWSEC made {frts[0]:#x} to {frts[1]:#x}"
+        given = f"frtsOffset and frtsSize say {start:#x} + {size:#x}"
+        require((start, start + size) == frts, code, f"{given}, {text}")
+    _check_order(meta, libos, scrubbed, code)
 
 
-def _order(meta: WprMeta, libos: int, scrubbed: int) -> str:
+def _check_order(meta: WprMeta, libos: int, scrubbed: int, code: int) -> None:
     for (name, size_name), (after, _) in itertools.pairwise(_EDGES):
         size = meta[size_name] if size_name else SIZE if name == "gspFwWprStart" else 0
-        if meta[name] + size > meta[after]:
-            return f"{name} {meta[name]:#x} + {size:#x} runs into {after} {meta[after]:#x}"
+        text = f"{name} {meta[name]:#x} + {size:#x} runs into {after} {meta[after]:#x}"
+        require(meta[name] + size <= meta[after], code, text)
     for name, unit in _UNITS.items():
-        if meta[name] % unit:
-            return f"{name} must be a multiple of {unit:#x}, is {meta[name]:#x}"
-    if meta.vgaWorkspaceOffset + meta.vgaWorkspaceSize > meta.fbSize:
-        return "the VGA workspace is past the end of memory"
-    least, start = _LEAST_HEAP[libos], meta.nonWprHeapOffset
-    if meta.gspFwHeapSize < least:
-        return f"gspFwHeapSize must be at least {least:#x}, is {meta.gspFwHeapSize:#x}"
-    if meta.gspFwRsvdStart != start:
-        return f"gspFwRsvdStart must be nonWprHeapOffset, is {meta.gspFwRsvdStart:#x}"
-    if start < scrubbed:
-        return f"memory below {scrubbed:#x} is not scrubbed; the layout starts at {start:#x}"
-    return ""
+        text = f"{name} must be a multiple of {unit:#x}, is {meta[name]:#x}"
+        require(not meta[name] % unit, code, text)
+    inside = meta.vgaWorkspaceOffset + meta.vgaWorkspaceSize <= meta.fbSize
+    require(inside, code, "the VGA workspace is past the end of memory")
+    least, heap = _LEAST_HEAP[libos], meta.gspFwHeapSize
+    require(heap >= least, code, f"gspFwHeapSize must be at least {least:#x}, is {heap:#x}")
+    start, reserved = meta.nonWprHeapOffset, meta.gspFwRsvdStart
+    require(reserved == start, code, f"gspFwRsvdStart must be nonWprHeapOffset, is {reserved:#x}")
+    text = f"memory below {scrubbed:#x} is not scrubbed; the layout starts at {start:#x}"
+    require(start >= scrubbed, code, text)
 
 
 class Wpr2:

@@ -29,10 +29,11 @@ def bin_file(header: bytes, data: bytes) -> bytes:
 
 
 class Signed(NamedTuple):
-    """A program for a secure falcon. data_at: offset of its data in `image`; signature_at: where
-    its signature goes in `image`; signatures: one for each fuse version, the newest first; terms:
-    fuse version, engine mask and program number, as the file says."""
+    """A program for a secure falcon. name: of its file. data_at: offset of its data in `image`;
+    signature_at: where its signature goes in `image`; signatures: one for each fuse version, the
+    newest first; terms: fuse version, engine mask and program number, as the file says."""
 
+    name: str
     image: bytes
     app_at: int
     app_size: int

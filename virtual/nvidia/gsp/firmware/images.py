@@ -30,7 +30,10 @@ BOOTLOADER_SIZE = 0x9000
 MANIFEST, MONITOR_DATA, MONITOR_CODE = (0, 0x800), (0x800, 0x4000), (0x4800, 0x2900)
 FMC_SIZE = 0x1000
 SIGNATURE_SIZE = 0x1000  # of the GSP's image
-BOOTER, UNLOADER, SCRUBBER = Terms(1, SEC2, 3), Terms(1, SEC2, 3), Terms(1, SEC2, 0xD)
+_SECURE = {
+    Program.BOOTER_LOAD: Terms(1, SEC2, 3), Program.BOOTER_UNLOAD: Terms(1, SEC2, 3),
+    Program.SCRUBBER: Terms(1, SEC2, 0xD),
+}  # fmt: skip
 IMAGE_TERMS, FMC_TERMS = Terms(0, 0x400, 0x100), Terms(0, 0x400, 0x101)
 FAMILIES = ("gb20x", "gb10x", "gh100", "ad10x", "ga10x", "tu10x", "tu11x", "ga100")
 LOADER_TAG = 0xFD  # start tag of the generic loader
@@ -110,16 +113,10 @@ def whole_set(name: str) -> dict[str, bytes]:
 def _booters(facts: BootFacts) -> dict[str, bytes]:
     if facts.pio:
         number, size = facts.booter
-        terms = Terms(0, SEC2, number)
-        return {
-            "booter_load": hs_file(old_program(Program.BOOTER_LOAD, terms, size=size)),
-            "booter_unload": hs_file(old_program(Program.BOOTER_UNLOAD, terms, size=size)),
-        }
-    return {
-        name: hs_file(secure_program(program, terms, code_size=0x200, data_size=0x600))
-        for name, program, terms in (
-            ("booter_load", Program.BOOTER_LOAD, BOOTER),
-            ("booter_unload", Program.BOOTER_UNLOAD, UNLOADER),
-            ("scrubber", Program.SCRUBBER, SCRUBBER),
-        )
-    }
+        programs = [
+            old_program(program, Terms(0, SEC2, number), size=size)
+            for program in (Program.BOOTER_LOAD, Program.BOOTER_UNLOAD)
+        ]
+    else:
+        programs = [secure_program(program, terms) for program, terms in _SECURE.items()]
+    return {program.name: hs_file(program) for program in programs}

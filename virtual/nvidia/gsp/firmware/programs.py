@@ -51,13 +51,11 @@ def signed_content(code: bytes, data: bytes, place: int, size: int) -> bytes:
     return code + data[:place] + bytes(size) + data[place + size :] if data else code
 
 
-def secure_program(
-    program: Program, terms: Terms, *, code_size: int, data_size: int, count: int = 2
-) -> Signed:
-    """Return a program for SEC2 with `count` signatures: for `terms.fuse` and versions below."""
-    fuses = [max(0, terms.fuse - index) for index in range(count)]
+def secure_program(program: Program, terms: Terms) -> Signed:
+    """Return a program for SEC2 with two signatures: for `terms.fuse` and the version below."""
+    fuses = (terms.fuse, max(0, terms.fuse - 1))
     return _signed(
-        program, terms, (code_size, data_size), (PATCH_IN_DATA, SIZE),
+        program, terms, (0x200, 0x600), (PATCH_IN_DATA, SIZE),
         lambda content: [sign(terms._replace(fuse=fuse), content) for fuse in fuses],
     )  # fmt: skip
 
@@ -83,4 +81,6 @@ def _signed(
     data = b"DATA".ljust(data_size, b"\0")
     image = (b"os of " + name).ljust(BLOCK, b"\0") + code + data
     made, data_at = signatures(signed_content(code, data, *field)), BLOCK + code_size
-    return Signed(image, BLOCK, code_size, data_at, data_at + field[0], made, terms)
+    return Signed(
+        program.name.lower(), image, BLOCK, code_size, data_at, data_at + field[0], made, terms
+    )

@@ -10,7 +10,8 @@ import struct
 from dataclasses import dataclass
 
 from ugpu.nv.abi.firmware import FirmwareAbi
-from ugpu.virtual.nvidia.gsp.rpc.queue import Board, QueueError
+from ugpu.virtual.nvidia.gsp.bus.memory import BusMaster
+from ugpu.virtual.nvidia.gsp.rpc.queue import needed, usable
 
 _ENTRY = struct.Struct("<QQQBB6x")
 _ORDER = ("LOGINIT", "LOGINTR", "LOGRM", "LOGMNOC", "LOGKRNL", "RMARGS")
@@ -29,43 +30,38 @@ class Arguments:
 
     @classmethod
     def read(
-        cls, board: Board, address: int, interface: FirmwareAbi, *, resuming: bool = False
+        cls, board: BusMaster, address: int, interface: FirmwareAbi, *, resuming: bool = False
     ) -> Arguments:
         """Read and check the arguments. resuming: for firmware that was suspended. Raises
         QueueError."""
-        if not address or address % 0x1000:
-            raise QueueError(f"libos arguments at {address:#x} must be page-aligned")
-        raw = board.bus_read(address, 0x1000)
-        if raw is None:
-            raise QueueError(f"cannot read the libos arguments at {address:#x}")
+        aligned = address and not address % 0x1000
+        usable(aligned, f"libos arguments at {address:#x} must be page-aligned")
+        raw = needed(board.bus_read(address, 0x1000), f"libos arguments at {address:#x}")
         regions: dict[str, tuple[int, int]] = {}
         for at in range(0, 0x1000, _ENTRY.size):
             number, where, size, kind, place = _ENTRY.unpack_from(raw, at)
             if not number:
                 break
             name = number.to_bytes(8, "big").lstrip(b"\0").decode("latin-1")
-            if (kind, place) != (_CONTIGUOUS, _SYSTEM):
-                raise QueueError(f"libos argument {name}: kind {kind}, location {place}")
+            known = (kind, place) == (_CONTIGUOUS, _SYSTEM)
+            usable(known, f"libos argument {name}: kind {kind}, location {place}")
             regions[name] = (where, size)
         wanted = [name for name in _ORDER if name in regions or name not in _OPTIONAL]
-        if list(regions) != wanted:
-            raise QueueError(f"libos arguments must be {wanted}, are {list(regions)}")
+        given = list(regions)
+        usable(given == wanted, f"libos arguments must be {wanted}, are {given}")
         logs = {name: regions[name] for name in wanted[:-1]}
         for name, (where, size) in logs.items():
-            if size < LOG_SIZE or where % 0x1000:
-                raise QueueError(f"{name} has {size:#x} bytes at {where:#x}")
+            fits = size >= LOG_SIZE and not where % 0x1000
+            usable(fits, f"{name} has {size:#x} bytes at {where:#x}")
         where, size = regions["RMARGS"]
         layout = interface.structs.GSP_ARGUMENTS_CACHED
         least = layout.size
-        block = board.bus_read(where, least)
-        if size < least or block is None:
-            raise QueueError(f"RMARGS must have {least:#x} bytes, has {size:#x} at {where:#x}")
-        view = layout.view(block)
+        usable(size >= least, f"RMARGS must have {least:#x} bytes, has {size:#x} at {where:#x}")
+        view = layout.view(needed(board.bus_read(where, least), f"RMARGS at {where:#x}"))
         queues, resumed = view.messageQueueInitArguments, view.srInitArguments
         state = (resumed.oldLevel, resumed.flags, resumed.bInPMTransition)
         expected = (3, 0, 1) if resuming else (0, 0, 0)
-        if state != expected:
-            raise QueueError(f"srInit of a start must be {expected}, is {state}")
+        usable(state == expected, f"srInit of a start must be {expected}, is {state}")
         addresses = {name: place[0] for name, place in logs.items()}
         places = (queues.cmdQueueOffset, queues.statQueueOffset)
         return cls(addresses, (queues.sharedMemPhysAddr, queues.pageTableEntryCount, *places))

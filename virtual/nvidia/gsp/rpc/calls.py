@@ -13,17 +13,18 @@ from typing import Any, Protocol
 from ugpu.virtual.nvidia.files import Program
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
 from ugpu.virtual.nvidia.gsp.rpc.interface import Function
-from ugpu.virtual.nvidia.gsp.rpc.queue import QueueError
+from ugpu.virtual.nvidia.gsp.rpc.queue import usable
 from ugpu.virtual.nvidia.machine import VirtualMachine
 from ugpu.virtual.nvidia.rm.alloc import create, rule_of
 from ugpu.virtual.nvidia.rm.controls.control import POINTERS, find
 from ugpu.virtual.nvidia.rm.duplicates import Source
 from ugpu.virtual.nvidia.rm.duplicates import duplicate as share
 from ugpu.virtual.nvidia.rm.objects import Builder, Client, Place
-from ugpu.virtual.nvidia.status import RmError, Status
+from ugpu.virtual.nvidia.status import RmError, Status, require
 
 _ALLOC, _CONTROL, _FREE = struct.Struct("<7I4x"), struct.Struct("<6I"), struct.Struct("<4I")
 _DUPLICATE = struct.Struct("<7I")
+_REGISTRY = struct.Struct("<I")  # bytes in all
 _MEMORY = struct.Struct("<40xI12x")  # rpc_alloc_memory_v13_01: pageCount
 #: NV01_EVENT_KERNEL_CALLBACK_EX, NV40_I2C, GP100_UVM_SW, UVM_CHANNEL_RETAINER, FERMI_TWOD_A,
 #: KEPLER_INLINE_TO_MEMORY_B: classes beside those of the ioctl interface
@@ -39,70 +40,68 @@ class Board(Protocol):
 
 
 class Server(Program, Protocol):
-    """The RPC server."""
+    """The RPC server. builders: instead of those of the ioctl interface. own_controls: handlers of
+    internal controls, by name."""
 
     @property
     def board(self) -> Board: ...
 
     machine: VirtualMachine
+    builders: dict[str, Builder]
+    own_controls: dict[str, Any]
 
-    @property
-    def builders(self) -> dict[str, Builder]: ...
-    @property
-    def own_controls(self) -> dict[str, Any]: ...
     def refused(self, text: str) -> None: ...
 
 
 def unpack(layout: str, body: bytes) -> tuple[Any, ...]:
     """Unpack a payload's start; RmError if it is too short."""
-    if len(body) < struct.calcsize(layout):
-        raise RmError(Status.INVALID_ARGUMENT, f"a payload of {len(body)} bytes")
+    enough = len(body) >= struct.calcsize(layout)
+    require(enough, Status.INVALID_ARGUMENT, f"a payload of {len(body)} bytes")
     return struct.unpack_from(layout, body)
+
+
+# How calls read as text, of the words at their start; which word states a size, in which unit.
+_TEXTS: dict[int, tuple[struct.Struct, str]] = {
+    Function.GSP_RM_ALLOC: (_ALLOC, "alloc {3:#x} {0:#x}/{2:#x} of {1:#x}, {5:#x} bytes"),
+    Function.GSP_RM_CONTROL: (_CONTROL, "control {2:#x} {0:#x}/{1:#x}, {4:#x} bytes"),
+    Function.DUP_OBJECT: (_DUPLICATE, "duplicate {0:#x}/{2:#x} of {1:#x}, of {3:#x}/{4:#x}"),
+    Function.FREE: (_FREE, "free {0:#x}/{2:#x}"),
+}
+_SIZES: dict[int, tuple[struct.Struct, int, int]] = {
+    Function.GSP_RM_ALLOC: (_ALLOC, 5, 1), Function.GSP_RM_CONTROL: (_CONTROL, 4, 1),
+    Function.ALLOC_MEMORY: (_MEMORY, 0, 8), Function.SET_REGISTRY: (_REGISTRY, 0, 1),
+}  # fmt: skip
 
 
 def expected_size(function: int, body: bytes) -> int:
     """Return the bytes of a whole message, as its start says; 0 if it does not."""
-    if function == Function.GSP_RM_ALLOC and len(body) >= _ALLOC.size:
-        return _ALLOC.size + int(_ALLOC.unpack_from(body)[5])
-    if function == Function.GSP_RM_CONTROL and len(body) >= _CONTROL.size:
-        return _CONTROL.size + int(_CONTROL.unpack_from(body)[4])
-    if function == Function.ALLOC_MEMORY and len(body) >= _MEMORY.size:
-        return _MEMORY.size + 8 * int(_MEMORY.unpack_from(body)[0])
-    if function == Function.SET_REGISTRY and len(body) >= 4:
-        return int.from_bytes(body[:4], "little")
-    return 0
+    layout, place, unit = _SIZES.get(function, (_REGISTRY, 0, 0))
+    if not unit or len(body) < layout.size:
+        return 0
+    head = 0 if layout is _REGISTRY else layout.size
+    return head + unit * int(layout.unpack_from(body)[place])
 
 
 def describe(function: int, body: bytes) -> str:
     """Return a call as text, for histories."""
-    if function == Function.GSP_RM_ALLOC and len(body) >= _ALLOC.size:
-        client, parent, handle, number, _, size, _ = _ALLOC.unpack_from(body)
-        return f"alloc {number:#x} {client:#x}/{handle:#x} of {parent:#x}, {size:#x} bytes"
-    if function == Function.GSP_RM_CONTROL and len(body) >= _CONTROL.size:
-        client, handle, number, _, size, _ = _CONTROL.unpack_from(body)
-        return f"control {number:#x} {client:#x}/{handle:#x}, {size:#x} bytes"
-    if function == Function.DUP_OBJECT and len(body) >= _DUPLICATE.size:
-        client, parent, handle, source, shown, *_ = _DUPLICATE.unpack_from(body)
-        return f"duplicate {client:#x}/{handle:#x} of {parent:#x}, of {source:#x}/{shown:#x}"
-    if function == Function.FREE and len(body) >= _FREE.size:
-        client, _, handle, _ = _FREE.unpack_from(body)
-        return f"free {client:#x}/{handle:#x}"
-    return f"function {function}, {len(body):#x} bytes"
+    layout, text = _TEXTS.get(function, (_REGISTRY, ""))
+    if not text or len(body) < layout.size:
+        return f"function {function}, {len(body):#x} bytes"
+    return text.format(*layout.unpack_from(body))
 
 
 def registry(body: bytes) -> dict[str, int]:
     """Read SET_REGISTRY: numbers by name. Raises QueueError."""
-    if len(body) < 8:
-        raise QueueError("SET_REGISTRY without its header")
+    usable(len(body) >= 8, "SET_REGISTRY without its header")
     size, count = struct.unpack_from("<II", body)
-    if size > len(body) or count > _MOST_NAMES or 8 + 16 * count > size:
-        raise QueueError(f"SET_REGISTRY: {count} entries in {size} bytes of {len(body)}")
+    fits = count <= _MOST_NAMES and 8 + 16 * count <= size <= len(body)
+    usable(fits, f"SET_REGISTRY: {count} entries in {size} bytes of {len(body)}")
     found = {}
     for index in range(count):
         at, kind, data, _ = struct.unpack_from("<IBxxxII", body, 8 + 16 * index)
         end = body.find(b"\0", at)
-        if not 8 + 16 * count <= at < size or end < 0:
-            raise QueueError(f"SET_REGISTRY: the name of entry {index} at {at:#x}")
+        inside = 8 + 16 * count <= at < size and end >= 0
+        usable(inside, f"SET_REGISTRY: the name of entry {index} at {at:#x}")
         if kind == 1:
             found[body[at:end].decode("latin-1")] = data
     return found
@@ -129,8 +128,8 @@ def _answered(
     size, of the status."""
     raw, status, (start, size, at) = bytearray(body), Status.OK, places
     try:
-        if len(body) < start + size:
-            raise RmError(Status.INVALID_PARAM_STRUCT, f"{len(body)} bytes for {size} parameters")
+        text = f"{len(body)} bytes for {size} parameters"
+        require(len(body) >= start + size, Status.INVALID_PARAM_STRUCT, text)
         work(memoryview(raw)[start : start + size])
     except RmError as error:
         status = error.status
@@ -144,30 +143,25 @@ def _create(server: Server, given: memoryview, words: tuple[int, ...]) -> None:
     machine, size = server.machine, len(given)
     if number == 0:
         expected = machine.abi.structs["NV0000_ALLOC_PARAMETERS"].size
-        if size != expected:
-            raise RmError(
-                Status.INVALID_PARAM_STRUCT, f"a root has {expected:#x} bytes, got {size:#x}"
-            )
-        if client_handle in machine.clients:
-            raise RmError(Status.INSERT_DUPLICATE_NAME, f"client {client_handle:#x} exists")
+        text = f"a root has {expected:#x} bytes, got {size:#x}"
+        require(size == expected, Status.INVALID_PARAM_STRUCT, text)
+        new = client_handle not in machine.clients
+        require(new, Status.INSERT_DUPLICATE_NAME, f"client {client_handle:#x} exists")
         machine.clients[client_handle] = Client(machine, client_handle, server, 0)
         return
     client = client_of(server, client_handle)
     rule = rule_of(machine, number)
     params = None
     if size:
-        if rule.struct is not None and rule.struct not in machine.abi.structs:
-            raise RmError(Status.NOT_SUPPORTED, f"{rule.name}: no open header has {rule.struct}")
-        layout = machine.abi.structs[rule.struct] if rule.struct is not None else None
-        if layout is None or size != layout.size:
-            expected = layout.size if layout is not None else 0
-            raise RmError(
-                Status.INVALID_PARAM_STRUCT,
-                f"{rule.name} must have {expected:#x} bytes in this version, got {size:#x}",
-            )
-        params = layout.view(given)
-    elif rule.how == "REQUIRED":
-        raise RmError(Status.INVALID_ARGUMENT, f"{rule.struct} is required")
+        layout = machine.abi.structs.get(rule.struct) if rule.struct is not None else None
+        known = layout is not None or rule.struct is None
+        require(known, Status.NOT_SUPPORTED, f"{rule.name}: no open header has {rule.struct}")
+        expected = layout.size if layout is not None else 0
+        text = f"{rule.name} must have {expected:#x} bytes in this version, got {size:#x}"
+        require(size == expected, Status.INVALID_PARAM_STRUCT, text)
+        params = layout.view(given) if layout is not None else None
+    else:
+        require(rule.how != "REQUIRED", Status.INVALID_ARGUMENT, f"{rule.struct} is required")
     further = (*_FURTHER, server.board.boot.graphics_class)
     create(Place(client, parent, handle), rule, params, server.builders, further)
 
@@ -185,8 +179,8 @@ def control(server: Server, body: bytes) -> bytes:
 def _perform(server: Server, words: tuple[int, int, int], params: memoryview) -> None:
     client, handle, number = words
     call = find(client_of(server, client), handle, number, len(params), server.own_controls)
-    if call.name in POINTERS:
-        raise RmError(Status.NOT_SUPPORTED, f"{call.name} has pointers of the CPU")
+    plain = call.name not in POINTERS
+    require(plain, Status.NOT_SUPPORTED, f"{call.name} has pointers of the CPU")
     layout = call.layout or server.machine.abi.structs[_NO_PARAMETERS]
     call.handler(call.target, layout.view(params) if call.layout is not None else layout.new())
 

@@ -7,13 +7,15 @@ rpc.c (rpcRmApiAlloc_GSP); Linux 7.3.4 nouveau nvkm/subdev/gsp/rm/r535/fifo.c.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.chip import ENGINE_GR0, VirtualGpu
 from ugpu.virtual.nvidia.faults import Xid
 from ugpu.virtual.nvidia.gsp.apertures import directory_of
+from ugpu.virtual.nvidia.gsp.bus.physical import PhysicalMemory
 from ugpu.virtual.nvidia.gsp.rpc.spaces import space_of
 from ugpu.virtual.nvidia.host.channel import USERD_SIZE
 from ugpu.virtual.nvidia.host.errors import ChannelError
@@ -30,21 +32,12 @@ _INSTANCE_SIZE, _RAMFC_SIZE = 0x1000, 0x200
 _KERNEL_LEVELS = (1, 2)  # NV_KERNELCHANNEL_ALLOC_INTERNALFLAGS_PRIVILEGE: ADMIN, KERNEL
 
 
-class Server(Protocol):
+class Server(PhysicalMemory, ABC):
     """The RPC server, as its channels use it."""
 
-    def address_of(self, kind: int, base: int, size: int) -> int | None:
-        """Return the address in this process of physical memory; None if it cannot be accessed."""
-        ...
-
-    def reaches(self, kind: int, base: int, size: int) -> bool:
-        """Whether physical memory can be accessed, all of it."""
-        ...
-
-    def write_memory(self, kind: int, base: int, content: bytes) -> None: ...
+    @abstractmethod
     def channel_failed(self, channel: ChannelObject, error: ChannelError) -> None:
-        """Tell the CPU."""
-        ...
+        """Tell the CPU of a channel's error."""
 
 
 class GspChannel(ChannelObject):

@@ -8,6 +8,7 @@ nvkm/subdev/gsp/rm/{r535,r570}.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from ugpu.hcq.registers.layout import Struct
@@ -46,12 +47,11 @@ _PLACES = {
 # PM; the page pool of one context, which Linux takes for the shared one; GFXP; FECS events
 _FURTHER = {0x09: 0x10000, 0x0D: 4 << 20, 0x15: 0x10000, 0x16: 0x10000, 0x17: 0x10000}
 _GR_INFO = "NV2080_CTRL_GR_INFO_INDEX_"
-# buffer id of PROMOTE_CTX -> name
-_PROMOTED = {
-    0: "MAIN", 1: "PM", 2: "PATCH", 3: "BUFFER_BUNDLE_CB", 4: "PAGEPOOL", 5: "ATTRIBUTE_CB",
-    6: "RTV_CB_GLOBAL", 7: "GFXP_POOL", 8: "GFXP_CTRL_BLK", 9: "FECS_EVENT", 10: "PRIV_ACCESS_MAP",
-    11: "UNRESTRICTED_PRIV_ACCESS_MAP",
-}  # fmt: skip
+# names by buffer id of PROMOTE_CTX
+_PROMOTED = (
+    "MAIN", "PM", "PATCH", "BUFFER_BUNDLE_CB", "PAGEPOOL", "ATTRIBUTE_CB", "RTV_CB_GLOBAL",
+    "GFXP_POOL", "GFXP_CTRL_BLK", "FECS_EVENT", "PRIV_ACCESS_MAP", "UNRESTRICTED_PRIV_ACCESS_MAP",
+)  # fmt: skip
 Sizes = Mapping[str, int]  # bytes of each context buffer, by name
 _TABLE_PAGE = 32  # entries of one FIFO_GET_DEVICE_INFO_TABLE
 
@@ -132,12 +132,9 @@ def _device_info(sub: Subdevice, params: Struct) -> None:
             0 if engine == ENGINE_GR0 else 0x13, max(0, copy), RUNLISTS + 0x1000 * number, 1,
             runlist_engine(engine), _CHANNEL_RAM + 0x1000 * number, 0,
         )  # fmt: skip
-        for at, value in enumerate(data):
-            entry.engineData[at] = value
+        entry.engineData[: len(data)] = data
         entry.pbdmaIds[0], entry.pbdmaFaultIds[0], entry.numPbdmas = number, host + number, 1
-        raw = name.encode()
-        for at, value in enumerate(raw):
-            entry.engineName[at] = value
+        entry.engineName[: len(name)] = name.encode()
 
 
 def _gpcs(sub: Subdevice, params: Struct) -> None:
@@ -166,7 +163,7 @@ def buffer_sizes(main: int, maps: int) -> Sizes:
     return {buffer.name: buffer.size for buffer in BUFFERS} | own
 
 
-def _context_buffers(params: Struct, sizes: Sizes) -> None:
+def _context_buffers(sub: Subdevice, params: Struct, sizes: Sizes) -> None:
     engine = params.engineContextBuffersInfo[0].engine
     wanted = {index: sizes[name] for name, index in _PLACES.items()} | _FURTHER
     for index, size in wanted.items():
@@ -199,9 +196,9 @@ def _promote(sub: Subdevice, params: Struct, sizes: Sizes) -> None:
     reaches = cast("Server", client.owner).reaches
     for index in range(params.entryCount):
         entry = params.promoteEntry[index]
-        name = _PROMOTED.get(entry.bufferId)
-        if name is None:
-            raise RmError(Status.INVALID_ARGUMENT, f"no context buffer {entry.bufferId}")
+        known = entry.bufferId < len(_PROMOTED)
+        require(known, Status.INVALID_ARGUMENT, f"no context buffer {entry.bufferId}")
+        name = _PROMOTED[entry.bufferId]
         if entry.gpuPhysAddr or entry.size:
             least = sizes.get(name, 0)
             require(entry.size >= least, Status.INVALID_ARGUMENT, f"{name}: {entry.size} bytes")
@@ -272,12 +269,6 @@ def handlers(
         if faults.take(CardFault.INTERRUPT_TABLE):
             params.table[0].engineIdx = 0
 
-    def context_buffers(sub: Subdevice, params: Struct) -> None:
-        _context_buffers(params, sizes)
-
-    def promote(sub: Subdevice, params: Struct) -> None:
-        _promote(sub, params, sizes)
-
     return cast(
         "dict[str, Any]",
         {
@@ -292,8 +283,10 @@ def handlers(
                 l2CacheSize=72 << 20, ltcCount=12, ltsPerLtcCount=4, bFbpaPresent=1
             ),
             "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_INFO": _static_gr_info,
-            "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CONTEXT_BUFFERS_INFO": context_buffers,
-            "NV2080_CTRL_CMD_GPU_PROMOTE_CTX": promote,
+            "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CONTEXT_BUFFERS_INFO": partial(
+                _context_buffers, sizes=sizes
+            ),
+            "NV2080_CTRL_CMD_GPU_PROMOTE_CTX": partial(_promote, sizes=sizes),
             "NV2080_CTRL_CMD_GPU_EVICT_CTX": _evict,
             "NV2080_CTRL_CMD_GR_GET_ZCULL_INFO": _ZCULL,
             "NV90F1_CTRL_CMD_VASPACE_COPY_SERVER_RESERVED_PDES": _reserved_directories,

@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 
 from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0
+from ugpu.virtual.nvidia.gsp.bus.memory import BusMaster
 from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.gsp.rpc.controls import RUNLISTS, fixed, runlist_engine
 from ugpu.virtual.nvidia.memory.fault_buffers import (
@@ -42,7 +43,7 @@ _EVENTS, _REPEAT = 192, 2  # NV2080_NOTIFIERS_MAXCOUNT is below; the largest act
 _SHARED_DATA = _PAGE = 0x1000
 
 
-class Board(Protocol):
+class Board(BusMaster, Protocol):
     """The card, as these controls use it."""
 
     options: CardOptions
@@ -50,7 +51,6 @@ class Board(Protocol):
 
     @property
     def config(self) -> Config: ...
-    def bus_address(self, address: int, size: int) -> int | None: ...
 
 
 class Config(Protocol):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import struct
 import threading
 from dataclasses import dataclass
-from typing import Protocol
 
+from ugpu.virtual.nvidia.gsp.bus.memory import BusMaster
 from ugpu.virtual.nvidia.gsp.rpc.damage import NONE
 
 PAGE, SLOTS, QUEUE = 0x1000, 63, 0x40000
@@ -29,11 +29,17 @@ class QueueError(Exception):
     """What the host wrote cannot be used."""
 
 
-class Board(Protocol):
-    """Memory of the host."""
+def usable(fits: object, why: str) -> None:
+    """Raise QueueError unless `fits`."""
+    if not fits:
+        raise QueueError(why)
 
-    def bus_read(self, address: int, size: int) -> bytes | None: ...
-    def bus_write(self, address: int, content: bytes) -> bool: ...
+
+def needed(raw: bytes | None, what: str) -> bytes:
+    """Return what was read of the host. Raises QueueError for None."""
+    if raw is None:
+        raise QueueError(f"cannot read the {what}")
+    return raw
 
 
 @dataclass(frozen=True)
@@ -59,20 +65,21 @@ def fold(content: bytes) -> int:
 class MessageQueues:
     """Both queues. Raises QueueError for what the host set up or wrote wrongly."""
 
-    def __init__(self, board: Board, shared: int, entries: int, command: int, status: int) -> None:
+    def __init__(
+        self, board: BusMaster, shared: int, entries: int, command: int, status: int
+    ) -> None:
         """Check the page table and the command queue's header; initialise the status queue's."""
         self._board = board
-        if entries != _PAGES:
-            raise QueueError(f"pageTableEntryCount must be {_PAGES}, is {entries}")
-        if shared % PAGE or (command, status) != (PAGE, PAGE + QUEUE):
-            raise QueueError(
-                f"the region at {shared:#x} must be page-aligned, with queues at {PAGE:#x} and "
-                f"{PAGE + QUEUE:#x}, not {command:#x} and {status:#x}"
-            )
-        table = self._need(self._board.bus_read(shared, 8 * entries), shared)
+        usable(entries == _PAGES, f"pageTableEntryCount must be {_PAGES}, is {entries}")
+        usable(shared % PAGE == 0, f"the region at {shared:#x} must be page-aligned")
+        text = (
+            f"expected queues at {PAGE:#x} and {PAGE + QUEUE:#x}, found {command:#x}, {status:#x}"
+        )
+        usable((command, status) == (PAGE, PAGE + QUEUE), text)
+        table = needed(board.bus_read(shared, 8 * entries), f"queues at {shared:#x}")
         self._pages = struct.unpack(f"<{entries}Q", table)
-        if self._pages[0] != shared or any(page % PAGE for page in self._pages):
-            raise QueueError("the page table does not start with its own page, or is not aligned")
+        fits = self._pages[0] == shared and not any(page % PAGE for page in self._pages)
+        usable(fits, "the page table does not start with its own page, or is not aligned")
         self._command, self._status = command, status
         self._check_header()
         self._write(status, _TX.pack(0, QUEUE, PAGE, SLOTS, 0, 1, 0x20, PAGE) + bytes(4))
@@ -85,22 +92,17 @@ class MessageQueues:
         wanted = (0, QUEUE, PAGE, SLOTS, found[4], 1, 0x20, PAGE)
         names = ("version", "size", "msgSize", "msgCount", "", "flags", "rxHdrOff", "entryOff")
         for name, value, expected in zip(names, found, wanted, strict=True):
-            if value != expected:
-                raise QueueError(f"the command queue's {name} must be {expected:#x}, is {value:#x}")
-
-    def _need(self, raw: bytes | None, address: int) -> bytes:
-        if raw is None:
-            raise QueueError(f"cannot read the queues at {address:#x}")
-        return raw
+            text = f"the command queue's {name} must be {expected:#x}, is {value:#x}"
+            usable(value == expected, text)
 
     def _read(self, offset: int, size: int) -> bytes:
         address = self._pages[offset // PAGE] + offset % PAGE
-        return self._need(self._board.bus_read(address, size), address)
+        return needed(self._board.bus_read(address, size), f"queues at {address:#x}")
 
     def _write(self, offset: int, content: bytes) -> None:
         address = self._pages[offset // PAGE] + offset % PAGE
-        if not self._board.bus_write(address, content):
-            raise QueueError(f"cannot write the queues at {address:#x}")
+        written = self._board.bus_write(address, content)
+        usable(written, f"cannot write the queues at {address:#x}")
 
     def _word(self, offset: int) -> int:
         return int.from_bytes(self._read(offset, 4), "little")
@@ -110,12 +112,12 @@ class MessageQueues:
         read, write = self._word(self._status + _READ), self._word(self._command + _WRITE)
         if read == write:
             return None
-        if read >= SLOTS or write >= SLOTS:
-            raise QueueError(f"pointers must be below {SLOTS}, are {read} and {write}")
-        first = self._slot(read)
+        inside = read < SLOTS and write < SLOTS
+        usable(inside, f"pointers must be below {SLOTS}, are {read} and {write}")
+        first, written = self._slot(read), (write - read) % SLOTS
         _, number, count, _ = struct.unpack_from("<4I", first, 0x20)
-        if not 1 <= count <= MOST_ELEMENTS or count > (write - read) % SLOTS:
-            raise QueueError(f"elemCount {count}, with {(write - read) % SLOTS} elements written")
+        fits = 1 <= count <= min(MOST_ELEMENTS, written)
+        usable(fits, f"elemCount {count}, with {written} elements written")
         content = first + b"".join(self._slot((read + i) % SLOTS) for i in range(1, count))
         record = self._parse(content, count, number)
         self._expected += 1
@@ -128,16 +130,15 @@ class MessageQueues:
     def _parse(self, content: bytes, count: int, number: int) -> Record:
         words = _RECORD.unpack_from(content, ELEMENT)
         version, signature, length, function, result, private, sequence, _ = words
-        if (version, signature) != (_HEADER_VERSION, _SIGNATURE):
-            raise QueueError(f"RPC header version {version:#x}, signature {signature:#x}")
-        if not RPC <= length <= LARGEST or count != -(-(ELEMENT + length) // PAGE):
-            raise QueueError(f"elemCount {count} does not fit a record of {length} bytes")
-        if fold(content[: ELEMENT + (length + 7 & ~7)]):
-            raise QueueError(f"the checksum of function {function} is wrong")
-        if number != self._expected:
-            raise QueueError(f"seqNum must be {self._expected}, is {number}")
-        if (result, private) != (_PENDING, _PENDING):
-            raise QueueError(f"rpc_result must be {_PENDING:#x} in a call, is {result:#x}")
+        known = (version, signature) == (_HEADER_VERSION, _SIGNATURE)
+        usable(known, f"RPC header version {version:#x}, signature {signature:#x}")
+        fits = RPC <= length <= LARGEST and count == -(-(ELEMENT + length) // PAGE)
+        usable(fits, f"elemCount {count} does not fit a record of {length} bytes")
+        total = fold(content[: ELEMENT + (length + 7 & ~7)])
+        usable(total == 0, f"the checksum of function {function} is wrong")
+        usable(number == self._expected, f"seqNum must be {self._expected}, is {number}")
+        pending = (result, private) == (_PENDING, _PENDING)
+        usable(pending, f"rpc_result must be {_PENDING:#x} in a call, is {result:#x}")
         end = ELEMENT + length
         return Record(function, content[ELEMENT + RPC : end], content[end:], sequence, length)
 
@@ -166,10 +167,9 @@ class MessageQueues:
         struct.pack_into("<I", head, 0x20, total)
         content = (bytes(head) + record + payload).ljust(count * PAGE, b"\0")
         write, read = self._word(self._status + _WRITE), self._word(self._command + _READ)
-        if read >= SLOTS:
-            raise QueueError(f"the host's read pointer must be below {SLOTS}, is {read}")
-        if count > (read - write - 1) % SLOTS:
-            raise QueueError(f"the status queue is full: the host has read up to {read}")
+        usable(read < SLOTS, f"the host's read pointer must be below {SLOTS}, is {read}")
+        room = (read - write - 1) % SLOTS
+        usable(count <= room, f"the status queue is full: the host has read up to {read}")
         for index in range(count):
             slot = self._status + PAGE + (write + index) % SLOTS * PAGE
             self._write(slot, content[index * PAGE : (index + 1) * PAGE])

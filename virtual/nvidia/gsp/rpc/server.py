@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from ugpu.hcq.errors import NotSupported
 from ugpu.hcq.state.instruction import Culprits
@@ -18,12 +18,9 @@ from ugpu.nv import abi
 from ugpu.nv.abi.firmware import firmware
 from ugpu.virtual.nvidia.chip import VirtualGpu
 from ugpu.virtual.nvidia.files import OpenFile
-from ugpu.virtual.nvidia.gsp.bus.physical import PhysicalMemory
-from ugpu.virtual.nvidia.gsp.facts import BootFacts
-from ugpu.virtual.nvidia.gsp.falcon.core import Falcon
+from ugpu.virtual.nvidia.gsp.falcon.core import SWGEN0, Falcon
 from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
-from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
-from ugpu.virtual.nvidia.gsp.options import CardOptions
+from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.rpc import (
     calls,
     controls,
@@ -36,6 +33,7 @@ from ugpu.virtual.nvidia.gsp.rpc import (
 from ugpu.virtual.nvidia.gsp.rpc.arguments import LOG_SIZE, Arguments
 from ugpu.virtual.nvidia.gsp.rpc.channels import (
     GspChannel,
+    Server,
     UvmSoftware,
     cpu_memory,
     graphics_object,
@@ -44,16 +42,15 @@ from ugpu.virtual.nvidia.gsp.rpc.crash import LOAD_PAGE_FAULT, crash
 from ugpu.virtual.nvidia.gsp.rpc.damage import DAMAGES, NONE
 from ugpu.virtual.nvidia.gsp.rpc.interface import Event, Function
 from ugpu.virtual.nvidia.gsp.rpc.logs import Log
-from ugpu.virtual.nvidia.gsp.rpc.queue import LARGEST, MessageQueues, QueueError, Record
+from ugpu.virtual.nvidia.gsp.rpc.queue import LARGEST, MessageQueues, QueueError, Record, usable
 from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
 from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.machine import VirtualMachine
-from ugpu.virtual.nvidia.memory.fault_buffers import MmuFaults
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
 from ugpu.virtual.nvidia.rm.controls.text import set_text
 from ugpu.virtual.nvidia.rm.objects import Allocation, Builder, Client
 from ugpu.virtual.nvidia.rm.resources import Device, I2c, Subdevice
-from ugpu.virtual.nvidia.status import RmError, Status
+from ugpu.virtual.nvidia.status import RmError, Status, require
 
 # Client, device, subdevice of the GSP's own. The CPU's internal clients begin at 0xc1e00000, in the
 # same name space (RS_CLIENT_INTERNAL_HANDLE_BASE). UNSURE: the client; the others are gpu.h's.
@@ -69,40 +66,24 @@ _RESULTS = {
 }  # fmt: skip
 
 
-class Board(Protocol):
-    """The card, as its GSP uses it."""
+def _printed(line: str) -> bytes:
+    text = f"{line}\n".encode()
+    return struct.pack("<II", 0xF3D722 << 8, len(text)) + text
 
-    boot: BootFacts
-    options: CardOptions
+
+class Board(module_controls.Board, suspend.Board, Protocol):
+    """The card, as its GSP uses it. gsp_suspended: handles the end of the unload, which the GSP
+    reports in its mailbox, or by halting."""
+
     machine: VirtualMachine
     calls: deque[str]
-    faults: CardFaults
-    mmu_faults: MmuFaults
     gsp: Falcon
 
-    @property
-    def config(self) -> module_controls.Config: ...
-    def violation(self, text: str) -> None: ...
-    def bus_read(self, address: int, size: int) -> bytes | None: ...
-    def bus_write(self, address: int, content: bytes) -> bool: ...
-    def bus_address(self, address: int, size: int) -> int | None: ...
     def unplug(self) -> None: ...
-    def signal_gsp(self) -> None:
-        """Raise the GSP's interrupt: there are messages."""
-        ...
-
-    def falcon_memory(self, address: int, size: int) -> memoryview: ...
-    def make_apertures(self, start: int, *, fresh: bool = True) -> Directories:
-        """Turn BAR1 and BAR2 virtual; return the page directories, which are from `start` on.
-        fresh: they are empty."""
-        ...
-
-    def gsp_suspended(self) -> None:
-        """Handle the end of the unload: the GSP reports it in its mailbox, or halts."""
-        ...
+    def gsp_suspended(self) -> None: ...
 
 
-class GspServer(PhysicalMemory):
+class GspServer(Server):
     """One run of the GSP's firmware. The card's lock protects it, except `channel_failed`.
 
     dead: why the firmware has stopped; "" while it runs.
@@ -133,7 +114,15 @@ class GspServer(PhysicalMemory):
         self._head: Record | None = None
         sizes = controls.buffer_sizes(board.options.context, board.options.access_maps)
         own = controls.handlers(self.interface, sizes, board.faults)
-        self._controls = {**module_controls.handlers(board), **own, **suspend.handlers(self)}
+        self.own_controls = {**module_controls.handlers(board), **own, **suspend.handlers(self)}
+        self.builders: dict[str, Builder] = {
+            "KernelChannel": GspChannel,
+            "KernelGraphicsObject": graphics_object,
+            "VaSpaceApi": spaces.build,
+            "I2cApi": I2c,
+            "UvmSwObject": UvmSoftware,
+            **dict.fromkeys(("OsDescMemory", "SystemMemory", "VideoMemory"), cpu_memory),
+        }
         self._queues: MessageQueues | None = None
         self._directories = Directories(0, 0)
         self.arguments: Arguments | None = None
@@ -173,8 +162,7 @@ class GspServer(PhysicalMemory):
         """Go on after a suspend: as at a start, but with the queues and objects that there were."""
         try:
             arguments = Arguments.read(self.board, address, self.interface, resuming=True)
-            if arguments != self.arguments:
-                raise QueueError("the arguments are not those before the suspend")
+            usable(arguments == self.arguments, "the arguments are not those before the suspend")
         except QueueError as error:
             self._die(str(error))
             return
@@ -225,10 +213,10 @@ class GspServer(PhysicalMemory):
                 self._crash()
                 return
             self.done = True
-            for fault, status in _INIT_RESULTS.items():
-                if self.board.faults.take(fault):
-                    self._fail_init(status)
-                    return
+            fails = self.board.faults.take_any(tuple(_INIT_RESULTS))
+            if fails is not None:
+                self._fail_init(_INIT_RESULTS[fails])
+                return
             if not self._directories.bar1:
                 self._begin_rm()
             self._log("LOGRM", 2, len(self.registry))
@@ -240,25 +228,23 @@ class GspServer(PhysicalMemory):
         assert queues is not None
         if faults.take(CardFault.WRITE_INDEX):
             queues.spoil_index(read=False)
-            self.dead = "planted"
         elif faults.take(CardFault.INIT_LOCKDOWN):
             self.post(self._lockdown, bytes((1, 0, 0, 0)))
-            self.dead = "planted"
-        elif faults.take(CardFault.INIT_NEVER):
-            self.dead = "planted"
-        return bool(self.dead)
+        elif not faults.take(CardFault.INIT_NEVER):
+            return False
+        self.dead = "planted"
+        return True
 
     def _crash(self, *, readable: bool = True) -> None:
         self.dead = "planted"
         self._log("LOGINIT", 4, LOAD_PAGE_FAULT)
         crash(self.board.gsp, self.gpu.time_ns(), readable=readable)
-        self.board.signal_gsp()
+        self.board.gsp.interrupt(SWGEN0)
 
     def _chatter(self) -> None:
         """Send what real firmware sends before it is ready."""
         for index in range(self.board.options.notices):
-            text = f"boot stage {index}\n".encode()
-            self.post(Event.UCODE_LIBOS_PRINT, struct.pack("<II", 0xF3D722 << 8, len(text)) + text)
+            self.post(Event.UCODE_LIBOS_PRINT, _printed(f"boot stage {index}"))
             for engaging in (1, 0):
                 self.post(self._lockdown, bytes((engaging, 0, 0, 0)))
 
@@ -296,23 +282,21 @@ class GspServer(PhysicalMemory):
         except QueueError as error:
             self._die(str(error))
             return
-        self.board.signal_gsp()
+        self.board.gsp.interrupt(SWGEN0)
 
     def _take(self, record: Record) -> None:
         """Collect a message's records; answer it once it is whole."""
         if record.function == Function.CONTINUATION_RECORD:
-            if self._head is None:
-                raise QueueError("a continuation record without a message before it")
+            usable(self._head, "a continuation record without a message before it")
             self._parts.append(record.body)
         else:
-            if self._head is not None:
-                raise QueueError(f"function {self._head.function} was not continued")
+            usable(not self._head, "a message in several records was not continued")
             self._head, self._parts = record, [record.body]
         head = self._head
+        assert head is not None
         body = b"".join(self._parts)
         wanted = calls.expected_size(head.function, body)
-        if wanted > _MOST_BYTES:
-            raise QueueError(f"function {head.function} with {wanted} bytes")
+        usable(wanted <= _MOST_BYTES, f"function {head.function} with {wanted} bytes")
         if len(body) < wanted:
             if head.length == LARGEST:
                 return  # more follows
@@ -345,10 +329,7 @@ class GspServer(PhysicalMemory):
         else:
             result, reply = self._call(number, handler, body)
         for index in range(self.board.options.flood if self.done else 0):
-            text = f"message {index}\n".encode()
-            self._queues.send(
-                Event.UCODE_LIBOS_PRINT, struct.pack("<II", 0xF3D722 << 8, len(text)) + text
-            )
+            self._queues.send(Event.UCODE_LIBOS_PRINT, _printed(f"message {index}"))
         self._queues.send(number, reply, result=result, sequence=record.sequence)
         if self.board.faults.take(CardFault.REPLY_TWICE):
             self._queues.repeat_number()
@@ -356,7 +337,7 @@ class GspServer(PhysicalMemory):
         if self.board.faults.take(CardFault.READ_INDEX):
             self._queues.spoil_index(read=True)
             self.dead = "planted"
-        self.board.signal_gsp()
+        self.board.gsp.interrupt(SWGEN0)
         if self.unloaded:
             self.board.gsp_suspended()
 
@@ -403,11 +384,8 @@ class GspServer(PhysicalMemory):
     def _silent(self, number: int, body: bytes) -> None:
         if number == Function.GSP_SET_SYSTEM_INFO:
             expected = self.interface.structs.GspSystemInfo.size
-            if len(body) != expected:
-                raise QueueError(
-                    f"GspSystemInfo must have {expected:#x} bytes in {self.interface.version}, "
-                    f"got {len(body):#x}"
-                )
+            text = f"GspSystemInfo must have {expected:#x} bytes, got {len(body):#x}"
+            usable(len(body) == expected, text)
         else:
             self.registry = calls.registry(body)
         self._seen.add(number)
@@ -416,11 +394,8 @@ class GspServer(PhysicalMemory):
 
     def _static_info(self, body: bytes) -> bytes:
         size = self.interface.structs.GspStaticConfigInfo.size
-        if len(body) != size:
-            raise RmError(
-                Status.INVALID_ARGUMENT,
-                f"GspStaticConfigInfo must have {size:#x} bytes, got {len(body):#x}",
-            )
+        text = f"GspStaticConfigInfo must have {size:#x} bytes, got {len(body):#x}"
+        require(len(body) == size, Status.INVALID_ARGUMENT, text)
         fault = self.board.faults.take_any(static_info.FAULTS)
         return static_info.fill(
             self.interface, self.gpu, self.meta, self._directories, INTERNAL, fault
@@ -430,20 +405,19 @@ class GspServer(PhysicalMemory):
         kind, value, shift = calls.unpack("<IxxxxQQ", body)
         directory = {0: self._directories.bar1, 1: self._directories.bar2}.get(kind)
         top = self.gpu.form.levels[0].shift
-        if directory is None or shift != top:
-            raise RmError(Status.INVALID_ARGUMENT, f"BAR type {kind}, level shift {shift}")
+        known = directory is not None and shift == top
+        require(known, Status.INVALID_ARGUMENT, f"BAR type {kind}, level shift {shift}")
+        assert directory is not None
         self.gpu.memory.words[directory // 8] = value
         return body
 
     def _unloading(self, body: bytes) -> bytes:
         moving, gc6, _, level = calls.unpack("<BBHI", body)
-        if gc6:
-            raise RmError(Status.NOT_SUPPORTED, "GC6 is not modelled")
+        require(not gc6, Status.NOT_SUPPORTED, "GC6 is not modelled")
         if moving:
             suspend.begin(self, level)
-        elif level & ~0x40:
-            raise RmError(Status.INVALID_ARGUMENT, f"newLevel {level:#x}")
         else:
+            require(level in (0, 0x40), Status.INVALID_ARGUMENT, f"newLevel {level:#x}")
             self.close()
         self.unloaded = True
         return body
@@ -457,29 +431,12 @@ class GspServer(PhysicalMemory):
 
     # For the resource manager's objects
 
-    @property
-    def builders(self) -> dict[str, Builder]:
-        """Return builders instead of those of the ioctl interface."""
-        return {
-            "KernelChannel": GspChannel,
-            "KernelGraphicsObject": graphics_object,
-            "VaSpaceApi": spaces.build,
-            "I2cApi": I2c,
-            "UvmSwObject": UvmSoftware,
-            **dict.fromkeys(("OsDescMemory", "SystemMemory", "VideoMemory"), cpu_memory),
-        }
-
-    @property
-    def own_controls(self) -> dict[str, Any]:
-        """Return the handlers of internal controls, by name."""
-        return self._controls
-
     def has_open(self, gpu: VirtualGpu) -> bool:
         """Return whether the GPU is attached: it is the firmware's own."""
         return gpu is self.gpu
 
     def channel_failed(self, channel: ChannelObject, error: ChannelError) -> None:
-        """Tell the CPU of a channel's error: its text, then RC_TRIGGERED."""
+        """Tell the CPU: the error's text, then RC_TRIGGERED."""
         number, xid = channel.channel.number, int(error.xid)
         text = f"Xid {xid}: Ch {number:08x}, {error.text}"
         self._log_error(xid, channel.runlist.number, number, text)

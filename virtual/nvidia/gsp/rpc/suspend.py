@@ -11,9 +11,11 @@ import struct
 from typing import Any, Protocol
 
 from ugpu.hcq.registers.layout import Struct
+from ugpu.virtual.nvidia.gsp.bus.memory import BusMaster
 from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
 from ugpu.virtual.nvidia.gsp.rpc import calls
+from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
 from ugpu.virtual.nvidia.rm.objects import Allocation, RmObject
 from ugpu.virtual.nvidia.rm.resources import Subdevice
@@ -35,17 +37,13 @@ class MemoryList(RmObject):
         self.pages = pages
 
 
-class Board(calls.Board, Protocol):
-    """The card, as a suspend uses it."""
+class Board(calls.Board, BusMaster, Protocol):
+    """The card, as a suspend uses it. make_apertures: turns BAR1 and BAR2 virtual, and returns the
+    page directories, which are from `start` on; fresh: they are empty."""
 
     faults: CardFaults
 
-    def bus_address(self, address: int, size: int) -> int | None: ...
-    def bus_read(self, address: int, size: int) -> bytes | None: ...
-    def bus_write(self, address: int, content: bytes) -> bool: ...
-    def falcon_memory(self, address: int, size: int) -> memoryview: ...
-    def make_apertures(self, start: int, *, fresh: bool = True) -> object: ...
-    def violation(self, text: str) -> None: ...
+    def make_apertures(self, start: int, *, fresh: bool = True) -> Directories: ...
 
 
 class Server(calls.Server, Protocol):

@@ -1,0 +1,1 @@
+"""Complex tensors: two real tensors, and functions of them."""
