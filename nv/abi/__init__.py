@@ -79,6 +79,11 @@ def _bits(name: str) -> BitTable:
     return BitTable(path.read_text(encoding="ascii"), name)
 
 
+# The table of `fault_codes` for each generation.
+FAULT_TABLES = {"turing": "tu102", "ampere": "ga100", "ada": "ga100", "hopper": "gh100",
+                "blackwell": "gb100"}  # fmt: skip
+
+
 def methods(class_id: int) -> BitTable:
     """The methods of a channel, compute or copy class, by its number; NotSupported lists all."""
     return _bits(f"methods_{class_id:04x}")
@@ -102,6 +107,16 @@ def fault_entry() -> Descriptor:
 def fault_codes(chip: str) -> Descriptor:
     """Fault types, accesses and clients of tu102, ga100, gh100 or gb100, as named values."""
     return _bits(f"fault_{chip}").descriptor("PFAULT")
+
+
+def access_name(name: str | None, number: int) -> str:
+    """ "read", "write", "atomic" or "prefetch" from the header's name of an access type."""
+    if name is None:
+        return f"access of type {number}"
+    return next(
+        (plain for plain in ("read", "write", "atomic", "prefetch") if plain.upper() in name),
+        name.lower(),
+    )
 
 
 def userd() -> Descriptor:

@@ -115,8 +115,6 @@ _ADVICE = {
     143: "the GPU could not be initialised",
     154: "the driver asks for a recovery action",
 }
-_FAULT_TABLES = {"turing": "tu102", "ampere": "ga100", "ada": "ga100", "hopper": "gh100",
-                 "blackwell": "gb100"}  # fmt: skip
 
 
 class Faults:
@@ -173,7 +171,8 @@ class Faults:
         name = f"{self.driver.name}: {facts['kernel'] or queue.name}"
         if page is not None and (error.xid == _MMU or state is None):
             what = f"a {page['access']} of" if page["access"] else "an access to"
-            text = f"{name}: {what} {page['address']:#x} faulted ({page['fault']}){by}"
+            kind = ", ".join((page["fault"], *filter(None, [page.get("unit")])))
+            text = f"{name}: {what} {page['address']:#x} faulted ({kind}){by}"
             return PageFault(f"{text}: {self.place_of(page['address'])}", **page, **facts)
         if state is not None:
             return self._exception_error(name, state, facts, by)
@@ -231,8 +230,10 @@ class Faults:
             return found
         access = None if event.access == _UNKNOWN else event.access
         if found is None:
-            return {"address": event.address, "access": access, "fault": "seen by UVM"}
+            found = {"address": event.address, "access": None, "fault": "seen by UVM"}
         found["access"] = found["access"] or access
+        if event.unit:
+            found |= {"unit": event.unit, "engine": event.engine or None}
         return found
 
     def _channel_fault(self, queue: ChannelQueue) -> dict[str, Any] | None:
@@ -264,12 +265,12 @@ class Faults:
             )
             if found.count:
                 entry = found.mmuFaultInfoList[0]
-                codes = abi.fault_codes(_FAULT_TABLES[self.driver.family.name])
+                codes = abi.fault_codes(abi.FAULT_TABLES[self.driver.family.name])
                 fault = codes.field("FAULT_TYPE").name_of(entry.faultType)
                 access = codes.field("ACCESS_TYPE").name_of(entry.accessType)
                 return {
                     "address": int(entry.faultAddress),
-                    "access": _access(access, entry.accessType),
+                    "access": abi.access_name(access, entry.accessType),
                     "fault": fault or f"type {entry.faultType}",
                 }
         return None
@@ -342,13 +343,3 @@ def _by(culprit: Culprit | None) -> str:
     if culprit is None:
         return ""
     return f", by `{culprit.text}`" + (f", {culprit.source}" if culprit.source else "")
-
-
-def _access(name: str | None, number: int) -> str:
-    """ "read", "write", "atomic" or "prefetch" from the header's name of an access type."""
-    if name is None:
-        return f"access of type {number}"
-    return next(
-        (plain for plain in ("read", "write", "atomic", "prefetch") if plain.upper() in name),
-        name.lower(),
-    )

@@ -40,10 +40,13 @@ _KEPT = 256  # faults that were not requested
 
 @dataclass(frozen=True)
 class FatalFault:
-    """One fault. access: "read", "write", "atomic", "prefetch" or "invalid"."""
+    """One fault. access: "read", "write", "atomic", "prefetch" or "invalid". unit, engine: what
+    made the access, and for which engine, by the headers' names; "" if that is not known."""
 
     address: int
     access: str
+    unit: str = ""
+    engine: str = ""
 
 
 class FaultEvents:

@@ -124,8 +124,15 @@ class GspChip(BareChip):
         self.flush_writes()
         nv.NV_VIRTUAL_FUNCTION_PRIV_MMU_INVALIDATE_PDB.write(root >> 8 & ALL_ONES)
         nv.NV_VIRTUAL_FUNCTION_PRIV_MMU_INVALIDATE_UPPER_PDB.write(root >> 40)
-        register = nv.NV_VIRTUAL_FUNCTION_PRIV_MMU_INVALIDATE
-        register.write(ALL_VA=1, TRIGGER=1)
+        self._invalidate()
+
+    def replay_faults(self, how: int) -> None:
+        """Let all accesses go that wait for a replay. how: REPLAY of the register."""
+        self._invalidate(ALL_PDB=1, REPLAY=how)
+
+    def _invalidate(self, **fields: int) -> None:
+        register = self.nv.NV_VIRTUAL_FUNCTION_PRIV_MMU_INVALIDATE
+        register.write(ALL_VA=1, TRIGGER=1, **fields)
         self.await_fields("MMU", register, "end of an invalidation", _FLUSH_LIMIT_S, TRIGGER=0)
 
     def await_fields(

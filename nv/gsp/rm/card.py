@@ -44,6 +44,7 @@ from ugpu.nv.gsp.chip.interrupts import LEAVES, InterruptTree
 from ugpu.nv.gsp.rm import saving
 from ugpu.nv.gsp.rm.client import GspClient
 from ugpu.nv.gsp.rm.contexts import Contexts
+from ugpu.nv.gsp.rm.fault_buffers import FaultBuffers
 from ugpu.nv.gsp.rm.space import GspSpace, memory_map
 from ugpu.nv.gsp.rm.states import as_json
 from ugpu.nv.gsp.rpc import note
@@ -105,6 +106,7 @@ class GspCard(BareCard[H]):
         self._busy = False  # as `take_over` found the card
         self.contexts: Contexts | None = None
         self.interrupts: InterruptTree | None = None
+        self.faults = FaultBuffers(self._chip, self.lock)
         self.on_channel_end: list[Callable[[bytes], None]] = []
         self.found = ""
         self.closed = False
@@ -160,7 +162,12 @@ class GspCard(BareCard[H]):
     def suspend(self, objects: saving.Objects) -> None:
         """Save everything in host memory; the card may lose its power then. No channel has work.
         If this fails early the card goes on, if it fails late `calls` do not work."""
-        saved = saving.save(self, objects)
+        self.faults.unregister(objects.client, objects.subdevice)
+        try:
+            saved = saving.save(self, objects)
+        except BaseException:
+            self.faults.register(objects.client, objects.subdevice)
+            raise
         try:
             if self.interrupts is not None:
                 self.interrupts.disable()
@@ -190,6 +197,7 @@ class GspCard(BareCard[H]):
                 memory.own()
             saving.schedule(objects, on=True)
             self.enable_interrupts(objects.client, objects.subdevice)
+            self.faults.register(objects.client, objects.subdevice)
         except BaseException:
             self.calls.end(FirmwareError("a resume was cut off"))
             raise
@@ -328,6 +336,7 @@ class GspCard(BareCard[H]):
         self._runs = self._busy = False
         self.chip.logs = {}
         self.interrupts = None
+        self.faults.forget()
         if self.contexts is not None:
             self.heap.free_all(self.contexts)
             self.contexts = None
@@ -401,7 +410,9 @@ class GspCard(BareCard[H]):
             rows = [found.table[row] for row in range(min(int(found.tableLen), _MOST_VECTORS))]
             gsp = client.constants.MC_ENGINE_IDX_GSP
             stall = [int(row.vectorStall) for row in rows if int(row.engineIdx) == gsp]
+            faults = client.constants.MC_ENGINE_IDX_REPLAYABLE_FAULT
             vectors = [int(row.vectorNonStall) for row in rows]
+            vectors += [int(row.vectorStall) for row in rows if int(row.engineIdx) == faults]
             used = [vector for vector in vectors if vector < _VECTORS]
             if not stall or stall[0] >= _VECTORS:
                 raise FirmwareError("the GSP's table of interrupts lacks its own", rows=len(rows))

@@ -85,6 +85,8 @@ class GspGpu(Gpu):
         self._methods = method_buffer_size(client, self.subdevice)
         self._read_shape()
         self.engines = read_engines(client, self.subdevice)
+        card.faults.engines = self.engines
+        card.faults.enter(self, client, self.subdevice)
         self._make_address_space()
         card.enable_interrupts(client, self.subdevice)
         self.session.on_report.append(self._note_end)
@@ -92,13 +94,10 @@ class GspGpu(Gpu):
     def _make_address_space(self) -> None:
         """Create the address space and give it our page tables."""
         client, number = self.client, self.client.constants
-        self.address_space = client.allocate(
-            self.device,
-            "FERMI_VASPACE_A",
-            client.structs.NV_VASPACE_ALLOCATION_PARAMETERS.new(
-                flags=number.NV_VASPACE_ALLOCATION_FLAGS_IS_EXTERNALLY_OWNED
-            ),
-        )
+        flags = number.NV_VASPACE_ALLOCATION_FLAGS_ENABLE_PAGE_FAULTING
+        flags |= number.NV_VASPACE_ALLOCATION_FLAGS_IS_EXTERNALLY_OWNED
+        parameters = client.structs.NV_VASPACE_ALLOCATION_PARAMETERS.new(flags=flags)
+        self.address_space = client.allocate(self.device, "FERMI_VASPACE_A", parameters)
         space = self.session.space
         with self.session.card.lock:
             space.flush()
@@ -232,6 +231,7 @@ class GspGpu(Gpu):
         """Free the memory of channels that their groups have freed."""
         with self.session.card.lock:
             while self._left:
+                self.session.card.faults.of(self._left[-1].parts.instance)
                 self._left[-1].close()
                 self._left.pop()
 
@@ -241,8 +241,9 @@ class GspGpu(Gpu):
             notifier = registration.notifier
             if registration.number != report.chid or not self._runs_on(registration, report.engine):
                 continue
-            if report.address:
-                self.session.events.add(report.address)
+            fault = self.session.card.faults.of(registration.parts.instance, report.address)
+            if fault is not None or report.address:
+                self.session.events.add(report.address, fault)
             if notifier is not None:
                 _NOTIFICATION.pack_into(
                     notifier.view, 0, 0, report.kind, report.engine, _ERROR_STATUS
@@ -286,11 +287,14 @@ class GspGpu(Gpu):
         return self.session.card.interrupts is not None
 
     def poll(self) -> None:
-        self.session.card.calls.drain()
+        card = self.session.card
+        card.faults.serve(self.client, self.subdevice)  # ORDER: before the GSP's reports of it
+        card.calls.drain()
 
     def add_evidence(self, found: Evidence) -> None:
         card = self.session.card
         evidence.gather(found, card.firmware.start, card.calls)
+        found.take("faults.json", card.faults.as_json)
         found.take("states.json", lambda: as_json(card.chip))
 
     def close(self) -> None:
@@ -300,6 +304,8 @@ class GspGpu(Gpu):
         if self._note_end in self.session.on_report:
             self.session.on_report.remove(self._note_end)
         if self.device:
+            with contextlib.suppress(UgpuError):
+                self.session.card.faults.leave(self, self.client, self.subdevice)
             with contextlib.suppress(UgpuError):
                 self.client.free(self.client.root, self.device)
         for handle, registration in list(self._channels.items()):

@@ -11,6 +11,7 @@ from typing import Any
 from ugpu.hcq.errors import NotSupported
 from ugpu.nv.gsp.rm.card import GspCard
 from ugpu.nv.gsp.rm.client import GspClient
+from ugpu.nv.gsp.rm.fault_buffers import MmuFault
 from ugpu.nv.gsp.rm.space import GspSpace
 from ugpu.nv.rm.events import FatalFault
 from ugpu.nv.rm.session import Session
@@ -42,9 +43,13 @@ class GspFaults:
     def works(self) -> bool:
         return True
 
-    def add(self, address: int) -> None:
-        """Note a fault; the report lacks the kind of access."""
-        self._seen.append(FatalFault(address, "invalid"))
+    def add(self, address: int, entry: MmuFault | None) -> None:
+        """Note a fault. address: of the report, which lacks the kind of access. entry: of a fault
+        buffer, if there was one."""
+        if entry is None:
+            self._seen.append(FatalFault(address, "invalid"))
+        else:
+            self._seen.append(FatalFault(entry.address, entry.access, entry.unit, entry.engine))
 
     def take(self, address: int | None) -> FatalFault | None:
         for fault in reversed(self._seen):

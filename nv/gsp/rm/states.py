@@ -49,6 +49,7 @@ def _looks(chip: GspChip) -> Iterator[tuple[str, Callable[[], Iterator[State]]]]
     for name in chip.logs:
         yield f"GSP {name}", partial(_log, chip, name)
     yield "PMU", lambda: _falcon("PMU", chip.pmu)
+    yield "MMU faults", lambda: _faults(chip)
 
 
 def _board(chip: GspChip) -> Iterator[State]:
@@ -130,6 +131,20 @@ def _falcon(unit: str, regs: RegisterBlock) -> Iterator[State]:
         yield State(unit, "halted", True, "its falcon has ended its last program", "", values)
     else:
         yield State(unit, "at work", True, "its falcon has not halted", "", values)
+
+
+def _faults(chip: GspChip) -> Iterator[State]:
+    prefix = "NV_VIRTUAL_FUNCTION_PRIV_MMU_REPLAY_FAULT_BUFFER_"
+    get, put, size = (chip.nv[prefix + name].read() for name in ("GET", "PUT", "SIZE"))
+    values = {"GET": int(get), "PUT": int(put), "SIZE": int(size)}
+    if is_locked(int(put)) or not size.ENABLE:
+        meaning = "the buffer of replayable faults is off: faults end their channel at once"
+        yield State("MMU faults", "off", None if is_locked(int(put)) else True, meaning, "", values)
+        return
+    count = (put.PTR - get.PTR) % max(size.VAL, 1)
+    meaning = f"{count} entries wait to be read" + (", and others were lost" * put.OVERFLOW)
+    name = "overflow" if put.OVERFLOW else "entries wait" if count else "clear"
+    yield State("MMU faults", name, not put.OVERFLOW, meaning, "", values)
 
 
 def _log(chip: GspChip, name: str) -> Iterator[State]:

@@ -12,9 +12,6 @@ from tests.support.nvidia import ptx_kernels
 from tests.support.nvidia.nv_machine import LIMIT_S, work
 from ugpu import hcq
 from ugpu.hcq.errors import IllegalInstruction, PageFault, UgpuError
-from ugpu.hcq.state.memory import Placement, VirtAddr
-from ugpu.hcq.work.buffer import Buffer
-from ugpu.hcq.work.queue import QueueKind
 from ugpu.nv.device.device import NvDevice
 from ugpu.nv.gsp.rm.session import GspSession
 from ugpu.virtual.nvidia.faults import Fault
@@ -104,20 +101,6 @@ def test_a_stray_access_has_its_address() -> None:
         assert caught.value.facts["address"] == 0x12_3456_7000
         device.reset()
         program.close()
-
-
-def test_a_stray_copy_has_its_address_and_no_invented_access() -> None:
-    """The GSP's report of a copy engine's fault does not tell reads from writes."""
-    with powered() as card, opened(card) as device:
-        stray = Buffer(device.driver.core, VirtAddr(0x12_3456_7000), 4096, Placement.DEVICE, None)
-        with device.alloc(4096) as target:
-            with device.queue(QueueKind.COPY) as queue:
-                queue.copy(target, stray)
-            with pytest.raises(PageFault, match="an access to 0x1234567000 faulted") as caught:
-                device.synchronize()
-            assert caught.value.facts["access"] is None
-            device.reset()
-        work(device)
 
 
 def test_evidence_and_memory_of_a_running_device() -> None:

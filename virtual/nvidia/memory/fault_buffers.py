@@ -2,12 +2,14 @@
 
 Faults of units of the GPCs are replayable where the address space allows page faults and buffer 1
 is enabled. All others are final: the GSP ends their channel, after an entry in buffer 0 if the CPU
-has enabled that. A buffer that is full drops faults until its overflow is cleared; an access that
-waits reports its fault again after a replay.
+has enabled that. Where the address space allows page faults, those of copy and host engines go to
+the shadow buffer that a client has registered (memory.shadow_buffer). A buffer that is full drops
+faults until its overflow is cleared; an access that waits reports its fault again after a replay.
 
 Sources: open-gpu-kernel-modules 550.163.01 and 595.45.04: dev_vm.h, clc369.h, dev_fault.h,
 kernel-open/nvidia-uvm uvm_turing_fault_buffer.c, uvm_volta_host.c, uvm_gpu_replayable_faults.c,
-kern_gmmu_gv100.c; Linux 6.12 nouveau nvkm/subdev/fault/gv100.c, tu102.c.
+kern_gmmu_gv100.c (_kgmmuFaultEntryRmServiceable), queue.h, queue.c; Linux 6.12 nouveau
+nvkm/subdev/fault/gv100.c, tu102.c.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from ugpu.virtual.nvidia.memory.faults import (
 )
 
 BUFFERS, BUFFER_SIZE = 0xB83000, 0x40  # registers: 0x20 bytes for each buffer
-NON_REPLAYABLE, REPLAYABLE = 0, 1
+NON_REPLAYABLE, REPLAYABLE = range(2)
 ENTRY = 32
 DEFAULT_ENTRIES = 8192  # UNSURE: of which chip
 _LOW, _HIGH, _GET, _PUT, _SIZE = range(0, 20, 4)
@@ -40,8 +42,8 @@ _PHYSICAL = 1 << 0  # ADDR_MODE, of LO
 _PAGE = 4096
 _VALID, _MAY_REPLAY, _REPLAYABLE, _HUB = 1 << 31, 1 << 30, 1 << 7, 1 << 20
 _LOOK_S = 0.02  # how often a waiting access looks whether its grid must end
-# Table of dev_fault.h; MMU engines GRAPHICS, CE0 and HOST0. UNSURE: which HOST a runlist has.
-_FAMILIES = {
+# Table of dev_fault.h; MMU engines GRAPHICS, CE0 and HOST0. UNSURE: runlist n has HOST n.
+FAMILIES = {
     "turing": ("tu102", 64, 15, 32), "ampere": ("ga100", 64, 15, 32), "ada": ("ga100", 64, 15, 32),
     "hopper": ("gh100", 384, 43, 64), "blackwell": ("gb100", 384, 65, 85),
 }  # fmt: skip
@@ -238,16 +240,18 @@ class MmuFaults:
 
     def _entry(self, channel: Faulting, fault: MmuFault, *, replayable: bool) -> bytes:
         """Return NVC369_BUF_ENTRY."""
-        table, graphics, copy, host = _FAMILIES[self._board.gpu.facts.family]
+        table, graphics, copy, host = FAMILIES[self._board.gpu.facts.family]
         client = abi.fault_codes(table).field("CLIENT").values[_CLIENTS[fault.client]]
-        runlist = max(0, channel.runlist_engine - ENGINE_COPY0 + 1)
         if fault.client is Client.HOST:
-            engine = host + runlist
+            runlist = self._board.gpu.runlist_of(channel.runlist_engine)
+            assert runlist is not None
+            engine = host + runlist.number
         elif channel.runlist_engine == ENGINE_GR0:
             engine = graphics + (channel.subcontext if fault.client is Client.SM else 0)
         else:
-            engine = copy + runlist - 1
-        info = fault.kind | client << 8 | fault.access << 16 | _MAY_REPLAY | _VALID
+            engine = copy + channel.runlist_engine - ENGINE_COPY0
+        info = fault.kind | client << 8 | fault.access << 16 | _VALID
+        info |= _MAY_REPLAY if channel.may_replay else 0
         info |= _REPLAYABLE if replayable else 0
         info |= 0 if fault.client is Client.SM else _HUB
         return struct.pack(

@@ -94,6 +94,11 @@ class Faulting(Protocol):
         """Whether its grid must end."""
         ...
 
+    @property
+    def may_replay(self) -> bool:
+        """Whether its address space allows page faults."""
+        ...
+
 
 class FaultUnit(Protocol):
     """A chip's fault buffers; see memory.fault_buffers."""

@@ -22,6 +22,7 @@ from ugpu.hcq.work.queue import QueueKind
 from ugpu.nv import abi
 from ugpu.nv.device.device import NvDevice
 from ugpu.nv.gsp.rm.client import GspClient
+from ugpu.nv.gsp.rm.fault_buffers import FaultBuffers
 from ugpu.nv.gsp.rm.gpu import GspGpu
 from ugpu.nv.gsp.rm.space import GspSpace
 from ugpu.virtual.nvidia.gsp.card import Card
@@ -61,13 +62,16 @@ def card(request: pytest.FixtureRequest) -> Iterator[Card]:
 
 @contextlib.contextmanager
 def opened(card: Card, monkeypatch: pytest.MonkeyPatch, flags: int = 1 << 6) -> Iterator[NvDevice]:
-    """The driver on the card, with an address space that allows page faults."""
+    """The driver on the card, without fault buffers of its own. flags: of its address space, which
+    allow page faults."""
     allocate = GspClient.allocate
 
     def faulting(self: GspClient, parent: int, name: str, params: Any = None) -> int:
         if name == "FERMI_VASPACE_A":
-            params.flags |= flags
+            params.flags = params.flags & ~(1 << 6) | flags
         return allocate(self, parent, name, params)
+
+    monkeypatch.setattr(FaultBuffers, "enter", lambda *arguments: None)
 
     monkeypatch.setattr(GspClient, "allocate", faulting)
     with hcq.open(f"virtual:{card.facts.name}+gsp", chip=card) as device:

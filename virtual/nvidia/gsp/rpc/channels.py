@@ -138,7 +138,7 @@ class GspChannel(ChannelObject):
         fault = error.fault
         if fault is not None and self.gpu.fault_unit is not None:
             entry = self.gpu.fault_unit.report(self.channel, fault)
-            served = fault.client in (Client.COPY, Client.HOST) and self.channel.space.replayable
+            served = fault.client in (Client.COPY, Client.HOST) and self.channel.may_replay
             if served and self._server.shadow.ask(entry, lambda: self._end(error)):
                 return
         self._end(error)

@@ -17,6 +17,7 @@ from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0, VirtualGpu
 from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
 from ugpu.virtual.nvidia.gsp.rpc.channels import Server
 from ugpu.virtual.nvidia.gsp.rpc.spaces import own_space, space_of
+from ugpu.virtual.nvidia.memory.fault_buffers import FAMILIES
 from ugpu.virtual.nvidia.options import GRAPHICS_COPY_ENGINES
 from ugpu.virtual.nvidia.rm.channels import ChannelObject, space_of_handle
 from ugpu.virtual.nvidia.rm.contexts import BUFFERS
@@ -124,14 +125,16 @@ def _device_info(sub: Subdevice, params: Struct) -> None:
         assert runlist is not None
         number = runlist.number
         copy = engine - ENGINE_COPY0
+        _, graphics, first_copy, host = FAMILIES[gpu.facts.family]
         entry = params.entries[index]
         data = (
-            description, first + index, engine, number, 0x40 + first + index, 0, 0, 0, 0,
+            description, first + index, engine, number,
+            graphics if engine == ENGINE_GR0 else first_copy + copy, 0, 0, 0, 0,
             0 if engine == ENGINE_GR0 else 0x13, max(0, copy), RUNLISTS + 0x1000 * number, 1,
             runlist_engine(engine), _CHANNEL_RAM + 0x1000 * number, 0,
         )  # fmt: skip
         entry.engineData[: len(data)] = data
-        entry.pbdmaIds[0], entry.pbdmaFaultIds[0], entry.numPbdmas = number, 0x20 + number, 1
+        entry.pbdmaIds[0], entry.pbdmaFaultIds[0], entry.numPbdmas = number, host + number, 1
         entry.engineName[: len(name)] = name.encode()
 
 
