@@ -72,11 +72,6 @@ class Channel(ChannelState):
         self.attention.set()
 
     @property
-    def may_replay(self) -> bool:
-        """Whether its address space allows page faults."""
-        return self.space.replayable
-
-    @property
     def has_work(self) -> bool:
         """Whether there was a doorbell and the channel is alive."""
         # RACE: the doorbell may come after its entry was processed and ended the channel.

@@ -26,6 +26,11 @@ class Engine(Protocol):
         """Execute consecutive methods, from `address` on."""
         ...
 
+    @property
+    def may_replay(self) -> bool:
+        """Whether its address space allows page faults."""
+        return self.space.replayable
+
     def drain(self) -> None:
         """Finish all work that has been started."""
         ...

@@ -31,7 +31,7 @@ def at(program: RmProgram, offset: int) -> int:
 
 
 def fails(program: RmProgram, xid: Xid, text: str) -> None:
-    """The channel ends with an error, and says why."""
+    """The channel ends with an error and its reason."""
     assert program.wait_error() == (xid, 0xFFFF)
     assert text in program.machine.log[-1].text, program.machine.log[-1]
     program.release(at(program, SEMAPHORE), 0x77)
@@ -338,8 +338,7 @@ def test_subchannel_4_is_for_copies_without_set_object(program: RmProgram) -> No
 
 @pytest.mark.parametrize("last", ["copy", "compute"])
 def test_a_release_with_wait_comes_after_copies(program: RmProgram, last: str) -> None:
-    """dev_pbdma.ref.txt, "WFI": it waits for the engine that methods went to last; dev_ram.ref.txt:
-    between the copy engine and compute the host waits for the first one."""
+    """dev_pbdma.ref.txt, "WFI"; dev_ram.ref.txt: the host waits between copies and compute."""
     view = program.work_map.view
     assert view is not None
     view[SOURCE : SOURCE + 8] = (5).to_bytes(8, "little")
