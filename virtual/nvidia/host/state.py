@@ -26,11 +26,6 @@ class Engine(Protocol):
         """Execute consecutive methods, from `address` on."""
         ...
 
-    @property
-    def may_replay(self) -> bool:
-        """Whether its address space allows page faults."""
-        return self.space.replayable
-
     def drain(self) -> None:
         """Finish all work that has been started."""
         ...
@@ -98,6 +93,11 @@ class ChannelState:
     def ending(self) -> bool:
         """Whether its grid must end."""
         return self.attention.ending or self.gpu.lost
+
+    @property
+    def may_replay(self) -> bool:
+        """Whether its address space allows page faults."""
+        return self.space.replayable
 
     def drain(self) -> None:
         """Finish all work that was submitted to the channel's engines."""
