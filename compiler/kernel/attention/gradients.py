@@ -111,7 +111,7 @@ class _Gradients:
             *self.copied(self.queries, self.query, self.axes.depth, None),
             *self.weighed(),
             *self.copied(self.slants, self.gradient, self.axes.column, self.totals),
-            self.multiplied(),
+            *self.multiplied(),
             *self.fill(self.of_query, zero),
             self.blocks_of_keys(),
             self.finished(),
@@ -287,8 +287,8 @@ class _Gradients:
 
     # ---- slopes and gradients ------------------------------------------------------------------
 
-    def multiplied(self) -> Statement:
-        """Compute `inner` of each row."""
+    def multiplied(self) -> list[Statement]:
+        """Compute `inner` of each row, beyond the last one 0."""
         row, step = Range("product", self.wide), Range("e", self.sizes.columns)
         places = {self.axes.row: self.first + row.index(), self.axes.column: step.index()}
         slant = load(self.slants, row.index() * self.sizes.wide + step.index())
@@ -300,7 +300,8 @@ class _Gradients:
             Loop(step, (Store(self.total, first, more),)),
             Store(self.inner, row.index(), load(self.total, first)),
         )
-        return Loop(row, body, self.rows_left)
+        beyond = [] if self.sizes.rows % self.wide == 0 else self.fill(self.inner, const(0, float32))
+        return [*beyond, Loop(row, body, self.rows_left)]
 
     def blocks_of_keys(self) -> Statement:
         sizes, axes, output = self.sizes, self.axes, self.computation.output
