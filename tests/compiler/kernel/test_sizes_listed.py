@@ -31,6 +31,9 @@ ELSEWHERE = {
     "kernel.gpu.join": ("READ", "test_gpu_rows.py"),
     "kernel.host.place": ("ABREAST STEPS", "test_host_place.py"),
     "kernel.host.online": ("BLOCK BLOCKS", "test_host_online.py"),
+    "kernel.host.fourier.lower": ("CHUNK INNER", "test_fourier.py"),
+    "kernel.host.fourier.turns": ("LONGEST RADICES", "test_fourier.py"),
+    "kernel.host.sort_values": ("CHUNK", "test_compiler_sorting.py"),
     "kernel.host.network": ("REGISTERS FEWER", "test_compiler_sorting.py"),
     "kernel.host.sort": ("LANES", "test_compiler_sorting.py"),
     "kernel.host.windows": ("GROUPS TALL MOST", "test_host_windows.py"),
@@ -53,7 +56,7 @@ ELSEWHERE = {
     "schedule.siblings": ("MOST", "test_compiler_siblings.py"),
     "schedule.split": ("MOST EVEN", "test_host_online.py"),
     "methods.winograd": ("WINDOWS AROUND", "test_compiler_winograd.py"),
-    "methods.order.sorting": ("BITS BLOCK ROUND", "test_compiler_sorting.py"),
+    "methods.order.sorting": ("BITS BLOCK ROUND LONGEST LANES", "test_compiler_sorting.py"),
     "methods.shape.resampling": ("FINEST FILLED ORDERED TERMS", "test_compiler_resampling.py"),
     "pattern.cost": (
         "MEMORY NEAR HELD KERNEL PARALLEL CHOICE TILES_MOST TILES_GAIN REDUCE",
@@ -62,7 +65,7 @@ ELSEWHERE = {
     "plan.layout": ("ALIGN", "test_layout.py"),
     "plan.packing": ("PER_BYTE PER_KERNEL FETCHING THROUGH_REGISTERS", "test_packing.py"),
     "plan.repeats": ("KEPT SHORTEST TRIES FAR MANY", "test_compiler_repeats.py"),
-    "graph.recipe": ("DEEPEST LONG MOST", "test_compiler_recipes.py"),
+    "graph.recipe": ("DEEPEST LONG MOST HELD_FROM", "test_compiler_recipes.py"),
 }
 # module: constants that are facts, formats, weights of a cost model, or the limits of caches
 NO_SIZES = {
@@ -75,7 +78,9 @@ NO_SIZES = {
     "kernel.host.nest": "LONG UNROLLED",
     "kernel.host.products.grouped": "LANES OFFSET",
     "kernel.host.products.rates": "L3_BYTES ZEN4 FULL MESH HALF NEON WIDE_NEON",
+    "kernel.host.fourier.turns": "PASS",
     "kernel.host.sort": "LOW DIGIT DIGITS",
+    "kernel.host.sort_values": "SOME TOTAL",
     "kernel.host.products.tiles": "HIDDEN UNEVEN DOTS",
     "kernel.ir": "TILES TILE_ROWS TILE_BYTES",
     "kernel.matrix_units": (

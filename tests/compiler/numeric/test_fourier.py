@@ -57,7 +57,7 @@ def test_other_axes_and_lengths(n: int, axis: int) -> None:
     [((17, 12), 1), ((2, 30, 19), 1), ((3, 22, 5), 1),
      *(pytest.param(*case, marks=SLOW) for case in (
          ((33, 400), 1), ((16, 78), 1), ((128, 17), 0), ((5, 1001), 1), ((2, 2310), 1),
-         ((4098, 2), 0), ((1, 8192), 1)))],
+         ((4098, 2), 0), ((1, 8192), 1), ((701, 96), 1)))],
 )  # fmt: skip
 def test_signals_side_by_side(shape: tuple[int, ...], axis: int) -> None:
     """Vectors of signals, complete and not, along memory and across it; long ones split."""
