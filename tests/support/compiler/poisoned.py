@@ -1,0 +1,51 @@
+"""Kernels of the host whose local memory begins as bytes of ones: NaN, and -1.
+
+Memory on the stack has what other kernels left there, mostly zeros, so that an element that is read
+before it was written goes unseen.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ugpu.compiler.codegen.host import Host
+from ugpu.compiler.runtime.runtime import use_cache
+from ugpu.hcq.device.device import Device
+
+_LOCAL = re.compile(r"^  %(\S+) = alloca \[(\d+) x (\w+)\], align 64$", re.MULTILINE)
+_BYTES = {"i1": 1, "i8": 1, "half": 2, "bfloat": 2, "i16": 2, "float": 4, "i32": 4, "double": 8, "i64": 8}  # fmt: skip
+
+
+def poisoned(text: str) -> str:
+    """Return a kernel's LLVM IR that fills its local memory first."""
+    memories = list(_LOCAL.finditer(text))
+    if not memories:
+        return text
+    block, lines = "entry", []
+    for memory in memories:
+        name, size = memory[1], int(memory[2]) * _BYTES[memory[3]]
+        lines += [
+            f"  br label %fill.{name}",
+            f"fill.{name}:",
+            f"  %at.{name} = phi i64 [ 0, %{block} ], [ %next.{name}, %fill.{name} ]",
+            f"  %place.{name} = getelementptr i8, ptr %{name}, i64 %at.{name}",
+            f"  store volatile i8 -1, ptr %place.{name}",
+            f"  %next.{name} = add i64 %at.{name}, 1",
+            f"  %more.{name} = icmp ult i64 %next.{name}, {size}",
+            f"  br i1 %more.{name}, label %fill.{name}, label %filled.{name}",
+            f"filled.{name}:",
+        ]
+        block = f"filled.{name}"
+    end = memories[-1].end()
+    rest = text[end:].replace("[ %first, %entry ]", f"[ %first, %{block} ]")
+    return "\n".join([text[:end], *lines]) + rest
+
+
+def poison_locals(device: Device, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Have the kernels that a device compiles from now on begin so. folder: of an empty cache."""
+    module = Host.module
+    patch.setattr(Host, "module", lambda shell: poisoned(module(shell)))
+    use_cache(device, folder)
