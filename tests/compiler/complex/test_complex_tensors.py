@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ugpu import ComplexTensor, Tensor, fft, hcq, jit, xp
+from ugpu import ComplexTensor, Tensor, hcq, jit, xp
+from ugpu.compiler.numeric import fft
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument
 

@@ -16,7 +16,9 @@ from ugpu.compiler.runtime.runtime import use_cache
 from ugpu.hcq.device.device import Device
 
 _LOCAL = re.compile(r"^  %(\S+) = alloca \[(\d+) x (\w+)\], align 64$", re.MULTILINE)
-_BYTES = {"i1": 1, "i8": 1, "half": 2, "bfloat": 2, "i16": 2, "float": 4, "i32": 4, "double": 8, "i64": 8}  # fmt: skip
+_BYTES = {
+    "i1": 1, "i8": 1, "half": 2, "bfloat": 2, "i16": 2, "float": 4, "i32": 4, "double": 8, "i64": 8,
+}  # fmt: skip
 
 
 def poisoned(text: str) -> str:
