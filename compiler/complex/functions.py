@@ -15,6 +15,12 @@ from ugpu.compiler.tensor import Tensor
 FLAT = 20.0  # beyond it tanh is 1 to rounding of float64
 
 
+def _by_sine(size: Tensor, angle: Tensor) -> Tensor:
+    """Return size * sin(angle); of an infinite size and an angle of zero, zero."""
+    none = angle.eq(0) & size.isinf()
+    return none.where(angle * size.sign(), size * angle.sin())
+
+
 class Functions(Arithmetic):
     """Functions of each element."""
 
@@ -23,10 +29,7 @@ class Functions(Arithmetic):
     def exp(self) -> Self:
         """Return the exponential."""
         size = self.real.exp()
-        flat = self.imag.eq(0)  # an infinite size has no imaginary part then
-        return self.of(
-            flat.where(size, size * self.imag.cos()), flat.where(self.imag, size * self.imag.sin())
-        )
+        return self.of(size * self.imag.cos(), _by_sine(size, self.imag))
 
     def exp2(self) -> Self:
         """Return 2 to the power of each element."""
@@ -37,7 +40,7 @@ class Functions(Arithmetic):
         half = (self.imag * 0.5).sin()
         small = self.real.expm1()
         real = small * self.imag.cos() - 2 * half * half
-        return self.of(real, (small + 1) * self.imag.sin())
+        return self.of(real, _by_sine(small + 1, self.imag))
 
     def log(self) -> Self:
         """Return the natural logarithm, its imaginary part from -pi to pi."""
@@ -104,11 +107,13 @@ class Functions(Arithmetic):
 
     def sinh(self) -> Self:
         """Return the hyperbolic sine."""
-        return self.of(self.real.sinh() * self.imag.cos(), self.real.cosh() * self.imag.sin())
+        imag = _by_sine(self.real.cosh(), self.imag)
+        return self.of(self.real.sinh() * self.imag.cos(), imag)
 
     def cosh(self) -> Self:
         """Return the hyperbolic cosine."""
-        return self.of(self.real.cosh() * self.imag.cos(), self.real.sinh() * self.imag.sin())
+        imag = _by_sine(self.real.sinh(), self.imag)
+        return self.of(self.real.cosh() * self.imag.cos(), imag)
 
     def tanh(self) -> Self:
         """Return the hyperbolic tangent."""

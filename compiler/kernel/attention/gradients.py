@@ -300,7 +300,9 @@ class _Gradients:
             Loop(step, (Store(self.total, first, more),)),
             Store(self.inner, row.index(), load(self.total, first)),
         )
-        beyond = [] if self.sizes.rows % self.wide == 0 else self.fill(self.inner, const(0, float32))
+        beyond = (
+            [] if self.sizes.rows % self.wide == 0 else self.fill(self.inner, const(0, float32))
+        )
         return [*beyond, Loop(row, body, self.rows_left)]
 
     def blocks_of_keys(self) -> Statement:

@@ -164,6 +164,18 @@ def test_gradients_are_those_of_pytorch(cpu: Device) -> None:
     check(z.grad, B * np.exp(A.astype(complex)).conj(), 1e-5)
 
 
+@pytest.mark.parametrize("name", ["exp", "expm1", "sinh", "cosh", "sqrt", "log", "tanh", "asin"])
+def test_gradients_on_the_real_line(name: str, cpu: Device) -> None:
+    """A derivative is the same in every direction: beside the quotient along the imaginary one."""
+    at, step = np.array([0.3, 0.7]), 1e-6
+    z = ComplexTensor(at.astype(np.complex64), device=cpu).requires_grad_()
+    getattr(z, name)().backward(1.0)
+    function = getattr(np, NUMPY.get(name, name))
+    slope = (function(at + 1j * step) - function(at - 1j * step)) / (2j * step)
+    assert z.grad is not None
+    check(z.grad, slope.conj(), 1e-4)
+
+
 def test_recorded(cpu: Device) -> None:
     @jit
     def product(z: ComplexTensor, scale: Tensor) -> dict[str, Any]:
