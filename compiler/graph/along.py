@@ -82,3 +82,16 @@ def sort(source: Node, bits: int) -> Node:
 
 
 Kind("sort", expressed, lowerings={"host": "ugpu.compiler.kernel.host.sort"}, stored=True)
+
+
+def sort_values(source: Node, descending: bool) -> Node:
+    """Return rows in order, NaN as the largest; equal elements keep their order, as their bits may
+    differ. Only hosts lower it, for rows of at most a thousand elements or so."""
+    along = len(source.shape) - 1
+    return Node("sort values", source.dtype, source.shape, (source,), (descending, along))
+
+
+Kind(
+    "sort values", expressed, stored=True,
+    lowerings={"host": "ugpu.compiler.kernel.host.sort_values"},
+)  # fmt: skip

@@ -6,6 +6,7 @@ from ugpu.compiler.graph import call, region
 from ugpu.compiler.graph.along import reduce as reduce
 from ugpu.compiler.graph.along import scan as scan
 from ugpu.compiler.graph.along import sort as sort
+from ugpu.compiler.graph.along import sort_values as sort_values
 from ugpu.compiler.graph.attention import attention_gradients as attention_gradients
 from ugpu.compiler.graph.elements import HOST as HOST
 from ugpu.compiler.graph.elements import bitcast as bitcast

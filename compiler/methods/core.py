@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from types import FunctionType
 from typing import Any, ClassVar, Self, TypeVar
@@ -15,7 +16,16 @@ from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.forms import Makes
 from ugpu.compiler.graph.node import Node, Recipe, Repeated, Shape
 from ugpu.compiler.graph.origin import here, text
-from ugpu.compiler.graph.recipe import Sources, chained, recipe_of, sources_of
+from ugpu.compiler.graph.recipe import (
+    HeldFloat,
+    HeldInt,
+    Series,
+    Sources,
+    chained,
+    recipe_of,
+    sources_of,
+    with_held,
+)
 from ugpu.compiler.graph.tracking import History, mode
 from ugpu.compiler.methods.aliases import with_aliases
 from ugpu.compiler.methods.ofclass import OfClass
@@ -30,6 +40,7 @@ RECIPES = 1024  # recipes kept
 # None: the method's result cannot be made by a recipe.
 _recipes: dict[tuple[object, ...], Recipe | None] = {}
 _UNKNOWN: Any = object()  # no key's recipe
+_series: dict[tuple[object, ...], Series] = {}  # by operation and operands
 
 
 class Count(int):
@@ -140,6 +151,73 @@ class TensorCore:
         recipe.repeats = True
         return self._repeated(recipe, *sources[1:])
 
+    def _again_with_number(
+        self,
+        name: tuple[object, ...],
+        number: int | float,
+        method: Callable[[Any], Self],
+        holds: bool,
+    ) -> Self:
+        """Return what `_again` does for a method of self and a Python number, which is part of the
+        recipe. holds: the recipe may read it from memory instead, and does for all but the first
+        HELD_FROM numbers that come for arrays like these."""
+        sources = sources_of((self.node,))
+        if sources is None or watchers:
+            return method(number)
+        kind, units = type(number), self.device.target.compute_units
+        if holds:
+            like = (*name, kind, sources[0], units)
+            series = _series.get(like)
+            if series is None:
+                if len(_series) >= RECIPES:
+                    _series.clear()
+                series = _series[like] = Series(self.dtype, number, name[0] == "div")
+            if number not in series.first and not series.began(number):
+                result = self._with_memory(series, name, number, method)
+                if result is not None:
+                    return result
+        if kind is float and not number:  # 0.0 and -0.0 are equal
+            return method(number)
+        own = (*name, kind, number)
+        key = (own, sources[0], units)
+        recipe = _recipes.get(key, _UNKNOWN)
+        if recipe is _UNKNOWN:
+            return self._learnt(own, key, sources, partial(method, number))
+        if recipe is None:
+            return method(number)
+        recipe.repeats = True
+        return self._repeated(recipe, *sources[1:])
+
+    def _with_memory(
+        self,
+        series: Series,
+        name: tuple[object, ...],
+        number: int | float,
+        method: Callable[[Any], Self],
+    ) -> Self | None:
+        """Return the result of a method with a number that it reads from memory; None if the number
+        has to be part of the kernel."""
+        dtype = series.dtype
+        if dtype.is_integer and not dtypes.lowest(dtype) <= number <= dtypes.highest(dtype):
+            return None  # the method has an error, or an answer
+        node = self._stored_number(dtype, number)
+        if node is None:
+            return None
+        own = self.node
+        if series.recipe is not None and own.storage is not None:
+            return self._repeated(series.recipe, (own, node), (own, node), ())
+        made: Self = object.__new__(self._kind)
+        made.device, made.node = self.device, node
+        result = self._again((*name, "held"), (made,), partial(with_held, method, number, node))
+        last = result.node
+        if own.storage is not None and isinstance(last, Repeated) and last.given == (own, node):
+            series.recipe = last.recipe
+        return result
+
+    def _stored_number(self, dtype: DType, number: int | float) -> Node | None:
+        """Return a node of new memory that contains a number; None if that cannot be done now."""
+        return None
+
     def _learnt(
         self,
         name: tuple[object, ...],
@@ -244,6 +322,8 @@ class TensorCore:
         """Return a Python scalar as a node; BadArgument if the type cannot hold it."""
         if not isinstance(number, bool | int | float):
             raise BadArgument(f"{operation}: expected a number, got {number!r}")
+        if isinstance(number, HeldInt | HeldFloat) and number.node.dtype is dtype:
+            return broadcast(number.node, shape)
         if dtype.is_integer and not dtypes.lowest(dtype) <= number <= dtypes.highest(dtype):
             raise BadArgument(f"{operation}: {number} is out of range for {dtype.name}")
         try:

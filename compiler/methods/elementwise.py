@@ -14,6 +14,8 @@ from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.methods.core import Scalar, TensorCore, broadcast, is_complex, number_of
 from ugpu.hcq.errors import BadArgument
 
+HELD = frozenset(("add", "sub", "mul", "max", "min"))  # no number decides how they are computed
+
 
 class Elementwise(TensorCore):
     """Arithmetic with broadcasting, comparisons, functions, casts. Operands: tensors of the same
@@ -22,22 +24,25 @@ class Elementwise(TensorCore):
     __slots__ = ()
 
     def _binary(self, op: str, other: Any, name: str = "", reverse: bool = False) -> Self:
-        combined = partial(self._combined, op, other, name, reverse)
-        return self._again_with((op, reverse), other, combined)
+        combined = partial(self._combined, op, name, reverse)
+        return self._again_with((op, reverse), other, combined, op in HELD)
 
-    def _again_with(self, name: tuple[object, ...], other: Any, method: Callable[[], Self]) -> Self:
-        """Return what `_again` does for a method of self and an operand of any kind."""
+    def _again_with(
+        self, name: tuple[object, ...], other: Any, method: Callable[[Any], Self], holds: bool
+    ) -> Self:
+        """Return what `_again` does for a method of self and an operand of any kind. holds: see
+        `_again_with_number`."""
         if isinstance(other, TensorCore):
-            return self._again(name, (other,), method)
+            return self._again(name, (other,), partial(method, other))
         kind = type(other)
-        if kind is int or (kind is float and other):  # 0.0 and -0.0 are equal
-            return self._again((*name, kind, other), (), method)
+        if kind is float or kind is int:
+            return self._again_with_number(name, other, method, holds)
         if is_complex(other):
             combined: Self = self._with_complex(name, other)
             return combined
-        return method()
+        return method(other)
 
-    def _combined(self, op: str, other: Any, name: str, reverse: bool) -> Self:
+    def _combined(self, op: str, name: str, reverse: bool, other: Any) -> Self:
         dtype, (left, right) = self._operands(name or op, other)
         if dtype is bool_ and op in ("sub", "floordiv", "mod"):
             raise BadArgument(
@@ -48,10 +53,10 @@ class Elementwise(TensorCore):
         return self._new(graph.elementwise(op, dtype, left, right))
 
     def _compare(self, op: str, other: Any, swap: bool = False) -> Self:
-        compared = partial(self._compared, op, other, swap)
-        return self._again_with(("compare", op, swap), other, compared)
+        compared = partial(self._compared, op, swap)
+        return self._again_with(("compare", op, swap), other, compared, True)
 
-    def _compared(self, op: str, other: Any, swap: bool) -> Self:
+    def _compared(self, op: str, swap: bool, other: Any) -> Self:
         if type(other) is int and self.dtype.is_integer:
             above = other > dtypes.highest(self.dtype)
             if above or other < dtypes.lowest(self.dtype):  # the result is the same for all
@@ -63,10 +68,10 @@ class Elementwise(TensorCore):
         return self._new(graph.elementwise(op, bool_, left, right))
 
     def _bitwise(self, op: str, other: Any, reverse: bool = False) -> Self:
-        combined = partial(self._of_bits, op, other, reverse)
-        return self._again_with(("bits", op, reverse), other, combined)
+        combined = partial(self._of_bits, op, reverse)
+        return self._again_with(("bits", op, reverse), other, combined, False)
 
-    def _of_bits(self, op: str, other: Any, reverse: bool) -> Self:
+    def _of_bits(self, op: str, reverse: bool, other: Any) -> Self:
         dtype, (left, right) = self._operands(op, other)
         if dtype.is_float or (op in ("shl", "shr") and dtype is bool_):
             raise BadArgument(f"{op}: expected integers, got {dtype.name}")
@@ -125,10 +130,10 @@ class Elementwise(TensorCore):
             )
         if rounding_mode is not None:
             return self._whole_quotient(other, reverse, rounding_mode == "floor")
-        quotient = partial(self._quotient, other, reverse)
-        return self._again_with(("div", reverse), other, quotient)
+        quotient = partial(self._quotient, reverse)
+        return self._again_with(("div", reverse), other, quotient, True)
 
-    def _quotient(self, other: Any, reverse: bool) -> Self:
+    def _quotient(self, reverse: bool, other: Any) -> Self:
         common, _ = self._operands("div", other)
         dtype, (left, right) = self._operands("div", other, common=dtypes.float_dtype(common))
         if reverse:

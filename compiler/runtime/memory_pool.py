@@ -16,6 +16,7 @@ from ugpu.hcq.state.memory import MemoryUse, Placement
 from ugpu.hcq.work.buffer import Buffer
 
 KEEP = 512 << 20  # bytes of unused buffers kept per device
+ALIGN = 256  # bytes: alignment that kernels assume for every parameter (compiler.codegen)
 Place = tuple[int, int]  # memory of a device: the id of its core, and an address
 
 
@@ -115,6 +116,11 @@ class MemoryPool:
                 self._free.move_to_end(rounded)
                 self._used.add(rounded)
                 return Storage(self, unused, size)
+        return self.fresh(size)
+
+    def fresh(self, size: int) -> Storage:
+        """Return memory like `take`, which no work in flight uses."""
+        rounded = round_up(size)
         try:
             buffer = self.core.alloc(rounded, placement=self.placement)
         except OutOfMemory:

@@ -1,4 +1,4 @@
-"""Graphs that differ only in their Python numbers share kernels.
+"""Graphs that differ only in their Python numbers share kernels, and recipes share plans.
 
 A number is part of the code of the kernels that use it, which makes them as fast as possible. When
 a second graph of the same structure arrives with other numbers, those that differ are read from
@@ -8,22 +8,40 @@ rate each time).
 Numbers stay in the kernels where the compiler's decisions depend on them: in graphs that count
 positions or index (masks and slices by position), in calls of nested functions, as exponents, and
 as padding.
+
+An operation with a number that is new each time is planned once if its recipe reads the number from
+memory (`HeldNumbers`, compiler.methods.core).
 """
 
 from __future__ import annotations
 
+import struct
+import sys
+import threading
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import bool_
+from ugpu.compiler.dtype import DType, bool_
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.plan.plan import Structure
-from ugpu.compiler.runtime.memory_pool import MemoryPool, Storage
+from ugpu.compiler.runtime.memory_pool import ALIGN, MemoryPool, Part, Storage
+from ugpu.hcq.work.queue import QueueKind
 
+CELLS = 256  # numbers that may be in use at a time
+TRIES = 4  # cells that are looked at
+# Not of narrow floats, whose numbers kernels do not round before they compute with them.
+FORMS = {
+    name: struct.Struct(f"<{form}")
+    for name, form in (
+        ("float32", "f"), ("float64", "d"), ("int64", "q"), ("int32", "i"),
+        ("int16", "h"), ("int8", "b"), ("uint64", "Q"), ("uint32", "I"), ("uint16", "H"),
+        ("uint8", "B"),
+    )
+}  # fmt: skip
 DECIDING = frozenset(("pow",))  # operations whose expansion depends on an operand's value
 KINDS = 4096  # structures remembered; beyond this all are discarded
 
@@ -59,6 +77,91 @@ class Opened:
         for place in differing:
             _read_from_memory(nodes[place], pool)
         return bool(differing)
+
+
+class HeldNumbers:
+    """Memory for numbers that recipes read, on a device whose memory the host can write.
+    Thread-safe.
+
+    A cell is written again once no node refers to it and the device has passed what read it: it is
+    idle, or its timeline has reached what was submitted when the cell was last seen unused, half a
+    round before.
+    """
+
+    def __init__(self, pool: MemoryPool) -> None:
+        self._pool = pool
+        self._lock = threading.RLock()  # the collector may run code that computes
+        self._cells: list[tuple[Part, memoryview]] = []
+        self._passed: dict[int, int] = {}  # by cell: the timeline's value after its last reader
+        self._next = 0
+        self._writable = True
+
+    def node(self, dtype: DType, number: int | float) -> Node | None:
+        """Return a node whose element is the number. None if the device's memory cannot be written
+        now, or the type cannot hold the number."""
+        form = FORMS.get(dtype.name)
+        core = self._pool.core
+        if form is None or not self._writable or core.capturing is not None:
+            return None
+        with self._lock:
+            cell = self._free()
+            if cell is None:
+                return None
+            part, view = cell
+            try:
+                form.pack_into(view, 0, number)
+            except (OverflowError, struct.error):
+                return None
+            node = Node("buffer", dtype, ())
+            node.storage = part
+        return node
+
+    def _free(self) -> tuple[Part, memoryview] | None:
+        """Return a cell that nothing reads."""
+        if not self._cells and not self._allocate():
+            return None
+        for _ in range(TRIES):
+            place = self._next = (self._next + 1) % CELLS
+            cell = self._cells[place]
+            if _references(cell) == _UNUSED and (self._pool.core.quiet() or self._read(place)):
+                self._passed.pop(place, None)
+                return cell
+        return None
+
+    def _read(self, place: int) -> bool:
+        """Return whether the device has passed what read an unused cell, while it is at work; note
+        how far it has to come for the cell that is looked at half a round later."""
+        timeline = self._pool.core.driver.hardware_queues(QueueKind.COMPUTE)[0].timeline
+        later = (place + CELLS // 2) % CELLS
+        if _references(self._cells[later]) == _UNUSED:
+            self._passed[later] = timeline.last
+        passed = self._passed.get(place)
+        return passed is not None and timeline.value >= passed
+
+    def _allocate(self) -> bool:
+        """Make the cells; return whether the host can write them."""
+        pool = self._pool
+        if not pool.core.driver.reads_host_memory:
+            self._writable = False
+            return False
+        whole = pool.fresh(CELLS * ALIGN)
+        view = pool.core.driver.memory_view(whole.buffer)
+        if view is None:
+            self._writable = False
+            return False
+        self._passed = dict.fromkeys(range(CELLS), 0)
+        self._cells = [
+            (Part(whole, start, ALIGN), view[start : start + ALIGN])
+            for start in range(0, CELLS * ALIGN, ALIGN)
+        ]
+        return True
+
+
+def _references(cell: tuple[object, object]) -> int:
+    return sys.getrefcount(cell[0])
+
+
+_UNUSED = _references((object(), None))
 
 
 def _places(key: Structure, nodes: Sequence[Node]) -> list[int]:

@@ -50,7 +50,7 @@ from ugpu.compiler.runtime.kernels.ahead import planners
 from ugpu.compiler.runtime.kernels.programs import KernelRecord, Loaded, Programs, listeners
 from ugpu.compiler.runtime.kernels.tuners import active
 from ugpu.compiler.runtime.memory_pool import MemoryPool, Storage
-from ugpu.compiler.runtime.opened import Opened
+from ugpu.compiler.runtime.opened import HeldNumbers, Opened
 from ugpu.compiler.runtime.recording import current_recording
 from ugpu.compiler.runtime.scratch import Scratch
 from ugpu.compiler.runtime.script import Script
@@ -88,7 +88,7 @@ class Runtime:
         self.pool = MemoryPool(device)
         self.programs = Programs(device, cache_folder)
         self.constants: dict[str, Node] = {}  # arrays that operations need, by name
-        self.opened = Opened()
+        self.opened, self.held = Opened(), HeldNumbers(self.pool)
         self._plans: dict[Structure, _Ready] = {}
         self._layers: dict[Structure, tuple[Repeating | None, tuple[Loaded, ...]]] = {}
         self._scripts: dict[Recipe, Script] = {}

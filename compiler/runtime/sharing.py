@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import DType
 from ugpu.compiler.graph.node import Node
-from ugpu.compiler.runtime.lent import ALIGN, lend
-from ugpu.compiler.runtime.memory_pool import Storage
+from ugpu.compiler.runtime.lent import lend
+from ugpu.compiler.runtime.memory_pool import ALIGN, Storage
 from ugpu.compiler.runtime.upload import TYPES
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import NotShared

@@ -47,7 +47,8 @@ class Transfer:
         core = self.core
         if core.capturing is not None:
             self._refuse_in_capture("copy_from")
-        core.synchronize()
+        if not core.quiet():
+            core.synchronize()
         with self._lock:
             if core.closed or core.failure is not None or core.closer is not None:
                 core.check_usable()
@@ -59,7 +60,8 @@ class Transfer:
         core = self.core
         if core.capturing is not None:
             self._refuse_in_capture("copy_to")
-        core.synchronize()
+        if not core.quiet():
+            core.synchronize()
         with self._lock:
             if core.closed or core.failure is not None or core.closer is not None:
                 core.check_usable()

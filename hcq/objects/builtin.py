@@ -20,6 +20,7 @@ from ugpu.hcq.objects import jit
 
 METH_FASTCALL, METH_KEYWORDS = 0x0080, 0x0002  # Include/methodobject.h
 WORD = 8  # bytes of a pointer
+TRIED = (3, 13)  # the last version that native code has run on that looks into objects
 
 
 class _Definition(ctypes.Structure):
@@ -72,9 +73,11 @@ class Builtin:
 def slot_offsets(kind: type, *names: str) -> list[int] | None:
     """Return where objects of a class, and of its subclasses, keep slots, in bytes from the
     object's address; each is a pointer to an object, null while the slot is not set. None if this
-    interpreter keeps them in another way, or runs threads without a lock, or the first words of an
-    object are not its references (the lower 32 bits) and its type."""
-    if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
+    interpreter keeps them in another way, runs threads without a lock, or is newer than TRIED, or
+    if the first words of an object are not its references (the lower 32 bits) and its type."""
+    if sys.implementation.name != "cpython" or sys.version_info[:2] > TRIED:
+        return None
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None
     if sys.byteorder != "little" or ctypes.sizeof(ctypes.c_void_p) != WORD:
         return None

@@ -78,6 +78,7 @@ class DeviceState(Protocol):
         limit_s: how long a wait may take if its caller gives no limit, in seconds.
         resets: number so far.
         launches: number of kernels so far.
+        quiet: see hcq.device.closing.
     """
 
     lock: threading.RLock
@@ -88,6 +89,7 @@ class DeviceState(Protocol):
     limit_s: float
     resets: int
     launches: int
+    quiet: Callable[[], bool]
 
     @property
     def device(self) -> OpenDevice: ...

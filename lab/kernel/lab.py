@@ -188,12 +188,14 @@ class Lab:
         handlers: Mapping[str, Handler] | None = None,
         kernel_command: str = "",
         memory: str = "1G",
+        sleeps: bool = False,
         limit_s: float = 120,
     ) -> Run:
         """Run guest tests (paths in the checkout), or a shell `command`, in one boot.
 
-        devices: QEMU arguments after the machine, the IOMMU and the shares. handlers: what the
-        guest may ask for by name besides `qmp`. QEMU is killed after `limit_s` at the usual pace;
+        devices: QEMU arguments after the machine, the IOMMU and the shares. sleeps: the guest may
+        suspend its devices, and keeps its root. handlers: what the guest may ask for by name
+        besides `qmp`. QEMU is killed after `limit_s` at the usual pace;
         where that is longer than what is left of the laboratory's time, nothing is booted. The
         folder build/lab/runs/<name> keeps console.log, dmesg.txt and report.xml of the last run.
         """
@@ -215,7 +217,7 @@ class Lab:
         (run_folder / "initrd").write_bytes(image)
         started = time.monotonic()
         trouble = self._emulate(
-            run_folder, devices, handlers or {}, kernel_command, memory, limit_s
+            run_folder, devices, handlers or {}, kernel_command, memory, sleeps, limit_s
         )
         seconds = time.monotonic() - started
         cases: Sequence[Case] = ()
@@ -235,6 +237,7 @@ class Lab:
         handlers: Mapping[str, Handler],
         kernel_command: str,
         memory: str,
+        sleeps: bool,
         limit_s: float,
     ) -> str:
         """Run QEMU to its end; what went wrong, or nothing."""
@@ -256,8 +259,8 @@ class Lab:
                 "-mon",
                 "chardev=monitor,mode=control",
             ),
-            *_share("root", Path("/"), read_only=True),
-            *_share("exchange", run_folder / "exchange", read_only=False),
+            *_share("root", Path("/"), read_only=True, sleeps=sleeps),
+            *_share("exchange", run_folder / "exchange", read_only=False, sleeps=sleeps),
             *("-device", IOMMU),
             *devices,
         ]
@@ -392,11 +395,17 @@ def _start(tests: Sequence[str], command: str, pace: float) -> str:
     )
 
 
-def _share(tag: str, path: Path, *, read_only: bool) -> list[str]:
+def _share(tag: str, path: Path, *, read_only: bool, sleeps: bool) -> list[str]:
     options = f"local,id={tag},path={path},security_model=none,multidevs=remap"
     if read_only:
         options += ",readonly=on"
-    return ["-fsdev", options, "-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
+    share, port = f"virtio-9p-pci,fsdev={tag},mount_tag={tag}", []
+    if sleeps:
+        # Linux's driver of virtio resets a function at a suspend, which 9p does not survive, unless
+        # it promises to keep its state; only one below a port can.
+        port = ["-device", f"pcie-root-port,id={tag}-port,chassis={len(tag)}"]
+        share += f",bus={tag}-port,x-pcie-pm-no-soft-reset=on"
+    return ["-fsdev", options, *port, "-device", share]
 
 
 def extract(packed: Path, programs: Programs) -> bytes:

@@ -16,13 +16,16 @@ from lab.kernel.lab import CACHE, GUEST, ROOT
 from lab.kernel.machine import LabUnavailable
 
 PACKAGES = ("mesa-vulkan-drivers", "libvulkan-dev")
-PROGRAM = "usr/bin/nvk_memory"
-SOURCE = ROOT / GUEST / "nvidia/nvk_memory.c"
+PROGRAM = "usr/bin/nvk_work"
+SOURCE = ROOT / GUEST / "nvidia/nvk_work.c"
 DRIVER = "/usr/share/vulkan/icd.d/nouveau_icd.json"
 # Folders of the system that the tree lacks, and what is mounted there.
 MOUNTS = {"dev": "devtmpfs", "proc": "proc", "sys": "sysfs", "tmp": "tmpfs"}
 # What the program says, in order.
-STEPS = ("device", "logical device", "memory of type", "end")
+STEPS = (
+    "device", "logical device", "memory of type", "commands", "submission", "vkCmdCopyBuffer",
+    "vkCmdFillBuffer", "vkCmdUpdateBuffer", "end",
+)  # fmt: skip
 
 
 def tree(folder: Path) -> Path | None:

@@ -180,13 +180,13 @@ class BareDriver(NvDriver):
                 self.card.suspend(self._objects())
             except BaseException:
                 if not self.card.calls.works:
-                    self.core.failure = ChipError(
-                        f"{self.name}: a suspend was cut off", remedy=remedies.RESET
-                    )
+                    self._fail(": a suspend was cut off", remedies.RESET)
                 raise
-            self._asleep = self.core.failure = ChipError(
-                f"{self.name} is suspended", remedy="device.resume()"
-            )
+            self._asleep = self._fail(" is suspended", "device.resume()")
+
+    def _fail(self, text: str, remedy: str) -> ChipError:
+        self.core.failure = failure = ChipError(f"{self.name}{text}", remedy=remedy)
+        return failure
 
     def resume(self) -> None:
         """See BareDevice."""
@@ -194,9 +194,7 @@ class BareDriver(NvDriver):
             if self._asleep is None:
                 raise BadArgument(f"{self.name} is not suspended")
             self._asleep = None
-            self.core.failure = ChipError(
-                f"{self.name}: a resume was cut off", remedy=remedies.RESET
-            )
+            self._fail(": a resume was cut off", remedies.RESET)
             self.card.wake(self._objects())
             self.core.failure = None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -25,7 +25,8 @@ from ugpu.virtual.amd.options import ChipOptions
 from ugpu.virtual.amd.registers import RegisterSpace
 from ugpu.virtual.amd.scheduler import Scheduler
 from ugpu.virtual.amd.shader import ShaderMemory
-from ugpu.virtual.bus.dma import DmaPool, Iommu, read_bus, write_bus
+from ugpu.virtual.bus.dma import read_bus, write_bus
+from ugpu.virtual.bus.master import BusMaster
 from ugpu.virtual.shader.load import Load
 from ugpu.virtual.shader.memory import Access
 
@@ -203,14 +204,7 @@ class SecurityPort(Protocol):
         ...
 
 
-class ConfigPort(Protocol):
-    """Permissions of the function in configuration space."""
-
-    memory_enabled: bool
-    bus_master: bool
-
-
-class Board(ABC):
+class Board(BusMaster):
     """The board that connects the blocks. See `Chip` for the API for tests and transports.
 
     mm, gc, ih, hdp, smu, psp, config: ports of blocks, set once every block is built. gfx, sdma:
@@ -219,7 +213,6 @@ class Board(ABC):
     the model's threads report to it while they are working.
     """
 
-    config: ConfigPort
     mm: HubPort
     gc: HubPort
     ih: InterruptPort
@@ -232,12 +225,11 @@ class Board(ABC):
         self.options = (options or ChipOptions()).on(facts)
         self.faults = copy.deepcopy(self.options.faults)
         self.lock = threading.RLock()
+        super().__init__(self.options.seed)
         self.objections = Objections()
         self.violations, self.notes = self.objections.violations, self.objections.notes
         self.culprits = Culprits()
-        self.lost = False
         self.tmr: tuple[int, int] | None = None
-        self.msi: Callable[[int], object] | None = None
         self.gfx: EnginePort | None = None
         self.sdma: list[EnginePort] = []
         self.memory_changed: Callable[[], None] = lambda: None  # wakes engines that poll memory
@@ -255,8 +247,6 @@ class Board(ABC):
             self.objections,
         )
         self.vram = Vram(self.options.vram, shared=self.options.shared_vram)
-        self.iommu = Iommu(self.options.seed)
-        self.dma = DmaPool(self.iommu, self.revoked)
 
     # ---- actions that blocks trigger -----------------------------------------------------------
 
@@ -276,10 +266,6 @@ class Board(ABC):
     def autoload(self) -> None:
         """Start GFX through the RLC: enable writes to its registers and set its VRAM location."""
 
-    @abstractmethod
-    def revoked(self, host: int, size: int) -> None:
-        """Invalidate cached translations because host memory was unmapped from the card."""
-
     # ---- objections ---------------------------------------------------------------------------
 
     def fault(self, text: str, *, reported: bool = False) -> None:
@@ -288,6 +274,10 @@ class Board(ABC):
         For `reported` see Objections.record.
         """
         self.objections.record(Level.FAULT, text, reported=reported)
+
+    def refused(self, text: str) -> None:
+        """See BusMaster."""
+        self.fault(text)
 
     def violation(self, text: str) -> None:
         """Record an access that boards tolerate; the caller continues."""
@@ -304,17 +294,8 @@ class Board(ABC):
 
     # ---- the host side: DMA and interrupts ----------------------------------------------------
 
-    def dma_piece(self, bus: int, size: int) -> tuple[int, int] | None:
-        """Translate a bus address: (host address, bytes in one piece); None if it is unmapped."""
-        if self.lost:
-            return None
-        if not self.config.bus_master:
-            self.fault(f"DMA to {bus:#x} with bus mastering off")
-            return None
-        found = None if self.faults.dma_refused else self.iommu.translate(bus, size)
-        if found is None:
-            self.fault(f"DMA to {bus:#x}: the IOMMU refuses")
-        return found
+    def _mapped(self, bus: int, size: int) -> tuple[int, int] | None:
+        return None if self.faults.dma_refused else self.iommu.translate(bus, size)
 
     def dma_read(self, bus: int, size: int) -> bytes:
         """Read host memory; all ones from the first unmapped address on."""
@@ -329,28 +310,10 @@ class Board(ABC):
         found = self.dma_piece(bus, 1)
         return None if found is None else found[0]
 
-    def map_dma(self, bus: int, size: int, host: int | None) -> None:
-        """Map memory for the card: memory owned by another object, at `host` in this process.
-
-        None: memory at an unsupported address; accesses by the card's engines are refused.
-        """
-        with self.lock:
-            self.iommu.add(bus, size, host)
-
-    def unmap_dma(self, bus: int, size: int) -> None:
-        """Remove a mapping made by `map_dma`, given the same bus address and size."""
-        with self.lock:
-            self.iommu.remove(bus)
-            self.revoked(0, size)
-
     def signal_msi(self) -> None:
         """Send the MSI; it is a write by the card, so bus mastering must be on."""
-        if self.lost or self.faults.interrupts_lost:
-            return
-        if not self.config.bus_master:
-            self.fault("MSI with bus mastering off")
-        elif self.msi is not None:
-            self.msi(0)
+        if not self.faults.interrupts_lost:
+            self.send_message()
 
     # ---- protected memory ---------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from ugpu.hcq.transport.base import DmaSegment
 PAGE = 4096
 _SLOT_SHIFT = 21  # bus address space is allocated in slots of 2 MiB
 _SLOT = 1 << _SLOT_SHIFT
-_FIRST_SLOT = (1 << 40) >> _SLOT_SHIFT
+FIRST_ADDRESS = 1 << 40  # of the bus addresses, if a card names no other
 _LAST_SLOT = (1 << 44) >> _SLOT_SHIFT  # gfx11 reaches 44 bits of bus address
 
 # Bus address and size to the address in this process and the bytes in one piece; None: refused.
@@ -29,7 +29,7 @@ class Iommu:
     Slots are never reused, so that a stale bus address is always detected.
     """
 
-    def __init__(self, seed: int, first: int = _FIRST_SLOT << _SLOT_SHIFT) -> None:
+    def __init__(self, seed: int, first: int = FIRST_ADDRESS) -> None:
         """first: the least bus address."""
         self._random = random.Random(seed)
         self._slots: dict[int, tuple[int, int, int]] = {}  # slot -> (bus start, bus end, host)

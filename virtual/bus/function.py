@@ -9,6 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 from ugpu.hcq.errors import BadArgument, DeviceBusy
 from ugpu.hcq.state.clock import Clock
+from ugpu.hcq.state.memory import BusAddr
 from ugpu.hcq.transport.base import PciIdentity, ResetKind
 from ugpu.hcq.transport.life import TransportLife, close_all
 from ugpu.hcq.transport.pci.config import check_access
@@ -110,6 +111,11 @@ class PciFunction(TransportLife, Generic[C]):
         """Allocate host memory; without `contiguous` it consists of runs of at most 2 MiB."""
         self.check_open()
         return self._owned(self._pool.allocate(size, contiguous=contiguous))
+
+    def place_dma(self, size: int, address: BusAddr) -> HostMemory:
+        """See hcq.transport.base.Placing."""
+        self.check_open()
+        return self._owned(self._pool.place(size, int(address)))
 
     def _owned(self, memory: HostMemory) -> HostMemory:
         """Have `close` free memory, unless it was freed before."""

@@ -19,7 +19,7 @@ class Abreast:
     def range(self, size: int) -> Range:
         """Return a new range."""
         self._ranges += 1
-        return Range(f"n{self._ranges}", size)
+        return Range(f"a{self._ranges}", size)
 
     @property
     def left(self) -> Index:

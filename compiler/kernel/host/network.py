@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ugpu.compiler.dtype import uint32, uint64
+from ugpu.compiler.dtype import DType, uint32, uint64
 from ugpu.compiler.expression.algebra import Index, Range, constant
 from ugpu.compiler.expression.value import Memory, Value, binary, cast, const, load
 from ugpu.compiler.kernel.host.products.packing import turn
 from ugpu.compiler.kernel.ir import Loop, Statement, Store
 
-REGISTERS = {8: 16}  # keys in registers, by the lanes of a vector; elsewhere FEWER
+REGISTERS = {64: 16}  # keys in registers, by the bytes of a vector; elsewhere FEWER
 FEWER = 8
 LONGEST = 1024  # keys of a row: more do not fit the second level of caches
 Pairs = list[tuple[int, int]]
@@ -33,34 +33,43 @@ def _merging(count: int) -> Pairs:
 
 
 def _sorting(count: int) -> Pairs:
-    """Return the exchanges that sort `count` neighbours, a power of two."""
-    pairs: Pairs = []
-    size = 2
-    while size <= count:
-        for start in range(0, count, size):
-            pairs += [(start + i, start + size - 1 - i) for i in range(size // 2)]
-        pairs += [pair for pair in _merging(count) if pair[1] - pair[0] < size // 2]
-        size *= 2
-    return pairs
+    """Return the exchanges that sort `count` neighbours, a power of two: two sorted halves are
+    merged by merging their even and their odd places (K. Batcher, 1968)."""
+
+    def merge(low: int, size: int, step: int) -> Pairs:
+        if 2 * step >= size:
+            return [(low, low + step)]
+        both = merge(low, size, 2 * step) + merge(low + step, size, 2 * step)
+        ends = range(low + step, low + size - step, 2 * step)
+        return both + [(at, at + step) for at in ends]
+
+    def sort(low: int, size: int) -> Pairs:
+        if size < 2:
+            return []
+        half = size // 2
+        return sort(low, half) + sort(low + half, half) + merge(low, size, 1)
+
+    return sort(0, count)
 
 
 class Network:
-    """The steps that sort `lanes` rows of `size` keys each, by their whole values."""
+    """The steps that sort `lanes` rows of `size` keys of a type each, by their whole values."""
 
-    def __init__(self, size: int, lanes: int) -> None:
+    def __init__(self, size: int, lanes: int, dtype: DType = uint64) -> None:
         self.size, self.lanes = size, lanes
-        self.block = FEWER if size <= FEWER else REGISTERS.get(lanes, FEWER)
+        most = REGISTERS.get(lanes * dtype.itemsize, FEWER)
+        self.block = FEWER if size <= FEWER else most
         self.room = -(-size // self.block) * self.block
         self.rows, self.columns = (
-            Memory(name, uint64, self.room * lanes, "local") for name in ("rows", "columns")
+            Memory(name, dtype, self.room * lanes, "local") for name in ("rows", "columns")
         )
-        self._held = Memory("held", uint64, self.block, "register", lanes)
-        self._lower = Memory("lower", uint64, 1, "register", lanes)
+        self._held = Memory("held", dtype, self.block, "register", lanes)
+        self._lower = Memory("lower", dtype, 1, "register", lanes)
         self._count = 0  # of loops
 
     @property
     def memories(self) -> tuple[Memory, ...]:
-        """The memory of the steps."""
+        """The memory of the steps, that of rows first."""
         return self.rows, self.columns, self._held, self._lower
 
     def steps(
@@ -77,8 +86,17 @@ class Network:
             rest = self._range(self.room - self.size)
             beyond = row.index() * self.room + self.size + rest.index()
             body.append(Loop(rest, (Store(self.rows, beyond, const((1 << 64) - 1, uint64)),)))
-        steps: list[Statement] = [Loop(row, tuple(body), left), self._turned(back=False)]
-        steps.append(self._within(_sorting(self.block)))
+        steps = [Loop(row, tuple(body), left), self._turned(back=False), *self.exchanges()]
+        steps.append(self._turned(back=True))
+        row, each = self._range(self.lanes), self._range(self.size)
+        at = row.index() * self.room + each.index()
+        lower = cast(load(self.rows, at), uint32)
+        result = Store(output, place(row.index(), each.index()), lower)
+        return [*steps, Loop(row, (Loop(each, (result,)),), left)]
+
+    def exchanges(self) -> list[Statement]:
+        """Return the steps that sort the columns."""
+        steps: list[Statement] = [self._within(_sorting(self.block))]
         size = 2 * self.block
         while size < 2 * self.room:
             steps += self._mirrored(size)
@@ -88,12 +106,7 @@ class Network:
                 distance //= 2
             steps.append(self._within(_merging(self.block)))
             size *= 2
-        steps.append(self._turned(back=True))
-        row, each = self._range(self.lanes), self._range(self.size)
-        at = row.index() * self.room + each.index()
-        lower = cast(load(self.rows, at), uint32)
-        result = Store(output, place(row.index(), each.index()), lower)
-        return [*steps, Loop(row, (Loop(each, (result,)),), left)]
+        return steps
 
     def _range(self, size: int) -> Range:
         self._count += 1

@@ -1,8 +1,9 @@
 """Places of the largest or smallest elements of rows on the host: argmax and argmin in one pass.
 
     before   total = max over k of x[k];  place = min over k of (k if x[k] == total else last)
-    after    for each lane of a few vectors, the best of its elements so far, and the step at which
-             it came; then the same two passes over the lanes, and over a rest of the row
+    after    for each lane, the best of its elements so far, of a few vectors a step, and the step
+             at which it came; then the same two passes over the lanes, over the first step that
+             has the best of all, and over a rest of the row
 
 A row with NaN has its place at the first NaN, which another pass finds.
 """
@@ -35,7 +36,7 @@ from ugpu.compiler.kernel.shared.kernels import kernel_of
 from ugpu.compiler.pattern.chain import Chain
 from ugpu.hcq.state.target import TargetSpec
 
-ABREAST = 4  # vectors whose lanes have a best element each: a step waits for the one before
+ABREAST = 4  # vectors of a step, a power of two: it waits for the one before
 STEPS = 4  # of all lanes, from which on the passes over them cost less than those over the row
 ZERO = constant(0)
 
@@ -80,13 +81,15 @@ class _Search:
         self.computation, self.chain, self.place = computation, chain, place
         self.size, self.lanes, self.width = place.along.size, lanes, lanes * ABREAST
         self.whole = self.size // self.width * self.width
-        self.best = Memory("best", float32, ABREAST, "register", lanes)
-        self.step = Memory("step", int32, ABREAST, "register", lanes)
+        self.best = Memory("best", float32, 1, "register", lanes)
+        self.step = Memory("step", int32, 1, "register", lanes)
         self.lost = Memory("lost", bool_, 1, "register", lanes)
-        self.bests = Memory("bests", float32, self.width, "local")
-        self.steps = Memory("steps", int32, self.width, "local")
+        self.bests = Memory("bests", float32, lanes, "local")
+        self.steps = Memory("steps", int32, lanes, "local")
         self.total = Memory("total", total_type(place.operation, float32), 1, "register")
-        self.first, self.flag = (Memory(name, int32, 1, "register") for name in ("first", "flag"))
+        self.first, self.flag, self.least = (
+            Memory(name, int32, 1, "register") for name in ("first", "flag", "least")
+        )
 
     def kernel(self) -> Kernel:
         rows = max(1, CHUNK // self.size)
@@ -102,7 +105,7 @@ class _Search:
         body = (*self.lanes_of(at), *self.joined(at), *self.not_numbers(at))
         stored = (Store(to, position, each) for to, each in self.computation.results(result))
         memories = (self.best, self.step, self.lost, self.bests, self.steps, self.total,
-                    self.first, self.flag)  # fmt: skip
+                    self.first, self.flag, self.least)  # fmt: skip
         loop = Loop(Range("r", rows), (*body, *stored), bound)
         return kernel_of(self.computation, memories, grid, 1, (loop,))
 
@@ -115,41 +118,51 @@ class _Search:
         lowest = identity(self.place.operation, float32)
         counter = Range("k", self.whole // self.width)
         now = broadcast(value("index", int32, (), counter.index()), self.lanes)
-        inside: list[Statement] = []
-        lost = load(self.lost, ZERO, lanes=self.lanes)
+        best, step = (load(m, ZERO, lanes=self.lanes) for m in (self.best, self.step))
         yield Store(self.lost, ZERO, broadcast(const(False, bool_), self.lanes))
-        for number in range(ABREAST):
-            slot = constant(number)
-            yield Store(self.best, slot, broadcast(lowest, self.lanes))
-            yield Store(self.step, slot, broadcast(const(0, int32), self.lanes))
-            here = counter.index() * self.width + number * self.lanes
-            element = self.element(at, here, self.lanes)
-            best, step = (load(m, slot, lanes=self.lanes) for m in (self.best, self.step))
-            pair = (best, element) if self.place.operation == "max" else (element, best)
-            better = value("lt", bool_, pair, lanes=self.lanes)
-            for memory, new, old in ((self.step, now, step), (self.best, element, best)):
-                kept = value("where", memory.dtype, (better, new, old), lanes=self.lanes)
-                inside.append(Store(memory, slot, kept))
-            odd = value("ne", bool_, (element, element), lanes=self.lanes)
-            lost = value("or", bool_, (lost, odd), lanes=self.lanes)
-        yield Loop(counter, (*inside, Store(self.lost, ZERO, lost)))
+        yield Store(self.best, ZERO, broadcast(lowest, self.lanes))
+        yield Store(self.step, ZERO, broadcast(const(0, int32), self.lanes))
+        places = [counter.index() * self.width + n * self.lanes for n in range(ABREAST)]
+        found = [self.element(at, place, self.lanes) for place in places]
+        odd = [binary("ne", each, each) for each in found]
+        while len(odd) > 1:  # one comparison tells of a pair whether either is NaN
+            found = [
+                self.chosen(self.better(*pair), pair[1], pair[0])
+                for pair in zip(found[::2], found[1::2], strict=True)
+            ]
+            odd = [binary("or", *pair) for pair in zip(odd[::2], odd[1::2], strict=True)]
+        better = self.better(best, found[0])
+        lost = binary("or", load(self.lost, ZERO, lanes=self.lanes), odd[0])
+        yield Loop(counter, (
+            Store(self.step, ZERO, self.chosen(better, now, step)),
+            Store(self.best, ZERO, self.chosen(better, found[0], best)),
+            Store(self.lost, ZERO, lost),
+        ))  # fmt: skip
+
+    def better(self, one: Value, other: Value) -> Value:
+        """Return whether the other vector's elements are better."""
+        pair = (one, other) if self.place.operation == "max" else (other, one)
+        return value("lt", bool_, pair, lanes=self.lanes)
+
+    def chosen(self, test: Value, one: Value, other: Value) -> Value:
+        """Return the elements of one vector where a test holds, else those of the other."""
+        return value("where", one.dtype, (test, one, other), lanes=self.lanes)
 
     def joined(self, at: Mapping[Range, Index]) -> Iterator[Statement]:
         """Find the best of all lanes and of the rest of the row, and the first place that has it;
         set the flag if there is NaN."""
         rest, last = self.size - self.whole, const(self.size - 1, int32)
         flag, operation = const(0, int32), self.place.operation
-        for number in range(ABREAST):
-            for source, to in ((self.best, self.bests), (self.step, self.steps)):
-                vector = load(source, constant(number), lanes=self.lanes)
-                yield Store(to, constant(number * self.lanes), vector)
+        for source, to in ((self.best, self.bests), (self.step, self.steps)):
+            yield Store(to, ZERO, load(source, ZERO, lanes=self.lanes))
         lost = load(self.lost, ZERO, lanes=self.lanes)
         for number in range(self.lanes):
             flag = binary("or", flag, cast(value("extract", bool_, (lost,), number), int32))
         yield Store(self.flag, ZERO, flag)
         yield Store(self.total, ZERO, identity(operation, self.total.dtype))
         yield Store(self.first, ZERO, last)
-        lane, other = Range("lane", self.width), Range("rest", rest)
+        yield Store(self.least, ZERO, last)
+        lane, other, each = Range("lane", self.lanes), Range("rest", rest), Range("j", self.width)
         total = load(self.total, ZERO)
         one, ending = load(self.bests, lane.index()), self.element(at, other.index() + self.whole)
         yield Loop(lane, (Store(self.total, ZERO, advanced(operation, total, one)),))
@@ -158,11 +171,12 @@ class _Search:
             best = Store(self.total, ZERO, advanced(operation, total, ending))
             yield Loop(other, (best, self.updated(self.flag, "or", odd)))
         best_of_all = ended(operation, float32, total)
-        place = binary("mul", load(self.steps, lane.index()), const(self.width, int32))
-        place = binary("add", place, value("index", int32, (), lane.index()))
-        yield Loop(
-            lane, (self.updated(self.first, "min", self.where("eq", one, best_of_all, place)),)
-        )
+        step = self.where("eq", one, best_of_all, load(self.steps, lane.index()))
+        yield Loop(lane, (self.updated(self.least, "min", step),))
+        start = lookup(load(self.least, ZERO), self.whole // self.width) * self.width
+        place = value("index", int32, (), start + each.index())
+        place = self.where("eq", self.element(at, start + each.index()), best_of_all, place)
+        yield Loop(each, (self.updated(self.first, "min", place),))
         if rest:
             place = value("index", int32, (), other.index() + self.whole)
             place = self.where("eq", ending, best_of_all, place)

@@ -23,6 +23,8 @@ from ugpu.hcq.errors import BadArgument
 SHORT = 1024  # elements of a row up to which every pair is compared
 START = 1 << 25  # fixed cost of sorting by digits, in comparisons
 EACH = 28  # cost of sorting an element by digits, in comparisons for each bit
+LONGEST = 1024  # elements of a row up to which a host sorts rows side by side
+LANES = 4  # minimum of a vector for that
 LOW = 0xFFFFFFFF  # the part of a host's sort elements with the place of a key
 FEW = 128  # elements of a row up to which the first are found by sorting all
 SHARE = 8  # likewise if the first are more than 1 / SHARE of the row
@@ -66,7 +68,9 @@ class Sorting(Running):
             return self.gather(axis, order), order
         last = self.transpose(place, -1)._stored_along(place)
         order = last._in_rows(descending)
-        return last._at(order).transpose(place, -1), order.transpose(place, -1)
+        values = last._values(descending)
+        values = last._at(order) if values is None else values
+        return values.transpose(place, -1), order.transpose(place, -1)
 
     def topk(
         self, count: int, axis: int = -1, largest: bool = True, sorted: bool = True
@@ -128,6 +132,15 @@ class Sorting(Running):
             lower = (keys & LOW).cast(uint32)._order_of(32)
             return lower._at((keys._at(lower) >> 32).cast(uint32)._order_of(32))
         return keys._order_of(bits)
+
+    def _values(self, descending: bool) -> Self | None:
+        """Return the sorted rows, by a kernel that does not compute their order; None where rows
+        are long or few, or gradients need the order."""
+        size = self.shape[-1]
+        lanes = self.device.target.vector_bytes // max(4, self.dtype.itemsize)
+        if self.node.tracked or not 1 < size <= LONGEST or 2 * self.numel() // size < lanes:
+            return None
+        return self._new(graph.sort_values(self.node, descending)) if lanes >= LANES else None
 
     def _order_of(self, bits: int) -> Self:
         """Return the places in the order of these keys of `bits` bits."""

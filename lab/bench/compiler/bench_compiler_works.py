@@ -9,7 +9,7 @@ has the weights of convolutions before its first run, and lays them out then.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import methodcaller
 from typing import Any
@@ -20,7 +20,7 @@ from lab.bench.compiler.bench_compiler_peers import Work, _peer, _versus
 from ugpu import hcq
 from ugpu.compiler import Tensor, jit
 from ugpu.compiler.codegen.process.behind import behind
-from ugpu.compiler.numeric.fft import fft2
+from ugpu.compiler.numeric import fft
 from ugpu.compiler.runtime.runtime import use_cache
 from ugpu.hcq.device.device import Device
 
@@ -51,8 +51,10 @@ class _Works:
     def work(
         self, name: str, arrays: Sequence[Array], ours: Build, theirs: Build | None,
         nodes: Sequence[Any] = (), numpy: Build | None = None,
+        others: Mapping[str, Build] | None = None,
     ) -> list[Any]:  # fmt: skip
-        """One row for each peer. nodes: the same in ONNX, of inputs a, b, c .. to "out"."""
+        """One row for each peer. nodes: the same in ONNX, of inputs a, b, c .. to "out". others:
+        further peers that take arrays, by name."""
         tensors = [Tensor(array, device=self.device).realize() for array in arrays]
         recorded = jit(lambda *given: ours(*given))
 
@@ -73,6 +75,7 @@ class _Works:
             assert worst < TOLERANCE, (name, worst)
         if numpy is not None:
             peers["NumPy"] = partial(numpy, *arrays)
+        peers |= {peer: partial(build, *arrays) for peer, build in (others or {}).items()}
         if nodes and self.runtime is not None:
             peers["onnxruntime"] = self.session(arrays, nodes)
         return _versus(name, mine, peers)
@@ -322,15 +325,31 @@ class _Works:
         return results
 
     def transforms(self) -> list[Any]:
-        """A Fourier transform, of parts on a last axis of two."""
-        torch = self.torch
+        """Fourier transforms; complex numbers are parts on a last axis of two."""
+        torch, results = self.torch, []
 
-        def there(x: Any) -> Any:
-            return torch.view_as_real(torch.fft.fft2(torch.view_as_complex(x)))
+        def there(x: Any, name: str) -> Any:
+            given = torch.view_as_complex(x) if x.shape[-1] == 2 else x
+            return torch.view_as_real(getattr(torch.fft, name)(given))
 
-        return self.work(
-            "FFT 512^2", [self.floats(512, 512, 2)], fft2, None if torch is None else there
-        )
+        def packed(x: Array, function: Build) -> Any:
+            return function(x.view(np.complex64)[..., 0] if x.shape[-1] == 2 else x)
+
+        scipy = None if _peer("scipy") is None else _peer("scipy.fft")
+        for name, shape in (
+            ("fft2", (512, 512, 2)), ("fft2", (1000, 1000, 2)), ("fft", (400, 400, 2)),
+            ("rfft", (400, 400)), ("rfft", (1000, 1000)),
+        ):  # fmt: skip
+            others = {}
+            if scipy is not None:
+                function = partial(getattr(scipy, name), workers=self.threads)
+                others["SciPy"] = partial(packed, function=function)
+            results += self.work(
+                f"{name} of {' x '.join(map(str, shape[:2]))}", [self.floats(*shape)],
+                getattr(fft, name), None if torch is None else partial(there, name=name),
+                numpy=partial(packed, function=getattr(np.fft, name)), others=others,
+            )  # fmt: skip
+        return results
 
     def orders(self) -> list[Any]:
         """Sorts (NumPy's is not stable, and of values alone), the first of rows, medians."""

@@ -159,6 +159,7 @@ def measure() -> list[dict[str, object]]:
         return [
             *models.decoder(),
             *models.lstm(),
+            *models.forward("MiniLM, 32 tokens", networks.minilm, "minilm", *networks.MINILM),
             *models.forward("ResNet-18 at 64^2", networks.resnet18, "resnet18", 1, 3, 64, 64),
             *models.forward("ResNet-50 at 224^2", networks.resnet50, "resnet50", 1, 3, 224, 224),
             *models.forward(

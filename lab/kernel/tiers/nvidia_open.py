@@ -3,8 +3,8 @@
 The module is Debian's source of release 550.163.01, built by lab.kernel.nvidia_module. It boots the
 GSP with synthetic firmware under the name that it asks for, and its resource manager creates its
 objects by the GSP's RPCs. Above it runs our driver for the stock module: copies, a kernel, faults,
-a killed program, and operations of the corpus. With --long: GA102 too, and the corpus for as long
-as --minutes allow, without what came out right in earlier long runs (corpus.txt, beside the
+a killed program, and operations of the corpus. With --long: the other chips too, and the corpus for
+as long as --minutes allow, without what came out right in earlier long runs (corpus.txt, beside the
 modules); --part i/n: each n-th operation of it, on AD102 alone.
 
 The run's folder keeps what the module said (dmesg.txt), what it touched (accesses.txt) and what it
@@ -29,7 +29,7 @@ from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.firmware.module import module_files
 from ugpu.virtual.nvidia.text_files import NAMES
 
-CHIPS = ("ad102", "ga102")
+CHIPS = ("ad102", "ga102", "tu102")
 REACHED = ("RmInitAdapter succeeded!",)
 CORPUS_S, LONG_CORPUS_S, LIMIT_S = 60, 900, 300  # at the usual pace
 # The module says much: a console would take most of the time, an ordinary buffer lose the start.
@@ -39,7 +39,7 @@ NEVER = ("WARNING:", "Oops", "BUG:", "Assertion failed")
 
 
 def run(lab: Lab) -> list[Run]:
-    """Boot AD102; with --long GA102 first. Skipped until the modules were built."""
+    """Boot AD102; with --long the other chips first. Skipped until the modules were built."""
     module = nvidia_module.path(lab.folder, lab.programs.kernel_release())
     if not module.is_file():
         raise LabUnavailable("not built; `python -m lab.kernel.nvidia_module` does it")

@@ -77,11 +77,11 @@ def contact(chip: GspChip) -> int:
     return boot_0
 
 
-def occupied(chip: GspChip, start: Start) -> bool:
+def occupied(start: Start) -> bool:
     """Return whether the GSP of an earlier start still owns its region, or runs."""
-    if frts.protected_region(chip)[1]:
+    if frts.protected_region(start.chip)[1]:
         return True
-    if chip.boot.way is not BootWay.FSP:
+    if start.boot.way is not BootWay.FSP:
         return False
     return not is_locked(int(start.gsp.regs.RISCV_CPUCTL.read())) and start.gsp.riscv_active
 
@@ -190,7 +190,9 @@ def _start_core(start: Start, stage: Callable[[str], AbstractContextManager[None
     else:
         if start.boot.way is BootWay.FWSEC and start.saved is None:
             steps["frts"] = frts.run_frts
-        steps |= {"gsp-reset": booter.reset_gsp, "booter": booter.load_firmware}
+        if start.saved is None:  # else booter does it, and the firmware has its arguments
+            steps["gsp-reset"] = booter.reset_gsp
+        steps["booter"] = booter.load_firmware
     for name, step in (steps | {"riscv": riscv.await_core}).items():
         with stage(name):
             step(start)

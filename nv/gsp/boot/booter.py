@@ -62,12 +62,11 @@ def _by_dma(booter: HeavySecure, pages: Pages) -> Program:
         name=booter.name,
         address=pages.address,
         code=(offset, size),
-        tag=offset,
+        start=offset,
         data=booter.contents,
         parameters=booter.parameters_at,
         engines=booter.engines,
         ucode=booter.ucode,
-        start=offset,
     )
 
 

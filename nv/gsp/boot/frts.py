@@ -42,12 +42,11 @@ def program(start: Start, image: Pages, name: str) -> Program | PortProgram:
         name=name,
         address=image.address,
         code=(0, descriptor.imem),
-        tag=descriptor.virtual,
+        start=descriptor.virtual,
         data=(descriptor.imem, descriptor.dmem),
         parameters=descriptor.signature_at,
         engines=descriptor.engines,
         ucode=descriptor.ucode,
-        start=descriptor.virtual,
     )
 
 

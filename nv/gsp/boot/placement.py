@@ -8,7 +8,6 @@ from ugpu.hcq.errors import ChipError, NotSupported
 from ugpu.nv.chips.boot import BootWay
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.chip.chip import GspChip
-from ugpu.nv.gsp.layout import radix3
 from ugpu.nv.gsp.layout.arguments import (
     LOG_SIZE,
     LOGS,
@@ -93,12 +92,7 @@ def place_image(start: Start) -> None:
     """Copy the firmware's image and its parts into memory, and describe them to booter or FMC."""
     files, memory = start.files, start.memory
     image = files.gsp.image
-    counts = radix3.level_pages(len(image))
-    tables = sum(counts[:3]) * PAGE
-    pages = memory.take(tables + counts[3] * PAGE, contiguous=False)
-    pages.put(radix3.tables(len(image), pages.pages))
-    pages.put(image, tables)
-    parts = {"Radix3Elf": (pages.address, len(image))}
+    parts = {"Radix3Elf": (memory.take_listed(len(image), image).address, len(image))}
     for name, data in ("Bootloader", files.boot_loader.data), ("Signature", files.gsp.signature):
         parts[name] = (memory.take(len(data), data).address, len(data))
     content = wpr_metadata(files.abi, parts, files.boot_loader, start.places)

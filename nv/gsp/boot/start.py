@@ -10,14 +10,7 @@ from ugpu.hcq.transport.base import Transport
 from ugpu.hcq.uapi import constants
 from ugpu.nv.chips.boot import BootFacts
 from ugpu.nv.gsp.boot.files import BootFiles
-from ugpu.nv.gsp.chip.chip import (
-    GSP_BASE,
-    MEMORY_BAR,
-    REGISTER_BAR,
-    SEC2_BASE,
-    GspChip,
-    is_locked,
-)
+from ugpu.nv.gsp.chip.chip import MEMORY_BAR, REGISTER_BAR, GspChip, is_locked
 from ugpu.nv.gsp.chip.falcon import Falcon
 from ugpu.nv.gsp.images.fwsec import Fwsec
 from ugpu.nv.gsp.layout.arguments import LOGS
@@ -65,8 +58,8 @@ class Start:
 
     def __post_init__(self) -> None:
         self.memory = Keeper(self.chip.transport, self.chip.boot.bus_bits)
-        self.gsp = Falcon(self.chip, "GSP", GSP_BASE)
-        self.sec2 = Falcon(self.chip, "SEC2", SEC2_BASE)
+        self.gsp = Falcon(self.chip, "GSP", self.chip.gsp)
+        self.sec2 = Falcon(self.chip, "SEC2", self.chip.sec2)
 
     @property
     def boot(self) -> BootFacts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ugpu.hcq.errors import FirmwareError
-from ugpu.nv.gsp.rpc.calls import REPLY_LIMIT_S, Calls
+from ugpu.nv.gsp.rpc.calls import REPLY_LIMIT_S, Calls, require_size
 
 _MOST_REGIONS = 16
 
@@ -32,10 +32,7 @@ def read_static(calls: Calls, vram: int, limit_s: float = REPLY_LIMIT_S) -> Stat
     layout = abi.structs.GspStaticConfigInfo
     function = abi.constants.NV_VGPU_MSG_FUNCTION_GET_GSP_STATIC_INFO
     reply = calls.call(function, bytes(layout.size), limit_s=limit_s)
-    if len(reply) < layout.size:
-        raise FirmwareError(
-            "the GSP's description of the card is cut short", size=len(reply), need=layout.size
-        )
+    require_size(reply, layout.size, "description of the card")
     info = layout.view(reply[: layout.size])
     regions = info.fbRegionInfoParams
     count = min(int(regions.numFBRegions), _MOST_REGIONS)

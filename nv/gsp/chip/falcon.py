@@ -14,10 +14,9 @@ import struct
 from dataclasses import dataclass
 
 from ugpu.hcq.errors import FirmwareInvalid, FirmwareRejected, UnitTimeout
-from ugpu.hcq.registers.fields import BoundRegister
+from ugpu.hcq.registers.fields import BoundRegister, RegisterBlock
 from ugpu.nv.gsp.chip.chip import GspChip
 from ugpu.nv.gsp.chip.ports import BLOCK, PortProgram, write_code, write_data
-from ugpu.nv.regs import block
 
 _SIZE_256 = 6  # in DMATRFCMD
 _COHERENT, _PHYSICAL = 1, 1
@@ -33,27 +32,27 @@ RUN_LIMIT_S = 2.0  # TIMEOUT: nouveau's for a signed program
 @dataclass(frozen=True)
 class Program:
     """A program to load by DMA. address: of its image on the bus, a multiple of 256. code, data:
-    offset in the image and size of the secure code and of the data; tag: of the first block of
-    code. parameters: of the boot ROM's signature check in the data. start: where it begins."""
+    offset in the image and size of the secure code and of the data. start: virtual address of the
+    first block of code, where the program begins. parameters: of the boot ROM's signature check in
+    the data."""
 
     name: str
     address: int
     code: tuple[int, int]
-    tag: int
+    start: int
     data: tuple[int, int]
     parameters: int
     engines: int
     ucode: int
-    start: int
 
 
 class Falcon:
     """One falcon of a chip. chip_id: BOOT_0's value, which a program finds in a register."""
 
-    def __init__(self, chip: GspChip, name: str, base: int) -> None:
+    def __init__(self, chip: GspChip, name: str, regs: RegisterBlock) -> None:
         self.chip = chip
         self.name = name
-        self.regs = block("falcon", base, chip.bus)
+        self.regs = regs
         self.chip_id = 0
 
     # ---- reset -------------------------------------------------------------------------------
@@ -117,7 +116,7 @@ class Falcon:
         self.allow_physical()
         regs.FBIF_TRANSCFG0.update(TARGET=_COHERENT, MEM_TYPE=_PHYSICAL)
         source, size = program.code
-        self._transfer(program.address + source - program.tag, program.tag, size, imem=True)
+        self._transfer(program.address + source - program.start, program.start, size, imem=True)
         source, size = program.data
         self._transfer(program.address + source, 0, size, imem=False)
         regs.BROM_PARAADDR0.write(program.parameters)

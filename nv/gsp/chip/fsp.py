@@ -12,7 +12,6 @@ import struct
 from ugpu.hcq.bare.stages import or_silent
 from ugpu.hcq.errors import BadArgument, DeviceBusy, FirmwareError
 from ugpu.nv.gsp.chip.chip import GspChip
-from ugpu.nv.regs import block
 
 _MOST_BYTES = 1024  # of a packet: the memory of channel 0
 _WHOLE = 1 << 31 | 1 << 30  # start and end of a message
@@ -27,7 +26,7 @@ class Fsp:
 
     def __init__(self, chip: GspChip) -> None:
         self.chip = chip
-        self.regs = block("fsp", 0, chip.bus)
+        self.regs = chip.fsp
 
     def ask(self, kind: int, payload: bytes) -> None:
         """Send a message and wait for the reply; FirmwareError if FSP refuses it.

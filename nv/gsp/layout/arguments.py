@@ -20,6 +20,7 @@ LOGS = ("LOGINIT", "LOGINTR", "LOGRM")
 QUEUE_SIZE = 0x40000
 REGION_SIZE = PAGE + 2 * QUEUE_SIZE  # of both queues, and of the table of the region's pages
 SUSPEND_LEVEL = 3  # NV2080_CTRL_GPU_SET_POWER_STATE_GPU_LEVEL_3, as nouveau and RM say
+PM_SUSPEND = 1 << 3  # GPU_STATE_FLAGS_PM_SUSPEND, as gpu_suspend.c has it
 
 
 def name_of(text: str) -> int:
@@ -57,6 +58,7 @@ def manager_arguments(abi: FirmwareAbi, shared: int, *, resuming: bool = False) 
     queues.statQueueOffset = PAGE + QUEUE_SIZE
     if resuming:
         block.srInitArguments.oldLevel = SUSPEND_LEVEL
+        block.srInitArguments.flags = PM_SUSPEND
         block.srInitArguments.bInPMTransition = 1
     if "bDmemStack" in abi.structs.GSP_ARGUMENTS_CACHED.fields:
         block.bDmemStack = 1

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ugpu.hcq.errors import NotSupported, OutOfMemory
 from ugpu.hcq.state.memory import BusAddr
 from ugpu.hcq.transport.base import DmaMemory, Placing, Transport
+from ugpu.nv.gsp.layout import radix3
 
 PAGE = 4096
 
@@ -96,6 +97,15 @@ class Keeper:
         pages = Pages(self._transport, size, bits=limit, contiguous=contiguous, address=address)
         self._kept.append(pages)
         pages.put(data)
+        return pages
+
+    def take_listed(self, size: int, data: bytes | memoryview = b"") -> Pages:
+        """Allocate memory of `size` bytes behind the tables that name its pages, see radix3."""
+        counts = radix3.level_pages(size)
+        tables = sum(counts[:3]) * PAGE
+        pages = self.take(tables + counts[3] * PAGE, contiguous=False)
+        pages.put(radix3.tables(size, pages.pages))
+        pages.put(data, tables)
         return pages
 
     def close(self, only: Sequence[Pages] | None = None) -> None:

@@ -229,7 +229,7 @@ class GspCard(BareCard[H]):
         chip.link.keep_awake()
         with self.stages.stage("gfw-boot"):
             self._contact()
-        self._busy = self._occupied()
+        self._busy = steps.occupied(self._start_state)
         return self._busy
 
     def _contact(self) -> Start:
@@ -241,9 +241,6 @@ class GspCard(BareCard[H]):
             steps.explain(error, start, None, self._keep)
             raise
         return start
-
-    def _occupied(self) -> bool:
-        return steps.occupied(self.chip, self._start_state)
 
     def is_warm(self) -> bool:
         """See BareCard: a process has left a note, and memory can be placed as it says."""
@@ -303,7 +300,7 @@ class GspCard(BareCard[H]):
         disable_master(self.transport)
         self._runs = False
         self._contact()
-        return not self._occupied()
+        return not steps.occupied(self._start_state)
 
     def _reset_slot(self) -> ResetKind:
         """Reset the function or the slot, whichever stops the GSP; return which one did."""
@@ -314,7 +311,7 @@ class GspCard(BareCard[H]):
             except (NotSupported, DeviceBusy) as error:
                 log.info("%s: %s", self.name, error)
                 continue
-            if not self._occupied():
+            if not steps.occupied(self._start_state):
                 return kind
         low, high = protected_region(self.chip)
         raise DeviceBusy(
@@ -362,7 +359,7 @@ class GspCard(BareCard[H]):
         self._slept, self.saved = False, None
         with self.stages.stage("gfw-boot"):
             self.after_reset()
-            if self._occupied():
+            if steps.occupied(self._start_state):
                 self._reset_slot()
 
     def own_memory(self) -> None:

@@ -12,10 +12,10 @@ import struct
 import threading
 from collections.abc import Sequence
 
-from ugpu.hcq.errors import FirmwareError, UgpuError
+from ugpu.hcq.errors import UgpuError
 from ugpu.hcq.registers.layout import Struct
 from ugpu.hcq.state.clock import Clock
-from ugpu.nv.gsp.rpc.calls import Calls
+from ugpu.nv.gsp.rpc.calls import Calls, require_size
 from ugpu.nv.rm.requests import Requests
 
 _FIRST_ROOT = 0xC1D0_0000  # of clients; nouveau's base
@@ -78,18 +78,10 @@ class GspClient(Requests):
         payload = bytes(head.raw) + (b"" if parameters is None else bytes(parameters.raw))
         reply = self.calls.call(function, payload, what=what)
         size = len(head.raw)
-        if len(reply) < size:
-            raise FirmwareError(
-                f"the GSP's reply to {what} is cut short", size=len(reply), need=size
-            )
+        require_size(reply, size, f"reply to {what}")
         status = int(head.layout.view(reply[:size]).status)
         if parameters is not None and not status:
-            if len(reply) < size + len(parameters):
-                raise FirmwareError(
-                    f"the GSP's reply to {what} has no parameters",
-                    size=len(reply),
-                    need=size + len(parameters),
-                )
+            require_size(reply, size + len(parameters), f"reply to {what}")
             parameters.raw[:] = reply[size : size + len(parameters)]
         return status
 
@@ -115,8 +107,7 @@ class GspClient(Requests):
         reply = self.calls.call(
             self.constants.NV_VGPU_MSG_FUNCTION_FREE, bytes(block.raw), what=f"free {handle:#x}"
         )
-        if len(reply) < len(block.raw):
-            raise FirmwareError("the GSP's reply to a free is cut short", size=len(reply))
+        require_size(reply, len(block), "reply to a free")
         return int(block.layout.view(reply[: len(block.raw)]).params.status)
 
     def _control(self, handle: int, command: int, parameters: Struct | None, name: str) -> int:

@@ -14,7 +14,6 @@ from typing import NamedTuple, Protocol
 
 from ugpu.hcq.errors import NotSupported, UgpuError
 from ugpu.nv.gsp.boot.boot import Firmware
-from ugpu.nv.gsp.layout import radix3
 from ugpu.nv.gsp.layout.memory import PAGE, Pages
 from ugpu.nv.gsp.rm.client import GspClient
 from ugpu.nv.gsp.rm.space import CardMemory
@@ -78,10 +77,7 @@ def _place(card: Card) -> list[Pages]:
     places, abi = start.places, card.firmware.calls.abi
     heap, frts = places["nonWprHeapSize"], places["frtsSize"]
     size = static.saved_at[1] + frts - static.saved_at[0] - heap
-    counts = radix3.level_pages(size)
-    tables = sum(counts[:3]) * PAGE
-    region = start.memory.take(tables + counts[3] * PAGE, contiguous=False)
-    region.put(radix3.tables(size, region.pages))
+    region = start.memory.take_listed(size)
     block = abi.structs.GspFwSRMeta.new(
         magic=abi.constants.GSP_FW_SR_META_MAGIC,
         revision=abi.constants.GSP_FW_SR_META_REVISION,

@@ -68,6 +68,12 @@ class LeftCalls:
     clients: int
 
 
+def require_size(content: bytes, size: int, what: str) -> None:
+    """Raise FirmwareError unless the GSP's `what` has at least `size` bytes."""
+    if len(content) < size:
+        raise FirmwareError(f"the GSP's {what} is cut short", size=len(content), need=size)
+
+
 class Calls:
     """See the module. Any thread may call.
 

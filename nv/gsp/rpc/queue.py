@@ -19,15 +19,7 @@ from ugpu.hcq.errors import BadArgument
 from ugpu.hcq.state.clock import Clock
 from ugpu.nv.gsp.layout.arguments import QUEUE_SIZE, REGION_SIZE
 from ugpu.nv.gsp.layout.memory import PAGE, Pages
-from ugpu.nv.gsp.rpc.records import (
-    BadRecord,
-    Record,
-    decode,
-    encode_message,
-    pages_of,
-    read_length,
-    same,
-)
+from ugpu.nv.gsp.rpc.records import BadRecord, Record, decode, encode_message, pages_of, read_length
 
 log = logging.getLogger(__name__)
 
@@ -177,8 +169,11 @@ class MessageQueues:
         _, size, page, slots, *_ = _HEADER.unpack_from(self._view, self._statuses)
         if not (size or page or slots):
             return False
-        expected, text = (QUEUE_SIZE, PAGE, SLOTS), "the GSP's status queue has another shape"
-        same(expected, (size, page, slots), text)
+        expected, found = (
+            f"{shape[0]:#x} {shape[1]:#x} {shape[2]}"
+            for shape in ((QUEUE_SIZE, PAGE, SLOTS), (size, page, slots))
+        )
+        BadRecord.unless_same(expected, found, "the GSP's status queue has another shape")
         return True
 
     def _available(self) -> int:

@@ -86,18 +86,19 @@ def encode_message(function: int, payload: bytes, *, number: int, sequence: int)
 class BadRecord(FirmwareError):
     """The GSP's queue contains a record that is not well-formed; carries expected and found."""
 
-
-def same(expected: object, found: object, text: str) -> None:
-    """Raise BadRecord unless both are the same."""
-    if expected != found:
-        raise BadRecord(text, expected=expected, found=found)
+    @classmethod
+    def unless_same(cls, expected: object, found: object, text: str) -> None:
+        """Raise the error unless both are the same."""
+        if expected != found:
+            raise cls(text, expected=expected, found=found)
 
 
 def read_length(first: bytes | memoryview) -> int:
     """Return the length that the RPC header in a group's first page states."""
     version, signature, length = struct.unpack_from("<3I", first, ELEMENT_SIZE)
     text = "the GSP's queue contains no RPC header where a record begins"
-    same((_VERSION, _SIGNATURE), (version, signature), text)
+    BadRecord.unless_same(_VERSION, version, text)
+    BadRecord.unless_same(_SIGNATURE, signature, text)
     if not RPC_SIZE <= length <= _MOST_RECORD:
         raise BadRecord("the GSP's record has an invalid length", length=length)
     return int(length)
@@ -108,12 +109,14 @@ def decode(group: bytes | memoryview) -> tuple[Record, int]:
     names the defect."""
     length = read_length(group)
     stated, number, pages = _ELEMENT.unpack_from(group)
-    same(pages_of(length), pages, "the GSP's record states a wrong number of pages")
+    BadRecord.unless_same(
+        pages_of(length), pages, "the GSP's record states a wrong number of pages"
+    )
     # The firmware sums header and record; nouveau's side sums whole pages, with zeros at the end.
     end = ELEMENT_SIZE + length
     rest = checksum(group[:end])
     if checksum(group) != 0:
-        same(stated ^ rest, stated, "the checksum of the GSP's record is wrong")
+        BadRecord.unless_same(stated ^ rest, stated, "the checksum of the GSP's record is wrong")
     fields = _RPC.unpack_from(group, ELEMENT_SIZE)
     _, _, _, function, result, _, sequence, _ = fields
     payload = bytes(group[ELEMENT_SIZE + RPC_SIZE : end])

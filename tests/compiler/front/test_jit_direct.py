@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 import threading
 import weakref
@@ -21,7 +22,7 @@ from ugpu.compiler.runtime.memory_pool import MemoryPool, Reused
 from ugpu.compiler.runtime.runtime import runtime_of, use_cache
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import BadArgument, Closed
-from ugpu.hcq.objects.builtin import slot_offsets
+from ugpu.hcq.objects.builtin import TRIED, slot_offsets
 from ugpu.hcq.state.clock import Clock
 
 WARM = (
@@ -287,6 +288,7 @@ def test_an_unknown_interpreter_or_poisoned_memory_leaves_all_to_python(
     assert made.direct is None
 
 
+@pytest.mark.skipif(sys.version_info[:2] > TRIED, reason="native code has not run on this Python")
 def test_where_slots_are() -> None:
     class Base:
         __slots__ = ("a", "b")
@@ -299,3 +301,38 @@ def test_where_slots_are() -> None:
     assert derived is not None, "this CPython is not known: recorded calls are slower"
     assert [derived[2], derived[0]] == base
     assert len({*base, *derived}) == 3
+
+
+def test_interrupts_at_any_time(device: Device, python: list[Any]) -> None:
+    """A signal's handler raises KeyboardInterrupt again and again, wherever the program is."""
+    x = vector(device, 1, 2)
+    made = recorded(lambda x: x + 1, python, x)
+    before = counts(device, x)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    usual = signal.signal(signal.SIGALRM, interrupt)
+    interrupts = results = 0
+    try:
+        for _ in range(WARM):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-4)
+                for _ in range(1000):  # an exception in a finalizer is lost
+                    made(x)
+                    results += 1
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupts += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, usual)
+    python.clear()
+    device.synchronize()
+    assert results
+    assert interrupts
+    assert close_to(before, counts(device, x))
+    core = core_of(device)
+    assert core.lock.acquire(blocking=False)
+    core.lock.release()
+    assert made(x).tolist() == [2, 3]

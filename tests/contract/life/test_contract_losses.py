@@ -99,6 +99,30 @@ def test_work_submitted_since_does_not_hide_it(device: Device, stuck: Stuck) -> 
     check_works(device, stuck.buffer)
 
 
+def test_a_thread_that_has_waited_is_not_told_of_work_of_others(device: Device) -> None:
+    """Its wait found the work ended at once; then another thread's, after it, is lost."""
+    with device.alloc(4096) as buffer:
+        device.queue().fill(buffer, 1).submit()
+        device.driver.clock.wait_until(
+            lambda: device.idle, unit="the queue", waiting_for="its end", limit_s=60
+        )
+        device.synchronize()
+        told: list[UgpuError] = []
+
+        def lose_work() -> None:
+            stuck = Stuck(device)
+            elsewhere(device.reset)
+            try:
+                device.synchronize()
+            except UgpuError as error:
+                told.append(error)
+            stuck.close()
+
+        elsewhere(lose_work)
+        assert len(told) == 1
+        check_works(device, buffer)
+
+
 def test_each_thread_that_lost_work_is_told(device: Device, stuck: Stuck) -> None:
     told: list[str] = []
     resets = threading.Event()

@@ -57,8 +57,18 @@ def test_what_it_said_is_judged(more: str, refused: list[str], wrong: set[str]) 
     assert {name for name, well in results.items() if not well} == wrong
 
 
+def test_what_outlives_a_suspend_is_judged() -> None:
+    steps = [f"{step} after suspend {i}" for i in range(2) for step in ("memory", "copy")]
+    said = "\n".join(f"right {step}" for step in [*steps, "end"])
+    assert all(nouveau.judge_sleep(said).values())
+    wrong = nouveau.judge_sleep(said.replace("right copy after suspend 1", "wrong copy after"))
+    assert [name for name, well in wrong.items() if not well] == [
+        "copy after suspend 1", "nothing is wrong"
+    ]  # fmt: skip
+
+
 def test_what_nvk_said_is_judged(tmp_path: Path) -> None:
-    said = "right device X\nright logical device\nright memory of type 0, flags 0x1\nright end\n"
+    said = "".join(f"right {step} X\n" for step in nvk.STEPS)
     assert all(nvk.judge(said).values())
     wrong = nvk.judge(said.replace("right memory", "wrong memory"))
     assert [name for name, well in wrong.items() if not well] == [

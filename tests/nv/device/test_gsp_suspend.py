@@ -56,6 +56,20 @@ def s2idle(card: Card) -> None:
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.parametrize("chip", ["ga100", "ad102", "gh100"])
+def test_a_card_that_was_left_warm_can_be_suspended(chip: str) -> None:
+    """The driver then has not placed the firmware itself; GA100 has no FRTS region."""
+    with powered(chip) as card:
+        name = f"virtual:{chip}+gsp"
+        hcq.open(name, chip=card, leave="warm").close()
+        with hcq.open(name, chip=card) as device:
+            assert isinstance(device, BareDevice) and device.warm
+            device.suspend()
+            card.power_cycle()
+            device.resume()
+            work(device)
+
+
 @pytest.mark.parametrize(
     ("chip", "host"),
     [*((chip, Card.power_cycle) for chip in CHIPS), ("ad102", s2idle), ("gh100", s2idle)],

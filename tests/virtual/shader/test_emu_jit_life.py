@@ -8,6 +8,7 @@ import weakref
 from pathlib import Path
 
 from ugpu.hcq.objects import jit
+from ugpu.hcq.state.config import setting
 from ugpu.virtual.shader.library import Library
 
 
@@ -34,3 +35,20 @@ def test_code_that_others_call_stays(tmp_path: Path) -> None:
     gc.collect()
     assert alive() is not None
     assert ctypes.CFUNCTYPE(ctypes.c_int)(address)() == 7
+
+
+def test_options_of_quick_code_end_with_it() -> None:
+    """Code that is to run fast is the same before and after code that is to compile fast."""
+    ir = """define i32 @f(i32 %x) {
+    %a = add i32 %x, 5
+    %b = sub i32 %a, 5
+    %c = mul i32 %b, 8
+    ret i32 %c
+    }"""
+    with setting("UGPU_OBJECTS", ""):
+        levels = (1, 0, 1, 0)
+        code = [jit.compile_object(ir, jit.LIMITED, level) for level in levels]
+    assert code[0] == code[2] != code[1] == code[3]
+    for image in code:
+        function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
+        assert function(jit.Loaded(image).address("f"))(7) == 56

@@ -173,6 +173,8 @@ METHODS = (
         Methods(number, f"classes/compute/cl{number}.h")
         for number in ("c5c0", "c6c0", "c7c0", "c9c0", "cbc0", "cdc0", "cec0")
     ),
+    # The header of Ada's 3D class, c997, has the methods of c797.
+    *(Methods(number, f"classes/3d/cl{number}.h") for number in ("c597", "c697", "c797")),
     *(
         Methods(number, f"classes/dma-copy/cl{number}.h")
         for number in ("c5b5", "c6b5", "c7b5", "c8b5", "c9b5", "cab5")

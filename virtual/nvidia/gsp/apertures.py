@@ -12,6 +12,7 @@ import ctypes
 from collections.abc import Callable
 
 from ugpu.virtual.nvidia.chip import VirtualGpu
+from ugpu.virtual.nvidia.gsp.falcon.wpr import Wpr2
 from ugpu.virtual.nvidia.memory.faults import Client, FaultAccess
 from ugpu.virtual.nvidia.memory.space import AddressSpace, Translation
 
@@ -23,19 +24,13 @@ _PAGE = 4096
 class Aperture:
     """BAR1, BAR2 or PRAMIN. block: as its register was last written; PRAMIN stays physical."""
 
-    def __init__(
-        self,
-        name: str,
-        gpu: VirtualGpu,
-        noted: Callable[[str], None],
-        protected: Callable[[int, int], bool],
-    ) -> None:
-        """protected: whether an address and size in video memory are write-protected."""
+    def __init__(self, name: str, gpu: VirtualGpu, noted: Callable[[str], None], wpr: Wpr2) -> None:
+        """wpr: the write-protected region of video memory."""
         self.name = name
         self._gpu = gpu
         self._noted = noted
         self._space: AddressSpace | None = None
-        self._protected = protected
+        self._wpr = wpr
         self.block = 0
 
     def set_block(self, block: int) -> None:
@@ -76,7 +71,7 @@ class Aperture:
                 return None
         if found is None:
             self._noted(f"{self.name}: {offset:#x} is past the end of video memory")
-        elif self._protected(found[0] - memory.base, found[1]):
+        elif self._wpr.touches(found[0] - memory.base, found[1]):
             self._noted(f"{self.name}: {offset:#x} lies in the write-protected region")
             return None
         return found

@@ -6,19 +6,27 @@ is the port through which its units call each other. Registers: gsp.wiring.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
 
 from ugpu.nv.chips.facts import ChipFacts
+from ugpu.virtual.bus.dma import read_bus, write_bus
+from ugpu.virtual.bus.master import BusMaster
 from ugpu.virtual.faults import named
 from ugpu.virtual.nvidia.gsp.apertures import PDB_IN_INSTANCE, Aperture
 from ugpu.virtual.nvidia.gsp.bus.config import ConfigSpace
-from ugpu.virtual.nvidia.gsp.bus.memory import BusMemory
 from ugpu.virtual.nvidia.gsp.facts import boot_facts
 from ugpu.virtual.nvidia.gsp.falcon import booter, fwsec, loader, sleep
-from ugpu.virtual.nvidia.gsp.falcon.core import HWCFG2, MAILBOX0, SWGEN0, Falcon, Kind, Refused
+from ugpu.virtual.nvidia.gsp.falcon.core import (
+    HWCFG2,
+    MAILBOX0,
+    RISCV_CPUCTL,
+    RISCV_OLD_ACTIVE,
+    Falcon,
+    Kind,
+    Refused,
+)
 from ugpu.virtual.nvidia.gsp.falcon.fsp import Fsp
 from ugpu.virtual.nvidia.gsp.falcon.wpr import Wpr2, WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
@@ -33,7 +41,7 @@ from ugpu.virtual.nvidia.gsp.rpc.server import SUSPENDED, GspServer
 from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
 from ugpu.virtual.nvidia.gsp.strikes import AT_ONCE
 from ugpu.virtual.nvidia.machine import VirtualMachine
-from ugpu.virtual.nvidia.memory.fault_buffers import REPLAYABLE, SHADOW, MmuFaults
+from ugpu.virtual.nvidia.memory.fault_buffers import REPLAYABLE, MmuFaults
 
 _NEVER = 1 << 60  # reads
 _MOST_NOTES, _MOST_CALLS, _PAGE = 4096, 4096, 4096
@@ -45,10 +53,12 @@ _EFFECTS: dict[Program, Callable[[Card, Falcon], None]] = {
 }  # fmt: skip
 
 
-class Card:
+class Card(BusMaster):
     """One card. `lock` protects all but the GPU behind. violations: uses that a board would punish
     silently; notes: what is unusual but allowed,
     with how often it happened."""
+
+    config: ConfigSpace
 
     def __init__(self, facts: ChipFacts, options: CardOptions | None = None) -> None:
         self.facts = facts
@@ -58,10 +68,8 @@ class Card:
         self.machine = VirtualMachine(facts, chosen)
         self.gpu = self.machine.gpu
         self.clock = self.machine.clock
-        self.lost = False
         self.dark = False  # its registers read as ones, though it is on the bus: a planted fault
         self.keeps_wpr2 = False  # resets do not take WPR2 down: a planted fault
-        self.msi: Callable[[int], object] | None = None
         self.notes: Counter[str] = Counter()
         self.faults = CardFaults()
         self.burnt = chosen.fuse if self.boot.fused else 0  # fuse version of every program
@@ -69,9 +77,7 @@ class Card:
         self.rom = vbios(facts.pci_device, self.boot.descriptor).ljust(_ROM_SIZE, b"\xff")
         # Above the BARs; Turing's register of the flush page has 40 bits.
         first = 1 << 38 if self.boot.pio else 1 << 40
-        self.bus = BusMemory(
-            chosen.seed, self._may_access, self.violation, self.bus_changed, first=first
-        )
+        super().__init__(chosen.seed, first)
         self.gpu.system_memory = self._system_memory
         self.gpu.non_stall = self._non_stall
         pio = self.boot.pio
@@ -84,13 +90,13 @@ class Card:
         self.wpr = Wpr2()
         self.interrupts = InterruptTree(self._send_message, rearm=self.boot.way != "fsp")
         self.bar1, self.bar2, self.pramin = (
-            Aperture(name, self.gpu, self.note, self.wpr.touches)
-            for name in ("BAR1", "BAR2", "PRAMIN")
+            Aperture(name, self.gpu, self.note, self.wpr) for name in ("BAR1", "BAR2", "PRAMIN")
         )
         self.mmu_faults = self.gpu.fault_unit = MmuFaults(self, self._signal_fault)
         self.fsp = Fsp(self) if self.boot.way == "fsp" else None
         self.server: GspServer | None = None
         self.asleep: GspServer | None = None  # firmware that was suspended
+        self.waking: GspServer | None = None  # and goes on once the CPU has seen its core run
         self.sleeper: sleep.Sleeper | None = None  # and saved
         self.calls: deque[str] = deque(maxlen=_MOST_CALLS)  # what the GSP was asked, as text
         self.registers = RegisterSpace()
@@ -100,6 +106,7 @@ class Card:
         self.config = ConfigSpace(
             self, facts.pci_device, chosen.bar1, platform=chosen.platform,
             function_reset=chosen.function_reset, table_size=self.boot.table_size,
+            cut_in_d3=chosen.cut_in_d3,
         )  # fmt: skip
 
     def _cold(self) -> None:
@@ -146,7 +153,7 @@ class Card:
         self._cold()
 
     def _end_server(self) -> None:
-        server, self.server = self.server, None
+        server, self.server, self.waking = self.server, None, None
         if server is not None and server.asleep:
             self.asleep = server
         elif server is not None:
@@ -191,6 +198,8 @@ class Card:
         if len(self.gpu.violations) < _MOST_NOTES:
             self.gpu.violations.append(text)
 
+    refused = violation
+
     def note(self, text: str) -> None:
         """Record something unusual."""
         if text in self.notes or len(self.notes) < _MOST_NOTES:
@@ -221,23 +230,9 @@ class Card:
 
     # Memory of the host
 
-    def _may_access(self) -> bool:
-        return self.config.bus_master and not self.lost
-
-    def bus_changed(self, *revoked: int) -> None:
-        """Drop translations: bus mastering may be off now, or memory of the host was taken back."""
+    def revoked(self, host: int, size: int) -> None:
+        """See BusMaster."""
         self.gpu.invalidate(None)
-
-    def map_dma(self, address: int, size: int, host: int | None) -> None:
-        """Map memory of a client at a bus address that it chose."""
-        with self.lock:
-            self.bus.iommu.add(address, size, host)
-
-    def unmap_dma(self, address: int, size: int) -> None:
-        """Remove a mapping of `map_dma`."""
-        with self.lock:
-            self.bus.iommu.remove(address)
-            self.gpu.invalidate(None)
 
     def _system_memory(self, address: int, size: int) -> tuple[int, int] | None:
         """Translate a bus address for an engine. Where the IOMMU maps nothing, the card's own BAR1
@@ -245,19 +240,19 @@ class Card:
         bar1 = self.config.bar_address(1)
         inside = address - bar1
         decoded = bar1 and self.config.memory_enabled and 0 <= inside < self.config.bar_size(1)
-        if not decoded or self.bus.iommu.translate(address, size) is not None:
-            return self.bus.translate(address, size)
+        if not decoded or self.iommu.translate(address, size) is not None:
+            return self.dma_piece(address, size)
         memory = self.gpu.memory
         return (memory.base + inside, size) if inside + size <= memory.size else None
 
     def bus_read(self, address: int, size: int) -> bytes | None:
         """See bus.memory.BusMaster."""
-        found = self.bus_address(address, size)
-        return ctypes.string_at(found, size) if found is not None else self.bus.read(address, size)
+        content = read_bus(self._system_memory, address, size)
+        return content if len(content) == size else None
 
     def bus_write(self, address: int, content: bytes) -> bool:
         """See bus.memory.BusMaster."""
-        return self.bus.write(address, content)
+        return write_bus(self.dma_piece, address, content)
 
     def bus_address(self, address: int, size: int) -> int | None:
         """See bus.memory.BusMaster."""
@@ -316,13 +311,12 @@ class Card:
             self.server = GspServer(self, version, meta)
             self.server.start(arguments)
 
-    def resume_gsp(self, firmware: sleep.Server, arguments: int) -> None:
+    def resume_gsp(self, firmware: sleep.Server) -> None:
         """Let suspended firmware go on."""
         assert isinstance(firmware, GspServer)
         self.asleep = None
         if self._starts():
-            self.server = firmware
-            firmware.resume(arguments)
+            self.server = self.waking = firmware
         else:
             firmware.asleep = False
             self.server = firmware  # a reset frees its objects
@@ -368,7 +362,13 @@ class Card:
         if offset == HWCFG2 and self.locked_reads > 0:
             self.locked_reads -= 1
             self.gsp.lockdown = self.locked_reads > 0
-        return self.gsp.read(offset)
+        value = self.gsp.read(offset)
+        if self.waking is not None and offset in (RISCV_CPUCTL, RISCV_OLD_ACTIVE):
+            # A board takes longer. Linux allows the GSP's interrupt already, and a message that
+            # came before it waits for INIT_DONE would be taken by another thread.
+            firmware, self.waking = self.waking, None
+            firmware.resume()
+        return value
 
     def gsp_write(self, offset: int, value: int) -> bool:
         """Write a register of the GSP; while they are locked nothing happens."""
@@ -417,26 +417,9 @@ class Card:
         self.interrupts.post(vector_of(engine_type))
 
     def _signal_fault(self, buffer: int) -> None:
-        if buffer == SHADOW:
-            self.gsp.interrupt(SWGEN0)
-        else:
-            name = "REPLAYABLE_FAULT" if buffer == REPLAYABLE else "NON_REPLAYABLE_FAULT"
-            self.interrupts.post(MEMORY_VECTORS[name])
+        name = "REPLAYABLE_FAULT" if buffer == REPLAYABLE else "NON_REPLAYABLE_FAULT"
+        self.interrupts.post(MEMORY_VECTORS[name])
 
     def _send_message(self) -> None:
-        if self.lost or self.faults.take(CardFault.MESSAGE_LOST):
-            return
-        if not self.config.bus_master:
-            self.violation("MSI with bus mastering off")
-            return
-        table = self.config.messages
-        if table is not None and table.enabled:
-            table.signal(_VECTOR)
-        else:
-            self.message(0)
-
-    def message(self, vector: int) -> None:
-        """Send a message to the attached transport, if any."""
-        send = self.msi
-        if send is not None:
-            send(vector)
+        if not self.faults.take(CardFault.MESSAGE_LOST):
+            self.send_message(_VECTOR)

@@ -16,8 +16,9 @@ class CardOptions(MachineOptions):
     version of the firmware's tables, until firmware runs.
 
     bar1: what BAR1 shows of the memory. platform: whether the platform has assigned the BARs; else
-    the bus model does. function_reset: whether the card offers FLR. seed: of the bus addresses that
-    the IOMMU deals.
+    the bus model does. function_reset: whether the card offers FLR. cut_in_d3: the platform takes
+    the card's power away while it is in D3 (D3cold), so that nothing is kept. seed: of the bus
+    addresses that the IOMMU deals.
 
     How slow and talkative the card is, as boards are. power_on_reads: reads of the progress
     register before power-on has finished. scrub_reads: reads of a falcon's state before its memory
@@ -35,6 +36,7 @@ class CardOptions(MachineOptions):
     bar1: int = 256 << 20
     platform: bool = True
     function_reset: bool = True
+    cut_in_d3: bool = False
     seed: int = 0
     power_on_reads: int = 2
     scrub_reads: int = 1

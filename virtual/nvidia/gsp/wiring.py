@@ -22,6 +22,7 @@ GSP_BASE, SEC2_BASE = 0x110000, 0x840000
 PROM, PROM_SIZE, PRAMIN, PRAMIN_SIZE = 0x300000, 1 << 20, 0x700000, 1 << 20
 USERMODE, USERMODE_SIZE = 0xBB0000, 0x10000
 _TIME_LOW, _TIME_HIGH, _DOORBELL = 0x80, 0x84, 0x90
+_PMC_INTR, _OLDER = 0x100, (0, 0x40, 0x60, 0x80)  # pending, enabled, set, clear; two words each
 _QUEUE_HEADS = 0xC00  # of the GSP, 8 of them
 _INVALIDATE_DIRECTORY, _INVALIDATE_HIGH, _INVALIDATE = 0xB830A0, 0xB830A4, 0xB830B0
 _ALL_DIRECTORIES, _TRIGGERED = 1 << 1, 1 << 31
@@ -58,8 +59,28 @@ def wire(card: Card) -> None:
         facts, size = table.facts, 16 * table.facts.vectors
         space.range(facts.table, size, table.read_table, table.write_table)
         space.range(facts.pending, 8, table.read_pending, lambda at, value: None)
+    if card.facts.family == "turing":
+        _older_interrupts(card)
     space.range(PROM, PROM_SIZE, lambda at: _rom(card, at), lambda at, value: None)
     _window(card)
+
+
+def _older_interrupts(card: Card) -> None:
+    """Define Turing's PMC_INTR, where no unit of the model interrupts, and its enables."""
+    plain = card.plain
+
+    def read(at: int) -> int | None:
+        return plain.get(_PMC_INTR + at, 0) if at & ~4 in _OLDER else None
+
+    def write(at: int, value: int) -> bool:
+        enabled = _PMC_INTR + _OLDER[1] + (at & 4)
+        if at & ~4 == _OLDER[2]:
+            plain[enabled] = plain.get(enabled, 0) | value
+        elif at & ~4 == _OLDER[3]:
+            plain[enabled] = plain.get(enabled, 0) & ~value
+        return at & ~4 in _OLDER
+
+    card.registers.range(_PMC_INTR, 0x88, read, write)
 
 
 def _identity(card: Card) -> None:

@@ -20,10 +20,15 @@ from ugpu.virtual.nvidia.memory.space import AddressSpace, FaultError
 from ugpu.virtual.nvidia.state import GpuState
 
 _COPY = 0xB5  # low byte of all copy classes
+_COPIES = 4  # subchannel
 GP_GET, GP_PUT, USERD_SIZE = 0x88, 0x8C, 512
 _ENTRY = struct.Struct("<II")
 _LONGEST_TURN = 256  # ring entries before the next channel has its turn
 Waiting = Callable[[], bool]
+
+
+def _copies(engine: Engine) -> bool:
+    return engine.class_id & 0xFF == _COPY
 
 
 class Channel(ChannelState):
@@ -65,11 +70,6 @@ class Channel(ChannelState):
         self.stopped = True
         self.pending = False
         self.attention.set()
-
-    @property
-    def may_replay(self) -> bool:
-        """Whether its address space allows page faults."""
-        return self.space.replayable
 
     @property
     def has_work(self) -> bool:
@@ -212,17 +212,26 @@ class Channel(ChannelState):
 
     def _engine(self, subchannel: int, address: int) -> Engine:
         engine = self._bound.get(subchannel)
-        if engine is None and self.copies_only:
-            # Such a runlist has one kind of engine. NVIDIA's UVM sends SET_OBJECT on subchannel 0
-            # and methods on 4 (open-gpu-kernel-modules 550.163.01 uvm_maxwell_ce.c).
-            bound = self._bound.values()
-            engine = next((each for each in bound if each.class_id & 0xFF == _COPY), None)
+        if engine is None and (subchannel == _COPIES or self.copies_only):
+            # The mapping is fixed (dev_ram.ref.txt): a runlist of copy engines has one kind, and
+            # this subchannel of a graphics runlist is for copies. NVK sends no SET_OBJECT there,
+            # NVIDIA's UVM one on subchannel 0 (550.163.01 uvm_maxwell_ce.c).
+            engine = next((each for each in self.engines.values() if _copies(each)), None)
         if engine is None:
             raise ChannelError(
                 Xid.PBDMA_ERROR, f"method {address:#x} on subchannel {subchannel} without an object"
             )
-        self._last = engine
+        self._aim(engine)
         return engine
+
+    def _aim(self, engine: Engine) -> None:
+        """Make an engine the one that methods go to. Between copies and the other classes of a
+        graphics runlist the host waits for the first one (dev_ram.ref.txt). It also sends a system
+        barrier, on which the check of visibility does not rely."""
+        last = self._last
+        if last is not None and (_copies(last) != _copies(engine)):
+            self.wait_idle()
+        self._last = engine
 
     def _one(self, subchannel: int, address: int, value: int) -> Generator[Waiting, None, None]:
         if address >= 0x100:
@@ -243,4 +252,5 @@ class Channel(ChannelState):
             raise ChannelError(
                 Xid.CLASS_ERROR, f"SET_OBJECT {value:#x}: the channel has no object of this class"
             )
-        self._bound[subchannel] = self._last = engine
+        self._bound[subchannel] = engine
+        self._aim(engine)

@@ -2,16 +2,12 @@
 
 Faults of units of the GPCs are replayable where the address space allows page faults and buffer 1
 is enabled. All others are final: the GSP ends their channel, after an entry in buffer 0 if the CPU
-has enabled that. Where the address space allows page faults, those of copy and host engines go to
-the shadow buffer that a client has registered; their channel ends when the client reports the
-entry. That a client clears such a fault, and the channel goes on, is not modelled. A buffer that is
-full drops faults until its overflow is cleared; an access that waits reports its fault again after
-a replay.
+has enabled that. A buffer that is full drops faults until its overflow is cleared; an access that
+waits reports its fault again after a replay.
 
 Sources: open-gpu-kernel-modules 550.163.01 and 595.45.04: dev_vm.h, clc369.h, dev_fault.h,
 kernel-open/nvidia-uvm uvm_turing_fault_buffer.c, uvm_volta_host.c, uvm_gpu_replayable_faults.c,
-kern_gmmu_gv100.c (_kgmmuFaultEntryRmServiceable), queue.h, queue.c; Linux 6.12 nouveau
-nvkm/subdev/fault/gv100.c, tu102.c.
+kern_gmmu_gv100.c; Linux 6.12 nouveau nvkm/subdev/fault/gv100.c, tu102.c.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ from ugpu.virtual.nvidia.memory.faults import (
 )
 
 BUFFERS, BUFFER_SIZE = 0xB83000, 0x40  # registers: 0x20 bytes for each buffer
-NON_REPLAYABLE, REPLAYABLE, SHADOW = range(3)  # the last: the client's copy of the first
+NON_REPLAYABLE, REPLAYABLE = 0, 1
 ENTRY = 32
 DEFAULT_ENTRIES = 8192  # UNSURE: of which chip
 _LOW, _HIGH, _GET, _PUT, _SIZE = range(0, 20, 4)
@@ -44,12 +40,11 @@ _PHYSICAL = 1 << 0  # ADDR_MODE, of LO
 _PAGE = 4096
 _VALID, _MAY_REPLAY, _REPLAYABLE, _HUB = 1 << 31, 1 << 30, 1 << 7, 1 << 20
 _LOOK_S = 0.02  # how often a waiting access looks whether its grid must end
-# Table of dev_fault.h; MMU engines GRAPHICS, CE0 and HOST0. UNSURE: runlist n has HOST n.
+# Table of dev_fault.h; MMU engines GRAPHICS, CE0 and HOST0. UNSURE: which HOST a runlist has.
 FAMILIES = {
     "turing": ("tu102", 64, 15, 32), "ampere": ("ga100", 64, 15, 32), "ada": ("ga100", 64, 15, 32),
     "hopper": ("gh100", 384, 43, 64), "blackwell": ("gb100", 384, 65, 85),
 }  # fmt: skip
-_QUEUE_GET, _QUEUE_PUT = 64, 128  # indices of Queue in queue.h
 _CLIENTS = {
     Client.SM: "GPC_T1_0", Client.SKED: "HUB_SKED", Client.HOST: "HUB_HOST",
     Client.FRONT_END: "HUB_FE", Client.COPY: "HUB_CE0",
@@ -90,7 +85,6 @@ class Board(Protocol):
     @property
     def bar2(self) -> Bar2: ...
     def violation(self, text: str) -> None: ...
-    def bus_read(self, address: int, size: int) -> bytes | None: ...
     def bus_write(self, address: int, content: bytes) -> bool: ...
 
 
@@ -135,16 +129,12 @@ class MmuFaults:
         self._signal = signal
         self._changed = threading.Condition()
         self._buffers = (_Buffer(), _Buffer())
-        self._shadow: tuple[int, tuple[int, ...]] = 0, ()  # the queue's address, pages of entries
-        self._handed: dict[int, Callable[[], None]] = {}  # by instance: ends the channel
         self._waiting: dict[tuple[Faulting, int, FaultAccess], _Waiting] = {}
 
     def reset(self) -> None:
         """Enter the state after a reset: no buffer, and what waits has faulted for good."""
         with self._changed:
             self._buffers = (_Buffer(), _Buffer())
-            self._shadow = 0, ()
-            self._handed.clear()
             self._changed.notify_all()
 
     # Registers
@@ -191,46 +181,13 @@ class MmuFaults:
             self._buffers[number].pages = tuple(pages)
         self.write(32 * number + _SIZE, _ENABLE | len(pages) * _PAGE // ENTRY if pages else 0)
 
-    def place_shadow(self, queue: int, pages: Sequence[int]) -> None:
-        """Take the client's shadow buffer: addresses on the bus; without pages, end it."""
-        with self._changed:
-            self._shadow = queue, tuple(pages)
-
     # Faults
 
-    def hand_over(self, channel: Faulting, fault: MmuFault, end: Callable[[], None]) -> bool:
-        """Leave a fault to the client, if it is one to leave. end: called once it is reported."""
-        queue, pages = self._shadow
-        if not (pages and channel.may_replay and fault.client in (Client.COPY, Client.HOST)):
-            return False
-        with self._changed:
-            get, put = (self._index(queue + at) for at in (_QUEUE_GET, _QUEUE_PUT))
-            count = len(pages) * _PAGE // ENTRY
-            self._handed[channel.instance & -_PAGE] = end
-            if max(get, put) >= count or (put + 1) % count == get:
-                self._board.violation(f"shadow buffer of faults: full, or GET {get}, PUT {put}")
-                return True
-            entry = self._entry(channel, fault, replayable=False)
-            self._board.bus_write(pages[put * ENTRY // _PAGE] + put * ENTRY % _PAGE, entry)
-            after = (put + 1) % count
-            self._board.bus_write(queue + _QUEUE_PUT, struct.pack("<Q", after))
-        # UNSURE: what tells the CPU; UVM looks into the queue after any interrupt (kern_gmmu.c).
-        self._signal(SHADOW)
-        return True
-
-    def _index(self, address: int) -> int:
-        return int.from_bytes(self._board.bus_read(address, 8) or b"\xff", "little")
-
-    def reported(self, entry: bytes) -> bool:
-        """End the channel of an entry that was left to the client; return whether there is one."""
-        end = self._handed.pop(int.from_bytes(entry[:8], "little") & -_PAGE, None)
-        if end is not None:
-            end()
-        return end is not None
-
-    def report(self, channel: Faulting, fault: MmuFault) -> None:
-        """Report a fault that ends its channel."""
-        self._put(NON_REPLAYABLE, self._entry(channel, fault, replayable=False))
+    def report(self, channel: Faulting, fault: MmuFault) -> bytes:
+        """Report a fault that ends its channel; return its entry."""
+        entry = self._entry(channel, fault, replayable=False)
+        self._put(NON_REPLAYABLE, entry)
+        return entry
 
     def stall(self, channel: Faulting, directory: int, fault: MmuFault) -> Stall:
         """Report a fault of a channel in an address space that allows page faults, and wait for
@@ -283,16 +240,14 @@ class MmuFaults:
         """Return NVC369_BUF_ENTRY."""
         table, graphics, copy, host = FAMILIES[self._board.gpu.facts.family]
         client = abi.fault_codes(table).field("CLIENT").values[_CLIENTS[fault.client]]
+        runlist = max(0, channel.runlist_engine - ENGINE_COPY0 + 1)
         if fault.client is Client.HOST:
-            runlist = self._board.gpu.runlist_of(channel.runlist_engine)
-            assert runlist is not None
-            engine = host + runlist.number
+            engine = host + runlist
         elif channel.runlist_engine == ENGINE_GR0:
             engine = graphics + (channel.subcontext if fault.client is Client.SM else 0)
         else:
-            engine = copy + channel.runlist_engine - ENGINE_COPY0
-        info = fault.kind | client << 8 | fault.access << 16 | _VALID
-        info |= _MAY_REPLAY if channel.may_replay else 0
+            engine = copy + runlist - 1
+        info = fault.kind | client << 8 | fault.access << 16 | _MAY_REPLAY | _VALID
         info |= _REPLAYABLE if replayable else 0
         info |= 0 if fault.client is Client.SM else _HUB
         return struct.pack(

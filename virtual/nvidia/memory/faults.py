@@ -7,7 +7,6 @@ uvm_volta_fault_buffer.c: an entry of the fault buffer holds no address below 4 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -95,16 +94,10 @@ class Faulting(Protocol):
         """Whether its grid must end."""
         ...
 
-    @property
-    def may_replay(self) -> bool:
-        """Whether its address space allows page faults."""
-        ...
-
 
 class FaultUnit(Protocol):
     """A chip's fault buffers; see memory.fault_buffers."""
 
-    def report(self, channel: Faulting, fault: MmuFault) -> None: ...
-    def hand_over(self, channel: Faulting, fault: MmuFault, end: Callable[[], None]) -> bool: ...
+    def report(self, channel: Faulting, fault: MmuFault) -> bytes: ...
     def stall(self, channel: Faulting, directory: int, fault: MmuFault) -> Stall: ...
     def replay(self, how: int, directory: int = 0, address: int = 0, access: int = 7) -> None: ...

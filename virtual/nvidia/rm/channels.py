@@ -44,7 +44,8 @@ def _methods_of(class_id: int) -> int:
     return _TURING if class_id == _VOLTA else class_id
 
 
-def _space(client: RmObject, handle: int) -> VaSpace:
+def space_of_handle(client: RmObject, handle: int) -> VaSpace:
+    """Return the address space that a handle names. Raises RmError."""
     found = client.client.find(handle, Status.INVALID_OBJECT_HANDLE)
     if not isinstance(found, VaSpace):
         raise RmError(Status.INVALID_OBJECT, f"expected an address space, got {found!r}")
@@ -95,7 +96,7 @@ class ChannelGroup(RmObject):
         self.gpu: VirtualGpu = need_gpu(request.parent)
         need_instance(request.parent, self.gpu)
         self.group = Group(self.gpu, params.engineType, request.handle & 0xFFFF)
-        self.group.space = _space(self, params.hVASpace) if params.hVASpace else None
+        self.group.space = space_of_handle(self, params.hVASpace) if params.hVASpace else None
         self.group.error_handle = params.hObjectError
 
     @property
@@ -119,7 +120,7 @@ class ContextShare(RmObject):
         params = request.block
         self.group = group = cast(ChannelGroup, request.parent).group
         require(params.flags <= 2, Status.INVALID_ARGUMENT, f"flags {params.flags}")
-        space = _space(self, params.hVASpace) if params.hVASpace else group.space
+        space = space_of_handle(self, params.hVASpace) if params.hVASpace else group.space
         if space is None:
             raise RmError(
                 Status.INVALID_ARGUMENT,
@@ -226,7 +227,7 @@ class ChannelObject(RmObject):
         if self.group is None:
             require(not share_handle, Status.INVALID_ARGUMENT, "a context share without a group")
             require(space_handle, Status.NOT_SUPPORTED, "the device's own address space")
-            space = _space(self, space_handle)
+            space = space_of_handle(self, space_handle)
         else:
             require(not space_handle, Status.INVALID_ARGUMENT, "a group's channel names no space")
             with_share = bool(share_handle)

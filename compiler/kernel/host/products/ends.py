@@ -19,7 +19,7 @@ from ugpu.compiler.expression.algebra import Index, Range, constant
 from ugpu.compiler.expression.value import Memory, Value, binary, broadcast, load, value
 from ugpu.compiler.kernel.host.nest import computed, round_up, share
 from ugpu.compiler.kernel.host.products.dots import sums
-from ugpu.compiler.kernel.host.products.packing import Direct, Lines, Packed
+from ugpu.compiler.kernel.host.products.packing import Again, Direct, Lines, Packed
 from ugpu.compiler.kernel.ir import Loop, Statement, Store
 
 
@@ -29,8 +29,8 @@ class Ends:
     it is the only slice."""
 
     def __init__(
-        self, left: Packed | Direct, right: Packed | Lines, panel: int, sides: tuple[int, int, int],
-        steps: int, lanes: int, dtype: DType,
+        self, left: Packed | Direct | Again, right: Packed | Lines, panel: int,
+        sides: tuple[int, int, int], steps: int, lanes: int, dtype: DType,
     ) -> None:  # fmt: skip
         self.left, self.right, self.panel = left, right, panel
         tall, self.height, self.count = sides

@@ -60,6 +60,7 @@ from ugpu.compiler.kernel.host.products.packing import (
     LINE,
     PAIR,
     QUAD,
+    Again,
     Direct,
     Lines,
     Packed,
@@ -78,6 +79,7 @@ from ugpu.compiler.pattern.contraction import LONGER, SMALLEST, Contraction
 from ugpu.hcq.state.target import TargetSpec
 
 DOTS = 4  # rows up to which sums along both factors' memory are as fast as tiles
+NARROW = 256  # columns up to which panels of a left factor are read few times
 SIDE = 384  # elements of a side from which on one range is enough
 
 
@@ -144,8 +146,10 @@ class _Sides:
         self.slices = -(-main // steps)
         self.slice = Part(depth, Range("slice", self.slices).index() * steps, steps)
         self.once = self.slices == 1 and not self.outer
-        # whether the left factor comes from beyond the second-level cache
-        self.far = rows.size * depth.size * self.dtype.itemsize > target.caches.second // 16
+        # whether the left factor comes from beyond the second-level cache, a row in order
+        far = rows.size * depth.size * self.dtype.itemsize > target.caches.second // 16
+        self.far = far and along_depth(self.parts.left, rows.whole, self.slice)
+        self.near = target.caches.second // 4 if columns.size <= NARROW else 0
         epilogue = with_reduction(computation.value, parts.reduce, const(0, self.dtype))
         self.results = known = epilogue, computation.position
         self.in_order_across = columns.whole.is_flat(*known)
@@ -161,7 +165,7 @@ class _Sides:
     def problem(self, target: TargetSpec) -> Problem:
         """Return the cost model's description."""
         (rows, columns), parts, depth = self.sides, self.parts, self.slice.axis
-        direct = 0 if self.group > 1 else direct_height(parts.left, rows, self.slice)
+        direct = 0 if self.group > 1 else direct_height(parts.left, rows, self.slice, self.near)
         in_order = self.in_order(parts.left, rows), self.in_order(parts.right, columns)
         steps = -(-depth.size // self.group) * elements(self.outer)
         return Problem(
@@ -190,6 +194,7 @@ class _Blocked(_Sides):
         tile = tile or asked.best()
         assert not self.in_tiles or (tile.height, tile.vectors) == amx.PANEL, tile
         self.apart, self.in_place = asked.apart(tile), asked.in_place(tile)
+        self.again = asked.again(tile)
         self.height, self.vectors = tile.height, tile.vectors
         self.width = tile.vectors * self.lanes
         rows, columns = self.sides
@@ -219,14 +224,18 @@ class _Blocked(_Sides):
         parts, quads, depth = self.parts, self.group == QUAD, self.slice
         packing = Packing(
             self.lanes, depth, self.nest.batch, self.group, depth.axis.main.size,
-            (self.slices - 1) * depth.count, self.plain, in_rows=self.in_tiles or quads,
+            (self.slices - 1) * depth.count, self.plain, self.in_tiles or quads, self.near,
         )  # fmt: skip
-        left = unsigned(parts.left) if quads else parts.left
-        self.left = packing.left(left, self.rows, self.height)
         self.right: Packed | Lines = (
             Lines(substitute(parts.right, self.nest.batch), self.columns, depth, self.width)
             if self.in_place else packing.right(parts.right, self.columns, self.width)
         )  # fmt: skip
+        left = unsigned(parts.left) if quads else parts.left
+        self.left: Packed | Direct | Again = (
+            Again(self.right, self.rows.start, self.height, self.width)
+            if self.again and isinstance(self.right, Packed)
+            else packing.left(left, self.rows, self.height)
+        )
         self.excess: Correction | None = None
         if quads and parts.left.dtype is int8:
             panels, count = self.wide // self.width, depth.whole // QUAD

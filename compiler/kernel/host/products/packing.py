@@ -1,9 +1,12 @@
 """Layout of the slices of a matrix product's factors in local memory, and their packing.
 
     direct      -                          left factors that are plain memory running along the
-                                           depth: each panel reads them in place
+                                           depth, or along the rows if a cache holds the slice:
+                                           each panel reads them in place
     lines       -                          right factors that are plain memory running along the
                                            columns, for few panels of rows
+    again       -                          left factors that are the right one transposed, all of
+                                           which is packed
     rows        [element][step]            other left factors whose memory runs along the depth;
                                            rows are padded so that they share no cache set
     panels      [panel][group][element][n] factors that are read along the other side
@@ -49,9 +52,27 @@ class Packed:
     step_step: int
     element_step: int
 
-    def load(self, panel: Index, step: Index, element: int, lanes: int) -> Value:
+    def load(self, panel: Index, step: Index, element: Index | int, lanes: int) -> Value:
         at = panel * self.panel_step + step * self.step_step + element * self.element_step
         return load(self.memory, at, lanes=lanes)
+
+
+@dataclass(frozen=True)
+class Again:
+    """A left factor of panels of `height` rows, the first at `start`, that is read from the packed
+    right factor, whose panels have `width` columns, a multiple."""
+
+    right: Packed
+    start: Index
+    height: int
+    width: int
+
+    memories: tuple[Memory, ...] = ()
+    statements: tuple[Statement, ...] = ()
+
+    def load(self, panel: Index, step: Index, element: int, lanes: int) -> Value:
+        first = self.start + panel * self.height
+        return self.right.load(first // self.width, step, first % self.width + element, lanes)
 
 
 @dataclass(frozen=True)
@@ -113,14 +134,17 @@ def in_lines(factor: Value, across: Axis, depth: Part) -> bool:
     return across.whole.is_flat(factor) and index.linear(walk.last) == (1,)
 
 
-def direct_height(factor: Value, across: Axis, depth: Part) -> int:
-    """Return the maximum panel rows that may be read in place; 0 if the factor is packed."""
+def direct_height(factor: Value, across: Axis, depth: Part, near: int = 0) -> int:
+    """Return the maximum panel rows that may be read in place; 0 if the factor is packed. near:
+    bytes of memory with a slice that may be read line by line, one for each step."""
     plain = factor.op == "load" and not factor.arg.conditions
     if not plain or across.unit > 1 or not depth.is_flat(factor):
         return 0
     walk = depth.walk("step", factor)
     index = factor.arg.index.substitute(walk.places)
     pitch, step = index.linear(across.main, walk.last) or (0, 0)
+    if pitch == 1 and 1 < step <= near // (depth.whole * factor.dtype.itemsize):
+        return across.size
     if step != 1 or pitch <= 0:
         return 0
     return min(across.size, ABREAST * (SETS // gcd(SETS, pitch * factor.dtype.itemsize)))
@@ -131,7 +155,7 @@ class Packing:
     """Common properties of the slices of both factors. batch: values of the other ranges. together:
     steps of the depth's main range that are multiplied at once and lie side by side; of `total` in
     all, where the last slice starts at `last`, an incomplete group ends with zeros. plain: each
-    side is one range. in_rows: the left factor is always in rows."""
+    side is one range. in_rows: the left factor is always in rows. near: see `direct_height`."""
 
     lanes: int
     depth: Part
@@ -141,9 +165,11 @@ class Packing:
     last: int
     plain: bool
     in_rows: bool
+    near: int
 
     def left(self, factor: Value, across: Part, height: int) -> Packed | Direct:
-        if self.together == 1 and height <= direct_height(factor, across.axis, self.depth):
+        most = direct_height(factor, across.axis, self.depth, self.near)
+        if self.together == 1 and height <= most:
             return Direct(substitute(factor, self.batch), across, self.depth, height)
         apart = self.together > 1 and not self.plain
         if self.in_rows or (not apart and along_depth(factor, across, self.depth)):

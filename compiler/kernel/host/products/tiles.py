@@ -78,12 +78,25 @@ class Problem:
         whole = tile.columns >= self.columns.main.size
         return rest if self.by_dots and whole and rest <= FEW else 0
 
-    def pack_costs(self, height: int) -> tuple[float, float]:
+    def again(self, tile: Tile) -> bool:
+        """Return whether the left factor is read where the right one is packed: all of it, in
+        panels of columns that are whole panels of rows."""
+        if not self.mirrored or self.in_place(tile):
+            return False
+        whole = tile.columns >= self.columns.main.size
+        begins = tile.rows >= self.rows.main.size or tile.rows % tile.height == 0
+        return whole and begins and tile.vectors * self.lanes % tile.height == 0
+
+    def in_memory(self, tile: Tile) -> bool:
+        """Return whether the left factor is read in place."""
+        return tile.height <= self.direct_height and not self.again(tile)
+
+    def pack_costs(self, tile: Tile) -> tuple[float, float]:
         """Return the cost of packing an element of the left factor, and of the right."""
         rates = self.rates
         left = rates.pack if self.left_in_order else rates.pack_one
         right = rates.pack if self.right_in_order else rates.pack_one
-        return rates.direct if height <= self.direct_height else left, right
+        return rates.direct if self.in_memory(tile) or self.again(tile) else left, right
 
     def cost(self, tile: Tile) -> float:
         """Return the cost of the whole product, for the thread that ends last."""
@@ -101,7 +114,7 @@ class Problem:
         each = self.step_cost(tile.height, tile.vectors) * self.computed(tile.height, width)
         singly = self.slice_steps % self.lanes / self.slice_steps  # of the depth, by `apart`
         multiply = panels * each + self.rows.size * apart * (DOTS / self.lanes + singly)
-        left_pack, right_pack = self.pack_costs(tile.height)
+        left_pack, right_pack = self.pack_costs(tile)
         if self.in_place(tile):
             right_pack = self.rates.direct * _ceil(tile.rows * self.rows.unit, tile.height)
         pack = across * self.rows.size * left_pack + down * self.columns.size * right_pack
@@ -148,18 +161,23 @@ class Problem:
         tall = _ceil(tile.rows * self.rows.unit, tile.height) * tile.height
         wide = self.wide(tile)
         slice_bytes = self.slice_steps * self.itemsize
-        direct = tile.height <= self.direct_height
+        direct = self.in_memory(tile)
         alone = tile.columns >= self.columns.main.size and wide == tile.vectors * self.lanes
         once = direct and alone  # each element is read once
         return (
-            (once or tall * slice_bytes <= (self.direct_bytes if direct else self.left_bytes))
+            (
+                once
+                or self.again(tile)
+                or tall * slice_bytes <= (self.direct_bytes if direct else self.left_bytes)
+            )
             and (self.in_place(tile) or wide * slice_bytes <= self.right_bytes)
             and tall * wide * self.itemsize <= self.tile_bytes
         )
 
     def panels(self) -> Iterator[tuple[int, int]]:
-        """Yield heights and vectors of panels: for each number of vectors the best height, and, if
-        one panel has all columns, the best of those that read the left factor in place."""
+        """Yield heights and vectors of panels: for each number of vectors the best height, and the
+        best of those that read the left factor in place, if one panel has all columns, and of those
+        that divide the columns of a symmetric product's."""
         if self.panel is not None:
             yield self.panel
             return
@@ -168,7 +186,9 @@ class Problem:
             heights = range(least, (self.registers - 2 - vectors) // vectors + 1)
             alone = self.columns.size <= vectors * self.lanes + (FEW if self.by_dots else 0)
             in_place = range(least, min(heights.stop, self.direct_height + 1 if alone else 0))
-            for some in (heights, in_place):
+            width = vectors * self.lanes
+            again = [height for height in heights if self.mirrored and width % height == 0]
+            for some in (heights, in_place, again):
                 if some:
                     yield min(some, key=partial(self.panels_cost, vectors=vectors)), vectors
 

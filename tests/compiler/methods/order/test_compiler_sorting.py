@@ -126,6 +126,24 @@ def test_rows_side_by_side(rows: int, size: int, vector_bytes: int) -> None:
         assert (values.numpy().view(np.uint32) == sorted_.view(np.uint32)).all()
 
 
+@pytest.mark.parametrize(
+    "dtype",
+    [*(pytest.param(each, marks=pytest.mark.slow) for each in ("float16", "float64", "int16")),
+     "uint32", "bool", "float32"],
+)  # fmt: skip
+@pytest.mark.parametrize(("rows", "size", "down"), [(19, 37, False), (16, 20, True)])
+def test_values_alone(cpu: Device, dtype: str, rows: int, size: int, down: bool) -> None:
+    """Without their places, in networks of keys: zeros and NaN of either sign keep their bits and
+    their order."""
+    array = numbers(np.random.default_rng(size), (rows, size), dtype)
+    if array.dtype.kind == "f":
+        array[3:5, 2:7:2] = np.copysign(np.nan, -1).astype(array.dtype)
+    values = Tensor(array, device=cpu, dtype=dtype).sort(1, descending=down)[0]
+    assert "sort values" in repr(values)
+    wanted = falling(array, 1) if down else np.argsort(array, 1, kind="stable")
+    assert values.numpy().tobytes() == np.take_along_axis(array, wanted, 1).tobytes()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "uint64"])
 def test_rows_too_long_for_the_stack(
     cpu: Device, dtype: str, monkeypatch: pytest.MonkeyPatch

@@ -318,7 +318,7 @@ ARGUMENTS: dict[str, tuple[Callable[[Script], object], str]] = {
                         "RMARGS must have 0x48"),
     "entries": (lambda s: rm(s, 8, 128), "pageTableEntryCount must be 129"),
     "offset": (lambda s: rm(s, 0x10, 2 * PAGE), "queues at 0x1000"),
-    "resume": (lambda s: rm(s, 0x20, 3), "srInit of a start must be (0, 0, 0)"),
+    "resume": (lambda s: rm(s, 0x20, 3), "srInit must be (0, 0), is (3, 0)"),
     "page table": (lambda s: poke(s, 0, 0x123000), "own page"),
     "queue size": (lambda s: poke(s, PAGE + 4, 0x20000), "command queue's size"),
     "message size": (lambda s: poke(s, PAGE + 8, 0x2000), "command queue's msgSize"),

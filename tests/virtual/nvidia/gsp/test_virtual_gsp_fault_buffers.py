@@ -30,6 +30,7 @@ from ugpu.virtual.nvidia.gsp.gpu import build_card
 from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.memory.fault_buffers import Replay
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
+from ugpu.virtual.nvidia.status import Status
 
 FINAL, REPLAYABLE = 0xB83000, 0xB83020
 LOW, HIGH, GET, PUT, SIZE = range(0, 20, 4)
@@ -137,10 +138,13 @@ class Uvm:
             assert host.method(0x28 + 4 * number, word) is None
 
     def channels(self, runlist: int) -> list[ChannelObject]:
-        clients = self.card.machine.clients.values()
-        every = [each for client in clients for each in client.objects.values()]
-        found = [each for each in every if isinstance(each, ChannelObject)]
-        return [each for each in found if each.runlist.number == runlist]
+        return [each for each in channels(self.card) if each.runlist.number == runlist]
+
+
+def channels(card: Card) -> list[ChannelObject]:
+    clients = card.machine.clients.values()
+    every = [each for client in clients for each in client.objects.values()]
+    return [each for each in every if isinstance(each, ChannelObject)]
 
 
 def table(card: Card) -> Any:
@@ -274,7 +278,7 @@ def test_other_faults_end_their_channel_at_once(
         if why == "another buffer":
             entry = uvm.entry()
             assert (entry["address"], entry["replayable"]) == (STRAY, 0)
-            assert card.read32(LEAF + 24) & 1, "the vector of final faults"
+            assert card.read32(LEAF + 4 * 4) & 1 << 3, "the vector of final faults"
         else:
             assert uvm.put == 0
         device.reset()
@@ -285,9 +289,7 @@ def test_the_entry_of_a_copy_engine(card: Card, monkeypatch: pytest.MonkeyPatch)
     """Copy engines are clients of the hub, and their faults are never replayable here."""
     with opened(card, monkeypatch) as device, device.alloc(4096) as target:
         uvm = Uvm(card, device, FINAL)
-        stray = Buffer(device.driver.core, VirtAddr(STRAY), 4096, Placement.DEVICE, None)
-        with device.queue(QueueKind.COPY) as queue:
-            queue.copy(target, stray)
+        copy_from_nowhere(device, target)
         with pytest.raises(PageFault):
             device.synchronize()
         entry = uvm.entry()
@@ -297,6 +299,89 @@ def test_the_entry_of_a_copy_engine(card: Card, monkeypatch: pytest.MonkeyPatch)
         assert entry["engine"] - copies in range(10)
         device.reset()
         uvm.close()
+
+
+class Shadow:
+    """UVM's buffer of the faults that it may serve, with its queue, as the module registers it."""
+
+    def __init__(self, device: NvDevice, capacity: int = 8192) -> None:
+        gpu = device.driver.gpu
+        assert isinstance(gpu, GspGpu)
+        self.gpu = gpu
+        self.queue, *self.pages = [device.alloc(4096, placement=Placement.HOST) for _ in range(65)]
+        assert self.queue.view is not None
+        self.words = np.frombuffer(self.queue.view, np.uint64)  # type of Queue: queue.h
+        self.words[[0, 3, 8, 16]] = capacity, 32, 0, 0
+        name = "NV2080_CTRL_INTERNAL_GMMU_REGISTER_CLIENT_SHADOW_FAULT_BUFFER_PARAMS"
+        block = abi.select("570.144").structs[name].new(shadowFaultBufferSize=8192 * 32)
+        places = [space_of(device).mappings[page.address].dma for page in (self.queue, *self.pages)]
+        first, *rest = [int(dma.segments[0].address) for dma in places if dma is not None]
+        block.shadowFaultBufferQueuePhysAddr = first
+        for at, address in enumerate(rest):
+            block.shadowFaultBufferPteArray[at] = address
+        assert self.control(0x20800A9D, block) == 0
+
+    def control(self, number: int, block: Any) -> int:
+        return int(self.gpu.client._control(self.gpu.subdevice, number, block, "of UVM"))
+
+    def report(self, entry: bytes) -> int:
+        name = "NV2080_CTRL_GPU_REPORT_NON_REPLAYABLE_FAULT_PARAMS"
+        block = abi.select("570.144").structs[name].new()
+        block.faultPacket.raw[:] = entry
+        return self.control(0x20800177, block)
+
+
+def copy_from_nowhere(device: NvDevice, target: Buffer) -> None:
+    stray = Buffer(device.driver.core, VirtAddr(STRAY), 4096, Placement.DEVICE, None)
+    with device.queue(QueueKind.COPY) as queue:
+        queue.copy(target, stray)
+
+
+def test_uvm_is_asked_about_a_fault_of_a_copy_engine(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its channel rests until UVM has it ended: uvm_gpu_non_replayable_faults.c."""
+    with opened(card, monkeypatch) as device, device.alloc(4096) as target:
+        shadow = Shadow(device)
+        copy_from_nowhere(device, target)
+        until(lambda: shadow.words[16] == 1, "the entry")
+        assert shadow.pages[0].view is not None
+        entry = bytes(shadow.pages[0].view[:32])
+        assert int.from_bytes(entry[8:16], "little") == STRAY and entry[31] >> 7
+        shadow.words[8] = 1
+        assert all(each.mmu_fault is None for each in channels(card)), "nothing has ended"
+        assert shadow.report(bytes(32)) == Status.INVALID_CHANNEL
+        assert shadow.report(entry) == 0
+        with pytest.raises(PageFault) as caught:
+            device.synchronize()
+        assert caught.value.facts["address"] == STRAY
+        assert shadow.report(entry) == Status.INVALID_CHANNEL
+        device.reset()
+        copy_from_nowhere(device, target)
+        until(lambda: shadow.words[16] == 2, "the next entry")
+        device.reset()  # while it rests
+        entry = bytes(shadow.pages[0].view[32:64])
+        assert shadow.report(entry) == 0, "the channel is gone: nothing to end"
+        target.fill(1)
+        device.synchronize()
+
+
+@pytest.mark.parametrize("why", ["no page faults", "queue", "unregistered"])
+def test_uvm_is_not_asked(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    card = build_card("ad102", CardOptions(memory=1 << 30))
+    flags = 0 if why == "no page faults" else 1 << 6
+    with opened(card, monkeypatch, flags) as device, device.alloc(4096) as target:
+        shadow = Shadow(device, capacity=8191 if why == "queue" else 8192)
+        if why == "unregistered":
+            name = "NV2080_CTRL_INTERNAL_GMMU_UNREGISTER_CLIENT_SHADOW_FAULT_BUFFER_PARAMS"
+            assert shadow.control(0x20800A9E, abi.select("570.144").structs[name].new()) == 0
+        copy_from_nowhere(device, target)
+        with pytest.raises(PageFault):
+            device.synchronize()
+        assert shadow.words[16] == 0
+        assert any("has 8191 of 32 bytes" in text for text in card.violations) == (why == "queue")
+        device.reset()
+    card.close()
 
 
 def test_a_reset_ends_what_waits(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:

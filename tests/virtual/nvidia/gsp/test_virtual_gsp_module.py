@@ -12,7 +12,7 @@ from ugpu.virtual.nvidia.gsp.firmware.programs import Program
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE, Terms
 from ugpu.virtual.nvidia.gsp.gpu import build_card
 from ugpu.virtual.nvidia.gsp.options import CardOptions
-from ugpu.virtual.nvidia.gsp.rpc.controls import GSP_VECTOR
+from ugpu.virtual.nvidia.gsp.rpc.controls import GSP_VECTOR, MEMORY_VECTORS
 
 IRQSCLR, IRQSTAT = 0x110004, 0x110008
 # dev_riscv_pri.h: NV_PRISCV_RISCV_IRQMASK and IRQDEST, of GA102 and of TU102
@@ -39,6 +39,30 @@ def test_no_part_is_one_for_development(chip: str, fuse: int) -> None:
     card.config.write(4, 6, 2)
     assert card.read32(fuse) == 1
     card.close()
+
+
+def test_turing_has_the_older_enables_of_interrupts_too() -> None:
+    for chip in ("tu102", "ga102"):
+        card = build_card(chip, CardOptions(memory=256 << 20))
+        card.config.write(4, 6, 2)
+        for offset, value in ((0x164, 0x70), (0x184, 0x21), (0x160, 1)):
+            card.write32(offset, value)
+        values = [card.read32(at) for at in (0x100, 0x140, 0x144)]
+        if chip == "tu102":
+            assert values == [0, 1, 0x50] and not card.registers.unknown
+        else:
+            assert all(value >> 16 == 0xBADF for value in values), values
+        card.close()
+
+
+def test_the_vectors_are_where_the_module_looks() -> None:
+    """intrGetLeafStatus_TU102 reads even leaves alone, of the stall subtrees; UVM's own interrupts
+    share a leaf; the faults that it asks for lie in the subtree that it shares."""
+    for vector in (GSP_VECTOR, *MEMORY_VECTORS.values()):
+        assert vector // 32 % 2 == 0
+        assert vector // 64 in (1, 2, 3)
+    assert MEMORY_VECTORS["REPLAYABLE_FAULT"] // 32 == MEMORY_VECTORS["ACCESS_CNTR"] // 32 == 2
+    assert MEMORY_VECTORS["NON_REPLAYABLE_FAULT"] // 32 == 4
 
 
 def test_a_message_interrupts_once_until_it_is_cleared() -> None:

@@ -24,7 +24,7 @@ from ugpu.virtual.nvidia.status import Status
 LIST = 0xCAF00003
 PREPARE, SCHEDULE = 0x20800AC2, 0x20800AC3
 MAGIC, REVISION = 0x8A3BB9E6C6C39D93, 2
-RESUMED = struct.pack("<IIB", 3, 0, 1)  # srInit
+RESUMED = struct.pack("<IIB", 3, 5, 1)  # srInit
 
 
 @pytest.fixture
@@ -75,9 +75,8 @@ def suspend(script: Script, address: int) -> int:
 
 
 def resume(script: Script, address: int) -> int:
-    """Booter's load, without FWSEC-FRTS; its result."""
+    """Booter's load, without FWSEC-FRTS and a reset of the GSP; its result."""
     script.rm_arguments.view[0x20 : 0x20 + len(RESUMED)] = RESUMED
-    script.to_riscv()
     return script.booter("booter_load", address)
 
 
@@ -88,6 +87,20 @@ def lose_power(script: Script) -> None:
     script.card.config.restore(saved)
 
 
+def test_a_platform_takes_the_power_away_in_d3() -> None:
+    """PCI Bus Power Management 1.2: PMCSR at 4 behind the capability, PowerState 1:0; D3cold."""
+    for cut in (False, True):
+        card = build_card("ad102", CardOptions(memory=1 << 28, platform=False, cut_in_d3=cut))
+        card.config.write(4, 6, 2)
+        card.gpu.memory.view[:4] = b"kept"
+        card.config.write(0x64, 3, 2)
+        assert not card.decodes and card.config.read(0x64, 2) == 3
+        card.config.write(0x64, 0, 2)
+        assert card.config.read(4, 2) == (0 if cut else 6)
+        assert bytes(card.gpu.memory.view[:4]) == (bytes(4) if cut else b"kept")
+        card.close()
+
+
 @pytest.mark.slow
 def test_objects_and_queues_outlast_a_loss_of_power(script: Script) -> None:
     address = describe(script)
@@ -95,6 +108,7 @@ def test_objects_and_queues_outlast_a_loss_of_power(script: Script) -> None:
     lose_power(script)
     script.power_on()
     assert resume(script, address) == 0 and script.card.wpr.up
+    assert script.read(GSP + 0x1388) == 0x80, "the core runs; its messages follow"
     script.until(0x1001)
     assert script.control(SCHEDULE, SUBDEVICE, b"\0")[0] == 0
     assert script.free(SPACE) == 0, "made before the suspend"

@@ -323,11 +323,23 @@ def test_copies_that_are_refused(program: RmProgram, flags: int, text: str) -> N
     fails(program, Xid.CLASS_ERROR, text)
 
 
-@pytest.mark.parametrize(("last", "seen"), [("copy", 9), ("compute", 5)])
-def test_idle_means_the_engine_that_methods_went_to_last(
-    program: RmProgram, last: str, seen: int
-) -> None:
-    """dev_pbdma.ref.txt, "WFI": a copy that a release did not wait for comes after it."""
+def test_subchannel_4_is_for_copies_without_set_object(program: RmProgram) -> None:
+    """dev_ram.ref.txt: the mapping is fixed. NVK relies on it."""
+    view = program.work_map.view
+    assert view is not None
+    view[SOURCE : SOURCE + 8] = bytes(range(8))
+    program.words = []  # drops SET_OBJECT of each subchannel
+    copy(program, at(program, SOURCE), at(program, TARGET), 8, 2 | 3 << 7 | 1 << 2)
+    program.release(at(program, SEMAPHORE), 1)
+    program.submit()
+    program.wait(SEMAPHORE, 1)
+    assert bytes(view[TARGET : TARGET + 8]) == bytes(range(8))
+
+
+@pytest.mark.parametrize("last", ["copy", "compute"])
+def test_a_release_with_wait_comes_after_copies(program: RmProgram, last: str) -> None:
+    """dev_pbdma.ref.txt, "WFI": it waits for the engine that methods went to last; dev_ram.ref.txt:
+    between the copy engine and compute the host waits for the first one."""
     view = program.work_map.view
     assert view is not None
     view[SOURCE : SOURCE + 8] = (5).to_bytes(8, "little")
@@ -337,7 +349,7 @@ def test_idle_means_the_engine_that_methods_went_to_last(
     program.release(at(program, SEMAPHORE), 9, wait=True)
     program.submit()
     assert program.machine.gpu.wait_idle()
-    assert program.word(SEMAPHORE) == seen
+    assert program.word(SEMAPHORE) == 9
 
 
 @pytest.mark.parametrize(("transfer", "overlap", "seen"), [

@@ -10,6 +10,7 @@ from ugpu.virtual.bus.config import Bar
 from ugpu.virtual.bus.msix import MsixFacts, MsixTable
 
 _PM, _MSI, _PCIE, _MSIX = 0x60, 0x68, 0x78, 0xC8
+_STATE, _D3 = _PM + 4, 3  # PMCSR, PowerState
 _TABLE, _PENDING = 0xB9_0000, 0xBA_0000  # in BAR0
 REGISTERS = 16 << 20
 INSTANCE = 32 << 20
@@ -17,16 +18,12 @@ _IO = 128
 
 
 class Owner(config.Owner, Protocol):
-    """The card, as its configuration space uses it."""
+    """The card, as its configuration space uses it; see virtual.bus.master.BusMaster."""
 
     def function_reset(self) -> None: ...
-    def message(self, vector: int) -> None:
-        """Send a message."""
-        ...
-
-    def bus_changed(self) -> None:
-        """Hear that the command register or a BAR changed."""
-        ...
+    def power_cycle(self) -> None: ...
+    def message(self, vector: int) -> None: ...
+    def revoked(self, host: int, size: int) -> None: ...
 
 
 class ConfigSpace(config.ConfigSpace):
@@ -41,11 +38,12 @@ class ConfigSpace(config.ConfigSpace):
 
     def __init__(
         self, owner: Owner, device: int, bar1: int, *, platform: bool, function_reset: bool,
-        table_size: int,
+        table_size: int, cut_in_d3: bool = False,
     ) -> None:  # fmt: skip
-        """table_size: vectors of MSI-X; 0 if the card has MSI only."""
+        """table_size: vectors of MSI-X; 0 if the card has MSI only. cut_in_d3: see CardOptions."""
         super().__init__(owner, platform=platform, function_reset=function_reset)
         self._card = owner
+        self._cut = cut_in_d3
         self._device = device
         self._sizes = {0: REGISTERS, 1: bar1, 3: INSTANCE, 5: _IO}
         if table_size:
@@ -64,6 +62,13 @@ class ConfigSpace(config.ConfigSpace):
         """Reset the card as over the bus."""
         self._card.function_reset()
 
+    def _write_word(self, offset: int, value: int) -> None:
+        state = self.read(_STATE, 1) & _D3
+        super()._write_word(offset, value)
+        if self._cut and offset == _STATE and value & _D3 == _D3 != state:
+            self._card.power_cycle()
+            self._put(_STATE, "<H", _D3)
+
     def reset(self) -> None:
         """Enter the state after a reset: nothing is enabled, BARs are not assigned."""
         self._clear(0x10DE, self._device, 0x030000 << 8 | 0xA1, 0x167C)
@@ -71,4 +76,6 @@ class ConfigSpace(config.ConfigSpace):
 
     def _update(self) -> None:
         super()._update()
-        self._card.bus_changed()
+        if self._bytes[_STATE] & _D3:  # a function outside of D0 decodes nothing
+            self.memory_enabled = self.bus_master = False
+        self._card.revoked(0, 0)  # bus mastering may be off now

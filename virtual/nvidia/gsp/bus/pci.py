@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ugpu.hcq.state.memory import BusAddr
-from ugpu.virtual.bus.dma import HostMemory
 from ugpu.virtual.bus.function import PciFunction
 from ugpu.virtual.bus.window import MemoryWindow, RegisterWindow
 from ugpu.virtual.nvidia.gsp.apertures import Aperture
@@ -51,9 +49,4 @@ class VirtualTransport(PciFunction[Card]):
             3: ApertureWindow(card, 3, card.bar2),
         }
         name = name or f"virtual:{card.facts.name}+gsp"
-        super().__init__(name, card, windows, card.bus.pool, owns_card=owns_card)
-
-    def place_dma(self, size: int, address: BusAddr) -> HostMemory:
-        """See hcq.transport.base.Placing."""
-        self.check_open()
-        return self._owned(self._pool.place(size, int(address)))
+        super().__init__(name, card, windows, card.dma, owns_card=owns_card)

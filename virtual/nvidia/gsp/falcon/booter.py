@@ -56,7 +56,7 @@ class Board(sleep.Board, Protocol):
     @property
     def memory_size(self) -> int: ...
     def start_gsp(self, meta: WprMeta, version: str, arguments: int) -> None: ...
-    def resume_gsp(self, firmware: sleep.Server, arguments: int) -> None: ...
+    def resume_gsp(self, firmware: sleep.Server) -> None: ...
 
 
 def load(board: Board, falcon: Falcon) -> None:
@@ -71,7 +71,7 @@ def load(board: Board, falcon: Falcon) -> None:
             _check_state(board, resuming=True)
             firmware = sleep.restore(board, falcon.mailbox)
             falcon.answer(0)
-            board.resume_gsp(firmware, board.gsp.mailbox)
+            board.resume_gsp(firmware)
             return
         meta = wpr.read("GspFwWprMeta", raw)
         _check_state(board)
@@ -128,9 +128,12 @@ def prescrubbed(facts: BootFacts, memory: int) -> int:
 def _check_state(board: Board, *, resuming: bool = False) -> None:
     gsp, bad_gsp, bad_wpr = board.gsp, BooterError.GSP_STATE, BooterError.WPR_STATE
     require(not gsp.active, bad_gsp, "the GSP runs already")
-    ready = gsp.selects_riscv and not gsp.in_reset
+    # To resume, booter selects the core, and the firmware has its arguments (kernel_gsp_tu102.c,
+    # kgspBootstrap).
+    ready = (gsp.selects_riscv or resuming) and not gsp.in_reset
     require(ready, bad_gsp, "the GSP is not reset into its RISC-V core")
-    require(gsp.mailbox, bad_gsp, "the GSP's mailboxes hold no libos arguments")
+    told = gsp.mailbox or resuming
+    require(told, bad_gsp, "the GSP's mailboxes hold no libos arguments")
     if board.boot.way == "booter" or resuming:
         require(not board.wpr.up, bad_wpr, "WPR2 is already set")
     else:

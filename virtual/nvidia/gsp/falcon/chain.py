@@ -49,7 +49,7 @@ def start(board: Board, arguments: int, frts: int) -> None:
         firmware = sleep.restore(board, where)
         board.gsp.answer(0)
         board.release(lockdown=True)
-        board.resume_gsp(firmware, rm.bootArgsOffset)
+        board.resume_gsp(firmware)
         return
     meta = wpr.read("GspFwWprMeta", meta_raw)
     lay_out(board.boot, meta, frts, board.memory_size)

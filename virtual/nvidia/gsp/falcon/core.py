@@ -297,9 +297,10 @@ class Falcon:
         return 1 << 1  # idle
 
     def _start_dma(self, command: int) -> None:
-        why = self._dma_problem(command)
-        if why:
-            self._card.violation(f"{self.name}: DMA {command:#x}: {why}")
+        try:
+            self._check_dma(command)
+        except Refused as refusal:
+            self._card.violation(f"{self.name}: DMA {command:#x}: {refusal}")
             return
         self._moving = self._dma_reads
         where = self.registers
@@ -317,27 +318,21 @@ class Falcon:
         else:
             self.dmem[at : at + BLOCK] = content
 
-    def _dma_problem(self, command: int) -> str:
+    def _check_dma(self, command: int) -> None:
         where = self.registers
         setting = where.get(TRANSCFG + 4 * (command >> 12 & 7), 0)
-        at, code = where.get(DMA_MEMORY, 0), bool(command & 1 << 4)
-        if not self.kind.dma:
-            return "Turing's programs are not loaded this way"
-        if self._scrubbing:
-            return "its memory is being scrubbed"
-        if self._moving:
-            return "the block before it has not arrived"
-        if command & 1 << 5:
-            return "a write to memory is not modelled"
-        if command >> 8 & 7 != 6:
-            return "blocks have 256 bytes (size 6)"
-        if not setting & 4:
-            return "the context is not physical (FBIF_TRANSCFG bit 2)"
-        if not where.get(FBIF_CTL, 0) & _PHYSICAL_WITHOUT_CONTEXT or where.get(DMACTL, 0) & 1:
-            return "physical access needs FBIF_CTL bit 7 and DMACTL bit 0 clear"
-        if at % BLOCK or at + BLOCK > (self.kind.imem if code else self.kind.dmem):
-            return f"its target {at:#x} is not a block of the memory"
-        return ""
+        at, room = where.get(DMA_MEMORY, 0), self.kind.imem if command & 1 << 4 else self.kind.dmem
+        allowed = where.get(FBIF_CTL, 0) & _PHYSICAL_WITHOUT_CONTEXT
+        require(self.kind.dma, 0, "Turing's programs are not loaded this way")
+        require(not self._scrubbing, 0, "its memory is being scrubbed")
+        require(not self._moving, 0, "the block before it has not arrived")
+        require(not command & 1 << 5, 0, "a write to memory is not modelled")
+        require(command >> 8 & 7 == 6, 0, "blocks have 256 bytes (size 6)")
+        require(setting & 4, 0, "the context is not physical (FBIF_TRANSCFG bit 2)")
+        text = "physical access needs FBIF_CTL bit 7 and DMACTL bit 0 clear"
+        require(allowed and not where.get(DMACTL, 0) & 1, 0, text)
+        fits = not at % BLOCK and at + BLOCK <= room
+        require(fits, 0, f"its target {at:#x} is not a block of the memory")
 
     # Start
 
@@ -352,10 +347,12 @@ class Falcon:
             self._card.violation(f"{self.name}: start at {vector:#x}, where no program is loaded")
             return
         program, code, covered = found
-        why = self._boot_rom(code, covered) if self.kind.dma else self._check_old(code, covered)
-        if why:
+        try:
+            why = self._boot_rom(code, covered) if self.kind.dma else self._check_old(code, covered)
+            require(not why, 0, why)
+        except Refused as refusal:
             # UNSURE: a board's falcon halts with an error that only its own registers tell.
-            self._card.violation(f"{self.name}: {program.name} does not start: {why}")
+            self._card.violation(f"{self.name}: {program.name} does not start: {refusal}")
             return
         self.programs_run.append(program)
         self._card.run_program(self, program)
@@ -376,21 +373,19 @@ class Falcon:
         return None
 
     def _boot_rom(self, code: bytes, covered: int) -> str:
-        """Verify a program as the boot ROM does; return why it is refused, or ""."""
-        where = self.registers
-        if where.get(MOD_SEL, 0) != 1:
-            return f"MOD_SEL must be 1 (RSA3K), is {where.get(MOD_SEL, 0)}"
-        number, engine = where.get(PROGRAM_ID, 0), where.get(ENGINE_MASK, 0)
-        if engine != self.kind.engine:
-            return f"engine mask must be {self.kind.engine:#x}, is {engine:#x}"
-        if not 1 <= number <= 16:
-            return f"program number must be 1 to 16, is {number}"
-        first = next(iter(self.imem.values()))
-        if not first.secure:
-            return "its code was not loaded as secure"
-        at = where.get(SIGNATURE_AT, 0)
-        if at + SIZE > len(self.dmem):
-            return f"its signature at {at:#x} is past the memory"
+        """Verify a program as the boot ROM does; return why its signature is refused, or "". Raises
+        Refused for its registers."""
+        choice, number, engine, at = (
+            self.registers.get(place, 0)
+            for place in (MOD_SEL, PROGRAM_ID, ENGINE_MASK, SIGNATURE_AT)
+        )
+        mask, first = self.kind.engine, next(iter(self.imem.values()))
+        require(choice == 1, 0, f"MOD_SEL must be 1 (RSA3K), is {choice}")
+        require(engine == mask, 0, f"engine mask must be {mask:#x}, is {engine:#x}")
+        require(1 <= number <= 16, 0, f"program number must be 1 to 16, is {number}")
+        require(first.secure, 0, "its code was not loaded as secure")
+        inside = at + SIZE <= len(self.dmem)
+        require(inside, 0, f"its signature at {at:#x} is past the memory")
         data = bytes(self.dmem[:covered])
         content = programs.signed_content(code, data, at, SIZE)
         field, terms = bytes(self.dmem[at : at + SIZE]), Terms(self._card.burnt, engine, number)

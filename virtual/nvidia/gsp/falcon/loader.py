@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from ugpu.virtual.nvidia.gsp.falcon.core import TRANSCFG, Block, Falcon, Port
+from ugpu.virtual.nvidia.gsp.falcon.core import TRANSCFG, Block, Falcon, Port, Refused, require
 from ugpu.virtual.nvidia.gsp.firmware import programs
 from ugpu.virtual.nvidia.gsp.firmware.programs import BLOCK, Program
 
@@ -37,38 +37,34 @@ class Descriptor(NamedTuple):
 
 def run(board: Port, falcon: Falcon) -> Program | None:
     """Fetch the program; return which it is, or None, and a violation, if that fails."""
-    descriptor = Descriptor._make(_DESCRIPTOR.unpack_from(falcon.dmem))
-    why = _problem(falcon, descriptor)
-    if why:
-        board.violation(f"{falcon.name}: the boot loader: {why}")
+    try:
+        return _fetch(board, falcon, Descriptor._make(_DESCRIPTOR.unpack_from(falcon.dmem)))
+    except Refused as refusal:
+        board.violation(f"{falcon.name}: the boot loader: {refusal}")
         return None
-    target = falcon.registers.get(TRANSCFG + 4 * descriptor.context, 0) & 3
-    size = descriptor.secure_at + descriptor.secure_size
-    code = board.falcon_read(target, descriptor.code, size)
-    data = board.falcon_read(target, descriptor.data, descriptor.data_size)
+
+
+def _fetch(board: Port, falcon: Falcon, descriptor: Descriptor) -> Program:
+    setting = falcon.registers.get(TRANSCFG + 4 * descriptor.context, 0)
+    known = descriptor.context == _CONTEXT and setting & 4
+    text = f"DMA context {descriptor.context} must be {_CONTEXT}, and physical"
+    require(known, 0, text)
+    plain = not descriptor.entry and not descriptor.plain_at
+    require(plain, 0, f"entry {descriptor.entry:#x}, plain code at {descriptor.plain_at:#x}")
+    follows = descriptor.secure_at == descriptor.plain_size
+    require(follows, 0, "secure code must follow the plain code")
+    size, data_size = descriptor.secure_at + descriptor.secure_size, descriptor.data_size
+    fits = 0 < size <= _LARGEST and 0 < data_size <= len(falcon.dmem)
+    require(fits, 0, f"{size} bytes of code, {data_size} of data")
+    code = board.falcon_read(setting & 3, descriptor.code, size)
+    data = board.falcon_read(setting & 3, descriptor.data, data_size)
     if code is None or data is None:
-        board.violation(f"{falcon.name}: the boot loader cannot read its program")
-        return None
+        raise Refused(0, "cannot read its program")
     for at in range(0, size, BLOCK):
         secure = at >= descriptor.secure_at
         falcon.imem[at // BLOCK] = Block(at // BLOCK, secure, bytearray(code[at : at + BLOCK]))
     falcon.dmem[: len(data)] = data
     parsed = programs.parse(code)
     if parsed is None:
-        board.violation(f"{falcon.name}: the boot loader fetched something that is not a program")
-        return None
+        raise Refused(0, "it fetched something that is not a program")
     return parsed[0]
-
-
-def _problem(falcon: Falcon, descriptor: Descriptor) -> str:
-    setting = falcon.registers.get(TRANSCFG + 4 * descriptor.context, 0)
-    if descriptor.context != _CONTEXT or not setting & 4:
-        return f"DMA context {descriptor.context} must be {_CONTEXT}, and physical"
-    if descriptor.entry or descriptor.plain_at:
-        return f"entry {descriptor.entry:#x}, plain code at {descriptor.plain_at:#x}"
-    if descriptor.secure_at != descriptor.plain_size:
-        return "secure code must follow the plain code"
-    whole = descriptor.secure_at + descriptor.secure_size
-    if not 0 < whole <= _LARGEST or not 0 < descriptor.data_size <= len(falcon.dmem):
-        return f"{whole} bytes of code, {descriptor.data_size} of data"
-    return ""

@@ -17,23 +17,25 @@ _ENTRY = struct.Struct("<QQQBB6x")
 _ORDER = ("LOGINIT", "LOGINTR", "LOGRM", "LOGMNOC", "LOGKRNL", "RMARGS")
 _OPTIONAL = ("LOGMNOC", "LOGKRNL")
 _CONTIGUOUS, _SYSTEM = 1, 1
+_STARTED, _RESUMED = (0, 0), (3, 1)  # srInit: oldLevel, bInPMTransition
+# Of a resume. NVIDIA's own code sets PM_SUSPEND, Linux 7.3.4 PRESERVING and PM_TRANSITION
+# (g_gpu_nvoc.h GPU_STATE_FLAGS_*; gpu_suspend.c).
+_FLAGS = 0x7F
 LOG_SIZE = 0x10000
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """logs: address of each log buffer by name. queues: address of the shared region, entries of
-    its page table, offsets of command and status queue."""
+    """logs: address of each log buffer by name. manager: address of the resource manager's. queues:
+    address of the shared region, entries of its page table, offsets of command and status queue."""
 
     logs: dict[str, int]
+    manager: int
     queues: tuple[int, int, int, int]
 
     @classmethod
-    def read(
-        cls, board: BusMaster, address: int, interface: FirmwareAbi, *, resuming: bool = False
-    ) -> Arguments:
-        """Read and check the arguments. resuming: for firmware that was suspended. Raises
-        QueueError."""
+    def read(cls, board: BusMaster, address: int, interface: FirmwareAbi) -> Arguments:
+        """Read and check the arguments of a start. Raises QueueError."""
         aligned = address and not address % 0x1000
         usable(aligned, f"libos arguments at {address:#x} must be page-aligned")
         raw = needed(board.bus_read(address, 0x1000), f"libos arguments at {address:#x}")
@@ -53,15 +55,28 @@ class Arguments:
         for name, (where, size) in logs.items():
             fits = size >= LOG_SIZE and not where % 0x1000
             usable(fits, f"{name} has {size:#x} bytes at {where:#x}")
-        where, size = regions["RMARGS"]
-        layout = interface.structs.GSP_ARGUMENTS_CACHED
-        least = layout.size
-        usable(size >= least, f"RMARGS must have {least:#x} bytes, has {size:#x} at {where:#x}")
-        view = layout.view(needed(board.bus_read(where, least), f"RMARGS at {where:#x}"))
-        queues, resumed = view.messageQueueInitArguments, view.srInitArguments
-        state = (resumed.oldLevel, resumed.flags, resumed.bInPMTransition)
-        expected = (3, 0, 1) if resuming else (0, 0, 0)
-        usable(state == expected, f"srInit of a start must be {expected}, is {state}")
         addresses = {name: place[0] for name, place in logs.items()}
-        places = (queues.cmdQueueOffset, queues.statQueueOffset)
-        return cls(addresses, (queues.sharedMemPhysAddr, queues.pageTableEntryCount, *places))
+        where, size = regions["RMARGS"]
+        least = interface.structs.GSP_ARGUMENTS_CACHED.size
+        usable(size >= least, f"RMARGS must have {least:#x} bytes, has {size:#x} at {where:#x}")
+        return cls(addresses, where, _queues(board, where, interface, _STARTED))
+
+    def read_again(self, board: BusMaster, interface: FirmwareAbi) -> None:
+        """Check the resource manager's arguments after a suspend, all that is read then: nouveau
+        has freed libos's by INIT_DONE (r535_gsp_init). Raises QueueError."""
+        queues = _queues(board, self.manager, interface, _RESUMED)
+        usable(queues == self.queues, "the queues are not those before the suspend")
+
+
+def _queues(
+    board: BusMaster, where: int, interface: FirmwareAbi, expected: tuple[int, int]
+) -> tuple[int, int, int, int]:
+    """Read RMARGS; return the queues. expected: its srInit. Raises QueueError."""
+    layout = interface.structs.GSP_ARGUMENTS_CACHED
+    view = layout.view(needed(board.bus_read(where, layout.size), f"RMARGS at {where:#x}"))
+    queues, resumed = view.messageQueueInitArguments, view.srInitArguments
+    state = (resumed.oldLevel, resumed.bInPMTransition)
+    known = state == expected and not resumed.flags & ~(_FLAGS if expected == _RESUMED else 0)
+    usable(known, f"srInit must be {expected}, is {state}, with flags {resumed.flags:#x}")
+    places = (queues.cmdQueueOffset, queues.statQueueOffset)
+    return (queues.sharedMemPhysAddr, queues.pageTableEntryCount, *places)

@@ -8,18 +8,19 @@ rpc.c (rpcRmApiAlloc_GSP); Linux 7.3.4 nouveau nvkm/subdev/gsp/rm/r535/fifo.c.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import partial
 from typing import cast
 
 from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.chip import ENGINE_GR0, VirtualGpu
-from ugpu.virtual.nvidia.faults import Xid
+from ugpu.virtual.nvidia.engines.graphics import TABLES, GraphicsEngine, UnmodelledEngine
 from ugpu.virtual.nvidia.gsp.apertures import directory_of
 from ugpu.virtual.nvidia.gsp.bus.physical import PhysicalMemory
 from ugpu.virtual.nvidia.gsp.rpc.spaces import space_of
 from ugpu.virtual.nvidia.host.channel import USERD_SIZE
 from ugpu.virtual.nvidia.host.errors import ChannelError
+from ugpu.virtual.nvidia.memory.faults import Client
 from ugpu.virtual.nvidia.memory.physical import Backing
+from ugpu.virtual.nvidia.memory.shadow_buffer import ShadowBuffer
 from ugpu.virtual.nvidia.rm.channels import ChannelObject, ComputeObject, EngineObject
 from ugpu.virtual.nvidia.rm.objects import Allocation, RmObject
 from ugpu.virtual.nvidia.rm.resources import Device, VaSpace
@@ -34,6 +35,8 @@ _KERNEL_LEVELS = (1, 2)  # NV_KERNELCHANNEL_ALLOC_INTERNALFLAGS_PRIVILEGE: ADMIN
 
 class Server(PhysicalMemory, ABC):
     """The RPC server, as its channels use it."""
+
+    shadow: ShadowBuffer
 
     @abstractmethod
     def channel_failed(self, channel: ChannelObject, error: ChannelError) -> None:
@@ -132,16 +135,18 @@ class GspChannel(ChannelObject):
             self._server.write_memory(kind, base, content + b"\0\0\xff\xff")
 
     def _recover(self, error: ChannelError) -> None:
-        unit = self.gpu.fault_unit
-        if error.fault is not None and unit is not None:
-            unit.report(self.channel, error.fault)
-            if unit.hand_over(self.channel, error.fault, partial(self._end, error)):
+        fault = error.fault
+        if fault is not None and self.gpu.fault_unit is not None:
+            entry = self.gpu.fault_unit.report(self.channel, fault)
+            served = fault.client in (Client.COPY, Client.HOST) and self.channel.space.replayable
+            if served and self._server.shadow.ask(entry, lambda: self._end(error)):
                 return
         self._end(error)
 
     def _end(self, error: ChannelError) -> None:
-        super()._recover(error)
-        self._server.channel_failed(self, error)
+        if not self.channel.stopped:
+            super()._recover(error)
+            self._server.channel_failed(self, error)
 
 
 def _missing(memory: Struct, name: str) -> RmError:
@@ -150,7 +155,8 @@ def _missing(memory: Struct, name: str) -> RmError:
 
 
 class GraphicsObject(EngineObject):
-    """An object of a 3D class: makes the graphics context; its methods are not modelled."""
+    """An object of a 3D class, or of another class on the graphics engine that makes the context.
+    Methods of 3D classes are modelled up to drawings; those of other classes are not."""
 
     internal = "KernelGraphicsObject"
 
@@ -161,28 +167,7 @@ class GraphicsObject(EngineObject):
             Status.INVALID_ARGUMENT,
             "a graphics object on a channel of a copy engine",
         )
-
-
-class SoftwareMethods:
-    """Methods that software executes. The model has none: each is a class error."""
-
-    def __init__(self, class_id: int) -> None:
-        self.class_id = class_id
-
-    def method(self, address: int, value: int) -> None:
-        """Refuse a method."""
-        text = f"method {address:#x} of software class {self.class_id:#x} is not modelled"
-        raise ChannelError(Xid.CLASS_ERROR, text)
-
-    def burst(self, address: int, words: tuple[int, ...]) -> None:
-        """Refuse methods."""
-        self.method(address, words[0])
-
-    def drain(self) -> None:
-        """Do nothing: no work was started."""
-
-    def close(self) -> None:
-        """Do nothing."""
+        self.execute(GraphicsEngine if self.class_id in TABLES else UnmodelledEngine)
 
 
 class UvmSoftware(EngineObject):
@@ -192,7 +177,7 @@ class UvmSoftware(EngineObject):
 
     def __init__(self, request: Allocation) -> None:
         super().__init__(request)
-        self.execute(lambda channel, number: SoftwareMethods(number))
+        self.execute(UnmodelledEngine)
 
 
 def graphics_object(request: Allocation) -> RmObject:

@@ -23,9 +23,10 @@ from ugpu.virtual.nvidia.memory.fault_buffers import (
     REPLAYABLE,
     MmuFaults,
 )
+from ugpu.virtual.nvidia.memory.shadow_buffer import ShadowBuffer
 from ugpu.virtual.nvidia.rm.channels import ChannelGroup, ChannelObject
 from ugpu.virtual.nvidia.rm.controls.control_gpu import HANDLERS, smc_mode
-from ugpu.virtual.nvidia.rm.resources import Subdevice, need_gpu
+from ugpu.virtual.nvidia.rm.resources import Device, Subdevice, need_gpu
 from ugpu.virtual.nvidia.status import Status, require
 
 _ABSENT = 0xFFFF_FFFF
@@ -61,7 +62,9 @@ class Config(Protocol):
     def bar_address(self, index: int) -> int: ...
 
 
-def handlers(board: Board) -> Mapping[str, Any]:  # Any: see rm.controls.control.Handler
+def handlers(
+    board: Board, shadow: ShadowBuffer
+) -> Mapping[str, Any]:  # Any: see rm.controls.control.Handler
     """Return the handlers by the header's name."""
 
     def chip_info(sub: Subdevice, params: Struct) -> None:
@@ -108,22 +111,16 @@ def handlers(board: Board) -> Mapping[str, Any]:  # Any: see rm.controls.control
         board.mmu_faults.place(REPLAYABLE, ())
 
     def shadow_buffer(sub: Subdevice, params: Struct) -> None:
-        fits = params.shadowFaultBufferSize == _FAULT_BUFFER
-        require(fits, Status.INVALID_ARGUMENT, f"size {params.shadowFaultBufferSize}")
-        pages = buffer(params.shadowFaultBufferPteArray, params.shadowFaultBufferSize)
-        queue = int(params.shadowFaultBufferQueuePhysAddr)
-        reached = board.bus_address(queue, _PAGE) is not None
-        require(reached, Status.INVALID_ADDRESS, f"a queue at {queue:#x}")
-        if params.shadowFaultBufferType == NON_REPLAYABLE:  # the other is not filled
-            board.mmu_faults.place_shadow(queue, pages)
+        kind, size = params.shadowFaultBufferType, params.shadowFaultBufferSize
+        require(kind == NON_REPLAYABLE, Status.NOT_SUPPORTED, f"shadowFaultBufferType {kind}")
+        (queue,) = buffer([params.shadowFaultBufferQueuePhysAddr], 1)
+        shadow.place(queue, buffer(params.shadowFaultBufferPteArray, size))
 
     def no_shadow_buffer(sub: Subdevice, params: Struct) -> None:
-        if params.shadowFaultBufferType == NON_REPLAYABLE:
-            board.mmu_faults.place_shadow(0, ())
+        shadow.place(0, ())
 
     def report_fault(sub: Subdevice, params: Struct) -> None:
-        known = board.mmu_faults.reported(bytes(params.faultPacket.data))
-        require(known, Status.INVALID_ARGUMENT, "a fault of no channel")
+        shadow.end(bytes(params.faultPacket.raw))
 
     def counter_buffer(sub: Subdevice, params: Struct) -> None:
         # No access is counted.
@@ -236,6 +233,13 @@ def _map_copies(sub: Subdevice, params: Struct) -> None:
     require(known, Status.INVALID_ARGUMENT, f"copy engines of {count}: {logical}")
 
 
+def _workaround(device: Device, params: Struct) -> None:
+    """Accept a channel for bug 4208224 of Turing's graphics engine, which the model's lacks."""
+    channels = [each for each in device.children.values() if isinstance(each, ChannelObject)]
+    graphics = any(channel.runlist.number == 0 for channel in channels)
+    require(graphics, Status.INVALID_STATE, "bug 4208224: the device has no graphics channel")
+
+
 def _flush(sub: Subdevice, params: Struct) -> None:
     need_gpu(sub).settle()
 
@@ -265,6 +269,7 @@ _HANDLERS = cast(
         # Boost is not synchronised with other cards; the card is not a module of a baseboard.
         "NV2080_CTRL_CMD_INTERNAL_PERF_GPU_BOOST_SYNC_GET_INFO": fixed(),
         "NV2080_CTRL_CMD_PMGR_GET_MODULE_INFO": fixed(),
+        "NV0080_CTRL_CMD_INTERNAL_KGR_INIT_BUG4208224_WAR": _workaround,
         "NV402C_CTRL_CMD_I2C_GET_PORT_INFO": fixed(),
         "NV2080_CTRL_CMD_EVENT_SET_NOTIFICATION": _notification,
         "NV2080_CTRL_CMD_CE_UPDATE_CLASS_DB": fixed(stubbedCeMask=0),

@@ -46,6 +46,7 @@ from ugpu.virtual.nvidia.gsp.rpc.queue import LARGEST, MessageQueues, QueueError
 from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
 from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.machine import VirtualMachine
+from ugpu.virtual.nvidia.memory.shadow_buffer import ShadowBuffer
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
 from ugpu.virtual.nvidia.rm.controls.text import set_text
 from ugpu.virtual.nvidia.rm.objects import Allocation, Builder, Client
@@ -113,8 +114,9 @@ class GspServer(Server):
         self._parts: list[bytes] = []  # of a message that continues
         self._head: Record | None = None
         sizes = controls.buffer_sizes(board.options.context, board.options.access_maps)
-        own = controls.handlers(self.interface, sizes, board.faults)
-        self.own_controls = {**module_controls.handlers(board), **own, **suspend.handlers(self)}
+        own = controls.handlers(self.interface, sizes, board.faults) | suspend.handlers(self)
+        self.shadow = ShadowBuffer(board, lambda: self.post(Event.MMU_FAULT_QUEUED, b""))
+        self.own_controls = {**module_controls.handlers(board, self.shadow), **own}
         self.builders: dict[str, Builder] = {
             "KernelChannel": GspChannel,
             "KernelGraphicsObject": graphics_object,
@@ -158,11 +160,11 @@ class GspServer(Server):
         self._log("LOGINIT", 1, self.meta.gspFwHeapOffset, self.meta.gspFwHeapSize)
         self.doorbell()
 
-    def resume(self, address: int) -> None:
+    def resume(self) -> None:
         """Go on after a suspend: as at a start, but with the queues and objects that there were."""
+        assert self.arguments is not None
         try:
-            arguments = Arguments.read(self.board, address, self.interface, resuming=True)
-            usable(arguments == self.arguments, "the arguments are not those before the suspend")
+            self.arguments.read_again(self.board, self.interface)
         except QueueError as error:
             self._die(str(error))
             return

@@ -12,6 +12,8 @@ from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.text_files import NAMES
 
 _GID_BINARY = 2  # NV2080_CTRL_GPU_GET_GID_INFO_PARAMS
+# Of the bits of compressed memory, which no program of the model has. UNSURE: boards' sizes.
+STORE = 1 << 20
 FAULTS = (CardFault.STATIC_CUT, CardFault.STATIC_OUTSIDE, CardFault.STATIC_NONE)
 
 
@@ -36,7 +38,7 @@ def fill(
     block: Any = interface.structs.GspStaticConfigInfo.new(
         fb_length=gpu.memory.size, bar1PdeBase=made.bar1, bar2PdeBase=made.bar2
     )
-    _enter_regions(block.fbRegionInfoParams, meta.nonWprHeapOffset, gpu.memory.size, fault)
+    _enter_regions(block.fbRegionInfoParams, store(meta), gpu.memory.size, fault)
     block.hInternalClient, block.hInternalDevice, block.hInternalSubdevice = handles
     gid, name = block.gidInfo, NAMES[gpu.facts.name].encode()
     gid.flags, gid.length = _GID_BINARY, len(gpu.uuid)
@@ -54,6 +56,11 @@ def fill(
         block.fwWprLayoutOffset.nonWprHeapOffset = meta.nonWprHeapOffset
         block.fwWprLayoutOffset.frtsOffset = meta.frtsOffset
     return bytes(block.raw[: len(block.raw) // 2] if fault is CardFault.STATIC_CUT else block.raw)
+
+
+def store(meta: WprMeta) -> int:
+    """Return where the firmware keeps the bits of compressed memory: below its own heap."""
+    return int(meta.nonWprHeapOffset) - STORE
 
 
 def _enter_regions(params: Any, used: int, size: int, fault: CardFault | None) -> None:

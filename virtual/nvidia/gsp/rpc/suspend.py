@@ -1,8 +1,10 @@
 """Suspend of the GSP's resource manager: what it saves of its own memory (FBSR), and its objects,
 which stay until it resumes.
 
-Sources: open-gpu-kernel-modules 570.144 ctrl2080internal.h, ctrl2080fifo.h, g_rpc-structures.h;
-Linux 7.3 nouveau rm/r570/fbsr.c, rm/r535/fbsr.c.
+Sources: open-gpu-kernel-modules 570.144 ctrl2080internal.h, ctrl2080fifo.h, ctrl0080fb.h,
+g_rpc-structures.h, mem_mgr_pwr_mgmt.c (the store of compression bits is saved too where the CPU has
+made room for it), dynamic-power.c (it must where the chip loses its power as a whole); Linux 7.3
+nouveau rm/r570/fbsr.c, rm/r535/fbsr.c.
 """
 
 from __future__ import annotations
@@ -14,16 +16,17 @@ from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.gsp.bus.memory import BusMaster
 from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
-from ugpu.virtual.nvidia.gsp.rpc import calls
+from ugpu.virtual.nvidia.gsp.rpc import calls, static_info
 from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
 from ugpu.virtual.nvidia.rm.objects import Allocation, RmObject
-from ugpu.virtual.nvidia.rm.resources import Subdevice
+from ugpu.virtual.nvidia.rm.resources import Device, Subdevice
 from ugpu.virtual.nvidia.status import Status, require
 
 _ALLOC = struct.Struct("<7I4xQI4xHH4x")  # rpc_alloc_memory_v13_01, up to its pages
 _LIST_SYSTEM = 0x81  # NV01_MEMORY_LIST_SYSTEM
 _PAGE = 4096
+_VIDEO_MEMORY, _ONE_TO_ONE = 2, 1  # NV0080_CTRL_CMD_FB_GET_COMPBIT_STORE_INFO_*
 LEVEL = 3  # NV2080_CTRL_GPU_SET_POWER_STATE_GPU_LEVEL_3
 
 
@@ -87,6 +90,7 @@ def handlers(server: Server) -> dict[str, Any]:
         require(known, Status.NOT_SUPPORTED, "suspending is modelled for release 570")
         memory = calls.client_of(server, params.hClient).find(params.hSysMem)
         need = server.meta.nonWprHeapSize + server.meta.vgaWorkspaceSize
+        need += static_info.STORE if params.bEnteringGcoffState else 0
         enough = isinstance(memory, MemoryList) and len(memory.pages) * _PAGE >= need
         require(enough, Status.INVALID_ARGUMENT, f"{need:#x} bytes are needed, got {memory!r}")
         assert isinstance(memory, MemoryList)
@@ -97,7 +101,13 @@ def handlers(server: Server) -> dict[str, Any]:
             enabled = channel.group.scheduled if channel.group is not None else True
             channel.channel.enabled = enabled and not params.bDisableActiveChannels
 
+    def store(device: Device, params: Struct) -> None:
+        params.Size, params.Address = static_info.STORE, static_info.store(server.meta)
+        params.AddressSpace = _VIDEO_MEMORY
+        params.comptaglineAllocationPolicy = _ONE_TO_ONE
+
     return {
+        "NV0080_CTRL_CMD_FB_GET_COMPBIT_STORE_INFO": store,
         "NV2080_CTRL_CMD_INTERNAL_FBSR_INIT": prepare,
         "NV2080_CTRL_CMD_INTERNAL_FIFO_TOGGLE_ACTIVE_CHANNEL_SCHEDULING": schedule,
     }
@@ -130,7 +140,8 @@ def wake(server: Server) -> None:
 
 def _own_pages(server: Server) -> list[tuple[int, memoryview]]:
     heap, size = server.meta.nonWprHeapOffset, server.meta.nonWprHeapSize
-    places = range(heap, heap + size, _PAGE)
+    store = static_info.store(server.meta)
+    places = (*range(heap, heap + size, _PAGE), *range(store, heap, _PAGE))
     return [
         (page, server.board.falcon_memory(place, _PAGE))
         for place, page in zip(places, server.saved, strict=False)

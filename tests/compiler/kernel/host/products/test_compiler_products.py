@@ -20,6 +20,7 @@ from ugpu.compiler.expression.value import Memory, load, value
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.kernel.host.nest import Axis, Part
+from ugpu.compiler.kernel.host.products.matmul import NARROW
 from ugpu.compiler.kernel.host.products.packing import Direct, Packing, direct_height
 from ugpu.compiler.kernel.ir import If, Loop, Statement
 from ugpu.hcq.device.device import Device
@@ -266,6 +267,9 @@ def test_what_is_no_plain_memory_along_the_depth_is_packed() -> None:
     fused = value("neg", float32, (plain,))
     for factor in (turned, gated, divided, fused):
         assert direct_height(factor, Axis(row), slice_) == 0
+    near = 64 * 64 * 4  # bytes of memory with the slice
+    assert direct_height(turned, Axis(row), slice_, near) == 64
+    assert direct_height(turned, Axis(row), slice_, near - 1) == 0
 
 
 @pytest.mark.parametrize("shape", [(1025, 64, 130), (64, 300, 300), (35, 1024, 65), (8, 9, 8)])
@@ -275,6 +279,17 @@ def test_products_whose_left_factor_is_not_packed(cpu: Device, shape: tuple[int,
     left, right = _array(rng, (rows, depth), "float32"), _array(rng, (depth, columns), "float32")
     result = (Tensor(left, device=cpu) @ Tensor(right, device=cpu)).numpy()
     assert (result == left @ right).all()
+
+
+@pytest.mark.parametrize(
+    "shape", [(64, 512, 64), (33, 700, NARROW), (33, 700, NARROW + 1), (128, 513, 40), (9, 20, 16)]
+)
+def test_products_whose_left_factor_lies_across(cpu: Device, shape: tuple[int, int, int]) -> None:
+    rows, depth, columns = shape
+    rng = np.random.default_rng(1)
+    left, right = _array(rng, (depth, rows), "float32"), _array(rng, (depth, columns), "float32")
+    result = (Tensor(left, device=cpu).T @ Tensor(right, device=cpu)).numpy()
+    assert (result == left.T @ right).all()
 
 
 @pytest.mark.parametrize("side", [8, 33, 129, 300])

@@ -105,6 +105,6 @@ def test_frames_are_read_from_code(size: int) -> None:
         jit.LIMITED, 0,
     )  # fmt: skip
     frame = stack.frame_of(image, "f")
-    assert frame == 0 if size == 8 else size <= frame < size + 256
+    assert frame < 256 if size == 8 else size <= frame < size + 256
     with pytest.raises(KeyError):
         stack.frame_of(image, "g")

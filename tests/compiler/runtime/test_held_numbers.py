@@ -1,0 +1,158 @@
+"""Operations with a number that is new each time: planned once, and right bit for bit."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ugpu import hcq
+from ugpu.compiler import Tensor, jit
+from ugpu.compiler.graph.recipe import HELD_FROM
+from ugpu.compiler.methods import core
+from ugpu.compiler.runtime.opened import CELLS
+from ugpu.compiler.runtime.runtime import Runtime, use_cache
+from ugpu.hcq.device.device import Device, core_of
+from ugpu.hcq.errors import BadArgument
+
+COUNT = 4 * HELD_FROM
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    monkeypatch.setattr(core, "_series", {})
+    with hcq.open("cpu", threads=1) as opened:
+        use_cache(opened, None)
+        yield opened
+
+
+def special(count: int = COUNT) -> list[float]:
+    """Numbers of all kinds: the identities of operations, those that are not normal, others."""
+    listed = [1.0, 0.0, -0.0, -1.0, math.inf, -math.inf, math.nan, 5e-324, 1e-40, 0.1, 1e30, 2.0]
+    rng = np.random.default_rng(0)
+    return [float(each) for each in rng.standard_normal(count)] + listed
+
+
+def bits(array: Any) -> bytes:
+    """The bytes of an array, whose NaNs are equal."""
+    array = np.asarray(array)
+    if array.dtype.kind == "f":
+        array = np.where(np.isnan(array), np.array(np.nan, array.dtype), array)
+    return array.dtype.str.encode() + array.tobytes()
+
+
+WORKS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda x, n: x + n,
+    "sub": lambda x, n: x - n,
+    "from": lambda x, n: n - x,
+    "mul": lambda x, n: x * n,
+    "div": lambda x, n: x / n,
+    "over": lambda x, n: n / x,
+    "less": lambda x, n: x < n,
+    "equal": lambda x, n: x == n,
+    "chain": lambda x, n: ((x * n) + n) - (x + n),
+}
+EDGES = (0.0, -0.0, 1.0, -1.0, 0.1, 3.5, 1e-39, -1e-45, 3e38, np.inf, -np.inf, np.nan)
+
+
+@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("kind", ["float32", "float64", "int32", "int64"])
+def test_results_are_numpys(device: Device, work: str, kind: str) -> None:
+    of, is_float = WORKS[work], kind.startswith("float")
+    edges = np.array(EDGES if is_float else [0, 1, -1, 7, 100, -32768], "f8").astype(kind)
+    x = Tensor(edges, device=device, dtype=kind).realize()
+    numbers: list[Any] = special() if is_float else list(range(-COUNT // 2, COUNT // 2))
+    wrong = []
+    with np.errstate(all="ignore"):
+        for number in numbers:
+            if not is_float and work in ("div", "over"):
+                wanted = of(edges.astype("f4"), np.float32(number))
+            else:
+                wanted = of(edges, edges.dtype.type(number))
+            found = of(x, number).numpy()
+            if bits(found) != bits(wanted):
+                wrong.append((number, found, wanted))
+    assert not wrong
+
+
+def test_one_plan_serves_all_numbers(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[object] = []
+    usual = Runtime._planned
+
+    def plan(runtime: Runtime, *args: Any) -> Any:
+        planned.append(args)
+        return usual(runtime, *args)
+
+    x = Tensor(np.arange(16, dtype=np.float32), device=device).realize()
+    rng = np.random.default_rng(1)
+
+    def works() -> None:
+        for number in rng.random(COUNT).tolist():
+            assert (x * number + (1 - number)).realize().shape == (16,)
+            assert (x * number).numpy()[1] == np.float32(number)
+
+    works()
+    monkeypatch.setattr(Runtime, "_planned", plan)
+    works()
+    assert not planned
+
+
+def test_numbers_stay_what_they_are_while_anything_reads_them(device: Device) -> None:
+    """More pending results than there are cells, some of them computed much later."""
+    x = Tensor(np.ones(4, np.float32), device=device).realize()
+    numbers = [float(number) for number in range(1, 3 * CELLS)]
+    pending = [x * number for number in numbers]
+    for number in range(5000, 5000 + CELLS):  # others come and go
+        assert (x * float(number)).tolist() == [number] * 4
+    assert [result.tolist()[0] for result in reversed(pending)] == numbers[::-1]
+
+
+def test_a_device_at_work_reads_the_right_number(device: Device) -> None:
+    """Numbers are written while kernels before them have not run yet."""
+    big = Tensor(np.ones((512, 512), np.float32), device=device).realize()
+    x = Tensor(np.ones(4, np.float32), device=device).realize()
+    results = []
+    for number in range(1, 4 * CELLS):
+        if number % 16 == 0:
+            (big @ big).realize()
+        results.append((x * float(number)).realize())
+    assert [result.tolist()[0] for result in results] == list(range(1, 4 * CELLS))
+
+
+def test_recordings_gradients_and_errors(device: Device) -> None:
+    x = Tensor(np.arange(4, dtype=np.float32), device=device).realize()
+    for number in range(COUNT):
+        (x * (number + 0.5)).realize()
+    made = jit(lambda x: x * 0.123)
+    wanted = (np.arange(4, dtype=np.float32) * np.float32(0.123)).tolist()
+    assert [made(x).tolist() for _ in range(4)] == [wanted] * 4
+    leaf = Tensor(np.arange(4, dtype=np.float32), device=device).requires_grad_()
+    for number in range(COUNT):
+        leaf.grad = None
+        (leaf * (number + 0.25) + (number + 0.75)).sum().backward()
+        assert leaf.grad is not None
+        assert leaf.grad.tolist() == [number + 0.25] * 4
+    whole = Tensor(np.arange(4, dtype=np.int8), device=device).realize()
+    for number in range(COUNT):
+        assert (whole + number).tolist() == [number, number + 1, number + 2, number + 3]
+    with pytest.raises(BadArgument, match="out of range"):
+        whole + 1000
+    assert (whole < 1000).tolist() == [True] * 4
+    with pytest.raises((BadArgument, OverflowError)):
+        x * 10**400
+    assert (x * 1e300).tolist()[1] == math.inf
+    assert struct.pack("f", (x * -0.0).tolist()[0]) == struct.pack("f", -0.0)
+
+
+def test_their_memory_does_not_grow(device: Device) -> None:
+    x = Tensor(np.arange(4, dtype=np.float32), device=device).realize()
+    for number in range(COUNT):
+        (x * (number + 0.5)).realize()
+    used = core_of(device).memory_use.bytes
+    for number in range(10 * CELLS):
+        (x * (number + 0.125)).realize()
+    assert core_of(device).memory_use.bytes == used

@@ -1,0 +1,79 @@
+"""UVM's shadow buffer: faults of copy engines and of the host unit, which UVM may serve.
+
+The channel of such a fault rests until UVM has the GSP end it. UVM serves faults of managed memory
+alone, and then clears the channel's faulted bit; that is not modelled.
+
+Sources: open-gpu-kernel-modules 550.163.01 kern_gmmu_gv100.c, kern_gmmu.c, queue.h, queue.c
+(circularQueuePushNonManaged), kernel_gsp.c (_kgspRpcMMUFaultQueued),
+uvm_gpu_non_replayable_faults.c.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ugpu.virtual.nvidia.memory.fault_buffers import ENTRY
+from ugpu.virtual.nvidia.status import RmError, Status
+
+_PAGE = 4096
+_QUEUE = struct.Struct("<Q16xQ32xQ56xQ")  # capacity, size of an entry, GET, PUT
+_PUT = 128
+
+
+class Board(Protocol):
+    """The card, as its GSP reaches the buffer."""
+
+    def violation(self, text: str) -> None: ...
+    def bus_read(self, address: int, size: int) -> bytes | None: ...
+    def bus_write(self, address: int, content: bytes) -> bool: ...
+
+
+class ShadowBuffer:
+    """The buffer, and channels that rest. Any thread may call. tell: called after an entry."""
+
+    def __init__(self, board: Board, tell: Callable[[], object]) -> None:
+        self._board = board
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._resting: dict[bytes, Callable[[], object]] = {}  # by entry
+        self.place(0, ())
+
+    def place(self, queue: int, pages: Sequence[int]) -> None:
+        """Register the buffer: bus addresses of its queue and of its pages; without pages, none."""
+        with self._lock:
+            self._queue, self._pages = queue, tuple(pages)
+
+    def ask(self, entry: bytes, end: Callable[[], object]) -> bool:
+        """Queue a fault for UVM; return whether UVM has a buffer. end: ends the channel."""
+        with self._lock:
+            if not self._pages:
+                return False
+            raw = self._board.bus_read(self._queue, _QUEUE.size)
+            capacity, size, get, put = _QUEUE.unpack(raw or bytes(_QUEUE.size))
+            entries = len(self._pages) * _PAGE // ENTRY
+            if (capacity, size) != (entries, ENTRY) or get >= capacity or put >= capacity:
+                self._board.violation(
+                    f"shadow buffer of {entries} entries: the queue has {capacity} of {size} bytes,"
+                    f" GET {get}, PUT {put}"
+                )
+                return False
+            if (after := (put + 1) % capacity) == get:
+                self._board.violation("the shadow buffer is full")
+                return False
+            self._resting[entry] = end
+            page, at = divmod(put * ENTRY, _PAGE)
+            self._board.bus_write(self._pages[page] + at, entry)
+            self._board.bus_write(self._queue + _PUT, after.to_bytes(8, "little"))
+        self._tell()
+        return True
+
+    def end(self, entry: bytes) -> None:
+        """End the channel of a fault that UVM does not serve."""
+        with self._lock:
+            end = self._resting.pop(entry, None)
+        if end is None:
+            raise RmError(Status.INVALID_CHANNEL, "no channel rests for this fault")
+        end()
