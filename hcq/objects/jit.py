@@ -19,7 +19,7 @@ from ugpu.hcq.state import host as processor
 LIMITED = 0  # promote registers to values, then plain code generation: compiles fast
 FULL = 2  # for the runtime functions, compiled once
 
-_LOCK = threading.RLock()
+LLVM_LOCK = _LOCK = threading.RLock()  # around all code generation of this process
 _OFFERED: dict[str, Callable[[], int]] = {}
 
 
@@ -59,7 +59,8 @@ def _combine(whether: bool) -> None:
     """Have LLVM combine the operations from which it selects instructions, or not: for vectors that
     takes a quarter of the time of level 0. Its fast selection, which is for that level, takes
     longer: it has few operations of vectors, and the slow one handles each other by itself. Both
-    are options of the whole process, which are read for every function."""
+    are options of the whole process, which are read for every function: what has LLVM generate
+    code holds `LLVM_LOCK`."""
     llvm.set_option("", f"-combiner-disabled={str(not whether).lower()}")
     llvm.set_option("", "-fast-isel=false")
 
@@ -86,7 +87,6 @@ def _compile(ir: str, passes: int, optimise: int) -> bytes:
         module.data_layout = str(machine.target_data)
         options = llvm.create_pipeline_tuning_options(speed_level=2)
         builder = llvm.create_pass_builder(machine, options)
-        _combine(optimise > 0)
         if passes == FULL:
             builder.getModulePassManager().run(module, builder)
         else:
@@ -96,7 +96,11 @@ def _compile(ir: str, passes: int, optimise: int) -> bytes:
             for function in module.functions:
                 if not function.is_declaration:
                     manager.run(function, builder)
-        return bytes(machine.emit_object(module))
+        _combine(optimise > 0)
+        try:
+            return bytes(machine.emit_object(module))
+        finally:
+            _combine(True)  # for what is compiled next, by other modules too
 
 
 class Loaded:

@@ -7,7 +7,6 @@ LLVM's back ends end the process on IR they cannot handle, so compilation runs i
 from __future__ import annotations
 
 import re
-import threading
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -17,11 +16,11 @@ from ugpu.compiler.codegen.adreno.build import compile_adreno
 from ugpu.compiler.codegen.instructions.matrix import NEWER, VERSION
 from ugpu.compiler.codegen.process.children import shared, version
 from ugpu.hcq.disk.objects import kept
+from ugpu.hcq.objects.jit import LLVM_LOCK
 from ugpu.hcq.state.target import TargetSpec
 
 _DEFINED = re.compile(r'^define\b[^@]*@"?([\w.$-]+)', re.MULTILINE)
 FIRST = 1  # of LLVM's levels of code generation, for the first version of a kernel
-_lock = threading.Lock()  # llvmlite's global context is shared by all modules
 
 
 def compile_text(text: str, target: TargetSpec) -> bytes:
@@ -49,9 +48,9 @@ def compile_here(text: str, target: TargetSpec, *, first: bool = False) -> bytes
 
 def _compile(text: str, target: TargetSpec, first: bool) -> bytes:
     if target.abi == "ir3":
-        with _lock:
+        with LLVM_LOCK:
             return compile_adreno(text, target, _host_machine)
-    with _lock:
+    with LLVM_LOCK:
         features = target.features
         if target.abi == "ptx" and NEWER in text:
             features = f"{features},{VERSION}" if features else VERSION

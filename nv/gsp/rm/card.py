@@ -162,6 +162,7 @@ class GspCard(BareCard[H]):
     def suspend(self, objects: saving.Objects) -> None:
         """Save everything in host memory; the card may lose its power then. No channel has work.
         If this fails early the card goes on, if it fails late `calls` do not work."""
+        saving.require_release(objects)
         self.faults.unregister(objects.client, objects.subdevice)
         try:
             saved = saving.save(self, objects)

@@ -46,11 +46,15 @@ class Saved(NamedTuple):
     pages: tuple[Pages, ...]
 
 
-def save(card: Card, objects: Objects) -> Saved:
-    """Save the driver's memory, and prepare the firmware to save its own. The card goes on if this
-    fails; no channel has work. NotSupported for a release whose firmware is asked otherwise."""
+def require_release(objects: Objects) -> None:
+    """Raise NotSupported for a release whose firmware is asked otherwise."""
     if "sysmemAddrOfSuspendResumeData" not in objects.client.structs[_PARAMETERS].fields:
         raise NotSupported("the firmware of release 570 or newer can be suspended")
+
+
+def save(card: Card, objects: Objects) -> Saved:
+    """Save the driver's memory, and prepare the firmware to save its own. The card goes on if this
+    fails; no channel has work."""
     vram, memory = card.chip.vram, card.firmware.start.memory
     pages: list[Pages] = []
     try:
