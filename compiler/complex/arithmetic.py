@@ -6,7 +6,6 @@ from typing import Any, Self
 
 from ugpu.compiler.complex.core import ComplexCore
 from ugpu.compiler.tensor import Tensor
-from ugpu.hcq.errors import BadArgument
 
 SQUARED = 32  # whole exponents up to this one are products
 
@@ -230,15 +229,9 @@ class Arithmetic(ComplexCore):
 
     # Any: see Tensor.__eq__
     def __eq__(self, other: object) -> Any:
-        try:
-            return self.eq(other)
-        except BadArgument:
-            return NotImplemented
+        return self.eq(other) if self._is_operand(other) else NotImplemented
 
     def __ne__(self, other: object) -> Any:
-        try:
-            return self.ne(other)
-        except BadArgument:
-            return NotImplemented
+        return self.ne(other) if self._is_operand(other) else NotImplemented
 
     __hash__ = object.__hash__

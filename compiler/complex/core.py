@@ -81,6 +81,10 @@ class ComplexCore:
             f"{type(other).__name__}"
         )
 
+    def _is_operand(self, other: object) -> bool:
+        """Return whether `_operand` accepts it."""
+        return isinstance(other, ComplexCore) or Tensor._is_operand(other)
+
     def _lifted(self, operation: str, other: Any) -> Self:  # Any: see _operand
         """Return an operand as a complex tensor."""
         found = self._operand(operation, other)

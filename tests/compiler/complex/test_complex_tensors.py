@@ -208,6 +208,15 @@ def test_what_has_no_meaning(cpu: Device) -> None:
 SKIPPED = ("to", "backward", "grad", "cat", "stack", "where", "imag", "of", "polar", "from_pairs")
 
 
+def test_comparisons_of_what_does_not_fit(cpu: Device) -> None:
+    """Shapes that do not broadcast are an error, as of Tensor; a text is unequal."""
+    z = ComplexTensor(A, device=cpu)
+    for compared in (lambda: z == B[:, :3], lambda: z != z.T, lambda: z == Tensor([1.0, 2.0])):
+        with pytest.raises(BadArgument, match="shape"):
+            compared()
+    assert (z == "text") is False and (z != object()) is True
+
+
 def test_every_method_keeps_the_axes(cpu: Device) -> None:
     """Each method of a complex tensor that Tensor has too gives, of numbers that are real, what
     Tensor's gives."""
