@@ -28,6 +28,7 @@ from ugpu.nv.gsp.rm.space import GspSpace
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.gpu import build_card
 from ugpu.virtual.nvidia.gsp.options import CardOptions
+from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.memory.fault_buffers import Replay
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
 from ugpu.virtual.nvidia.status import Status
@@ -167,10 +168,15 @@ def unmap(device: NvDevice, address: int) -> None:
 
 def map_again(device: NvDevice, address: int) -> None:
     space = space_of(device)
-    mapping = space.mappings[VirtAddr(address)]
-    pieces = [(space.places.physical(start), size) for start, size in mapping.pieces]
-    space.tables.clear(VirtAddr(address), mapping.size)
-    space.tables.map(VirtAddr(address), pieces, space.format.data_flags)
+    mapped = space.mappings.items()
+    start, mapping = next(each for each in mapped if 0 <= address - each[0] < each[1].size)
+    pieces = [(space.places.physical(at), size) for at, size in mapping.pieces]
+    flags = space.format.data_flags
+    if mapping.dma is not None:
+        pieces = [(int(piece.address), piece.size) for piece in mapping.dma.segments]
+        flags = space.format.host_flags
+    space.tables.clear(start, mapping.size)
+    space.tables.map(start, pieces, flags)
     space.stale = True
     space.flush()
 
@@ -332,9 +338,12 @@ class Shadow:
 
 
 def copy_from_nowhere(device: NvDevice, target: Buffer) -> None:
-    stray = Buffer(device.driver.core, VirtAddr(STRAY), 4096, Placement.DEVICE, None)
+    copy(device, target, Buffer(device.driver.core, VirtAddr(STRAY), 4096, Placement.DEVICE, None))
+
+
+def copy(device: NvDevice, target: Buffer, source: Buffer) -> None:
     with device.queue(QueueKind.COPY) as queue:
-        queue.copy(target, stray)
+        queue.copy(target, source)
 
 
 def test_uvm_is_asked_about_a_fault_of_a_copy_engine(
@@ -364,6 +373,92 @@ def test_uvm_is_asked_about_a_fault_of_a_copy_engine(
         assert shadow.report(entry) == 0, "the channel is gone: nothing to end"
         target.fill(1)
         device.synchronize()
+
+
+CHANNEL_RAM, INTERNAL_DOORBELL = 0xD0_0000, 0xC0_0090  # of runlist 0
+RESET = {1 << 4: 0x11, 1 << 5: 0x21}  # NV_CHRAM_CHANNEL_UPDATE_RESET_{PBDMA,ENG}_FAULTED
+CLEAR_FAULTED = 0x84  # of clc46f.h
+
+
+def clear_faulted(card: Card, channel: ChannelObject, bit: int, *, doorbell: bool = True) -> None:
+    """What UVM does once it has served a fault: uvm_turing_host.c, uvm_ampere_host.c."""
+    runlist, number = channel.runlist.number, channel.channel.number
+    if card.facts.family == "turing":
+        (other, *_) = (each for each in channels(card) if each is not channel)
+        token = number | runlist << 16 | (bit == 1 << 5) << 31
+        assert other.channel._host.method(CLEAR_FAULTED, token) is None
+        return
+    register = CHANNEL_RAM + 0x2000 * runlist + 4 * number
+    assert card.read32(register) & 0x32 == bit | 1 << 1, "faulted, and enabled"
+    card.write32(register, RESET[bit])
+    assert card.read32(register) & 0x30 == 0
+    if doorbell:
+        card.write32(INTERNAL_DOORBELL + 0x1000 * runlist, number)
+
+
+@pytest.mark.parametrize("unit", ["engine", "host"])
+def test_a_channel_goes_on_once_its_fault_was_served(
+    card: Card, monkeypatch: pytest.MonkeyPatch, unit: str
+) -> None:
+    """A page of managed memory: UVM maps it, and clears the bit of the copy engine or of the host
+    unit. The copies before and after the fault are made once each."""
+    bit = 1 << 5 if unit == "engine" else 1 << 4
+    with (
+        opened(card, monkeypatch) as device,
+        device.alloc(4096) as source,
+        device.alloc(4096) as target,
+        device.alloc(4096) as last,
+    ):
+        shadow = Shadow(device)
+        source.fill(1)
+        device.synchronize()
+        before = {each: each.channel.entries_done for each in channels(card)}
+        copy(device, last, source)
+        device.synchronize()
+        (channel,) = (each for each, done in before.items() if each.channel.entries_done > done)
+        place = int(source.address) if unit == "engine" else channel.channel.ring_address
+        for number in range(2):
+            source.fill(0x5A + number)
+            device.synchronize()
+            unmap(device, place)
+            copy(device, target, source)
+            copy(device, last, target)
+            until(lambda: shadow.words[16] != shadow.words[8], "the entry")
+            assert shadow.words[16] == number + 1
+            assert shadow.pages[0].view is not None
+            entry = bytes(shadow.pages[0].view[32 * number : 32 * number + 32])
+            assert int.from_bytes(entry[8:16], "little") == place & -4096
+            shadow.words[8] = number + 1
+            map_again(device, place)
+            clear_faulted(card, channel, bit)
+            device.synchronize()
+            for copied in (target, last):
+                assert (copied.numpy(np.uint32) == 0x5A + number).all()
+        assert shadow.report(entry) == 0, "nothing rests: nothing to end"
+        assert card.violations == []
+
+
+def test_only_a_bit_that_is_set_is_cleared(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(card, monkeypatch) as device, device.alloc(4096) as target:
+        shadow = Shadow(device)
+        copy_from_nowhere(device, target)
+        until(lambda: shadow.words[16] == 1, "the entry")
+        (channel,) = (each for each in channels(card) if each.channel.faulted)
+        runlist, number = channel.runlist.number, channel.channel.number
+        if card.facts.family == "turing":
+            for token in (number | runlist << 16, 0x7FF | 1 << 31):
+                with pytest.raises(ChannelError, match="bit is not set"):
+                    channel.channel._host.method(CLEAR_FAULTED, token)
+        else:
+            register = CHANNEL_RAM + 0x2000 * runlist + 4 * number
+            for place, value in ((register, 0x11), (register, 0x3), (register + 0x1000, 0x21)):
+                card.write32(place, value)
+            card.write32(INTERNAL_DOORBELL + 0x1000 * runlist, 0x7FF)
+            assert len(card.violations) == 4, card.violations
+            with pytest.raises(ChannelError, match="not modelled"):
+                channel.channel._host.method(CLEAR_FAULTED, number)
+        assert channel.channel.faulted
+        device.reset()
 
 
 @pytest.mark.parametrize("why", ["no page faults", "queue", "unregistered"])
