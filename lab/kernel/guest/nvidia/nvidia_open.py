@@ -33,7 +33,7 @@ from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.queue import QueueKind
 from ugpu.nv.device.device import NvDevice
 from ugpu.nv.rm.channel import Channel
-from ugpu.nv.rm.uvm import Uvm
+from ugpu.nv.rm.session import NodeSession
 
 BUSYBOX = CACHE / "programs/tools/usr/bin/busybox"
 OPTIONS = ("NVreg_ResmanDebugLevel=0", "NVreg_RegistryDwords=RmRcWatchdog=0")
@@ -225,13 +225,13 @@ def managed(device: NvDevice) -> Iterator[np.ndarray]:
     library.mmap.restype = ctypes.c_void_p
     library.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
     library.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-    space = device.driver.gpu.session.space
-    assert isinstance(space, Uvm)
+    session = device.driver.gpu.session
+    assert isinstance(session, NodeSession)
     flags = mmap.MAP_SHARED | MAP_FIXED_NOREPLACE
     access = mmap.PROT_READ | mmap.PROT_WRITE
-    place = library.mmap(MANAGED, MANAGED_SIZE, access, flags, space.file, MANAGED)
+    place = library.mmap(MANAGED, MANAGED_SIZE, access, flags, session.space.file, MANAGED)
     assert place == MANAGED, os.strerror(ctypes.get_errno())
-    yield np.frombuffer((ctypes.c_uint8 * MANAGED_SIZE).from_address(MANAGED), np.uint8)
+    yield np.ctypeslib.as_array((ctypes.c_uint8 * MANAGED_SIZE).from_address(MANAGED))
     library.munmap(MANAGED, MANAGED_SIZE)
 
 
