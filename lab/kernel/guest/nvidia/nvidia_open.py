@@ -258,12 +258,15 @@ def test_a_kernel_s_accesses_to_managed_memory_are_served(
     expected = np.zeros(MANAGED_SIZE, np.uint8)
     managed[:] = expected
     expected[:: 1 << 20] = 7
-    with device.load(ptx_kernels.text(ptx_kernels.FAULTY, device.target.cpu)) as program:
+    with (
+        device.load(ptx_kernels.text(ptx_kernels.FAULTY, device.target.cpu)) as program,
+        device.alloc(4) as memory,
+    ):
         for place in range(MANAGED, MANAGED + MANAGED_SIZE, 1 << 20):
-            with device.queue() as queue, device.alloc(4) as memory:
+            with device.queue() as queue:
                 arguments = (memory, np.uint64(place))
                 queue.launch(program["write_at"], grid=(1,), block=(64,), args=arguments)
-                device.synchronize()
+            device.synchronize()
     assert (managed == expected).all()
 
 
