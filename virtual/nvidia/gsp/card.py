@@ -88,7 +88,7 @@ class Card(BusMaster):
             for kind in (Kind("GSP", GSP, not pio), Kind("SEC2", SEC2, not pio, signed=signed))
         )
         self.wpr = Wpr2()
-        self.interrupts = InterruptTree(self._send_message, rearm=self.boot.way != "fsp")
+        self.interrupts = InterruptTree(self._send_message, rearms=self._rearms)
         self.bar1, self.bar2, self.pramin = (
             Aperture(name, self.gpu, self.note, self.wpr) for name in ("BAR1", "BAR2", "PRAMIN")
         )
@@ -419,6 +419,10 @@ class Card(BusMaster):
     def _signal_fault(self, buffer: int) -> None:
         name = "REPLAYABLE_FAULT" if buffer == REPLAYABLE else "NON_REPLAYABLE_FAULT"
         self.interrupts.post(MEMORY_VECTORS[name])
+
+    def _rearms(self) -> bool:
+        table = self.config.messages
+        return self.boot.way != "fsp" and not (table is not None and table.enabled)
 
     def _send_message(self) -> None:
         if not self.faults.take(CardFault.MESSAGE_LOST):
