@@ -33,7 +33,7 @@ from ugpu.hcq.work.queue import QueueKind
 
 CELLS = 256  # numbers that may be in use at a time
 TRIES = 4  # cells that are looked at
-# Not of narrow floats, whose numbers kernels do not round before they compute with them.
+# Of narrow floats, numbers are in memory as float32 (compiler.graph.elements.number).
 FORMS = {
     name: struct.Struct(f"<{form}")
     for name, form in (
@@ -193,7 +193,8 @@ def _behind(node: Node) -> list[Node]:
 
 def _read_from_memory(node: Node, pool: MemoryPool) -> None:
     """Turn a number's node into one that repeats an element of memory."""
-    words = _words(node)
+    kind = dtypes.wide(node.dtype) if node.dtype.is_float else node.dtype
+    words = _words(node.arg, kind)
     storage: Storage = pool.take(words.nbytes)
     core = pool.core
     if core.driver.reads_host_memory and core.idle and core.capturing is None:
@@ -203,8 +204,10 @@ def _read_from_memory(node: Node, pool: MemoryPool) -> None:
         for place, word in enumerate(words.tolist()):
             queue.fill(storage.buffer[4 * place : 4 * place + 4], word)
         queue.submit()
-    held = Node("buffer", node.dtype, ())
+    held = Node("buffer", kind, ())
     held.storage = storage
+    if kind is not node.dtype:
+        held = graph.number(held, node.dtype)
     ones = (1,) * len(node.shape)
     if node.size == 1:
         node.sources, node.op, node.arg = (held,), "reshape", None
@@ -212,7 +215,7 @@ def _read_from_memory(node: Node, pool: MemoryPool) -> None:
         node.sources, node.op, node.arg = (graph.reshape(held, ones),), "expand", None
 
 
-def _words(node: Node) -> NDArray[np.uint32]:
+def _words(number: int | float, dtype: DType) -> NDArray[np.uint32]:
     """Return a number as its device stores it, repeated to whole words of 32 bits."""
-    stored = dtypes.encode(np.array([node.arg]), node.dtype)
+    stored = dtypes.encode(np.array([number]), dtype)
     return np.tile(stored, max(1, 4 // stored.itemsize)).view(np.uint32)
