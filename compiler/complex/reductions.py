@@ -33,7 +33,7 @@ class Reductions(Shapes):
         axes = result._axes("prod", axis)
         for place in axes:
             result = result._halved(place)
-        return result if keepdims else result.squeeze(list(axes)) if axes else result
+        return +result if keepdims or not axes else result.squeeze(list(axes))
 
     def _halved(self, place: int) -> Self:
         """Multiply the halves of an axis, until there is one element; of none it is 1."""
@@ -59,7 +59,7 @@ class Reductions(Shapes):
             both = later * result.narrow(place, 0, size - distance)
             result = self.cat([result.narrow(place, 0, distance), both], place).contiguous()
             distance *= 2
-        return result
+        return +result
 
     def var(self, axis: Axis = None, keepdims: bool = False, correction: float = 1) -> Tensor:
         """Return the variance, which is real: the sum of those of both parts."""

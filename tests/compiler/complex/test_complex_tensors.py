@@ -208,6 +208,28 @@ def test_what_has_no_meaning(cpu: Device) -> None:
 SKIPPED = ("to", "backward", "grad", "cat", "stack", "where", "imag", "of", "polar", "from_pairs")
 
 
+def test_assignment_leaves_others_alone(cpu: Device) -> None:
+    """Results share no part with what they are computed of, as Tensor's: z + 1 has z's imaginary
+    elements, and conj() the real ones."""
+    ways: dict[str, Callable[[Any], Any]] = {
+        name: lambda z, name=name: getattr(z, name)()
+        for name in ("conj", "positive", "clone", "detach", "contiguous", "ravel", "resolve_conj")
+    }
+    ways |= {"add": lambda z: z + 1.0, "sub": lambda z: z - 1.0, "pow": lambda z: z**1}
+    ways |= {"copy": ComplexTensor, "cast": lambda z: z.cast("complex64")}
+    ways |= {"prod": lambda z: z.reshape(7, 1).prod(1), "no prod": lambda z: z.prod(())}
+    ways |= {"cumprod": lambda z: z.reshape(7, 1).cumprod(1).reshape(7), "[]": lambda z: z[...]}
+    ways |= {"of": lambda z: ComplexTensor.of(z.real, z.imag), "+": lambda z: +z}
+    for name, way in ways.items():
+        z = ComplexTensor(A[0], device=cpu)
+        result = way(z)
+        before = way(ComplexTensor(A[0], device=cpu)).numpy()
+        result[0] = 9 - 9j
+        assert np.array_equal(z.numpy(), A[0]), name
+        z[1] = 8 - 8j
+        assert np.array_equal(result.numpy()[1:], before[1:]), name
+
+
 def test_comparisons_of_what_does_not_fit(cpu: Device) -> None:
     """Shapes that do not broadcast are an error, as of Tensor; a text is unequal."""
     z = ComplexTensor(A, device=cpu)
