@@ -82,16 +82,17 @@ class Reductions(Shapes):
         """Return whether an element differs from zero."""
         return self.ne(0).any(axis, keepdims)
 
-    def count_nonzero(self, axis: Axis = None) -> Tensor:
+    def count_nonzero(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """Return how many elements differ from zero."""
-        return self.ne(0).count_nonzero(axis)
+        return self.ne(0).count_nonzero(axis, keepdims)
 
-    def nonzero(self) -> Tensor:
+    def nonzero(self, as_tuple: bool = False) -> Any:
+        """Return the places of elements that differ from zero, see `Tensor.nonzero`."""
+        return self.ne(0).nonzero(as_tuple)
+
+    def argwhere(self) -> Tensor:
         """Return the places of elements that differ from zero, as rows of indices."""
-        places: Tensor = self.ne(0).nonzero()
-        return places
-
-    argwhere = nonzero
+        return self.ne(0).argwhere()
 
     def dist(self, other: Any, p: float = 2) -> Tensor:
         """Return the norm of the difference."""
