@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from ugpu.compiler.dtype import float32
 from ugpu.compiler.expression import elementary as ops
-from ugpu.compiler.expression.accumulate import combine, multiply_add
+from ugpu.compiler.expression.accumulate import combine
 from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, both, constant
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.functions import exp
@@ -37,7 +37,7 @@ from ugpu.compiler.expression.value import (
     value,
 )
 from ugpu.compiler.graph.attention import UNIT, Axes, Sizes
-from ugpu.compiler.kernel.host.nest import held, round_up
+from ugpu.compiler.kernel.host.nest import Panel, round_up
 from ugpu.compiler.kernel.host.products.packing import turn
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
 from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
@@ -194,15 +194,15 @@ class _Gradients:
         numbers = [broadcast(factors[0](first + i, steps.index()), self.lanes) for i in range(high)]
         columns = [factors[1](steps.index(), column + j * self.lanes) for j in range(abreast)]
 
-        def place(number: int) -> tuple[Index, Index]:
-            return first + number // abreast, column + number % abreast * self.lanes
+        def place(i: int, j: int) -> tuple[Index, Index]:
+            return first + i, column + j * self.lanes
 
-        body = held(
-            self.sums, high * abreast, lambda inside: Loop(steps, inside, bounds[1]),
-            lambda n: start(*place(n)),
-            lambda n, total: multiply_add(numbers[n // abreast], columns[n % abreast], total),
-            lambda n, total: stored(*place(n), total),
-        )  # fmt: skip
+        sums = Panel(self.sums, high, abreast)
+        body = [
+            *sums.computed(numbers, columns, lambda inside: Loop(steps, inside, bounds[1]),
+                           lambda i, j: start(*place(i, j))),
+            *(stored(*place(i, j), total) for i, j, total in sums.each()),
+        ]  # fmt: skip
         bound = bounds[0]
         if bound is not None:
             bound = (bound + (high - 1)) // high

@@ -28,7 +28,7 @@ from ugpu.compiler.expression.value import (
     value,
 )
 from ugpu.compiler.kernel.attention.visible import bounded, loop_over, seen
-from ugpu.compiler.kernel.host.nest import Nest, held
+from ugpu.compiler.kernel.host.nest import Nest, Panel
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store
 from ugpu.compiler.kernel.shared.spread import runs_along
 from ugpu.compiler.pattern.online import FINITE_LOWEST, Online
@@ -147,20 +147,17 @@ class _Blocked:
         columns = [load(tile, at + v * lanes, lanes=lanes) for v in range(VECTORS)]
         numbers = [broadcast(factor(i), lanes) for i in range(height)]
 
-        def place(number: int) -> Index:
-            return row(number // VECTORS) + number % VECTORS * lanes
+        def place(i: int, j: int) -> Index:
+            return row(i) + j * lanes
 
-        def start(number: int) -> Value:
-            if not rescaled:
-                return broadcast(const(0, float32), lanes)
-            scale = load(self.before, constant(number % VECTORS * lanes), lanes=lanes)
-            return binary("mul", load(target, place(number), lanes=lanes), scale)
+        def start(i: int, j: int) -> Value:
+            scale = load(self.before, constant(j * lanes), lanes=lanes)
+            return binary("mul", load(target, place(i, j), lanes=lanes), scale)
 
-        return held(
-            self.totals, height * VECTORS, lambda inside: Loop(step, inside, bound), start,
-            lambda n, total: multiply_add(numbers[n // VECTORS], columns[n % VECTORS], total),
-            lambda n, total: Store(target, place(n), total),
-        )  # fmt: skip
+        totals = Panel(self.totals, height, VECTORS)
+        begin = start if rescaled else None
+        body = totals.computed(numbers, columns, lambda inside: Loop(step, inside, bound), begin)
+        return [*body, *totals.stored(target, place)]
 
     def multiply_keys(self) -> Statement:
         """Compute scores = keys * turned, panel by panel."""

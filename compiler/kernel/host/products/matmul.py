@@ -38,9 +38,9 @@ from ugpu.compiler.kernel.host.loops import ROWS
 from ugpu.compiler.kernel.host.nest import (
     Axis,
     Nest,
+    Panel,
     Part,
     Walk,
-    computed,
     deep,
     joined,
     nested,
@@ -211,8 +211,8 @@ class _Blocked(_Sides):
         self.pitch = self.width if self.by_panels else self.wide
         tall = self.height if self.by_panels else self.tall
         self.tile = Memory("tile", self.dtype, tall * self.pitch, "local")
-        count = self.height * self.vectors
-        self.totals = Memory("totals", self.dtype, count, "register", self.lanes)
+        totals = Memory("totals", self.dtype, self.height * self.vectors, "register", self.lanes)
+        self.totals = Panel(totals, self.height, self.vectors)
         self.ends: Ends | None = None
         if self.apart:
             sides = self.tall, self.height, self.apart
@@ -246,10 +246,10 @@ class _Blocked(_Sides):
         excess = self.excess
         packed = (*self.left.statements, *self.right.statements)
         packed = packed if excess is None else (*packed, excess.statement())
-        packed = packed if self.ends is None else (*packed, self.ends.copy(self.steps_bound()))
+        packed = packed if self.ends is None else (*packed, *self.ends.copy(self.steps_bound()))
         slices = Loop(Range("slice", self.slices), (*packed, self.multiply()))
         memories = (*self.left.memories, *self.right.memories, self.tile)
-        memories = memories if self.in_tiles else (*memories, self.totals)
+        memories = memories if self.in_tiles else (*memories, self.totals.totals)
         if excess is not None:
             memories = (*memories, excess.sums, excess.registers)
         cleared: tuple[Statement, ...] = () if self.once else (self.clear(),)
@@ -304,58 +304,51 @@ class _Blocked(_Sides):
 
     def panel(self, row: Index, column: Index) -> tuple[Statement, ...]:
         """Multiply a panel, given the numbers of its row panel and its column panel."""
-        step, lanes, vectors = (
-            Range("step", self.slice.whole // self.group),
-            self.lanes,
-            self.vectors,
-        )
-        each = lanes * self.group
-        right = [self.right.load(column, step.index(), v * lanes, each) for v in range(vectors)]
+        step = Range("step", self.slice.whole // self.group)
+        lanes, each = self.lanes, self.lanes * self.group
+        right = [
+            self.right.load(column, step.index(), vector * lanes, each)
+            for vector in range(self.vectors)
+        ]
+        left = [
+            self.repeated(self.left.load(row, step.index(), down, self.group))
+            for down in range(self.height)
+        ]
         first = (
             constant(0) if self.by_panels else self.place(row * self.height, column * self.width)
         )
 
-        def place(number: int) -> Index:
-            down, vector = divmod(number, vectors)
+        def place(down: int, vector: int) -> Index:
             return first + self.place(constant(down), constant(vector * lanes))
 
-        def start(number: int) -> Value:
-            total = self.zero() if self.once else load(self.tile, place(number), lanes=lanes)
-            if self.excess is None:
-                return total
-            return self.excess.taken_off(total, column, number % vectors)
+        def start(down: int, vector: int) -> Value:
+            total = self.zero() if self.once else load(self.tile, place(down, vector), lanes=lanes)
+            return total if self.excess is None else self.excess.taken_off(total, column, vector)
 
-        def term(number: int, total: Value) -> Value:
-            left = self.left.load(row, step.index(), number // vectors, self.group)
-            return self.product(self.repeated(left), right[number % vectors], total)
-
-        count = self.height * vectors
         ahead = self.next_rows(row, step)
 
         def loop(inner: tuple[Statement, ...]) -> Loop:
             return Loop(step, (*inner, *ahead), self.steps_bound())
 
-        body = computed(self.totals, count, loop, start, term)
-        slots = [load(self.totals, constant(number), lanes=lanes) for number in range(count)]
-        kept = [Store(self.tile, place(number), slot) for number, slot in enumerate(slots)]
+        body = self.totals.computed(left, right, loop, start, self.product)
+        kept = self.totals.stored(self.tile, place)
         if not self.by_panels:
             return (*body, *kept)
         down = self.rows.panel("row_ahead", row * self.height, self.height, self.tall)
         line = LINE // self.dtype.itemsize
         across = self.columns.panel("ahead", column * self.width, self.width, self.wide, line)
         others = (*kept, *self.panel_finished(row, column))
-        return (*self.prefetched(down, across), *body, *self.lines(row, column, slots, others))
+        return (*self.prefetched(down, across), *body, *self.lines(row, column, others))
 
     def lines(
-        self, row: Index, column: Index, slots: Sequence[Value], others: tuple[Statement, ...]
+        self, row: Index, column: Index, others: tuple[Statement, ...]
     ) -> tuple[Statement, ...]:
         """Return the stores of a panel's results from registers, if they can be computed as
         vectors, and where columns end inside the panel, or they cannot, the `others`."""
         lane, stores = Range("lane", self.lanes), []
         top, left, total = row * self.height, column * self.width, load(self.tile, lane.index())
         left_rows = self.rows.panel("row", top, self.height, self.tall).loops[0][1]
-        for number, slot in enumerate(slots):
-            down, vector = divmod(number, self.vectors)
+        for down, vector, slot in self.totals.each():
             places = {**self.nest.batch, **self.rows.places(top + down)}
             places |= self.columns.places(left + vector * self.lanes + lane.index())
             one = result(self.nest.computation, places, total, self.parts.reduce)

@@ -40,7 +40,7 @@ from ugpu.compiler.expression.value import (
     substitute,
 )
 from ugpu.compiler.kernel.host.lines import separated
-from ugpu.compiler.kernel.host.nest import Nest, held, round_up, share
+from ugpu.compiler.kernel.host.nest import Nest, Panel, round_up, share
 from ugpu.compiler.kernel.host.products.packing import LINE
 from ugpu.compiler.kernel.host.products.rates import rates_of
 from ugpu.compiler.kernel.host.products.tiles import vector_registers
@@ -283,24 +283,14 @@ class _Convolution:
         step = Range(f"step{vectors}", self.parts.channel.size)
         first = place * self.apart[0] + step.index() * self.across + column
         right = [load(self.image, first + v * self.lanes, lanes=self.lanes) for v in range(vectors)]
-
-        def term(number: int, total: Value) -> Value:
-            down, vector = divmod(number, vectors)
-            at = (place * self.height + down) * self.pitch + step.index()
-            return multiply_add(
-                broadcast(load(self.weights, at), self.lanes), right[vector], total
-            )  # fmt: skip
-
-        def stored(number: int, total: Value) -> Store:
-            down, vector = divmod(number, vectors)
-            at = place * self.apart[1] + down * self.across + column + vector * self.lanes
-            return Store(self.products, at, total)
-
-        zero = broadcast(const(0, float32), self.lanes)
-        return held(
-            self.totals, self.height * vectors, lambda body: Loop(step, body), lambda _: zero,
-            term, stored,
-        )  # fmt: skip
+        row = place * (self.height * self.pitch) + step.index()
+        left = [broadcast(load(self.weights, row + down * self.pitch), self.lanes)
+                for down in range(self.height)]  # fmt: skip
+        panel, to = Panel(self.totals, self.height, vectors), place * self.apart[1] + column
+        return [
+            *panel.computed(left, right, lambda body: Loop(step, body)),
+            *panel.stored(self.products, lambda i, j: to + (i * self.across + j * self.lanes)),
+        ]
 
     # ---- results -------------------------------------------------------------------------------
 
