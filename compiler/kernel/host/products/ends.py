@@ -20,7 +20,7 @@ from ugpu.compiler.expression.algebra import Index, Range, constant
 from ugpu.compiler.expression.value import Memory, Value, binary, load, value
 from ugpu.compiler.kernel.host.nest import Panel, round_up, share
 from ugpu.compiler.kernel.host.products.dots import ending, sums
-from ugpu.compiler.kernel.host.products.packing import Again, Direct, Lines, Packed
+from ugpu.compiler.kernel.host.products.packing import Factor
 from ugpu.compiler.kernel.ir import Loop, Statement, Store
 
 
@@ -30,7 +30,7 @@ class Ends:
     it is the only slice."""
 
     def __init__(
-        self, left: Packed | Direct | Again, right: Packed | Lines, panel: int,
+        self, left: Factor, right: Factor, panel: int,
         sides: tuple[int, int, int], steps: int, lanes: int, dtype: DType,
     ) -> None:  # fmt: skip
         self.left, self.right, self.panel = left, right, panel

@@ -62,7 +62,7 @@ from ugpu.compiler.kernel.host.products.packing import (
     QUAD,
     Again,
     Direct,
-    Lines,
+    Factor,
     Packed,
     Packing,
     along_depth,
@@ -223,15 +223,15 @@ class _Blocked(_Sides):
         """Lay out the slices of both factors."""
         parts, quads, depth = self.parts, self.group == QUAD, self.slice
         packing = Packing(
-            self.lanes, depth, self.nest.batch, self.group, depth.axis.main.size,
-            (self.slices - 1) * depth.count, self.plain, self.in_tiles or quads, self.near,
+            self.lanes, depth, self.nest.batch, self.group, self.plain, self.in_tiles or quads,
+            self.near,
         )  # fmt: skip
-        self.right: Packed | Lines = (
-            Lines(substitute(parts.right, self.nest.batch), self.columns, depth, self.width)
+        self.right: Factor = (
+            Direct(substitute(parts.right, self.nest.batch), self.columns, depth, self.width)
             if self.in_place else packing.right(parts.right, self.columns, self.width)
         )  # fmt: skip
         left = unsigned(parts.left) if quads else parts.left
-        self.left: Packed | Direct | Again = (
+        self.left: Factor = (
             Again(self.right, self.rows.start, self.height, self.width)
             if self.again and isinstance(self.right, Packed)
             else packing.left(left, self.rows, self.height)
