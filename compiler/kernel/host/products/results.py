@@ -54,6 +54,7 @@ def in_lanes(store: Store, lane: Range, total: Value, vector: Value) -> Store | 
 
 def _is_vector(node: Value, lane: Range) -> bool:
     if node.op == "load":
-        plain = node.dtype is float32 and not node.arg.conditions
+        # vectors of bools are not contiguous in memory
+        plain = node.dtype is not bool_ and not node.arg.conditions
         return plain and node.arg.index.linear(lane) == (1,)
     return node.op in OPERATIONS and node.dtype in (float32, bool_)
