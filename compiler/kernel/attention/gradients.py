@@ -37,7 +37,7 @@ from ugpu.compiler.expression.value import (
     value,
 )
 from ugpu.compiler.graph.attention import UNIT, Axes, Sizes
-from ugpu.compiler.kernel.host.nest import Panel, round_up
+from ugpu.compiler.kernel.host.nest import Panel, blocks, filled, round_up
 from ugpu.compiler.kernel.host.products.packing import turn
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
 from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
@@ -112,7 +112,7 @@ class _Gradients:
             *self.weighed(),
             *self.copied(self.slants, self.gradient, self.axes.column, self.totals),
             *self.multiplied(),
-            *self.fill(self.of_query, zero),
+            filled("fill", self.of_query, zero),
             self.blocks_of_keys(),
             self.finished(),
         )
@@ -128,10 +128,6 @@ class _Gradients:
 
     def value(self, root: Value, places: dict[Range, Index]) -> Value:
         return substitute(root, {**self.batch, **places})
-
-    def fill(self, memory: Memory, number: Value) -> list[Statement]:
-        counter = Range("fill", memory.count)
-        return [Loop(counter, (Store(memory, counter.index(), number),))]
 
     def across(self, make: Callable[[Index], list[Statement]]) -> Statement:
         """Return the statements for every row of the block."""
@@ -150,7 +146,7 @@ class _Gradients:
             scale = load(divisor, row.index())
         store = Store(to, row.index() * pitch + step.index(), binary("mul", number, scale))
         whole = self.sizes.rows % self.wide == 0 and along.size == pitch
-        clear = [] if whole else self.fill(to, const(0, float32))
+        clear = [] if whole else [filled("fill", to, const(0, float32))]
         copy = Loop(row, (Loop(step, (store,)),), self.rows_left)
         turned = self.turned_queries if to is self.queries else self.turned_slants
         return [*clear, copy, self.turned(to, pitch, turned, self.wide)]
@@ -203,10 +199,7 @@ class _Gradients:
                            lambda i, j: start(*place(i, j))),
             *(stored(*place(i, j), total) for i, j, total in sums.each()),
         ]  # fmt: skip
-        bound = bounds[0]
-        if bound is not None:
-            bound = (bound + (high - 1)) // high
-        return Loop(panel, (Loop(group, tuple(body)),), bound)
+        return Loop(panel, (Loop(group, tuple(body)),), blocks(bounds[0], high))
 
     def tile(self, memory: Memory) -> Callable[[Index, Index], Value]:
         """Return vectors of a tile: of a step, along rows."""
@@ -260,8 +253,8 @@ class _Gradients:
 
         return [
             scores,
-            *self.fill(self.largest, const(FINITE_LOWEST, float32)),
-            *self.fill(self.totals, zero),
+            filled("fill", self.largest, const(FINITE_LOWEST, float32)),
+            filled("fill", self.totals, zero),
             Loop(key, (self.across(raise_maximum),), bound),
             Loop(key, (self.across(exponential),), bound),
             self.across(invert),
@@ -301,7 +294,9 @@ class _Gradients:
             Store(self.inner, row.index(), load(self.total, first)),
         )
         beyond = (
-            [] if self.sizes.rows % self.wide == 0 else self.fill(self.inner, const(0, float32))
+            []
+            if self.sizes.rows % self.wide == 0
+            else [filled("fill", self.inner, const(0, float32))]
         )
         return [*beyond, Loop(row, body, self.rows_left)]
 

@@ -28,7 +28,7 @@ from ugpu.compiler.expression.value import (
     value,
 )
 from ugpu.compiler.kernel.attention.visible import bounded, loop_over, seen
-from ugpu.compiler.kernel.host.nest import Nest, Panel
+from ugpu.compiler.kernel.host.nest import Nest, Panel, blocks, filled
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store
 from ugpu.compiler.kernel.shared.spread import runs_along
 from ugpu.compiler.pattern.online import FINITE_LOWEST, Online
@@ -107,10 +107,10 @@ class _Blocked:
         zero = const(0, float32)
         clear: list[Statement] = []
         if self.parts.rows.size % self.wide:
-            clear.append(self.fill(self.turned, zero))
-        clear.append(self.fill(self.output, zero))
-        clear.append(self.fill(self.largest, const(FINITE_LOWEST, float32)))
-        clear += [self.fill(memory, zero) for memory in self.sums]
+            clear.append(filled("fill", self.turned, zero))
+        clear.append(filled("fill", self.output, zero))
+        clear.append(filled("fill", self.largest, const(FINITE_LOWEST, float32)))
+        clear += [filled("fill", memory, zero) for memory in self.sums]
         each = Range("each", self.tall)
         at = {**self.places, self.parts.keys: self.first_key + each.index()}
         conditions = seen(self.parts.score, at, {self.lane, each})
@@ -127,10 +127,6 @@ class _Blocked:
 
     def value(self, root: Value, places: dict[Range, Index]) -> Value:
         return substitute(ops.expand(root), places)
-
-    def fill(self, memory: Memory, number: Value) -> Statement:
-        counter = Range("fill", memory.count)
-        return Loop(counter, (Store(memory, counter.index(), number),))
 
     def across(self, make: Callable[[Index], list[Statement]]) -> list[Statement]:
         """Return the statements for every row of the block."""
@@ -177,10 +173,7 @@ class _Blocked:
             factor, self.turned, step.index() * self.wide, self.key_panel, step, None,
             lambda i: (first + i) * self.wide, False,
         )  # fmt: skip
-        bound = self.key_bound
-        if bound is not None:
-            bound = (bound + (self.key_panel - 1)) // self.key_panel
-        return Loop(panel, tuple(body), bound)
+        return Loop(panel, tuple(body), blocks(self.key_bound, self.key_panel))
 
     def weigh(self) -> list[Statement]:
         """Turn scores into weights; rescale the running sums to the new maximum."""
@@ -290,7 +283,7 @@ class _Row(_Blocked):
 
     def multiply_keys(self) -> Statement:
         """Compute scores = keys * the row; zero for keys that are not visible."""
-        clear = self.fill(self.scores, const(0, float32))
+        clear = filled("fill", self.scores, const(0, float32))
         return Loop(Range("once", 1), (clear, self.scored()))
 
     def scored(self) -> Statement:

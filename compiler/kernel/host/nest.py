@@ -136,9 +136,8 @@ class Part:
         if step == 1:
             return self.line(name, count, first, bound)
         counter = Range(name, -(-count // step))
-        bound = None if bound is None else (bound + (step - 1)) // step
         position = counter.index() * step
-        return Walk(((counter, bound),), position, self.places(position + first))
+        return Walk(((counter, blocks(bound, step)),), position, self.places(position + first))
 
     def walk(self, name: str, *roots: Value | Index) -> Walk:
         """Return the loops over all elements: one loop if it needs no divisions in `roots`."""
@@ -266,6 +265,18 @@ class Panel:
     def stored(self, memory: Memory, place: Callable[[int, int], Index]) -> list[Statement]:
         """Return the stores of all totals, each at its place of a memory."""
         return [Store(memory, place(i, j), total) for i, j, total in self.each()]
+
+
+def filled(name: str, memory: Memory, number: Value) -> Loop:
+    """Return the loop that stores a number, or a vector of it, everywhere in a memory."""
+    counter = Range(name, memory.count // number.lanes)
+    return Loop(counter, (Store(memory, counter.index() * number.lanes, number),))
+
+
+def blocks(bound: Index | None, size: int) -> Index | None:
+    """Return the number of blocks of `size` elements, the last one perhaps incomplete; None if it
+    does not vary."""
+    return None if bound is None else (bound + (size - 1)) // size
 
 
 def round_up(number: int, multiple: int) -> int:

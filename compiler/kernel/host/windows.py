@@ -45,7 +45,7 @@ from ugpu.compiler.expression.value import (
     walk,
 )
 from ugpu.compiler.kernel.host.lines import chunks, copied, first_inside, padding
-from ugpu.compiler.kernel.host.nest import Axis, Nest, Part, nested, round_up, share
+from ugpu.compiler.kernel.host.nest import Axis, Nest, Part, filled, nested, round_up, share
 from ugpu.compiler.kernel.host.products.packing import LINE
 from ugpu.compiler.kernel.host.products.results import in_lanes
 from ugpu.compiler.kernel.host.products.tiles import vector_registers
@@ -207,8 +207,7 @@ class _Windows:
         finish = () if self.in_place else self.finish()
         whole = [self.image.around(*fill, *self.lines(), *finish)]
         if padding is not None:
-            counter = Range("around", self.stage.count)
-            whole.insert(0, Loop(counter, (Store(self.stage, counter.index(), padding),)))
+            whole.insert(0, filled("around", self.stage, padding))
         memories = (self.stage, self.registers, *(() if self.in_place else (self.totals,)))
         return self.nest.kernel(memories, whole)
 
@@ -289,7 +288,10 @@ class _Windows:
         vectors. Of a row that is shorter than a vector the last store is in two parts."""
         width, stores = self.registers.lanes, []
         for row in range(count):
-            store = self.store(first + row, start, row)
+            places = {**self.nest.batch, **self.rows.places(first + row)}
+            vector = load(self.registers, constant(row), lanes=width)
+            store = in_lanes(self.nest.computation, self.window.reduce, places,
+                             Axis(self.window.last).whole, start, vector)  # fmt: skip
             # a vector behind the end of a row may be behind the end of an array
             if store is None or (self.size < width and any(map(_reads, walk(store.value)))):
                 return None
@@ -312,16 +314,6 @@ class _Windows:
                 for column in range(0, lanes * stride, line):
                     here = {**places, window.across: constant(column)}
                     yield Prefetch(node.arg.memory, node.arg.index.substitute(here))
-
-    def store(self, row: Index, start: Index, number: int) -> Store | None:
-        """Return the store of a vector of results of a row."""
-        lanes, computation = self.registers.lanes, self.nest.computation
-        lane = Range("lane", lanes)
-        places = {**self.nest.batch, self.window.last: start + lane.index()}
-        places |= self.rows.places(row)
-        total = load(self.totals, lane.index())
-        one = result(computation, places, total, self.window.reduce)
-        return in_lanes(one, lane, total, load(self.registers, constant(number), lanes=lanes))
 
     def totals_of(self, first: Index, count: int, start: Index) -> Iterator[Store]:
         """Compute totals of some lines of a block. Each vector of the stage is loaded once."""

@@ -18,7 +18,7 @@ from ugpu.compiler.dtype import DType
 from ugpu.compiler.expression.accumulate import identity, multiply_add
 from ugpu.compiler.expression.algebra import Index, Range, constant
 from ugpu.compiler.expression.value import Memory, Value, binary, load, value
-from ugpu.compiler.kernel.host.nest import Panel, round_up, share
+from ugpu.compiler.kernel.host.nest import Panel, filled, round_up, share
 from ugpu.compiler.kernel.host.products.dots import ending, sums
 from ugpu.compiler.kernel.host.products.packing import Factor
 from ugpu.compiler.kernel.ir import Loop, Statement, Store
@@ -47,8 +47,7 @@ class Ends:
         return self.columns, self.sums, self.totals
 
     def clear(self) -> Statement:
-        counter = Range("clear_ends", self.sums.count)
-        return Loop(counter, (Store(self.sums, counter.index(), identity("sum", self.sums.dtype)),))
+        return filled("clear_ends", self.sums, identity("sum", self.sums.dtype))
 
     def copy(self, steps: Index | None) -> tuple[Statement, ...]:
         """Copy the columns of a slice of the depth, whose bound is `steps`."""

@@ -41,7 +41,9 @@ from ugpu.compiler.kernel.host.nest import (
     Panel,
     Part,
     Walk,
+    blocks,
     deep,
+    filled,
     joined,
     nested,
     round_up,
@@ -72,8 +74,7 @@ from ugpu.compiler.kernel.host.products.packing import (
 from ugpu.compiler.kernel.host.products.rates import rates_of
 from ugpu.compiler.kernel.host.products.results import in_lanes
 from ugpu.compiler.kernel.host.products.tiles import Problem, slice_steps, vector_registers
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement, Store
-from ugpu.compiler.kernel.shared.kernels import result
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement
 from ugpu.compiler.kernel.shared.spread import runs_along, unit_stride
 from ugpu.compiler.pattern.contraction import LONGER, SMALLEST, Contraction
 from ugpu.hcq.state.target import TargetSpec
@@ -252,7 +253,9 @@ class _Blocked(_Sides):
         memories = memories if self.in_tiles else (*memories, self.totals.totals)
         if excess is not None:
             memories = (*memories, excess.sums, excess.registers)
-        cleared: tuple[Statement, ...] = () if self.once else (self.clear(),)
+        cleared: tuple[Statement, ...] = (
+            () if self.once else (filled("clear", self.tile, self.zero()),)
+        )
         finish: tuple[Statement, ...] = () if self.by_panels else (self.finish(),)
         if self.ends is not None:
             memories = (*memories, *self.ends.memories)
@@ -263,10 +266,6 @@ class _Blocked(_Sides):
             above = self.above(constant(0), constant(self.columns.whole))
             body = (If(above, body),) if above else body
         return self.nest.kernel(memories, body)
-
-    def clear(self) -> Loop:
-        counter = Range("clear", self.tile.count // self.lanes)
-        return Loop(counter, (Store(self.tile, counter.index() * self.lanes, self.zero()),))
 
     def zero(self) -> Value:
         return broadcast(const(0, self.dtype), self.lanes)
@@ -285,8 +284,8 @@ class _Blocked(_Sides):
         if self.mirrored:
             above = self.above(row * self.height, (column + 1) * self.width)
             panel = (If(above, panel),) if above else panel
-        inside = Loop(rows, panel, _panels(self.rows, self.height))
-        return Loop(columns, (inside,), _panels(self.columns, self.width))
+        inside = Loop(rows, panel, blocks(self.rows.bound(), self.height))
+        return Loop(columns, (inside,), blocks(self.columns.bound(), self.width))
 
     def above(self, row: Index, column: Index) -> Validity:
         """Return whether a row of the tile is above the diagonal of the output somewhere before a
@@ -345,15 +344,15 @@ class _Blocked(_Sides):
     ) -> tuple[Statement, ...]:
         """Return the stores of a panel's results from registers, if they can be computed as
         vectors, and where columns end inside the panel, or they cannot, the `others`."""
-        lane, stores = Range("lane", self.lanes), []
-        top, left, total = row * self.height, column * self.width, load(self.tile, lane.index())
+        stores, top, left = [], row * self.height, column * self.width
         left_rows = self.rows.panel("row", top, self.height, self.tall).loops[0][1]
         for down, vector, slot in self.totals.each():
-            places = {**self.nest.batch, **self.rows.places(top + down)}
-            places |= self.columns.places(left + vector * self.lanes + lane.index())
-            one = result(self.nest.computation, places, total, self.parts.reduce)
-            store = None if self.mirrored else in_lanes(one, lane, total, slot)
-            if store is None:
+            here = self.nest.batch | self.rows.places(top + down)
+            first = left + vector * self.lanes
+            store = in_lanes(
+                self.nest.computation, self.parts.reduce, here, self.columns, first, slot
+            )  # fmt: skip
+            if store is None or self.mirrored:
                 return others
             inside = () if left_rows is None else at_least_zero(left_rows - (down + 1))
             stores.append(If(inside, (store,)) if inside else store)
@@ -468,9 +467,3 @@ def _is_symmetric(parts: Contraction, rows: Axis, columns: Axis) -> bool:
     if rows.size != columns.size or len(parts.all_rows) > 1 or len(parts.all_columns) > 1:
         return False
     return substitute(parts.left, {rows.main: columns.main.index()}) is parts.right
-
-
-def _panels(part: Part, panel: int) -> Index | None:
-    """Return the bound of a loop over panels that begin inside the part."""
-    bound = part.bound()
-    return None if bound is None else (bound + (panel - 1)) // panel

@@ -196,21 +196,18 @@ class Packing:
         each = panel_step if flat and together == 1 else self.depth.whole * pitch
         memory = Memory(name, factor.dtype, panel.size * each, "local")
 
-        def stores(groups: Walk, count: int) -> Statement:
-            place = panel.index() * panel_step + groups.position * pitch + element.position
-            return element.around(*self.group(memory, place, factor, element, groups, count))
+        # a few columns at a time, each along memory
+        by_panels = flat and along_depth(factor, across, self.depth)
 
         def by_groups(groups: Walk, count: int) -> Statement:
-            inside = stores(groups, count)
+            place = panel.index() * panel_step + groups.position * pitch + element.position
+            stores = self.group(memory, place, factor, element, groups, count)
+            inside = element.around(*stores)
+            if by_panels:
+                return Loop(panel, (groups.around(inside),))
             return groups.around(Loop(panel, (inside,)) if flat else inside)
 
-        groups = self.groups(name, factor)
-        if flat and along_depth(factor, across, self.depth):
-            # a few columns at a time, each along memory
-            packed: Statement = Loop(panel, (groups.around(stores(groups, together)),))
-        else:
-            packed = by_groups(groups, together)
-        statements, rest = [packed], self.total % together
+        statements, rest = [by_groups(self.groups(name, factor), together)], self.total % together
         if rest:  # the incomplete group at the end of the depth
             statements += self.at_end(by_groups(self.groups(name, factor, True), rest))
         apart = panel_step * together, pitch * together, together

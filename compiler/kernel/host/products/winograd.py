@@ -40,7 +40,7 @@ from ugpu.compiler.expression.value import (
     substitute,
 )
 from ugpu.compiler.kernel.host.lines import separated
-from ugpu.compiler.kernel.host.nest import Nest, Panel, round_up, share
+from ugpu.compiler.kernel.host.nest import Nest, Panel, blocks, round_up, share
 from ugpu.compiler.kernel.host.products.packing import LINE
 from ugpu.compiler.kernel.host.products.rates import rates_of
 from ugpu.compiler.kernel.host.products.tiles import vector_registers
@@ -180,8 +180,7 @@ class _Convolution:
         panel = Range("panel", -(-self.outs.count // self.height))
         first = self.outs.start + panel.index() * self.height
         rows = constant(self.parts.out.size) - first
-        whole = self.outs.left if self.parts.out.size % self.outs.count else None
-        bound = None if whole is None else (whole + (self.height - 1)) // self.height
+        bound = blocks(self.outs.bound(), self.height)
         body = (self.weighted(first, rows), self.multiply(), self.finish(first, rows))
         memories = (self.stage, self.kept, self.image, self.weights, self.products, self.results,
                     self.middle, self.totals)  # fmt: skip
@@ -274,9 +273,8 @@ class _Convolution:
 
     def bound(self, width: int) -> Index | None:
         """Return the number of blocks of `width` tiles, if the last group has fewer."""
-        if self.tiles.axis.main.size % self.tiles.count == 0:
-            return None
-        return (self.tiles.left * self.wide + (width - 1)) // width
+        bound = self.tiles.bound()
+        return blocks(None if bound is None else bound * self.wide, width)
 
     def panel_of(self, place: Index, column: Index, vectors: int) -> list[Statement]:
         """Compute the products of all rows of the panel and some vectors of tiles."""
