@@ -340,7 +340,7 @@ class _Windows:
 
     def place(self, image: int, down: int, across: int) -> dict[Range, Index]:
         """Return the values of all ranges of a weight."""
-        images = unflatten(constant(image), [r.size for r in self.others])
+        images = unflatten(constant(image), tuple(r.size for r in self.others))
         here = {**self.around, **dict(zip(self.others, images, strict=True))}
         here[self.window.across] = constant(across)
         return here if self.window.down is None else {**here, self.window.down: constant(down)}
@@ -351,17 +351,19 @@ class _Windows:
         rows: these are whole vectors."""
         nest, window, rows, root = self.nest, self.window, self.rows, self.nest.computation.value
         rest = replace(root, window.reduce, const(0, self.totals.dtype))
-        alike = ranges_of(rest).isdisjoint({window.last, window.row})
-        if early := alike and root.dtype is self.totals.dtype:
+        early = ranges_of(rest).isdisjoint({window.last, window.row})
+        early = early and root.dtype is self.totals.dtype
+        if early:
             step = Range("step", self.block)
             total = load(self.totals, step.index())
-            sides = (substitute(each, nest.batch) for each in (root, window.reduce))
-            yield Loop(step, (Store(self.totals, step.index(), replace(*sides, total)),))
+            here, reduce = (substitute(each, nest.batch) for each in (root, window.reduce))
+            store = Store(self.totals, step.index(), replace(here, reduce, total))
+            yield Loop(step, (store,))
         block = Part(Axis(rows.axis.main, (window.last,)), rows.start, rows.count)
         each = block.walk("r", self.at, nest.computation.position, *([] if early else [rest]))
         total = load(self.totals, self.at.substitute(each.places))
-        places, reduce = {**nest.batch, **each.places}, None if early else window.reduce
-        yield each.around(result(nest.computation, places, total, reduce))
+        places, reduced = {**nest.batch, **each.places}, None if early else window.reduce
+        yield each.around(result(nest.computation, places, total, reduced))
 
 
 def _reads(node: Value) -> bool:

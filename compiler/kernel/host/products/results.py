@@ -49,7 +49,7 @@ def in_lanes(
         return None
     if not all(id(node) not in moving or _is_vector(node, lane) for node in nodes):
         return None
-    first = {lane: constant(0)}
+    start = {lane: constant(0)}
 
     def change(node: Value, sources: tuple[Value, ...]) -> Value | None:
         if node is total:
@@ -57,11 +57,11 @@ def in_lanes(
         if id(node) not in moving:
             return None
         if node.op == "load":
-            return load(node.arg.memory, node.arg.index.substitute(first), (), lanes)
+            return load(node.arg.memory, node.arg.index.substitute(start), (), lanes)
         sides = [each if each.lanes == lanes else broadcast(each, lanes) for each in sources]
         return value(node.op, node.dtype, sides, node.arg, lanes)
 
-    return Store(store.memory, store.index.substitute(first), rebuild(store.value, change))
+    return Store(store.memory, store.index.substitute(start), rebuild(store.value, change))
 
 
 def _is_vector(node: Value, lane: Range) -> bool:
