@@ -78,6 +78,20 @@ class Window:
     down: Range | None
     stride: int
 
+    @property
+    def tall(self) -> int:
+        """Places of the window in a column."""
+        return 1 if self.down is None else self.down.size
+
+    @property
+    def columns(self) -> int:
+        """Elements of the image that a row of results reads."""
+        return (self.last.size - 1) * self.stride + self.across.size
+
+    @property
+    def phases(self) -> int:
+        return self.stride * (1 if self.row is None else self.stride)
+
 
 def find_window(computation: Computation) -> Window | None:
     """Return the window of a computation's only reduction; None for other kinds or large ones."""
@@ -100,13 +114,11 @@ def find_window(computation: Computation) -> Window | None:
     across, stride = found
     below = None if row is None else next(coupled(image, row, over), None)
     if below is None or below[0] is across or below[1] != stride:
-        window = Window(reduce, image, weight, last, across, None, None, stride)
-    else:
-        window = Window(reduce, image, weight, last, across, row, below[0], stride)
-    down = 1 if window.down is None else window.down.size
-    columns = (last.size - 1) * stride + across.size
-    phases = stride * (1 if window.row is None else stride)
-    return window if cost.in_windows(down, across.size, columns, phases) else None
+        row = below = None
+    down = None if below is None else below[0]
+    window = Window(reduce, image, weight, last, across, row, down, stride)
+    fits = cost.in_windows(window.tall, across.size, window.columns, window.phases)
+    return window if fits else None
 
 
 def coupled(image: Value, out: Range, over: tuple[Range, ...]) -> Iterator[tuple[Range, int]]:
@@ -141,7 +153,7 @@ class _Windows:
         self.vector_bytes = target.vector_bytes
         self.window, stride = window, window.stride
         row, dtype = window.row or Range("row", 1), window.image.dtype
-        self.tall = 1 if window.down is None else window.down.size
+        self.tall = window.tall
         self.others = [r for r in window.reduce.arg[1] if r not in (window.across, window.down)]
         self.summed = elements(self.others)
         joined = window.last.size < FEWEST
@@ -149,8 +161,7 @@ class _Windows:
         lanes = target.vector_bytes // dtype.itemsize
         self.lanes = 1 if joined else min(lanes, 1 << (window.last.size.bit_length() - 1))
         self.pitch = round_up(self.pitch, self.lanes)
-        phases = stride * (1 if window.row is None else stride)
-        line_bytes = self.pitch * phases * self.summed * dtype.itemsize
+        line_bytes = self.pitch * window.phases * self.summed * dtype.itemsize
         most = STAGED // line_bytes - self.tall // stride
         outer = [r for r in computation.ranges if r not in (window.last, row)]
         image = outer.pop() if outer else Range("image", 1)
@@ -167,7 +178,7 @@ class _Windows:
         self.around = {**self.nest.batch, **{r: r.index() for r in self.others}}
         self.plane = (self.rows.count - 1 + -(-self.tall // stride)) * self.pitch + self.lanes - 1
         self.plane = round_up(self.plane, self.lanes)
-        self.planes = self.plane * phases  # elements of an image
+        self.planes = self.plane * window.phases  # elements of an image
         self.starts = self.line_starts()
         self.count, self.size = self.rows.count, window.last.size  # of lines
         if joined:
@@ -195,7 +206,7 @@ class _Windows:
         """Return for each phase of columns where a line begins, so that what is not padding begins
         at a whole vector."""
         window, stride = self.window, self.window.stride
-        column = Range("column", (window.last.size - 1) * stride + window.across.size)
+        column = Range("column", window.columns)
         here = {window.last: constant(0), window.across: column.index()}
         low = first_inside(substitute(window.image, here), column)
         places = [(low + (phase - low) % stride) // stride for phase in range(stride)]
@@ -232,19 +243,18 @@ class _Windows:
         for vertical in range(min(stride, self.tall)):
             lines = rows.count - 1 + -(-(self.tall - vertical) // stride)
             line = Range(f"line{vertical}", lines)
-            size = (window.last.size - 1) * stride + window.across.size
-            column = Range(f"column{vertical}", size)
+            column = Range(f"column{vertical}", window.columns)
             here = {**self.around, window.last: constant(0), window.across: column.index()}
             if window.row is not None and window.down is not None:
                 here |= {window.row: rows.start, window.down: line.index() * stride + vertical}
-            image = flatten([r.index() for r in self.others], [r.size for r in self.others])
+            number = flatten([r.index() for r in self.others], [r.size for r in self.others])
             planes = [
-                image * self.planes + (vertical * stride + phase) * self.plane + self.starts[phase]
+                number * self.planes + (vertical * stride + phase) * self.plane + self.starts[phase]
                 for phase in range(stride)
             ]
             firsts = [line.index() * self.pitch + plane for plane in planes]
-            elements_of = substitute(window.image, here)
-            body = copied(elements_of, column, self.stage, firsts, self.vectors, padded)
+            image = substitute(window.image, here)
+            body = copied(image, column, self.stage, firsts, self.vectors, padded)
             yield Loop(line, body, rows.left + (lines - rows.count))
 
     def lines(self) -> list[Statement]:
