@@ -187,7 +187,7 @@ class _Gradients:
             Range(f"{name}_group", vectors // abreast),
         )
         first, column = panel.index() * high, group.index() * (abreast * self.lanes)
-        numbers = [broadcast(factors[0](first + i, steps.index()), self.lanes) for i in range(high)]
+        numbers = [factors[0](first + i, steps.index()) for i in range(high)]
         columns = [factors[1](steps.index(), column + j * self.lanes) for j in range(abreast)]
 
         def place(i: int, j: int) -> tuple[Index, Index]:

@@ -20,7 +20,6 @@ from ugpu.compiler.expression.value import (
     Memory,
     Value,
     binary,
-    broadcast,
     const,
     load,
     rebuild,
@@ -141,7 +140,7 @@ class _Blocked:
         lanes = self.lanes
         target = self.output if rescaled else self.scores
         columns = [load(tile, at + v * lanes, lanes=lanes) for v in range(VECTORS)]
-        numbers = [broadcast(factor(i), lanes) for i in range(height)]
+        numbers = [factor(i) for i in range(height)]
 
         def place(i: int, j: int) -> Index:
             return row(i) + j * lanes

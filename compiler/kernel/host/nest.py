@@ -253,8 +253,11 @@ class Panel:
         product: Callable[[Value, Value, Value], Value] = multiply_add,
     ) -> list[Statement]:  # fmt: skip
         """Return total[i][j] = start(i, j), or zero; a loop around total[i][j] = product(rows[i],
-        columns[j], total[i][j]), by default the sum of products in the order of the loop."""
-        zero = broadcast(const(0, self.totals.dtype), self.totals.lanes)
+        columns[j], total[i][j]), by default the sum of products in the order of the loop. A row is
+        a vector, or a number that all lanes have."""
+        lanes = self.totals.lanes
+        zero = broadcast(const(0, self.totals.dtype), lanes)
+        rows = [broadcast(row, lanes) if row.lanes == 1 else row for row in rows]
         starts, terms = [], []
         for i, j, total in self.each():
             at = total.arg.index

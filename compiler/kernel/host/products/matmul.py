@@ -397,9 +397,9 @@ class _Blocked(_Sides):
         )  # fmt: skip
 
     def repeated(self, element: Value) -> Value:
-        """Return an element of the left factor (or a pair) in all lanes."""
+        """Return a pair or a quad of the left factor in all lanes, or an element."""
         if self.group == 1:
-            return broadcast(element, self.lanes)
+            return element
         lanes = self.lanes * self.group
         mask = tuple(lane % self.group for lane in range(lanes))
         return value("shuffle", element.dtype, (element, element), mask, lanes)

@@ -282,8 +282,7 @@ class _Convolution:
         first = place * self.apart[0] + step.index() * self.across + column
         right = [load(self.image, first + v * self.lanes, lanes=self.lanes) for v in range(vectors)]
         row = place * (self.height * self.pitch) + step.index()
-        left = [broadcast(load(self.weights, row + down * self.pitch), self.lanes)
-                for down in range(self.height)]  # fmt: skip
+        left = [load(self.weights, row + down * self.pitch) for down in range(self.height)]
         panel, to = Panel(self.totals, self.height, vectors), place * self.apart[1] + column
         return [
             *panel.computed(left, right, lambda body: Loop(step, body)),
