@@ -220,9 +220,7 @@ class GfxCore(Executor[Worker, Outcome]):
             self._races.put(mark, known)
         return known
 
-    def _kernel(
-        self, address: int, launch: Launch, memory: ShaderMemory, abort: Abort
-    ) -> Kernel:
+    def _kernel(self, address: int, launch: Launch, memory: ShaderMemory, abort: Abort) -> Kernel:
         key = _key(address, launch)
         known = self._kernels.get(key)
         if known is not None and known.program.unchanged(memory):

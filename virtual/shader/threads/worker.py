@@ -94,7 +94,8 @@ class WaveWorker(NativeWorker, Generic[R]):
     """State of the native code of one thread, whose waves `threads.waves` runs: its context, local
     memory and wave states. Only one thread may use it at a time.
 
-    place: address of the context. size: of the context. filling: byte with which local memory begins, which is never cleared.
+    place: address of the context. size: of the context. filling: byte with which local memory
+    begins, which is never cleared.
     """
 
     def __init__(self, size: int, filling: int = 0) -> None:

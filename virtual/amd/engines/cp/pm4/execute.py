@@ -449,7 +449,7 @@ class Executor:
         return at + self.run(words[at:])
 
     def _decode(self, words: tuple[int, ...]) -> Decoded:
-        """Find the packets without an error and without bits to object to, up to the first other."""
+        """Return the packets before the first one with an error or with undefined bits."""
         steps: list[tuple[Handler | None, int, int]] = []
         at, end = 0, len(words)
         while at < end:
