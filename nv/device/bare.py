@@ -28,7 +28,6 @@ from ugpu.nv.gsp.chip.chip import GspChip
 from ugpu.nv.gsp.rm.card import GspCard
 from ugpu.nv.gsp.rm.gpu import GspGpu
 from ugpu.nv.gsp.rm.memory import GspMemory
-from ugpu.nv.gsp.rm.saving import Objects
 from ugpu.nv.gsp.rm.session import GspSession
 from ugpu.nv.rm.session import Session
 from ugpu.nv.work.queue import ChannelQueue
@@ -177,7 +176,7 @@ class BareDriver(NvDriver):
             if not self.card.is_alone(self):
                 raise NotSupported(f"{self.name} cannot be suspended while others hold its card")
             try:
-                self.card.suspend(self._objects())
+                self.card.suspend(self.session.client)
             except BaseException:
                 if not self.card.calls.works:
                     self._fail(": a suspend was cut off", remedies.RESET)
@@ -195,11 +194,8 @@ class BareDriver(NvDriver):
                 raise BadArgument(f"{self.name} is not suspended")
             self._asleep = None
             self._fail(": a resume was cut off", remedies.RESET)
-            self.card.wake(self._objects())
+            self.card.wake(self.session.client)
             self.core.failure = None
-
-    def _objects(self) -> Objects:
-        return Objects(self.session.client, self.gpu.device, self.gpu.subdevice)
 
     # ---- resets ------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import itertools
 import struct
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from ugpu.hcq.errors import UgpuError
 from ugpu.hcq.registers.layout import Struct
@@ -26,9 +27,11 @@ _FIRST_OBJECT = 0xCAF0_0000  # of other objects; handles of a client are the dri
 
 
 class GspClient(Requests):
-    """See Requests. calls: to the firmware; they outlive the client."""
+    """See Requests. calls: to the firmware; they outlive the client. device, subdevice: handles of
+    the GPU's objects, 0 before `open_device`."""
 
     speaker = "the GSP's resource manager"
+    device = subdevice = 0
 
     def __init__(self, calls: Calls, clock: Clock) -> None:
         self.calls = calls
@@ -85,12 +88,12 @@ class GspClient(Requests):
             parameters.raw[:] = reply[size : size + len(parameters)]
         return status
 
-    def list_memory(self, device: int, pages: Sequence[int]) -> int:
+    def list_memory(self, pages: Sequence[int]) -> int:
         """Describe pages of host memory to the firmware; return the object's handle."""
         with self._lock:
             handle = next(self._handles)
         block = self.structs.rpc_alloc_memory_v13_01.new(
-            hClient=self.root, hDevice=device, hMemory=handle, hClass=_MEMORY_LIST,
+            hClient=self.root, hDevice=self.device, hMemory=handle, hClass=_MEMORY_LIST,
             flags=_SCATTERED, length=len(pages) * _PAGE, pageCount=len(pages),
         )  # fmt: skip
         block.pteDesc.length = len(pages)
@@ -120,12 +123,16 @@ class GspClient(Requests):
         function = self.constants.NV_VGPU_MSG_FUNCTION_GSP_RM_CONTROL
         return self._send(function, head, parameters, name)
 
-    def open_device(self) -> tuple[int, int]:
-        """Create the objects of the GPU; return the device's and the subdevice's handle."""
+    def open_device(self) -> None:
+        """Create the objects of the GPU."""
         parameters = self.structs.NV0080_ALLOC_PARAMETERS.new(hClientShare=self.root)
-        device = self.allocate(self.root, "NV01_DEVICE_0", parameters)
+        self.device = self.allocate(self.root, "NV01_DEVICE_0", parameters)
         parameters = self.structs.NV2080_ALLOC_PARAMETERS.new()
-        return device, self.allocate(device, "NV20_SUBDEVICE_0", parameters)
+        self.subdevice = self.allocate(self.device, "NV20_SUBDEVICE_0", parameters)
+
+    def ask_gpu(self, command: str, **values: int) -> Any:
+        """Call `ask` for a control of the subdevice."""
+        return self.ask(self.subdevice, command, **values)
 
     def close(self) -> None:
         if self.closed:

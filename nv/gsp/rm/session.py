@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from ugpu.hcq.errors import NotSupported
@@ -16,21 +13,8 @@ from ugpu.nv.gsp.rm.space import GspSpace
 from ugpu.nv.rm.events import FatalFault
 from ugpu.nv.rm.session import Session
 
-log = logging.getLogger(__name__)
-
 _KEPT = 256
 _PAGE = 4096
-
-
-@dataclass(frozen=True)
-class ChannelReport:
-    """The GSP ended a channel. chid: its number on its runlist. kind: the Xid. engine:
-    NV2080_ENGINE_TYPE. address: of the page fault that was the reason, 0 for another one."""
-
-    chid: int
-    kind: int
-    engine: int
-    address: int
 
 
 class GspFaults:
@@ -63,8 +47,7 @@ class GspFaults:
 
 
 class GspSession(Session):
-    """A session of one holder. The card outlives it. on_report: called with the end of each channel
-    of the card, while polling."""
+    """A session of one holder. The card outlives it."""
 
     client: GspClient
     events: GspFaults
@@ -73,12 +56,10 @@ class GspSession(Session):
         super().__init__()
         self.card = card
         self.events = GspFaults()
-        self.on_report: list[Callable[[ChannelReport], None]] = []
         self.client = GspClient(card.calls, card.transport.clock)
         self.space = GspSpace(card, self)
         with card.lock:
             self.space.own()
-        card.on_channel_end.append(self._note_report)
 
     def renew(self) -> None:
         """Become a client of firmware that was started again."""
@@ -93,23 +74,6 @@ class GspSession(Session):
     def name(self) -> str:
         return self.card.transport.name
 
-    def _note_report(self, payload: bytes) -> None:
-        """Handle RC_TRIGGERED: the GSP has stopped a channel after an error."""
-        layout = self.client.structs.rpc_rc_triggered_v17_02
-        if len(payload) < layout.size:
-            log.warning("the GSP's report of a channel is cut short: %d bytes", len(payload))
-            return
-        report = layout.view(payload[: layout.size])
-        address = 0
-        if "mmuFaultAddrLo" in layout.fields:  # not in release 535
-            address = int(report.mmuFaultAddrHi) << 32 | int(report.mmuFaultAddrLo)
-        found = ChannelReport(
-            int(report.chid), int(report.exceptType), int(report.nv2080EngineType), address
-        )
-        log.debug("the GSP ended a channel: %s", found)
-        for take in list(self.on_report):
-            take(found)
-
     def sole_holder(self) -> str:
         if not self.card.transport.traits.any_order:
             return "a recording holds the accesses of one holder"
@@ -122,8 +86,6 @@ class GspSession(Session):
 
     def close(self) -> None:
         card = self.card
-        if self._note_report in card.on_channel_end:
-            card.on_channel_end.remove(self._note_report)
         self.client.close()
         with card.lock:
             self.space.close()
