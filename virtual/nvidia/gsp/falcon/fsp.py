@@ -11,12 +11,16 @@ import enum
 import hashlib
 import hmac
 import struct
+from typing import TYPE_CHECKING
 
 from ugpu.virtual.nvidia.gsp.falcon import chain, wpr
 from ugpu.virtual.nvidia.gsp.falcon.core import Refused, require
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware import images
 from ugpu.virtual.nvidia.gsp.firmware.sign import problem
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.card import Card
 
 BASE, SIZE = 0x8F0000, 0x4000
 _EMEM_CONTROL, _EMEM_DATA = 0x2AC0, 0x2AC4
@@ -43,7 +47,7 @@ class FspError(enum.IntEnum):
 class Fsp:
     """The mailbox. The card's lock protects it."""
 
-    def __init__(self, board: chain.Board) -> None:
+    def __init__(self, board: Card) -> None:
         self._board = board
         self.reset()
 

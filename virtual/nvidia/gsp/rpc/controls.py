@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ugpu.hcq.registers.layout import Struct
 from ugpu.nv.abi.firmware import FirmwareAbi
 from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0, VirtualGpu
 from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
-from ugpu.virtual.nvidia.gsp.rpc.channels import Server
 from ugpu.virtual.nvidia.gsp.rpc.spaces import own_space, space_of
 from ugpu.virtual.nvidia.memory.fault_buffers import FAMILIES
 from ugpu.virtual.nvidia.options import GRAPHICS_COPY_ENGINES
@@ -24,6 +23,9 @@ from ugpu.virtual.nvidia.rm.contexts import BUFFERS
 from ugpu.virtual.nvidia.rm.controls.control_gpu import gr_info
 from ugpu.virtual.nvidia.rm.resources import Device, Subdevice, VaSpace, need_gpu
 from ugpu.virtual.nvidia.status import RmError, Status, require
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.rpc.server import GspServer
 
 NONE = 0xFFFF_FFFF
 # As the GSP of a GA106 answers (recorded in github.com/reindertpelsma/kayfabe, GA106_INTR_TABLE).
@@ -194,7 +196,7 @@ def _promote(sub: Subdevice, params: Struct, sizes: Sizes) -> None:
     channel = _graphics_channel(sub, params)
     client = channel.client
     require(params.entryCount <= len(params.promoteEntry), Status.INVALID_ARGUMENT, "entryCount")
-    reaches = cast("Server", client.owner).reaches
+    reaches = cast("GspServer", client.owner).board.reaches
     for index in range(params.entryCount):
         entry = params.promoteEntry[index]
         known = entry.bufferId < len(_PROMOTED)

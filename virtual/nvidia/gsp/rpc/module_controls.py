@@ -9,25 +9,25 @@ Links (NVLink) and other units that a chip lacks stay NOT_SUPPORTED, as its firm
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0
-from ugpu.virtual.nvidia.gsp.bus.memory import BusMaster
-from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.gsp.rpc.controls import RUNLISTS, fixed, runlist_engine
 from ugpu.virtual.nvidia.memory.fault_buffers import (
     DEFAULT_ENTRIES,
     ENTRY,
     NON_REPLAYABLE,
     REPLAYABLE,
-    MmuFaults,
 )
 from ugpu.virtual.nvidia.memory.shadow_buffer import ShadowBuffer
 from ugpu.virtual.nvidia.rm.channels import ChannelGroup, ChannelObject
 from ugpu.virtual.nvidia.rm.controls.control_gpu import HANDLERS, smc_mode
 from ugpu.virtual.nvidia.rm.resources import Device, Subdevice, need_gpu
 from ugpu.virtual.nvidia.status import Status, require
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.card import Card
 
 _ABSENT = 0xFFFF_FFFF
 # NV_REG_BASE_*: graphics, timer, master control, usermode page
@@ -44,26 +44,8 @@ _EVENTS, _REPEAT = 192, 2  # NV2080_NOTIFIERS_MAXCOUNT is below; the largest act
 _SHARED_DATA = _PAGE = 0x1000
 
 
-class Board(BusMaster, Protocol):
-    """The card, as these controls use it."""
-
-    options: CardOptions
-    mmu_faults: MmuFaults
-
-    @property
-    def config(self) -> Config: ...
-
-
-class Config(Protocol):
-    """Configuration space."""
-
-    def read(self, offset: int, width: int) -> int: ...
-    def bar_size(self, index: int) -> int: ...
-    def bar_address(self, index: int) -> int: ...
-
-
 def handlers(
-    board: Board, shadow: ShadowBuffer
+    board: Card, shadow: ShadowBuffer
 ) -> Mapping[str, Any]:  # Any: see rm.controls.control.Handler
     """Return the handlers by the header's name."""
 

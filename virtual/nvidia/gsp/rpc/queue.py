@@ -9,9 +9,12 @@ from __future__ import annotations
 import struct
 import threading
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ugpu.virtual.nvidia.gsp.bus.memory import BusMaster
 from ugpu.virtual.nvidia.gsp.rpc.damage import NONE
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.card import Card
 
 PAGE, SLOTS, QUEUE = 0x1000, 63, 0x40000
 ELEMENT, RPC = 0x30, 0x20
@@ -65,9 +68,7 @@ def fold(content: bytes) -> int:
 class MessageQueues:
     """Both queues. Raises QueueError for what the host set up or wrote wrongly."""
 
-    def __init__(
-        self, board: BusMaster, shared: int, entries: int, command: int, status: int
-    ) -> None:
+    def __init__(self, board: Card, shared: int, entries: int, command: int, status: int) -> None:
         """Check the page table and the command queue's header; initialise the status queue's."""
         self._board = board
         usable(entries == _PAGES, f"pageTableEntryCount must be {_PAGES}, is {entries}")

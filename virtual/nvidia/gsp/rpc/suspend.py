@@ -10,18 +10,18 @@ nouveau rm/r570/fbsr.c, rm/r535/fbsr.c.
 from __future__ import annotations
 
 import struct
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ugpu.hcq.registers.layout import Struct
-from ugpu.virtual.nvidia.gsp.bus.memory import BusMaster
-from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
-from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
+from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.rpc import calls, static_info
-from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
 from ugpu.virtual.nvidia.rm.objects import Allocation, RmObject
 from ugpu.virtual.nvidia.rm.resources import Device, Subdevice
 from ugpu.virtual.nvidia.status import Status, require
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.rpc.server import GspServer
 
 _ALLOC = struct.Struct("<7I4xQI4xHH4x")  # rpc_alloc_memory_v13_01, up to its pages
 _LIST_SYSTEM = 0x81  # NV01_MEMORY_LIST_SYSTEM
@@ -40,29 +40,7 @@ class MemoryList(RmObject):
         self.pages = pages
 
 
-class Board(calls.Board, BusMaster, Protocol):
-    """The card, as a suspend uses it. make_apertures: turns BAR1 and BAR2 virtual, and returns the
-    page directories, which are from `start` on; fresh: they are empty."""
-
-    faults: CardFaults
-
-    def make_apertures(self, start: int, *, fresh: bool = True) -> Directories: ...
-
-
-class Server(calls.Server, Protocol):
-    """The RPC server. saved: pages for its own memory, once FBSR_INIT came. sleep_at: GspFwSRMeta's
-    address, as FBSR_INIT says it."""
-
-    meta: WprMeta
-    asleep: bool
-    saved: tuple[int, ...]
-    sleep_at: int
-
-    @property
-    def board(self) -> Board: ...
-
-
-def allocate_memory(server: Server, body: bytes) -> bytes:
+def allocate_memory(server: GspServer, body: bytes) -> bytes:
     """ALLOC_MEMORY of a list of pages."""
     words = calls.unpack(_ALLOC.format, body)
     client, device, handle, kind = words[:4]
@@ -80,7 +58,7 @@ def allocate_memory(server: Server, body: bytes) -> bytes:
     return body
 
 
-def handlers(server: Server) -> dict[str, Any]:
+def handlers(server: GspServer) -> dict[str, Any]:
     """Return the handlers of the controls before a suspend, by the header's name."""
 
     def prepare(sub: Subdevice, params: Struct) -> None:
@@ -113,13 +91,13 @@ def handlers(server: Server) -> dict[str, Any]:
     }
 
 
-def _channels(server: Server) -> list[ChannelObject]:
+def _channels(server: GspServer) -> list[ChannelObject]:
     clients = [each for each in server.machine.clients.values() if each.owner is server]
     objects = [each for client in clients for each in client.objects.values()]
     return [each for each in objects if isinstance(each, ChannelObject)]
 
 
-def begin(server: Server, level: int) -> None:
+def begin(server: GspServer, level: int) -> None:
     """Save the firmware's memory outside of the write-protected region; it ends after this."""
     require(level == LEVEL, Status.INVALID_ARGUMENT, f"newLevel {level:#x}")
     require(server.saved, Status.INVALID_STATE, "FBSR_INIT did not come before")
@@ -130,7 +108,7 @@ def begin(server: Server, level: int) -> None:
     server.asleep = True
 
 
-def wake(server: Server) -> None:
+def wake(server: GspServer) -> None:
     """Take the firmware's memory back."""
     for page, memory in _own_pages(server):
         memory[:] = server.board.bus_read(page, _PAGE) or bytes(_PAGE)
@@ -138,7 +116,7 @@ def wake(server: Server) -> None:
     server.saved, server.asleep = (), False
 
 
-def _own_pages(server: Server) -> list[tuple[int, memoryview]]:
+def _own_pages(server: GspServer) -> list[tuple[int, memoryview]]:
     heap, size = server.meta.nonWprHeapOffset, server.meta.nonWprHeapSize
     store = static_info.store(server.meta)
     places = (*range(heap, heap + size, _PAGE), *range(store, heap, _PAGE))
