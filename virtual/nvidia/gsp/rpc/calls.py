@@ -91,9 +91,7 @@ def allocate(server: GspServer, body: bytes) -> bytes:
     """GSP_RM_ALLOC."""
     client, parent, handle, number, _, size, _ = unpack(_ALLOC.format, body)
 
-    def work(params: memoryview) -> None:
-        _create(server, params, (client, parent, handle, number))
-
+    work = partial(_create, server, (client, parent, handle, number))
     return _answered(server, Function.GSP_RM_ALLOC, body, (_ALLOC.size, size, 16), work)
 
 
@@ -118,7 +116,7 @@ def _answered(
     return bytes(raw)
 
 
-def _create(server: GspServer, given: memoryview, words: tuple[int, ...]) -> None:
+def _create(server: GspServer, words: tuple[int, ...], given: memoryview) -> None:
     client_handle, parent, handle, number = words
     machine, size = server.machine, len(given)
     if number == 0:
@@ -150,9 +148,7 @@ def control(server: GspServer, body: bytes) -> bytes:
     """GSP_RM_CONTROL."""
     client, handle, number, _, size, _ = unpack(_CONTROL.format, body)
 
-    def work(params: memoryview) -> None:
-        _perform(server, (client, handle, number), params)
-
+    work = partial(_perform, server, (client, handle, number))
     return _answered(server, Function.GSP_RM_CONTROL, body, (_CONTROL.size, size, 12), work)
 
 

@@ -98,10 +98,10 @@ class GspServer:
         self._started = False
         self._parts: list[bytes] = []  # of a message that continues
         self._head: Record | None = None
-        sizes = controls.buffer_sizes(board.options.context, board.options.access_maps)
-        own = controls.handlers(self.interface, sizes, board.faults) | suspend.handlers(self)
         self.shadow = ShadowBuffer(board, lambda: self.post(Event.MMU_FAULT_QUEUED, b""))
-        self.own_controls = {**module_controls.handlers(board, self.shadow), **own}
+        self.own_controls = {
+            **module_controls.HANDLERS, **controls.HANDLERS, **suspend.HANDLERS,
+        }  # fmt: skip
         self.builders: dict[str, Builder] = {
             "KernelChannel": GspChannel,
             "KernelGraphicsObject": graphics_object,

@@ -10,11 +10,13 @@ nouveau rm/r570/fbsr.c, rm/r535/fbsr.c.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.rpc import calls, static_info
+from ugpu.virtual.nvidia.gsp.rpc.controls import server_of
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
 from ugpu.virtual.nvidia.rm.objects import Allocation, RmObject
 from ugpu.virtual.nvidia.rm.resources import Device, Subdevice
@@ -58,37 +60,38 @@ def allocate_memory(server: GspServer, body: bytes) -> bytes:
     return body
 
 
-def handlers(server: GspServer) -> dict[str, Any]:
-    """Return the handlers of the controls before a suspend, by the header's name."""
+def _prepare(sub: Subdevice, params: Struct) -> None:
+    server = server_of(sub)
+    planted = server.board.faults.take(CardFault.FBSR_FAILS)
+    require(not planted, Status.INVALID_STATE, "planted")
+    known = "sysmemAddrOfSuspendResumeData" in params.layout.fields
+    require(known, Status.NOT_SUPPORTED, "suspending is modelled for release 570")
+    memory = calls.client_of(server, params.hClient).find(params.hSysMem)
+    need = server.meta.nonWprHeapSize + server.meta.vgaWorkspaceSize
+    need += static_info.STORE if params.bEnteringGcoffState else 0
+    enough = isinstance(memory, MemoryList) and len(memory.pages) * _PAGE >= need
+    require(enough, Status.INVALID_ARGUMENT, f"{need:#x} bytes are needed, got {memory!r}")
+    assert isinstance(memory, MemoryList)
+    server.saved, server.sleep_at = memory.pages, params.sysmemAddrOfSuspendResumeData
 
-    def prepare(sub: Subdevice, params: Struct) -> None:
-        planted = server.board.faults.take(CardFault.FBSR_FAILS)
-        require(not planted, Status.INVALID_STATE, "planted")
-        known = "sysmemAddrOfSuspendResumeData" in params.layout.fields
-        require(known, Status.NOT_SUPPORTED, "suspending is modelled for release 570")
-        memory = calls.client_of(server, params.hClient).find(params.hSysMem)
-        need = server.meta.nonWprHeapSize + server.meta.vgaWorkspaceSize
-        need += static_info.STORE if params.bEnteringGcoffState else 0
-        enough = isinstance(memory, MemoryList) and len(memory.pages) * _PAGE >= need
-        require(enough, Status.INVALID_ARGUMENT, f"{need:#x} bytes are needed, got {memory!r}")
-        assert isinstance(memory, MemoryList)
-        server.saved, server.sleep_at = memory.pages, params.sysmemAddrOfSuspendResumeData
 
-    def schedule(sub: Subdevice, params: Struct) -> None:
-        for channel in _channels(server):
-            enabled = channel.group.scheduled if channel.group is not None else True
-            channel.channel.enabled = enabled and not params.bDisableActiveChannels
+def _schedule(sub: Subdevice, params: Struct) -> None:
+    for channel in _channels(server_of(sub)):
+        enabled = channel.group.scheduled if channel.group is not None else True
+        channel.channel.enabled = enabled and not params.bDisableActiveChannels
 
-    def store(device: Device, params: Struct) -> None:
-        params.Size, params.Address = static_info.STORE, static_info.store(server.meta)
-        params.AddressSpace = _VIDEO_MEMORY
-        params.comptaglineAllocationPolicy = _ONE_TO_ONE
 
-    return {
-        "NV0080_CTRL_CMD_FB_GET_COMPBIT_STORE_INFO": store,
-        "NV2080_CTRL_CMD_INTERNAL_FBSR_INIT": prepare,
-        "NV2080_CTRL_CMD_INTERNAL_FIFO_TOGGLE_ACTIVE_CHANNEL_SCHEDULING": schedule,
-    }
+def _store(device: Device, params: Struct) -> None:
+    params.Size, params.Address = static_info.STORE, static_info.store(server_of(device).meta)
+    params.AddressSpace, params.comptaglineAllocationPolicy = _VIDEO_MEMORY, _ONE_TO_ONE
+
+
+# By the header's name. Any: see rm.controls.control.Handler.
+HANDLERS: Mapping[str, Any] = {
+    "NV0080_CTRL_CMD_FB_GET_COMPBIT_STORE_INFO": _store,
+    "NV2080_CTRL_CMD_INTERNAL_FBSR_INIT": _prepare,
+    "NV2080_CTRL_CMD_INTERNAL_FIFO_TOGGLE_ACTIVE_CHANNEL_SCHEDULING": _schedule,
+}
 
 
 def _channels(server: GspServer) -> list[ChannelObject]:
