@@ -133,8 +133,9 @@ def rejoin(start: Start, note: Note) -> Firmware:
     chip, transport = start.chip, start.chip.transport
     try:
         placement.plan(start)
-        flush_page = placement.place_flush_page(start, note.memory)
-        placement.place_arguments(start, note.memory)
+        start.memory.places = note.memory
+        flush_page = placement.place_flush_page(start)
+        placement.place_arguments(start)
         if chip.boot.way is not BootWay.FSP:
             vbios.find_fwsec(start)
         way = unload.prepare(start)

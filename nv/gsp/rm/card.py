@@ -461,13 +461,13 @@ class GspCard(BareCard[H]):
         """See BareCard."""
         left = self.calls.left()
         assert left is not None
-        contexts, firmware = self.contexts, self.firmware
+        contexts, named = self.contexts, self.firmware.start.memory.named
         note.write(
             self.chip.vram,
             Note(
                 self.chip.facts.name,
                 self.calls.abi.version,
-                placement.kept(firmware.start, firmware.flush_page),
+                {name: pages.address for name, pages in named.items()},
                 left,
                 {} if contexts is None else contexts.shared,
                 {} if contexts is None else contexts.sizes,

@@ -67,17 +67,14 @@ class GspClient(Requests):
         self, parent: int, handle: int, number: int, parameters: Struct | None, name: str
     ) -> tuple[int, int]:
         head = self.structs.rpc_gsp_rm_alloc_v03_00.new(
-            hClient=self.root,
-            hParent=parent,
-            hObject=handle,
-            hClass=number,
-            paramsSize=len(parameters) if parameters is not None else 0,
+            hClient=self.root, hParent=parent, hObject=handle, hClass=number
         )
         function = self.constants.NV_VGPU_MSG_FUNCTION_GSP_RM_ALLOC
         return self._send(function, head, parameters, f"allocate {name}"), handle
 
     def _send(self, function: int, head: Struct, parameters: Struct | None, what: str) -> int:
         """Send a request; update `parameters` from the reply, and return the status in it."""
+        head["paramsSize"] = 0 if parameters is None else len(parameters)
         payload = bytes(head.raw) + (b"" if parameters is None else bytes(parameters.raw))
         reply = self.calls.call(function, payload, what=what)
         size = len(head.raw)
@@ -115,10 +112,7 @@ class GspClient(Requests):
 
     def _control(self, handle: int, command: int, parameters: Struct | None, name: str) -> int:
         head = self.structs.rpc_gsp_rm_control_v03_00.new(
-            hClient=self.root,
-            hObject=handle,
-            cmd=command,
-            paramsSize=len(parameters) if parameters is not None else 0,
+            hClient=self.root, hObject=handle, cmd=command
         )
         function = self.constants.NV_VGPU_MSG_FUNCTION_GSP_RM_CONTROL
         return self._send(function, head, parameters, name)
