@@ -24,7 +24,7 @@ from ugpu.virtual.nvidia.gsp.falcon.core import (
     RISCV_CPUCTL,
     RISCV_OLD_ACTIVE,
     Falcon,
-    Refused,
+    refusing,
 )
 from ugpu.virtual.nvidia.gsp.falcon.fsp import Fsp
 from ugpu.virtual.nvidia.gsp.falcon.wpr import Wpr2, WprMeta
@@ -408,12 +408,11 @@ class Card(BusMaster):
         if self.faults.take(CardFault.UNLOAD_SILENT):
             return
         if self.server is not None and self.server.asleep and self.boot.way == "fsp":
-            try:
+            with refusing(self, "GSP"):
                 sleep.save(self, self.server.sleep_at)
-            except Refused as refusal:
-                self.violation(f"GSP: {refusal}")
+                self.asleep, self.server = self.server, None
+            if self.server is not None:
                 return
-            self.asleep, self.server = self.server, None
         self.gsp.registers[MAILBOX0] = SUSPENDED
         if self.boot.way == "fsp" and not self.faults.take(CardFault.HALT_NEVER):
             self.gsp.active, self.gsp.riscv_halted = False, True

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
 from ugpu.virtual.nvidia.gsp.falcon import radix3, sleep, wpr
-from ugpu.virtual.nvidia.gsp.falcon.core import Falcon, Refused, require
+from ugpu.virtual.nvidia.gsp.falcon.core import PLANTED, Falcon, Refused, refusing, require
 from ugpu.virtual.nvidia.gsp.falcon.wpr import PRESCRUBBED, SIZE, VERIFIED, WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware import images, module
@@ -47,11 +47,10 @@ _PLANTED = {
 
 def load(board: Card, falcon: Falcon) -> None:
     """Verify, copy, protect, and start the GSP's RISC-V core."""
-    fault = board.faults.take_any(tuple(_PLANTED))
-    if fault is not None:
-        falcon.answer(int(_PLANTED[fault]))
-        return
-    try:
+    with refusing(board, "booter", falcon.answer):
+        fault = board.faults.take_any(tuple(_PLANTED))
+        if fault is not None:
+            raise Refused(_PLANTED[fault], PLANTED)
         raw = radix3.need(board, falcon.mailbox, SIZE, BooterError.META)
         if wpr.resumes(raw):
             _check_state(board, resuming=True)
@@ -65,39 +64,28 @@ def load(board: Card, falcon: Falcon) -> None:
         facts = (board.memory_size, board.boot.libos, frts, board.scrubbed)
         wpr.check(meta, *facts, BooterError.LAYOUT)
         version = place(board, meta)
-    except Refused as refusal:
-        board.violation(f"booter: {refusal}")
-        falcon.answer(refusal.code)
-        return
-    board.wpr.set(meta.gspFwWprStart, meta.gspFwWprEnd)
-    falcon.answer(0)
-    board.start_gsp(meta, version, board.gsp.mailbox)
+        board.wpr.set(meta.gspFwWprStart, meta.gspFwWprEnd)
+        falcon.answer(0)
+        board.start_gsp(meta, version, board.gsp.mailbox)
 
 
 def unload(board: Card, falcon: Falcon) -> None:
     """Take WPR2 down, once the GSP has stopped and FWSEC-SB has run."""
-    why = ""
-    if board.faults.take(CardFault.UNLOADER_FAILS):
-        falcon.answer(int(BooterError.GSP_STATE))
-        return
-    if board.gsp.active:
-        why = "the GSP runs"
-    elif not board.sb_done:
-        why = "FWSEC has not executed SB"
-    if not why and falcon.mailbox != UNLOAD:
+    bad = BooterError.GSP_STATE
+    with refusing(board, "booter unload", falcon.answer):
+        require(not board.faults.take(CardFault.UNLOADER_FAILS), bad, PLANTED)
+        require(not board.gsp.active, bad, "the GSP runs")
+        require(board.sb_done, bad, "FWSEC has not executed SB")
         try:
-            sleep.save(board, falcon.mailbox)
+            if falcon.mailbox != UNLOAD:
+                sleep.save(board, falcon.mailbox)
         except Refused as refusal:
-            why = f"mailboxes must be 0xff, 0xff, are {falcon.mailbox:#x}: {refusal}"
-    if why:
-        board.violation(f"booter unload: {why}")
-        falcon.answer(int(BooterError.GSP_STATE))
-        return
-    if not board.faults.take(CardFault.WPR2_STAYS):
-        board.wpr.clear()
-    board.sb_done = False
-    board.handoff = False
-    falcon.answer(0)
+            text = f"mailboxes must be 0xff, 0xff, are {falcon.mailbox:#x}: {refusal}"
+            raise Refused(bad, text) from refusal
+        if not board.faults.take(CardFault.WPR2_STAYS):
+            board.wpr.clear()
+        board.sb_done = board.handoff = False
+        falcon.answer(0)
 
 
 def scrub(board: Card, falcon: Falcon) -> None:

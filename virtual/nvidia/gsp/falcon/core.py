@@ -9,7 +9,8 @@ effect, any other stops the falcon.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,9 @@ _PLAIN = frozenset(
 )  # fmt: skip
 
 
+PLANTED = "planted"
+
+
 class Refused(Exception):
     """A program, or FSP, refuses what it is given. code: what it reports."""
 
@@ -60,6 +64,19 @@ def require(fits: object, code: int, why: str) -> None:
     """Raise Refused unless `fits`."""
     if not fits:
         raise Refused(code, why)
+
+
+@contextmanager
+def refusing(
+    card: Card, who: str, answer: Callable[[int], object] = lambda code: None
+) -> Iterator[None]:
+    """Record a refusal in the block, unless it is planted, and report its code by `answer`."""
+    try:
+        yield
+    except Refused as refusal:
+        if str(refusal) != PLANTED:
+            card.violation(f"{who}: {refusal}")
+        answer(refusal.code)
 
 
 @dataclass
@@ -265,11 +282,11 @@ class Falcon:
         return 1 << 1  # idle
 
     def _start_dma(self, command: int) -> None:
-        try:
+        with refusing(self._card, f"{self.name}: DMA {command:#x}"):
             self._check_dma(command)
-        except Refused as refusal:
-            self._card.violation(f"{self.name}: DMA {command:#x}: {refusal}")
-            return
+            self._copy_block(command)
+
+    def _copy_block(self, command: int) -> None:
         self._moving = self._card.options.dma_reads
         where = self.registers
         base = where.get(DMA_BASE, 0) << 8 | (where.get(DMA_BASE_HIGH, 0) & 0x1FF) << 40
@@ -277,8 +294,7 @@ class Falcon:
         target = where.get(TRANSCFG + 4 * (command >> 12 & 7), 0) & 3
         content = self._card.falcon_read(target, source, BLOCK)
         if content is None:
-            self._card.violation(f"{self.name}: DMA from {source:#x} of target {target} is refused")
-            return
+            raise Refused(0, f"{source:#x} of target {target} cannot be read")
         at = where.get(DMA_MEMORY, 0)
         if command & 1 << 4:
             tag = where.get(DMA_OFFSET, 0) >> 8
@@ -315,15 +331,12 @@ class Falcon:
             self._card.violation(f"{self.name}: start at {vector:#x}, where no program is loaded")
             return
         program, code, covered = found
-        try:
+        # UNSURE: a board's falcon halts with an error that only its own registers tell.
+        with refusing(self._card, f"{self.name}: {program.name} does not start"):
             why = self._boot_rom(code, covered) if self.dma else self._check_old(code, covered)
             require(not why, 0, why)
-        except Refused as refusal:
-            # UNSURE: a board's falcon halts with an error that only its own registers tell.
-            self._card.violation(f"{self.name}: {program.name} does not start: {refusal}")
-            return
-        self.programs_run.append(program)
-        self._card.run_program(self, program)
+            self.programs_run.append(program)
+            self._card.run_program(self, program)
 
     def _code(self) -> tuple[Program, bytes, int] | None:
         """Return the program at the boot vector, its code, and how much of its data is signed."""

@@ -12,7 +12,7 @@ import enum
 import struct
 from typing import TYPE_CHECKING
 
-from ugpu.virtual.nvidia.gsp.falcon.core import Falcon, Refused, require
+from ugpu.virtual.nvidia.gsp.falcon.core import PLANTED, Falcon, refusing, require
 from ugpu.virtual.nvidia.gsp.falcon.wpr import FRTS_SIZE
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware import vbios
@@ -24,7 +24,7 @@ FRTS, SB = 0x15, 0x19
 FRTS_STATUS, SB_STATUS = 0x1438, 0x1454
 _REGION_UNIT = 0x20000
 _VIDEO_MEMORY = 2
-_PLANTED = 0x31
+_MAILBOX = 0x31  # of a planted fault
 
 
 class FwsecError(enum.IntEnum):
@@ -40,13 +40,11 @@ class FwsecError(enum.IntEnum):
 
 def run(board: Card, falcon: Falcon) -> None:
     """Execute the command in the program's data; report by the status registers."""
-    command = 0
-    code = 0
-    faults = board.faults
-    try:
+    command, codes, faults = 0, [0], board.faults
+    with refusing(board, "FWSEC", codes.append):
         command = _command(falcon)
         fails = command == SB and faults.take(CardFault.SB_FAILS)
-        require(not fails and not faults.take(CardFault.FWSEC_FAILS), FwsecError.REGION, "planted")
+        require(not fails and not faults.take(CardFault.FWSEC_FAILS), FwsecError.REGION, PLANTED)
         if command == FRTS:
             start, end = _region(board, falcon)
             if faults.take(CardFault.FWSEC_ELSEWHERE):
@@ -57,15 +55,11 @@ def run(board: Card, falcon: Falcon) -> None:
             known = command == SB
             require(known, FwsecError.COMMAND, f"init_cmd {command:#x} is not FRTS or SB")
             board.sb_done = True
-    except Refused as refusal:
-        code = refusal.code
-        if str(refusal) != "planted":
-            board.violation(f"FWSEC: {refusal}")
     if command == SB:
-        board.status[SB_STATUS] = code
+        board.status[SB_STATUS] = codes[-1]
     else:
-        board.status[FRTS_STATUS] = code << 16
-    falcon.answer(_PLANTED if faults.take(CardFault.FWSEC_MAILBOX) else 0)
+        board.status[FRTS_STATUS] = codes[-1] << 16
+    falcon.answer(_MAILBOX if faults.take(CardFault.FWSEC_MAILBOX) else 0)
 
 
 def _command(falcon: Falcon) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from ugpu.virtual.nvidia.gsp.falcon.core import TRANSCFG, Block, Falcon, Refused, require
+from ugpu.virtual.nvidia.gsp.falcon.core import TRANSCFG, Block, Falcon, Refused, refusing, require
 from ugpu.virtual.nvidia.gsp.firmware import programs
 from ugpu.virtual.nvidia.gsp.firmware.programs import BLOCK, Program
 
@@ -24,11 +24,9 @@ _LARGEST = 0x10000
 
 def run(board: Card, falcon: Falcon) -> Program | None:
     """Fetch the program; return which it is, or None, and a violation, if that fails."""
-    try:
+    with refusing(board, f"{falcon.name}: the boot loader"):
         return _fetch(board, falcon)
-    except Refused as refusal:
-        board.violation(f"{falcon.name}: the boot loader: {refusal}")
-        return None
+    return None
 
 
 def _fetch(board: Card, falcon: Falcon) -> Program:
