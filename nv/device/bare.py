@@ -245,9 +245,7 @@ class BareDriver(NvDriver):
         """See Driver. A tenant is a client of the resource manager with its own address space and
         channels."""
         with self.card.lock:
-            reason = self.sole_holder()
-            if reason:
-                raise NotSupported(f"{self.name} cannot have a second holder: {reason}")
+            self.check_second()
             self.core.check_usable()
             return BareDriver(name, self.card, self.card.free_index())
 
@@ -271,15 +269,9 @@ class BareRungs(Rungs[BareDriver, ChannelQueue]):
         return [
             self.rung("new channel", Level.QUEUE, failed, partial(self._build, self.failed)),
             self.rung("all channels new", Level.QUEUE, every, self.restart_all),
-            self.boot_rung(
-                "boot after power loss", Level.FLR, card.after_power_loss, self._check_dark
-            ),
+            self.power_rung(Level.FLR, card.after_power_loss),
             *self.slot_rungs(card.reset_by),
         ]
-
-    def _check_dark(self) -> None:
-        if not self.driver.card.lost():
-            raise NotSupported("the card has power")
 
     def diagnose(self) -> Diagnosis:
         """See Rungs."""

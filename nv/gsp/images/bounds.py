@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 from ugpu.hcq.errors import FirmwareInvalid
 
@@ -40,6 +41,21 @@ class Image:
         layout = struct.Struct(f"<{form}")
         values: tuple[int, ...] = layout.unpack(self.cut(offset, layout.size, what))
         return values
+
+    def table(
+        self, at: int, what: str, form: str, *, first: int, most: int, head: int = 0, skip: int = 1
+    ) -> Iterator[tuple[int, ...]]:
+        """Return the entries of a table, as `form` (see `unpack`) unpacks them where they are read.
+
+        It begins with the byte `first`; `skip` bytes from there stand the size of its head, at
+        least `head`, the size of an entry, and the number of entries, at most `most`.
+        """
+        (begin,), sizes = self.unpack("B", at, what), self.unpack("3B", at + skip, what)
+        header, width, count = sizes
+        valid = begin == first and header >= head and width >= struct.calcsize(f"<{form}")
+        found = {"first": begin, "header": header, "entry": width, "count": count}
+        self.check(valid and count <= most, f"{what} is invalid", **found)
+        return (self.unpack(form, at + header + number * width, what) for number in range(count))
 
     def word(self, offset: int, what: str) -> int:
         """Read 32 bits."""

@@ -162,8 +162,8 @@ class GspCard(BareCard[H]):
         return self.firmware.calls
 
     def lost(self) -> bool:
-        """Return whether the card no longer answers, or has lost its state in a suspend."""
-        return self._slept or self.saved is not None or self.chip.lost()
+        """See BareCard: also whether it has lost its state in a suspend."""
+        return self._slept or self.saved is not None or super().lost()
 
     def resume(self) -> None:
         """Take up a card whose host was suspended; a reset is to boot it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from ugpu.hcq.errors import NotSupported
 from ugpu.nv.gsp.rm.card import GspCard
 from ugpu.nv.gsp.rm.client import GspClient
 from ugpu.nv.gsp.rm.fault_buffers import MmuFault
@@ -78,11 +77,6 @@ class GspSession(Session):
         if not self.card.transport.traits.any_order:
             return "a recording holds the accesses of one holder"
         return ""
-
-    def another(self) -> GspSession:
-        if reason := self.sole_holder():
-            raise NotSupported(f"the GPU cannot have a second holder: {reason}")
-        return GspSession(self.card)
 
     def close(self) -> None:
         card = self.card
