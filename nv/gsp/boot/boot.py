@@ -24,7 +24,6 @@ from ugpu.nv.gsp.boot import (
     gfw,
     init,
     placement,
-    riscv,
     static,
     trust,
     unload,
@@ -194,6 +193,6 @@ def _start_core(start: Start, stage: Callable[[str], AbstractContextManager[None
         if start.saved is None:  # else booter does it, and the firmware has its arguments
             steps["gsp-reset"] = booter.reset_gsp
         steps["booter"] = booter.load_firmware
-    for name, step in (steps | {"riscv": riscv.await_core}).items():
+    for name, step in (steps | {"riscv": Start.await_core}).items():
         with stage(name):
             step(start)

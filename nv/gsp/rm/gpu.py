@@ -21,6 +21,7 @@ from ugpu.nv.gsp.rm.golden import make_first_context
 from ugpu.nv.gsp.rm.memory import GspMemory, allocate_in_card
 from ugpu.nv.gsp.rm.session import GspSession
 from ugpu.nv.gsp.rm.states import as_json
+from ugpu.nv.rm.events import FatalFault
 from ugpu.nv.rm.gpu import ChannelParts, Gpu
 from ugpu.nv.rm.memory import Memory
 from ugpu.nv.rm.session import Region
@@ -220,8 +221,11 @@ class GspGpu(Gpu):
             if registration.number != report.chid or not self._runs_on(registration, report.engine):
                 continue
             fault = self.session.card.faults.of(registration.instance, report.address)
-            if fault is not None or report.address:
-                self.session.events.add(report.address, fault)
+            if fault is not None:
+                found = FatalFault(fault.address, fault.access, fault.unit, fault.engine)
+                self.session.events.add(found)
+            elif report.address:  # which lacks the kind of access
+                self.session.events.add(FatalFault(report.address, "invalid"))
             if notifier is not None:
                 _NOTIFICATION.pack_into(
                     notifier.view, 0, 0, report.kind, report.engine, _ERROR_STATUS

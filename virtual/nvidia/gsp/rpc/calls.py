@@ -40,32 +40,33 @@ def unpack(layout: str, body: bytes) -> tuple[Any, ...]:
     return struct.unpack_from(layout, body)
 
 
-# How calls read as text, of the words at their start; which word states a size, in which unit.
-_TEXTS: dict[int, tuple[struct.Struct, str]] = {
-    Function.GSP_RM_ALLOC: (_ALLOC, "alloc {3:#x} {0:#x}/{2:#x} of {1:#x}, {5:#x} bytes"),
-    Function.GSP_RM_CONTROL: (_CONTROL, "control {2:#x} {0:#x}/{1:#x}, {4:#x} bytes"),
-    Function.DUP_OBJECT: (_DUPLICATE, "duplicate {0:#x}/{2:#x} of {1:#x}, of {3:#x}/{4:#x}"),
-    Function.FREE: (_FREE, "free {0:#x}/{2:#x}"),
+# Words at the start of calls; how these read as text; which word states a size, in which unit.
+_FORMS: dict[int, tuple[struct.Struct, str, int, int]] = {
+    Function.GSP_RM_ALLOC: (_ALLOC, "alloc {3:#x} {0:#x}/{2:#x} of {1:#x}, {5:#x} bytes", 5, 1),
+    Function.GSP_RM_CONTROL: (_CONTROL, "control {2:#x} {0:#x}/{1:#x}, {4:#x} bytes", 4, 1),
+    Function.DUP_OBJECT: (_DUPLICATE, "duplicate {0:#x}/{2:#x} of {1:#x}, of {3:#x}/{4:#x}", 0, 0),
+    Function.FREE: (_FREE, "free {0:#x}/{2:#x}", 0, 0),
+    Function.ALLOC_MEMORY: (_MEMORY, "", 0, 8),
+    Function.SET_REGISTRY: (_REGISTRY, "", 0, 1),
 }
-_SIZES: dict[int, tuple[struct.Struct, int, int]] = {
-    Function.GSP_RM_ALLOC: (_ALLOC, 5, 1), Function.GSP_RM_CONTROL: (_CONTROL, 4, 1),
-    Function.ALLOC_MEMORY: (_MEMORY, 0, 8), Function.SET_REGISTRY: (_REGISTRY, 0, 1),
-}  # fmt: skip
+
+
+def _form(function: int, body: bytes) -> tuple[struct.Struct, str, int, int]:
+    form, none = _FORMS.get(function), (_REGISTRY, "", 0, 0)
+    return form if form is not None and len(body) >= form[0].size else none
 
 
 def expected_size(function: int, body: bytes) -> int:
     """Return the bytes of a whole message, as its start says; 0 if it does not."""
-    layout, place, unit = _SIZES.get(function, (_REGISTRY, 0, 0))
-    if not unit or len(body) < layout.size:
-        return 0
+    layout, _, place, unit = _form(function, body)
     head = 0 if layout is _REGISTRY else layout.size
-    return head + unit * int(layout.unpack_from(body)[place])
+    return head + unit * int(layout.unpack_from(body)[place]) if unit else 0
 
 
 def describe(function: int, body: bytes) -> str:
     """Return a call as text, for histories."""
-    layout, text = _TEXTS.get(function, (_REGISTRY, ""))
-    if not text or len(body) < layout.size:
+    layout, text, _, _ = _form(function, body)
+    if not text:
         return f"function {function}, {len(body):#x} bytes"
     return text.format(*layout.unpack_from(body))
 

@@ -8,7 +8,8 @@ answered with success that did not do its work.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ugpu.hcq.errors import NotSupported
@@ -131,14 +132,13 @@ class GspServer:
 
     def start(self, address: int) -> None:
         """Begin with the libos arguments at a bus address; continue with `doorbell`."""
-        try:
+        with self._dying():
             self.arguments = Arguments.read(self.board, address, self.interface)
             queues = self.arguments.queues
             self._queues = MessageQueues(self.board, *queues)
             if self.board.faults.take(CardFault.QUEUE_SHAPE):
                 self._queues.spoil_shape()
-        except QueueError as error:
-            self._die(str(error))
+        if self.dead or self.arguments is None:
             return
         for name, address in self.arguments.logs.items():
             self.logs[name] = Log(self.board, address)
@@ -148,15 +148,12 @@ class GspServer:
     def resume(self) -> None:
         """Go on after a suspend: as at a start, but with the queues and objects that there were."""
         assert self.arguments is not None
-        try:
+        with self._dying():
             self.arguments.read_again(self.board, self.interface)
-        except QueueError as error:
-            self._die(str(error))
-            return
-        suspend.wake(self)
-        self.unloaded = self.done = self._started = False
-        self._sequenced = self.board.boot.way == "fsp"
-        self.doorbell()
+            suspend.wake(self)
+            self.unloaded = self.done = self._started = False
+            self._sequenced = self.board.boot.way == "fsp"
+            self.doorbell()
 
     def _log(self, name: str, number: int, *arguments: int) -> None:
         """Write a record to one of the firmware's logs."""
@@ -164,15 +161,20 @@ class GspServer:
         if log is not None:
             log.record(number, *arguments)
 
-    def _die(self, why: str) -> None:
-        self.dead = why
-        self.board.violation(f"GSP: {why}")
+    @contextmanager
+    def _dying(self) -> Iterator[None]:
+        """Stop the firmware where the block finds that the host's messages cannot be used."""
+        try:
+            yield
+        except QueueError as error:
+            self.dead = str(error)
+            self.board.violation(f"GSP: {error}")
 
     def doorbell(self) -> None:
         """Handle all messages of the host, and go on with the boot if it can."""
         if self.dead or self._queues is None:
             return
-        try:
+        with self._dying():
             while (
                 not self.unloaded
                 and not self.dead
@@ -180,8 +182,6 @@ class GspServer:
             ):
                 self._take(record)
             self._go_on()
-        except QueueError as error:
-            self._die(str(error))
 
     def _go_on(self) -> None:
         """Send what follows SET_SYSTEM_INFO and SET_REGISTRY; then INIT_DONE."""
@@ -264,12 +264,9 @@ class GspServer:
         """Send an event. Any thread may call; a full queue stops the firmware."""
         if self._queues is None or self.dead:
             return
-        try:
+        with self._dying():
             self._queues.send(event, payload)
-        except QueueError as error:
-            self._die(str(error))
-            return
-        self.board.gsp.interrupt(SWGEN0)
+            self.board.gsp.interrupt(SWGEN0)
 
     def _take(self, record: Record) -> None:
         """Collect a message's records; answer it once it is whole."""
