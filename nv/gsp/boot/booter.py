@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ugpu.nv.gsp.boot.fwsec import fuse_version
 from ugpu.nv.gsp.boot.start import Start
-from ugpu.nv.gsp.boot.vbios import fuse_version
 from ugpu.nv.gsp.chip.falcon import Program
 from ugpu.nv.gsp.chip.ports import BLOCK, Part, PortProgram
 from ugpu.nv.gsp.images.containers import HeavySecure

@@ -15,7 +15,7 @@ from ugpu.hcq.bare.stages import or_silent
 from ugpu.hcq.errors import FirmwareRejected, UgpuError
 from ugpu.nv.chips.boot import BootWay
 from ugpu.nv.gsp.boot.booter import place_booter, run_booter
-from ugpu.nv.gsp.boot.frts import place_fwsec, program, protected_region
+from ugpu.nv.gsp.boot.fwsec import place_fwsec, program, protected_region
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.images.fwsec import READ_VBIOS, RETURN
 from ugpu.nv.gsp.layout.arguments import SUSPEND_LEVEL

@@ -11,8 +11,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from ugpu.hcq.bare.firmware import Image
 from ugpu.hcq.errors import FirmwareInvalid, NotSupported
-from ugpu.nv.gsp.images.bounds import Image
 from ugpu.nv.gsp.images.rom import Vbios
 
 _FALCON_DATA, _FALCON_DATA_VERSION = 0x70, 2  # a token of BIT

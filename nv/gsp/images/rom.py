@@ -12,8 +12,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from ugpu.hcq.bare.firmware import Image
 from ugpu.hcq.errors import FirmwareInvalid
-from ugpu.nv.gsp.images.bounds import Image
 
 SIZE = 1 << 20  # of the window through which the ROM is read
 _MOST_IMAGES = 16

@@ -38,7 +38,7 @@ from ugpu.nv.gsp.boot import placement
 from ugpu.nv.gsp.boot.boot import Firmware
 from ugpu.nv.gsp.boot.evidence import gather, log_words
 from ugpu.nv.gsp.boot.files import BootFiles, read_files
-from ugpu.nv.gsp.boot.frts import protected_region
+from ugpu.nv.gsp.boot.fwsec import protected_region
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.chip.chip import GspChip, chip_behind
 from ugpu.nv.gsp.chip.interrupts import LEAVES, InterruptTree

@@ -78,23 +78,24 @@ def bootloader_file(version: int, image: bytes, parts: Sequence[tuple[int, int]]
 
 
 def elf_file(sections: Sequence[tuple[str, bytes]], *, wide: bool) -> bytes:
-    """Return an ELF file with these sections: names first, section headers right after the header.
+    """Return an ELF file with these sections behind their names.
 
-    wide: ELF64, relocatable, of RISC-V, as the GSP's image; else ELF32, as an FMC, with the CRC-32
-    of each section in sh_info. nouveau 7.3.4 compares the FMC's header byte by byte.
+    wide: ELF64, relocatable, of RISC-V, with section headers at the end, as the GSP's image; else
+    ELF32 with section headers right after the header and the CRC-32 of each section in sh_info, as
+    an FMC. nouveau 7.3.4 compares the FMC's header byte by byte.
     """
-    row, number, size = ("<IIQQQQIIQQ", "Q", 64) if wide else ("<10I", "I", 52)
+    row, number, size, unit = ("<IIQQQQIIQQ", "Q", 64, 8) if wide else ("<10I", "I", 52, 4)
     names = b"\0.shstrtab\0" + b"".join(name.encode() + b"\0" for name, _ in sections)
     entry, count = struct.calcsize(row), len(sections) + 2
-    at, body = size + entry * count, padded(names, 4)
+    at, body = size if wide else size + entry * count, padded(names, unit)
     heads = bytes(entry) + struct.pack(row, 1, 3, 0x20, 0, at, len(names), 0, 0, 1, 1)
     for name, content in sections:
         place = names.index(b"\0" + name.encode() + b"\0") + 1
         flags, info = (3, 0) if wide else (0xFFF00102, zlib.crc32(content))
         where = (at + len(body), len(content), 0, info, 4, 0)
         heads += struct.pack(row, place, 1, flags, 0, *where)
-        body += padded(content, 4)
-    kind = (1, 0xF3, 1) if wide else (0, 0, 1)
-    places = (0, 0, size, 0, size, 0, 0, entry, count, 1)
-    head = struct.pack(f"<HHI3{number}I6H", *kind, *places)
-    return b"\x7fELF" + bytes((1 + wide, 1, 1)) + bytes(9) + head + heads + body
+        body += padded(content, unit)
+    kind = (1, 0xF3, 1, 0, 0, at + len(body)) if wide else (0, 0, 1, 0, 0, size)
+    head = struct.pack(f"<HHI3{number}I6H", *kind, 0, size, 0, 0, entry, count, 1)
+    head = b"\x7fELF" + bytes((1 + wide, 1, 1)) + bytes(9) + head
+    return head + (body + heads if wide else heads + body)

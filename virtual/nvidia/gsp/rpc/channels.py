@@ -36,6 +36,8 @@ _KERNEL_LEVELS = (1, 2)  # NV_KERNELCHANNEL_ALLOC_INTERNALFLAGS_PRIVILEGE: ADMIN
 class GspChannel(ChannelObject):
     """A GPFIFO channel whose instance block, USERD and notifier are the CPU's."""
 
+    reserved = ()
+
     def __init__(self, request: Allocation) -> None:
         self._server = cast("GspServer", request.client.owner)
         params = request.block
@@ -54,9 +56,7 @@ class GspChannel(ChannelObject):
         return self.channel.number
 
     def _check(self, params: Struct) -> None:
-        entries = params.gpFifoEntries
-        require(entries > 1 and entries & (entries - 1) == 0, Status.INVALID_ARGUMENT, "entries")
-        require(params.gpFifoOffset % 8 == 0, Status.INVALID_ARGUMENT, "ring alignment")
+        super()._check(params)
         for name, size in (("instanceMem", _INSTANCE_SIZE), ("ramfcMem", _RAMFC_SIZE)):
             memory = params[name]
             require(memory.addressSpace == _VIDEO, Status.NOT_SUPPORTED, f"{name} in host memory")

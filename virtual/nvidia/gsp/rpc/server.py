@@ -38,10 +38,17 @@ from ugpu.virtual.nvidia.gsp.rpc.channels import (
     graphics_object,
 )
 from ugpu.virtual.nvidia.gsp.rpc.crash import LOAD_PAGE_FAULT, crash
-from ugpu.virtual.nvidia.gsp.rpc.damage import DAMAGES, NONE
 from ugpu.virtual.nvidia.gsp.rpc.interface import Event, Function
 from ugpu.virtual.nvidia.gsp.rpc.logs import Log
-from ugpu.virtual.nvidia.gsp.rpc.queue import LARGEST, MessageQueues, QueueError, Record, usable
+from ugpu.virtual.nvidia.gsp.rpc.queue import (
+    DAMAGES,
+    LARGEST,
+    NONE,
+    MessageQueues,
+    QueueError,
+    Record,
+    usable,
+)
 from ugpu.virtual.nvidia.gsp.rpc.static_info import INTERNAL
 from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.memory.shadow_buffer import ShadowBuffer
