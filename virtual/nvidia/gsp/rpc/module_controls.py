@@ -211,7 +211,7 @@ def _map_copies(sub: Subdevice, params: Struct) -> None:
 
 
 def _partitionable(sub: Subdevice, params: Struct) -> None:
-    """Tell what of the memory instances of a divided card could have; the model divides none."""
+    """Report what of the memory instances of a divided card could have; the model divides none."""
     start = params.bottomRsvdSize
     end = start + params.partitionableMemSize
     fits = start < end and end + params.topRsvdSize <= need_gpu(sub).memory.size
