@@ -65,7 +65,7 @@ OPTIONS = (
 )
 # The driver polls without yielding: on a slow host the kernel would report a lockup.
 KERNEL_COMMAND = "loglevel=7 nosoftlockup no_console_suspend"
-# What firmware keeps of GH100 is 280 MB in pages: behind an IOMMU, more than vfio-user maps (65,535).
+# What GH100 keeps are 280 MB in pages: behind an IOMMU, more than vfio-user maps (65,535).
 NO_IOMMU = "iommu=pt"
 PROM, PRAMIN = range(0x300000, 0x400000), range(0x700000, 0x800000)
 
