@@ -46,7 +46,7 @@ from ugpu.nv.gsp.rm import saving
 from ugpu.nv.gsp.rm.client import GspClient
 from ugpu.nv.gsp.rm.contexts import Contexts
 from ugpu.nv.gsp.rm.fault_buffers import FaultBuffers
-from ugpu.nv.gsp.rm.space import GspSpace, memory_map
+from ugpu.nv.gsp.rm.space import VIRTUAL, VIRTUAL_END, GspSpace
 from ugpu.nv.gsp.rm.states import as_json
 from ugpu.nv.gsp.rpc import note
 from ugpu.nv.gsp.rpc.calls import Calls
@@ -397,7 +397,8 @@ class GspCard(BareCard[H]):
         """Make the heap of the memory that the firmware leaves to the driver."""
         chip, regions = self.chip, self.firmware.static.regions
         begin, end = max(regions[0][0], _LEAST_ADDRESS), regions[-1][1] // _PAGE * _PAGE
-        self.places = memory_map(chip, begin, end)
+        # Tables hold offsets in VRAM.
+        self.places = MemoryMap(begin, end, 0, chip.boot.bus_bits, VIRTUAL, VIRTUAL_END)
         self.heap = RangeAllocator(begin, end - begin, _PAGE, name="video memory")
         for (_, last), (first, _) in itertools.pairwise(regions):
             if last < first:
