@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from functools import partial
 
+from ugpu.virtual.nvidia.gsp import channel_ram
 from ugpu.virtual.nvidia.gsp.apertures import Aperture
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.falcon import fsp, fwsec
@@ -62,6 +63,8 @@ def wire(card: Card) -> None:
         space.range(facts.pending, 8, table.read_pending, lambda at, value: None)
     if card.facts.family == "turing":
         _older_interrupts(card)
+    else:
+        channel_ram.wire(card)
     space.range(PROM, PROM_SIZE, lambda at: _rom(card, at), lambda at, value: None)
     _window(card)
 

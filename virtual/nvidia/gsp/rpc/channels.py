@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, cast
 from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.chip import ENGINE_GR0, VirtualGpu
 from ugpu.virtual.nvidia.engines.graphics import TABLES, GraphicsEngine, UnmodelledEngine
+from ugpu.virtual.nvidia.faults import Xid
 from ugpu.virtual.nvidia.gsp.apertures import directory_of
 from ugpu.virtual.nvidia.gsp.rpc.spaces import space_of
 from ugpu.virtual.nvidia.host.channel import USERD_SIZE
 from ugpu.virtual.nvidia.host.errors import ChannelError
-from ugpu.virtual.nvidia.memory.faults import Client
+from ugpu.virtual.nvidia.memory.faults import Client, MmuFault
 from ugpu.virtual.nvidia.memory.physical import Backing
 from ugpu.virtual.nvidia.rm.channels import ChannelObject, ComputeObject, EngineObject
 from ugpu.virtual.nvidia.rm.objects import Allocation, RmObject
@@ -48,6 +49,8 @@ class GspChannel(ChannelObject):
         self._instance = int(params.instanceMem.base)
         super().__init__(request)
         self.channel.privileged = self.privileged
+        self.channel.on_fault = self._ask
+        self._fault: MmuFault | None = None  # the last one that UVM was asked about
         self.channel.instance = self._instance
 
     @property
@@ -117,6 +120,7 @@ class GspChannel(ChannelObject):
 
     def fail(self, error: ChannelError) -> None:
         super().fail(error)
+        self.channel.faulted = 0
         kind, base = self._notifier_at
         if base:
             content = self.gpu.time_ns().to_bytes(8, "little") + int(error.xid).to_bytes(
@@ -124,13 +128,29 @@ class GspChannel(ChannelObject):
             )
             self._server.board.write_memory(kind, base, content + b"\0\0\xff\xff")
 
+    @property
+    def rests(self) -> bool:
+        """See memory.shadow_buffer.Resting."""
+        return bool(self.channel.faulted)
+
+    def end_fault(self) -> None:
+        """See memory.shadow_buffer.Resting."""
+        if self._fault is not None and self.rests:
+            self._end(ChannelError(Xid.MMU_FAULT, str(self._fault), self._fault))
+
+    def _ask(self, fault: MmuFault) -> bool:
+        """Ask UVM to serve a fault; return whether it may do so."""
+        served = fault.client in (Client.COPY, Client.HOST) and self.channel.may_replay
+        unit, shadow = self.gpu.fault_unit, self._server.shadow
+        if unit is None or not served or not shadow.registered:
+            return False
+        self._fault = fault
+        return shadow.ask(unit.report(self.channel, fault), self)
+
     def _recover(self, error: ChannelError) -> None:
-        fault = error.fault
-        if fault is not None and self.gpu.fault_unit is not None:
-            entry = self.gpu.fault_unit.report(self.channel, fault)
-            served = fault.client in (Client.COPY, Client.HOST) and self.channel.may_replay
-            if served and self._server.shadow.ask(entry, lambda: self._end(error)):
-                return
+        fault, unit = error.fault, self.gpu.fault_unit
+        if fault is not None and unit is not None and fault is not self._fault:
+            unit.report(self.channel, fault)
         self._end(error)
 
     def _end(self, error: ChannelError) -> None:

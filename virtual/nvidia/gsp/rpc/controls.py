@@ -41,7 +41,7 @@ _SYSTEM_MEMORY, _VIDEO_MEMORY = 1, 2  # kinds of memory
 _APERTURE = 3  # of PROMOTE_CTX's physAttr: 0 video memory
 _DESCRIPTION_GR, _DESCRIPTION_CE = 0xD334DF, 0x793CEB  # ENG_GR, ENG_CE: class id << 8 | instance
 COPY_TYPE = 0x13  # DEVICE_TYPE of dev_top.h; 0: graphics
-RUNLISTS, _CHANNEL_RAM = 0xC0_0000, 0xC0_0400
+RUNLISTS, CHANNEL_RAM = 0xC0_0000, 0xD0_0000  # 0x1000 bytes, and 0x2000 of 2048 channels, each
 # index in engineContextBuffersInfo of a context buffer (NV0080_CTRL_FIFO_GET_ENGINE_CONTEXT_...)
 _PLACES = {
     "MAIN": 0x00, "PATCH": 0x10, "BUFFER_BUNDLE_CB": 0x11, "PAGEPOOL": 0x12, "ATTRIBUTE_CB": 0x13,
@@ -143,7 +143,7 @@ def _device_info(sub: Subdevice, params: Struct) -> None:
         data = (
             description, first + index, engine, number, fault, 0, 0, 0, 0,
             COPY_TYPE if copies else 0, copy, RUNLISTS + 0x1000 * number, 1,
-            runlist_engine(engine), _CHANNEL_RAM + 0x1000 * number, 0,
+            runlist_engine(engine), CHANNEL_RAM + 0x2000 * number, 0,
         )  # fmt: skip
         entry.engineData[: len(data)] = data
         entry.pbdmaIds[0], entry.pbdmaFaultIds[0], entry.numPbdmas = number, host + number, 1
