@@ -17,16 +17,7 @@ from ugpu.hcq.bare.function import disable_master, enable_function, enable_maste
 from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.errors import ChipError, DeviceBusy, NotSupported, OutOfMemory, UgpuError
 from ugpu.nv.chips.boot import BootWay
-from ugpu.nv.gsp.boot import (
-    booter,
-    evidence,
-    fwsec,
-    init,
-    placement,
-    static,
-    trust,
-    unload,
-)
+from ugpu.nv.gsp.boot import booter, evidence, fwsec, init, placement, static, trust, unload
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.boot.static import StaticInfo
 from ugpu.nv.gsp.boot.unload import WayBack
