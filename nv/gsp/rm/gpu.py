@@ -173,7 +173,7 @@ class GspGpu(Gpu):
             return
         card = self.session.card
         with card.lock:
-            if card.contexts is None:
+            if not card.contexts.shared:
                 card.contexts = make_first_context(card, self._methods)
             registration.context = ChannelContext(card.contexts, self.session.space)
             registration.context.promote(self.client, handle)
