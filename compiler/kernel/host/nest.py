@@ -255,15 +255,22 @@ class Panel:
         """Return total[i][j] = start(i, j), or zero; a loop around total[i][j] = product(rows[i],
         columns[j], total[i][j]), by default the sum of products in the order of the loop. A row is
         a vector, or a number that all lanes have."""
+        zero = broadcast(const(0, self.totals.dtype), self.totals.lanes)
+        starts = (
+            Store(self.totals, total.arg.index, zero if start is None else start(i, j))
+            for i, j, total in self.each()
+        )
+        return [*starts, loop(tuple(self.added(rows, columns, product)))]
+
+    def added(
+        self, rows: Sequence[Value], columns: Sequence[Value],
+        product: Callable[[Value, Value, Value], Value] = multiply_add,
+    ) -> Iterator[Statement]:  # fmt: skip
+        """Yield total[i][j] = product(rows[i], columns[j], total[i][j])."""
         lanes = self.totals.lanes
-        zero = broadcast(const(0, self.totals.dtype), lanes)
         rows = [broadcast(row, lanes) if row.lanes == 1 else row for row in rows]
-        starts, terms = [], []
         for i, j, total in self.each():
-            at = total.arg.index
-            starts.append(Store(self.totals, at, zero if start is None else start(i, j)))
-            terms.append(Store(self.totals, at, product(rows[i], columns[j], total)))
-        return [*starts, loop(tuple(terms))]
+            yield Store(self.totals, total.arg.index, product(rows[i], columns[j], total))
 
     def stored(self, memory: Memory, place: Callable[[int, int], Index]) -> list[Statement]:
         """Return the stores of all totals, each at its place of a memory."""

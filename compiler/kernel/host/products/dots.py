@@ -254,12 +254,15 @@ class _Product:
             for each in (unit.scale, unit.least)
         )
         for down, total in enumerate(totals):
-            term = total if scale is None else self.zero
-            for left, column in zip(
-                self.lefts((row + down) * self.pitch + at), columns, strict=True
-            ):
+            lefts = self.lefts((row + down) * self.pitch + at)
+            some, *others = zip(lefts, columns, strict=True)
+            term = multiply_add(*some, total) if unit.is_plain else binary("mul", *some)
+            for left, column in others:
                 term = multiply_add(left, column, term)
-            term = term if scale is None else multiply_add(scale, term, total)
+            if scale is not None:
+                term = multiply_add(scale, term, total)
+            elif not unit.is_plain:
+                term = binary("add", total, term)
             yield Store(self.totals, total.arg.index, term)
             if least is not None and number is not None:
                 place = ((row + down) * self.units + number) * lanes

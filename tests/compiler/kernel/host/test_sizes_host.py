@@ -356,12 +356,12 @@ OTHERS = (
     ),
 )  # fmt: skip
 
-# Text that a kernel of this processor has only if it multiplies two or four steps at once.
+# Text that a kernel of this processor has only if it multiplies several steps at once.
 NARROW = (
     Rule(
         "kernel.host.products.packing", "PAIR",
         lambda x, y: (x.cast("bfloat16") @ y.cast("bfloat16")).cast("float32"), lambda x, y: x @ y,
-        lambda found: "dot2" in found.text(),
+        lambda found: any(step in found.text() for step in ("dot2", "tile0 = 0")),
         [((40, 64), (64, 48)), ((33, 65), (65, 41)), ((17, 1037), (1037, 35))], tolerance=2**-8,
     ),
     Rule(
