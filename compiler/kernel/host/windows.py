@@ -216,21 +216,16 @@ class _Windows:
     def padding(self) -> Value | None:
         """Return the padding that all images of a group have at the same places, or None."""
         window, column = self.window, Range("column", self.window.across.size)
-        if self.images.count == 1 or self.vectors == 0:
+        if self.images.count == 1:
             return None
         here = substitute(window.image, {window.last: constant(0), window.across: column.index()})
         return padding(here, column, frozenset({self.images.axis.main, *self.others}))
-
-    @property
-    def vectors(self) -> int:
-        """Elements of the vectors by which lines are copied; 0 if one by one."""
-        by_rows = self.window.row is not None and self.tall >= self.window.stride
-        return self.vector_bytes // self.stage.dtype.itemsize if by_rows else 0
 
     def fill(self, padded: bool) -> Iterator[Statement]:
         """Copy the part of the image, separated by phases of rows and columns. padded: its padding
         is there."""
         window, stride, rows = self.window, self.window.stride, self.rows
+        lanes = self.vector_bytes // self.stage.dtype.itemsize
         for vertical in range(min(stride, self.tall)):
             lines = rows.count - 1 + -(-(self.tall - vertical) // stride)
             line = Range(f"line{vertical}", lines)
@@ -245,7 +240,7 @@ class _Windows:
             ]
             firsts = [line.index() * self.pitch + plane for plane in planes]
             image = substitute(window.image, here)
-            body = copied(image, column, self.stage, firsts, self.vectors, padded)
+            body = copied(image, column, self.stage, firsts, lanes, padded)
             yield Loop(line, body, rows.left + (lines - rows.count))
 
     def lines(self) -> list[Statement]:
