@@ -355,7 +355,7 @@ NARROW = (
     Rule(
         "kernel.host.products.packing", "PAIR",
         lambda x, y: (x.cast("bfloat16") @ y.cast("bfloat16")).cast("float32"), lambda x, y: x @ y,
-        lambda found: any(step in found.text() for step in ("dot2", "tile0 = 0")),
+        lambda found: "dot2" in found.text() or "+= tile4 x" in found.text(),  # AMX has these too
         [((40, 64), (64, 48)), ((33, 65), (65, 41)), ((17, 1037), (1037, 35))], tolerance=2**-8,
     ),
     Rule(
