@@ -10,7 +10,7 @@ compiler.kernel.host); then totals are computed, then results from them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -36,7 +36,7 @@ from ugpu.compiler.expression.value import (
     load,
     substitute,
 )
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, TileStep, group_range
 from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of, result
 
 LONG = 16  # elements of a loop that LLVM takes in vectors; loops around it need not be unrolled
@@ -201,8 +201,19 @@ class Nest:
         places = {**self.batch, **outer.places, **inner.places}
         return outer.around(inner.around(result(self.computation, places, total, reduce)))
 
-    def kernel(self, memories: Iterable[Memory], body: Iterable[Statement]) -> Kernel:
-        return kernel_of(self.computation, tuple(memories), self.grid, 1, tuple(body))
+    def kernel(self, body: Sequence[Statement]) -> Kernel:
+        """Return the kernel, whose own memories are those that its body writes."""
+        written = dict.fromkeys(_written(body))
+        own = tuple(memory for memory in written if memory.space != "global")
+        return kernel_of(self.computation, own, self.grid, 1, tuple(body))
+
+
+def _written(body: Sequence[Statement]) -> Iterator[Memory]:
+    for statement in body:
+        if isinstance(statement, Loop | If):
+            yield from _written(statement.body)
+        elif isinstance(statement, Store | TileStep) and statement.memory is not None:
+            yield statement.memory
 
 
 def nested(ranges: Sequence[Range], *body: Statement) -> tuple[Statement, ...]:

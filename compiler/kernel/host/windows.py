@@ -210,8 +210,7 @@ class _Windows:
         whole = [self.image.around(*fill, *self.lines(), *finish)]
         if padding is not None:
             whole.insert(0, filled("around", self.stage, padding))
-        memories = (self.stage, self.registers, *(() if self.in_place else (self.totals,)))
-        return self.nest.kernel(memories, whole)
+        return self.nest.kernel(whole)
 
     def padding(self) -> Value | None:
         """Return the padding that all images of a group have at the same places, or None."""

@@ -159,10 +159,7 @@ class _Product:
             last = tuple(self.columns_of(constant(whole * self.width), rest))
             is_last = at_least_zero(blocks.start - (self.nest.grid[0] - 1) * blocks.count)
             body += [If(is_last, last)] if self.nest.grid[0] > 1 else last
-        memories = [self.left, self.sums, self.totals]
-        memories += [] if self.unit.is_plain else [self.parts_of_sums]
-        memories += [] if self.unit.least is None else [self.added]
-        return self.nest.kernel(memories, body)
+        return self.nest.kernel(body)
 
     def fill(self) -> list[Statement]:
         """Copy the left factor, by rows. If the depth is not a multiple of a vector, the last

@@ -42,10 +42,6 @@ class Ends:
         self.sums = Memory("end_sums", dtype, tall * self.count + lanes, "local")
         self.totals = Memory("end_totals", dtype, self.rows * self.count, "register", lanes)
 
-    @property
-    def memories(self) -> tuple[Memory, ...]:
-        return self.columns, self.sums, self.totals
-
     def clear(self) -> Statement:
         return filled("clear_ends", self.sums, identity("sum", self.sums.dtype))
 
