@@ -4,7 +4,7 @@ A side is one range, or several walked as one: a convolution's columns are an im
 columns; its depth is channels and the places of a window. A block takes `count` steps of the `main`
 range and, inside each, all of the inner ranges. What a block reads is laid out first where it pays
 (packed by compiler.kernel.host.products.packing, or copied by lines and turned in
-compiler.kernel.host); then totals are computed, then results from them.
+compiler.kernel.host); then totals are computed, in registers (`Panel`), then results from them.
 """
 
 from __future__ import annotations
