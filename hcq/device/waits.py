@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ugpu.hcq.work.timeline import Timeline
 
 _LONGEST_PAUSE_S = 1.0  # in one call of a driver: system calls limit the size of time-outs
+# RACE: of two waiting threads, one may take the interrupt that the other waits for. That delays the
+# other by a share of the time that it has waited, and not by less than the first pause.
+_FIRST_PAUSE_S, _SHARE = 1e-3, 1 / 16
 
 
 class Waits:
@@ -42,7 +45,9 @@ class Waits:
         reached = before >= value
         if reached:
             return
-        deadline = core.driver.clock.deadline(limit)
+        driver = core.driver
+        deadline = driver.clock.deadline(limit)
+        begun = deadline.now
         while not reached:
             core.look()
             if core.resets != resets and not core.is_own(timeline) and core.idle:
@@ -50,12 +55,16 @@ class Waits:
             if deadline.expired():
                 self._report_hang(timeline, value, limit)
                 return
-            core.driver.pause_until(timeline, value, min(deadline.pause_s, _LONGEST_PAUSE_S))
+            if driver.announces:
+                longest = max(_FIRST_PAUSE_S, (deadline.now - begun) * _SHARE)
+                driver.pause(min(deadline.pause_s, longest))
+            else:
+                driver.pause_until(timeline, value, min(deadline.pause_s, _LONGEST_PAUSE_S))
             now = timeline.value
             reached = now >= value
-            core.driver.clock.polled(reached)
+            driver.clock.polled(reached)
             if limit_s is None and now != before:
-                deadline, before = core.driver.clock.deadline(limit), now
+                deadline, before = driver.clock.deadline(limit), now
 
     def await_room(self, hardware: HardwareQueue, words: int) -> None:
         """Block until `hardware` has room for an image of `words` words. DeviceHang if no work of

@@ -24,8 +24,11 @@ class Slow:
         self.clock = Manual(on_sleep=self.pass_)
         self.since = 0.0
         driver = SimpleNamespace(
-            clock=self.clock, pause_until=self.pause, diagnose=lambda timeline, value: {}
-        )
+            clock=self.clock, pause_until=self.pause, diagnose=lambda timeline, value: {},
+            announces=False, pause=self.pause_for,
+        )  # fmt: skip
+        self.driver = driver
+        self.pauses: list[float] = []
         nothing = SimpleNamespace(tell_recovered=lambda timeline: None, latest=None)
         core = SimpleNamespace(
             limit_s=LIMIT_S, closed=False, failure=None, resets=0, name="slow", idle=False,
@@ -37,6 +40,10 @@ class Slow:
 
     def pause(self, timeline: object, value: int, limit_s: float) -> None:
         self.clock.sleep(min(limit_s, 0.1))
+
+    def pause_for(self, limit_s: float) -> None:
+        self.pauses.append(limit_s)
+        self.clock.sleep(limit_s)
 
     def pass_(self, seconds: float) -> None:
         self.since += seconds
@@ -63,3 +70,16 @@ def test_work_that_does_not_end_is_a_hang() -> None:
     slow.timeline.value = 4
     with pytest.raises(DeviceHang, match="expected signal 20, got 4"):
         slow.waits.reach(slow.timeline, 20, None)
+
+
+def test_pauses_grow_with_the_wait_where_the_device_announces_its_end() -> None:
+    slow = Slow(0.9 * LIMIT_S)
+    slow.driver.announces = True
+    begun = slow.clock.time
+    slow.waits.reach(slow.timeline, 3, None)
+    assert slow.pauses[0] == 1e-3 and len(slow.pauses) < 150
+    before = 0.0
+    for pause in slow.pauses:
+        assert pause <= max(1e-3, before / 15)
+        before += pause
+    assert slow.clock.time - begun < 2.7 * LIMIT_S * 17 / 16
