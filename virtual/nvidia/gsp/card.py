@@ -118,9 +118,8 @@ class Card(BusMaster):
     def power_cycle(self) -> None:
         """Switch off and on: everything is lost, also video memory."""
         with self.lock:
-            self._stop()
+            self.function_reset()
             self.gpu.memory.zero(self.gpu.memory.base, self.memory_size)
-            self.config.reset()
 
     def function_reset(self) -> None:
         """Reset by FLR or the secondary bus: video memory keeps its content."""

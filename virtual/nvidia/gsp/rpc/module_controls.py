@@ -42,6 +42,7 @@ _FAULT_BUFFERS = fixed(
     replayableFaultBufferSize=_FAULT_BUFFER, nonReplayableFaultBufferSize=_FAULT_BUFFER
 )
 _FECS_RECORD = 0x80
+_SM_PLACE = ("gpcId", "localTpcId", "localSmId", "globalTpcId", "virtualGpcId", "migratableTpcId")
 _NO_COPY = 0xF
 _EVENTS, _REPEAT = 192, 2  # NV2080_NOTIFIERS_MAXCOUNT is below; the largest action
 _SHARED_DATA = _PAGE = 0x1000
@@ -140,10 +141,8 @@ def _sm_order(sub: Subdevice, params: Struct) -> None:
     room = len(own.globalSmId)
     require(order.numSm <= room, Status.INSUFFICIENT_RESOURCES, f"{order.numSm} SMs of {room}")
     for index in range(order.numSm):
-        source, target = order.globalSmId[index], own.globalSmId[index]
-        target.gpcId, target.localTpcId = source.gpcId, source.localTpcId
-        target.localSmId, target.globalTpcId = source.localSmId, source.globalTpcId
-        target.virtualGpcId, target.migratableTpcId = source.virtualGpcId, source.migratableTpcId
+        for name in _SM_PLACE:
+            own.globalSmId[index][name] = order.globalSmId[index][name]
 
 
 def _channels(sub: Subdevice, params: Struct) -> None:
