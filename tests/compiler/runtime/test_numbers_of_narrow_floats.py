@@ -100,3 +100,20 @@ def test_a_filled_tensor_has_elements_of_its_type(device: Device) -> None:
     for tensor in (filled, filled.realize()):
         assert (tensor.cast("float32") + x.cast("float32")).tolist() == [third + 1] * 4
         assert (tensor * 3).tolist() == [float(np.float16(third * 3))] * 4
+
+
+@pytest.mark.parametrize("kind", [float16, bfloat16])
+def test_gradients_are_those_of_the_number(kind: DType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of operations that read it from memory."""
+    monkeypatch.setattr(core, "_series", {})
+    elements = narrowed([1, 3, 5, 7], kind)
+    with hcq.open("cpu") as device:
+        leaf = Tensor(elements, device=device, dtype=kind).requires_grad_()
+        for number in NUMBERS[:-3] * 2:
+            leaf.grad = None
+            (leaf * number / 3).sum().backward()
+            third = narrowed(np.float32(1) / np.float32(3), kind)
+            assert leaf.grad is not None
+            assert leaf.grad.dtype is kind
+            wanted = narrowed(third * np.float32(number), kind)
+            assert leaf.grad.cast("float32").tolist() == [wanted.item()] * 4, number
