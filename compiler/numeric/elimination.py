@@ -6,8 +6,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ugpu.compiler.complex.tensor import ComplexTensor
 from ugpu.compiler.dtype import promote, wide
 from ugpu.compiler.gradients.table import rule
+from ugpu.compiler.numeric.pairs import (
+    complex_matrix,
+    complex_of,
+    left_half,
+    stacked,
+    whole,
+)
 from ugpu.compiler.numeric.steps import batch_of, computed, first_step, ruled, square_of
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument
@@ -18,7 +26,10 @@ Results = Sequence[Any]
 def solve(a: Tensor, b: Tensor) -> Tensor:
     """Return x with a @ x = b. a: [..., n, n]; b: [..., n, columns], [n] of one equation, or, as in
     PyTorch, [..., n] with the same leading axes as a. By Gauss-Jordan elimination with partial
-    pivoting."""
+    pivoting; of complex matrices, of real ones of twice the size (compiler.numeric.pairs)."""
+    pair = complex_of(a, b)
+    if pair is not None:
+        return _solved(pair._lifted("solve", a), pair._lifted("solve", b))
     matrix = square_of("solve", a)
     vector = b.ndim == 1 or b.shape == a.shape[:-1]
     kind = promote(matrix.dtype, wide(b.dtype))
@@ -41,7 +52,10 @@ def solve(a: Tensor, b: Tensor) -> Tensor:
 
 
 def inv(a: Tensor) -> Tensor:
-    """Return the inverse of square matrices."""
+    """Return the inverse of square matrices, which may be complex."""
+    pair = complex_of(a)
+    if pair is not None:
+        return complex_matrix(left_half(inv(whole(_square("inv", pair)))))
     matrix = square_of("inv", a)
     if not matrix.numel():
         return matrix
@@ -76,6 +90,23 @@ def slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
 
     results = ruled(compute, [None, "logdet"], [matrix])
     return results[0], results[1]
+
+
+def _square(operation: str, a: ComplexTensor) -> ComplexTensor:
+    """Return a square complex matrix; BadArgument for another shape."""
+    square_of(operation, a.real)
+    return a
+
+
+def _solved(a: ComplexTensor, b: ComplexTensor) -> Tensor:
+    """Return `solve` of complex matrices."""
+    _square("solve", a)
+    vector = b.ndim == 1 or b.shape == a.shape[:-1]
+    right = b.unsqueeze(-1) if vector else b
+    if right.ndim < 2 or right.shape[-2] != a.shape[-1]:
+        raise BadArgument(f"solve: shapes {list(a.shape)} and {list(b.shape)} do not match")
+    result = complex_matrix(solve(whole(a), stacked(right)))
+    return result.squeeze(-1) if vector else result
 
 
 def _eliminated(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:

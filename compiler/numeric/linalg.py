@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from ugpu.compiler import dtype as dtypes
+from ugpu.compiler.complex.tensor import ComplexTensor
 from ugpu.compiler.dtype import DType
 from ugpu.compiler.gradients.table import rule
 from ugpu.compiler.methods.aliases import aliased_module
@@ -27,6 +28,7 @@ from ugpu.compiler.numeric.factorisation import cholesky as cholesky
 from ugpu.compiler.numeric.factorisation import eigh as eigh
 from ugpu.compiler.numeric.factorisation import qr as qr
 from ugpu.compiler.numeric.factorisation import svd as svd
+from ugpu.compiler.numeric.pairs import complex_matrix, complex_of, left_half, whole
 from ugpu.compiler.numeric.steps import matrix_of, nothing, ruled, square_of
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument
@@ -35,13 +37,26 @@ Tolerance = float | Tensor | None
 
 
 def eigvalsh(a: Tensor, UPLO: Literal["L", "U"] = "L") -> Tensor:
-    """Return the eigenvalues of `eigh`."""
+    """Return the eigenvalues of `eigh`; of Hermitian matrices too."""
+    pair = complex_of(a)
+    if pair is not None:
+        return eigh(whole(_triangle(pair, UPLO)))[0][..., ::2]
     return eigh(a, UPLO)[0]
 
 
 def svdvals(a: Tensor) -> Tensor:
-    """Return the singular values of `svd`."""
+    """Return the singular values of `svd`; of complex matrices too."""
+    pair = complex_of(a)
+    if pair is not None:
+        return svd(whole(pair))[1][..., ::2]
     return svd(a)[1]
+
+
+def _triangle(a: ComplexTensor, UPLO: str) -> ComplexTensor:
+    """Return the Hermitian matrices of which one triangle is given."""
+    square_of("eigh", a.real)
+    strict: ComplexTensor = a.triu(1) if UPLO == "U" else a.tril(-1)
+    return strict + strict.mH + a.real.tril().triu()
 
 
 def _counted(values: Tensor, shape: Sequence[int], atol: Tolerance, rtol: Tolerance) -> Tensor:
@@ -50,7 +65,7 @@ def _counted(values: Tensor, shape: Sequence[int], atol: Tolerance, rtol: Tolera
         return values > 0
     share: Tolerance = rtol
     if rtol is None:
-        share = max(shape[-2:]) * (2.0**-52 if values.dtype is dtypes.float64 else 2.0**-23)
+        share = max(shape[-2:]) * _precision(values)
         if isinstance(atol, Tensor):
             share = (atol > 0).where(0.0, share)
         elif atol:
@@ -61,11 +76,15 @@ def _counted(values: Tensor, shape: Sequence[int], atol: Tolerance, rtol: Tolera
     return values > limit.maximum(least.unsqueeze(-1) if isinstance(least, Tensor) else least)
 
 
+def _precision(values: Tensor) -> float:
+    return 2.0**-52 if values.dtype is dtypes.float64 else 2.0**-23
+
+
 def matrix_rank(
     a: Tensor, rtol: Tolerance = None, hermitian: bool = False, *, atol: Tolerance = None
 ) -> Tensor:
     """Return the number of singular values that count, see `pinv`, as int64."""
-    matrix = matrix_of("matrix_rank", a)
+    matrix = a if complex_of(a) is not None else matrix_of("matrix_rank", a)
     values = eigvalsh(matrix).abs() if hermitian else svdvals(matrix)
     return _counted(values, matrix.shape, atol, rtol).sum(-1)
 
@@ -108,7 +127,13 @@ def pinv(
 ) -> Tensor:
     """Return the pseudo-inverse. Singular values up to rtol times the largest, or up to atol, count
     as zero (default for rtol: the larger side times the type's precision, or 0 with an atol); both
-    are numbers, or one for each matrix. hermitian: compute them from `eigh`'s values."""
+    are numbers, or one for each matrix. hermitian: compute them from `eigh`'s values. The matrices
+    may be complex."""
+    pair = complex_of(a)
+    if pair is not None:
+        if rtol is None and atol is None:  # of a matrix of this size, not of twice the size
+            rtol = max(a.shape[-2:]) * _precision(pair.real)
+        return complex_matrix(left_half(pinv(whole(pair), rtol, hermitian, atol=atol)))
     matrix = matrix_of("pinv", a)
 
     def compute() -> list[Tensor]:
@@ -135,7 +160,10 @@ def _pinv(g: Any, y: Any, xs: Sequence[Any], arg: Any) -> Sequence[Any]:
 
 
 def matrix_power(a: Tensor, n: int) -> Tensor:
-    """Return the product of n factors; of the inverse for negative n."""
+    """Return the product of n factors; of the inverse for negative n. They may be complex."""
+    pair = complex_of(a)
+    if pair is not None:
+        return complex_matrix(left_half(matrix_power(whole(pair), n)))
     matrix = square_of("matrix_power", a)
     if not matrix.numel():
         return matrix

@@ -41,6 +41,9 @@ def eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
         diagonal = current.diagonal(0, -2, -1)
         shape = (count, size, 1)
         off = current.gather(2, partner.reshape((1, size, 1)).expand(shape)).squeeze(2)
+        # Both columns of a pair rotate by one element: where eigenvalues are equal, the two of
+        # them differ, by rounding, as much as the angle is wide.
+        off = (columns < partner).where(off, off[:, partner])
         cosine, sine = _rotation(diagonal, diagonal[:, partner], off, columns, partner)
         cosine, sine = cosine.contiguous(), sine.contiguous()
         cosine.realize(sine)

@@ -47,7 +47,9 @@ ITERATIONS = 1 << 20  # of a loop
 OFTEN = 16  # iterations between computations of a loop's state
 CONTROL = frozenset(("If", "Loop", "Scan"))
 # What operators raise for inputs and attributes that do not fit them, which nothing has checked.
-UNFIT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+UNFIT = (
+    ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError,
+)  # fmt: skip
 Scope = MutableMapping[str, Any]
 
 

@@ -122,6 +122,24 @@ GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("values", [
+    (1, 1, 2, 2), *[pytest.param(each, marks=pytest.mark.slow) for each in (
+        (1,) * 4 + (2,) * 5, (0, 0, 0, 3), (-1, 2) * 6)]])  # fmt: skip
+def test_eigenvalues_that_occur_several_times(values: tuple[int, ...], kind: str) -> None:
+    """Where two are equal, the elements that give an angle are rounding errors."""
+    size, random = len(values), np.random.default_rng(3)
+    base = np.linalg.qr(random.normal(size=(size, size)))[0]
+    matrix = (base * values) @ base.T
+    found, vectors = (
+        each.numpy().astype(float) for each in linalg.eigh(Tensor(matrix, dtype=kind))
+    )
+    bound = 2e-5 if kind == "float32" else 1e-13
+    assert np.abs(found - np.sort(values)).max() < bound
+    assert np.abs(vectors.T @ vectors - np.eye(size)).max() < bound
+    assert np.abs(matrix @ vectors - vectors * found).max() < bound
+
+
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients(name: str) -> None:
     """By central differences along one direction."""

@@ -69,8 +69,6 @@ DIFFERENT: dict[str, str] = {
     f"array_api_tests/test_special_cases.py::{test}({case}]": _REMAINDER
     for test in ("test_binary[__mod__", "test_iop[__imod__")
     for case in ("x1_i is -0 and x2_i > 0) -> +0", "x1_i is +0 and x2_i < 0) -> -0")
-} | {
-    "array_api_tests/test_linalg.py::test_pinv": "matrices of complex numbers are refused",
 }  # fmt: skip
 
 
