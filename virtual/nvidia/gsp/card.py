@@ -53,7 +53,7 @@ class Card(Board):
         number, size = self.boot.booter
         signed = Terms(0, SEC2, number) if self.boot.pio and size == SIZE else None
         self.gsp, self.sec2 = Falcon(self, "GSP", GSP), Falcon(self, "SEC2", SEC2, signed)
-        self.interrupts = InterruptTree(self._send_message, rearm=self.boot.way != "fsp")
+        self.interrupts = InterruptTree(self._send_message, rearms=self._rearms)
         self.bar1, self.bar2, self.pramin = (
             Aperture(self, name) for name in ("BAR1", "BAR2", "PRAMIN")
         )
@@ -275,6 +275,10 @@ class Card(Board):
     def _signal_fault(self, buffer: int) -> None:
         name = "REPLAYABLE_FAULT" if buffer == REPLAYABLE else "NON_REPLAYABLE_FAULT"
         self.interrupts.post(MEMORY_VECTORS[name])
+
+    def _rearms(self) -> bool:
+        table = self.config.messages
+        return self.boot.way != "fsp" and not (table is not None and table.enabled)
 
     def _send_message(self) -> None:
         if not self.faults.take(CardFault.MESSAGE_LOST):
