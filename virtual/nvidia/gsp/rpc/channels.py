@@ -75,7 +75,8 @@ class GspChannel(ChannelObject):
         kind, base, size = int(memory.addressSpace), int(memory.base), int(memory.size)
         host = self._server.board.address_of(kind, base, size)
         if host is None:
-            raise _missing(memory, name)
+            text = f"{name}: {size:#x} bytes at {base:#x} of kind {kind}"
+            raise RmError(Status.INVALID_ADDRESS, text)
         return host
 
     def _number(self, params: Struct) -> int:
@@ -154,11 +155,6 @@ class GspChannel(ChannelObject):
         if not self.channel.stopped:
             super()._recover(error)
             self._server.channel_failed(self, error)
-
-
-def _missing(memory: Struct, name: str) -> RmError:
-    text = f"{name}: {memory.size:#x} bytes at {memory.base:#x} of kind {memory.addressSpace}"
-    return RmError(Status.INVALID_ADDRESS, text)
 
 
 class GraphicsObject(EngineObject):
