@@ -29,7 +29,6 @@ from ugpu.nv.gsp.rm.card import GspCard
 from ugpu.nv.gsp.rm.gpu import GspGpu
 from ugpu.nv.gsp.rm.memory import GspMemory
 from ugpu.nv.gsp.rm.session import GspSession
-from ugpu.nv.rm.session import Session
 from ugpu.nv.work.queue import ChannelQueue
 
 ChipHook = Callable[[GspChip], object]
@@ -138,7 +137,7 @@ class BareDriver(NvDriver):
         super().__init__(
             name,
             GspSession(card),
-            _open_gpu,
+            GspGpu,
             on_stage=on_stage,
             boot_stages=boot_stages,
             commands=Placement.HOST,
@@ -300,8 +299,3 @@ class BareRungs(Rungs[BareDriver, ChannelQueue]):
     def prove(self, level: Level) -> dict[str, object]:
         """See Rungs."""
         return prove(self.driver, self.restarted)
-
-
-def _open_gpu(session: Session) -> GspGpu:
-    assert isinstance(session, GspSession)
-    return GspGpu(session)

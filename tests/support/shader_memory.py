@@ -90,7 +90,7 @@ class ArrayMemory:
         self.refills += 1
         page = address >> PAGE_SHIFT
         found = self._pages.get(page)
-        if found is None or (access is Access.WRITE and not found[1]):
+        if found is None or (access.writes and not found[1]):
             self.faults.append((address, access))
             if access is Access.READ:
                 return int(self._dummy.ctypes.data) + address % PAGE

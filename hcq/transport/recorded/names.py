@@ -23,9 +23,9 @@ def names_in(bar: int, blocks: Blocks) -> Names:
         index = offset // 4
         for table, bases in blocks:
             for segment, base in enumerate(bases):
-                found = table.find(index - base, segment) if index >= base else None
-                if found is not None:
-                    return found
+                register = table.find(index - base, segment) if index >= base else None
+                if register is not None:
+                    return register
         return None
 
     return find

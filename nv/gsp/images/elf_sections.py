@@ -19,7 +19,6 @@ _PROGBITS = 1
 class ElfSection:
     """One section. info: a CRC-32 of the bytes in an FMC file."""
 
-    name: str
     info: int
     data: memoryview
 
@@ -48,7 +47,7 @@ def read_sections(name: str, data: bytes) -> dict[str, ElfSection]:
         image.check(b"\0" in part, "a section's name has no end", offset=title)
         label = part.partition(b"\0")[0].decode("ascii", "replace")
         image.check(label not in found, f"two sections are named {label}")
-        found[label] = ElfSection(label, info, image.cut(at, size, f"section {label}"))
+        found[label] = ElfSection(info, image.cut(at, size, f"section {label}"))
     return found
 
 
@@ -61,9 +60,9 @@ def _row(image: Image, at: int, *, wide: bool) -> tuple[int, int, int, int, int]
 
 def check_sums(name: str, sections: dict[str, ElfSection]) -> None:
     """Compare the CRC-32 of sections that state one."""
-    for section in sections.values():
+    for label, section in sections.items():
         expected, found = section.info, zlib.crc32(section.data)
         Image(name, section.data).check(
-            expected in (0, found), f"section {section.name} is damaged",
+            expected in (0, found), f"section {label} is damaged",
             expected=expected, found=found,
         )  # fmt: skip

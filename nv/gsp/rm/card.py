@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -43,6 +42,7 @@ from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.chip.chip import GspChip, chip_behind
 from ugpu.nv.gsp.chip.interrupts import LEAVES, InterruptTree
 from ugpu.nv.gsp.rm import saving
+from ugpu.nv.gsp.rm.channels import ChannelReport
 from ugpu.nv.gsp.rm.client import GspClient
 from ugpu.nv.gsp.rm.contexts import Contexts
 from ugpu.nv.gsp.rm.fault_buffers import FaultBuffers
@@ -65,17 +65,6 @@ _LEAST_ADDRESS = 1 << 20
 _QUIET_S = 0.1
 RESETS = (ResetKind.FUNCTION, ResetKind.BUS)  # of a card that another process left, mildest first
 H = TypeVar("H", bound=Member)
-
-
-@dataclass(frozen=True)
-class ChannelReport:
-    """The GSP ended a channel. chid: its number on its runlist. kind: the Xid. engine:
-    NV2080_ENGINE_TYPE. address: of the page fault that was the reason, 0 for another one."""
-
-    chid: int
-    kind: int
-    engine: int
-    address: int
 
 
 class GspCard(BareCard[H]):
@@ -404,20 +393,11 @@ class GspCard(BareCard[H]):
 
     def _tell_ended(self, payload: bytes) -> None:
         """Handle RC_TRIGGERED: the GSP has stopped a channel after an error."""
-        layout = self.calls.abi.structs.rpc_rc_triggered_v17_02
-        if len(payload) < layout.size:
-            log.warning("the GSP's report of a channel is cut short: %d bytes", len(payload))
-            return
-        report = layout.view(payload[: layout.size])
-        address = 0
-        if "mmuFaultAddrLo" in layout.fields:  # not in release 535
-            address = int(report.mmuFaultAddrHi) << 32 | int(report.mmuFaultAddrLo)
-        found = ChannelReport(
-            int(report.chid), int(report.exceptType), int(report.nv2080EngineType), address
-        )
-        log.debug("the GSP ended a channel: %s", found)
-        for take in list(self.on_channel_end.values()):
-            take(found)
+        report = ChannelReport.read(self.calls.abi, payload)
+        log.debug("the GSP ended a channel: %s", report)
+        if report is not None:
+            for take in list(self.on_channel_end.values()):
+                take(report)
 
     def enable_interrupts(self, client: GspClient) -> None:
         """Let the end of work and the GSP's messages interrupt, if the transport has interrupts;

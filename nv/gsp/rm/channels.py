@@ -7,14 +7,18 @@ Linux 7.3 nouveau rm/r570/fifo.c; open-gpu-kernel-modules 570.144 alloc_channel.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from ugpu.hcq.registers.layout import Struct
+from ugpu.nv.abi.firmware import FirmwareAbi
 from ugpu.nv.gsp.layout.memory import Pages
 from ugpu.nv.gsp.rm.client import GspClient
 from ugpu.nv.gsp.rm.contexts import ChannelContext
 from ugpu.nv.gsp.rm.space import CardMemory
 from ugpu.nv.rm.memory import Memory
+
+log = logging.getLogger(__name__)
 
 _PAGE = 4096
 _RAMFC_SIZE = 0x200
@@ -90,3 +94,27 @@ def take_memory(card: CardMemory, methods: int) -> ChannelMemory:
         pages.close()
         raise
     return memory
+
+
+@dataclass(frozen=True)
+class ChannelReport:
+    """The GSP ended a channel. chid: its number on its runlist. kind: the Xid. engine:
+    NV2080_ENGINE_TYPE. address: of the page fault that was the reason, 0 for another one."""
+
+    chid: int
+    kind: int
+    engine: int
+    address: int
+
+    @classmethod
+    def read(cls, abi: FirmwareAbi, payload: bytes) -> ChannelReport | None:
+        """Read an event RC_TRIGGERED; None for one that is cut short, which is logged."""
+        layout = abi.structs.rpc_rc_triggered_v17_02
+        if len(payload) < layout.size:
+            log.warning("the GSP's report of a channel is cut short: %d bytes", len(payload))
+            return None
+        report = layout.view(payload[: layout.size])
+        address = 0
+        if "mmuFaultAddrLo" in layout.fields:  # not in release 535
+            address = int(report.mmuFaultAddrHi) << 32 | int(report.mmuFaultAddrLo)
+        return cls(int(report.chid), int(report.exceptType), int(report.nv2080EngineType), address)

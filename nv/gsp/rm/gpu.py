@@ -12,8 +12,7 @@ from ugpu.hcq.errors import FirmwareError, NotSupported, UgpuError
 from ugpu.hcq.registers.layout import Struct
 from ugpu.hcq.state.memory import Placement
 from ugpu.nv.gsp.boot import evidence
-from ugpu.nv.gsp.rm.card import ChannelReport
-from ugpu.nv.gsp.rm.channels import ChannelMemory, method_buffer_size, take_memory
+from ugpu.nv.gsp.rm.channels import ChannelMemory, ChannelReport, method_buffer_size, take_memory
 from ugpu.nv.gsp.rm.client import GspClient
 from ugpu.nv.gsp.rm.contexts import ChannelContext
 from ugpu.nv.gsp.rm.engines import read_engines, separate_copies
@@ -24,7 +23,7 @@ from ugpu.nv.gsp.rm.states import as_json
 from ugpu.nv.rm.events import FatalFault
 from ugpu.nv.rm.gpu import ChannelParts, Gpu
 from ugpu.nv.rm.memory import Memory
-from ugpu.nv.rm.session import Region
+from ugpu.nv.rm.session import Region, Session
 
 _ENABLE = 1 << 30  # of a doorbell, where the chip has the bit
 _NOTIFICATION = struct.Struct("<QIHH")  # timeStamp, info32, info16, status
@@ -38,8 +37,9 @@ class GspGpu(Gpu):
 
     session: GspSession
 
-    def __init__(self, session: GspSession) -> None:
+    def __init__(self, session: Session) -> None:
         super().__init__(0)
+        assert isinstance(session, GspSession)
         self.session = session.take(self)
         self.path = session.name
         self._ended = False
@@ -168,7 +168,10 @@ class GspGpu(Gpu):
         assert self._next is not None
         self._channels[handle], self._next = self._next, None
         registration = self._channels[handle]
-        registration.runlist = self._runlist(engine)
+        runlist = self._runlist(engine)
+        if runlist is None:
+            raise FirmwareError(f"the GSP's table has no engine of type {engine:#x}")
+        registration.runlist = runlist
         if engine != self.client.constants.NV2080_ENGINE_TYPE_GRAPHICS:
             return
         card = self.session.card
@@ -178,14 +181,13 @@ class GspGpu(Gpu):
             registration.context = ChannelContext(card.contexts, self.session.space)
             registration.context.promote(self.client, handle)
 
-    def _runlist(self, engine: int) -> int:
+    def _runlist(self, engine: int) -> int | None:
+        """Return the runlist of an engine; None for one that the GSP's table does not have."""
         number = self.client.constants
         graphics = engine == number.NV2080_ENGINE_TYPE_GRAPHICS
         kind, at = ("GR", 0) if graphics else ("COPY", engine - number.NV2080_ENGINE_TYPE_COPY0)
-        for found in self.engines:
-            if (found.kind, found.number) == (kind, at):
-                return found.runlist
-        raise FirmwareError(f"the GSP's table has no engine {kind}{at}")
+        found = (each.runlist for each in self.engines if (each.kind, each.number) == (kind, at))
+        return next(found, None)
 
     def register_channel(self, handle: int, engine: int, memory: Memory) -> object:
         registration = self._channels[handle]
@@ -216,9 +218,10 @@ class GspGpu(Gpu):
 
     def _note_end(self, report: ChannelReport) -> None:
         """Write the notifier of a channel that the GSP stopped, as the stock driver does."""
+        runlist = self._runlist(report.engine)  # numbers are of a runlist; None: all that is known
         for registration in self._channels.values():
-            notifier = registration.notifier
-            if registration.number != report.chid or not self._runs_on(registration, report.engine):
+            notifier, on_it = registration.notifier, runlist in (None, registration.runlist)
+            if registration.number != report.chid or not on_it:
                 continue
             entry = self.session.card.faults.of(registration.instance, report.address)
             if entry is not None or report.address:  # which lacks the kind of access
@@ -227,13 +230,6 @@ class GspGpu(Gpu):
                 _NOTIFICATION.pack_into(
                     notifier.view, 0, 0, report.kind, report.engine, _ERROR_STATUS
                 )
-
-    def _runs_on(self, registration: ChannelMemory, engine: int) -> bool:
-        """Return whether a channel is on the runlist of an engine. Numbers are of a runlist."""
-        try:
-            return self._runlist(engine) == registration.runlist
-        except FirmwareError:
-            return True  # an engine that the table does not have: the number alone is known
 
     @property
     def rings_in_order(self) -> bool:

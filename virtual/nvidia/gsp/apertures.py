@@ -9,14 +9,11 @@ kern_bus_gh100.c.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
 
 from ugpu.virtual.nvidia.chip import VirtualGpu
+from ugpu.virtual.nvidia.gsp.board import Board
 from ugpu.virtual.nvidia.memory.faults import Client, FaultAccess
 from ugpu.virtual.nvidia.memory.space import AddressSpace, Translation
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.gsp.card import Card
 
 PDB_IN_INSTANCE = 0x200
 _VIRTUAL = 1 << 31
@@ -26,7 +23,7 @@ _PAGE = 4096
 class Aperture:
     """BAR1, BAR2 or PRAMIN. block: as its register was last written; PRAMIN stays physical."""
 
-    def __init__(self, card: Card, name: str) -> None:
+    def __init__(self, card: Board, name: str) -> None:
         self.name = name
         self._card = card
         self._space: AddressSpace | None = None

@@ -1,22 +1,17 @@
 """A whole card: the GPU of the resource manager's model, behind registers.
 
-`Card` owns what belongs to no single unit (lock, GPU, memory of the host, registers, resets), and
-is the port through which its units call each other. Registers: gsp.wiring.
+`Card` builds the units of a board and connects them. Registers: gsp.wiring.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import Counter, deque
 from collections.abc import Callable
 
 from ugpu.nv.chips.facts import ChipFacts
-from ugpu.virtual.bus.dma import read_bus, write_bus
-from ugpu.virtual.bus.master import BusMaster
 from ugpu.virtual.faults import named
 from ugpu.virtual.nvidia.gsp.apertures import PDB_IN_INSTANCE, Aperture
+from ugpu.virtual.nvidia.gsp.board import Board, Firmware
 from ugpu.virtual.nvidia.gsp.bus.config import ConfigSpace
-from ugpu.virtual.nvidia.gsp.facts import boot_facts
 from ugpu.virtual.nvidia.gsp.falcon import booter, fwsec, loader, sleep
 from ugpu.virtual.nvidia.gsp.falcon.core import (
     HWCFG2,
@@ -27,99 +22,51 @@ from ugpu.virtual.nvidia.gsp.falcon.core import (
     refusing,
 )
 from ugpu.virtual.nvidia.gsp.falcon.fsp import Fsp
-from ugpu.virtual.nvidia.gsp.falcon.wpr import Wpr2, WprMeta
-from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
+from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
+from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware.programs import GSP, SEC2, Program
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE, Terms
-from ugpu.virtual.nvidia.gsp.firmware.vbios import vbios
 from ugpu.virtual.nvidia.gsp.interrupts import InterruptTree
 from ugpu.virtual.nvidia.gsp.options import CardOptions
-from ugpu.virtual.nvidia.gsp.registers import LOCKED, RegisterSpace
+from ugpu.virtual.nvidia.gsp.registers import LOCKED
 from ugpu.virtual.nvidia.gsp.rpc.controls import GSP_VECTOR, MEMORY_VECTORS, vector_of
 from ugpu.virtual.nvidia.gsp.rpc.server import SUSPENDED, GspServer
 from ugpu.virtual.nvidia.gsp.strikes import AT_ONCE
-from ugpu.virtual.nvidia.machine import VirtualMachine
 from ugpu.virtual.nvidia.memory.fault_buffers import REPLAYABLE, MmuFaults
 
-_NEVER = 1 << 60  # reads
-_MOST_NOTES, _MOST_CALLS, _PAGE = 4096, 4096, 4096
+_PAGE = 4096
 _VECTOR = 0  # of MSI-X. UNSURE: whether boards divide the tree among their vectors
-_ROM_SIZE = 1 << 20
 _EFFECTS: dict[Program, Callable[[Card, Falcon], None]] = {
     Program.FWSEC: fwsec.run, Program.BOOTER_LOAD: booter.load,
     Program.BOOTER_UNLOAD: booter.unload, Program.SCRUBBER: booter.scrub,
 }  # fmt: skip
 
 
-class Card(BusMaster):
-    """One card. `lock` protects all but the GPU behind. violations: uses that a board would punish
-    silently; notes: what is unusual but allowed,
-    with how often it happened."""
+class Card(Board):
+    """One card; see Board."""
 
     config: ConfigSpace
 
     def __init__(self, facts: ChipFacts, options: CardOptions | None = None) -> None:
-        self.facts = facts
-        self.options = chosen = options or CardOptions()
-        self.boot = boot_facts(facts.name)
-        self.lock = threading.RLock()
-        self.machine = VirtualMachine(facts, chosen)
-        self.gpu = self.machine.gpu
-        self.clock = self.machine.clock
-        self.dark = False  # its registers read as ones, though it is on the bus: a planted fault
-        self.keeps_wpr2 = False  # resets do not take WPR2 down: a planted fault
-        self.notes: Counter[str] = Counter()
-        self.faults = CardFaults()
-        self.burnt = chosen.fuse if self.boot.fused else 0  # fuse version of every program
-        self.shown_memory = self.gpu.memory.size  # as its register shows it
-        self.rom = vbios(facts.pci_device, self.boot.descriptor).ljust(_ROM_SIZE, b"\xff")
-        # Above the BARs; Turing's register of the flush page has 40 bits.
-        first = 1 << 38 if self.boot.pio else 1 << 40
-        super().__init__(chosen.seed, first)
-        self.gpu.system_memory = self._system_memory
+        super().__init__(facts, options)
         self.gpu.non_stall = self._non_stall
         number, size = self.boot.booter
         signed = Terms(0, SEC2, number) if self.boot.pio and size == SIZE else None
         self.gsp, self.sec2 = Falcon(self, "GSP", GSP), Falcon(self, "SEC2", SEC2, signed)
-        self.wpr = Wpr2()
         self.interrupts = InterruptTree(self._send_message, rearms=self._rearms)
         self.bar1, self.bar2, self.pramin = (
             Aperture(self, name) for name in ("BAR1", "BAR2", "PRAMIN")
         )
         self.mmu_faults = self.gpu.fault_unit = MmuFaults(self, self._signal_fault)
         self.fsp = Fsp(self) if self.boot.way == "fsp" else None
+        self.stall_fsp = self.fsp.stall if self.fsp is not None else lambda: None
         self.server: GspServer | None = None
         self.asleep: GspServer | None = None  # firmware that was suspended
         self.waking: GspServer | None = None  # and goes on once the CPU has seen its core run
-        self.sleeper: sleep.Sleeper | None = None  # and saved
-        self.calls: deque[str] = deque(maxlen=_MOST_CALLS)  # what the GSP was asked, as text
-        self.registers = RegisterSpace()
-        self.status: dict[int, int] = {}  # scratch registers that programs of the card write
-        self.plain: dict[int, int] = {}  # registers that keep what was written
         self._cold()
         self.config = ConfigSpace(self)
 
-    def _cold(self) -> None:
-        """Enter the state after power-on, of everything but configuration space."""
-        self.status.clear()
-        self.plain.clear()
-        self.sb_done = False
-        self.scrub_stage = 0
-        self.handoff = False
-        self.time_offset = 0  # of PTIMER, as the CPU set it
-        # Reads of the GSP's registers until its target mask, and then its lockdown, is released.
-        self.masked_reads = self.locked_reads = -1 if self.boot.way == "fsp" else 0
-        self.gsp.lockdown = self.boot.way == "fsp"
-        self.scrubbed = booter.prescrubbed(self.boot, self.memory_size)
-        self.progress_reads = self.options.power_on_reads
-
     # Life
-
-    def power_cycle(self) -> None:
-        """Switch off and on: everything is lost, also video memory."""
-        with self.lock:
-            self.function_reset()
-            self.gpu.memory.zero(self.gpu.memory.base, self.memory_size)
 
     def function_reset(self) -> None:
         """Reset by FLR or the secondary bus: video memory keeps its content."""
@@ -158,12 +105,6 @@ class Card(BusMaster):
             with self.machine.lock:
                 server.close()
 
-    def unplug(self) -> None:
-        """Pull the card out: it answers no more, and its work ends."""
-        with self.lock:
-            self.lost = True
-            self.gpu.lose()
-
     def close(self) -> None:
         """Switch off for good. Idempotent."""
         with self.lock:
@@ -181,23 +122,6 @@ class Card(BusMaster):
             else:
                 self.faults.struck.append(kind)
                 strike(self)
-
-    def violation(self, text: str) -> None:
-        """Record a use that a board would punish silently."""
-        if len(self.gpu.violations) < _MOST_NOTES:
-            self.gpu.violations.append(text)
-
-    refused = violation
-
-    def note(self, text: str) -> None:
-        """Record something unusual."""
-        if text in self.notes or len(self.notes) < _MOST_NOTES:
-            self.notes[text] += 1
-
-    @property
-    def violations(self) -> list[str]:
-        """Return the violations so far, also those of the engines."""
-        return self.machine.violations
 
     # Accesses of the CPU
 
@@ -217,74 +141,7 @@ class Card(BusMaster):
             if self.decodes:
                 self.registers.write(offset, value)
 
-    # Memory of the host
-
-    def revoked(self, host: int, size: int) -> None:
-        """See BusMaster."""
-        self.gpu.invalidate(None)
-
-    def _system_memory(self, address: int, size: int) -> tuple[int, int] | None:
-        """Translate a bus address for an engine. Where the IOMMU maps nothing, the card's own BAR1
-        answers, once it has an address."""
-        bar1 = self.config.bar_address(1)
-        inside = address - bar1
-        decoded = bar1 and self.config.memory_enabled and 0 <= inside < self.config.bar_size(1)
-        if not decoded or self.iommu.translate(address, size) is not None:
-            return self.dma_piece(address, size)
-        memory = self.gpu.memory
-        return (memory.base + inside, size) if inside + size <= memory.size else None
-
-    def bus_read(self, address: int, size: int) -> bytes | None:
-        """Read memory of the host; None if that is refused."""
-        content = read_bus(self._system_memory, address, size)
-        return content if len(content) == size else None
-
-    def bus_write(self, address: int, content: bytes) -> bool:
-        """Write memory of the host; return whether that was allowed."""
-        return write_bus(self.dma_piece, address, content)
-
-    def bus_address(self, address: int, size: int) -> int | None:
-        """Return the address in this process of memory of the host; None if it is refused or not
-        contiguous."""
-        found = self._system_memory(address, size)
-        return found[0] if found is not None and found[1] >= size else None
-
-    def address_of(self, kind: int, base: int, size: int) -> int | None:
-        """Return the address in this process of physical memory as the resource manager's objects
-        name it, kind 1 of the host, kind 2 of the card; None if it cannot be accessed."""
-        if kind == 2:
-            inside = base + size <= self.memory_size
-            return self.gpu.memory.base + base if inside else None
-        return self.bus_address(base, size) if kind == 1 else None
-
-    def reaches(self, kind: int, base: int, size: int) -> bool:
-        """Return whether all pages of physical memory can be accessed."""
-        pages = range(base, base + size, _PAGE) if kind == 1 else range(base, base + 1)
-        step = 1 if kind == 1 else size
-        return all(self.address_of(kind, page, step) is not None for page in pages)
-
-    def write_memory(self, kind: int, base: int, content: bytes) -> None:
-        """Write physical memory; what cannot be accessed is recorded."""
-        if kind == 2 and base + len(content) <= self.memory_size:
-            self.falcon_memory(base, len(content))[:] = content
-        elif kind == 1:
-            self.bus_write(base, content)
-
     # For the falcons and their programs
-
-    @property
-    def memory_size(self) -> int:
-        """Bytes of video memory."""
-        return self.gpu.memory.size
-
-    def falcon_read(self, target: int, address: int, size: int) -> bytes | None:
-        """Read for a falcon's DMA: target 0 video memory, 1, 2 system memory; None if refused."""
-        if target:
-            return self.bus_read(address, size)
-        memory = self.gpu.memory
-        if address + size > memory.size or self.wpr.touches(address, size):
-            return None
-        return bytes(memory.view[address : address + size])
 
     def run_program(self, falcon: Falcon, program: Program) -> None:
         """Have the effect of a program; it has been verified."""
@@ -323,8 +180,9 @@ class Card(BusMaster):
             self.server = GspServer(self, version, meta)
             self.server.start(arguments)
 
-    def resume_gsp(self, firmware: GspServer) -> None:
-        """Let suspended firmware go on."""
+    def resume_gsp(self, firmware: Firmware) -> None:
+        """See Board."""
+        assert isinstance(firmware, GspServer)
         self.asleep = None
         if self._starts():
             self.server = self.waking = firmware
@@ -351,19 +209,6 @@ class Card(BusMaster):
         """Return the firmware that was told to suspend, and has ended."""
         running = self.server is not None and self.server.asleep
         return self.server if running else self.asleep
-
-    def falcon_memory(self, address: int, size: int) -> memoryview:
-        """Return memory of the card, as its programs and firmware access it."""
-        return self.gpu.memory.view[address : address + size]
-
-    def release(self, *, lockdown: bool) -> None:
-        """Release the target mask of the GSP's registers; with `lockdown` also the lockdown."""
-        never = self.faults.take(CardFault.MASK_NEVER)
-        self.masked_reads = _NEVER if never else self.options.lockdown_reads
-        if lockdown:
-            never = self.faults.take(CardFault.LOCKDOWN_NEVER)
-            self.locked_reads = _NEVER if never else self.options.lockdown_reads
-            self.gsp.lockdown = self.locked_reads > 0
 
     def gsp_read(self, offset: int) -> int | None:
         """Read a register of the GSP, which may be locked."""
@@ -407,7 +252,7 @@ class Card(BusMaster):
         if self.faults.take(CardFault.UNLOAD_SILENT):
             return
         if self.server is not None and self.server.asleep and self.boot.way == "fsp":
-            with refusing(self, "GSP"):
+            with refusing(self.violation, "GSP"):
                 sleep.save(self, self.server.sleep_at)
                 self.asleep, self.server = self.server, None
             if self.server is not None:

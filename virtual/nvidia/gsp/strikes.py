@@ -4,41 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
+from ugpu.virtual.nvidia.gsp.board import Board
 from ugpu.virtual.nvidia.gsp.falcon.wpr import MIB
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware import vbios
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.gsp.card import Card
 
 _ONES = 0xFFFF_FFFF
 _GV100 = 0x140 << 20 | 0xA1 << 12
 
 
-Strike = Callable[["Card"], object]
+Strike = Callable[[Board], object]
 
 
-def _leave_wpr2(board: Card, *, active: bool = False, stuck: bool = False) -> None:
+def _leave_wpr2(board: Board, *, active: bool = False, stuck: bool = False) -> None:
     board.wpr.set(board.memory_size - 128 * MIB, board.memory_size - MIB)
     board.gsp.active, board.keeps_wpr2 = active, stuck
 
 
-def _set(name: str, value: int, board: Card) -> None:
+def _set(name: str, value: int, board: Board) -> None:
     setattr(board, name, value)
 
 
-def _stall_fsp(board: Card) -> None:
-    if board.fsp is not None:
-        board.fsp.stall()
-
-
-def _stick(values: Mapping[int, int], board: Card) -> None:
+def _stick(values: Mapping[int, int], board: Board) -> None:
     board.registers.stuck.update(values)
 
 
-def _spoil(change: Callable[[bytes], bytes], board: Card) -> None:
+def _spoil(change: Callable[[bytes], bytes], board: Board) -> None:
     board.rom = change(board.rom)
 
 
@@ -65,7 +57,7 @@ AT_ONCE: dict[CardFault, Strike] = {
     CardFault.MEMORY_UNKNOWN: partial(_set, "shown_memory", 0),
     CardFault.MEMORY_ONES: partial(_stick, {0x1183A4: _ONES, 0x100CE0: _ONES}),
     CardFault.MEMORY_SMALL: partial(_set, "shown_memory", 128 * MIB),
-    CardFault.FSP_BUSY: _stall_fsp,
+    CardFault.FSP_BUSY: lambda board: board.stall_fsp(),
     CardFault.FLUSH_NEVER: partial(_stick, {0x70000: 1}),
     CardFault.INVALIDATE_NEVER: partial(_stick, {0xB830B0: 1 << 31}),
 }

@@ -7,7 +7,6 @@ dev_gsp.h, dev_timer.h, dev_vm.h.
 
 from __future__ import annotations
 
-import struct
 from functools import partial
 
 from ugpu.virtual.nvidia.gsp import channel_ram
@@ -65,7 +64,10 @@ def wire(card: Card) -> None:
         _older_interrupts(card)
     else:
         channel_ram.wire(card)
-    space.range(PROM, PROM_SIZE, lambda at: _rom(card, at), lambda at, value: None)
+    space.range(
+        PROM, PROM_SIZE,
+        lambda at: int.from_bytes(card.rom[at : at + 4], "little"), lambda at, value: None,
+    )  # fmt: skip
     _window(card)
 
 
@@ -250,10 +252,6 @@ def _mirror(card: Card) -> None:
             card.config.write(at, value, 4)
 
     card.registers.range(card.boot.mirror, 0x1000, read, write)
-
-
-def _rom(card: Card, at: int) -> int:
-    return int(struct.unpack_from("<I", card.rom, at)[0])
 
 
 def _window(card: Card) -> None:

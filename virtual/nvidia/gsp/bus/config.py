@@ -3,14 +3,10 @@ memory, BAR3 instance memory, BAR5 I/O ports)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ugpu.virtual.bus import config
 from ugpu.virtual.bus.config import Bar
 from ugpu.virtual.bus.msix import MsixFacts, MsixTable
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.gsp.card import Card
+from ugpu.virtual.nvidia.gsp.board import Board
 
 _PM, _MSI, _PCIE, _MSIX = 0x60, 0x68, 0x78, 0xC8
 _STATE, _D3 = _PM + 4, 3  # PMCSR, PowerState
@@ -30,7 +26,7 @@ class ConfigSpace(config.ConfigSpace):
     capabilities = (_PM, _MSI, _PCIE)
     chain = (_PM, _MSI, _PCIE)
 
-    def __init__(self, card: Card) -> None:
+    def __init__(self, card: Board) -> None:
         options, vectors = card.options, card.boot.table_size
         super().__init__(card, platform=options.platform, function_reset=options.function_reset)
         self._card = card

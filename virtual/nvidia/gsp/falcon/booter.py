@@ -9,19 +9,15 @@ mailbox 0; those of the real programs are not public.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
 
-from ugpu.virtual.nvidia.gsp.facts import BootFacts
+from ugpu.virtual.nvidia.gsp.board import Board
 from ugpu.virtual.nvidia.gsp.falcon import radix3, sleep, wpr
 from ugpu.virtual.nvidia.gsp.falcon.core import PLANTED, Falcon, Refused, refusing, require
-from ugpu.virtual.nvidia.gsp.falcon.wpr import PRESCRUBBED, SIZE, VERIFIED, WprMeta
+from ugpu.virtual.nvidia.gsp.falcon.wpr import SIZE, VERIFIED, WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware import images, module
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE as SIGNATURE
 from ugpu.virtual.nvidia.gsp.firmware.sign import problem
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.gsp.card import Card
 
 UNLOAD = 0xFF_0000_00FF
 SUSPENDED = 0x8000_0000
@@ -45,9 +41,9 @@ _PLANTED = {
 }  # fmt: skip
 
 
-def load(board: Card, falcon: Falcon) -> None:
+def load(board: Board, falcon: Falcon) -> None:
     """Verify, copy, protect, and start the GSP's RISC-V core."""
-    with refusing(board, "booter", falcon.answer):
+    with refusing(board.violation, "booter", falcon.answer):
         fault = board.faults.take_any(tuple(_PLANTED))
         if fault is not None:
             raise Refused(_PLANTED[fault], PLANTED)
@@ -69,10 +65,10 @@ def load(board: Card, falcon: Falcon) -> None:
         board.start_gsp(meta, version, board.gsp.mailbox)
 
 
-def unload(board: Card, falcon: Falcon) -> None:
+def unload(board: Board, falcon: Falcon) -> None:
     """Take WPR2 down, once the GSP has stopped and FWSEC-SB has run."""
     bad = BooterError.GSP_STATE
-    with refusing(board, "booter unload", falcon.answer):
+    with refusing(board.violation, "booter unload", falcon.answer):
         require(not board.faults.take(CardFault.UNLOADER_FAILS), bad, PLANTED)
         require(not board.gsp.active, bad, "the GSP runs")
         require(board.sb_done, bad, "FWSEC has not executed SB")
@@ -88,18 +84,13 @@ def unload(board: Card, falcon: Falcon) -> None:
         falcon.answer(0)
 
 
-def scrub(board: Card, falcon: Falcon) -> None:
+def scrub(board: Board, falcon: Falcon) -> None:
     """Clear the whole memory."""
     board.scrubbed, board.scrub_stage = 0, 3
     falcon.answer(0)
 
 
-def prescrubbed(facts: BootFacts, memory: int) -> int:
-    """Return the address from which a chip's memory is clean after power-on."""
-    return max(0, memory - PRESCRUBBED) if facts.way == "fwsec" else 0
-
-
-def _check_state(board: Card, *, resuming: bool = False) -> None:
+def _check_state(board: Board, *, resuming: bool = False) -> None:
     gsp, bad_gsp, bad_wpr = board.gsp, BooterError.GSP_STATE, BooterError.WPR_STATE
     require(not gsp.active, bad_gsp, "the GSP runs already")
     # To resume, booter selects the core, and the firmware has its arguments (kernel_gsp_tu102.c,
@@ -114,7 +105,7 @@ def _check_state(board: Card, *, resuming: bool = False) -> None:
         require(board.wpr.up, bad_wpr, "FWSEC has not made the FRTS region")
 
 
-def place(board: Card, meta: WprMeta) -> str:
+def place(board: Board, meta: WprMeta) -> str:
     """Verify the GSP's image and boot loader and copy them; return the firmware's version."""
 
     def read(place: str, size: str, error: BooterError) -> bytes:

@@ -12,14 +12,13 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from ugpu.virtual.nvidia.gsp.facts import BootFacts
 from ugpu.virtual.nvidia.gsp.firmware import module, programs
 from ugpu.virtual.nvidia.gsp.firmware.programs import BLOCK, Program
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE, Terms, problem, short
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.gsp.card import Card
+from ugpu.virtual.nvidia.gsp.options import CardOptions
 
 (
     IRQSSET, IRQSCLR, IRQSTAT, IRQMSET, IRQMCLR, IRQMASK, IRQDEST, MAILBOX0, MAILBOX1, ITFEN, OS,
@@ -49,6 +48,21 @@ _PLAIN = frozenset(
 )  # fmt: skip
 
 
+class Port(Protocol):
+    """The card, as its falcons use it. burnt: fuse version of every program. run_program: has the
+    effect of a program, which has been verified."""
+
+    boot: BootFacts
+    options: CardOptions
+    burnt: int
+
+    def violation(self, text: str) -> None: ...
+    def falcon_read(self, target: int, address: int, size: int) -> bytes | None: ...
+    def run_program(self, falcon: Falcon, program: Program) -> None: ...
+    def falcon_interrupts(self, falcon: Falcon) -> None: ...
+    def falcon_reset(self, falcon: Falcon) -> None: ...
+
+
 PLANTED = "planted"
 
 
@@ -68,14 +82,14 @@ def require(fits: object, code: int, why: str) -> None:
 
 @contextmanager
 def refusing(
-    card: Card, who: str, answer: Callable[[int], object] = lambda code: None
+    violation: Callable[[str], None], who: str, answer: Callable[[int], object] = lambda code: None
 ) -> Iterator[None]:
     """Record a refusal in the block, unless it is planted, and report its code by `answer`."""
     try:
         yield
     except Refused as refusal:
         if str(refusal) != PLANTED:
-            card.violation(f"{who}: {refusal}")
+            violation(f"{who}: {refusal}")
         answer(refusal.code)
 
 
@@ -94,7 +108,7 @@ class Falcon:
     what a signature in data must be for, without a boot ROM; None for one of 16 bytes without terms
     (Turing)."""
 
-    def __init__(self, card: Card, name: str, engine: int, signed: Terms | None = None) -> None:
+    def __init__(self, card: Port, name: str, engine: int, signed: Terms | None = None) -> None:
         self.name = name
         self.engine, self.signed = engine, signed
         self.dma: bool = not card.boot.pio
@@ -282,7 +296,7 @@ class Falcon:
         return 1 << 1  # idle
 
     def _start_dma(self, command: int) -> None:
-        with refusing(self._card, f"{self.name}: DMA {command:#x}"):
+        with refusing(self._card.violation, f"{self.name}: DMA {command:#x}"):
             self._check_dma(command)
             self._copy_block(command)
 
@@ -332,7 +346,7 @@ class Falcon:
             return
         program, code, covered = found
         # UNSURE: a board's falcon halts with an error that only its own registers tell.
-        with refusing(self._card, f"{self.name}: {program.name} does not start"):
+        with refusing(self._card.violation, f"{self.name}: {program.name} does not start"):
             why = self._boot_rom(code, covered) if self.dma else self._check_old(code, covered)
             require(not why, 0, why)
             self.programs_run.append(program)

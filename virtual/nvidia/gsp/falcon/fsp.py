@@ -12,16 +12,13 @@ import hashlib
 import hmac
 import struct
 from functools import partial
-from typing import TYPE_CHECKING
 
+from ugpu.virtual.nvidia.gsp.board import Board
 from ugpu.virtual.nvidia.gsp.falcon import chain, wpr
 from ugpu.virtual.nvidia.gsp.falcon.core import PLANTED, Refused, refusing, require
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware import images
 from ugpu.virtual.nvidia.gsp.firmware.sign import problem
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.gsp.card import Card
 
 BASE, SIZE = 0x8F0000, 0x4000
 _EMEM_CONTROL, _EMEM_DATA = 0x2AC0, 0x2AC4
@@ -48,7 +45,7 @@ class FspError(enum.IntEnum):
 class Fsp:
     """The mailbox. The card's lock protects it."""
 
-    def __init__(self, board: Card) -> None:
+    def __init__(self, board: Board) -> None:
         self._board = board
         self.reset()
 
@@ -114,7 +111,7 @@ class Fsp:
         if faults.take(CardFault.FSP_SILENT):
             return
         kind = packet[7] if len(packet) > 7 else 0
-        with refusing(self._board, "FSP", partial(self._respond, kind)):
+        with refusing(self._board.violation, "FSP", partial(self._respond, kind)):
             refused = faults.take(CardFault.FSP_REFUSES)
             require(not refused, FspError.INVALID_STATE, PLANTED)
             message = self._join(packet)
@@ -170,7 +167,7 @@ class Fsp:
         fields = (bytes(trust[name]) for name in ("hash384", "publicKey", "signature"))
         self._verify(board.bus_read(trust.gspFmcSysmemOffset, images.FMC_SIZE), *fields)
         # The FMC refuses after the FSP has accepted it: its code is in the GSP's mailbox.
-        with refusing(board, "FMC", self._fail_fmc):
+        with refusing(board.violation, "FMC", self._fail_fmc):
             require(not board.faults.take(CardFault.FMC_FAILS), 0x7F, PLANTED)
             below = 0 if resuming else offset
             chain.start(board, trust.gspBootArgsSysmemOffset, board.memory_size - below)

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import TYPE_CHECKING
 
+from ugpu.virtual.nvidia.gsp.board import Board
 from ugpu.virtual.nvidia.gsp.falcon.core import PLANTED, Falcon, refusing, require
 from ugpu.virtual.nvidia.gsp.falcon.wpr import FRTS_SIZE
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware import vbios
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.gsp.card import Card
 
 FRTS, SB = 0x15, 0x19
 FRTS_STATUS, SB_STATUS = 0x1438, 0x1454
@@ -38,10 +35,10 @@ class FwsecError(enum.IntEnum):
     GSP_RUNS = 6
 
 
-def run(board: Card, falcon: Falcon) -> None:
+def run(board: Board, falcon: Falcon) -> None:
     """Execute the command in the program's data; report by the status registers."""
     command, codes, faults = 0, [0], board.faults
-    with refusing(board, "FWSEC", codes.append):
+    with refusing(board.violation, "FWSEC", codes.append):
         command = _command(falcon)
         fails = command == SB and faults.take(CardFault.SB_FAILS)
         require(not fails and not faults.take(CardFault.FWSEC_FAILS), FwsecError.REGION, PLANTED)
@@ -77,7 +74,7 @@ def _command(falcon: Falcon) -> int:
     return int(struct.unpack_from("<I", data, vbios.MAPPER + 0x2C)[0])
 
 
-def _region(board: Card, falcon: Falcon) -> tuple[int, int]:
+def _region(board: Board, falcon: Falcon) -> tuple[int, int]:
     require(not board.wpr.up, FwsecError.ALREADY_UP, "WPR2 is already set")
     require(not falcon.active, FwsecError.GSP_RUNS, "the GSP runs")
     version, size, _, _, _ = struct.unpack_from("<2IQ2I", falcon.dmem, vbios.COMMAND)

@@ -8,28 +8,25 @@ Source: Linux 6.12 drivers/gpu/drm/nouveau/nvkm/falcon/fw.c, nvkm/subdev/gsp/fws
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
 
+from ugpu.virtual.nvidia.gsp.board import Board
 from ugpu.virtual.nvidia.gsp.falcon.core import TRANSCFG, Block, Falcon, Refused, refusing, require
 from ugpu.virtual.nvidia.gsp.firmware import programs
 from ugpu.virtual.nvidia.gsp.firmware.programs import BLOCK, Program
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.gsp.card import Card
 
 _DESCRIPTOR = struct.Struct("<32xIQIIIIIQI8x")  # without reserved words, signature, arguments
 _CONTEXT = 4  # the DMA context that the descriptor must name
 _LARGEST = 0x10000
 
 
-def run(board: Card, falcon: Falcon) -> Program | None:
+def run(board: Board, falcon: Falcon) -> Program | None:
     """Fetch the program; return which it is, or None, and a violation, if that fails."""
-    with refusing(board, f"{falcon.name}: the boot loader"):
+    with refusing(board.violation, f"{falcon.name}: the boot loader"):
         return _fetch(board, falcon)
     return None
 
 
-def _fetch(board: Card, falcon: Falcon) -> Program:
+def _fetch(board: Board, falcon: Falcon) -> Program:
     context, code_at, plain_at, plain_size, secure_at, secure_size, entry, data_at, data_size = (
         _DESCRIPTOR.unpack_from(falcon.dmem)
     )

@@ -11,17 +11,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ugpu.virtual.nvidia.gsp.board import Board, Firmware, Sleeper
 from ugpu.virtual.nvidia.gsp.falcon import radix3
 from ugpu.virtual.nvidia.gsp.falcon.core import Refused, require
 from ugpu.virtual.nvidia.gsp.falcon.wpr import RESUME_MAGIC, SIZE, WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.gsp.card import Card
-    from ugpu.virtual.nvidia.gsp.rpc.server import GspServer
 
 REVISION = 2
 _HEAD = struct.Struct("<4Q")
@@ -30,21 +25,13 @@ _SECRET = b"virtual card"  # real chips keep it in the processor
 _ERROR = 0x12  # UNSURE: none is public
 
 
-@dataclass
-class Sleeper:
-    """A suspended run of the firmware. proof: what GspFwSRMeta must hold for it to go on."""
-
-    server: GspServer
-    proof: bytes
-
-
 def _region(meta: WprMeta) -> tuple[int, int]:
     """Return the start and size of what is saved, as kernel_gsp_gh100.c and nouveau compute it."""
     start = meta.nonWprHeapOffset + meta.nonWprHeapSize
     return start, meta.frtsOffset + meta.frtsSize - start
 
 
-def _describes(board: Card, address: int) -> tuple[bytes, int, int]:
+def _describes(board: Board, address: int) -> tuple[bytes, int, int]:
     """Read and check GspFwSRMeta; return it, its tables' root, and the size. Raises Refused."""
     raw = radix3.need(board, address, SIZE, _ERROR)
     magic, revision, root, size = _HEAD.unpack_from(raw)
@@ -53,7 +40,7 @@ def _describes(board: Card, address: int) -> tuple[bytes, int, int]:
     return raw, root, size
 
 
-def save(board: Card, address: int) -> None:
+def save(board: Board, address: int) -> None:
     """Save the region of firmware that was told to suspend, and keep the firmware. Raises
     Refused."""
     server = board.sleeping
@@ -74,7 +61,7 @@ def save(board: Card, address: int) -> None:
     board.sleeper = Sleeper(server, proof)
 
 
-def restore(board: Card, address: int) -> GspServer:
+def restore(board: Board, address: int) -> Firmware:
     """Verify what was saved, write it back and protect it; return the firmware. Raises Refused."""
     raw, root, size = _describes(board, address)
     sleeper = board.sleeper

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ugpu.nv.abi.firmware import FirmwareAbi
+from ugpu.virtual.nvidia.gsp.board import Board
 from ugpu.virtual.nvidia.gsp.rpc.logs import SIZE as LOG_SIZE
 from ugpu.virtual.nvidia.gsp.rpc.queue import needed, usable
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.gsp.card import Card
 
 _ENTRY = struct.Struct("<QQQBB6x")
 _ORDER = ("LOGINIT", "LOGINTR", "LOGRM", "LOGMNOC", "LOGKRNL", "RMARGS")
@@ -37,7 +34,7 @@ class Arguments:
     queues: tuple[int, int, int, int]
 
     @classmethod
-    def read(cls, board: Card, address: int, interface: FirmwareAbi) -> Arguments:
+    def read(cls, board: Board, address: int, interface: FirmwareAbi) -> Arguments:
         """Read and check the arguments of a start. Raises QueueError."""
         aligned = address and not address % 0x1000
         usable(aligned, f"libos arguments at {address:#x} must be page-aligned")
@@ -64,7 +61,7 @@ class Arguments:
         usable(size >= least, f"RMARGS must have {least:#x} bytes, has {size:#x} at {where:#x}")
         return cls(addresses, where, _queues(board, where, interface, _STARTED))
 
-    def read_again(self, board: Card, interface: FirmwareAbi) -> None:
+    def read_again(self, board: Board, interface: FirmwareAbi) -> None:
         """Check the resource manager's arguments after a suspend, all that is read then: nouveau
         has freed libos's by INIT_DONE (r535_gsp_init). Raises QueueError."""
         queues = _queues(board, self.manager, interface, _RESUMED)
@@ -72,7 +69,7 @@ class Arguments:
 
 
 def _queues(
-    board: Card, where: int, interface: FirmwareAbi, expected: tuple[int, int]
+    board: Board, where: int, interface: FirmwareAbi, expected: tuple[int, int]
 ) -> tuple[int, int, int, int]:
     """Read RMARGS; return the queues. expected: its srInit. Raises QueueError."""
     layout = interface.structs.GSP_ARGUMENTS_CACHED

@@ -8,8 +8,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ugpu.virtual.nvidia.gsp.board import Firmware
 from ugpu.virtual.nvidia.gsp.rpc.interface import Function
 from ugpu.virtual.nvidia.gsp.rpc.queue import usable
 from ugpu.virtual.nvidia.rm.alloc import create, rule_of
@@ -18,9 +19,6 @@ from ugpu.virtual.nvidia.rm.duplicates import Source
 from ugpu.virtual.nvidia.rm.duplicates import duplicate as share
 from ugpu.virtual.nvidia.rm.objects import Client, Place
 from ugpu.virtual.nvidia.status import RmError, Status, require
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.gsp.rpc.server import GspServer
 
 _ALLOC, _CONTROL, _FREE = struct.Struct("<7I4x"), struct.Struct("<6I"), struct.Struct("<4I")
 _DUPLICATE = struct.Struct("<7I")
@@ -88,7 +86,7 @@ def registry(body: bytes) -> dict[str, int]:
     return found
 
 
-def allocate(server: GspServer, body: bytes) -> bytes:
+def allocate(server: Firmware, body: bytes) -> bytes:
     """GSP_RM_ALLOC."""
     client, parent, handle, number, _, size, _ = unpack(_ALLOC.format, body)
 
@@ -97,7 +95,7 @@ def allocate(server: GspServer, body: bytes) -> bytes:
 
 
 def _answered(
-    server: GspServer,
+    server: Firmware,
     function: Function,
     body: bytes,
     places: tuple[int, int, int],
@@ -117,7 +115,7 @@ def _answered(
     return bytes(raw)
 
 
-def _create(server: GspServer, words: tuple[int, ...], given: memoryview) -> None:
+def _create(server: Firmware, words: tuple[int, ...], given: memoryview) -> None:
     client_handle, parent, handle, number = words
     machine, size = server.machine, len(given)
     if number == 0:
@@ -145,7 +143,7 @@ def _create(server: GspServer, words: tuple[int, ...], given: memoryview) -> Non
     create(Place(client, parent, handle), rule, params, server.builders, further)
 
 
-def control(server: GspServer, body: bytes) -> bytes:
+def control(server: Firmware, body: bytes) -> bytes:
     """GSP_RM_CONTROL."""
     client, handle, number, _, size, _ = unpack(_CONTROL.format, body)
 
@@ -153,7 +151,7 @@ def control(server: GspServer, body: bytes) -> bytes:
     return _answered(server, Function.GSP_RM_CONTROL, body, (_CONTROL.size, size, 12), work)
 
 
-def _perform(server: GspServer, words: tuple[int, int, int], params: memoryview) -> None:
+def _perform(server: Firmware, words: tuple[int, int, int], params: memoryview) -> None:
     client, handle, number = words
     call = find(client_of(server, client), handle, number, len(params), server.own_controls)
     plain = call.name not in POINTERS
@@ -162,7 +160,7 @@ def _perform(server: GspServer, words: tuple[int, int, int], params: memoryview)
     call.handler(call.target, layout.view(params) if call.layout is not None else layout.new())
 
 
-def duplicate(server: GspServer, body: bytes) -> bytes:
+def duplicate(server: Firmware, body: bytes) -> bytes:
     """DUP_OBJECT: another handle to an object."""
     number, parent, handle, source_client, shown, flags, _ = unpack(_DUPLICATE.format, body)
     source = Source(client_of(server, source_client), shown, flags)
@@ -173,7 +171,7 @@ def duplicate(server: GspServer, body: bytes) -> bytes:
     return bytes(raw)
 
 
-def free(server: GspServer, body: bytes) -> bytes:
+def free(server: Firmware, body: bytes) -> bytes:
     """FREE: an object and all below it, or a client by its own handle."""
     root, _, handle, _ = unpack(_FREE.format, body)
     raw = bytearray(body)
@@ -188,7 +186,7 @@ def free(server: GspServer, body: bytes) -> bytes:
     return bytes(raw)
 
 
-def page_directory(server: GspServer, body: bytes, *, command: int, at: int) -> bytes:
+def page_directory(server: Firmware, body: bytes, *, command: int, at: int) -> bytes:
     """SET_PAGE_DIRECTORY, UNSET_PAGE_DIRECTORY: the control of the same name, as a function; `at`:
     where its parameters are."""
     client, device = unpack("<2I", body)
@@ -200,7 +198,7 @@ set_page_directory = partial(page_directory, command=0x00801813, at=0x10)
 unset_page_directory = partial(page_directory, command=0x00801814, at=8)
 
 
-def client_of(server: GspServer, handle: int) -> Client:
+def client_of(server: Firmware, handle: int) -> Client:
     """Return a client of the CPU. Raises RmError."""
     client = server.machine.clients.get(handle)
     if client is None or client.owner is not server:

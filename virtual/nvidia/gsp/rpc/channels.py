@@ -8,13 +8,14 @@ rpc.c (rpcRmApiAlloc_GSP); Linux 7.3.4 nouveau nvkm/subdev/gsp/rm/r535/fifo.c.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.chip import ENGINE_GR0
 from ugpu.virtual.nvidia.engines.graphics import TABLES, GraphicsEngine, UnmodelledEngine
 from ugpu.virtual.nvidia.faults import Xid
 from ugpu.virtual.nvidia.gsp.apertures import directory_of
+from ugpu.virtual.nvidia.gsp.board import Firmware
 from ugpu.virtual.nvidia.gsp.rpc.spaces import space_of
 from ugpu.virtual.nvidia.host.channel import USERD_SIZE
 from ugpu.virtual.nvidia.host.errors import ChannelError
@@ -24,9 +25,6 @@ from ugpu.virtual.nvidia.rm.channels import ChannelObject, ComputeObject, Engine
 from ugpu.virtual.nvidia.rm.objects import Allocation, RmObject
 from ugpu.virtual.nvidia.rm.resources import Device, VaSpace
 from ugpu.virtual.nvidia.status import RmError, Status, require
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.gsp.rpc.server import GspServer
 
 _SYSTEM, _VIDEO = 1, 2  # NV_MEMORY_DESC_PARAMS.addressSpace
 _PRIVILEGED = 1 << 5
@@ -41,7 +39,7 @@ class GspChannel(ChannelObject):
     reserved = ()
 
     def __init__(self, request: Allocation) -> None:
-        self._server = cast("GspServer", request.client.owner)
+        self._server = cast("Firmware", request.client.owner)
         params = request.block
         level = params.internalFlags & 3
         self.privileged = bool(params.flags & _PRIVILEGED) or level in _KERNEL_LEVELS
@@ -77,7 +75,8 @@ class GspChannel(ChannelObject):
         kind, base, size = int(memory.addressSpace), int(memory.base), int(memory.size)
         host = self._server.board.address_of(kind, base, size)
         if host is None:
-            raise _missing(memory, name)
+            text = f"{name}: {size:#x} bytes at {base:#x} of kind {kind}"
+            raise RmError(Status.INVALID_ADDRESS, text)
         return host
 
     def _number(self, params: Struct) -> int:
@@ -156,11 +155,6 @@ class GspChannel(ChannelObject):
         if not self.channel.stopped:
             super()._recover(error)
             self._server.channel_failed(self, error)
-
-
-def _missing(memory: Struct, name: str) -> RmError:
-    text = f"{name}: {memory.size:#x} bytes at {memory.base:#x} of kind {memory.addressSpace}"
-    return RmError(Status.INVALID_ADDRESS, text)
 
 
 class GraphicsObject(EngineObject):

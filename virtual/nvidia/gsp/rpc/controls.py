@@ -8,10 +8,11 @@ nvkm/subdev/gsp/rm/{r535,r570}.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0, VirtualGpu
+from ugpu.virtual.nvidia.gsp.board import Firmware
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.rpc.spaces import own_space, space_of
 from ugpu.virtual.nvidia.memory.fault_buffers import FAMILIES
@@ -22,9 +23,6 @@ from ugpu.virtual.nvidia.rm.controls.control_gpu import gr_info
 from ugpu.virtual.nvidia.rm.objects import RmObject
 from ugpu.virtual.nvidia.rm.resources import Device, Subdevice, VaSpace, need_gpu
 from ugpu.virtual.nvidia.status import RmError, Status, require
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.gsp.rpc.server import GspServer
 
 NONE = 0xFFFF_FFFF
 # As the GSP of a GA106 answers (recorded in github.com/reindertpelsma/kayfabe, GA106_INTR_TABLE).
@@ -58,9 +56,9 @@ _PROMOTED = (
 _TABLE_PAGE = 32  # entries of one FIFO_GET_DEVICE_INFO_TABLE
 
 
-def server_of(target: RmObject) -> GspServer:
+def server_of(target: RmObject) -> Firmware:
     """Return the firmware that an object belongs to."""
-    return cast("GspServer", target.client.owner)
+    return cast("Firmware", target.client.owner)
 
 
 def fixed(**values: int) -> Callable[[Subdevice, Struct], None]:

@@ -8,10 +8,8 @@ address of its metadata in an ELF file that is not published, and the time.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.gsp.card import Card
+from ugpu.virtual.nvidia.gsp.board import Board
 
 _WORD = 8
 SIZE = 0x10000
@@ -21,7 +19,7 @@ METADATA = 0x5_0000_0000  # where the synthetic firmware's metadata would be
 class Log:
     """One buffer, at an address of the host."""
 
-    def __init__(self, board: Card, address: int) -> None:
+    def __init__(self, board: Board, address: int) -> None:
         self._board = board
         self._address = address
         self._put = 0

@@ -10,12 +10,9 @@ import struct
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ugpu.virtual.nvidia.gsp.board import Board
 from ugpu.virtual.nvidia.gsp.faults import CardFault
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.gsp.card import Card
 
 PAGE, SLOTS, QUEUE = 0x1000, 63, 0x40000
 ELEMENT, RPC = 0x30, 0x20
@@ -96,7 +93,7 @@ def fold(content: bytes) -> int:
 class MessageQueues:
     """Both queues. Raises QueueError for what the host set up or wrote wrongly."""
 
-    def __init__(self, board: Card, shared: int, entries: int, command: int, status: int) -> None:
+    def __init__(self, board: Board, shared: int, entries: int, command: int, status: int) -> None:
         """Check the page table and the command queue's header; initialise the status queue's."""
         self._board = board
         usable(entries == _PAGES, f"pageTableEntryCount must be {_PAGES}, is {entries}")

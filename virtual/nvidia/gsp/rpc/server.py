@@ -10,14 +10,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-from ugpu.hcq.errors import NotSupported
-from ugpu.hcq.state.instruction import Culprits
-from ugpu.nv import abi
-from ugpu.nv.abi.firmware import firmware
-from ugpu.virtual.nvidia.chip import VirtualGpu
-from ugpu.virtual.nvidia.files import OpenFile
+from ugpu.virtual.nvidia.gsp.board import Board, Firmware
 from ugpu.virtual.nvidia.gsp.falcon.core import SWGEN0
 from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault
@@ -54,12 +48,9 @@ from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.memory.shadow_buffer import ShadowBuffer
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
 from ugpu.virtual.nvidia.rm.controls.text import set_text
-from ugpu.virtual.nvidia.rm.objects import Allocation, Builder, Client
+from ugpu.virtual.nvidia.rm.objects import Allocation, Client
 from ugpu.virtual.nvidia.rm.resources import Device, I2c, Subdevice
 from ugpu.virtual.nvidia.status import RmError, Status, require
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.gsp.card import Card
 
 _SILENT = (Function.GSP_SET_SYSTEM_INFO, Function.SET_REGISTRY)
 _MOST_BYTES = 1 << 20  # of a message in several records
@@ -77,30 +68,19 @@ def _printed(line: str) -> bytes:
     return struct.pack("<II", 0xF3D722 << 8, len(text)) + text
 
 
-class GspServer:
+class GspServer(Firmware):
     """One run of the GSP's firmware. The card's lock protects it, except `channel_failed`.
 
     dead: why the firmware has stopped; "" while it runs.
     """
 
-    def __init__(self, board: Card, version: str, meta: WprMeta) -> None:
-        self.board = board
-        self.gpu = board.gpu
-        self.meta = meta
-        self.interface = firmware(version)
+    def __init__(self, board: Board, version: str, meta: WprMeta) -> None:
+        super().__init__(board, version, meta)
         self._lockdown = self.interface.constants.NV_VGPU_MSG_EVENT_GSP_LOCKDOWN_NOTICE
-        self.machine = board.machine
-        self.machine.abi = abi.select(version)
-        self.gaps: list[NotSupported] = []
-        self.culprits = Culprits()
-        self.files: dict[int, OpenFile] = {}  # none: the CPU's programs are unknown here
         self.dead = ""
         self.done = False  # INIT_DONE was sent
         self.unloaded = False
         self.registry: dict[str, int] = {}
-        self.asleep = False
-        self.saved: tuple[int, ...] = ()
-        self.sleep_at = 0
         self._seen: set[int] = set()
         self._sequenced = board.boot.way == "fsp"  # no sequencer on those chips
         self._started = False
@@ -110,7 +90,7 @@ class GspServer:
         self.own_controls = {
             **module_controls.HANDLERS, **controls.HANDLERS, **suspend.HANDLERS,
         }  # fmt: skip
-        self.builders: dict[str, Builder] = {
+        self.builders = {
             "KernelChannel": GspChannel,
             "KernelGraphicsObject": graphics_object,
             "VaSpaceApi": spaces.build,
@@ -119,7 +99,6 @@ class GspServer:
             **dict.fromkeys(("OsDescMemory", "SystemMemory", "VideoMemory"), cpu_memory),
         }
         self._queues: MessageQueues | None = None
-        self.directories = (0, 0)  # of the apertures, which the resource manager makes
         self.arguments: Arguments | None = None
         self.logs: dict[str, Log] = {}
         self._answers: dict[int, Callable[[GspServer, bytes], bytes]] = {
@@ -406,10 +385,6 @@ class GspServer:
             del machine.clients[client.handle]
 
     # For the resource manager's objects
-
-    def has_open(self, gpu: VirtualGpu) -> bool:
-        """Return whether the GPU is attached: it is the firmware's own."""
-        return gpu is self.gpu
 
     def channel_failed(self, channel: ChannelObject, error: ChannelError) -> None:
         """Tell the CPU: the error's text, then RC_TRIGGERED."""

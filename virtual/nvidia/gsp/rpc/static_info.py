@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0
+from ugpu.virtual.nvidia.gsp.board import Firmware
 from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.text_files import NAMES
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.gsp.rpc.server import GspServer
 
 # Client, device, subdevice of the GSP's own. The CPU's internal clients begin at 0xc1e00000, in the
 # same name space (RS_CLIENT_INTERNAL_HANDLE_BASE). UNSURE: the client; the others are gpu.h's.
@@ -21,7 +19,7 @@ STORE = 1 << 20
 FAULTS = (CardFault.STATIC_CUT, CardFault.STATIC_OUTSIDE, CardFault.STATIC_NONE)
 
 
-def fill(server: GspServer, fault: CardFault | None = None) -> bytes:
+def fill(server: Firmware, fault: CardFault | None = None) -> bytes:
     """Return the structure. fault: one of FAULTS that is planted in it."""
     gpu, meta, (bar1, bar2) = server.gpu, server.meta, server.directories
     block: Any = server.interface.structs.GspStaticConfigInfo.new(

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ugpu.hcq.registers.layout import Struct
+from ugpu.virtual.nvidia.gsp.board import Firmware
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.rpc import calls, static_info
 from ugpu.virtual.nvidia.gsp.rpc.controls import server_of
@@ -21,9 +22,6 @@ from ugpu.virtual.nvidia.rm.channels import ChannelObject
 from ugpu.virtual.nvidia.rm.objects import Allocation, RmObject
 from ugpu.virtual.nvidia.rm.resources import Device, Subdevice
 from ugpu.virtual.nvidia.status import Status, require
-
-if TYPE_CHECKING:
-    from ugpu.virtual.nvidia.gsp.rpc.server import GspServer
 
 _ALLOC = struct.Struct("<7I4xQI4xHH4x")  # rpc_alloc_memory_v13_01, up to its pages
 _LIST_SYSTEM = 0x81  # NV01_MEMORY_LIST_SYSTEM
@@ -42,7 +40,7 @@ class MemoryList(RmObject):
         self.pages = pages
 
 
-def allocate_memory(server: GspServer, body: bytes) -> bytes:
+def allocate_memory(server: Firmware, body: bytes) -> bytes:
     """ALLOC_MEMORY of a list of pages."""
     words = calls.unpack(_ALLOC.format, body)
     client, device, handle, kind = words[:4]
@@ -94,13 +92,13 @@ HANDLERS: Mapping[str, Any] = {
 }
 
 
-def _channels(server: GspServer) -> list[ChannelObject]:
+def _channels(server: Firmware) -> list[ChannelObject]:
     clients = [each for each in server.machine.clients.values() if each.owner is server]
     objects = [each for client in clients for each in client.objects.values()]
     return [each for each in objects if isinstance(each, ChannelObject)]
 
 
-def begin(server: GspServer, level: int) -> None:
+def begin(server: Firmware, level: int) -> None:
     """Save the firmware's memory outside of the write-protected region; it ends after this."""
     require(level == LEVEL, Status.INVALID_ARGUMENT, f"newLevel {level:#x}")
     require(server.saved, Status.INVALID_STATE, "FBSR_INIT did not come before")
@@ -111,7 +109,7 @@ def begin(server: GspServer, level: int) -> None:
     server.asleep = True
 
 
-def wake(server: GspServer) -> None:
+def wake(server: Firmware) -> None:
     """Take the firmware's memory back."""
     for page, memory in _own_pages(server):
         memory[:] = server.board.bus_read(page, _PAGE) or bytes(_PAGE)
@@ -119,7 +117,7 @@ def wake(server: GspServer) -> None:
     server.saved, server.asleep = (), False
 
 
-def _own_pages(server: GspServer) -> list[tuple[int, memoryview]]:
+def _own_pages(server: Firmware) -> list[tuple[int, memoryview]]:
     heap, size = server.meta.nonWprHeapOffset, server.meta.nonWprHeapSize
     store = static_info.store(server.meta)
     places = (*range(heap, heap + size, _PAGE), *range(store, heap, _PAGE))

@@ -72,7 +72,7 @@ def test_an_address_without_a_page_stops_the_grid(access: str, scattered: bool) 
         grid=(50,),
     )  # fmt: skip
     assert found.ending is SmEnding.MMU_FAULT
-    wanted = Access.READ if access == "ld" else Access.WRITE
+    wanted = {"ld": Access.READ, "st": Access.WRITE, "atom": Access.ATOMIC_LOCAL}[access]
     assert bench.memory.faults[0] == (address + 4096, wanted)
     assert hex(address + 4096) in found.detail
 
