@@ -186,6 +186,12 @@ ROWS = (
         [((4, 3, 2048),), ((4, 3, 1025),)], [((4, 3, 1024),)],
     ),
     Rule(
+        "kernel.host.scan", "LANES", lambda x: x.cummax(1), lambda x: np.maximum.accumulate(x, 1),
+        lambda found: found.has("carried"),
+        [((3, 17),), ((5, 64),), ((2, 1025),), ((1, 2047),), ((33, 1000),)], [((3, 4),)],
+        dtypes=("int32",),
+    ),
+    Rule(
         "methods.order.running", "PIECE", lambda x: x.cumsum(0), lambda x: x.cumsum(0),
         lambda found: len(found.kernels) > 1,
         [((32768,),), ((49151,),), ((49152,),), ((50001,),)], [((32767,),)],
