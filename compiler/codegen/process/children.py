@@ -38,6 +38,7 @@ ANSWER = struct.Struct("<Bd")
 DONE, REFUSED, MISSING = 0, 1, 2
 NEEDED = ("name", "abi", "triple", "cpu", "features")  # the fields of a target that LLVM needs
 WORKER = "ugpu.compiler.codegen.process.worker"
+PASSES = 2  # raised when the same text is optimised otherwise (compiler.codegen.process.objects)
 KEPT = 20  # IR files of failed kernels kept in their folder
 
 
@@ -58,7 +59,7 @@ def request(text: str, target: TargetSpec, *, first: bool = False) -> bytes:
 @functools.cache
 def version() -> str:
     """Return the inputs of the generated code besides its text and target."""
-    return f"llvmlite {llvmlite.__version__}, {adreno_version()}"
+    return f"llvmlite {llvmlite.__version__}, passes {PASSES}, {adreno_version()}"
 
 
 class Child:

@@ -20,6 +20,9 @@ from ugpu.hcq.objects.jit import LLVM_LOCK
 from ugpu.hcq.state.target import TargetSpec
 
 _DEFINED = re.compile(r'^define\b[^@]*@"?([\w.$-]+)', re.MULTILINE)
+# LLVM 22's vectoriser of straight code takes the sign of one element for that of their maximum,
+# where maxima of floats are found among integers (compiler.expression.accumulate, `of_key`)
+_EXTREME = re.compile(r"@llvm\.s(max|min)\.i32\(")
 FIRST = 1  # of LLVM's levels of code generation, for the first version of a kernel
 
 
@@ -59,7 +62,8 @@ def _compile(text: str, target: TargetSpec, first: bool) -> bytes:
         module.triple = target.triple
         module.data_layout = str(machine.target_data)
         module.verify()
-        _optimise(module, machine, target, first)
+        straight = target.abi == "host" and not _EXTREME.search(text)
+        _optimise(module, machine, target, first, straight)
         if target.abi == "ptx":
             assembly: str = machine.emit_assembly(module)
             return assembly.encode()
@@ -68,12 +72,14 @@ def _compile(text: str, target: TargetSpec, first: bool) -> bytes:
 
 
 def _optimise(
-    module: llvm.ModuleRef, machine: llvm.TargetMachine, target: TargetSpec, first: bool
-) -> None:
-    """Run LLVM's passes; for a first version only the one that moves variables to registers."""
+    module: llvm.ModuleRef, machine: llvm.TargetMachine, target: TargetSpec, first: bool,
+    straight: bool,
+) -> None:  # fmt: skip
+    """Run LLVM's passes; for a first version only the one that moves variables to registers.
+    straight: whether straight code is vectorised."""
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = target.abi == "host"
-    options.slp_vectorization = target.abi == "host"
+    options.slp_vectorization = straight
     options.loop_interleaving = target.abi == "host"
     options.loop_unrolling = True
     builder = llvm.create_pass_builder(machine, options)

@@ -91,3 +91,17 @@ def test_types_of_arrays_stay(cpu: Device) -> None:
     assert Tensor(np.array([200], np.uint8), device=cpu).tolist() == [200]
     assert Tensor([True, False], dtype="int8", device=cpu).tolist() == [1, 0]
     assert Tensor(np.zeros((0,), np.float64), dtype="int8", device=cpu).tolist() == []
+
+
+@pytest.mark.parametrize("shape", [(8, 7), (16, 4), (16, 5), (4, 7)])
+@pytest.mark.parametrize("largest", [0.035, 0.0, 0.5, -0.1])
+def test_a_column_of_negative_numbers_and_a_small_one(
+    cpu: Device, shape: tuple[int, int], largest: float
+) -> None:
+    """Maxima of floats are found among integers: LLVM's vectoriser of straight code mistook the
+    sign of one element for that of the maximum, which made all results NaN."""
+    x = np.full(shape, -0.2, np.float32)
+    x[2] = largest
+    raised = np.exp(x - x.max(0))
+    found = Tensor(x, device=cpu).softmax(0).numpy()
+    assert np.allclose(found, raised / raised.sum(0), rtol=1e-6)

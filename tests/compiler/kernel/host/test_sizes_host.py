@@ -26,6 +26,11 @@ def loops(lowered: Lowered, name: str) -> int:
     return max((int(size) for size in sizes), default=0)
 
 
+def panels(lowered: Lowered) -> bool:
+    """Whether a product is computed in panels."""
+    return loops(lowered, "column_panel") > 0
+
+
 def softmax(x: Array, axis: int) -> Array:
     raised = np.exp(x - x.max(axis, keepdims=True))
     return np.asarray(raised / raised.sum(axis, keepdims=True))
@@ -121,7 +126,7 @@ LOOPS = (
     ),
     Rule(
         "kernel.host.loops", "ROWS", lambda x, y: x @ y, lambda x, y: x @ y,
-        lambda found: found.has("totals") and not found.has("tile"),
+        lambda found: found.has("totals") and not panels(found),
         [((3, 40), (40, 128)), ((3, 17), (17, 333))], [((4, 40), (40, 128))],
     ),
     Rule(
@@ -233,19 +238,19 @@ ROWS = (
 PRODUCTS = (
     Rule(
         "pattern.contraction", "SMALLEST SHORTEST", lambda x, y: x @ y, lambda x, y: x @ y,
-        lambda found: found.has("tile"),
+        panels,
         [((8, 4), (4, 8)), ((9, 5), (5, 11)), ((37, 70), (70, 33))],
         [((7, 15), (15, 8)), ((8, 3), (3, 8))],
     ),
     Rule(
         "pattern.contraction", "FEWEST LONGER", lambda x, y: x.permute(1, 0) @ y,
-        lambda x, y: x.T @ y, lambda found: found.has("tile"),
+        lambda x, y: x.T @ y, panels,
         [((16, 4), (16, 40)), ((17, 5), (17, 43))], [((15, 4), (15, 40)), ((17, 1), (17, 40))],
     ),
     Rule(
         "kernel.host.products.matmul", "DOTS",
         lambda x, y: x @ y.permute(1, 0), lambda x, y: x @ y.T,
-        lambda found: found.has("tile"), [((5, 16), (40, 16)), ((7, 19), (41, 19))],
+        panels, [((5, 16), (40, 16)), ((7, 19), (41, 19))],
         [((4, 16), (40, 16))],
     ),
     Rule(
@@ -257,7 +262,7 @@ PRODUCTS = (
     Rule(
         "kernel.host.products.matmul", "SIDE",
         lambda x, y: x @ y, lambda x, y: x @ y,
-        lambda found: found.has("tile"),
+        panels,
         [((3, 384, 12), (12, 40)), ((3, 383, 12), (12, 40)), ((5, 77, 12), (12, 41))],
     ),
     Rule(
@@ -269,7 +274,7 @@ PRODUCTS = (
     Rule(
         "kernel.host.products.packing", "LINE SETS ABREAST",
         lambda x, y: x @ y, lambda x, y: x @ y,
-        lambda found: found.has("tile", "left"),  # rows that share a set are packed
+        lambda found: panels(found) and found.has("left"),  # rows that share a set are packed
         [((40, 1024), (1024, 200)), ((35, 2048), (2048, 65))], [((40, 1040), (1040, 200))],
     ),
     Rule(
