@@ -203,8 +203,8 @@ def _across(computation: Computation, target: TargetSpec) -> Kernel:
     steps = Loop(step, (added,), left)
     clear = each("j0", totals, parts.identity)
     if not parts.based:
-        return nest.kernel((totals,), (clear, Loop(stretch, (steps,))))
+        return nest.kernel((clear, Loop(stretch, (steps,))))
     walk = side.steps("j1")
     first = walk.around(Store(bases, walk.position, substitute(parts.start, places(walk))))
     body = (first, Loop(stretch, (clear, steps, each("j2", bases))))
-    return nest.kernel((totals, bases), body)
+    return nest.kernel(body)

@@ -323,12 +323,6 @@ OTHERS = (
         [((1, 2, 27, 131), (2, 1, 3, 3))],
     ),
     Rule(
-        "kernel.host.windows", "FEWEST", lambda x, y: x.conv2d(y, padding=1, groups=2), depthwise,
-        lambda found: found.has("lines") and not found.has("totals"),
-        [((1, 2, 9, 4), (2, 1, 3, 3)), ((1, 2, 9, 5), (2, 1, 3, 3))],
-        [((1, 2, 9, 3), (2, 1, 3, 3))],
-    ),
-    Rule(
         "pattern.cost", "WINDOW_LINES", lambda x, y: x.conv2d(y, padding=1, groups=2), depthwise,
         lambda found: len(found.kernels) > 1,  # the padded image is stored first
         [((1, 2, 3, 5460), (2, 1, 3, 3)), ((1, 2, 2, 5472), (2, 1, 3, 3))],
@@ -362,7 +356,7 @@ OTHERS = (
     ),
 )  # fmt: skip
 
-# Text that a kernel of this processor has only if it multiplies two or four steps at once.
+# Text that a kernel of this processor has only if it multiplies several steps at once.
 NARROW = (
     Rule(
         "kernel.host.products.packing", "PAIR",
