@@ -39,6 +39,7 @@ HOST_FACTOR = 16  # the same on a host, where kernels cost less than products
 RADIX, LEAST = 10, 4  # the largest and the least factor whose matrices have turns
 COLUMNS = 16  # from which on reading a matrix for each of the other factor's elements pays
 FEW = 16  # neighbours from which on a host's vector has signals side by side in memory
+LANES = 4  # minimum of a vector of signals
 SPLIT = 256  # from which length on few signals of a host are split, so that vectors have signals
 PRIME = 512  # the longest prime length that is one matrix product
 KEPT = 1 << 16  # elements of the largest constants that a device keeps
@@ -291,8 +292,7 @@ def _signals(x: Tensor, place: int, size: int, sign: int, real: str, scale: floa
         turned = _signals(x.transpose(place, -2), x.ndim - 2, size, sign, real, scale)
         return None if turned is None else turned.transpose(place, -2)
     signals = graph.Signals(before, size, inner, sign, real, scale)
-    name = f"fourier {x.dtype.name} {size} {bool(real)}"
-    table = x._kept(name, lambda: turns.table(signals).astype(to_numpy(x.dtype)))
+    table = _turns_of(x, signals)
     if table is None:
         return None
     given = graph.reshape(x.node, (before, signals.given, inner, 2))
@@ -300,14 +300,22 @@ def _signals(x: Tensor, place: int, size: int, sign: int, real: str, scale: floa
     return found.reshape((*x.shape[:place], signals.wanted, *x.shape[place + 1 :]))
 
 
+def _turns_of(x: Tensor, signals: graph.Signals) -> Tensor | None:
+    name = f"fourier {x.dtype.name} {signals.size} {bool(signals.real)}"
+    return x._kept(name, lambda: turns.table(signals).astype(to_numpy(x.dtype)))
+
+
 def _split(x: Tensor, place: int, size: int, sign: int, scale: float) -> Tensor | None:
     """Transform a long signal, or one of few, over two factors of its length: element a * rest + b
     over a first, then over b, for which all a and all b are signals side by side."""
+    before, behind = x.shape[:place], x.shape[place + 1 : -1]
+    found = None if behind else _split_in_vectors(x, sign, scale)
+    if found is not None:
+        return found
     factor = _factor(size)
     rest = size // factor
     if factor < FEW:
         return None
-    before, behind = x.shape[:place], x.shape[place + 1 : -1]
     inner = _signals(x.reshape((*before, factor, rest, *behind, 2)), place, factor, sign, "", 1.0)
     if inner is None:
         return None
@@ -317,6 +325,35 @@ def _split(x: Tensor, place: int, size: int, sign: int, scale: float) -> Tensor 
     turned = Tensor.stack([real, imaginary], -1).contiguous()
     outer = _signals(turned, place + 1, rest, sign, "", scale)
     return None if outer is None else outer.transpose(place, place + 1).reshape(x.shape)
+
+
+def _split_in_vectors(x: Tensor, sign: int, scale: float) -> Tensor | None:
+    """The same for signals along memory, by two kernels: the first multiplies its results, the
+    second writes all of one b side by side. None unless both factors are whole vectors."""
+    before, size = math.prod(x.shape[:-2]), x.shape[-2]
+    lanes = x.device.target.vector_bytes // x.dtype.itemsize
+    known = range(math.isqrt(size) // lanes * lanes, 0, -lanes)
+    factor = next((each for each in known if size % (each * lanes) == 0), 0)
+    if not factor or lanes < LANES or 2 * size > KEPT or x.node.tracked:
+        return None
+    rest = size // factor
+    if not (turns.fits(factor) and turns.fits(rest)):
+        return None
+
+    def make() -> NDArray[np.float64]:
+        angles = np.outer(np.arange(factor), np.arange(rest)) * (sign * 2 * math.pi / size)
+        return np.stack([np.cos(angles), np.sin(angles)])
+
+    one = graph.Signals(before, factor, rest, sign, "", 1.0)
+    two = graph.Signals(before * factor, rest, 1, sign, "", scale, factor)
+    tables = [_turns_of(x, signals) for signals in (one, two)]
+    factors = _constant(x, f"turns {factor} {rest} {sign} across", make)
+    if tables[0] is None or tables[1] is None or factors is None:
+        return None
+    found = graph.reshape(x.node, (before, factor, rest, 2))
+    found = graph.fourier(found, tables[0].node, one, factors.node)
+    found = graph.reshape(found, (before * factor, rest, 1, 2))
+    return x._new(graph.reshape(graph.fourier(found, tables[1].node, two), x.shape))
 
 
 def _by_kernel(both: Tensor, place: int, sign: int, scale: float) -> Tensor | None:

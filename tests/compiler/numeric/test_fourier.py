@@ -71,6 +71,23 @@ def test_signals_side_by_side(shape: tuple[int, ...], axis: int) -> None:
 
 
 @SLOW
+@pytest.mark.parametrize("shape", [(3, 256), (2, 2, 512), (1, 1152), (17, 2304), (2, 8192)])
+def test_split_signals(shape: tuple[int, ...]) -> None:
+    """Over two factors that are whole vectors of 16 or less, of equal size or not; of float64 too,
+    and where gradients are recorded."""
+    numbers = random.standard_normal(shape) + 1j * random.standard_normal(shape)
+    given = Tensor(parts(numbers))
+    near(complex_of(fft.fft(given)), np.fft.fft(numbers))
+    near(complex_of(fft.ifft(given, norm="ortho")), np.fft.ifft(numbers, norm="ortho"))
+    near(complex_of(fft.fft(given * 2.0 + 1.0)), np.fft.fft(numbers * 2 + (1 + 1j)))
+    wide = fft.fft(Tensor(np.stack([numbers.real, numbers.imag], -1), dtype=float64))
+    np.testing.assert_allclose(complex_of(wide), np.fft.fft(numbers), atol=1e-10)
+    given.requires_grad_()
+    (fft.fft(given) * Tensor(parts(numbers))).sum().backward()
+    assert given.grad is not None
+    near(complex_of(given.grad), np.fft.ifft(numbers) * shape[-1])
+
+
 def test_float64_signals_are_computed_in_float64() -> None:
     numbers = random.standard_normal((9, 120))
     found = fft.rfft(Tensor(numbers, dtype=float64))

@@ -55,7 +55,8 @@ class _Transform:
         self.computation = computation
         _, self.axes, _ = computation.value.arg
         self.signals = self.axes.signals
-        self.body, self.turns = [ops.expand(each) for each in computation.value.sources]
+        sources = [ops.expand(each) for each in computation.value.sources]
+        self.body, self.turns, *self.factors = sources
         dtype = computation.output.dtype
         self.lanes = lanes = max(4, target.vector_bytes // dtype.itemsize)
         self.radices = factors(self.signals.size) or ()
@@ -141,11 +142,13 @@ class _Transform:
         """Write all results of the vector."""
         lanes, output = self.lanes, self.computation.output
         signals = self.signals
-        if self.row is not None:
+        if self.row is not None or signals.together > 1:
+            if signals.together % lanes and self.row is None:
+                return None
             place = self.rows.range(signals.wanted)
-            pair = self._scaled(self._get(self.ping, place.index()))
-            row = self.row * signals.wanted + place.index()
-            to = (row * signals.inner + self.rows.first) * 2
+            at = self._places(constant(0)) | {self.axes.place: place.index()}
+            pair = self._multiplied(self._get(self.ping, place.index()), at)
+            to = self._to(at)
             mixed = [each for i in range(lanes) for each in (i, lanes + i)]
             both = tuple(mixed[:lanes]), tuple(mixed[lanes:])
             stores = [
@@ -166,15 +169,37 @@ class _Transform:
         return self.rows.tiles(signals.wanted, lanes // 2, tile)
 
     def _given_apart(self) -> Statement:
-        lane, part, place = (self.rows.range(n) for n in (self.lanes, 2, self.signals.wanted))
-        at = self._places(lane.index())
-        row = at[self.axes.row] * self.signals.wanted + place.index()
-        to = (row * self.signals.inner + at[self.axes.column]) * 2 + part.index()
-        found = load(self.ping, (place.index() * 2 + part.index()) * self.lanes + lane.index())
-        if self.signals.scale != 1:
-            found = binary("mul", found, number(found, self.signals.scale))
-        store = Store(self.computation.output, to, found)
-        return self.rows.apart([place, part], lane, store, self.rows.left)
+        lane, place = (self.rows.range(n) for n in (self.lanes, self.signals.wanted))
+        at = self._places(lane.index()) | {self.axes.place: place.index()}
+        first = place.index() * (2 * self.lanes) + lane.index()
+        found = load(self.ping, first), load(self.ping, first + self.lanes)
+        real, imaginary = self._multiplied(found, at)
+        output, to = self.computation.output, self._to(at)
+        stores = Store(output, to, real), Store(output, to + 1, imaginary)
+        return Loop(place, (Loop(lane, stores, self.rows.left),))
+
+    def _to(self, at: dict[Range, Index]) -> Index:
+        """Return where the result for a row, a place and a column goes."""
+        signals, axes = self.signals, self.axes
+        row, place, column = (at[each] for each in (axes.row, axes.place, axes.column))
+        if signals.together > 1:
+            row, column = row // signals.together, row % signals.together
+        line: Index = row * signals.wanted + place
+        to: Index = (line * (signals.inner * signals.together) + column) * 2
+        return to
+
+    def _multiplied(self, x: Complex, at: dict[Range, Index]) -> Complex:
+        """Return results for a row, a place, and columns from one on, scaled and multiplied by
+        their factors."""
+        for factor in self.factors:
+            cosine, sine = (
+                substitute(factor, at | {self.axes.part: constant(part)}) for part in (0, 1)
+            )
+            if x[0].lanes > 1:
+                access = cosine.arg, sine.arg
+                cosine, sine = (load(a.memory, a.index, (), self.lanes) for a in access)
+            x = times(x, (cosine, sine))
+        return self._scaled(x)
 
     def _scaled(self, x: Complex) -> Complex:
         return x if self.signals.scale == 1 else scaled(x, self.signals.scale)
