@@ -26,6 +26,8 @@ device has it, see `require`. Complex types are those of ComplexTensor (compiler
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -95,6 +97,7 @@ ALL = (
 LACKING: Mapping[str, tuple[DType, ...]] = {"ir3": (float64,)}
 COMPLEX = "a Tensor is real; complex numbers are in a ugpu.ComplexTensor"
 _BITS: dict[DType, type[np.generic]] = {bfloat16: np.uint16, **dict.fromkeys(FLOAT8, np.uint8)}
+_HALF = struct.Struct("<e")
 _BY_NAME = {dtype.name: dtype for dtype in ALL}
 _TO_NUMPY: dict[str, np.dtype[np.generic]] = {
     dtype.name: np.dtype(_BITS.get(dtype, dtype.name)) for dtype in ALL
@@ -306,4 +309,9 @@ def rounded(number: bool | int | float, dtype: DType) -> float:
     unchanged."""
     if dtype.itemsize > 2:
         return number
+    if dtype is float16:  # as `encode` does, in a twentieth of its time
+        try:
+            return float(_HALF.unpack(_HALF.pack(number))[0])
+        except OverflowError:
+            return math.copysign(math.inf, number)
     return float(decode(encode(np.array([number], np.float64), dtype), dtype)[0])

@@ -78,10 +78,10 @@ class AmRungs(Rungs["Holder", "RingQueue"]):
             self.rung(
                 "mode2 reset", Level.MODE2, _GRAPHICS, self._mode2, self._check_mode2
             ),
+            self.power_rung(Level.MODE1, partial(boot.after_power_loss, units)),
             *(
                 self.boot_rung(name, Level.MODE1, partial(strike, units), check)
                 for name, strike, check in (
-                    ("boot after power loss", boot.after_power_loss, self._check_dark),
                     ("boot again", _go_on, self._check_not_booted),
                     ("mode1 reset", boot.mode1_reset, self._check_secure_os_runs),
                     (
@@ -119,10 +119,6 @@ class AmRungs(Rungs["Holder", "RingQueue"]):
         if not self.driver.units.smu.running():
             raise NotSupported("the SMU's firmware does not run")
         self._check_graphics()
-
-    def _check_dark(self) -> None:
-        if not self.driver.chip.lost():
-            raise NotSupported("the chip has power")
 
     def _check_not_booted(self) -> None:
         units = self.driver.units

@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ugpu.am import chips
 from ugpu.am.chip import discovery
 from ugpu.am.chips.facts import ChipFacts
 from ugpu.am.regs import load
 from ugpu.hcq.errors import DiscoveryError
-from ugpu.hcq.registers.fields import Register, RegisterMap
+from ugpu.hcq.registers.fields import RegisterMap
 from ugpu.hcq.transport.recorded.accesses import Access
 from ugpu.hcq.transport.recorded.format import Recording
-
-Names = Callable[[int, int], Register | None]
+from ugpu.hcq.transport.recorded.names import Names, names_in
 
 
 def register_names(recording: Recording) -> Names:
     """Return a function from (BAR, offset in bytes) to the register there, None if there is none.
 
     Bases come from the discovery table that the driver read, or else are the usual ones of the
-    chip. Of several registers at a place the function returns one.
+    chip.
     """
     facts = chips.find(recording.identity.vendor, recording.identity.device)
     if facts is None:
         return lambda window, offset: None
-    blocks = placed_tables(facts, recording)
-
-    def find(window: int, offset: int) -> Register | None:
-        if window != facts.generation.register_bar or offset % 4:
-            return None
-        index = offset // 4
-        for table, bases in blocks:
-            for segment, base in enumerate(bases):
-                found = table.find(index - base, segment) if index >= base else None
-                if found is not None:
-                    return found
-        return None
-
-    return find
+    return names_in(facts.generation.register_bar, placed_tables(facts, recording))
 
 
 def _bases(facts: ChipFacts, recording: Recording) -> Mapping[str, Sequence[int]]:

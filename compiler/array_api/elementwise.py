@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from ugpu.compiler.array_api.operands import array_of, pair_of, real_of
 from ugpu.compiler.tensor import Tensor
+from ugpu.hcq.errors import BadArgument
 
 Operand = Tensor | bool | int | float
 Unary = Callable[[Tensor], Tensor]
@@ -27,6 +28,9 @@ def _binary(name: str, method: Callable[..., Any]) -> Binary:
     def function(x1: Operand, x2: Operand, /) -> Tensor:
         left, right = pair_of(name, x1, x2)
         result: Tensor = getattr(left, method.__name__)(right)
+        if result is NotImplemented:
+            kinds = [x.dtype.name if hasattr(x, "dtype") else type(x).__name__ for x in (x1, x2)]
+            raise BadArgument(f"{name}: operands must be real, got {kinds[0]} and {kinds[1]}")
         return result
 
     return _named(function, name, method)
@@ -119,9 +123,9 @@ def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -
 
 def real(x: Tensor, /) -> Tensor:
     """Return the real parts."""
-    return array_of("real", x).real
+    return array_of("real", x).real.clone()
 
 
 def imag(x: Tensor, /) -> Tensor:
     """Return the imaginary parts, of a real tensor zeros."""
-    return array_of("imag", x).imag
+    return array_of("imag", x).imag.clone()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from ugpu.compiler.array_api.manipulation import matrix_transpose as matrix_transpose
-from ugpu.compiler.array_api.operands import array_of
+from ugpu.compiler.array_api.operands import array_of, pair_of
 from ugpu.compiler.dtype import DType
 from ugpu.compiler.numeric import linalg
 from ugpu.compiler.tensor import Tensor
@@ -104,7 +104,8 @@ def matrix_rank(x: Tensor, /, *, rtol: Tolerance = None) -> Tensor:
 
 def outer(x1: Tensor, x2: Tensor, /) -> Tensor:
     """Return `Tensor.outer`."""
-    return array_of("outer", x1).outer(x2)
+    left, right = pair_of("outer", x1, x2)
+    return left.outer(right)
 
 
 def pinv(x: Tensor, /, *, rtol: Tolerance = None) -> Tensor:
@@ -142,7 +143,8 @@ def tensordot(
     x1: Tensor, x2: Tensor, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2
 ) -> Tensor:
     """Return `Tensor.tensordot`."""
-    return array_of("tensordot", x1).tensordot(x2, axes)
+    left, right = pair_of("tensordot", x1, x2)
+    return left.tensordot(right, axes)
 
 
 def trace(x: Tensor, /, *, offset: int = 0, dtype: DType | None = None) -> Tensor:
@@ -152,7 +154,8 @@ def trace(x: Tensor, /, *, offset: int = 0, dtype: DType | None = None) -> Tenso
 
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     """Return `Tensor.vecdot`."""
-    return array_of("vecdot", x1).vecdot(x2, axis)
+    left, right = pair_of("vecdot", x1, x2)
+    return left.vecdot(right, axis)
 
 
 def vector_norm(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, cast
 
 from ugpu.compiler.array_api.elementwise import Operand
-from ugpu.compiler.array_api.operands import any_complex, array_of, real_of
+from ugpu.compiler.array_api.operands import any_complex, array_of, pair_of, real_of
 from ugpu.compiler.complex.tensor import ComplexTensor
+from ugpu.compiler.methods.core import is_complex
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.errors import BadArgument
 
@@ -112,6 +113,6 @@ def unique_values(x: Tensor, /) -> Tensor:
 def where(condition: Tensor, x1: Operand, x2: Operand, /) -> Tensor:
     """Return `Tensor.where`."""
     chosen = real_of("where", condition)
-    if any_complex(x1, x2) is not None:
-        return cast("Tensor", ComplexTensor.where(chosen, x1, x2))
+    if any_complex(x1, x2) is not None or is_complex(x1) or is_complex(x2):
+        return cast("Tensor", ComplexTensor.where(chosen, *pair_of("where", x1, x2)))
     return chosen.where(x1, x2)

@@ -14,7 +14,7 @@ from ugpu.compiler.codegen.instructions.exchange import Word, amd
 from ugpu.compiler.codegen.lines import element_type, stored_type
 from ugpu.compiler.codegen.shell import Shell
 from ugpu.compiler.codegen.values import Values
-from ugpu.compiler.dtype import bool_
+from ugpu.compiler.dtype import DType, bool_, float16, float32, rounded
 from ugpu.compiler.expression.algebra import Index
 from ugpu.compiler.expression.value import Memory, Value
 from ugpu.compiler.kernel.ir import Kernel
@@ -133,6 +133,16 @@ class AmdValues(Values):
             return self.new(f"select {tests} {chosen}, {kind} {constant}, {kind} {other}")
         return super().extreme(node, sources, kind)
 
+    def _cast(
+        self, text: str, source: DType, target: DType, lanes: int, node: Value | None = None
+    ) -> str:
+        """LLVM rounds a product of a half and a float by v_fma_mixlo_f16 with 0 as the third
+        operand, to which a product of -0 is added; one that is canonicalised it leaves alone."""
+        if target is float16 and node is not None and _is_mixed(node):
+            kind = element_type(source, lanes)
+            text = self.intrinsic("canonicalize", kind, [text])
+        return super()._cast(text, source, target, lanes, node)
+
     def other_lane(self, mask: int) -> Word:
         return amd(self, mask, self.wave_size)
 
@@ -147,6 +157,19 @@ class AmdValues(Values):
         at = self.new(f"getelementptr inbounds i8, ptr addrspace(4) {start}, {kind} {place}")
         kind = self.spaces[memory.space]
         return self.new(f"load {kind}, ptr addrspace(4) {at}, align 8, !invariant.load !0")
+
+
+def _is_mixed(node: Value) -> bool:
+    """Return whether a value is a product of which one factor alone is a half."""
+    if node.op != "mul" or node.dtype is not float32:
+        return False
+    halves = [
+        rounded(factor.arg, float16) == factor.arg
+        if factor.op == "const"
+        else factor.op == "cast" and factor.sources[0].dtype is float16
+        for factor in node.sources
+    ]
+    return halves[0] is not halves[1]
 
 
 def _above(constant: float, greater: bool) -> bool:

@@ -104,7 +104,7 @@ class Arithmetic(ComplexCore):
                 result, first = square if first else result * square, False
             exponent >>= 1
             square = square * square if exponent else square
-        return result.reciprocal() if inverse else result
+        return result.reciprocal() if inverse else +result
 
     float_power = pow
 

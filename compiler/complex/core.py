@@ -38,7 +38,8 @@ class ComplexCore:
     @classmethod
     def of(cls, real: Tensor, imag: Tensor) -> Self:
         """Return a complex tensor of two real ones, which are broadcast and converted to the type
-        of both, at least float32. BadArgument for tensors of two devices."""
+        of both, at least float32. An assignment to it leaves them as they are. BadArgument for
+        tensors of two devices."""
         kind = dtypes.wide(dtypes.promote(real.dtype, imag.dtype))
         if real.device is not imag.device:
             raise BadArgument(
@@ -46,7 +47,7 @@ class ComplexCore:
                 f"{imag.device.name}"
             )
         made: Self = object.__new__(cls)
-        one, two = (part if part.dtype is kind else part.cast(kind) for part in (real, imag))
+        one, two = (part.cast(kind) for part in (real, imag))  # never the given tensors themselves
         if one.shape != two.shape:
             shape = broadcast_shape("complex", one.shape, two.shape)
             one, two = one.expand(shape), two.expand(shape)
@@ -158,8 +159,10 @@ class ComplexCore:
     placement = "complex"  # of its parts, for recorded functions
 
     def with_parts(self, parts: Sequence[Tensor]) -> Self:
-        """Return a complex tensor of other parts."""
-        return self.of(*parts)
+        """Return a complex tensor whose parts are these tensors themselves."""
+        made: Self = object.__new__(type(self))
+        made.real, made.imag = parts
+        return made
 
 
 def complex_dtype(given: Any) -> DType:  # Any: checked here

@@ -33,7 +33,7 @@ class Reductions(Shapes):
         axes = result._axes("prod", axis)
         for place in axes:
             result = result._halved(place)
-        return result if keepdims else result.squeeze(list(axes)) if axes else result
+        return +result if keepdims or not axes else result.squeeze(list(axes))
 
     def _halved(self, place: int) -> Self:
         """Multiply the halves of an axis, until there is one element; of none it is 1."""
@@ -59,7 +59,7 @@ class Reductions(Shapes):
             both = later * result.narrow(place, 0, size - distance)
             result = self.cat([result.narrow(place, 0, distance), both], place).contiguous()
             distance *= 2
-        return result
+        return +result
 
     def var(self, axis: Axis = None, keepdims: bool = False, correction: float = 1) -> Tensor:
         """Return the variance, which is real: the sum of those of both parts."""
@@ -82,16 +82,17 @@ class Reductions(Shapes):
         """Return whether an element differs from zero."""
         return self.ne(0).any(axis, keepdims)
 
-    def count_nonzero(self, axis: Axis = None) -> Tensor:
+    def count_nonzero(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """Return how many elements differ from zero."""
-        return self.ne(0).count_nonzero(axis)
+        return self.ne(0).count_nonzero(axis, keepdims)
 
-    def nonzero(self) -> Tensor:
+    def nonzero(self, as_tuple: bool = False) -> Any:
+        """Return the places of elements that differ from zero, see `Tensor.nonzero`."""
+        return self.ne(0).nonzero(as_tuple)
+
+    def argwhere(self) -> Tensor:
         """Return the places of elements that differ from zero, as rows of indices."""
-        places: Tensor = self.ne(0).nonzero()
-        return places
-
-    argwhere = nonzero
+        return self.ne(0).argwhere()
 
     def dist(self, other: Any, p: float = 2) -> Tensor:
         """Return the norm of the difference."""

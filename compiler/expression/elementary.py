@@ -1,7 +1,8 @@
 """The element-wise operations of the tensor graph: translation of each to IR, and its cost.
 
 The tensor layer has already brought the sources to one type. Floats of 16 and 8 bits are computed
-in float32 and rounded after every operation, so that results do not depend on what was fused.
+in float32 and rounded after every operation, so that results do not depend on what was fused. A
+number beside them, a constant or in memory ("number"), is a float32 that is not rounded first.
 
 Elementary functions stay one operation of the IR ("function") while a kernel is built, so that
 repeated ones are small and can be recognised; `expand` expands them for lowering.
@@ -100,6 +101,9 @@ BUILDERS: Mapping[str, Build] = {
 }
 FUNCTIONS = frozenset(("pow", "floordiv", "mod", *_ELEMENTARY))
 COMPARISONS = frozenset(("lt", "le", "eq", "ne"))
+FREE = frozenset((
+    "const", "number", "index", "load", "bitcast", "extract", "pack", "broadcast", "results",
+))  # fmt: skip
 # In additions; an operation not listed costs one.
 COSTS: Mapping[str, int] = {
     "exp": 12, "exp2": 12, "expm1": 14, "log": 16, "log2": 16, "log10": 16, "log1p": 24,
@@ -120,16 +124,23 @@ def price(op: str, dtype: DType) -> int:
 
 def build(op: str, dtype: DType, sources: list[Value]) -> Value:
     """Return the IR of one operation with result type `dtype`."""
-    wide = [cast(s, float32) if is_narrow(s.dtype) and op != "where" else s for s in sources]
+    wide = [_wide(s) if is_narrow(s.dtype) and op != "where" else s for s in sources]
     if op in FUNCTIONS and (op == "pow" or wide[0].dtype.is_float):
         return cast(value("function", wide[0].dtype, wide, op), dtype)
     return cast(BUILDERS[op](*wide), dtype)
 
 
+def _wide(narrow: Value) -> Value:
+    """Return the float32 of a float of 16 or 8 bits."""
+    return narrow.sources[0] if narrow.op == "number" else cast(narrow, float32)
+
+
 def expand(root: Value) -> Value:
-    """Replace every "function" in a value by simpler operations."""
+    """Replace every "function" and "number" in a value by simpler operations."""
 
     def change(node: Value, sources: tuple[Value, ...]) -> Value | None:
+        if node.op == "number":  # something other than an operation reads it
+            return cast(sources[0], node.dtype)
         return BUILDERS[node.arg](*sources) if node.op == "function" else None
 
     return rebuild(root, change)
@@ -137,6 +148,6 @@ def expand(root: Value) -> Value:
 
 def cost(node: Value) -> int:
     """Return the cost of one evaluation of a value's own operation (compiler.pattern.cost)."""
-    if node.op in ("const", "index", "load", "bitcast", "extract", "pack", "broadcast", "results"):
+    if node.op in FREE:
         return 0
     return price(node.arg if node.op == "function" else node.op, node.dtype)

@@ -76,7 +76,7 @@ def operation_text(node: Value, sources: list[str]) -> str:
     if node.op == "reduce":
         over = ", ".join(f"{r.name} in {r.size}" for r in node.arg[1])
         return f"{node.arg[0]}[{over}]({sources[0]})"
-    if node.op in ("cast", "bitcast", "broadcast", "pack"):
+    if node.op in ("cast", "bitcast", "number", "broadcast", "pack"):
         kind = type_text(node.dtype, node.lanes)
         return f"{node.op}:{kind}({', '.join(sources)})"
     if node.op == "extract":

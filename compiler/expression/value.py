@@ -4,7 +4,7 @@
     index      = compiler.expression.algebra.Index    integers that are functions of ranges
 
 Values are interned: structurally equal values are one object, compared by identity. A value with
-lanes > 1 is a short vector. "reduce", "along", "function" and "results" exist only before
+lanes > 1 is a short vector. "reduce", "along", "function", "number" and "results" exist only before
 lowering; compiler.kernel.verify checks what may stand where. Code that creates values holds
 `interning`.
 """
@@ -60,6 +60,7 @@ OPS: Mapping[str, tuple[int | None, str]] = {
     "along": (None, "free"),  # arg: (kind of node, what, ranges); as in compiler.graph.along
     "results": (None, "free"),  # the values of several outputs; only before lowering
     "function": (None, "same"),  # arg: the name of an elementary function; only before lowering
+    "number": (1, "free"),  # a float32 that narrow operations do not round; only before lowering
     "cast": (1, "free"),
     "bitcast": (1, "free"),
     "extract": (1, "free"),  # arg: the lane

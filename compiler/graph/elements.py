@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from ugpu.compiler.dtype import DType, int32, int64
+from ugpu.compiler.dtype import DType, int32, int64, is_narrow, rounded
 from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.algebra import Index, Validity, constant
 from ugpu.compiler.expression.value import Value, const, value
@@ -37,6 +37,22 @@ Kind(
     lambda trace, node, at, valid: value("index", node.dtype, (), at[0]),
     stored=False,
     positional=True,
+)
+
+
+def number(source: Node, dtype: DType) -> Node:
+    """Return a stored float32 as an element of a float type of 16 or 8 bits. Operations compute
+    with it as with a constant of that type: without rounding it first."""
+    return Node("number", dtype, source.shape, (source,))
+
+
+Kind(
+    "number",
+    lambda trace, node, at, valid: value(
+        "number", node.dtype, (trace.value(node.sources[0], at, valid),)
+    ),
+    aligned=True,
+    stored=False,
 )
 
 
@@ -88,7 +104,7 @@ def cast(source: Node, dtype: DType) -> Node:
         source.op == "const" and dtype.is_float and not source.dtype.is_float
         and abs(source.arg) <= 1 << 53  # so that it is rounded once
     ):  # fmt: skip
-        return Node("const", dtype, source.shape, (), float(source.arg))
+        return Node("const", dtype, source.shape, (), rounded(float(source.arg), dtype))
     return Node("cast", dtype, source.shape, (source,))
 
 
@@ -98,6 +114,8 @@ def _converted(trace: Trace, node: Node, at: tuple[Index, ...], valid: Validity)
         return value("index", dtype, (), inner.arg)
     if inner.op == "index" and dtype.is_float and inner.arg.magnitude() < 1 << 31:
         inner = value("index", int32, (), inner.arg)
+    if inner.op == "const" and is_narrow(inner.dtype):
+        inner = const(rounded(inner.arg, inner.dtype), inner.dtype)
     return converted(inner, dtype)
 
 

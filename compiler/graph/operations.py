@@ -17,6 +17,7 @@ from ugpu.compiler.graph.elements import full as full
 from ugpu.compiler.graph.elements import in_host_memory as in_host_memory
 from ugpu.compiler.graph.elements import instead as instead
 from ugpu.compiler.graph.elements import iota as iota
+from ugpu.compiler.graph.elements import number as number
 from ugpu.compiler.graph.fourier import Signals as Signals
 from ugpu.compiler.graph.fourier import fourier as fourier
 from ugpu.compiler.graph.movement import cat as cat

@@ -24,6 +24,9 @@ LONG = 1 << 20  # elements of a source that make waking a device's thread early 
 MOST = 48  # operations of a recipe
 DEEPEST = 16  # results of recipes in one chain
 HELD_FROM = 8  # numbers that recipes contain, of each series
+# Operations on a narrow float that read a Python number in float32; others read it in that type. As
+# PyTorch's for GPUs (BinaryInternal.h and BinaryDivFloorKernel.cu in ATen/native/cuda: opmath_t).
+EXACT = frozenset(("add", "sub", "mul", "div", "floordiv"))
 
 T = TypeVar("T")
 
@@ -162,16 +165,18 @@ class Series:
 
     Attributes:
         dtype: the type in which the operation reads them.
+        exact: whether it reads them in float32 if that type is narrow.
         first: those that recipes contain.
-        recipe: for other numbers, in memory, and a stored operand; None before its first use.
+        recipe: for other numbers, in memory, and stored operands; None before its first use.
     """
 
-    __slots__ = ("dtype", "first", "recipe")
+    __slots__ = ("dtype", "exact", "first", "recipe")
 
-    def __init__(self, dtype: DType, number: int | float, real: bool) -> None:
-        """dtype: of the operand. real: the result is a float."""
+    def __init__(self, dtype: DType, number: int | float, op: object) -> None:
+        """dtype: of the operand. op: the operation."""
         promoted = dtypes.promote_scalar(dtype, number)
-        self.dtype = dtypes.float_dtype(promoted) if real else promoted
+        self.dtype = dtypes.float_dtype(promoted) if op == "div" else promoted
+        self.exact = op in EXACT
         self.first: tuple[int | float, ...] = (number,)
         self.recipe: Recipe | None = None
 

@@ -43,6 +43,7 @@ from ugpu.compiler.kernel.ir import (
 )
 from ugpu.compiler.kernel.matrix_units import GROUP_UNITS, MATRICES, ROW, UNITS
 
+UNLOWERED = frozenset(("reduce", "along", "function", "number", "results"))
 ELEMENT_OPS = ("load", "const", "cast", "bitcast", "where", "gate", "extract", "pack", "broadcast",
                "shuffle", "dot2", "dot4", "matrix", "exchange", "matrices")  # fmt: skip
 WHOLE_WAVES = ("matrix", "exchange", "matrices")  # operations of all threads of a wave together
@@ -294,7 +295,7 @@ class _Checker:
 
     def value(self, node: Value, bound: dict[str, int]) -> None:
         _require(
-            node.op in OPS and node.op not in ("reduce", "along", "function", "results"),
+            node.op in OPS and node.op not in UNLOWERED,
             "an operation of the lowered grammar",
             node,
         )

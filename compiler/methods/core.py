@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
@@ -11,7 +12,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import DType
+from ugpu.compiler.dtype import DType, float32
 from ugpu.compiler.graph import operations as graph
 from ugpu.compiler.graph.forms import Makes
 from ugpu.compiler.graph.node import Node, Recipe, Repeated, Shape
@@ -157,11 +158,18 @@ class TensorCore:
         number: int | float,
         method: Callable[[Any], Self],
         holds: bool,
+        other: TensorCore | None = None,
     ) -> Self:
-        """Return what `_again` does for a method of self and a Python number, which is part of the
-        recipe. holds: the recipe may read it from memory instead, and does for all but the first
-        HELD_FROM numbers that come for arrays like these."""
-        sources = sources_of((self.node,))
+        """Return what `_again` does for a method of self, another tensor if any, whose type is then
+        the number's, and a Python number, which is part of the recipe. holds: the recipe may read
+        it from memory instead, and does for all but the first HELD_FROM numbers that come for
+        arrays like these."""
+        if other is None:
+            sources = sources_of((self.node,))
+        elif other.device is self.device:
+            sources = sources_of((self.node, other.node))
+        else:
+            return method(number)
         if sources is None or watchers:
             return method(number)
         kind, units = type(number), self.device.target.compute_units
@@ -171,14 +179,15 @@ class TensorCore:
             if series is None:
                 if len(_series) >= RECIPES:
                     _series.clear()
-                series = _series[like] = Series(self.dtype, number, name[0] == "div")
+                dtype = self.dtype if other is None else other.dtype
+                series = _series[like] = Series(dtype, number, name[0])
             if number not in series.first and not series.began(number):
-                result = self._with_memory(series, name, number, method)
+                result = self._with_memory(series, name, number, method, other)
                 if result is not None:
                     return result
-        if kind is float and not number:  # 0.0 and -0.0 are equal
-            return method(number)
         own = (*name, kind, number)
+        if kind is float and not number:  # 0.0 and -0.0 are equal
+            own = (*own, math.copysign(1, number))
         key = (own, sources[0], units)
         recipe = _recipes.get(key, _UNKNOWN)
         if recipe is _UNKNOWN:
@@ -194,23 +203,31 @@ class TensorCore:
         name: tuple[object, ...],
         number: int | float,
         method: Callable[[Any], Self],
+        other: TensorCore | None,
     ) -> Self | None:
         """Return the result of a method with a number that it reads from memory; None if the number
         has to be part of the kernel."""
         dtype = series.dtype
         if dtype.is_integer and not dtypes.lowest(dtype) <= number <= dtypes.highest(dtype):
             return None  # the method has an error, or an answer
+        if dtypes.is_narrow(dtype):
+            if not series.exact:
+                number = dtypes.rounded(number, dtype)
+            dtype = float32
         node = self._stored_number(dtype, number)
         if node is None:
             return None
         own = self.node
-        if series.recipe is not None and own.storage is not None:
-            return self._repeated(series.recipe, (own, node), (own, node), ())
+        given = (own, node) if other is None else (own, other.node, node)
+        stored = own.storage is not None and (other is None or other.node.storage is not None)
+        if series.recipe is not None and stored:
+            return self._repeated(series.recipe, given, given, ())
         made: Self = object.__new__(self._kind)
         made.device, made.node = self.device, node
-        result = self._again((*name, "held"), (made,), partial(with_held, method, number, node))
+        others = (made,) if other is None else (other, made)
+        result = self._again((*name, "held"), others, partial(with_held, method, number, node))
         last = result.node
-        if own.storage is not None and isinstance(last, Repeated) and last.given == (own, node):
+        if stored and isinstance(last, Repeated) and last.given == given:
             series.recipe = last.recipe
         return result
 
@@ -318,15 +335,23 @@ class TensorCore:
         """Return the measured best form, see compiler.search.forms; None while recording."""
         raise NotImplementedError
 
-    def _constant(self, operation: str, number: Scalar, dtype: DType, shape: Shape) -> Node:
-        """Return a Python scalar as a node; BadArgument if the type cannot hold it."""
+    def _constant(
+        self, operation: str, number: Scalar, dtype: DType, shape: Shape, exact: bool = False
+    ) -> Node:
+        """Return a Python scalar as a node; BadArgument if the type cannot hold it. exact: an
+        operation reads it, in float32 if the type is narrow: it is not rounded to the type."""
         if not isinstance(number, bool | int | float):
             raise BadArgument(f"{operation}: expected a number, got {number!r}")
-        if isinstance(number, HeldInt | HeldFloat) and number.node.dtype is dtype:
-            return broadcast(number.node, shape)
+        if isinstance(number, HeldInt | HeldFloat):
+            if number.node.dtype is dtype:
+                return broadcast(number.node, shape)
+            if dtypes.is_narrow(dtype):
+                return broadcast(graph.number(number.node, dtype), shape)
         if dtype.is_integer and not dtypes.lowest(dtype) <= number <= dtypes.highest(dtype):
             raise BadArgument(f"{operation}: {number} is out of range for {dtype.name}")
         try:
+            if dtypes.is_narrow(dtype) and not exact:
+                number = dtypes.rounded(number, dtype)
             return graph.full(float(number) if dtype.is_float else number, dtype, shape)
         except OverflowError:
             raise BadArgument(f"{operation}: {number} is out of range for {dtype.name}") from None
@@ -350,10 +375,10 @@ class TensorCore:
         return dtypes.float_dtype(self._common(operation, *given))
 
     def _operands(
-        self, operation: str, *others: Any, common: DType | None = None
+        self, operation: str, *others: Any, common: DType | None = None, exact: bool = False
     ) -> tuple[DType, list[Node]]:
         """Return self and others broadcast to one shape and converted to one type (`common`, if
-        given)."""
+        given). exact: see `_constant`."""
         lifted = [self, *(self._lift(operation, other) for other in others)]
         dtype = common or self._common(operation, *lifted[1:])
         shape = broadcast_shape(
@@ -364,7 +389,7 @@ class TensorCore:
             if isinstance(each, TensorCore):
                 nodes.append(broadcast(graph.cast(each.node, dtype), shape))
             else:
-                nodes.append(self._constant(operation, each, dtype, shape))
+                nodes.append(self._constant(operation, each, dtype, shape, exact))
         return dtype, nodes
 
     def _axis(self, operation: str, axis: int, extra: int = 0) -> int:

@@ -11,10 +11,12 @@ from ugpu.compiler import dtype as dtypes
 from ugpu.compiler.dtype import DType, bool_, float32
 from ugpu.compiler.expression.elementary import WHOLE_POWERS
 from ugpu.compiler.graph import operations as graph
+from ugpu.compiler.graph.recipe import EXACT
 from ugpu.compiler.methods.core import Scalar, TensorCore, broadcast, is_complex, number_of
 from ugpu.hcq.errors import BadArgument
 
-HELD = frozenset(("add", "sub", "mul", "max", "min"))  # no number decides how they are computed
+# No number decides how they are computed; a power of integers is a few products if it is known.
+HELD = frozenset(("add", "sub", "mul", "max", "min", "floordiv", "mod"))
 
 
 class Elementwise(TensorCore):
@@ -25,7 +27,8 @@ class Elementwise(TensorCore):
 
     def _binary(self, op: str, other: Any, name: str = "", reverse: bool = False) -> Self:
         combined = partial(self._combined, op, name, reverse)
-        return self._again_with((op, reverse), other, combined, op in HELD)
+        holds = op in HELD or (op == "pow" and self.dtype.is_float)
+        return self._again_with((op, reverse), other, combined, holds)
 
     def _again_with(
         self, name: tuple[object, ...], other: Any, method: Callable[[Any], Self], holds: bool
@@ -43,7 +46,7 @@ class Elementwise(TensorCore):
         return method(other)
 
     def _combined(self, op: str, name: str, reverse: bool, other: Any) -> Self:
-        dtype, (left, right) = self._operands(name or op, other)
+        dtype, (left, right) = self._operands(name or op, other, exact=op in EXACT)
         if dtype is bool_ and op in ("sub", "floordiv", "mod"):
             raise BadArgument(
                 f"{name or op}: bools are not supported; cast them, or use logical operations"
@@ -69,7 +72,7 @@ class Elementwise(TensorCore):
 
     def _bitwise(self, op: str, other: Any, reverse: bool = False) -> Self:
         combined = partial(self._of_bits, op, reverse)
-        return self._again_with(("bits", op, reverse), other, combined, False)
+        return self._again_with(("bits", op, reverse), other, combined, True)
 
     def _of_bits(self, op: str, reverse: bool, other: Any) -> Self:
         dtype, (left, right) = self._operands(op, other)
@@ -135,7 +138,8 @@ class Elementwise(TensorCore):
 
     def _quotient(self, reverse: bool, other: Any) -> Self:
         common, _ = self._operands("div", other)
-        dtype, (left, right) = self._operands("div", other, common=dtypes.float_dtype(common))
+        dtype = dtypes.float_dtype(common)
+        _, (left, right) = self._operands("div", other, common=dtype, exact=True)
         if reverse:
             left, right = right, left
         return self._new(graph.elementwise("div", dtype, left, right))
@@ -273,6 +277,12 @@ class Elementwise(TensorCore):
         condition)."""
         if self.dtype is not bool_:
             raise BadArgument(f"where: the condition must be bool, got {self.dtype.name}")
+        if type(other) in (float, int) and isinstance(input, TensorCore):
+            chosen = partial(self._chosen, input)
+            return self._again_with_number(("where", True), other, chosen, True, input)
+        if type(input) in (float, int) and isinstance(other, TensorCore):
+            chosen = partial(self._chosen, other=other)
+            return self._again_with_number(("where", False), input, chosen, True, other)
         tensors = tuple([each for each in (input, other) if isinstance(each, TensorCore)])
         numbers: list[object] = []
         for each in (input, other):

@@ -223,7 +223,7 @@ class Reductions(Elementwise, Movement):
             return flat.reshape((1,) * self.ndim) if keepdims else flat
         place = self._some(operation, self._axis(operation, axis))[0]
         cut = split.decide(self.shape, (place,))
-        if cut is not None and place == self.ndim - 1 and self.device.target.abi == "host":
+        if cut is not None and place == self.ndim - 1 and self._few_rows(self.shape[place]):
             shape = (*self.shape[:-1], *[1] * keepdims)
             return self._position_by_pieces(operation, cut[2]).reshape(shape)
         best = self.max(place, True) if operation == "argmax" else self.min(place, True)
@@ -236,6 +236,12 @@ class Reductions(Elementwise, Movement):
         places = graph.reshape(graph.cast(graph.iota(count), counter), shape)
         first = found.where(self._new(places), count - 1).min(place, keepdims)
         return first.cast(int64)
+
+    def _few_rows(self, length: int) -> bool:
+        """Return whether the device is a host that rows of a length leave without work."""
+        target = self.device.target
+        rows = self.numel() // length
+        return target.abi == "host" and not split.keep_busy(rows, target.compute_units)
 
     def _position_by_pieces(self, operation: str, pieces: int) -> Self:
         """Search each piece of the last axis, and then among the pieces' elements."""

@@ -6,11 +6,11 @@ memory from then on, and further graphs of this structure compile nothing (`x * 
 rate each time).
 
 Numbers stay in the kernels where the compiler's decisions depend on them: in graphs that count
-positions or index (masks and slices by position), in calls of nested functions, as exponents, and
-as padding.
+positions or index (masks and slices by position), in calls of nested functions, as exponents of
+integers, and as padding.
 
 An operation with a number that is new each time is planned once if its recipe reads the number from
-memory (`HeldNumbers`, compiler.methods.core).
+memory (`HeldNumbers`, compiler.methods.core). Results do not depend on where a number comes from.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ugpu.hcq.work.queue import QueueKind
 
 CELLS = 256  # numbers that may be in use at a time
 TRIES = 4  # cells that are looked at
-# Not of narrow floats, whose numbers kernels do not round before they compute with them.
+# Of narrow floats, numbers are in memory as float32 (compiler.graph.elements.number).
 FORMS = {
     name: struct.Struct(f"<{form}")
     for name, form in (
@@ -42,7 +42,7 @@ FORMS = {
         ("uint8", "B"),
     )
 }  # fmt: skip
-DECIDING = frozenset(("pow",))  # operations whose expansion depends on an operand's value
+DECIDING = frozenset(("pow",))  # of integers: the expansion depends on an operand's value
 KINDS = 4096  # structures remembered; beyond this all are discarded
 
 
@@ -56,12 +56,13 @@ class Opened:
     def __init__(self) -> None:
         self._kinds: dict[Structure, tuple[tuple[str, ...], set[int]]] = {}
 
-    def open(self, key: Structure, nodes: Sequence[Node], pool: MemoryPool) -> bool:
+    def open(self, key: Structure, nodes: Sequence[Node], pool: MemoryPool) -> list[Node]:
         """Read the numbers in which a new graph differs from others of its structure from memory.
-        Return whether the graph has changed. key, nodes: of schedule.plan.structure."""
+        Return the nodes that the graph has more by this, if any. key, nodes: of
+        schedule.plan.structure."""
         places = _places(key, nodes)
         if not places:
-            return False
+            return []
         numbers = tuple([key[place][3] for place in places])
         kind = list(key)
         for place in places:
@@ -74,18 +75,16 @@ class Opened:
             for place, number, before in zip(places, numbers, first, strict=True)
             if number != before
         )
-        for place in differing:
-            _read_from_memory(nodes[place], pool)
-        return bool(differing)
+        return [node for place in differing for node in _read_from_memory(nodes[place], pool)]
 
 
 class HeldNumbers:
-    """Memory for numbers that recipes read, on a device whose memory the host can write.
-    Thread-safe.
+    """Memory for numbers that recipes read. Thread-safe.
 
-    A cell is written again once no node refers to it and the device has passed what read it: it is
-    idle, or its timeline has reached what was submitted when the cell was last seen unused, half a
-    round before.
+    Where the host cannot write a device's memory, each number has new memory, which the device
+    fills. Else they are in cells. A cell is written again once no node refers to it and the device
+    has passed what read it: it is idle, or its timeline has reached what was submitted when the
+    cell was last seen unused, half a round before.
     """
 
     def __init__(self, pool: MemoryPool) -> None:
@@ -101,20 +100,21 @@ class HeldNumbers:
         now, or the type cannot hold the number."""
         form = FORMS.get(dtype.name)
         core = self._pool.core
-        if form is None or not self._writable or core.capturing is not None:
+        if form is None or core.capturing is not None:
             return None
-        with self._lock:
-            cell = self._free()
-            if cell is None:
-                return None
-            part, view = cell
-            try:
-                form.pack_into(view, 0, number)
-            except (OverflowError, struct.error):
-                return None
-            node = Node("buffer", dtype, ())
-            node.storage = part
-        return node
+        node = Node("buffer", dtype, ())
+        try:
+            with self._lock:
+                cell = self._free() if self._writable else None
+                if cell is not None:
+                    node.storage, view = cell
+                    form.pack_into(view, 0, number)
+            if not self._writable:
+                packed = form.pack(number).ljust(4, b"\0")
+                node.storage = _filled(self._pool, memoryview(packed).cast("I").tolist())
+        except (OverflowError, struct.error):
+            return None
+        return None if node.storage is None else node
 
     def _free(self) -> tuple[Part, memoryview] | None:
         """Return a cell that nothing reads."""
@@ -176,7 +176,12 @@ def _places(key: Structure, nodes: Sequence[Node]) -> list[int]:
         if node.op == "const" and node.dtype is not bool_ and node.size and place not in roots:
             found.append(place)
     if found:
-        deciding = {id(each) for node in nodes if node.op in DECIDING for each in _behind(node)}
+        deciding = {
+            id(each)
+            for node in nodes
+            if node.op in DECIDING and not node.dtype.is_float
+            for each in _behind(node)
+        }
         found = [place for place in found if id(nodes[place]) not in deciding]
     return found
 
@@ -191,28 +196,40 @@ def _behind(node: Node) -> list[Node]:
     return behind
 
 
-def _read_from_memory(node: Node, pool: MemoryPool) -> None:
-    """Turn a number's node into one that repeats an element of memory."""
-    words = _words(node)
-    storage: Storage = pool.take(words.nbytes)
+def _read_from_memory(node: Node, pool: MemoryPool) -> list[Node]:
+    """Turn a number's node into one that repeats an element of memory; return the nodes below."""
+    kind = dtypes.wide(node.dtype) if node.dtype.is_float else node.dtype
+    words = _words(node.arg, kind)
     core = pool.core
     if core.driver.reads_host_memory and core.idle and core.capturing is None:
+        storage = pool.take(words.nbytes)
         core.copies.upload(storage.buffer, words.data.cast("B"))
-    else:  # without waiting for work before it
-        queue = pool.device.queue()
-        for place, word in enumerate(words.tolist()):
-            queue.fill(storage.buffer[4 * place : 4 * place + 4], word)
-        queue.submit()
-    held = Node("buffer", node.dtype, ())
-    held.storage = storage
-    ones = (1,) * len(node.shape)
-    if node.size == 1:
-        node.sources, node.op, node.arg = (held,), "reshape", None
     else:
-        node.sources, node.op, node.arg = (graph.reshape(held, ones),), "expand", None
+        storage = _filled(pool, words.tolist())
+    held = Node("buffer", kind, ())
+    held.storage = storage
+    below = [held]
+    if kind is not node.dtype:
+        below.append(graph.number(held, node.dtype))
+    if node.size != 1 and node.shape:
+        below.append(graph.reshape(below[-1], (1,) * len(node.shape)))
+    node.sources, node.arg = (below[-1],), None
+    node.op = "reshape" if node.size == 1 else "expand"
+    return below
 
 
-def _words(node: Node) -> NDArray[np.uint32]:
+def _filled(pool: MemoryPool, words: Sequence[int]) -> Storage:
+    """Return new memory that a device fills with words of 32 bits, without waiting for work before
+    it."""
+    storage = pool.take(4 * len(words))
+    queue = pool.device.queue()
+    for place, word in enumerate(words):
+        queue.fill(storage.buffer[4 * place : 4 * place + 4], word)
+    queue.submit()
+    return storage
+
+
+def _words(number: int | float, dtype: DType) -> NDArray[np.uint32]:
     """Return a number as its device stores it, repeated to whole words of 32 bits."""
-    stored = dtypes.encode(np.array([node.arg]), node.dtype)
+    stored = dtypes.encode(np.array([number]), dtype)
     return np.tile(stored, max(1, 4 // stored.itemsize)).view(np.uint32)

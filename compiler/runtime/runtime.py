@@ -117,7 +117,8 @@ class Runtime:
             wanted = [base for base in bases if base.storage is None]
             if wanted:
                 key, nodes = structure(wanted)
-                if key not in self._plans and self._opens(key, nodes):
+                opened = self._opens(key, nodes) if key not in self._plans else []
+                if opened:
                     key, nodes = structure(wanted)
                 ready = self._planned(key, wanted, nodes)
                 told = self._shown(wanted, nodes) if watchers else []
@@ -125,18 +126,19 @@ class Runtime:
                     behind().wait()  # times are those of the second versions
                 self._run(ready, bases, nodes, told)
                 if own is not None and recipe is not None:
-                    self._write(ready, nodes, recipe, given, own)
+                    self._write(ready, nodes, recipe, given, own, opened)
             for root, base in zip(roots, bases, strict=True):
                 if root is not base:
                     root.settle(base.storage)
 
-    def _opens(self, key: Structure, nodes: Sequence[Node]) -> bool:
-        """Return whether numbers of the graph come from memory now; see compiler.runtime.opened."""
+    def _opens(self, key: Structure, nodes: Sequence[Node]) -> list[Node]:
+        """Have numbers of the graph come from memory; return the nodes that it has more by this.
+        See compiler.runtime.opened."""
         capturing = self.core.capturing
         if current_recording() is not None or active() is not None:
-            return False  # replays keep their numbers; a search measures the graph as it is
+            return []  # replays keep their numbers; a search measures the graph as it is
         if capturing is not None and capturing.is_mine:
-            return False
+            return []
         return self.opened.open(key, nodes, self.pool)
 
     def _write(
@@ -146,17 +148,24 @@ class Runtime:
         recipe: Recipe,
         given: Sequence[Node],
         own: Sequence[int],
+        opened: Sequence[Node],
     ) -> None:
         """Compute the recipe's nodes by a script from now on, if possible. given: the sources of
-        the node that was computed. own: see Script."""
+        the node that was computed. own: see Script. opened: nodes by which the recipe's numbers
+        come from memory."""
         places = {id(node): place for place, node in enumerate(nodes)}
         sources = [places.get(id(node), -1) for node in given]
         if ready.prepared is None or min(sources) < 0 or len(given) != recipe.sources:
             return
-        if Script.fits(ready.plan, nodes, recipe):
+        if Script.fits(ready.plan, len(nodes) - len(opened), recipe):
             if len(self._scripts) >= SCRIPTS:
                 self.forget()
-            script = Script(ready.plan, ready.prepared, sources, own, self.pool, self._lock)
+            numbers = {
+                places[id(node)]: _storage(node) for node in opened if node.storage is not None
+            }
+            script = Script(
+                ready.plan, ready.prepared, sources, own, self.pool, self._lock, numbers
+            )
             self._scripts[recipe] = recipe.script = script
 
     def forget(self) -> None:

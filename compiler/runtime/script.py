@@ -7,7 +7,7 @@ each function on the way to the device then costs microseconds, so there are few
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from ugpu.compiler.graph.node import Node, Recipe, Repeated
@@ -28,7 +28,7 @@ SCRATCH = 64 << 10  # maximum bytes that a plan may keep for its intermediate re
 class Script:
     """Data needed to submit a plan again. sources: places of the recipe's sources in the plan.
     own: the references that a chain's inner nodes have if nothing else reads them. lock: of the
-    runtime that owns the plan.
+    runtime that owns the plan. numbers: memory of the recipe's numbers, by place.
 
     Its intermediate results keep their memory permanently: runs on one queue follow each other.
     """
@@ -41,6 +41,7 @@ class Script:
         own: Sequence[int],
         pool: MemoryPool,
         lock: threading.RLock,
+        numbers: Mapping[int, Storage],
     ) -> None:
         steps = plan.steps
         self.device = pool.device
@@ -51,24 +52,26 @@ class Script:
         # a plan of one kernel stores its result alone, whatever else reads an intermediate value
         self.own = own if len(steps) > 1 else None
         self.next: Storage | None = None  # memory for the next result
+        self.numbers = numbers
         addresses: list[int] = []
         slots: list[list[int]] = [[] for _ in sources]  # where each source's address is
         for step in steps:
             for place in (step.root, *step.inputs):
                 if place in sources:
                     slots[sources.index(place)].append(len(addresses))
-                held = self.scratch.get(place)
+                held = self.scratch.get(place) or numbers.get(place)
                 addresses.append(0 if held is None else held.address)
         result = len(addresses) - 1 - len(steps[-1].inputs)
         queue = pool.core.driver.hardware_queues(QueueKind.COMPUTE)[0]
         self.repetition = queue.repetition(prepared, addresses, [[result], *slots])
 
     @staticmethod
-    def fits(plan: Plan, nodes: Sequence[Node], recipe: Recipe) -> bool:
-        """Return whether a plan has no other parts: `nodes` are the sources and the recipe's."""
+    def fits(plan: Plan, nodes: int, recipe: Recipe) -> bool:
+        """Return whether a plan has no other parts: it is one for the sources and the recipe's
+        nodes. nodes: their number in the plan."""
         plain = all(step.target is None and not (step.others or step.hosted) for step in plan.steps)
         small = sum(step.size for step in plan.steps[:-1]) <= SCRATCH
-        alone = len(nodes) == recipe.sources + recipe.length
+        alone = nodes == recipe.sources + recipe.length
         return plain and small and alone and bool(plan.steps) and not plan.empty
 
     def run(self, root: Node, device: Device) -> bool:

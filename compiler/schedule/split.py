@@ -65,9 +65,14 @@ def is_long(rows: int, length: int) -> bool:
     return length >= LONG and rows < FEW
 
 
+def keep_busy(rows: int, units: int) -> bool:
+    """Return whether whole rows keep all threads of a host busy."""
+    return rows % units == 0 or rows >= EVEN * units
+
+
 def _stays_whole(op: str, source: Node, axes: tuple[int, ...], units: int) -> bool:
     rows = prod(size for axis, size in enumerate(source.shape) if axis not in axes)
-    if rows % units and rows < EVEN * units:
+    if not keep_busy(rows, units):
         return False
     if op != "sum" or source.op != "exp":
         return op in ("max", "min")

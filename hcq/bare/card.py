@@ -305,6 +305,10 @@ class BareCard(ABC, Generic[H]):
             self._release(self.stuck[-1])
             self.stuck.pop()
 
+    def lost(self) -> bool:
+        """Return whether the card no longer answers, or has lost its power."""
+        return self.chip.lost()
+
     # ---- the end -----------------------------------------------------------------------------
 
     def stop(self, *, clean: bool) -> None:

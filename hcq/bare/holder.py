@@ -9,7 +9,7 @@ from typing import Any
 from ugpu.hcq.bare.card import BareCard
 from ugpu.hcq.bare.space import AddressSpace, Mapping
 from ugpu.hcq.device.driver import Driver
-from ugpu.hcq.errors import DeviceLost, LinkError, NotSupported, UgpuError
+from ugpu.hcq.errors import DeviceLost, LinkError, UgpuError
 from ugpu.hcq.state.ladder import Attempt, Level
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.transport.base import Transport
@@ -136,9 +136,7 @@ class BareHolder(Driver):
         """See Driver. The card is shared; everything else is the tenant's own."""
         card = self.card
         with card.lock:
-            reason = self.sole_holder()
-            if reason:
-                raise NotSupported(f"{self.name} cannot have a second holder: {reason}")
+            self.check_second()
             self.core.check_usable()
             before = [*card.holders]
             try:

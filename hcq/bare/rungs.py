@@ -125,6 +125,14 @@ class Rungs(ABC, Generic[D, Q]):
         """Return a rung that resets everything by `strike`, and boots."""
         return self.rung(name, level, _MEMORY, partial(self._boot_again, strike), check)
 
+    def power_rung(self, level: Level, strike: Callable[[], object]) -> PlainRung:
+        """Return the rung that takes up a chip without power by `strike`, and boots."""
+        return self.boot_rung("boot after power loss", level, strike, self._check_dark)
+
+    def _check_dark(self) -> None:
+        if not self.holder.card.lost():
+            raise NotSupported("the chip has power")
+
     def slot_rungs(self, reset: Callable[[ResetKind], object]) -> list[PlainRung]:
         """Return the rungs that reset the chip from its slot. reset: makes such a reset, and waits
         until the chip can be booted."""

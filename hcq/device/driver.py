@@ -303,6 +303,12 @@ class Driver(ABC):
         """
         raise NotSupported(f"{self.name} cannot have a second holder: {self.sole_holder()}")
 
+    def check_second(self) -> None:
+        """Raise NotSupported if `sole_holder` returns a reason."""
+        reason = self.sole_holder()
+        if reason:
+            raise NotSupported(f"{self.name} cannot have a second holder: {reason}")
+
     def clean(self) -> tuple[Timeline, int] | None:
         """Overwrite what kernels left in registers, local memory, scratch and memory that they
         allocated, after all work submitted so far; waits at most for the copy of its own code.

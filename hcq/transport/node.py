@@ -11,10 +11,11 @@ is used there. Pointers in parameters are addresses in this process."""
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from ugpu.hcq.errors import NotSupported
+from ugpu.hcq.errors import BadArgument, Closed, NotSupported
 from ugpu.hcq.state.clock import Clock
 
 
@@ -36,6 +37,39 @@ class NodeMapping(Protocol):
     def read32(self, offset: int) -> int: ...
     def write32(self, offset: int, value: int) -> None: ...
     def close(self) -> None: ...
+
+
+class ViewMapping:
+    """Memory of this process as a NodeMapping. Its owner frees it."""
+
+    def __init__(self, view: memoryview) -> None:
+        self.size = len(view)
+        self.view: memoryview | None = view
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(view)) if len(view) else 0
+        # A memoryview with a cast format copies exactly one item: one aligned access of its width.
+        self._words = view[: self.size & ~3].cast("I")
+        self._closed = False
+
+    def read32(self, offset: int) -> int:
+        return self._words[self._index(offset)]
+
+    def write32(self, offset: int, value: int) -> None:
+        self._words[self._index(offset)] = value
+
+    def _index(self, offset: int) -> int:
+        if self._closed:
+            raise Closed("mapping used after close")
+        if offset & 3 or not 0 <= offset < self.size & ~3:
+            raise BadArgument("the access must be aligned and inside the mapping", offset=offset)
+        return offset >> 2
+
+    def close(self) -> None:
+        """Release the views; idempotent. BufferError if a part is still referenced."""
+        if not self._closed:
+            self._closed = True
+            self._words.release()
+            if self.view is not None:
+                self.view.release()
 
 
 class Node(Protocol):

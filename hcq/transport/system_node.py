@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import mmap
 import os
 import struct
@@ -12,52 +12,27 @@ from pathlib import Path
 from ugpu.hcq.errors import BadArgument, Closed
 from ugpu.hcq.state import life
 from ugpu.hcq.state.clock import Clock
-from ugpu.hcq.transport.node import NodeMapping
+from ugpu.hcq.transport.node import NodeMapping, ViewMapping
 from ugpu.hcq.transport.system import System
 
 _WORD = struct.Struct("<I")
 
 
-class SystemMapping:
+class SystemMapping(ViewMapping):
     """Mapped memory of a device file. See NodeMapping; after `close` the memory stays mapped as
     long as other code holds views of it, and is unmapped with the last of them."""
 
     def __init__(self, mapping: mmap.mmap, size: int) -> None:
-        self.size = size
+        super().__init__(memoryview(mapping)[:size])
         self._map: mmap.mmap | None = mapping
-        self._closed = False
-        view = memoryview(mapping)[:size]
-        # A memoryview with a cast format copies exactly one item: one aligned access of its width.
-        self._words = view[: size & ~3].cast("I")
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
-        self.view: memoryview | None = view
-
-    def read32(self, offset: int) -> int:
-        return self._words[self._index(offset)]
-
-    def write32(self, offset: int, value: int) -> None:
-        self._words[self._index(offset)] = value
-
-    def _index(self, offset: int) -> int:
-        if self._closed:
-            raise Closed("mapping used after close")
-        if offset & 3 or not 0 <= offset < self.size & ~3:
-            raise BadArgument("the access must be aligned and inside the mapping", offset=offset)
-        return offset >> 2
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._words.release()
         mapping, self._map = self._map, None
-        try:
-            if self.view is not None:
-                self.view.release()
+        # BufferError: a part of the view is still referenced, and the memory is freed with it.
+        with contextlib.suppress(BufferError):
+            super().close()
             if mapping is not None:
                 mapping.close()
-        except BufferError:
-            pass  # a part of the view is still referenced: the memory is freed with it
         self.view = None
 
 

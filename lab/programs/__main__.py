@@ -1,11 +1,13 @@
 """Run random programs of tensors, and print the smallest form of each that is wrong, as code.
 
-usage: python -m lab.programs [--kind tensors|recorded] [--seed N] [--count M] [--device D]
+usage: python -m lab.programs [--kind tensors|recorded|complex] [--seed N] [--count M] [--device D]
 
 tensors: programs of 5 to 15 operations, against NumPy with our rules of types (lab.programs.judge),
 and, where it is installed, PyTorch (lab.programs.torched).
 recorded: functions that assign to arguments, slices and tensors from outside, under `@jit` and
-`@function`, against the plain function. Program number K of seed N is that of seed N + K.
+`@function`, against the plain function.
+complex: complex tensors and Fourier transforms, plain and under `@jit`, against NumPy.
+Program number K of seed N is that of seed N + K.
 """
 
 from __future__ import annotations
@@ -18,14 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from lab.programs import recorded, tensors
+from lab.programs import complexes, recorded, tensors
 from ugpu import hcq
 from ugpu.hcq.device.device import Device
+
+KINDS = {"tensors": tensors, "recorded": recorded, "complex": complexes}
 
 
 def run(kind: str, device: Device, seed: int, count: int, say: Callable[[str], None]) -> int:
     """Run programs; return the number of those that fail."""
-    campaign: Any = {"tensors": tensors, "recorded": recorded}[kind]
+    campaign: Any = KINDS[kind]
     failed = 0
     shares = np.zeros(2, int)
     for number in range(seed, seed + count):
@@ -47,7 +51,7 @@ def run(kind: str, device: Device, seed: int, count: int, say: Callable[[str], N
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.programs", description=__doc__)
-    parser.add_argument("--kind", choices=("tensors", "recorded"), default="tensors")
+    parser.add_argument("--kind", choices=KINDS, default="tensors")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--device", default="cpu")

@@ -28,7 +28,6 @@ from ugpu.nv.gsp.chip.chip import GspChip
 from ugpu.nv.gsp.rm.card import GspCard
 from ugpu.nv.gsp.rm.gpu import GspGpu
 from ugpu.nv.gsp.rm.memory import GspMemory
-from ugpu.nv.gsp.rm.saving import Objects
 from ugpu.nv.gsp.rm.session import GspSession
 from ugpu.nv.rm.session import Session
 from ugpu.nv.work.queue import ChannelQueue
@@ -177,7 +176,7 @@ class BareDriver(NvDriver):
             if not self.card.is_alone(self):
                 raise NotSupported(f"{self.name} cannot be suspended while others hold its card")
             try:
-                self.card.suspend(self._objects())
+                self.card.suspend(self.session.client)
             except BaseException:
                 if not self.card.calls.works:
                     self._fail(": a suspend was cut off", remedies.RESET)
@@ -195,11 +194,8 @@ class BareDriver(NvDriver):
                 raise BadArgument(f"{self.name} is not suspended")
             self._asleep = None
             self._fail(": a resume was cut off", remedies.RESET)
-            self.card.wake(self._objects())
+            self.card.wake(self.session.client)
             self.core.failure = None
-
-    def _objects(self) -> Objects:
-        return Objects(self.session.client, self.gpu.device, self.gpu.subdevice)
 
     # ---- resets ------------------------------------------------------------------------------
 
@@ -251,9 +247,7 @@ class BareDriver(NvDriver):
         """See Driver. A tenant is a client of the resource manager with its own address space and
         channels."""
         with self.card.lock:
-            reason = self.sole_holder()
-            if reason:
-                raise NotSupported(f"{self.name} cannot have a second holder: {reason}")
+            self.check_second()
             self.core.check_usable()
             return BareDriver(name, self.card, self.card.free_index())
 
@@ -277,15 +271,9 @@ class BareRungs(Rungs[BareDriver, ChannelQueue]):
         return [
             self.rung("new channel", Level.QUEUE, failed, partial(self._build, self.failed)),
             self.rung("all channels new", Level.QUEUE, every, self.restart_all),
-            self.boot_rung(
-                "boot after power loss", Level.FLR, card.after_power_loss, self._check_dark
-            ),
+            self.power_rung(Level.FLR, card.after_power_loss),
             *self.slot_rungs(card.reset_by),
         ]
-
-    def _check_dark(self) -> None:
-        if not self.driver.card.lost():
-            raise NotSupported("the card has power")
 
     def diagnose(self) -> Diagnosis:
         """See Rungs."""

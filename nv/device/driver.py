@@ -408,9 +408,7 @@ class NvDriver(WorkHolder):
     def open_tenant(self, name: str) -> NvDriver:
         """See Driver. A tenant is a client of the resource manager with its own address space and
         channels, like another process; the GPU takes turns between them."""
-        reason = self.sole_holder()
-        if reason:
-            raise NotSupported(f"{self.name} cannot have a second holder: {reason}")
+        self.check_second()
         session = self.session.another()
         return NvDriver(name, session, self._open_gpu, commands=self.command_placement)
 

@@ -19,7 +19,6 @@ from ugpu.hcq.transport.base import Transport
 from ugpu.hcq.transport.recorded.format import Recording
 from ugpu.hcq.transport.recorded.state import Banks, RecordedTransport
 from ugpu.nv import chips
-from ugpu.nv.gsp.boot.gfw import await_board_firmware
 from ugpu.nv.gsp.chip.chip import GSP_BASE, SEC2_BASE, GspChip, chip_behind
 from ugpu.nv.gsp.rm.states import as_json, states
 from ugpu.nv.regs import block
@@ -56,7 +55,7 @@ def open_window(attachment: Attachment) -> Iterator[GspChip]:
         try:
             chip.identify()
             with suppress(FirmwareSilent):  # `states` shows it
-                await_board_firmware(chip)
+                chip.await_board_firmware()
             yield chip
         finally:
             chip.link.restore()

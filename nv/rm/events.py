@@ -16,6 +16,7 @@ import ctypes
 import logging
 import mmap
 import struct
+from collections import deque
 from dataclasses import dataclass
 
 from ugpu.hcq.errors import UgpuError
@@ -49,13 +50,41 @@ class FatalFault:
     engine: str = ""
 
 
-class FaultEvents:
+class SeenFaults:
+    """The last faults that were reported. See nv.rm.session.FaultSource."""
+
+    def __init__(self) -> None:
+        self._seen: deque[FatalFault] = deque(maxlen=_KEPT)
+
+    @property
+    def works(self) -> bool:
+        """Return whether anything reports faults."""
+        return True
+
+    def add(self, fault: FatalFault) -> None:
+        """Note a fault."""
+        self._seen.append(fault)
+
+    def take(self, address: int | None) -> FatalFault | None:
+        """The newest fault in an address's page, or in any page for None; each is returned once."""
+        for fault in reversed(self._seen):
+            if address is None or address ^ fault.address < _PAGE:
+                self._seen.remove(fault)
+                return fault
+        return None
+
+    def forget(self) -> None:
+        """Discard all reports so far, when channels are recreated."""
+        self._seen.clear()
+
+
+class FaultEvents(SeenFaults):
     """The queue of one UVM file. Close it before that file, which it keeps alive."""
 
     def __init__(self, client: RmClient, uvm_file: int) -> None:
+        super().__init__()
         self._client = client
         self._file: int | None = None
-        self._seen: list[FatalFault] = []
         self._pages = mmap.mmap(-1, 2 * _PAGE)  # pinned by the driver until the file closes
         try:
             self._file = client.node.open(TOOLS_NODE)
@@ -92,17 +121,14 @@ class FaultEvents:
         return self._file is not None
 
     def take(self, address: int | None) -> FatalFault | None:
-        """The newest fault in an address's page, or in any page for None; each is returned once."""
+        """See SeenFaults."""
         self._read()
-        for position in reversed(range(len(self._seen))):
-            if address is None or address ^ self._seen[position].address < _PAGE:
-                return self._seen.pop(position)
-        return None
+        return super().take(address)
 
     def forget(self) -> None:
-        """Discard all events seen so far, when channels are recreated."""
+        """See SeenFaults."""
         self._read()
-        self._seen.clear()
+        super().forget()
 
     def _read(self) -> None:
         if self._file is None:
@@ -115,9 +141,8 @@ class FaultEvents:
             )
             if kind == FATAL_FAULT:
                 name = ACCESSES[access] if access < len(ACCESSES) else f"access {access}"
-                self._seen.append(FatalFault(address, name))
+                self.add(FatalFault(address, name))
             at = (at + 1) % _ENTRIES
-        del self._seen[:-_KEPT]
         struct.pack_into("<2I", self._pages, _PAGE, at, at)
 
     def close(self) -> None:

@@ -121,10 +121,10 @@ class Session(ABC):
     def sole_holder(self) -> str:
         """Return why the GPU cannot be opened a second time, as a clause; empty if it can."""
 
-    @abstractmethod
     def another(self) -> Session:
         """Return a session for another holder of the same GPU, isolated from this one. The caller
         closes it. NotSupported if `sole_holder` returns a reason."""
+        raise NotSupported(f"the GPU cannot have a second holder: {self.sole_holder()}")
 
     @abstractmethod
     def close(self) -> None:
@@ -171,9 +171,9 @@ class NodeSession(Session):
             else (f"{self.node.name} cannot be opened a second time")
         )
 
-    def another(self) -> NodeSession:
+    def another(self) -> Session:
         if not isinstance(self.node, Reopenable):
-            raise NotSupported(f"the GPU cannot have a second holder: {self.sole_holder()}")
+            return super().another()
         node = self.node.another()
         try:
             return NodeSession(node, isolated=True)

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.programs import recorded, tensors, torched
+from lab.programs import complexes, recorded, tensors, torched
 from lab.programs.__main__ import run
 from lab.programs.judge import Array, Unjudged, promote
 from tests.support.compiler.compiler_devices import device_fixture
 from ugpu.compiler import Tensor
+from ugpu.compiler.complex.tensor import ComplexTensor
 from ugpu.compiler.methods.shape.movement import Movement
 from ugpu.hcq.device.device import Device
 
 device = device_fixture("cpu", poison=False)
-TENSORS, RECORDED = 25, 20
+TENSORS, RECORDED, COMPLEX = 25, 20, 15
 
 
 @pytest.mark.slow
@@ -31,6 +32,36 @@ def test_programs_of_tensors(device: Device) -> None:
 def test_recorded_programs(device: Device) -> None:
     said: list[str] = []
     assert run("recorded", device, 0, RECORDED, said.append) == 0, "\n".join(said)
+
+
+@pytest.mark.slow
+def test_programs_of_complex_tensors(device: Device) -> None:
+    said: list[str] = []
+    assert run("complex", device, 0, COMPLEX, said.append) == 0, "\n".join(said)
+
+
+def test_an_assignment_that_changes_another_tensor_is_seen(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted bug: z + 1 has z's own imaginary part. It is reduced to runnable code."""
+    lines = ("v0 = xp.exp(z0)", "v1 = z0 + 0.5", "v1[0] = 0.5", "v3 = xp.sum(v1, axis=0)")
+    failing = complexes.Program("complex64", (("z0", (4,)), ("x1", (4,))), 7, lines)
+    assert complexes.difference(failing, device) is None
+
+    def sharing(cls: Any, real: Any, imag: Any) -> Any:
+        made = object.__new__(cls)
+        made.real, made.imag = real, imag
+        return made
+
+    monkeypatch.setattr(ComplexTensor, "of", classmethod(sharing))
+    fault = complexes.difference(failing, device)
+    assert fault is not None and fault.startswith("plain, z0: 1 of 4 elements; at [0]: ")
+    least = complexes.reduced(failing, device)
+    assert least.lines == ("v1 = z0 + 0.5", "v1[0] = 0.5") and least.shapes == (("z0", (4,)),)
+    monkeypatch.undo()
+    env: dict[str, Any] = {}
+    exec(least.text("cpu"), env)
+    assert np.array_equal(env["z0"].numpy(), least.arrays()["z0"])
 
 
 def test_programs_are_what_they_are_called() -> None:

@@ -37,6 +37,7 @@ class VirtualGpu(GpuState):
         ]
         machine.kicks += [runlist.kick for runlist in self.runlists]
         self._channels: dict[int, Channel] = {}  # by work submit token
+        self.clear_faulted = self._clear_faulted
         # users of each channel number, by runlist: a number is taken while anything holds it
         self._numbers = {runlist.number: Counter[int]() for runlist in self.runlists}
 
@@ -120,6 +121,18 @@ class VirtualGpu(GpuState):
         elif channel.error is None:
             channel.ring()
             self.runlists[token >> 16 & 0x7F].ring(channel)
+
+    def channel_of(self, runlist: Runlist, number: int) -> Channel | None:
+        """Return a channel by its runlist and number."""
+        return self._channels.get(self.token(runlist, number))
+
+    def _clear_faulted(self, token: int, bit: int) -> bool:
+        channel = self._channels.get(token)
+        if channel is None or not channel.faulted & bit:
+            return False
+        channel.faulted = 0
+        self.runlists[token >> 16 & 0x7F].ring(channel)
+        return True
 
     def settle(self) -> None:
         """Complete all earlier writes to video memory over the bus."""

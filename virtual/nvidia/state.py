@@ -143,6 +143,8 @@ class GpuState:
         self.system_memory: SystemMemory | None = None  # None: bus addresses are this process's
         self.fault_unit: FaultUnit | None = None  # fault buffers, of a card with registers
         self.non_stall: Callable[[int], object] = lambda engine_type: None  # NON_STALL_INTERRUPT
+        # CLEAR_FAULTED: the work submit token of a channel, and the bit; whether it was set
+        self.clear_faulted: Callable[[int, int], bool] = lambda token, bit: False
         self._spaces: weakref.WeakSet[AddressSpace] = weakref.WeakSet()
         self.exceptions: list[SmException] = []
         self.violations: list[str] = []  # driver errors that hardware would ignore

@@ -17,6 +17,7 @@ from ugpu.am.chip import remedies as advice
 from ugpu.am.chips.facts import ChipFacts
 from ugpu.am.chips.generations import FirmwareFile
 from ugpu.am.regs import structs
+from ugpu.hcq.bare import firmware
 from ugpu.hcq.bare.firmware import FirmwareSource
 from ugpu.hcq.errors import FirmwareInvalid, FirmwareNotFound
 from ugpu.hcq.registers.layout import Layout, Struct
@@ -45,60 +46,43 @@ class FirmwareSet:
 # ---- parsing -----------------------------------------------------------------------------------
 
 
-class Image:
+class Image(firmware.Image):
     """One file with its common header checked. `header(name)` views it as a longer layout."""
 
     def __init__(self, name: str, data: bytes) -> None:
-        self.name = name
-        self.data = data
+        super().__init__(name, data)
         self.common = self.header("common_firmware_header")
-        if self.common.size_bytes != len(data):
-            raise self.invalid(
-                "the size stated in the header differs from the size of the file",
-                stated=self.common.size_bytes,
-            )
-        least = self.layout("common_firmware_header").size
-        if not least <= self.common.header_size_bytes <= len(data):
-            raise self.invalid(
-                "the header states an invalid header size", stated=self.common.header_size_bytes
-            )
+        stated, least = self.common.size_bytes, self.layout("common_firmware_header").size
+        text = "the size stated in the header differs from the size of the file"
+        self.check(stated == len(data), text, stated=stated)
+        stated = self.common.header_size_bytes
+        valid = least <= stated <= len(data)
+        self.check(valid, "the header states an invalid header size", stated=stated)
 
     @property
     def version(self) -> tuple[int, int]:
         return self.common.header_version_major, self.common.header_version_minor
 
     def invalid(self, what: str, **facts: object) -> FirmwareInvalid:
-        return FirmwareInvalid(
-            f"{self.name}: {what}",
-            name=self.name,
-            size=len(self.data),
-            remedy=advice.FIRMWARE,
-            **facts,
-        )
+        known = {"name": self.name, "size": len(self.data), "remedy": advice.FIRMWARE}
+        return super().invalid(what, **known | facts)
 
     def layout(self, name: str) -> Layout[Struct]:
         return structs("amdgpu_ucode")[name]
 
     def header(self, name: str) -> Struct:
         layout = self.layout(name)
-        if layout.size > len(self.data):
-            raise self.invalid(
-                "the image is shorter than its header", header=name, needs=layout.size
-            )
-        return layout.view(self.data)
+        return layout.view(self.cut(0, layout.size, f"its header {name}"))
 
     def expect(self, *versions: tuple[int, int]) -> None:
-        if self.version not in versions:
-            raise self.invalid(
-                "the version of the header is not supported", found=self.version, known=versions
-            )
+        text = "the version of the header is not supported"
+        self.check(self.version in versions, text, found=self.version, known=versions)
 
     def part(self, offset: int, size: int, what: str) -> bytes:
-        if size <= 0:
-            raise self.invalid(f"{what} is empty", offset=offset)
-        if offset < self.layout("common_firmware_header").size or offset + size > len(self.data):
-            raise self.invalid(f"{what} lies outside the payload", offset=offset, length=size)
-        return self.data[offset : offset + size]
+        self.check(size > 0, f"{what} is empty", offset=offset)
+        outside = offset < self.layout("common_firmware_header").size
+        self.check(not outside, f"{what} lies in the header", offset=offset, length=size)
+        return bytes(self.cut(offset, size, what))
 
     def payload(self) -> bytes:
         common = self.common

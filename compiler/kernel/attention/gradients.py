@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from ugpu.compiler.dtype import float32
 from ugpu.compiler.expression import elementary as ops
-from ugpu.compiler.expression.accumulate import combine, multiply_add
+from ugpu.compiler.expression.accumulate import combine
 from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, both, constant
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.functions import exp
@@ -37,7 +37,7 @@ from ugpu.compiler.expression.value import (
     value,
 )
 from ugpu.compiler.graph.attention import UNIT, Axes, Sizes
-from ugpu.compiler.kernel.host.nest import held, round_up
+from ugpu.compiler.kernel.host.nest import Panel, blocks, filled, round_up
 from ugpu.compiler.kernel.host.products.packing import turn
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
 from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of
@@ -112,7 +112,7 @@ class _Gradients:
             *self.weighed(),
             *self.copied(self.slants, self.gradient, self.axes.column, self.totals),
             *self.multiplied(),
-            *self.fill(self.of_query, zero),
+            filled("fill", self.of_query, zero),
             self.blocks_of_keys(),
             self.finished(),
         )
@@ -128,10 +128,6 @@ class _Gradients:
 
     def value(self, root: Value, places: dict[Range, Index]) -> Value:
         return substitute(root, {**self.batch, **places})
-
-    def fill(self, memory: Memory, number: Value) -> list[Statement]:
-        counter = Range("fill", memory.count)
-        return [Loop(counter, (Store(memory, counter.index(), number),))]
 
     def across(self, make: Callable[[Index], list[Statement]]) -> Statement:
         """Return the statements for every row of the block."""
@@ -150,7 +146,7 @@ class _Gradients:
             scale = load(divisor, row.index())
         store = Store(to, row.index() * pitch + step.index(), binary("mul", number, scale))
         whole = self.sizes.rows % self.wide == 0 and along.size == pitch
-        clear = [] if whole else self.fill(to, const(0, float32))
+        clear = [] if whole else [filled("fill", to, const(0, float32))]
         copy = Loop(row, (Loop(step, (store,)),), self.rows_left)
         turned = self.turned_queries if to is self.queries else self.turned_slants
         return [*clear, copy, self.turned(to, pitch, turned, self.wide)]
@@ -191,22 +187,19 @@ class _Gradients:
             Range(f"{name}_group", vectors // abreast),
         )
         first, column = panel.index() * high, group.index() * (abreast * self.lanes)
-        numbers = [broadcast(factors[0](first + i, steps.index()), self.lanes) for i in range(high)]
+        numbers = [factors[0](first + i, steps.index()) for i in range(high)]
         columns = [factors[1](steps.index(), column + j * self.lanes) for j in range(abreast)]
 
-        def place(number: int) -> tuple[Index, Index]:
-            return first + number // abreast, column + number % abreast * self.lanes
+        def place(i: int, j: int) -> tuple[Index, Index]:
+            return first + i, column + j * self.lanes
 
-        body = held(
-            self.sums, high * abreast, lambda inside: Loop(steps, inside, bounds[1]),
-            lambda n: start(*place(n)),
-            lambda n, total: multiply_add(numbers[n // abreast], columns[n % abreast], total),
-            lambda n, total: stored(*place(n), total),
-        )  # fmt: skip
-        bound = bounds[0]
-        if bound is not None:
-            bound = (bound + (high - 1)) // high
-        return Loop(panel, (Loop(group, tuple(body)),), bound)
+        sums = Panel(self.sums, high, abreast)
+        body = [
+            *sums.computed(numbers, columns, lambda inside: Loop(steps, inside, bounds[1]),
+                           lambda i, j: start(*place(i, j))),
+            *(stored(*place(i, j), total) for i, j, total in sums.each()),
+        ]  # fmt: skip
+        return Loop(panel, (Loop(group, tuple(body)),), blocks(bounds[0], high))
 
     def tile(self, memory: Memory) -> Callable[[Index, Index], Value]:
         """Return vectors of a tile: of a step, along rows."""
@@ -260,8 +253,8 @@ class _Gradients:
 
         return [
             scores,
-            *self.fill(self.largest, const(FINITE_LOWEST, float32)),
-            *self.fill(self.totals, zero),
+            filled("fill", self.largest, const(FINITE_LOWEST, float32)),
+            filled("fill", self.totals, zero),
             Loop(key, (self.across(raise_maximum),), bound),
             Loop(key, (self.across(exponential),), bound),
             self.across(invert),
@@ -301,7 +294,9 @@ class _Gradients:
             Store(self.inner, row.index(), load(self.total, first)),
         )
         beyond = (
-            [] if self.sizes.rows % self.wide == 0 else self.fill(self.inner, const(0, float32))
+            []
+            if self.sizes.rows % self.wide == 0
+            else [filled("fill", self.inner, const(0, float32))]
         )
         return [*beyond, Loop(row, body, self.rows_left)]
 

@@ -20,7 +20,6 @@ from ugpu.compiler.expression.value import (
     Memory,
     Value,
     binary,
-    broadcast,
     const,
     load,
     rebuild,
@@ -28,7 +27,7 @@ from ugpu.compiler.expression.value import (
     value,
 )
 from ugpu.compiler.kernel.attention.visible import bounded, loop_over, seen
-from ugpu.compiler.kernel.host.nest import Nest, held
+from ugpu.compiler.kernel.host.nest import Nest, Panel, blocks, filled
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store
 from ugpu.compiler.kernel.shared.spread import runs_along
 from ugpu.compiler.pattern.online import FINITE_LOWEST, Online
@@ -107,10 +106,10 @@ class _Blocked:
         zero = const(0, float32)
         clear: list[Statement] = []
         if self.parts.rows.size % self.wide:
-            clear.append(self.fill(self.turned, zero))
-        clear.append(self.fill(self.output, zero))
-        clear.append(self.fill(self.largest, const(FINITE_LOWEST, float32)))
-        clear += [self.fill(memory, zero) for memory in self.sums]
+            clear.append(filled("fill", self.turned, zero))
+        clear.append(filled("fill", self.output, zero))
+        clear.append(filled("fill", self.largest, const(FINITE_LOWEST, float32)))
+        clear += [filled("fill", memory, zero) for memory in self.sums]
         each = Range("each", self.tall)
         at = {**self.places, self.parts.keys: self.first_key + each.index()}
         conditions = seen(self.parts.score, at, {self.lane, each})
@@ -128,10 +127,6 @@ class _Blocked:
     def value(self, root: Value, places: dict[Range, Index]) -> Value:
         return substitute(ops.expand(root), places)
 
-    def fill(self, memory: Memory, number: Value) -> Statement:
-        counter = Range("fill", memory.count)
-        return Loop(counter, (Store(memory, counter.index(), number),))
-
     def across(self, make: Callable[[Index], list[Statement]]) -> list[Statement]:
         """Return the statements for every row of the block."""
         return [self.rows.around(*make(self.rows.position))]
@@ -145,22 +140,19 @@ class _Blocked:
         lanes = self.lanes
         target = self.output if rescaled else self.scores
         columns = [load(tile, at + v * lanes, lanes=lanes) for v in range(VECTORS)]
-        numbers = [broadcast(factor(i), lanes) for i in range(height)]
+        numbers = [factor(i) for i in range(height)]
 
-        def place(number: int) -> Index:
-            return row(number // VECTORS) + number % VECTORS * lanes
+        def place(i: int, j: int) -> Index:
+            return row(i) + j * lanes
 
-        def start(number: int) -> Value:
-            if not rescaled:
-                return broadcast(const(0, float32), lanes)
-            scale = load(self.before, constant(number % VECTORS * lanes), lanes=lanes)
-            return binary("mul", load(target, place(number), lanes=lanes), scale)
+        def start(i: int, j: int) -> Value:
+            scale = load(self.before, constant(j * lanes), lanes=lanes)
+            return binary("mul", load(target, place(i, j), lanes=lanes), scale)
 
-        return held(
-            self.totals, height * VECTORS, lambda inside: Loop(step, inside, bound), start,
-            lambda n, total: multiply_add(numbers[n // VECTORS], columns[n % VECTORS], total),
-            lambda n, total: Store(target, place(n), total),
-        )  # fmt: skip
+        totals = Panel(self.totals, height, VECTORS)
+        begin = start if rescaled else None
+        body = totals.computed(numbers, columns, lambda inside: Loop(step, inside, bound), begin)
+        return [*body, *totals.stored(target, place)]
 
     def multiply_keys(self) -> Statement:
         """Compute scores = keys * turned, panel by panel."""
@@ -180,10 +172,7 @@ class _Blocked:
             factor, self.turned, step.index() * self.wide, self.key_panel, step, None,
             lambda i: (first + i) * self.wide, False,
         )  # fmt: skip
-        bound = self.key_bound
-        if bound is not None:
-            bound = (bound + (self.key_panel - 1)) // self.key_panel
-        return Loop(panel, tuple(body), bound)
+        return Loop(panel, tuple(body), blocks(self.key_bound, self.key_panel))
 
     def weigh(self) -> list[Statement]:
         """Turn scores into weights; rescale the running sums to the new maximum."""
@@ -293,7 +282,7 @@ class _Row(_Blocked):
 
     def multiply_keys(self) -> Statement:
         """Compute scores = keys * the row; zero for keys that are not visible."""
-        clear = self.fill(self.scores, const(0, float32))
+        clear = filled("fill", self.scores, const(0, float32))
         return Loop(Range("once", 1), (clear, self.scored()))
 
     def scored(self) -> Statement:

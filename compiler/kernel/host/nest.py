@@ -10,11 +10,12 @@ compiler.kernel.host); then totals are computed, then results from them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from ugpu.compiler.expression.accumulate import multiply_add
 from ugpu.compiler.expression.algebra import (
     Div,
     Index,
@@ -26,7 +27,15 @@ from ugpu.compiler.expression.algebra import (
     unflatten,
 )
 from ugpu.compiler.expression.computation import Computation, elements
-from ugpu.compiler.expression.value import Memory, Value, indices_of, load, substitute
+from ugpu.compiler.expression.value import (
+    Memory,
+    Value,
+    broadcast,
+    const,
+    indices_of,
+    load,
+    substitute,
+)
 from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
 from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of, result
 
@@ -127,9 +136,8 @@ class Part:
         if step == 1:
             return self.line(name, count, first, bound)
         counter = Range(name, -(-count // step))
-        bound = None if bound is None else (bound + (step - 1)) // step
         position = counter.index() * step
-        return Walk(((counter, bound),), position, self.places(position + first))
+        return Walk(((counter, blocks(bound, step)),), position, self.places(position + first))
 
     def walk(self, name: str, *roots: Value | Index) -> Walk:
         """Return the loops over all elements: one loop if it needs no divisions in `roots`."""
@@ -224,28 +232,54 @@ def rolled(statement: Statement) -> Statement:
     return dataclasses.replace(statement, body=body)
 
 
-def computed(
-    totals: Memory, count: int, loop: Callable[[tuple[Statement, ...]], Loop],
-    start: Callable[[int], Value], term: Callable[[int, Value], Value],
-) -> list[Statement]:  # fmt: skip
-    """Return totals[n] = start(n); a loop around totals[n] = term(n, totals[n]): for `count` totals
-    in registers."""
-    places = [constant(number) for number in range(count)]
-    each = [(n, at, load(totals, at, lanes=totals.lanes)) for n, at in enumerate(places)]
-    return [
-        *(Store(totals, at, start(n)) for n, at, _ in each),
-        loop(tuple(Store(totals, at, term(n, total)) for n, at, total in each)),
-    ]
+@dataclass(frozen=True)
+class Panel:
+    """Totals in registers, [row][column], each a vector: the first ones of a memory."""
+
+    totals: Memory
+    height: int
+    width: int
+
+    def each(self) -> Iterator[tuple[int, int, Value]]:
+        """Yield each total with the numbers of its row and its column."""
+        for number in range(self.height * self.width):
+            total = load(self.totals, constant(number), lanes=self.totals.lanes)
+            yield *divmod(number, self.width), total
+
+    def computed(
+        self, rows: Sequence[Value], columns: Sequence[Value],
+        loop: Callable[[tuple[Statement, ...]], Loop],
+        start: Callable[[int, int], Value] | None = None,
+        product: Callable[[Value, Value, Value], Value] = multiply_add,
+    ) -> list[Statement]:  # fmt: skip
+        """Return total[i][j] = start(i, j), or zero; a loop around total[i][j] = product(rows[i],
+        columns[j], total[i][j]), by default the sum of products in the order of the loop. A row is
+        a vector, or a number that all lanes have."""
+        lanes = self.totals.lanes
+        zero = broadcast(const(0, self.totals.dtype), lanes)
+        rows = [broadcast(row, lanes) if row.lanes == 1 else row for row in rows]
+        starts, terms = [], []
+        for i, j, total in self.each():
+            at = total.arg.index
+            starts.append(Store(self.totals, at, zero if start is None else start(i, j)))
+            terms.append(Store(self.totals, at, product(rows[i], columns[j], total)))
+        return [*starts, loop(tuple(terms))]
+
+    def stored(self, memory: Memory, place: Callable[[int, int], Index]) -> list[Statement]:
+        """Return the stores of all totals, each at its place of a memory."""
+        return [Store(memory, place(i, j), total) for i, j, total in self.each()]
 
 
-def held(
-    totals: Memory, count: int, loop: Callable[..., Loop], start: Callable[[int], Value],
-    term: Callable[[int, Value], Value], stored: Callable[[int, Value], Store],
-) -> list[Statement]:  # fmt: skip
-    """Return the same, and stored(n, totals[n])."""
-    each = [load(totals, constant(number), lanes=totals.lanes) for number in range(count)]
-    stores = [stored(number, total) for number, total in enumerate(each)]
-    return [*computed(totals, count, loop, start, term), *stores]
+def filled(name: str, memory: Memory, number: Value) -> Loop:
+    """Return the loop that stores a number, or a vector of it, everywhere in a memory."""
+    counter = Range(name, memory.count // number.lanes)
+    return Loop(counter, (Store(memory, counter.index() * number.lanes, number),))
+
+
+def blocks(bound: Index | None, size: int) -> Index | None:
+    """Return the number of blocks of `size` elements, the last one perhaps incomplete; None if it
+    does not vary."""
+    return None if bound is None else (bound + (size - 1)) // size
 
 
 def round_up(number: int, multiple: int) -> int:

@@ -1,20 +1,21 @@
-"""Places of the largest or smallest elements of rows on the host: argmax and argmin in one pass.
+"""Places of the largest or smallest elements of rows on the host: argmax and argmin.
 
     before   total = max over k of x[k];  place = min over k of (k if x[k] == total else last)
-    after    for each lane, the best of its elements so far, of a few vectors a step, and the step
-             at which it came; then the same two passes over the lanes, over the first step that
-             has the best of all, and over a rest of the row
+    after    for each lane of a vector, the best of its elements, and the block of the row that it
+             came from; then the first block that has the best of all lanes is read once more
 
-A row with NaN has its place at the first NaN, which another pass finds.
+A row's last block ends with the row and begins inside the one before. A row with NaN has its place
+at the first NaN, which another pass finds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial, reduce
 from typing import NamedTuple
 
-from ugpu.compiler.dtype import bool_, float32, int32
-from ugpu.compiler.expression.accumulate import advanced, combine, ended, identity, total_type
+from ugpu.compiler.dtype import DType, bool_, int32, is_narrow
+from ugpu.compiler.expression.accumulate import identity
 from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant
 from ugpu.compiler.expression.computation import Computation, elements, places_at
 from ugpu.compiler.expression.lookup import lookup
@@ -36,8 +37,10 @@ from ugpu.compiler.kernel.shared.kernels import kernel_of
 from ugpu.compiler.pattern.chain import Chain
 from ugpu.hcq.state.target import TargetSpec
 
-ABREAST = 4  # vectors of a step, a power of two: it waits for the one before
-STEPS = 4  # of all lanes, from which on the passes over them cost less than those over the row
+ABREAST = 4  # vectors of a step, each with an accumulator of its own: one waits for the one before
+STEPS = 2  # of a row, from which on the passes over lanes cost less than those over the row
+WIDEST = 64  # steps of a block at most: more bytes would not stay in a first-level cache
+JOIN = 4  # vectors that cost as much as to close a block
 ZERO = constant(0)
 
 
@@ -57,39 +60,59 @@ def find_place(chain: Chain, target: TargetSpec) -> Place | None:
     if best.operation not in ("max", "min") or first.operation != "min" or len(best.ranges) != 1:
         return None
     row, (along,) = best.body, best.ranges
-    total = load(best.total, ZERO)
-    same = binary("or", binary("eq", row, total), binary("ne", row, row))
+    if row.op != "load" or row.dtype is bool_ or is_narrow(row.dtype):
+        return None
+    same = binary("eq", row, load(best.total, ZERO))
+    if row.dtype.is_float:
+        same = binary("or", same, binary("ne", row, row))
     counted = value("index", int32, (), along.index())
     wanted = value("where", int32, (same, counted, const(along.size - 1, int32)))
-    if first.body is not wanted or row.op != "load" or row.dtype is not float32:
+    if first.body is not wanted or row.arg.conditions or row.arg.index.linear(along) != (1,):
         return None
-    if row.arg.conditions or row.arg.index.linear(along) != (1,):
-        return None
-    lanes = target.vector_bytes // float32.itemsize
-    return Place(best.operation, row, along) if along.size >= STEPS * ABREAST * lanes else None
+    least = STEPS * ABREAST * _lanes(row.dtype, target)
+    return Place(best.operation, row, along) if along.size >= least else None
 
 
 def places(computation: Computation, chain: Chain, place: Place, target: TargetSpec) -> Kernel:
     """Return a kernel that searches row by row. Its groups are chunks of rows."""
-    return _Search(computation, chain, place, target.vector_bytes // float32.itemsize).kernel()
+    return _Search(computation, chain, place, _lanes(place.row.dtype, target)).kernel()
+
+
+def _lanes(dtype: DType, target: TargetSpec) -> int:
+    return target.vector_bytes // dtype.itemsize
 
 
 class _Search:
-    """Sizes and memories. width: elements of a step; whole: those that all steps take."""
+    """Sizes and memories.
+
+    Attributes:
+        width: elements of a block, whole steps.
+        best, block: each lane's best element so far, and the number of its block.
+        lost: whether a lane has met NaN; total: the best of all lanes, in each.
+        streams: the best of a block, of each vector of a step.
+        at: of each lane, the first vector of the block that has the best element.
+        start: where the block begins that has it; first: the place of the result.
+    """
 
     def __init__(self, computation: Computation, chain: Chain, place: Place, lanes: int) -> None:
         self.computation, self.chain, self.place = computation, chain, place
-        self.size, self.lanes, self.width = place.along.size, lanes, lanes * ABREAST
-        self.whole = self.size // self.width * self.width
-        self.best = Memory("best", float32, 1, "register", lanes)
-        self.step = Memory("step", int32, 1, "register", lanes)
-        self.lost = Memory("lost", bool_, 1, "register", lanes)
-        self.bests = Memory("bests", float32, lanes, "local")
-        self.steps = Memory("steps", int32, lanes, "local")
-        self.total = Memory("total", total_type(place.operation, float32), 1, "register")
-        self.first, self.flag, self.least = (
-            Memory(name, int32, 1, "register") for name in ("first", "flag", "least")
+        self.size, self.lanes, self.dtype = place.along.size, lanes, place.row.dtype
+        step = lanes * ABREAST
+        widths = range(step, min(self.size, WIDEST * step) + 1, step)
+        self.width = min(widths, key=self._cost)
+        self.best, self.total = (
+            Memory(name, self.dtype, 1, "register", lanes) for name in ("best", "total")
         )
+        self.streams = Memory("streams", self.dtype, ABREAST, "register", lanes)
+        self.block, self.at = (
+            Memory(name, int32, 1, "register", lanes) for name in ("block", "at")
+        )
+        self.lost = Memory("lost", bool_, 1, "register", lanes)
+        self.start, self.first = (Memory(name, int32, 1, "register") for name in ("start", "first"))
+
+    def _cost(self, width: int) -> int:
+        """Return the cost of blocks of a width, in elements: each is read, one of them twice."""
+        return -(-self.size // width) * (width + JOIN * self.lanes) + 2 * width
 
     def kernel(self) -> Kernel:
         rows = max(1, CHUNK // self.size)
@@ -102,99 +125,140 @@ class _Search:
 
         result = substitute(rebuild(self.chain.result, change), at)
         position = self.computation.position.substitute(at)
-        body = (*self.lanes_of(at), *self.joined(at), *self.not_numbers(at))
-        stored = (Store(to, position, each) for to, each in self.computation.results(result))
-        memories = (self.best, self.step, self.lost, self.bests, self.steps, self.total,
-                    self.first, self.flag, self.least)  # fmt: skip
-        loop = Loop(Range("r", rows), (*body, *stored), bound)
-        return kernel_of(self.computation, memories, grid, 1, (loop,))
+        body = [*self.best_of_lanes(at), *self.best_of_all(), *self.first_of_block(at)]
+        if self.dtype.is_float:
+            body.append(self.first_not_a_number(at))
+        body += [Store(to, position, each) for to, each in self.computation.results(result)]
+        memories = [
+            self.best,
+            self.total,
+            self.streams,
+            self.block,
+            self.at,
+            self.start,
+            self.first,
+        ]
+        if self.dtype.is_float:
+            memories.append(self.lost)
+        loop = Loop(Range("r", rows), tuple(body), bound)
+        return kernel_of(self.computation, tuple(memories), grid, 1, (loop,))
 
     def element(self, at: Mapping[Range, Index], where: Index, lanes: int = 1) -> Value:
         access = substitute(self.place.row, {**at, self.place.along: where}).arg
         return load(access.memory, access.index, lanes=lanes)
 
-    def lanes_of(self, at: Mapping[Range, Index]) -> Iterator[Statement]:
-        """Find each lane's best element, and whether any is NaN."""
-        lowest = identity(self.place.operation, float32)
-        counter = Range("k", self.whole // self.width)
-        now = broadcast(value("index", int32, (), counter.index()), self.lanes)
-        best, step = (load(m, ZERO, lanes=self.lanes) for m in (self.best, self.step))
-        yield Store(self.lost, ZERO, broadcast(const(False, bool_), self.lanes))
-        yield Store(self.best, ZERO, broadcast(lowest, self.lanes))
-        yield Store(self.step, ZERO, broadcast(const(0, int32), self.lanes))
-        places = [counter.index() * self.width + n * self.lanes for n in range(ABREAST)]
-        found = [self.element(at, place, self.lanes) for place in places]
-        odd = [binary("ne", each, each) for each in found]
-        while len(odd) > 1:  # one comparison tells of a pair whether either is NaN
-            found = [
-                self.chosen(self.better(*pair), pair[1], pair[0])
-                for pair in zip(found[::2], found[1::2], strict=True)
-            ]
-            odd = [binary("or", *pair) for pair in zip(odd[::2], odd[1::2], strict=True)]
-        better = self.better(best, found[0])
-        lost = binary("or", load(self.lost, ZERO, lanes=self.lanes), odd[0])
-        yield Loop(counter, (
-            Store(self.step, ZERO, self.chosen(better, now, step)),
-            Store(self.best, ZERO, self.chosen(better, found[0], best)),
-            Store(self.lost, ZERO, lost),
-        ))  # fmt: skip
+    def now(self, memory: Memory, number: int = 0) -> Value:
+        return load(memory, constant(number), lanes=self.lanes)
+
+    def each(self, number: Value) -> Value:
+        """Return a scalar in all lanes."""
+        return broadcast(number, self.lanes)
 
     def better(self, one: Value, other: Value) -> Value:
+        """Return the better elements of two vectors, of equals and for NaN the first's."""
+        return self.chosen(self.is_better(one, other), other, one)
+
+    def is_better(self, one: Value, other: Value) -> Value:
         """Return whether the other vector's elements are better."""
-        pair = (one, other) if self.place.operation == "max" else (other, one)
-        return value("lt", bool_, pair, lanes=self.lanes)
+        return binary("lt", *((one, other) if self.place.operation == "max" else (other, one)))
 
     def chosen(self, test: Value, one: Value, other: Value) -> Value:
         """Return the elements of one vector where a test holds, else those of the other."""
         return value("where", one.dtype, (test, one, other), lanes=self.lanes)
 
-    def joined(self, at: Mapping[Range, Index]) -> Iterator[Statement]:
-        """Find the best of all lanes and of the rest of the row, and the first place that has it;
-        set the flag if there is NaN."""
-        rest, last = self.size - self.whole, const(self.size - 1, int32)
-        flag, operation = const(0, int32), self.place.operation
-        for source, to in ((self.best, self.bests), (self.step, self.steps)):
-            yield Store(to, ZERO, load(source, ZERO, lanes=self.lanes))
-        lost = load(self.lost, ZERO, lanes=self.lanes)
-        for number in range(self.lanes):
-            flag = binary("or", flag, cast(value("extract", bool_, (lost,), number), int32))
-        yield Store(self.flag, ZERO, flag)
-        yield Store(self.total, ZERO, identity(operation, self.total.dtype))
-        yield Store(self.first, ZERO, last)
-        yield Store(self.least, ZERO, last)
-        lane, other, each = Range("lane", self.lanes), Range("rest", rest), Range("j", self.width)
-        total = load(self.total, ZERO)
-        one, ending = load(self.bests, lane.index()), self.element(at, other.index() + self.whole)
-        yield Loop(lane, (Store(self.total, ZERO, advanced(operation, total, one)),))
-        if rest:
-            odd = cast(binary("ne", ending, ending), int32)
-            best = Store(self.total, ZERO, advanced(operation, total, ending))
-            yield Loop(other, (best, self.updated(self.flag, "or", odd)))
-        best_of_all = ended(operation, float32, total)
-        step = self.where("eq", one, best_of_all, load(self.steps, lane.index()))
-        yield Loop(lane, (self.updated(self.least, "min", step),))
-        start = lookup(load(self.least, ZERO), self.whole // self.width) * self.width
-        place = value("index", int32, (), start + each.index())
-        place = self.where("eq", self.element(at, start + each.index()), best_of_all, place)
-        yield Loop(each, (self.updated(self.first, "min", place),))
-        if rest:
-            place = value("index", int32, (), other.index() + self.whole)
-            place = self.where("eq", ending, best_of_all, place)
-            yield Loop(other, (self.updated(self.first, "min", place),))
+    def best_of_lanes(self, at: Mapping[Range, Index]) -> Iterator[Statement]:
+        """Find each lane's best element, and whether any is NaN."""
+        lowest = identity(self.place.operation, self.dtype)
+        yield Store(self.best, ZERO, self.each(lowest))
+        yield Store(self.block, ZERO, self.each(const(0, int32)))
+        if self.dtype.is_float:
+            yield Store(self.lost, ZERO, self.each(const(False, bool_)))
+        number = Range("b", self.size // self.width)
+        yield Loop(number, tuple(self.one_block(at, number.index() * self.width, number.index())))
+        if self.size % self.width:
+            yield from self.one_block(at, constant(self.size - self.width), constant(number.size))
 
-    def not_numbers(self, at: Mapping[Range, Index]) -> Iterator[Statement]:
+    def one_block(
+        self, at: Mapping[Range, Index], start: Index, number: Index
+    ) -> Iterator[Statement]:
+        """Join a block, which begins at `start`, to the best of those before."""
+        for stream in range(ABREAST):
+            yield Store(self.streams, constant(stream), self.now(self.best))
+        step = Range("k", self.width // (ABREAST * self.lanes))
+        first = start + step.index() * (ABREAST * self.lanes)
+        found = [self.element(at, first + n * self.lanes, self.lanes) for n in range(ABREAST)]
+        steps = [
+            Store(self.streams, constant(n), self.better(self.now(self.streams, n), each))
+            for n, each in enumerate(found)
+        ]
+        if self.dtype.is_float:  # one comparison tells of a pair whether either is NaN
+            odd = [binary("ne", each, each) for each in found]
+            pairs = [binary("or", *pair) for pair in zip(odd[::2], odd[1::2], strict=True)]
+            lost = reduce(partial(binary, "or"), pairs, self.now(self.lost))
+            steps.append(Store(self.lost, ZERO, lost))
+        yield Loop(step, tuple(steps))
+        best = reduce(self.better, [self.now(self.streams, n) for n in range(ABREAST)])
+        here = self.each(value("index", int32, (), number))
+        better = self.is_better(self.now(self.best), best)
+        yield Store(self.block, ZERO, self.chosen(better, here, self.now(self.block)))
+        yield Store(self.best, ZERO, best)
+
+    def best_of_all(self) -> Iterator[Statement]:
+        """Find the best of all lanes, and the first block that has it: -1 if there is NaN."""
+        yield Store(self.total, ZERO, self.now(self.best))
+        yield from self.joined(self.total, self.better)
+        same = binary("eq", self.now(self.best), self.now(self.total))
+        last = self.each(const(self.size, int32))
+        number = self.chosen(same, self.now(self.block), last)
+        if self.dtype.is_float:
+            number = self.chosen(self.now(self.lost), self.each(const(-1, int32)), number)
+        yield Store(self.block, ZERO, number)
+        yield from self.joined(self.block, partial(binary, "min"))
+        number = value("extract", int32, (self.now(self.block),), 0)
+        start = binary("mul", number, const(self.width, int32))
+        start = binary("min", start, const(self.size - self.width, int32))
+        yield Store(self.start, ZERO, binary("max", start, const(0, int32)))
+
+    def first_of_block(self, at: Mapping[Range, Index]) -> Iterator[Statement]:
+        """Find the first element of a block that equals the best."""
+        count = self.width // self.lanes
+        back = Range("j", count)
+        vector = -back.index() + (count - 1)
+        start = load(self.start, ZERO)
+        begin = lookup(start, self.size - self.width + 1)
+        element = self.element(at, begin + vector * self.lanes, self.lanes)
+        here = self.each(value("index", int32, (), vector))
+        same = binary("eq", element, self.now(self.total))
+        yield Store(self.at, ZERO, self.each(const(count, int32)))
+        yield Loop(back, (Store(self.at, ZERO, self.chosen(same, here, self.now(self.at))),))
+        numbers = [const(lane, int32) for lane in range(self.lanes)]
+        lanes = value("pack", int32, numbers, lanes=self.lanes)
+        vectors = binary("mul", self.now(self.at), self.each(const(self.lanes, int32)))
+        yield Store(self.at, ZERO, binary("add", vectors, lanes))
+        yield from self.joined(self.at, partial(binary, "min"))
+        least = value("extract", int32, (self.now(self.at),), 0)
+        yield Store(self.first, ZERO, binary("add", start, least))
+
+    def joined(
+        self, memory: Memory, operation: Callable[[Value, Value], Value]
+    ) -> Iterator[Statement]:
+        """Combine all lanes of a vector, with the result in each."""
+        apart = self.lanes // 2
+        while apart:
+            mask = tuple(lane ^ apart for lane in range(self.lanes))
+            now = self.now(memory)
+            other = value("shuffle", memory.dtype, (now, now), mask, self.lanes)
+            yield Store(memory, ZERO, operation(now, other))
+            apart //= 2
+
+    def first_not_a_number(self, at: Mapping[Range, Index]) -> Statement:
         """Find the first NaN of a row that has any."""
-        along = self.place.along
+        along, last = self.place.along, const(self.size - 1, int32)
         element = self.element(at, along.index())
-        place = self.where("ne", element, element, value("index", int32, (), along.index()))
-        loop = Loop(along, (self.updated(self.first, "min", place),))
-        last = Store(self.first, ZERO, const(self.size - 1, int32))
-        yield If(at_least_zero(lookup(load(self.flag, ZERO), 2) - 1), (last, loop))
-
-    def where(self, comparison: str, left: Value, right: Value, place: Value) -> Value:
-        """Return a place where a comparison holds, else the row's last."""
-        last = const(self.size - 1, int32)
-        return value("where", int32, (binary(comparison, left, right), place, last))
-
-    def updated(self, memory: Memory, operation: str, number: Value) -> Store:
-        return Store(memory, ZERO, combine(operation, load(memory, ZERO), number))
+        here = value("index", int32, (), along.index())
+        place = value("where", int32, (binary("ne", element, element), here, last))
+        least = binary("min", load(self.first, ZERO), place)
+        loop = Loop(along, (Store(self.first, ZERO, least),))
+        number = value("extract", int32, (self.now(self.block),), 0)
+        flag = cast(binary("lt", number, const(0, int32)), int32)
+        return If(at_least_zero(lookup(flag, 2) - 1), (Store(self.first, ZERO, last), loop))

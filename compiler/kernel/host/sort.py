@@ -22,6 +22,7 @@ from ugpu.compiler.expression.computation import Computation, elements, places_a
 from ugpu.compiler.expression.lookup import lookup
 from ugpu.compiler.expression.value import Memory, Value, binary, cast, const, load, substitute
 from ugpu.compiler.kernel.host.loops import rows_of
+from ugpu.compiler.kernel.host.nest import filled
 from ugpu.compiler.kernel.host.network import LONGEST, Network
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store
 from ugpu.compiler.kernel.shared.kernels import kernel_of
@@ -134,13 +135,10 @@ def _by_digits(
         digit = binary("shr", key, const(LOW + number * DIGIT, uint64))
         return lookup(binary("and", digit, const(DIGITS - 1, uint64)), DIGITS) + number * DIGITS
 
-    clear, each = Range("c", passes * DIGITS), Range("i", size)
+    each = Range("i", size)
     places = [counter(read(each.index()), number) for number in range(passes)]
     more = tuple([Store(counts, at, binary("add", load(counts, at), one)) for at in places])
-    steps: list[Statement] = [
-        Loop(clear, (Store(counts, clear.index(), const(0, int64)),)),
-        Loop(each, more),
-    ]
+    steps: list[Statement] = [filled("c", counts, const(0, int64)), Loop(each, more)]
     for number in range(passes):
         digit, each = Range(f"d{number}", DIGITS), Range(f"i{number}", size)
         at = digit.index() + number * DIGITS

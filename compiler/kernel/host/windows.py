@@ -4,15 +4,16 @@
     after    for each c, a block of rows at a time:
              stage    the part of the image that is needed, padding included: [phase][row][column],
                       columns and rows that are `s` apart side by side
-             totals   total[p] = w[c, 0, 0] * stage[p] + w[c, 0, 1] * stage[p + 1] + ...
-             results  out[c, y, x] = total[y * pitch + x]
-    or       for a vector of x and some rows y at a time, in registers, if results can be computed
-             as vectors: an element of the stage is loaded once for all rows that it adds to
+             totals   total[y][x] = w[c, 0, 0] * stage[y][x] + w[c, 0, 1] * stage[y][x + 1] + ...
+                      for a vector of x and some y at a time, in registers: an element of the
+                      stage is loaded once for all rows that it adds to
+             results  out[c, y, x] = total[y][x]
 
 Each element of the image is evaluated once, with its padding and the operations fused into it. All
-places of a window are unrolled. Rows of results are computed as one: the places between two rows
-are computed too, and not stored. Images of 7 or 14 columns thus fill vectors as large ones do. A
-group computes several images; their padding is written once, if it is the same.
+places of a window are unrolled, and all images that are summed. Totals become results as vectors if
+what follows is short; otherwise they are stored, and a loop over the block computes results. Rows
+too short for vectors are computed as one: the places between two rows are computed too, and not
+used. A group computes several images; their padding is written once, if it is the same.
 """
 
 from __future__ import annotations
@@ -21,9 +22,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from ugpu.compiler.dtype import float32
+from ugpu.compiler.dtype import bool_
 from ugpu.compiler.expression.accumulate import combine, identity, multiply_add, replace
-from ugpu.compiler.expression.algebra import Index, Range, at_least_zero, constant
+from ugpu.compiler.expression.algebra import (
+    Index,
+    Range,
+    at_least_zero,
+    constant,
+    flatten,
+    unflatten,
+)
 from ugpu.compiler.expression.computation import Computation, elements
 from ugpu.compiler.expression.value import (
     Memory,
@@ -37,7 +45,7 @@ from ugpu.compiler.expression.value import (
     walk,
 )
 from ugpu.compiler.kernel.host.lines import chunks, copied, first_inside, padding
-from ugpu.compiler.kernel.host.nest import Axis, Nest, nested, round_up, share
+from ugpu.compiler.kernel.host.nest import Axis, Nest, Part, filled, nested, round_up, share
 from ugpu.compiler.kernel.host.products.packing import LINE
 from ugpu.compiler.kernel.host.products.results import in_lanes
 from ugpu.compiler.kernel.host.products.tiles import vector_registers
@@ -48,7 +56,7 @@ from ugpu.compiler.pattern.contraction import ranges_of
 from ugpu.hcq.state.target import TargetSpec
 
 GROUPS = 4  # minimum groups for each thread
-FEWEST = 4  # columns from which on lines are vectors
+FEWEST = 4  # columns from which on rows are lines of vectors
 TALL, MOST = 2, 4  # rows of a block: totals that registers have room for; more gain nothing
 SPARE = 4  # registers that do not hold weights
 WHOLE = 64  # elements: whole vectors, as many as loops take at once
@@ -69,6 +77,20 @@ class Window:
     row: Range | None
     down: Range | None
     stride: int
+
+    @property
+    def tall(self) -> int:
+        """Places of the window in a column."""
+        return 1 if self.down is None else self.down.size
+
+    @property
+    def columns(self) -> int:
+        """Elements of the image that a row of results reads."""
+        return (self.last.size - 1) * self.stride + self.across.size
+
+    @property
+    def phases(self) -> int:
+        return self.stride * (1 if self.row is None else self.stride)
 
 
 def find_window(computation: Computation) -> Window | None:
@@ -92,13 +114,11 @@ def find_window(computation: Computation) -> Window | None:
     across, stride = found
     below = None if row is None else next(coupled(image, row, over), None)
     if below is None or below[0] is across or below[1] != stride:
-        window = Window(reduce, image, weight, last, across, None, None, stride)
-    else:
-        window = Window(reduce, image, weight, last, across, row, below[0], stride)
-    down = 1 if window.down is None else window.down.size
-    columns = (last.size - 1) * stride + across.size
-    phases = stride * (1 if window.row is None else stride)
-    return window if cost.in_windows(down, across.size, columns, phases) else None
+        row = below = None
+    down = None if below is None else below[0]
+    window = Window(reduce, image, weight, last, across, row, down, stride)
+    fits = cost.in_windows(window.tall, across.size, window.columns, window.phases)
+    return window if fits else None
 
 
 def coupled(image: Value, out: Range, over: tuple[Range, ...]) -> Iterator[tuple[Range, int]]:
@@ -122,29 +142,27 @@ def _step(index: Index, out: Range, over: Range) -> int:
 
 def reduction(computation: Computation, window: Window, target: TargetSpec) -> Kernel:
     """Return a kernel whose groups compute blocks of rows of an image."""
-    by_vectors = _Windows(computation, window, target, True).kernel()
-    return by_vectors or _Windows(computation, window, target, False).whole_lines()
+    return _Windows(computation, window, target).kernel()
 
 
 class _Windows:
-    """Sizes and memories of one kernel. aligned: whether copies of lines are to begin where vectors
-    do, with room between them; if not, lines follow each other."""
+    """Sizes and memories of one kernel. Lines of results are rows; or all rows of a block and the
+    places between them, if rows are too short for vectors."""
 
-    def __init__(
-        self, computation: Computation, window: Window, target: TargetSpec, aligned: bool
-    ) -> None:
-        self.abreast = vector_registers(target) - SPARE
+    def __init__(self, computation: Computation, window: Window, target: TargetSpec) -> None:
         self.vector_bytes = target.vector_bytes
         self.window, stride = window, window.stride
-        row = window.row or Range("row", 1)
-        self.tall = 1 if window.down is None else window.down.size
-        dtype = window.image.dtype
+        row, dtype = window.row or Range("row", 1), window.image.dtype
+        self.tall = window.tall
+        self.others = [r for r in window.reduce.arg[1] if r not in (window.across, window.down)]
+        self.summed = elements(self.others)
+        joined = window.last.size < FEWEST
         self.pitch = window.last.size + -(-window.across.size // stride) - 1
         lanes = target.vector_bytes // dtype.itemsize
-        self.lanes = min(lanes, 1 << (window.last.size.bit_length() - 1)) if aligned else 1
+        self.lanes = 1 if joined else min(lanes, 1 << (window.last.size.bit_length() - 1))
         self.pitch = round_up(self.pitch, self.lanes)
-        phases = stride * (1 if window.row is None else stride)
-        most = STAGED // (self.pitch * phases * dtype.itemsize) - self.tall // stride
+        line_bytes = self.pitch * window.phases * self.summed * dtype.itemsize
+        most = STAGED // line_bytes - self.tall // stride
         outer = [r for r in computation.ranges if r not in (window.last, row)]
         image = outer.pop() if outer else Range("image", 1)
         tall = share(row.size, max(1, most))
@@ -155,58 +173,53 @@ class _Windows:
         self.rows, self.images = self.nest.sides
         self.image = self.images.steps("image")
         size = elements(computation.ranges) * stride * stride * dtype.itemsize
-        self.far = size > target.caches.second // 2
+        self.far = not self.others and size > target.caches.second // 2
         self.nest.batch |= self.image.places
+        self.around = {**self.nest.batch, **{r: r.index() for r in self.others}}
         self.plane = (self.rows.count - 1 + -(-self.tall // stride)) * self.pitch + self.lanes - 1
         self.plane = round_up(self.plane, self.lanes)
+        self.planes = self.plane * window.phases  # elements of an image
         self.starts = self.line_starts()
+        self.count, self.size = self.rows.count, window.last.size  # of lines
+        if joined:
+            self.count, self.size = 1, (self.rows.count - 1) * self.pitch + window.last.size
         # memory behind the last line is read for results that are not stored, or seems to be
-        spare = -(-window.across.size // stride) + window.last.size + WHOLE
-        self.stage = Memory("stage", dtype, self.plane * phases + spare, "local")
-        count = round_up((self.rows.count - 1) * self.pitch + window.last.size, WHOLE)
-        self.totals = Memory("totals", window.reduce.dtype, count, "local")
-        self.others = [r for r in window.reduce.arg[1] if r not in (window.across, window.down)]
-        self.around = {**self.nest.batch, **{r: r.index() for r in self.others}}
-        # whether the epilogue is the same for all results of an image, and is applied while totals
-        # are still in vectors
-        rest = ranges_of(replace(computation.value, window.reduce, const(0, self.totals.dtype)))
-        alike = computation.value.dtype is self.totals.dtype
-        self.early = alike and not self.others and rest.isdisjoint({window.last, window.row})
+        spare = -(-window.across.size // stride) + self.size + WHOLE
+        self.stage = Memory("stage", dtype, self.planes * self.summed + spare, "local")
+        dtype = window.reduce.dtype
+        # of bools, vectors are not contiguous in memory
+        lanes = 1 if dtype is bool_ else target.vector_bytes // dtype.itemsize
+        between = self.pitch if joined else self.size
+        self.block = round_up(self.rows.count * between, WHOLE)
+        self.totals = Memory("totals", dtype, self.block + self.size + lanes, "local")
+        self.at = (row.index() - self.rows.start) * between + window.last.index()
+        free = vector_registers(target) - SPARE - elements(window.reduce.arg[1])
+        most = max(TALL, min(free, MOST))
+        tall = max(n for n in range(1, most + 1) if self.count % n == 0)
+        width, self.line_places = chunks(0, self.size, lanes)
+        if self.size < lanes:
+            width, self.line_places = 1 << (self.size - 1).bit_length(), [0]
+        self.registers = Memory("lines", dtype, tall, "register", width)
+        self.in_place = not joined and self.stores(constant(0), 1, constant(0)) is not None
 
     def line_starts(self) -> list[int]:
         """Return for each phase of columns where a line begins, so that what is not padding begins
         at a whole vector."""
         window, stride = self.window, self.window.stride
-        column = Range("column", (window.last.size - 1) * stride + window.across.size)
+        column = Range("column", window.columns)
         here = {window.last: constant(0), window.across: column.index()}
         low = first_inside(substitute(window.image, here), column)
         places = [(low + (phase - low) % stride) // stride for phase in range(stride)]
         return [-place % self.lanes for place in places]
 
-    def kernel(self) -> Kernel | None:
-        """Return the kernel whose totals stay in registers, if results fill vectors."""
-        registers = None if self.others else self.in_registers()
-        if registers is None:
-            return None
+    def kernel(self) -> Kernel:
         padding = self.padding()
-        fill = self.fill(padding is not None)
-        return self.around_images((*fill, *registers[1]), [self.stage, *registers[0]], padding)
-
-    def whole_lines(self) -> Kernel:
-        """Return the kernel whose totals are in memory."""
-        padding = self.padding()
-        # one image after the other, if several are summed
-        body = nested(self.others, *self.fill(padding is not None), *self.add())
-        body = (*((self.clear(),) if self.others else ()), *body, self.finish())
-        return self.around_images(body, [self.stage, self.totals], padding)
-
-    def around_images(
-        self, body: tuple[Statement, ...], memories: list[Memory], padding: Value | None
-    ) -> Kernel:
-        whole = [self.image.around(*body)]
+        fill = nested(self.others, *self.fill(padding is not None))
+        finish = () if self.in_place else self.finish()
+        whole = [self.image.around(*fill, *self.lines(), *finish)]
         if padding is not None:
-            counter = Range("around", self.stage.count)
-            whole.insert(0, Loop(counter, (Store(self.stage, counter.index(), padding),)))
+            whole.insert(0, filled("around", self.stage, padding))
+        memories = (self.stage, self.registers, *(() if self.in_place else (self.totals,)))
         return self.nest.kernel(memories, whole)
 
     def padding(self) -> Value | None:
@@ -216,11 +229,6 @@ class _Windows:
             return None
         here = substitute(window.image, {window.last: constant(0), window.across: column.index()})
         return padding(here, column, frozenset({self.images.axis.main, *self.others}))
-
-    def clear(self) -> Statement:
-        counter = Range("clear", self.totals.count)
-        first = identity(self.window.reduce.arg[0], self.totals.dtype)
-        return Loop(counter, (Store(self.totals, counter.index(), first),))
 
     @property
     def vectors(self) -> int:
@@ -235,13 +243,13 @@ class _Windows:
         for vertical in range(min(stride, self.tall)):
             lines = rows.count - 1 + -(-(self.tall - vertical) // stride)
             line = Range(f"line{vertical}", lines)
-            size = (window.last.size - 1) * stride + window.across.size
-            column = Range(f"column{vertical}", size)
+            column = Range(f"column{vertical}", window.columns)
             here = {**self.around, window.last: constant(0), window.across: column.index()}
             if window.row is not None and window.down is not None:
                 here |= {window.row: rows.start, window.down: line.index() * stride + vertical}
+            number = flatten([r.index() for r in self.others], [r.size for r in self.others])
             planes = [
-                (vertical * stride + phase) * self.plane + self.starts[phase]
+                number * self.planes + (vertical * stride + phase) * self.plane + self.starts[phase]
                 for phase in range(stride)
             ]
             firsts = [line.index() * self.pitch + plane for plane in planes]
@@ -249,64 +257,58 @@ class _Windows:
             body = copied(image, column, self.stage, firsts, self.vectors, padded)
             yield Loop(line, body, rows.left + (lines - rows.count))
 
-    # ---- totals in registers -------------------------------------------------------------------
-
-    def in_registers(self) -> tuple[list[Memory], list[Statement]] | None:
-        """Return the statements that compute totals and results of an image as vectors, and their
-        memory; None if results do not fill vectors. A line that is shorter than a vector is stored
-        with what is behind it, which the next line overwrites; the last one is stored in two
-        parts."""
-        size, dtype = self.window.last.size, self.totals.dtype
-        lanes = self.vector_bytes // dtype.itemsize
-        if dtype is not float32 or self.stage.dtype is not float32 or size < FEWEST:
-            return None
-        width, starts = chunks(0, size, lanes)
-        if size < lanes:
-            width, starts = 1 << (size - 1).bit_length(), [0]
-        whole = max(1, size // width)  # vectors of a line but an overlapping last one
-        places = self.tall * self.window.across.size
-        most = max(TALL, min(self.abreast - places, MOST))
-        tall = max(n for n in range(1, most + 1) if self.rows.count % n == 0)
-        totals = Memory("lines", dtype, tall, "register", width)
-        block, left = Range("block", self.rows.count // tall), self.rows.left
+    def lines(self) -> list[Statement]:
+        """Return the loops that compute all lines of an image by vectors, some lines at a time."""
+        tall, width, starts = self.registers.count, self.registers.lanes, self.line_places
+        whole = max(1, self.size // width)  # vectors of a line but an overlapping last one
+        block, left = Range("block", self.count // tall), self.rows.left
         vector = Range("vector", max(whole, len(starts)))
         start = vector.index() * width
         if whole < vector.size:  # the last one overlaps
             start = vector.index() % whole * width + vector.index() // whole * starts[-1]
 
-        def lines(first: Index, count: int) -> list[Statement] | None:
-            made = self.line(first, count, start, totals)
-            return None if made is None else [Loop(vector, tuple(made))]
+        def some(first: Index, count: int) -> Loop:
+            ahead = self.ahead(first, count, start, width) if self.far else ()
+            stores = self.stores(first, count, start) if self.in_place else None
+            stores = stores or self.kept(first, count, start)
+            return Loop(vector, (*ahead, *self.totals_of(first, count, start), *stores))
 
-        blocks = lines(block.index() * tall, tall)
+        if self.count < self.rows.count:
+            return [some(constant(0), 1)]
+        body: list[Statement] = [Loop(block, (some(block.index() * tall, tall),), left // tall)]
         over = self.rows.axis.main.size % self.rows.count  # rows of the last group
-        rest = Range("rest", over % tall) if over % tall else None
-        if blocks is None:
-            return None
-        body: list[Statement] = [Loop(block, tuple(blocks), left // tall)]
-        if rest is not None:
-            last = lines(constant(over - rest.size) + rest.index(), 1)
-            if last is None:
-                return None
+        if over % tall:
+            rest = Range("rest", over % tall)
+            last = some(constant(over - rest.size) + rest.index(), 1)
             alone = at_least_zero(constant(self.rows.count - 1) - left)
-            body.append(If(alone, (Loop(rest, tuple(last)),)))
-        return [totals], body
+            body.append(If(alone, (Loop(rest, (last,)),)))
+        return body
 
-    def line(
-        self, first: Index, count: int, start: Index, totals: Memory
-    ) -> list[Statement] | None:
-        """Compute a vector of results of some rows; None if they do not fill vectors."""
-        size, stores = self.window.last.size, []
+    def kept(self, first: Index, count: int, start: Index) -> list[Store]:
+        """Return the stores of a vector of totals of some lines. A line that is shorter than a
+        vector is stored with what is behind it, which the next line overwrites."""
+        return [
+            Store(self.totals, (first + row) * self.size + start,
+                  load(self.registers, constant(row), lanes=self.registers.lanes))
+            for row in range(count)
+        ]  # fmt: skip
+
+    def stores(self, first: Index, count: int, start: Index) -> list[Store] | None:
+        """Return the stores of a vector of results of some rows; None if they cannot be computed as
+        vectors. Of a row that is shorter than a vector the last store is in two parts."""
+        width, stores = self.registers.lanes, []
         for row in range(count):
-            store = self.store(first + row, start, totals, row)
-            if store is None:
+            places = {**self.nest.batch, **self.rows.places(first + row)}
+            vector = load(self.registers, constant(row), lanes=width)
+            store = in_lanes(self.nest.computation, self.window.reduce, places,
+                             Axis(self.window.last).whole, start, vector)  # fmt: skip
+            # a vector behind the end of a row may be behind the end of an array
+            if store is None or (self.size < width and any(map(_reads, walk(store.value)))):
                 return None
-            if size < totals.lanes and any(map(_reads, walk(store.value))):
-                return None  # it would read behind the end of an array
             stores.append(store)
-        last = _in_parts(stores[-1], size) if size < totals.lanes else stores[-1:]
-        ahead = self.ahead(first, count, start, totals.lanes) if self.far else ()
-        return [*ahead, *self.totals_of(first, count, start, totals), *stores[:-1], *last]
+        if self.size < width:
+            stores[-1:] = _in_parts(stores[-1], self.size)
+        return stores
 
     def ahead(self, first: Index, count: int, start: Index, lanes: int) -> Iterator[Prefetch]:
         """Begin to bring the part of the image that the next block of rows, or the next image,
@@ -323,90 +325,55 @@ class _Windows:
                     here = {**places, window.across: constant(column)}
                     yield Prefetch(node.arg.memory, node.arg.index.substitute(here))
 
-    def store(self, row: Index, start: Index, totals: Memory, number: int) -> Store | None:
-        """Return the store of a vector of results of a row."""
-        lane, computation = Range("lane", totals.lanes), self.nest.computation
-        places = {**self.nest.batch, self.window.last: start + lane.index()}
-        places |= self.rows.places(row)
-        total = load(self.totals, lane.index())
-        one = result(computation, places, total, self.window.reduce)
-        return in_lanes(one, lane, total, load(totals, constant(number), lanes=totals.lanes))
+    def totals_of(self, first: Index, count: int, start: Index) -> Iterator[Store]:
+        """Compute totals of some lines of a block. Each vector of the stage is loaded once."""
+        window, stride, lanes = self.window, self.window.stride, self.registers.lanes
+        operation, dtype = window.reduce.arg[0], self.totals.dtype
+        totals = {row: broadcast(identity(operation, dtype), lanes) for row in range(count)}
+        lines, columns = (count - 1) * stride + self.tall, window.across.size
+        for image, line, across in product(range(self.summed), range(lines), range(columns)):
+            place = (first + line // stride) * self.pitch + across // stride + start
+            place += (line % stride * stride + across % stride) * self.plane
+            place += image * self.planes + self.starts[across % stride]
+            term = load(self.stage, place, lanes=lanes)
+            for row in range(count):
+                down = line - row * stride
+                if not 0 <= down < self.tall:
+                    continue
+                if window.weight is None:
+                    total = combine(operation, totals[row], term)
+                else:
+                    weight = substitute(window.weight, self.place(image, down, across))
+                    total = multiply_add(broadcast(weight, lanes), term, totals[row])
+                yield Store(self.registers, constant(row), total)
+                totals[row] = load(self.registers, constant(row), lanes=lanes)
 
-    def totals_of(self, first: Index, count: int, start: Index, totals: Memory) -> Iterator[Store]:
-        """Compute totals of some rows of a block. Each vector of the stage is loaded once."""
-        window, stride, lanes = self.window, self.window.stride, totals.lanes
-        operation = window.reduce.arg[0]
-        fresh = set(range(count))
-        for line in range((count - 1) * stride + self.tall):
-            for across in range(window.across.size):
-                place = (first + line // stride) * self.pitch + across // stride + start
-                place += (line % stride * stride + across % stride) * self.plane
-                place += self.starts[across % stride]
-                term = load(self.stage, place, lanes=lanes)
-                for row in range(count):
-                    down = line - row * stride
-                    if not 0 <= down < self.tall:
-                        continue
-                    slot = constant(row)
-                    total = load(totals, slot, lanes=lanes)
-                    if row in fresh:
-                        total = broadcast(identity(operation, totals.dtype), lanes)
-                        fresh.discard(row)
-                    if window.weight is None:
-                        yield Store(totals, slot, combine(operation, total, term))
-                        continue
-                    weight = broadcast(substitute(window.weight, self.place(down, across)), lanes)
-                    yield Store(totals, slot, multiply_add(weight, term, total))
-
-    def place(self, down: int, across: int) -> dict[Range, Index]:
+    def place(self, image: int, down: int, across: int) -> dict[Range, Index]:
         """Return the values of all ranges of a weight."""
-        here = {**self.around, self.window.across: constant(across)}
+        images = unflatten(constant(image), tuple(r.size for r in self.others))
+        here = {**self.around, **dict(zip(self.others, images, strict=True))}
+        here[self.window.across] = constant(across)
         return here if self.window.down is None else {**here, self.window.down: constant(down)}
 
-    # ---- totals in memory ----------------------------------------------------------------------
-
-    def add(self) -> Iterator[Statement]:
-        """Add all places of a window, for each result of the block: as many at a time as there are
-        registers for their weights. Totals of a single image start from zero."""
-        window, stride = self.window, self.window.stride
-        operation = window.reduce.arg[0]
-        places = list(product(range(self.tall), range(window.across.size)))
-        for first in range(0, len(places), self.abreast):
-            step = Range(f"j{first}", self.totals.count)
+    def finish(self) -> Iterator[Statement]:
+        """Yield epilogue and stores of totals that are in memory. An epilogue that is the same for
+        all results of an image is applied to all totals first, also to those between and behind
+        rows: these are whole vectors."""
+        nest, window, rows, root = self.nest, self.window, self.rows, self.nest.computation.value
+        rest = replace(root, window.reduce, const(0, self.totals.dtype))
+        early = ranges_of(rest).isdisjoint({window.last, window.row})
+        early = early and root.dtype is self.totals.dtype
+        if early:
+            step = Range("step", self.block)
             total = load(self.totals, step.index())
-            if not self.others and first == 0:
-                total = identity(operation, self.totals.dtype)
-            for down, across in places[first : first + self.abreast]:
-                place = down // stride * self.pitch + across // stride
-                place += (down % stride * stride + across % stride) * self.plane
-                term = load(self.stage, step.index() + place)
-                if window.weight is None:
-                    total = combine(operation, total, term)
-                    continue
-                weight = substitute(window.weight, self.place(down, across))
-                total = multiply_add(weight, term, total)
-            if self.early and first + self.abreast >= len(places):
-                root = substitute(self.nest.computation.value, self.around)
-                total = replace(root, substitute(window.reduce, self.around), total)
-            yield Loop(step, (Store(self.totals, step.index(), total),))
-
-    def finish(self) -> Statement:
-        """Return epilogue and stores: of whole lines by vectors, if they need no epilogue and are
-        contiguous in memory."""
-        nest, last = self.nest, self.window.last
-        line, column = self.rows.steps("r"), Axis(last).whole.walk("c")
-        at = line.position * self.pitch
-        to = nest.computation.position.substitute({**nest.batch, **line.places})
-        if self.early and to.linear(last) == (1,):
-            width, starts = chunks(0, last.size, self.vector_bytes // self.totals.dtype.itemsize)
-            stores = [
-                Store(nest.computation.output, to - last.index() + start,
-                      load(self.totals, at + start, lanes=width))
-                for start in starts
-            ]  # fmt: skip
-            return line.around(*stores)
-        total = load(self.totals, at + column.position)
-        return nest.finish(line, column, total, None if self.early else self.window.reduce)
+            here, reduce = (substitute(each, nest.batch) for each in (root, window.reduce))
+            store = Store(self.totals, step.index(), replace(here, reduce, total))
+            yield Loop(step, (store,))
+        block = Part(Axis(rows.axis.main, (window.last,)), rows.start, rows.count)
+        each = block.walk("r", self.at, nest.computation.position, *([] if early else [rest]))
+        total = load(self.totals, self.at.substitute(each.places))
+        places, reduced = {**nest.batch, **each.places}, None if early else window.reduce
+        yield each.around(result(nest.computation, places, total, reduced))
 
 
 def _reads(node: Value) -> bool:

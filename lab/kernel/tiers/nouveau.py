@@ -36,6 +36,10 @@ from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.serve.model import Client
 
 MEMORY = 1 << 30
+# Where FSP places the carve-out, Linux 7.3.4 takes its size from the low 32 bits of its start alone
+# (r535_gsp_get_static_info_fb: rsvd_size): right where the memory ends at a multiple of 4 GiB, as
+# that of boards does.
+WHOLE_MEMORY = 4 << 30
 SUSPENDS = 2
 CONTEXT = 64 << 10  # the driver clears it byte by byte
 CHIPS = {
@@ -48,7 +52,7 @@ CHIPS = {
     "tu116": "NVIDIA TU116 (168000a1)",
 }
 # Chips on which the newer kernel suspends; firmware 535.113.01 is asked otherwise to.
-SLEEPERS = ("ad102", "ga102", "tu102", "ga100", "tu116")
+SLEEPERS = ("ad102", "ga102", "tu102", "ga100", "tu116", "gh100", "gb202")
 # Words of the driver, in the order in which it says them on a board.
 REACHED = ("drm: VRAM: ", "drm: MM: using COPY for buffer copies", "[drm] Initialized nouveau 1.4.")
 UNLOADED = "the module is gone"
@@ -102,9 +106,10 @@ def served(socket: Path, chip: str) -> Iterator[tuple[Card, Trace]]:
     card = build_card(
         chip,
         CardOptions(
-            memory=MEMORY, platform=False, cut_in_d3=True, context=CONTEXT, access_maps=CONTEXT
+            memory=WHOLE_MEMORY if boot_facts(chip).way == "fsp" else MEMORY,
+            platform=False, cut_in_d3=True, context=CONTEXT, access_maps=CONTEXT,
         ),
-    )
+    )  # fmt: skip
     trace = Trace()
     try:
         with serving(socket, TracedCard(card, trace)):

@@ -20,15 +20,12 @@ from ugpu.nv.chips.boot import BootWay
 from ugpu.nv.gsp.boot import (
     booter,
     evidence,
-    frts,
-    gfw,
+    fwsec,
     init,
     placement,
-    riscv,
     static,
     trust,
     unload,
-    vbios,
 )
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.boot.static import StaticInfo
@@ -73,13 +70,13 @@ def contact(chip: GspChip) -> int:
     Return BOOT_0. Nothing else of the chip is changed."""
     enable_function(chip.transport)
     boot_0 = chip.identify()
-    gfw.await_board_firmware(chip)
+    chip.await_board_firmware()
     return boot_0
 
 
 def occupied(start: Start) -> bool:
     """Return whether the GSP of an earlier start still owns its region, or runs."""
-    if frts.protected_region(start.chip)[1]:
+    if fwsec.protected_region(start.chip)[1]:
         return True
     if start.boot.way is not BootWay.FSP:
         return False
@@ -98,7 +95,7 @@ def boot(start: Start, stages: Stages, keep: KeepEvidence | None = None) -> Firm
     try:
         if chip.boot.way is not BootWay.FSP:
             with stages.stage("vbios"):
-                vbios.find_fwsec(start)
+                fwsec.find_fwsec(start)
         with stages.stage("layout"):
             placement.plan(start)
             flush_page = placement.place_flush_page(start)
@@ -133,10 +130,11 @@ def rejoin(start: Start, note: Note) -> Firmware:
     chip, transport = start.chip, start.chip.transport
     try:
         placement.plan(start)
-        flush_page = placement.place_flush_page(start, note.memory)
-        placement.place_arguments(start, note.memory)
+        start.memory.places = note.memory
+        flush_page = placement.place_flush_page(start)
+        placement.place_arguments(start)
         if chip.boot.way is not BootWay.FSP:
-            vbios.find_fwsec(start)
+            fwsec.find_fwsec(start)
         way = unload.prepare(start)
         start.running = True
         enable_master(chip)
@@ -189,10 +187,10 @@ def _start_core(start: Start, stage: Callable[[str], AbstractContextManager[None
         steps |= {"chain-of-trust": trust.request_start, "lockdown": trust.await_release}
     else:
         if start.boot.way is BootWay.FWSEC and start.saved is None:
-            steps["frts"] = frts.run_frts
+            steps["frts"] = fwsec.run_frts
         if start.saved is None:  # else booter does it, and the firmware has its arguments
             steps["gsp-reset"] = booter.reset_gsp
         steps["booter"] = booter.load_firmware
-    for name, step in (steps | {"riscv": riscv.await_core}).items():
+    for name, step in (steps | {"riscv": Start.await_core}).items():
         with stage(name):
             step(start)

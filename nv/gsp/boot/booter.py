@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ugpu.nv.gsp.boot.fwsec import fuse_version
 from ugpu.nv.gsp.boot.start import Start
-from ugpu.nv.gsp.boot.vbios import fuse_version
 from ugpu.nv.gsp.chip.falcon import Program
 from ugpu.nv.gsp.chip.ports import BLOCK, Part, PortProgram
 from ugpu.nv.gsp.images.containers import HeavySecure
@@ -21,9 +21,7 @@ def reset_gsp(start: Start) -> None:
 
 def set_arguments(start: Start) -> None:
     """Write the address of libos's list of regions into the GSP's mailboxes."""
-    address = start.arguments.address
-    start.gsp.regs.MAILBOX0.write(address & 0xFFFF_FFFF)
-    start.gsp.regs.MAILBOX1.write(address >> 32)
+    start.gsp.set_mailboxes(start.arguments.address)
 
 
 def place_booter(start: Start, booter: HeavySecure) -> Pages:
@@ -48,12 +46,10 @@ def _by_ports(booter: HeavySecure, pages: Pages) -> PortProgram:
     return PortProgram(booter.name, (plain, secure), cut(booter.contents), 0)
 
 
-def run_booter(start: Start, booter: HeavySecure, pages: Pages, mailboxes: tuple[int, int]) -> None:
+def run_booter(start: Start, booter: HeavySecure, pages: Pages, mailboxes: int) -> None:
     """Run a booter on SEC2; FirmwareRejected with its error."""
-    sec2 = start.sec2
-    sec2.reset_to_falcon()
     program = _by_dma(booter, pages) if start.boot.dma else _by_ports(booter, pages)
-    sec2.check(booter.name, sec2.run(program, mailboxes, RUN_LIMIT_S))
+    start.sec2.run(program, mailboxes, RUN_LIMIT_S)
 
 
 def _by_dma(booter: HeavySecure, pages: Pages) -> Program:
@@ -74,9 +70,7 @@ def load_firmware(start: Start) -> None:
     """Let booter verify the GSP's image, copy it into the protected region, and start it."""
     booter = start.files.load
     assert booter is not None
-    metadata = start.saved or start.metadata
     pages = place_booter(start, booter)
-    address = metadata.address
     start.running = True  # from here on the GSP may access memory
-    run_booter(start, booter, pages, (address & 0xFFFF_FFFF, address >> 32))
+    run_booter(start, booter, pages, (start.saved or start.metadata).address)
     start.memory.close([pages])

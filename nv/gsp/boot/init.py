@@ -139,7 +139,7 @@ class SequencerMachine:
         start.sec2.start()
         stage, what = chip.nv.NV_PGC6_BSI_SECURE_SCRATCH_14, "hand-off to the GSP"
         chip.await_fields("SEC2", stage, what, _RESUME_LIMIT_S, BOOT_STAGE_3_HANDOFF=1)
-        start.sec2.check("booter", int(start.sec2.regs.MAILBOX0.read()))
+        start.sec2.check("booter")
         if chip.boot.dma:
             start.gsp.regs.OS.write(start.files.boot_loader.app_version)
         if not start.gsp.riscv_active:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ugpu.hcq.errors import ChipError, NotSupported
 from ugpu.nv.chips.boot import BootWay
 from ugpu.nv.gsp.boot.start import Start
@@ -27,7 +25,6 @@ from ugpu.nv.gsp.layout.framebuffer import (
 from ugpu.nv.gsp.layout.memory import PAGE, Pages
 
 MIB = 1 << 20
-_QUEUES, _MANAGER, _REGIONS, _FLUSH = "queues", "manager", "regions", "flush"  # pieces of memory
 _MOST_VRAM = 1 << 40  # more than any card has; a register of all ones would say 4 PiB
 
 
@@ -99,31 +96,21 @@ def place_image(start: Start) -> None:
     start.metadata = memory.take(PAGE, content)
 
 
-def place_arguments(start: Start, places: Mapping[str, int] | None = None) -> None:
-    """Prepare logs, queues and arguments, as the firmware finds them by its mailbox. places: where
-    on the bus they must lie, by the names of `kept`; anywhere if None."""
+def place_arguments(start: Start) -> None:
+    """Prepare logs, queues and arguments, as the firmware finds them by its mailbox."""
     memory, abi = start.memory, start.files.abi
-    at = (places or {}).get
     for name in LOGS:
-        pages = memory.take(LOG_SIZE, address=at(name))
+        pages = memory.take(LOG_SIZE, name=name)
         pages.put(log_header(pages.pages))
         start.logs[name] = pages
-    start.queues = memory.take(REGION_SIZE, address=at(_QUEUES))
+    start.queues = memory.take(REGION_SIZE, name="queues")
     content = manager_arguments(abi, start.queues.address)
-    arguments = start.manager = memory.take(PAGE, content, address=at(_MANAGER))
+    arguments = start.manager = memory.take(PAGE, content, name="manager")
     regions = {name: (pages.address, pages.size) for name, pages in start.logs.items()}
     regions["RMARGS"] = (arguments.address, PAGE)
-    start.arguments = memory.take(PAGE, region_list(abi, regions), address=at(_REGIONS))
+    start.arguments = memory.take(PAGE, region_list(abi, regions), name="regions")
 
 
-def place_flush_page(start: Start, places: Mapping[str, int] | None = None) -> Pages:
-    """Allocate the page that the GPU reads to flush its writes. places: see `place_arguments`."""
-    address = (places or {}).get(_FLUSH)
-    return start.memory.take(PAGE, bits=start.chip.flush_bits, address=address)
-
-
-def kept(start: Start, flush_page: Pages) -> dict[str, int]:
-    """Return the bus addresses of the memory that the firmware uses while it runs, by name."""
-    pieces = {_QUEUES: start.queues, _MANAGER: start.manager, _REGIONS: start.arguments}
-    pieces |= {_FLUSH: flush_page, **start.logs}
-    return {name: pages.address for name, pages in pieces.items()}
+def place_flush_page(start: Start) -> Pages:
+    """Allocate the page that the GPU reads to flush its writes."""
+    return start.memory.take(PAGE, name="flush", bits=start.chip.flush_bits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from ugpu.hcq.bare.stages import or_silent
 from ugpu.hcq.errors import DeviceLost, FirmwareError
 from ugpu.hcq.transport.base import Transport
 from ugpu.hcq.uapi import constants
@@ -18,6 +19,8 @@ from ugpu.nv.gsp.layout.memory import Keeper, Pages
 from ugpu.nv.gsp.rpc.crash import scratch_group
 
 _INSTANCE_BAR = 3
+# TIMEOUT: nova-core; booter starts the core before it halts, so RM and nouveau look once.
+_CORE_LIMIT_S = 5.0
 _LOOK_S = 0.25  # between two looks whether the firmware has crashed, while waiting for it
 _PLACE = re.compile(r"([0-9a-f]{4}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])\Z")
 
@@ -78,6 +81,20 @@ class Start:
         self._looked_at = now
         if scratch_group(int(self.gsp.regs.WAYFINDER.read())) is not None:
             raise FirmwareError("the GSP's firmware has crashed")
+
+    def await_core(self) -> None:
+        """Step "riscv", after booter or FSP's chain of trust: tell the firmware its version, and
+        wait until the RISC-V core is active."""
+
+        def runs() -> bool:
+            self.check()
+            return self.gsp.riscv_active
+
+        self.gsp.regs.OS.write(self.files.boot_loader.app_version)
+        with or_silent("the GSP's RISC-V core does not run", self.state):
+            self.chip.clock.wait_until(
+                runs, unit="GSP", waiting_for="the RISC-V core", limit_s=_CORE_LIMIT_S
+            )
 
     def state(self) -> dict[str, object]:
         """Return what explains a GSP that does not answer. Never raises for locked registers."""

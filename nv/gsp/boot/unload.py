@@ -15,7 +15,7 @@ from ugpu.hcq.bare.stages import or_silent
 from ugpu.hcq.errors import FirmwareRejected, UgpuError
 from ugpu.nv.chips.boot import BootWay
 from ugpu.nv.gsp.boot.booter import place_booter, run_booter
-from ugpu.nv.gsp.boot.frts import place_fwsec, program, protected_region
+from ugpu.nv.gsp.boot.fwsec import place_fwsec, program, protected_region
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.images.fwsec import READ_VBIOS, RETURN
 from ugpu.nv.gsp.layout.arguments import SUSPEND_LEVEL
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _SUSPENDED = 0x8000_0000
 _SUSPEND_LIMIT_S = 5.0  # TIMEOUT: nova-core; nouveau 2 s
 _HALT_LIMIT_S = 5.0
-_PLAIN = 0xFF  # in booter's mailboxes: unload, not suspend
+_PLAIN = 0xFF_0000_00FF  # in booter's mailboxes: unload, not suspend
 
 
 @dataclass
@@ -87,9 +87,7 @@ def hand_back(start: Start, way: WayBack, saved: int | None = None) -> None:
         start.running = False
         return
     if way.fwsec is not None and start.fwsec is not None:
-        falcon = start.gsp
-        falcon.reset_to_falcon()
-        falcon.check("FWSEC-SB", falcon.run(program(start, way.fwsec, "FWSEC-SB"), (0, 0)))
+        start.gsp.run(program(start, way.fwsec, "FWSEC-SB"))
         error = chip.nv.NV_PBUS_SW_SCRATCH_15.read().SB_ERROR
         if error:
             raise FirmwareRejected(
@@ -97,8 +95,7 @@ def hand_back(start: Start, way: WayBack, saved: int | None = None) -> None:
             )
     if protected_region(chip)[1] and way.booter is not None:
         assert start.files.unload is not None
-        mailboxes = (_PLAIN, _PLAIN) if saved is None else (saved & 0xFFFF_FFFF, saved >> 32)
-        run_booter(start, start.files.unload, way.booter, mailboxes)
+        run_booter(start, start.files.unload, way.booter, _PLAIN if saved is None else saved)
         low, high = protected_region(chip)
         if high:
             raise FirmwareRejected(

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable
 from ugpu.hcq.bare import remedies
 from ugpu.hcq.bare.bus import ALL_ONES
 from ugpu.hcq.bare.chip import BareChip
+from ugpu.hcq.bare.stages import or_silent
 from ugpu.hcq.errors import DeviceLost, DeviceNotFound, NotSupported
 from ugpu.hcq.registers.fields import BoundRegister, RegisterBlock
 from ugpu.hcq.transport.base import Transport
 from ugpu.nv import chips
-from ugpu.nv.chips.boot import BootFacts
+from ugpu.nv.chips.boot import BootFacts, BootWay
 from ugpu.nv.chips.facts import ChipFacts
 from ugpu.nv.gsp.chip.vram import FbVram
 from ugpu.nv.regs import block
@@ -19,6 +20,9 @@ from ugpu.nv.regs import block
 REGISTER_BAR, MEMORY_BAR = 0, 1
 GSP_BASE, SEC2_BASE, PMU_BASE = 0x11_0000, 0x84_0000, 0x10_A000  # falcons in BAR 0
 _LOCKED, _LOCKED_MASK = 0xBADF_0000, 0xFFFF_0000
+_GFW_LIMIT_S = 4.0  # TIMEOUT: nouveau and nova-core; GFW takes 1 to 2 s after power-on
+_FSP_LIMIT_S = 5.0
+_DONE = 0xFF
 _FLUSH_LIMIT_S = 2.0  # TIMEOUT: as nouveau's for the TLB, which is the slower of the two
 
 
@@ -90,6 +94,27 @@ class GspChip(BareChip):
                 found=chip,
             )
         return value
+
+    def await_board_firmware(self) -> None:
+        """Wait until the board's own firmware (GFW, from Hopper on FSP) has finished;
+        FirmwareSilent if it does not.
+
+        Sources: Linux 7.3 nova-core gfw.rs, nouveau subdev/gsp/ga100.c; open-gpu-kernel-modules
+        570.144 kernel_gsp_tu102.c, kern_fsp_gh100.c.
+        """
+        nv, by_fsp = self.nv, self.boot.way is BootWay.FSP
+        who = "FSP" if by_fsp else "the board's firmware (GFW)"
+        with or_silent(f"{who} has not finished its start", remedy="power the card off and on"):
+            if by_fsp:
+                scratch = nv[f"NV_THERM_I2CS_SCRATCH_{self.facts.family.upper()}"]
+                what = "end of FSP's start"
+                self.await_fields("FSP", scratch, what, _FSP_LIMIT_S, FSP_BOOT_COMPLETE=_DONE)
+                return
+            mask = nv.NV_PGC6_AON_SECURE_SCRATCH_GROUP_05_PRIV_LEVEL_MASK
+            progress = nv.NV_PGC6_AON_SECURE_SCRATCH_GROUP_05_0_GFW_BOOT
+            what = "access to its progress"
+            self.await_fields("GFW", mask, what, _GFW_LIMIT_S, READ_PROTECTION_LEVEL0=1)
+            self.await_fields("GFW", progress, "end of its start", _GFW_LIMIT_S, PROGRESS=_DONE)
 
     # ---- memory ------------------------------------------------------------------------------
 

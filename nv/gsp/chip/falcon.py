@@ -160,28 +160,31 @@ class Falcon:
         """Wait until the core has halted by itself."""
         self._await(self.regs.CPUCTL, "end of its program", limit_s, HALTED=1)
 
+    def set_mailboxes(self, value: int) -> None:
+        """Write a number of 64 bits, or an address, into both mailboxes."""
+        self.regs.MAILBOX0.write(value & 0xFFFF_FFFF)
+        self.regs.MAILBOX1.write(value >> 32)
+
     def run(
-        self,
-        program: Program | PortProgram,
-        mailboxes: tuple[int, int],
-        limit_s: float = RUN_LIMIT_S,
-    ) -> int:
-        """Load and run a program; return mailbox 0 afterwards. UnitTimeout if it does not end."""
-        regs = self.regs
+        self, program: Program | PortProgram, mailboxes: int = 0, limit_s: float = RUN_LIMIT_S
+    ) -> None:
+        """Reset the unit to its falcon, load a program and run it. FirmwareRejected with its error;
+        UnitTimeout if it does not end."""
+        self.reset_to_falcon()
         self.load(program)
-        regs.MAILBOX0.write(mailboxes[0])
-        regs.MAILBOX1.write(mailboxes[1])
-        regs.BOOTVEC.write(program.start)
+        self.set_mailboxes(mailboxes)
+        self.regs.BOOTVEC.write(program.start)
         self.start()
         try:
             self.await_halt(limit_s)
         except UnitTimeout as error:
             error.add_facts(program=program.name, **self.evidence())
             raise
-        return int(regs.MAILBOX0.read())
+        self.check(program.name)
 
-    def check(self, program: str, result: int) -> None:
+    def check(self, program: str) -> None:
         """Raise FirmwareRejected if a program's result, in mailbox 0, is not 0."""
+        result = int(self.regs.MAILBOX0.read())
         if result:
             raise FirmwareRejected(
                 f"{program} ended with error {result:#x}; NVIDIA does not publish its meaning",

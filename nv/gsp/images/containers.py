@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from ugpu.nv.gsp.images.bounds import Image
+from ugpu.hcq.bare.firmware import Image
 
 _MAGIC, _HEADER_SIZE = 0x10DE, 24
 _MOST_APPS, _MOST_SIGNATURES = 16, 64

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
-from ugpu.nv.gsp.images.bounds import Image
+from ugpu.hcq.bare.firmware import Image
 
 _MOST_SECTIONS, _MOST_NAME = 64, 64
 _PROGBITS = 1

@@ -11,12 +11,12 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from ugpu.hcq.bare.firmware import Image
 from ugpu.hcq.errors import FirmwareInvalid, NotSupported
-from ugpu.nv.gsp.images.bounds import Image
 from ugpu.nv.gsp.images.rom import Vbios
 
 _FALCON_DATA, _FALCON_DATA_VERSION = 0x70, 2  # a token of BIT
-_TABLE_HEADER, _TABLE_ENTRY, _MOST_ENTRIES = 6, 6, 64
+_TABLE_HEADER, _MOST_ENTRIES = 6, 64
 _PRODUCTION = 0x85  # application id; 0x45 is for chips in debug mode
 _V2_SIZE, _V3_SIZE = 60, 44
 SIGNATURE_SIZE = 384  # RSA-3072
@@ -65,15 +65,10 @@ def _table(vbios: Vbios) -> int:
 
 def _find(vbios: Vbios) -> int:
     """Return the offset in the secure block of the descriptor of FWSEC."""
-    at, block = _table(vbios), vbios.block
-    version, header, width, count = block.unpack("4B", at, "table of falcon programs")
-    valid = version == 1 and header >= _TABLE_HEADER and width >= _TABLE_ENTRY
-    text = "the table of falcon programs is invalid"
-    block.check(valid and count <= _MOST_ENTRIES, text, version=version, entry=width, count=count)
+    block, what = vbios.block, "the table of falcon programs"
+    rows = block.table(_table(vbios), what, "BBI", first=1, head=_TABLE_HEADER, most=_MOST_ENTRIES)
     kinds = []
-    for number in range(count):
-        place = at + header + number * width
-        kind, _, pointer = block.unpack("BBI", place, "entry of the table of falcon programs")
+    for kind, _, pointer in rows:
         if kind == _PRODUCTION:
             return vbios.beyond(pointer, "FWSEC")
         kinds.append(f"{kind:#x}")
@@ -119,12 +114,8 @@ class Fwsec:
     def _mapper(self, data: Image) -> int:
         """Return the offset in DMEM of the structure through which commands are passed."""
         at = self.descriptor.interface
-        version, header, width, count = data.unpack("4B", at, "interface table")
-        valid = version == _INTERFACE_VERSION and width >= 8 and 0 < count <= _MOST_INTERFACES
-        text = "the interface table is invalid"
-        data.check(valid, text, version=version, entry=width, count=count)
-        for number in range(count):
-            kind, offset = data.unpack("2I", at + header + number * width, "interface table")
+        what, version = "the interface table", _INTERFACE_VERSION
+        for kind, offset in data.table(at, what, "2I", first=version, most=_MOST_INTERFACES):
             if kind == _MAPPER_ID:
                 data.cut(offset, _MAPPER_SIZE, "DMEM mapper")
                 return offset

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from ugpu.nv.gsp.images.bounds import Image
+from ugpu.hcq.bare.firmware import Image
 from ugpu.nv.gsp.images.elf_sections import check_sums, read_sections
 
 SIGNATURE_SIZE = 0x1000

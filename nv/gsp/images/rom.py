@@ -8,11 +8,12 @@ which form one block, and BIT, a table of tokens.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from ugpu.hcq.bare.firmware import Image
 from ugpu.hcq.errors import FirmwareInvalid
-from ugpu.nv.gsp.images.bounds import Image
 
 SIZE = 1 << 20  # of the window through which the ROM is read
 _MOST_IMAGES = 16
@@ -23,7 +24,7 @@ _IFR, _DIRECTORY = 0x4947564E, 0x44524652  # "NVGI", "RFRD"
 _DIRECTORY_AT = 0x1000
 PC_AT, NBSI, SECURE = 0x00, 0x70, 0xE0  # code types
 _BIT = b"\xff\xb8BIT\0"
-_BIT_HEADER, _BIT_TOKEN, _MOST_TOKENS = 12, 6, 64
+_BIT_HEADER, _MOST_TOKENS = 12, 64
 
 Read = Callable[[int, int], bytes]  # offset and size in the ROM, in bytes
 
@@ -159,10 +160,7 @@ class Vbios:
         """Return the entries of BIT."""
         place = bytes(self.base.data).find(_BIT)
         self.base.check(place >= 0, "BIT header not found")
-        header, width, count = self.base.unpack("3B", place + 8, "BIT header")
-        valid = header >= _BIT_HEADER and width >= _BIT_TOKEN and count <= _MOST_TOKENS
-        text = "BIT header is invalid"
-        self.base.check(valid, text, header=header, token=width, count=count)
-        for number in range(count):
-            at = place + header + number * width
-            yield Token(*self.base.unpack("BBHH", at, "BIT token"))
+        rows = self.base.table(
+            place, "BIT header", "BBHH", first=_BIT[0], skip=8, head=_BIT_HEADER, most=_MOST_TOKENS
+        )
+        return itertools.starmap(Token, rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ugpu.hcq.errors import NotSupported, OutOfMemory
 from ugpu.hcq.state.memory import BusAddr
@@ -75,27 +75,31 @@ class Pages:
 
 
 class Keeper:
-    """Owner of several pieces of such memory."""
+    """Owner of several pieces of such memory. named: pieces that the firmware uses while it runs.
+    places: where on the bus they must lie, by name; anywhere if a name is missing."""
 
     def __init__(self, transport: Transport, bits: int) -> None:
         self._transport = transport
         self._bits = bits
         self._kept: list[Pages] = []
+        self.named: dict[str, Pages] = {}
+        self.places: Mapping[str, int] = {}
 
     def take(
         self,
         size: int,
         data: bytes | memoryview = b"",
         *,
+        name: str = "",
         contiguous: bool = True,
         bits: int | None = None,
-        address: int | None = None,
     ) -> Pages:
-        """Allocate memory that starts with `data`. bits: of its addresses, if fewer than usual.
-        address: see Pages."""
-        limit = self._bits if bits is None else bits
+        """Allocate memory that starts with `data`. bits: of its addresses, if fewer than usual."""
+        limit, address = self._bits if bits is None else bits, self.places.get(name)
         pages = Pages(self._transport, size, bits=limit, contiguous=contiguous, address=address)
         self._kept.append(pages)
+        if name:
+            self.named[name] = pages
         pages.put(data)
         return pages
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -37,7 +38,7 @@ from ugpu.nv.gsp.boot import placement
 from ugpu.nv.gsp.boot.boot import Firmware
 from ugpu.nv.gsp.boot.evidence import gather, log_words
 from ugpu.nv.gsp.boot.files import BootFiles, read_files
-from ugpu.nv.gsp.boot.frts import protected_region
+from ugpu.nv.gsp.boot.fwsec import protected_region
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.chip.chip import GspChip, chip_behind
 from ugpu.nv.gsp.chip.interrupts import LEAVES, InterruptTree
@@ -66,13 +67,24 @@ RESETS = (ResetKind.FUNCTION, ResetKind.BUS)  # of a card that another process l
 H = TypeVar("H", bound=Member)
 
 
+@dataclass(frozen=True)
+class ChannelReport:
+    """The GSP ended a channel. chid: its number on its runlist. kind: the Xid. engine:
+    NV2080_ENGINE_TYPE. address: of the page fault that was the reason, 0 for another one."""
+
+    chid: int
+    kind: int
+    engine: int
+    address: int
+
+
 class GspCard(BareCard[H]):
     """One card; see BareCard. firmware: runs, from `start` to `stop`.
 
     heap: VRAM that the driver may use, which all address spaces share. found: the state in which
     `start` found the card, and what it did. contexts: the first graphics context, once it is made.
     interrupts: None where the transport has none, or before the first holder's objects.
-    on_channel_end: called with the firmware's report of each channel that it ended.
+    on_channel_end: called with the firmware's report of each channel that it ended, by GPU.
     """
 
     firmware: Firmware
@@ -107,7 +119,7 @@ class GspCard(BareCard[H]):
         self.contexts: Contexts | None = None
         self.interrupts: InterruptTree | None = None
         self.faults = FaultBuffers(self._chip, self.lock)
-        self.on_channel_end: list[Callable[[bytes], None]] = []
+        self.on_channel_end: dict[object, Callable[[ChannelReport], None]] = {}
         self.found = ""
         self.closed = False
         self._slept = False  # the host was suspended, and the card was not yet booted again
@@ -150,8 +162,8 @@ class GspCard(BareCard[H]):
         return self.firmware.calls
 
     def lost(self) -> bool:
-        """Return whether the card no longer answers, or has lost its state in a suspend."""
-        return self._slept or self.saved is not None or self.chip.lost()
+        """See BareCard: also whether it has lost its state in a suspend."""
+        return self._slept or self.saved is not None or super().lost()
 
     def resume(self) -> None:
         """Take up a card whose host was suspended; a reset is to boot it."""
@@ -159,15 +171,15 @@ class GspCard(BareCard[H]):
             self._slept = True
             self.calls.end(FirmwareError("the host was suspended, and the GSP lost its power"))
 
-    def suspend(self, objects: saving.Objects) -> None:
+    def suspend(self, client: GspClient) -> None:
         """Save everything in host memory; the card may lose its power then. No channel has work.
         If this fails early the card goes on, if it fails late `calls` do not work."""
-        saving.require_release(objects)
-        self.faults.unregister(objects.client, objects.subdevice)
+        saving.require_release(client)
+        self.faults.unregister(client)
         try:
-            saved = saving.save(self, objects)
+            saved = saving.save(self, client)
         except BaseException:
-            self.faults.register(objects.client, objects.subdevice)
+            self.faults.register(client)
             raise
         try:
             if self.interrupts is not None:
@@ -181,7 +193,7 @@ class GspCard(BareCard[H]):
             raise
         self.calls.end(FirmwareError("the card is suspended"))
 
-    def wake(self, objects: saving.Objects) -> None:
+    def wake(self, client: GspClient) -> None:
         """Go on after `suspend`. If this fails, only a reset helps."""
         saved = self.saved
         assert saved is not None
@@ -194,11 +206,10 @@ class GspCard(BareCard[H]):
             self._open_memory()
             saving.restore(self, saved)
             self.saved, self._runs = None, True
-            for memory in dict.fromkeys((self.memory, *(each.memory for each in self.holders))):
-                memory.own()
-            saving.schedule(objects, on=True)
-            self.enable_interrupts(objects.client, objects.subdevice)
-            self.faults.register(objects.client, objects.subdevice)
+            super().own_memory()
+            saving.schedule(client, on=True)
+            self.enable_interrupts(client)
+            self.faults.register(client)
         except BaseException:
             self.calls.end(FirmwareError("a resume was cut off"))
             raise
@@ -397,17 +408,30 @@ class GspCard(BareCard[H]):
         self._memory = GspSpace(self, self)
 
     def _tell_ended(self, payload: bytes) -> None:
-        for take in list(self.on_channel_end):
-            take(payload)
+        """Handle RC_TRIGGERED: the GSP has stopped a channel after an error."""
+        layout = self.calls.abi.structs.rpc_rc_triggered_v17_02
+        if len(payload) < layout.size:
+            log.warning("the GSP's report of a channel is cut short: %d bytes", len(payload))
+            return
+        report = layout.view(payload[: layout.size])
+        address = 0
+        if "mmuFaultAddrLo" in layout.fields:  # not in release 535
+            address = int(report.mmuFaultAddrHi) << 32 | int(report.mmuFaultAddrLo)
+        found = ChannelReport(
+            int(report.chid), int(report.exceptType), int(report.nv2080EngineType), address
+        )
+        log.debug("the GSP ended a channel: %s", found)
+        for take in list(self.on_channel_end.values()):
+            take(found)
 
-    def enable_interrupts(self, client: GspClient, subdevice: int) -> None:
+    def enable_interrupts(self, client: GspClient) -> None:
         """Let the end of work and the GSP's messages interrupt, if the transport has interrupts;
-        once. client, subdevice: to ask with."""
+        once."""
         with self.lock:
             messages = self.transport.interrupts
             if messages is None or self.interrupts is not None:
                 return
-            found = client.ask(subdevice, "NV2080_CTRL_CMD_INTERNAL_INTR_GET_KERNEL_TABLE")
+            found = client.ask_gpu("NV2080_CTRL_CMD_INTERNAL_INTR_GET_KERNEL_TABLE")
             rows = [found.table[row] for row in range(min(int(found.tableLen), _MOST_VECTORS))]
             gsp = client.constants.MC_ENGINE_IDX_GSP
             stall = [int(row.vectorStall) for row in rows if int(row.engineIdx) == gsp]
@@ -437,13 +461,13 @@ class GspCard(BareCard[H]):
         """See BareCard."""
         left = self.calls.left()
         assert left is not None
-        contexts, firmware = self.contexts, self.firmware
+        contexts, named = self.contexts, self.firmware.start.memory.named
         note.write(
             self.chip.vram,
             Note(
                 self.chip.facts.name,
                 self.calls.abi.version,
-                placement.kept(firmware.start, firmware.flush_page),
+                {name: pages.address for name, pages in named.items()},
                 left,
                 {} if contexts is None else contexts.shared,
                 {} if contexts is None else contexts.sizes,

@@ -8,13 +8,13 @@ Linux 7.3 nouveau rm/r570/fifo.c; open-gpu-kernel-modules 570.144 alloc_channel.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from ugpu.hcq.registers.layout import Struct
-from ugpu.hcq.transport.base import Transport
 from ugpu.nv.gsp.layout.memory import Pages
 from ugpu.nv.gsp.rm.client import GspClient
+from ugpu.nv.gsp.rm.contexts import ChannelContext
 from ugpu.nv.gsp.rm.space import CardMemory
+from ugpu.nv.rm.memory import Memory
 
 _PAGE = 4096
 _RAMFC_SIZE = 0x200
@@ -30,69 +30,63 @@ _INDEX_SHIFT, _PAGE_SHIFT, _PER_PAGE = 8, 12, 8
 _MOST_METHOD_BUFFER = 1 << 20
 
 
-class ChannelCard(CardMemory, Protocol):
-    """What channels use of a card (nv.gsp.rm.card)."""
+@dataclass(eq=False)
+class ChannelMemory:
+    """What a channel uses until it is gone. instance: in VRAM. methods: host memory. context:
+    buffers of the graphics engine. notifier: once the channel is registered. number: on its
+    `runlist`, once it can run."""
 
-    transport: Transport
-
-
-@dataclass
-class ChannelMemoryParts:
-    """instance: in VRAM. methods: host memory."""
-
-    card: ChannelCard
+    card: CardMemory
     instance: int
     methods: Pages
+    runlist: int = 0
+    context: ChannelContext | None = None
+    notifier: Memory | None = None
+    number: int | None = None
 
     def close(self) -> None:
         """Free the memory; the channel is gone."""
+        if self.context is not None:
+            self.context.close()
         self.card.heap.free(self.instance, self)
         self.methods.close()
 
+    def block(self, client: GspClient, userd: int, own: int | None = None, **fields: int) -> Struct:
+        """Return the parameters of the channel. userd: offset in VRAM. own: number of a channel of
+        the driver's own; the resource manager chooses the number of a channel for work."""
+        flags, internal = 0, _NO_NOTIFIERS
+        if own is not None:
+            flags = _PRIVILEGED | _FIXED_PAGE
+            flags |= own % _PER_PAGE << _INDEX_SHIFT | own // _PER_PAGE << _PAGE_SHIFT
+            internal |= _ADMINISTRATOR
+        block: Struct = client.structs.NV_CHANNEL_ALLOC_PARAMS.new(
+            flags=flags, internalFlags=internal, **fields
+        )
+        for name, base, size, space in (
+            ("instance", self.instance, _PAGE, _VIDEO), ("userd", userd, USERD_SIZE, _VIDEO),
+            ("ramfc", self.instance, _RAMFC_SIZE, _VIDEO),
+            ("mthdbuf", self.methods.address, self.methods.size, _HOST),
+        ):  # fmt: skip
+            memory = block[f"{name}Mem"]
+            memory.base, memory.size, memory.addressSpace = base, size, space
+            memory.cacheAttrib = _CACHED if space == _VIDEO else 0
+        return block
 
-def method_buffer_size(client: GspClient, subdevice: int) -> int:
+
+def method_buffer_size(client: GspClient) -> int:
     """Return the size of a channel's method buffer."""
-    found = client.ask(subdevice, "NV2080_CTRL_CMD_CE_GET_FAULT_METHOD_BUFFER_SIZE")
+    found = client.ask_gpu("NV2080_CTRL_CMD_CE_GET_FAULT_METHOD_BUFFER_SIZE")
     return min(max(int(found.size), _PAGE), _MOST_METHOD_BUFFER)
 
 
-def take_parts(card: ChannelCard, methods: int) -> ChannelMemoryParts:
+def take_memory(card: CardMemory, methods: int) -> ChannelMemory:
     """Allocate the memory of a channel. methods: bytes of its method buffer."""
     pages = Pages(card.transport, methods, bits=card.chip.boot.bus_bits, contiguous=True)
-    parts = ChannelMemoryParts(card, 0, pages)
+    memory = ChannelMemory(card, 0, pages)
     try:
-        parts.instance = card.heap.allocate(_PAGE, _PAGE, parts)
-        card.chip.vram.write(parts.instance, bytes(_PAGE))
+        memory.instance = card.heap.allocate(_PAGE, _PAGE, memory)
+        card.chip.vram.write(memory.instance, bytes(_PAGE))
     except BaseException:
         pages.close()
         raise
-    return parts
-
-
-def describe(block: Any, parts: ChannelMemoryParts, userd: int) -> None:
-    """Enter the memory of a channel into its parameters. userd: offset in VRAM."""
-    _place(block.instanceMem, parts.instance, _PAGE, _VIDEO)
-    _place(block.ramfcMem, parts.instance, _RAMFC_SIZE, _VIDEO)
-    _place(block.userdMem, userd, USERD_SIZE, _VIDEO)
-    _place(block.mthdbufMem, parts.methods.address, parts.methods.size, _HOST)
-
-
-def _place(memory: Any, base: int, size: int, space: int) -> None:
-    memory.base, memory.size, memory.addressSpace = base, size, space
-    memory.cacheAttrib = _CACHED if space == _VIDEO else 0
-
-
-def user_parameters(client: GspClient) -> Struct:
-    """Return parameters of a channel for work: the resource manager chooses its number."""
-    block: Struct = client.structs.NV_CHANNEL_ALLOC_PARAMS.new(internalFlags=_NO_NOTIFIERS)
-    return block
-
-
-def own_parameters(client: GspClient, number: int) -> Struct:
-    """Return parameters of a channel of the driver's own, with a channel number."""
-    flags = _PRIVILEGED | _FIXED_PAGE
-    flags |= number % _PER_PAGE << _INDEX_SHIFT | number // _PER_PAGE << _PAGE_SHIFT
-    block: Struct = client.structs.NV_CHANNEL_ALLOC_PARAMS.new(
-        flags=flags, internalFlags=_NO_NOTIFIERS | _ADMINISTRATOR
-    )
-    return block
+    return memory

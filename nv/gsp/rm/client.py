@@ -11,6 +11,7 @@ import itertools
 import struct
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from ugpu.hcq.errors import UgpuError
 from ugpu.hcq.registers.layout import Struct
@@ -26,9 +27,11 @@ _FIRST_OBJECT = 0xCAF0_0000  # of other objects; handles of a client are the dri
 
 
 class GspClient(Requests):
-    """See Requests. calls: to the firmware; they outlive the client."""
+    """See Requests. calls: to the firmware; they outlive the client. device, subdevice: handles of
+    the GPU's objects, 0 before `open_device`."""
 
     speaker = "the GSP's resource manager"
+    device = subdevice = 0
 
     def __init__(self, calls: Calls, clock: Clock) -> None:
         self.calls = calls
@@ -64,17 +67,14 @@ class GspClient(Requests):
         self, parent: int, handle: int, number: int, parameters: Struct | None, name: str
     ) -> tuple[int, int]:
         head = self.structs.rpc_gsp_rm_alloc_v03_00.new(
-            hClient=self.root,
-            hParent=parent,
-            hObject=handle,
-            hClass=number,
-            paramsSize=len(parameters) if parameters is not None else 0,
+            hClient=self.root, hParent=parent, hObject=handle, hClass=number
         )
         function = self.constants.NV_VGPU_MSG_FUNCTION_GSP_RM_ALLOC
         return self._send(function, head, parameters, f"allocate {name}"), handle
 
     def _send(self, function: int, head: Struct, parameters: Struct | None, what: str) -> int:
         """Send a request; update `parameters` from the reply, and return the status in it."""
+        head["paramsSize"] = 0 if parameters is None else len(parameters)
         payload = bytes(head.raw) + (b"" if parameters is None else bytes(parameters.raw))
         reply = self.calls.call(function, payload, what=what)
         size = len(head.raw)
@@ -85,12 +85,12 @@ class GspClient(Requests):
             parameters.raw[:] = reply[size : size + len(parameters)]
         return status
 
-    def list_memory(self, device: int, pages: Sequence[int]) -> int:
+    def list_memory(self, pages: Sequence[int]) -> int:
         """Describe pages of host memory to the firmware; return the object's handle."""
         with self._lock:
             handle = next(self._handles)
         block = self.structs.rpc_alloc_memory_v13_01.new(
-            hClient=self.root, hDevice=device, hMemory=handle, hClass=_MEMORY_LIST,
+            hClient=self.root, hDevice=self.device, hMemory=handle, hClass=_MEMORY_LIST,
             flags=_SCATTERED, length=len(pages) * _PAGE, pageCount=len(pages),
         )  # fmt: skip
         block.pteDesc.length = len(pages)
@@ -112,20 +112,21 @@ class GspClient(Requests):
 
     def _control(self, handle: int, command: int, parameters: Struct | None, name: str) -> int:
         head = self.structs.rpc_gsp_rm_control_v03_00.new(
-            hClient=self.root,
-            hObject=handle,
-            cmd=command,
-            paramsSize=len(parameters) if parameters is not None else 0,
+            hClient=self.root, hObject=handle, cmd=command
         )
         function = self.constants.NV_VGPU_MSG_FUNCTION_GSP_RM_CONTROL
         return self._send(function, head, parameters, name)
 
-    def open_device(self) -> tuple[int, int]:
-        """Create the objects of the GPU; return the device's and the subdevice's handle."""
+    def open_device(self) -> None:
+        """Create the objects of the GPU."""
         parameters = self.structs.NV0080_ALLOC_PARAMETERS.new(hClientShare=self.root)
-        device = self.allocate(self.root, "NV01_DEVICE_0", parameters)
+        self.device = self.allocate(self.root, "NV01_DEVICE_0", parameters)
         parameters = self.structs.NV2080_ALLOC_PARAMETERS.new()
-        return device, self.allocate(device, "NV20_SUBDEVICE_0", parameters)
+        self.subdevice = self.allocate(self.device, "NV20_SUBDEVICE_0", parameters)
+
+    def ask_gpu(self, command: str, **values: int) -> Any:
+        """Call `ask` for a control of the subdevice."""
+        return self.ask(self.subdevice, command, **values)
 
     def close(self) -> None:
         if self.closed:

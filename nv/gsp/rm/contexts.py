@@ -59,11 +59,9 @@ class Contexts:
         self.sizes: dict[str, int] = {}
         self.shared: dict[str, int] = {}
 
-    def read_sizes(self, client: GspClient, subdevice: int) -> None:
+    def read_sizes(self, client: GspClient) -> None:
         """Ask for the sizes of the buffers."""
-        answer = client.ask(
-            subdevice, "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CONTEXT_BUFFERS_INFO"
-        )
+        answer = client.ask_gpu("NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CONTEXT_BUFFERS_INFO")
         engine = answer.engineContextBuffersInfo[0].engine
         prefix = "NV0080_CTRL_FIFO_GET_ENGINE_CONTEXT_PROPERTIES_ENGINE_ID_"
         for kind in KINDS:
@@ -96,9 +94,7 @@ class ChannelContext:
         self._mappings: list[Mapping] = []
         self._own: list[int] = []
 
-    def promote(
-        self, client: GspClient, subdevice: int, channel: int, *, first: bool = False
-    ) -> None:
+    def promote(self, client: GspClient, channel: int, *, first: bool = False) -> None:
         """Allocate the channel's own buffers, map all, and tell the resource manager. first: this
         channel makes the card's first context, so that the shared buffers are allocated too."""
         number = client.constants
@@ -116,7 +112,7 @@ class ChannelContext:
                 count += 1
         block.entryCount = count
         self._space.flush()
-        client.control(subdevice, "NV2080_CTRL_CMD_GPU_PROMOTE_CTX", block)
+        client.control(client.subdevice, "NV2080_CTRL_CMD_GPU_PROMOTE_CTX", block)
 
     def _enter(self, entry: Any, kind: Kind, number: Any, *, first: bool) -> bool:
         """Fill in one entry; return whether the chip has such a buffer."""

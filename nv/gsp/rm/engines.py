@@ -27,7 +27,7 @@ class Engine:
     hosts: tuple[int, ...] = ()
 
 
-def read_engines(client: GspClient, subdevice: int) -> list[Engine]:
+def read_engines(client: GspClient) -> list[Engine]:
     """Read the table; engines of types that the release's headers do not name are left out."""
     names = {
         value: name.removeprefix("RM_ENGINE_TYPE_")
@@ -38,7 +38,7 @@ def read_engines(client: GspClient, subdevice: int) -> list[Engine]:
     engines: list[Engine] = []
     base = 0
     while True:
-        found = client.ask(subdevice, "NV2080_CTRL_CMD_FIFO_GET_DEVICE_INFO_TABLE", baseIndex=base)
+        found = client.ask_gpu("NV2080_CTRL_CMD_FIFO_GET_DEVICE_INFO_TABLE", baseIndex=base)
         count = int(found.numEntries)
         if count > _AT_ONCE or base + count > _MOST_ENTRIES:
             raise FirmwareError("the GSP's table of engines is too long", entries=base + count)

@@ -97,38 +97,38 @@ class FaultBuffers:
 
     # ---- begin and end -----------------------------------------------------------------------
 
-    def enter(self, user: object, client: GspClient, subdevice: int) -> None:
+    def enter(self, user: object, client: GspClient) -> None:
         """Register the buffers for the first user."""
         with self._lock:
             if not self._users:
-                self.register(client, subdevice)
+                self.register(client)
             self._users.append(user)
 
-    def leave(self, user: object, client: GspClient, subdevice: int) -> None:
+    def leave(self, user: object, client: GspClient) -> None:
         """Take the buffers back from the GSP after the last user; can be repeated."""
         with self._lock:
             if user in self._users:
                 self._users.remove(user)
                 if not self._users:
-                    self.unregister(client, subdevice)
+                    self.unregister(client)
 
-    def register(self, client: GspClient, subdevice: int) -> None:
+    def register(self, client: GspClient) -> None:
         """Give the GSP memory for both buffers; it enables them."""
-        static = client.ask(subdevice, f"{_CONTROL}_GET_STATIC_INFO")
+        static = client.ask_gpu(f"{_CONTROL}_GET_STATIC_INFO")
         sizes = int(static.replayableFaultBufferSize), int(static.nonReplayableFaultBufferSize)
         if not all(0 < size <= _MOST_PAGES * PAGE and size % PAGE == 0 for size in sizes):
             raise FirmwareError("the GSP states impossible sizes of fault buffers", sizes=sizes)
         try:
             self._ring, self._shadow, self._queue = map(self._take, (*sizes, PAGE))
             self._queue.put(_QUEUE.pack(sizes[1] // ENTRY, 0, 0, ENTRY, 0, 0))
-            self._give(client, subdevice, "", "faultBuffer", self._ring,
-                       hClient=client.root, hObject=subdevice)  # fmt: skip
-            self._give(client, subdevice, "_CLIENT_SHADOW", "shadowFaultBuffer", self._shadow,
+            self._give(client, "", "faultBuffer", self._ring,
+                       hClient=client.root, hObject=client.subdevice)  # fmt: skip
+            self._give(client, "_CLIENT_SHADOW", "shadowFaultBuffer", self._shadow,
                        shadowFaultBufferQueuePhysAddr=self._queue.address)  # fmt: skip
             self._get = self._chip.nv[f"{_REGISTER}_GET"].read().PTR
         except BaseException:
             with contextlib.suppress(UgpuError):
-                self.unregister(client, subdevice)
+                self.unregister(client)
             raise
         self._works, self._owed = True, 0
 
@@ -138,22 +138,20 @@ class FaultBuffers:
         pages.put(bytes(pages.size))
         return pages
 
-    def _give(
-        self, client: GspClient, subdevice: int, kind: str, member: str, pages: Pages, **values: int
-    ) -> None:
+    def _give(self, client: GspClient, kind: str, member: str, pages: Pages, **values: int) -> None:
         name = f"{_CONTROL}_REGISTER{kind}_FAULT_BUFFER"
         parameters = f"{name.replace('CMD_', '')}_PARAMS"
         block = client.structs[parameters].new(**{f"{member}Size": pages.size}, **values)
         getattr(block, f"{member}PteArray")[: len(pages.pages)] = pages.pages
-        client.control(subdevice, name, block)
+        client.control(client.subdevice, name, block)
         self._given.append(name.replace("REGISTER", "UNREGISTER"))
 
-    def unregister(self, client: GspClient, subdevice: int) -> None:
+    def unregister(self, client: GspClient) -> None:
         """Take the memory back. If the GSP refuses that, the buffers stay as they are."""
         with self._lock:
             while self._given:
                 shadow = "SHADOW" in self._given[-1]  # which has parameters
-                (client.ask if shadow else client.control)(subdevice, self._given[-1])
+                (client.ask if shadow else client.control)(client.subdevice, self._given[-1])
                 self._given.pop()
             self._works = False
             self._held.close()
@@ -167,7 +165,7 @@ class FaultBuffers:
 
     # ---- entries -----------------------------------------------------------------------------
 
-    def serve(self, client: GspClient, subdevice: int) -> None:
+    def serve(self, client: GspClient) -> None:
         """Take what was reported, and have the GSP end the channels. Reads host memory alone if
         there is nothing. A call while another thread uses the card leaves it to the next."""
         if not self._lock.acquire(blocking=False):
@@ -176,7 +174,7 @@ class FaultBuffers:
             if self._works:
                 if self._owed or self._ring.view[ENTRY * self._get + _LAST] & _VALID:
                     self._take_replayable()
-                self._take_shadow(client, subdevice)
+                self._take_shadow(client)
         finally:
             self._lock.release()
 
@@ -233,7 +231,7 @@ class FaultBuffers:
             )  # fmt: skip
         return False
 
-    def _take_shadow(self, client: GspClient, subdevice: int) -> None:
+    def _take_shadow(self, client: GspClient) -> None:
         queue, entries = self._queue.view, self._shadow.size // ENTRY
         for _ in range(entries):
             (get,), (put,) = _INDEX.unpack_from(queue, _GET), _INDEX.unpack_from(queue, _PUT)
@@ -245,5 +243,5 @@ class FaultBuffers:
             report: Any = client.structs[f"{_REPORT.replace('CMD_', '')}_PARAMS"].new()
             report.faultPacket.data[:] = raw
             self._note(raw)
-            client.control(subdevice, _REPORT, report)
+            client.control(client.subdevice, _REPORT, report)
             _INDEX.pack_into(queue, _GET, (get + 1) % entries)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
-from ugpu.nv.gsp.rm.channels import USERD_SIZE, describe, own_parameters, take_parts
+from ugpu.nv.gsp.rm.channels import USERD_SIZE, take_memory
 from ugpu.nv.gsp.rm.client import GspClient
 from ugpu.nv.gsp.rm.contexts import ChannelContext, Contexts
 from ugpu.nv.gsp.rm.space import GspSpace
@@ -29,9 +29,9 @@ def make_first_context(card: GspCard[Any], methods: int) -> Contexts:
     # The client frees the channel, before what it used.
     with closing(space), ExitStack() as held, closing(GspClient(card.calls, clock)) as client:
         space.own()
-        device, subdevice = client.open_device()
+        client.open_device()
         parameters = client.structs.NV_VASPACE_ALLOCATION_PARAMETERS.new()
-        vaspace = client.allocate(device, "FERMI_VASPACE_A", parameters)
+        vaspace = client.allocate(client.device, "FERMI_VASPACE_A", parameters)
         scratch = card.heap.allocate(_PAGE, _PAGE, owner)
         held.callback(card.heap.free, scratch, owner)
         card.chip.vram.write(scratch, bytes(_PAGE))
@@ -39,18 +39,18 @@ def make_first_context(card: GspCard[Any], methods: int) -> Contexts:
         anchor = space.map_vram(scratch, _PAGE, space.format.data_flags, _PAGE)
         held.callback(space.release, anchor)
         _hand_over(client, vaspace, space)
-        parts = take_parts(card, methods)
-        held.callback(parts.close)
-        block: Any = own_parameters(client, _CHANNEL)
-        block.gpFifoOffset, block.gpFifoEntries = int(anchor.address), _ENTRIES
-        block.hVASpace = vaspace
-        block.engineType = client.constants.NV2080_ENGINE_TYPE_GRAPHICS
-        describe(block, parts, scratch + _PAGE - USERD_SIZE)
-        channel = client.allocate(device, facts.gpfifo_class, block)
-        contexts.read_sizes(client, subdevice)
+        memory = take_memory(card, methods)
+        held.callback(memory.close)
+        block = memory.block(
+            client, scratch + _PAGE - USERD_SIZE, _CHANNEL,
+            gpFifoOffset=int(anchor.address), gpFifoEntries=_ENTRIES, hVASpace=vaspace,
+            engineType=client.constants.NV2080_ENGINE_TYPE_GRAPHICS,
+        )  # fmt: skip
+        channel = client.allocate(client.device, facts.gpfifo_class, block)
+        contexts.read_sizes(client)
         context = ChannelContext(contexts, space)
         held.callback(context.close)
-        context.promote(client, subdevice, channel, first=True)
+        context.promote(client, channel, first=True)
         client.allocate(channel, facts.compute_class)
     return contexts
 

@@ -12,20 +12,16 @@ from ugpu.hcq.errors import FirmwareError, NotSupported, UgpuError
 from ugpu.hcq.registers.layout import Struct
 from ugpu.hcq.state.memory import Placement
 from ugpu.nv.gsp.boot import evidence
-from ugpu.nv.gsp.rm.channels import (
-    ChannelMemoryParts,
-    describe,
-    method_buffer_size,
-    take_parts,
-    user_parameters,
-)
+from ugpu.nv.gsp.rm.card import ChannelReport
+from ugpu.nv.gsp.rm.channels import ChannelMemory, method_buffer_size, take_memory
 from ugpu.nv.gsp.rm.client import GspClient
 from ugpu.nv.gsp.rm.contexts import ChannelContext
 from ugpu.nv.gsp.rm.engines import read_engines, separate_copies
 from ugpu.nv.gsp.rm.golden import make_first_context
 from ugpu.nv.gsp.rm.memory import GspMemory, allocate_in_card
-from ugpu.nv.gsp.rm.session import ChannelReport, GspSession
+from ugpu.nv.gsp.rm.session import GspSession
 from ugpu.nv.gsp.rm.states import as_json
+from ugpu.nv.rm.events import FatalFault
 from ugpu.nv.rm.gpu import ChannelParts, Gpu
 from ugpu.nv.rm.memory import Memory
 from ugpu.nv.rm.session import Region
@@ -35,22 +31,6 @@ _NOTIFICATION = struct.Struct("<QIHH")  # timeStamp, info32, info16, status
 _ERROR_STATUS = 0xFFFF
 _NUMBER_MASK = 0xFFFF
 _VIDEO_MEMORY = 0  # NV0080_CTRL_DMA_SET_PAGE_DIRECTORY_FLAGS_APERTURE_VIDMEM
-
-
-class _Registration:
-    """A channel as this file keeps it. runlist: that it is on. number: once it can run."""
-
-    def __init__(self, parts: ChannelMemoryParts, runlist: int) -> None:
-        self.parts = parts
-        self.runlist = runlist
-        self.context: ChannelContext | None = None
-        self.notifier: Memory | None = None
-        self.number: int | None = None
-
-    def close(self) -> None:
-        if self.context is not None:
-            self.context.close()
-        self.parts.close()
 
 
 class GspGpu(Gpu):
@@ -64,9 +44,9 @@ class GspGpu(Gpu):
         self.path = session.name
         self._ended = False
         self._methods = 0
-        self._next: ChannelMemoryParts | None = None  # of the channel that is being made
-        self._channels: dict[int, _Registration] = {}  # by handle
-        self._left: list[_Registration] = []  # whose channel is about to be freed
+        self._next: ChannelMemory | None = None  # of the channel that is being made
+        self._channels: dict[int, ChannelMemory] = {}  # by handle
+        self._left: list[ChannelMemory] = []  # whose channel is about to be freed
         try:
             self._open()
         except BaseException:
@@ -81,15 +61,15 @@ class GspGpu(Gpu):
             (facts.usermode_class, facts.gpfifo_class, facts.compute_class, facts.copy_class)
         )
         self.uuid = static.uuid or bytes(16)
-        self.device, self.subdevice = client.open_device()
-        self._methods = method_buffer_size(client, self.subdevice)
+        client.open_device()
+        self.device, self.subdevice = client.device, client.subdevice
+        self._methods = method_buffer_size(client)
         self._read_shape()
-        self.engines = read_engines(client, self.subdevice)
-        card.faults.engines = self.engines
-        card.faults.enter(self, client, self.subdevice)
+        self.engines = card.faults.engines = read_engines(client)
+        card.faults.enter(self, client)
         self._make_address_space()
-        card.enable_interrupts(client, self.subdevice)
-        self.session.on_report.append(self._note_end)
+        card.enable_interrupts(client)
+        card.on_channel_end[self] = self._note_end
 
     def _make_address_space(self) -> None:
         """Create the address space and give it our page tables."""
@@ -119,7 +99,7 @@ class GspGpu(Gpu):
 
     def query_graphics(self, names: Sequence[str]) -> dict[str, int]:
         client = self.client
-        found = client.ask(self.subdevice, "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_INFO")
+        found = client.ask_gpu("NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_INFO")
         values = {int(entry.index): int(entry.data) for entry in found.engineInfo[0].infoList}
         wanted = {name: client.constants[f"NV2080_CTRL_GR_INFO_INDEX_{name}"] for name in names}
         missing = [name for name, number in wanted.items() if number not in values]
@@ -177,19 +157,18 @@ class GspGpu(Gpu):
             if self._next is not None:  # of a channel that could not be made
                 self._next.close()
                 self._next = None
-            self._next = take_parts(card, self._methods)
-        block: Any = user_parameters(self.client)
-        block.gpFifoOffset, block.gpFifoEntries = parts.ring.address, parts.entries
-        block.hContextShare, block.engineType = parts.share, parts.engine
-        describe(block, self._next, parts.userd.physical)
-        made: Struct = block
-        return made
+            self._next = take_memory(card, self._methods)
+        return self._next.block(
+            self.client, parts.userd.physical,
+            gpFifoOffset=parts.ring.address, gpFifoEntries=parts.entries,
+            hContextShare=parts.share, engineType=parts.engine,
+        )  # fmt: skip
 
     def prepare_channel(self, handle: int, engine: int) -> None:
         assert self._next is not None
-        registration = _Registration(self._next, self._runlist(engine))
-        self._channels[handle] = registration
-        self._next = None
+        self._channels[handle], self._next = self._next, None
+        registration = self._channels[handle]
+        registration.runlist = self._runlist(engine)
         if engine != self.client.constants.NV2080_ENGINE_TYPE_GRAPHICS:
             return
         card = self.session.card
@@ -197,7 +176,7 @@ class GspGpu(Gpu):
             if card.contexts is None:
                 card.contexts = make_first_context(card, self._methods)
             registration.context = ChannelContext(card.contexts, self.session.space)
-            registration.context.promote(self.client, self.subdevice, handle)
+            registration.context.promote(self.client, handle)
 
     def _runlist(self, engine: int) -> int:
         number = self.client.constants
@@ -216,13 +195,13 @@ class GspGpu(Gpu):
     def doorbell_of(self, registration: object, token: int) -> int:
         """The runlist and the channel's number. The firmware's token may lack the runlist (observed
         by tinygrad, which adds it from the table of engines)."""
-        assert isinstance(registration, _Registration)
+        assert isinstance(registration, ChannelMemory)
         registration.number = token & _NUMBER_MASK
         enable = _ENABLE if self.session.card.chip.boot.doorbell_enable else 0
         return enable | registration.runlist << 16 | registration.number
 
     def leave_channel(self, handle: int, registration: object) -> None:
-        assert isinstance(registration, _Registration)
+        assert isinstance(registration, ChannelMemory)
         registration.notifier = None
         if self._channels.pop(handle, None) is not None:
             self._left.append(registration)
@@ -231,7 +210,7 @@ class GspGpu(Gpu):
         """Free the memory of channels that their groups have freed."""
         with self.session.card.lock:
             while self._left:
-                self.session.card.faults.of(self._left[-1].parts.instance)
+                self.session.card.faults.of(self._left[-1].instance)
                 self._left[-1].close()
                 self._left.pop()
 
@@ -241,15 +220,18 @@ class GspGpu(Gpu):
             notifier = registration.notifier
             if registration.number != report.chid or not self._runs_on(registration, report.engine):
                 continue
-            fault = self.session.card.faults.of(registration.parts.instance, report.address)
-            if fault is not None or report.address:
-                self.session.events.add(report.address, fault)
+            fault = self.session.card.faults.of(registration.instance, report.address)
+            if fault is not None:
+                found = FatalFault(fault.address, fault.access, fault.unit, fault.engine)
+                self.session.events.add(found)
+            elif report.address:  # which lacks the kind of access
+                self.session.events.add(FatalFault(report.address, "invalid"))
             if notifier is not None:
                 _NOTIFICATION.pack_into(
                     notifier.view, 0, 0, report.kind, report.engine, _ERROR_STATUS
                 )
 
-    def _runs_on(self, registration: _Registration, engine: int) -> bool:
+    def _runs_on(self, registration: ChannelMemory, engine: int) -> bool:
         """Return whether a channel is on the runlist of an engine. Numbers are of a runlist."""
         try:
             return self._runlist(engine) == registration.runlist
@@ -278,8 +260,6 @@ class GspGpu(Gpu):
         down before."""
         self._free_left()
         self._next = None
-        if self._note_end in self.session.on_report:
-            self.session.on_report.remove(self._note_end)
         self._open()
 
     @property
@@ -288,7 +268,7 @@ class GspGpu(Gpu):
 
     def poll(self) -> None:
         card = self.session.card
-        card.faults.serve(self.client, self.subdevice)  # ORDER: before the GSP's reports of it
+        card.faults.serve(self.client)  # ORDER: before the GSP's reports of it
         card.calls.drain()
 
     def add_evidence(self, found: Evidence) -> None:
@@ -301,11 +281,10 @@ class GspGpu(Gpu):
         if self._ended:
             return
         self.closed = True
-        if self._note_end in self.session.on_report:
-            self.session.on_report.remove(self._note_end)
+        self.session.card.on_channel_end.pop(self, None)
         if self.device:
             with contextlib.suppress(UgpuError):
-                self.session.card.faults.leave(self, self.client, self.subdevice)
+                self.session.card.faults.leave(self, self.client)
             with contextlib.suppress(UgpuError):
                 self.client.free(self.client.root, self.device)
         for handle, registration in list(self._channels.items()):

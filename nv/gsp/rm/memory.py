@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from ugpu.hcq.bare.space import Mapping
 from ugpu.hcq.errors import BadArgument, DeviceLost, NotSupported, OutOfMemory, UgpuError
 from ugpu.hcq.state.memory import Placement
+from ugpu.hcq.transport.node import ViewMapping
 from ugpu.nv.gsp.chip.vram import FbVram
 from ugpu.nv.rm.memory import Memory, MemoryOwner
 from ugpu.nv.rm.session import Region
@@ -19,30 +19,6 @@ if TYPE_CHECKING:
     from ugpu.nv.gsp.rm.session import GspSession
 
 log = logging.getLogger(__name__)
-
-
-class HostMapping:
-    """Host memory as a NodeMapping. The memory's owner frees it."""
-
-    def __init__(self, view: memoryview) -> None:
-        self.size = len(view)
-        self.view: memoryview | None = view
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(view)) if len(view) else 0
-        self._words = view.cast("I")
-
-    def read32(self, offset: int) -> int:
-        """Read a word."""
-        return self._words[offset >> 2]
-
-    def write32(self, offset: int, value: int) -> None:
-        """Write a word."""
-        self._words[offset >> 2] = value
-
-    def close(self) -> None:
-        """Release the views; idempotent."""
-        self._words.release()
-        if self.view is not None:
-            self.view.release()
 
 
 class VramMapping:
@@ -158,7 +134,7 @@ def allocate_in_card(
             view = part.view
             if not isinstance(view, memoryview):
                 raise NotSupported("host memory behind a bridge is not mapped into this process")
-            memory.mapping = HostMapping(view)
+            memory.mapping = ViewMapping(view)
         elif words:
             memory.mapping = _mapped_words(session, part)
         gpu.memories[memory] = None

@@ -24,14 +24,6 @@ _SCHEDULE = "NV2080_CTRL_CMD_INTERNAL_FIFO_TOGGLE_ACTIVE_CHANNEL_SCHEDULING"
 _PIECE = 1 << 16
 
 
-class Objects(NamedTuple):
-    """The client that asks, and its device and subdevice."""
-
-    client: GspClient
-    device: int
-    subdevice: int
-
-
 class Card(CardMemory, Protocol):
     """What is saved of a card."""
 
@@ -46,29 +38,29 @@ class Saved(NamedTuple):
     pages: tuple[Pages, ...]
 
 
-def require_release(objects: Objects) -> None:
+def require_release(client: GspClient) -> None:
     """Raise NotSupported for a release whose firmware is asked otherwise."""
-    if "sysmemAddrOfSuspendResumeData" not in objects.client.structs[_PARAMETERS].fields:
+    if "sysmemAddrOfSuspendResumeData" not in client.structs[_PARAMETERS].fields:
         raise NotSupported("the firmware of release 570 or newer can be suspended")
 
 
-def save(card: Card, objects: Objects) -> Saved:
+def save(card: Card, client: GspClient) -> Saved:
     """Save the driver's memory, and prepare the firmware to save its own. The card goes on if this
     fails; no channel has work."""
     vram, memory = card.chip.vram, card.firmware.start.memory
     pages: list[Pages] = []
     try:
-        schedule(objects, on=False)  # ORDER: first, since a context that is put aside is written
+        schedule(client, on=False)  # ORDER: first, since a context that is put aside is written
         content = [
             (at, vram.read(at, min(_PIECE, start + size - at)))
             for start, size in card.heap.ranges()
             for at in range(start, start + size, _PIECE)
         ]
         pages += _place(card)
-        _prepare(objects, pages)
+        _prepare(client, pages)
     except BaseException:
         with contextlib.suppress(UgpuError):
-            schedule(objects, on=True)
+            schedule(client, on=True)
         memory.close(pages)
         raise
     return Saved(content, tuple(pages))
@@ -93,21 +85,20 @@ def _place(card: Card) -> list[Pages]:
     return [metadata, region, start.memory.take(other, contiguous=False)]
 
 
-def _prepare(objects: Objects, pages: list[Pages]) -> None:
-    client, device, subdevice = objects
-    listed = client.list_memory(device, pages[2].pages)
+def _prepare(client: GspClient, pages: list[Pages]) -> None:
+    listed = client.list_memory(pages[2].pages)
     try:
-        client.ask(
-            subdevice, _PREPARE, hClient=client.root, hSysMem=listed, bEnteringGcoffState=1,
+        client.ask_gpu(
+            _PREPARE, hClient=client.root, hSysMem=listed, bEnteringGcoffState=1,
             sysmemAddrOfSuspendResumeData=pages[0].address,
         )  # fmt: skip
     finally:
-        client.free(device, listed)
+        client.free(client.device, listed)
 
 
-def schedule(objects: Objects, *, on: bool) -> None:
+def schedule(client: GspClient, *, on: bool) -> None:
     """Let the channels of the card run, or not."""
-    objects.client.ask(objects.subdevice, _SCHEDULE, bDisableActiveChannels=int(not on))
+    client.ask_gpu(_SCHEDULE, bDisableActiveChannels=int(not on))
 
 
 def restore(card: Card, saved: Saved) -> None:

@@ -2,83 +2,29 @@
 
 from __future__ import annotations
 
-import logging
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from ugpu.hcq.errors import NotSupported
 from ugpu.nv.gsp.rm.card import GspCard
 from ugpu.nv.gsp.rm.client import GspClient
-from ugpu.nv.gsp.rm.fault_buffers import MmuFault
 from ugpu.nv.gsp.rm.space import GspSpace
-from ugpu.nv.rm.events import FatalFault
+from ugpu.nv.rm.events import SeenFaults
 from ugpu.nv.rm.session import Session
-
-log = logging.getLogger(__name__)
-
-_KEPT = 256
-_PAGE = 4096
-
-
-@dataclass(frozen=True)
-class ChannelReport:
-    """The GSP ended a channel. chid: its number on its runlist. kind: the Xid. engine:
-    NV2080_ENGINE_TYPE. address: of the page fault that was the reason, 0 for another one."""
-
-    chid: int
-    kind: int
-    engine: int
-    address: int
-
-
-class GspFaults:
-    """Faults that the GSP reported with the end of a channel. See nv.rm.session.FaultSource."""
-
-    def __init__(self) -> None:
-        self._seen: deque[FatalFault] = deque(maxlen=_KEPT)
-
-    @property
-    def works(self) -> bool:
-        return True
-
-    def add(self, address: int, entry: MmuFault | None) -> None:
-        """Note a fault. address: of the report, which lacks the kind of access. entry: of a fault
-        buffer, if there was one."""
-        if entry is None:
-            self._seen.append(FatalFault(address, "invalid"))
-        else:
-            self._seen.append(FatalFault(entry.address, entry.access, entry.unit, entry.engine))
-
-    def take(self, address: int | None) -> FatalFault | None:
-        for fault in reversed(self._seen):
-            if address is None or address ^ fault.address < _PAGE:
-                self._seen.remove(fault)
-                return fault
-        return None
-
-    def forget(self) -> None:
-        self._seen.clear()
 
 
 class GspSession(Session):
-    """A session of one holder. The card outlives it. on_report: called with the end of each channel
-    of the card, while polling."""
+    """A session of one holder. The card outlives it."""
 
     client: GspClient
-    events: GspFaults
+    events: SeenFaults
 
     def __init__(self, card: GspCard[Any]) -> None:
         super().__init__()
         self.card = card
-        self.events = GspFaults()
-        self.on_report: list[Callable[[ChannelReport], None]] = []
+        self.events = SeenFaults()
         self.client = GspClient(card.calls, card.transport.clock)
         self.space = GspSpace(card, self)
         with card.lock:
             self.space.own()
-        card.on_channel_end.append(self._note_report)
 
     def renew(self) -> None:
         """Become a client of firmware that was started again."""
@@ -93,37 +39,13 @@ class GspSession(Session):
     def name(self) -> str:
         return self.card.transport.name
 
-    def _note_report(self, payload: bytes) -> None:
-        """Handle RC_TRIGGERED: the GSP has stopped a channel after an error."""
-        layout = self.client.structs.rpc_rc_triggered_v17_02
-        if len(payload) < layout.size:
-            log.warning("the GSP's report of a channel is cut short: %d bytes", len(payload))
-            return
-        report = layout.view(payload[: layout.size])
-        address = 0
-        if "mmuFaultAddrLo" in layout.fields:  # not in release 535
-            address = int(report.mmuFaultAddrHi) << 32 | int(report.mmuFaultAddrLo)
-        found = ChannelReport(
-            int(report.chid), int(report.exceptType), int(report.nv2080EngineType), address
-        )
-        log.debug("the GSP ended a channel: %s", found)
-        for take in list(self.on_report):
-            take(found)
-
     def sole_holder(self) -> str:
         if not self.card.transport.traits.any_order:
             return "a recording holds the accesses of one holder"
         return ""
 
-    def another(self) -> GspSession:
-        if reason := self.sole_holder():
-            raise NotSupported(f"the GPU cannot have a second holder: {reason}")
-        return GspSession(self.card)
-
     def close(self) -> None:
         card = self.card
-        if self._note_report in card.on_channel_end:
-            card.on_channel_end.remove(self._note_report)
         self.client.close()
         with card.lock:
             self.space.close()

@@ -12,6 +12,7 @@ from ugpu.hcq.bare.vram import LARGE_PAGE, MemoryMap
 from ugpu.hcq.errors import OutOfMemory
 from ugpu.hcq.paging.allocator import RangeAllocator
 from ugpu.hcq.state.memory import Placement, VirtAddr
+from ugpu.hcq.transport.base import Transport
 from ugpu.nv.gsp.chip.chip import GspChip
 from ugpu.nv.gsp.chip.tables import Mmu2Format, Mmu3Format
 from ugpu.nv.rm.session import Region
@@ -34,6 +35,7 @@ class CardMemory(Protocol):
 
     heap: RangeAllocator
     places: MemoryMap
+    transport: Transport
 
     @property
     def chip(self) -> GspChip: ...

@@ -13,6 +13,7 @@ from tests.conftest import Golden
 from tests.support.amd.am_faulty import faulty_object
 from tests.support.amd.am_navi31 import NAME, attach, build_chip, check_runs, opened, plug_in
 from tests.support.amd.am_transcript import Names, transcript
+from tests.support.died import died
 from ugpu.am.chips import facts_of
 from ugpu.am.device.device import open_device
 from ugpu.am.units.psp import psp
@@ -130,7 +131,9 @@ def test_a_warm_chip_whose_queues_stand_still_is_reset(
 
 def test_memory_is_not_touched_before_it_is_ours(chip: Any) -> None:
     """Another driver may have its TMR, its tables or its picture where ours will be."""
-    plug_in(chip).transport.close()
+    device = plug_in(chip)
+    died(device)
+    device.transport.close()
     chip.tmr = (2 << 20, 40 << 20)
     with opened(chip) as device:
         assert "mode1 reset" in dict(device.boot_stages)
@@ -176,7 +179,8 @@ def test_everything_in_vmid_0(chip: Any) -> None:
 
 def test_a_crashed_process_costs_a_reset(chip: Any) -> None:
     crashed = plug_in(chip)
-    crashed.transport.close()  # as when the process dies: nothing is put in order
+    died(crashed)
+    crashed.transport.close()
     with opened(chip) as device, device.load(faulty_object()) as program:
         assert not device.warm
         assert "mode1 reset" in dict(device.boot_stages)
@@ -189,6 +193,7 @@ def test_a_reset_that_loses_configuration_space_is_survived() -> None:
     chip = build_chip(ChipOptions(config_lost_on_mode1=True))
     try:
         crashed = plug_in(chip)
+        died(crashed)
         crashed.transport.close()
         with opened(chip) as device, device.load(faulty_object()) as program:
             assert "mode1 reset" in dict(device.boot_stages)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.amd.am_navi31 import build_chip, opened, plug_in
+from tests.support.died import died
 from ugpu import hcq
 from ugpu.am import chips
 from ugpu.am.regs import structs
@@ -161,9 +162,8 @@ def test_the_limit_of_a_process_that_died_is_gone(chip: Chip, at_rest: bool, ref
     device.power_limit_w = LOW
     if at_rest:
         assert device.rest()
-    driver = device.driver  # nothing is told to the chip: as after a SIGKILL
-    driver.core.closed = driver.core.ended = True
-    driver.transport.close()
+    died(device)
+    device.driver.transport.close()
     if refused:  # by the SMU, until the reset that follows
         chip.faults.smu_responses[SET] = 0xFF
     with opened(chip) as heir:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.amd.am_tenants import card, driver_of, opened, shared, tenant, work
+from tests.support.died import died
 from tests.support.kernels import contract_object
 from tests.support.waiting import until
 from ugpu.am import chips
@@ -307,9 +308,8 @@ def test_threads_that_wake_it_at_once(chip: Any) -> None:
 
 def killed(device: AmDevice) -> None:
     """Let go of a card as a process does that dies: nothing is told to the chip."""
-    driver = driver_of(device)
-    driver.core.closed = driver.core.ended = True
-    driver.transport.close()
+    died(device)
+    driver_of(device).transport.close()
 
 
 def test_a_process_that_dies_with_a_card_at_rest_leaves_it_warm(every_chip: Any) -> None:

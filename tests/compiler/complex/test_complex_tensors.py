@@ -208,6 +208,52 @@ def test_what_has_no_meaning(cpu: Device) -> None:
 SKIPPED = ("to", "backward", "grad", "cat", "stack", "where", "imag", "of", "polar", "from_pairs")
 
 
+def test_assignment_leaves_others_alone(cpu: Device) -> None:
+    """Results share no part with what they are computed of, as Tensor's: z + 1 has z's imaginary
+    elements, and conj() the real ones."""
+    ways: dict[str, Callable[[Any], Any]] = {
+        name: lambda z, name=name: getattr(z, name)()
+        for name in ("conj", "positive", "clone", "detach", "contiguous", "ravel", "resolve_conj")
+    }
+    ways |= {"add": lambda z: z + 1.0, "sub": lambda z: z - 1.0, "pow": lambda z: z**1}
+    ways |= {"copy": ComplexTensor, "cast": lambda z: z.cast("complex64")}
+    ways |= {"prod": lambda z: z.reshape(7, 1).prod(1), "no prod": lambda z: z.prod(())}
+    ways |= {"cumprod": lambda z: z.reshape(7, 1).cumprod(1).reshape(7), "[]": lambda z: z[...]}
+    ways |= {"of": lambda z: ComplexTensor.of(z.real, z.imag), "+": lambda z: +z}
+    for name, way in ways.items():
+        z = ComplexTensor(A[0], device=cpu)
+        result = way(z)
+        before = way(ComplexTensor(A[0], device=cpu)).numpy()
+        result[0] = 9 - 9j
+        assert np.array_equal(z.numpy(), A[0]), name
+        z[1] = 8 - 8j
+        assert np.array_equal(result.numpy()[1:], before[1:]), name
+
+
+def test_real_operands_of_the_standard(cpu: Device) -> None:
+    """Functions of ugpu.xp take a real and a complex array in both orders; parts that they return
+    are not z's, and an order of complex numbers is an error."""
+    x, z = Tensor(A.real.copy(), device=cpu), ComplexTensor(B, device=cpu)
+    pairs = (x, z, A.real, B), (z, x, B, A.real), (x, 1j, A.real, 1j), (1j, x, 1j, A.real)
+    for one, two, first, second in pairs:
+        check(xp.where(x > 0, one, two), np.where(A.real > 0, first, second))
+        if isinstance(one, complex) or isinstance(two, complex):
+            continue
+        check(xp.vecdot(one, two), np.vecdot(first, second))
+        check(xp.tensordot(one, two), np.tensordot(first, second))
+        check(xp.linalg.outer(one[0], two[0]), np.outer(first[0], second[0]))
+    for order in (xp.less, xp.less_equal, xp.greater, xp.greater_equal):
+        for one, two in ((z, z), (x, z), (z, x), (x, 1j), (1.0, z)):
+            with pytest.raises(BadArgument, match="operands must be real"):
+                order(one, two)
+    check(xp.count_nonzero(z, axis=0, keepdims=True), np.count_nonzero(B, axis=0, keepdims=True))
+    for found, wanted in zip(xp.nonzero(z), np.nonzero(B), strict=True):
+        check(found, wanted)
+    for part in (xp.real(z), xp.imag(z)):
+        part[0] = 9
+    assert np.array_equal(z.numpy(), B)
+
+
 def test_comparisons_of_what_does_not_fit(cpu: Device) -> None:
     """Shapes that do not broadcast are an error, as of Tensor; a text is unequal."""
     z = ComplexTensor(A, device=cpu)

@@ -29,7 +29,7 @@ ELSEWHERE = {
     ),
     "kernel.attention.matrix": ("TURNED KEPT STORED", "test_gpu_attention.py"),
     "kernel.gpu.join": ("READ", "test_gpu_rows.py"),
-    "kernel.host.place": ("ABREAST STEPS", "test_host_place.py"),
+    "kernel.host.place": ("ABREAST STEPS WIDEST JOIN", "test_host_place.py"),
     "kernel.host.online": ("BLOCK BLOCKS", "test_host_online.py"),
     "kernel.host.fourier.lower": ("CHUNK INNER", "test_fourier.py"),
     "kernel.host.fourier.turns": ("LONGEST RADICES", "test_fourier.py"),

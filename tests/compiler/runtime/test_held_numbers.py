@@ -79,26 +79,107 @@ def test_results_are_numpys(device: Device, work: str, kind: str) -> None:
     assert not wrong
 
 
-def test_one_plan_serves_all_numbers(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned: list[object] = []
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What has been planned."""
+    made: list[object] = []
     usual = Runtime._planned
 
     def plan(runtime: Runtime, *args: Any) -> Any:
-        planned.append(args)
+        made.append(args)
         return usual(runtime, *args)
 
-    x = Tensor(np.arange(16, dtype=np.float32), device=device).realize()
-    rng = np.random.default_rng(1)
-
-    def works() -> None:
-        for number in rng.random(COUNT).tolist():
-            assert (x * number + (1 - number)).realize().shape == (16,)
-            assert (x * number).numpy()[1] == np.float32(number)
-
-    works()
     monkeypatch.setattr(Runtime, "_planned", plan)
-    works()
+    return made
+
+
+REALS: dict[str, Callable[[Any, float], Any]] = {
+    "sum": lambda x, n: x * n + (1 - n),
+    "quotient": lambda x, n: x // n,
+    "remainder": lambda x, n: x % n,
+    "power": lambda x, n: x**n,
+    "power of a number": lambda x, n: n**x,
+    "choice": lambda x, n: (x > 3).where(x, n),
+    "other choice": lambda x, n: (x > 3).where(n, x),
+    "limits": lambda x, n: x.clamp(n, n + 1),
+}
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("work", REALS)
+def test_one_plan_serves_all_numbers(
+    device: Device, planned: list[object], work: str, kind: str
+) -> None:
+    of = REALS[work]
+    x = Tensor(np.arange(16, dtype=np.float32), device=device, dtype=kind).realize()
+    numbers = (np.random.default_rng(1).random(COUNT) + 0.01).tolist()
+    found = [of(x, number).realize() for number in numbers]
+    wanted = jit(of)  # with numbers in kernels
+    for number, result in zip(numbers[-3:], found[-3:], strict=True):
+        assert bits(result.numpy()) == bits(wanted(x, number).numpy()), number
+    planned.clear()
+    for number in np.random.default_rng(2).random(COUNT).tolist():
+        of(x, number + 0.01).realize()
     assert not planned
+
+
+WHOLE: dict[str, Callable[[Any, int], Any]] = {
+    "and": lambda x, n: x & n,
+    "or": lambda x, n: n | x,
+    "xor": lambda x, n: x ^ n,
+    "left": lambda x, n: x << n,
+    "right": lambda x, n: x >> n,
+    "quotient": lambda x, n: x // n,
+    "remainder": lambda x, n: x % n,
+    "choice": lambda x, n: (x > 3).where(x, n),
+}
+
+
+@pytest.mark.parametrize("work", WHOLE)
+def test_one_plan_serves_all_integers(device: Device, planned: list[object], work: str) -> None:
+    of, array = WHOLE[work], np.arange(-8, 24, dtype=np.int32)
+    x = Tensor(array, device=device).realize()
+    for number in (*range(1, COUNT), 40, 41):  # a shift by the width or more gives zero
+        of(x, number).realize()
+    planned.clear()
+    for number in range(11, 30):
+        found = of(x, number).numpy()
+        wanted = np.where(array > 3, array, number) if work == "choice" else of(array, number)
+        np.testing.assert_array_equal(found, wanted)
+    assert not planned
+
+
+def test_a_chain_of_fixed_numbers_is_planned_once_after_others_came(
+    device: Device, planned: list[object]
+) -> None:
+    """Other numbers have its structure read them from memory, where its own then stay."""
+    x = Tensor(np.arange(16, dtype=np.float32), device=device).realize()
+    for number in (3.0, 5.0, 7.0):
+        (x * number + number).realize()
+    found = [(x * 2.0 + 1.0).tolist() for _ in range(3)]
+    planned.clear()
+    found += [(x * 2.0 + 1.0).tolist() for _ in range(CELLS)]
+    assert not planned
+    assert found == [(np.arange(16.0) * 2 + 1).tolist()] * len(found)
+
+
+@pytest.mark.parametrize("name", ["virtual:navi31", "virtual:gh100"])
+def test_one_plan_serves_all_numbers_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, planned: list[object], name: str
+) -> None:
+    """Their memory is filled by the device, whatever its work before."""
+    monkeypatch.setattr(core, "_series", {})
+    monkeypatch.setattr(core, "_recipes", {})
+    with hcq.open(name) as gpu:
+        use_cache(gpu, None)
+        for kind in ("float32", "float16"):
+            x = Tensor(np.ones(4, np.float32), device=gpu, dtype=kind).realize()
+            for number in range(HELD_FROM + 2):
+                (x * float(number)).realize()
+            planned.clear()
+            results = [(x * float(number)).realize() for number in range(20, 50)]
+            assert not planned
+            assert [result.tolist()[0] for result in results] == list(range(20, 50))
 
 
 def test_numbers_stay_what_they_are_while_anything_reads_them(device: Device) -> None:

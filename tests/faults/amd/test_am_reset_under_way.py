@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.amd.am_faulty import faulty_object
 from tests.support.amd.am_navi31 import build_chip, check_runs, opened, plug_in, shared_facts
+from tests.support.died import died
 from ugpu.hcq.errors import FirmwareSilent
 from ugpu.virtual.amd.options import ChipOptions
 
@@ -37,7 +38,9 @@ class Struck:
 @pytest.fixture
 def chip() -> Iterator[Any]:
     made = build_chip(ChipOptions(vram=256 << 20, noise=0))
-    plug_in(made).transport.close()  # it dies with the chip in use
+    device = plug_in(made)
+    died(device)  # with the chip in use
+    device.transport.close()
     yield made
     made.close()
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from tests.support.died import died
 from tests.support.toy import toy_card as toy
 from tests.support.toy.toy_card import ToyTransport
 from tests.support.toy.toy_chip import IN_USE, LEFT_CLEAN
@@ -91,6 +92,7 @@ def test_a_card_whose_process_died_is_reset_and_booted(hardware: toy.ToyCard) ->
     first = ToyTransport(hardware)
     device, _ = open_toy(first)
     assert copies(device) and hardware.config[4] & toy.MASTER
+    died(device)
     following = first.die()  # it leaves bus mastering on, and the firmware writing to its page
     with open_toy(following)[0] as again:
         assert again.info()["start"] == "cold" and hardware.resets[-1] == "bus"
@@ -232,6 +234,7 @@ def test_a_card_whose_process_died_at_rest(hardware: toy.ToyCard, deaf: bool) ->
     device, holder = open_toy(first)
     assert copies(device) and holder.begin_rest()
     hardware.deaf = deaf  # then its cores are left alone, until the reset
+    died(device)
     following = first.die()
 
     def hear() -> None:
@@ -277,13 +280,14 @@ def test_nothing_is_written_before_the_card_is_fresh(hardware: toy.ToyCard) -> N
     """Another driver's card: firmware runs, no note of ours. Its memory stays as it is until the
     reset."""
     first = ToyTransport(hardware)
-    owner = open_toy(first)
+    owner, _ = open_toy(first)
     hardware.registers[toy.NOTE] = 0xBEEF
+    died(owner)
     following = first.die()
     before, seen = bytes(hardware.vram), list[bool]()
     following.on_reset = lambda: seen.append(bytes(hardware.vram) == before)
     open_toy(following)[0].close()
-    assert seen == [True] and owner
+    assert seen == [True]
 
 
 @pytest.mark.parametrize("image", [b"", b"\0" * 70_000])

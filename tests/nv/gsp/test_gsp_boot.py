@@ -27,7 +27,7 @@ from ugpu.hcq.find.registry import Attachment
 from ugpu.nv import chips
 from ugpu.nv.gsp.boot import static, unload
 from ugpu.nv.gsp.boot.files import PACKAGE
-from ugpu.nv.gsp.boot.frts import protected_region
+from ugpu.nv.gsp.boot.fwsec import protected_region
 from ugpu.nv.gsp.chip.falcon import Falcon
 from ugpu.nv.gsp.images.elf_sections import read_sections
 from ugpu.nv.gsp.rm.card import GspCard

@@ -31,7 +31,7 @@ from ugpu.virtual.shader import math as emu_math
 from ugpu.virtual.shader.lanes.every import PREFIX
 from ugpu.virtual.shader.lanes.functions import LANE_MEMORY
 from ugpu.virtual.shader.library import Library
-from ugpu.virtual.shader.memory import Abort, place_of
+from ugpu.virtual.shader.memory import Abort
 from ugpu.virtual.shader.threads import waves
 from ugpu.virtual.shader.threads.executor import Executor, Recent
 from ugpu.virtual.shader.versions import Code, Versions
@@ -100,6 +100,9 @@ class GfxCore(Executor[Worker, Outcome]):
         self._keep = keep_registers
         self._target = target
         self._gfx12 = target.memory is Memory.GFX12
+        # Launches by their dispatches, which a run keeps. One repeats if the command processor
+        # found the registers unchanged; its code is compared each time.
+        self._runs: Recent[int, Run] = Recent()
         self._kernels: Recent[_Key, Kernel] = Recent()
         self._compiled: Recent[tuple[str, int, bool, int], Code] = Recent()
         self._races: Recent[tuple[str, int, int], str] = Recent()
@@ -113,15 +116,20 @@ class GfxCore(Executor[Worker, Outcome]):
 
     def run(self, dispatch: Dispatch, memory: ShaderMemory, abort: Abort) -> Outcome:
         """Run a dispatch to completion. Called by one thread at a time."""
-        try:
-            launch = Launch.of(dispatch, gfx12=self._gfx12)
-        except BadDispatch as bad:
-            return Outcome(Ending.BAD_DISPATCH, detail=str(bad))
+        run = self._runs.get(id(dispatch))
+        if run is not None and run.memory is memory and run.abort is abort:
+            run.restart()
+        else:
+            try:
+                launch = Launch.of(dispatch, gfx12=self._gfx12)
+            except BadDispatch as bad:
+                return Outcome(Ending.BAD_DISPATCH, detail=str(bad))
+            run = Run(dispatch, launch, memory, abort, self._target)
+            self._runs.put(id(dispatch), run)
+        launch = run.launch
         if launch.total_groups == 0:
             return Outcome(Ending.DONE)
-        run = Run(dispatch, launch, memory, abort, self._target)
-        with abort.translation():
-            kernel = self._kernel(dispatch.code_address, launch, memory)
+        kernel = self._kernel(dispatch.code_address, launch, memory, abort)
         worst, spent = self._execute(
             run, partial(self._work, kernel=kernel, run=run), kernel.code.mark,
             launch.total_groups, self._worker_count(dispatch, launch, kernel),
@@ -165,10 +173,9 @@ class GfxCore(Executor[Worker, Outcome]):
             worker.rest()
 
     def _run_groups(self, worker: Worker, kernel: Kernel, run: Run) -> Outcome:
-        place = place_of(worker.context)
         run.note(self._placed(kernel.violations))
         while True:
-            code = self._launch(place, kernel.code.address)
+            code = self._launch(worker.place, kernel.code.address)
             run.note(self._placed([self._raced(kernel.program, r) for r in worker.races()]))
             if code == waves.FINISHED:
                 return Outcome(Ending.DONE)
@@ -214,14 +221,14 @@ class GfxCore(Executor[Worker, Outcome]):
             self._races.put(mark, known)
         return known
 
-    def _kernel(self, address: int, launch: Launch, memory: ShaderMemory) -> Kernel:
+    def _kernel(self, address: int, launch: Launch, memory: ShaderMemory, abort: Abort) -> Kernel:
         key = _key(address, launch)
         known = self._kernels.get(key)
         if known is not None and known.program.unchanged(memory):
             return known
-        kernel = self._translated(
-            load(memory, address, lanes=launch.lanes, target=self._target), launch
-        )
+        with abort.translation():
+            program = load(memory, address, lanes=launch.lanes, target=self._target)
+            kernel = self._translated(program, launch)
         self._remember(key, kernel)
         return kernel
 

@@ -16,6 +16,7 @@ from ugpu.virtual.shader.memory import Access
 from ugpu.virtual.shader.table import DummyPages, fill
 
 _TCP, _SQC_INSTRUCTION = 8, 9  # clients of the GFX hub (Linux 6.12 gfxhub_v3_0.c)
+_MOST_CODE = 4096  # pieces of code whose host address is kept
 
 
 class HubShaderMemory:
@@ -26,6 +27,11 @@ class HubShaderMemory:
         self._vmid = vmid
         self._dummy = DummyPages()
         self.cut = False  # the waves that use it were killed but have not stopped yet
+        # Host addresses of code in VRAM by (address, size), and the epoch in which they were
+        # translated: a program is compared with its code before each launch. The host's memory may
+        # stop answering at any time.
+        self._code: dict[tuple[int, int], int] = {}
+        self._epoch = -1
 
     def new_tlb(self) -> NDArray[np.uint64]:
         """Create a table for one worker thread."""
@@ -66,15 +72,28 @@ class HubShaderMemory:
         """Read instructions; None after a fault."""
         hub = self._hub
         with hub.chip.lock:
-            if self.cut:
+            if self.cut or hub.chip.lost:
                 return None
+            if self._epoch == hub.caches.native_epoch:
+                host = self._code.get((address, size))
+                if host is not None:
+                    return ctypes.string_at(host, size)
             runs, fault = hub.pieces(self._vmid, address, size, Access.EXECUTE, _SQC_INSTRUCTION)
-            if fault is not None or hub.chip.lost:
+            if fault is not None:
                 return None
+            if len(runs) == 1 and hub.chip.vram.contains(runs[0][0]):
+                self._keep(address, size, runs[0][0])
             return b"".join(
                 ctypes.string_at(host, length) if host > 0 else b"\xff" * length
                 for host, length in runs
             )
+
+    def _keep(self, address: int, size: int, host: int) -> None:
+        epoch = self._hub.caches.native_epoch
+        if self._epoch != epoch or len(self._code) >= _MOST_CODE:
+            self._code.clear()
+            self._epoch = epoch
+        self._code[address, size] = host
 
     def peek(self, address: int, size: int) -> bytes | None:
         """Read for a debugger; see the protocol."""

@@ -58,7 +58,11 @@ class EntryCache:
 
 
 class Caches:
-    """All caches of a hub: L1 per client, L2 and directories per VMID, and the shader cores'."""
+    """All caches of a hub: L1 per client, L2 and directories per VMID, and the shader cores'.
+
+    native_epoch: how often entries of the shader cores were dropped; what was translated for them
+    since the last change is still valid.
+    """
 
     L1_CAPACITY = 64
     L2_CAPACITY = 8192
@@ -68,6 +72,7 @@ class Caches:
         self._l2: dict[int, EntryCache] = {}
         self._directories: dict[int, dict[tuple[int, int], int]] = {}
         self._native: dict[int, list[NDArray[np.uint64]]] = {}
+        self.native_epoch = 0
 
     def l1(self, vmid: int, client: int) -> EntryCache:
         """Return one client's own cache."""
@@ -98,6 +103,7 @@ class Caches:
         """Drop a VMID's entries from the L1s, from L2 and from the given directory levels."""
         if l1:
             self._l1.pop(vmid, None)
+            self.native_epoch += 1
             clear(self._native.get(vmid, ()))
         if l2:
             self._l2.pop(vmid, None)
@@ -113,5 +119,6 @@ class Caches:
 
     def revoke_native(self) -> None:
         """Drop the shader cores' entries, because host memory behind them is going away."""
+        self.native_epoch += 1
         for tables in self._native.values():
             clear(tables)

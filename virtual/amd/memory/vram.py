@@ -32,6 +32,10 @@ class Vram:
         assert 0 <= address < self.size
         return self._base + address
 
+    def contains(self, host: int) -> bool:
+        """Return whether an address in this process lies in VRAM."""
+        return self._base <= host < self._base + self.size
+
     def read(self, address: int, size: int) -> bytes:
         """Read directly, as an engine does."""
         assert address >= 0 and address + size <= self.size

@@ -20,6 +20,7 @@ from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.host.semaphore import reduce, store
 from ugpu.virtual.nvidia.host.state import ChannelState
 from ugpu.virtual.nvidia.memory.faults import Client, FaultAccess, FaultType, MmuFault
+from ugpu.virtual.nvidia.memory.space import FaultError
 
 _NAMES = (
     "LAUNCH_DMA", "OFFSET_IN_UPPER", "OFFSET_IN_LOWER", "OFFSET_OUT_UPPER", "OFFSET_OUT_LOWER",
@@ -63,12 +64,13 @@ class CopyEngine:
             self._coherence.gone(self)
 
     def drain(self) -> None:
-        """Execute all launched copies."""
+        """Execute all launched copies. One that faults stays the first."""
         held = self._values
         try:
             while self._pending:
-                flags, self._values = self._pending.pop(0)
+                flags, self._values = self._pending[0]
                 self._copy(flags)
+                del self._pending[0]
         finally:
             self._values = held
 
@@ -135,8 +137,7 @@ class CopyEngine:
         pitch_in, pitch_out = self._value("PITCH_IN"), self._value("PITCH_OUT")
         gpu = self.channel.gpu
         if gpu.machine.faults.take(Fault.COPY_FAULT, gpu.index):
-            fault = MmuFault(FaultType.PTE, FaultAccess.READ, source, Client.COPY)
-            raise ChannelError(Xid.MMU_FAULT, str(fault), fault)
+            raise FaultError(MmuFault(FaultType.PTE, FaultAccess.READ, source, Client.COPY))
         if not length or not lines:
             return
         self._physical = bool(flags >> 12 & 1), bool(flags >> 13 & 1)
@@ -170,8 +171,7 @@ class CopyEngine:
         mode = self._value("SET_DST_PHYS_MODE" if writes else "SET_SRC_PHYS_MODE") & 3
         pieces = self.channel.gpu.physical_runs(address, size, system=mode != 0)
         if pieces is None:
-            fault = MmuFault(FaultType.REGION_VIOLATION, access, address, Client.COPY)
-            raise ChannelError(Xid.MMU_FAULT, str(fault), fault)
+            raise FaultError(MmuFault(FaultType.REGION_VIOLATION, access, address, Client.COPY))
         return pieces
 
     def _watch(self, inputs: list[tuple[int, int]], outputs: list[tuple[int, int]]) -> None:

@@ -9,12 +9,14 @@ kern_bus_gh100.c.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ugpu.virtual.nvidia.chip import VirtualGpu
-from ugpu.virtual.nvidia.gsp.falcon.wpr import Wpr2
 from ugpu.virtual.nvidia.memory.faults import Client, FaultAccess
 from ugpu.virtual.nvidia.memory.space import AddressSpace, Translation
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.card import Card
 
 PDB_IN_INSTANCE = 0x200
 _VIRTUAL = 1 << 31
@@ -24,13 +26,10 @@ _PAGE = 4096
 class Aperture:
     """BAR1, BAR2 or PRAMIN. block: as its register was last written; PRAMIN stays physical."""
 
-    def __init__(self, name: str, gpu: VirtualGpu, noted: Callable[[str], None], wpr: Wpr2) -> None:
-        """wpr: the write-protected region of video memory."""
+    def __init__(self, card: Card, name: str) -> None:
         self.name = name
-        self._gpu = gpu
-        self._noted = noted
+        self._card = card
         self._space: AddressSpace | None = None
-        self._wpr = wpr
         self.block = 0
 
     def set_block(self, block: int) -> None:
@@ -39,8 +38,8 @@ class Aperture:
         self.close()
         if block & _VIRTUAL:
             instance = (block & 0x0FFF_FFFF) << 12
-            space = self._gpu.new_space()
-            space.set_directory(directory_of(self._gpu, instance))
+            space = self._card.gpu.new_space()
+            space.set_directory(directory_of(self._card.gpu, instance))
             self._space = space
 
     @property
@@ -57,7 +56,7 @@ class Aperture:
     def place(self, offset: int, size: int, access: FaultAccess) -> tuple[int, int] | None:
         """Return the address in this process of an offset, and how many bytes follow; None, and a
         note, if the access faults."""
-        memory = self._gpu.memory
+        card, memory = self._card, self._card.gpu.memory
         if self._space is None:
             left = memory.size - offset
             found = (memory.base + offset, min(size, left)) if left > 0 else None
@@ -67,12 +66,12 @@ class Aperture:
                 inside = offset - translated.virtual
                 found = (translated.host + inside, min(size, translated.size - inside))
             else:
-                self._noted(f"{self.name}: {translated}")
+                card.note(f"{self.name}: {translated}")
                 return None
         if found is None:
-            self._noted(f"{self.name}: {offset:#x} is past the end of video memory")
-        elif self._wpr.touches(found[0] - memory.base, found[1]):
-            self._noted(f"{self.name}: {offset:#x} lies in the write-protected region")
+            card.note(f"{self.name}: {offset:#x} is past the end of video memory")
+        elif card.wpr.touches(found[0] - memory.base, found[1]):
+            card.note(f"{self.name}: {offset:#x} lies in the write-protected region")
             return None
         return found
 

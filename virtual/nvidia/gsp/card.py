@@ -24,8 +24,7 @@ from ugpu.virtual.nvidia.gsp.falcon.core import (
     RISCV_CPUCTL,
     RISCV_OLD_ACTIVE,
     Falcon,
-    Kind,
-    Refused,
+    refusing,
 )
 from ugpu.virtual.nvidia.gsp.falcon.fsp import Fsp
 from ugpu.virtual.nvidia.gsp.falcon.wpr import Wpr2, WprMeta
@@ -38,7 +37,6 @@ from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.gsp.registers import LOCKED, RegisterSpace
 from ugpu.virtual.nvidia.gsp.rpc.controls import GSP_VECTOR, MEMORY_VECTORS, vector_of
 from ugpu.virtual.nvidia.gsp.rpc.server import SUSPENDED, GspServer
-from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
 from ugpu.virtual.nvidia.gsp.strikes import AT_ONCE
 from ugpu.virtual.nvidia.machine import VirtualMachine
 from ugpu.virtual.nvidia.memory.fault_buffers import REPLAYABLE, MmuFaults
@@ -80,17 +78,13 @@ class Card(BusMaster):
         super().__init__(chosen.seed, first)
         self.gpu.system_memory = self._system_memory
         self.gpu.non_stall = self._non_stall
-        pio = self.boot.pio
         number, size = self.boot.booter
-        signed = Terms(0, SEC2, number) if pio and size == SIZE else None
-        self.gsp, self.sec2 = (
-            Falcon(self, kind, scrub_reads=chosen.scrub_reads, dma_reads=chosen.dma_reads)
-            for kind in (Kind("GSP", GSP, not pio), Kind("SEC2", SEC2, not pio, signed=signed))
-        )
+        signed = Terms(0, SEC2, number) if self.boot.pio and size == SIZE else None
+        self.gsp, self.sec2 = Falcon(self, "GSP", GSP), Falcon(self, "SEC2", SEC2, signed)
         self.wpr = Wpr2()
         self.interrupts = InterruptTree(self._send_message, rearm=self.boot.way != "fsp")
         self.bar1, self.bar2, self.pramin = (
-            Aperture(name, self.gpu, self.note, self.wpr) for name in ("BAR1", "BAR2", "PRAMIN")
+            Aperture(self, name) for name in ("BAR1", "BAR2", "PRAMIN")
         )
         self.mmu_faults = self.gpu.fault_unit = MmuFaults(self, self._signal_fault)
         self.fsp = Fsp(self) if self.boot.way == "fsp" else None
@@ -103,11 +97,7 @@ class Card(BusMaster):
         self.status: dict[int, int] = {}  # scratch registers that programs of the card write
         self.plain: dict[int, int] = {}  # registers that keep what was written
         self._cold()
-        self.config = ConfigSpace(
-            self, facts.pci_device, chosen.bar1, platform=chosen.platform,
-            function_reset=chosen.function_reset, table_size=self.boot.table_size,
-            cut_in_d3=chosen.cut_in_d3,
-        )  # fmt: skip
+        self.config = ConfigSpace(self)
 
     def _cold(self) -> None:
         """Enter the state after power-on, of everything but configuration space."""
@@ -246,18 +236,40 @@ class Card(BusMaster):
         return (memory.base + inside, size) if inside + size <= memory.size else None
 
     def bus_read(self, address: int, size: int) -> bytes | None:
-        """See bus.memory.BusMaster."""
+        """Read memory of the host; None if that is refused."""
         content = read_bus(self._system_memory, address, size)
         return content if len(content) == size else None
 
     def bus_write(self, address: int, content: bytes) -> bool:
-        """See bus.memory.BusMaster."""
+        """Write memory of the host; return whether that was allowed."""
         return write_bus(self.dma_piece, address, content)
 
     def bus_address(self, address: int, size: int) -> int | None:
-        """See bus.memory.BusMaster."""
+        """Return the address in this process of memory of the host; None if it is refused or not
+        contiguous."""
         found = self._system_memory(address, size)
         return found[0] if found is not None and found[1] >= size else None
+
+    def address_of(self, kind: int, base: int, size: int) -> int | None:
+        """Return the address in this process of physical memory as the resource manager's objects
+        name it, kind 1 of the host, kind 2 of the card; None if it cannot be accessed."""
+        if kind == 2:
+            inside = base + size <= self.memory_size
+            return self.gpu.memory.base + base if inside else None
+        return self.bus_address(base, size) if kind == 1 else None
+
+    def reaches(self, kind: int, base: int, size: int) -> bool:
+        """Return whether all pages of physical memory can be accessed."""
+        pages = range(base, base + size, _PAGE) if kind == 1 else range(base, base + 1)
+        step = 1 if kind == 1 else size
+        return all(self.address_of(kind, page, step) is not None for page in pages)
+
+    def write_memory(self, kind: int, base: int, content: bytes) -> None:
+        """Write physical memory; what cannot be accessed is recorded."""
+        if kind == 2 and base + len(content) <= self.memory_size:
+            self.falcon_memory(base, len(content))[:] = content
+        elif kind == 1:
+            self.bus_write(base, content)
 
     # For the falcons and their programs
 
@@ -267,7 +279,7 @@ class Card(BusMaster):
         return self.gpu.memory.size
 
     def falcon_read(self, target: int, address: int, size: int) -> bytes | None:
-        """See falcon.core.Port."""
+        """Read for a falcon's DMA: target 0 video memory, 1, 2 system memory; None if refused."""
         if target:
             return self.bus_read(address, size)
         memory = self.gpu.memory
@@ -276,7 +288,7 @@ class Card(BusMaster):
         return bytes(memory.view[address : address + size])
 
     def run_program(self, falcon: Falcon, program: Program) -> None:
-        """See falcon.core.Port."""
+        """Have the effect of a program; it has been verified."""
         if self.progress_reads:
             self.violation(f"{program.name} was started before power-on had finished")
         if self.faults.take(CardFault.FALCON_HANGS):
@@ -294,7 +306,8 @@ class Card(BusMaster):
             self.violation(f"{program.name} does not run on {falcon.name}")
 
     def falcon_reset(self, falcon: Falcon) -> None:
-        """See falcon.core.Port: a reset ends the firmware that runs on the GSP."""
+        """Handle the reset of a falcon and its RISC-V core, which ends the firmware that runs on
+        the GSP."""
         if self.faults.take(CardFault.SCRUB_NEVER):
             falcon.never_clean()
         if self.faults.take(CardFault.DMA_NEVER):
@@ -311,9 +324,8 @@ class Card(BusMaster):
             self.server = GspServer(self, version, meta)
             self.server.start(arguments)
 
-    def resume_gsp(self, firmware: sleep.Server) -> None:
+    def resume_gsp(self, firmware: GspServer) -> None:
         """Let suspended firmware go on."""
-        assert isinstance(firmware, GspServer)
         self.asleep = None
         if self._starts():
             self.server = self.waking = firmware
@@ -342,11 +354,11 @@ class Card(BusMaster):
         return self.server if running else self.asleep
 
     def falcon_memory(self, address: int, size: int) -> memoryview:
-        """See bus.memory.BusMaster."""
+        """Return memory of the card, as its programs and firmware access it."""
         return self.gpu.memory.view[address : address + size]
 
     def release(self, *, lockdown: bool) -> None:
-        """See falcon.chain.Board."""
+        """Release the target mask of the GSP's registers; with `lockdown` also the lockdown."""
         never = self.faults.take(CardFault.MASK_NEVER)
         self.masked_reads = _NEVER if never else self.options.lockdown_reads
         if lockdown:
@@ -376,8 +388,9 @@ class Card(BusMaster):
 
     # For the GSP's firmware
 
-    def make_apertures(self, start: int, *, fresh: bool = True) -> Directories:
-        """See rpc.server.Board: directory and instance block of each aperture, a page each."""
+    def make_apertures(self, start: int, *, fresh: bool = True) -> tuple[int, int]:
+        """Turn BAR1 and BAR2 virtual; return their page directories. Each has a directory and an
+        instance block, a page each, from `start` on. fresh: they are empty."""
         made = []
         words = self.gpu.memory.words
         if fresh:
@@ -388,19 +401,18 @@ class Card(BusMaster):
             aperture.set_block(1 << 31 | instance >> 12)
             made.append(directory)
             start += 2 * _PAGE
-        return Directories(*made)
+        return made[0], made[1]
 
     def gsp_suspended(self) -> None:
-        """See rpc.server.Board."""
+        """Handle the end of the unload, which the GSP reports in its mailbox, or by halting."""
         if self.faults.take(CardFault.UNLOAD_SILENT):
             return
         if self.server is not None and self.server.asleep and self.boot.way == "fsp":
-            try:
+            with refusing(self, "GSP"):
                 sleep.save(self, self.server.sleep_at)
-            except Refused as refusal:
-                self.violation(f"GSP: {refusal}")
+                self.asleep, self.server = self.server, None
+            if self.server is not None:
                 return
-            self.asleep, self.server = self.server, None
         self.gsp.registers[MAILBOX0] = SUSPENDED
         if self.boot.way == "fsp" and not self.faults.take(CardFault.HALT_NEVER):
             self.gsp.active, self.gsp.riscv_halted = False, True
@@ -409,7 +421,7 @@ class Card(BusMaster):
             aperture.set_block(0)
 
     def falcon_interrupts(self, falcon: Falcon) -> None:
-        """See falcon.core.Port."""
+        """Send a falcon's interrupt."""
         if falcon is self.gsp:
             self.interrupts.post(GSP_VECTOR)
 

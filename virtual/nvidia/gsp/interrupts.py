@@ -72,10 +72,9 @@ class InterruptTree:
     def read(self, offset: int) -> int | None:
         """Read a register of the tree; None if it is none."""
         with self._lock:
-            for base, values in ((LEAF, self._pending), (ENABLE_SET, self._enabled),
-                                 (ENABLE_CLEAR, self._enabled)):  # fmt: skip
-                if base <= offset < base + 4 * LEAVES:
-                    return values[(offset - base) // 4]
+            bank = self._bank(offset)
+            if bank is not None:
+                return bank[1][bank[2]]
             if offset == TOP:
                 return self._tops()
             if offset in (TOP_SET, TOP_CLEAR):
@@ -94,14 +93,21 @@ class InterruptTree:
             self._update()
         return found
 
+    def _bank(self, offset: int) -> tuple[int, list[int], int] | None:
+        """Return base and values of the bank that a register belongs to, and its index there."""
+        for base, values in (
+            (LEAF, self._pending), (ENABLE_SET, self._enabled), (ENABLE_CLEAR, self._enabled)
+        ):  # fmt: skip
+            if base <= offset < base + 4 * LEAVES:
+                return base, values, (offset - base) // 4
+        return None
+
     def _set(self, offset: int, value: int) -> bool:
-        index = (offset & 0x7F) // 4
-        if LEAF <= offset < LEAF + 4 * LEAVES:
-            self._pending[index] &= ~value & _ONES
-        elif ENABLE_SET <= offset < ENABLE_SET + 4 * LEAVES:
-            self._enabled[index] |= value
-        elif ENABLE_CLEAR <= offset < ENABLE_CLEAR + 4 * LEAVES:
-            self._enabled[index] &= ~value & _ONES
+        bank = self._bank(offset)
+        if bank is not None:
+            base, values, index = bank
+            kept = values[index]
+            values[index] = kept | value if base == ENABLE_SET else kept & ~value & _ONES
         elif offset == TOP_SET:
             self._top |= value
             self._sent = False

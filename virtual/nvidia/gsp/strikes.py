@@ -4,61 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from ugpu.virtual.nvidia.gsp.falcon import booter
-from ugpu.virtual.nvidia.gsp.falcon.fsp import Fsp
 from ugpu.virtual.nvidia.gsp.falcon.wpr import MIB
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware import vbios
-from ugpu.virtual.nvidia.gsp.registers import RegisterSpace
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.card import Card
 
 _ONES = 0xFFFF_FFFF
 _GV100 = 0x140 << 20 | 0xA1 << 12
 
 
-class Board(booter.Board, Protocol):
-    """The card, as its damages use it."""
-
-    rom: bytes
-    keeps_wpr2: bool
-    fsp: Fsp | None
-    registers: RegisterSpace
-
-    def unplug(self) -> None: ...
+Strike = Callable[["Card"], object]
 
 
-Strike = Callable[[Board], object]
-
-
-def _leave_wpr2(board: Board) -> None:
+def _leave_wpr2(board: Card) -> None:
     board.wpr.set(board.memory_size - 128 * MIB, board.memory_size - MIB)
 
 
-def _leave_gsp(board: Board) -> None:
+def _leave_gsp(board: Card) -> None:
     _leave_wpr2(board)
     board.gsp.active = True
 
 
-def _keep_wpr2(board: Board) -> None:
+def _keep_wpr2(board: Card) -> None:
     _leave_wpr2(board)
     board.keeps_wpr2 = True
 
 
-def _set(name: str, value: int, board: Board) -> None:
+def _set(name: str, value: int, board: Card) -> None:
     setattr(board, name, value)
 
 
-def _stall_fsp(board: Board) -> None:
+def _stall_fsp(board: Card) -> None:
     if board.fsp is not None:
         board.fsp.stall()
 
 
-def _stick(values: Mapping[int, int], board: Board) -> None:
+def _stick(values: Mapping[int, int], board: Card) -> None:
     board.registers.stuck.update(values)
 
 
-def _spoil(change: Callable[[bytes], bytes], board: Board) -> None:
+def _spoil(change: Callable[[bytes], bytes], board: Card) -> None:
     board.rom = change(board.rom)
 
 

@@ -8,7 +8,9 @@ dev_gsp.h, dev_timer.h, dev_vm.h.
 from __future__ import annotations
 
 import struct
+from functools import partial
 
+from ugpu.virtual.nvidia.gsp import channel_ram
 from ugpu.virtual.nvidia.gsp.apertures import Aperture
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.falcon import fsp, fwsec
@@ -61,6 +63,8 @@ def wire(card: Card) -> None:
         space.range(facts.pending, 8, table.read_pending, lambda at, value: None)
     if card.facts.family == "turing":
         _older_interrupts(card)
+    else:
+        channel_ram.wire(card)
     space.range(PROM, PROM_SIZE, lambda at: _rom(card, at), lambda at, value: None)
     _window(card)
 
@@ -141,10 +145,11 @@ def _memory(card: Card) -> None:
     space.word(0x70000, 0, lambda value: card.gpu.settle())
     space.plain(card.plain, _INVALIDATE_DIRECTORY, _INVALIDATE_HIGH)
     space.word(_INVALIDATE, 0, lambda value: _invalidate(card, value))
-    for aperture, offsets in ((card.bar1, (0x1704, 0xB80F40)), (card.bar2, (0x1714, 0xB80F48))):
+    for aperture, offsets, low in (
+        (card.bar1, (0x1704, 0xB80F40), 0xB80F60), (card.bar2, (0x1714, 0xB80F48), 0xB80F70)
+    ):  # fmt: skip
         for offset in offsets:
-            _block(card, aperture, offset)
-    for aperture, low in ((card.bar1, 0xB80F60), (card.bar2, 0xB80F70)):
+            space.word(offset, partial(getattr, aperture, "block"), aperture.set_block)
         if card.fsp is not None:
             _wide_block(card, aperture, low)
     unit = card.mmu_faults
@@ -160,10 +165,6 @@ def _scaled_size(card: Card) -> int:
     mib = card.shown_memory >> 20
     scale = min(15, max(0, (mib & -mib).bit_length() - 1))
     return scale | mib >> scale << 4
-
-
-def _block(card: Card, aperture: Aperture, offset: int) -> None:
-    card.registers.word(offset, lambda: aperture.block, aperture.set_block)
 
 
 def _wide_block(card: Card, aperture: Aperture, low: int) -> None:
@@ -199,11 +200,8 @@ def _time(card: Card) -> None:
         card.time_offset = wanted - gpu.time_ns()
 
     space.word(0x9400, lambda: now() & _LOW_TIME, set_time)
-    space.word(
-        0x9410,
-        lambda: now() >> 32 & _HIGH_TIME,
-        lambda value: card.plain.__setitem__(0x9410, value),
-    )
+    keep = partial(card.plain.__setitem__, 0x9410)
+    space.word(0x9410, lambda: now() >> 32 & _HIGH_TIME, keep)
     space.plain(card.plain, 0x9140)
 
     def read(at: int) -> int | None:

@@ -10,12 +10,19 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Generator
+from functools import partial
+from typing import TypeVar
 
 from ugpu.virtual.nvidia.faults import Fault, Xid
 from ugpu.virtual.nvidia.host.errors import Aborted, ChannelError
 from ugpu.virtual.nvidia.host.methods import HostMethods
-from ugpu.virtual.nvidia.host.state import ChannelState, Engine
-from ugpu.virtual.nvidia.memory.faults import Client
+from ugpu.virtual.nvidia.host.state import (
+    ENGINE_FAULTED,
+    PBDMA_FAULTED,
+    ChannelState,
+    Engine,
+)
+from ugpu.virtual.nvidia.memory.faults import Client, MmuFault
 from ugpu.virtual.nvidia.memory.space import AddressSpace, FaultError
 from ugpu.virtual.nvidia.state import GpuState
 
@@ -25,6 +32,7 @@ GP_GET, GP_PUT, USERD_SIZE = 0x88, 0x8C, 512
 _ENTRY = struct.Struct("<II")
 _LONGEST_TURN = 256  # ring entries before the next channel has its turn
 Waiting = Callable[[], bool]
+_Result = TypeVar("_Result")
 
 
 def _copies(engine: Engine) -> bool:
@@ -52,6 +60,7 @@ class Channel(ChannelState):
         self.pending = False
         self.error: ChannelError | None = None
         self.on_error: Callable[[ChannelError], None] = lambda error: None
+        self.on_fault: Callable[[MmuFault], bool] = lambda fault: False  # whether it may be served
         self.check_context: Callable[[], None] = lambda: None  # raises ChannelError
         self.entries_done = 0
         self._get = 0
@@ -69,6 +78,7 @@ class Channel(ChannelState):
         """Accept no more work, and end running work."""
         self.stopped = True
         self.pending = False
+        self.faulted = 0
         self.attention.set()
 
     @property
@@ -103,6 +113,21 @@ class Channel(ChannelState):
         except Aborted:
             self.stop()
 
+    def _attempt(self, step: Callable[[], _Result]) -> Generator[Waiting, None, _Result]:
+        """Return the result of a step. Where a client may serve its fault, the channel rests until
+        its faulted bit is cleared and it is scheduled again; then the step is repeated."""
+        while True:
+            try:
+                return step()
+            except FaultError as error:
+                host = error.fault.client is Client.HOST
+                self.pending = False
+                self.faulted = PBDMA_FAULTED if host else ENGINE_FAULTED  # ORDER: before a report
+                if not self.on_fault(error.fault):
+                    self.faulted = 0
+                    raise
+            yield lambda: not self.faulted
+
     def _fail(self, error: ChannelError) -> None:
         self.pending = False
         if self.stopped or self.gpu.lost:
@@ -134,7 +159,7 @@ class Channel(ChannelState):
                     f"GP_PUT must be below {self.ring_entries} (entries of the ring), got {put}",
                 )
             if put == self._get:
-                self.drain()
+                yield from self._attempt(self.drain)
                 if self._read_put() == put:
                     self.pending = False
                     if self._read_put() != put:  # RACE: rung between the two reads
@@ -143,7 +168,7 @@ class Channel(ChannelState):
                     yield None
                 continue
             self.check_context()
-            raw = self.space.read(self.ring_address + 8 * self._get, 8, Client.HOST)
+            raw = yield from self._fetch(self.ring_address + 8 * self._get, 8)
             yield from self._entry(*_ENTRY.unpack(raw))
             self._get = (self._get + 1) % self.ring_entries
             ctypes.c_uint32.from_address(self._userd + GP_GET).value = self._get
@@ -152,6 +177,9 @@ class Channel(ChannelState):
             if turn >= _LONGEST_TURN or self.attention.aside:
                 turn = 0
                 yield None
+
+    def _fetch(self, address: int, size: int) -> Generator[Waiting, None, bytes]:
+        return self._attempt(lambda: self.space.read(address, size, Client.HOST))
 
     def _entry(self, low: int, high: int) -> Generator[Waiting, None, None]:
         """Execute a ring entry: a segment of methods, or a control entry if its length is 0."""
@@ -172,7 +200,7 @@ class Channel(ChannelState):
                 raise ChannelError(Xid.PBDMA_ERROR, f"GP entry has unknown opcode {code}")
             return
         address = self._segment_base | (high & 0xFF) << 32 | low & ~3
-        raw = self.space.read(address, 4 * length, Client.HOST)
+        raw = yield from self._fetch(address, 4 * length)
         words = struct.unpack(f"<{length}I", raw)
         if self.gpu.machine.faults.take(Fault.PUSHBUFFER, self.gpu.index):
             words = (0xC0DE_0000 | words[0] & 0xFFFF, *words[1:])
@@ -203,12 +231,15 @@ class Channel(ChannelState):
             data = words[at : at + count]
             at += count
             if operation == 1 and address >= 0x100:
-                self._engine(subchannel, address).burst(address, data)
+                yield from self._attempt(partial(self._burst, subchannel, address, data))
                 continue
             for position, value in enumerate(data):
                 yield from self._one(subchannel, address, value)
                 if operation == 1 or (operation == 5 and position == 0):
                     address += 4
+
+    def _burst(self, subchannel: int, address: int, data: tuple[int, ...]) -> None:
+        self._engine(subchannel, address).burst(address, data)
 
     def _engine(self, subchannel: int, address: int) -> Engine:
         engine = self._bound.get(subchannel)
@@ -235,14 +266,17 @@ class Channel(ChannelState):
 
     def _one(self, subchannel: int, address: int, value: int) -> Generator[Waiting, None, None]:
         if address >= 0x100:
-            self._engine(subchannel, address).method(address, value)
+            yield from self._attempt(
+                lambda: self._engine(subchannel, address).method(address, value)
+            )
         elif address == 0:
-            self._set_object(subchannel, value)
+            yield from self._attempt(lambda: self._set_object(subchannel, value))
         else:
-            waiting = self._host.method(address, value)
-            if waiting is not None and not waiting():
-                self.drain()  # work launched before continues while the channel waits
-                while not waiting():
+            waiting = yield from self._attempt(lambda: self._host.method(address, value))
+            if waiting is not None and not (yield from self._attempt(waiting)):
+                # Work launched before continues while the channel waits.
+                yield from self._attempt(self.drain)
+                while not (yield from self._attempt(waiting)):
                     yield waiting
 
     def _set_object(self, subchannel: int, value: int) -> None:

@@ -97,7 +97,10 @@ class TimeSliceGroup:
         return not self.deadline.expired()
 
     def next_channel(self) -> Channel | None:
-        """Return the next channel in turn that has something to do."""
+        """Return the next channel in turn that has something to do; none while the fault of one
+        may be served (uvm_gpu_non_replayable_faults.c, "fault and switch")."""
+        if any(channel.faulted for channel in self.channels):
+            return None
         count = len(self.channels)
         for step in range(count):
             channel = self.channels[(self.turn + step) % count]

@@ -1,6 +1,7 @@
 """Methods of the host unit itself, below 0x100: semaphores, barriers, invalidations.
 
-Source: open-gpu-doc classes/host/clc56f.h; the fields of each method from the generated tables.
+Source: open-gpu-doc classes/host/clc56f.h, manuals/turing/tu104/dev_pbdma.ref.txt; the fields of
+each method from the generated tables.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ugpu.virtual.nvidia.faults import Fault, Xid
 from ugpu.virtual.nvidia.host import old_semaphore
 from ugpu.virtual.nvidia.host.errors import ChannelError
 from ugpu.virtual.nvidia.host.semaphore import Operation, reduce, satisfied, store
-from ugpu.virtual.nvidia.host.state import ChannelState
+from ugpu.virtual.nvidia.host.state import ENGINE_FAULTED, PBDMA_FAULTED, ChannelState
 from ugpu.virtual.nvidia.memory.faults import Client
 
 # MEM_OP_D_OPERATION. Only privileged channels may invalidate translations and clear access counters
@@ -31,7 +32,7 @@ def _offsets(class_id: int) -> dict[str, int]:
     names = (
         "NOP", "SEM_ADDR_LO", "SEM_ADDR_HI", "SEM_PAYLOAD_LO", "SEM_PAYLOAD_HI", "SEM_EXECUTE",
         "NON_STALL_INTERRUPT", "WFI", "MEM_OP_A", "MEM_OP_B", "MEM_OP_C", "MEM_OP_D", "YIELD",
-        "SET_REFERENCE", "FB_FLUSH", "ILLEGAL",
+        "SET_REFERENCE", "FB_FLUSH", "ILLEGAL", "CLEAR_FAULTED",
     )  # fmt: skip
     return {name: table.method(name).offset for name in names if name in table}
 
@@ -53,6 +54,8 @@ class HostMethods:
         for name in ("NOP", "YIELD"):
             self._actions[offsets[name]] = self._nothing
         self._actions[offsets["NON_STALL_INTERRUPT"]] = self._non_stall
+        if channel.gpu.facts.family == "turing":  # later an interrupt alone
+            self._actions[offsets["CLEAR_FAULTED"]] = self._clear_faulted
         self._latched = {
             offsets[name]
             for name in (
@@ -93,6 +96,14 @@ class HostMethods:
     def _non_stall(self, value: int) -> None:
         channel = self._channel
         channel.gpu.non_stall(channel.runlist_engine)
+
+    def _clear_faulted(self, value: int) -> None:
+        # The model sets the bit before it reports the fault: hardware tries again for a while.
+        token, bit = value & 0x7FFF_FFFF, ENGINE_FAULTED if value >> 31 else PBDMA_FAULTED
+        if not self._channel.gpu.clear_faulted(token, bit):
+            raise ChannelError(
+                Xid.PBDMA_ERROR, f"CLEAR_FAULTED {value:#x}: the channel's bit is not set"
+            )
 
     def _nothing(self, value: int) -> None:
         return None

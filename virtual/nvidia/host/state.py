@@ -12,6 +12,10 @@ from ugpu.virtual.nvidia.memory.space import AddressSpace
 from ugpu.virtual.nvidia.sm_contract import Attention
 from ugpu.virtual.nvidia.state import GpuState
 
+# Bits of NV_CHRAM_CHANNEL (manuals/ampere/ga100/dev_runlist.ref.txt), as the model keeps them of
+# Turing's channels too.
+PBDMA_FAULTED, ENGINE_FAULTED = 1 << 4, 1 << 5
+
 
 class Engine(Protocol):
     """An object of an engine's class on a channel; a subchannel selects it for methods."""
@@ -86,6 +90,7 @@ class ChannelState:
         self.runlist_engine = 0  # NV2080_ENGINE_TYPE, for its non-stall interrupt
         self.instance = self.subcontext = 0  # see memory.faults.Faulting
         self.stopped = False
+        self.faulted = 0  # PBDMA_FAULTED or ENGINE_FAULTED while its fault may be served
         self.attention = ChannelAttention()
         self._last: Engine | None = None  # the engine of the last method
 

@@ -1,7 +1,7 @@
 """UVM's shadow buffer: faults of copy engines and of the host unit, which UVM may serve.
 
-The channel of such a fault rests until UVM has the GSP end it. UVM serves faults of managed memory
-alone, and then clears the channel's faulted bit; that is not modelled.
+The channel of such a fault, with its group, rests until UVM clears its faulted bit, once it has
+mapped a page of managed memory, or has the GSP end it.
 
 Sources: open-gpu-kernel-modules 550.163.01 kern_gmmu_gv100.c, kern_gmmu.c, queue.h, queue.c
 (circularQueuePushNonManaged), kernel_gsp.c (_kgspRpcMMUFaultQueued),
@@ -31,6 +31,19 @@ class Board(Protocol):
     def bus_write(self, address: int, content: bytes) -> bool: ...
 
 
+class Resting(Protocol):
+    """A channel whose fault may be served."""
+
+    @property
+    def rests(self) -> bool:
+        """Whether its faulted bit is set."""
+        ...
+
+    def end_fault(self) -> None:
+        """End the channel, unless it rests no more."""
+        ...
+
+
 class ShadowBuffer:
     """The buffer, and channels that rest. Any thread may call. tell: called after an entry."""
 
@@ -38,7 +51,7 @@ class ShadowBuffer:
         self._board = board
         self._tell = tell
         self._lock = threading.Lock()
-        self._resting: dict[bytes, Callable[[], object]] = {}  # by entry
+        self._resting: dict[bytes, Resting] = {}  # by entry
         self.place(0, ())
 
     def place(self, queue: int, pages: Sequence[int]) -> None:
@@ -46,11 +59,14 @@ class ShadowBuffer:
         with self._lock:
             self._queue, self._pages = queue, tuple(pages)
 
-    def ask(self, entry: bytes, end: Callable[[], object]) -> bool:
-        """Queue a fault for UVM; return whether UVM has a buffer. end: ends the channel."""
+    @property
+    def registered(self) -> bool:
+        """Whether UVM has a buffer."""
+        return bool(self._pages)
+
+    def ask(self, entry: bytes, channel: Resting) -> bool:
+        """Queue a fault for UVM; return whether the buffer took it."""
         with self._lock:
-            if not self._pages:
-                return False
             raw = self._board.bus_read(self._queue, _QUEUE.size)
             capacity, size, get, put = _QUEUE.unpack(raw or bytes(_QUEUE.size))
             entries = len(self._pages) * _PAGE // ENTRY
@@ -63,7 +79,8 @@ class ShadowBuffer:
             if (after := (put + 1) % capacity) == get:
                 self._board.violation("the shadow buffer is full")
                 return False
-            self._resting[entry] = end
+            self._resting = {old: each for old, each in self._resting.items() if each.rests}
+            self._resting[entry] = channel
             page, at = divmod(put * ENTRY, _PAGE)
             self._board.bus_write(self._pages[page] + at, entry)
             self._board.bus_write(self._queue + _PUT, after.to_bytes(8, "little"))
@@ -73,7 +90,7 @@ class ShadowBuffer:
     def end(self, entry: bytes) -> None:
         """End the channel of a fault that UVM does not serve."""
         with self._lock:
-            end = self._resting.pop(entry, None)
-        if end is None:
+            channel = self._resting.pop(entry, None)
+        if channel is None:
             raise RmError(Status.INVALID_CHANNEL, "no channel rests for this fault")
-        end()
+        channel.end_fault()

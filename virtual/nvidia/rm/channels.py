@@ -155,10 +155,11 @@ class ContextShare(RmObject):
 
 
 class ChannelObject(RmObject):
-    """A GPFIFO channel."""
+    """A GPFIFO channel. reserved: parameters that must be 0."""
 
     internal = "KernelChannel"
     first_to_go = True
+    reserved: tuple[str, ...] = ("hPhysChannelGroup", "internalFlags", "ProcessID", "SubProcessID")
 
     def __init__(self, request: Allocation) -> None:
         super().__init__(request)
@@ -268,7 +269,7 @@ class ChannelObject(RmObject):
         entries = params.gpFifoEntries
         require(entries > 1 and entries & (entries - 1) == 0, Status.INVALID_ARGUMENT, "entries")
         require(params.gpFifoOffset % 8 == 0, Status.INVALID_ARGUMENT, "ring alignment")
-        for name in ("hPhysChannelGroup", "internalFlags", "ProcessID", "SubProcessID"):
+        for name in self.reserved:
             require(params[name] == 0, Status.INVALID_ARGUMENT, f"{name} is reserved")
 
     def _userd_backing(self, params: Struct) -> Backing:

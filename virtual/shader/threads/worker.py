@@ -41,6 +41,11 @@ class Run(Generic[M]):
         self.counters = np.zeros(2, np.uint64)
         self.stop = np.zeros(1, np.uint32)
 
+    def restart(self) -> None:
+        """Begin the launch once more, after all workers have ended it."""
+        self.counters[:] = 0
+        self.stop[0] = 0
+
 
 R = TypeVar("R", bound=Run[Any])
 
@@ -89,7 +94,8 @@ class WaveWorker(NativeWorker, Generic[R]):
     """State of the native code of one thread, whose waves `threads.waves` runs: its context, local
     memory and wave states. Only one thread may use it at a time.
 
-    size: of the context. filling: byte with which local memory begins, which is never cleared.
+    place: address of the context. size: of the context. filling: byte with which local memory
+    begins, which is never cleared.
     """
 
     def __init__(self, size: int, filling: int = 0) -> None:
@@ -100,8 +106,11 @@ class WaveWorker(NativeWorker, Generic[R]):
         self._local = aligned(LDS_SPACE + 64)
         self._local[:] = filling
         self._states = aligned(0)
+        self._states_at = 0
         self._run: R | None = None  # also keeps alive what the context points to
         self._tlb: NDArray[np.uint64] | None = None
+        self._tlb_at = 0
+        self.place = place_of(self.context)
         self._quads[context.REFILL // 8] = self.refill
         self._quads[context.SHARED // 8] = place_of(self._local)
 
@@ -116,13 +125,11 @@ class WaveWorker(NativeWorker, Generic[R]):
     ) -> None:  # fmt: skip
         """Fill the context for a launch of so many groups, with `waves` waves each, whose states
         take `stride` bytes."""
-        self.error = None
-        self._run, self._tlb = run, tlb
+        self._enter(run, tlb)
         quads, words = self._quads, self._words
         if len(self._states) < stride * waves:
             self._states = aligned(stride * waves)
-            quads[context.STATES // 8] = place_of(self._states)
-        quads[context.TLB // 8] = place_of(tlb)
+            self._states_at = quads[context.STATES // 8] = place_of(self._states)
         quads[context.ABORT // 8] = place_of(run.abort.flag)
         quads[context.STOP // 8] = place_of(run.stop)
         quads[context.COUNTER // 8] = place_of(run.counters)
@@ -135,6 +142,14 @@ class WaveWorker(NativeWorker, Generic[R]):
         words[context.WAVES // 4] = waves
         words[context.MXCSR // 4] = mxcsr
         words[context.RESUME_WAITING // 4] = 0
+
+    def _enter(self, run: R, tlb: NDArray[np.uint64]) -> None:
+        """Note the launch that begins, and its TLB."""
+        self.error = None
+        self._run = run
+        if tlb is not self._tlb:
+            self._tlb, self._tlb_at = tlb, place_of(tlb)
+        self._quads[context.TLB // 8] = self._tlb_at
 
     def quad(self, offset: int) -> int:
         """Read a 64-bit field of the context."""

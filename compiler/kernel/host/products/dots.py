@@ -176,11 +176,13 @@ class _Product:
         if self.rest:
             place = number.index() * self.pitch + self.end
             loaded = load(self.left, place, lanes=self.lanes)
-            filled.append(Loop(number, (Store(self.left, place, self.ending(loaded, front=True)),)))
+            filled.append(
+                Loop(number, (Store(self.left, place, ending(loaded, self.rest, front=True)),))
+            )
         if self.unit.least is not None:
             unit = Range("left_unit", self.units)
             at = number.index() * self.pitch + unit.index() * self.unit.size
-            total = functools.reduce(partial(binary, "add"), self.lefts(at))
+            total = _added(self.lefts(at))
             place = (number.index() * self.units + unit.index()) * self.lanes
             filled.append(Loop(number, (Loop(unit, (Store(self.added, place, total),)),)))
         return filled
@@ -189,14 +191,6 @@ class _Product:
         """Return the vectors of a unit of the left factor."""
         places = range(0, self.unit.size, self.lanes)
         return [load(self.left, first + place, lanes=self.lanes) for place in places]
-
-    def ending(self, vector: Value, front: bool) -> Value:
-        """Return a vector's last `rest` elements (or, from the front, its first ones, moved there)
-        behind zeros."""
-        apart = self.lanes - self.rest
-        kept = range(self.rest) if front else range(apart, self.lanes)
-        mask = (*([self.lanes] * apart), *kept)
-        return value("shuffle", float32, (vector, self.zero), mask, self.lanes)
 
     def columns_of(self, first: Index, width: int) -> list[Statement]:
         """Compute all rows of `width` columns, and the results from their sums."""
@@ -209,111 +203,68 @@ class _Product:
         return [*statements, self.finish(first, width)]
 
     def block(self, first: Index, width: int, row: Index, height: int) -> list[Statement]:
-        """Compute the sums of a few rows of `width` columns."""
-        compute = self.side_by_side if self.unit.is_plain else self.in_turn
-        statements, totals = compute(first, width, row, height)
+        """Compute the sums of a few rows of `width` columns, whose totals are vectors: of floats
+        all together, of other factors one column after the other, in the order of memory."""
+        abreast = width if self.unit.is_plain else 1
+        shape, count = f"{height}x{width}", height * abreast
+        column, step = Range(f"column{shape}", width // abreast), Range(f"step{shape}", self.units)
+        slots = [
+            load(self.totals, constant(slot), lanes=self.lanes)
+            for slot in range(count if self.unit.least is None else 2 * count)
+        ]
+        terms: list[Statement] = []
+        ends: list[Statement] = []
+        for across in range(abreast):
+            place = first + (column.index() * abreast + across)
+            places = {**self.batch, **self.columns.places(place)}
+            some = slots[across::abreast]
+            terms += self.terms(places, row, some[:height], step.index(), some[height:])
+            ends += self.terms(places, row, some, None) if self.rest else []
+        clear = (Store(self.totals, slot.arg.index, self.zero) for slot in slots)
+        body: list[Statement] = [*clear, Loop(step, tuple(terms)), *ends]
+        totals = [_added(slots[slot::count]) for slot in range(count)]
+        if abreast < width:
+            kept = (Store(self.parts_of_sums, (column.index() + down * width) * self.lanes, total)
+                    for down, total in enumerate(totals))  # fmt: skip
+            body = [Loop(column, (*body, *kept))]
+            totals = [
+                load(self.parts_of_sums, constant(place * self.lanes), lanes=self.lanes)
+                for place in range(height * width)
+            ]
         for down in range(height):  # a row's last vector also writes into the next row's place
             for start in range(0, width, self.lanes):
                 part = totals[down * width + start : down * width + min(start + self.lanes, width)]
-                at = (row + down) * self.width + start
-                statements.append(Store(self.sums, at, sums(part)))
-        return statements
+                body.append(Store(self.sums, (row + down) * self.width + start, sums(part)))
+        return body
 
-    # ---- totals, each a vector -----------------------------------------------------------------
-
-    def in_turn(
-        self, first: Index, width: int, row: Index, height: int
-    ) -> tuple[list[Statement], list[Value]]:
-        """Compute the totals of one column after the other, in the order of memory."""
-        column, step = Range(f"column{height}x{width}", width), Range("step", self.units)
-        count = height * (1 + (self.unit.least is not None))
-        totals = [load(self.totals, constant(slot), lanes=self.lanes) for slot in range(count)]
-        places = {**self.batch, **self.columns.places(first + column.index())}
-        terms = self.terms_of_unit(places, row, height, step.index())
-        body = [Store(self.totals, total.arg.index, self.zero) for total in totals]
-        kept = [
-            Store(self.parts_of_sums, (column.index() + down * width) * self.lanes,
-                  functools.reduce(partial(binary, "add"), totals[down::height]))
-            for down in range(height)
-        ]  # fmt: skip
-        totals = [
-            load(self.parts_of_sums, constant(place * self.lanes), lanes=self.lanes)
-            for place in range(height * width)
-        ]
-        ends = self.terms_of_end(places, row, height) if self.rest else ()
-        return [Loop(column, (*body, Loop(step, tuple(terms)), *ends, *kept))], totals
-
-    def terms_of_end(
-        self, places: Mapping[Range, Index], row: Index, height: int
-    ) -> Iterator[Statement]:
-        """Add the incomplete vector at the end of the depth to the totals of one column."""
-        inner = substitute(self.unit.inner, places)
-        last = constant(self.depth.whole - self.lanes)
-        column = self.ending(along.vector(inner, self.depth, last, self.lanes), front=False)
-        for down in range(height):
-            left = load(self.left, (row + down) * self.pitch + self.end, lanes=self.lanes)
-            total = load(self.totals, constant(down), lanes=self.lanes)
-            yield Store(self.totals, constant(down), multiply_add(left, column, total))
-
-    def terms_of_unit(
-        self, places: Mapping[Range, Index], row: Index, height: int, number: Index
-    ) -> Iterator[Statement]:
-        """Add a unit of the depth to the totals of one column."""
-        unit, depth, lanes, at = self.unit, self.depth, self.lanes, number * self.unit.size
+    def terms(
+        self, places: Mapping[Range, Index], row: Index, totals: Sequence[Value],
+        number: Index | None, leasts: Sequence[Value] = (),
+    ) -> Iterator[Store]:  # fmt: skip
+        """Add a unit of the depth of one column, or None for the incomplete vector at its end, to
+        the totals of some rows."""
+        unit, depth, lanes = self.unit, self.depth, self.lanes
+        at = constant(depth.whole - lanes) if number is None else number * unit.size
         inner = substitute(unit.inner, places)
-        column = [along.vector(inner, depth, at + n, lanes) for n in range(0, unit.size, lanes)]
+        columns = [along.vector(inner, depth, at + n, lanes) for n in range(0, unit.size, lanes)]
+        if number is None:
+            columns, at = [ending(columns[0], self.rest, front=False)], constant(self.end)
         scale, least = (
             None if each is None else along.repeated(substitute(each, places), depth, at, lanes)
             for each in (unit.scale, unit.least)
         )
-        for down in range(height):
-            some, *others = zip(self.lefts((row + down) * self.pitch + at), column, strict=True)
-            term = binary("mul", *some)
-            for left, right in others:
-                term = multiply_add(left, right, term)
-            total = load(self.totals, constant(down), lanes=lanes)
-            yield Store(
-                self.totals, constant(down),
-                binary("add", total, term) if scale is None else multiply_add(scale, term, total),
-            )  # fmt: skip
-            if least is not None:
+        for down, total in enumerate(totals):
+            term = total if scale is None else self.zero
+            for left, column in zip(
+                self.lefts((row + down) * self.pitch + at), columns, strict=True
+            ):
+                term = multiply_add(left, column, term)
+            term = term if scale is None else multiply_add(scale, term, total)
+            yield Store(self.totals, total.arg.index, term)
+            if least is not None and number is not None:
                 place = ((row + down) * self.units + number) * lanes
-                left, slot = load(self.added, place, lanes=lanes), constant(height + down)
-                total = multiply_add(left, least, load(self.totals, slot, lanes=lanes))
-                yield Store(self.totals, slot, total)
-
-    def side_by_side(
-        self, first: Index, width: int, row: Index, height: int
-    ) -> tuple[list[Statement], list[Value]]:
-        """Compute the totals of all columns together."""
-        slots = [constant(place) for place in range(height * width)]
-        step = Range(f"step{height}x{width}", self.units)
-        terms = self.terms(first, width, row, height, step.index() * self.lanes)
-        statements: list[Statement] = [Store(self.totals, slot, self.zero) for slot in slots]
-        statements.append(Loop(step, tuple(terms)))
-        if self.rest:
-            statements += self.terms(first, width, row, height, None)
-        return statements, [load(self.totals, slot, lanes=self.lanes) for slot in slots]
-
-    def terms(
-        self, first: Index, width: int, row: Index, height: int, at: Index | None
-    ) -> Iterator[Statement]:
-        """Add a vector of the depth, or None for the incomplete one, to all totals of a block."""
-        end = constant(self.end)
-        rows = [
-            load(self.left, (row + down) * self.pitch + (end if at is None else at), (), self.lanes)
-            for down in range(height)
-        ]
-        last = constant(self.depth.whole - self.lanes)
-        for across in range(width):
-            places = {**self.batch, **self.columns.places(first + across)}
-            factor = substitute(self.unit.inner, places)
-            column = along.vector(factor, self.depth, last if at is None else at, self.lanes)
-            column = self.ending(column, front=False) if at is None else column
-            for down in range(height):
-                place = constant(down * width + across)
-                total = load(self.totals, place, lanes=self.lanes)
-                yield Store(self.totals, place, multiply_add(rows[down], column, total))
+                term = multiply_add(load(self.added, place, lanes=lanes), least, leasts[down])
+                yield Store(self.totals, leasts[down].arg.index, term)
 
     def finish(self, first: Index, width: int) -> Statement:
         """Return epilogue and stores, in order of memory."""
@@ -324,6 +275,19 @@ class _Product:
         to = self.nest.computation.position.substitute(places)
         outer, inner = (column, row) if to.coefficient(row.last) == 1 else (row, column)
         return self.nest.finish(outer, inner, total, self.parts.reduce)
+
+
+def _added(vectors: Sequence[Value]) -> Value:
+    return functools.reduce(partial(binary, "add"), vectors)
+
+
+def ending(vector: Value, rest: int, front: bool) -> Value:
+    """Return a vector's last `rest` elements (or, from the front, its first ones, moved there)
+    behind zeros."""
+    apart = vector.lanes - rest
+    mask = (*([vector.lanes] * apart), *(range(rest) if front else range(apart, vector.lanes)))
+    zero = broadcast(const(0, vector.dtype), vector.lanes)
+    return value("shuffle", vector.dtype, (vector, zero), mask, vector.lanes)
 
 
 def sums(vectors: Sequence[Value]) -> Value:

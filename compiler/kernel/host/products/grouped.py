@@ -28,9 +28,9 @@ from ugpu.compiler.expression.value import (
     load,
     value,
 )
-from ugpu.compiler.kernel.host.nest import Axis, held
+from ugpu.compiler.kernel.host.nest import Axis, Panel
 from ugpu.compiler.kernel.host.products.packing import PAIR, QUAD, Packed
-from ugpu.compiler.kernel.ir import Loop, Statement, Store
+from ugpu.compiler.kernel.ir import Loop, Statement
 from ugpu.compiler.pattern.contraction import Contraction
 from ugpu.hcq.state.target import TargetSpec
 
@@ -69,6 +69,11 @@ def unsigned(factor: Value) -> Value:
     return cast(binary("xor", factor, const(-OFFSET, int8)), uint8)
 
 
+def dot4(left: Value, right: Value, total: Value) -> Value:
+    """Return int32 totals with the products of quads of bytes added."""
+    return value("dot4", int32, (left, right, total), lanes=LANES)
+
+
 @dataclass(frozen=True)
 class Correction:
     """Values that a signed left factor, packed as unsigned, adds to the totals of each column."""
@@ -93,15 +98,13 @@ class Correction:
         panel, quad = Range("excess_panel", self.panels), Range("excess_quad", self.quads)
         ones = broadcast(const(OFFSET, uint8), LANES * QUAD)
 
-        def dot(vector: int, total: Value) -> Value:
-            right = self.right.load(panel.index(), quad.index(), vector * LANES, LANES * QUAD)
-            return value("dot4", int32, (ones, right, total), lanes=LANES)
-
-        body = held(
-            self.registers, self.vectors, lambda inner: Loop(quad, inner, self.bound),
-            lambda _: broadcast(const(0, int32), LANES), dot,
-            lambda vector, total: Store(self.sums, self.place(panel.index(), vector), total),
-        )  # fmt: skip
+        right = [
+            self.right.load(panel.index(), quad.index(), vector * LANES, LANES * QUAD)
+            for vector in range(self.vectors)
+        ]
+        sums = Panel(self.registers, 1, self.vectors)
+        body = sums.computed([ones], right, lambda inner: Loop(quad, inner, self.bound), None, dot4)
+        body += sums.stored(self.sums, lambda _, vector: self.place(panel.index(), vector))
         return Loop(panel, tuple(body))
 
     def place(self, panel: Index, vector: int) -> Index:

@@ -38,10 +38,12 @@ from ugpu.compiler.kernel.host.loops import ROWS
 from ugpu.compiler.kernel.host.nest import (
     Axis,
     Nest,
+    Panel,
     Part,
     Walk,
-    computed,
+    blocks,
     deep,
+    filled,
     joined,
     nested,
     round_up,
@@ -62,7 +64,7 @@ from ugpu.compiler.kernel.host.products.packing import (
     QUAD,
     Again,
     Direct,
-    Lines,
+    Factor,
     Packed,
     Packing,
     along_depth,
@@ -72,8 +74,7 @@ from ugpu.compiler.kernel.host.products.packing import (
 from ugpu.compiler.kernel.host.products.rates import rates_of
 from ugpu.compiler.kernel.host.products.results import in_lanes
 from ugpu.compiler.kernel.host.products.tiles import Problem, slice_steps, vector_registers
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement, Store
-from ugpu.compiler.kernel.shared.kernels import result
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Prefetch, Statement
 from ugpu.compiler.kernel.shared.spread import runs_along, unit_stride
 from ugpu.compiler.pattern.contraction import LONGER, SMALLEST, Contraction
 from ugpu.hcq.state.target import TargetSpec
@@ -211,8 +212,8 @@ class _Blocked(_Sides):
         self.pitch = self.width if self.by_panels else self.wide
         tall = self.height if self.by_panels else self.tall
         self.tile = Memory("tile", self.dtype, tall * self.pitch, "local")
-        count = self.height * self.vectors
-        self.totals = Memory("totals", self.dtype, count, "register", self.lanes)
+        totals = Memory("totals", self.dtype, self.height * self.vectors, "register", self.lanes)
+        self.totals = Panel(totals, self.height, self.vectors)
         self.ends: Ends | None = None
         if self.apart:
             sides = self.tall, self.height, self.apart
@@ -223,15 +224,15 @@ class _Blocked(_Sides):
         """Lay out the slices of both factors."""
         parts, quads, depth = self.parts, self.group == QUAD, self.slice
         packing = Packing(
-            self.lanes, depth, self.nest.batch, self.group, depth.axis.main.size,
-            (self.slices - 1) * depth.count, self.plain, self.in_tiles or quads, self.near,
+            self.lanes, depth, self.nest.batch, self.group, self.plain, self.in_tiles or quads,
+            self.near,
         )  # fmt: skip
-        self.right: Packed | Lines = (
-            Lines(substitute(parts.right, self.nest.batch), self.columns, depth, self.width)
+        self.right: Factor = (
+            Direct(substitute(parts.right, self.nest.batch), self.columns, depth, self.width)
             if self.in_place else packing.right(parts.right, self.columns, self.width)
         )  # fmt: skip
         left = unsigned(parts.left) if quads else parts.left
-        self.left: Packed | Direct | Again = (
+        self.left: Factor = (
             Again(self.right, self.rows.start, self.height, self.width)
             if self.again and isinstance(self.right, Packed)
             else packing.left(left, self.rows, self.height)
@@ -246,13 +247,15 @@ class _Blocked(_Sides):
         excess = self.excess
         packed = (*self.left.statements, *self.right.statements)
         packed = packed if excess is None else (*packed, excess.statement())
-        packed = packed if self.ends is None else (*packed, self.ends.copy(self.steps_bound()))
+        packed = packed if self.ends is None else (*packed, *self.ends.copy(self.steps_bound()))
         slices = Loop(Range("slice", self.slices), (*packed, self.multiply()))
         memories = (*self.left.memories, *self.right.memories, self.tile)
-        memories = memories if self.in_tiles else (*memories, self.totals)
+        memories = memories if self.in_tiles else (*memories, self.totals.totals)
         if excess is not None:
             memories = (*memories, excess.sums, excess.registers)
-        cleared: tuple[Statement, ...] = () if self.once else (self.clear(),)
+        cleared: tuple[Statement, ...] = (
+            () if self.once else (filled("clear", self.tile, self.zero()),)
+        )
         finish: tuple[Statement, ...] = () if self.by_panels else (self.finish(),)
         if self.ends is not None:
             memories = (*memories, *self.ends.memories)
@@ -263,10 +266,6 @@ class _Blocked(_Sides):
             above = self.above(constant(0), constant(self.columns.whole))
             body = (If(above, body),) if above else body
         return self.nest.kernel(memories, body)
-
-    def clear(self) -> Loop:
-        counter = Range("clear", self.tile.count // self.lanes)
-        return Loop(counter, (Store(self.tile, counter.index() * self.lanes, self.zero()),))
 
     def zero(self) -> Value:
         return broadcast(const(0, self.dtype), self.lanes)
@@ -285,8 +284,8 @@ class _Blocked(_Sides):
         if self.mirrored:
             above = self.above(row * self.height, (column + 1) * self.width)
             panel = (If(above, panel),) if above else panel
-        inside = Loop(rows, panel, _panels(self.rows, self.height))
-        return Loop(columns, (inside,), _panels(self.columns, self.width))
+        inside = Loop(rows, panel, blocks(self.rows.bound(), self.height))
+        return Loop(columns, (inside,), blocks(self.columns.bound(), self.width))
 
     def above(self, row: Index, column: Index) -> Validity:
         """Return whether a row of the tile is above the diagonal of the output somewhere before a
@@ -304,63 +303,56 @@ class _Blocked(_Sides):
 
     def panel(self, row: Index, column: Index) -> tuple[Statement, ...]:
         """Multiply a panel, given the numbers of its row panel and its column panel."""
-        step, lanes, vectors = (
-            Range("step", self.slice.whole // self.group),
-            self.lanes,
-            self.vectors,
-        )
-        each = lanes * self.group
-        right = [self.right.load(column, step.index(), v * lanes, each) for v in range(vectors)]
+        step = Range("step", self.slice.whole // self.group)
+        lanes, each = self.lanes, self.lanes * self.group
+        right = [
+            self.right.load(column, step.index(), vector * lanes, each)
+            for vector in range(self.vectors)
+        ]
+        left = [
+            self.repeated(self.left.load(row, step.index(), down, self.group))
+            for down in range(self.height)
+        ]
         first = (
             constant(0) if self.by_panels else self.place(row * self.height, column * self.width)
         )
 
-        def place(number: int) -> Index:
-            down, vector = divmod(number, vectors)
+        def place(down: int, vector: int) -> Index:
             return first + self.place(constant(down), constant(vector * lanes))
 
-        def start(number: int) -> Value:
-            total = self.zero() if self.once else load(self.tile, place(number), lanes=lanes)
-            if self.excess is None:
-                return total
-            return self.excess.taken_off(total, column, number % vectors)
+        def start(down: int, vector: int) -> Value:
+            total = self.zero() if self.once else load(self.tile, place(down, vector), lanes=lanes)
+            return total if self.excess is None else self.excess.taken_off(total, column, vector)
 
-        def term(number: int, total: Value) -> Value:
-            left = self.left.load(row, step.index(), number // vectors, self.group)
-            return self.product(self.repeated(left), right[number % vectors], total)
-
-        count = self.height * vectors
         ahead = self.next_rows(row, step)
 
         def loop(inner: tuple[Statement, ...]) -> Loop:
             return Loop(step, (*inner, *ahead), self.steps_bound())
 
-        body = computed(self.totals, count, loop, start, term)
-        slots = [load(self.totals, constant(number), lanes=lanes) for number in range(count)]
-        kept = [Store(self.tile, place(number), slot) for number, slot in enumerate(slots)]
+        body = self.totals.computed(left, right, loop, start, self.product)
+        kept = self.totals.stored(self.tile, place)
         if not self.by_panels:
             return (*body, *kept)
         down = self.rows.panel("row_ahead", row * self.height, self.height, self.tall)
         line = LINE // self.dtype.itemsize
         across = self.columns.panel("ahead", column * self.width, self.width, self.wide, line)
         others = (*kept, *self.panel_finished(row, column))
-        return (*self.prefetched(down, across), *body, *self.lines(row, column, slots, others))
+        return (*self.prefetched(down, across), *body, *self.lines(row, column, others))
 
     def lines(
-        self, row: Index, column: Index, slots: Sequence[Value], others: tuple[Statement, ...]
+        self, row: Index, column: Index, others: tuple[Statement, ...]
     ) -> tuple[Statement, ...]:
         """Return the stores of a panel's results from registers, if they can be computed as
         vectors, and where columns end inside the panel, or they cannot, the `others`."""
-        lane, stores = Range("lane", self.lanes), []
-        top, left, total = row * self.height, column * self.width, load(self.tile, lane.index())
+        stores, top, left = [], row * self.height, column * self.width
         left_rows = self.rows.panel("row", top, self.height, self.tall).loops[0][1]
-        for number, slot in enumerate(slots):
-            down, vector = divmod(number, self.vectors)
-            places = {**self.nest.batch, **self.rows.places(top + down)}
-            places |= self.columns.places(left + vector * self.lanes + lane.index())
-            one = result(self.nest.computation, places, total, self.parts.reduce)
-            store = None if self.mirrored else in_lanes(one, lane, total, slot)
-            if store is None:
+        for down, vector, slot in self.totals.each():
+            here = self.nest.batch | self.rows.places(top + down)
+            first = left + vector * self.lanes
+            store = in_lanes(
+                self.nest.computation, self.parts.reduce, here, self.columns, first, slot
+            )  # fmt: skip
+            if store is None or self.mirrored:
                 return others
             inside = () if left_rows is None else at_least_zero(left_rows - (down + 1))
             stores.append(If(inside, (store,)) if inside else store)
@@ -405,9 +397,9 @@ class _Blocked(_Sides):
         )  # fmt: skip
 
     def repeated(self, element: Value) -> Value:
-        """Return an element of the left factor (or a pair) in all lanes."""
+        """Return a pair or a quad of the left factor in all lanes, or an element."""
         if self.group == 1:
-            return broadcast(element, self.lanes)
+            return element
         lanes = self.lanes * self.group
         mask = tuple(lane % self.group for lane in range(lanes))
         return value("shuffle", element.dtype, (element, element), mask, lanes)
@@ -475,9 +467,3 @@ def _is_symmetric(parts: Contraction, rows: Axis, columns: Axis) -> bool:
     if rows.size != columns.size or len(parts.all_rows) > 1 or len(parts.all_columns) > 1:
         return False
     return substitute(parts.left, {rows.main: columns.main.index()}) is parts.right
-
-
-def _panels(part: Part, panel: int) -> Index | None:
-    """Return the bound of a loop over panels that begin inside the part."""
-    bound = part.bound()
-    return None if bound is None else (bound + (panel - 1)) // panel

@@ -1,10 +1,9 @@
 """Layout of the slices of a matrix product's factors in local memory, and their packing.
 
-    direct      -                          left factors that are plain memory running along the
-                                           depth, or along the rows if a cache holds the slice:
-                                           each panel reads them in place
-    lines       -                          right factors that are plain memory running along the
-                                           columns, for few panels of rows
+    direct      -                          plain memory that each panel reads in place: of the left
+                                           factor along the depth, or along the rows if a cache
+                                           holds the slice; of the right one along the columns, of
+                                           which all panels are complete, for few panels of rows
     again       -                          left factors that are the right one transposed, all of
                                            which is packed
     rows        [element][step]            other left factors whose memory runs along the depth;
@@ -77,7 +76,8 @@ class Again:
 
 @dataclass(frozen=True)
 class Direct:
-    """A factor that is read in place: `value` at a place across and a step of the depth.
+    """A factor that is read in place: `value` at a place across and a step of the depth; panels
+    have `size` elements.
 
     Panels that reach beyond the last element read some earlier elements again; no result uses them.
     """
@@ -85,44 +85,28 @@ class Direct:
     value: Value
     across: Part
     depth: Part
-    height: int
+    size: int
 
     memories: tuple[Memory, ...] = ()
     statements: tuple[Statement, ...] = ()
 
     def load(self, panel: Index, step: Index, element: int, lanes: int) -> Value:
-        """Return an element, or `lanes` of them along the depth."""
-        main = self.across.axis.main
-        place = self.across.start + panel * self.height + element
-        inside = place - (place // main.size) * self.height
-        access = substitute(self.value, {main: inside, **self.depth.places(step)}).arg
+        """Return an element, or `lanes` of them in the order of memory."""
+        axis, place = self.across.axis, panel * self.size + element
+        beyond = (self.across.start * axis.unit + place) // axis.size
+        places = self.across.places(place - beyond * self.size)
+        access = substitute(self.value, {**places, **self.depth.places(step)}).arg
         return load(access.memory, access.index, (), lanes)
 
     def prefetch(self, panel: Index, row: Index, step: Index) -> Prefetch:
         """Begin to bring an element of the next panel near; of some row after the last one."""
         main = self.across.axis.main
-        place = (self.across.start + (panel + 1) * self.height + row) % main.size
+        place = (self.across.start + (panel + 1) * self.size + row) % main.size
         access = substitute(self.value, {main: place, **self.depth.places(step)}).arg
         return Prefetch(access.memory, access.index)
 
 
-@dataclass(frozen=True)
-class Lines:
-    """A right factor that is read in place: plain memory that runs along the columns, of which all
-    panels of `width` are complete."""
-
-    value: Value
-    across: Part
-    depth: Part
-    width: int
-
-    memories: tuple[Memory, ...] = ()
-    statements: tuple[Statement, ...] = ()
-
-    def load(self, panel: Index, step: Index, element: int, lanes: int) -> Value:
-        places = self.across.places(panel * self.width + element)
-        access = substitute(self.value, {**places, **self.depth.places(step)}).arg
-        return load(access.memory, access.index, (), lanes)
+Factor = Packed | Again | Direct
 
 
 def in_lines(factor: Value, across: Axis, depth: Part) -> bool:
@@ -153,19 +137,27 @@ def direct_height(factor: Value, across: Axis, depth: Part, near: int = 0) -> in
 @dataclass(frozen=True)
 class Packing:
     """Common properties of the slices of both factors. batch: values of the other ranges. together:
-    steps of the depth's main range that are multiplied at once and lie side by side; of `total` in
-    all, where the last slice starts at `last`, an incomplete group ends with zeros. plain: each
-    side is one range. in_rows: the left factor is always in rows. near: see `direct_height`."""
+    steps of the depth's main range that are multiplied at once and lie side by side; an incomplete
+    group at the end ends with zeros. plain: each side is one range. in_rows: the left factor is
+    always in rows. near: see `direct_height`."""
 
     lanes: int
     depth: Part
     batch: Mapping[Range, Index]
     together: int
-    total: int
-    last: int
     plain: bool
     in_rows: bool
     near: int
+
+    @property
+    def total(self) -> int:
+        """Steps of the main range."""
+        return self.depth.axis.main.size
+
+    @property
+    def end(self) -> int:
+        """Where the incomplete group begins in the last slice, in steps of the main range."""
+        return (self.total - 1) % self.depth.count + 1
 
     def left(self, factor: Value, across: Part, height: int) -> Packed | Direct:
         most = direct_height(factor, across.axis, self.depth, self.near)
@@ -204,21 +196,18 @@ class Packing:
         each = panel_step if flat and together == 1 else self.depth.whole * pitch
         memory = Memory(name, factor.dtype, panel.size * each, "local")
 
-        def stores(groups: Walk, count: int) -> Statement:
-            place = panel.index() * panel_step + groups.position * pitch + element.position
-            return element.around(*self.group(memory, place, factor, element, groups, count))
+        # a few columns at a time, each along memory
+        by_panels = flat and along_depth(factor, across, self.depth)
 
         def by_groups(groups: Walk, count: int) -> Statement:
-            inside = stores(groups, count)
+            place = panel.index() * panel_step + groups.position * pitch + element.position
+            stores = self.group(memory, place, factor, element, groups, count)
+            inside = element.around(*stores)
+            if by_panels:
+                return Loop(panel, (groups.around(inside),))
             return groups.around(Loop(panel, (inside,)) if flat else inside)
 
-        groups = self.groups(name, factor)
-        if flat and along_depth(factor, across, self.depth):
-            # a few columns at a time, each along memory
-            packed: Statement = Loop(panel, (groups.around(stores(groups, together)),))
-        else:
-            packed = by_groups(groups, together)
-        statements, rest = [packed], self.total % together
+        statements, rest = [by_groups(self.groups(name, factor), together)], self.total % together
         if rest:  # the incomplete group at the end of the depth
             statements += self.at_end(by_groups(self.groups(name, factor, True), rest))
         apart = panel_step * together, pitch * together, together
@@ -233,7 +222,7 @@ class Packing:
         statements = [row.around(step.around(fill))]
         if factor.dtype.is_float:  # of integers, the other factor's zeros are enough
             end = Range(name + "_end", count)
-            place = end.index() * pitch + (self.total - self.last)
+            place = end.index() * pitch + self.end
             statements += self.at_end(Loop(end, (Store(memory, place, const(0, factor.dtype)),)))
         return Packed(memory, (memory,), tuple(statements), height * pitch, self.together, pitch)
 
@@ -250,7 +239,7 @@ class Packing:
         step = self.depth.walk(name + "_step", factor)
         row = column.position * pitch
         copied = Store(stage, row + step.position, self.element(factor, column, step))
-        end = Store(stage, row + (self.total - self.last), const(0, factor.dtype))
+        end = Store(stage, row + self.end, const(0, factor.dtype))
         copy = column.around(step.around(copied), *self.at_end(end))
         block = Range(name + "_block", steps // wide)
         rows = [load(stage, block.index() * wide + row * pitch, lanes=wide) for row in range(lanes)]
@@ -270,7 +259,7 @@ class Packing:
         counters += [Range(f"{name}_step{i}", r.size) for i, r in enumerate(axis.inner)]
         indices = [counter.index() for counter in counters]
         if end:
-            indices[0] = constant((self.total - self.last) // self.together)
+            indices[0] = constant(self.end // self.together)
         places = dict(zip(axis.ranges, indices, strict=True))
         places[axis.main] = self.depth.start + indices[0] * self.together
         rest = constant(self.total) - self.depth.start
@@ -292,7 +281,7 @@ class Packing:
         """Return the statement for the last slice of a depth that ends inside a group only."""
         if self.total % self.together == 0:
             return ()
-        condition = self.depth.start - self.last
+        condition = self.depth.start - (self.total - self.end)
         return (statement,) if condition.low >= 0 else (If((condition,), (statement,)),)
 
     def pitch(self, factor: Value, elements: int) -> int:

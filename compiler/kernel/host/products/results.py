@@ -9,9 +9,13 @@ Of longer functions each total would have a copy.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ugpu.compiler.dtype import bool_, float32
-from ugpu.compiler.expression.algebra import Range, constant
+from ugpu.compiler.expression.algebra import Index, Range, constant
+from ugpu.compiler.expression.computation import Computation
 from ugpu.compiler.expression.value import (
+    Memory,
     Value,
     broadcast,
     indices_of,
@@ -20,24 +24,32 @@ from ugpu.compiler.expression.value import (
     value,
     walk,
 )
+from ugpu.compiler.kernel.host.nest import Part
 from ugpu.compiler.kernel.ir import Store
+from ugpu.compiler.kernel.shared.kernels import result
 
 LONGEST = 12  # operations of a result
 OPERATIONS = frozenset(("add", "sub", "mul", "div", "neg", "fma", "min", "max", "where", "lt", "le",
                         "eq", "ne", "sqrt"))  # fmt: skip
 
 
-def in_lanes(store: Store, lane: Range, total: Value, vector: Value) -> Store | None:
-    """Return the store of a vector of results, of which `store` has the one of a lane. total: its
-    total, of which `vector` has all lanes. None if they are not neighbours in memory, or need other
-    operations."""
-    nodes, lanes = list(walk(store.value)), vector.lanes
+def in_lanes(
+    computation: Computation, reduce: Value, places: Mapping[Range, Index], along: Part,
+    first: Index, vector: Value,
+) -> Store | None:  # fmt: skip
+    """Return the store of a vector of results, from the first one along a part on, of totals that
+    `vector` has. None if they are not neighbours in memory, or need other operations."""
+    lanes = vector.lanes
+    lane = Range("lane", lanes)
+    total = load(Memory("total", vector.dtype, lanes, "local"), lane.index())
+    store = result(computation, {**places, **along.places(first + lane.index())}, total, reduce)
+    nodes = list(walk(store.value))
     moving = {id(node) for node in nodes if any(lane in i.ranges() for i in indices_of(node))}
     if store.index.linear(lane) != (1,) or len(nodes) > LONGEST or id(store.value) not in moving:
         return None
     if not all(id(node) not in moving or _is_vector(node, lane) for node in nodes):
         return None
-    first = {lane: constant(0)}
+    start = {lane: constant(0)}
 
     def change(node: Value, sources: tuple[Value, ...]) -> Value | None:
         if node is total:
@@ -45,15 +57,16 @@ def in_lanes(store: Store, lane: Range, total: Value, vector: Value) -> Store | 
         if id(node) not in moving:
             return None
         if node.op == "load":
-            return load(node.arg.memory, node.arg.index.substitute(first), (), lanes)
+            return load(node.arg.memory, node.arg.index.substitute(start), (), lanes)
         sides = [each if each.lanes == lanes else broadcast(each, lanes) for each in sources]
         return value(node.op, node.dtype, sides, node.arg, lanes)
 
-    return Store(store.memory, store.index.substitute(first), rebuild(store.value, change))
+    return Store(store.memory, store.index.substitute(start), rebuild(store.value, change))
 
 
 def _is_vector(node: Value, lane: Range) -> bool:
     if node.op == "load":
-        plain = node.dtype is float32 and not node.arg.conditions
+        # vectors of bools are not contiguous in memory
+        plain = node.dtype is not bool_ and not node.arg.conditions
         return plain and node.arg.index.linear(lane) == (1,)
     return node.op in OPERATIONS and node.dtype in (float32, bool_)

@@ -112,8 +112,8 @@ class Problem:
         else:
             panels *= _panels(self.columns, tile.columns, width)
         each = self.step_cost(tile.height, tile.vectors) * self.computed(tile.height, width)
-        singly = self.slice_steps % self.lanes / self.slice_steps  # of the depth, by `apart`
-        multiply = panels * each + self.rows.size * apart * (DOTS / self.lanes + singly)
+        vectors = _ceil(self.slice_steps, self.lanes) / self.slice_steps
+        multiply = panels * each + self.rows.size * apart * (DOTS * vectors)
         left_pack, right_pack = self.pack_costs(tile)
         if self.in_place(tile):
             right_pack = self.rates.direct * _ceil(tile.rows * self.rows.unit, tile.height)

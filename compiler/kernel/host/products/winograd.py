@@ -40,7 +40,7 @@ from ugpu.compiler.expression.value import (
     substitute,
 )
 from ugpu.compiler.kernel.host.lines import separated
-from ugpu.compiler.kernel.host.nest import Nest, held, round_up, share
+from ugpu.compiler.kernel.host.nest import Nest, Panel, blocks, round_up, share
 from ugpu.compiler.kernel.host.products.packing import LINE
 from ugpu.compiler.kernel.host.products.rates import rates_of
 from ugpu.compiler.kernel.host.products.tiles import vector_registers
@@ -180,8 +180,7 @@ class _Convolution:
         panel = Range("panel", -(-self.outs.count // self.height))
         first = self.outs.start + panel.index() * self.height
         rows = constant(self.parts.out.size) - first
-        whole = self.outs.left if self.parts.out.size % self.outs.count else None
-        bound = None if whole is None else (whole + (self.height - 1)) // self.height
+        bound = blocks(self.outs.bound(), self.height)
         body = (self.weighted(first, rows), self.multiply(), self.finish(first, rows))
         memories = (self.stage, self.kept, self.image, self.weights, self.products, self.results,
                     self.middle, self.totals)  # fmt: skip
@@ -274,33 +273,21 @@ class _Convolution:
 
     def bound(self, width: int) -> Index | None:
         """Return the number of blocks of `width` tiles, if the last group has fewer."""
-        if self.tiles.axis.main.size % self.tiles.count == 0:
-            return None
-        return (self.tiles.left * self.wide + (width - 1)) // width
+        bound = self.tiles.bound()
+        return blocks(None if bound is None else bound * self.wide, width)
 
     def panel_of(self, place: Index, column: Index, vectors: int) -> list[Statement]:
         """Compute the products of all rows of the panel and some vectors of tiles."""
         step = Range(f"step{vectors}", self.parts.channel.size)
         first = place * self.apart[0] + step.index() * self.across + column
         right = [load(self.image, first + v * self.lanes, lanes=self.lanes) for v in range(vectors)]
-
-        def term(number: int, total: Value) -> Value:
-            down, vector = divmod(number, vectors)
-            at = (place * self.height + down) * self.pitch + step.index()
-            return multiply_add(
-                broadcast(load(self.weights, at), self.lanes), right[vector], total
-            )  # fmt: skip
-
-        def stored(number: int, total: Value) -> Store:
-            down, vector = divmod(number, vectors)
-            at = place * self.apart[1] + down * self.across + column + vector * self.lanes
-            return Store(self.products, at, total)
-
-        zero = broadcast(const(0, float32), self.lanes)
-        return held(
-            self.totals, self.height * vectors, lambda body: Loop(step, body), lambda _: zero,
-            term, stored,
-        )  # fmt: skip
+        row = place * (self.height * self.pitch) + step.index()
+        left = [load(self.weights, row + down * self.pitch) for down in range(self.height)]
+        panel, to = Panel(self.totals, self.height, vectors), place * self.apart[1] + column
+        return [
+            *panel.computed(left, right, lambda body: Loop(step, body)),
+            *panel.stored(self.products, lambda i, j: to + (i * self.across + j * self.lanes)),
+        ]
 
     # ---- results -------------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ module works above it."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import mmap
 import os
 import re
 import stat
@@ -31,6 +33,7 @@ from ugpu.hcq.work.buffer import Buffer
 from ugpu.hcq.work.queue import QueueKind
 from ugpu.nv.device.device import NvDevice
 from ugpu.nv.rm.channel import Channel
+from ugpu.nv.rm.session import NodeSession
 
 BUSYBOX = CACHE / "programs/tools/usr/bin/busybox"
 OPTIONS = ("NVreg_ResmanDebugLevel=0", "NVreg_RegistryDwords=RmRcWatchdog=0")
@@ -42,6 +45,8 @@ LONGEST_S = 3600
 # One case of each STEP of the corpus first, then the next ones.
 STEP, LEAST_OPERATIONS = 37, 5
 NOWHERE = 0x12_3456_7000
+MANAGED, MANAGED_SIZE = 0x7000_0000_0000, 3 << 20  # one and a half blocks of UVM
+MAP_FIXED_NOREPLACE = 0x10_0000
 # Programs that are killed: while a kernel is in flight that never ends, while copies follow copies.
 OPENED = """
 import numpy as np
@@ -210,6 +215,66 @@ def test_a_stray_copy_is_named_and_the_channel_recovers(
         assert (facts["address"], facts["xid"], facts["queue"]) == (NOWHERE, 31, "copy 0")
         device.reset()
     test_copies_are_right_by_content(device)
+
+
+@pytest.fixture
+def managed(device: NvDevice) -> Iterator[np.ndarray]:
+    """Memory that UVM moves at faults of the processor and of the GPU: what a program gets who maps
+    UVM's file at the address that is the offset too (uvm.c, uvm_mmap). CUDA calls it managed."""
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    library.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    session = device.driver.gpu.session
+    assert isinstance(session, NodeSession)
+    flags = mmap.MAP_SHARED | MAP_FIXED_NOREPLACE
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    place = library.mmap(MANAGED, MANAGED_SIZE, access, flags, session.space.file, MANAGED)
+    assert place == MANAGED, os.strerror(ctypes.get_errno())
+    yield np.ctypeslib.as_array((ctypes.c_uint8 * MANAGED_SIZE).from_address(MANAGED))
+    library.munmap(MANAGED, MANAGED_SIZE)
+
+
+def test_copies_of_managed_memory_are_served(device: NvDevice, managed: np.ndarray) -> None:
+    """A copy engine faults on what only the processor has; UVM moves it, clears the channel's
+    faulted bit, and the copy is made. The processor's next access moves it back."""
+    random = np.random.default_rng(5)
+    whole = Buffer(device.driver.core, VirtAddr(MANAGED), MANAGED_SIZE, Placement.DEVICE, None)
+    with device.alloc(MANAGED_SIZE) as own:
+        for _ in range(2):
+            managed[:] = content = random.integers(0, 256, MANAGED_SIZE, np.uint8)
+            copy(device, own, whole)
+            assert (own.numpy(np.uint8) == content).all()
+            content = random.integers(0, 256, MANAGED_SIZE, np.uint8)
+            managed[:] = 0
+            own.copy_from(content)
+            copy(device, whole, own)
+            assert (managed == content).all()
+
+
+def test_a_kernel_s_accesses_to_managed_memory_are_served(
+    device: NvDevice, managed: np.ndarray
+) -> None:
+    expected = np.zeros(MANAGED_SIZE, np.uint8)
+    managed[:] = expected
+    expected[:: 1 << 20] = 7
+    with (
+        device.load(ptx_kernels.text(ptx_kernels.FAULTY, device.target.cpu)) as program,
+        device.alloc(4) as memory,
+    ):
+        for place in range(MANAGED, MANAGED + MANAGED_SIZE, 1 << 20):
+            with device.queue() as queue:
+                arguments = (memory, np.uint64(place))
+                queue.launch(program["write_at"], grid=(1,), block=(64,), args=arguments)
+            device.synchronize()
+    assert (managed == expected).all()
+
+
+def copy(device: NvDevice, target: Buffer, source: Buffer) -> None:
+    """Copy by a copy engine, and wait."""
+    with device.queue(QueueKind.COPY) as queue:
+        queue.copy(target, source)
+    device.synchronize()
 
 
 @pytest.mark.parametrize("work_of", list(IN_FLIGHT))

@@ -8,8 +8,10 @@ import pytest
 from ugpu.compiler import Tensor
 from ugpu.hcq.device.device import Device
 
-# steps of 64 or 32 elements, from four on: below, at and above, with and without a rest
-SIZES = [127, 128, 129, 255, 256, 300, 1003]
+# steps of 64 or 32 elements, from two on: below, at and above; blocks of some steps, which divide
+# the row or not; rows of many blocks
+SIZES = [63, 64, 65, 127, 128, 129, 256, 300, 1003, 20_001]
+TYPES = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float64"]
 
 
 def _rows(size: int) -> np.ndarray:
@@ -21,9 +23,9 @@ def _rows(size: int) -> np.ndarray:
     x[3] = np.inf
     x[4] = np.where(rng.integers(0, 2, size), 0.0, -0.0)
     x[5, size - 1] = x[6, 0] = 9
-    for row, place in ((7, 0), (8, size - 1), (9, size // 2), (10, 70)):
+    for row, place in ((7, 0), (8, size - 1), (9, size // 2), (10, size * 3 // 4)):
         x[row, place] = np.nan
-    x[11, [size - 1, 64, 65]] = -np.nan
+    x[11, [size - 1, 62, 61]] = -np.nan
     return x
 
 
@@ -33,6 +35,24 @@ def test_as_numpy(cpu: Device, size: int) -> None:
     tensor = Tensor(x, device=cpu)
     assert tensor.argmax(1).numpy().tolist() == np.argmax(x, 1).tolist()
     assert tensor.argmin(1).numpy().tolist() == np.argmin(x, 1).tolist()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_types_as_numpy(cpu: Device, dtype: str) -> None:
+    rng = np.random.default_rng(1)
+    for size in (128, 1003):  # below and above two steps of bytes
+        if dtype == "float64":
+            x = _rows(size).astype(dtype)
+        else:
+            ends = np.iinfo(dtype)
+            x = rng.integers(ends.min, ends.max, (8, size), dtype, endpoint=True)
+            x[1:3] = np.array([[ends.min], [ends.max]], dtype)
+            x[3:] = x[3:] % 3
+            x[4, [70, size - 1]] = ends.max
+            x[5, [size // 2, size - 1]] = ends.min
+        tensor = Tensor(x, device=cpu)
+        assert tensor.argmax(1).numpy().tolist() == np.argmax(x, 1).tolist()
+        assert tensor.argmin(1).numpy().tolist() == np.argmin(x, 1).tolist()
 
 
 def test_rows_with_other_layouts_and_results(cpu: Device) -> None:
@@ -50,8 +70,8 @@ def test_rows_with_other_layouts_and_results(cpu: Device) -> None:
     assert flat.shape == (12, 1) and flat.numpy().reshape(-1).tolist() == np.argmax(x, 1).tolist()
 
 
-@pytest.mark.parametrize("shape", [(70_000,), (2, 65_536), (3, 1, 65_537)])
-def test_long_rows_in_pieces(cpu: Device, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("shape", [(70_000,), (2, 65_536), (3, 1, 65_537), (8, 530_001)])
+def test_long_rows_in_pieces_or_whole(cpu: Device, shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     for place in (0, 16_384, shape[-1] - 1):
         x = rng.integers(0, 5, shape).astype(np.float32)

@@ -302,7 +302,7 @@ OTHERS = (
     Rule(
         "pattern.cost", "WINDOW", lambda x: x.max_pool2d(8, stride=1),
         lambda x: windows(x, 8).max((-2, -1)),
-        lambda found: found.has("stage", "totals"), [((1, 2, 15, 16),), ((1, 1, 40, 41),)],
+        lambda found: found.has("stage", "lines"), [((1, 2, 15, 16),), ((1, 1, 40, 41),)],
     ),
     Rule(
         "pattern.cost", "WINDOW above", lambda x: x.max_pool2d(9, stride=1),
@@ -318,7 +318,7 @@ OTHERS = (
     ),
     Rule(
         "kernel.host.windows", "FEWEST", lambda x, y: x.conv2d(y, padding=1, groups=2), depthwise,
-        lambda found: found.has("lines"),
+        lambda found: found.has("lines") and not found.has("totals"),
         [((1, 2, 9, 4), (2, 1, 3, 3)), ((1, 2, 9, 5), (2, 1, 3, 3))],
         [((1, 2, 9, 3), (2, 1, 3, 3))],
     ),
@@ -361,7 +361,7 @@ NARROW = (
     Rule(
         "kernel.host.products.packing", "PAIR",
         lambda x, y: (x.cast("bfloat16") @ y.cast("bfloat16")).cast("float32"), lambda x, y: x @ y,
-        lambda found: "dot2" in found.text(),
+        lambda found: "dot2" in found.text() or "+= tile4 x" in found.text(),  # AMX has these too
         [((40, 64), (64, 48)), ((33, 65), (65, 41)), ((17, 1037), (1037, 35))], tolerance=2**-8,
     ),
     Rule(

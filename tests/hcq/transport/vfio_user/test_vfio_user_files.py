@@ -13,7 +13,7 @@ from ugpu.hcq.errors import BadArgument, OutOfMemory
 from ugpu.hcq.transport.vfio_user import files as shared_files
 from ugpu.hcq.transport.vfio_user.files import SharedFiles, sealed_memory
 
-LENGTH = (1 << 27) + 4096  # no other test has one of as many bits
+LENGTH = (1 << 27) + 4096
 
 
 def huge_pages() -> int | None:
@@ -25,6 +25,12 @@ def huge_pages() -> int | None:
     os.ftruncate(descriptor, 1 << 30)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     return descriptor
+
+
+@pytest.fixture(autouse=True)
+def _no_former_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests leave places behind, which are taken in turn."""
+    monkeypatch.setattr(shared_files, "_PLACES", shared_files._Places())
 
 
 @pytest.fixture

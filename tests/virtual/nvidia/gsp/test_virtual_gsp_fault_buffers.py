@@ -3,7 +3,6 @@ by the layout of clc369.h, maps or cancels, and replays. Channels and tables are
 
 from __future__ import annotations
 
-import contextlib
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -12,32 +11,32 @@ import numpy as np
 import pytest
 
 from tests.support.nvidia import ptx_kernels
-from tests.support.nvidia.nv_machine import LIMIT_S
+from tests.support.nvidia.gsp.gsp_faults import (
+    STRAY,
+    channels,
+    copy_from_nowhere,
+    map_again,
+    opened,
+    space_of,
+    unmap,
+)
 from tests.support.waiting import until
-from ugpu import hcq
 from ugpu.hcq.errors import PageFault
-from ugpu.hcq.state.memory import Placement, VirtAddr
-from ugpu.hcq.work.buffer import Buffer
-from ugpu.hcq.work.queue import QueueKind
+from ugpu.hcq.state.memory import Placement
 from ugpu.nv import abi
 from ugpu.nv.device.device import NvDevice
-from ugpu.nv.gsp.rm.client import GspClient
-from ugpu.nv.gsp.rm.fault_buffers import FaultBuffers
 from ugpu.nv.gsp.rm.gpu import GspGpu
-from ugpu.nv.gsp.rm.space import GspSpace
 from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.gpu import build_card
 from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.memory.fault_buffers import Replay
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
-from ugpu.virtual.nvidia.status import Status
 
 FINAL, REPLAYABLE = 0xB83000, 0xB83020
 LOW, HIGH, GET, PUT, SIZE = range(0, 20, 4)
 OVERFLOW, ENABLE, DEFAULT = 1 << 31, 1 << 31, 1 << 30
 INVALIDATE, LEAF = 0xB830B0, 0xB81000
 BUFFER = 700 << 20  # in video memory that the test does not allocate
-STRAY = 0x12_3456_7000
 
 STORE = """
 .visible .entry store(.param .u64 place, .param .u64 from)
@@ -58,26 +57,6 @@ def card(request: pytest.FixtureRequest) -> Iterator[Card]:
     made = build_card(request.param, CardOptions(memory=1 << 30))
     yield made
     made.close()
-
-
-@contextlib.contextmanager
-def opened(card: Card, monkeypatch: pytest.MonkeyPatch, flags: int = 1 << 6) -> Iterator[NvDevice]:
-    """The driver on the card, without fault buffers of its own. flags: of its address space, which
-    allow page faults."""
-    allocate = GspClient.allocate
-
-    def faulting(self: GspClient, parent: int, name: str, params: Any = None) -> int:
-        if name == "FERMI_VASPACE_A":
-            params.flags = params.flags & ~(1 << 6) | flags
-        return allocate(self, parent, name, params)
-
-    monkeypatch.setattr(FaultBuffers, "enter", lambda *arguments: None)
-
-    monkeypatch.setattr(GspClient, "allocate", faulting)
-    with hcq.open(f"virtual:{card.facts.name}+gsp", chip=card) as device:
-        assert isinstance(device, NvDevice)
-        device.limit_s = LIMIT_S
-        yield device
 
 
 class Uvm:
@@ -141,38 +120,9 @@ class Uvm:
         return [each for each in channels(self.card) if each.runlist.number == runlist]
 
 
-def channels(card: Card) -> list[ChannelObject]:
-    clients = card.machine.clients.values()
-    every = [each for client in clients for each in client.objects.values()]
-    return [each for each in every if isinstance(each, ChannelObject)]
-
-
 def table(card: Card) -> Any:
     name = {"turing": "tu102", "ada": "ga100", "hopper": "gh100"}[card.facts.family]
     return abi.fault_codes(name)
-
-
-def space_of(device: NvDevice) -> GspSpace:
-    gpu = device.driver.gpu
-    assert isinstance(gpu, GspGpu)
-    return gpu.session.space
-
-
-def unmap(device: NvDevice, address: int) -> None:
-    space = space_of(device)
-    space.tables.clear(VirtAddr(address), 4096)
-    space.stale = True
-    space.flush()
-
-
-def map_again(device: NvDevice, address: int) -> None:
-    space = space_of(device)
-    mapping = space.mappings[VirtAddr(address)]
-    pieces = [(space.places.physical(start), size) for start, size in mapping.pieces]
-    space.tables.clear(VirtAddr(address), mapping.size)
-    space.tables.map(VirtAddr(address), pieces, space.format.data_flags)
-    space.stale = True
-    space.flush()
 
 
 def test_an_access_waits_until_its_page_is_mapped_and_replayed(
@@ -299,89 +249,6 @@ def test_the_entry_of_a_copy_engine(card: Card, monkeypatch: pytest.MonkeyPatch)
         assert entry["engine"] - copies in range(10)
         device.reset()
         uvm.close()
-
-
-class Shadow:
-    """UVM's buffer of the faults that it may serve, with its queue, as the module registers it."""
-
-    def __init__(self, device: NvDevice, capacity: int = 8192) -> None:
-        gpu = device.driver.gpu
-        assert isinstance(gpu, GspGpu)
-        self.gpu = gpu
-        self.queue, *self.pages = [device.alloc(4096, placement=Placement.HOST) for _ in range(65)]
-        assert self.queue.view is not None
-        self.words = np.frombuffer(self.queue.view, np.uint64)  # type of Queue: queue.h
-        self.words[[0, 3, 8, 16]] = capacity, 32, 0, 0
-        name = "NV2080_CTRL_INTERNAL_GMMU_REGISTER_CLIENT_SHADOW_FAULT_BUFFER_PARAMS"
-        block = abi.select("570.144").structs[name].new(shadowFaultBufferSize=8192 * 32)
-        places = [space_of(device).mappings[page.address].dma for page in (self.queue, *self.pages)]
-        first, *rest = [int(dma.segments[0].address) for dma in places if dma is not None]
-        block.shadowFaultBufferQueuePhysAddr = first
-        for at, address in enumerate(rest):
-            block.shadowFaultBufferPteArray[at] = address
-        assert self.control(0x20800A9D, block) == 0
-
-    def control(self, number: int, block: Any) -> int:
-        return int(self.gpu.client._control(self.gpu.subdevice, number, block, "of UVM"))
-
-    def report(self, entry: bytes) -> int:
-        name = "NV2080_CTRL_GPU_REPORT_NON_REPLAYABLE_FAULT_PARAMS"
-        block = abi.select("570.144").structs[name].new()
-        block.faultPacket.raw[:] = entry
-        return self.control(0x20800177, block)
-
-
-def copy_from_nowhere(device: NvDevice, target: Buffer) -> None:
-    stray = Buffer(device.driver.core, VirtAddr(STRAY), 4096, Placement.DEVICE, None)
-    with device.queue(QueueKind.COPY) as queue:
-        queue.copy(target, stray)
-
-
-def test_uvm_is_asked_about_a_fault_of_a_copy_engine(
-    card: Card, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its channel rests until UVM has it ended: uvm_gpu_non_replayable_faults.c."""
-    with opened(card, monkeypatch) as device, device.alloc(4096) as target:
-        shadow = Shadow(device)
-        copy_from_nowhere(device, target)
-        until(lambda: shadow.words[16] == 1, "the entry")
-        assert shadow.pages[0].view is not None
-        entry = bytes(shadow.pages[0].view[:32])
-        assert int.from_bytes(entry[8:16], "little") == STRAY and entry[31] >> 7
-        shadow.words[8] = 1
-        assert all(each.mmu_fault is None for each in channels(card)), "nothing has ended"
-        assert shadow.report(bytes(32)) == Status.INVALID_CHANNEL
-        assert shadow.report(entry) == 0
-        with pytest.raises(PageFault) as caught:
-            device.synchronize()
-        assert caught.value.facts["address"] == STRAY
-        assert shadow.report(entry) == Status.INVALID_CHANNEL
-        device.reset()
-        copy_from_nowhere(device, target)
-        until(lambda: shadow.words[16] == 2, "the next entry")
-        device.reset()  # while it rests
-        entry = bytes(shadow.pages[0].view[32:64])
-        assert shadow.report(entry) == 0, "the channel is gone: nothing to end"
-        target.fill(1)
-        device.synchronize()
-
-
-@pytest.mark.parametrize("why", ["no page faults", "queue", "unregistered"])
-def test_uvm_is_not_asked(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    card = build_card("ad102", CardOptions(memory=1 << 30))
-    flags = 0 if why == "no page faults" else 1 << 6
-    with opened(card, monkeypatch, flags) as device, device.alloc(4096) as target:
-        shadow = Shadow(device, capacity=8191 if why == "queue" else 8192)
-        if why == "unregistered":
-            name = "NV2080_CTRL_INTERNAL_GMMU_UNREGISTER_CLIENT_SHADOW_FAULT_BUFFER_PARAMS"
-            assert shadow.control(0x20800A9E, abi.select("570.144").structs[name].new()) == 0
-        copy_from_nowhere(device, target)
-        with pytest.raises(PageFault):
-            device.synchronize()
-        assert shadow.words[16] == 0
-        assert any("has 8191 of 32 bytes" in text for text in card.violations) == (why == "queue")
-        device.reset()
-    card.close()
 
 
 def test_a_reset_ends_what_waits(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:

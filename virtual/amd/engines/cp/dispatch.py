@@ -31,6 +31,7 @@ GRANULES = {1536: 24, 1024: 16}
 SIMD_WAVES = 16
 SIMDS = {False: 2, True: 4}  # CU mode, WGP mode
 MEMORY = 4096  # number of valid register settings that are cached
+LAUNCHES = 1024  # number of launches that are cached: more than a replayed program has
 
 
 class BadDispatch(Exception):
@@ -131,6 +132,9 @@ class Launcher:
         self._more_at = at("COMPUTE_STATIC_THREAD_MGMT_SE4")
         self._more_last = at("COMPUTE_STATIC_THREAD_MGMT_SE7") + 1
         self._sound: dict[tuple[int, ...], Shape] = {}
+        # A launch depends on no other registers than those in this range, and on the apertures.
+        self._every = slice(self._initiator_at, self._user_at + USER_DATA_COUNT)
+        self._launches: dict[tuple[int, ...], Dispatch | None] = {}
         self._enabled_at = tuple(
             at(f"COMPUTE_STATIC_THREAD_MGMT_SE{engine}") for engine in range(SHADER_ENGINES)
         )
@@ -145,10 +149,29 @@ class Launcher:
     ) -> Dispatch | None:
         """Latch dims and initiator into `sh`; return the launch, or None for zero waves.
 
-        dims: payload of DISPATCH_DIRECT. Apertures are base addresses. Raises BadDispatch.
+        dims: payload of DISPATCH_DIRECT. Apertures are base addresses. Equal registers give the
+        same object, by which a shader core recognises a launch that it has checked before. Raises
+        BadDispatch.
         """
         sh[self._dim_at : self._dim_at + 3] = dims
         sh[self._initiator_at] = initiator
+        key = (shared_aperture, private_aperture, *sh[self._every])
+        if key in self._launches:
+            return self._launches[key]
+        launch = self._new(sh, dims, initiator, shared_aperture, private_aperture)
+        if len(self._launches) > LAUNCHES:
+            self._launches.clear()
+        self._launches[key] = launch
+        return launch
+
+    def _new(
+        self,
+        sh: list[int],
+        dims: Sequence[int],
+        initiator: int,
+        shared_aperture: int,
+        private_aperture: int,
+    ) -> Dispatch | None:
         key = (initiator, *sh[self._start_at : self._last_at], *sh[self._more_at : self._more_last])
         shape = self._sound.get(key)
         if shape is None:

@@ -69,6 +69,7 @@ class ComputeQueue:
         self.slot = slot
         self.setup = setup
         self.sh = slot.sh
+        self.undefined_sh = mec.sh_registers.undefined
         self.vmid = setup.vmid
         self.may_choose_vmid = setup.kernel
         self.privileged = setup.privileged or setup.vmid == 0
@@ -285,7 +286,7 @@ class ComputeQueue:
 
     def check_sh(self, offset: int, values: Sequence[int]) -> None:
         """Record writes to SH registers that a compute queue does not have."""
-        undefined = self.mec.sh_registers.undefined
+        undefined = self.undefined_sh
         for number, value in enumerate(values, offset):
             if value & undefined[number]:
                 self._note_sh(number, value)

@@ -6,6 +6,7 @@ import contextlib
 import struct
 import threading
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,11 +34,20 @@ def _nothing(offset: int) -> Iterable[int]:
     return ()
 
 
+class _Image(NamedTuple):
+    """The part of a worker's context that a launch determines."""
+
+    first_wave: int
+    code_base: int
+    quads: memoryview  # up to LOOK_PC
+    look_pc: int
+
+
 class Run(threads.Run[ShaderMemory]):
     """State shared by all workers of one dispatch.
 
     violations: see Outcome. places: (offset of a context field, address of the array that it points
-    to).
+    to). images: of each worker that has prepared it, what its context then holds.
     """
 
     def __init__(
@@ -53,11 +63,17 @@ class Run(threads.Run[ShaderMemory]):
         self.dispatch = dispatch
         self.launch = launch
         self.violations: dict[str, None] = {}  # in the order of their first occurrence
+        self.images: dict[Worker, _Image] = {}
         self.places = (
             (layout.SGPR_TEMPLATE, place_of(launch.scalars)),
             (layout.VGPR_TEMPLATE, place_of(launch.ids)),
             (layout.EXEC_TEMPLATE, place_of(launch.execs)),
         )
+
+    def restart(self) -> None:
+        """See threads.Run."""
+        super().restart()
+        self.violations.clear()
 
     def note(self, violations: Iterable[str]) -> None:
         """Add what a program does that a chip does not check; any thread may call."""
@@ -101,13 +117,25 @@ class Worker(threads.WaveWorker[Run]):
 
     def _prepare(self, run: Run, first_wave: int, code_base: int, tlb: NDArray[np.uint64]) -> None:
         self.shown = _nothing
+        if self._shadow is not None:
+            races.clear(self._shadow, run.launch.lds_bytes)
+        image = run.images.get(self)
+        if image is not None and (image.first_wave, image.code_base) == (first_wave, code_base):
+            self._quads[: len(image.quads)] = image.quads
+            self._words[layout.LOOK_PC // 4] = image.look_pc
+            self._quads[context.STATES // 8] = self._states_at  # may have moved since
+            self._enter(run, tlb)
+            return
+        self._fill(run, first_wave, code_base, tlb)
+        quads = memoryview(self._quads[: layout.LOOK_PC // 8].tobytes()).cast("Q")
+        run.images[self] = _Image(first_wave, code_base, quads, self.word(layout.LOOK_PC))
+
+    def _fill(self, run: Run, first_wave: int, code_base: int, tlb: NDArray[np.uint64]) -> None:
         dispatch, launch = run.dispatch, run.launch
         stride = layout.STATE_VGPR + layout.REGISTER * launch.vgprs * (launch.lanes // PASS)
         self._begin(
             run, tlb, dispatch.groups, launch.waves, stride, launch.lds_bytes, launch.mxcsr
         )  # fmt: skip
-        if self._shadow is not None:
-            races.clear(self._shadow, launch.lds_bytes)
         wave_size = dispatch.scratch_wave_size if launch.scratch else 0
         quads, words = self._quads, self._words
         for field, place in run.places:

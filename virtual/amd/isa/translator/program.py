@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cache
@@ -75,6 +76,7 @@ class Program:
         if self.target is not GFX11:
             state.update(self.target.name.encode())
         self.digest = state.hexdigest()
+        self._pieces = tuple(_pieces(self.base, self.spans))
 
     def unchanged(self, memory: ShaderMemory) -> bool:
         """Return whether memory still holds the same code.
@@ -82,14 +84,7 @@ class Program:
         Compares page by page, up to the first difference: memory may hold a shorter program now,
         and fetching beyond it would raise a page fault on the chip.
         """
-        for offset, code in self.spans:
-            start = 0
-            while start < len(code):
-                end = min(len(code), start + PAGE - (offset + start) % PAGE)
-                if memory.fetch(self.base + offset + start, end - start) != code[start:end]:
-                    return False
-                start = end
-        return True
+        return all(memory.fetch(address, size) == code for address, size, code in self._pieces)
 
     def names(self) -> set[str]:
         """Return the names of the instructions."""
@@ -104,6 +99,16 @@ class Program:
             if block.end == offset and block.stop is Stop.ILLEGAL:
                 return block.words, "no instruction has this encoding"
         return (), ""
+
+
+def _pieces(base: int, spans: tuple[tuple[int, bytes], ...]) -> Iterator[tuple[int, int, bytes]]:
+    """Yield address, size and bytes of the code of each page."""
+    for offset, code in spans:
+        start = 0
+        while start < len(code):
+            end = min(len(code), start + PAGE - (offset + start) % PAGE)
+            yield base + offset + start, end - start, code[start:end]
+            start = end
 
 
 class _BelowBase(Exception):

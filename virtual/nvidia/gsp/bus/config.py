@@ -3,11 +3,14 @@ memory, BAR3 instance memory, BAR5 I/O ports)."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ugpu.virtual.bus import config
 from ugpu.virtual.bus.config import Bar
 from ugpu.virtual.bus.msix import MsixFacts, MsixTable
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.card import Card
 
 _PM, _MSI, _PCIE, _MSIX = 0x60, 0x68, 0x78, 0xC8
 _STATE, _D3 = _PM + 4, 3  # PMCSR, PowerState
@@ -15,15 +18,6 @@ _TABLE, _PENDING = 0xB9_0000, 0xBA_0000  # in BAR0
 REGISTERS = 16 << 20
 INSTANCE = 32 << 20
 _IO = 128
-
-
-class Owner(config.Owner, Protocol):
-    """The card, as its configuration space uses it; see virtual.bus.master.BusMaster."""
-
-    def function_reset(self) -> None: ...
-    def power_cycle(self) -> None: ...
-    def message(self, vector: int) -> None: ...
-    def revoked(self, host: int, size: int) -> None: ...
 
 
 class ConfigSpace(config.ConfigSpace):
@@ -36,22 +30,17 @@ class ConfigSpace(config.ConfigSpace):
     capabilities = (_PM, _MSI, _PCIE)
     chain = (_PM, _MSI, _PCIE)
 
-    def __init__(
-        self, owner: Owner, device: int, bar1: int, *, platform: bool, function_reset: bool,
-        table_size: int, cut_in_d3: bool = False,
-    ) -> None:  # fmt: skip
-        """table_size: vectors of MSI-X; 0 if the card has MSI only. cut_in_d3: see CardOptions."""
-        super().__init__(owner, platform=platform, function_reset=function_reset)
-        self._card = owner
-        self._cut = cut_in_d3
-        self._device = device
-        self._sizes = {0: REGISTERS, 1: bar1, 3: INSTANCE, 5: _IO}
-        if table_size:
-            facts = MsixFacts(_MSIX, table_size, 0, _TABLE, _PENDING)
-            self.messages = MsixTable(facts, owner.message)
+    def __init__(self, card: Card) -> None:
+        options, vectors = card.options, card.boot.table_size
+        super().__init__(card, platform=options.platform, function_reset=options.function_reset)
+        self._card = card
+        self._sizes = {0: REGISTERS, 1: options.bar1, 3: INSTANCE, 5: _IO}
+        if vectors:
+            facts = MsixFacts(_MSIX, vectors, 0, _TABLE, _PENDING)
+            self.messages = MsixTable(facts, card.message)
         self._placed = {bar.index: bar.address for bar in self.bars}
         self.reset()
-        if platform:
+        if options.platform:
             self._place()
 
     def bar_size(self, index: int) -> int:
@@ -65,13 +54,13 @@ class ConfigSpace(config.ConfigSpace):
     def _write_word(self, offset: int, value: int) -> None:
         state = self.read(_STATE, 1) & _D3
         super()._write_word(offset, value)
-        if self._cut and offset == _STATE and value & _D3 == _D3 != state:
+        if self._card.options.cut_in_d3 and offset == _STATE and value & _D3 == _D3 != state:
             self._card.power_cycle()
             self._put(_STATE, "<H", _D3)
 
     def reset(self) -> None:
         """Enter the state after a reset: nothing is enabled, BARs are not assigned."""
-        self._clear(0x10DE, self._device, 0x030000 << 8 | 0xA1, 0x167C)
+        self._clear(0x10DE, self._card.facts.pci_device, 0x030000 << 8 | 0xA1, 0x167C)
         self._update()
 
     def _update(self) -> None:

@@ -9,16 +9,19 @@ mailbox 0; those of the real programs are not public.
 from __future__ import annotations
 
 import enum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
 from ugpu.virtual.nvidia.gsp.falcon import radix3, sleep, wpr
-from ugpu.virtual.nvidia.gsp.falcon.core import Falcon, Refused, require
+from ugpu.virtual.nvidia.gsp.falcon.core import PLANTED, Falcon, Refused, refusing, require
 from ugpu.virtual.nvidia.gsp.falcon.wpr import PRESCRUBBED, SIZE, VERIFIED, WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware import images, module
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE as SIGNATURE
 from ugpu.virtual.nvidia.gsp.firmware.sign import problem
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.card import Card
 
 UNLOAD = 0xFF_0000_00FF
 SUSPENDED = 0x8000_0000
@@ -42,30 +45,12 @@ _PLANTED = {
 }  # fmt: skip
 
 
-class Board(sleep.Board, Protocol):
-    """The card, as the booters and FWSEC use it."""
-
-    boot: BootFacts
-    gsp: Falcon
-    sb_done: bool
-    status: dict[int, int]
-    scrubbed: int
-    scrub_stage: int
-    handoff: bool
-
-    @property
-    def memory_size(self) -> int: ...
-    def start_gsp(self, meta: WprMeta, version: str, arguments: int) -> None: ...
-    def resume_gsp(self, firmware: sleep.Server) -> None: ...
-
-
-def load(board: Board, falcon: Falcon) -> None:
+def load(board: Card, falcon: Falcon) -> None:
     """Verify, copy, protect, and start the GSP's RISC-V core."""
-    fault = board.faults.take_any(tuple(_PLANTED))
-    if fault is not None:
-        falcon.answer(int(_PLANTED[fault]))
-        return
-    try:
+    with refusing(board, "booter", falcon.answer):
+        fault = board.faults.take_any(tuple(_PLANTED))
+        if fault is not None:
+            raise Refused(_PLANTED[fault], PLANTED)
         raw = radix3.need(board, falcon.mailbox, SIZE, BooterError.META)
         if wpr.resumes(raw):
             _check_state(board, resuming=True)
@@ -79,42 +64,31 @@ def load(board: Board, falcon: Falcon) -> None:
         facts = (board.memory_size, board.boot.libos, frts, board.scrubbed)
         wpr.check(meta, *facts, BooterError.LAYOUT)
         version = place(board, meta)
-    except Refused as refusal:
-        board.violation(f"booter: {refusal}")
-        falcon.answer(refusal.code)
-        return
-    board.wpr.set(meta.gspFwWprStart, meta.gspFwWprEnd)
-    falcon.answer(0)
-    board.start_gsp(meta, version, board.gsp.mailbox)
+        board.wpr.set(meta.gspFwWprStart, meta.gspFwWprEnd)
+        falcon.answer(0)
+        board.start_gsp(meta, version, board.gsp.mailbox)
 
 
-def unload(board: Board, falcon: Falcon) -> None:
+def unload(board: Card, falcon: Falcon) -> None:
     """Take WPR2 down, once the GSP has stopped and FWSEC-SB has run."""
-    why = ""
-    if board.faults.take(CardFault.UNLOADER_FAILS):
-        falcon.answer(int(BooterError.GSP_STATE))
-        return
-    if board.gsp.active:
-        why = "the GSP runs"
-    elif not board.sb_done:
-        why = "FWSEC has not executed SB"
-    if not why and falcon.mailbox != UNLOAD:
+    bad = BooterError.GSP_STATE
+    with refusing(board, "booter unload", falcon.answer):
+        require(not board.faults.take(CardFault.UNLOADER_FAILS), bad, PLANTED)
+        require(not board.gsp.active, bad, "the GSP runs")
+        require(board.sb_done, bad, "FWSEC has not executed SB")
         try:
-            sleep.save(board, falcon.mailbox)
+            if falcon.mailbox != UNLOAD:
+                sleep.save(board, falcon.mailbox)
         except Refused as refusal:
-            why = f"mailboxes must be 0xff, 0xff, are {falcon.mailbox:#x}: {refusal}"
-    if why:
-        board.violation(f"booter unload: {why}")
-        falcon.answer(int(BooterError.GSP_STATE))
-        return
-    if not board.faults.take(CardFault.WPR2_STAYS):
-        board.wpr.clear()
-    board.sb_done = False
-    board.handoff = False
-    falcon.answer(0)
+            text = f"mailboxes must be 0xff, 0xff, are {falcon.mailbox:#x}: {refusal}"
+            raise Refused(bad, text) from refusal
+        if not board.faults.take(CardFault.WPR2_STAYS):
+            board.wpr.clear()
+        board.sb_done = board.handoff = False
+        falcon.answer(0)
 
 
-def scrub(board: Board, falcon: Falcon) -> None:
+def scrub(board: Card, falcon: Falcon) -> None:
     """Clear the whole memory."""
     board.scrubbed, board.scrub_stage = 0, 3
     falcon.answer(0)
@@ -125,7 +99,7 @@ def prescrubbed(facts: BootFacts, memory: int) -> int:
     return max(0, memory - PRESCRUBBED) if facts.way == "fwsec" else 0
 
 
-def _check_state(board: Board, *, resuming: bool = False) -> None:
+def _check_state(board: Card, *, resuming: bool = False) -> None:
     gsp, bad_gsp, bad_wpr = board.gsp, BooterError.GSP_STATE, BooterError.WPR_STATE
     require(not gsp.active, bad_gsp, "the GSP runs already")
     # To resume, booter selects the core, and the firmware has its arguments (kernel_gsp_tu102.c,
@@ -140,7 +114,7 @@ def _check_state(board: Board, *, resuming: bool = False) -> None:
         require(board.wpr.up, bad_wpr, "FWSEC has not made the FRTS region")
 
 
-def place(board: Board, meta: WprMeta) -> str:
+def place(board: Card, meta: WprMeta) -> str:
     """Verify the GSP's image and boot loader and copy them; return the firmware's version."""
 
     def read(place: str, size: str, error: BooterError) -> bytes:

@@ -7,13 +7,16 @@ UNSURE: the codes in mailbox 0.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ugpu.virtual.nvidia.gsp.facts import BootFacts
 from ugpu.virtual.nvidia.gsp.falcon import booter, radix3, sleep, wpr
 from ugpu.virtual.nvidia.gsp.falcon.core import require
 from ugpu.virtual.nvidia.gsp.falcon.wpr import FRTS_SIZE as FRTS_SIZE
 from ugpu.virtual.nvidia.gsp.falcon.wpr import MAGIC, MIB, REVISION, SIZE, WprMeta
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.card import Card
 
 PARAMETERS = 0x50
 _SYSTEM = {1, 2}  # coherent and non-coherent memory of the host
@@ -25,15 +28,7 @@ _PLACES = (
 )  # fmt: skip
 
 
-class Board(booter.Board, Protocol):
-    """The card, as the FMC uses it."""
-
-    def release(self, *, lockdown: bool) -> None:
-        """Release the target mask of the GSP's registers; with `lockdown` also the lockdown."""
-        ...
-
-
-def start(board: Board, arguments: int, frts: int) -> None:
+def start(board: Card, arguments: int, frts: int) -> None:
     """Verify the parameters and start the firmware. Raises Refused."""
     raw = radix3.need(board, arguments, PARAMETERS, 0x01)
     params = wpr.read("GSP_FMC_BOOT_PARAMS", raw)

@@ -9,13 +9,17 @@ effect, any other stops the falcon.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ugpu.virtual.nvidia.gsp.firmware import module, programs
 from ugpu.virtual.nvidia.gsp.firmware.programs import BLOCK, Program
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE, Terms, problem, short
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.card import Card
 
 (
     IRQSSET, IRQSCLR, IRQSTAT, IRQMSET, IRQMCLR, IRQMASK, IRQDEST, MAILBOX0, MAILBOX1, ITFEN, OS,
@@ -35,6 +39,7 @@ SIZE_OF_BLOCK = 2 * 0x1000  # registers of one falcon
 HALTED, STARTCPU, ACTIVE, RISCV_HALTED = 1 << 4, 1 << 1, 1 << 7, 1 << 4
 _RISCV_SELECTED, _VALID, _PHYSICAL_WITHOUT_CONTEXT = 1 << 4, 1 << 0, 1 << 7
 _INCREMENT_WRITE, _INCREMENT_READ, _SECURE = 1 << 24, 1 << 25, 1 << 28
+_MEMORY = 0x10000  # bytes of IMEM, and of DMEM
 _TURING = Terms(0, programs.SEC2, 0xD)  # of the signatures of 16 bytes, which state none
 _PLAIN = frozenset(
     (IRQMSET, IRQMASK, IRQDEST, MAILBOX0, MAILBOX1, ITFEN, OS, RM, WAYFINDER, BOOTVEC, DMA_BASE,
@@ -44,42 +49,7 @@ _PLAIN = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What distinguishes one falcon from another. engine: its mask in signatures. dma: whether it
-    loads by DMA and has a boot ROM and a core selector; else by its ports (Turing, GA100). signed:
-    what a signature in data must be for, without a boot ROM; None for one of 16 bytes without terms
-    (Turing)."""
-
-    name: str
-    engine: int
-    dma: bool
-    imem: int = 0x10000
-    dmem: int = 0x10000
-    signed: Terms | None = None
-
-
-class Port(Protocol):
-    """The card, as its falcons use it. burnt: fuse version of every program."""
-
-    burnt: int
-
-    def violation(self, text: str) -> None: ...
-    def falcon_read(self, target: int, address: int, size: int) -> bytes | None:
-        """Read for a falcon's DMA: target 0 video memory, 1, 2 system memory; None if refused."""
-        ...
-
-    def run_program(self, falcon: Falcon, program: Program) -> None:
-        """Have the effect of a program; it has been verified."""
-        ...
-
-    def falcon_interrupts(self, falcon: Falcon) -> None:
-        """Hear that a falcon sends its interrupt."""
-        ...
-
-    def falcon_reset(self, falcon: Falcon) -> None:
-        """Hear that a falcon, and its RISC-V core, was reset."""
-        ...
+PLANTED = "planted"
 
 
 class Refused(Exception):
@@ -96,6 +66,19 @@ def require(fits: object, code: int, why: str) -> None:
         raise Refused(code, why)
 
 
+@contextmanager
+def refusing(
+    card: Card, who: str, answer: Callable[[int], object] = lambda code: None
+) -> Iterator[None]:
+    """Record a refusal in the block, unless it is planted, and report its code by `answer`."""
+    try:
+        yield
+    except Refused as refusal:
+        if str(refusal) != PLANTED:
+            card.violation(f"{who}: {refusal}")
+        answer(refusal.code)
+
+
 @dataclass
 class Block:
     """A block of IMEM. tag: its virtual address >> 8."""
@@ -106,14 +89,17 @@ class Block:
 
 
 class Falcon:
-    """One falcon. The card's lock protects it."""
+    """One falcon. The card's lock protects it. engine: its mask in signatures. dma: whether it
+    loads by DMA and has a boot ROM and a core selector; else by its ports (Turing, GA100). signed:
+    what a signature in data must be for, without a boot ROM; None for one of 16 bytes without terms
+    (Turing)."""
 
-    def __init__(self, card: Port, kind: Kind, *, scrub_reads: int, dma_reads: int) -> None:
-        self.kind = kind
-        self.name = kind.name
+    def __init__(self, card: Card, name: str, engine: int, signed: Terms | None = None) -> None:
+        self.name = name
+        self.engine, self.signed = engine, signed
+        self.dma: bool = not card.boot.pio
         self._card = card
-        self._scrub_reads, self._dma_reads = scrub_reads, dma_reads
-        self.active = False  # its RISC-V core runs
+        self.active: bool = False  # its RISC-V core runs
         self.riscv_halted = False
         self.lockdown = False  # HWCFG2: the core's boot ROM keeps others out
         self.programs_run: list[Program] = []
@@ -129,12 +115,12 @@ class Falcon:
     def _clear(self) -> None:
         self.registers: dict[int, int] = {}  # as written
         self.imem: dict[int, Block] = {}
-        self.dmem = bytearray(self.kind.dmem)
+        self.dmem = bytearray(_MEMORY)
         self._selected = 0  # BCR_CTRL
-        self._scrubbing = self._scrub_reads
+        self._scrubbing = self._card.options.scrub_reads
         self._moving = 0
         self._stuck = False  # no block of DMA arrives
-        self.interrupts = 0
+        self.interrupts: int = 0
 
     def never_clean(self) -> None:
         """Have the scrubbing after a reset not end: a planted fault."""
@@ -147,7 +133,7 @@ class Falcon:
     @property
     def selects_riscv(self) -> bool:
         """Whether the RISC-V core is selected. Turing has no selector."""
-        return not self.kind.dma or bool(self._selected & _RISCV_SELECTED)
+        return not self.dma or bool(self._selected & _RISCV_SELECTED)
 
     @property
     def mailbox(self) -> int:
@@ -194,17 +180,17 @@ class Falcon:
         return scrubbing
 
     def _hwcfg2(self) -> int:
-        return 1 << 31 | self.lockdown << 13 | self._scrubs(self.kind.dma) << 12 | 1 << 10
+        return 1 << 31 | self.lockdown << 13 | self._scrubs(self.dma) << 12 | 1 << 10
 
     def _dmactl(self) -> int:
-        return self.registers.get(DMACTL, 0) & 1 | self._scrubs(not self.kind.dma) * 0b110
+        return self.registers.get(DMACTL, 0) & 1 | self._scrubs(not self.dma) * 0b110
 
     def _bcr_write(self, value: int) -> None:
-        if self.kind.dma:
+        if self.dma:
             self._selected = value & (_RISCV_SELECTED | 1 << 8)
 
     def _riscv(self) -> int | None:
-        if not self.kind.dma:
+        if not self.dma:
             return None
         return (ACTIVE if self.active else 0) | (RISCV_HALTED if self.riscv_halted else 0)
 
@@ -219,7 +205,7 @@ class Falcon:
             self._card.falcon_interrupts(self)
 
     def _to_host(self, before_ga102: bool) -> int | None:
-        if before_ga102 == self.kind.dma:
+        if before_ga102 == self.dma:
             return None
         return SWGEN0 | HALT if self.active else 0
 
@@ -267,8 +253,7 @@ class Falcon:
         at = setting & 0xFFFC
         if self._scrubbing:
             self._card.violation(f"{self.name}: write of its memory while it is scrubbed")
-        size = self.kind.dmem if data else self.kind.imem
-        if at + 4 > size:
+        if at + 4 > _MEMORY:
             self._card.violation(f"{self.name}: write at {at:#x}, past its memory")
         elif data:
             struct.pack_into("<I", self.dmem, at, value)
@@ -297,20 +282,19 @@ class Falcon:
         return 1 << 1  # idle
 
     def _start_dma(self, command: int) -> None:
-        try:
+        with refusing(self._card, f"{self.name}: DMA {command:#x}"):
             self._check_dma(command)
-        except Refused as refusal:
-            self._card.violation(f"{self.name}: DMA {command:#x}: {refusal}")
-            return
-        self._moving = self._dma_reads
+            self._copy_block(command)
+
+    def _copy_block(self, command: int) -> None:
+        self._moving = self._card.options.dma_reads
         where = self.registers
         base = where.get(DMA_BASE, 0) << 8 | (where.get(DMA_BASE_HIGH, 0) & 0x1FF) << 40
         source = base + where.get(DMA_OFFSET, 0)
         target = where.get(TRANSCFG + 4 * (command >> 12 & 7), 0) & 3
         content = self._card.falcon_read(target, source, BLOCK)
         if content is None:
-            self._card.violation(f"{self.name}: DMA from {source:#x} of target {target} is refused")
-            return
+            raise Refused(0, f"{source:#x} of target {target} cannot be read")
         at = where.get(DMA_MEMORY, 0)
         if command & 1 << 4:
             tag = where.get(DMA_OFFSET, 0) >> 8
@@ -321,9 +305,9 @@ class Falcon:
     def _check_dma(self, command: int) -> None:
         where = self.registers
         setting = where.get(TRANSCFG + 4 * (command >> 12 & 7), 0)
-        at, room = where.get(DMA_MEMORY, 0), self.kind.imem if command & 1 << 4 else self.kind.dmem
+        at = where.get(DMA_MEMORY, 0)
         allowed = where.get(FBIF_CTL, 0) & _PHYSICAL_WITHOUT_CONTEXT
-        require(self.kind.dma, 0, "Turing's programs are not loaded this way")
+        require(self.dma, 0, "Turing's programs are not loaded this way")
         require(not self._scrubbing, 0, "its memory is being scrubbed")
         require(not self._moving, 0, "the block before it has not arrived")
         require(not command & 1 << 5, 0, "a write to memory is not modelled")
@@ -331,7 +315,7 @@ class Falcon:
         require(setting & 4, 0, "the context is not physical (FBIF_TRANSCFG bit 2)")
         text = "physical access needs FBIF_CTL bit 7 and DMACTL bit 0 clear"
         require(allowed and not where.get(DMACTL, 0) & 1, 0, text)
-        fits = not at % BLOCK and at + BLOCK <= room
+        fits = not at % BLOCK and at + BLOCK <= _MEMORY
         require(fits, 0, f"its target {at:#x} is not a block of the memory")
 
     # Start
@@ -339,7 +323,7 @@ class Falcon:
     def _start(self, value: int) -> None:
         if not value & STARTCPU:
             return
-        if self.selects_riscv and self.kind.dma:
+        if self.selects_riscv and self.dma:
             return  # the other core: it halts at once, as nova-core expects
         found = self._code()
         if found is None:
@@ -347,24 +331,21 @@ class Falcon:
             self._card.violation(f"{self.name}: start at {vector:#x}, where no program is loaded")
             return
         program, code, covered = found
-        try:
-            why = self._boot_rom(code, covered) if self.kind.dma else self._check_old(code, covered)
+        # UNSURE: a board's falcon halts with an error that only its own registers tell.
+        with refusing(self._card, f"{self.name}: {program.name} does not start"):
+            why = self._boot_rom(code, covered) if self.dma else self._check_old(code, covered)
             require(not why, 0, why)
-        except Refused as refusal:
-            # UNSURE: a board's falcon halts with an error that only its own registers tell.
-            self._card.violation(f"{self.name}: {program.name} does not start: {refusal}")
-            return
-        self.programs_run.append(program)
-        self._card.run_program(self, program)
+            self.programs_run.append(program)
+            self._card.run_program(self, program)
 
     def _code(self) -> tuple[Program, bytes, int] | None:
         """Return the program at the boot vector, its code, and how much of its data is signed."""
         by_tag = {block.tag: block for block in self.imem.values()}
         start = self.registers.get(BOOTVEC, 0) >> 8
         # Without a boot ROM a small part that is not secure may come first.
-        for tag in (start,) if self.kind.dma else (start, start + 1):
+        for tag in (start,) if self.dma else (start, start + 1):
             code = b""
-            while tag in by_tag and (not code or by_tag[tag].secure or not self.kind.dma):
+            while tag in by_tag and (not code or by_tag[tag].secure or not self.dma):
                 code += by_tag[tag].content
                 tag += 1
             found = programs.parse(code) or module.parse(code)
@@ -379,7 +360,7 @@ class Falcon:
             self.registers.get(place, 0)
             for place in (MOD_SEL, PROGRAM_ID, ENGINE_MASK, SIGNATURE_AT)
         )
-        mask, first = self.kind.engine, next(iter(self.imem.values()))
+        mask, first = self.engine, next(iter(self.imem.values()))
         require(choice == 1, 0, f"MOD_SEL must be 1 (RSA3K), is {choice}")
         require(engine == mask, 0, f"engine mask must be {mask:#x}, is {engine:#x}")
         require(1 <= number <= 16, 0, f"program number must be 1 to 16, is {number}")
@@ -396,7 +377,7 @@ class Falcon:
         """Verify a program of Turing or GA100: its signature is in its data."""
         if not covered:
             return ""  # FWSEC and the loader carry their signature in the code
-        at, terms = programs.OLD_PATCH_IN_DATA, self.kind.signed
+        at, terms = programs.OLD_PATCH_IN_DATA, self.signed
         size = 16 if terms is None else SIZE
         field = bytes(self.dmem[at : at + size])
         content = programs.signed_content(code, bytes(self.dmem[:covered]), at, size)
@@ -410,15 +391,15 @@ class Falcon:
 
 _READS: dict[int, Callable[[Falcon], int | None]] = {
     HWCFG2: Falcon._hwcfg2,
-    HWCFG: lambda falcon: falcon.kind.imem // BLOCK | falcon.kind.dmem // BLOCK << 9,
+    HWCFG: lambda falcon: _MEMORY // BLOCK | _MEMORY // BLOCK << 9,
     HWCFG1: lambda falcon: 6 | 3 << 4 | 1 << 8 | 1 << 12,
     CPUCTL: lambda falcon: HALTED if falcon.halted else 0,
     DMACTL: Falcon._dmactl,
     DMA_COMMAND: Falcon._dma_command,
     ENGINE: lambda falcon: int(falcon.in_reset),
-    BCR_CTRL: lambda falcon: falcon._selected | _VALID if falcon.kind.dma else None,
+    BCR_CTRL: lambda falcon: falcon._selected | _VALID if falcon.dma else None,
     RISCV_CPUCTL: Falcon._riscv,
-    RISCV_OLD_ACTIVE: lambda falcon: None if falcon.kind.dma else int(falcon.active),
+    RISCV_OLD_ACTIVE: lambda falcon: None if falcon.dma else int(falcon.active),
     IRQSTAT: lambda falcon: falcon.interrupts,
     **{at: lambda falcon: falcon._to_host(False) for at in (RISCV_IRQMASK[0], RISCV_IRQDEST[0])},
     **{at: lambda falcon: falcon._to_host(True) for at in (RISCV_IRQMASK[1], RISCV_IRQDEST[1])},

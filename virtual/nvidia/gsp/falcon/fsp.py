@@ -11,12 +11,17 @@ import enum
 import hashlib
 import hmac
 import struct
+from functools import partial
+from typing import TYPE_CHECKING
 
 from ugpu.virtual.nvidia.gsp.falcon import chain, wpr
-from ugpu.virtual.nvidia.gsp.falcon.core import Refused, require
+from ugpu.virtual.nvidia.gsp.falcon.core import PLANTED, Refused, refusing, require
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware import images
 from ugpu.virtual.nvidia.gsp.firmware.sign import problem
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.card import Card
 
 BASE, SIZE = 0x8F0000, 0x4000
 _EMEM_CONTROL, _EMEM_DATA = 0x2AC0, 0x2AC4
@@ -43,7 +48,7 @@ class FspError(enum.IntEnum):
 class Fsp:
     """The mailbox. The card's lock protects it."""
 
-    def __init__(self, board: chain.Board) -> None:
+    def __init__(self, board: Card) -> None:
         self._board = board
         self.reset()
 
@@ -108,19 +113,14 @@ class Fsp:
         faults = self._board.faults
         if faults.take(CardFault.FSP_SILENT):
             return
-        if faults.take(CardFault.FSP_REFUSES):
-            self._respond(COT, FspError.INVALID_STATE)
-            return
-        try:
+        kind = packet[7] if len(packet) > 7 else 0
+        with refusing(self._board, "FSP", partial(self._respond, kind)):
+            refused = faults.take(CardFault.FSP_REFUSES)
+            require(not refused, FspError.INVALID_STATE, PLANTED)
             message = self._join(packet)
-            if message is None:
-                return
-            kind = self._dispatch(message)
-            error = 0
-        except Refused as refusal:
-            self._board.violation(f"FSP: {refusal}")
-            kind, error = packet[7] if len(packet) > 7 else 0, refusal.code
-        self._respond(kind, error)
+            if message is not None:
+                self._dispatch(message)
+                self._respond(COT, 0)
 
     def _join(self, packet: bytes) -> bytes | None:
         """Collect a message's packets; return it, from its NVDM header on, once it is whole."""
@@ -135,13 +135,12 @@ class Fsp:
         self._next = number + 1 & 3
         return self._packets if head & _END else None
 
-    def _dispatch(self, message: bytes) -> int:
+    def _dispatch(self, message: bytes) -> None:
         (head,) = struct.unpack_from("<I", message)
         vendor, kind = head & 0x00FF_FFFF, head >> 24
         require(vendor == _VENDOR, FspError.INVALID_DATA, f"NVDM header {head:#x}")
         require(kind == COT, FspError.NOT_SUPPORTED, f"NVDM type {kind:#x} is not modelled")
         self._chain_of_trust(message[4:])
-        return COT
 
     def _respond(self, kind: int, error: int) -> None:
         faults = self._board.faults
@@ -170,16 +169,15 @@ class Fsp:
         require(resuming or (offset, length) == (below, chain.FRTS_SIZE), bad, text)
         fields = (bytes(trust[name]) for name in ("hash384", "publicKey", "signature"))
         self._verify(board.bus_read(trust.gspFmcSysmemOffset, images.FMC_SIZE), *fields)
-        try:
-            require(not board.faults.take(CardFault.FMC_FAILS), 0x7F, "planted")
+        # The FMC refuses after the FSP has accepted it: its code is in the GSP's mailbox.
+        with refusing(board, "FMC", self._fail_fmc):
+            require(not board.faults.take(CardFault.FMC_FAILS), 0x7F, PLANTED)
             below = 0 if resuming else offset
             chain.start(board, trust.gspBootArgsSysmemOffset, board.memory_size - below)
-        except Refused as refusal:
-            # The FMC refuses after the FSP has accepted it: its code is in the GSP's mailbox.
-            if str(refusal) != "planted":
-                board.violation(f"FMC: {refusal}")
-            board.gsp.answer(refusal.code)
-            board.release(lockdown=False)
+
+    def _fail_fmc(self, code: int) -> None:
+        self._board.gsp.answer(code)
+        self._board.release(lockdown=False)
 
     def _verify(self, fmc: bytes | None, digest: bytes, key: bytes, signature: bytes) -> None:
         facts = self._board.boot

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import enum
 import struct
+from typing import TYPE_CHECKING
 
-from ugpu.virtual.nvidia.gsp.falcon.booter import Board
-from ugpu.virtual.nvidia.gsp.falcon.core import Falcon, Refused, require
+from ugpu.virtual.nvidia.gsp.falcon.core import PLANTED, Falcon, refusing, require
 from ugpu.virtual.nvidia.gsp.falcon.wpr import FRTS_SIZE
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.firmware import vbios
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.card import Card
 
 FRTS, SB = 0x15, 0x19
 FRTS_STATUS, SB_STATUS = 0x1438, 0x1454
 _REGION_UNIT = 0x20000
 _VIDEO_MEMORY = 2
-_PLANTED = 0x31
+_MAILBOX = 0x31  # of a planted fault
 
 
 class FwsecError(enum.IntEnum):
@@ -35,15 +38,13 @@ class FwsecError(enum.IntEnum):
     GSP_RUNS = 6
 
 
-def run(board: Board, falcon: Falcon) -> None:
+def run(board: Card, falcon: Falcon) -> None:
     """Execute the command in the program's data; report by the status registers."""
-    command = 0
-    code = 0
-    faults = board.faults
-    try:
+    command, codes, faults = 0, [0], board.faults
+    with refusing(board, "FWSEC", codes.append):
         command = _command(falcon)
         fails = command == SB and faults.take(CardFault.SB_FAILS)
-        require(not fails and not faults.take(CardFault.FWSEC_FAILS), FwsecError.REGION, "planted")
+        require(not fails and not faults.take(CardFault.FWSEC_FAILS), FwsecError.REGION, PLANTED)
         if command == FRTS:
             start, end = _region(board, falcon)
             if faults.take(CardFault.FWSEC_ELSEWHERE):
@@ -54,15 +55,11 @@ def run(board: Board, falcon: Falcon) -> None:
             known = command == SB
             require(known, FwsecError.COMMAND, f"init_cmd {command:#x} is not FRTS or SB")
             board.sb_done = True
-    except Refused as refusal:
-        code = refusal.code
-        if str(refusal) != "planted":
-            board.violation(f"FWSEC: {refusal}")
     if command == SB:
-        board.status[SB_STATUS] = code
+        board.status[SB_STATUS] = codes[-1]
     else:
-        board.status[FRTS_STATUS] = code << 16
-    falcon.answer(_PLANTED if faults.take(CardFault.FWSEC_MAILBOX) else 0)
+        board.status[FRTS_STATUS] = codes[-1] << 16
+    falcon.answer(_MAILBOX if faults.take(CardFault.FWSEC_MAILBOX) else 0)
 
 
 def _command(falcon: Falcon) -> int:
@@ -80,7 +77,7 @@ def _command(falcon: Falcon) -> int:
     return int(struct.unpack_from("<I", data, vbios.MAPPER + 0x2C)[0])
 
 
-def _region(board: Board, falcon: Falcon) -> tuple[int, int]:
+def _region(board: Card, falcon: Falcon) -> tuple[int, int]:
     require(not board.wpr.up, FwsecError.ALREADY_UP, "WPR2 is already set")
     require(not falcon.active, FwsecError.GSP_RUNS, "the GSP runs")
     version, size, _, _, _ = struct.unpack_from("<2IQ2I", falcon.dmem, vbios.COMMAND)

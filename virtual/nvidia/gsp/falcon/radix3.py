@@ -4,15 +4,18 @@ what is saved of it."""
 from __future__ import annotations
 
 import struct
+from typing import TYPE_CHECKING
 
-from ugpu.virtual.nvidia.gsp.bus.memory import BusMaster
 from ugpu.virtual.nvidia.gsp.falcon.core import Refused, require
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.card import Card
 
 PAGE = 4096
 LARGEST = 512 << 20
 
 
-def need(board: BusMaster, address: int, size: int, error: int) -> bytes:
+def need(board: Card, address: int, size: int, error: int) -> bytes:
     """Read memory of the host. Raises Refused with `error`."""
     raw = board.bus_read(address, size) if 0 < size <= LARGEST else None
     if raw is None:
@@ -20,7 +23,7 @@ def need(board: BusMaster, address: int, size: int, error: int) -> bytes:
     return raw
 
 
-def pages(board: BusMaster, root: int, size: int, error: int = 0x0C) -> list[int]:
+def pages(board: Card, root: int, size: int, error: int = 0x0C) -> list[int]:
     """Return the addresses of the pages of `size` bytes. Raises Refused with `error`."""
     require(0 < size <= LARGEST, error, f"an image of {size} bytes")
     count, addresses = -(-size // PAGE), [root]
@@ -34,7 +37,7 @@ def pages(board: BusMaster, root: int, size: int, error: int = 0x0C) -> list[int
     return addresses
 
 
-def read(board: BusMaster, root: int, size: int, error: int = 0x0C) -> bytes:
+def read(board: Card, root: int, size: int, error: int = 0x0C) -> bytes:
     """Read `size` bytes. Raises Refused with `error`."""
     parts = [
         need(board, address, min(PAGE, size - PAGE * index), error)

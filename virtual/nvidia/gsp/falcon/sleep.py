@@ -12,13 +12,16 @@ import hashlib
 import hmac
 import struct
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from ugpu.virtual.nvidia.gsp.bus.memory import BusMaster
 from ugpu.virtual.nvidia.gsp.falcon import radix3
 from ugpu.virtual.nvidia.gsp.falcon.core import Refused, require
-from ugpu.virtual.nvidia.gsp.falcon.wpr import RESUME_MAGIC, SIZE, Wpr2, WprMeta
-from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
+from ugpu.virtual.nvidia.gsp.falcon.wpr import RESUME_MAGIC, SIZE, WprMeta
+from ugpu.virtual.nvidia.gsp.faults import CardFault
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.card import Card
+    from ugpu.virtual.nvidia.gsp.rpc.server import GspServer
 
 REVISION = 2
 _HEAD = struct.Struct("<4Q")
@@ -27,29 +30,11 @@ _SECRET = b"virtual card"  # real chips keep it in the processor
 _ERROR = 0x12  # UNSURE: none is public
 
 
-class Server(Protocol):
-    """The firmware, as what it leaves describes it."""
-
-    meta: WprMeta
-    asleep: bool
-
-
-class Board(BusMaster, Protocol):
-    """The card."""
-
-    wpr: Wpr2
-    faults: CardFaults
-    sleeper: Sleeper | None
-
-    @property
-    def sleeping(self) -> Server | None: ...
-
-
 @dataclass
 class Sleeper:
     """A suspended run of the firmware. proof: what GspFwSRMeta must hold for it to go on."""
 
-    server: Server
+    server: GspServer
     proof: bytes
 
 
@@ -59,7 +44,7 @@ def _region(meta: WprMeta) -> tuple[int, int]:
     return start, meta.frtsOffset + meta.frtsSize - start
 
 
-def _describes(board: Board, address: int) -> tuple[bytes, int, int]:
+def _describes(board: Card, address: int) -> tuple[bytes, int, int]:
     """Read and check GspFwSRMeta; return it, its tables' root, and the size. Raises Refused."""
     raw = radix3.need(board, address, SIZE, _ERROR)
     magic, revision, root, size = _HEAD.unpack_from(raw)
@@ -68,7 +53,7 @@ def _describes(board: Board, address: int) -> tuple[bytes, int, int]:
     return raw, root, size
 
 
-def save(board: Board, address: int) -> None:
+def save(board: Card, address: int) -> None:
     """Save the region of firmware that was told to suspend, and keep the firmware. Raises
     Refused."""
     server = board.sleeping
@@ -89,7 +74,7 @@ def save(board: Board, address: int) -> None:
     board.sleeper = Sleeper(server, proof)
 
 
-def restore(board: Board, address: int) -> Server:
+def restore(board: Card, address: int) -> GspServer:
     """Verify what was saved, write it back and protect it; return the firmware. Raises Refused."""
     raw, root, size = _describes(board, address)
     sleeper = board.sleeper

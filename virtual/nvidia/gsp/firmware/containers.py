@@ -77,40 +77,25 @@ def bootloader_file(version: int, image: bytes, parts: Sequence[tuple[int, int]]
     return bin_file(words, image)
 
 
-def gsp_file(sections: Sequence[tuple[str, bytes]]) -> bytes:
-    """Return an ELF64 file, relocatable, of RISC-V, with these sections."""
-    names, body, heads = b"\0", b"", bytes(64)
+def elf_file(sections: Sequence[tuple[str, bytes]], *, wide: bool) -> bytes:
+    """Return an ELF file with these sections behind their names.
 
-    def head_of(kind: int, flags: int, content: bytes) -> bytes:
-        return struct.pack(
-            "<IIQQQQIIQQ", len(names), kind, flags, 0, 64 + len(body), len(content), 0, 0, 1, 0
-        )
-
-    for name, content in sections:
-        heads += head_of(1, 3, content)
-        names += name.encode() + b"\0"
-        body += content
-    heads += head_of(3, 0, names + b".shstrtab\0")
-    names += b".shstrtab\0"
-    body = padded(body + names, 8)
-    count = len(sections) + 2
-    head = struct.pack(
-        "<HHIQQQI6H", 1, 0xF3, 1, 0, 0, 64 + len(body), 0, 64, 0, 0, 64, count, count - 1
-    )
-    return b"\x7fELF\x02\x01\x01" + bytes(9) + head + body + heads
-
-
-def fmc_file(sections: Sequence[tuple[str, bytes]]) -> bytes:
-    """Return the ELF32 of an FMC: names first, section headers right after the header, CRC-32 of
-    each section in sh_info. nouveau 7.3.4 compares its header byte by byte."""
+    wide: ELF64, relocatable, of RISC-V, with section headers at the end, as the GSP's image; else
+    ELF32 with section headers right after the header and the CRC-32 of each section in sh_info, as
+    an FMC. nouveau 7.3.4 compares the FMC's header byte by byte.
+    """
+    row, number, size, unit = ("<IIQQQQIIQQ", "Q", 64, 8) if wide else ("<10I", "I", 52, 4)
     names = b"\0.shstrtab\0" + b"".join(name.encode() + b"\0" for name, _ in sections)
-    at = 52 + 40 * (len(sections) + 2)
-    heads = bytes(40) + struct.pack("<10I", 1, 3, 0x20, 0, at, len(names), 0, 0, 1, 1)
-    body = padded(names, 4)
+    entry, count = struct.calcsize(row), len(sections) + 2
+    at, body = size if wide else size + entry * count, padded(names, unit)
+    heads = bytes(entry) + struct.pack(row, 1, 3, 0x20, 0, at, len(names), 0, 0, 1, 1)
     for name, content in sections:
         place = names.index(b"\0" + name.encode() + b"\0") + 1
-        where = (at + len(body), len(content), 0, zlib.crc32(content), 4, 0)
-        heads += struct.pack("<10I", place, 1, 0xFFF00102, 0, *where)
-        body += padded(content, 4)
-    head = struct.pack("<HHIIIII6H", 0, 0, 1, 0, 0, 52, 0, 52, 0, 0, 40, len(sections) + 2, 1)
-    return b"\x7fELF\x01\x01\x01" + bytes(9) + head + heads + body
+        flags, info = (3, 0) if wide else (0xFFF00102, zlib.crc32(content))
+        where = (at + len(body), len(content), 0, info, 4, 0)
+        heads += struct.pack(row, place, 1, flags, 0, *where)
+        body += padded(content, unit)
+    kind = (1, 0xF3, 1, 0, 0, at + len(body)) if wide else (0, 0, 1, 0, 0, size)
+    head = struct.pack(f"<HHI3{number}I6H", *kind, 0, size, 0, 0, entry, count, 1)
+    head = b"\x7fELF" + bytes((1 + wide, 1, 1)) + bytes(9) + head
+    return head + (body + heads if wide else heads + body)

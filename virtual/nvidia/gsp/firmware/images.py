@@ -10,15 +10,13 @@ from ugpu.virtual.nvidia.gsp.facts import BootFacts, boot_facts
 from ugpu.virtual.nvidia.gsp.firmware.containers import (
     bin_file,
     bootloader_file,
-    fmc_file,
-    gsp_file,
+    elf_file,
     hs_file,
 )
 from ugpu.virtual.nvidia.gsp.firmware.programs import (
     SEC2,
     Program,
     head,
-    old_program,
     secure_program,
 )
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE, Terms, sign
@@ -83,11 +81,11 @@ def gsp_sections(version: str, families: Sequence[str]) -> list[tuple[str, bytes
 def synthetic_set(name: str, version: str) -> dict[str, bytes]:
     """Return a chip's files by name, such as "nvidia/ad102/gsp/booter_load-570.144.bin"."""
     facts = boot_facts(name)
-    files = {"gsp": gsp_file(gsp_sections(version, FAMILIES))}
+    files = {"gsp": elf_file(gsp_sections(version, FAMILIES), wide=True)}
     parts = (MANIFEST, MONITOR_DATA, MONITOR_CODE)
     files["bootloader"] = bootloader_file(4 if facts.pio else 5, bootloader_image(version), parts)
     if facts.way == "fsp":
-        files["fmc"] = fmc_file(fmc_sections(facts, version))
+        files["fmc"] = elf_file(fmc_sections(facts, version), wide=False)
     else:
         files |= _booters(facts)
     made = {f"nvidia/{facts.folder}/gsp/{key}-{version}.bin": data for key, data in files.items()}
@@ -111,12 +109,10 @@ def whole_set(name: str) -> dict[str, bytes]:
 
 
 def _booters(facts: BootFacts) -> dict[str, bytes]:
-    if facts.pio:
-        number, size = facts.booter
-        programs = [
-            old_program(program, Terms(0, SEC2, number), size=size)
-            for program in (Program.BOOTER_LOAD, Program.BOOTER_UNLOAD)
-        ]
-    else:
-        programs = [secure_program(program, terms) for program, terms in _SECURE.items()]
+    number, size = facts.booter
+    old = dict.fromkeys((Program.BOOTER_LOAD, Program.BOOTER_UNLOAD), Terms(0, SEC2, number))
+    programs = [
+        secure_program(program, terms, old=size if facts.pio else 0)
+        for program, terms in (old if facts.pio else _SECURE).items()
+    ]
     return {program.name: hs_file(program) for program in programs}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ugpu.hcq.registers.malformed import lines_of
 from ugpu.virtual.nvidia.gsp.facts import boot_facts
-from ugpu.virtual.nvidia.gsp.firmware.containers import gsp_file
+from ugpu.virtual.nvidia.gsp.firmware.containers import elf_file
 from ugpu.virtual.nvidia.gsp.firmware.images import FAMILIES, gsp_sections
 from ugpu.virtual.nvidia.gsp.firmware.programs import SEC2, Program
 from ugpu.virtual.nvidia.gsp.firmware.sign import Terms
@@ -88,7 +88,7 @@ def module_files(name: str) -> dict[str, bytes]:
     """Return the synthetic files that the module loads for a chip, by name."""
     family = "tu10x" if boot_facts(name).pio else "ga10x"
     sections = gsp_sections(VERSION, FAMILIES)
-    return {f"nvidia/{VERSION}/gsp_{family}.bin": gsp_file(sections)}
+    return {f"nvidia/{VERSION}/gsp_{family}.bin": elf_file(sections, wide=True)}
 
 
 def _digest(content: bytes) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable
 
 from ugpu.virtual.nvidia.gsp.firmware.containers import Signed
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE, Terms, short, sign
@@ -17,7 +16,6 @@ SEC2, GSP = 1, 0x400  # engine masks
 BLOCK = 256
 _HEAD = struct.Struct("<8sHHI")
 _MAGIC = b"UGPUCODE"
-PATCH_IN_DATA = 0x10  # of the booters, from Ampere's GA102 on
 OLD_PATCH_IN_DATA = 0x200  # of Turing's and GA100's
 
 
@@ -51,36 +49,20 @@ def signed_content(code: bytes, data: bytes, place: int, size: int) -> bytes:
     return code + data[:place] + bytes(size) + data[place + size :] if data else code
 
 
-def secure_program(program: Program, terms: Terms) -> Signed:
-    """Return a program for SEC2 with two signatures: for `terms.fuse` and the version below."""
-    fuses = (terms.fuse, max(0, terms.fuse - 1))
-    return _signed(
-        program, terms, (0x200, 0x600), (PATCH_IN_DATA, SIZE),
-        lambda content: [sign(terms._replace(fuse=fuse), content) for fuse in fuses],
-    )  # fmt: skip
-
-
-def old_program(program: Program, terms: Terms, *, size: int) -> Signed:
-    """Return a program as Turing (signature of 16 bytes) and GA100 (0x180) have it."""
-    return _signed(
-        program, terms, (BLOCK, 0x400), (OLD_PATCH_IN_DATA, size),
-        lambda content: [short(content) if size == 16 else sign(terms, content, size)],
-    )  # fmt: skip
-
-
-def _signed(
-    program: Program,
-    terms: Terms,
-    sizes: tuple[int, int],
-    field: tuple[int, int],
-    signatures: Callable[[bytes], list[bytes]],
-) -> Signed:
-    """sizes: of code and data. field: place and size of the signature in the data."""
-    name, (code_size, data_size) = program.name.encode(), sizes
+def secure_program(program: Program, terms: Terms, *, old: int = 0) -> Signed:
+    """Return a program for SEC2 with two signatures: for `terms.fuse` and the version below. old:
+    bytes of the only signature of a program of Turing (16) or GA100 (0x180)."""
+    name, code_size, data_size, place, size = program.name.encode(), 0x200, 0x600, 0x10, SIZE
+    if old:
+        code_size, data_size, place, size = BLOCK, 0x400, OLD_PATCH_IN_DATA, old
     code = (head(program, data_size) + name).ljust(code_size, b"\0")
     data = b"DATA".ljust(data_size, b"\0")
-    image = (b"os of " + name).ljust(BLOCK, b"\0") + code + data
-    made, data_at = signatures(signed_content(code, data, *field)), BLOCK + code_size
+    content = signed_content(code, data, place, size)
+    fuses = (terms.fuse,) if old else (terms.fuse, max(0, terms.fuse - 1))
+    signatures = [sign(terms._replace(fuse=fuse), content, size) for fuse in fuses]
+    if size == 16:
+        signatures = [short(content)]
+    image, data_at = (b"os of " + name).ljust(BLOCK, b"\0") + code + data, BLOCK + code_size
     return Signed(
-        program.name.lower(), image, BLOCK, code_size, data_at, data_at + field[0], made, terms
+        program.name.lower(), image, BLOCK, code_size, data_at, data_at + place, signatures, terms
     )

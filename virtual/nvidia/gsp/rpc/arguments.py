@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ugpu.nv.abi.firmware import FirmwareAbi
-from ugpu.virtual.nvidia.gsp.bus.memory import BusMaster
+from ugpu.virtual.nvidia.gsp.rpc.logs import SIZE as LOG_SIZE
 from ugpu.virtual.nvidia.gsp.rpc.queue import needed, usable
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.card import Card
 
 _ENTRY = struct.Struct("<QQQBB6x")
 _ORDER = ("LOGINIT", "LOGINTR", "LOGRM", "LOGMNOC", "LOGKRNL", "RMARGS")
@@ -21,7 +25,6 @@ _STARTED, _RESUMED = (0, 0), (3, 1)  # srInit: oldLevel, bInPMTransition
 # Of a resume. NVIDIA's own code sets PM_SUSPEND, Linux 7.3.4 PRESERVING and PM_TRANSITION
 # (g_gpu_nvoc.h GPU_STATE_FLAGS_*; gpu_suspend.c).
 _FLAGS = 0x7F
-LOG_SIZE = 0x10000
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Arguments:
     queues: tuple[int, int, int, int]
 
     @classmethod
-    def read(cls, board: BusMaster, address: int, interface: FirmwareAbi) -> Arguments:
+    def read(cls, board: Card, address: int, interface: FirmwareAbi) -> Arguments:
         """Read and check the arguments of a start. Raises QueueError."""
         aligned = address and not address % 0x1000
         usable(aligned, f"libos arguments at {address:#x} must be page-aligned")
@@ -51,17 +54,17 @@ class Arguments:
         wanted = [name for name in _ORDER if name in regions or name not in _OPTIONAL]
         given = list(regions)
         usable(given == wanted, f"libos arguments must be {wanted}, are {given}")
-        logs = {name: regions[name] for name in wanted[:-1]}
-        for name, (where, size) in logs.items():
+        buffers = {name: regions[name] for name in wanted[:-1]}
+        for name, (where, size) in buffers.items():
             fits = size >= LOG_SIZE and not where % 0x1000
             usable(fits, f"{name} has {size:#x} bytes at {where:#x}")
-        addresses = {name: place[0] for name, place in logs.items()}
+        addresses = {name: place[0] for name, place in buffers.items()}
         where, size = regions["RMARGS"]
         least = interface.structs.GSP_ARGUMENTS_CACHED.size
         usable(size >= least, f"RMARGS must have {least:#x} bytes, has {size:#x} at {where:#x}")
         return cls(addresses, where, _queues(board, where, interface, _STARTED))
 
-    def read_again(self, board: BusMaster, interface: FirmwareAbi) -> None:
+    def read_again(self, board: Card, interface: FirmwareAbi) -> None:
         """Check the resource manager's arguments after a suspend, all that is read then: nouveau
         has freed libos's by INIT_DONE (r535_gsp_init). Raises QueueError."""
         queues = _queues(board, self.manager, interface, _RESUMED)
@@ -69,7 +72,7 @@ class Arguments:
 
 
 def _queues(
-    board: BusMaster, where: int, interface: FirmwareAbi, expected: tuple[int, int]
+    board: Card, where: int, interface: FirmwareAbi, expected: tuple[int, int]
 ) -> tuple[int, int, int, int]:
     """Read RMARGS; return the queues. expected: its srInit. Raises QueueError."""
     layout = interface.structs.GSP_ARGUMENTS_CACHED

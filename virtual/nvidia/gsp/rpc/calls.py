@@ -8,19 +8,19 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from ugpu.virtual.nvidia.files import Program
-from ugpu.virtual.nvidia.gsp.facts import BootFacts
 from ugpu.virtual.nvidia.gsp.rpc.interface import Function
 from ugpu.virtual.nvidia.gsp.rpc.queue import usable
-from ugpu.virtual.nvidia.machine import VirtualMachine
 from ugpu.virtual.nvidia.rm.alloc import create, rule_of
 from ugpu.virtual.nvidia.rm.controls.control import POINTERS, find
 from ugpu.virtual.nvidia.rm.duplicates import Source
 from ugpu.virtual.nvidia.rm.duplicates import duplicate as share
-from ugpu.virtual.nvidia.rm.objects import Builder, Client, Place
+from ugpu.virtual.nvidia.rm.objects import Client, Place
 from ugpu.virtual.nvidia.status import RmError, Status, require
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.rpc.server import GspServer
 
 _ALLOC, _CONTROL, _FREE = struct.Struct("<7I4x"), struct.Struct("<6I"), struct.Struct("<4I")
 _DUPLICATE = struct.Struct("<7I")
@@ -33,26 +33,6 @@ _MOST_NAMES = 256
 _NO_PARAMETERS = "NV2080_CTRL_CE_GET_FAULT_METHOD_BUFFER_SIZE_PARAMS"  # stands for an empty block
 
 
-class Board(Protocol):
-    """The card."""
-
-    boot: BootFacts
-
-
-class Server(Program, Protocol):
-    """The RPC server. builders: instead of those of the ioctl interface. own_controls: handlers of
-    internal controls, by name."""
-
-    @property
-    def board(self) -> Board: ...
-
-    machine: VirtualMachine
-    builders: dict[str, Builder]
-    own_controls: dict[str, Any]
-
-    def refused(self, text: str) -> None: ...
-
-
 def unpack(layout: str, body: bytes) -> tuple[Any, ...]:
     """Unpack a payload's start; RmError if it is too short."""
     enough = len(body) >= struct.calcsize(layout)
@@ -60,32 +40,33 @@ def unpack(layout: str, body: bytes) -> tuple[Any, ...]:
     return struct.unpack_from(layout, body)
 
 
-# How calls read as text, of the words at their start; which word states a size, in which unit.
-_TEXTS: dict[int, tuple[struct.Struct, str]] = {
-    Function.GSP_RM_ALLOC: (_ALLOC, "alloc {3:#x} {0:#x}/{2:#x} of {1:#x}, {5:#x} bytes"),
-    Function.GSP_RM_CONTROL: (_CONTROL, "control {2:#x} {0:#x}/{1:#x}, {4:#x} bytes"),
-    Function.DUP_OBJECT: (_DUPLICATE, "duplicate {0:#x}/{2:#x} of {1:#x}, of {3:#x}/{4:#x}"),
-    Function.FREE: (_FREE, "free {0:#x}/{2:#x}"),
+# Words at the start of calls; how these read as text; which word states a size, in which unit.
+_FORMS: dict[int, tuple[struct.Struct, str, int, int]] = {
+    Function.GSP_RM_ALLOC: (_ALLOC, "alloc {3:#x} {0:#x}/{2:#x} of {1:#x}, {5:#x} bytes", 5, 1),
+    Function.GSP_RM_CONTROL: (_CONTROL, "control {2:#x} {0:#x}/{1:#x}, {4:#x} bytes", 4, 1),
+    Function.DUP_OBJECT: (_DUPLICATE, "duplicate {0:#x}/{2:#x} of {1:#x}, of {3:#x}/{4:#x}", 0, 0),
+    Function.FREE: (_FREE, "free {0:#x}/{2:#x}", 0, 0),
+    Function.ALLOC_MEMORY: (_MEMORY, "", 0, 8),
+    Function.SET_REGISTRY: (_REGISTRY, "", 0, 1),
 }
-_SIZES: dict[int, tuple[struct.Struct, int, int]] = {
-    Function.GSP_RM_ALLOC: (_ALLOC, 5, 1), Function.GSP_RM_CONTROL: (_CONTROL, 4, 1),
-    Function.ALLOC_MEMORY: (_MEMORY, 0, 8), Function.SET_REGISTRY: (_REGISTRY, 0, 1),
-}  # fmt: skip
+
+
+def _form(function: int, body: bytes) -> tuple[struct.Struct, str, int, int]:
+    form, none = _FORMS.get(function), (_REGISTRY, "", 0, 0)
+    return form if form is not None and len(body) >= form[0].size else none
 
 
 def expected_size(function: int, body: bytes) -> int:
     """Return the bytes of a whole message, as its start says; 0 if it does not."""
-    layout, place, unit = _SIZES.get(function, (_REGISTRY, 0, 0))
-    if not unit or len(body) < layout.size:
-        return 0
+    layout, _, place, unit = _form(function, body)
     head = 0 if layout is _REGISTRY else layout.size
-    return head + unit * int(layout.unpack_from(body)[place])
+    return head + unit * int(layout.unpack_from(body)[place]) if unit else 0
 
 
 def describe(function: int, body: bytes) -> str:
     """Return a call as text, for histories."""
-    layout, text = _TEXTS.get(function, (_REGISTRY, ""))
-    if not text or len(body) < layout.size:
+    layout, text, _, _ = _form(function, body)
+    if not text:
         return f"function {function}, {len(body):#x} bytes"
     return text.format(*layout.unpack_from(body))
 
@@ -107,18 +88,16 @@ def registry(body: bytes) -> dict[str, int]:
     return found
 
 
-def allocate(server: Server, body: bytes) -> bytes:
+def allocate(server: GspServer, body: bytes) -> bytes:
     """GSP_RM_ALLOC."""
     client, parent, handle, number, _, size, _ = unpack(_ALLOC.format, body)
 
-    def work(params: memoryview) -> None:
-        _create(server, params, (client, parent, handle, number))
-
+    work = partial(_create, server, (client, parent, handle, number))
     return _answered(server, Function.GSP_RM_ALLOC, body, (_ALLOC.size, size, 16), work)
 
 
 def _answered(
-    server: Server,
+    server: GspServer,
     function: Function,
     body: bytes,
     places: tuple[int, int, int],
@@ -138,7 +117,7 @@ def _answered(
     return bytes(raw)
 
 
-def _create(server: Server, given: memoryview, words: tuple[int, ...]) -> None:
+def _create(server: GspServer, words: tuple[int, ...], given: memoryview) -> None:
     client_handle, parent, handle, number = words
     machine, size = server.machine, len(given)
     if number == 0:
@@ -166,17 +145,15 @@ def _create(server: Server, given: memoryview, words: tuple[int, ...]) -> None:
     create(Place(client, parent, handle), rule, params, server.builders, further)
 
 
-def control(server: Server, body: bytes) -> bytes:
+def control(server: GspServer, body: bytes) -> bytes:
     """GSP_RM_CONTROL."""
     client, handle, number, _, size, _ = unpack(_CONTROL.format, body)
 
-    def work(params: memoryview) -> None:
-        _perform(server, (client, handle, number), params)
-
+    work = partial(_perform, server, (client, handle, number))
     return _answered(server, Function.GSP_RM_CONTROL, body, (_CONTROL.size, size, 12), work)
 
 
-def _perform(server: Server, words: tuple[int, int, int], params: memoryview) -> None:
+def _perform(server: GspServer, words: tuple[int, int, int], params: memoryview) -> None:
     client, handle, number = words
     call = find(client_of(server, client), handle, number, len(params), server.own_controls)
     plain = call.name not in POINTERS
@@ -185,7 +162,7 @@ def _perform(server: Server, words: tuple[int, int, int], params: memoryview) ->
     call.handler(call.target, layout.view(params) if call.layout is not None else layout.new())
 
 
-def duplicate(server: Server, body: bytes) -> bytes:
+def duplicate(server: GspServer, body: bytes) -> bytes:
     """DUP_OBJECT: another handle to an object."""
     number, parent, handle, source_client, shown, flags, _ = unpack(_DUPLICATE.format, body)
     source = Source(client_of(server, source_client), shown, flags)
@@ -196,7 +173,7 @@ def duplicate(server: Server, body: bytes) -> bytes:
     return bytes(raw)
 
 
-def free(server: Server, body: bytes) -> bytes:
+def free(server: GspServer, body: bytes) -> bytes:
     """FREE: an object and all below it, or a client by its own handle."""
     root, _, handle, _ = unpack(_FREE.format, body)
     raw = bytearray(body)
@@ -211,7 +188,7 @@ def free(server: Server, body: bytes) -> bytes:
     return bytes(raw)
 
 
-def page_directory(server: Server, body: bytes, *, command: int, at: int) -> bytes:
+def page_directory(server: GspServer, body: bytes, *, command: int, at: int) -> bytes:
     """SET_PAGE_DIRECTORY, UNSET_PAGE_DIRECTORY: the control of the same name, as a function; `at`:
     where its parameters are."""
     client, device = unpack("<2I", body)
@@ -223,7 +200,7 @@ set_page_directory = partial(page_directory, command=0x00801813, at=0x10)
 unset_page_directory = partial(page_directory, command=0x00801814, at=8)
 
 
-def client_of(server: Server, handle: int) -> Client:
+def client_of(server: GspServer, handle: int) -> Client:
     """Return a client of the CPU. Raises RmError."""
     client = server.machine.clients.get(handle)
     if client is None or client.owner is not server:

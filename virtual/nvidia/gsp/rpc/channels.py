@@ -7,24 +7,25 @@ rpc.c (rpcRmApiAlloc_GSP); Linux 7.3.4 nouveau nvkm/subdev/gsp/rm/r535/fifo.c.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from ugpu.hcq.registers.layout import Struct
 from ugpu.virtual.nvidia.chip import ENGINE_GR0, VirtualGpu
 from ugpu.virtual.nvidia.engines.graphics import TABLES, GraphicsEngine, UnmodelledEngine
+from ugpu.virtual.nvidia.faults import Xid
 from ugpu.virtual.nvidia.gsp.apertures import directory_of
-from ugpu.virtual.nvidia.gsp.bus.physical import PhysicalMemory
 from ugpu.virtual.nvidia.gsp.rpc.spaces import space_of
 from ugpu.virtual.nvidia.host.channel import USERD_SIZE
 from ugpu.virtual.nvidia.host.errors import ChannelError
-from ugpu.virtual.nvidia.memory.faults import Client
+from ugpu.virtual.nvidia.memory.faults import Client, MmuFault
 from ugpu.virtual.nvidia.memory.physical import Backing
-from ugpu.virtual.nvidia.memory.shadow_buffer import ShadowBuffer
 from ugpu.virtual.nvidia.rm.channels import ChannelObject, ComputeObject, EngineObject
 from ugpu.virtual.nvidia.rm.objects import Allocation, RmObject
 from ugpu.virtual.nvidia.rm.resources import Device, VaSpace
 from ugpu.virtual.nvidia.status import RmError, Status, require
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.rpc.server import GspServer
 
 _SYSTEM, _VIDEO = 1, 2  # NV_MEMORY_DESC_PARAMS.addressSpace
 _PRIVILEGED = 1 << 5
@@ -33,21 +34,13 @@ _INSTANCE_SIZE, _RAMFC_SIZE = 0x1000, 0x200
 _KERNEL_LEVELS = (1, 2)  # NV_KERNELCHANNEL_ALLOC_INTERNALFLAGS_PRIVILEGE: ADMIN, KERNEL
 
 
-class Server(PhysicalMemory, ABC):
-    """The RPC server, as its channels use it."""
-
-    shadow: ShadowBuffer
-
-    @abstractmethod
-    def channel_failed(self, channel: ChannelObject, error: ChannelError) -> None:
-        """Tell the CPU of a channel's error."""
-
-
 class GspChannel(ChannelObject):
     """A GPFIFO channel whose instance block, USERD and notifier are the CPU's."""
 
+    reserved = ()
+
     def __init__(self, request: Allocation) -> None:
-        self._server = cast("Server", request.client.owner)
+        self._server = cast("GspServer", request.client.owner)
         params = request.block
         level = params.internalFlags & 3
         self.privileged = bool(params.flags & _PRIVILEGED) or level in _KERNEL_LEVELS
@@ -56,6 +49,8 @@ class GspChannel(ChannelObject):
         self._instance = int(params.instanceMem.base)
         super().__init__(request)
         self.channel.privileged = self.privileged
+        self.channel.on_fault = self._ask
+        self._fault: MmuFault | None = None  # the last one that UVM was asked about
         self.channel.instance = self._instance
 
     @property
@@ -64,9 +59,7 @@ class GspChannel(ChannelObject):
         return self.channel.number
 
     def _check(self, params: Struct) -> None:
-        entries = params.gpFifoEntries
-        require(entries > 1 and entries & (entries - 1) == 0, Status.INVALID_ARGUMENT, "entries")
-        require(params.gpFifoOffset % 8 == 0, Status.INVALID_ARGUMENT, "ring alignment")
+        super()._check(params)
         for name, size in (("instanceMem", _INSTANCE_SIZE), ("ramfcMem", _RAMFC_SIZE)):
             memory = params[name]
             require(memory.addressSpace == _VIDEO, Status.NOT_SUPPORTED, f"{name} in host memory")
@@ -81,7 +74,7 @@ class GspChannel(ChannelObject):
 
     def _need(self, memory: Struct, name: str) -> int:
         kind, base, size = int(memory.addressSpace), int(memory.base), int(memory.size)
-        host = self._server.address_of(kind, base, size)
+        host = self._server.board.address_of(kind, base, size)
         if host is None:
             raise _missing(memory, name)
         return host
@@ -127,20 +120,37 @@ class GspChannel(ChannelObject):
 
     def fail(self, error: ChannelError) -> None:
         super().fail(error)
+        self.channel.faulted = 0
         kind, base = self._notifier_at
         if base:
             content = self.gpu.time_ns().to_bytes(8, "little") + int(error.xid).to_bytes(
                 4, "little"
             )
-            self._server.write_memory(kind, base, content + b"\0\0\xff\xff")
+            self._server.board.write_memory(kind, base, content + b"\0\0\xff\xff")
+
+    @property
+    def rests(self) -> bool:
+        """See memory.shadow_buffer.Resting."""
+        return bool(self.channel.faulted)
+
+    def end_fault(self) -> None:
+        """See memory.shadow_buffer.Resting."""
+        if self._fault is not None and self.rests:
+            self._end(ChannelError(Xid.MMU_FAULT, str(self._fault), self._fault))
+
+    def _ask(self, fault: MmuFault) -> bool:
+        """Ask UVM to serve a fault; return whether it may do so."""
+        served = fault.client in (Client.COPY, Client.HOST) and self.channel.may_replay
+        unit, shadow = self.gpu.fault_unit, self._server.shadow
+        if unit is None or not served or not shadow.registered:
+            return False
+        self._fault = fault
+        return shadow.ask(unit.report(self.channel, fault), self)
 
     def _recover(self, error: ChannelError) -> None:
-        fault = error.fault
-        if fault is not None and self.gpu.fault_unit is not None:
-            entry = self.gpu.fault_unit.report(self.channel, fault)
-            served = fault.client in (Client.COPY, Client.HOST) and self.channel.may_replay
-            if served and self._server.shadow.ask(entry, lambda: self._end(error)):
-                return
+        fault, unit = error.fault, self.gpu.fault_unit
+        if fault is not None and unit is not None and fault is not self._fault:
+            unit.report(self.channel, fault)
         self._end(error)
 
     def _end(self, error: ChannelError) -> None:

@@ -8,22 +8,23 @@ nvkm/subdev/gsp/rm/{r535,r570}.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ugpu.hcq.registers.layout import Struct
-from ugpu.nv.abi.firmware import FirmwareAbi
 from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0, VirtualGpu
-from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
-from ugpu.virtual.nvidia.gsp.rpc.channels import Server
+from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.rpc.spaces import own_space, space_of
 from ugpu.virtual.nvidia.memory.fault_buffers import FAMILIES
 from ugpu.virtual.nvidia.options import GRAPHICS_COPY_ENGINES
 from ugpu.virtual.nvidia.rm.channels import ChannelObject, space_of_handle
 from ugpu.virtual.nvidia.rm.contexts import BUFFERS
 from ugpu.virtual.nvidia.rm.controls.control_gpu import gr_info
+from ugpu.virtual.nvidia.rm.objects import RmObject
 from ugpu.virtual.nvidia.rm.resources import Device, Subdevice, VaSpace, need_gpu
 from ugpu.virtual.nvidia.status import RmError, Status, require
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.rpc.server import GspServer
 
 NONE = 0xFFFF_FFFF
 # As the GSP of a GA106 answers (recorded in github.com/reindertpelsma/kayfabe, GA106_INTR_TABLE).
@@ -39,7 +40,8 @@ _VIDEO = 1  # aperture of a directory
 _SYSTEM_MEMORY, _VIDEO_MEMORY = 1, 2  # kinds of memory
 _APERTURE = 3  # of PROMOTE_CTX's physAttr: 0 video memory
 _DESCRIPTION_GR, _DESCRIPTION_CE = 0xD334DF, 0x793CEB  # ENG_GR, ENG_CE: class id << 8 | instance
-RUNLISTS, _CHANNEL_RAM = 0xC0_0000, 0xC0_0400
+COPY_TYPE = 0x13  # DEVICE_TYPE of dev_top.h; 0: graphics
+RUNLISTS, CHANNEL_RAM = 0xC0_0000, 0xD0_0000  # 0x1000 bytes, and 0x2000 of 2048 channels, each
 # index in engineContextBuffersInfo of a context buffer (NV0080_CTRL_FIFO_GET_ENGINE_CONTEXT_...)
 _PLACES = {
     "MAIN": 0x00, "PATCH": 0x10, "BUFFER_BUNDLE_CB": 0x11, "PAGEPOOL": 0x12, "ATTRIBUTE_CB": 0x13,
@@ -53,8 +55,12 @@ _PROMOTED = (
     "MAIN", "PM", "PATCH", "BUFFER_BUNDLE_CB", "PAGEPOOL", "ATTRIBUTE_CB", "RTV_CB_GLOBAL",
     "GFXP_POOL", "GFXP_CTRL_BLK", "FECS_EVENT", "PRIV_ACCESS_MAP", "UNRESTRICTED_PRIV_ACCESS_MAP",
 )  # fmt: skip
-Sizes = Mapping[str, int]  # bytes of each context buffer, by name
 _TABLE_PAGE = 32  # entries of one FIFO_GET_DEVICE_INFO_TABLE
+
+
+def server_of(target: RmObject) -> GspServer:
+    """Return the firmware that an object belongs to."""
+    return cast("GspServer", target.client.owner)
 
 
 def fixed(**values: int) -> Callable[[Subdevice, Struct], None]:
@@ -84,8 +90,9 @@ def vector_of(engine_type: int) -> int:
     )
 
 
-def _kernel_table(sub: Subdevice, params: Struct, interface: FirmwareAbi) -> None:
-    gpu, number = need_gpu(sub), interface.constants
+def _kernel_table(sub: Subdevice, params: Struct) -> None:
+    gpu, server = need_gpu(sub), server_of(sub)
+    number = server.interface.constants
     rows = [(number.MC_ENGINE_IDX_GSP, GSP_VECTOR, NONE)]
     rows += [
         (number.MC_ENGINE_IDX_CE0 + at, NONE, NON_STALL_COPY + at)
@@ -101,6 +108,8 @@ def _kernel_table(sub: Subdevice, params: Struct, interface: FirmwareAbi) -> Non
         entry = params.table[index]
         entry.engineIdx, entry.pmcIntrMask = engine, 0
         entry.vectorStall, entry.vectorNonStall = stall, non_stall
+    if server.board.faults.take(CardFault.INTERRUPT_TABLE):
+        params.table[0].engineIdx = 0
 
 
 def runlist_engine(engine: int) -> int:
@@ -109,29 +118,32 @@ def runlist_engine(engine: int) -> int:
     return copy + 1 if 0 <= copy < GRAPHICS_COPY_ENGINES else 0
 
 
+def engines_of(gpu: VirtualGpu) -> list[tuple[int, int, int]]:
+    """Return type, number of its kind and runlist of each engine, the graphics engine first."""
+    types = [ENGINE_GR0, *range(ENGINE_COPY0, ENGINE_COPY0 + gpu.options.copy_engines)]
+    return [
+        (engine, max(0, engine - ENGINE_COPY0), runlist.number)
+        for engine in types
+        if (runlist := gpu.runlist_of(engine)) is not None
+    ]
+
+
 def _device_info(sub: Subdevice, params: Struct) -> None:
     gpu = need_gpu(sub)
-    rows = [(ENGINE_GR0, _DESCRIPTION_GR << 8, "GR0")]
-    rows += [
-        (ENGINE_COPY0 + number, _DESCRIPTION_CE << 8 | number, f"CE{number}")
-        for number in range(gpu.options.copy_engines)
-    ]
-    first = params.baseIndex
+    rows, first = engines_of(gpu), params.baseIndex
     require(first % _TABLE_PAGE == 0, Status.INVALID_ARGUMENT, f"baseIndex {first}")
     shown = rows[first : first + _TABLE_PAGE]
     params.numEntries, params.bMore = len(shown), int(len(rows) > first + _TABLE_PAGE)
-    for index, (engine, description, name) in enumerate(shown):
-        runlist = gpu.runlist_of(engine)
-        assert runlist is not None
-        number = runlist.number
-        copy = engine - ENGINE_COPY0
-        _, graphics, first_copy, host = FAMILIES[gpu.facts.family]
+    _, graphics, first_copy, host = FAMILIES[gpu.facts.family]
+    for index, (engine, copy, number) in enumerate(shown):
+        copies = engine != ENGINE_GR0
+        fault, name = (first_copy + copy, f"CE{copy}") if copies else (graphics, "GR0")
+        description = _DESCRIPTION_CE << 8 | copy if copies else _DESCRIPTION_GR << 8
         entry = params.entries[index]
         data = (
-            description, first + index, engine, number,
-            graphics if engine == ENGINE_GR0 else first_copy + copy, 0, 0, 0, 0,
-            0 if engine == ENGINE_GR0 else 0x13, max(0, copy), RUNLISTS + 0x1000 * number, 1,
-            runlist_engine(engine), _CHANNEL_RAM + 0x1000 * number, 0,
+            description, first + index, engine, number, fault, 0, 0, 0, 0,
+            COPY_TYPE if copies else 0, copy, RUNLISTS + 0x1000 * number, 1,
+            runlist_engine(engine), CHANNEL_RAM + 0x2000 * number, 0,
         )  # fmt: skip
         entry.engineData[: len(data)] = data
         entry.pbdmaIds[0], entry.pbdmaFaultIds[0], entry.numPbdmas = number, host + number, 1
@@ -158,13 +170,15 @@ def _static_gr_info(sub: Subdevice, params: Struct) -> None:
             info[index].data = gr_info(gpu, name.removeprefix(_GR_INFO)) or 0
 
 
-def buffer_sizes(main: int, maps: int) -> Sizes:
-    """Return the sizes of context buffers. main: of a context's own. maps: of the access maps."""
-    own = {"MAIN": main, "PRIV_ACCESS_MAP": maps, "UNRESTRICTED_PRIV_ACCESS_MAP": maps}
-    return {buffer.name: buffer.size for buffer in BUFFERS} | own
+def _buffer_sizes(target: RmObject) -> Mapping[str, int]:
+    """Return the bytes of each context buffer, by name."""
+    options = server_of(target).board.options
+    maps = dict.fromkeys(("PRIV_ACCESS_MAP", "UNRESTRICTED_PRIV_ACCESS_MAP"), options.access_maps)
+    return {buffer.name: buffer.size for buffer in BUFFERS} | {"MAIN": options.context, **maps}
 
 
-def _context_buffers(sub: Subdevice, params: Struct, sizes: Sizes) -> None:
+def _context_buffers(sub: Subdevice, params: Struct) -> None:
+    sizes = _buffer_sizes(sub)
     engine = params.engineContextBuffersInfo[0].engine
     wanted = {index: sizes[name] for name, index in _PLACES.items()} | _FURTHER
     for index, size in wanted.items():
@@ -190,11 +204,10 @@ def _evict(sub: Subdevice, params: Struct) -> None:
     channel.contexts_mapped = False
 
 
-def _promote(sub: Subdevice, params: Struct, sizes: Sizes) -> None:
-    channel = _graphics_channel(sub, params)
-    client = channel.client
+def _promote(sub: Subdevice, params: Struct) -> None:
+    channel, sizes = _graphics_channel(sub, params), _buffer_sizes(sub)
     require(params.entryCount <= len(params.promoteEntry), Status.INVALID_ARGUMENT, "entryCount")
-    reaches = cast("Server", client.owner).reaches
+    reaches = server_of(channel).board.reaches
     for index in range(params.entryCount):
         entry = params.promoteEntry[index]
         known = entry.bufferId < len(_PROMOTED)
@@ -255,40 +268,29 @@ def _set(space: VaSpace, address: int) -> None:
     space.space.set_directory(address)
 
 
-def handlers(
-    interface: FirmwareAbi, sizes: Sizes, faults: CardFaults
-) -> dict[str, Any]:  # Any: see rm.controls.control.Handler
-    """Return the handlers of a version, by the header's name."""
-
-    def kernel_table(sub: Subdevice, params: Struct) -> None:
-        _kernel_table(sub, params, interface)
-        if faults.take(CardFault.INTERRUPT_TABLE):
-            params.table[0].engineIdx = 0
-
-    return {
-        "NV2080_CTRL_CMD_INTERNAL_INTR_GET_KERNEL_TABLE": kernel_table,
-        "NV2080_CTRL_CMD_FIFO_GET_DEVICE_INFO_TABLE": _device_info,
-        "NV2080_CTRL_CMD_CE_GET_FAULT_METHOD_BUFFER_SIZE": fixed(size=0x5000),
-        # Works around a defect of Turing that the model does not have (kgraphics_tu102.c).
-        "NV2080_CTRL_CMD_INTERNAL_KGR_INIT_BUG4208224_WAR": fixed(),
-        "NV2080_CTRL_CMD_INTERNAL_GET_CONSTRUCTED_FALCON_INFO": _NO_FALCONS,
-        "NV2080_CTRL_CMD_GPU_GET_CONSTRUCTED_FALCON_INFO": _NO_FALCONS,
-        "NV2080_CTRL_CMD_GPU_GET_FERMI_GPC_INFO": _gpcs,
-        "NV2080_CTRL_CMD_GPU_GET_FERMI_TPC_INFO": _tpcs,
-        "NV2080_CTRL_CMD_INTERNAL_MEMSYS_GET_STATIC_CONFIG": fixed(
-            l2CacheSize=72 << 20, ltcCount=12, ltsPerLtcCount=4, bFbpaPresent=1
-        ),
-        "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_INFO": _static_gr_info,
-        "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CONTEXT_BUFFERS_INFO": partial(
-            _context_buffers, sizes=sizes
-        ),
-        "NV2080_CTRL_CMD_GPU_PROMOTE_CTX": partial(_promote, sizes=sizes),
-        "NV2080_CTRL_CMD_GPU_EVICT_CTX": _evict,
-        "NV2080_CTRL_CMD_GR_GET_ZCULL_INFO": _ZCULL,
-        "NV90F1_CTRL_CMD_VASPACE_COPY_SERVER_RESERVED_PDES": _reserved_directories,
-        "NV2080_CTRL_CMD_INTERNAL_GMMU_COPY_RESERVED_SPLIT_GVASPACE_PDES_TO_SERVER": (
-            _global_directories
-        ),
-        "NV0080_CTRL_CMD_DMA_SET_PAGE_DIRECTORY": _set_directory,
-        "NV0080_CTRL_CMD_DMA_UNSET_PAGE_DIRECTORY": _unset_directory,
-    }
+# By the header's name. Any: see rm.controls.control.Handler.
+HANDLERS: Mapping[str, Any] = {
+    "NV2080_CTRL_CMD_INTERNAL_INTR_GET_KERNEL_TABLE": _kernel_table,
+    "NV2080_CTRL_CMD_FIFO_GET_DEVICE_INFO_TABLE": _device_info,
+    "NV2080_CTRL_CMD_CE_GET_FAULT_METHOD_BUFFER_SIZE": fixed(size=0x5000),
+    # Works around a defect of Turing that the model does not have (kgraphics_tu102.c).
+    "NV2080_CTRL_CMD_INTERNAL_KGR_INIT_BUG4208224_WAR": fixed(),
+    "NV2080_CTRL_CMD_INTERNAL_GET_CONSTRUCTED_FALCON_INFO": _NO_FALCONS,
+    "NV2080_CTRL_CMD_GPU_GET_CONSTRUCTED_FALCON_INFO": _NO_FALCONS,
+    "NV2080_CTRL_CMD_GPU_GET_FERMI_GPC_INFO": _gpcs,
+    "NV2080_CTRL_CMD_GPU_GET_FERMI_TPC_INFO": _tpcs,
+    "NV2080_CTRL_CMD_INTERNAL_MEMSYS_GET_STATIC_CONFIG": fixed(
+        l2CacheSize=72 << 20, ltcCount=12, ltsPerLtcCount=4, bFbpaPresent=1
+    ),
+    "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_INFO": _static_gr_info,
+    "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CONTEXT_BUFFERS_INFO": _context_buffers,
+    "NV2080_CTRL_CMD_GPU_PROMOTE_CTX": _promote,
+    "NV2080_CTRL_CMD_GPU_EVICT_CTX": _evict,
+    "NV2080_CTRL_CMD_GR_GET_ZCULL_INFO": _ZCULL,
+    "NV90F1_CTRL_CMD_VASPACE_COPY_SERVER_RESERVED_PDES": _reserved_directories,
+    "NV2080_CTRL_CMD_INTERNAL_GMMU_COPY_RESERVED_SPLIT_GVASPACE_PDES_TO_SERVER": (
+        _global_directories
+    ),
+    "NV0080_CTRL_CMD_DMA_SET_PAGE_DIRECTORY": _set_directory,
+    "NV0080_CTRL_CMD_DMA_UNSET_PAGE_DIRECTORY": _unset_directory,
+}

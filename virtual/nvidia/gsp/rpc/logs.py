@@ -8,28 +8,29 @@ address of its metadata in an ELF file that is not published, and the time.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.card import Card
 
 _WORD = 8
+SIZE = 0x10000
 METADATA = 0x5_0000_0000  # where the synthetic firmware's metadata would be
 
 
 class Log:
-    """One buffer. write: to memory of the host; False if that is refused."""
+    """One buffer, at an address of the host."""
 
-    def __init__(
-        self, write: Callable[[int, bytes], bool], address: int, size: int, now: Callable[[], int]
-    ) -> None:
-        self._write = write
+    def __init__(self, board: Card, address: int) -> None:
+        self._board = board
         self._address = address
-        self._room = size // _WORD - 1
-        self._now = now
         self._put = 0
 
     def record(self, number: int, *arguments: int) -> None:
         """Write a record: the message's number, and its arguments."""
-        for word in (*arguments, METADATA + 0x40 * number, self._now()):
-            place = self._address + _WORD * (1 + self._put % self._room)
-            self._write(place, struct.pack("<Q", word))
+        write = self._board.bus_write
+        for word in (*arguments, METADATA + 0x40 * number, self._board.gpu.time_ns()):
+            place = self._address + _WORD * (1 + self._put % (SIZE // _WORD - 1))
+            write(place, struct.pack("<Q", word))
             self._put += 1
-        self._write(self._address, struct.pack("<Q", self._put))
+        write(self._address, struct.pack("<Q", self._put))

@@ -9,30 +9,33 @@ Links (NVLink) and other units that a chip lacks stay NOT_SUPPORTED, as its firm
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any
 
 from ugpu.hcq.registers.layout import Struct
-from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0
-from ugpu.virtual.nvidia.gsp.bus.memory import BusMaster
-from ugpu.virtual.nvidia.gsp.options import CardOptions
-from ugpu.virtual.nvidia.gsp.rpc.controls import RUNLISTS, fixed, runlist_engine
+from ugpu.virtual.nvidia.chip import ENGINE_GR0
+from ugpu.virtual.nvidia.gsp.rpc.controls import (
+    COPY_TYPE,
+    RUNLISTS,
+    engines_of,
+    fixed,
+    runlist_engine,
+    server_of,
+)
 from ugpu.virtual.nvidia.memory.fault_buffers import (
     DEFAULT_ENTRIES,
     ENTRY,
     NON_REPLAYABLE,
     REPLAYABLE,
-    MmuFaults,
 )
-from ugpu.virtual.nvidia.memory.shadow_buffer import ShadowBuffer
 from ugpu.virtual.nvidia.rm.channels import ChannelGroup, ChannelObject
-from ugpu.virtual.nvidia.rm.controls.control_gpu import HANDLERS, smc_mode
+from ugpu.virtual.nvidia.rm.controls.control_gpu import HANDLERS as SHARED
+from ugpu.virtual.nvidia.rm.controls.control_gpu import smc_mode
 from ugpu.virtual.nvidia.rm.resources import Device, Subdevice, need_gpu
 from ugpu.virtual.nvidia.status import Status, require
 
 _ABSENT = 0xFFFF_FFFF
 # NV_REG_BASE_*: graphics, timer, master control, usermode page
 _BASES = {1: 0x40_0000, 2: 0x9000, 3: 0, 4: 0xBB_0000}
-_GRAPHICS, _COPY = 0, 0x13  # DEVICE_TYPE of dev_top.h
 _COPY_REGISTERS = 0x10_4000
 _FAULT_BUFFER = DEFAULT_ENTRIES * ENTRY
 _FAULT_BUFFERS = fixed(
@@ -44,101 +47,74 @@ _EVENTS, _REPEAT = 192, 2  # NV2080_NOTIFIERS_MAXCOUNT is below; the largest act
 _SHARED_DATA = _PAGE = 0x1000
 
 
-class Board(BusMaster, Protocol):
-    """The card, as these controls use it."""
-
-    options: CardOptions
-    mmu_faults: MmuFaults
-
-    @property
-    def config(self) -> Config: ...
-
-
-class Config(Protocol):
-    """Configuration space."""
-
-    def read(self, offset: int, width: int) -> int: ...
-    def bar_size(self, index: int) -> int: ...
-    def bar_address(self, index: int) -> int: ...
+def _chip_info(sub: Subdevice, params: Struct) -> None:
+    config = server_of(sub).board.config
+    params.pciDeviceId = config.read(0x2, 2) << 16 | config.read(0x0, 2)
+    params.pciSubDeviceId = config.read(0x2E, 2) << 16 | config.read(0x2C, 2)
+    params.pciRevisionId = config.read(0x8, 1)
+    for index in range(len(params.regBases)):
+        params.regBases[index] = _BASES.get(index, _ABSENT)
 
 
-def handlers(
-    board: Board, shadow: ShadowBuffer
-) -> Mapping[str, Any]:  # Any: see rm.controls.control.Handler
-    """Return the handlers by the header's name."""
+def _bars(sub: Subdevice, params: Struct) -> None:
+    config, params.pciBarCount = server_of(sub).board.config, 3
+    for index, bar in enumerate((0, 1, 3)):
+        entry, size = params.pciBarInfo[index], config.bar_size(bar)
+        entry.barSizeBytes, entry.barSize = size, size >> 20
+        entry.barOffset = config.bar_address(bar)
 
-    def chip_info(sub: Subdevice, params: Struct) -> None:
-        config = board.config
-        params.pciDeviceId = config.read(0x2, 2) << 16 | config.read(0x0, 2)
-        params.pciSubDeviceId = config.read(0x2E, 2) << 16 | config.read(0x2C, 2)
-        params.pciRevisionId = config.read(0x8, 1)
-        for index in range(len(params.regBases)):
-            params.regBases[index] = _BASES.get(index, _ABSENT)
 
-    def bars(sub: Subdevice, params: Struct) -> None:
-        params.pciBarCount = 3
-        for index, bar in enumerate((0, 1, 3)):
-            entry, size = params.pciBarInfo[index], board.config.bar_size(bar)
-            entry.barSizeBytes, entry.barSize = size, size >> 20
-            entry.barOffset = board.config.bar_address(bar)
+def _access_map(sub: Subdevice, params: Struct) -> None:
+    # No compressed map: the model restricts no registers.
+    params.userRegisterAccessMapSize = server_of(sub).board.options.access_maps
 
-    def access_map(sub: Subdevice, params: Struct) -> None:
-        # No compressed map: the model restricts no registers.
-        params.userRegisterAccessMapSize = board.options.access_maps
 
-    def shared_data(sub: Subdevice, params: Struct) -> None:
-        # The GSP writes there what the CPU has it poll, by another control.
-        address = params.physAddr
-        reachable = not address or board.bus_address(address, _SHARED_DATA) is not None
-        require(reachable, Status.INVALID_ADDRESS, f"shared data at {address:#x}")
+def _shared_data(sub: Subdevice, params: Struct) -> None:
+    # The GSP writes there what the CPU has it poll, by another control.
+    if params.physAddr:
+        _buffer(sub, [params.physAddr], _SHARED_DATA)
 
-    def buffer(addresses: Sequence[int], size: int) -> list[int]:
-        pages = -(-size // _PAGE)
-        require(0 < pages <= len(addresses), Status.INVALID_ARGUMENT, f"a buffer of {size} bytes")
-        for index in range(pages):
-            address = addresses[index]
-            reached = board.bus_address(address, _PAGE) is not None
-            require(reached, Status.INVALID_ADDRESS, f"page {index} at {address:#x}")
-        return [int(address) for address in addresses[:pages]]
 
-    def fault_buffer(sub: Subdevice, params: Struct) -> None:
-        fits = params.faultBufferSize == _FAULT_BUFFER
-        require(fits, Status.INVALID_ARGUMENT, f"faultBufferSize {params.faultBufferSize}")
-        pages = buffer(params.faultBufferPteArray, params.faultBufferSize)
-        board.mmu_faults.place(REPLAYABLE, pages)
+def _buffer(sub: Subdevice, addresses: Sequence[int], size: int) -> list[int]:
+    """Return the pages of a buffer in memory of the host; RmError unless all are reached."""
+    pages, reach = -(-size // _PAGE), server_of(sub).board.bus_address
+    require(0 < pages <= len(addresses), Status.INVALID_ARGUMENT, f"a buffer of {size} bytes")
+    for index, address in enumerate(addresses[:pages]):
+        reached = reach(address, _PAGE) is not None
+        require(reached, Status.INVALID_ADDRESS, f"page {index} at {address:#x}")
+    return [int(address) for address in addresses[:pages]]
 
-    def no_fault_buffer(sub: Subdevice, params: Struct | None) -> None:
-        board.mmu_faults.place(REPLAYABLE, ())
 
-    def shadow_buffer(sub: Subdevice, params: Struct) -> None:
-        kind, size = params.shadowFaultBufferType, params.shadowFaultBufferSize
-        require(kind == NON_REPLAYABLE, Status.NOT_SUPPORTED, f"shadowFaultBufferType {kind}")
-        (queue,) = buffer([params.shadowFaultBufferQueuePhysAddr], 1)
-        shadow.place(queue, buffer(params.shadowFaultBufferPteArray, size))
+def _fault_buffer(sub: Subdevice, params: Struct) -> None:
+    fits = params.faultBufferSize == _FAULT_BUFFER
+    require(fits, Status.INVALID_ARGUMENT, f"faultBufferSize {params.faultBufferSize}")
+    pages = _buffer(sub, params.faultBufferPteArray, params.faultBufferSize)
+    server_of(sub).board.mmu_faults.place(REPLAYABLE, pages)
 
-    def no_shadow_buffer(sub: Subdevice, params: Struct) -> None:
-        shadow.place(0, ())
 
-    def report_fault(sub: Subdevice, params: Struct) -> None:
-        shadow.end(bytes(params.faultPacket.raw))
+def _no_fault_buffer(sub: Subdevice, params: Struct | None) -> None:
+    server_of(sub).board.mmu_faults.place(REPLAYABLE, ())
 
-    def counter_buffer(sub: Subdevice, params: Struct) -> None:
-        # No access is counted.
-        require(params.accessCounterIndex == 0, Status.INVALID_ARGUMENT, "accessCounterIndex")
-        buffer(params.bufferPteArray, params.bufferSize)
 
-    own = dict(_HANDLERS)
-    own["NV2080_CTRL_CMD_INTERNAL_UVM_REGISTER_ACCESS_CNTR_BUFFER"] = counter_buffer
-    own["NV2080_CTRL_CMD_INTERNAL_GMMU_REGISTER_FAULT_BUFFER"] = fault_buffer
-    own["NV2080_CTRL_CMD_INTERNAL_GMMU_UNREGISTER_FAULT_BUFFER"] = no_fault_buffer
-    own["NV2080_CTRL_CMD_INTERNAL_GMMU_REGISTER_CLIENT_SHADOW_FAULT_BUFFER"] = shadow_buffer
-    own["NV2080_CTRL_CMD_INTERNAL_GMMU_UNREGISTER_CLIENT_SHADOW_FAULT_BUFFER"] = no_shadow_buffer
-    own["NV2080_CTRL_CMD_GPU_REPORT_NON_REPLAYABLE_FAULT"] = report_fault
-    own["NV2080_CTRL_CMD_INTERNAL_GPU_GET_CHIP_INFO"] = chip_info
-    own["NV2080_CTRL_CMD_INTERNAL_GPU_GET_USER_REGISTER_ACCESS_MAP"] = access_map
-    own["NV2080_CTRL_CMD_INTERNAL_INIT_USER_SHARED_DATA"] = shared_data
-    own["NV2080_CTRL_CMD_BUS_GET_PCI_BAR_INFO"] = bars
-    return own
+def _shadow_buffer(sub: Subdevice, params: Struct) -> None:
+    kind, size = params.shadowFaultBufferType, params.shadowFaultBufferSize
+    require(kind == NON_REPLAYABLE, Status.NOT_SUPPORTED, f"shadowFaultBufferType {kind}")
+    (queue,) = _buffer(sub, [params.shadowFaultBufferQueuePhysAddr], 1)
+    server_of(sub).shadow.place(queue, _buffer(sub, params.shadowFaultBufferPteArray, size))
+
+
+def _no_shadow_buffer(sub: Subdevice, params: Struct) -> None:
+    server_of(sub).shadow.place(0, ())
+
+
+def _report_fault(sub: Subdevice, params: Struct) -> None:
+    server_of(sub).shadow.end(bytes(params.faultPacket.raw))
+
+
+def _counter_buffer(sub: Subdevice, params: Struct) -> None:
+    # No access is counted.
+    require(params.accessCounterIndex == 0, Status.INVALID_ARGUMENT, "accessCounterIndex")
+    _buffer(sub, params.bufferPteArray, params.bufferSize)
 
 
 def _floorsweeping(sub: Subdevice, params: Struct) -> None:
@@ -157,7 +133,7 @@ def _sm_order(sub: Subdevice, params: Struct) -> None:
     """Tell where each SM is, in the order of the ioctl interface."""
     layout = sub.machine.abi.structs["NV2080_CTRL_GR_GET_GLOBAL_SM_ORDER_PARAMS"]
     order = layout.new()
-    HANDLERS["NV2080_CTRL_CMD_GR_GET_GLOBAL_SM_ORDER"](sub, order)
+    SHARED["NV2080_CTRL_CMD_GR_GET_GLOBAL_SM_ORDER"](sub, order)
     own = params.globalSmOrder[0]
     own.numSm, own.numTpc = order.numSm, order.numTpc
     room = len(own.globalSmId)
@@ -177,20 +153,20 @@ def _channels(sub: Subdevice, params: Struct) -> None:
 
 
 def _device_table(sub: Subdevice, params: Struct) -> None:
-    gpu = need_gpu(sub)
-    engines = [ENGINE_GR0, *(ENGINE_COPY0 + at for at in range(gpu.options.copy_engines))]
+    engines = engines_of(need_gpu(sub))
     params.numEntries = len(engines)
-    for index, engine in enumerate(engines):
-        runlist = gpu.runlist_of(engine)
-        assert runlist is not None
-        entry = params.deviceInfoTable[index]
-        entry.faultId, entry.resetId = 0x40 + index, index
-        entry.typeEnum = _GRAPHICS if engine == ENGINE_GR0 else _COPY
-        entry.instanceId = max(0, engine - ENGINE_COPY0)
-        entry.isEngine = 1
-        entry.devicePriBase = _BASES[1] if engine == ENGINE_GR0 else _COPY_REGISTERS
+    for index, (engine, copy, runlist) in enumerate(engines):
+        entry, graphics = params.deviceInfoTable[index], engine == ENGINE_GR0
+        entry.faultId, entry.resetId, entry.instanceId, entry.isEngine = (
+            0x40 + index,
+            index,
+            copy,
+            1,
+        )
+        entry.typeEnum = 0 if graphics else COPY_TYPE
+        entry.devicePriBase = _BASES[1] if graphics else _COPY_REGISTERS
         entry.rlEngId = runlist_engine(engine)
-        entry.runlistPriBase = RUNLISTS + 0x1000 * runlist.number
+        entry.runlistPriBase = RUNLISTS + 0x1000 * runlist
 
 
 def _record_size(sub: Subdevice, params: Struct) -> None:
@@ -248,40 +224,48 @@ def _trace(sub: Subdevice, params: Struct) -> None:
     require(not params.bEnable, Status.NOT_SUPPORTED, "tracing of context switches")
 
 
-_HANDLERS = cast(
-    "dict[str, Any]",
-    {
-        "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_FLOORSWEEPING_MASKS": _floorsweeping,
-        "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_GLOBAL_SM_ORDER": _sm_order,
-        "NV2080_CTRL_CMD_INTERNAL_FIFO_GET_NUM_CHANNELS": _channels,
-        "NV2080_CTRL_CMD_INTERNAL_BIF_GET_STATIC_INFO": fixed(bPcieGen4Capable=1),
-        "NV2080_CTRL_CMD_INTERNAL_GET_DEVICE_INFO_TABLE": _device_table,
-        "NV2080_CTRL_CMD_INTERNAL_GMMU_GET_STATIC_INFO": _FAULT_BUFFERS,
-        "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_FECS_RECORD_SIZE": _record_size,
-        # UNSURE: bits of NV0080_CTRL_GR_CAPS; none is known to matter to compute.
-        "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CAPS": fixed(),
-        # A context's header is not divided among its subcontexts.
-        "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_PDB_PROPERTIES": fixed(),
-        "NV2080_CTRL_CMD_INTERNAL_BUS_FLUSH_WITH_SYSMEMBAR": _flush,
-        "NV2080_CTRL_CMD_INTERNAL_MEMSYS_L2_INVALIDATE_EVICT": _flush,
-        "NV2080_CTRL_CMD_INTERNAL_GR_SET_FECS_TRACE_HW_ENABLE": _trace,
-        "NV2080_CTRL_CMD_INTERNAL_GR_GET_FECS_TRACE_HW_ENABLE": fixed(),
-        # Boost is not synchronised with other cards; the card is not a module of a baseboard.
-        "NV2080_CTRL_CMD_INTERNAL_PERF_GPU_BOOST_SYNC_GET_INFO": fixed(),
-        "NV2080_CTRL_CMD_PMGR_GET_MODULE_INFO": fixed(),
-        "NV0080_CTRL_CMD_INTERNAL_KGR_INIT_BUG4208224_WAR": _workaround,
-        "NV402C_CTRL_CMD_I2C_GET_PORT_INFO": fixed(),
-        "NV2080_CTRL_CMD_EVENT_SET_NOTIFICATION": _notification,
-        "NV2080_CTRL_CMD_CE_UPDATE_CLASS_DB": fixed(stubbedCeMask=0),
-        "NV2080_CTRL_CMD_CE_GET_PHYSICAL_CAPS": HANDLERS["NV2080_CTRL_CMD_CE_GET_CAPS_V2"],
-        "NV2080_CTRL_CMD_INTERNAL_PERF_BOOST_SET_2X": HANDLERS["NV2080_CTRL_CMD_PERF_BOOST"],
-        "NVA06F_CTRL_CMD_STOP_CHANNEL": _stop,
-        "NVA06C_CTRL_CMD_INTERNAL_PROMOTE_FAULT_METHOD_BUFFERS": _method_buffers,
-        "NV2080_CTRL_CMD_CE_GET_HUB_PCE_MASK": _physical_copies,
-        "NV2080_CTRL_CMD_CE_UPDATE_PCE_LCE_MAPPINGS": _map_copies,
-        "NV2080_CTRL_CMD_INTERNAL_GPU_GET_SMC_MODE": _division,
-        "NV2080_CTRL_CMD_INTERNAL_UVM_UNREGISTER_ACCESS_CNTR_BUFFER": fixed(),
-        # Confidential Computing is off.
-        "NV2080_CTRL_CMD_INTERNAL_CONF_COMPUTE_GET_STATIC_INFO": fixed(),
-    },
-)
+# By the header's name. Any: see rm.controls.control.Handler.
+HANDLERS: Mapping[str, Any] = {
+    "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_FLOORSWEEPING_MASKS": _floorsweeping,
+    "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_GLOBAL_SM_ORDER": _sm_order,
+    "NV2080_CTRL_CMD_INTERNAL_FIFO_GET_NUM_CHANNELS": _channels,
+    "NV2080_CTRL_CMD_INTERNAL_BIF_GET_STATIC_INFO": fixed(bPcieGen4Capable=1),
+    "NV2080_CTRL_CMD_INTERNAL_GET_DEVICE_INFO_TABLE": _device_table,
+    "NV2080_CTRL_CMD_INTERNAL_GMMU_GET_STATIC_INFO": _FAULT_BUFFERS,
+    "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_FECS_RECORD_SIZE": _record_size,
+    # UNSURE: bits of NV0080_CTRL_GR_CAPS; none is known to matter to compute.
+    "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_CAPS": fixed(),
+    # A context's header is not divided among its subcontexts.
+    "NV2080_CTRL_CMD_INTERNAL_STATIC_KGR_GET_PDB_PROPERTIES": fixed(),
+    "NV2080_CTRL_CMD_INTERNAL_BUS_FLUSH_WITH_SYSMEMBAR": _flush,
+    "NV2080_CTRL_CMD_INTERNAL_MEMSYS_L2_INVALIDATE_EVICT": _flush,
+    "NV2080_CTRL_CMD_INTERNAL_GR_SET_FECS_TRACE_HW_ENABLE": _trace,
+    "NV2080_CTRL_CMD_INTERNAL_GR_GET_FECS_TRACE_HW_ENABLE": fixed(),
+    # Boost is not synchronised with other cards; the card is not a module of a baseboard.
+    "NV2080_CTRL_CMD_INTERNAL_PERF_GPU_BOOST_SYNC_GET_INFO": fixed(),
+    "NV2080_CTRL_CMD_PMGR_GET_MODULE_INFO": fixed(),
+    "NV0080_CTRL_CMD_INTERNAL_KGR_INIT_BUG4208224_WAR": _workaround,
+    "NV402C_CTRL_CMD_I2C_GET_PORT_INFO": fixed(),
+    "NV2080_CTRL_CMD_EVENT_SET_NOTIFICATION": _notification,
+    "NV2080_CTRL_CMD_CE_UPDATE_CLASS_DB": fixed(stubbedCeMask=0),
+    "NV2080_CTRL_CMD_CE_GET_PHYSICAL_CAPS": SHARED["NV2080_CTRL_CMD_CE_GET_CAPS_V2"],
+    "NV2080_CTRL_CMD_INTERNAL_PERF_BOOST_SET_2X": SHARED["NV2080_CTRL_CMD_PERF_BOOST"],
+    "NVA06F_CTRL_CMD_STOP_CHANNEL": _stop,
+    "NVA06C_CTRL_CMD_INTERNAL_PROMOTE_FAULT_METHOD_BUFFERS": _method_buffers,
+    "NV2080_CTRL_CMD_CE_GET_HUB_PCE_MASK": _physical_copies,
+    "NV2080_CTRL_CMD_CE_UPDATE_PCE_LCE_MAPPINGS": _map_copies,
+    "NV2080_CTRL_CMD_INTERNAL_GPU_GET_SMC_MODE": _division,
+    "NV2080_CTRL_CMD_INTERNAL_UVM_UNREGISTER_ACCESS_CNTR_BUFFER": fixed(),
+    # Confidential Computing is off.
+    "NV2080_CTRL_CMD_INTERNAL_CONF_COMPUTE_GET_STATIC_INFO": fixed(),
+    "NV2080_CTRL_CMD_INTERNAL_UVM_REGISTER_ACCESS_CNTR_BUFFER": _counter_buffer,
+    "NV2080_CTRL_CMD_INTERNAL_GMMU_REGISTER_FAULT_BUFFER": _fault_buffer,
+    "NV2080_CTRL_CMD_INTERNAL_GMMU_UNREGISTER_FAULT_BUFFER": _no_fault_buffer,
+    "NV2080_CTRL_CMD_INTERNAL_GMMU_REGISTER_CLIENT_SHADOW_FAULT_BUFFER": _shadow_buffer,
+    "NV2080_CTRL_CMD_INTERNAL_GMMU_UNREGISTER_CLIENT_SHADOW_FAULT_BUFFER": _no_shadow_buffer,
+    "NV2080_CTRL_CMD_GPU_REPORT_NON_REPLAYABLE_FAULT": _report_fault,
+    "NV2080_CTRL_CMD_INTERNAL_GPU_GET_CHIP_INFO": _chip_info,
+    "NV2080_CTRL_CMD_INTERNAL_GPU_GET_USER_REGISTER_ACCESS_MAP": _access_map,
+    "NV2080_CTRL_CMD_INTERNAL_INIT_USER_SHARED_DATA": _shared_data,
+    "NV2080_CTRL_CMD_BUS_GET_PCI_BAR_INFO": _bars,
+}

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ugpu.virtual.nvidia.gsp.bus.memory import BusMaster
-from ugpu.virtual.nvidia.gsp.rpc.damage import NONE
+from ugpu.virtual.nvidia.gsp.faults import CardFault
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.card import Card
 
 PAGE, SLOTS, QUEUE = 0x1000, 63, 0x40000
 ELEMENT, RPC = 0x30, 0x20
@@ -23,6 +27,33 @@ _TX = struct.Struct("<8I")
 _SHAPE, _WRITE, _READ = 0xC, 0x10, 0x20  # in a queue's first page
 _RECORD = struct.Struct("<8I")
 _PAGES = 1 + 2 * QUEUE // PAGE
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What one element states wrongly. checksum, signature: bits that are flipped; number, count,
+    function: what is added; length: stated instead. continues: as a continuation record."""
+
+    checksum: int = 0
+    signature: int = 0
+    number: int = 0
+    count: int = 0
+    function: int = 0
+    length: int | None = None
+    continues: bool = False
+
+
+NONE = Damage()
+DAMAGES: Mapping[CardFault, Damage] = {
+    CardFault.REPLY_CHECKSUM: Damage(checksum=1),
+    CardFault.REPLY_NUMBER: Damage(number=-1),
+    CardFault.REPLY_AHEAD: Damage(number=5),
+    CardFault.REPLY_SIGNATURE: Damage(signature=1 << 31),
+    CardFault.REPLY_LENGTH: Damage(length=16),
+    CardFault.REPLY_PAGES: Damage(count=1),
+    CardFault.REPLY_OTHER: Damage(function=1),
+    CardFault.CONTINUATION_ALONE: Damage(continues=True),
+}
 
 
 class QueueError(Exception):
@@ -65,9 +96,7 @@ def fold(content: bytes) -> int:
 class MessageQueues:
     """Both queues. Raises QueueError for what the host set up or wrote wrongly."""
 
-    def __init__(
-        self, board: BusMaster, shared: int, entries: int, command: int, status: int
-    ) -> None:
+    def __init__(self, board: Card, shared: int, entries: int, command: int, status: int) -> None:
         """Check the page table and the command queue's header; initialise the status queue's."""
         self._board = board
         usable(entries == _PAGES, f"pageTableEntryCount must be {_PAGES}, is {entries}")

@@ -8,9 +8,9 @@ answered with success that did not do its work.
 from __future__ import annotations
 
 import struct
-from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from ugpu.hcq.errors import NotSupported
 from ugpu.hcq.state.instruction import Culprits
@@ -18,7 +18,7 @@ from ugpu.nv import abi
 from ugpu.nv.abi.firmware import firmware
 from ugpu.virtual.nvidia.chip import VirtualGpu
 from ugpu.virtual.nvidia.files import OpenFile
-from ugpu.virtual.nvidia.gsp.falcon.core import SWGEN0, Falcon
+from ugpu.virtual.nvidia.gsp.falcon.core import SWGEN0
 from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.rpc import (
@@ -30,22 +30,27 @@ from ugpu.virtual.nvidia.gsp.rpc import (
     static_info,
     suspend,
 )
-from ugpu.virtual.nvidia.gsp.rpc.arguments import LOG_SIZE, Arguments
+from ugpu.virtual.nvidia.gsp.rpc.arguments import Arguments
 from ugpu.virtual.nvidia.gsp.rpc.channels import (
     GspChannel,
-    Server,
     UvmSoftware,
     cpu_memory,
     graphics_object,
 )
 from ugpu.virtual.nvidia.gsp.rpc.crash import LOAD_PAGE_FAULT, crash
-from ugpu.virtual.nvidia.gsp.rpc.damage import DAMAGES, NONE
 from ugpu.virtual.nvidia.gsp.rpc.interface import Event, Function
 from ugpu.virtual.nvidia.gsp.rpc.logs import Log
-from ugpu.virtual.nvidia.gsp.rpc.queue import LARGEST, MessageQueues, QueueError, Record, usable
-from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
+from ugpu.virtual.nvidia.gsp.rpc.queue import (
+    DAMAGES,
+    LARGEST,
+    NONE,
+    MessageQueues,
+    QueueError,
+    Record,
+    usable,
+)
+from ugpu.virtual.nvidia.gsp.rpc.static_info import INTERNAL
 from ugpu.virtual.nvidia.host.errors import ChannelError
-from ugpu.virtual.nvidia.machine import VirtualMachine
 from ugpu.virtual.nvidia.memory.shadow_buffer import ShadowBuffer
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
 from ugpu.virtual.nvidia.rm.controls.text import set_text
@@ -53,9 +58,9 @@ from ugpu.virtual.nvidia.rm.objects import Allocation, Builder, Client
 from ugpu.virtual.nvidia.rm.resources import Device, I2c, Subdevice
 from ugpu.virtual.nvidia.status import RmError, Status, require
 
-# Client, device, subdevice of the GSP's own. The CPU's internal clients begin at 0xc1e00000, in the
-# same name space (RS_CLIENT_INTERNAL_HANDLE_BASE). UNSURE: the client; the others are gpu.h's.
-INTERNAL = (0xC200_0001, 0xABCD_0080, 0xABCD_2080)
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.card import Card
+
 _SILENT = (Function.GSP_SET_SYSTEM_INFO, Function.SET_REGISTRY)
 _MOST_BYTES = 1 << 20  # of a message in several records
 SUSPENDED = 0x8000_0000
@@ -72,27 +77,15 @@ def _printed(line: str) -> bytes:
     return struct.pack("<II", 0xF3D722 << 8, len(text)) + text
 
 
-class Board(module_controls.Board, suspend.Board, Protocol):
-    """The card, as its GSP uses it. gsp_suspended: handles the end of the unload, which the GSP
-    reports in its mailbox, or by halting."""
-
-    machine: VirtualMachine
-    calls: deque[str]
-    gsp: Falcon
-
-    def unplug(self) -> None: ...
-    def gsp_suspended(self) -> None: ...
-
-
-class GspServer(Server):
+class GspServer:
     """One run of the GSP's firmware. The card's lock protects it, except `channel_failed`.
 
     dead: why the firmware has stopped; "" while it runs.
     """
 
-    def __init__(self, board: Board, version: str, meta: WprMeta) -> None:
-        super().__init__(board.machine.gpu, board)
+    def __init__(self, board: Card, version: str, meta: WprMeta) -> None:
         self.board = board
+        self.gpu = board.gpu
         self.meta = meta
         self.interface = firmware(version)
         self._lockdown = self.interface.constants.NV_VGPU_MSG_EVENT_GSP_LOCKDOWN_NOTICE
@@ -113,10 +106,10 @@ class GspServer(Server):
         self._started = False
         self._parts: list[bytes] = []  # of a message that continues
         self._head: Record | None = None
-        sizes = controls.buffer_sizes(board.options.context, board.options.access_maps)
-        own = controls.handlers(self.interface, sizes, board.faults) | suspend.handlers(self)
         self.shadow = ShadowBuffer(board, lambda: self.post(Event.MMU_FAULT_QUEUED, b""))
-        self.own_controls = {**module_controls.handlers(board, self.shadow), **own}
+        self.own_controls = {
+            **module_controls.HANDLERS, **controls.HANDLERS, **suspend.HANDLERS,
+        }  # fmt: skip
         self.builders: dict[str, Builder] = {
             "KernelChannel": GspChannel,
             "KernelGraphicsObject": graphics_object,
@@ -126,7 +119,7 @@ class GspServer(Server):
             **dict.fromkeys(("OsDescMemory", "SystemMemory", "VideoMemory"), cpu_memory),
         }
         self._queues: MessageQueues | None = None
-        self._directories = Directories(0, 0)
+        self.directories = (0, 0)  # of the apertures, which the resource manager makes
         self.arguments: Arguments | None = None
         self.logs: dict[str, Log] = {}
         self._answers: dict[int, Callable[[GspServer, bytes], bytes]] = {
@@ -146,32 +139,28 @@ class GspServer(Server):
 
     def start(self, address: int) -> None:
         """Begin with the libos arguments at a bus address; continue with `doorbell`."""
-        try:
+        with self._dying():
             self.arguments = Arguments.read(self.board, address, self.interface)
             queues = self.arguments.queues
             self._queues = MessageQueues(self.board, *queues)
             if self.board.faults.take(CardFault.QUEUE_SHAPE):
                 self._queues.spoil_shape()
-        except QueueError as error:
-            self._die(str(error))
+        if self.dead or self.arguments is None:
             return
         for name, address in self.arguments.logs.items():
-            self.logs[name] = Log(self.board.bus_write, address, LOG_SIZE, self.gpu.time_ns)
+            self.logs[name] = Log(self.board, address)
         self._log("LOGINIT", 1, self.meta.gspFwHeapOffset, self.meta.gspFwHeapSize)
         self.doorbell()
 
     def resume(self) -> None:
         """Go on after a suspend: as at a start, but with the queues and objects that there were."""
         assert self.arguments is not None
-        try:
+        with self._dying():
             self.arguments.read_again(self.board, self.interface)
-        except QueueError as error:
-            self._die(str(error))
-            return
-        suspend.wake(self)
-        self.unloaded = self.done = self._started = False
-        self._sequenced = self.board.boot.way == "fsp"
-        self.doorbell()
+            suspend.wake(self)
+            self.unloaded = self.done = self._started = False
+            self._sequenced = self.board.boot.way == "fsp"
+            self.doorbell()
 
     def _log(self, name: str, number: int, *arguments: int) -> None:
         """Write a record to one of the firmware's logs."""
@@ -179,15 +168,20 @@ class GspServer(Server):
         if log is not None:
             log.record(number, *arguments)
 
-    def _die(self, why: str) -> None:
-        self.dead = why
-        self.board.violation(f"GSP: {why}")
+    @contextmanager
+    def _dying(self) -> Iterator[None]:
+        """Stop the firmware where the block finds that the host's messages cannot be used."""
+        try:
+            yield
+        except QueueError as error:
+            self.dead = str(error)
+            self.board.violation(f"GSP: {error}")
 
     def doorbell(self) -> None:
         """Handle all messages of the host, and go on with the boot if it can."""
         if self.dead or self._queues is None:
             return
-        try:
+        with self._dying():
             while (
                 not self.unloaded
                 and not self.dead
@@ -195,8 +189,6 @@ class GspServer(Server):
             ):
                 self._take(record)
             self._go_on()
-        except QueueError as error:
-            self._die(str(error))
 
     def _go_on(self) -> None:
         """Send what follows SET_SYSTEM_INFO and SET_REGISTRY; then INIT_DONE."""
@@ -219,7 +211,7 @@ class GspServer(Server):
             if fails is not None:
                 self._fail_init(_INIT_RESULTS[fails])
                 return
-            if not self._directories.bar1:
+            if not any(self.directories):
                 self._begin_rm()
             self._log("LOGRM", 2, len(self.registry))
             self.post(Event.INIT_DONE, b"")
@@ -265,7 +257,7 @@ class GspServer(Server):
         """Create the GSP's own objects and the apertures' directories."""
         self.gpu.memory.place_tables(self.meta.gspFwHeapOffset, self.meta.gspFwHeapSize)
         # The CPU writes entries of BAR1's directory: it is outside of the write-protected region.
-        self._directories = self.board.make_apertures(self.meta.nonWprHeapOffset)
+        self.directories = self.board.make_apertures(self.meta.nonWprHeapOffset)
         machine = self.machine
         client = Client(machine, INTERNAL[0], self, 0)
         machine.clients[client.handle] = client
@@ -279,12 +271,9 @@ class GspServer(Server):
         """Send an event. Any thread may call; a full queue stops the firmware."""
         if self._queues is None or self.dead:
             return
-        try:
+        with self._dying():
             self._queues.send(event, payload)
-        except QueueError as error:
-            self._die(str(error))
-            return
-        self.board.gsp.interrupt(SWGEN0)
+            self.board.gsp.interrupt(SWGEN0)
 
     def _take(self, record: Record) -> None:
         """Collect a message's records; answer it once it is whole."""
@@ -399,18 +388,13 @@ class GspServer(Server):
         text = f"GspStaticConfigInfo must have {size:#x} bytes, got {len(body):#x}"
         require(len(body) == size, Status.INVALID_ARGUMENT, text)
         fault = self.board.faults.take_any(static_info.FAULTS)
-        return static_info.fill(
-            self.interface, self.gpu, self.meta, self._directories, INTERNAL, fault
-        )
+        return static_info.fill(self, fault)
 
     def _update_bar(self, body: bytes) -> bytes:
         kind, value, shift = calls.unpack("<IxxxxQQ", body)
-        directory = {0: self._directories.bar1, 1: self._directories.bar2}.get(kind)
-        top = self.gpu.form.levels[0].shift
-        known = directory is not None and shift == top
+        known = kind in (0, 1) and shift == self.gpu.form.levels[0].shift
         require(known, Status.INVALID_ARGUMENT, f"BAR type {kind}, level shift {shift}")
-        assert directory is not None
-        self.gpu.memory.words[directory // 8] = value
+        self.gpu.memory.words[self.directories[kind] // 8] = value
         return body
 
     def _unloading(self, body: bytes) -> bytes:

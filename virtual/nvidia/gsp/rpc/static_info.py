@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ugpu.nv.abi.firmware import FirmwareAbi
-from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0, VirtualGpu
+from ugpu.virtual.nvidia.chip import ENGINE_COPY0, ENGINE_GR0
 from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
 from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.text_files import NAMES
 
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.rpc.server import GspServer
+
+# Client, device, subdevice of the GSP's own. The CPU's internal clients begin at 0xc1e00000, in the
+# same name space (RS_CLIENT_INTERNAL_HANDLE_BASE). UNSURE: the client; the others are gpu.h's.
+INTERNAL = (0xC200_0001, 0xABCD_0080, 0xABCD_2080)
 _GID_BINARY = 2  # NV2080_CTRL_GPU_GET_GID_INFO_PARAMS
 # Of the bits of compressed memory, which no program of the model has. UNSURE: boards' sizes.
 STORE = 1 << 20
 FAULTS = (CardFault.STATIC_CUT, CardFault.STATIC_OUTSIDE, CardFault.STATIC_NONE)
 
 
-@dataclass(frozen=True)
-class Directories:
-    """Page directories of the apertures, which the GSP's resource manager made."""
-
-    bar1: int
-    bar2: int
-
-
-def fill(
-    interface: FirmwareAbi,
-    gpu: VirtualGpu,
-    meta: WprMeta,
-    made: Directories,
-    handles: tuple[int, ...],
-    fault: CardFault | None = None,
-) -> bytes:
-    """Return the structure. handles: of the internal client, device and subdevice. fault: one of
-    FAULTS that is planted in it."""
-    block: Any = interface.structs.GspStaticConfigInfo.new(
-        fb_length=gpu.memory.size, bar1PdeBase=made.bar1, bar2PdeBase=made.bar2
+def fill(server: GspServer, fault: CardFault | None = None) -> bytes:
+    """Return the structure. fault: one of FAULTS that is planted in it."""
+    gpu, meta, (bar1, bar2) = server.gpu, server.meta, server.directories
+    block: Any = server.interface.structs.GspStaticConfigInfo.new(
+        fb_length=gpu.memory.size, bar1PdeBase=bar1, bar2PdeBase=bar2
     )
     _enter_regions(block.fbRegionInfoParams, store(meta), gpu.memory.size, fault)
-    block.hInternalClient, block.hInternalDevice, block.hInternalSubdevice = handles
+    block.hInternalClient, block.hInternalDevice, block.hInternalSubdevice = INTERNAL
     gid, name = block.gidInfo, NAMES[gpu.facts.name].encode()
     gid.flags, gid.length = _GID_BINARY, len(gpu.uuid)
     gid.data[: len(gpu.uuid)] = gpu.uuid

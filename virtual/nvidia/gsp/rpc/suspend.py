@@ -10,18 +10,20 @@ nouveau rm/r570/fbsr.c, rm/r535/fbsr.c.
 from __future__ import annotations
 
 import struct
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from ugpu.hcq.registers.layout import Struct
-from ugpu.virtual.nvidia.gsp.bus.memory import BusMaster
-from ugpu.virtual.nvidia.gsp.falcon.wpr import WprMeta
-from ugpu.virtual.nvidia.gsp.faults import CardFault, CardFaults
+from ugpu.virtual.nvidia.gsp.faults import CardFault
 from ugpu.virtual.nvidia.gsp.rpc import calls, static_info
-from ugpu.virtual.nvidia.gsp.rpc.static_info import Directories
+from ugpu.virtual.nvidia.gsp.rpc.controls import server_of
 from ugpu.virtual.nvidia.rm.channels import ChannelObject
 from ugpu.virtual.nvidia.rm.objects import Allocation, RmObject
 from ugpu.virtual.nvidia.rm.resources import Device, Subdevice
 from ugpu.virtual.nvidia.status import Status, require
+
+if TYPE_CHECKING:
+    from ugpu.virtual.nvidia.gsp.rpc.server import GspServer
 
 _ALLOC = struct.Struct("<7I4xQI4xHH4x")  # rpc_alloc_memory_v13_01, up to its pages
 _LIST_SYSTEM = 0x81  # NV01_MEMORY_LIST_SYSTEM
@@ -40,29 +42,7 @@ class MemoryList(RmObject):
         self.pages = pages
 
 
-class Board(calls.Board, BusMaster, Protocol):
-    """The card, as a suspend uses it. make_apertures: turns BAR1 and BAR2 virtual, and returns the
-    page directories, which are from `start` on; fresh: they are empty."""
-
-    faults: CardFaults
-
-    def make_apertures(self, start: int, *, fresh: bool = True) -> Directories: ...
-
-
-class Server(calls.Server, Protocol):
-    """The RPC server. saved: pages for its own memory, once FBSR_INIT came. sleep_at: GspFwSRMeta's
-    address, as FBSR_INIT says it."""
-
-    meta: WprMeta
-    asleep: bool
-    saved: tuple[int, ...]
-    sleep_at: int
-
-    @property
-    def board(self) -> Board: ...
-
-
-def allocate_memory(server: Server, body: bytes) -> bytes:
+def allocate_memory(server: GspServer, body: bytes) -> bytes:
     """ALLOC_MEMORY of a list of pages."""
     words = calls.unpack(_ALLOC.format, body)
     client, device, handle, kind = words[:4]
@@ -80,46 +60,47 @@ def allocate_memory(server: Server, body: bytes) -> bytes:
     return body
 
 
-def handlers(server: Server) -> dict[str, Any]:
-    """Return the handlers of the controls before a suspend, by the header's name."""
-
-    def prepare(sub: Subdevice, params: Struct) -> None:
-        planted = server.board.faults.take(CardFault.FBSR_FAILS)
-        require(not planted, Status.INVALID_STATE, "planted")
-        known = "sysmemAddrOfSuspendResumeData" in params.layout.fields
-        require(known, Status.NOT_SUPPORTED, "suspending is modelled for release 570")
-        memory = calls.client_of(server, params.hClient).find(params.hSysMem)
-        need = server.meta.nonWprHeapSize + server.meta.vgaWorkspaceSize
-        need += static_info.STORE if params.bEnteringGcoffState else 0
-        enough = isinstance(memory, MemoryList) and len(memory.pages) * _PAGE >= need
-        require(enough, Status.INVALID_ARGUMENT, f"{need:#x} bytes are needed, got {memory!r}")
-        assert isinstance(memory, MemoryList)
-        server.saved, server.sleep_at = memory.pages, params.sysmemAddrOfSuspendResumeData
-
-    def schedule(sub: Subdevice, params: Struct) -> None:
-        for channel in _channels(server):
-            enabled = channel.group.scheduled if channel.group is not None else True
-            channel.channel.enabled = enabled and not params.bDisableActiveChannels
-
-    def store(device: Device, params: Struct) -> None:
-        params.Size, params.Address = static_info.STORE, static_info.store(server.meta)
-        params.AddressSpace = _VIDEO_MEMORY
-        params.comptaglineAllocationPolicy = _ONE_TO_ONE
-
-    return {
-        "NV0080_CTRL_CMD_FB_GET_COMPBIT_STORE_INFO": store,
-        "NV2080_CTRL_CMD_INTERNAL_FBSR_INIT": prepare,
-        "NV2080_CTRL_CMD_INTERNAL_FIFO_TOGGLE_ACTIVE_CHANNEL_SCHEDULING": schedule,
-    }
+def _prepare(sub: Subdevice, params: Struct) -> None:
+    server = server_of(sub)
+    planted = server.board.faults.take(CardFault.FBSR_FAILS)
+    require(not planted, Status.INVALID_STATE, "planted")
+    known = "sysmemAddrOfSuspendResumeData" in params.layout.fields
+    require(known, Status.NOT_SUPPORTED, "suspending is modelled for release 570")
+    memory = calls.client_of(server, params.hClient).find(params.hSysMem)
+    need = server.meta.nonWprHeapSize + server.meta.vgaWorkspaceSize
+    need += static_info.STORE if params.bEnteringGcoffState else 0
+    enough = isinstance(memory, MemoryList) and len(memory.pages) * _PAGE >= need
+    require(enough, Status.INVALID_ARGUMENT, f"{need:#x} bytes are needed, got {memory!r}")
+    assert isinstance(memory, MemoryList)
+    server.saved, server.sleep_at = memory.pages, params.sysmemAddrOfSuspendResumeData
 
 
-def _channels(server: Server) -> list[ChannelObject]:
+def _schedule(sub: Subdevice, params: Struct) -> None:
+    for channel in _channels(server_of(sub)):
+        enabled = channel.group.scheduled if channel.group is not None else True
+        channel.channel.enabled = enabled and not params.bDisableActiveChannels
+
+
+def _store(device: Device, params: Struct) -> None:
+    params.Size, params.Address = static_info.STORE, static_info.store(server_of(device).meta)
+    params.AddressSpace, params.comptaglineAllocationPolicy = _VIDEO_MEMORY, _ONE_TO_ONE
+
+
+# By the header's name. Any: see rm.controls.control.Handler.
+HANDLERS: Mapping[str, Any] = {
+    "NV0080_CTRL_CMD_FB_GET_COMPBIT_STORE_INFO": _store,
+    "NV2080_CTRL_CMD_INTERNAL_FBSR_INIT": _prepare,
+    "NV2080_CTRL_CMD_INTERNAL_FIFO_TOGGLE_ACTIVE_CHANNEL_SCHEDULING": _schedule,
+}
+
+
+def _channels(server: GspServer) -> list[ChannelObject]:
     clients = [each for each in server.machine.clients.values() if each.owner is server]
     objects = [each for client in clients for each in client.objects.values()]
     return [each for each in objects if isinstance(each, ChannelObject)]
 
 
-def begin(server: Server, level: int) -> None:
+def begin(server: GspServer, level: int) -> None:
     """Save the firmware's memory outside of the write-protected region; it ends after this."""
     require(level == LEVEL, Status.INVALID_ARGUMENT, f"newLevel {level:#x}")
     require(server.saved, Status.INVALID_STATE, "FBSR_INIT did not come before")
@@ -130,7 +111,7 @@ def begin(server: Server, level: int) -> None:
     server.asleep = True
 
 
-def wake(server: Server) -> None:
+def wake(server: GspServer) -> None:
     """Take the firmware's memory back."""
     for page, memory in _own_pages(server):
         memory[:] = server.board.bus_read(page, _PAGE) or bytes(_PAGE)
@@ -138,7 +119,7 @@ def wake(server: Server) -> None:
     server.saved, server.asleep = (), False
 
 
-def _own_pages(server: Server) -> list[tuple[int, memoryview]]:
+def _own_pages(server: GspServer) -> list[tuple[int, memoryview]]:
     heap, size = server.meta.nonWprHeapOffset, server.meta.nonWprHeapSize
     store = static_info.store(server.meta)
     places = (*range(heap, heap + size, _PAGE), *range(store, heap, _PAGE))

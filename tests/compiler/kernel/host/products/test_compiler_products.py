@@ -233,7 +233,7 @@ def test_left_factors_that_are_not_packed_are_read_inside(data: st.DataObject) -
     count = panels * height - data.draw(st.integers(0, height - 1))
     group = Range("group", -(-size // count), "group")
     across = Part(Axis(row), group.index() * count, count)
-    packing = Packing(16, slice_, {}, 1, depth, 0, plain=True, in_rows=False, near=0)
+    packing = Packing(16, slice_, {}, 1, plain=True, in_rows=False, near=0)
     direct = packing.left(factor, across, height)
     assert isinstance(direct, Direct) and not direct.memories and not direct.statements
     panel = Range("panel", panels)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from ugpu.virtual.amd.engines import atomics
 from ugpu.virtual.amd.engines.compare import COMPARE
@@ -44,6 +44,21 @@ LONGEST_POLL_S = 1e-3
 
 Handler = Callable[[Sequence[int], int, int], int]
 
+BUFFERS = 16  # indirect buffers whose packets are kept
+
+
+class Decoded(NamedTuple):
+    """The packets at the start of an indirect buffer that need no further check.
+
+    Attributes:
+        steps: handlers with the index of the payload and its length; None as the handler: the
+            payload writes SH registers, and sets no undefined bit.
+        end: index of the first word that is left to `Executor.run`.
+    """
+
+    steps: tuple[tuple[Handler | None, int, int], ...]
+    end: int
+
 
 class Executor:
     """Run packets on its Surroundings; one per active queue, used only by the queue's own thread.
@@ -62,10 +77,11 @@ class Executor:
         self.vmid = around.vmid  # of the packets being executed
         self.depth = 0  # 1 inside an indirect buffer
         self.skip = 0  # dwords still to skip, from a COND_EXEC at the end of the fetched words
-        self.packets = 0
         self.stale = ""  # the event since which shader caches may be stale; "" if they are not
         self.consumed = 0  # dwords read from the ring; never wraps
         self._chained: tuple[int, int] | None = None  # address and size of the next buffer
+        # By content: a replayed buffer is fetched again, and decoded again if a word has changed.
+        self._decoded: dict[tuple[int, ...], Decoded] = {}
         self._table: dict[int, tuple[int, int, tuple[tuple[int, int], ...], Handler]] = {}
         for opcode, handler in self.handlers().items():
             entry = self.formats[opcode]
@@ -134,7 +150,6 @@ class Executor:
                 break
             if header & packets.RESERVED_HEADER or any(words[payload + i] & m for i, m in masks):
                 words = packets.forgive(self.formats, words, at, self.around.forgive)
-            self.packets += 1
             if in_ring:
                 self.consumed = base + after
             try:
@@ -400,12 +415,65 @@ class Executor:
             self.depth, self.vmid, self.skip = 0, self.around.vmid, 0
         return 0
 
-    def _run_buffer(self, words: Sequence[int], header: int) -> None:
-        whole = self.run(words) == len(words)
+    def _run_buffer(self, words: tuple[int, ...], header: int) -> None:
+        whole = self._run_decoded(words) == len(words)
         if self._chained is not None:
             self.skip = 0
         if not whole or self.skip:
             raise BadPacket("the last packet of an indirect buffer ends outside the buffer", header)
+
+    def _run_decoded(self, words: tuple[int, ...]) -> int:
+        """Do the same as `run` for the words of an indirect buffer."""
+        decoded = self._decoded.get(words)
+        if decoded is None:
+            if len(self._decoded) >= BUFFERS:
+                del self._decoded[next(iter(self._decoded))]
+            decoded = self._decoded[words] = self._decode(words)
+        registers = self.around.sh
+        for handler, payload, count in decoded.steps:
+            if handler is None:
+                offset = words[payload]
+                registers[offset : offset + count - 1] = words[payload + 1 : payload + count]
+                continue
+            skip = handler(words, payload, count)
+            if skip:
+                return self._run_from(words, payload + count + skip)
+        return self._run_from(words, decoded.end)
+
+    def _run_from(self, words: tuple[int, ...], at: int) -> int:
+        """Run the words of an indirect buffer from `at` on, which may be behind its end."""
+        end = len(words)
+        if at >= end:
+            self.skip = at - end
+            return end
+        return at + self.run(words[at:])
+
+    def _decode(self, words: tuple[int, ...]) -> Decoded:
+        """Return the packets before the first one with an error or with undefined bits."""
+        steps: list[tuple[Handler | None, int, int]] = []
+        at, end = 0, len(words)
+        while at < end:
+            header = words[at]
+            entry = self._table.get(header & 0xC000_FF00)
+            count = ((header >> 16) & packets.MAXIMUM_COUNT) + 1
+            after = at + 1 + count
+            if entry is None or header & packets.RESERVED_HEADER or after > end:
+                break
+            minimum, maximum, masks, handler = entry
+            if not minimum <= count <= maximum or any(words[at + 1 + i] & m for i, m in masks):
+                break
+            if handler == self._set_sh_reg:
+                offset, undefined = words[at + 1], self.around.undefined_sh
+                if offset + count - 1 > len(undefined):
+                    break
+                values = words[at + 2 : after]
+                if any(value & undefined[n] for n, value in enumerate(values, offset)):
+                    break
+                steps.append((None, at + 1, count))
+            else:
+                steps.append((handler, at + 1, count))
+            at = after
+        return Decoded(tuple(steps), at)
 
     def _cond_exec(self, words: Sequence[int], at: int, count: int) -> int:
         address = words[at] | words[at + 1] << 32

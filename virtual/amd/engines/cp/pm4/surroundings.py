@@ -10,6 +10,7 @@ class Surroundings(Protocol):
     """Units and memory that a queue's packets act on. Addresses are virtual, in the given VMID."""
 
     sh: list[int]  # SH registers 0x2C00..0x2FFF of this queue
+    undefined_sh: list[int]  # for each of them, the bits that must be written as zero
     vmid: int
     may_choose_vmid: bool  # a kernel queue, where INDIRECT_BUFFER selects the VMID of its contents
     privileged: bool

@@ -1,14 +1,57 @@
-"""Step "frts": FWSEC protects a region at the end of VRAM (WPR2) and copies data there (FRTS)."""
+"""Steps "vbios" and "frts": FWSEC, the program in the board's ROM. It is found there, with the
+signature that fits the chip's fuses; it protects a region at the end of VRAM (WPR2) and copies data
+there (FRTS)."""
 
 from __future__ import annotations
+
+import struct
 
 from ugpu.hcq.errors import FirmwareRejected, NotSupported
 from ugpu.nv.gsp.boot.start import Start
 from ugpu.nv.gsp.chip.chip import GspChip, is_locked
 from ugpu.nv.gsp.chip.falcon import Program
 from ugpu.nv.gsp.chip.ports import BLOCK, Part, PortProgram, loader_descriptor
-from ugpu.nv.gsp.images.fwsec import FRTS, frts_arguments
+from ugpu.nv.gsp.images.fwsec import FRTS, Fwsec, frts_arguments
+from ugpu.nv.gsp.images.rom import Vbios
 from ugpu.nv.gsp.layout.memory import Pages
+
+_PROM = 0x30_0000
+# Engine mask of a program -> the fuses' bank with the versions of its 16 programs.
+_BANKS = (
+    (1 << 0, "NV_FUSE_OPT_FPF_SEC2_UCODE1_VERSION"),
+    (1 << 2, "NV_FUSE_OPT_FPF_NVDEC_UCODE1_VERSION"),
+    (1 << 10, "NV_FUSE_OPT_FPF_GSP_UCODE1_VERSION"),
+)
+_PROGRAMS = 16
+
+
+def read_rom(chip: GspChip, offset: int, size: int) -> bytes:
+    """Read bytes of the ROM; both numbers are multiples of 4."""
+    first = (_PROM + offset) // 4
+    return struct.pack(
+        f"<{size // 4}I", *(chip.bus.read32(first + number) for number in range(size // 4))
+    )
+
+
+def fuse_version(chip: GspChip, engines: int, ucode: int) -> int:
+    """Read the fuses with the least version of a program. ucode: its number, from 1."""
+    bank = next((name for mask, name in _BANKS if engines & mask), "")
+    if not bank or not 1 <= ucode <= _PROGRAMS:
+        raise NotSupported(
+            "the fuses of this kind of program are not known", engines=engines, ucode=ucode
+        )
+    return chip.bus.read32(chip.nv[bank].index + ucode - 1)
+
+
+def find_fwsec(start: Start) -> None:
+    """Read the ROM and choose the signature. Nothing of the chip is changed."""
+    chip = start.chip
+    fwsec = Fwsec.find(Vbios.read(lambda offset, size: read_rom(chip, offset, size)))
+    descriptor = fwsec.descriptor
+    if descriptor.version == 3:
+        fuse = fuse_version(chip, descriptor.engines, descriptor.ucode)
+        start.signature = fwsec.signature(fuse)
+    start.fwsec = fwsec
 
 
 def protected_region(chip: GspChip) -> tuple[int, int]:
@@ -75,12 +118,10 @@ def _up(size: int) -> int:
 
 def run_frts(start: Start) -> None:
     """Run FWSEC's command FRTS; FirmwareRejected if it fails or protects another region."""
-    chip, falcon = start.chip, start.gsp
+    chip = start.chip
     begin, size = start.places["frtsOffset"], start.places["frtsSize"]
     pages = place_fwsec(start, FRTS, frts_arguments(begin, size))
-    falcon.reset_to_falcon()
-    result = falcon.run(program(start, pages, "FWSEC-FRTS"), (0, 0))
-    falcon.check("FWSEC-FRTS", result)
+    start.gsp.run(program(start, pages, "FWSEC-FRTS"))
     error = chip.nv.NV_PBUS_SW_SCRATCH_0E.read().FRTS_ERROR
     expected = (begin, begin + size)
     found = protected_region(chip)
