@@ -25,8 +25,9 @@ from ugpu.compiler.kernel.shared.spread import loads
 from ugpu.compiler.pattern.chain import Chain, Stage
 from ugpu.hcq.state.target import TargetSpec
 
-SHORT = 8  # a single thread does reductions shorter than this
+SHORT = 16  # a single thread does reductions shorter than this
 MANY = 1 << 15  # results that keep the machine busy with one thread each
+REUSED = 16  # reads of an element, on average, from which on they are mostly served by caches
 
 
 def default_sharing(computation: Computation, target: TargetSpec) -> Sharing:
@@ -40,6 +41,8 @@ def default_sharing(computation: Computation, target: TargetSpec) -> Sharing:
     lanes, block = wanted.lanes, wanted.block
     if length < SHORT or outputs >= 1 << 31:
         return Sharing("threads", lanes, BLOCK)
+    if outputs >= MANY and outputs * length >= REUSED * _read(reduce.sources[0]):
+        return Sharing("threads", lanes, BLOCK)
     along = _walked(reduce.sources[0], over[-1])
     across = _walked(reduce.sources[0], ranges[-1]) if ranges else 0
     if along and along >= across:
@@ -49,6 +52,11 @@ def default_sharing(computation: Computation, target: TargetSpec) -> Sharing:
     if across and ranges[-1].size >= 8:
         return Sharing("columns", lanes, BLOCK)
     return Sharing("lanes", lanes, block)
+
+
+def _read(root: Value) -> int:
+    """Return the elements of all memories that a value reads."""
+    return sum(memory.count for memory in {access.memory for access in loads(root)})
 
 
 def _walked(root: Value, along: Range) -> int:
@@ -144,9 +152,13 @@ def _by_columns(computation: Computation, reduce: Value, target: TargetSpec, mos
     step = counter.index() * waves + thread // wave
     taken = substitute(reduce.sources[0], {**places, **places_at(over, step)})
     add: tuple[Statement, ...] = (Store(total, constant(0), combine(operation, here, taken)),)
-    inside = both(exists, at_least_zero(constant(length - 1) - step))
+    inside = at_least_zero(constant(length - 1) - step)
     if inside:
         add = (If(inside, add),)
+    # Lanes without a result take no step at all, so that a loop of whole steps has no conditions.
+    steps: tuple[Statement, ...] = (Loop(counter, add),)
+    if exists:
+        steps = (If(exists, steps),)
 
     shared = Memory("shared", reduce.dtype, most + most // 2, "local")
     root = substitute(computation.value, places)
@@ -155,7 +167,7 @@ def _by_columns(computation: Computation, reduce: Value, target: TargetSpec, mos
     first_wave = at_least_zero(constant(wave - 1) - thread)
     body: tuple[Statement, ...] = (
         Store(total, constant(0), identity(operation, reduce.dtype)),
-        Loop(counter, add),
+        *steps,
         *tree(operation, shared, here, most, wave),
         If(both(first_wave, exists), (Store(computation.output, position, result),)),
     )

@@ -17,7 +17,7 @@ from tests.compiler.kernel.host.test_sizes_host import (
     windows,
 )
 from tests.support.compiler.compiler_devices import poisoned
-from tests.support.compiler.size_rules import Inputs, Lowered, Rule, above, below, lowered
+from tests.support.compiler.size_rules import Array, Inputs, Lowered, Rule, above, below, lowered
 from ugpu import hcq
 from ugpu.compiler import Tensor
 from ugpu.compiler.codegen.adreno.profit import fetched
@@ -52,6 +52,12 @@ def lanes(lowered: Lowered) -> int:
     return first.lanes if isinstance(first, Sharing | Rows) else 0
 
 
+def convolved(x: Array, w: Array) -> Array:
+    """Convolve with stride 2, without padding."""
+    found = np.lib.stride_tricks.sliding_window_view(x, w.shape[2:], (2, 3))[:, :, ::2, ::2]
+    return np.asarray(np.einsum("ncyxhw,ochw->noyx", found, w))
+
+
 ROWS = (
     Rule(
         "kernel.gpu.loops", "BLOCK", lambda x, y: x + y, lambda x, y: x + y,
@@ -62,7 +68,14 @@ ROWS = (
     Rule(
         "kernel.gpu.reduction", "SHORT", lambda x: x.sum(1), lambda x: x.sum(1),
         lambda found: way(found) == "lanes",
-        [((40, 8),), ((40, 9),), ((300, 31),)], [((40, 7),)], devices=ALL,
+        [((40, 16),), ((40, 17),), ((300, 31),)], [((40, 15),)], devices=ALL,
+    ),
+    Rule(
+        "kernel.gpu.reduction", "REUSED",
+        lambda x, w: x.conv2d(w, stride=2), convolved,
+        lambda found: way(found) == "threads",
+        [((1, 3, 65, 65), (32, 3, 3, 3)), ((1, 3, 66, 67), (33, 3, 3, 3))],
+        [((1, 3, 65, 65), (31, 3, 3, 3)), ((1, 3, 259, 257), (2, 3, 3, 3))], devices=ALL, slow=ALL,
     ),
     Rule(
         "kernel.gpu.reduction", "columns", lambda x: x.sum(0), lambda x: x.sum(0),
