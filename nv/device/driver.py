@@ -52,8 +52,8 @@ log = logging.getLogger(__name__)
 PRESENCE_INTERVAL_S = 0.02
 COPY_QUEUES = 2  # at most: the two staging buffers of a transfer use different ones
 _SPINS = 200  # polls of the timeline before a waiter sleeps: about 0.1 ms
-# Then it sleeps a little longer each time: about a hundredth of the time that it has waited, since a
-# poll takes 0.05 ms of the processor that a model needs.
+# Then it sleeps a little longer each time: about a hundredth of the time that it has waited, since
+# a poll takes 0.05 ms of the processor that a model needs.
 _PAUSE_S, _GROWTH_S, _LONGEST_PAUSE_S = 5e-5, 3e-6, 1e-2
 StageHook = Callable[[str, float], None]
 OpenGpu = Callable[[Session], Gpu]
