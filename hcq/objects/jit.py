@@ -20,7 +20,7 @@ LIMITED = 0  # promote registers to values, then plain code generation: compiles
 FULL = 2  # for the runtime functions, compiled once
 
 LLVM_LOCK = _LOCK = threading.RLock()  # around all code generation of this process
-_OFFERED: dict[str, Callable[[], int]] = {}
+_OFFERED: dict[str, Callable[[bool], int]] = {}
 
 
 @cache
@@ -104,14 +104,16 @@ def _compile(ir: str, passes: int, optimise: int) -> bytes:
 
 
 class Loaded:
-    """Native code in executable memory; must be kept as long as its functions may run."""
+    """Native code in executable memory; must be kept as long as its functions may run.
 
-    def __init__(self, image: bytes) -> None:
+    quick: what it calls may be first versions, for code that has a second one itself.
+    """
+
+    def __init__(self, image: bytes, *, quick: bool = False) -> None:
         with _LOCK:
             for name in undefined_names(image):
                 if name in _OFFERED:
-                    publish(name, _OFFERED[name]())
-                    del _OFFERED[name]
+                    publish(name, _OFFERED[name](quick))
             empty = llvm.parse_assembly("")
             # The engine owns its target machine and frees it at the end.
             self._engine = llvm.create_mcjit_compiler(empty, _new_machine(0))
@@ -130,9 +132,10 @@ def publish(name: str, address: int) -> None:
         llvm.add_symbol(name, address)
 
 
-def offer(name: str, make: Callable[[], int]) -> None:
-    """Publish a function when an object that calls it is loaded. make: returns its address; called
-    once, under the lock of `linking`. A later offer of the name counts from then on."""
+def offer(name: str, make: Callable[[bool], int]) -> None:
+    """Publish a function whenever an object that calls it is loaded. make: returns its address,
+    given whether it may be a first version's; called under the lock of `linking`. A later offer of
+    the name counts from then on."""
     with _LOCK:
         _OFFERED[name] = make
 

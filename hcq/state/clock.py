@@ -43,7 +43,13 @@ ALLOWANCE_S = {Work.ENGINES: 20.0, Work.TRANSLATION: 600.0, Work.DEBUGGED: math.
 
 
 class Clock:
-    """Real time, for hardware, whose limits are never suspended. Thread-safe, as all clocks are."""
+    """Real time, for hardware, whose limits are never suspended. Thread-safe, as all clocks are.
+
+    Attributes:
+        of_model: whether the other end is a model in this process, which runs at the host's speed.
+    """
+
+    of_model = False
 
     def now(self) -> float:
         """Return seconds since some fixed moment."""
@@ -181,6 +187,8 @@ class Part(Protocol):
 
 class ModelClock(Clock):
     """Clock of a model in this process: limits are suspended while one of its parts is working."""
+
+    of_model = True
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

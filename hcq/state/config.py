@@ -64,8 +64,8 @@ class Config:
         wait_limit_s: UGPU_WAIT_LIMIT: how long a wait may take if its caller gives no limit and no
             work of the queue ends, in seconds.
         winograd: UGPU_WINOGRAD: whether convolutions may use Winograd tiles.
-        tiers: UGPU_TIERS: whether a kernel of `cpu` or a virtual AMD GPU runs first in a version
-            that compiles fast.
+        tiers: UGPU_TIERS: whether a kernel of `cpu` or a virtual GPU, and what the virtual GPU
+            makes of it, runs first in a version that compiles fast.
         record_file: UGPU_RECORD: a recording of the device that is opened.
         record_states: UGPU_RECORD_STATES: whether the recording has the chip's state after each
             stage.

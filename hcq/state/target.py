@@ -57,6 +57,7 @@ class TargetSpec:
         vector_bytes: the most that one load moves, per thread.
         matrix: family of matrix instructions, see `matrix_family`.
         caches: of a host's core.
+        quick: whether kernels are compiled with few of LLVM's passes, in half the time.
         extra: further facts by name, which comparisons ignore.
     """
 
@@ -76,6 +77,7 @@ class TargetSpec:
     vector_bytes: int = 16
     matrix: str = ""
     caches: Caches = Caches()
+    quick: bool = False
     extra: dict[str, int] = field(default_factory=dict, compare=False)
 
 

@@ -235,8 +235,10 @@ class BareDriver(NvDriver):
         if interrupts is None:
             super().doze(limit_s)
         else:
+            # RACE: of two waiting threads, one may take the interrupt that the other waits for.
+            longest = max(1e-3, self.grown_s)
             alone = len(self.card.holders) == 1
-            interrupts.wait(min(limit_s, LONGEST_SLEEP_S if alone else SHARED_SLEEP_S))
+            interrupts.wait(min(limit_s, longest, LONGEST_SLEEP_S if alone else SHARED_SLEEP_S))
 
     # ---- several holders ---------------------------------------------------------------------
 

@@ -52,8 +52,9 @@ log = logging.getLogger(__name__)
 PRESENCE_INTERVAL_S = 0.02
 COPY_QUEUES = 2  # at most: the two staging buffers of a transfer use different ones
 _SPINS = 200  # polls of the timeline before a waiter sleeps: about 0.1 ms
-_SHORT_PAUSES = 2000  # polls before the pauses grow: about 0.1 s
-_PAUSE_S, _LONG_PAUSE_S = 5e-5, 5e-4
+# Then it sleeps a little longer each time: about a hundredth of the time that it has waited, since
+# a poll takes 0.05 ms of the processor that a model needs.
+_PAUSE_S, _GROWTH_S, _LONGEST_PAUSE_S = 5e-5, 3e-6, 1e-2
 StageHook = Callable[[str, float], None]
 OpenGpu = Callable[[Session], Gpu]
 
@@ -338,9 +339,17 @@ class NvDriver(WorkHolder):
         else:
             self.doze(limit_s)
 
+    def pause_until(self, timeline: Timeline, value: int, limit_s: float) -> None:
+        self.pause(limit_s)
+
     def doze(self, limit_s: float) -> None:
         """Sleep for a while during a wait that is not short, at most `limit_s`."""
-        self.clock.sleep(min(limit_s, _PAUSE_S if self.looks < _SHORT_PAUSES else _LONG_PAUSE_S))
+        self.clock.sleep(min(limit_s, self.grown_s))
+
+    @property
+    def grown_s(self) -> float:
+        """The next pause of a wait that is not short."""
+        return min(_PAUSE_S + _GROWTH_S * (self.looks - _SPINS), _LONGEST_PAUSE_S)
 
     def is_idle_fast(self) -> bool:
         if self.programs.output.used:  # its text must be passed on

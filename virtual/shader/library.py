@@ -1,6 +1,9 @@
 """The native functions that kernels share: each is compiled when code that calls it is loaded.
 
 All functions of a core are 12,000 to 22,000 lines of IR, of which a kernel calls a few hundred.
+Each has a first version, which compiles in a third of the time, for first versions of kernels
+(virtual.shader.versions). The second is compiled behind the program before that of such a kernel,
+which is linked to it: code that is loaded keeps the functions that it calls.
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
-from ugpu.hcq.objects import jit
+from ugpu.hcq.errors import UgpuError
+from ugpu.hcq.objects import jit, recompile
+from ugpu.hcq.state.config import config
 from ugpu.virtual.shader.text import PROFILES
 
 # A function that returns the IR of some functions and their declarations; and which of them other
@@ -42,20 +47,50 @@ class Library:
         self._cache = jit.ObjectCache(folder)
         self._parts = tuple(parts)
         self._code: dict[str, jit.Loaded] = {}
+        self._first: dict[str, jit.Loaded] = {}
+        self._ordered: set[str] = set()
         for _, names in self._parts:
             for name in names:
                 jit.offer(name, partial(self.address, name))
 
-    def address(self, name: str) -> int:
-        """Return the address of a function; compile it if it is not loaded."""
+    def address(self, name: str, quick: bool = False) -> int:
+        """Return the address of a function; compile it if it is not loaded. quick: a first version
+        is enough."""
         with jit.linking():
-            if name not in self._code:
+            code = self._code.get(name) or (self._first.get(name) if quick else None)
+            if code is None:
+                code = self._load(name, quick and config().tiers)
+                _LOADED.append(code)
+            return code.address(name)
+
+    def _load(self, name: str, quick: bool) -> jit.Loaded:
+        ir = self._module(name)
+        key = self._key(ir)
+        if quick and self._cache.get(key) is None:
+            make = partial(jit.compile_object, ir, jit.LIMITED, 0)
+            image = self._cache.made(jit.key_of(self._packages, self._title, ir, "first"), make)
+            self._first[name] = jit.Loaded(image, quick=True)
+            return self._first[name]
+        make = partial(jit.compile_object, ir, jit.FULL, 1)
+        self._code[name] = jit.Loaded(self._cache.made(key, make))
+        return self._code[name]
+
+    def _key(self, ir: str) -> str:
+        return jit.key_of(self._packages, self._title, ir)
+
+    def improve(self, names: Iterable[str]) -> None:
+        """Have the second versions of these functions compiled behind the program, and kept on
+        disk, as far as they have only first ones; and of those that they call."""
+        with jit.linking():
+            for name in names:
+                if name not in self._first or name in self._code or name in self._ordered:
+                    continue
+                self._ordered.add(name)
                 ir = self._module(name)
-                key = jit.key_of(self._packages, self._title, ir)
-                make = partial(jit.compile_object, ir, jit.FULL, 1)
-                self._code[name] = jit.Loaded(self._cache.made(key, make))
-                _LOADED.append(self._code[name])
-            return self._code[name].address(name)
+                done = partial(_keep, self._cache, self._key(ir))
+                order = recompile.Order(partial(str, ir), jit.FULL, 1, done)
+                recompile.SHARED.get().submit(order)
+                self.improve(_USED.findall(ir))
 
     @cached_property
     def _texts(self) -> tuple[dict[str, re.Match[str]], dict[str, str], list[str]]:
@@ -90,3 +125,9 @@ class Library:
                 lines[name] = functions[name][0]
                 waiting.extend(reversed(_USED.findall(functions[name][0])))
         return "\n".join([*lines.values(), *declarations, PROFILES])
+
+
+def _keep(cache: jit.ObjectCache, key: str, result: bytes | UgpuError) -> None:
+    """Keep a second version. After an error it is compiled by what loads a kernel that calls it."""
+    if not isinstance(result, UgpuError):
+        cache.put(key, result)

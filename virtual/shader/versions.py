@@ -15,7 +15,9 @@ from pathlib import Path
 
 from ugpu.hcq.errors import UgpuError
 from ugpu.hcq.objects import jit, recompile
+from ugpu.hcq.objects.elf import undefined_names
 from ugpu.hcq.state.config import config
+from ugpu.virtual.shader.library import Library
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +32,17 @@ class Versions:
     """The kernels of one core, in two versions on disk. Thread-safe.
 
     packages: folders whose sources determine the code. objects: the cache. name: of the function
-    that a kernel's IR defines.
+    that a kernel's IR defines. library: of the functions that kernels call.
     """
 
-    def __init__(self, packages: tuple[Path, ...], objects: jit.ObjectCache, name: str) -> None:
+    def __init__(
+        self,
+        packages: tuple[Path, ...],
+        objects: jit.ObjectCache,
+        name: str,
+        library: Library | None = None,
+    ) -> None:
+        self.library = library
         self.packages = packages
         self.objects = objects
         self.name = name
@@ -75,8 +84,9 @@ class Code:
         self, versions: Versions, image: bytes, second: tuple[Callable[[], str], str] | None = None
     ) -> None:
         self._versions = versions
-        self._loaded = [jit.Loaded(image)]
+        self._loaded = [jit.Loaded(image, quick=second is not None)]
         self._second = second
+        self._calls = undefined_names(image) if second is not None else []
         self._launches = 0
         self.address = self.mark = self._loaded[0].address(versions.name)
 
@@ -86,6 +96,8 @@ class Code:
         if self._second is None or (self._launches < OFTEN and spent_s < LONG_S):
             return
         (ir, key), self._second = self._second, None
+        if self._versions.library is not None:
+            self._versions.library.improve(self._calls)
         done = partial(_replace, weakref.ref(self), self._versions, key)
         recompile.SHARED.get().submit(recompile.Order(ir, jit.LIMITED, CAREFUL, done))
 

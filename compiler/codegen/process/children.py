@@ -36,7 +36,14 @@ LIMIT_S = 120.0
 MOST = 4  # maximum processes, and at most the host's processors
 ANSWER = struct.Struct("<Bd")
 DONE, REFUSED, MISSING = 0, 1, 2
-NEEDED = ("name", "abi", "triple", "cpu", "features")  # the fields of a target that LLVM needs
+NEEDED = (
+    "name",
+    "abi",
+    "triple",
+    "cpu",
+    "features",
+    "quick",
+)  # the fields of a target that LLVM needs
 WORKER = "ugpu.compiler.codegen.process.worker"
 PASSES = 2  # raised when the same text is optimised otherwise (compiler.codegen.process.objects)
 KEPT = 20  # IR files of failed kernels kept in their folder

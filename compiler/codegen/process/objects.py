@@ -23,7 +23,7 @@ _DEFINED = re.compile(r'^define\b[^@]*@"?([\w.$-]+)', re.MULTILINE)
 # LLVM 22's vectoriser of straight code takes the sign of one element for that of their maximum,
 # where maxima of floats are found among integers (compiler.expression.accumulate, `of_key`)
 _EXTREME = re.compile(r"@llvm\.s(max|min)\.i32\(")
-FIRST = 1  # of LLVM's levels of code generation, for the first version of a kernel
+FIRST = 1  # of LLVM's levels of code generation, for first versions and quick targets
 
 
 def compile_text(text: str, target: TargetSpec) -> bytes:
@@ -45,7 +45,10 @@ def compile_here(text: str, target: TargetSpec, *, first: bool = False) -> bytes
     twice as long, for loops that LLVM would vectorise longer (docs/compiler-design.md)."""
     if target.abi == "ir3":
         return _compile(text, target, first)
-    machine = (target.abi, target.triple, target.cpu, target.features, *["first"] * first)
+    machine = (
+        target.abi, target.triple, target.cpu, target.features,
+        *["first"] * first, *["quick"] * target.quick,
+    )  # fmt: skip
     return kept(partial(_compile, text, target, first), Path(__file__), version(), *machine, text)
 
 
@@ -57,7 +60,8 @@ def _compile(text: str, target: TargetSpec, first: bool) -> bytes:
         features = target.features
         if target.abi == "ptx" and NEWER in text:
             features = f"{features},{VERSION}" if features else VERSION
-        machine = _machine(target.triple, target.cpu, features, FIRST if first else 3)
+        level = FIRST if first or target.quick else 3
+        machine = _machine(target.triple, target.cpu, features, level)
         module = llvm.parse_assembly(text)
         module.triple = target.triple
         module.data_layout = str(machine.target_data)
@@ -75,17 +79,23 @@ def _optimise(
     module: llvm.ModuleRef, machine: llvm.TargetMachine, target: TargetSpec, first: bool,
     straight: bool,
 ) -> None:  # fmt: skip
-    """Run LLVM's passes; for a first version only the one that moves variables to registers.
-    straight: whether straight code is vectorised."""
+    """Run LLVM's passes; for a first version only the one that moves variables to registers, for a
+    quick target also those that simplify instructions and loops. A loop that is not rotated copies
+    the registers that it changes. straight: whether straight code is vectorised."""
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = target.abi == "host"
     options.slp_vectorization = straight
     options.loop_interleaving = target.abi == "host"
     options.loop_unrolling = True
     builder = llvm.create_pass_builder(machine, options)
-    if first:
+    if first or target.quick:
         passes = llvm.create_new_module_pass_manager()
         passes.add_sroa_pass()
+        if not first:
+            passes.add_simplify_cfg_pass()
+            passes.add_loop_rotate_pass()
+            passes.add_instruction_combine_pass()
+            passes.add_simplify_cfg_pass()
     else:
         passes = builder.getModulePassManager()
     passes.run(module, builder)

@@ -29,7 +29,7 @@ from ugpu.compiler.runtime.kernels.faulted import Places
 from ugpu.compiler.runtime.kernels.known import Known, Record
 from ugpu.compiler.runtime.kernels.progress import Progress
 from ugpu.compiler.runtime.kernels.store import Store, key_of, packing_key
-from ugpu.compiler.runtime.kernels.tiers import Tiers, pays
+from ugpu.compiler.runtime.kernels.tiers import Tiers, pays, target_of
 from ugpu.compiler.runtime.kernels.tuners import active
 from ugpu.compiler.runtime.recent import Recent
 from ugpu.compiler.schedule.group import Group
@@ -94,10 +94,11 @@ class Programs:
         self.disk = DiskCache(cache_folder, further=device.driver.kernels)
         self.failed = None if cache_folder is None else cache_folder.parent / "failed-kernels"
         self.tuned = Store(None if cache_folder is None else cache_folder.parent / "tuned")
-        self.known = Known(device.target, self.disk, self.tuned)
+        self.target = target_of(device)
+        self.known = Known(self.target, self.disk, self.tuned)
         self._groups: Recent[tuple[Any, ...], Loaded] = Recent(KERNELS)
         self._kernels: Recent[str, Loaded] = Recent(KERNELS)
-        self.places = Places(device.target, self.disk)
+        self.places = Places(self.target, self.disk)
         self.tiers = Tiers(device, self.disk, self.known)
         core_of(device).explainers.append(self.places.explain)
 
@@ -141,7 +142,7 @@ class Programs:
             recalled = self._recalled(record, pending, start)
             if recalled is not None:
                 return recalled
-        target = self.device.target
+        target = self.target
         with interning:
             computation = computation_of(group)
         tuner = active()
@@ -174,7 +175,7 @@ class Programs:
             waiting.first_key = DiskCache.key("first", waiting.record.object)
             waiting.image = self.disk.get(waiting.first_key)
         if waiting.image is None:
-            target, name = self.device.target, waiting.record.name
+            target, name = self.target, waiting.record.name
             waiting.compiled = shared().submit(text, target, name, self.failed, first=first)
 
     def _recalled(
@@ -226,7 +227,7 @@ class Programs:
         except CompileError as error:
             if not waiting.first:
                 raise
-            name, target = waiting.record.name, self.device.target
+            name, target = waiting.record.name, self.target
             log.warning("kernel %s has no first version: %s", name, error)
             text, waiting.first, waiting.first_key = waiting.first, "", ""
             return shared().submit(text, target, name, self.failed).result()
@@ -277,4 +278,4 @@ def _work(group: Group) -> Work:
 
 
 def _identity(target: TargetSpec) -> tuple[str, ...]:
-    return target.triple, target.cpu, target.features, target.abi
+    return target.triple, target.cpu, target.features, target.abi, "quick" * target.quick

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from ugpu.compiler.codegen.process.behind import Order, behind
@@ -42,6 +43,15 @@ def pays(computation: Computation, target: TargetSpec, text: str) -> bool:
         return False
     operations, size = MOST[VECTORS in text]
     return moved(computation) <= size and flops(computation) <= operations
+
+
+def target_of(device: Device) -> TargetSpec:
+    """Return the target that a device's kernels are compiled for. A model translates each kernel
+    once more before its first launch, and runs code of few passes as fast (docs/figures.md): there
+    the time of a kernel is that of compiling it. `UGPU_TIERS=0` compiles the code of boards, and so
+    does a recording, which may be played to one."""
+    quick = device.driver.clock.of_model and config().tiers
+    return replace(device.target, quick=quick)
 
 
 class Tiers:

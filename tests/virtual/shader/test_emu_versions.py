@@ -132,3 +132,66 @@ def test_functions_of_a_library_are_compiled_when_code_calls_them(tmp_path: Path
     assert made.address("lib_outer") and len(list(tmp_path.iterdir())) == 2
     with pytest.raises(RuntimeError, match="expected instruction"):
         made.address("lib_unused")
+
+
+CALLED = (
+    "define internal i32 @two_own(i32 %x) {\n  %y = mul i32 %x, 5\n  ret i32 %y\n}\n"
+    "define i32 @two_inner(i32 %x) {\n  %y = call i32 @two_own(i32 %x)\n  ret i32 %y\n}\n"
+    "define i32 @two_outer(i32 %x) {\n  %y = call i32 @two_inner(i32 %x)\n  ret i32 %y\n}\n"
+)
+CALLS = (
+    "declare i32 @two_outer(i32)\n"
+    "define i32 @f(i32 %x) {\n  %y = call i32 @two_outer(i32 %x)\n  ret i32 %y\n}\n"
+)
+
+
+def _called(folder: Path) -> library.Library:
+    return library.Library(
+        (), folder, "two", [(lambda: (CALLED, set()), ["two_inner", "two_outer"])]
+    )
+
+
+def _result(code: versions.Code) -> int:
+    return int(ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32)(code.address)(3))
+
+
+def test_a_second_version_calls_second_versions_of_functions(held: Held, tmp_path: Path) -> None:
+    functions = _called(tmp_path)
+    made = versions.Versions((), jit.ObjectCache(tmp_path), "f", functions)
+    code = made.code(lambda: CALLS, "calls")
+    first = [functions.address(name, quick=True) for name in ("two_inner", "two_outer")]
+    assert _result(code) == 15 and not functions._code
+    code.launched(1.0)
+    assert len(held.held) == 3  # the functions first
+    stored = len(list(tmp_path.iterdir()))
+    held.finish()
+    assert code.address != code.mark and _result(code) == 15
+    assert sorted(functions._code) == ["two_inner", "two_outer"]
+    assert len(list(tmp_path.iterdir())) == stored + 3
+    after = [functions.address(name, quick=True) for name in ("two_inner", "two_outer")]
+    assert not set(first) & set(after)
+
+    again = _called(tmp_path)  # as another process finds it
+    assert again.address("two_outer", quick=True) and not again._first
+
+
+def test_a_function_without_a_second_version_is_compiled_for_the_kernel_that_calls_it(
+    held: Held, tmp_path: Path
+) -> None:
+    functions = _called(tmp_path)
+    made = versions.Versions((), jit.ObjectCache(tmp_path), "f", functions)
+    code = made.code(lambda: CALLS, "calls")
+    code.launched(1.0)
+    for order in held.held[:2]:
+        order.done(CompileError("LLVM ended its process (SIGKILL)"))
+    del held.held[:2]
+    held.finish()
+    assert code.address != code.mark and _result(code) == 15
+    assert sorted(functions._code) == ["two_inner", "two_outer"]
+
+
+def test_without_tiers_functions_have_one_version(tmp_path: Path) -> None:
+    with setting("UGPU_TIERS", "0"):
+        functions = _called(tmp_path)
+        assert functions.address("two_outer", quick=True) == functions.address("two_outer")
+        assert not functions._first

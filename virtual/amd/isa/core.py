@@ -105,10 +105,11 @@ class GfxCore(Executor[Worker, Outcome]):
         self._runs: Recent[int, Run] = Recent()
         self._kernels: Recent[_Key, Kernel] = Recent()
         self._compiled: Recent[tuple[str, int, bool, int], Code] = Recent()
-        self._versions = Versions(_SOURCES, self._objects, _KERNEL)
         self._races: Recent[tuple[str, int, int], str] = Recent()
         self._extending = threading.Lock()
-        self._launch = LAUNCH(_runtime(cache).address(wave.NAME))
+        functions = _runtime(cache)
+        self._versions = Versions(_SOURCES, self._objects, _KERNEL, functions)
+        self._launch = LAUNCH(functions.address(wave.NAME))
 
     def _worker(self, number: int) -> Worker:
         return Worker(watched=self._check_waits)

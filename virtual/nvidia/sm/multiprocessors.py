@@ -225,7 +225,7 @@ class VirtualMultiprocessors(Executor[Worker, SmOutcome]):
             level, stored = self._compiled(launch, source, grid, hot=known is not None)
         else:
             level, stored, stepped = self._stepped(launch, source, grid)
-        code = jit.Loaded(stored[_HEAD.size :])
+        code = jit.Loaded(stored[_HEAD.size :], quick=level == _QUICK and not stepped)
         state_size, microseconds, frame = _HEAD.unpack_from(stored)
         if frame > stack.DEEPEST:
             raise NotSupported(
