@@ -23,8 +23,9 @@ from ugpu.compiler.graph.movement import part_of_stored
 from ugpu.compiler.graph.node import Node
 from ugpu.compiler.graph.origin import here
 from ugpu.compiler.graph.tracking import History, mode
-from ugpu.compiler.methods.core import Scalar, integer_of, number_of, shape_of, whole
+from ugpu.compiler.methods.core import Scalar, integer_of, number_of, shape_of
 from ugpu.compiler.methods.derived.instead import missing
+from ugpu.compiler.methods.ofclass import whole
 from ugpu.compiler.plan.plan import MemoryPlan, memory_plan
 from ugpu.compiler.runtime.kernels.tuners import active
 from ugpu.compiler.runtime.lent import lend

@@ -38,6 +38,8 @@ def zip_members(source: Source) -> Mapping[str, Member]:
         source.refuse(f"expected at most {NAMES} members, got {len(listed)}")
     members: dict[str, Member] = {}
     for info in listed:
+        if not info.filename:  # `is_dir` reads its last character
+            source.refuse("a member has no name")
         if info.is_dir():
             continue
         if info.filename in members:

@@ -48,8 +48,9 @@ def jit(function: Callable[Given, Result]) -> Jit[Given, Result]:
 
 
 class Jit(Recorded, Generic[Given, Result]):
-    """A recorded function, created by `jit`. Only one thread may call it at a time. Once there is a
-    Direct, native code takes the place of `__call__`, which it calls for all that it leaves."""
+    """A recorded function, created by `jit`. Only one thread may call it at a time; the functions
+    of several threads are recorded one after the other. Once there is a Direct, native code takes
+    the place of `__call__`, which it calls for all that it leaves."""
 
     def __init__(self, function: Callable[Given, Result]) -> None:
         functools.update_wrapper(self, function)

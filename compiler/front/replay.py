@@ -30,7 +30,10 @@ from ugpu.compiler.runtime.several.stages import Stages
 from ugpu.compiler.tensor import Tensor
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.errors import BadArgument, Closed
+from ugpu.hcq.state.life import ModuleLock
 from ugpu.hcq.work.buffer import Buffer
+
+_recording = ModuleLock()  # a device captures one graph at a time; other threads' functions wait
 
 
 class Outdated(Exception):
@@ -98,7 +101,7 @@ class Replay:
         recording, touched = Recording(self.name, self.stages), Touched(captures=True)
         sources: dict[int, _Source] = {}
         try:
-            with recording, self.stages, touched:
+            with _recording.lock, recording, self.stages, touched:
                 for device in self.devices:
                     recording.pool_for(runtime_of(device).pool)
                 for tensor in tensors:

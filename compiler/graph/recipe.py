@@ -25,7 +25,7 @@ MOST = 48  # operations of a recipe
 DEEPEST = 16  # results of recipes in one chain
 HELD_FROM = 8  # numbers that recipes contain, of each series
 # Operations on a narrow float that read a Python number in float32; others read it in that type. As
-# PyTorch's for GPUs (BinaryInternal.h and BinaryDivFloorKernel.cu in ATen/native/cuda: opmath_t).
+# PyTorch's for GPUs (ATen/native/cuda: opmath_gpu_kernel_with_scalars, BinaryDivFloorKernel.cu).
 EXACT = frozenset(("add", "sub", "mul", "div", "floordiv"))
 
 T = TypeVar("T")

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
-from types import FunctionType
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -28,14 +27,11 @@ from ugpu.compiler.graph.recipe import (
     with_held,
 )
 from ugpu.compiler.graph.tracking import History, mode
-from ugpu.compiler.methods.aliases import with_aliases
-from ugpu.compiler.methods.ofclass import OfClass
 from ugpu.compiler.runtime.watch import watchers
 from ugpu.hcq.device.device import Device, core_of
 from ugpu.hcq.errors import BadArgument, BadIndex
 
 Scalar = bool | int | float
-T = TypeVar("T", bound="TensorCore")
 RECIPES = 1024  # recipes kept
 
 # None: the method's result cannot be made by a recipe.
@@ -164,13 +160,9 @@ class TensorCore:
         the number's, and a Python number, which is part of the recipe. holds: the recipe may read
         it from memory instead, and does for all but the first HELD_FROM numbers that come for
         arrays like these."""
-        if other is None:
-            sources = sources_of((self.node,))
-        elif other.device is self.device:
-            sources = sources_of((self.node, other.node))
-        else:
-            return method(number)
-        if sources is None or watchers:
+        sources = sources_of((self.node,) if other is None else (self.node, other.node))
+        elsewhere = other is not None and other.device is not self.device
+        if sources is None or watchers or elsewhere:
             return method(number)
         kind, units = type(number), self.device.target.compute_units
         if holds:
@@ -415,24 +407,6 @@ class TensorCore:
         if len(set(axes)) != len(axes):
             raise BadArgument(f"{operation}: axis {axis} contains an axis twice")
         return axes
-
-
-def whole(tensor: type[T]) -> type[T]:
-    """Rename the methods of all base classes to `Tensor.<name>`, for error messages and help().
-    Public methods with an axis also accept PyTorch's argument names. Methods of the class do not
-    ignore a tensor that they are called on."""
-    for group in tensor.__mro__[:-1]:
-        for name, member in list(vars(group).items()):
-            method = getattr(member, "fget", None) or getattr(member, "__func__", member)
-            if isinstance(method, FunctionType):
-                method.__qualname__ = f"{tensor.__name__}.{method.__name__}"
-            if name.startswith("_"):
-                continue
-            if isinstance(member, FunctionType):
-                setattr(group, name, with_aliases(member))
-            elif isinstance(member, classmethod | staticmethod):
-                setattr(group, name, OfClass(member))
-    return tensor
 
 
 def _is_array(given: object) -> bool:

@@ -1,16 +1,36 @@
-"""Methods of the class Tensor, called on a tensor: `x.cat([y])` joins x too, others refuse."""
+"""The methods of a class of tensors as a whole: their names, and those of the class, called on a
+tensor: `x.cat([y])` joins x too, others refuse."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 from ugpu.compiler.methods.aliases import with_aliases
 from ugpu.hcq.errors import BadArgument
 
+T = TypeVar("T")
 JOINING = ("cat", "stack", "meshgrid")  # of a sequence of tensors
+
+
+def whole(tensor: type[T]) -> type[T]:
+    """Rename the methods of all base classes to `Tensor.<name>`, for error messages and help().
+    Public methods with an axis also accept PyTorch's argument names. Methods of the class do not
+    ignore a tensor that they are called on."""
+    for group in tensor.__mro__[:-1]:
+        for name, member in list(vars(group).items()):
+            method = getattr(member, "fget", None) or getattr(member, "__func__", member)
+            if isinstance(method, FunctionType):
+                method.__qualname__ = f"{tensor.__name__}.{method.__name__}"
+            if name.startswith("_"):
+                continue
+            if isinstance(member, FunctionType):
+                setattr(group, name, with_aliases(member))
+            elif isinstance(member, classmethod | staticmethod):
+                setattr(group, name, OfClass(member))
+    return tensor
 
 
 class OfClass:

@@ -46,6 +46,8 @@ DEPTH = 64  # graphs within graphs
 ITERATIONS = 1 << 20  # of a loop
 OFTEN = 16  # iterations between computations of a loop's state
 CONTROL = frozenset(("If", "Loop", "Scan"))
+# What operators raise for inputs and attributes that do not fit them, which nothing has checked.
+UNFIT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError)
 Scope = MutableMapping[str, Any]
 
 
@@ -108,20 +110,23 @@ class Graphs:
             if self._depth > DEPTH:
                 raise BadFile(f"the model's graphs are nested more than {DEPTH} times")
             for node in nodes:
-                results = self._node(node, scope)
+                inputs = _values(node.input, scope)
+                try:
+                    results = self._node(node, inputs, scope)
+                except UgpuError:
+                    raise
+                except UNFIT as error:
+                    raise BadArgument(
+                        f"ONNX operator {node.op_type} ({node.name}): {error}"
+                    ) from error
                 for name, result in zip(node.output, results, strict=False):
                     if name:
                         scope[name] = result
-            return [scope[name] if name else None for name in outputs]
-        except KeyError as error:
-            if isinstance(error, UgpuError):
-                raise
-            raise BadFile(f"the model uses {error}, which no node computes before") from error
+            return _values(outputs, scope)
         finally:
             self._depth -= 1
 
-    def _node(self, node: Any, scope: Scope) -> Sequence[Any]:
-        inputs = [scope[name] if name else None for name in node.input]
+    def _node(self, node: Any, inputs: list[Any], scope: Scope) -> Sequence[Any]:
         name = node.op_type
         if self._bodies.own(node) or node.domain not in STANDARD:
             return self._called(node, inputs, scope)
@@ -279,6 +284,14 @@ def _constant(attributes: dict[str, Any]) -> Any:
     if name != "value":
         raise NotSupported(f"ONNX operator Constant: {name}")
     return np.asarray(value)
+
+
+def _values(names: Sequence[str], scope: Scope) -> list[Any]:
+    """Return values by name, None for an empty name."""
+    try:
+        return [scope[name] if name else None for name in names]
+    except KeyError as error:
+        raise BadFile(f"the model uses {error}, which no node computes before") from error
 
 
 def _large(name: str, inputs: list[Any]) -> bool:

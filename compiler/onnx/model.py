@@ -150,9 +150,10 @@ def load(path: str | os.PathLike[str], *, device: Device | str | None = None) ->
 def _converted(proto: Any, version: int) -> Any:
     if version < BATCHED and any(node.op_type == "Scan" for node in proto.graph.node):
         raise NotSupported(f"ONNX operator Scan of opset {version}; expected {BATCHED} or newer")
+    converter, inference = module("onnx.version_converter"), module("onnx.shape_inference")
     try:
-        return module("onnx.version_converter").convert_version(proto, CONVERTED)
-    except RuntimeError as error:
+        return converter.convert_version(proto, CONVERTED)
+    except (RuntimeError, converter.ConvertError, inference.InferenceError) as error:
         raise NotSupported(
             f"a model of opset {version} cannot be converted to {CONVERTED}: {error}"
         ) from error

@@ -173,7 +173,8 @@ class Array:
         return self.maximum(0)
 
     def square(self) -> Array:
-        return self * self
+        given = self.cast("int64") if self.kind == "bool" else self  # as in PyTorch
+        return given * given
 
     def __floordiv__(self, other: Any) -> Array:
         return self._divided(other, np.floor_divide)

@@ -155,8 +155,7 @@ class Torched:
         return Torched(torch.relu(self._ordered().data), self.kind)
 
     def square(self) -> Torched:
-        """Rule: of bools, bools (PyTorch: int64)."""
-        return self * self
+        return Torched(self.data.square(), "int64" if self.kind == "bool" else self.kind)
 
     def __floordiv__(self, other: Any) -> Torched:
         return self._divided(other, torch.floor_divide)

@@ -67,6 +67,14 @@ def all_binary(one: Tensor, two: Tensor) -> list[Tensor]:
     return results
 
 
+@pytest.mark.parametrize("number", [0.3, -1.7, 0.5])
+def test_a_rounded_product_keeps_the_sign_of_zero(gpu: Device, number: float) -> None:
+    """Of one half alone LLVM made v_fma_mixlo_f16, which adds a zero without a sign."""
+    array = np.array([0.0, -0.0, 1.0, -0.0], np.float16)
+    found = (Tensor(array, device=gpu) * number).numpy()
+    assert found.tobytes() == (array.astype(np.float32) * number).astype(np.float16).tobytes()
+
+
 @pytest.mark.parametrize("name", NUMPY_TYPES)
 def test_every_operation_on_every_type(gpu: Device, cpu: Device, name: str) -> None:
     one, two = numbers(name, 200, 1), numbers(name, 200, 2)

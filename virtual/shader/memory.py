@@ -50,11 +50,19 @@ def place_of(array: NDArray[Any]) -> int:
 
 
 class Access(enum.IntEnum):
-    """The kind of access to a page."""
+    """The kind of access to a page. ATOMIC: at the scope of the whole system; ATOMIC_LOCAL: at a
+    smaller one."""
 
     READ = 0
     WRITE = 1
     EXECUTE = 2
+    ATOMIC = 3
+    ATOMIC_LOCAL = 4
+
+    @property
+    def writes(self) -> bool:
+        """Whether the page must be writable."""
+        return self not in (Access.READ, Access.EXECUTE)
 
 
 class LaneMemory(Protocol):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ugpu.virtual.shader import context
 from ugpu.virtual.shader.memory import (
     DELTA,
@@ -16,8 +18,8 @@ from ugpu.virtual.shader.text import Text
 
 PAGE = 1 << PAGE_SHIFT
 NAMES = {Access.READ: "read", Access.WRITE: "write"}
+ATOMIC_NAMES = {Access.ATOMIC: "atomic", Access.ATOMIC_LOCAL: "atomic_local"}
 _ROW_SHIFT = (8 * TLB_COLUMNS).bit_length() - 1
-_TAGS = {Access.READ: READ_TAG, Access.WRITE: WRITE_TAG}
 
 
 def tlb_of(e: Text) -> str:
@@ -43,7 +45,7 @@ def pages_of(e: Text, addresses: str, kind: str = "i64") -> tuple[str, str]:
 def columns_of(access: Access) -> tuple[int, int]:
     """Return the columns of a row that hold the page translated for an access, and the distance to
     its host address."""
-    return 8 * _TAGS[access], 8 * DELTA
+    return 8 * (WRITE_TAG if access.writes else READ_TAG), 8 * DELTA
 
 
 def row_at(e: Text, tlb: str, offset: str, access: Access) -> tuple[str, str]:
@@ -68,15 +70,16 @@ def hit(e: Text, tlb: str, address: str, size: int, access: Access) -> tuple[str
     return e.value(f"and i1 {good}, {fits}"), e.value(f"inttoptr i64 {host} to ptr")
 
 
-def translate_ir(prefix: str) -> str:
-    """Return the IR of `<prefix>translate_read` and `_write`: an address to its host address.
+def translate_ir(prefix: str, names: Mapping[Access, str] = NAMES) -> str:
+    """Return the IR of `<prefix>translate_<name>`, for each access by its name: an address to its
+    host address.
 
     A miss calls the model, which returns a host address even for a fault.
     """
-    return "\n".join(_translate(prefix, access) for access in NAMES)
+    return "\n".join(_translate(prefix, access, name) for access, name in names.items())
 
 
-def _translate(prefix: str, access: Access) -> str:
+def _translate(prefix: str, access: Access, name: str) -> str:
     e = Text()
     page, offset = pages_of(e, "%address")
     tag, delta = row_at(e, tlb_of(e), offset, access)
@@ -88,5 +91,5 @@ def _translate(prefix: str, access: Access) -> str:
     at = e.value(f"getelementptr i8, ptr %context, i64 {context.REFILL}")
     refill = e.value(f"load ptr, ptr {at}")
     e.do(f"ret i64 {e.value(f'call i64 {refill}(i64 %address, i32 {int(access)})')}")
-    name = f"{prefix}translate_{NAMES[access]}"
-    return f"define i64 @{name}(ptr %context, i64 %address) noinline {{\n{e.text()}\n}}\n"
+    head = f"define i64 @{prefix}translate_{name}(ptr %context, i64 %address) noinline"
+    return f"{head} {{\n{e.text()}\n}}\n"

@@ -116,11 +116,7 @@ class _Blocked:
         inside = (self.multiply_keys(), *self.weigh(), self.multiply_values())
         blocks = loop_over(self.block, conditions, inside)
         body = (*clear, Loop(depth, tuple(turn)), blocks, self.finish(output))
-        memories = (
-            self.turned, self.scores, self.output, self.largest, self.before, *self.sums,
-            self.totals,
-        )  # fmt: skip
-        return self.nest.kernel(memories, body)
+        return self.nest.kernel(body)
 
     # ---- pieces --------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ def elementwise(
     if last.size >= most or not outer:
         nest = Nest(computation, outer, (last, min(most, last.size)))
         (side,) = nest.sides
-        return nest.kernel(memories, _line(computation, nest.batch, side.steps, bool(memories)))
+        return nest.kernel(_line(computation, nest.batch, side.steps, bool(memories)))
     counted = _counted(outer, last)
     between = outer[len(counted) :]
     rows = max(1, most // (last.size * elements(between)))
@@ -198,7 +198,7 @@ def _side_by_side(computation: Computation, reduce: Value, most: int) -> Kernel:
         rest = [constant(step) for step in range(length - length % abreast, length)]
         inside = (*inside, columns("j3", gather(rest)))
     inside = nested(over[:-1], *inside)
-    return nest.kernel((totals,), (columns("j0", clear), *inside, columns("j2", finish)))
+    return nest.kernel((columns("j0", clear), *inside, columns("j2", finish)))
 
 
 def _shared(computation: Computation, body: Value) -> Range | None:

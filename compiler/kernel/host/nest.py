@@ -4,13 +4,13 @@ A side is one range, or several walked as one: a convolution's columns are an im
 columns; its depth is channels and the places of a window. A block takes `count` steps of the `main`
 range and, inside each, all of the inner ranges. What a block reads is laid out first where it pays
 (packed by compiler.kernel.host.products.packing, or copied by lines and turned in
-compiler.kernel.host); then totals are computed, then results from them.
+compiler.kernel.host); then totals are computed, in registers (`Panel`), then results from them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -36,7 +36,7 @@ from ugpu.compiler.expression.value import (
     load,
     substitute,
 )
-from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, group_range
+from ugpu.compiler.kernel.ir import If, Kernel, Loop, Statement, Store, TileStep, group_range
 from ugpu.compiler.kernel.shared.kernels import groups_at, kernel_of, result
 
 LONG = 16  # elements of a loop that LLVM takes in vectors; loops around it need not be unrolled
@@ -201,8 +201,19 @@ class Nest:
         places = {**self.batch, **outer.places, **inner.places}
         return outer.around(inner.around(result(self.computation, places, total, reduce)))
 
-    def kernel(self, memories: Iterable[Memory], body: Iterable[Statement]) -> Kernel:
-        return kernel_of(self.computation, tuple(memories), self.grid, 1, tuple(body))
+    def kernel(self, body: Sequence[Statement]) -> Kernel:
+        """Return the kernel, whose own memories are those that its body writes."""
+        written = dict.fromkeys(_written(body))
+        own = tuple(memory for memory in written if memory.space != "global")
+        return kernel_of(self.computation, own, self.grid, 1, tuple(body))
+
+
+def _written(body: Sequence[Statement]) -> Iterator[Memory]:
+    for statement in body:
+        if isinstance(statement, Loop | If):
+            yield from _written(statement.body)
+        elif isinstance(statement, Store | TileStep) and statement.memory is not None:
+            yield statement.memory
 
 
 def nested(ranges: Sequence[Range], *body: Statement) -> tuple[Statement, ...]:
@@ -255,15 +266,22 @@ class Panel:
         """Return total[i][j] = start(i, j), or zero; a loop around total[i][j] = product(rows[i],
         columns[j], total[i][j]), by default the sum of products in the order of the loop. A row is
         a vector, or a number that all lanes have."""
+        zero = broadcast(const(0, self.totals.dtype), self.totals.lanes)
+        starts = (
+            Store(self.totals, total.arg.index, zero if start is None else start(i, j))
+            for i, j, total in self.each()
+        )
+        return [*starts, loop(tuple(self.added(rows, columns, product)))]
+
+    def added(
+        self, rows: Sequence[Value], columns: Sequence[Value],
+        product: Callable[[Value, Value, Value], Value] = multiply_add,
+    ) -> Iterator[Statement]:  # fmt: skip
+        """Yield total[i][j] = product(rows[i], columns[j], total[i][j])."""
         lanes = self.totals.lanes
-        zero = broadcast(const(0, self.totals.dtype), lanes)
         rows = [broadcast(row, lanes) if row.lanes == 1 else row for row in rows]
-        starts, terms = [], []
         for i, j, total in self.each():
-            at = total.arg.index
-            starts.append(Store(self.totals, at, zero if start is None else start(i, j)))
-            terms.append(Store(self.totals, at, product(rows[i], columns[j], total)))
-        return [*starts, loop(tuple(terms))]
+            yield Store(self.totals, total.arg.index, product(rows[i], columns[j], total))
 
     def stored(self, memory: Memory, place: Callable[[int, int], Index]) -> list[Statement]:
         """Return the stores of all totals, each at its place of a memory."""

@@ -2,6 +2,8 @@
 
     across   memory runs across the scanned range: totals of many columns side by side, in vectors
     along    memory runs along it: a total waits for the one before, so several rows are interleaved
+    doubled  along, for extremes: in a vector, totals of 2, 4, 8 .. neighbours, then that of all
+             vectors before (W. Hillis and G. Steele, 1986)
 
 Sums of floats start again after 1,024 elements, and the sum of the elements before is added to
 each, so that far fewer roundings accumulate in one. Products do not: zero times infinity is not
@@ -14,9 +16,17 @@ from ugpu.compiler.expression import elementary as ops
 from ugpu.compiler.expression.accumulate import combine, identity, is_keyed, key, of_key
 from ugpu.compiler.expression.algebra import Index, Range, constant, flatten
 from ugpu.compiler.expression.computation import Computation, elements, places_at
-from ugpu.compiler.expression.value import Memory, Value, cast, load, substitute
+from ugpu.compiler.expression.value import (
+    Memory,
+    Value,
+    broadcast,
+    cast,
+    load,
+    substitute,
+    value,
+)
 from ugpu.compiler.kernel.host.loops import rows_of
-from ugpu.compiler.kernel.host.nest import Nest, Walk
+from ugpu.compiler.kernel.host.nest import Nest, Walk, round_up
 from ugpu.compiler.kernel.ir import Kernel, Loop, Statement, Store, group_range
 from ugpu.compiler.kernel.shared.kernels import kernel_of
 from ugpu.hcq.state.target import TargetSpec
@@ -25,14 +35,19 @@ CHUNK = 16384  # elements that justify a separate group
 ABREAST = (4, 2)  # rows processed together: an addition takes four cycles, and two begin in each
 COLUMNS = 1024  # columns whose totals a group holds
 LINE = 64  # minimum of these
-STRETCH = 1024  # elements after which a total of floats starts again
+LANES = 4  # minimum of a vector whose totals are doubled
+STRETCH = 1024  # elements after which a total of floats starts again; those of `doubled` at a time
 
 
 def lower(computation: Computation, target: TargetSpec) -> Kernel:
     """Lower a computation of running totals."""
-    if computation.ranges[-1] in computation.value.arg[2]:
-        return _along(computation, target)
-    return _across(computation, target)
+    if computation.ranges[-1] not in computation.value.arg[2]:
+        return _across(computation, target)
+    parts = _Parts(computation)
+    lanes = target.vector_bytes // parts.body.dtype.itemsize
+    if parts.doubles and LANES <= lanes < parts.along.size:
+        return _doubled(computation, parts, lanes)
+    return _along(computation, target)
 
 
 class _Parts:
@@ -45,6 +60,8 @@ class _Parts:
         self.dtype = computation.output.dtype
         self.keyed = is_keyed(self.operation, self.body.dtype)
         rounded = self.operation == "sum" and self.body.dtype.is_float
+        slow = self.body.dtype.is_float or self.body.dtype.itemsize == 4  # others gain nothing
+        self.doubles = slow and self.operation in ("max", "min")
         if self.keyed:
             self.body = key(self.body, self.operation)
             start = [key(each, self.operation) for each in start]
@@ -59,11 +76,11 @@ class _Parts:
 
     def result(self, total: Value, base: Value) -> Value:
         """Return the stored value."""
-        if self.based:
-            total = combine(self.operation, base, total)
-        if self.keyed:
-            total = of_key(total)
-        return cast(total, self.dtype)
+        return self.ended(combine(self.operation, base, total) if self.based else total)
+
+    def ended(self, total: Value) -> Value:
+        """Return the stored value of a total of all elements up to one."""
+        return cast(of_key(total) if self.keyed else total, self.dtype)
 
 
 def _along(computation: Computation, target: TargetSpec) -> Kernel:
@@ -97,6 +114,51 @@ def _along(computation: Computation, target: TargetSpec) -> Kernel:
     inner = Loop(step, tuple(steps), left)
     body = (*first, Loop(stretch, (*before, inner, *after)))
     memories = (totals, bases) if parts.based else (totals,)
+    return kernel_of(computation, memories, grid, 1, (Loop(Range("r", rows), body, bound),))
+
+
+def _doubled(computation: Computation, parts: _Parts, lanes: int) -> Kernel:
+    """Compute totals along memory. Elements beyond a row's end are undefined: no total before them
+    depends on them."""
+    outer, size, dtype = computation.ranges[:-1], parts.along.size, parts.body.dtype
+    block = min(STRETCH, round_up(size, lanes))
+    rows = max(1, CHUNK // size)
+    grid, row, bound = rows_of(elements(outer), rows)
+    totals = Memory("totals", dtype, block, "local")
+    held, carried = (Memory(name, dtype, 1, "register", lanes) for name in ("held", "carried"))
+    zero, stretch = constant(0), Range("s", -(-size // block))
+    now, before = (load(memory, zero, (), lanes) for memory in (held, carried))
+    left = None if size % block == 0 else constant(size) - stretch.index() * block
+    vectors = None if left is None else (left + (lanes - 1)) // lanes
+    taken, vector, given = Range("k", block), Range("v", block // lanes), Range("l", block)
+
+    def places(step: Range) -> dict[Range, Index]:
+        return places_at(outer, row) | {parts.along: stretch.index() * block + step.index()}
+
+    at = vector.index() * lanes
+    steps = [Store(held, zero, load(totals, at, (), lanes))]
+    none = broadcast(parts.identity, lanes)
+    for apart in (1 << step for step in range(lanes.bit_length() - 1)):
+        mask = tuple(i - apart if i >= apart else lanes + i for i in range(lanes))
+        moved = value("shuffle", dtype, (now, none), mask, lanes)
+        steps.append(Store(held, zero, combine(parts.operation, now, moved)))
+    last = value("shuffle", dtype, (now, now), (lanes - 1,) * lanes, lanes)
+    steps += [
+        Store(held, zero, combine(parts.operation, before, now)),
+        Store(totals, at, now),
+        Store(carried, zero, last),
+    ]
+    element = substitute(parts.body, places(taken))
+    to = row * size + stretch.index() * block + given.index()
+    found = parts.ended(load(totals, given.index()))
+    loops = (
+        Loop(taken, (Store(totals, taken.index(), element),), left),
+        Loop(vector, tuple(steps), vectors, rolled=True),
+        Loop(given, (Store(computation.output, to, found),), left),
+    )
+    start = broadcast(substitute(parts.start, places_at(outer, row)), lanes)
+    body = (Store(carried, zero, start), Loop(stretch, loops))
+    memories = (totals, held, carried)
     return kernel_of(computation, memories, grid, 1, (Loop(Range("r", rows), body, bound),))
 
 
@@ -141,8 +203,8 @@ def _across(computation: Computation, target: TargetSpec) -> Kernel:
     steps = Loop(step, (added,), left)
     clear = each("j0", totals, parts.identity)
     if not parts.based:
-        return nest.kernel((totals,), (clear, Loop(stretch, (steps,))))
+        return nest.kernel((clear, Loop(stretch, (steps,))))
     walk = side.steps("j1")
     first = walk.around(Store(bases, walk.position, substitute(parts.start, places(walk))))
     body = (first, Loop(stretch, (clear, steps, each("j2", bases))))
-    return nest.kernel((totals, bases), body)
+    return nest.kernel(body)

@@ -82,11 +82,9 @@ def elementwise(computation: Computation, turned: Turned, target: TargetSpec) ->
     ends = columns.left // lanes * lanes if last.size % lanes else columns.left
     row, column = rows.line("row", lanes), columns.line("column", width, bound=ends)
     stages: dict[Value, Value] = {}
-    memories: list[Memory] = []
     whole: list[Statement] = []
     for number, node in enumerate(turned.loads):
         stage = Memory(f"stage{number}", node.dtype, lanes * width, "local")
-        memories.append(stage)
         stages[node] = load(stage, row.position * width + column.position)
         block = Range(f"block{number}", width // lanes)
         first = columns.start + block.index() * lanes
@@ -106,4 +104,4 @@ def elementwise(computation: Computation, turned: Turned, target: TargetSpec) ->
         edge = results(computation, rows.steps("edge"), columns.steps("column"))
         few = (constant(lanes - 1) - rows.left,)
         whole = [If((rows.left - lanes,), tuple(whole)), If(few, (edge,))]
-    return nest.kernel(memories, whole)
+    return nest.kernel(whole)

@@ -11,9 +11,8 @@
 
 Each element of the image is evaluated once, with its padding and the operations fused into it. All
 places of a window are unrolled, and all images that are summed. Totals become results as vectors if
-what follows is short; otherwise they are stored, and a loop over the block computes results. Rows
-too short for vectors are computed as one: the places between two rows are computed too, and not
-used. A group computes several images; their padding is written once, if it is the same.
+what follows is short; otherwise they are stored, and a loop over the block computes results. A
+group computes several images; their padding is written once, if it is the same.
 """
 
 from __future__ import annotations
@@ -56,7 +55,6 @@ from ugpu.compiler.pattern.contraction import ranges_of
 from ugpu.hcq.state.target import TargetSpec
 
 GROUPS = 4  # minimum groups for each thread
-FEWEST = 4  # columns from which on rows are lines of vectors
 TALL, MOST = 2, 4  # rows of a block: totals that registers have room for; more gain nothing
 SPARE = 4  # registers that do not hold weights
 WHOLE = 64  # elements: whole vectors, as many as loops take at once
@@ -146,8 +144,7 @@ def reduction(computation: Computation, window: Window, target: TargetSpec) -> K
 
 
 class _Windows:
-    """Sizes and memories of one kernel. Lines of results are rows; or all rows of a block and the
-    places between them, if rows are too short for vectors."""
+    """Sizes and memories of one kernel."""
 
     def __init__(self, computation: Computation, window: Window, target: TargetSpec) -> None:
         self.vector_bytes = target.vector_bytes
@@ -156,11 +153,10 @@ class _Windows:
         self.tall = window.tall
         self.others = [r for r in window.reduce.arg[1] if r not in (window.across, window.down)]
         self.summed = elements(self.others)
-        joined = window.last.size < FEWEST
-        self.pitch = window.last.size + -(-window.across.size // stride) - 1
+        self.size = window.last.size
         lanes = target.vector_bytes // dtype.itemsize
-        self.lanes = 1 if joined else min(lanes, 1 << (window.last.size.bit_length() - 1))
-        self.pitch = round_up(self.pitch, self.lanes)
+        self.lanes = min(lanes, 1 << (self.size.bit_length() - 1))
+        self.pitch = round_up(self.size + -(-window.across.size // stride) - 1, self.lanes)
         line_bytes = self.pitch * window.phases * self.summed * dtype.itemsize
         most = STAGED // line_bytes - self.tall // stride
         outer = [r for r in computation.ranges if r not in (window.last, row)]
@@ -180,27 +176,22 @@ class _Windows:
         self.plane = round_up(self.plane, self.lanes)
         self.planes = self.plane * window.phases  # elements of an image
         self.starts = self.line_starts()
-        self.count, self.size = self.rows.count, window.last.size  # of lines
-        if joined:
-            self.count, self.size = 1, (self.rows.count - 1) * self.pitch + window.last.size
         # memory behind the last line is read for results that are not stored, or seems to be
         spare = -(-window.across.size // stride) + self.size + WHOLE
         self.stage = Memory("stage", dtype, self.planes * self.summed + spare, "local")
         dtype = window.reduce.dtype
         # of bools, vectors are not contiguous in memory
         lanes = 1 if dtype is bool_ else target.vector_bytes // dtype.itemsize
-        between = self.pitch if joined else self.size
-        self.block = round_up(self.rows.count * between, WHOLE)
+        self.block = round_up(self.rows.count * self.size, WHOLE)
         self.totals = Memory("totals", dtype, self.block + self.size + lanes, "local")
-        self.at = (row.index() - self.rows.start) * between + window.last.index()
         free = vector_registers(target) - SPARE - elements(window.reduce.arg[1])
         most = max(TALL, min(free, MOST))
-        tall = max(n for n in range(1, most + 1) if self.count % n == 0)
+        tall = max(n for n in range(1, most + 1) if self.rows.count % n == 0)
         width, self.line_places = chunks(0, self.size, lanes)
         if self.size < lanes:
             width, self.line_places = 1 << (self.size - 1).bit_length(), [0]
         self.registers = Memory("lines", dtype, tall, "register", width)
-        self.in_place = not joined and self.stores(constant(0), 1, constant(0)) is not None
+        self.in_place = self.stores(constant(0), 1, constant(0)) is not None
 
     def line_starts(self) -> list[int]:
         """Return for each phase of columns where a line begins, so that what is not padding begins
@@ -219,27 +210,21 @@ class _Windows:
         whole = [self.image.around(*fill, *self.lines(), *finish)]
         if padding is not None:
             whole.insert(0, filled("around", self.stage, padding))
-        memories = (self.stage, self.registers, *(() if self.in_place else (self.totals,)))
-        return self.nest.kernel(memories, whole)
+        return self.nest.kernel(whole)
 
     def padding(self) -> Value | None:
         """Return the padding that all images of a group have at the same places, or None."""
         window, column = self.window, Range("column", self.window.across.size)
-        if self.images.count == 1 or self.vectors == 0:
+        if self.images.count == 1:
             return None
         here = substitute(window.image, {window.last: constant(0), window.across: column.index()})
         return padding(here, column, frozenset({self.images.axis.main, *self.others}))
-
-    @property
-    def vectors(self) -> int:
-        """Elements of the vectors by which lines are copied; 0 if one by one."""
-        by_rows = self.window.row is not None and self.tall >= self.window.stride
-        return self.vector_bytes // self.stage.dtype.itemsize if by_rows else 0
 
     def fill(self, padded: bool) -> Iterator[Statement]:
         """Copy the part of the image, separated by phases of rows and columns. padded: its padding
         is there."""
         window, stride, rows = self.window, self.window.stride, self.rows
+        lanes = self.vector_bytes // self.stage.dtype.itemsize
         for vertical in range(min(stride, self.tall)):
             lines = rows.count - 1 + -(-(self.tall - vertical) // stride)
             line = Range(f"line{vertical}", lines)
@@ -254,14 +239,14 @@ class _Windows:
             ]
             firsts = [line.index() * self.pitch + plane for plane in planes]
             image = substitute(window.image, here)
-            body = copied(image, column, self.stage, firsts, self.vectors, padded)
+            body = copied(image, column, self.stage, firsts, lanes, padded)
             yield Loop(line, body, rows.left + (lines - rows.count))
 
     def lines(self) -> list[Statement]:
-        """Return the loops that compute all lines of an image by vectors, some lines at a time."""
+        """Return the loops that compute all rows of an image by vectors, some rows at a time."""
         tall, width, starts = self.registers.count, self.registers.lanes, self.line_places
         whole = max(1, self.size // width)  # vectors of a line but an overlapping last one
-        block, left = Range("block", self.count // tall), self.rows.left
+        block, left = Range("block", self.rows.count // tall), self.rows.left
         vector = Range("vector", max(whole, len(starts)))
         start = vector.index() * width
         if whole < vector.size:  # the last one overlaps
@@ -273,8 +258,6 @@ class _Windows:
             stores = stores or self.kept(first, count, start)
             return Loop(vector, (*ahead, *self.totals_of(first, count, start), *stores))
 
-        if self.count < self.rows.count:
-            return [some(constant(0), 1)]
         body: list[Statement] = [Loop(block, (some(block.index() * tall, tall),), left // tall)]
         over = self.rows.axis.main.size % self.rows.count  # rows of the last group
         if over % tall:
@@ -357,8 +340,8 @@ class _Windows:
 
     def finish(self) -> Iterator[Statement]:
         """Yield epilogue and stores of totals that are in memory. An epilogue that is the same for
-        all results of an image is applied to all totals first, also to those between and behind
-        rows: these are whole vectors."""
+        all results of an image is applied to all totals first, also to those behind the last
+        row: these are whole vectors."""
         nest, window, rows, root = self.nest, self.window, self.rows, self.nest.computation.value
         rest = replace(root, window.reduce, const(0, self.totals.dtype))
         early = ranges_of(rest).isdisjoint({window.last, window.row})
@@ -370,8 +353,8 @@ class _Windows:
             store = Store(self.totals, step.index(), replace(here, reduce, total))
             yield Loop(step, (store,))
         block = Part(Axis(rows.axis.main, (window.last,)), rows.start, rows.count)
-        each = block.walk("r", self.at, nest.computation.position, *([] if early else [rest]))
-        total = load(self.totals, self.at.substitute(each.places))
+        each = block.walk("r", nest.computation.position, *([] if early else [rest]))
+        total = load(self.totals, each.position)
         places, reduced = {**nest.batch, **each.places}, None if early else window.reduce
         yield each.around(result(nest.computation, places, total, reduced))
 

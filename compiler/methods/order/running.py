@@ -18,14 +18,17 @@ class Running(Operations):
 
     __slots__ = ()
 
-    def _running(self, operation: str, place: int, start: int | float) -> Self:
+    def _running(
+        self, operation: str, place: int, start: int | float, dtype: DType | None = None
+    ) -> Self:
         """Return running totals. A host computes them element by element. Other devices use blocks:
         each element reads its own block, and the totals of the blocks before are added in the same
-        way. 16-bit floats are joined in float32 and rounded once."""
-        dtype, size = self.dtype, self.shape[place] if self.ndim else 0
+        way. 16-bit floats are joined in float32 and rounded once. dtype: of the results, by default
+        of the elements."""
+        dtype, size = dtype or self.dtype, self.shape[place] if self.ndim else 0
         if not self.numel() or size == 1:
-            return self._same()
-        wide = self.cast(float32) if is_narrow(dtype) else self
+            return self.cast(dtype)._same()
+        wide = self.cast(float32) if is_narrow(self.dtype) else self
         if self._serial:
             return self._new(wide._in_turn(operation, place, start, dtype))
         order = [axis for axis in range(self.ndim) if axis != place]

@@ -6,7 +6,7 @@ import math
 from typing import Any, Literal, Self, overload
 
 from ugpu.compiler import dtype as dtypes
-from ugpu.compiler.dtype import bool_, int64
+from ugpu.compiler.dtype import bool_, int32, int64
 from ugpu.compiler.methods.core import number_of
 from ugpu.compiler.methods.order.running import Running
 from ugpu.compiler.methods.reductions import Axis
@@ -77,11 +77,12 @@ class Scans(Running):
 
     def _places_so_far(self, extremes: Self, axis: int) -> Self:
         """Return where the latest element that is the extreme so far is; of NaN the latest."""
-        counted = self._counted(self.shape[axis], axis)
+        size = self.shape[axis]
+        counted = self._counted(size, axis).cast(int32 if size < 1 << 31 else int64)
         met = self._compare("eq", extremes)
         if self.dtype.is_float:
             met = met | self.isnan()
-        return met.where(counted, 0).cast(int64)._running("max", axis, 0)
+        return met.where(counted, 0)._running("max", axis, 0, int64)
 
     # ---- rows ----------------------------------------------------------------------------------
 

@@ -102,7 +102,8 @@ def slice_(
     starts: list[int] | None = None, ends: list[int] | None = None, axes: list[int] | None = None,
 ) -> Tensor:  # fmt: skip
     begins, stops = (ints(a) if a is not None else b for a, b in ((first, starts), (last, ends)))
-    assert begins is not None and stops is not None
+    if begins is None or stops is None:
+        raise BadArgument("expected starts and ends, got none")
     places = ints(given) if given is not None else axes or list(range(len(begins)))
     steps = ints(step) if step is not None else [1] * len(begins)
     key = [slice(None)] * x.ndim
@@ -128,7 +129,8 @@ def pad(
     mode: str = "constant", pads: list[int] | None = None, value: float = 0.0,
 ) -> Tensor:  # fmt: skip
     amounts = pads if given is None else ints(given)
-    assert amounts is not None
+    if amounts is None:
+        raise BadArgument("expected pads, got none")
     chosen = [axis % x.ndim for axis in ints(axes)] if axes is not None else list(range(x.ndim))
     pairs = [(0, 0)] * x.ndim
     for n, axis in enumerate(chosen):

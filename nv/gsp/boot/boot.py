@@ -17,18 +17,9 @@ from ugpu.hcq.bare.function import disable_master, enable_function, enable_maste
 from ugpu.hcq.bare.stages import Stages
 from ugpu.hcq.errors import ChipError, DeviceBusy, NotSupported, OutOfMemory, UgpuError
 from ugpu.nv.chips.boot import BootWay
-from ugpu.nv.gsp.boot import (
-    booter,
-    evidence,
-    fwsec,
-    init,
-    placement,
-    static,
-    trust,
-    unload,
-)
+from ugpu.nv.gsp.boot import booter, evidence, fwsec, init, placement, trust, unload
+from ugpu.nv.gsp.boot.init import StaticInfo
 from ugpu.nv.gsp.boot.start import Start
-from ugpu.nv.gsp.boot.static import StaticInfo
 from ugpu.nv.gsp.boot.unload import WayBack
 from ugpu.nv.gsp.chip.chip import GspChip, is_locked
 from ugpu.nv.gsp.layout.arguments import manager_arguments
@@ -45,14 +36,13 @@ KeepEvidence = Callable[[UgpuError, Start, Calls | None], None]
 class Firmware:
     """The firmware of a card that runs. `stop` ends it.
 
-    flush_page: page of host memory that the GPU reads. way: back to the state after power-on.
+    way: back to the state after power-on.
     """
 
     start: Start
     calls: Calls
     static: StaticInfo
     way: WayBack
-    flush_page: Pages
 
     def stop(self) -> None:
         """Let the firmware leave and hand the chip back. The memory is freed once the GSP no longer
@@ -98,8 +88,7 @@ def boot(start: Start, stages: Stages, keep: KeepEvidence | None = None) -> Firm
                 fwsec.find_fwsec(start)
         with stages.stage("layout"):
             placement.plan(start)
-            flush_page = placement.place_flush_page(start)
-            chip.set_flush_page(flush_page.address)
+            chip.set_flush_page(placement.place_flush_page(start).address)
             placement.place_image(start)
             placement.place_arguments(start)
             way = unload.prepare(start)
@@ -110,7 +99,7 @@ def boot(start: Start, stages: Stages, keep: KeepEvidence | None = None) -> Firm
         with stages.stage("init-done"):
             init.await_init(start, calls)
         with stages.stage("static-info"):
-            info = static.read_static(calls, chip.memory_size)
+            info = init.read_static(calls, chip.memory_size)
     except BaseException as error:
         if isinstance(error, UgpuError):
             explain(error, start, calls, keep)
@@ -118,7 +107,7 @@ def boot(start: Start, stages: Stages, keep: KeepEvidence | None = None) -> Firm
         if not start.running:
             start.memory.close()
         raise
-    return Firmware(start, calls, info, way, flush_page)
+    return Firmware(start, calls, info, way)
 
 
 def rejoin(start: Start, note: Note) -> Firmware:
@@ -131,7 +120,7 @@ def rejoin(start: Start, note: Note) -> Firmware:
     try:
         placement.plan(start)
         start.memory.places = note.memory
-        flush_page = placement.place_flush_page(start)
+        placement.place_flush_page(start)
         placement.place_arguments(start)
         if chip.boot.way is not BootWay.FSP:
             fwsec.find_fwsec(start)
@@ -139,8 +128,8 @@ def rejoin(start: Start, note: Note) -> Firmware:
         start.running = True
         enable_master(chip)
         calls = init.open_queues(start, note.calls)
-        info = static.read_static(calls, chip.memory_size, _ANSWER_LIMIT_S)
-        return Firmware(start, calls, info, way, flush_page)
+        info = init.read_static(calls, chip.memory_size, _ANSWER_LIMIT_S)
+        return Firmware(start, calls, info, way)
     except BaseException as error:
         disable_master(transport)
         start.memory.close()
@@ -164,7 +153,7 @@ def resume(firmware: Firmware, stages: Stages) -> None:
     start, calls = firmware.start, firmware.calls
     assert start.manager is not None and start.queues is not None
     start.manager.put(manager_arguments(calls.abi, start.queues.address, resuming=True))
-    start.chip.set_flush_page(firmware.flush_page.address)
+    start.chip.set_flush_page(start.memory.named["flush"].address)
     enable_master(start.chip)
     calls.begin_again()
     _start_core(start, stages.stage)

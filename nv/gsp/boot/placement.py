@@ -15,13 +15,7 @@ from ugpu.nv.gsp.layout.arguments import (
     region_list,
     wpr_metadata,
 )
-from ugpu.nv.gsp.layout.framebuffer import (
-    FRTS_SIZE,
-    carve_out,
-    heap_size,
-    sized,
-    vga_workspace,
-)
+from ugpu.nv.gsp.layout.framebuffer import FRTS_SIZE, carve_out, heap_size, sized, vga_workspace
 from ugpu.nv.gsp.layout.memory import PAGE, Pages
 
 MIB = 1 << 20

@@ -56,9 +56,9 @@ class Descriptor:
 
 def _table(vbios: Vbios) -> int:
     """Return the offset in the secure block of the table of falcon programs."""
-    for token in vbios.tokens():
-        if token.kind == _FALCON_DATA and token.version == _FALCON_DATA_VERSION and token.size >= 4:
-            pointer = vbios.base.word(token.offset, "falcon data")
+    for kind, version, size, offset in vbios.tokens():
+        if (kind, version) == (_FALCON_DATA, _FALCON_DATA_VERSION) and size >= 4:
+            pointer = vbios.base.word(offset, "falcon data")
             return vbios.beyond(pointer, "the table of falcon programs")
     raise vbios.base.invalid("BIT has no falcon data (token 0x70, version 2)")
 

@@ -8,12 +8,10 @@ which form one block, and BIT, a table of tokens.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ugpu.hcq.bare.firmware import Image
-from ugpu.hcq.errors import FirmwareInvalid
 
 SIZE = 1 << 20  # of the window through which the ROM is read
 _MOST_IMAGES = 16
@@ -38,72 +36,49 @@ class RomImage:
     data: bytes
 
 
-@dataclass(frozen=True)
-class Token:
-    """An entry of BIT: `size` bytes of data at `offset` in the first image."""
-
-    kind: int
-    version: int
-    size: int
-    offset: int
-
-
-def _invalid(what: str, **facts: object) -> FirmwareInvalid:
-    return FirmwareInvalid(f"VBIOS: {what}", **facts)
-
-
-class _Window:
-    """The ROM through `read`, as an Image that is read where it is needed."""
+class _Window(Image):
+    """The ROM through `read`, which is read where it is needed."""
 
     def __init__(self, read: Read) -> None:
+        super().__init__("VBIOS", b"")
         self._read = read
 
-    def image(self, offset: int, size: int, what: str) -> Image:
-        if offset < 0 or size < 0 or offset + size > SIZE:
-            raise _invalid(f"{what} extends past the ROM's window", offset=offset, length=size)
+    def cut(self, offset: int, size: int, what: str) -> memoryview:
+        inside, text = 0 <= offset <= offset + size <= SIZE, f"{what} extends past the ROM's window"
+        self.check(inside, text, offset=offset, length=size)
         start, end = offset & ~3, offset + size + 3 & ~3
-        return Image("VBIOS", self._read(start, min(end, SIZE) - start)[offset - start :][:size])
+        return memoryview(self._read(start, min(end, SIZE) - start))[offset - start :][:size]
 
 
 def _start(window: _Window) -> int:
     """Return where the first image lies: behind the IFR header, if there is one."""
-    head = window.image(0, 12, "IFR header")
-    if head.word(0, "IFR header") != _IFR:
+    if window.word(0, "IFR header") != _IFR:
         return 0
-    word = head.word(4, "IFR header")
+    word = window.word(4, "IFR header")
     version, fixed = word >> 8 & 0xFF, word >> 16 & 0x7FFF
     if version in (1, 2):
-        return window.image(fixed + 4, 4, "IFR header").word(0, "ROM address")
-    if version != 3:
-        raise _invalid(f"IFR version must be 1 to 3, got {version}")
-    total = head.word(8, "IFR header") & 0xFFFFF
-    flash = window.image(total, 4, "IFR header").word(0, "flash status")
-    directory = window.image(flash + _DIRECTORY_AT, 12, "ROM directory")
-    found = directory.word(0, "ROM directory")
-    if found != _DIRECTORY:
-        text = "the IFR header points to no ROM directory"
-        raise _invalid(text, expected=_DIRECTORY, found=found)
-    return directory.word(8, "ROM directory")
+        return window.word(fixed + 4, "ROM address")
+    window.check(version == 3, f"IFR version must be 1 to 3, got {version}")
+    total = window.word(8, "IFR header") & 0xFFFFF
+    directory = window.word(total, "flash status") + _DIRECTORY_AT
+    found = window.word(directory, "ROM directory")
+    text = "the IFR header points to no ROM directory"
+    window.check(found == _DIRECTORY, text, expected=_DIRECTORY, found=found)
+    return window.word(directory + 8, "ROM directory")
 
 
 def _header(window: _Window, at: int) -> tuple[int, int, bool]:
     """Return code type and size of the image at `at`, and whether it is the last one."""
-    head = window.image(at, 0x1A, "ROM image header")
-    signature = head.unpack("H", 0, "signature")[0]
-    if signature not in _SIGNATURES:
-        text = f"the image at {at:#x} has no ROM signature"
-        raise _invalid(text, expected=0xAA55, found=signature)
-    place = head.unpack("H", 0x18, "pointer to PCIR")[0]
-    data = window.image(at + place, 0x18, "PCIR")
-    mark = bytes(data.cut(0, 4, "PCIR"))
-    if mark not in _PCIR:
-        raise _invalid(f"the image at {at:#x} has no PCIR", found=mark)
-    length, blocks, kind, last = data.unpack("H4xH2xBB", 0xA, "PCIR")
+    (signature,), text = window.unpack("H", at, "ROM image header"), f"the image at {at:#x} has no"
+    known = signature in _SIGNATURES
+    window.check(known, f"{text} ROM signature", expected=0xAA55, found=signature)
+    (place,) = window.unpack("H", at + 0x18, "pointer to PCIR")
+    mark = bytes(window.cut(at + place, 4, "PCIR"))
+    window.check(mark in _PCIR, f"{text} PCIR", found=mark)
+    length, blocks, kind, last = window.unpack("H4xH2xBB", at + place + 0xA, "PCIR")
     more = at + (place + length + 15 & ~15)
-    if more + 12 <= SIZE:
-        extra = window.image(more, 12, "NPDE")
-        if bytes(extra.cut(0, 4, "NPDE")) == b"NPDE":
-            blocks, last = extra.unpack("HB", 8, "NPDE")
+    if more + 12 <= SIZE and bytes(window.cut(more, 4, "NPDE")) == b"NPDE":
+        blocks, last = window.unpack("HB", more + 8, "NPDE")
     return kind, blocks * _BLOCK, bool(last & 0x80) or kind == NBSI
 
 
@@ -117,13 +92,12 @@ def read_images(read: Read) -> Iterator[RomImage]:
     at = _start(window)
     for _ in range(_MOST_IMAGES):
         kind, size, last = _header(window, at)
-        if size == 0:
-            raise _invalid(f"the image at {at:#x} states a size of 0")
-        yield RomImage(kind, at, bytes(window.image(at, size, "ROM image").data))
+        window.check(size, f"the image at {at:#x} states a size of 0")
+        yield RomImage(kind, at, bytes(window.cut(at, size, "ROM image")))
         if last:
             return
         at += size
-    raise _invalid(f"expected at most {_MOST_IMAGES} images, found more")
+    raise window.invalid(f"expected at most {_MOST_IMAGES} images, found more")
 
 
 class Vbios:
@@ -147,7 +121,7 @@ class Vbios:
                 block += image.data
         if base is None or not block:
             kind = "0" if base is None else "0xe0, which holds FWSEC"
-            raise _invalid(f"expected an image of code type {kind}, found none")
+            raise Image("VBIOS", b"").invalid(f"expected an image of code type {kind}, found none")
         return cls(base, block)
 
     def beyond(self, pointer: int, what: str) -> int:
@@ -156,11 +130,11 @@ class Vbios:
         self.base.check(pointer >= size, text, pointer=pointer, size=size)
         return pointer - size
 
-    def tokens(self) -> Iterator[Token]:
-        """Return the entries of BIT."""
+    def tokens(self) -> Iterator[tuple[int, ...]]:
+        """Return the entries of BIT: kind, version, and size and offset in the first image of the
+        entry's data."""
         place = bytes(self.base.data).find(_BIT)
         self.base.check(place >= 0, "BIT header not found")
-        rows = self.base.table(
+        return self.base.table(
             place, "BIT header", "BBHH", first=_BIT[0], skip=8, head=_BIT_HEADER, most=_MOST_TOKENS
         )
-        return itertools.starmap(Token, rows)

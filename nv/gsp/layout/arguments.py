@@ -23,18 +23,14 @@ SUSPEND_LEVEL = 3  # NV2080_CTRL_GPU_SET_POWER_STATE_GPU_LEVEL_3, as nouveau and
 PM_SUSPEND = 1 << 3  # GPU_STATE_FLAGS_PM_SUSPEND, as gpu_suspend.c has it
 
 
-def name_of(text: str) -> int:
-    """Return a region's name as a number: its first character in the highest byte used."""
-    return int.from_bytes(text.encode("ascii"), "big")
-
-
 def region_list(abi: FirmwareAbi, regions: Mapping[str, tuple[int, int]]) -> bytes:
-    """Return libos's list of regions. regions: address and size by name, in order."""
+    """Return libos's list of regions. regions: address and size by name, in order; of a name, the
+    first character is in the highest byte used."""
     layout, number = abi.structs.LibosMemoryRegionInitArgument, abi.constants
     out = bytearray()
     for name, (address, size) in regions.items():
         out += layout.new(
-            id8=name_of(name),
+            id8=int.from_bytes(name.encode("ascii"), "big"),
             pa=address,
             size=size,
             kind=number.LIBOS_MEMORY_REGION_CONTIGUOUS,

@@ -30,7 +30,7 @@ from ugpu.hcq.errors import (
 )
 from ugpu.hcq.find.registry import Attachment
 from ugpu.hcq.paging.allocator import RangeAllocator
-from ugpu.hcq.transport.base import Placing, ResetKind, Transport
+from ugpu.hcq.transport.base import Placing, ResetKind
 from ugpu.hcq.transport.life import end_absence
 from ugpu.hcq.transport.pci.config import SavedConfig
 from ugpu.nv.gsp.boot import boot as steps
@@ -46,7 +46,7 @@ from ugpu.nv.gsp.rm import saving
 from ugpu.nv.gsp.rm.client import GspClient
 from ugpu.nv.gsp.rm.contexts import Contexts
 from ugpu.nv.gsp.rm.fault_buffers import FaultBuffers
-from ugpu.nv.gsp.rm.space import GspSpace, memory_map
+from ugpu.nv.gsp.rm.space import VIRTUAL, VIRTUAL_END, GspSpace
 from ugpu.nv.gsp.rm.states import as_json
 from ugpu.nv.gsp.rpc import note
 from ugpu.nv.gsp.rpc.calls import Calls
@@ -82,8 +82,9 @@ class GspCard(BareCard[H]):
     """One card; see BareCard. firmware: runs, from `start` to `stop`.
 
     heap: VRAM that the driver may use, which all address spaces share. found: the state in which
-    `start` found the card, and what it did. contexts: the first graphics context, once it is made.
-    interrupts: None where the transport has none, or before the first holder's objects.
+    `start` found the card, and what it did. contexts: without shared buffers until the first
+    graphics context is made. interrupts: None where the transport has none, or before the first
+    holder's objects.
     on_channel_end: called with the firmware's report of each channel that it ended, by GPU.
     """
 
@@ -107,7 +108,12 @@ class GspCard(BareCard[H]):
         on NotSupported and DeviceLost."""
         super().__init__(name, attachment.transport, stages, leave_warm=leave_warm)
         try:
-            self._chip = self._identify(attachment.transport, leave_warm=leave_warm)
+            self._chip = chip_behind(self.transport)
+            if leave_warm and not isinstance(self.transport, Placing):
+                raise NotSupported(
+                    f"{self.transport.name} cannot be left warm: the firmware's memory must be "
+                    "placed where it was, and this transport does not place memory"
+                )
         except BaseException:
             self.transport.close()
             raise
@@ -116,7 +122,7 @@ class GspCard(BareCard[H]):
         self._memory: GspSpace | None = None
         self._runs = False
         self._busy = False  # as `take_over` found the card
-        self.contexts: Contexts | None = None
+        self.contexts = Contexts(self)
         self.interrupts: InterruptTree | None = None
         self.faults = FaultBuffers(self._chip, self.lock)
         self.on_channel_end: dict[object, Callable[[ChannelReport], None]] = {}
@@ -135,15 +141,6 @@ class GspCard(BareCard[H]):
         gather(found, start, calls)
         found.take("states.json", partial(as_json, self.chip))
         return found
-
-    def _identify(self, transport: Transport, *, leave_warm: bool) -> GspChip:
-        chip = chip_behind(transport)
-        if leave_warm and not isinstance(transport, Placing):
-            raise NotSupported(
-                f"{transport.name} cannot be left warm: the firmware's memory must be placed where "
-                "it was, and this transport does not place memory"
-            )
-        return chip
 
     @property
     def chip(self) -> GspChip:
@@ -271,21 +268,20 @@ class GspCard(BareCard[H]):
     def warm_attach(self, stages: Stages) -> None:
         """See BareCard."""
         with stages.stage("rejoin"):
-            self._rejoin()
+            left = self._rejoin()
+        for kind, begin in left.contexts.items():
+            self.heap.reserve(begin, left.sizes[kind])
+        self.contexts.shared, self.contexts.sizes = dict(left.contexts), dict(left.sizes)
         self.found = "warm: the firmware of an earlier process goes on"
 
-    def _rejoin(self) -> None:
+    def _rejoin(self) -> Note:
         left, start = self._left, self._start_state
         assert left is not None
         self._left = None
         self.firmware = steps.rejoin(start, left)
         self._runs = True
         self._open_memory()
-        if left.contexts:
-            for kind, begin in left.contexts.items():
-                self.heap.reserve(begin, left.sizes[kind])
-            self.contexts = Contexts(self)
-            self.contexts.shared, self.contexts.sizes = dict(left.contexts), dict(left.sizes)
+        return left
 
     def make_fresh(self, stages: Stages) -> None:
         """See BareCard. Firmware that an earlier process left is unloaded if it answers; any other
@@ -349,11 +345,9 @@ class GspCard(BareCard[H]):
         self.chip.logs = {}
         self.interrupts = None
         self.faults.forget()
-        if self.contexts is not None:
-            self.heap.free_all(self.contexts)
-            self.contexts = None
         if self._memory is not None:
-            self._memory = GspSpace(self, self)
+            self.heap.free_all(self.contexts)
+            self.contexts, self._memory = Contexts(self), GspSpace(self, self)
         if self.chip.memory_size:
             self.chip.vram.forget()
         self._start_state.running = False
@@ -397,7 +391,8 @@ class GspCard(BareCard[H]):
         """Make the heap of the memory that the firmware leaves to the driver."""
         chip, regions = self.chip, self.firmware.static.regions
         begin, end = max(regions[0][0], _LEAST_ADDRESS), regions[-1][1] // _PAGE * _PAGE
-        self.places = memory_map(chip, begin, end)
+        # Tables hold offsets in VRAM.
+        self.places = MemoryMap(begin, end, 0, chip.boot.bus_bits, VIRTUAL, VIRTUAL_END)
         self.heap = RangeAllocator(begin, end - begin, _PAGE, name="video memory")
         for (_, last), (first, _) in itertools.pairwise(regions):
             if last < first:
@@ -469,8 +464,8 @@ class GspCard(BareCard[H]):
                 self.calls.abi.version,
                 {name: pages.address for name, pages in named.items()},
                 left,
-                {} if contexts is None else contexts.shared,
-                {} if contexts is None else contexts.sizes,
+                contexts.shared,
+                contexts.sizes,
             ),
         )
 

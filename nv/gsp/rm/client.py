@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import struct
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +40,6 @@ class GspClient(Requests):
         self.structs, self.constants = self.abi.structs, self.abi.constants
         self.closed = False
         self._handles = itertools.count(_FIRST_OBJECT)
-        self._lock = threading.Lock()
         self.root = _FIRST_ROOT | calls.next_client()
         parameters = self.structs.NV0000_ALLOC_PARAMETERS.new(
             hClient=self.root, processID=0xFFFF_FFFF
@@ -59,9 +57,7 @@ class GspClient(Requests):
     def _allocate(
         self, parent: int, number: int, parameters: Struct | None, name: str
     ) -> tuple[int, int]:
-        with self._lock:
-            handle = next(self._handles)
-        return self._create(parent, handle, number, parameters, name)
+        return self._create(parent, next(self._handles), number, parameters, name)
 
     def _create(
         self, parent: int, handle: int, number: int, parameters: Struct | None, name: str
@@ -87,8 +83,7 @@ class GspClient(Requests):
 
     def list_memory(self, pages: Sequence[int]) -> int:
         """Describe pages of host memory to the firmware; return the object's handle."""
-        with self._lock:
-            handle = next(self._handles)
+        handle = next(self._handles)
         block = self.structs.rpc_alloc_memory_v13_01.new(
             hClient=self.root, hDevice=self.device, hMemory=handle, hClass=_MEMORY_LIST,
             flags=_SCATTERED, length=len(pages) * _PAGE, pageCount=len(pages),

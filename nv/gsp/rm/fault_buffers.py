@@ -29,6 +29,7 @@ from ugpu.nv.gsp.chip.chip import GspChip
 from ugpu.nv.gsp.layout.memory import PAGE, Pages
 from ugpu.nv.gsp.rm.client import GspClient
 from ugpu.nv.gsp.rm.engines import Engine, engine_behind
+from ugpu.nv.rm.events import FatalFault
 
 ENTRY = 32
 _LAST, _VALID = 31, 0x80  # an entry's last byte, and its bit
@@ -44,18 +45,14 @@ _REPLAY, _CANCEL_GLOBAL = 1, 4  # REPLAY of the MMU's invalidation: START, CANCE
 
 
 @dataclass(frozen=True)
-class MmuFault:
+class MmuFault(FatalFault):
     """One entry. instance: address of the channel's instance block in VRAM. address: of the page.
     unit: what made the access. engine: for which one it did, "" if the firmware does not name it.
     """
 
-    instance: int
-    address: int
-    access: str
-    kind: str
-    unit: str
-    engine: str
-    time_ns: int
+    instance: int = 0
+    kind: str = ""
+    time_ns: int = 0
 
 
 def decode(raw: bytes, family: str, engines: Sequence[Engine]) -> MmuFault:
@@ -72,7 +69,7 @@ def decode(raw: bytes, family: str, engines: Sequence[Engine]) -> MmuFault:
     kind = codes.field("FAULT_TYPE").name_of(kind) or f"type {kind}"
     engine = engine_behind(engines, entry["ENGINE_ID"])
     instance, address = entry["INST"] << 12, entry["ADDR"] << 12
-    return MmuFault(instance, address, access, kind, unit, engine, entry["TIMESTAMP"])
+    return MmuFault(address, access, unit, engine, instance, kind, entry["TIMESTAMP"])
 
 
 class FaultBuffers:

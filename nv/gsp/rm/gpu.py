@@ -173,7 +173,7 @@ class GspGpu(Gpu):
             return
         card = self.session.card
         with card.lock:
-            if card.contexts is None:
+            if not card.contexts.shared:
                 card.contexts = make_first_context(card, self._methods)
             registration.context = ChannelContext(card.contexts, self.session.space)
             registration.context.promote(self.client, handle)
@@ -220,12 +220,9 @@ class GspGpu(Gpu):
             notifier = registration.notifier
             if registration.number != report.chid or not self._runs_on(registration, report.engine):
                 continue
-            fault = self.session.card.faults.of(registration.instance, report.address)
-            if fault is not None:
-                found = FatalFault(fault.address, fault.access, fault.unit, fault.engine)
-                self.session.events.add(found)
-            elif report.address:  # which lacks the kind of access
-                self.session.events.add(FatalFault(report.address, "invalid"))
+            entry = self.session.card.faults.of(registration.instance, report.address)
+            if entry is not None or report.address:  # which lacks the kind of access
+                self.session.events.add(entry or FatalFault(report.address, "invalid"))
             if notifier is not None:
                 _NOTIFICATION.pack_into(
                     notifier.view, 0, 0, report.kind, report.engine, _ERROR_STATUS

@@ -25,11 +25,6 @@ def format_of(chip: GspChip) -> TableFormat:
     return Mmu2Format() if chip.facts.mmu == 2 else Mmu3Format()
 
 
-def memory_map(chip: GspChip, begin: int, end: int) -> MemoryMap:
-    """Return the driver's part of VRAM, [begin, end). Tables hold offsets in VRAM."""
-    return MemoryMap(begin, end, 0, chip.boot.bus_bits, VIRTUAL, VIRTUAL_END)
-
-
 class CardMemory(Protocol):
     """The memory of a card (nv.gsp.rm.card)."""
 

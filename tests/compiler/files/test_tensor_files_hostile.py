@@ -230,6 +230,17 @@ def test_a_file_that_shrinks_while_it_is_open(tmp_path: Path) -> None:
             file.load()
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("names", [["w.npy", ""], [""]])
+def test_members_without_a_name(names: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "m.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.writestr(zipfile.ZipInfo(name), tensor_files.npy())
+    with pytest.raises(BadFile, match="a member has no name"):
+        ugpu.load(path, device="cpu")
+
+
 def test_members_compressed_in_other_ways(tmp_path: Path) -> None:
     path = tmp_path / "m.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -249,3 +250,36 @@ def test_a_replay_runs_no_python_for_each_kernel(name: str, fewer: int, more: in
         assert abs(few[0] - many[0]) <= few[0] // 10, "locks of the device's own threads differ"
     else:  # Python made one of them in full: a busy host took long for its kernels
         assert min(few[0], many[0]) <= 30
+
+
+@pytest.mark.parametrize("name", ["cpu", pytest.param("virtual:gh100", marks=pytest.mark.slow)])
+def test_threads_record_functions_of_their_own(name: str) -> None:
+    """A device captures one graph at a time: the second thread waits, and is not refused."""
+    both, rounds, faults = threading.Barrier(2), 2, list[BaseException]()
+    interval = sys.getswitchinterval()
+
+    def work(device: Device, factor: int) -> None:
+        x = Tensor(np.arange(8, dtype=np.float32), device=device)
+        try:
+            for _ in range(rounds):
+                step = jit(lambda x: (x * factor + 1).sum(0) + x.cumsum(0))
+                for call in range(3):
+                    both.wait()
+                    found = step(x + call).numpy()
+                    given = np.arange(8, dtype=np.float32) + call
+                    assert np.array_equal(found, (given * factor + 1).sum() + given.cumsum())
+        except BaseException as error:
+            faults.append(error)
+            both.abort()
+
+    with hcq.open(name) as device:
+        threads = [threading.Thread(target=work, args=(device, factor)) for factor in (2, 3)]
+        sys.setswitchinterval(1e-5)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
+    assert not faults

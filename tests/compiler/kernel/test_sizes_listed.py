@@ -37,7 +37,7 @@ ELSEWHERE = {
     "kernel.host.network": ("REGISTERS FEWER", "test_compiler_sorting.py"),
     "kernel.host.sort": ("LANES", "test_compiler_sorting.py"),
     "kernel.host.windows": ("GROUPS TALL MOST", "test_host_windows.py"),
-    "kernel.host.products.along": ("VECTORS", "test_host_dots.py"),
+    "kernel.host.products.along": ("VECTORS ABREAST", "test_host_dots.py"),
     "kernel.host.products.matmul": ("NARROW", "test_compiler_products.py"),
     "kernel.host.products.results": ("LONGEST", "test_compiler_products.py"),
     "kernel.host.products.tiles": ("FEW ONCE HIDING", "test_compiler_products.py"),

@@ -24,8 +24,8 @@ NUMBERS = (0.1, 0.3, -1.7, 2.6, 1e-3, 1.0007, 3.3, -0.55, 7.7, 0.9, 1 / 3, math.
 ELEMENTS = (0.1, 0.3, -1.7, 2.6, 1e-3, 1.0, 3.3, -0.55, 0.0, -0.0, 100.0, math.inf, math.nan, 1 / 3)
 assert len(NUMBERS) > HELD_FROM
 
-# PyTorch's kernels for GPUs read the number in float32 for these (opmath_t in BinaryInternal.h of
-# ATen/native/cuda), and in the tensor's type for all others.
+# PyTorch's kernels for GPUs read the number in float32 for these (ATen/native/cuda/Loops.cuh,
+# opmath_gpu_kernel_with_scalars), and in the tensor's type for all others.
 KEPT: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda x, n: x + n,
     "from": lambda x, n: n - x,

@@ -30,7 +30,7 @@ from ugpu.nv.gsp.chip.chip import GspChip
 from ugpu.nv.gsp.rm import fault_buffers
 from ugpu.nv.gsp.rm.client import GspClient
 from ugpu.nv.gsp.rm.engines import Engine
-from ugpu.nv.gsp.rm.fault_buffers import ENTRY, FaultBuffers, decode
+from ugpu.nv.gsp.rm.fault_buffers import ENTRY, FaultBuffers, MmuFault, decode
 from ugpu.nv.gsp.rm.gpu import GspGpu
 from ugpu.nv.gsp.rm.states import states
 from ugpu.virtual.nvidia.gsp.card import Card
@@ -40,7 +40,6 @@ from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.memory.fault_buffers import REPLAYABLE, Replay
 
 CHIPS = ["ad102", "ga102", "tu102", "ga100", "gh100", "gb202"]
-ATOMIC = "write"  # as the model's multiprocessors see it
 STRAY, OTHER = 0x12_3456_7000, 0x23_4567_8000
 KERNELS = """
 .visible .entry stray_read(.param .u64 place)
@@ -65,6 +64,13 @@ KERNELS = """
   .reg .b32 %value;
   ld.param.u64 %place, [place];
   atom.global.add.u32 %value, [%place], 1;
+  ret;
+}
+.visible .entry stray_atomic_sys(.param .u64 place)
+{
+  .reg .b64 %place;
+  ld.param.u64 %place, [place];
+  red.global.sys.add.u32 [%place], 1;
   ret;
 }
 """
@@ -127,8 +133,8 @@ WRITES = {"kernel": "stray_write", "copy": "write"}
 @pytest.mark.parametrize("chip", CHIPS)
 def test_a_stray_access_is_named_by_its_entry(chip: str) -> None:
     with opened(chip) as (_, device):
-        for name, access in (("read", "read"), ("write", "write"), ("atomic", ATOMIC)):
-            facts = caught(launch, device, f"stray_{name}")
+        for access in ("read", "write", "atomic"):
+            facts = caught(launch, device, f"stray_{access}")
             assert facts["address"] == STRAY and facts["access"] == access
             assert (facts["unit"], facts["engine"]) == ("GPC0_T1_0", "GR0")
             device.reset()
@@ -139,6 +145,22 @@ def test_a_stray_access_is_named_by_its_entry(chip: str) -> None:
             device.reset()
         work(device)
         assert faults_of(device).as_json() == {"seen": [], "lost": 0, "late": 0}
+
+
+def test_atomics_by_their_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NV_PFAULT_ACCESS_TYPE_VIRT_ATOMIC_WEAK is 4, _STRONG is 2 (dev_fault.h)."""
+    taken: list[int] = []
+
+    def decoded(raw: bytes, *rest: Any) -> MmuFault:
+        taken.append(int(abi.fault_entry().decode(raw)["ACCESS_TYPE"]))
+        return decode(raw, *rest)
+
+    monkeypatch.setattr(fault_buffers, "decode", decoded)
+    with opened() as (_, device):
+        for name in ("stray_atomic", "stray_atomic_sys"):
+            assert caught(launch, device, name)["access"] == "atomic"
+            device.reset()
+    assert taken == [4, 2]
 
 
 def test_a_report_without_an_address_has_that_of_the_entry(tmp_path: Path) -> None:

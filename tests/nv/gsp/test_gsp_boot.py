@@ -25,7 +25,7 @@ from ugpu.hcq.errors import (
 )
 from ugpu.hcq.find.registry import Attachment
 from ugpu.nv import chips
-from ugpu.nv.gsp.boot import static, unload
+from ugpu.nv.gsp.boot import init, unload
 from ugpu.nv.gsp.boot.files import PACKAGE
 from ugpu.nv.gsp.boot.fwsec import protected_region
 from ugpu.nv.gsp.chip.falcon import Falcon
@@ -304,7 +304,7 @@ def test_only_firmware_that_runs_is_asked_to_leave(
         monkeypatch.setattr(Falcon, "riscv_active", property(lambda _: runs))
         raise FirmwareError("no static information")
 
-    monkeypatch.setattr(static, "read_static", fail)
+    monkeypatch.setattr(init, "read_static", fail)
     monkeypatch.setattr(unload, "leave", lambda start, *_: asked.append(start))
     with powered() as card:
         with pytest.raises(FirmwareError, match="no static information"):

@@ -64,13 +64,20 @@ def test_firmware_goes_on_from_one_process_to_the_next(chip: str) -> None:
         assert card.violations == []
 
 
+def first_contexts(card: Card) -> int:
+    """The calls of NV2080_CTRL_CMD_GPU_PROMOTE_CTX: one for the first context, one a channel."""
+    return sum(text.startswith("control 0x2080012b ") for text in card.calls)
+
+
 def test_a_cold_start_of_a_warm_card_unloads_its_firmware() -> None:
     with powered() as card:
-        with left_warm(card):
-            pass
+        with left_warm(card) as device:
+            work(device)
+        promoted = first_contexts(card)
         with left_warm(card, force_cold=True) as device:
             assert "unloaded" in str(device.info()["start"])
             work(device)
+        assert first_contexts(card) == 2 * promoted, "new firmware has no first context"
         assert card.violations == []
 
 

@@ -82,7 +82,7 @@ class Card(BusMaster):
         signed = Terms(0, SEC2, number) if self.boot.pio and size == SIZE else None
         self.gsp, self.sec2 = Falcon(self, "GSP", GSP), Falcon(self, "SEC2", SEC2, signed)
         self.wpr = Wpr2()
-        self.interrupts = InterruptTree(self._send_message, rearm=self.boot.way != "fsp")
+        self.interrupts = InterruptTree(self._send_message, rearms=self._rearms)
         self.bar1, self.bar2, self.pramin = (
             Aperture(self, name) for name in ("BAR1", "BAR2", "PRAMIN")
         )
@@ -118,9 +118,8 @@ class Card(BusMaster):
     def power_cycle(self) -> None:
         """Switch off and on: everything is lost, also video memory."""
         with self.lock:
-            self._stop()
+            self.function_reset()
             self.gpu.memory.zero(self.gpu.memory.base, self.memory_size)
-            self.config.reset()
 
     def function_reset(self) -> None:
         """Reset by FLR or the secondary bus: video memory keeps its content."""
@@ -431,6 +430,10 @@ class Card(BusMaster):
     def _signal_fault(self, buffer: int) -> None:
         name = "REPLAYABLE_FAULT" if buffer == REPLAYABLE else "NON_REPLAYABLE_FAULT"
         self.interrupts.post(MEMORY_VECTORS[name])
+
+    def _rearms(self) -> bool:
+        table = self.config.messages
+        return self.boot.way != "fsp" and not (table is not None and table.enabled)
 
     def _send_message(self) -> None:
         if not self.faults.take(CardFault.MESSAGE_LOST):

@@ -7,11 +7,9 @@ dev_runlist.ref.txt; open-gpu-kernel-modules 550.163.01 kernel-open/nvidia-uvm u
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from functools import partial
 
-from ugpu.virtual.nvidia.chip import VirtualGpu
-from ugpu.virtual.nvidia.gsp.registers import RegisterSpace
+from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.rpc.controls import CHANNEL_RAM, RUNLISTS
 from ugpu.virtual.nvidia.host.runlist import Runlist
 from ugpu.virtual.nvidia.host.state import ENGINE_FAULTED, PBDMA_FAULTED
@@ -23,53 +21,35 @@ _ENABLE, _PENDING = 1 << 1, 1 << 8
 _CLEAR = 1 << 0  # WRITE_CONTROL: ones clear bits
 
 
-class Board(Protocol):
-    """The card, as these registers use it."""
-
-    gpu: VirtualGpu
-    registers: RegisterSpace
-
-    def violation(self, text: str) -> None: ...
-
-
-def wire(board: Board) -> None:
+def wire(card: Card) -> None:
     """Define the registers of all runlists."""
-    for runlist in board.gpu.runlists:
-        space, number = board.registers, runlist.number
+    for runlist in card.gpu.runlists:
+        space, number = card.registers, runlist.number
         ram = CHANNEL_RAM + _RAM_SIZE * number
         space.word(RUNLISTS + 0x1000 * number + _CHANNEL_CONFIG, ram | _CHANNELS_LOG2)
-        space.word(RUNLISTS + 0x1000 * number + _DOORBELL, 0, _doorbell(board, runlist))
-        space.range(ram, _RAM_SIZE, _read(board, runlist), _write(board, runlist))
+        space.word(RUNLISTS + 0x1000 * number + _DOORBELL, 0, partial(_ring, card, runlist))
+        space.range(ram, _RAM_SIZE, partial(_read, card, runlist), partial(_write, card, runlist))
 
 
-def _doorbell(board: Board, runlist: Runlist) -> Callable[[int], None]:
-    def write(value: int) -> None:
-        channel = board.gpu.channel_of(runlist, value)
-        if channel is None:
-            board.violation(f"runlist {runlist.number}: doorbell of channel {value:#x}")
-        else:
-            runlist.ring(channel)
-
-    return write
+def _ring(card: Card, runlist: Runlist, value: int) -> None:
+    channel = card.gpu.channel_of(runlist, value)
+    if channel is None:
+        card.violation(f"runlist {runlist.number}: doorbell of channel {value:#x}")
+    else:
+        runlist.ring(channel)
 
 
-def _read(board: Board, runlist: Runlist) -> Callable[[int], int]:
-    def read(at: int) -> int:
-        channel = board.gpu.channel_of(runlist, at // 4)
-        if channel is None:
-            return 0
-        return _ENABLE * channel.enabled | _PENDING * channel.pending | channel.faulted
-
-    return read
+def _read(card: Card, runlist: Runlist, at: int) -> int:
+    channel = card.gpu.channel_of(runlist, at // 4)
+    if channel is None:
+        return 0
+    return _ENABLE * channel.enabled | _PENDING * channel.pending | channel.faulted
 
 
-def _write(board: Board, runlist: Runlist) -> Callable[[int, int], None]:
-    def write(at: int, value: int) -> None:
-        channel = board.gpu.channel_of(runlist, at // 4)
-        known = value in (_CLEAR | PBDMA_FAULTED, _CLEAR | ENGINE_FAULTED)
-        if not known or channel is None or not channel.faulted & value:
-            board.violation(f"NV_CHRAM_CHANNEL({at // 4}) of runlist {runlist.number} = {value:#x}")
-        else:
-            channel.faulted = 0
-
-    return write
+def _write(card: Card, runlist: Runlist, at: int, value: int) -> None:
+    channel = card.gpu.channel_of(runlist, at // 4)
+    known = value in (_CLEAR | PBDMA_FAULTED, _CLEAR | ENGINE_FAULTED)
+    if not known or channel is None or not channel.faulted & value:
+        card.violation(f"NV_CHRAM_CHANNEL({at // 4}) of runlist {runlist.number} = {value:#x}")
+    else:
+        channel.faulted = 0

@@ -7,7 +7,7 @@ open-gpu-kernel-modules 570.144 src/common/inc/swref/published.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ugpu.hcq.errors import NotSupported
@@ -62,19 +62,17 @@ class BootFacts:
         return self.identity << 20 | 0xA1
 
 
+_TU102 = BootFacts(
+    "tu102", 0x162, "fwsec", "tu102", "tu102", "tu10x", 0xC597, pio=True, descriptor=2,
+    fb_size_by_scale=True, display_fuse=0x021C04, libos=2, booter=(0xD, 16),
+)  # fmt: skip
 CHIPS = {
     facts.name: facts
     for facts in (
         BootFacts("ad102", 0x192, "fwsec", "ad102", "ga102", "ad10x", 0xC997),
         BootFacts("ga102", 0x172, "fwsec", "ga102", "ga102", "ga10x", 0xC797),
-        BootFacts(
-            "tu102", 0x162, "fwsec", "tu102", "tu102", "tu10x", 0xC597, pio=True, descriptor=2,
-            fb_size_by_scale=True, display_fuse=0x021C04, libos=2, booter=(0xD, 16),
-        ),
-        BootFacts(
-            "tu116", 0x168, "fwsec", "tu116", "tu102", "tu11x", 0xC597, pio=True, descriptor=2,
-            fb_size_by_scale=True, display_fuse=0x021C04, libos=2, booter=(0xD, 16),
-        ),
+        _TU102,
+        replace(_TU102, name="tu116", identity=0x168, folder="tu116", signature="tu11x"),
         BootFacts(
             "ga100", 0x170, "booter", "ga100", "tu102", "ga100", 0xC697, pio=True, descriptor=2,
             fb_size_by_scale=True, libos=2, fused=False, table_size=6,

@@ -1,7 +1,8 @@
 """The interrupt tree of Turing and later: leaves of 32 vectors below one top register.
 
 Source: Linux 7.3.4 nouveau nvkm/subdev/vfn/tu102.c, subdev/pci/{gp100,gh100}.c;
-open-gpu-kernel-modules 570.144 dev_vm.h (NV_VIRTUAL_FUNCTION_PRIV_CPU_INTR_*).
+open-gpu-kernel-modules 570.144 dev_vm.h (NV_VIRTUAL_FUNCTION_PRIV_CPU_INTR_*); 550.163.01
+kernel_bif.c.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ _ONES = 0xFFFF_FFFF
 class InterruptTree:
     """The tree. Any thread may call; `send` is called for each message, with no lock held.
 
-    rearm: whether a message is the last until the host rearms it (Turing to Ada).
+    rearms: whether a message is now the last until the host rearms it: MSI of Turing to Ada. With
+    MSI-X the host switches top enables off and on instead (kbifCheckAndRearmMSI).
     """
 
-    def __init__(self, send: Callable[[], object], *, rearm: bool) -> None:
+    def __init__(self, send: Callable[[], object], *, rearms: Callable[[], bool]) -> None:
         self._send = send
-        self._rearm = rearm
+        self._rearms = rearms
         self._lock = threading.Lock()
         self.reset()
 
@@ -62,10 +64,11 @@ class InterruptTree:
             active = bool(self._tops() & self._top)
             if not active:
                 self._sent = False
-            due = active and self._armed and (again or not self._sent)
+            rearms = self._rearms()
+            due = active and (self._armed or not rearms) and (again or not self._sent)
             if due:
                 self._sent = True
-                self._armed = not self._rearm
+                self._armed = not rearms
         if due:
             self._send()
 

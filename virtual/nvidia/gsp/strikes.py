@@ -20,18 +20,9 @@ _GV100 = 0x140 << 20 | 0xA1 << 12
 Strike = Callable[["Card"], object]
 
 
-def _leave_wpr2(board: Card) -> None:
+def _leave_wpr2(board: Card, *, active: bool = False, stuck: bool = False) -> None:
     board.wpr.set(board.memory_size - 128 * MIB, board.memory_size - MIB)
-
-
-def _leave_gsp(board: Card) -> None:
-    _leave_wpr2(board)
-    board.gsp.active = True
-
-
-def _keep_wpr2(board: Card) -> None:
-    _leave_wpr2(board)
-    board.keeps_wpr2 = True
+    board.gsp.active, board.keeps_wpr2 = active, stuck
 
 
 def _set(name: str, value: int, board: Card) -> None:
@@ -57,8 +48,8 @@ AT_ONCE: dict[CardFault, Strike] = {
     CardFault.GUEST: partial(_stick, {0x4: 1 << 16}),
     CardFault.FALLS_OFF: lambda board: board.unplug(),
     CardFault.WPR2_LEFT: _leave_wpr2,
-    CardFault.GSP_LEFT: _leave_gsp,
-    CardFault.WPR2_STUCK: _keep_wpr2,
+    CardFault.GSP_LEFT: partial(_leave_wpr2, active=True),
+    CardFault.WPR2_STUCK: partial(_leave_wpr2, stuck=True),
     CardFault.PROGRESS_LOCKED: partial(_stick, {0x118128: 0}),
     CardFault.VBIOS_ZEROS: partial(_spoil, vbios.filled(0x00)),
     CardFault.VBIOS_ONES: partial(_spoil, vbios.filled(0xFF)),

@@ -247,7 +247,7 @@ class Channel(ChannelState):
             # The mapping is fixed (dev_ram.ref.txt): a runlist of copy engines has one kind, and
             # this subchannel of a graphics runlist is for copies. NVK sends no SET_OBJECT there,
             # NVIDIA's UVM one on subchannel 0 (550.163.01 uvm_maxwell_ce.c).
-            engine = next((each for each in self.engines.values() if _copies(each)), None)
+            engine = next((each for each in list(self.engines.values()) if _copies(each)), None)
         if engine is None:
             raise ChannelError(
                 Xid.PBDMA_ERROR, f"method {address:#x} on subchannel {subchannel} without an object"

@@ -106,7 +106,7 @@ class ChannelState:
 
     def drain(self) -> None:
         """Finish all work that was submitted to the channel's engines."""
-        for engine in self.engines.values():
+        for engine in list(self.engines.values()):  # RACE: the resource manager may bind another
             engine.drain()
 
     def wait_idle(self) -> None:

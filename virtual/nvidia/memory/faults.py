@@ -41,6 +41,11 @@ class FaultAccess(enum.IntEnum):
     PREFETCH = 3
     ATOMIC_WEAK = 4
 
+    @property
+    def writes(self) -> bool:
+        """Whether the page must be writable."""
+        return self not in (FaultAccess.READ, FaultAccess.PREFETCH)
+
 
 class Client(enum.Enum):
     """Unit that made the request: a unit of the GPCs or of the hub."""

@@ -68,7 +68,9 @@ class ShadowBuffer:
         """Queue a fault for UVM; return whether the buffer took it."""
         with self._lock:
             raw = self._board.bus_read(self._queue, _QUEUE.size)
-            capacity, size, get, put = _QUEUE.unpack(raw or bytes(_QUEUE.size))
+            if raw is None:  # which is recorded: the card is off the bus, or may not be its master
+                return False
+            capacity, size, get, put = _QUEUE.unpack(raw)
             entries = len(self._pages) * _PAGE // ENTRY
             if (capacity, size) != (entries, ENTRY) or get >= capacity or put >= capacity:
                 self._board.violation(

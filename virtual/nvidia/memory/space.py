@@ -142,7 +142,7 @@ class AddressSpace:
                 found = walked
                 shift = found.size.bit_length() - 1
                 self._cache[shift, address >> shift] = found
-        if access is FaultAccess.WRITE and not found.permissions & WRITE:
+        if access.writes and not found.permissions & WRITE:
             return MmuFault(FaultType.RO_VIOLATION, access, address, client)
         return found
 
@@ -277,6 +277,15 @@ class AddressSpace:
             self._native = [table for table in self._native if id(table) not in kept]
 
 
+# What the MMU reports of an access of lanes. UVM gives weak atomics the rights of writes, and
+# strong ones also that of atomics (uvm_hal_types.h, uvm_fault_access_type_to_prot). UNSURE: that
+# strong ones are those of the system's scope; a fault of each on a board would tell.
+KINDS = {
+    Access.READ: FaultAccess.READ, Access.WRITE: FaultAccess.WRITE,
+    Access.ATOMIC: FaultAccess.ATOMIC_STRONG, Access.ATOMIC_LOCAL: FaultAccess.ATOMIC_WEAK,
+}  # fmt: skip
+
+
 class GridMemory:
     """One address space as the lanes of grids use it; implements
     `virtual.shader.memory.LaneMemory`.
@@ -320,7 +329,7 @@ class GridMemory:
             return None
 
     def refill(self, tlb: NDArray[np.uint64], address: int, access: Access) -> int:
-        wanted = FaultAccess.WRITE if access == Access.WRITE else FaultAccess.READ
+        wanted = KINDS[access]
         stall = Stall.RETRY
         while stall is Stall.RETRY:
             with self._space.lock:
@@ -344,5 +353,5 @@ class GridMemory:
 
     def _dummy_address(self, address: int, access: Access) -> int:
         """Return where an access goes that has faulted."""
-        page = self._dummy.sink if access == Access.WRITE else self._dummy.zeros
+        page = self._dummy.sink if KINDS[access].writes else self._dummy.zeros
         return page + (address & 0xFFF)

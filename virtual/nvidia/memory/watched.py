@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ugpu.virtual.nvidia.memory.faults import Client, FaultAccess, MmuFault, Stall
-from ugpu.virtual.nvidia.memory.space import AddressSpace, GridMemory
+from ugpu.virtual.nvidia.memory.faults import Client, MmuFault, Stall
+from ugpu.virtual.nvidia.memory.space import KINDS, AddressSpace, GridMemory
 from ugpu.virtual.shader.memory import (
     DELTA,
     INVALID_TAG,
@@ -55,7 +55,7 @@ class WatchedMemory(GridMemory):
                 table[:, READ_TAG : WRITE_TAG + 1] = INVALID_TAG
 
     def refill(self, tlb: NDArray[np.uint64], address: int, access: Access) -> int:
-        wanted = FaultAccess.WRITE if access == Access.WRITE else FaultAccess.READ
+        wanted = KINDS[access]
         with self._space.lock:
             fault = isinstance(self._space.translate(address, wanted, Client.SM), MmuFault)
         if fault:
@@ -67,13 +67,13 @@ class WatchedMemory(GridMemory):
             host = found.host + address - found.virtual
             page = address >> PAGE_SHIFT
             row = tlb[tlb_set(page)]
-            tag, other = (WRITE_TAG, READ_TAG) if access == Access.WRITE else (READ_TAG, WRITE_TAG)
+            tag, other = (WRITE_TAG, READ_TAG) if wanted.writes else (READ_TAG, WRITE_TAG)
             row[tag] = INVALID_TAG
             if row[other] != page:
                 row[other] = INVALID_TAG
             row[DELTA] = host - address & _MASK
             row[tag] = page
-            if access == Access.WRITE:
+            if wanted.writes:
                 self.written.add(host // PAGE)
             elif page not in self._read:
                 self._read.add(page)

@@ -32,6 +32,9 @@ from ugpu.compiler.kernel.host.nest import Part
 OPERATIONS = frozenset(("add", "sub", "mul", "neg", "and", "or", "xor"))
 FOLDED = {"add": add, "mul": mul}  # operations on known indices
 VECTORS = 8  # maximum vectors of a unit
+# of one without scale: the sum of its products is added to a total at once, as a step waits for the
+# one before
+ABREAST = (4, 2, 1)
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,14 @@ def in_order(factor: Value, depths: Sequence[Range]) -> list[Range]:
 
 
 def find_unit(factor: Value, depth: Part, lanes: int) -> Unit | None:
-    """Return a unit of the depth: of one vector if all elements are consecutive, otherwise the
-    largest one. The depth is a whole number of units, unless these are vectors. None if the factor
-    cannot be computed in vectors."""
+    """Return a unit of the depth: of one vector or some if all elements are consecutive, otherwise
+    the largest one. The depth is a whole number of units, unless these are vectors. None if the
+    factor cannot be computed in vectors."""
     if _follows(factor, depth, lanes, lanes):
-        return Unit(lanes, factor)
+        counts = (1,) if factor.op == "load" else ABREAST
+        return next(
+            Unit(lanes * n, factor) for n in counts if depth.whole % (lanes * n) == 0 or n == 1
+        )
     for count in reversed(range(VECTORS.bit_length())):
         size = lanes << count
         if depth.whole % size == 0:

@@ -159,10 +159,7 @@ class _Product:
             last = tuple(self.columns_of(constant(whole * self.width), rest))
             is_last = at_least_zero(blocks.start - (self.nest.grid[0] - 1) * blocks.count)
             body += [If(is_last, last)] if self.nest.grid[0] > 1 else last
-        memories = [self.left, self.sums, self.totals]
-        memories += [] if self.unit.is_plain else [self.parts_of_sums]
-        memories += [] if self.unit.least is None else [self.added]
-        return self.nest.kernel(memories, body)
+        return self.nest.kernel(body)
 
     def fill(self) -> list[Statement]:
         """Copy the left factor, by rows. If the depth is not a multiple of a vector, the last
@@ -254,12 +251,15 @@ class _Product:
             for each in (unit.scale, unit.least)
         )
         for down, total in enumerate(totals):
-            term = total if scale is None else self.zero
-            for left, column in zip(
-                self.lefts((row + down) * self.pitch + at), columns, strict=True
-            ):
+            lefts = self.lefts((row + down) * self.pitch + at)
+            some, *others = zip(lefts, columns, strict=True)
+            term = multiply_add(*some, total) if unit.is_plain else binary("mul", *some)
+            for left, column in others:
                 term = multiply_add(left, column, term)
-            term = term if scale is None else multiply_add(scale, term, total)
+            if scale is not None:
+                term = multiply_add(scale, term, total)
+            elif not unit.is_plain:
+                term = binary("add", total, term)
             yield Store(self.totals, total.arg.index, term)
             if least is not None and number is not None:
                 place = ((row + down) * self.units + number) * lanes

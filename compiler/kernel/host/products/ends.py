@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from ugpu.compiler.dtype import DType
-from ugpu.compiler.expression.accumulate import identity, multiply_add
+from ugpu.compiler.expression.accumulate import identity
 from ugpu.compiler.expression.algebra import Index, Range, constant
 from ugpu.compiler.expression.value import Memory, Value, binary, load, value
 from ugpu.compiler.kernel.host.nest import Panel, filled, round_up, share
@@ -41,10 +41,6 @@ class Ends:
         self.columns = Memory("ends", dtype, self.count * self.pitch, "local")
         self.sums = Memory("end_sums", dtype, tall * self.count + lanes, "local")
         self.totals = Memory("end_totals", dtype, self.rows * self.count, "register", lanes)
-
-    @property
-    def memories(self) -> tuple[Memory, ...]:
-        return self.columns, self.sums, self.totals
 
     def clear(self) -> Statement:
         return filled("clear_ends", self.sums, identity("sum", self.sums.dtype))
@@ -80,10 +76,7 @@ class Ends:
             if self.rest:
                 left = [ending(self.left.load(panel, last, row, lanes), self.rest, False)
                         for row in rows]  # fmt: skip
-                ends = self.ends(constant(self.steps - self.rest))
-                for i, j, total in totals.each():
-                    added = multiply_add(left[i], ends[j], total)
-                    yield Store(self.totals, total.arg.index, added)
+                yield from totals.added(left, self.ends(constant(self.steps - self.rest)))
             vector = sums([total for _, _, total in totals.each()])
             place = (panel * self.height + first) * self.count
             if once:  # what is behind the last sum is overwritten by those of the next rows

@@ -244,28 +244,20 @@ class _Blocked(_Sides):
             self.excess = Correction(self.right, panels, self.vectors, count, self.steps_bound())
 
     def kernel(self) -> Kernel:
-        excess = self.excess
-        packed = (*self.left.statements, *self.right.statements)
-        packed = packed if excess is None else (*packed, excess.statement())
-        packed = packed if self.ends is None else (*packed, *self.ends.copy(self.steps_bound()))
-        slices = Loop(Range("slice", self.slices), (*packed, self.multiply()))
-        memories = (*self.left.memories, *self.right.memories, self.tile)
-        memories = memories if self.in_tiles else (*memories, self.totals.totals)
-        if excess is not None:
-            memories = (*memories, excess.sums, excess.registers)
-        cleared: tuple[Statement, ...] = (
-            () if self.once else (filled("clear", self.tile, self.zero()),)
-        )
-        finish: tuple[Statement, ...] = () if self.by_panels else (self.finish(),)
-        if self.ends is not None:
-            memories = (*memories, *self.ends.memories)
-            cleared = cleared if self.once else (*cleared, self.ends.clear())
-            finish = (*finish, self.finish_ends(self.ends))
-        body: tuple[Statement, ...] = (*cleared, *nested(self.outer, slices), *finish)
+        body = [*self.left.statements, *self.right.statements]
+        body += [] if self.excess is None else [self.excess.statement()]
+        body += [] if self.ends is None else self.ends.copy(self.steps_bound())
+        slices = Loop(Range("slice", self.slices), (*body, self.multiply()))
+        body = [*nested(self.outer, slices)]
+        if not self.once:
+            cleared = [] if self.ends is None else [self.ends.clear()]
+            body = [filled("clear", self.tile, self.zero()), *cleared, *body]
+        body += [] if self.by_panels else [self.finish()]
+        body += [] if self.ends is None else [self.finish_ends(self.ends)]
         if self.mirrored:
             above = self.above(constant(0), constant(self.columns.whole))
-            body = (If(above, body),) if above else body
-        return self.nest.kernel(memories, body)
+            body = [If(above, tuple(body))] if above else body
+        return self.nest.kernel(body)
 
     def zero(self) -> Value:
         return broadcast(const(0, self.dtype), self.lanes)

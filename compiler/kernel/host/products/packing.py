@@ -41,11 +41,10 @@ SHORT = 8  # consecutive elements that make it worthwhile to follow memory
 
 @dataclass(frozen=True)
 class Packed:
-    """A packed slice: its memories, the statements that fill it, and the position of an element:
+    """A packed slice: its memory, the statements that fill it, and the position of an element:
     panel * panel_step + step * step_step + element * element_step."""
 
     memory: Memory
-    memories: tuple[Memory, ...]
     statements: tuple[Statement, ...]
     panel_step: int
     step_step: int
@@ -66,7 +65,6 @@ class Again:
     height: int
     width: int
 
-    memories: tuple[Memory, ...] = ()
     statements: tuple[Statement, ...] = ()
 
     def load(self, panel: Index, step: Index, element: int, lanes: int) -> Value:
@@ -87,7 +85,6 @@ class Direct:
     depth: Part
     size: int
 
-    memories: tuple[Memory, ...] = ()
     statements: tuple[Statement, ...] = ()
 
     def load(self, panel: Index, step: Index, element: int, lanes: int) -> Value:
@@ -211,7 +208,7 @@ class Packing:
         if rest:  # the incomplete group at the end of the depth
             statements += self.at_end(by_groups(self.groups(name, factor, True), rest))
         apart = panel_step * together, pitch * together, together
-        return Packed(memory, (memory,), tuple(statements), *apart)
+        return Packed(memory, tuple(statements), *apart)
 
     def rows(self, name: str, factor: Value, across: Part, height: int) -> Packed:
         pitch, count = self.pitch(factor, self.depth.whole), round_up(across.whole, height)
@@ -224,7 +221,7 @@ class Packing:
             end = Range(name + "_end", count)
             place = end.index() * pitch + self.end
             statements += self.at_end(Loop(end, (Store(memory, place, const(0, factor.dtype)),)))
-        return Packed(memory, (memory,), tuple(statements), height * pitch, self.together, pitch)
+        return Packed(memory, tuple(statements), height * pitch, self.together, pitch)
 
     def transposed(self, name: str, factor: Value, across: Part, width: int) -> Packed:
         lanes, count = self.lanes, round_up(across.whole, width) // width
@@ -247,7 +244,7 @@ class Packing:
         turned = turn(memory, to, width * self.together, rows, self.together)
         statement = Loop(panel, (Loop(part, (copy, Loop(block, turned))),))
         packed = width * self.together
-        return Packed(memory, (memory, stage), (statement,), steps * width, packed, self.together)
+        return Packed(memory, (statement,), steps * width, packed, self.together)
 
     def groups(self, name: str, factor: Value, end: bool = False) -> Walk:
         """Return the loops over the complete groups of steps, or the incomplete one at the end;

@@ -182,9 +182,7 @@ class _Convolution:
         rows = constant(self.parts.out.size) - first
         bound = blocks(self.outs.bound(), self.height)
         body = (self.weighted(first, rows), self.multiply(), self.finish(first, rows))
-        memories = (self.stage, self.kept, self.image, self.weights, self.products, self.results,
-                    self.middle, self.totals)  # fmt: skip
-        return self.nest.kernel(memories, (image, Loop(panel, body, bound)))
+        return self.nest.kernel((image, Loop(panel, body, bound)))
 
     # ---- factors -------------------------------------------------------------------------------
 

@@ -50,7 +50,7 @@ def test_types_as_numpy(cpu: Device, dtype: str) -> None:
             x[3:] = x[3:] % 3
             x[4, [70, size - 1]] = ends.max
             x[5, [size // 2, size - 1]] = ends.min
-        tensor = Tensor(x, device=cpu)
+        tensor = Tensor(x, dtype=dtype, device=cpu)
         assert tensor.argmax(1).numpy().tolist() == np.argmax(x, 1).tolist()
         assert tensor.argmin(1).numpy().tolist() == np.argmin(x, 1).tolist()
 

@@ -181,6 +181,12 @@ ROWS = (
         [((4, 3, 2048),), ((4, 3, 1025),)], [((4, 3, 1024),)],
     ),
     Rule(
+        "kernel.host.scan", "LANES", lambda x: x.cummax(1), lambda x: np.maximum.accumulate(x, 1),
+        lambda found: found.has("carried"),
+        [((3, 17),), ((5, 64),), ((2, 1025),), ((1, 2047),), ((33, 1000),)], [((3, 4),)],
+        dtypes=("int32",),
+    ),
+    Rule(
         "methods.order.running", "PIECE", lambda x: x.cumsum(0), lambda x: x.cumsum(0),
         lambda found: len(found.kernels) > 1,
         [((32768,),), ((49151,),), ((49152,),), ((50001,),)], [((32767,),)],
@@ -317,12 +323,6 @@ OTHERS = (
         [((1, 2, 27, 131), (2, 1, 3, 3))],
     ),
     Rule(
-        "kernel.host.windows", "FEWEST", lambda x, y: x.conv2d(y, padding=1, groups=2), depthwise,
-        lambda found: found.has("lines") and not found.has("totals"),
-        [((1, 2, 9, 4), (2, 1, 3, 3)), ((1, 2, 9, 5), (2, 1, 3, 3))],
-        [((1, 2, 9, 3), (2, 1, 3, 3))],
-    ),
-    Rule(
         "pattern.cost", "WINDOW_LINES", lambda x, y: x.conv2d(y, padding=1, groups=2), depthwise,
         lambda found: len(found.kernels) > 1,  # the padded image is stored first
         [((1, 2, 3, 5460), (2, 1, 3, 3)), ((1, 2, 2, 5472), (2, 1, 3, 3))],
@@ -356,7 +356,7 @@ OTHERS = (
     ),
 )  # fmt: skip
 
-# Text that a kernel of this processor has only if it multiplies two or four steps at once.
+# Text that a kernel of this processor has only if it multiplies several steps at once.
 NARROW = (
     Rule(
         "kernel.host.products.packing", "PAIR",

@@ -59,6 +59,35 @@ def test_types(cpu: Device, name: str, dtype: str) -> None:
         same(found, wanted.astype(found.dtype), array.dtype.kind != "f" or name[3] == "m")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "uint32", "int64"])
+def test_extremes_of_long_rows(cpu: Device, dtype: str) -> None:
+    """From one vector on, with a rest and without; NaN from its place on, of zeros one of both."""
+    rng = np.random.default_rng(3)
+    for size in (15, 16, 17, 63, 1024, 1025, 2100):
+        if dtype[0] == "f":
+            array = rng.standard_normal((6, size)).astype(dtype)
+            array[1, size // 2] = array[2, -1] = array[3, 0] = np.nan
+            array[4] = np.where(rng.integers(0, 2, size), np.inf, -np.inf)
+            array[5] = np.where(rng.integers(0, 2, size), 0.0, -0.0)
+        else:
+            ends = np.iinfo(dtype)
+            array = rng.integers(ends.min, ends.max, (6, size), dtype, endpoint=True)
+            array[1] = np.arange(size)
+            array[2] = array[1, ::-1]
+        tensor = Tensor(array, dtype=dtype, device=cpu)
+        for name in ("cummax", "cummin"):
+            wanted = TOTALS[name](array, 1)
+            np.testing.assert_array_equal(getattr(tensor, name)(1).numpy(), wanted)
+            back = getattr(tensor[:, ::-1] * 1, name)(1).numpy()
+            np.testing.assert_array_equal(back, TOTALS[name](array[:, ::-1], 1))
+            values, places = getattr(tensor, name)(1, indices=True)
+            np.testing.assert_array_equal(values.numpy(), wanted)
+            met = (array == wanted) | np.isnan(array)
+            latest = np.maximum.accumulate(np.where(met, np.arange(size), 0), 1)
+            assert places.numpy().dtype == np.int64
+            np.testing.assert_array_equal(places.numpy(), latest)
+
+
 @pytest.mark.parametrize(
     ("shape", "axis"), [((1,), 0), ((3, 1, 5), 1), ((7, 3), 0), ((3, 5, 70), 1), ((2, 0), 1)]
 )

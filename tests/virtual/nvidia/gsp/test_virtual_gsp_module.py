@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import pytest
 
+from ugpu import hcq
+from ugpu.nv import abi
+from ugpu.nv.device.device import NvDevice
+from ugpu.nv.gsp.rm.gpu import GspGpu
 from ugpu.virtual.nvidia.gsp.facts import boot_facts
 from ugpu.virtual.nvidia.gsp.falcon.core import RETRIGGER, SWGEN0
 from ugpu.virtual.nvidia.gsp.firmware import module
@@ -13,6 +17,7 @@ from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE, Terms
 from ugpu.virtual.nvidia.gsp.gpu import build_card
 from ugpu.virtual.nvidia.gsp.options import CardOptions
 from ugpu.virtual.nvidia.gsp.rpc.controls import GSP_VECTOR, MEMORY_VECTORS
+from ugpu.virtual.nvidia.status import Status
 
 IRQSCLR, IRQSTAT = 0x110004, 0x110008
 # dev_riscv_pri.h: NV_PRISCV_RISCV_IRQMASK and IRQDEST, of GA102 and of TU102
@@ -103,3 +108,21 @@ def test_the_module_finds_its_image_by_name(chip: str, name: str) -> None:
     (found,) = module.module_files(chip).items()
     assert found[0] == f"nvidia/550.163.01/{name}.bin"
     assert f".fwsignature_{boot_facts(chip).signature}".encode() in found[1]
+
+
+def test_partitionable_memory_lies_between_what_is_reserved() -> None:
+    """memmgrSetPartitionableMem: GA100 could be divided, and the module asks although it is not."""
+    with hcq.open("virtual:ga100+gsp") as device:
+        assert isinstance(device, NvDevice)
+        gpu = device.driver.gpu
+        assert isinstance(gpu, GspGpu)
+        name = "NV2080_CTRL_INTERNAL_MEMSYS_SET_PARTITIONABLE_MEM_PARAMS"
+        layout = abi.select("570.144").structs[name]
+        size = 1 << 30
+        block = layout.new(bottomRsvdSize=0x1234, partitionableMemSize=size, topRsvdSize=size)
+        assert gpu.client._control(gpu.subdevice, 0x20800A51, block, "partitionable") == 0
+        assert (block.partitionableStartAddr, block.partitionableEndAddr) == (0x10000, size - 1)
+        for bottom, middle in ((0, 0), (3 * size, size + 1)):
+            block = layout.new(bottomRsvdSize=bottom, partitionableMemSize=middle, topRsvdSize=size)
+            status = gpu.client._control(gpu.subdevice, 0x20800A51, block, "partitionable")
+            assert status == Status.INVALID_ARGUMENT

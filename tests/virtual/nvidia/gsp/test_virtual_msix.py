@@ -22,6 +22,7 @@ from ugpu.virtual.nvidia.gsp.options import CardOptions
 TABLE, PENDING, CONTROL = 0xB90000, 0xBA0000, 0xC8
 ENABLE, MASK_ALL = 1 << 31, 1 << 30
 TOP_SET, ENABLE_SET, TRIGGER, REARM = 0xB81608, 0xB81200, 0xB81640, 0x88704
+LEAF = 0xB81000
 
 
 @pytest.fixture
@@ -63,6 +64,25 @@ def test_boards_with_a_display_have_msi_alone(chip: str) -> None:
     card = build_card(chip, CardOptions(memory=256 << 20))
     assert card.config.messages is None
     card.close()
+
+
+@pytest.mark.parametrize(("enabled", "messages"), [(True, 2), (False, 1)])
+def test_only_msi_waits_for_a_rearm(card: Card, enabled: bool, messages: int) -> None:
+    """kbifCheckAndRearmMSI: with MSI-X the module switches top enables off and on instead."""
+    card.config.write(4, 6, 2)
+    card.config.write(CONTROL, ENABLE * enabled, 4)
+    card.write32(TABLE + 12, 0)
+    sent: list[int] = []
+    card.msi = sent.append
+    for offset in (TOP_SET, ENABLE_SET):
+        card.write32(offset, 1)
+    for _ in range(2):
+        card.write32(TRIGGER, 0)
+        card.write32(LEAF, 1)
+    assert len(sent) == messages
+    card.write32(REARM, 0xFF)
+    card.write32(TRIGGER, 0)
+    assert len(sent) == messages + 1
 
 
 @pytest.mark.parametrize("by_entry", [True, False])

@@ -7,18 +7,8 @@ import struct
 from collections.abc import Sequence
 
 from ugpu.virtual.nvidia.gsp.facts import BootFacts, boot_facts
-from ugpu.virtual.nvidia.gsp.firmware.containers import (
-    bin_file,
-    bootloader_file,
-    elf_file,
-    hs_file,
-)
-from ugpu.virtual.nvidia.gsp.firmware.programs import (
-    SEC2,
-    Program,
-    head,
-    secure_program,
-)
+from ugpu.virtual.nvidia.gsp.firmware.containers import bin_file, bootloader_file, elf_file, hs_file
+from ugpu.virtual.nvidia.gsp.firmware.programs import SEC2, Program, head, secure_program
 from ugpu.virtual.nvidia.gsp.firmware.sign import SIZE, Terms, sign
 from ugpu.virtual.nvidia.gsp.options import FIRMWARES
 

@@ -112,7 +112,7 @@ def _answered(
         work(memoryview(raw)[start : start + size])
     except RmError as error:
         status = error.status
-        server.refused(f"{describe(function, body)}: {error}")
+        server.machine.refused.append(f"{describe(function, body)}: {error}")
     struct.pack_into("<I", raw, at, int(status))
     return bytes(raw)
 

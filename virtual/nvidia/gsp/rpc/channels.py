@@ -7,10 +7,11 @@ rpc.c (rpcRmApiAlloc_GSP); Linux 7.3.4 nouveau nvkm/subdev/gsp/rm/r535/fifo.c.
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, cast
 
 from ugpu.hcq.registers.layout import Struct
-from ugpu.virtual.nvidia.chip import ENGINE_GR0, VirtualGpu
+from ugpu.virtual.nvidia.chip import ENGINE_GR0
 from ugpu.virtual.nvidia.engines.graphics import TABLES, GraphicsEngine, UnmodelledEngine
 from ugpu.virtual.nvidia.faults import Xid
 from ugpu.virtual.nvidia.gsp.apertures import directory_of
@@ -123,10 +124,8 @@ class GspChannel(ChannelObject):
         self.channel.faulted = 0
         kind, base = self._notifier_at
         if base:
-            content = self.gpu.time_ns().to_bytes(8, "little") + int(error.xid).to_bytes(
-                4, "little"
-            )
-            self._server.board.write_memory(kind, base, content + b"\0\0\xff\xff")
+            content = struct.pack("<QIHH", self.gpu.time_ns(), int(error.xid), 0, 0xFFFF)
+            self._server.board.write_memory(kind, base, content)
 
     @property
     def rests(self) -> bool:
@@ -172,11 +171,9 @@ class GraphicsObject(EngineObject):
 
     def __init__(self, request: Allocation) -> None:
         super().__init__(request)
-        require(
-            self.owner.runlist is _graphics(self.owner.gpu),
-            Status.INVALID_ARGUMENT,
-            "a graphics object on a channel of a copy engine",
-        )
+        graphics = self.owner.runlist is self.owner.gpu.runlist_of(ENGINE_GR0)
+        text = "a graphics object on a channel of a copy engine"
+        require(graphics, Status.INVALID_ARGUMENT, text)
         self.execute(GraphicsEngine if self.class_id in TABLES else UnmodelledEngine)
 
 
@@ -200,7 +197,3 @@ def graphics_object(request: Allocation) -> RmObject:
 def cpu_memory(request: Allocation) -> RmObject:
     """Refuse a memory object: the CPU's half of the resource manager has those."""
     raise RmError(Status.NOT_SUPPORTED, f"memory of class {request.class_id:#x} is the CPU's")
-
-
-def _graphics(gpu: VirtualGpu) -> object:
-    return gpu.runlist_of(ENGINE_GR0)

@@ -42,9 +42,11 @@ _FAULT_BUFFERS = fixed(
     replayableFaultBufferSize=_FAULT_BUFFER, nonReplayableFaultBufferSize=_FAULT_BUFFER
 )
 _FECS_RECORD = 0x80
+_SM_PLACE = ("gpcId", "localTpcId", "localSmId", "globalTpcId", "virtualGpcId", "migratableTpcId")
 _NO_COPY = 0xF
 _EVENTS, _REPEAT = 192, 2  # NV2080_NOTIFIERS_MAXCOUNT is below; the largest action
 _SHARED_DATA = _PAGE = 0x1000
+_BOUNDARY = 0x10000  # of partitionable memory. UNSURE: which; MIG_MEMORY_CONFIG has 4 and 64 KiB
 
 
 def _chip_info(sub: Subdevice, params: Struct) -> None:
@@ -139,10 +141,8 @@ def _sm_order(sub: Subdevice, params: Struct) -> None:
     room = len(own.globalSmId)
     require(order.numSm <= room, Status.INSUFFICIENT_RESOURCES, f"{order.numSm} SMs of {room}")
     for index in range(order.numSm):
-        source, target = order.globalSmId[index], own.globalSmId[index]
-        target.gpcId, target.localTpcId = source.gpcId, source.localTpcId
-        target.localSmId, target.globalTpcId = source.localSmId, source.globalTpcId
-        target.virtualGpcId, target.migratableTpcId = source.virtualGpcId, source.migratableTpcId
+        for name in _SM_PLACE:
+            own.globalSmId[index][name] = order.globalSmId[index][name]
 
 
 def _channels(sub: Subdevice, params: Struct) -> None:
@@ -209,6 +209,16 @@ def _map_copies(sub: Subdevice, params: Struct) -> None:
     require(known, Status.INVALID_ARGUMENT, f"copy engines of {count}: {logical}")
 
 
+def _partitionable(sub: Subdevice, params: Struct) -> None:
+    """Report what of the memory instances of a divided card could have; the model divides none."""
+    start = params.bottomRsvdSize
+    end = start + params.partitionableMemSize
+    fits = start < end and end + params.topRsvdSize <= need_gpu(sub).memory.size
+    require(fits, Status.INVALID_ARGUMENT, f"partitionable memory {start:#x} to {end:#x}")
+    params.partitionableStartAddr = -(-start // _BOUNDARY) * _BOUNDARY
+    params.partitionableEndAddr = end // _BOUNDARY * _BOUNDARY - 1
+
+
 def _workaround(device: Device, params: Struct) -> None:
     """Accept a channel for bug 4208224 of Turing's graphics engine, which the model's lacks."""
     channels = [each for each in device.children.values() if isinstance(each, ChannelObject)]
@@ -255,6 +265,9 @@ HANDLERS: Mapping[str, Any] = {
     "NV2080_CTRL_CMD_CE_GET_HUB_PCE_MASK": _physical_copies,
     "NV2080_CTRL_CMD_CE_UPDATE_PCE_LCE_MAPPINGS": _map_copies,
     "NV2080_CTRL_CMD_INTERNAL_GPU_GET_SMC_MODE": _division,
+    "NV2080_CTRL_CMD_INTERNAL_MEMSYS_SET_PARTITIONABLE_MEM": _partitionable,
+    # UNSURE: the boundaries of a board that is not divided.
+    "NV2080_CTRL_CMD_INTERNAL_KMEMSYS_GET_MIG_MEMORY_CONFIG": fixed(),
     "NV2080_CTRL_CMD_INTERNAL_UVM_UNREGISTER_ACCESS_CNTR_BUFFER": fixed(),
     # Confidential Computing is off.
     "NV2080_CTRL_CMD_INTERNAL_CONF_COMPUTE_GET_STATIC_INFO": fixed(),

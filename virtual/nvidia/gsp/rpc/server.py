@@ -149,7 +149,7 @@ class GspServer:
             return
         for name, address in self.arguments.logs.items():
             self.logs[name] = Log(self.board, address)
-        self._log("LOGINIT", 1, self.meta.gspFwHeapOffset, self.meta.gspFwHeapSize)
+        self.logs["LOGINIT"].record(1, self.meta.gspFwHeapOffset, self.meta.gspFwHeapSize)
         self.doorbell()
 
     def resume(self) -> None:
@@ -161,12 +161,6 @@ class GspServer:
             self.unloaded = self.done = self._started = False
             self._sequenced = self.board.boot.way == "fsp"
             self.doorbell()
-
-    def _log(self, name: str, number: int, *arguments: int) -> None:
-        """Write a record to one of the firmware's logs."""
-        log = self.logs.get(name)
-        if log is not None:
-            log.record(number, *arguments)
 
     @contextmanager
     def _dying(self) -> Iterator[None]:
@@ -213,7 +207,7 @@ class GspServer:
                 return
             if not any(self.directories):
                 self._begin_rm()
-            self._log("LOGRM", 2, len(self.registry))
+            self.logs["LOGRM"].record(2, len(self.registry))
             self.post(Event.INIT_DONE, b"")
 
     def _struck_early(self) -> bool:
@@ -231,7 +225,7 @@ class GspServer:
 
     def _crash(self, *, readable: bool = True) -> None:
         self.dead = "planted"
-        self._log("LOGINIT", 4, LOAD_PAGE_FAULT)
+        self.logs["LOGINIT"].record(4, LOAD_PAGE_FAULT)
         crash(self.board.gsp, self.gpu.time_ns(), readable=readable)
         self.board.gsp.interrupt(SWGEN0)
 
@@ -354,7 +348,7 @@ class GspServer:
         """Report that the resource manager did not come up, as a planted fault."""
         assert self._queues is not None
         text = "NVRM: RmInitNvDevice: display engine timeout"
-        self._log("LOGRM", 3, int(status))
+        self.logs["LOGRM"].record(3, int(status))
         self._log_error(119, 0, 0, text)
         self._queues.send(Event.INIT_DONE, b"", result=int(status))
 
@@ -365,12 +359,8 @@ class GspServer:
             with self.machine.lock:
                 return 0, handler(self, body)
         except RmError as error:
-            self.refused(f"{calls.describe(number, body)}: {error}")
+            self.machine.refused.append(f"{calls.describe(number, body)}: {error}")
             return int(error.status), body
-
-    def refused(self, text: str) -> None:
-        """Record a call that was refused."""
-        self.machine.refused.append(text)
 
     def _silent(self, number: int, body: bytes) -> None:
         if number == Function.GSP_SET_SYSTEM_INFO:

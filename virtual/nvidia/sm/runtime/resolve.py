@@ -10,13 +10,15 @@ Source: PTX ISA 8.x, "State Spaces", "Generic Addressing" and "Alignment".
 from __future__ import annotations
 
 from ugpu.virtual.nvidia.sm.runtime import layout
+from ugpu.virtual.shader import tlb
 from ugpu.virtual.shader.memory import PAGE_SHIFT, Access
 from ugpu.virtual.shader.text import Text, field, lanes, splat
-from ugpu.virtual.shader.tlb import NAMES, columns_of, pages_of, translate_ir
+from ugpu.virtual.shader.tlb import columns_of, pages_of, translate_ir
 
 PREFIX = "nvsm_"
 WIDE = "<32 x i64>"
 MASK = "<32 x i1>"
+ACCESS_NAMES = tlb.NAMES | tlb.ATOMIC_NAMES
 
 
 _CHECK = f"""
@@ -250,8 +252,8 @@ done:
 
 def resolve_ir() -> tuple[str, set[str]]:
     """Return the IR of the functions and the declarations they need."""
-    parts = [_note(), _shared(), _local(), translate_ir(PREFIX)]
-    for access, name in NAMES.items():
+    parts = [_note(), _shared(), _local(), translate_ir(PREFIX, ACCESS_NAMES)]
+    for access, name in ACCESS_NAMES.items():
         parts += [_global(name, access), _generic(name)]
     return "\n".join(parts), {
         "declare i32 @llvm.cttz.i32(i32, i1)",
@@ -262,6 +264,6 @@ def resolve_ir() -> tuple[str, set[str]]:
 def names() -> list[str]:
     """Return the functions that kernels may call."""
     found = [f"{PREFIX}resolve_shared", f"{PREFIX}resolve_local"]
-    for name in NAMES.values():
+    for name in ACCESS_NAMES.values():
         found += [f"{PREFIX}{f}_{name}" for f in ("translate", "resolve_global", "resolve_generic")]
     return found

@@ -17,6 +17,7 @@ from ugpu.virtual.nvidia.sm.translator.kernel import Kernel
 from ugpu.virtual.nvidia.sm.translator.moves import space_of
 from ugpu.virtual.nvidia.sm.translator.value import Value, number
 from ugpu.virtual.shader.atomics import OPERATIONS
+from ugpu.virtual.shader.memory import Access
 
 _NAMES = ("exch", "cas", "add", "inc", "dec", "min", "max", "and", "or", "xor")
 _QUIET = frozenset((
@@ -55,6 +56,12 @@ def _kind(k: Kernel, i: Instruction) -> str:
     return found[0]
 
 
+def access_of(i: Instruction) -> Access:
+    """Return the kind of access of an atomic operation, which a fault reports; the default scope
+    is .gpu."""
+    return Access.ATOMIC if "sys" in i.modifiers else Access.ATOMIC_LOCAL
+
+
 def _atomic(returns: bool) -> Handler:
     def emit(k: Kernel, i: Instruction) -> None:
         kind = _kind(k, i)
@@ -74,12 +81,12 @@ def _atomic(returns: bool) -> Handler:
         if not space and known == "shared":
             space = known
         data = operands[1].items if isinstance(operands[1], Vector) else operands[1:2]
-        mask = k.mask()
+        mask, access = k.mask(), access_of(i)
         results = []
         for n, operand in enumerate(data):
             at = k.varying(k.op("add", where, number("i64", n * size)) if n else where)
             total = size * len(data) if n == 0 else size  # the whole vector is aligned
-            hosts = resolve(k, space, at, total, True, mask)
+            hosts = resolve(k, space, at, total, access, mask)
             if k.proxies and space in SHARED_SPACES:
                 written(k, hosts, mask, total)
             value = _bits(k, k.source(operand, kind))

@@ -19,7 +19,7 @@ from ugpu.virtual.nvidia.sm.ptx.module import (
     Vector,
 )
 from ugpu.virtual.nvidia.sm.runtime import layout
-from ugpu.virtual.nvidia.sm.runtime.resolve import PREFIX, WIDE
+from ugpu.virtual.nvidia.sm.runtime.resolve import ACCESS_NAMES, PREFIX, WIDE
 from ugpu.virtual.nvidia.sm.translator.access import halves
 from ugpu.virtual.nvidia.sm.translator.handler import Handler, is_signed, type_of
 from ugpu.virtual.nvidia.sm.translator.kernel import Kernel
@@ -50,9 +50,10 @@ def address(k: Kernel, operand: Operand) -> tuple[Value, str | None]:
     return value, k.places.spaces[base.name]
 
 
-def resolver(k: Kernel, space: str, write: bool) -> str:
-    """Return the name of the function that resolves addresses of a space."""
-    verb = "write" if write else "read"
+def resolver(k: Kernel, space: str, access: Access | bool) -> str:
+    """Return the name of the function that resolves addresses of a space. access: True for a
+    write, False for a read."""
+    verb = ACCESS_NAMES[Access(access)]
     if space in ("shared", "local"):
         return f"{PREFIX}resolve_{space}"
     if space == "shared::cluster":
@@ -64,10 +65,12 @@ def resolver(k: Kernel, space: str, write: bool) -> str:
     raise k.unsupported(f"state space {space}")
 
 
-def resolve(k: Kernel, space: str, where: Value, size: int, write: bool, mask: str) -> str:
-    """Return the host addresses of lanes; a fault ends the grid."""
+def resolve(
+    k: Kernel, space: str, where: Value, size: int, access: Access | bool, mask: str
+) -> str:
+    """Return the host addresses of lanes; a fault ends the grid. access: see `resolver`."""
     hosts = k.call(
-        WIDE, resolver(k, space, write), ("ptr", "%context"), (WIDE, k.vec(where)), ("i32", mask),
+        WIDE, resolver(k, space, access), ("ptr", "%context"), (WIDE, k.vec(where)), ("i32", mask),
         ("i32", str(size)),
     )  # fmt: skip
     k.fault_if_found()

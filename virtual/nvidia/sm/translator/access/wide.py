@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from ugpu.virtual.nvidia.sm.ptx.module import Instruction
 from ugpu.virtual.nvidia.sm.runtime import atomics
 from ugpu.virtual.nvidia.sm.runtime.resolve import PREFIX, WIDE
+from ugpu.virtual.nvidia.sm.translator.access.atomic import access_of
 from ugpu.virtual.nvidia.sm.translator.access.bulk import written
 from ugpu.virtual.nvidia.sm.translator.access.memory import (
     SHARED_SPACES,
@@ -22,6 +23,7 @@ from ugpu.virtual.nvidia.sm.translator.access.memory import (
 from ugpu.virtual.nvidia.sm.translator.handler import Handler
 from ugpu.virtual.nvidia.sm.translator.kernel import Kernel
 from ugpu.virtual.nvidia.sm.translator.value import Value, number
+from ugpu.virtual.shader.memory import Access
 
 _BYTES = 16
 
@@ -40,7 +42,7 @@ def _store(k: Kernel, i: Instruction) -> None:
     space = space_at(k, i, known)
     if space in ("const", "param"):
         raise k.bad(f"memory of .{space} cannot be written")
-    _access(k, space, where, "store", (k.source(i.operands[1], "b128"),))
+    _access(k, space, where, "store", (k.source(i.operands[1], "b128"),), Access.WRITE)
 
 
 def _exchange(k: Kernel, i: Instruction) -> None:
@@ -52,14 +54,18 @@ def _exchange(k: Kernel, i: Instruction) -> None:
         raise k.bad("the wrong number of operands")
     where, known = address(k, i.operands[1])
     words = [k.source(operand, "b128") for operand in given]
-    k.write(i.operands[0], _access(k, space_at(k, i, known), where, operation, words))
+    space, kind = space_at(k, i, known), access_of(i)
+    k.write(i.operands[0], _access(k, space, where, operation, words, kind))
 
 
-def _access(k: Kernel, space: str, where: Value, operation: str, given: Sequence[Value]) -> Value:
+def _access(
+    k: Kernel, space: str, where: Value, operation: str, given: Sequence[Value],
+    access: Access = Access.READ,
+) -> Value:  # fmt: skip
     """Apply one of `atomics.WIDE_OPERATIONS` in each lane; return the previous values."""
-    mask, writes = k.mask(), operation != "load"
-    hosts = resolve(k, space, k.varying(where), _BYTES, writes, mask)
-    if writes and k.proxies and space in SHARED_SPACES:
+    mask = k.mask()
+    hosts = resolve(k, space, k.varying(where), _BYTES, access, mask)
+    if access.writes and k.proxies and space in SHARED_SPACES:
         written(k, hosts, mask, _BYTES)
     for n, value in enumerate(given):
         for half in range(2):
