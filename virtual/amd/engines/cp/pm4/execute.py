@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from ugpu.virtual.amd.engines import atomics
 from ugpu.virtual.amd.engines.compare import COMPARE
 from ugpu.virtual.amd.engines.cp.pm4 import packets
+from ugpu.virtual.amd.engines.cp.pm4.decoded import Buffers, Handler, entries
 from ugpu.virtual.amd.engines.cp.pm4.packets import BadPacket, PacketFormat, PrivilegedRegister
 from ugpu.virtual.amd.engines.cp.pm4.surroundings import Surroundings
 from ugpu.virtual.amd.engines.engine import clock_ticks
@@ -23,9 +24,8 @@ from ugpu.virtual.amd.engines.engine import clock_ticks
 CS_PARTIAL_FLUSH = 0x07
 PARTIAL_FLUSH_INDEX = 4
 CS_DONE = 0x2F
-END_OF_PIPE_EVENTS = frozenset(
-    (0x04, 0x14, 0x28)
-)  # CACHE_FLUSH_TS, .._AND_INV_TS, BOTTOM_OF_PIPE_TS
+# CACHE_FLUSH_TS, CACHE_FLUSH_AND_INV_TS, BOTTOM_OF_PIPE_TS
+END_OF_PIPE_EVENTS = frozenset((0x04, 0x14, 0x28))
 END_OF_PIPE_INDEX = 5
 SHADER_DONE_INDEX = 6
 # Events without effect here: caches, statistics and thread trace are not modelled.
@@ -40,24 +40,6 @@ ACQUIRE_SHADER_CACHES = 1 << 7 | 1 << 8 | 1 << 9  # GLK_INV, GLV_INV, GL1_INV
 
 FIRST_POLL_S = 20e-6
 LONGEST_POLL_S = 1e-3
-
-
-Handler = Callable[[Sequence[int], int, int], int]
-
-BUFFERS = 16  # indirect buffers whose packets are kept
-
-
-class Decoded(NamedTuple):
-    """The packets at the start of an indirect buffer that need no further check.
-
-    Attributes:
-        steps: handlers with the index of the payload and its length; None as the handler: the
-            payload writes SH registers, and sets no undefined bit.
-        end: index of the first word that is left to `Executor.run`.
-    """
-
-    steps: tuple[tuple[Handler | None, int, int], ...]
-    end: int
 
 
 class Executor:
@@ -80,15 +62,8 @@ class Executor:
         self.stale = ""  # the event since which shader caches may be stale; "" if they are not
         self.consumed = 0  # dwords read from the ring; never wraps
         self._chained: tuple[int, int] | None = None  # address and size of the next buffer
-        # By content: a replayed buffer is fetched again, and decoded again if a word has changed.
-        self._decoded: dict[tuple[int, ...], Decoded] = {}
-        self._table: dict[int, tuple[int, int, tuple[tuple[int, int], ...], Handler]] = {}
-        for opcode, handler in self.handlers().items():
-            entry = self.formats[opcode]
-            masks = tuple((at, mask) for at, mask in enumerate(entry.reserved) if mask)
-            # The key is the header's type and opcode.
-            key = (packets.TYPE3 << 30) | (opcode << 8)
-            self._table[key] = (entry.minimum, entry.maximum, masks, handler)
+        self._table = entries(self.formats, self.handlers())
+        self._buffers = Buffers(self._table, self._set_sh_reg, around.undefined_sh)
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handler of each opcode; subclasses add the packets of their queues."""
@@ -128,7 +103,7 @@ class Executor:
             self.consumed = base + at
         while at < end:
             header = words[at]
-            entry = table.get(header & 0xC000_FF00)
+            entry = table.get(header & packets.KIND)
             if entry is None:
                 packets.payload_length(header)
                 packets.check(header, words, at + 1, self.formats)
@@ -424,56 +399,17 @@ class Executor:
 
     def _run_decoded(self, words: tuple[int, ...]) -> int:
         """Do the same as `run` for the words of an indirect buffer."""
-        decoded = self._decoded.get(words)
-        if decoded is None:
-            if len(self._decoded) >= BUFFERS:
-                del self._decoded[next(iter(self._decoded))]
-            decoded = self._decoded[words] = self._decode(words)
-        registers = self.around.sh
+        decoded, registers = self._buffers.of(words), self.around.sh
+        at, end = decoded.end, len(words)
         for handler, payload, count in decoded.steps:
             if handler is None:
-                offset = words[payload]
-                registers[offset : offset + count - 1] = words[payload + 1 : payload + count]
-                continue
-            skip = handler(words, payload, count)
-            if skip:
-                return self._run_from(words, payload + count + skip)
-        return self._run_from(words, decoded.end)
-
-    def _run_from(self, words: tuple[int, ...], at: int) -> int:
-        """Run the words of an indirect buffer from `at` on, which may be behind its end."""
-        end = len(words)
-        if at >= end:
-            self.skip = at - end
-            return end
-        return at + self.run(words[at:])
-
-    def _decode(self, words: tuple[int, ...]) -> Decoded:
-        """Return the packets before the first one with an error or with undefined bits."""
-        steps: list[tuple[Handler | None, int, int]] = []
-        at, end = 0, len(words)
-        while at < end:
-            header = words[at]
-            entry = self._table.get(header & 0xC000_FF00)
-            count = ((header >> 16) & packets.MAXIMUM_COUNT) + 1
-            after = at + 1 + count
-            if entry is None or header & packets.RESERVED_HEADER or after > end:
+                first = words[payload]
+                registers[first : first + count - 1] = words[payload + 1 : payload + count]
+            elif skip := handler(words, payload, count):
+                at = payload + count + skip
                 break
-            minimum, maximum, masks, handler = entry
-            if not minimum <= count <= maximum or any(words[at + 1 + i] & m for i, m in masks):
-                break
-            if handler == self._set_sh_reg:
-                offset, undefined = words[at + 1], self.around.undefined_sh
-                if offset + count - 1 > len(undefined):
-                    break
-                values = words[at + 2 : after]
-                if any(value & undefined[n] for n, value in enumerate(values, offset)):
-                    break
-                steps.append((None, at + 1, count))
-            else:
-                steps.append((handler, at + 1, count))
-            at = after
-        return Decoded(tuple(steps), at)
+        self.skip = max(at - end, 0)
+        return at + self.run(words[at:]) if at < end else end
 
     def _cond_exec(self, words: Sequence[int], at: int, count: int) -> int:
         address = words[at] | words[at + 1] << 32

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from ugpu.virtual.amd.engines.cp.pm4 import packets
-from ugpu.virtual.amd.engines.cp.pm4.execute import Executor, Handler
+from ugpu.virtual.amd.engines.cp.pm4.decoded import Handler
+from ugpu.virtual.amd.engines.cp.pm4.execute import Executor
 from ugpu.virtual.amd.engines.cp.pm4.packets import (
     ADDRESS_HI,
     INDIRECT_BUFFER,

@@ -16,7 +16,8 @@ from ugpu.virtual.amd.engines.cp.mapping import (
     unmapped,
 )
 from ugpu.virtual.amd.engines.cp.pm4 import packets
-from ugpu.virtual.amd.engines.cp.pm4.execute import Executor, Handler
+from ugpu.virtual.amd.engines.cp.pm4.decoded import Handler
+from ugpu.virtual.amd.engines.cp.pm4.execute import Executor
 from ugpu.virtual.amd.engines.cp.pm4.packets import ADDRESS_HI, LOW_4, BadPacket, PacketFormat, free
 from ugpu.virtual.amd.engines.cp.state import Kind, RunningQueue
 

@@ -23,6 +23,7 @@ ALL = 0xFFFF_FFFF
 TYPE3 = 3
 MAXIMUM_COUNT = 0x3FFF
 SHADER_TYPE = 1 << 1  # header bit 1: compute; both values are accepted on a compute queue
+KIND = 0xC000_FF00  # type and opcode in a header
 RESERVED_HEADER = 0xFF & ~SHADER_TYPE  # predicate bit, and bits that no header file names
 
 SH_REGISTERS = range(0x2C00, 0x3000)
