@@ -52,7 +52,7 @@ CHIPS = {
     "tu116": "NVIDIA TU116 (168000a1)",
 }
 # Chips on which the newer kernel suspends; firmware 535.113.01 is asked otherwise to.
-SLEEPERS = ("ad102", "ga102", "tu102", "ga100", "tu116", "gh100", "gb202")
+SLEEPERS = ("ad102", "ga102", "tu102", "ga100", "tu116")
 # Words of the driver, in the order in which it says them on a board.
 REACHED = ("drm: VRAM: ", "drm: MM: using COPY for buffer copies", "[drm] Initialized nouveau 1.4.")
 UNLOADED = "the module is gone"
@@ -65,8 +65,6 @@ OPTIONS = (
 )
 # The driver polls without yielding: on a slow host the kernel would report a lockup.
 KERNEL_COMMAND = "loglevel=7 nosoftlockup no_console_suspend"
-# What GH100 keeps are 280 MB in pages: behind an IOMMU, more than vfio-user maps (65,535).
-NO_IOMMU = "iommu=pt"
 PROM, PRAMIN = range(0x300000, 0x400000), range(0x700000, 0x800000)
 
 
@@ -235,7 +233,7 @@ def _boot(
             command=command,
             devices=slot(socket),
             modules=driver.modules,
-            kernel_command=f"{KERNEL_COMMAND} {NO_IOMMU}" if sleeps else KERNEL_COMMAND,
+            kernel_command=KERNEL_COMMAND,
             sleeps=sleeps,
             limit_s=limit_s,
         )

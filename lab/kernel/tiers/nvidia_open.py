@@ -29,7 +29,7 @@ from ugpu.virtual.nvidia.gsp.card import Card
 from ugpu.virtual.nvidia.gsp.firmware.module import module_files
 from ugpu.virtual.nvidia.text_files import NAMES
 
-CHIPS = ("ad102", "ga102", "tu102", "tu116", "ga100")
+CHIPS = ("ad102", "ga102", "tu102")
 REACHED = ("RmInitAdapter succeeded!",)
 CORPUS_S, LONG_CORPUS_S, LIMIT_S = 60, 900, 300  # at the usual pace
 # The module says much: a console would take most of the time, an ordinary buffer lose the start.

@@ -252,24 +252,6 @@ def test_copies_of_managed_memory_are_served(device: NvDevice, managed: np.ndarr
             assert (managed == content).all()
 
 
-def test_a_kernel_s_accesses_to_managed_memory_are_served(
-    device: NvDevice, managed: np.ndarray
-) -> None:
-    expected = np.zeros(MANAGED_SIZE, np.uint8)
-    managed[:] = expected
-    expected[:: 1 << 20] = 7
-    with (
-        device.load(ptx_kernels.text(ptx_kernels.FAULTY, device.target.cpu)) as program,
-        device.alloc(4) as memory,
-    ):
-        for place in range(MANAGED, MANAGED + MANAGED_SIZE, 1 << 20):
-            with device.queue() as queue:
-                arguments = (memory, np.uint64(place))
-                queue.launch(program["write_at"], grid=(1,), block=(64,), args=arguments)
-            device.synchronize()
-    assert (managed == expected).all()
-
-
 def copy(device: NvDevice, target: Buffer, source: Buffer) -> None:
     """Copy by a copy engine, and wait."""
     with device.queue(QueueKind.COPY) as queue:
