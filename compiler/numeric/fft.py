@@ -14,6 +14,8 @@ of about eight, whose matrices have the turns between factors in them.
 
 The axis is moved to the front: a matrix multiplies all columns, whose elements lie side by side.
 Matrices and turns are constants of a device, up to KEPT elements.
+
+Longer than 500 lines: the ways to split a length call each other.
 """
 
 from __future__ import annotations
