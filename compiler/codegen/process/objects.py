@@ -20,7 +20,7 @@ from ugpu.hcq.objects.jit import LLVM_LOCK
 from ugpu.hcq.state.target import TargetSpec
 
 _DEFINED = re.compile(r'^define\b[^@]*@"?([\w.$-]+)', re.MULTILINE)
-FIRST = 1  # of LLVM's levels of code generation, for first versions and quick targets
+FIRST = 1  # of LLVM's levels of code generation, for the first version of a kernel
 
 
 def compile_text(text: str, target: TargetSpec) -> bytes:
@@ -57,7 +57,7 @@ def _compile(text: str, target: TargetSpec, first: bool) -> bytes:
         features = target.features
         if target.abi == "ptx" and NEWER in text:
             features = f"{features},{VERSION}" if features else VERSION
-        level = FIRST if first or target.quick else 3
+        level = FIRST if first else 3
         machine = _machine(target.triple, target.cpu, features, level)
         module = llvm.parse_assembly(text)
         module.triple = target.triple
