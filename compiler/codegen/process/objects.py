@@ -23,7 +23,7 @@ _DEFINED = re.compile(r'^define\b[^@]*@"?([\w.$-]+)', re.MULTILINE)
 # LLVM 22's vectoriser of straight code takes the sign of one element for that of their maximum,
 # where maxima of floats are found among integers (compiler.expression.accumulate, `of_key`)
 _EXTREME = re.compile(r"@llvm\.s(max|min)\.i32\(")
-FIRST = 1  # of LLVM's levels of code generation, for first versions and quick targets
+FIRST = 1  # of LLVM's levels of code generation, for the first version of a kernel
 
 
 def compile_text(text: str, target: TargetSpec) -> bytes:
@@ -60,7 +60,7 @@ def _compile(text: str, target: TargetSpec, first: bool) -> bytes:
         features = target.features
         if target.abi == "ptx" and NEWER in text:
             features = f"{features},{VERSION}" if features else VERSION
-        level = FIRST if first or target.quick else 3
+        level = FIRST if first else 3
         machine = _machine(target.triple, target.cpu, features, level)
         module = llvm.parse_assembly(text)
         module.triple = target.triple
