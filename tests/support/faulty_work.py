@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ugpu.hcq.device.core import Core
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.state.memory import Placement, VirtAddr
 from ugpu.hcq.work.buffer import Buffer
@@ -23,14 +24,14 @@ def shares_memory(device: Device) -> bool:
     return device.target.abi == "host"
 
 
-def unmapped(device: Device) -> Buffer:
+def unmapped(core: Core) -> Buffer:
     """A buffer that no memory is behind."""
-    return Buffer(device.driver.core, UNMAPPED, 64, Placement.DEVICE)
+    return Buffer(core, UNMAPPED, 64, Placement.DEVICE)
 
 
 def record(queue: Queue, program: Program) -> Queue:
     """Record the fault on a GPU: a launch, or on a copy queue a fill."""
-    nowhere = unmapped(queue.device)
+    nowhere = unmapped(queue.hardware.core)
     if queue.hardware.kind is QueueKind.COPY:
         return queue.fill(nowhere, 1)
     args = (nowhere, np.uint64(1), np.uint8(1))

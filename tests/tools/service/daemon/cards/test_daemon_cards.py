@@ -242,7 +242,7 @@ def test_a_late_first_request_is_carried_out_first(
 
     monkeypatch.setattr(Relay, "_pass_socket", slow)
     with running.lease() as gpu, pytest.raises(UgpuError):
-        gpu.queue(QueueKind.COPY).fill(faulty_work.unmapped(gpu), 1).submit()
+        gpu.queue(QueueKind.COPY).fill(faulty_work.unmapped(gpu.driver.core), 1).submit()
         later = gpu.queue(QueueKind.COPY).barrier()
         later.timeline.wait(later.submit())
 
