@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ugpu.hcq.device.core import Core
 from ugpu.hcq.device.device import Device
 from ugpu.hcq.state.memory import Placement, VirtAddr
-from ugpu.hcq.work.buffer import Buffer
+from ugpu.hcq.work.buffer import Buffer, MemoryState
 from ugpu.hcq.work.command import Barrier
 from ugpu.hcq.work.graph import Capture
 from ugpu.hcq.work.prepared import prepare
@@ -24,7 +23,7 @@ def shares_memory(device: Device) -> bool:
     return device.target.abi == "host"
 
 
-def unmapped(core: Core) -> Buffer:
+def unmapped(core: MemoryState) -> Buffer:
     """A buffer that no memory is behind."""
     return Buffer(core, UNMAPPED, 64, Placement.DEVICE)
 

@@ -6,6 +6,7 @@ import os
 import stat
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -138,7 +139,18 @@ def test_a_program_that_takes_too_long_is_ended_with_what_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_endless(tmp_path, monkeypatch)
-    code, said = warmer(tmp_path, limit_s=3.0)._ended(tmp_path, "any")
+    read, printed = os.read, threading.Event()
+
+    def reads(descriptor: int, size: int) -> bytes:
+        part = read(descriptor, size)
+        if part:
+            printed.set()
+        return part
+
+    monkeypatch.setattr(os, "read", reads)  # the limit passes once the program has printed
+    clock = SimpleNamespace(monotonic=lambda: 1000.0 if printed.is_set() else 0.0)
+    monkeypatch.setattr(module, "time", clock)
+    code, said = warmer(tmp_path)._ended(tmp_path, "any")
     pid = int(said.split()[0])
     assert code < 0 and "ended at its time limit" in said
     until(lambda: not lives(pid), "the other process has ended")
